@@ -1,0 +1,117 @@
+//! The seam every block device stands behind.
+
+use crate::request::Operation;
+use crate::{Answers, Instant, Request, Segment};
+
+/// A block device as seen by one thread: the one trait that backends implement, and the one dynamic
+/// call on the way of an I/O. Both of its hot calls take batches, so its price is paid per batch.
+///
+/// A backend may answer in any order and many turns later. It answers every request it has taken
+/// exactly once, and until it has, it may touch the memory that the request names.
+pub trait Backend: Send {
+    /// Geometry and limits. Constant until an event says otherwise.
+    fn limits(&self) -> &Limits;
+
+    /// Takes requests off the front of `requests`, and returns how many it took. Fewer than all
+    /// means that it is full: the rest are the caller's again, unread.
+    ///
+    /// `segments` is the table into which the requests' segment numbers point; it is only read
+    /// during the call.
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize;
+
+    /// Makes what was submitted visible to whoever works on it: doorbells, system calls. Once per
+    /// turn, or at once by a caller to whom latency matters most.
+    fn flush(&mut self) {}
+
+    /// Does a bounded amount of work and appends what has ended. Returns how many that were.
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize;
+
+    /// When this backend wants to be polled even if nothing happens: a deadline of its own, or
+    /// [`Instant::NEVER`].
+    fn wake_at(&self) -> Instant {
+        Instant::NEVER
+    }
+}
+
+/// Where backends come from: one medium, and a channel to it for every thread that wants one.
+pub trait Medium: Send + Sync {
+    /// Geometry and limits of every channel.
+    fn limits(&self) -> Limits;
+    /// Opens a channel: a backend of its own over the same blocks. The error says, in a line, what
+    /// was found and what was expected.
+    fn channel(&self) -> Result<Box<dyn Backend>, String>;
+}
+
+/// What a backend can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes in a logical block; a power of two.
+    pub block_size: u32,
+    /// Metadata bytes that go with each block, in segments of their own. Zero means none.
+    pub metadata_size: u16,
+    /// Blocks on the device.
+    pub block_count: u64,
+    /// Blocks in the largest request that moves data.
+    pub request_blocks_max: u32,
+    /// Segments in the largest request.
+    pub segments_max: u16,
+    /// Requests should not cross multiples of this many blocks. Zero means no such boundary.
+    pub optimal_boundary_blocks: u32,
+    /// Blocks that are written all or not at all, whatever happens to the power.
+    pub atomic_write_blocks: u32,
+    /// Requests that may be outstanding.
+    pub depth_max: u32,
+    /// What an answered write is worth.
+    pub durability: Durability,
+    /// Which operations there are.
+    pub support: Support,
+}
+
+/// What an answered write is worth when the power fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// It is on stable media.
+    Stable,
+    /// It is in a volatile cache until a flush.
+    VolatileCache,
+    /// Nothing survives, flush or not: the medium itself is memory.
+    None,
+}
+
+/// A set of operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Support(u16);
+
+impl Support {
+    /// The set that holds just these.
+    pub const fn of(operations: &[Operation]) -> Self {
+        let mut bits = 0;
+        let mut index = 0;
+        while index < operations.len() {
+            bits |= 1 << operations[index] as u16;
+            index += 1;
+        }
+        Self(bits)
+    }
+
+    /// Whether `operation` is in the set.
+    #[inline]
+    pub const fn has(self, operation: Operation) -> bool {
+        self.0 & (1 << operation as u16) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Support;
+    use crate::Operation;
+
+    #[test]
+    fn a_set_holds_what_was_put_in_and_nothing_else() {
+        let set = Support::of(&[Operation::Read, Operation::Copy]);
+        for operation in Operation::ALL {
+            let expected = matches!(operation, Operation::Read | Operation::Copy);
+            assert_eq!(set.has(operation), expected, "{operation:?}");
+        }
+    }
+}

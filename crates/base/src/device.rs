@@ -1,0 +1,75 @@
+//! The host's view of a controller: its registers, and the memory shared with it.
+
+use crate::{Memory, Segment};
+
+/// Registers of one function.
+pub trait Mmio {
+    /// A handle to one doorbell register.
+    type Doorbell: Doorbell;
+
+    /// Loads 32 bits. Slow on a real device: the processor waits for it.
+    fn read32(&mut self, offset: u32) -> u32;
+    /// Loads 64 bits, low half first where the bus cannot do it at once.
+    fn read64(&mut self, offset: u32) -> u64;
+    /// Stores 32 bits. Posted: returns before the device has seen it.
+    fn write32(&mut self, offset: u32, value: u32);
+    /// Stores 64 bits, low half first where the bus cannot do it at once.
+    fn write64(&mut self, offset: u32, value: u64);
+    /// The doorbell at `offset`, resolved once so that ringing it looks nothing up.
+    fn doorbell(&mut self, offset: u32) -> Self::Doorbell;
+}
+
+/// One doorbell register.
+pub trait Doorbell {
+    /// Stores `value`, after everything that was stored before.
+    fn ring(&mut self, value: u32);
+}
+
+/// Memory that a controller can reach, as the host's driver uses it.
+///
+/// A handle: cheap to clone, and valid on any thread. Allocation is for set-up; the only call on
+/// the way of an I/O is [`iova`](Self::iova).
+pub trait Dma: Memory + Clone {
+    /// The host's end of a submission ring.
+    type Submission: SubmissionRing;
+    /// The host's end of a completion ring.
+    type Completion: CompletionRing;
+
+    /// Zeroed memory, page-aligned and contiguous for the device; `None` when there is none left.
+    fn allocate(&self, len_bytes: u32) -> Option<Segment>;
+    /// Gives back what [`allocate`](Self::allocate) gave.
+    fn release(&self, segment: Segment);
+    /// The address at which the device finds the first byte of `segment`; `None` if the segment
+    /// does not lie in memory that the device can reach.
+    fn iova(&self, segment: Segment) -> Option<u64>;
+    /// Wraps `memory` as a submission ring of `depth` entries.
+    fn submission_ring(&self, memory: Segment, depth: u32) -> Self::Submission;
+    /// Wraps `memory` as a completion ring of `depth` entries.
+    fn completion_ring(&self, memory: Segment, depth: u32) -> Self::Completion;
+    /// Cuts the device off from all memory. Once this has returned the device can touch nothing,
+    /// whatever it tries; the last resort when it would not stop by itself.
+    fn cut_off(&self);
+    /// Undoes [`cut_off`](Self::cut_off) before the device is brought up again.
+    fn reconnect(&self);
+}
+
+/// The host's end of a submission ring: it writes and never reads.
+pub trait SubmissionRing {
+    /// Copies a whole command into entry `index`.
+    fn store(&mut self, index: u32, command: &[u64; 8]);
+    /// Puts every stored command before whatever is stored next, the doorbell above all.
+    fn publish(&mut self);
+    /// Says that entry `index` will be written soon.
+    fn prefetch(&self, index: u32);
+}
+
+/// The host's end of a completion ring: it reads and never writes.
+pub trait CompletionRing {
+    /// Loads entry `index`, the word with the phase first, if it carries `phase`.
+    fn load(&self, index: u32, phase: bool) -> Option<[u32; 4]>;
+    /// Copies the entries from `index` to the end of its cache line, as long as they carry `phase`,
+    /// and returns how many that were: at most four.
+    fn load_line(&self, index: u32, phase: bool, into: &mut [[u32; 4]; 4]) -> usize;
+    /// Says that entry `index` will be read soon.
+    fn prefetch(&self, index: u32);
+}

@@ -1,0 +1,188 @@
+//! A log-linear histogram of latencies that merges exactly.
+//!
+//! ```text
+//!   value        0 … 63 | 64 … 127 | 128 … 255 | 256 … 511 | …
+//!   bucket width      1 |        1 |         2 |         4 | …       error below 1/64 = 1.6 %
+//! ```
+//!
+//! Each power of two is cut into 64 buckets of equal width, so an index is a count of leading
+//! zeroes and a shift, and two histograms are merged by adding.
+
+/// Counts of values, by size.
+#[derive(Clone)]
+pub struct Histogram {
+    counts: Box<[u64; BUCKETS]>,
+    sum: u64,
+    max: u64,
+}
+
+/// Values at or above this are counted in the last bucket: 2^40 ns is 18 minutes.
+const VALUE_MAX: u64 = (1 << 40) - 1;
+const SUB_BITS: u32 = 6;
+const SUB_COUNT: usize = 1 << SUB_BITS;
+const BUCKETS: usize = (40 - SUB_BITS as usize + 1) * SUB_COUNT;
+
+const _: () = assert!(index_of(VALUE_MAX) == BUCKETS - 1, "the last value is in the last bucket");
+const _: () = assert!(index_of(63) == 63 && index_of(64) == 64 && index_of(128) == 128);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Histogram {
+    /// An empty histogram.
+    pub fn new() -> Self {
+        Self { counts: Box::new([0; BUCKETS]), sum: 0, max: 0 }
+    }
+
+    /// Counts one value.
+    #[inline]
+    pub fn record(&mut self, value: u64) {
+        self.record_many(value, 1);
+    }
+
+    /// Counts one value `count` times: what one time stamp for a whole batch is.
+    #[inline]
+    pub fn record_many(&mut self, value: u64, count: u64) {
+        let value = value.min(VALUE_MAX);
+        self.counts[index_of(value)] += count;
+        self.sum = self.sum.saturating_add(value.saturating_mul(count));
+        self.max = self.max.max(value);
+    }
+
+    /// Adds all of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts.iter()) {
+            *count += more;
+        }
+        self.sum = self.sum.saturating_add(other.sum);
+        self.max = self.max.max(other.max);
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        *self = Self::new();
+    }
+
+    /// How many values were counted.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// The largest value. Zero if there is none.
+    pub fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// The mean, exact. Zero if there is no value.
+    #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+    pub fn mean(&self) -> f64 {
+        self.sum as f64 / self.count().max(1) as f64
+    }
+
+    /// The value that `per_million` of a million values do not exceed: 500 000 is the median. The
+    /// upper edge of its bucket, but never more than [`max`](Self::max).
+    pub fn percentile(&self, per_million: u64) -> u64 {
+        let rank = u128::from(self.count()) * u128::from(per_million);
+        let rank = u64::try_from(rank.div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1);
+        let mut seen = 0;
+        for (index, count) in self.counts.iter().enumerate() {
+            seen += count;
+            if seen >= rank {
+                return upper_edge(index).min(self.max);
+            }
+        }
+        self.max
+    }
+
+    /// The buckets that hold something: largest value, and how many.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        filled.map(|(index, count)| (upper_edge(index), *count))
+    }
+}
+
+impl std::fmt::Debug for Histogram {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Histogram").field("count", &self.count()).field("max", &self.max).finish()
+    }
+}
+
+/// Which bucket `value` falls into; `value` is at most [`VALUE_MAX`].
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "below BUCKETS, asserted above")]
+const fn index_of(value: u64) -> usize {
+    let magnitude = 63 - (value | 1).leading_zeros();
+    let shift = magnitude.saturating_sub(SUB_BITS);
+    ((shift as usize) << SUB_BITS) + (value >> shift) as usize
+}
+
+/// The largest value that falls into bucket `index`.
+const fn upper_edge(index: usize) -> u64 {
+    if index < 2 * SUB_COUNT {
+        return index as u64;
+    }
+    let shift = (index >> SUB_BITS) - 1;
+    let first = ((index & (SUB_COUNT - 1)) | SUB_COUNT) as u64;
+    ((first + 1) << shift) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BUCKETS, Histogram, VALUE_MAX, index_of, upper_edge};
+    use crate::Random;
+
+    #[test]
+    fn every_bucket_ends_where_the_next_begins() {
+        for index in 0..BUCKETS {
+            let edge = upper_edge(index);
+            assert_eq!(index_of(edge), index, "edge {edge}");
+            if edge < VALUE_MAX {
+                assert_eq!(index_of(edge + 1), index + 1, "after {edge}");
+            }
+        }
+    }
+
+    #[test]
+    fn percentiles_are_within_a_sixty_fourth_of_the_truth() {
+        let mut random = Random::new(3);
+        let mut values: Vec<u64> =
+            (0..10_000).map(|_| random.draw() >> (24 + random.below(40))).collect();
+        let mut histogram = Histogram::new();
+        values.iter().for_each(|value| histogram.record(*value));
+        values.sort_unstable();
+        for per_million in [1_u64, 500_000, 990_000, 999_000, 1_000_000] {
+            let rank = (10_000 * per_million).div_ceil(1_000_000).max(1);
+            let exact = values[usize::try_from(rank).unwrap() - 1];
+            let shown = histogram.percentile(per_million);
+            assert!(
+                shown >= exact && shown - exact <= exact / 64,
+                "{per_million}: {exact} {shown}"
+            );
+        }
+    }
+
+    #[test]
+    fn merging_is_the_same_as_having_counted_together() {
+        let (mut left, mut right, mut both) =
+            (Histogram::new(), Histogram::new(), Histogram::new());
+        for value in 0..1_000 {
+            (if value % 3 == 0 { &mut left } else { &mut right }).record(value * value);
+            both.record(value * value);
+        }
+        left.merge(&right);
+        assert!(left.buckets().eq(both.buckets()));
+        assert_eq!((left.count(), left.max()), (both.count(), both.max()));
+        assert!((left.mean() - both.mean()).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_value_off_the_scale_is_counted_at_its_end() {
+        let mut histogram = Histogram::new();
+        histogram.record(u64::MAX);
+        assert_eq!(histogram.percentile(500_000), VALUE_MAX);
+        assert_eq!(Histogram::new().percentile(500_000), 0, "nothing was counted");
+    }
+}

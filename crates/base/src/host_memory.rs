@@ -1,0 +1,99 @@
+//! A controller's view of the host it serves: memory by I/O virtual address, and interrupts.
+//!
+//! The host is not believed. An address may lie anywhere, and what lies there may change between
+//! two looks, so each entry is read once and every access may fail. A host may also be slow: a peer
+//! that shares no memory answers a read many turns later. So an access is either
+//! [done](Progress::Done) at once or [later](Progress::Later), and then its [`Ticket`] ends.
+
+use crate::Segment;
+
+/// A host's memory, as a controller uses it.
+pub trait HostMemory {
+    /// A resolved view of a ring.
+    type Entries: HostEntries;
+
+    /// Resolves `len_bytes` at `iova` once, so that a ring needs no look-up per entry. `Ok(None)`
+    /// means that the memory exists and is not shared: use [`read`](Self::read) and
+    /// [`write`](Self::write).
+    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<Self::Entries>, Fault>;
+
+    /// Where `len_bytes` at `iova` lie, if a medium may reach them directly and they are
+    /// contiguous. `Ok(None)` means that the bytes must be copied through
+    /// [`read`](Self::read) and [`write`](Self::write).
+    fn reach(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, Fault>;
+
+    /// Copies bytes from the host. With [`Progress::Done`] they are in `into`; with
+    /// [`Progress::Later`] they are fetched by [`collect`](Self::collect) once `ticket` has ended.
+    fn read(&mut self, ticket: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault>;
+
+    /// Copies bytes to the host. Either way `from` has been taken; with [`Progress::Later`] it has
+    /// arrived once `ticket` has ended.
+    fn write(&mut self, ticket: Ticket, iova: u64, from: &[u8]) -> Result<Progress, Fault>;
+
+    /// The next access that has ended, in whatever order they do.
+    fn poll(&mut self) -> Option<Ended> {
+        None
+    }
+
+    /// Copies out what a later read has brought. Called once, after its ticket has ended well.
+    fn collect(&mut self, ticket: Ticket, into: &mut [u8]) {
+        let _ = (ticket, into);
+    }
+}
+
+/// A resolved view of a ring in host memory.
+pub trait HostEntries {
+    /// Loads a 64-byte submission entry, once and whole.
+    fn load_command(&self, index: u32) -> Result<[u64; 8], Fault>;
+    /// Stores a 16-byte completion entry, the word with the phase last.
+    fn store_completion(&mut self, index: u32, entry: [u32; 4]) -> Result<(), Fault>;
+    /// Loads a 32-bit word: a shadow doorbell.
+    fn load_u32(&self, index: u32) -> Result<u32, Fault>;
+    /// Stores a 32-bit word: an event index.
+    fn store_u32(&mut self, index: u32, value: u32) -> Result<(), Fault>;
+    /// Says that submission entry `index` will be read soon.
+    fn prefetch_command(&self, index: u32) {
+        let _ = index;
+    }
+    /// Says that completion entry `index` will be written soon.
+    fn prefetch_completion(&self, index: u32) {
+        let _ = index;
+    }
+}
+
+/// The number under which a controller waits for an access to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u32);
+
+/// How far an access got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It is done.
+    Done,
+    /// Its ticket will end.
+    Later,
+}
+
+/// An access that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Which.
+    pub ticket: Ticket,
+    /// How.
+    pub result: Result<(), Fault>,
+}
+
+/// The host has no such memory, or does not let this controller touch it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// First byte of the access.
+    pub iova: u64,
+    /// Its length.
+    pub len_bytes: u64,
+}
+
+/// The interrupt vectors of a controller's host.
+pub trait Interrupts {
+    /// Signals `vector`. Signals may merge; none is lost.
+    fn raise(&mut self, vector: u16);
+}

@@ -1,0 +1,40 @@
+//! The words the whole house shares, and the seams at which the real world and the simulated one
+//! are exchanged.
+//!
+//! Words: [`Instant`] and [`Span`], [`Segment`] and [`RegionId`], [`Request`], [`Answer`],
+//! [`Outcome`], [`Blame`], a seeded generator ([`Random`]) and a mergeable [`Histogram`].
+//!
+//! Seams, each with an implementation in the machine wing and one in the simulator:
+//!
+//! | seam | whose view | of what |
+//! |---|---|---|
+//! | [`Mmio`], [`Doorbell`] | the host's | a controller's registers |
+//! | [`Dma`], [`SubmissionRing`], [`CompletionRing`] | the host's | memory a controller can reach |
+//! | [`HostMemory`], [`HostEntries`] | a controller's | the host it serves |
+//! | [`Interrupts`] | a controller's | the vectors of its host |
+//! | [`Memory`] | anyone's | bytes behind segments |
+//! | [`Backend`], [`Medium`] | everyone's | a block device; the only dynamic dispatch of an I/O |
+//!
+//! There is deliberately no seam for time: time is an argument.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+mod blame;
+mod device;
+mod histogram;
+mod host_memory;
+mod memory;
+mod random;
+mod request;
+mod time;
+
+pub use backend::{Backend, Durability, Limits, Medium, Support};
+pub use blame::Blame;
+pub use device::{CompletionRing, Dma, Doorbell, Mmio, SubmissionRing};
+pub use histogram::Histogram;
+pub use host_memory::{Ended, Fault, HostEntries, HostMemory, Interrupts, Progress, Ticket};
+pub use memory::{Memory, NoSuchMemory, RegionId, Segment};
+pub use random::Random;
+pub use request::{Answer, Answers, Flags, Operation, Outcome, Request};
+pub use time::{Instant, Span};

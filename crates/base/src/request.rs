@@ -1,0 +1,255 @@
+//! What goes down the stack and what comes back up.
+//!
+//! A [`Request`] is plain data: it names memory by [`Segment`](crate::Segment)s in a table that its
+//! submitter keeps, and owns none of it. The submitter keeps the right to that memory away from
+//! everyone else until the [`Answer`] with the same token has come back, which happens exactly once.
+
+/// What to do with some blocks.
+///
+/// ```text
+///   0        8      16        24       28        32         36        38      39     40
+///   | token  | lba  | operand | blocks | segment | segments | metadata | oper. | flags |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Request {
+    /// Returned with the answer, unread.
+    pub token: u64,
+    /// First block.
+    pub lba: u64,
+    /// What the operation needs beyond a range: the first source block of a copy. Else zero.
+    pub operand: u64,
+    /// How many blocks.
+    pub blocks: u32,
+    /// Index of the first data segment in the table that is handed over with the batch.
+    pub segment_first: u32,
+    /// How many data segments follow from there. Metadata segments come right after them.
+    pub segment_count: u16,
+    /// How many metadata segments.
+    pub metadata_count: u16,
+    /// What to do.
+    pub operation: Operation,
+    /// How.
+    pub flags: Flags,
+}
+
+const _: () = assert!(size_of::<Request>() == 40, "as drawn, with two bytes of padding at the end");
+
+/// What a backend can be asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Operation {
+    /// Device to memory.
+    Read,
+    /// Memory to device.
+    Write,
+    /// Every write answered before this was submitted survives a power cut once this is answered.
+    Flush,
+    /// The blocks are no longer needed; what they read as afterwards is up to the device.
+    Deallocate,
+    /// The blocks read as zeroes afterwards.
+    WriteZeroes,
+    /// Memory and device hold the same bytes, or the answer is [`Outcome::COMPARE_FAILURE`].
+    Compare,
+    /// Reads of these blocks fail until they are written again.
+    WriteUncorrectable,
+    /// The blocks can be read; no data moves.
+    Verify,
+    /// Device to device: `operand` is the first source block.
+    Copy,
+}
+
+impl Operation {
+    /// Every operation there is, in the order of their numbers.
+    pub const ALL: [Self; 9] = [
+        Self::Read,
+        Self::Write,
+        Self::Flush,
+        Self::Deallocate,
+        Self::WriteZeroes,
+        Self::Compare,
+        Self::WriteUncorrectable,
+        Self::Verify,
+        Self::Copy,
+    ];
+
+    /// The operation in words, as it appears in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Deallocate => "deallocate",
+            Self::WriteZeroes => "write-zeroes",
+            Self::Compare => "compare",
+            Self::WriteUncorrectable => "write-uncorrectable",
+            Self::Verify => "verify",
+            Self::Copy => "copy",
+        }
+    }
+}
+
+/// How to do it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// Nothing special.
+    pub const NONE: Self = Self(0);
+    /// Force unit access: the data is on stable media when this is answered.
+    pub const FUA: Self = Self(1);
+    /// Of write zeroes: the blocks may be deallocated, as long as they read as zeroes.
+    pub const DEALLOCATE: Self = Self(2);
+    /// Limited retry: fail early rather than try hard.
+    pub const LIMITED_RETRY: Self = Self(4);
+
+    /// Whether every flag of `other` is set.
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets of flags.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// How a request ended: the fifteen-bit status field of an NVMe completion, without the phase.
+///
+/// The whole stack answers in NVMe's words, so nothing is lost on the way from a device to a
+/// program or from a backend to a guest. The full tables are in `wire::Status`; here are only the
+/// few that backends make up themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome(pub u16);
+
+impl Outcome {
+    /// Done.
+    pub const SUCCESS: Self = Self(0);
+    /// The operation is not one this device has (generic 01h).
+    pub const INVALID_OPCODE: Self = Self(0x01);
+    /// A field of the request is not acceptable (generic 02h).
+    pub const INVALID_FIELD: Self = Self(0x02);
+    /// The memory could not be reached (generic 04h).
+    pub const DATA_TRANSFER_ERROR: Self = Self(0x04);
+    /// The device had an error of its own (generic 06h).
+    pub const INTERNAL_ERROR: Self = Self(0x06);
+    /// Given up on request (generic 07h).
+    pub const ABORTED: Self = Self(0x07);
+    /// Blocks past the end of the device (generic 80h).
+    pub const LBA_OUT_OF_RANGE: Self = Self(0x80);
+    /// The medium has no room for the blocks (generic 81h).
+    pub const CAPACITY_EXCEEDED: Self = Self(0x81);
+    /// The medium could not take the data (media 80h).
+    pub const WRITE_FAULT: Self = Self(0x280);
+    /// The medium has lost the data (media 81h).
+    pub const UNRECOVERED_READ: Self = Self(0x281);
+    /// The bytes differ (media 85h).
+    pub const COMPARE_FAILURE: Self = Self(0x285);
+    /// The path to the device failed; the data may be fine (path 70h, host pathing error).
+    pub const PATH_ERROR: Self = Self(0x370);
+    /// The host gave up on it, and the device can no longer touch the memory (path 71h).
+    pub const ABORTED_BY_HOST: Self = Self(0x371);
+
+    /// Whether it was done.
+    #[inline]
+    pub const fn is_success(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// The answer to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The token of the request.
+    pub token: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What a command returns beside its outcome (dword 0 of the completion).
+    pub result: u32,
+}
+
+/// Answers, in a place the caller owns. Bounded: a turn does bounded work.
+#[derive(Debug)]
+pub struct Answers {
+    answers: Vec<Answer>,
+    capacity: usize,
+}
+
+impl Answers {
+    /// An empty place for at most `capacity` answers. Allocates here and never again.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { answers: Vec::with_capacity(capacity), capacity }
+    }
+
+    /// Room left. A backend stops polling when it is zero.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.capacity - self.answers.len()
+    }
+
+    /// Appends an answer.
+    ///
+    /// # Panics
+    ///
+    /// If there is no [`room`](Self::room).
+    #[inline]
+    pub fn push(&mut self, answer: Answer) {
+        assert!(self.answers.len() < self.capacity, "a backend looks at room() before it pushes");
+        self.answers.push(answer);
+    }
+
+    /// The answers, oldest first.
+    #[inline]
+    pub fn as_slice(&self) -> &[Answer] {
+        &self.answers
+    }
+
+    /// Forgets the answers.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.answers.clear();
+    }
+
+    /// Takes the answers out, oldest first, leaving the place empty.
+    pub fn drain(&mut self) -> impl Iterator<Item = Answer> + '_ {
+        self.answers.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Answer, Answers, Flags, Operation, Outcome};
+
+    #[test]
+    fn answers_are_bounded_and_come_out_oldest_first() {
+        let mut answers = Answers::with_capacity(2);
+        for token in [7, 8] {
+            answers.push(Answer { token, outcome: Outcome::SUCCESS, result: 0 });
+        }
+        assert_eq!(answers.room(), 0);
+        assert_eq!(answers.drain().map(|answer| answer.token).collect::<Vec<_>>(), [7, 8]);
+        assert_eq!(answers.room(), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "room()")]
+    fn pushing_past_the_room_is_our_own_mistake() {
+        Answers::with_capacity(0).push(Answer { token: 0, outcome: Outcome::SUCCESS, result: 0 });
+    }
+
+    #[test]
+    fn every_operation_is_in_the_list_at_its_number() {
+        for (index, operation) in Operation::ALL.into_iter().enumerate() {
+            assert_eq!(operation as usize, index);
+        }
+    }
+
+    #[test]
+    fn flags_combine_and_are_found_again() {
+        let both = Flags::FUA.and(Flags::DEALLOCATE);
+        assert!(both.has(Flags::FUA) && both.has(Flags::DEALLOCATE));
+        assert!(!both.has(Flags::LIMITED_RETRY));
+        assert!(!Flags::FUA.has(both));
+    }
+}

@@ -1,0 +1,1 @@
+//! A user-space NVMe storage stack.

@@ -1,0 +1,1 @@
+//! NVMe bytes to meaning and back.
