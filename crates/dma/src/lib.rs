@@ -1,1 +1,38 @@
-//! Under construction.
+//! Memory that a device may touch: regions, addresses, rings, and the barrier between them.
+//!
+//! ```text
+//!   Mapping      one mmap: private or memfd, ordinary or huge pages
+//!      │
+//!   Regions      a table of them; a Segment { region, offset, len } is resolved here, checked
+//!      │
+//!   DevicePool   what one device may reach: page runs to hand out, I/O virtual addresses
+//!      ├─ HostSubmissionRing, HostCompletionRing     the driver's end      (base::Dma)
+//!      └─ SharedHostMemory, SharedEntries            the controller's end  (base::HostMemory)
+//! ```
+//!
+//! # Unsafe
+//!
+//! This crate is part of the machine wing. What its safe face promises:
+//!
+//! - Every access is checked against the region it names; a segment that lies outside is refused.
+//! - A region stays mapped for as long as any handle to its [`Regions`] exists, and every ring holds
+//!   one. Nothing is unmapped while somebody could still look at it.
+//! - No reference into a region is ever formed. A device, another thread or a guest may write it at
+//!   any time; bytes are moved by raw pointer, ring words by atomics.
+
+mod arena;
+mod barrier;
+mod command_store;
+mod mapping;
+mod pool;
+mod regions;
+mod ring;
+mod shared;
+
+pub use barrier::DeviceKind;
+pub use command_store::{CommandStore, StoreNotSupported};
+pub use mapping::{Backing, Mapping, MappingError};
+pub use pool::DevicePool;
+pub use regions::{Regions, TableFull};
+pub use ring::{HostCompletionRing, HostSubmissionRing};
+pub use shared::{SharedEntries, SharedHostMemory};

@@ -1,0 +1,215 @@
+//! Ways to put 64 bytes into a submission ring.
+//!
+//! A ring that a PCIe device reads is never read by us, so it gains nothing from the cache: the
+//! streaming stores leave the cache to those who need it, and `movdir64b` writes the line whole. A
+//! ring that a thread reads is the opposite case: there a streaming store only pushes the line out
+//! to memory and makes the other thread fetch it from there.
+
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::barrier::{DeviceKind, store_barrier, streaming_barrier};
+
+/// How a command is stored into its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommandStore {
+    /// Eight ordinary 64-bit stores.
+    Plain,
+    /// Four streaming 128-bit stores.
+    Sse2,
+    /// One streaming 512-bit store.
+    Avx512,
+    /// One direct store of 64 bytes.
+    Movdir64b,
+}
+
+/// This processor cannot store a command that way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreNotSupported(pub CommandStore);
+
+impl CommandStore {
+    /// All ways, plainest first.
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx512, Self::Movdir64b];
+
+    /// The way that suits a device of this kind on this processor.
+    pub fn for_device(kind: DeviceKind) -> Self {
+        match kind {
+            DeviceKind::Emulated => Self::Plain,
+            DeviceKind::Pcie => {
+                let best = Self::ALL.into_iter().rev().find(|store| store.is_supported());
+                best.unwrap_or(Self::Plain)
+            }
+        }
+    }
+
+    /// This way, if the processor has it.
+    pub fn checked(self) -> Result<Self, StoreNotSupported> {
+        if self.is_supported() { Ok(self) } else { Err(StoreNotSupported(self)) }
+    }
+
+    /// Whether the processor has it.
+    pub fn is_supported(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return match self {
+            Self::Plain | Self::Sse2 => true,
+            Self::Avx512 => std::is_x86_feature_detected!("avx512f"),
+            Self::Movdir64b => has_movdir64b(),
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        return self == Self::Plain;
+    }
+
+    /// The name by which it is chosen on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Sse2 => "sse2",
+            Self::Avx512 => "avx512",
+            Self::Movdir64b => "movdir64b",
+        }
+    }
+
+    /// Stores `command` at `entry`.
+    ///
+    /// # Safety
+    ///
+    /// `entry` is aligned to 64 bytes and valid for writes of 64; nobody holds a reference to those
+    /// bytes; `self` came from [`for_device`](Self::for_device) or [`checked`](Self::checked).
+    #[inline]
+    pub(crate) unsafe fn store(self, entry: NonNull<u64>, command: &[u64; 8]) {
+        match self {
+            // SAFETY: as this function was promised.
+            Self::Plain => unsafe { store_plain(entry, command) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as this function was promised; SSE2 is part of every x86-64 processor.
+            Self::Sse2 => unsafe { store_sse2(entry, command) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as this function was promised; the feature was checked when `self` was made.
+            Self::Avx512 => unsafe { store_avx512(entry, command) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as this function was promised; the feature was checked when `self` was made.
+            Self::Movdir64b => unsafe { store_movdir64b(entry, command) },
+            #[cfg(not(target_arch = "x86_64"))]
+            // SAFETY: as this function was promised. No other way is ever chosen here.
+            _ => unsafe { store_plain(entry, command) },
+        }
+    }
+
+    /// Puts the stores made so far before the doorbell.
+    #[inline]
+    pub(crate) fn publish(self, kind: DeviceKind) {
+        match self {
+            Self::Plain => store_barrier(kind),
+            Self::Sse2 | Self::Avx512 | Self::Movdir64b => streaming_barrier(),
+        }
+    }
+}
+
+/// # Safety
+///
+/// As [`CommandStore::store`].
+#[inline]
+unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
+    for (index, word) in command.iter().enumerate() {
+        // SAFETY: `index < 8`, so the word lies in the 64 bytes that the caller vouches for.
+        let target = unsafe { entry.add(index) };
+        // SAFETY: aligned and valid, and whoever reads it does so by atomics or by DMA.
+        unsafe { AtomicU64::from_ptr(target.as_ptr()) }.store(*word, Ordering::Relaxed);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn store_sse2(entry: NonNull<u64>, command: &[u64; 8]) {
+    use core::arch::x86_64::{_mm_set_epi64x, _mm_stream_si128};
+    for pair in 0..4 {
+        let (low, high) = (command[2 * pair], command[2 * pair + 1]);
+        // SAFETY: SSE2 is part of every x86-64 processor.
+        let value = unsafe { _mm_set_epi64x(high.cast_signed(), low.cast_signed()) };
+        // SAFETY: `2 * pair < 8`: inside the 64 bytes that the caller vouches for.
+        let target = unsafe { entry.add(2 * pair) };
+        // SAFETY: aligned to 16 because the entry is aligned to 64; valid for writes.
+        unsafe { _mm_stream_si128(target.as_ptr().cast(), value) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn store_avx512(entry: NonNull<u64>, command: &[u64; 8]) {
+    use core::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
+    // SAFETY: `command` is 64 readable bytes; the load takes any alignment.
+    let value = unsafe { _mm512_loadu_si512(command.as_ptr().cast()) };
+    // SAFETY: aligned to 64 and valid for writes of 64, as the caller vouches.
+    unsafe { _mm512_stream_si512(entry.as_ptr().cast(), value) };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn store_movdir64b(entry: NonNull<u64>, command: &[u64; 8]) {
+    // SAFETY: reads the 64 bytes of `command`, writes the 64 aligned bytes at `entry`, which the
+    // caller vouches for; the instruction is there, as checked when the way was chosen.
+    unsafe {
+        core::arch::asm!(
+            "movdir64b {entry}, [{command}]",
+            entry = in(reg) entry.as_ptr(),
+            command = in(reg) command.as_ptr(),
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// CPUID leaf 7, sub-leaf 0, ECX bit 28. The standard library does not know this feature by name.
+#[cfg(target_arch = "x86_64")]
+fn has_movdir64b() -> bool {
+    use core::arch::x86_64::{__cpuid, __cpuid_count};
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx & (1 << 28) != 0
+}
+
+impl fmt::Display for StoreNotSupported {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "command store is `{}`, and this processor has only", self.0.name())?;
+        for store in CommandStore::ALL.into_iter().filter(|store| store.is_supported()) {
+            write!(out, " `{}`", store.name())?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for StoreNotSupported {}
+
+#[cfg(test)]
+mod tests {
+    use core::ptr::NonNull;
+
+    use super::CommandStore;
+    use crate::DeviceKind;
+
+    #[repr(align(64))]
+    struct Line([u64; 8]);
+
+    #[test]
+    fn every_way_this_processor_has_stores_the_same_bytes() {
+        let command = [1, 2 << 40, 3, u64::MAX, 5, 6, 7, 1 << 63];
+        for store in CommandStore::ALL.into_iter().filter(|store| store.is_supported()) {
+            let mut line = Line([0; 8]);
+            let entry = NonNull::from(&mut line.0).cast();
+            // SAFETY: 64 bytes, aligned, owned by this test; the way was filtered by support.
+            unsafe { store.store(entry, &command) };
+            store.publish(DeviceKind::Pcie);
+            assert_eq!(line.0, command, "{}", store.name());
+        }
+    }
+
+    #[test]
+    fn a_thread_gets_plain_stores_and_a_refusal_names_what_there_is() {
+        assert_eq!(CommandStore::for_device(DeviceKind::Emulated), CommandStore::Plain);
+        for store in CommandStore::ALL {
+            if let Err(error) = store.checked() {
+                assert!(
+                    error.to_string().contains(store.name()) && error.to_string().contains("plain")
+                );
+            }
+        }
+    }
+}

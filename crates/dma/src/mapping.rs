@@ -1,0 +1,223 @@
+//! One stretch of memory from the kernel.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::MemfdFlags;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// A mapping, unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    len_bytes: usize,
+    backing: Backing,
+    transparent_huge_pages: bool,
+    /// What `mmap` returned, which for aligned private memory is more than what is used.
+    whole: (NonNull<u8>, usize),
+    shared: Option<OwnedFd>,
+}
+
+/// Where the memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Ordinary private memory, with transparent huge pages where the kernel gives them.
+    Private,
+    /// A memfd, which another process can map too.
+    Shared,
+    /// A memfd of explicit 2 MiB pages, which somebody has to have reserved.
+    SharedHuge,
+}
+
+/// The kernel would not give the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappingError {
+    /// How much was asked for.
+    pub len_bytes: usize,
+    /// Of which kind.
+    pub backing: Backing,
+    /// What the kernel answered.
+    pub errno: rustix::io::Errno,
+}
+
+/// The size of a transparent or explicit huge page on x86-64 and on aarch64 with 4 KiB pages.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
+const PAGE: usize = 4096;
+
+// SAFETY: the mapping is plain memory with no tie to the thread that made it; all access goes
+// through `Regions`, by raw pointer and atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: a shared `Mapping` offers only its address, length and descriptor.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Zeroed memory of at least `len_bytes`, aligned to a huge page if it is that long.
+    pub fn new(len_bytes: usize, backing: Backing) -> Result<Self, MappingError> {
+        let refuse = |errno| MappingError { len_bytes, backing, errno };
+        if len_bytes == 0 {
+            return Err(refuse(rustix::io::Errno::INVAL));
+        }
+        match backing {
+            Backing::Private => Self::private(len_bytes).map_err(refuse),
+            Backing::Shared => Self::memfd(len_bytes, backing).map_err(refuse),
+            Backing::SharedHuge => Self::memfd(len_bytes, backing).map_err(refuse),
+        }
+    }
+
+    fn private(len_bytes: usize) -> Result<Self, rustix::io::Errno> {
+        let len_bytes = len_bytes.next_multiple_of(PAGE);
+        let huge = len_bytes >= HUGE_PAGE;
+        let whole_len = if huge { len_bytes + HUGE_PAGE } else { len_bytes };
+        // SAFETY: a null hint without MAP_FIXED: the kernel picks a free range, nothing is replaced.
+        let whole = unsafe {
+            rustix::mm::mmap_anonymous(
+                core::ptr::null_mut(),
+                whole_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        let whole = NonNull::new(whole.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
+        let skip = if huge { whole.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
+        // SAFETY: `skip` is below HUGE_PAGE, by which the mapping is longer than what is used.
+        let base = unsafe { whole.add(skip) };
+        let transparent_huge_pages = huge && {
+            // SAFETY: the range is ours, just mapped; the advice changes how it is backed, not what
+            // it holds.
+            let advised = unsafe {
+                rustix::mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxHugepage)
+            };
+            advised.is_ok()
+        };
+        Ok(Self {
+            base,
+            len_bytes,
+            backing: Backing::Private,
+            transparent_huge_pages,
+            whole: (whole, whole_len),
+            shared: None,
+        })
+    }
+
+    fn memfd(len_bytes: usize, backing: Backing) -> Result<Self, rustix::io::Errno> {
+        let (flags, page) = match backing {
+            Backing::SharedHuge => (MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, HUGE_PAGE),
+            Backing::Private | Backing::Shared => (MemfdFlags::empty(), PAGE),
+        };
+        let len_bytes = len_bytes.next_multiple_of(page);
+        let file = rustix::fs::memfd_create("tenmil", flags | MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, len_bytes as u64)?;
+        // SAFETY: a null hint without MAP_FIXED: the kernel picks a free range, nothing is replaced.
+        let base = unsafe {
+            rustix::mm::mmap(
+                core::ptr::null_mut(),
+                len_bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
+        let whole = (base, len_bytes);
+        let shared = Some(file);
+        Ok(Self { base, len_bytes, backing, transparent_huge_pages: false, whole, shared })
+    }
+
+    /// Faults every page in now, so that no I/O does. Without it the first touch of each page does.
+    pub fn populate(&self) {
+        // SAFETY: the range is ours; populating changes no byte. Kernels before 5.14 refuse, and then
+        // pages come on first touch, which is what happens without this call.
+        let populated = unsafe {
+            rustix::mm::madvise(
+                self.base.as_ptr().cast(),
+                self.len_bytes,
+                Advice::LinuxPopulateWrite,
+            )
+        };
+        let _ = populated;
+    }
+
+    /// The first byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// How many bytes can be used: what was asked for, rounded up to whole pages.
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Where the memory comes from.
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Whether the kernel has accepted the advice to use transparent huge pages.
+    pub fn transparent_huge_pages(&self) -> bool {
+        self.transparent_huge_pages
+    }
+
+    /// The descriptor by which another process can map the same memory.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let (base, len_bytes) = self.whole;
+        // SAFETY: exactly what `mmap` returned, unmapped once; `Regions` drops mappings only when no
+        // handle is left that could resolve an address in them.
+        let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len_bytes) };
+        debug_assert!(unmapped.is_ok(), "unmapping what was mapped cannot be refused");
+    }
+}
+
+impl fmt::Display for MappingError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { len_bytes, backing, errno } = self;
+        let kind = match backing {
+            Backing::Private => "private",
+            Backing::Shared => "shared",
+            Backing::SharedHuge => "2 MiB-page",
+        };
+        write!(out, "map {len_bytes} bytes of {kind} memory: {errno}")?;
+        if *backing == Backing::SharedHuge {
+            write!(out, "; reserve pages with `sysctl vm.nr_hugepages=…`, or use ordinary memory")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for MappingError {}
+
+#[cfg(test)]
+mod tests {
+    use super::{Backing, HUGE_PAGE, Mapping};
+
+    #[test]
+    fn memory_is_as_long_as_asked_for_and_aligned_to_what_backs_it() {
+        let small = Mapping::new(5000, Backing::Private).unwrap();
+        assert_eq!((small.len_bytes(), small.transparent_huge_pages()), (8192, false));
+        let large = Mapping::new(3 * HUGE_PAGE, Backing::Private).unwrap();
+        assert_eq!(large.base().as_ptr().align_offset(HUGE_PAGE), 0);
+        large.populate();
+        assert!(Mapping::new(0, Backing::Private).is_err());
+    }
+
+    #[test]
+    fn shared_memory_has_a_descriptor_and_private_memory_has_none() {
+        assert!(Mapping::new(4096, Backing::Shared).unwrap().descriptor().is_some());
+        assert!(Mapping::new(4096, Backing::Private).unwrap().descriptor().is_none());
+    }
+
+    #[test]
+    fn huge_pages_are_given_or_refused_with_the_remedy() {
+        match Mapping::new(1, Backing::SharedHuge) {
+            Ok(mapping) => assert_eq!(mapping.len_bytes(), HUGE_PAGE),
+            Err(error) => assert!(error.to_string().contains("vm.nr_hugepages"), "{error}"),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The table of regions: where a segment becomes an address, and the only place where it does.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{Memory, NoSuchMemory, RegionId, Segment};
+
+use crate::mapping::Mapping;
+
+/// A table of regions, shared by everyone who moves bytes. Cheap to clone.
+///
+/// Regions are added at start and stay for as long as the table does, so looking one up needs no
+/// lock and no count: two loads and a comparison.
+#[derive(Clone, Debug)]
+pub struct Regions {
+    table: Arc<Table>,
+}
+
+#[derive(Debug)]
+struct Table {
+    slots: Box<[Slot]>,
+    /// Held for as long as the table lives; the lock is for adding.
+    mappings: Mutex<Vec<Mapping>>,
+}
+
+/// ```text
+///   0       8      16
+///   | base  | len  |      len is stored last and loaded first: zero means that there is no region
+/// ```
+#[derive(Debug)]
+struct Slot {
+    base: AtomicPtr<u8>,
+    len_bytes: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Slot>() == 16);
+
+/// The table was made for fewer regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableFull {
+    /// For how many it was made.
+    pub regions_max: usize,
+}
+
+impl Regions {
+    /// An empty table for at most `regions_max` regions.
+    pub fn new(regions_max: usize) -> Self {
+        let slot = || Slot { base: AtomicPtr::default(), len_bytes: AtomicU64::new(0) };
+        let slots = (0..regions_max).map(|_| slot()).collect();
+        Self { table: Arc::new(Table { slots, mappings: Mutex::new(Vec::new()) }) }
+    }
+
+    /// Adds a mapping and returns all of it as a segment, or as much as a segment can name.
+    pub fn add(&self, mapping: Mapping) -> Result<Segment, TableFull> {
+        let mut mappings = self.table.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = mappings.len();
+        let full = TableFull { regions_max: self.table.slots.len() };
+        let slot = self.table.slots.get(index).ok_or(full)?;
+        let len_bytes = mapping.len_bytes() as u64;
+        slot.base.store(mapping.base().as_ptr(), Ordering::Relaxed);
+        // Pairs with the acquire in `resolve`: whoever sees the length sees the base.
+        slot.len_bytes.store(len_bytes, Ordering::Release);
+        mappings.push(mapping);
+        let region = RegionId(u32::try_from(index).map_err(|_| full)?);
+        Ok(Segment { region, offset: 0, len_bytes: u32::try_from(len_bytes).unwrap_or(u32::MAX) })
+    }
+
+    /// How long a region is. Zero if there is none of that number.
+    #[inline]
+    pub fn len_bytes(&self, region: RegionId) -> u64 {
+        let slot = self.table.slots.get(region.0 as usize);
+        slot.map_or(0, |slot| slot.len_bytes.load(Ordering::Acquire))
+    }
+
+    /// Whether `segment` lies in a region.
+    #[inline]
+    pub fn contains(&self, segment: Segment) -> bool {
+        lies_inside(segment, self.len_bytes(segment.region))
+    }
+
+    /// The address of a segment, for system calls that take one. Valid while a handle to this table
+    /// exists; nobody may form a reference to what lies there.
+    #[inline]
+    pub fn address(&self, segment: Segment) -> Result<NonNull<u8>, NoSuchMemory> {
+        let refuse = NoSuchMemory(segment);
+        let slot = self.table.slots.get(segment.region.0 as usize).ok_or(refuse)?;
+        // Pairs with the release in `add`.
+        if !lies_inside(segment, slot.len_bytes.load(Ordering::Acquire)) {
+            return Err(refuse);
+        }
+        let base = NonNull::new(slot.base.load(Ordering::Relaxed)).ok_or(refuse)?;
+        let offset = usize::try_from(segment.offset).map_err(|_| refuse)?;
+        // SAFETY: `offset` plus the segment's length is at most the length of the region, as just
+        // checked, and a region is one mapping, alive as long as the table.
+        Ok(unsafe { base.add(offset) })
+    }
+
+    /// Copies bytes from one segment to another of the same length; they may overlap.
+    #[inline]
+    pub fn copy(&self, from: Segment, to: Segment) -> Result<(), NoSuchMemory> {
+        if from.len_bytes != to.len_bytes {
+            return Err(NoSuchMemory(to));
+        }
+        let (source, target) = (self.address(from)?, self.address(to)?);
+        // SAFETY: both ranges were resolved against their regions. Bytes have no invalid values, no
+        // reference exists into a region, and `copy` allows overlap.
+        unsafe { source.copy_to(target, from.len_bytes as usize) };
+        Ok(())
+    }
+
+    /// Whether two segments of the same length hold the same bytes.
+    pub fn equal(&self, left: Segment, right: Segment) -> Result<bool, NoSuchMemory> {
+        if left.len_bytes != right.len_bytes {
+            return Err(NoSuchMemory(right));
+        }
+        let mut chunks = ([0_u8; 512], [0_u8; 512]);
+        let mut done = 0;
+        while done < left.len_bytes {
+            let count = (left.len_bytes - done).min(512);
+            let part = |segment: Segment| segment.slice(done, count).ok_or(NoSuchMemory(segment));
+            let (mine, yours) = (&mut chunks.0[..count as usize], &mut chunks.1[..count as usize]);
+            self.load(part(left)?, mine)?;
+            self.load(part(right)?, yours)?;
+            if mine != yours {
+                return Ok(false);
+            }
+            done += count;
+        }
+        Ok(true)
+    }
+}
+
+impl Memory for Regions {
+    #[inline]
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+        let source = self.address(segment)?;
+        assert_eq!(into.len(), segment.len_bytes as usize, "the two lengths are the caller's");
+        // SAFETY: the source range was resolved, the target is a slice of that length, and the two
+        // cannot overlap because no reference into a region exists.
+        unsafe { source.as_ptr().copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    #[inline]
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+        let target = self.address(segment)?;
+        assert_eq!(from.len(), segment.len_bytes as usize, "the two lengths are the caller's");
+        // SAFETY: as in `load`, the other way round.
+        unsafe { target.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        Ok(())
+    }
+
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+        let target = self.address(segment)?;
+        // SAFETY: the range was resolved; any byte is a valid byte.
+        unsafe { target.as_ptr().write_bytes(byte, segment.len_bytes as usize) };
+        Ok(())
+    }
+}
+
+#[inline]
+fn lies_inside(segment: Segment, region_len_bytes: u64) -> bool {
+    let end = segment.offset.checked_add(u64::from(segment.len_bytes));
+    end.is_some_and(|end| end <= region_len_bytes)
+}
+
+impl fmt::Display for TableFull {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "add a memory region: the table was made for {}", self.regions_max)
+    }
+}
+
+impl std::error::Error for TableFull {}
+
+#[cfg(test)]
+mod tests {
+    use base::{Memory, NoSuchMemory, RegionId, Segment};
+
+    use super::Regions;
+    use crate::{Backing, Mapping};
+
+    fn regions() -> (Regions, Segment) {
+        let regions = Regions::new(2);
+        let whole = regions.add(Mapping::new(8192, Backing::Private).unwrap()).unwrap();
+        (regions, whole)
+    }
+
+    #[test]
+    fn bytes_come_back_as_they_were_stored() {
+        let (regions, whole) = regions();
+        let part = whole.slice(4090, 12).unwrap();
+        regions.store(part, b"twelve bytes").unwrap();
+        let mut back = [0; 12];
+        regions.load(part, &mut back).unwrap();
+        assert_eq!(&back, b"twelve bytes");
+
+        let elsewhere = whole.slice(100, 12).unwrap();
+        assert!(!regions.equal(part, elsewhere).unwrap());
+        regions.copy(part, elsewhere).unwrap();
+        assert!(regions.equal(part, elsewhere).unwrap());
+        regions.fill(elsewhere.slice(0, 6).unwrap(), b'x').unwrap();
+        regions.load(elsewhere, &mut back).unwrap();
+        assert_eq!(&back, b"xxxxxx bytes");
+    }
+
+    #[test]
+    fn what_lies_outside_every_region_is_refused() {
+        let (regions, whole) = regions();
+        let at =
+            |region, offset, len_bytes| Segment { region: RegionId(region), offset, len_bytes };
+        for stray in [
+            at(0, 8192, 1),
+            at(0, 8000, 193),
+            at(0, u64::MAX, 2),
+            at(1, 0, 1),
+            at(2, 0, 1),
+            at(u32::MAX, 0, 0),
+        ] {
+            assert_eq!(regions.fill(stray, 1), Err(NoSuchMemory(stray)), "{stray:?}");
+        }
+        assert!(regions.contains(whole));
+        assert!(regions.contains(at(0, 8192, 0)), "nothing at the very end");
+    }
+
+    #[test]
+    fn a_full_table_says_for_how_many_it_was_made() {
+        let (regions, _) = regions();
+        let mapping = || Mapping::new(4096, Backing::Private).unwrap();
+        regions.add(mapping()).unwrap();
+        assert_eq!(
+            regions.add(mapping()).unwrap_err().to_string(),
+            "add a memory region: the table was made for 2"
+        );
+    }
+}

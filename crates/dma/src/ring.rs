@@ -1,0 +1,245 @@
+//! The driver's ends of the two rings.
+//!
+//! The words of a completion are loaded as two 64-bit atomics: the one with the phase first, with
+//! acquire, then the other. A wide load would be faster to write down and is not a snapshot.
+//!
+//! ```text
+//!   0           8                            16
+//!   | DW0  DW1  | SQHD SQID | CID, P, status |      P is bit 48 of the second half
+//! ```
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use base::{CompletionRing, Segment, SubmissionRing};
+
+use crate::barrier::{DeviceKind, load_barrier, prefetch_read, prefetch_write};
+use crate::command_store::CommandStore;
+use crate::regions::Regions;
+
+/// The driver's end of a submission ring.
+#[derive(Debug)]
+pub struct HostSubmissionRing {
+    entries: NonNull<u64>,
+    depth: u32,
+    kind: DeviceKind,
+    store: CommandStore,
+    /// Keeps the memory mapped.
+    _regions: Regions,
+}
+
+/// The driver's end of a completion ring.
+#[derive(Debug)]
+pub struct HostCompletionRing {
+    entries: NonNull<u64>,
+    depth: u32,
+    kind: DeviceKind,
+    /// Keeps the memory mapped.
+    _regions: Regions,
+}
+
+/// CC.IOSQES = 6.
+const COMMAND_WORDS: usize = 8;
+/// CC.IOCQES = 4.
+const COMPLETION_WORDS: usize = 2;
+const COMPLETIONS_PER_LINE: u32 = 4;
+const PHASE: u64 = 1 << 48;
+
+// SAFETY: the pointer is into a region that the handle beside it keeps mapped, whichever thread it
+// is on; `&mut self` on every store keeps the ring to one thread at a time.
+unsafe impl Send for HostSubmissionRing {}
+// SAFETY: as above.
+unsafe impl Send for HostCompletionRing {}
+
+impl HostSubmissionRing {
+    /// # Panics
+    ///
+    /// If `memory` is not `depth` entries, aligned to 64 bytes: it comes from our own allocator.
+    pub(crate) fn new(
+        regions: Regions,
+        memory: Segment,
+        depth: u32,
+        kind: DeviceKind,
+        store: CommandStore,
+    ) -> Self {
+        let entries = resolve(&regions, memory, u64::from(depth) * 64);
+        Self { entries, depth, kind, store, _regions: regions }
+    }
+}
+
+impl HostCompletionRing {
+    /// # Panics
+    ///
+    /// If `memory` is not `depth` entries, aligned to 64 bytes: it comes from our own allocator.
+    pub(crate) fn new(regions: Regions, memory: Segment, depth: u32, kind: DeviceKind) -> Self {
+        let entries = resolve(&regions, memory, u64::from(depth) * 16);
+        Self { entries, depth, kind, _regions: regions }
+    }
+
+    /// The half of entry `index` with the phase.
+    #[inline]
+    fn second_half(&self, index: u32) -> u64 {
+        self.word(index as usize * COMPLETION_WORDS + 1)
+    }
+
+    #[inline]
+    fn first_half(&self, index: u32) -> u64 {
+        self.word(index as usize * COMPLETION_WORDS)
+    }
+
+    #[inline]
+    fn word(&self, word: usize) -> u64 {
+        assert!(word < self.depth as usize * COMPLETION_WORDS, "entry past the end of its ring");
+        // SAFETY: as just asserted, inside the memory resolved in `new`.
+        let address = unsafe { self.entries.add(word) };
+        // SAFETY: aligned, mapped as long as `_regions` is held, and only ever accessed by atomics
+        // and by DMA.
+        unsafe { AtomicU64::from_ptr(address.as_ptr()) }.load(Ordering::Relaxed)
+    }
+}
+
+impl SubmissionRing for HostSubmissionRing {
+    #[inline]
+    fn store(&mut self, index: u32, command: &[u64; 8]) {
+        assert!(index < self.depth, "entry past the end of its ring");
+        // SAFETY: as just asserted, inside the memory resolved in `new`.
+        let entry = unsafe { self.entries.add(index as usize * COMMAND_WORDS) };
+        // SAFETY: 64 bytes aligned to 64 because the ring is; mapped as long as `_regions` is held;
+        // no reference exists into a region; the way of storing was checked when it was chosen.
+        unsafe { self.store.store(entry, command) };
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        self.store.publish(self.kind);
+    }
+
+    #[inline]
+    fn prefetch(&self, index: u32) {
+        let entry = self.entries.as_ptr().wrapping_add(index as usize * COMMAND_WORDS);
+        prefetch_write(entry.cast());
+    }
+}
+
+impl CompletionRing for HostCompletionRing {
+    #[inline]
+    fn load(&self, index: u32, phase: bool) -> Option<[u32; 4]> {
+        let second = self.second_half(index);
+        if (second & PHASE != 0) != phase {
+            return None;
+        }
+        // Pairs with the controller's release of the second half: the first is in memory by now.
+        load_barrier(self.kind);
+        Some(entry(self.first_half(index), second))
+    }
+
+    #[inline]
+    fn load_line(&self, index: u32, phase: bool, into: &mut [[u32; 4]; 4]) -> usize {
+        let end = ((index | (COMPLETIONS_PER_LINE - 1)) + 1).min(self.depth);
+        let wanted = if phase { PHASE } else { 0 };
+        let mut seconds = [0_u64; 4];
+        let mut count = 0;
+        for (second, at) in seconds.iter_mut().zip(index..end) {
+            *second = self.second_half(at);
+            if *second & PHASE != wanted {
+                break;
+            }
+            count += 1;
+        }
+        if count > 0 {
+            // One barrier for all of them; pairs with the controller's releases.
+            load_barrier(self.kind);
+        }
+        for ((second, slot), at) in seconds.iter().zip(into).zip(index..end).take(count) {
+            *slot = entry(self.first_half(at), *second);
+        }
+        count
+    }
+
+    #[inline]
+    fn prefetch(&self, index: u32) {
+        let entry = self.entries.as_ptr().wrapping_add(index as usize * COMPLETION_WORDS);
+        prefetch_read(entry.cast());
+    }
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of each word")]
+const fn entry(first: u64, second: u64) -> [u32; 4] {
+    [first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32]
+}
+
+pub(crate) fn resolve(regions: &Regions, memory: Segment, len_bytes: u64) -> NonNull<u64> {
+    assert!(len_bytes > 0 && len_bytes <= u64::from(memory.len_bytes), "a ring lies in its memory");
+    let address = regions.address(memory).unwrap_or_else(|stray| panic!("{stray:?}")).cast::<u64>();
+    assert!(address.as_ptr().align_offset(64) == 0, "a ring begins on a cache line");
+    address
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{CompletionRing, Dma, HostEntries, HostMemory, SubmissionRing};
+
+    use crate::{
+        Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions, SharedHostMemory,
+    };
+
+    fn pool(store: CommandStore) -> DevicePool {
+        let regions = Regions::new(1);
+        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        DevicePool::new(regions, memory, DeviceKind::Emulated, store)
+    }
+
+    #[test]
+    fn what_the_driver_stores_the_controller_loads() {
+        for store in CommandStore::ALL.into_iter().filter(|store| store.is_supported()) {
+            let pool = pool(store);
+            let memory = pool.allocate(8 * 64).unwrap();
+            let mut ring = pool.submission_ring(memory, 8);
+            let iova = pool.iova(memory).unwrap();
+            let entries = SharedHostMemory::new(&pool).entries(iova, 8 * 64).unwrap().unwrap();
+            for index in 0..8 {
+                let command = [u64::from(index); 8];
+                ring.prefetch(index);
+                ring.store(index, &command);
+                ring.publish();
+                assert_eq!(entries.load_command(index), Ok(command));
+            }
+        }
+    }
+
+    /// Every first entry and every number of fresh ones: the copy is exactly the fresh entries up to
+    /// the end of the line, and nothing of the lap before.
+    #[test]
+    fn a_line_is_copied_as_far_as_its_phase_goes() {
+        for fresh in 0..=8_u32 {
+            let pool = pool(CommandStore::Plain);
+            let memory = pool.allocate(8 * 16).unwrap();
+            let ring = pool.completion_ring(memory, 8);
+            let iova = pool.iova(memory).unwrap();
+            let mut entries = SharedHostMemory::new(&pool).entries(iova, 8 * 16).unwrap().unwrap();
+            for index in 0..fresh {
+                entries.store_completion(index, [index, 0, 7, 1 << 16 | index]).unwrap();
+            }
+            for first in 0..8 {
+                let mut line = [[0; 4]; 4];
+                let count = ring.load_line(first, true, &mut line);
+                let expected = fresh.min((first / 4 + 1) * 4).saturating_sub(first);
+                assert_eq!(count, expected as usize, "{fresh} fresh, from {first}");
+                for (entry, index) in line.iter().zip(first..).take(count) {
+                    assert_eq!(*entry, [index, 0, 7, 1 << 16 | index]);
+                    assert_eq!(ring.load(index, true), Some(*entry));
+                }
+                assert_eq!(ring.load(first, true).is_some(), first < fresh);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "past the end")]
+    fn an_entry_past_the_end_is_our_own_mistake() {
+        let pool = pool(CommandStore::Plain);
+        let memory = pool.allocate(8 * 64).unwrap();
+        pool.submission_ring(memory, 8).store(8, &[0; 8]);
+    }
+}
