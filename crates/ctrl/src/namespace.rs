@@ -1,0 +1,360 @@
+//! What a controller's queues may touch: an immutable picture of its namespaces, and the way a new
+//! picture reaches them.
+//!
+//! ```text
+//!   Controller ── publish ──▶ Published<Namespaces> ◀── one relaxed load per turn ── Queue
+//!   (one thread)              generation, Arc                            (any reactor)
+//! ```
+//!
+//! A picture never changes. What changes a namespace, be it a resize, a format, a reservation or a
+//! detachment, makes a new picture of all of them, and queues that still work from the old one
+//! finish what they have begun with it.
+
+use core::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{Limits, Medium};
+use wire::Status;
+
+/// Every namespace that is attached to one controller, by identifier.
+#[derive(Clone, Debug, Default)]
+pub struct Namespaces {
+    /// Entry `nsid - 1`.
+    table: Vec<Option<Arc<Namespace>>>,
+    nsid_max: u32,
+}
+
+/// One namespace as one controller sees it.
+#[derive(Clone)]
+pub struct Namespace {
+    /// Its identifier: 1 to [`Namespaces::nsid_max`].
+    pub nsid: u32,
+    /// Bytes in a logical block, as a power of two. The medium may count in smaller blocks.
+    pub block_shift: u8,
+    /// Metadata bytes per block. Zero means none.
+    pub metadata_size: u16,
+    /// Logical blocks (NSZE).
+    pub block_count: u64,
+    /// Writes are refused (feature 84h, Base 2.1 §8.1.16).
+    pub is_write_protected: bool,
+    /// If set, every I/O command is answered with this: the namespace is being formatted, or is not
+    /// ready.
+    pub unavailable: Option<Status>,
+    /// The reservation on it, seen with the eyes of this controller's host.
+    pub reservation: Option<Reservation>,
+    /// By which hosts recognise it elsewhere.
+    pub identity: Identity,
+    /// Limits of the Copy command.
+    pub copy: CopyLimits,
+    /// Limits of the medium, so that they need no call.
+    pub limits: Limits,
+    /// Where the blocks are.
+    pub medium: Arc<dyn Medium>,
+}
+
+/// Names of a namespace that are the same from every controller (NVM 1.1 §4.1.5.1, Base 2.1 §5.1.13.2.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// IEEE extended unique identifier; zeroes mean none.
+    pub eui64: [u8; 8],
+    /// Namespace globally unique identifier; zeroes mean none.
+    pub nguid: [u8; 16],
+    /// UUID; zeroes mean none.
+    pub uuid: [u8; 16],
+}
+
+/// What a Copy command may ask for (NVM 1.1 §4.1.5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyLimits {
+    /// MSSRL: blocks in one source range.
+    pub range_blocks_max: u16,
+    /// MCL: blocks in all source ranges together.
+    pub blocks_max: u32,
+    /// Source ranges: MSRC is one less.
+    pub ranges_max: u16,
+}
+
+/// A reservation, and how this controller's host stands to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Its type.
+    pub kind: ReservationKind,
+    /// This host holds it.
+    pub is_holder: bool,
+    /// This host has registered a key.
+    pub is_registrant: bool,
+}
+
+/// RTYPE: what a reservation forbids to whom (Base 2.1 §8.1.22, §7.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReservationKind {
+    /// Only the holder writes.
+    WriteExclusive = 1,
+    /// Only the holder reads and writes.
+    ExclusiveAccess = 2,
+    /// Only registrants write.
+    WriteExclusiveRegistrantsOnly = 3,
+    /// Only registrants read and write.
+    ExclusiveAccessRegistrantsOnly = 4,
+    /// Only registrants write, and each of them is a holder.
+    WriteExclusiveAllRegistrants = 5,
+    /// Only registrants read and write, and each of them is a holder.
+    ExclusiveAccessAllRegistrants = 6,
+}
+
+/// A value that one thread replaces as a whole and others look at.
+#[derive(Debug)]
+pub struct Published<T> {
+    shared: Arc<Shared<T>>,
+}
+
+/// One reader's place: the last value it has seen.
+#[derive(Debug)]
+pub struct Reader<T> {
+    shared: Arc<Shared<T>>,
+    generation: u64,
+    value: Arc<T>,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    /// Counts replacements. Stored with release order after the value, so a reader that sees the
+    /// number finds that value or a newer one.
+    generation: AtomicU64,
+    value: Mutex<Arc<T>>,
+}
+
+impl CopyLimits {
+    /// 128 ranges of at most 65 535 blocks, 65 535 × 128 blocks in all.
+    pub const DEFAULT: Self =
+        Self { range_blocks_max: u16::MAX, blocks_max: 128 * u16::MAX as u32, ranges_max: 128 };
+}
+
+impl Namespaces {
+    /// No namespace yet; identifiers may go up to `nsid_max` (NN).
+    pub fn new(nsid_max: u32) -> Self {
+        Self { table: Vec::new(), nsid_max }
+    }
+
+    /// The highest identifier there may be (NN, Base 2.1 §5.1.13.2.1).
+    pub fn nsid_max(&self) -> u32 {
+        self.nsid_max
+    }
+
+    /// Adds a namespace, or replaces the one with its identifier.
+    ///
+    /// # Panics
+    ///
+    /// If its identifier is zero or above [`nsid_max`](Self::nsid_max).
+    pub fn insert(&mut self, namespace: Arc<Namespace>) {
+        let nsid = namespace.nsid;
+        assert!((1..=self.nsid_max).contains(&nsid), "namespace {nsid} of {}", self.nsid_max);
+        let index = index_of(nsid);
+        if self.table.len() <= index {
+            self.table.resize(index + 1, None);
+        }
+        self.table[index] = Some(namespace);
+    }
+
+    /// Takes a namespace out.
+    pub fn remove(&mut self, nsid: u32) -> Option<Arc<Namespace>> {
+        self.table.get_mut(index_of(nsid))?.take()
+    }
+
+    /// The namespace with this identifier, if it is attached.
+    pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
+        self.table.get(index_of(nsid))?.as_ref()
+    }
+
+    /// All of them, by rising identifier.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
+        self.table.iter().flatten()
+    }
+
+    /// One more than the highest identifier in use: the size of a table with one entry for each.
+    pub fn table_len(&self) -> usize {
+        self.table.len() + 1
+    }
+}
+
+impl Namespace {
+    /// How many of the medium's blocks make one logical block, as a power of two.
+    pub fn medium_shift(&self) -> u8 {
+        let medium_shift = self.limits.block_size.trailing_zeros();
+        self.block_shift.saturating_sub(u8::try_from(medium_shift).unwrap_or(u8::MAX))
+    }
+}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Namespace")
+            .field("nsid", &self.nsid)
+            .field("block_shift", &self.block_shift)
+            .field("metadata_size", &self.metadata_size)
+            .field("block_count", &self.block_count)
+            .field("is_write_protected", &self.is_write_protected)
+            .field("unavailable", &self.unavailable)
+            .field("reservation", &self.reservation)
+            .field("identity", &self.identity)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reservation {
+    /// Whether a command that reads is refused (Base 2.1 §8.1.22, command behavior table).
+    pub const fn refuses_reads(self) -> bool {
+        match self.kind {
+            ReservationKind::WriteExclusive
+            | ReservationKind::WriteExclusiveRegistrantsOnly
+            | ReservationKind::WriteExclusiveAllRegistrants => false,
+            ReservationKind::ExclusiveAccess => !self.is_holder,
+            ReservationKind::ExclusiveAccessRegistrantsOnly
+            | ReservationKind::ExclusiveAccessAllRegistrants => !self.is_registrant,
+        }
+    }
+
+    /// Whether a command that writes is refused (Base 2.1 §8.1.22, command behavior table).
+    pub const fn refuses_writes(self) -> bool {
+        match self.kind {
+            ReservationKind::WriteExclusive | ReservationKind::ExclusiveAccess => !self.is_holder,
+            _ => !self.is_registrant,
+        }
+    }
+}
+
+impl ReservationKind {
+    /// Every type, in the order of their codes.
+    pub const ALL: [Self; 6] = [
+        Self::WriteExclusive,
+        Self::ExclusiveAccess,
+        Self::WriteExclusiveRegistrantsOnly,
+        Self::ExclusiveAccessRegistrantsOnly,
+        Self::WriteExclusiveAllRegistrants,
+        Self::ExclusiveAccessAllRegistrants,
+    ];
+
+    /// The type of this code.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1..=6 => Some(Self::ALL[code as usize - 1]),
+            _ => None,
+        }
+    }
+}
+
+impl<T> Published<T> {
+    /// Publishes a first value.
+    pub fn new(value: Arc<T>) -> Self {
+        let shared = Shared { generation: AtomicU64::new(0), value: Mutex::new(value) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Replaces the value. Readers see it when they look again.
+    pub fn publish(&self, value: Arc<T>) {
+        let mut slot = self.shared.value.lock().unwrap_or_else(PoisonError::into_inner);
+        *slot = value;
+        // Inside the lock, so that generations and values come in the same order.
+        self.shared.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// A reader that has seen the present value.
+    pub fn reader(&self) -> Reader<T> {
+        let value = self.shared.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.shared.generation.load(Ordering::Relaxed);
+        Reader { shared: self.shared.clone(), generation, value: value.clone() }
+    }
+}
+
+impl<T> Reader<T> {
+    /// The value last seen.
+    #[inline]
+    pub fn get(&self) -> &Arc<T> {
+        &self.value
+    }
+
+    /// Looks for a newer value, and says whether there was one. One relaxed load if not.
+    #[inline]
+    pub fn refresh(&mut self) -> bool {
+        self.shared.generation.load(Ordering::Relaxed) != self.generation && self.take()
+    }
+
+    #[cold]
+    fn take(&mut self) -> bool {
+        let value = self.shared.value.lock().unwrap_or_else(PoisonError::into_inner);
+        self.generation = self.shared.generation.load(Ordering::Relaxed);
+        self.value = value.clone();
+        true
+    }
+}
+
+/// Identifier 0 wraps to an index that no table has.
+fn index_of(nsid: u32) -> usize {
+    nsid.wrapping_sub(1) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Published, Reservation, ReservationKind};
+
+    #[test]
+    fn a_reader_sees_a_new_value_once_and_keeps_the_old_one_until_it_looks() {
+        let published = Published::new(Arc::new(1));
+        let mut reader = published.reader();
+        assert!(!reader.refresh(), "nothing is newer than the first");
+        published.publish(Arc::new(2));
+        published.publish(Arc::new(3));
+        assert_eq!(**reader.get(), 1);
+        assert!(reader.refresh());
+        assert_eq!(**reader.get(), 3);
+        assert!(!reader.refresh());
+        assert_eq!(**published.reader().get(), 3);
+    }
+
+    /// The command behavior table of the reservations section, whole: kind by standing, what is
+    /// refused.
+    #[test]
+    fn a_reservation_refuses_exactly_what_its_type_says() {
+        let standings = [(true, true), (false, true), (false, false)];
+        let table = [
+            // holder, registrant, neither: (reads refused, writes refused)
+            (ReservationKind::WriteExclusive, [(false, false), (false, true), (false, true)]),
+            (ReservationKind::ExclusiveAccess, [(false, false), (true, true), (true, true)]),
+            (
+                ReservationKind::WriteExclusiveRegistrantsOnly,
+                [(false, false), (false, false), (false, true)],
+            ),
+            (
+                ReservationKind::ExclusiveAccessRegistrantsOnly,
+                [(false, false), (false, false), (true, true)],
+            ),
+            (
+                ReservationKind::WriteExclusiveAllRegistrants,
+                [(false, false), (false, false), (false, true)],
+            ),
+            (
+                ReservationKind::ExclusiveAccessAllRegistrants,
+                [(false, false), (false, false), (true, true)],
+            ),
+        ];
+        for (kind, rows) in table {
+            for ((is_holder, is_registrant), expected) in standings.into_iter().zip(rows) {
+                let seen = Reservation { kind, is_holder, is_registrant };
+                assert_eq!((seen.refuses_reads(), seen.refuses_writes()), expected, "{seen:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_code_names_the_type_that_has_it() {
+        for kind in ReservationKind::ALL {
+            assert_eq!(ReservationKind::from_code(kind as u8), Some(kind));
+        }
+        assert_eq!(ReservationKind::from_code(0), None);
+        assert_eq!(ReservationKind::from_code(7), None);
+    }
+}
