@@ -1,0 +1,343 @@
+//! What a field may hold: integers, bytes, text, codes.
+//!
+//! An [`Element`] fills whole bytes; a [`Part`] is some bits of a word.
+
+use core::fmt;
+
+use crate::layout::Value;
+
+/// How a field's bits are to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One bit.
+    Flag,
+    /// An unsigned number.
+    Number,
+    /// A code that the specification names.
+    Code,
+    /// Text, padded with spaces.
+    Text,
+    /// Bytes.
+    Bytes,
+    /// Another structure.
+    Structure,
+}
+
+/// Something that fills whole bytes of a structure.
+pub trait Element: Sized {
+    /// How many.
+    const BYTES: usize;
+    /// How they are to be read.
+    const KIND: Kind;
+
+    /// Takes it out of the first [`Self::BYTES`] bytes, which must be there.
+    fn load(bytes: &[u8]) -> Self;
+
+    /// Puts it into the first [`Self::BYTES`] bytes, which must be there.
+    fn store(&self, bytes: &mut [u8]);
+
+    /// What it holds, for printing.
+    fn value(&self) -> Value;
+}
+
+/// Something that fills some bits of a word.
+pub trait Part: Copy {
+    /// How they are to be read.
+    const KIND: Kind;
+
+    /// Takes it out of the low bits.
+    fn from_bits(bits: u64) -> Self;
+
+    /// Puts it into the low bits.
+    fn to_bits(self) -> u64;
+
+    /// What it holds, for printing.
+    fn value(self) -> Value;
+}
+
+/// Text of a fixed length: ASCII, padded with spaces on the right (Base 2.1 §1.4.2).
+///
+/// What a device sent is kept as it came; only printing tidies it up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Ascii<const N: usize>(
+    /// The bytes as they came.
+    pub [u8; N],
+);
+
+impl<const N: usize> Ascii<N> {
+    /// `text`, cut or padded to fit; what is not printable ASCII becomes a question mark.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        let mut bytes = [b' '; N];
+        for (byte, letter) in bytes.iter_mut().zip(text.chars()) {
+            *byte = u8::try_from(letter).ok().filter(is_printable).unwrap_or(b'?');
+        }
+        Self(bytes)
+    }
+
+    /// The text without its padding.
+    #[must_use]
+    pub fn trimmed(&self) -> &[u8] {
+        let padding = |byte: &u8| matches!(byte, b' ' | 0);
+        let end = self.0.iter().rposition(|byte| !padding(byte)).map_or(0, |last| last + 1);
+        &self.0[..end]
+    }
+}
+
+fn is_printable(byte: &u8) -> bool {
+    matches!(byte, b' '..=b'~')
+}
+
+impl<const N: usize> fmt::Display for Ascii<N> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |byte: &u8| if is_printable(byte) { char::from(*byte) } else { '.' };
+        out.pad(&self.trimmed().iter().map(shown).collect::<String>())
+    }
+}
+
+impl<const N: usize> fmt::Debug for Ascii<N> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:?}", self.to_string())
+    }
+}
+
+impl<const N: usize> Element for Ascii<N> {
+    const BYTES: usize = N;
+    const KIND: Kind = Kind::Text;
+
+    #[inline]
+    fn load(bytes: &[u8]) -> Self {
+        Self(Element::load(bytes))
+    }
+
+    #[inline]
+    fn store(&self, bytes: &mut [u8]) {
+        self.0.store(bytes);
+    }
+
+    fn value(&self) -> Value {
+        Value::Text(self.to_string())
+    }
+}
+
+impl<const N: usize> Element for [u8; N] {
+    const BYTES: usize = N;
+    const KIND: Kind = Kind::Bytes;
+
+    #[inline]
+    fn load(bytes: &[u8]) -> Self {
+        let mut loaded = [0; N];
+        loaded.copy_from_slice(&bytes[..N]);
+        loaded
+    }
+
+    #[inline]
+    fn store(&self, bytes: &mut [u8]) {
+        bytes[..N].copy_from_slice(self);
+    }
+
+    fn value(&self) -> Value {
+        Value::Bytes(self.to_vec())
+    }
+}
+
+macro_rules! numbers {
+    ($($type:ty)*) => {$(
+        impl Element for $type {
+            const BYTES: usize = size_of::<$type>();
+            const KIND: Kind = Kind::Number;
+
+            #[inline]
+            fn load(bytes: &[u8]) -> Self {
+                let mut loaded = [0; size_of::<$type>()];
+                loaded.copy_from_slice(&bytes[..size_of::<$type>()]);
+                Self::from_le_bytes(loaded)
+            }
+
+            #[inline]
+            fn store(&self, bytes: &mut [u8]) {
+                bytes[..size_of::<$type>()].copy_from_slice(&self.to_le_bytes());
+            }
+
+            fn value(&self) -> Value {
+                Value::Number(u128::from(*self))
+            }
+        }
+    )*};
+}
+
+numbers! { u8 u16 u32 u64 u128 }
+
+macro_rules! parts {
+    ($($type:ty)*) => {$(
+        impl Part for $type {
+            const KIND: Kind = Kind::Number;
+
+            #[inline(always)]
+            #[allow(clippy::cast_possible_truncation, reason = "a part's low bits are the part")]
+            fn from_bits(bits: u64) -> Self {
+                bits as Self
+            }
+
+            #[inline(always)]
+            fn to_bits(self) -> u64 {
+                u64::from(self)
+            }
+
+            fn value(self) -> Value {
+                Value::Number(u128::from(self))
+            }
+        }
+    )*};
+}
+
+parts! { u8 u16 u32 u64 }
+
+impl Part for bool {
+    const KIND: Kind = Kind::Flag;
+
+    #[inline(always)]
+    fn from_bits(bits: u64) -> Self {
+        bits != 0
+    }
+
+    #[inline(always)]
+    fn to_bits(self) -> u64 {
+        u64::from(self)
+    }
+
+    fn value(self) -> Value {
+        Value::Flag(self)
+    }
+}
+
+/// The bytes of one element.
+pub fn stored(element: &impl Element) -> Vec<u8> {
+    fn length<E: Element>(_: &E) -> usize {
+        E::BYTES
+    }
+    let mut bytes = vec![0; length(element)];
+    element.store(&mut bytes);
+    bytes
+}
+
+/// Declares a code: an enumeration that keeps the values it has no name for.
+///
+/// ```text
+/// code! {
+///     /// A made-up code.
+///     pub enum Fruit {
+///         /// Apple.
+///         Apple = 1,
+///     }
+/// }
+/// assert_eq!((Fruit::from_code(1), Fruit::from_code(9)), (Fruit::Apple, Fruit::Reserved(9)));
+/// ```
+macro_rules! code {
+    ($(
+        $(#[$meta:meta])*
+        pub enum $name:ident {
+            $( $(#[doc = $meaning:literal])+ $variant:ident = $code:literal, )+
+        }
+    )*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name {
+            $( $(#[doc = $meaning])+ $variant, )+
+            /// A value that the specification does not name.
+            Reserved(u8),
+        }
+
+        impl $name {
+            /// Every value that has a name.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// What this value means; one without a name is kept in `Reserved`.
+            #[inline]
+            #[must_use]
+            pub const fn from_code(code: u8) -> Self {
+                match code {
+                    $($code => Self::$variant,)+
+                    other => Self::Reserved(other),
+                }
+            }
+
+            /// The value on the wire.
+            #[inline]
+            #[must_use]
+            pub const fn code(self) -> u8 {
+                match self {
+                    $(Self::$variant => $code,)+
+                    Self::Reserved(other) => other,
+                }
+            }
+
+            /// What it means, in one line.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $crate::layout::line(concat!($($meaning),+)),)+
+                    Self::Reserved(_) => "reserved",
+                }
+            }
+        }
+
+        impl $crate::layout::Part for $name {
+            const KIND: $crate::layout::Kind = $crate::layout::Kind::Code;
+
+            #[inline]
+            #[allow(clippy::cast_possible_truncation, reason = "codes are at most 8 bits wide")]
+            fn from_bits(bits: u64) -> Self {
+                Self::from_code(bits as u8)
+            }
+
+            #[inline]
+            fn to_bits(self) -> u64 {
+                u64::from(self.code())
+            }
+
+            fn value(self) -> $crate::layout::Value {
+                $crate::layout::Value::Code(u64::from(self.code()), self.name())
+            }
+        }
+
+        impl $crate::layout::Element for $name {
+            const BYTES: usize = 1;
+            const KIND: $crate::layout::Kind = $crate::layout::Kind::Code;
+
+            #[inline]
+            fn load(bytes: &[u8]) -> Self {
+                Self::from_code(bytes[0])
+            }
+
+            #[inline]
+            fn store(&self, bytes: &mut [u8]) {
+                bytes[0] = self.code();
+            }
+
+            fn value(&self) -> $crate::layout::Value {
+                $crate::layout::Part::value(*self)
+            }
+        }
+    )*};
+}
+
+pub(crate) use code;
+
+#[cfg(test)]
+mod tests {
+    use super::Ascii;
+
+    #[test]
+    fn text_is_padded_cut_and_cleaned() {
+        assert_eq!(&Ascii::<6>::new("abc").0, b"abc   ");
+        assert_eq!(&Ascii::<2>::new("abc").0, b"ab");
+        assert_eq!(&Ascii::<3>::new("aé\n").0, b"a??");
+    }
+
+    #[test]
+    fn printing_drops_the_padding_and_hides_what_is_not_printable() {
+        assert_eq!(Ascii(*b"ab\x07c \0 ").to_string(), "ab.c");
+        assert_eq!(Ascii([0; 4]).to_string(), "");
+    }
+}

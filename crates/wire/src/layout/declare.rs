@@ -1,0 +1,406 @@
+//! The macro that declares structures.
+//!
+//! A field may hold one element or a row of them, and its word may have named parts; so there is
+//! one rule for bytes in memory, one for a single word, and a few internal ones for the pieces.
+
+/// Declares a structure; see the [module](crate::layout) for an example.
+macro_rules! layout {
+    () => {};
+
+    // Bytes in memory.
+    (
+        $(#[$meta:meta])*
+        $visibility:vis struct $name:ident [ $bytes:literal ] {
+            $(
+                $(#[doc = $meaning:literal])+
+                $field:ident @ $offset:literal : $type:ty $([$count:literal])? $({
+                    $(
+                        $(#[doc = $part_meaning:literal])+
+                        $part:ident @ $low:literal $(..= $high:literal)? : $part_type:ty;
+                    )*
+                })?;
+            )*
+        }
+        $($rest:tt)*
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, PartialEq, Eq)]
+        $visibility struct $name([u8; $bytes]);
+
+        impl $name {
+            $(
+                $crate::layout::layout!(@getter [$($meaning)+] $field $offset $type; $($count)?);
+                $($(
+                    $(#[doc = $part_meaning])+
+                    #[inline]
+                    #[must_use]
+                    pub fn $part(&self) -> $part_type {
+                        const ENDS: &[u32] = &[$low $(, $high)?];
+                        let word: $type = self.$field();
+                        $crate::layout::Part::from_bits($crate::layout::bits(
+                            u64::from(word), ENDS[0], $crate::layout::width_of(ENDS),
+                        ))
+                    }
+                )*)?
+            )*
+
+            /// The structure that lies in these bytes.
+            #[inline]
+            #[must_use]
+            pub const fn from_bytes(bytes: &[u8; $bytes]) -> Self {
+                Self(*bytes)
+            }
+
+            /// The bytes it lies in.
+            #[inline]
+            #[must_use]
+            pub const fn as_bytes(&self) -> &[u8; $bytes] {
+                &self.0
+            }
+
+            /// The bytes it lies in, to be written by a transfer.
+            #[inline]
+            pub const fn as_bytes_mut(&mut self) -> &mut [u8; $bytes] {
+                &mut self.0
+            }
+
+            /// A structure with every bit clear.
+            #[inline]
+            #[must_use]
+            pub const fn zeroed() -> Self {
+                Self([0; $bytes])
+            }
+        }
+
+        impl $crate::layout::Set<'_, $name> {
+            $(
+                $crate::layout::layout!(@setter $field $offset $type; $($count)?);
+                $($(
+                    #[doc = concat!("Sets `", stringify!($part), "`.")]
+                    #[inline]
+                    pub fn $part(self, value: $part_type) -> Self {
+                        const ENDS: &[u32] = &[$low $(, $high)?];
+                        let word = $crate::layout::with_bits(
+                            u64::from(self.0.$field()), ENDS[0], $crate::layout::width_of(ENDS),
+                            $crate::layout::Part::to_bits(value),
+                        );
+                        self.$field(<$type as $crate::layout::Part>::from_bits(word))
+                    }
+                )*)?
+            )*
+        }
+
+        impl $crate::layout::Layout for $name {
+            const NAME: &'static str = stringify!($name);
+            const BYTES: usize = $bytes;
+            const FIELDS: &'static [$crate::layout::Field<Self>] = &[$(
+                $crate::layout::Field {
+                    parts: &[$($(
+                        $crate::layout::layout!(
+                            @part [$($part_meaning)+] $part $part_type; $offset * 8; $low $(, $high)?
+                        ),
+                    )*)?],
+                    ..$crate::layout::layout!(@field [$($meaning)+] $field $offset $type; $($count)?)
+                },
+            )*];
+
+            fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::Short> {
+                match bytes.first_chunk::<$bytes>() {
+                    Some(bytes) => Ok(Self(*bytes)),
+                    None => Err($crate::layout::Short {
+                        what: stringify!($name),
+                        got_bytes: bytes.len(),
+                        need_bytes: $bytes,
+                    }),
+                }
+            }
+
+            fn bytes(&self) -> Vec<u8> {
+                self.0.to_vec()
+            }
+        }
+
+        impl $crate::layout::Element for $name {
+            const BYTES: usize = $bytes;
+            const KIND: $crate::layout::Kind = $crate::layout::Kind::Structure;
+
+            #[inline]
+            fn load(bytes: &[u8]) -> Self {
+                let mut loaded = [0; $bytes];
+                loaded.copy_from_slice(&bytes[..$bytes]);
+                Self(loaded)
+            }
+
+            #[inline]
+            fn store(&self, bytes: &mut [u8]) {
+                bytes[..$bytes].copy_from_slice(&self.0);
+            }
+
+            fn value(&self) -> $crate::layout::Value {
+                $crate::layout::Value::Structure($crate::layout::Layout::decode(self))
+            }
+        }
+
+        $crate::layout::layout!(@common $name);
+        $crate::layout::layout! { $($rest)* }
+    };
+
+    // One word: a register or a dword of a command.
+    (
+        $(#[$meta:meta])*
+        $visibility:vis struct $name:ident ( $word:ty ) {
+            $(
+                $(#[doc = $meaning:literal])+
+                $part:ident @ $low:literal $(..= $high:literal)? : $type:ty;
+            )*
+        }
+        $($rest:tt)*
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        #[repr(transparent)]
+        $visibility struct $name(
+            /// The whole word.
+            pub $word,
+        );
+
+        impl $name {
+            $(
+                $(#[doc = $meaning])+
+                #[inline]
+                #[must_use]
+                pub fn $part(&self) -> $type {
+                    const ENDS: &[u32] = &[$low $(, $high)?];
+                    $crate::layout::Part::from_bits($crate::layout::bits(
+                        u64::from(self.0), ENDS[0], $crate::layout::width_of(ENDS),
+                    ))
+                }
+            )*
+
+            /// A word with every bit clear.
+            #[inline]
+            #[must_use]
+            pub const fn zeroed() -> Self {
+                Self(0)
+            }
+        }
+
+        impl $crate::layout::Set<'_, $name> {
+            $(
+                #[doc = concat!("Sets `", stringify!($part), "`.")]
+                #[inline]
+                pub fn $part(self, value: $type) -> Self {
+                    const ENDS: &[u32] = &[$low $(, $high)?];
+                    let word = $crate::layout::with_bits(
+                        u64::from(self.0.0), ENDS[0], $crate::layout::width_of(ENDS),
+                        $crate::layout::Part::to_bits(value),
+                    );
+                    self.0.0 = <$word as $crate::layout::Part>::from_bits(word);
+                    self
+                }
+            )*
+        }
+
+        impl $crate::layout::Layout for $name {
+            const NAME: &'static str = stringify!($name);
+            const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
+            const FIELDS: &'static [$crate::layout::Field<Self>] = &[$(
+                $crate::layout::layout!(@part [$($meaning)+] $part $type; 0; $low $(, $high)?),
+            )*];
+
+            fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::Short> {
+                $crate::layout::Short::check(
+                    stringify!($name), bytes.len(), <Self as $crate::layout::Layout>::BYTES,
+                )?;
+                Ok(<Self as $crate::layout::Element>::load(bytes))
+            }
+
+            fn bytes(&self) -> Vec<u8> {
+                self.0.to_le_bytes().to_vec()
+            }
+        }
+
+        impl $crate::layout::Element for $name {
+            const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
+            const KIND: $crate::layout::Kind = $crate::layout::Kind::Structure;
+
+            #[inline]
+            fn load(bytes: &[u8]) -> Self {
+                Self(<$word as $crate::layout::Element>::load(bytes))
+            }
+
+            #[inline]
+            fn store(&self, bytes: &mut [u8]) {
+                $crate::layout::Element::store(&self.0, bytes);
+            }
+
+            fn value(&self) -> $crate::layout::Value {
+                $crate::layout::Value::Structure($crate::layout::Layout::decode(self))
+            }
+        }
+
+        impl From<$word> for $name {
+            #[inline]
+            fn from(word: $word) -> Self {
+                Self(word)
+            }
+        }
+
+        impl From<$name> for $word {
+            #[inline]
+            fn from(word: $name) -> Self {
+                word.0
+            }
+        }
+
+        $crate::layout::layout!(@common $name);
+        $crate::layout::layout! { $($rest)* }
+    };
+
+    (@common $name:ident) => {
+        impl $name {
+            /// Setters, to be chained.
+            #[inline]
+            pub const fn set(&mut self) -> $crate::layout::Set<'_, Self> {
+                $crate::layout::Set(self)
+            }
+
+            /// The structure after `change`.
+            #[inline]
+            #[must_use]
+            pub fn with(
+                mut self,
+                change: impl FnOnce($crate::layout::Set<'_, Self>) -> $crate::layout::Set<'_, Self>,
+            ) -> Self {
+                change($crate::layout::Set(&mut self));
+                self
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                $crate::layout::debug(self, out)
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::zeroed()
+            }
+        }
+    };
+
+    (@getter [$($meaning:literal)+] $field:ident $offset:literal $type:ty;) => {
+        $(#[doc = $meaning])+
+        #[inline]
+        #[must_use]
+        pub fn $field(&self) -> $type {
+            const END: usize = $offset + <$type as $crate::layout::Element>::BYTES;
+            <$type as $crate::layout::Element>::load(&self.0[$offset..END])
+        }
+    };
+    (@getter [$($meaning:literal)+] $field:ident $offset:literal $type:ty; $count:literal) => {
+        $(#[doc = $meaning])+
+        ///
+        /// `None` behind the last element.
+        #[inline]
+        #[must_use]
+        pub fn $field(&self, index: usize) -> Option<$type> {
+            const BYTES: usize = <$type as $crate::layout::Element>::BYTES;
+            if index >= $count {
+                return None;
+            }
+            let at = $offset + index * BYTES;
+            Some(<$type as $crate::layout::Element>::load(&self.0[at..at + BYTES]))
+        }
+    };
+
+    (@setter $field:ident $offset:literal $type:ty;) => {
+        #[doc = concat!("Sets `", stringify!($field), "`.")]
+        #[inline]
+        pub fn $field(self, value: $type) -> Self {
+            const END: usize = $offset + <$type as $crate::layout::Element>::BYTES;
+            $crate::layout::Element::store(&value, &mut self.0.0[$offset..END]);
+            self
+        }
+    };
+    (@setter $field:ident $offset:literal $type:ty; $count:literal) => {
+        #[doc = concat!("Sets one element of `", stringify!($field), "`.")]
+        ///
+        /// # Panics
+        ///
+        /// If there is no element of this index.
+        #[inline]
+        pub fn $field(self, index: usize, value: $type) -> Self {
+            const BYTES: usize = <$type as $crate::layout::Element>::BYTES;
+            assert!(index < $count, concat!("no such element of ", stringify!($field)));
+            let at = $offset + index * BYTES;
+            $crate::layout::Element::store(&value, &mut self.0.0[at..at + BYTES]);
+            self
+        }
+    };
+
+    (@field [$($meaning:literal)+] $field:ident $offset:literal $type:ty;) => {
+        $crate::layout::Field {
+            name: stringify!($field),
+            meaning: $crate::layout::line(concat!($($meaning),+)),
+            bit: $offset * 8,
+            width: <$type as $crate::layout::Element>::BYTES * 8,
+            count: 1,
+            repeated: false,
+            kind: <$type as $crate::layout::Element>::KIND,
+            parts: &[],
+            get: |it, _| $crate::layout::Element::value(&it.$field()),
+            raw: |it, _| $crate::element::stored(&it.$field()),
+            put: |it, _, raw| {
+                it.set().$field(<$type as $crate::layout::Element>::load(raw));
+            },
+        }
+    };
+    (@field [$($meaning:literal)+] $field:ident $offset:literal $type:ty; $count:literal) => {
+        $crate::layout::Field {
+            name: stringify!($field),
+            meaning: $crate::layout::line(concat!($($meaning),+)),
+            bit: $offset * 8,
+            width: <$type as $crate::layout::Element>::BYTES * 8,
+            count: $count,
+            repeated: true,
+            kind: <$type as $crate::layout::Element>::KIND,
+            parts: &[],
+            get: |it, index| match it.$field(index) {
+                Some(value) => $crate::layout::Element::value(&value),
+                None => $crate::layout::Value::Bytes(Vec::new()),
+            },
+            raw: |it, index| match it.$field(index) {
+                Some(value) => $crate::element::stored(&value),
+                None => Vec::new(),
+            },
+            put: |it, index, raw| {
+                it.set().$field(index, <$type as $crate::layout::Element>::load(raw));
+            },
+        }
+    };
+    (
+        @part [$($meaning:literal)+] $part:ident $type:ty; $base:expr; $low:literal $(, $high:literal)?
+    ) => {
+        $crate::layout::Field {
+            name: stringify!($part),
+            meaning: $crate::layout::line(concat!($($meaning),+)),
+            bit: $base + $low,
+            width: $crate::layout::width_of(&[$low $(, $high)?]) as usize,
+            count: 1,
+            repeated: false,
+            kind: <$type as $crate::layout::Part>::KIND,
+            parts: &[],
+            get: |it, _| $crate::layout::Part::value(it.$part()),
+            raw: |it, _| $crate::element::stored(&$crate::layout::Part::to_bits(it.$part())),
+            put: |it, _, raw| {
+                it.set().$part($crate::layout::Part::from_bits(
+                    <u64 as $crate::layout::Element>::load(raw),
+                ));
+            },
+        }
+    };
+}
+
+pub(crate) use layout;

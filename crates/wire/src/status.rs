@@ -1,0 +1,276 @@
+//! How a command ended (Base 2.1 §4.2.3).
+//!
+//! ```text
+//!  14    13   12:11   10:8   7:0
+//!  DNR   M    CRD     SCT    SC
+//! ```
+//!
+//! A [`Status`] is these 15 bits, without the phase tag below them. The tables of status codes are
+//! in [`table`].
+
+use core::fmt;
+
+mod table;
+
+pub use table::{Entry, TABLE};
+
+/// How a command ended: the 15-bit status field.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct Status(
+    /// The bits, right-aligned.
+    pub u16,
+);
+
+/// SCT: which table the status code is from (Base 2.1 §4.2.3, Figure 101).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StatusCodeType {
+    /// 0h: common to all commands.
+    Generic,
+    /// 1h: its meaning depends on the command.
+    CommandSpecific,
+    /// 2h: the medium, or the integrity of the data.
+    MediaAndDataIntegrity,
+    /// 3h: the path to the namespace.
+    PathRelated,
+    /// 7h: the vendor's own.
+    VendorSpecific,
+    /// 4h to 6h.
+    Reserved(u8),
+}
+
+impl Status {
+    const CODE: u16 = 0x7ff;
+    const CRD_SHIFT: u16 = 11;
+    const CRD: u16 = 0b11 << Self::CRD_SHIFT;
+    const MORE: u16 = 1 << 13;
+    const DNR: u16 = 1 << 14;
+
+    /// Status code `sc` of type `sct`.
+    #[inline]
+    #[must_use]
+    pub const fn new(sct: u8, sc: u8) -> Self {
+        Self((sct as u16 & 7) << 8 | sc as u16)
+    }
+
+    /// SC: the status code.
+    #[inline]
+    #[must_use]
+    pub const fn sc(self) -> u8 {
+        self.0.to_le_bytes()[0]
+    }
+
+    /// SCT: the status code type, as a number.
+    #[inline]
+    #[must_use]
+    pub const fn sct(self) -> u8 {
+        self.0.to_le_bytes()[1] & 7
+    }
+
+    /// SCT: the status code type.
+    #[must_use]
+    pub const fn code_type(self) -> StatusCodeType {
+        match self.sct() {
+            0 => StatusCodeType::Generic,
+            1 => StatusCodeType::CommandSpecific,
+            2 => StatusCodeType::MediaAndDataIntegrity,
+            3 => StatusCodeType::PathRelated,
+            7 => StatusCodeType::VendorSpecific,
+            other => StatusCodeType::Reserved(other),
+        }
+    }
+
+    /// CRD: which of the controller's retry delays to wait for, 0 for none.
+    #[inline]
+    #[must_use]
+    pub const fn crd(self) -> u8 {
+        ((self.0 & Self::CRD) >> Self::CRD_SHIFT).to_le_bytes()[0]
+    }
+
+    /// M: the Error Information log page has more to say.
+    #[inline]
+    #[must_use]
+    pub const fn more(self) -> bool {
+        self.0 & Self::MORE != 0
+    }
+
+    /// DNR: the same command would fail again.
+    #[inline]
+    #[must_use]
+    pub const fn dnr(self) -> bool {
+        self.0 & Self::DNR != 0
+    }
+
+    /// Without CRD, M and DNR: what is compared with the constants.
+    #[inline]
+    #[must_use]
+    pub const fn code(self) -> Self {
+        Self(self.0 & Self::CODE)
+    }
+
+    /// Whether the status code and its type are those of `other`; CRD, M and DNR do not count.
+    #[inline]
+    #[must_use]
+    pub const fn is(self, other: Self) -> bool {
+        (self.0 ^ other.0) & Self::CODE == 0
+    }
+
+    /// Whether the command did what it was told.
+    #[inline]
+    #[must_use]
+    pub const fn is_success(self) -> bool {
+        self.0 & Self::CODE == 0
+    }
+
+    /// Whether the same command may succeed when it is sent again to the same controller.
+    ///
+    /// DNR forbids it; a path error without DNR asks for another path first (Base 2.1 §4.2.3.4).
+    #[inline]
+    #[must_use]
+    pub const fn is_retryable(self) -> bool {
+        !self.is_success() && !self.dnr()
+    }
+
+    /// Whether it is the path that failed and another one may work.
+    #[inline]
+    #[must_use]
+    pub const fn is_path_error(self) -> bool {
+        self.sct() == 3
+    }
+
+    /// With DNR set: the same command would fail again.
+    #[inline]
+    #[must_use]
+    pub const fn with_dnr(self) -> Self {
+        Self(self.0 | Self::DNR)
+    }
+
+    /// With M set: the Error Information log page has more to say.
+    #[inline]
+    #[must_use]
+    pub const fn with_more(self) -> Self {
+        Self(self.0 | Self::MORE)
+    }
+
+    /// With this retry delay, 0 to 3.
+    #[inline]
+    #[must_use]
+    pub const fn with_crd(self, crd: u8) -> Self {
+        Self(self.0 & !Self::CRD | (crd as u16 & 3) << Self::CRD_SHIFT)
+    }
+
+    /// What the tables say about it. `None` for a reserved or vendor specific code.
+    ///
+    /// Where fabrics commands share a code with the NVM command set, this is the NVM one.
+    #[must_use]
+    pub fn entry(self) -> Option<&'static Entry> {
+        TABLE.iter().find(|entry| !entry.is_fabrics && entry.status == self.code())
+    }
+
+    /// What the tables say about it as the answer to a fabrics command.
+    #[must_use]
+    pub fn fabrics_entry(self) -> Option<&'static Entry> {
+        let code = self.code();
+        let fabrics = TABLE.iter().find(|entry| entry.is_fabrics && entry.status == code);
+        fabrics.or_else(|| self.entry())
+    }
+
+    /// Its name in the specification.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match (self.entry(), self.code_type(), self.sc()) {
+            (Some(entry), _, _) => entry.name,
+            (None, StatusCodeType::VendorSpecific, _) | (None, _, 0xc0..) => "Vendor Specific",
+            (None, _, _) => "Reserved",
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} (SCT {:#x}, SC {:#04x}", self.name(), self.sct(), self.sc())?;
+        if self.crd() != 0 {
+            write!(out, ", CRD {}", self.crd())?;
+        }
+        out.write_str(if self.more() { ", more" } else { "" })?;
+        out.write_str(if self.dnr() { ", do not retry)" } else { ")" })
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, out)
+    }
+}
+
+impl core::error::Error for Status {}
+
+#[cfg(test)]
+mod tests {
+    use super::{Status, TABLE};
+
+    #[test]
+    fn the_fields_of_every_status_put_together_give_it_back() {
+        for bits in 0..1 << 15 {
+            let status = Status(bits);
+            let mut again = Status::new(status.sct(), status.sc()).with_crd(status.crd());
+            again = if status.more() { again.with_more() } else { again };
+            again = if status.dnr() { again.with_dnr() } else { again };
+            assert_eq!(again, status);
+            assert!(status.is(status.code()));
+        }
+        assert_eq!((Status(0x7ff).sct(), Status(0x7ff).sc()), (7, 0xff));
+        assert_eq!(
+            (Status(0x1800).crd(), Status(0x2000).more(), Status(0x4000).dnr()),
+            (3, true, true)
+        );
+    }
+
+    #[test]
+    fn no_code_is_in_the_tables_twice() {
+        for (index, entry) in TABLE.iter().enumerate() {
+            let same = |other: &&super::Entry| {
+                other.status == entry.status && other.is_fabrics == entry.is_fabrics
+            };
+            assert_eq!(TABLE[..index].iter().find(same), None, "{}", entry.name);
+            assert_eq!(entry.status, entry.status.code());
+        }
+    }
+
+    #[test]
+    fn every_entry_is_found_by_its_code_and_explains_itself() {
+        for entry in TABLE {
+            let found = if entry.is_fabrics {
+                entry.status.fabrics_entry()
+            } else {
+                entry.status.with_dnr().with_more().with_crd(2).entry()
+            };
+            assert_eq!(found, Some(entry));
+            assert!(entry.section.contains('§') && entry.meaning.ends_with('.'), "{}", entry.name);
+        }
+    }
+
+    #[test]
+    fn it_prints_its_name_and_its_numbers() {
+        assert_eq!(
+            Status::INVALID_FIELD.with_dnr().to_string(),
+            "Invalid Field in Command (SCT 0x0, SC 0x02, do not retry)"
+        );
+        assert_eq!(
+            Status::NAMESPACE_NOT_READY.with_crd(1).with_more().to_string(),
+            "Namespace Not Ready (SCT 0x0, SC 0x82, CRD 1, more)"
+        );
+        assert_eq!(Status::new(7, 1).name(), "Vendor Specific");
+        assert_eq!(Status::new(1, 0xc1).name(), "Vendor Specific");
+        assert_eq!(Status::new(5, 1).name(), "Reserved");
+    }
+
+    #[test]
+    fn only_a_failure_without_dnr_is_worth_another_try() {
+        assert!(Status::COMMAND_INTERRUPTED.is_retryable());
+        assert!(!Status::COMMAND_INTERRUPTED.with_dnr().is_retryable());
+        assert!(!Status::SUCCESS.is_retryable());
+        assert!(Status::ANA_INACCESSIBLE.is_path_error());
+        assert!(!Status::COMPARE_FAILURE.is_path_error());
+    }
+}
