@@ -1,0 +1,191 @@
+//! Each refusal, word for word.
+
+use base::{Blame, Span};
+
+use dma::CommandStore;
+
+use super::{ArrivalLaw, Machine, OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, SizeShare};
+
+fn machine() -> Machine {
+    Machine { cores: vec![0, 1, 3], memory_available_bytes: 1 << 30 }
+}
+
+/// What the user reads when the default options are changed like this.
+fn refusal(change: impl FnOnce(&mut PerfOptions)) -> String {
+    let mut options = PerfOptions::default();
+    change(&mut options);
+    let refused = options.check(&machine()).unwrap_err();
+    assert_eq!(refused.blame, Blame::Caller);
+    assert!(!refused.text.contains('\n'), "one line: {refused}");
+    refused.text
+}
+
+#[test]
+fn the_defaults_are_what_the_manual_says_and_pass() {
+    let options = PerfOptions::default();
+    assert_eq!(options.check(&machine()), Ok(()));
+    assert_eq!((options.device_count(), options.depth, options.thread_count()), (21, 128, 1));
+    assert_eq!(options.buffer_bytes(), 21 * 128 * 4096);
+    let extras = options.with_extras();
+    assert_eq!(extras.ceiling, Some(Span::from_secs(1)));
+    assert_eq!(extras.ram, Some(Span::from_secs(2)));
+    assert_eq!(extras.html.as_deref(), Some("tenmil-perf.html"));
+}
+
+#[test]
+fn a_depth_of_zero_or_above_the_controllers_is_refused() {
+    assert_eq!(
+        refusal(|options| options.depth = 0),
+        "-q 0: depth is 0, expected at least 1 for each of 1 queue pairs"
+    );
+    assert_eq!(
+        refusal(|options| options.depth = 1024),
+        "-q 1024: depth is 1024, expected 1 to 1023, which emu:null?count=21 allows"
+    );
+    let two_pairs = PerfOptions { depth: 1024, queue_pairs: 2, ..PerfOptions::default() };
+    assert_eq!(two_pairs.check(&machine()), Ok(()), "two queue pairs hold twice as many");
+}
+
+#[test]
+fn more_queue_pairs_than_the_controller_has_are_refused() {
+    assert_eq!(
+        refusal(|options| options.queue_pairs = 0),
+        "-P 0: no queue pairs, expected at least 1"
+    );
+    assert_eq!(
+        refusal(|options| (options.queue_pairs, options.cores) = (33, vec![0, 1])),
+        "-P 33: 66 queue pairs over 2 threads, expected at most 64, which emu:null?count=21 allows"
+    );
+}
+
+#[test]
+fn a_size_that_is_no_multiple_of_the_block_is_refused() {
+    assert_eq!(
+        refusal(|options| options.sizes = SizeMix::of(1000)),
+        "-o 1000: size is 1000 bytes, expected a multiple of the 512-byte blocks of \
+         emu:null?count=21"
+    );
+    assert_eq!(
+        refusal(|options| options.sizes = SizeMix::parse("4k:1,1000:2").unwrap()),
+        "--bs-mix 4096:1,1000:2: size is 1000 bytes, expected a multiple of the 512-byte blocks \
+         of emu:null?count=21"
+    );
+    assert_eq!(
+        refusal(|options| {
+            options.uris = vec!["emu:ram?size=4k".parse().unwrap()];
+            options.sizes = SizeMix::of(8192);
+        }),
+        "-o 8192: size is 8192 bytes, expected at most the 4096 bytes of emu:ram?size=4k"
+    );
+}
+
+#[test]
+fn a_core_that_does_not_exist_is_refused() {
+    assert_eq!(
+        refusal(|options| options.cores = vec![0, 2]),
+        "-c 0,2: core 2 does not exist or is not ours, expected some of 0-1,3"
+    );
+    assert_eq!(
+        refusal(|options| options.device_cores = vec![9]),
+        "--device-cores 9: core 9 does not exist or is not ours, expected some of 0-1,3"
+    );
+}
+
+#[test]
+fn buffers_that_do_not_fit_into_memory_are_refused() {
+    assert_eq!(
+        refusal(|options| options.sizes = SizeMix::of(1 << 20)),
+        "-q 128 and -o 1048576: buffers for 21 SSDs are 2688 MiB, expected at most half of the \
+         1024 MiB of memory that are available"
+    );
+}
+
+#[test]
+fn verification_needs_a_medium_that_keeps_data() {
+    assert_eq!(
+        refusal(|options| options.verify = true),
+        "--verify: emu:null?count=21 keeps no data, expected a medium that does, such as emu:ram"
+    );
+}
+
+#[test]
+fn shares_times_counts_rates_and_skews_have_bounds() {
+    assert_eq!(
+        refusal(|options| options.read_percent = 101),
+        "-M 101: read share is 101, expected 0 to 100"
+    );
+    assert_eq!(
+        refusal(|options| options.time = Span { ns: 0 }),
+        "-t 0: no time to measure in, expected more than 0"
+    );
+    assert_eq!(
+        refusal(|options| options.io_count = Some(0)),
+        "-d 0: no I/Os to do, expected at least 1"
+    );
+    let rate = OpenLoop { per_second: 0, arrivals: ArrivalLaw::Poisson };
+    assert_eq!(
+        refusal(|options| options.rate = Some(rate)),
+        "--rate 0: expected 1 to 1000000000 I/Os per second"
+    );
+    for theta in [0.0, -1.0, f64::NAN, 5.1] {
+        assert_eq!(
+            refusal(|options| options.zipf = Some(theta)),
+            format!("--zipf {theta}: expected more than 0 and at most 5")
+        );
+    }
+    assert_eq!(
+        refusal(|options| (options.zipf, options.pattern) = (Some(0.9), Pattern::Rw)),
+        "--zipf: pattern rw is sequential, expected a random one such as randread"
+    );
+    assert_eq!(
+        refusal(|options| options.uris = vec!["emu:null?count=256".parse().unwrap(); 5]),
+        "1280 SSDs are named, expected 1 to 1024"
+    );
+    assert_eq!(refusal(|options| options.uris.clear()), "0 SSDs are named, expected 1 to 1024");
+}
+
+#[test]
+fn a_store_that_the_processor_lacks_is_refused_by_name() {
+    for store in CommandStore::ALL {
+        let mut options = PerfOptions::default();
+        options.techniques.command_store = Some(store);
+        match options.check(&machine()) {
+            Ok(()) => assert!(store.is_supported(), "{store:?}"),
+            Err(refused) => {
+                assert!(!store.is_supported(), "{store:?}");
+                let name = store.name();
+                let start = format!("--command-store {name}: command store is `{name}`, and ");
+                assert!(refused.text.starts_with(&start), "{refused}");
+                assert!(refused.text.contains("`plain`"), "{refused}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mix_of_sizes_is_read_and_written_alike() {
+    let mix = SizeMix::parse("4k:70,64k:30").unwrap();
+    assert_eq!(mix.shares[1], SizeShare { len_bytes: 65_536, weight: 30 });
+    assert_eq!(mix.largest(), 65_536);
+    assert_eq!(mix.to_string(), "4096:70,65536:30");
+    assert_eq!(SizeMix::parse("4k"), Ok(SizeMix::of(4096)));
+    assert_eq!(
+        SizeMix::parse("4k:0"),
+        Err("weight `0` in `4k:0`, expected 1 to 1000000, as in 4k:70,64k:30".into())
+    );
+    assert_eq!(SizeMix::parse("32m"), Err("size is `32m`, expected one block to 16m".into()));
+    assert_eq!(SizeMix::parse("0"), Err("size is `0`, expected one block to 16m".into()));
+    let nine = ["4k"; 9].join(",");
+    assert_eq!(SizeMix::parse(&nine), Err(format!("`{nine}` has 9 sizes, expected at most 8")));
+}
+
+#[test]
+fn what_is_prefetched_is_read_and_written_alike() {
+    for text in ["all", "none", "slots", "slots,tasks", "ring"] {
+        assert_eq!(Prefetch::parse(text).unwrap().name(), text);
+    }
+    assert_eq!(
+        Prefetch::parse("slots,x"),
+        Err("no `x` to prefetch, expected some of slots,ring,tasks, or all, or none".into())
+    );
+}

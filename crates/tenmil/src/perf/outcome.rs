@@ -1,0 +1,346 @@
+//! What a run of `perf` has found out: plain values that the engine fills and the reports show.
+
+use std::collections::BTreeMap;
+
+use base::{Histogram, Operation, Span};
+
+use super::environment::Environment;
+use super::options::PerfOptions;
+
+/// Everything a run has found out.
+#[derive(Clone, Debug)]
+pub struct PerfOutcome {
+    /// What had been asked for.
+    pub options: PerfOptions,
+    /// How long was measured, without the warm-up; shorter than asked if interrupted.
+    pub elapsed: Span,
+    /// What ended the measurement.
+    pub ended: Ended,
+    /// One per SSD, in the order of the URIs.
+    pub devices: Vec<DeviceOutcome>,
+    /// Over all SSDs and threads.
+    pub totals: Counts,
+    /// Latency of every I/O. With open-loop arrivals from the intended start.
+    pub latency: Histogram,
+    /// Latency by operation; only operations that happened.
+    pub latency_by_operation: Vec<(Operation, Histogram)>,
+    /// Each latency is known to this: time stamps are taken once per batch and once per poll.
+    pub time_stamp_error: Span,
+    /// I/Os over time.
+    pub series: Series,
+    /// How often each thing on the fast path happened.
+    pub turns: Turns,
+    /// Time stamp counter ticks during the measurement on one submitting thread; none where the
+    /// processor has no such counter.
+    pub tsc_ticks: Option<u64>,
+    /// Ended I/Os that failed, by status (NVMe status field without the phase).
+    pub errors_by_status: BTreeMap<u16, u64>,
+    /// What was done to the fast path, as it came out: `auto` resolved.
+    pub techniques: Vec<Technique>,
+    /// What checking the stamps found.
+    pub verified: Option<Verified>,
+    /// How well the intended rate was kept.
+    pub open_loop: Option<OpenLoopOutcome>,
+    /// The bare ring.
+    pub ceiling: Option<CeilingOutcome>,
+    /// The same workload over memory that is moved.
+    pub ram: Option<RamOutcome>,
+    /// Which submitting threads ran where.
+    pub threads: Vec<ThreadPlace>,
+    /// The machine.
+    pub environment: Environment,
+}
+
+/// What ended a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The time was over.
+    Time,
+    /// All I/Os were done.
+    Count,
+    /// Somebody pressed Ctrl-C.
+    Interrupt,
+}
+
+/// Plain sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// I/Os that ended well.
+    pub ios: u64,
+    /// Bytes that those moved, or were asked to move.
+    pub bytes: u64,
+    /// I/Os that ended badly.
+    pub errors: u64,
+    /// Reads that ended well.
+    pub reads: u64,
+    /// Writes that ended well.
+    pub writes: u64,
+}
+
+/// What one SSD did.
+#[derive(Clone, Debug)]
+pub struct DeviceOutcome {
+    /// Which: the URI, with a number if it names several.
+    pub name: String,
+    /// Model number as the controller tells it.
+    pub model: String,
+    /// Bytes on it.
+    pub size_bytes: u64,
+    /// Bytes in a logical block.
+    pub block_size: u32,
+    /// Its sums.
+    pub counts: Counts,
+    /// Its latencies.
+    pub latency: Histogram,
+}
+
+/// I/Os over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Series {
+    /// One point stands for so long.
+    pub interval: Span,
+    /// I/Os that ended in each interval.
+    pub ios: Vec<u64>,
+    /// Bytes in each interval.
+    pub bytes: Vec<u64>,
+}
+
+/// How often each thing on the fast path happened, over all submitting threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turns {
+    /// Looks at a completion ring.
+    pub polls: u64,
+    /// Looks that found nothing.
+    pub idle_polls: u64,
+    /// Completions found.
+    pub completions: u64,
+    /// Submission doorbells rung.
+    pub submission_doorbells: u64,
+    /// Completion doorbells rung.
+    pub completion_doorbells: u64,
+}
+
+/// One technique of the fast path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Technique {
+    /// Its name.
+    pub name: &'static str,
+    /// How it was set.
+    pub setting: String,
+    /// The switch that changes it.
+    pub switch: &'static str,
+}
+
+/// What checking the stamps found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Blocks that held what was last written to them.
+    pub good_blocks: u64,
+    /// Blocks that this run had not written yet, which may hold anything.
+    pub unwritten_blocks: u64,
+    /// Blocks with an older version than was last written.
+    pub stale_blocks: u64,
+    /// Blocks of which one part is of another version.
+    pub torn_blocks: u64,
+    /// Blocks that belong elsewhere.
+    pub misplaced_blocks: u64,
+    /// Blocks that hold no stamp of this run.
+    pub foreign_blocks: u64,
+    /// The first of the bad ones, in words.
+    pub first_bad: Option<String>,
+}
+
+/// How well an intended rate was kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenLoopOutcome {
+    /// The rate asked for, in I/Os per second.
+    pub intended_per_second: u64,
+    /// I/Os that had arrived and were not yet submitted at the end.
+    pub backlog: u64,
+    /// I/Os that were submitted later than intended because the queues were full.
+    pub delayed: u64,
+}
+
+/// What the bare ring could do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CeilingOutcome {
+    /// Entries per second.
+    pub iops: f64,
+    /// How long it was measured.
+    pub elapsed: Span,
+    /// Rings.
+    pub rings: u32,
+    /// Entries in flight on each.
+    pub depth: u32,
+    /// The median round trip, where the depth is 1.
+    pub round_trip: Option<Span>,
+}
+
+/// What the same workload did over memory that is moved.
+#[derive(Clone, Debug)]
+pub struct RamOutcome {
+    /// The SSDs.
+    pub uri: String,
+    /// How long it was measured.
+    pub elapsed: Span,
+    /// Sums.
+    pub counts: Counts,
+    /// Latency of every I/O.
+    pub latency: Histogram,
+}
+
+/// Where a thread ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadPlace {
+    /// What it does: `submit` or `device`.
+    pub role: &'static str,
+    /// Its core, if it was pinned to one.
+    pub core: Option<u32>,
+}
+
+impl PerfOutcome {
+    /// I/Os per second.
+    pub fn iops(&self) -> f64 {
+        per_second(self.totals.ios, self.elapsed)
+    }
+
+    /// Bytes per second.
+    pub fn bytes_per_second(&self) -> f64 {
+        per_second(self.totals.bytes, self.elapsed)
+    }
+
+    /// Time that one submitting thread spent per I/O, in nanoseconds.
+    pub fn ns_per_io(&self) -> f64 {
+        ratio(self.elapsed.ns.saturating_mul(self.submitting_threads()), self.totals.ios)
+    }
+
+    /// Ticks of the time stamp counter per I/O on one submitting thread.
+    pub fn tsc_per_io(&self) -> Option<f64> {
+        let threads = self.submitting_threads();
+        self.tsc_ticks.map(|ticks| ratio(ticks.saturating_mul(threads), self.totals.ios))
+    }
+
+    /// What this run reached of what the bare ring could do.
+    pub fn ceiling_ratio(&self) -> Option<f64> {
+        let ceiling = self.ceiling.filter(|ceiling| ceiling.iops > 0.0)?;
+        Some(self.iops() / ceiling.iops)
+    }
+
+    /// How many threads submitted.
+    pub fn submitting_threads(&self) -> u64 {
+        let submitting = self.threads.iter().filter(|place| place.role == "submit").count();
+        u64::try_from(submitting.max(1)).unwrap_or(1)
+    }
+
+    /// Whether every I/O ended well and every stamp was right.
+    pub fn is_clean(&self) -> bool {
+        self.totals.errors == 0 && self.verified.as_ref().is_none_or(Verified::is_clean)
+    }
+}
+
+impl Turns {
+    /// Completions per look that found something.
+    pub fn completions_per_poll(&self) -> f64 {
+        ratio(self.completions, self.polls.saturating_sub(self.idle_polls))
+    }
+
+    /// Doorbells of both kinds per completed I/O.
+    pub fn doorbells_per_io(&self) -> f64 {
+        ratio(self.submission_doorbells + self.completion_doorbells, self.completions)
+    }
+
+    /// Adds another thread's.
+    pub fn merge(&mut self, other: &Self) {
+        self.polls += other.polls;
+        self.idle_polls += other.idle_polls;
+        self.completions += other.completions;
+        self.submission_doorbells += other.submission_doorbells;
+        self.completion_doorbells += other.completion_doorbells;
+    }
+}
+
+impl Counts {
+    /// Adds another's.
+    pub fn merge(&mut self, other: &Self) {
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        self.errors += other.errors;
+        self.reads += other.reads;
+        self.writes += other.writes;
+    }
+}
+
+impl Verified {
+    /// Whether no block was bad.
+    pub fn is_clean(&self) -> bool {
+        self.bad_blocks() == 0
+    }
+
+    /// How many blocks were bad, in whatever way.
+    pub fn bad_blocks(&self) -> u64 {
+        self.stale_blocks + self.torn_blocks + self.misplaced_blocks + self.foreign_blocks
+    }
+
+    /// Adds another thread's.
+    pub fn merge(&mut self, other: &Self) {
+        self.good_blocks += other.good_blocks;
+        self.unwritten_blocks += other.unwritten_blocks;
+        self.stale_blocks += other.stale_blocks;
+        self.torn_blocks += other.torn_blocks;
+        self.misplaced_blocks += other.misplaced_blocks;
+        self.foreign_blocks += other.foreign_blocks;
+        if self.first_bad.is_none() {
+            self.first_bad.clone_from(&other.first_bad);
+        }
+    }
+}
+
+impl RamOutcome {
+    /// I/Os per second.
+    pub fn iops(&self) -> f64 {
+        per_second(self.counts.ios, self.elapsed)
+    }
+
+    /// Bytes per second.
+    pub fn bytes_per_second(&self) -> f64 {
+        per_second(self.counts.bytes, self.elapsed)
+    }
+}
+
+/// `count` per second of `elapsed`; zero if there was no time.
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+pub(crate) fn per_second(count: u64, elapsed: Span) -> f64 {
+    if elapsed.ns == 0 { 0.0 } else { count as f64 * 1e9 / elapsed.ns as f64 }
+}
+
+/// `part` per `whole`; zero if there is no whole.
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Turns, per_second};
+    use base::Span;
+
+    #[test]
+    fn nothing_per_nothing_is_zero_and_not_an_accident() {
+        assert_eq!(per_second(5, Span { ns: 0 }).to_bits(), 0.0_f64.to_bits());
+        assert_eq!(Turns::default().completions_per_poll().to_bits(), 0.0_f64.to_bits());
+        assert_eq!(Turns::default().doorbells_per_io().to_bits(), 0.0_f64.to_bits());
+    }
+
+    #[test]
+    fn idle_polls_do_not_dilute_the_completions_per_poll() {
+        let turns = Turns {
+            polls: 30,
+            idle_polls: 20,
+            completions: 80,
+            submission_doorbells: 10,
+            completion_doorbells: 6,
+        };
+        assert!((turns.completions_per_poll() - 8.0).abs() < 1e-12);
+        assert!((turns.doorbells_per_io() - 0.2).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,179 @@
+//! Numbers as people type them: sizes, counts, times, lists of cores.
+//!
+//! Sizes count in powers of two (`4k` is 4096 bytes), as every storage benchmark does; counts and
+//! rates count in powers of ten (`2M` is two million). Each error is the second half of a line
+//! whose first half is the name of the flag.
+
+use base::Span;
+
+/// Reads a size in bytes: `4096`, `4k`, `4KiB`, `1m`, `2g`, `1t`.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let expected = "expected a size in bytes such as 4096, 4k, 64KiB or 1m";
+    let (number, shift) = split_unit(text, &[("k", 10), ("m", 20), ("g", 30), ("t", 40)], "ib");
+    let value: u64 = number.parse().map_err(|_| format!("`{text}` is not a size, {expected}"))?;
+    value.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large, {expected}"))
+}
+
+/// Reads a count: `1000000`, `500k`, `2M`.
+pub fn parse_count(text: &str) -> Result<u64, String> {
+    let expected = "expected a whole number such as 1000, 500k or 2M";
+    let (number, zeroes) = split_unit(text, &[("k", 3), ("m", 6), ("g", 9)], "");
+    let value: u64 = number.parse().map_err(|_| format!("`{text}` is not a count, {expected}"))?;
+    value
+        .checked_mul(10_u64.pow(zeroes))
+        .ok_or_else(|| format!("`{text}` is too large, {expected}"))
+}
+
+/// Reads a time: seconds without a unit, or `500ms`, `10s`, `2m`.
+pub fn parse_time(text: &str) -> Result<Span, String> {
+    let expected = "expected seconds such as 10 or 0.5, or 500ms, or 2m";
+    let refuse = || format!("`{text}` is not a time, {expected}");
+    let units = [("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000)];
+    let unit = units.iter().find_map(|(unit, ns)| Some((text.strip_suffix(unit)?, *ns)));
+    let (number, unit_ns) = unit.unwrap_or((text, 1_000_000_000_u64));
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) || part.len() > 9 {
+        return Err(refuse());
+    }
+    let whole: u64 = whole.parse().map_err(|_| refuse())?;
+    let scale = 10_u64.pow(u32::try_from(part.len()).map_err(|_| refuse())?);
+    let part: u64 = part.parse().map_err(|_| refuse())?;
+    let part_ns = u128::from(part) * u128::from(unit_ns) / u128::from(scale);
+    let ns = u128::from(whole) * u128::from(unit_ns) + part_ns;
+    match u64::try_from(ns) {
+        Ok(ns) if ns <= TIME_MAX.ns => Ok(Span { ns }),
+        _ => Err(format!("`{text}` is too long, expected at most {} days", TIME_MAX.ns / DAY_NS)),
+    }
+}
+
+const DAY_NS: u64 = 86_400_000_000_000;
+const TIME_MAX: Span = Span { ns: 100 * DAY_NS };
+
+/// Reads a set of cores: a list such as `0,2-3`, or a mask such as `0x3`. In rising order.
+pub fn parse_cores(text: &str) -> Result<Vec<u32>, String> {
+    let refuse = || format!("`{text}` is no set of cores, expected a list `0,2-3` or a mask `0x3`");
+    let mut cores = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(mask) => parse_mask(mask).ok_or_else(refuse)?,
+        None => parse_list(text).ok_or_else(refuse)?,
+    };
+    cores.sort_unstable();
+    cores.dedup();
+    if cores.is_empty() { Err(refuse()) } else { Ok(cores) }
+}
+
+/// Core numbers above this are no cores of any machine that Linux runs on.
+const CORE_MAX: u32 = 8191;
+
+fn parse_mask(mask: &str) -> Option<Vec<u32>> {
+    let mut cores = Vec::new();
+    for (place, digit) in mask.chars().rev().enumerate() {
+        let bits = digit.to_digit(16)?;
+        let first = u32::try_from(place).ok()?.checked_mul(4).filter(|first| *first <= CORE_MAX)?;
+        cores.extend((0..4).filter(|bit| bits & (1 << bit) != 0).map(|bit| first + bit));
+    }
+    Some(cores)
+}
+
+fn parse_list(list: &str) -> Option<Vec<u32>> {
+    let mut cores = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        if first > last || last > CORE_MAX {
+            return None;
+        }
+        cores.extend(first..=last);
+    }
+    Some(cores)
+}
+
+/// Writes cores the way [`parse_cores`] reads them: `0,2-3`.
+pub fn show_cores(cores: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for core in cores {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *core => *last = *core,
+            _ => runs.push((*core, *core)),
+        }
+    }
+    let show = |(first, last): &(u32, u32)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    runs.iter().map(show).collect::<Vec<_>>().join(",")
+}
+
+/// Splits `4KiB` into `4` and what its unit stands for. Units are read in either case; `more` are
+/// letters that may follow one.
+fn split_unit<'a>(text: &'a str, units: &[(&str, u32)], more: &str) -> (&'a str, u32) {
+    let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = unit.to_ascii_lowercase();
+    for (name, meaning) in units {
+        if unit.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest == more) {
+            return (number, *meaning);
+        }
+    }
+    if unit.is_empty() { (number, 0) } else { ("", 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{parse_cores, parse_count, parse_size, parse_time, show_cores};
+    use base::Span;
+
+    #[test]
+    fn sizes_count_in_powers_of_two_and_counts_in_powers_of_ten() {
+        for (text, bytes) in [("512", 512), ("4k", 4096), ("64KiB", 65_536), ("2M", 2 << 20)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for (text, count) in [("0", 0), ("21", 21), ("500k", 500_000), ("2M", 2_000_000)] {
+            assert_eq!(parse_count(text), Ok(count), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_named_together_with_what_is() {
+        let expected = "expected a size in bytes such as 4096, 4k, 64KiB or 1m";
+        for text in ["", "k", "4kb", "-1", "4.5k", "0x10", "4 k"] {
+            assert_eq!(parse_size(text), Err(format!("`{text}` is not a size, {expected}")));
+        }
+        let text = "99999999999t";
+        assert_eq!(parse_size(text), Err(format!("`{text}` is too large, {expected}")));
+        assert!(parse_count("1.5M").unwrap_err().starts_with("`1.5M` is not a count, expected"));
+        assert!(parse_count("99999999999g").unwrap_err().contains("is too large"));
+    }
+
+    #[test]
+    fn times_are_seconds_unless_they_say_otherwise() {
+        for (text, ns) in [
+            ("10", 10_000_000_000),
+            ("0.5", 500_000_000),
+            ("500ms", 500_000_000),
+            ("1.5s", 1_500_000_000),
+            ("2m", 120_000_000_000),
+            ("0", 0),
+        ] {
+            assert_eq!(parse_time(text), Ok(Span { ns }), "{text}");
+        }
+        for text in ["", "s", "1h", "-1", ".5", "1.", "1e3", "inf"] {
+            assert!(parse_time(text).unwrap_err().contains("is not a time"), "{text}");
+        }
+        assert_eq!(
+            parse_time("99999999"),
+            Err("`99999999` is too long, expected at most 100 days".into())
+        );
+    }
+
+    #[test]
+    fn a_list_and_a_mask_of_the_same_cores_are_the_same() {
+        assert_eq!(parse_cores("0,2-3"), Ok(vec![0, 2, 3]));
+        assert_eq!(parse_cores("0xd"), Ok(vec![0, 2, 3]));
+        assert_eq!(parse_cores("3,2,2,0"), Ok(vec![0, 2, 3]));
+        assert_eq!(parse_cores("0x10000000000000001"), Ok(vec![0, 64]));
+        assert_eq!(show_cores(&[0, 2, 3]), "0,2-3");
+        for text in ["", "0x", "0x0", "a", "1-", "3-1", "1,,2", "0-99999999", "0xg"] {
+            assert!(parse_cores(text).unwrap_err().contains("is no set of cores"), "{text}");
+        }
+    }
+}
