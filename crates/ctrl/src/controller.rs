@@ -38,3 +38,4 @@
 //! ```
 
 pub mod contract;
+pub mod reservation;

@@ -1,0 +1,342 @@
+//! Who may touch a namespace: registrants and the reservation one of them holds (Base 2.1 §8.1.22).
+//!
+//! The state machine of one namespace. It knows hosts and keys, and neither commands nor
+//! controllers; what a change means for other hosts goes out as [`News`].
+//!
+//! ```text
+//!                      holder          another registrant    anyone else
+//!                      read  write     read  write           read  write
+//!   none               yes   yes       yes   yes             yes   yes
+//!   1 WE               yes   yes       yes   no              yes   no
+//!   2 EA               yes   yes       no    no              no    no
+//!   3 WE, registrants  yes   yes       yes   yes             yes   no
+//!   4 EA, registrants  yes   yes       yes   yes             no    no
+//!   5 WE, all          yes   yes       —  (all hold it)      yes   no
+//!   6 EA, all          yes   yes       —                     no    no
+//! ```
+
+use std::collections::BTreeMap;
+
+use wire::Status;
+
+use crate::namespace::{Reservation, ReservationKind};
+
+#[cfg(test)]
+mod tests;
+
+/// The registrants and the reservation of one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reservations {
+    registrants: BTreeMap<Host, u64>,
+    held: Option<Held>,
+    generation: u32,
+    persists: bool,
+}
+
+/// A host, as far as reservations know it (Base 2.1 §5.1.25.1.28).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Host {
+    /// It has given no identifier: it is whoever uses this controller until the next reset.
+    Anonymous(u16),
+    /// It has given a 64-bit identifier.
+    Short(u64),
+    /// It has given a 128-bit identifier.
+    Extended(u128),
+}
+
+/// A reservation that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Of which type.
+    pub kind: ReservationKind,
+    /// By whom; `None` when all registrants hold it together.
+    pub holder: Option<Host>,
+}
+
+/// What a change means for other hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Who is to be told what.
+    pub notices: Vec<(Host, Notice)>,
+    /// Whose outstanding commands are to be aborted.
+    pub aborts: Vec<Host>,
+}
+
+/// Reservation Notification Log Page Type (Base 2.1 §5.1.12.1.32).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Notice {
+    /// Another host has removed this one's registration.
+    RegistrationPreempted = 1,
+    /// The reservation is released or of another type.
+    ReservationReleased = 2,
+    /// The reservation and all registrations were cleared away.
+    ReservationPreempted = 3,
+}
+
+/// How many hosts may be registered at once.
+pub const REGISTRANTS_MAX: usize = 128;
+
+impl Reservations {
+    /// The reservation as `host` sees it: what its commands are checked against.
+    pub fn seen_by(&self, host: Host) -> Option<Reservation> {
+        let Held { kind, .. } = self.held?;
+        let is_registrant = self.registrants.contains_key(&host);
+        Some(Reservation { kind, is_holder: self.is_holder(host), is_registrant })
+    }
+
+    /// Registers `host` under `key`. Registering again under the same key changes nothing
+    /// (Base 2.1 §8.1.22.3).
+    pub fn register(&mut self, host: Host, key: u64) -> Result<News, Status> {
+        if key == 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        match self.registrants.get(&host) {
+            Some(&registered) if registered != key => return Err(Status::RESERVATION_CONFLICT),
+            Some(_) => {}
+            None if self.registrants.len() >= REGISTRANTS_MAX => {
+                return Err(Status::NOT_ENOUGH_RESOURCES);
+            }
+            None => {
+                self.registrants.insert(host, key);
+            }
+        }
+        self.changed();
+        Ok(News::default())
+    }
+
+    /// Ends the registration of `host`, and with it a reservation that only it holds
+    /// (Base 2.1 §8.1.22.4). `current` is compared unless it is `None`.
+    pub fn unregister(&mut self, host: Host, current: Option<u64>) -> Result<News, Status> {
+        self.check_key(host, current)?;
+        let mut news = News::default();
+        let held_before = self.held;
+        self.remove(host);
+        if self.held.is_none()
+            && let Some(held) = held_before
+            && admits_registrants(held.kind)
+        {
+            self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+        }
+        self.changed();
+        Ok(news)
+    }
+
+    /// Gives the registration of `host` another key (Base 2.1 §8.1.22.3).
+    pub fn replace(&mut self, host: Host, current: Option<u64>, key: u64) -> Result<News, Status> {
+        if key == 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        self.check_key(host, current)?;
+        self.registrants.insert(host, key);
+        self.changed();
+        Ok(News::default())
+    }
+
+    /// Takes the reservation if nobody holds it. Taking again what one holds already changes
+    /// nothing (Base 2.1 §8.1.22.5).
+    pub fn acquire(
+        &mut self,
+        host: Host,
+        current: u64,
+        kind: ReservationKind,
+    ) -> Result<News, Status> {
+        self.check_key(host, Some(current))?;
+        match self.held {
+            Some(held) if self.is_holder(host) && held.kind == kind => {}
+            Some(_) => return Err(Status::RESERVATION_CONFLICT),
+            None => self.take(host, kind),
+        }
+        Ok(News::default())
+    }
+
+    /// Removes whoever is registered under `victim_key`, and takes the reservation if that was its
+    /// holder's (Base 2.1 §8.1.22.7).
+    pub fn preempt(
+        &mut self,
+        host: Host,
+        current: u64,
+        victim_key: u64,
+        kind: ReservationKind,
+        abort: bool,
+    ) -> Result<News, Status> {
+        self.check_key(host, Some(current))?;
+        let before = self.held;
+        let (victims, takes) = self.victims(host, victim_key)?;
+        for &victim in &victims {
+            self.remove(victim);
+        }
+        let mut news = News::default();
+        if takes {
+            self.take(host, kind);
+            if before.is_some_and(|held| held.kind != kind && admits_registrants(held.kind)) {
+                self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+            }
+        } else if self.held.is_none() && before.is_some_and(|held| admits_registrants(held.kind)) {
+            self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+        }
+        let others = victims.iter().copied().filter(|&victim| victim != host);
+        news.notices.extend(others.map(|victim| (victim, Notice::RegistrationPreempted)));
+        news.aborts = if abort { victims } else { Vec::new() };
+        self.changed();
+        Ok(news)
+    }
+
+    /// Gives the reservation back. A registrant that does not hold it changes nothing
+    /// (Base 2.1 §8.1.22.6).
+    pub fn release(
+        &mut self,
+        host: Host,
+        current: u64,
+        kind: ReservationKind,
+    ) -> Result<News, Status> {
+        self.check_key(host, Some(current))?;
+        let mut news = News::default();
+        if let Some(held) = self.held.filter(|_| self.is_holder(host)) {
+            if held.kind != kind {
+                return Err(Status::INVALID_FIELD.with_dnr());
+            }
+            self.held = None;
+            if admits_registrants(kind) {
+                self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+            }
+        }
+        Ok(news)
+    }
+
+    /// Ends the reservation and every registration (Base 2.1 §8.1.22.8).
+    pub fn clear(&mut self, host: Host, current: u64) -> Result<News, Status> {
+        self.check_key(host, Some(current))?;
+        let mut news = News::default();
+        self.tell_registrants(host, Notice::ReservationPreempted, &mut news);
+        self.registrants.clear();
+        self.held = None;
+        self.changed();
+        Ok(news)
+    }
+
+    /// Whether the state survives a power cycle (PTPL).
+    pub const fn persists(&self) -> bool {
+        self.persists
+    }
+
+    /// Decides whether the state survives a power cycle.
+    pub const fn set_persists(&mut self, persists: bool) {
+        self.persists = persists;
+    }
+
+    /// The power went and came back: what was not to persist is gone (Base 2.1 §8.1.22.1).
+    pub fn power_cycled(&mut self) {
+        if !self.persists {
+            *self = Self::default();
+        }
+    }
+
+    /// Forgets a host that can never come back: one without an identifier whose controller was
+    /// reset (Base 2.1 §5.1.25.1.28).
+    pub fn forget(&mut self, host: Host) {
+        if self.registrants.contains_key(&host) {
+            self.remove(host);
+        }
+    }
+
+    /// How often the registrations have changed (GEN).
+    pub const fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// The reservation, if there is one.
+    pub const fn held(&self) -> Option<Held> {
+        self.held
+    }
+
+    /// Whether `host` holds the reservation, alone or with all registrants.
+    pub fn is_holder(&self, host: Host) -> bool {
+        self.held.is_some_and(|held| match held.holder {
+            Some(holder) => holder == host,
+            None => self.registrants.contains_key(&host),
+        })
+    }
+
+    /// Every registrant with its key.
+    pub fn registrants(&self) -> impl Iterator<Item = (Host, u64)> + '_ {
+        self.registrants.iter().map(|(&host, &key)| (host, key))
+    }
+
+    /// Who loses the registration to a preemption, and whether the reservation changes hands.
+    fn victims(&self, host: Host, victim_key: u64) -> Result<(Vec<Host>, bool), Status> {
+        let under_key = |except: Option<Host>| -> Vec<Host> {
+            let matching = self.registrants().filter(|&(_, key)| key == victim_key);
+            matching.map(|(victim, _)| victim).filter(|&victim| Some(victim) != except).collect()
+        };
+        let holder_key = match self.held {
+            Some(Held { holder: None, .. }) if victim_key == 0 => {
+                let all = self.registrants().map(|(victim, _)| victim);
+                return Ok((all.filter(|&victim| victim != host).collect(), true));
+            }
+            Some(Held { holder: Some(holder), .. }) => {
+                if victim_key == 0 {
+                    return Err(Status::INVALID_FIELD.with_dnr());
+                }
+                self.registrants.get(&holder).copied()
+            }
+            Some(Held { holder: None, .. }) | None => None,
+        };
+        if holder_key == Some(victim_key) {
+            return Ok((under_key(Some(host)), true));
+        }
+        let victims = under_key(None);
+        if victims.is_empty() {
+            return Err(Status::RESERVATION_CONFLICT);
+        }
+        Ok((victims, false))
+    }
+
+    fn check_key(&self, host: Host, current: Option<u64>) -> Result<(), Status> {
+        let registered = self.registrants.get(&host).ok_or(Status::RESERVATION_CONFLICT)?;
+        match current {
+            Some(key) if key != *registered => Err(Status::RESERVATION_CONFLICT),
+            _ => Ok(()),
+        }
+    }
+
+    fn take(&mut self, host: Host, kind: ReservationKind) {
+        let holder = if is_held_by_all(kind) { None } else { Some(host) };
+        self.held = Some(Held { kind, holder });
+    }
+
+    /// Removes a registration, and the reservation if nobody is left to hold it.
+    fn remove(&mut self, host: Host) {
+        self.registrants.remove(&host);
+        let orphaned = self.held.is_some_and(|held| match held.holder {
+            Some(holder) => holder == host,
+            None => self.registrants.is_empty(),
+        });
+        if orphaned {
+            self.held = None;
+        }
+    }
+
+    fn tell_registrants(&self, except: Host, notice: Notice, news: &mut News) {
+        let others = self.registrants.keys().filter(|&&host| host != except);
+        news.notices.extend(others.map(|&host| (host, notice)));
+    }
+
+    const fn changed(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+}
+
+/// Whether every registrant is a holder.
+const fn is_held_by_all(kind: ReservationKind) -> bool {
+    matches!(
+        kind,
+        ReservationKind::WriteExclusiveAllRegistrants
+            | ReservationKind::ExclusiveAccessAllRegistrants
+    )
+}
+
+/// Whether registrants that do not hold it are let through.
+const fn admits_registrants(kind: ReservationKind) -> bool {
+    !matches!(kind, ReservationKind::WriteExclusive | ReservationKind::ExclusiveAccess)
+}
