@@ -45,6 +45,20 @@ pub trait Memory: Send + Sync {
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory>;
     /// Fills `segment` with `byte`.
     fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory>;
+
+    /// Loads the little-endian word in the first four bytes of `segment`, which somebody else may
+    /// be storing: where it is aligned, an implementation over shared memory makes this one atomic
+    /// load.
+    fn load_u32(&self, segment: Segment) -> Result<u32, NoSuchMemory> {
+        let mut bytes = [0; 4];
+        self.load(segment.slice(0, 4).ok_or(NoSuchMemory(segment))?, &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Stores a little-endian word, as [`load_u32`](Self::load_u32) loads it.
+    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), NoSuchMemory> {
+        self.store(segment.slice(0, 4).ok_or(NoSuchMemory(segment))?, &value.to_le_bytes())
+    }
 }
 
 /// A segment does not lie inside a region that exists.
