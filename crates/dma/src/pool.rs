@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Dma, Memory, NoSuchMemory, RegionId, Segment};
+use base::{Dma, Memory, NoSuchMemory, Segment};
 
 use crate::arena::Arena;
 use crate::barrier::DeviceKind;
@@ -22,7 +22,8 @@ pub struct DevicePool {
 
 #[derive(Debug)]
 struct Shared {
-    region: RegionId,
+    /// Where the pool lies: what the device may reach, and nothing beside it.
+    memory: Segment,
     kind: DeviceKind,
     store: CommandStore,
     arena: Mutex<Arena>,
@@ -38,18 +39,29 @@ const PAGE: u64 = 4096;
 pub(crate) const IOVA_SHIFT: u32 = 36;
 
 impl DevicePool {
-    /// A pool over all of `memory`, which must be a whole region that nobody else hands out.
+    /// A pool over `memory`: whole pages that nobody else hands out. Several pools may share a
+    /// region; one that is packed close to the next spreads over the sets of the cache, and pools
+    /// that each begin at the same offset of a region of their own would not.
     ///
     /// # Panics
     ///
-    /// If `memory` is not a whole region of `regions`.
+    /// If `memory` does not begin on a page, or lies in no region.
     pub fn new(regions: Regions, memory: Segment, kind: DeviceKind, store: CommandStore) -> Self {
-        let len_bytes = regions.len_bytes(memory.region);
-        assert!(memory.offset == 0 && len_bytes > 0, "a pool owns a whole region");
-        let arena = Mutex::new(Arena::new(len_bytes / PAGE));
+        assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
+        let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
         let cut_off = AtomicBool::new(false);
-        let shared = Shared { region: memory.region, kind, store, arena, cut_off };
+        let shared = Shared { memory, kind, store, arena, cut_off };
         Self { regions, shared: Arc::new(shared) }
+    }
+
+    /// Whether the device may reach all of `segment`.
+    #[inline]
+    pub fn contains(&self, segment: Segment) -> bool {
+        let mine = &self.shared.memory;
+        // An offset below the pool's wraps round to more than any length.
+        let skip = segment.offset.wrapping_sub(mine.offset);
+        let end = skip.saturating_add(u64::from(segment.len_bytes));
+        segment.region == mine.region && end <= u64::from(mine.len_bytes)
     }
 
     /// The table that resolves this pool's segments.
@@ -79,7 +91,8 @@ impl Dma for DevicePool {
     fn allocate(&self, len_bytes: u32) -> Option<Segment> {
         let pages = u64::from(len_bytes.max(1)).div_ceil(PAGE);
         let first = self.arena(|arena| arena.allocate(pages))?;
-        let segment = Segment { region: self.shared.region, offset: first * PAGE, len_bytes };
+        let Segment { region, offset, .. } = self.shared.memory;
+        let segment = Segment { region, offset: offset + first * PAGE, len_bytes };
         // Memory fresh from the kernel is zero; memory that was used before is not.
         self.regions.fill(segment, 0).ok()?;
         Some(segment)
@@ -87,13 +100,14 @@ impl Dma for DevicePool {
 
     fn release(&self, segment: Segment) {
         let pages = u64::from(segment.len_bytes.max(1)).div_ceil(PAGE);
-        self.arena(|arena| arena.release(segment.offset / PAGE, pages));
+        let first = (segment.offset - self.shared.memory.offset) / PAGE;
+        self.arena(|arena| arena.release(first, pages));
     }
 
     #[inline]
     fn iova(&self, segment: Segment) -> Option<u64> {
         let base = (u64::from(segment.region.0) + 1) << IOVA_SHIFT;
-        self.regions.contains(segment).then(|| base + segment.offset)
+        self.contains(segment).then(|| base + segment.offset)
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {
@@ -159,9 +173,19 @@ mod tests {
 
     #[test]
     fn what_the_device_cannot_reach_has_no_address() {
-        let pool = pool(1);
-        let stray = Segment { region: RegionId(0), offset: 4096, len_bytes: 1 };
-        assert_eq!(pool.iova(stray), None);
-        assert_eq!(pool.iova(Segment { region: RegionId(9), ..stray }), None);
+        let regions = Regions::new(1);
+        let whole = regions.add(Mapping::new(3 * 4096, Backing::Private).unwrap()).unwrap();
+        let middle = whole.slice(4096, 4096).unwrap();
+        let pool = DevicePool::new(regions, middle, DeviceKind::Emulated, CommandStore::Plain);
+        assert_eq!(pool.allocate(4096), Some(middle));
+        assert_eq!(pool.iova(middle), Some((1 << 36) + 4096));
+        let at = |offset, len_bytes| Segment { region: RegionId(0), offset, len_bytes };
+        for stray in [at(0, 1), at(4095, 1), at(4095, 2), at(8191, 2), at(8192, 1), at(u64::MAX, 9)]
+        {
+            assert_eq!(pool.iova(stray), None, "{stray:?}");
+        }
+        assert_eq!(pool.iova(Segment { region: RegionId(9), ..middle }), None);
+        pool.release(middle);
+        assert_eq!(pool.free_bytes(), 4096);
     }
 }

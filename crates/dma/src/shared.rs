@@ -44,7 +44,7 @@ impl SharedHostMemory {
         let number = (iova >> IOVA_SHIFT).wrapping_sub(1);
         let region = RegionId(u32::try_from(number).map_err(|_| fault)?);
         let segment = Segment { region, offset: iova & ((1 << IOVA_SHIFT) - 1), len_bytes };
-        if !self.pool.regions().contains(segment) || self.pool.is_cut_off() {
+        if !self.pool.contains(segment) || self.pool.is_cut_off() {
             return Err(fault);
         }
         Ok(segment)
