@@ -5,7 +5,14 @@
 //!                  └─ progress ──> the live line
 //! ```
 
+pub mod arrivals;
 pub mod environment;
+pub mod ledger;
 pub mod options;
 pub mod outcome;
+pub mod progress;
 pub mod quantity;
+pub mod report;
+pub mod stamp;
+pub mod workload;
+pub mod zipf;

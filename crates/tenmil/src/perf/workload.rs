@@ -1,0 +1,344 @@
+//! What the next I/O is: operation, address and size.
+//!
+//! Drawing one is on the way of every I/O, so there is no division in it, and nothing is drawn that
+//! is not needed: a run of one size draws no size, a run of reads draws no operation.
+
+use base::{Operation, Random};
+
+use super::options::{FLUSH_EVERY, Pattern, PerfOptions, SIZES_MAX, SizeMix};
+use super::zipf::Zipf;
+
+/// Draws I/Os. Each submitting thread has one.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    random: Random,
+    operations: Operations,
+    sizes: Sizes,
+    order: Order,
+    theta: Option<f64>,
+    skews: Vec<Zipf>,
+}
+
+/// One queue pair's part of a workload: the blocks it addresses, and how far it has come.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    /// First block of the range.
+    first: u64,
+    /// In a random order: places to choose from. In a sequential one: blocks in the range.
+    places: u64,
+    /// The next block of a sequential order, counted from `first`.
+    next: u64,
+    /// Places are so many blocks apart.
+    place_blocks: u32,
+    largest_blocks: u32,
+    block_shift: u32,
+    /// Index into the workload's skews.
+    skew: u32,
+}
+
+/// One I/O to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// What.
+    pub operation: Operation,
+    /// First block. Zero for a flush.
+    pub lba: u64,
+    /// How many blocks. Zero for a flush.
+    pub blocks: u32,
+    /// The same in bytes.
+    pub len_bytes: u32,
+}
+
+/// A range of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockRange {
+    /// The first.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Sequential,
+    Uniform,
+    Skewed,
+}
+
+/// A number below `flush_below` is a flush, below `read_below` a read, else a write.
+#[derive(Clone, Copy, Debug)]
+enum Operations {
+    Always(Operation),
+    Mixed { flush_below: u64, read_below: u64 },
+}
+
+/// A number at or above so many of `bounds` draws the size with that index.
+#[derive(Clone, Debug)]
+struct Sizes {
+    bounds: [u64; SIZES_MAX],
+    len_bytes: [u32; SIZES_MAX],
+    count: usize,
+    smallest: u32,
+    largest: u32,
+}
+
+impl Workload {
+    /// What `options` ask for, drawn from `seed`.
+    pub fn new(options: &PerfOptions, seed: u64) -> Self {
+        let order = match (options.pattern.is_random(), options.zipf) {
+            (false, _) => Order::Sequential,
+            (true, None) => Order::Uniform,
+            (true, Some(_)) => Order::Skewed,
+        };
+        Self {
+            random: Random::new(seed),
+            operations: Operations::new(options.pattern, options.read_percent),
+            sizes: Sizes::new(&options.sizes),
+            order,
+            theta: options.zipf,
+            skews: Vec::new(),
+        }
+    }
+
+    /// A lane over `range` of a device with blocks of `block_size` bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the range is too small for the largest size, or the block is no power of two: both have
+    /// been checked with the options.
+    pub fn lane(&mut self, range: BlockRange, block_size: u32) -> Lane {
+        assert!(block_size.is_power_of_two(), "a block of {block_size} bytes");
+        let block_shift = block_size.trailing_zeros();
+        let largest_blocks = self.sizes.largest >> block_shift;
+        let place_blocks = self.sizes.smallest >> block_shift;
+        assert!(range.count >= u64::from(largest_blocks), "a range of {} blocks", range.count);
+        let places = match self.order {
+            Order::Sequential => range.count,
+            Order::Uniform | Order::Skewed => {
+                (range.count - u64::from(largest_blocks)) / u64::from(place_blocks) + 1
+            }
+        };
+        let skew = self.skew_of(places);
+        let (first, next) = (range.first, 0);
+        Lane { first, places, next, place_blocks, largest_blocks, block_shift, skew }
+    }
+
+    /// Draws the next I/O of `lane`.
+    #[inline]
+    pub fn draw(&mut self, lane: &mut Lane) -> Draw {
+        let operation = self.operations.draw(&mut self.random);
+        if operation == Operation::Flush {
+            return Draw { operation, lba: 0, blocks: 0, len_bytes: 0 };
+        }
+        let len_bytes = self.sizes.draw(&mut self.random);
+        let blocks = len_bytes >> lane.block_shift;
+        let offset = match self.order {
+            Order::Uniform => self.random.below(lane.places) * u64::from(lane.place_blocks),
+            Order::Sequential => lane.advance(blocks),
+            Order::Skewed => {
+                let place = self.skews[lane.skew as usize].draw(&mut self.random);
+                place * u64::from(lane.place_blocks)
+            }
+        };
+        Draw { operation, lba: lane.first + offset, blocks, len_bytes }
+    }
+
+    /// The skew over so many places, made if it is not there yet.
+    fn skew_of(&mut self, places: u64) -> u32 {
+        let Some(theta) = self.theta else { return 0 };
+        let known = self.skews.iter().position(|skew| skew.places() == places);
+        let index = known.unwrap_or_else(|| {
+            self.skews.push(Zipf::new(places, theta));
+            self.skews.len() - 1
+        });
+        u32::try_from(index).expect("fewer skews than devices")
+    }
+}
+
+impl Lane {
+    /// The next block of a sequential order, and past it. What is left at the end of the range and
+    /// too short for the largest size is never touched.
+    #[inline]
+    fn advance(&mut self, blocks: u32) -> u64 {
+        let at = self.next;
+        let after = at + u64::from(blocks);
+        let fits = after + u64::from(self.largest_blocks) <= self.places;
+        self.next = if fits { after } else { 0 };
+        at
+    }
+}
+
+impl BlockRange {
+    /// The part with this index of `parts` parts of equal size.
+    #[must_use]
+    pub fn part(self, index: u64, parts: u64) -> Self {
+        let count = self.count / parts;
+        Self { first: self.first + count * index, count }
+    }
+}
+
+impl Operations {
+    fn new(pattern: Pattern, read_percent: u8) -> Self {
+        let share = |of: u64| of / 100 * u64::from(read_percent);
+        let flush_below = match pattern {
+            Pattern::Read | Pattern::RandRead => return Self::Always(Operation::Read),
+            Pattern::Write | Pattern::RandWrite => return Self::Always(Operation::Write),
+            Pattern::Trim => return Self::Always(Operation::Deallocate),
+            Pattern::Rw | Pattern::RandRw if read_percent == 100 => {
+                return Self::Always(Operation::Read);
+            }
+            Pattern::Rw | Pattern::RandRw => 0,
+            Pattern::FlushMix => u64::MAX / u64::from(FLUSH_EVERY),
+        };
+        Self::Mixed { flush_below, read_below: flush_below + share(u64::MAX - flush_below) }
+    }
+
+    #[inline]
+    fn draw(self, random: &mut Random) -> Operation {
+        match self {
+            Self::Always(operation) => operation,
+            Self::Mixed { flush_below, read_below } => {
+                let number = random.draw();
+                if number < flush_below {
+                    Operation::Flush
+                } else if number < read_below {
+                    Operation::Read
+                } else {
+                    Operation::Write
+                }
+            }
+        }
+    }
+}
+
+impl Sizes {
+    fn new(mix: &SizeMix) -> Self {
+        let total: u64 = mix.shares.iter().map(|share| u64::from(share.weight)).sum();
+        let mut bounds = [u64::MAX; SIZES_MAX];
+        let mut len_bytes = [0; SIZES_MAX];
+        let mut weight = 0;
+        for (index, share) in mix.shares.iter().enumerate() {
+            weight += u64::from(share.weight);
+            let bound = (u128::from(u64::MAX) + 1) * u128::from(weight) / u128::from(total);
+            bounds[index] = u64::try_from(bound).unwrap_or(u64::MAX);
+            len_bytes[index] = share.len_bytes;
+        }
+        let smallest = mix.shares.iter().map(|share| share.len_bytes).min().unwrap_or(0);
+        Self { bounds, len_bytes, count: mix.shares.len(), smallest, largest: mix.largest() }
+    }
+
+    #[inline]
+    fn draw(&self, random: &mut Random) -> u32 {
+        if self.count == 1 {
+            return self.largest;
+        }
+        let number = random.draw();
+        // The last size has no bound that counts, so the index stays below `count`.
+        let passed = self.bounds[..self.count - 1].iter().filter(|bound| number >= **bound);
+        self.len_bytes[passed.count()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Operation;
+
+    use super::{BlockRange, Workload};
+    use crate::perf::options::{Pattern, PerfOptions, SizeMix};
+
+    const RANGE: BlockRange = BlockRange { first: 1000, count: 803 };
+
+    fn workload(pattern: Pattern, sizes: &str) -> Workload {
+        let sizes = SizeMix::parse(sizes).unwrap();
+        Workload::new(&PerfOptions { pattern, sizes, ..PerfOptions::default() }, 7)
+    }
+
+    #[test]
+    fn random_addresses_are_aligned_to_the_size_and_reach_the_whole_range() {
+        let mut workload = workload(Pattern::RandRead, "4k");
+        let mut lane = workload.lane(RANGE, 512);
+        let mut hits = [0_u32; 100];
+        for _ in 0..100_000 {
+            let draw = workload.draw(&mut lane);
+            assert_eq!((draw.operation, draw.blocks, draw.len_bytes), (Operation::Read, 8, 4096));
+            assert_eq!((draw.lba - 1000) % 8, 0);
+            assert!(draw.lba + 8 <= 1000 + 803);
+            hits[usize::try_from((draw.lba - 1000) / 8).unwrap()] += 1;
+        }
+        assert!(hits.iter().all(|count| (850..1150).contains(count)), "{hits:?}");
+    }
+
+    #[test]
+    fn a_sequential_lane_goes_through_its_range_and_begins_again() {
+        let mut workload = workload(Pattern::Write, "4k");
+        let mut lane = workload.lane(RANGE, 512);
+        let mut other = workload.lane(RANGE.part(1, 2), 512);
+        for turn in 0..250 {
+            let draw = workload.draw(&mut lane);
+            assert_eq!(draw.lba, 1000 + turn % 100 * 8);
+            assert_eq!(draw.operation, Operation::Write);
+        }
+        assert_eq!(workload.draw(&mut other).lba, 1401, "each lane has a place of its own");
+    }
+
+    #[test]
+    fn sizes_come_in_the_proportion_of_their_weights_and_stay_inside() {
+        for pattern in [Pattern::RandRead, Pattern::Read] {
+            let mut workload = workload(pattern, "4k:70,64k:20,512:10");
+            let mut lane = workload.lane(RANGE, 512);
+            let mut counts = [0_u32; 3];
+            for _ in 0..100_000 {
+                let draw = workload.draw(&mut lane);
+                assert!(draw.lba >= 1000 && draw.lba + u64::from(draw.blocks) <= 1803);
+                counts[match draw.blocks {
+                    8 => 0,
+                    128 => 1,
+                    1 => 2,
+                    blocks => panic!("{blocks} blocks were never asked for"),
+                }] += 1;
+            }
+            for (count, expected) in counts.into_iter().zip([70_000_u32, 20_000, 10_000]) {
+                assert!(count.abs_diff(expected) < 800, "{pattern:?} {counts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn operations_come_in_the_proportion_of_the_read_share() {
+        let shares = |pattern, read_percent| {
+            let options = PerfOptions { pattern, read_percent, ..PerfOptions::default() };
+            let mut workload = Workload::new(&options, 3);
+            let mut lane = workload.lane(RANGE, 512);
+            let mut counts = [0_u32; 9];
+            for _ in 0..100_000 {
+                counts[workload.draw(&mut lane).operation as usize] += 1;
+            }
+            let of = |operation| counts[operation as usize];
+            let [read, write, flush, trim] = [
+                of(Operation::Read),
+                of(Operation::Write),
+                of(Operation::Flush),
+                of(Operation::Deallocate),
+            ];
+            assert_eq!(read + write + flush + trim, 100_000);
+            [read, write, flush, trim]
+        };
+        assert_eq!(shares(Pattern::RandRw, 100), [100_000, 0, 0, 0]);
+        assert_eq!(shares(Pattern::RandRw, 0), [0, 100_000, 0, 0]);
+        assert_eq!(shares(Pattern::Trim, 50), [0, 0, 0, 100_000]);
+        assert_eq!(shares(Pattern::RandWrite, 50), [0, 100_000, 0, 0]);
+        let [read, ..] = shares(Pattern::Rw, 70);
+        assert!(read.abs_diff(70_000) < 800, "{read}");
+        let [read, write, flush, _] = shares(Pattern::FlushMix, 50);
+        assert!(flush.abs_diff(6_250) < 400, "{flush}");
+        assert!(read.abs_diff(write) < 1_500, "{read} {write}");
+    }
+
+    #[test]
+    fn the_parts_of_a_range_do_not_overlap() {
+        let parts: Vec<BlockRange> = (0..3).map(|index| RANGE.part(index, 3)).collect();
+        assert_eq!(parts[0], BlockRange { first: 1000, count: 267 });
+        assert!(parts.windows(2).all(|pair| pair[0].first + pair[0].count == pair[1].first));
+        assert!(parts[2].first + parts[2].count <= 1803);
+    }
+}
