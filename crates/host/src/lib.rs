@@ -1,1 +1,45 @@
-//! Under construction.
+//! The rest of Linux: everything that is neither memory nor a PCI function.
+//!
+//! | module | what it gives the house |
+//! |---|---|
+//! | [`clock`] | the one clock, read in a few nanoseconds |
+//! | [`cores`], [`machine`], [`cgroup`] | which processors there are, and which of them are ours |
+//! | [`thread`] | a named thread on a processor of its own, and how it ends |
+//! | [`environment`] | what a number was measured on, and what would make it better |
+//! | [`event`] | interrupt vectors that are event descriptors |
+//! | [`signal`] | Ctrl-C as a flag |
+//! | [`file`], [`engine`] | a file, and reads and writes of it that do not block |
+//!
+//! # Unsafe
+//!
+//! This crate is part of the machine wing. What its safe face promises:
+//!
+//! - The kernel is given addresses of region memory only, resolved by [`dma::Regions`], and an
+//!   engine keeps a handle to the regions until the kernel has ended every job that names them.
+//! - A signal handler does nothing but an atomic exchange and, the second time, `_exit`.
+//! - The processor's counter is read where the kernel itself uses it as a clock.
+
+#![expect(clippy::disallowed_methods, reason = "this is the crate that may: see clippy.toml")]
+
+pub mod cgroup;
+pub mod clock;
+pub mod cores;
+pub mod engine;
+pub mod environment;
+pub mod event;
+pub mod file;
+pub mod machine;
+mod random;
+pub mod signal;
+pub mod thread;
+mod uring;
+mod vectored;
+mod workers;
+
+pub use clock::Clock;
+pub use cores::Cores;
+pub use environment::Environment;
+pub use event::EventVectors;
+pub use random::random_seed;
+pub use rustix::io::Errno;
+pub use thread::{Stop, Thread};

@@ -1,0 +1,329 @@
+//! Files that hold blocks: opened once, sized, locked, and asked what they can do.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use base::Blame;
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags, fcntl_getfl,
+    fcntl_setfl, flock, fstat, fstatfs, ftruncate, open, seek, statx,
+};
+use rustix::io::Errno;
+
+/// An open file or block device that holds blocks. Locked against a second opening, here or in
+/// another process, until it is dropped.
+#[derive(Debug)]
+pub struct File {
+    descriptor: OwnedFd,
+    path: PathBuf,
+    len_bytes: u64,
+    direct: Result<Alignment, Indirect>,
+    in_memory: bool,
+}
+
+/// How to open a file.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// How long it is. A file that does not exist is made, one that is shorter grows, both without
+    /// taking room; of one that is longer the rest is left alone. `None` takes what is there.
+    pub len_bytes: Option<u64>,
+    /// Every offset and length of a transfer will be a multiple of this.
+    pub unit_bytes: u32,
+    /// Whether to go round the page cache where that can be done.
+    pub direct: bool,
+}
+
+/// What a direct transfer must be aligned to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// The address of each piece of memory.
+    pub memory_bytes: u32,
+    /// The offset in the file, and the length of each piece.
+    pub offset_bytes: u32,
+}
+
+/// Why transfers go through the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Indirect {
+    /// Somebody asked for it.
+    Asked,
+    /// The file system has no direct transfers.
+    Refused(Errno),
+    /// Direct transfers would have to be aligned to this many bytes, which is more than the unit.
+    UnitTooSmall(u32),
+}
+
+/// A file could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileError {
+    doing: &'static str,
+    path: PathBuf,
+    found: String,
+    expected: &'static str,
+    blame: Blame,
+}
+
+/// What a direct transfer is aligned to where the kernel is too old to say (before 6.1): a page
+/// satisfies every device there is.
+const ALIGNMENT_UNKNOWN: Alignment = Alignment { memory_bytes: 4096, offset_bytes: 4096 };
+
+/// File systems that lie in memory: tmpfs and ramfs (statfs(2)).
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+impl File {
+    /// Opens, makes or grows a file, and locks it.
+    pub fn open(options: &FileOptions) -> Result<Self, FileError> {
+        let path = options.path.as_path();
+        let create = if options.len_bytes.is_some() { OFlags::CREATE } else { OFlags::empty() };
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | create;
+        let descriptor = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
+            let expected = match options.len_bytes {
+                Some(_) => "a file that can be read and written, in a directory that exists",
+                None => "a file that can be read and written; with a size it would be made",
+            };
+            FileError::new("open", path, errno, expected)
+        })?;
+        lock(&descriptor, path)?;
+        let len_bytes = size(&descriptor, options)?;
+        let direct = go_direct(&descriptor, options);
+        let in_memory = fstatfs(&descriptor)
+            .is_ok_and(|found| IN_MEMORY.contains(&u64::try_from(found.f_type).unwrap_or(0)));
+        Ok(Self { descriptor, path: path.into(), len_bytes, direct, in_memory })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many bytes are used: a multiple of the unit.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// What a transfer must be aligned to, or why it goes through the page cache.
+    pub fn direct(&self) -> Result<Alignment, Indirect> {
+        self.direct
+    }
+
+    /// Whether the file system lies in memory, so that nothing survives whatever is flushed.
+    pub fn is_in_memory(&self) -> bool {
+        self.in_memory
+    }
+
+    /// Bytes of storage the file takes up: less than its length while it has holes.
+    pub fn allocated_bytes(&self) -> u64 {
+        // Counted in units of 512 bytes on every file system (stat(2)).
+        fstat(&self.descriptor).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512)
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // An io_uring lets go of its files some time after it is closed, and the lock belongs to
+        // the open file; so it is given back by name. It ends with the process in any case.
+        let _ = flock(&self.descriptor, FlockOperation::Unlock);
+    }
+}
+
+fn lock(descriptor: &OwnedFd, path: &Path) -> Result<(), FileError> {
+    let expected = "to be the only one who has it open";
+    match flock(descriptor, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        // Some network file systems have no locks.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
+        Err(errno) => Err(FileError::new("lock", path, errno, expected)),
+    }
+}
+
+/// Grows the file if it is to be longer, and returns how much of it is used.
+fn size(descriptor: &OwnedFd, options: &FileOptions) -> Result<u64, FileError> {
+    let path = options.path.as_path();
+    let refuse = |errno| FileError::new("size", path, errno, "a file whose size can be set");
+    let found = fstat(descriptor).map_err(refuse)?;
+    let regular = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
+    let used = match options.len_bytes {
+        Some(wanted) if wanted > there && regular => {
+            ftruncate(descriptor, wanted).map_err(refuse)?;
+            wanted
+        }
+        Some(wanted) if wanted > there => {
+            let expected = "a device at least as large as the size asked for";
+            return Err(FileError::found("size", path, format!("{there} bytes"), expected));
+        }
+        Some(wanted) => wanted,
+        None => there,
+    };
+    let used = used - used % u64::from(options.unit_bytes);
+    if used == 0 {
+        let expected = "at least one block";
+        return Err(FileError::found("size", path, format!("{there} bytes"), expected));
+    }
+    Ok(used)
+}
+
+/// Switches the page cache off, if that was asked for and can be done.
+fn go_direct(descriptor: &OwnedFd, options: &FileOptions) -> Result<Alignment, Indirect> {
+    if !options.direct {
+        return Err(Indirect::Asked);
+    }
+    let alignment = alignment(descriptor).map_err(Indirect::Refused)?;
+    if !options.unit_bytes.is_multiple_of(alignment.offset_bytes) {
+        return Err(Indirect::UnitTooSmall(alignment.offset_bytes));
+    }
+    let flags = fcntl_getfl(descriptor).map_err(Indirect::Refused)?;
+    fcntl_setfl(descriptor, flags | OFlags::DIRECT).map_err(Indirect::Refused)?;
+    Ok(alignment)
+}
+
+fn alignment(descriptor: &OwnedFd) -> Result<Alignment, Errno> {
+    let found = match statx(descriptor, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+        Err(Errno::NOSYS) => return Ok(ALIGNMENT_UNKNOWN),
+        found => found?,
+    };
+    if found.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return Ok(ALIGNMENT_UNKNOWN);
+    }
+    let (memory_bytes, offset_bytes) = (found.stx_dio_mem_align, found.stx_dio_offset_align);
+    // Zero is how the kernel says that this file has no direct transfers (statx(2)).
+    let has = memory_bytes.is_power_of_two() && offset_bytes.is_power_of_two();
+    has.then_some(Alignment { memory_bytes, offset_bytes }).ok_or(Errno::OPNOTSUPP)
+}
+
+impl FileError {
+    fn new(doing: &'static str, path: &Path, errno: Errno, expected: &'static str) -> Self {
+        let blame = match errno {
+            Errno::NOSPC | Errno::IO | Errno::MFILE | Errno::NFILE | Errno::NOMEM => Blame::Machine,
+            _ => Blame::Caller,
+        };
+        Self { blame, ..Self::found(doing, path, errno.to_string(), expected) }
+    }
+
+    fn found(doing: &'static str, path: &Path, found: String, expected: &'static str) -> Self {
+        Self { doing, path: path.into(), found, expected, blame: Blame::Caller }
+    }
+
+    /// Whose move it is.
+    pub const fn blame(&self) -> Blame {
+        self.blame
+    }
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { doing, path, found, expected, .. } = self;
+        write!(out, "{doing} {}: {found}, expected {expected}", path.display())
+    }
+}
+
+impl std::error::Error for FileError {}
+
+impl fmt::Display for Indirect {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked => out.write_str("through the page cache, as asked"),
+            Self::Refused(errno) => {
+                write!(out, "through the page cache: no direct transfers here ({errno})")
+            }
+            Self::UnitTooSmall(needed) => {
+                write!(
+                    out,
+                    "through the page cache: direct transfers need blocks of {needed} bytes"
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use base::Blame;
+
+    use super::{File, FileError, FileOptions, Indirect};
+
+    fn open(path: &Path, len_bytes: Option<u64>, unit_bytes: u32) -> Result<File, FileError> {
+        File::open(&FileOptions { path: path.into(), len_bytes, unit_bytes, direct: true })
+    }
+
+    #[test]
+    fn a_file_is_made_and_takes_no_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let file = open(&path, Some(64 << 20), 4096).unwrap();
+        assert_eq!(file.len_bytes(), 64 << 20);
+        assert!(file.allocated_bytes() < 1 << 20);
+        drop(file);
+        assert_eq!(open(&path, None, 4096).unwrap().len_bytes(), 64 << 20);
+        assert_eq!(open(&path, Some(8192), 4096).unwrap().len_bytes(), 8192);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 << 20, "the rest is left alone");
+    }
+
+    #[test]
+    fn a_length_that_is_no_multiple_of_the_unit_is_used_up_to_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        std::fs::write(&path, [1; 1300]).unwrap();
+        assert_eq!(open(&path, None, 512).unwrap().len_bytes(), 1024);
+        let error = open(&path, None, 4096).unwrap_err();
+        assert_eq!(error.blame(), Blame::Caller);
+        assert!(error.to_string().ends_with("1300 bytes, expected at least one block"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_named_with_what_was_expected() {
+        let directory = tempfile::tempdir().unwrap();
+        let missing = directory.path().join("missing");
+        let error = open(&missing, None, 512).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("open {}: ", missing.display())), "{error}");
+        assert!(error.to_string().ends_with("with a size it would be made"), "{error}");
+        assert!(open(directory.path(), Some(512), 512).is_err(), "a directory holds no blocks");
+        assert!(open(&missing.join("deeper"), Some(512), 512).is_err());
+        assert!(!missing.exists());
+    }
+
+    #[test]
+    fn a_file_is_opened_by_one_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let first = open(&path, Some(4096), 512).unwrap();
+        let error = open(&path, Some(4096), 512).unwrap_err();
+        assert!(error.to_string().contains("the only one"), "{error}");
+        drop(first);
+        open(&path, Some(4096), 512).unwrap();
+    }
+
+    #[test]
+    fn a_transfer_through_the_page_cache_says_why() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let options = FileOptions { path, len_bytes: Some(4096), unit_bytes: 512, direct: false };
+        assert_eq!(File::open(&options).unwrap().direct(), Err(Indirect::Asked));
+        // One byte is less than any device's alignment; where there are no direct transfers at all
+        // that is the reason instead.
+        let tiny = FileOptions { unit_bytes: 1, direct: true, ..options };
+        let reason = File::open(&tiny).unwrap().direct().unwrap_err();
+        assert_ne!(reason, Indirect::Asked);
+        assert!(reason.to_string().starts_with("through the page cache: "));
+    }
+
+    #[test]
+    fn a_file_system_in_memory_is_known_as_one() {
+        let shared_memory = Path::new("/dev/shm");
+        let Ok(file) = tempfile::NamedTempFile::new_in(shared_memory) else {
+            return println!("skipped: no /dev/shm to write to");
+        };
+        assert!(open(file.path(), Some(4096), 512).unwrap().is_in_memory());
+    }
+}

@@ -1,0 +1,264 @@
+//! The `io_uring` engine: one ring, one registered file, one system call per turn.
+//!
+//! No kernel thread polls the ring (SQPOLL would take a processor away from the driver), and the
+//! ring is not tied to the thread that made it, so it may move with its channel. What the kernel is
+//! given are addresses of region memory; a slot keeps the list of them where it is until the kernel
+//! has ended the job, and dropping the ring waits for that.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use dma::Regions;
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+
+use crate::engine::{Capacity, Ended, Job, Refused};
+use crate::file::File;
+use crate::vectored::Vectors;
+
+/// A ring with a table of jobs.
+pub(crate) struct Ring {
+    ring: IoUring,
+    /// The job of each entry's `user_data`.
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    /// Jobs that the kernel has ended halfway and that go in again.
+    again: Vec<u16>,
+    /// Entries that the kernel has not been told of.
+    unsubmitted: usize,
+    /// Keeps the descriptor open for as long as the ring may use it.
+    _file: Arc<File>,
+}
+
+/// One job.
+struct Slot {
+    token: u64,
+    offset: u64,
+    verb: Verb,
+    vectors: Vectors,
+}
+
+#[derive(Clone, Copy)]
+enum Verb {
+    Read,
+    Write { stable: bool },
+    Sync,
+    Allocate { mode: i32, len_bytes: u64 },
+}
+
+/// The one registered file.
+const FILE: types::Fixed = types::Fixed(0);
+const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// Whether the kernel lets this process have a ring.
+pub(crate) fn probe() -> Result<(), Errno> {
+    IoUring::new(2).map(drop).map_err(|error| errno(&error))
+}
+
+impl Ring {
+    /// A ring for `file`, or what the kernel says against it.
+    pub(crate) fn new(
+        file: Arc<File>,
+        regions: &Regions,
+        capacity: Capacity,
+    ) -> Result<Self, Errno> {
+        let Capacity { depth, segments_max } = capacity;
+        let ring = IoUring::new(u32::from(depth)).map_err(|error| errno(&error))?;
+        let descriptor = file.as_fd().as_raw_fd();
+        ring.submitter().register_files(&[descriptor]).map_err(|error| errno(&error))?;
+        let slot = || Slot {
+            token: 0,
+            offset: 0,
+            verb: Verb::Sync,
+            vectors: Vectors::with_capacity(regions.clone(), usize::from(segments_max)),
+        };
+        Ok(Self {
+            ring,
+            slots: (0..depth).map(|_| slot()).collect(),
+            free: (0..depth).rev().collect(),
+            again: Vec::with_capacity(usize::from(depth)),
+            unsubmitted: 0,
+            _file: file,
+        })
+    }
+
+    pub(crate) fn submit(&mut self, token: u64, job: Job<'_>) -> Result<(), Refused> {
+        let index = *self.free.last().ok_or(Refused::Full)?;
+        let slot = &mut self.slots[usize::from(index)];
+        let (verb, offset, segments) = match job {
+            Job::Read { offset, into } => (Verb::Read, offset, into),
+            Job::Write { offset, from, stable } => (Verb::Write { stable }, offset, from),
+            Job::Sync => (Verb::Sync, 0, [].as_slice()),
+            Job::PunchHole { offset, len_bytes } => {
+                (Verb::Allocate { mode: PUNCH_HOLE, len_bytes }, offset, [].as_slice())
+            }
+            Job::ZeroRange { offset, len_bytes } => {
+                (Verb::Allocate { mode: ZERO_RANGE, len_bytes }, offset, [].as_slice())
+            }
+        };
+        if !slot.vectors.set(segments).map_err(Refused::NoSuchMemory)? {
+            return Err(Refused::TooManySegments);
+        }
+        (slot.token, slot.offset, slot.verb) = (token, offset, verb);
+        self.free.pop();
+        self.push(index);
+        Ok(())
+    }
+
+    pub(crate) fn flush(&mut self) {
+        if self.unsubmitted == 0 {
+            return;
+        }
+        // Whatever keeps the kernel from taking them all (EAGAIN, EBUSY, EINTR) passes; the rest goes
+        // with the next turn.
+        if let Ok(count) = self.ring.submit() {
+            self.unsubmitted = self.unsubmitted.saturating_sub(count);
+        }
+    }
+
+    pub(crate) fn poll(&mut self, ended: &mut Vec<Ended>) {
+        for entry in self.ring.completion() {
+            let Ok(index) = u16::try_from(entry.user_data()) else { continue };
+            let slot = &mut self.slots[usize::from(index)];
+            match slot.outcome(entry.result()) {
+                Some(result) => {
+                    ended.push(Ended { token: slot.token, result });
+                    self.free.push(index);
+                }
+                None => self.again.push(index),
+            }
+        }
+        while let Some(index) = self.again.pop() {
+            self.push(index);
+        }
+        self.flush();
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn push(&mut self, index: u16) {
+        let entry = self.slots[usize::from(index)].entry().user_data(u64::from(index));
+        // SAFETY: the entry names the registered file, which `_file` keeps open, and the slot's list
+        // of addresses. The list is a heap allocation of fixed capacity that is changed only while
+        // the slot is free or its job has ended, and the slot is neither until the kernel's
+        // completion has been seen. The memory behind it is region memory, kept mapped by the
+        // `Regions` in the same slot. Dropping the ring waits until no slot is under way.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "the ring has an entry for every slot");
+        self.unsubmitted += 1;
+    }
+}
+
+impl Slot {
+    /// The entry that asks for what is left of the job.
+    fn entry(&self) -> squeue::Entry {
+        let list = self.vectors.rest();
+        let count = u32::try_from(list.len()).unwrap_or(0);
+        match self.verb {
+            Verb::Read => {
+                opcode::Readv::new(FILE, list.as_ptr(), count).offset(self.offset).build()
+            }
+            Verb::Write { stable } => {
+                let flags = if stable { libc::RWF_DSYNC } else { 0 };
+                let write = opcode::Writev::new(FILE, list.as_ptr(), count);
+                write.offset(self.offset).rw_flags(flags).build()
+            }
+            Verb::Sync => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
+            Verb::Allocate { mode, len_bytes } => {
+                opcode::Fallocate::new(FILE, len_bytes).offset(self.offset).mode(mode).build()
+            }
+        }
+    }
+
+    /// What the kernel's answer makes of the job; `None` if some of it is still to be done.
+    fn outcome(&mut self, answer: i32) -> Option<Result<(), Errno>> {
+        let Ok(count) = u32::try_from(answer) else {
+            let errno = Errno::from_raw_os_error(-answer);
+            return (!matches!(errno, Errno::INTR | Errno::AGAIN)).then_some(Err(errno));
+        };
+        match self.verb {
+            Verb::Sync | Verb::Allocate { .. } => Some(Ok(())),
+            // Nothing moved and no error: the file ends here, though it did not when it was opened.
+            Verb::Read | Verb::Write { .. } if count == 0 => Some(Err(Errno::IO)),
+            Verb::Read | Verb::Write { .. } => {
+                self.offset += u64::from(count);
+                (!self.vectors.advance(count as usize)).then_some(Ok(()))
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let mut ended = Vec::with_capacity(self.slots.len());
+        while self.in_flight() > 0 {
+            match self.ring.submit_and_wait(1) {
+                Ok(count) => self.unsubmitted = self.unsubmitted.saturating_sub(count),
+                Err(error) if matches!(errno(&error), Errno::INTR | Errno::AGAIN | Errno::BUSY) => {
+                }
+                // The kernel will not say when it is done, so nothing of ours may ever be taken
+                // away from it: the lists stay allocated and their `Regions` stay mapped.
+                Err(_) => {
+                    std::mem::forget(std::mem::take(&mut self.slots));
+                    return;
+                }
+            }
+            ended.clear();
+            self.poll(&mut ended);
+        }
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Ring").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Segment;
+    use dma::{Backing, Mapping, Regions};
+    use rustix::io::Errno;
+
+    use super::{Slot, Verb};
+    use crate::vectored::Vectors;
+
+    fn slot(verb: Verb) -> Slot {
+        let regions = Regions::new(1);
+        let whole = regions.add(Mapping::new(8192, Backing::Private).unwrap()).unwrap();
+        let mut vectors = Vectors::with_capacity(regions, 1);
+        vectors.set(&[Segment { len_bytes: 8192, ..whole }]).unwrap();
+        Slot { token: 0, offset: 1 << 20, verb, vectors }
+    }
+
+    #[test]
+    fn a_transfer_that_stops_halfway_goes_on_where_it_stopped() {
+        let mut slot = slot(Verb::Read);
+        assert_eq!(slot.outcome(4096), None);
+        assert_eq!((slot.offset, slot.vectors.rest()[0].iov_len), ((1 << 20) + 4096, 4096));
+        assert_eq!(slot.outcome(4096), Some(Ok(())));
+    }
+
+    #[test]
+    fn an_interrupted_job_is_asked_for_again_and_a_failed_one_is_not() {
+        let mut slot = slot(Verb::Write { stable: true });
+        assert_eq!(slot.outcome(-libc::EINTR), None);
+        assert_eq!(slot.outcome(-libc::EAGAIN), None);
+        assert_eq!(slot.outcome(-libc::ENOSPC), Some(Err(Errno::NOSPC)));
+        assert_eq!(slot.outcome(0), Some(Err(Errno::IO)), "no progress is no success");
+    }
+
+    #[test]
+    fn a_sync_that_moves_nothing_has_succeeded() {
+        assert_eq!(slot(Verb::Sync).outcome(0), Some(Ok(())));
+        assert_eq!(slot(Verb::Allocate { mode: 0, len_bytes: 1 }).outcome(0), Some(Ok(())));
+    }
+}

@@ -1,0 +1,192 @@
+//! Lists of addresses for the kernel: the one place where a segment becomes an `iovec`.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use base::{NoSuchMemory, Segment};
+use dma::Regions;
+use rustix::io::Errno;
+
+/// Addresses and lengths of region memory. It keeps a handle to the regions, so whatever it names is
+/// mapped for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Vectors {
+    regions: Regions,
+    list: Vec<libc::iovec>,
+    capacity: usize,
+    /// How many entries at the front are done.
+    done: usize,
+}
+
+// SAFETY: the list holds addresses of region memory, which are valid on every thread; `Regions`
+// itself is `Send`, and nothing else is in here that could be tied to a thread.
+unsafe impl Send for Vectors {}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    FromFile,
+    ToFile,
+}
+
+impl Vectors {
+    /// An empty list with room for `capacity` entries. Allocates here and never again.
+    pub(crate) fn with_capacity(regions: Regions, capacity: usize) -> Self {
+        Self { regions, list: Vec::with_capacity(capacity), capacity, done: 0 }
+    }
+
+    /// Replaces the list. Segments that lie next to each other become one entry. `Ok(false)` means
+    /// that there is no room for so many.
+    pub(crate) fn set(&mut self, segments: &[Segment]) -> Result<bool, NoSuchMemory> {
+        self.list.clear();
+        self.done = 0;
+        for segment in segments {
+            let base = self.regions.address(*segment)?.as_ptr();
+            let len = segment.len_bytes as usize;
+            let full = self.list.len() == self.capacity;
+            match self.list.last_mut() {
+                Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base => {
+                    last.iov_len += len;
+                }
+                _ if full => return Ok(false),
+                _ => self.list.push(libc::iovec { iov_base: base.cast(), iov_len: len }),
+            }
+        }
+        Ok(true)
+    }
+
+    /// What is still to be done.
+    pub(crate) fn rest(&self) -> &[libc::iovec] {
+        &self.list[self.done..]
+    }
+
+    /// Takes `count` bytes off the front. Returns whether anything is left.
+    pub(crate) fn advance(&mut self, mut count: usize) -> bool {
+        while let Some(first) = self.list.get_mut(self.done) {
+            if count < first.iov_len {
+                first.iov_base = first.iov_base.cast::<u8>().wrapping_add(count).cast();
+                first.iov_len -= count;
+                return true;
+            }
+            count -= first.iov_len;
+            self.done += 1;
+        }
+        false
+    }
+
+    /// Moves everything, and waits until it is done.
+    pub(crate) fn transfer(
+        &mut self,
+        file: impl AsFd,
+        mut offset: u64,
+        direction: Direction,
+    ) -> Result<(), Errno> {
+        while !self.rest().is_empty() {
+            match self.transfer_some(&file, offset, direction) {
+                // Nothing moved and no error: the file ends here, though it did not when it was
+                // opened.
+                Ok(0) => return Err(Errno::IO),
+                Ok(count) => {
+                    offset += count as u64;
+                    self.advance(count);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    fn transfer_some(
+        &self,
+        file: impl AsFd,
+        offset: u64,
+        direction: Direction,
+    ) -> Result<usize, Errno> {
+        let descriptor = file.as_fd().as_raw_fd();
+        let offset = libc::off_t::try_from(offset).map_err(|_| Errno::FBIG)?;
+        let list = self.rest();
+        let count = libc::c_int::try_from(list.len()).map_err(|_| Errno::INVAL)?;
+        let moved = match direction {
+            Direction::FromFile => {
+                // SAFETY: `list` is `count` entries, each resolved by `Regions`, whose handle keeps
+                // the memory mapped; nobody holds a reference into a region; the descriptor is open.
+                unsafe { libc::preadv(descriptor, list.as_ptr(), count, offset) }
+            }
+            Direction::ToFile => {
+                // SAFETY: as above; the kernel only reads the memory.
+                unsafe { libc::pwritev(descriptor, list.as_ptr(), count, offset) }
+            }
+        };
+        usize::try_from(moved).map_err(|_| last_errno())
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Memory, RegionId, Segment};
+    use dma::{Backing, Mapping, Regions};
+
+    use super::{Direction, Vectors};
+
+    fn memory() -> (Regions, Segment) {
+        let regions = Regions::new(1);
+        let whole = regions.add(Mapping::new(8192, Backing::Private).unwrap()).unwrap();
+        (regions, whole)
+    }
+
+    fn lengths(vectors: &Vectors) -> Vec<usize> {
+        vectors.rest().iter().map(|entry| entry.iov_len).collect()
+    }
+
+    #[test]
+    fn neighbours_become_one_entry_and_strangers_do_not() {
+        let (regions, whole) = memory();
+        let part = |from, len| whole.slice(from, len).unwrap();
+        let mut vectors = Vectors::with_capacity(regions, 2);
+        assert_eq!(vectors.set(&[part(0, 100), part(100, 50), part(200, 7)]), Ok(true));
+        assert_eq!(lengths(&vectors), [150, 7]);
+        let three = [part(0, 1), part(2, 1), part(4, 1)];
+        assert_eq!(vectors.set(&three), Ok(false), "there is room for two");
+        let stray = Segment { region: RegionId(9), offset: 0, len_bytes: 1 };
+        assert_eq!(vectors.set(&[stray]).unwrap_err().0, stray);
+    }
+
+    #[test]
+    fn a_list_is_taken_off_in_any_steps() {
+        let (regions, whole) = memory();
+        let part = |from, len| whole.slice(from, len).unwrap();
+        let mut vectors = Vectors::with_capacity(regions, 3);
+        for step in 1..=12 {
+            vectors.set(&[part(0, 5), part(10, 4), part(20, 3)]).unwrap();
+            let mut left = 12_usize;
+            while left > 0 {
+                let count = step.min(left);
+                left -= count;
+                assert_eq!(vectors.advance(count), left > 0);
+                assert_eq!(lengths(&vectors).iter().sum::<usize>(), left);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_go_to_a_file_and_come_back_in_order() {
+        let (regions, whole) = memory();
+        let part = |from, len| whole.slice(from, len).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        regions.store(part(0, 6), b"abcdef").unwrap();
+        let mut vectors = Vectors::with_capacity(regions.clone(), 2);
+        vectors.set(&[part(3, 3), part(0, 3)]).unwrap();
+        vectors.transfer(&file, 10, Direction::ToFile).unwrap();
+        vectors.set(&[part(100, 2), part(200, 4)]).unwrap();
+        vectors.transfer(&file, 10, Direction::FromFile).unwrap();
+        let mut back = [0; 4];
+        regions.load(part(200, 4), &mut back).unwrap();
+        assert_eq!(&back, b"fabc");
+        vectors.set(&[part(0, 7)]).unwrap();
+        assert!(vectors.transfer(&file, 10, Direction::FromFile).is_err(), "six bytes are there");
+    }
+}

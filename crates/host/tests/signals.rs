@@ -1,0 +1,77 @@
+//! Signals belong to a whole process, so this test is one: it starts itself as a child and sends
+//! that signals, with no test harness around.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tenmil_host::signal::{catch_interrupts, interrupted};
+
+fn main() {
+    if std::env::args().nth(1).as_deref() == Some("child") {
+        return child();
+    }
+    for signal in [Signal::INT, Signal::TERM] {
+        the_first_signal_ends_it_in_order(signal);
+        the_second_signal_ends_it_at_once(signal);
+    }
+    println!("signals: the first ends a run in order, the second at once");
+}
+
+/// Says `ready`, says `interrupted` when the flag is up, and ends when its input does.
+fn child() {
+    assert!(!interrupted());
+    catch_interrupts().expect("handlers can be installed");
+    say("ready");
+    while !interrupted() {
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
+    }
+    say("interrupted");
+    let mut line = String::new();
+    let _ = std::io::stdin().read_line(&mut line);
+}
+
+fn say(word: &str) {
+    println!("{word}");
+    std::io::stdout().flush().expect("the parent listens");
+}
+
+fn the_first_signal_ends_it_in_order(signal: Signal) {
+    let (mut child, mut heard) = start();
+    send(&child, signal);
+    assert_eq!(hear(&mut heard), "interrupted");
+    drop(child.stdin.take());
+    assert!(wait(&mut child).success(), "it went on to its own end");
+}
+
+fn the_second_signal_ends_it_at_once(signal: Signal) {
+    let (mut child, mut heard) = start();
+    send(&child, signal);
+    assert_eq!(hear(&mut heard), "interrupted");
+    send(&child, signal);
+    assert_eq!(wait(&mut child).code(), Some(128 + signal.as_raw()));
+}
+
+fn start() -> (Child, BufReader<ChildStdout>) {
+    let this = std::env::current_exe().expect("a test knows where it lies");
+    let mut command = Command::new(this);
+    command.arg("child").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("this program can be started again");
+    let mut heard = BufReader::new(child.stdout.take().expect("piped above"));
+    assert_eq!(hear(&mut heard), "ready");
+    (child, heard)
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("the child is ours");
+}
+
+fn hear(heard: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    heard.read_line(&mut line).expect("the child speaks text");
+    line.trim().into()
+}
+
+fn wait(child: &mut Child) -> ExitStatus {
+    child.wait().expect("the child is ours")
+}
