@@ -57,6 +57,12 @@ pub trait Layout: Clone + Sized + 'static {
     }
 }
 
+/// Something to be done with every structure there is.
+pub trait Visitor {
+    /// Does it with one.
+    fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self);
+}
+
 /// One field of a structure.
 #[derive(Debug)]
 pub struct Field<T: 'static> {

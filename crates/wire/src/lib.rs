@@ -6,23 +6,47 @@
 //! - [`Command`], [`Completion`] and [`Status`] are what travels in queues; [`admin`] and [`io`]
 //!   give each command a structure of its own.
 //! - [`register`] is what lies in a controller's BAR.
-//! - [`identify`], [`log`] and [`feature`] are the pages a controller answers with.
-//! - [`pointer`], [`sgl`] and [`protection`] say where data lie and how they are guarded.
+//! - [`sgl`] says where data lie.
 //! - [`layout`] declares structures: each field once, with its place and its meaning.
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod command;
 pub mod completion;
 #[doc(hidden)]
 pub mod element;
+pub mod io;
 pub mod layout;
 pub mod opcode;
 pub mod register;
 pub mod sgl;
 pub mod status;
+pub mod typed;
+
+#[cfg(test)]
+mod round_trip;
 
 pub use command::{Command, DataPointer, Fuse};
 pub use completion::Completion;
 pub use layout::{Layout, Short};
 pub use opcode::{AdminOpcode, FabricsType, IoOpcode, Transfer};
 pub use status::Status;
+pub use typed::Typed;
+
+/// Visits every structure of the crate: what tests and the fuzzer do to one is done to all.
+pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
+    io::visit(visitor);
+    io::copy::visit(visitor);
+    io::dataset::visit(visitor);
+    io::reservation::visit(visitor);
+    register::visit(visitor);
+}
+
+/// Visits every command of the crate.
+pub fn visit_commands(visitor: &mut impl typed::CommandVisitor) {
+    admin::visit_commands(visitor);
+    io::visit_commands(visitor);
+    io::copy::visit_commands(visitor);
+    io::dataset::visit_commands(visitor);
+    io::reservation::visit_commands(visitor);
+}

@@ -5,10 +5,17 @@
 
 /// Declares a structure; see the [module](crate::layout) for an example.
 macro_rules! layout {
-    () => {};
+    // Behind the last structure: what visits them all.
+    (@structures [$($done:ident)*]) => {
+        /// Visits every structure that this module declares.
+        pub(crate) fn visit(visitor: &mut impl $crate::layout::Visitor) {
+            $( visitor.visit::<$done>(); )*
+        }
+    };
 
     // Bytes in memory.
     (
+        @structures [$($done:ident)*]
         $(#[$meta:meta])*
         $visibility:vis struct $name:ident [ $bytes:literal ] {
             $(
@@ -142,11 +149,12 @@ macro_rules! layout {
         }
 
         $crate::layout::layout!(@common $name);
-        $crate::layout::layout! { $($rest)* }
+        $crate::layout::layout! { @structures [$($done)* $name] $($rest)* }
     };
 
     // One word: a register or a dword of a command.
     (
+        @structures [$($done:ident)*]
         $(#[$meta:meta])*
         $visibility:vis struct $name:ident ( $word:ty ) {
             $(
@@ -239,6 +247,24 @@ macro_rules! layout {
             }
         }
 
+        impl $crate::layout::Part for $name {
+            const KIND: $crate::layout::Kind = $crate::layout::Kind::Structure;
+
+            #[inline(always)]
+            fn from_bits(bits: u64) -> Self {
+                Self($crate::layout::Part::from_bits(bits))
+            }
+
+            #[inline(always)]
+            fn to_bits(self) -> u64 {
+                u64::from(self.0)
+            }
+
+            fn value(self) -> $crate::layout::Value {
+                $crate::layout::Value::Structure($crate::layout::Layout::decode(&self))
+            }
+        }
+
         impl From<$word> for $name {
             #[inline]
             fn from(word: $word) -> Self {
@@ -254,7 +280,7 @@ macro_rules! layout {
         }
 
         $crate::layout::layout!(@common $name);
-        $crate::layout::layout! { $($rest)* }
+        $crate::layout::layout! { @structures [$($done)* $name] $($rest)* }
     };
 
     (@common $name:ident) => {
@@ -400,6 +426,10 @@ macro_rules! layout {
                 ));
             },
         }
+    };
+
+    ($($structures:tt)*) => {
+        $crate::layout::layout! { @structures [] $($structures)* }
     };
 }
 

@@ -1,0 +1,99 @@
+//! Dataset Management (NVM 1.1 §3.3.3).
+
+use crate::layout::layout;
+use crate::opcode::IoOpcode;
+use crate::typed::commands;
+
+/// How many ranges one command may carry (NVM 1.1 §3.3.3).
+pub const RANGES_MAX: usize = 256;
+
+commands! {
+    /// Dataset Management (NVM 1.1 §3.3.3).
+    pub struct DatasetManagement = IoOpcode::DatasetManagement, "Dataset Management" {
+        /// Namespace Identifier.
+        nsid @ 1[0..=31]: u32;
+        /// Number of Ranges, 0's based.
+        nr @ 10[0..=7]: u8;
+        /// Integral Dataset for Read.
+        idr @ 11[0]: bool;
+        /// Integral Dataset for Write.
+        idw @ 11[1]: bool;
+        /// Deallocate.
+        ad @ 11[2]: bool;
+    }
+}
+
+layout! {
+    /// One range of a Dataset Management command (NVM 1.1 §3.3.3, Figure 46).
+    #[derive(Copy)]
+    pub struct DatasetRange[16] {
+        /// Context Attributes.
+        cattr @ 0: u32 {
+            /// Access Frequency.
+            access_frequency @ 0..=3: u8;
+            /// Access Latency: 1 idle, 2 normal, 3 low.
+            access_latency @ 4..=5: u8;
+            /// Sequential Read Range.
+            sequential_read @ 8: bool;
+            /// Sequential Write Range.
+            sequential_write @ 9: bool;
+            /// Write Prepare.
+            write_prepare @ 10: bool;
+            /// Command Access Size, in blocks.
+            access_size @ 24..=31: u8;
+        };
+        /// Length in logical blocks.
+        nlb @ 4: u32;
+        /// Starting LBA.
+        slba @ 8: u64;
+    }
+}
+
+impl DatasetRange {
+    /// `nlb` blocks from `slba` on.
+    #[must_use]
+    pub fn new(slba: u64, nlb: u32) -> Self {
+        Self::zeroed().with(|range| range.slba(slba).nlb(nlb))
+    }
+
+    /// The block behind the last. `None` if there is no such number.
+    #[must_use]
+    pub fn end(&self) -> Option<u64> {
+        self.slba().checked_add(u64::from(self.nlb()))
+    }
+}
+
+/// The ranges in `bytes`, whole ones only.
+pub fn ranges(bytes: &[u8]) -> impl Iterator<Item = DatasetRange> + '_ {
+    bytes.as_chunks::<16>().0.iter().map(DatasetRange::from_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DatasetManagement, DatasetRange, ranges};
+    use crate::typed::Typed;
+
+    #[test]
+    fn a_list_of_ranges_is_read_and_a_rest_is_left() {
+        let mut bytes = Vec::new();
+        for range in [DatasetRange::new(8, 1), DatasetRange::new(1 << 40, 3)] {
+            bytes.extend(range.as_bytes());
+        }
+        bytes.push(0xff);
+        let read: Vec<_> = ranges(&bytes).map(|range| (range.slba(), range.nlb())).collect();
+        assert_eq!(read, [(8, 1), (1 << 40, 3)]);
+    }
+
+    #[test]
+    fn a_deallocate_is_bit_two_of_dword_eleven() {
+        let deallocate = DatasetManagement { nr: 255, ad: true, ..DatasetManagement::default() };
+        assert_eq!(deallocate.to_command().cdw10(), 255);
+        assert_eq!(deallocate.to_command().cdw11(), 4);
+    }
+
+    #[test]
+    fn a_range_at_the_end_of_all_numbers_has_no_end() {
+        assert_eq!(DatasetRange::new(u64::MAX, 1).end(), None);
+        assert_eq!(DatasetRange::new(4, 2).end(), Some(6));
+    }
+}

@@ -1,0 +1,144 @@
+//! One declaration per command: a structure of named fields, to and from a [`Command`].
+//!
+//! ```
+//! # use tenmil_wire as wire;
+//! use wire::Typed;
+//! use wire::admin::Identify;
+//!
+//! let identify = Identify { cns: 0x01, ..Identify::default() };
+//! let command = identify.to_command();
+//! assert_eq!((command.opcode(), command.cdw10()), (0x06, 0x01));
+//! assert_eq!(Identify::parse(&command), Ok(identify));
+//! ```
+//!
+//! A command's data pointer, identifier and fuse are not among its fields: they belong to whoever
+//! queues it. A field that is wider than its place is cut in a release build and a panic in a debug
+//! build.
+
+use core::fmt;
+
+use crate::command::Command;
+use crate::layout::{Decoded, Field, decode};
+use crate::status::Status;
+
+/// A command with a structure of its own.
+pub trait Typed: Copy + Default + PartialEq + fmt::Debug + 'static {
+    /// The command's name.
+    const NAME: &'static str;
+    /// Its opcode.
+    const OPCODE: u8;
+    /// Its fields; bits are counted from the beginning of the 64 bytes.
+    const FIELDS: &'static [Field<Self>];
+
+    /// The command, without identifier and data pointer.
+    fn to_command(&self) -> Command;
+
+    /// Takes the fields out of a command. Reserved bits are ignored.
+    ///
+    /// `Status::INVALID_OPCODE` if it is another command.
+    fn parse(command: &Command) -> Result<Self, Status>;
+
+    /// Every field with its value, for printing.
+    fn decode(&self) -> Vec<Decoded> {
+        decode(self, Self::FIELDS)
+    }
+}
+
+/// Something to be done with every command there is.
+pub trait CommandVisitor {
+    /// Does it with one.
+    fn visit<T: Typed>(&mut self);
+}
+
+/// The first bit of dword `dword` of a command.
+#[doc(hidden)]
+#[must_use]
+pub const fn bit_of(dword: usize, low: u32) -> usize {
+    dword * 32 + low as usize
+}
+
+/// Declares the commands of one module.
+///
+/// `field @ 10[0..=7]: u8` is bits 7 to 0 of CDW10. A range may reach into the next dwords.
+macro_rules! commands {
+    ($(
+        $(#[$meta:meta])*
+        pub struct $name:ident = $opcode:expr, $opcode_name:literal {
+            $(
+                $(#[doc = $meaning:literal])+
+                $field:ident @ $dword:literal [$low:literal $(..= $high:literal)?] : $type:ty;
+            )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct $name {
+                $( $(#[doc = $meaning])+ pub $field: $type, )*
+            }
+
+            impl Default for $name {
+                #[inline]
+                fn default() -> Self {
+                    Self { $( $field: $crate::layout::Part::from_bits(0), )* }
+                }
+            }
+
+            impl $crate::typed::Typed for $name {
+                const NAME: &'static str = $opcode_name;
+                const OPCODE: u8 = $opcode.code();
+                const FIELDS: &'static [$crate::layout::Field<Self>] = &[$(
+                    $crate::layout::Field {
+                        name: stringify!($field),
+                        meaning: $crate::layout::line(concat!($($meaning),+)),
+                        bit: $crate::typed::bit_of($dword, $low),
+                        width: $crate::layout::width_of(&[$low $(, $high)?]) as usize,
+                        count: 1,
+                        repeated: false,
+                        kind: <$type as $crate::layout::Part>::KIND,
+                        parts: &[],
+                        get: |it, _| $crate::layout::Part::value(it.$field),
+                        raw: |it, _| $crate::element::stored(
+                            &$crate::layout::Part::to_bits(it.$field),
+                        ),
+                        put: |it, _, raw| {
+                            it.$field = $crate::layout::Part::from_bits(
+                                <u64 as $crate::layout::Element>::load(raw),
+                            );
+                        },
+                    },
+                )*];
+
+                #[inline]
+                fn to_command(&self) -> $crate::command::Command {
+                    $crate::command::Command::new(Self::OPCODE)
+                        $(.with_bits(
+                            $crate::typed::bit_of($dword, $low),
+                            const { $crate::layout::width_of(&[$low $(, $high)?]) },
+                            $crate::layout::Part::to_bits(self.$field),
+                        ))*
+                }
+
+                #[inline]
+                fn parse(command: &$crate::command::Command) -> Result<Self, $crate::status::Status> {
+                    if command.opcode() != Self::OPCODE {
+                        return Err($crate::status::Status::INVALID_OPCODE);
+                    }
+                    Ok(Self {
+                        $( $field: $crate::layout::Part::from_bits(command.bits(
+                            $crate::typed::bit_of($dword, $low),
+                            const { $crate::layout::width_of(&[$low $(, $high)?]) },
+                        )), )*
+                    })
+                }
+            }
+        )*
+
+        /// Visits every command that this module declares.
+        pub(crate) fn visit_commands(visitor: &mut impl $crate::typed::CommandVisitor) {
+            $( visitor.visit::<$name>(); )*
+        }
+    };
+}
+
+pub(crate) use commands;
