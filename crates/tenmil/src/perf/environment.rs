@@ -1,388 +1,192 @@
-//! The machine that a run happens on, and what to change about it to go faster.
-//!
-//! Everything here is read from `/proc` and `/sys` as text; what reads it is an argument, so that
-//! machines of all kinds can be tested on one.
+//! What a run happened on: the machine, and what only the run itself can tell about it.
 
-use super::options::Machine;
-use super::quantity::{parse_cores, show_cores};
+use host::Environment;
 
-/// The machine that a run happened on.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Environment {
-    /// The processor's name.
-    pub cpu: String,
-    /// The architecture that this program was built for.
-    pub architecture: &'static str,
-    /// The cores that this process may use.
-    pub cores: Vec<u32>,
-    /// Processors that the control group lets this process use at once, if it sets a limit.
-    pub cpu_quota: Option<f64>,
-    /// Kernel release.
-    pub kernel: String,
-    /// Whether this is a virtual machine.
-    pub virtualised: bool,
-    /// How fast the processor is allowed to be: the frequency governor, if there is one.
-    pub governor: Option<String>,
-    /// Cores that the scheduler leaves alone.
-    pub isolated_cores: Vec<u32>,
-    /// Time that the hypervisor gave to others during the run, in per cent of what was wanted.
-    pub steal_percent: f64,
-    /// Ticks of the time stamp counter per second; zero if unknown.
-    pub tsc_hz: u64,
-    /// Transparent huge pages: `always`, `madvise` or `never`.
-    pub transparent_huge_pages: String,
-    /// Explicit huge pages that are reserved.
-    pub huge_pages_reserved: u64,
-    /// What the memory of the run was made of, in words; the engine fills it in.
+/// What a run happened on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunEnvironment {
+    /// The machine, the kernel and the limits.
+    pub machine: Environment,
+    /// The share of time, from 0 to 1, that the hypervisor gave to others during the run.
+    pub stolen: f64,
+    /// Ticks of the time stamp counter per second, where there is one that can be used.
+    pub tsc_hz: Option<u64>,
+    /// What rings and buffers were made of, in words: `2 MiB pages`.
     pub memory_backing: String,
-    /// Memory that this process may lock, in bytes; none if unlimited.
-    pub lockable_bytes: Option<u64>,
-    /// Whether this program was built without optimisation.
-    pub debug_build: bool,
-    /// Version of this program.
-    pub version: &'static str,
+    /// Whether this program was built with optimisation.
+    pub optimised: bool,
 }
 
-/// What to change to go faster: what was found, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remedy {
-    /// What was found.
-    pub found: String,
-    /// What to do about it.
-    pub remedy: String,
-}
+/// More stolen time than this is worth a word.
+const STOLEN_NOTABLE: f64 = 0.005;
 
-/// Reads a small text file; none if it is not there.
-pub type ReadText<'a> = &'a dyn Fn(&str) -> Option<String>;
+impl RunEnvironment {
+    /// `machine`, before a run has told anything.
+    pub fn of(machine: Environment) -> Self {
+        let memory_backing = String::new();
+        let optimised = !cfg!(debug_assertions);
+        Self { machine, stolen: 0.0, tsc_hz: None, memory_backing, optimised }
+    }
 
-/// Processor time since start: how much was stolen, and how much there was.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProcessorTime {
-    stolen: u64,
-    total: u64,
-}
-
-/// Reads a small text file of the kernel's.
-pub fn read_text(path: &str) -> Option<String> {
-    std::fs::read_to_string(path).ok()
-}
-
-impl Machine {
-    /// The machine that this is.
-    pub fn look(read: ReadText<'_>) -> Self {
-        let kib = read("/proc/meminfo").and_then(|text| number_after(&text, "MemAvailable:"));
-        Self {
-            cores: cores_allowed(read),
-            memory_available_bytes: kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024)),
+    /// What the machine does to the number, if it does something: the sentence under the headline.
+    pub fn caveats(&self) -> Vec<String> {
+        let mut caveats = Vec::new();
+        if !self.optimised {
+            caveats.push("built without optimisation: the number says nothing".into());
         }
-    }
-}
-
-impl Environment {
-    /// The machine that this is. What only the run can tell is filled in by the engine.
-    pub fn look(read: ReadText<'_>) -> Self {
-        let first_core = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
-        let isolated = read("/sys/devices/system/cpu/isolated").unwrap_or_default();
-        let cpuinfo = read("/proc/cpuinfo").unwrap_or_default();
-        Self {
-            cpu: processor_name(&cpuinfo),
-            architecture: std::env::consts::ARCH,
-            cores: cores_allowed(read),
-            cpu_quota: cpu_quota(read),
-            kernel: trimmed(read("/proc/sys/kernel/osrelease")),
-            virtualised: cpuinfo.split_whitespace().any(|flag| flag == "hypervisor"),
-            governor: read(first_core).map(|text| text.trim().into()),
-            isolated_cores: parse_cores(isolated.trim()).unwrap_or_default(),
-            steal_percent: 0.0,
-            tsc_hz: 0,
-            transparent_huge_pages: chosen(
-                &read("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default(),
-            ),
-            huge_pages_reserved: read("/proc/meminfo")
-                .and_then(|text| number_after(&text, "HugePages_Total:"))
-                .unwrap_or(0),
-            memory_backing: String::new(),
-            lockable_bytes: lockable(&read("/proc/self/limits").unwrap_or_default()),
-            debug_build: cfg!(debug_assertions),
-            version: env!("CARGO_PKG_VERSION"),
+        if self.machine.allowed.len() < 2 {
+            caveats.push(
+                "one processor: driver and emulated controller take turns on it, so the number is \
+                 what both cost together"
+                    .into(),
+            );
         }
+        if let Some(quota) = self.machine.quota.filter(|quota| *quota < 2.0) {
+            caveats.push(format!(
+                "a quota of {quota:.2} processors: polling threads use it up and are then stopped, \
+                 which lowers the rate and shows as latencies of up to 100 ms"
+            ));
+        }
+        if self.stolen > STOLEN_NOTABLE {
+            caveats.push(format!(
+                "{:.1} % of the time went to other guests of this host: expect more when it is \
+                 quiet",
+                self.stolen * 100.0
+            ));
+        }
+        caveats
     }
 
-    /// Processors' worth of time that this process can have.
-    #[expect(clippy::cast_precision_loss, reason = "machines have fewer than 2^53 cores")]
-    pub fn processors(&self) -> f64 {
-        let cores = self.cores.len().max(1) as f64;
-        self.cpu_quota.map_or(cores, |quota| quota.min(cores))
-    }
-
-    /// What to change to go faster, the most effective first.
-    pub fn remedies(&self) -> Vec<Remedy> {
+    /// What to change to go faster, a sentence each, the most effective first.
+    pub fn remedies(&self) -> Vec<String> {
         let mut remedies = Vec::new();
-        let mut add = |found: String, remedy: &str| {
-            remedies.push(Remedy { found, remedy: remedy.into() });
-        };
-        if self.debug_build {
-            let found = "this program was built without optimisation".into();
-            add(found, "cargo run --release -- perf");
+        if !self.optimised {
+            remedies.push("build with optimisation: `cargo run --release -- perf`".into());
         }
-        if self.cores.len() < 2 {
-            let found = "one processor: the driver and the emulated controller take turns on it, \
-                         so the number is for both together and far below either";
-            add(found.into(), "run on two processors or more");
-        }
-        if let Some(quota) = self.cpu_quota.filter(|quota| *quota < 2.0) {
-            let found = format!(
-                "a quota of {quota:.2} processors: the kernel stops the polling threads when it \
-                 is used up, which lowers the rate and shows as latency of up to 100 ms"
-            );
-            add(found, "give the control group a cpu.max of at least 2 processors");
-        }
-        if self.steal_percent >= 1.0 {
-            let found = format!(
-                "{:.1} % of the processor time went to other guests of this host",
-                self.steal_percent
-            );
-            add(found, "repeat when the host is quiet, or run on a machine of its own");
-        }
-        if self.memory_backing.contains("4 KiB") && self.transparent_huge_pages == "never" {
-            let found = "rings and buffers lie in 4 KiB pages".into();
-            let remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root";
-            add(found, remedy);
-        }
-        if let Some(governor) = self.governor.as_ref().filter(|name| *name != "performance") {
-            let found = format!("the frequency governor is `{governor}`");
-            add(found, "cpupower frequency-set -g performance, as root");
-        }
-        if self.isolated_cores.is_empty() && self.cores.len() >= 4 {
-            let found = "no isolated cores: the scheduler may put other work beside ours".into();
-            add(found, "boot with isolcpus=2-3 nohz_full=2-3 and use -c 2 --device-cores 3");
+        remedies.extend(self.machine.remedies());
+        if self.stolen > STOLEN_NOTABLE {
+            remedies.push("repeat when the host is quiet, or on a machine of its own".into());
         }
         remedies
     }
 
     /// Rows for a table: what, and how it is here.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
-        let cores = match self.cpu_quota {
-            Some(quota) => format!("{} (quota of {quota:.2})", show_cores(&self.cores)),
-            None => show_cores(&self.cores),
+        let machine = &self.machine;
+        let unknown = || "unknown".to_owned();
+        let processor = machine.processor.clone().unwrap_or_else(unknown);
+        let place = match machine.hypervisor.as_deref() {
+            None => "bare metal".into(),
+            Some("") => "virtual machine".into(),
+            Some(name) => format!("virtual machine of {name}"),
         };
-        let kind = if self.virtualised { "virtual machine" } else { "no hypervisor seen" };
+        let mut cores = format!("{} may be used", machine.allowed);
+        if let Some(online) = &machine.online {
+            cores += &format!(", {online} are there");
+        }
+        if let Some(quota) = machine.quota {
+            cores += &format!(", quota of {quota:.2}");
+        }
+        let pages = machine.transparent_huge_pages.clone().unwrap_or_else(|| "none".into());
         let mut rows = vec![
-            ("processor", format!("{} ({}, {kind})", self.cpu, self.architecture)),
+            ("processor", format!("{processor} ({})", std::env::consts::ARCH)),
+            ("machine", place),
             ("cores", cores),
-            ("kernel", self.kernel.clone()),
-            ("steal", format!("{:.1} %", self.steal_percent)),
-            ("memory", self.memory_backing.clone()),
+            ("kernel", machine.kernel.clone()),
+            ("stolen time", format!("{:.2} %", self.stolen * 100.0)),
+            ("rings and buffers", self.memory_backing.clone()),
             (
                 "huge pages",
-                format!(
-                    "transparent: {}; reserved: {}",
-                    self.transparent_huge_pages, self.huge_pages_reserved
-                ),
+                format!("transparent: {pages}; reserved and free: {}", machine.huge_pages_free),
             ),
+            ("lockable memory", lockable(machine.lockable_bytes)),
         ];
-        if self.tsc_hz > 0 {
-            let mhz = self.tsc_hz / 1_000_000;
-            rows.push(("time stamp counter", format!("{mhz} MHz")));
+        if let Some(hz) = self.tsc_hz {
+            rows.push(("time stamp counter", format!("{} MHz", hz / 1_000_000)));
         }
-        if let Some(governor) = &self.governor {
-            rows.push(("governor", governor.clone()));
+        if let Some(governor) = &machine.governor {
+            rows.push(("frequency governor", governor.clone()));
         }
-        if !self.isolated_cores.is_empty() {
-            rows.push(("isolated cores", show_cores(&self.isolated_cores)));
-        }
-        let build = if self.debug_build { "without optimisation" } else { "optimised" };
-        rows.push(("tenmil", format!("{}, {build}", self.version)));
+        let build = if self.optimised { "optimised" } else { "not optimised" };
+        rows.push(("tenmil", format!("{}, {build}", env!("CARGO_PKG_VERSION"))));
         rows.retain(|(_, value)| !value.is_empty());
         rows
     }
 }
 
-impl ProcessorTime {
-    /// Processor time up to now.
-    pub fn look(read: ReadText<'_>) -> Self {
-        let text = read("/proc/stat").unwrap_or_default();
-        let line = text.lines().find(|line| line.starts_with("cpu ")).unwrap_or_default();
-        // proc(5): user nice system idle iowait irq softirq steal; guest time is in user already.
-        let times: Vec<u64> =
-            line.split_whitespace().skip(1).take(8).filter_map(|text| text.parse().ok()).collect();
-        let idle = times.get(3).unwrap_or(&0) + times.get(4).unwrap_or(&0);
-        let total = times.iter().sum::<u64>() - idle;
-        Self { stolen: times.get(7).copied().unwrap_or(0), total }
-    }
-
-    /// The share of the processor time wanted since `earlier` that went to others, in per cent.
-    #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-    pub fn steal_percent_since(self, earlier: Self) -> f64 {
-        let wanted = self.total.saturating_sub(earlier.total);
-        let stolen = self.stolen.saturating_sub(earlier.stolen);
-        if wanted == 0 { 0.0 } else { stolen as f64 * 100.0 / wanted as f64 }
-    }
-}
-
-fn cores_allowed(read: ReadText<'_>) -> Vec<u32> {
-    let status = read("/proc/self/status").unwrap_or_default();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    list.and_then(|list| parse_cores(list.trim()).ok()).unwrap_or_else(|| vec![0])
-}
-
-/// The tightest limit on the way from our control group to the root (cgroup version 2 `cpu.max`,
-/// version 1 `cpu.cfs_quota_us`), in processors.
-#[expect(clippy::cast_precision_loss, reason = "quotas are small numbers")]
-fn cpu_quota(read: ReadText<'_>) -> Option<f64> {
-    let membership = read("/proc/self/cgroup").unwrap_or_default();
-    let mut limits: Vec<f64> = Vec::new();
-    for line in membership.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
-        let mut path = path.trim_end_matches('/').to_owned();
-        loop {
-            if controllers.is_empty() {
-                let text = read(&format!("/sys/fs/cgroup{path}/cpu.max")).unwrap_or_default();
-                let mut words = text.split_whitespace().map(str::parse::<u64>);
-                if let (Some(Ok(quota)), Some(Ok(period @ 1..))) = (words.next(), words.next()) {
-                    limits.push(quota as f64 / period as f64);
-                }
-            } else if controllers.split(',').any(|name| name == "cpu") {
-                let number = |name: &str| -> Option<u64> {
-                    read(&format!("/sys/fs/cgroup/cpu{path}/{name}"))?.trim().parse().ok()
-                };
-                // A quota of -1 is no quota, and no u64.
-                let quota = number("cpu.cfs_quota_us");
-                if let (Some(quota), Some(period @ 1..)) = (quota, number("cpu.cfs_period_us")) {
-                    limits.push(quota as f64 / period as f64);
-                }
-            }
-            match path.rfind('/') {
-                Some(slash) => path.truncate(slash),
-                None => break,
-            }
-        }
-    }
-    limits.into_iter().reduce(f64::min)
-}
-
-fn processor_name(cpuinfo: &str) -> String {
-    let named = |key: &str| {
-        let line = cpuinfo.lines().find(|line| line.starts_with(key))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let part = || named("CPU part").map(|part| format!("part {part}"));
-    named("model name").or_else(part).unwrap_or_else(|| "unknown".into())
-}
-
-/// The word in brackets: `always [madvise] never`.
-fn chosen(text: &str) -> String {
-    let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    inside.map_or_else(|| "not there".into(), |(word, _)| word.into())
-}
-
-fn lockable(limits: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
-fn number_after(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
-fn trimmed(text: Option<String>) -> String {
-    text.unwrap_or_default().trim().into()
+fn lockable(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "unlimited".into(), |bytes| format!("{} KiB", bytes >> 10))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{Environment, Machine, ProcessorTime, read_text};
+pub(crate) mod tests {
+    use host::{Cores, Environment};
 
-    fn guest(path: &str) -> Option<String> {
-        let text = match path {
-            "/proc/cpuinfo" => "model name\t: Fast One\nflags\t\t: fpu hypervisor\n",
-            "/proc/self/status" => "Name:\tx\nCpus_allowed_list:\t0,2-3\n",
-            "/proc/meminfo" => "MemAvailable:    1024 kB\nHugePages_Total:       7\n",
-            "/proc/sys/kernel/osrelease" => "6.12.0\n",
-            "/proc/self/cgroup" => "0::/a/b\n",
-            "/sys/fs/cgroup/a/b/cpu.max" => "max 100000\n",
-            "/sys/fs/cgroup/a/cpu.max" => "150000 100000\n",
-            "/sys/fs/cgroup/cpu.max" => "400000 100000\n",
-            "/sys/kernel/mm/transparent_hugepage/enabled" => "always madvise [never]\n",
-            "/proc/self/limits" => "Max locked memory         65536      65536      bytes\n",
-            "/proc/stat" => "cpu  100 0 50 1000 10 0 0 50 0 0\ncpu0 1 1\n",
-            _ => return None,
+    use super::RunEnvironment;
+
+    pub(crate) fn quiet_machine() -> RunEnvironment {
+        let cores = Cores::parse("0-1").unwrap();
+        RunEnvironment {
+            machine: Environment {
+                processor: Some("Fast One".into()),
+                kernel: "6.12.0".into(),
+                online: Some(cores.clone()),
+                allowed: cores,
+                quota: None,
+                quota_file: None,
+                hypervisor: Some("KVM".into()),
+                governor: None,
+                transparent_huge_pages: Some("madvise".into()),
+                huge_pages_free: 8,
+                lockable_bytes: Some(65_536),
+                io_uring: Ok(()),
+                shares_cores: false,
+            },
+            stolen: 0.001,
+            tsc_hz: Some(2_596_000_000),
+            memory_backing: "2 MiB pages".into(),
+            optimised: true,
+        }
+    }
+
+    #[test]
+    fn a_quiet_machine_has_no_caveats_and_no_remedies() {
+        assert_eq!(quiet_machine().caveats(), Vec::<String>::new());
+        assert_eq!(quiet_machine().remedies(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_thing_that_bends_the_number_is_said() {
+        let mut environment = quiet_machine();
+        environment.stolen = 0.031;
+        environment.optimised = false;
+        environment.machine.quota = Some(1.5);
+        environment.machine.allowed = Cores::parse("1").unwrap();
+        let caveats = environment.caveats();
+        for (caveat, start) in caveats.iter().zip([
+            "built without optimisation",
+            "one processor: driver and emulated controller take turns",
+            "a quota of 1.50 processors",
+            "3.1 % of the time went to other guests",
+        ]) {
+            assert!(caveat.starts_with(start), "{caveat}");
+        }
+        assert_eq!(caveats.len(), 4);
+        let remedies = environment.remedies();
+        assert!(remedies[0].contains("cargo run --release -- perf"));
+        assert!(remedies.last().unwrap().contains("when the host is quiet"));
+    }
+
+    #[test]
+    fn the_table_says_what_is_known_and_leaves_out_what_is_not() {
+        let mut environment = quiet_machine();
+        let named = |environment: &RunEnvironment, name| {
+            environment.rows().into_iter().find(|row| row.0 == name).map(|row| row.1)
         };
-        Some(text.into())
-    }
-
-    #[test]
-    fn a_machine_is_read_from_what_its_kernel_says() {
-        let environment = Environment::look(&guest);
-        assert_eq!(environment.cpu, "Fast One");
-        assert_eq!(environment.cores, [0, 2, 3]);
-        assert_eq!(environment.kernel, "6.12.0");
-        assert!(environment.virtualised);
-        assert_eq!(environment.transparent_huge_pages, "never");
-        assert_eq!(environment.huge_pages_reserved, 7);
-        assert_eq!(environment.lockable_bytes, Some(65_536));
-        assert_eq!(environment.cpu_quota, Some(1.5), "the tightest of all levels");
-        assert!((environment.processors() - 1.5).abs() < 1e-9);
-        let machine = Machine::look(&guest);
-        assert_eq!(machine.memory_available_bytes, 1 << 20);
-        assert_eq!(machine.cores, environment.cores);
-    }
-
-    #[test]
-    fn a_quota_of_the_first_version_of_control_groups_is_seen() {
-        let old = |path: &str| match path {
-            "/proc/self/cgroup" => Some("4:cpu,cpuacct:/x\n".into()),
-            "/sys/fs/cgroup/cpu/x/cpu.cfs_quota_us" => Some("-1\n".into()),
-            "/sys/fs/cgroup/cpu/cpu.cfs_quota_us" => Some("50000\n".into()),
-            "/sys/fs/cgroup/cpu/cpu.cfs_period_us" => Some("100000\n".into()),
-            _ => None,
-        };
-        assert_eq!(Environment::look(&old).cpu_quota, Some(0.5));
-    }
-
-    #[test]
-    fn a_machine_that_says_nothing_is_no_accident() {
-        let environment = Environment::look(&|_| None);
-        assert_eq!(environment.cores, [0]);
-        assert_eq!(environment.cpu_quota, None);
-        assert_eq!(ProcessorTime::look(&|_| None), ProcessorTime::default());
-    }
-
-    #[test]
-    fn steal_is_a_share_of_the_time_that_was_wanted() {
-        let earlier = ProcessorTime::look(&guest);
-        assert_eq!(earlier, ProcessorTime { stolen: 50, total: 200 });
-        let later = ProcessorTime { stolen: 75, total: 300 };
-        assert!((later.steal_percent_since(earlier) - 25.0).abs() < 1e-9);
-        assert!(earlier.steal_percent_since(earlier).abs() < 1e-9);
-    }
-
-    #[test]
-    fn each_thing_that_slows_a_run_down_has_its_remedy() {
-        let mut environment = Environment::look(&guest);
-        environment.debug_build = false;
-        let quiet = environment.remedies();
-        assert_eq!(quiet.len(), 1, "{quiet:?}");
-        assert!(quiet[0].found.starts_with("a quota of 1.50 processors"));
-
-        environment.memory_backing = "4 KiB pages".into();
-        environment.governor = Some("powersave".into());
-        environment.steal_percent = 3.0;
-        environment.cores = vec![0];
-        environment.debug_build = true;
-        let found: Vec<String> =
-            environment.remedies().into_iter().map(|remedy| remedy.found).collect();
-        assert_eq!(found.len(), 6, "{found:?}");
-        assert!(found[1].starts_with("one processor:"));
-        assert!(found[3].starts_with("3.0 % of the processor time"));
-    }
-
-    #[test]
-    fn this_machine_has_a_processor_and_a_kernel() {
-        let environment = Environment::look(&read_text);
-        assert!(!environment.cores.is_empty());
-        assert!(!environment.kernel.is_empty());
+        assert_eq!(named(&environment, "machine").unwrap(), "virtual machine of KVM");
+        assert_eq!(named(&environment, "time stamp counter").unwrap(), "2596 MHz");
+        assert_eq!(named(&environment, "lockable memory").unwrap(), "64 KiB");
+        environment.tsc_hz = None;
+        assert_eq!(named(&environment, "time stamp counter"), None);
     }
 }

@@ -2,8 +2,10 @@
 
 use base::Span;
 use dma::CommandStore;
+use host::Cores;
+use host::machine::Machine;
 
-use super::quantity::{parse_count, parse_size, show_cores};
+use super::quantity::{parse_count, parse_size};
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
 
 /// Everything the engine needs to know about a run.
@@ -24,10 +26,10 @@ pub struct PerfOptions {
     /// How long to run before measuring.
     pub warm_up: Span,
     /// Where the submitting threads run, one on each; empty means one thread, where it fits best.
-    pub cores: Vec<u32>,
+    pub cores: Cores,
     /// Where the threads of emulated SSDs run, one on each; empty means one thread, where it fits
     /// best.
-    pub device_cores: Vec<u32>,
+    pub device_cores: Cores,
     /// I/O queue pairs per SSD and submitting thread.
     pub queue_pairs: u16,
     /// Stop after so many I/Os per SSD and submitting thread, even if there is time left.
@@ -166,11 +168,11 @@ pub enum Output {
     File(String),
 }
 
-/// What the checks need to know about the machine.
+/// What the machine has to give.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine {
-    /// The cores that this process may use, in rising order.
-    pub cores: Vec<u32>,
+pub struct Supplies {
+    /// The cores that this process may use.
+    pub cores: Cores,
     /// Memory that can be had without swapping.
     pub memory_available_bytes: u64,
 }
@@ -201,8 +203,8 @@ impl Default for PerfOptions {
             read_percent: 50,
             time: Span::from_secs(10),
             warm_up: Span::from_ms(500),
-            cores: Vec::new(),
-            device_cores: Vec::new(),
+            cores: Cores::default(),
+            device_cores: Cores::default(),
             queue_pairs: 1,
             io_count: None,
             rate: None,
@@ -262,13 +264,13 @@ impl PerfOptions {
     }
 
     /// Refuses what cannot be, naming the value and what is accepted.
-    pub fn check(&self, machine: &Machine) -> Result<(), Refused> {
+    pub fn check(&self, supplies: &Supplies) -> Result<(), Refused> {
         self.check_devices()?;
         self.uris.iter().try_for_each(|uri| self.check_device(uri))?;
         self.check_workload()?;
-        check_cores("-c", &self.cores, machine)?;
-        check_cores("--device-cores", &self.device_cores, machine)?;
-        let (needed, there) = (self.buffer_bytes(), machine.memory_available_bytes);
+        check_cores("-c", &self.cores, supplies)?;
+        check_cores("--device-cores", &self.device_cores, supplies)?;
+        let (needed, there) = (self.buffer_bytes(), supplies.memory_available_bytes);
         if needed > there / 2 {
             return Err(Refused::caller(format!(
                 "-q {} and -o {}: buffers for {} SSDs are {} MiB, expected at most half of the \
@@ -396,14 +398,22 @@ pub const RAM_TIME: Span = Span::from_secs(2);
 /// The steepest skew.
 const ZIPF_MAX: f64 = 5.0;
 
-fn check_cores(flag: &str, cores: &[u32], machine: &Machine) -> Result<(), Refused> {
-    match cores.iter().find(|core| !machine.cores.contains(core)) {
+fn check_cores(flag: &str, cores: &Cores, supplies: &Supplies) -> Result<(), Refused> {
+    match cores.iter().find(|core| !supplies.cores.contains(*core)) {
         None => Ok(()),
         Some(core) => Err(Refused::caller(format!(
-            "{flag} {}: core {core} does not exist or is not ours, expected some of {}",
-            show_cores(cores),
-            show_cores(&machine.cores)
+            "{flag} {cores}: core {core} does not exist or is not ours, expected some of {}",
+            supplies.cores
         ))),
+    }
+}
+
+impl Supplies {
+    /// What this machine has to give.
+    pub fn look(machine: &Machine) -> Self {
+        let kib = machine.memory("MemAvailable");
+        let memory_available_bytes = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+        Self { cores: Cores::allowed(), memory_available_bytes }
     }
 }
 

@@ -3,18 +3,23 @@
 use base::{Blame, Span};
 
 use dma::CommandStore;
+use host::Cores;
 
-use super::{ArrivalLaw, Machine, OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, SizeShare};
+use super::{ArrivalLaw, OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, SizeShare, Supplies};
 
-fn machine() -> Machine {
-    Machine { cores: vec![0, 1, 3], memory_available_bytes: 1 << 30 }
+fn cores(text: &str) -> Cores {
+    Cores::parse(text).unwrap()
+}
+
+fn supplies() -> Supplies {
+    Supplies { cores: cores("0-1,3"), memory_available_bytes: 1 << 30 }
 }
 
 /// What the user reads when the default options are changed like this.
 fn refusal(change: impl FnOnce(&mut PerfOptions)) -> String {
     let mut options = PerfOptions::default();
     change(&mut options);
-    let refused = options.check(&machine()).unwrap_err();
+    let refused = options.check(&supplies()).unwrap_err();
     assert_eq!(refused.blame, Blame::Caller);
     assert!(!refused.text.contains('\n'), "one line: {refused}");
     refused.text
@@ -23,7 +28,7 @@ fn refusal(change: impl FnOnce(&mut PerfOptions)) -> String {
 #[test]
 fn the_defaults_are_what_the_manual_says_and_pass() {
     let options = PerfOptions::default();
-    assert_eq!(options.check(&machine()), Ok(()));
+    assert_eq!(options.check(&supplies()), Ok(()));
     assert_eq!((options.device_count(), options.depth, options.thread_count()), (21, 128, 1));
     assert_eq!(options.buffer_bytes(), 21 * 128 * 4096);
     let extras = options.with_extras();
@@ -43,7 +48,7 @@ fn a_depth_of_zero_or_above_the_controllers_is_refused() {
         "-q 1024: depth is 1024, expected 1 to 1023, which emu:null?count=21 allows"
     );
     let two_pairs = PerfOptions { depth: 1024, queue_pairs: 2, ..PerfOptions::default() };
-    assert_eq!(two_pairs.check(&machine()), Ok(()), "two queue pairs hold twice as many");
+    assert_eq!(two_pairs.check(&supplies()), Ok(()), "two queue pairs hold twice as many");
 }
 
 #[test]
@@ -53,7 +58,7 @@ fn more_queue_pairs_than_the_controller_has_are_refused() {
         "-P 0: no queue pairs, expected at least 1"
     );
     assert_eq!(
-        refusal(|options| (options.queue_pairs, options.cores) = (33, vec![0, 1])),
+        refusal(|options| (options.queue_pairs, options.cores) = (33, cores("0-1"))),
         "-P 33: 66 queue pairs over 2 threads, expected at most 64, which emu:null?count=21 allows"
     );
 }
@@ -82,11 +87,11 @@ fn a_size_that_is_no_multiple_of_the_block_is_refused() {
 #[test]
 fn a_core_that_does_not_exist_is_refused() {
     assert_eq!(
-        refusal(|options| options.cores = vec![0, 2]),
+        refusal(|options| options.cores = cores("0,2")),
         "-c 0,2: core 2 does not exist or is not ours, expected some of 0-1,3"
     );
     assert_eq!(
-        refusal(|options| options.device_cores = vec![9]),
+        refusal(|options| options.device_cores = cores("9")),
         "--device-cores 9: core 9 does not exist or is not ours, expected some of 0-1,3"
     );
 }
@@ -149,7 +154,7 @@ fn a_store_that_the_processor_lacks_is_refused_by_name() {
     for store in CommandStore::ALL {
         let mut options = PerfOptions::default();
         options.techniques.command_store = Some(store);
-        match options.check(&machine()) {
+        match options.check(&supplies()) {
             Ok(()) => assert!(store.is_supported(), "{store:?}"),
             Err(refused) => {
                 assert!(!store.is_supported(), "{store:?}");

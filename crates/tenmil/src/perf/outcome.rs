@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base::{Histogram, Operation, Span};
 
-use super::environment::Environment;
+use super::environment::RunEnvironment;
 use super::options::PerfOptions;
 
 /// Everything a run has found out.
@@ -48,7 +48,7 @@ pub struct PerfOutcome {
     /// Which submitting threads ran where.
     pub threads: Vec<ThreadPlace>,
     /// The machine.
-    pub environment: Environment,
+    pub environment: RunEnvironment,
 }
 
 /// What ended a measurement.

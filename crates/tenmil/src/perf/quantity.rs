@@ -1,4 +1,4 @@
-//! Numbers as people type them: sizes, counts, times, lists of cores.
+//! Numbers as people type them: sizes, counts, times.
 //!
 //! Sizes count in powers of two (`4k` is 4096 bytes), as every storage benchmark does; counts and
 //! rates count in powers of ten (`2M` is two million). Each error is the second half of a line
@@ -50,59 +50,6 @@ pub fn parse_time(text: &str) -> Result<Span, String> {
 const DAY_NS: u64 = 86_400_000_000_000;
 const TIME_MAX: Span = Span { ns: 100 * DAY_NS };
 
-/// Reads a set of cores: a list such as `0,2-3`, or a mask such as `0x3`. In rising order.
-pub fn parse_cores(text: &str) -> Result<Vec<u32>, String> {
-    let refuse = || format!("`{text}` is no set of cores, expected a list `0,2-3` or a mask `0x3`");
-    let mut cores = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(mask) => parse_mask(mask).ok_or_else(refuse)?,
-        None => parse_list(text).ok_or_else(refuse)?,
-    };
-    cores.sort_unstable();
-    cores.dedup();
-    if cores.is_empty() { Err(refuse()) } else { Ok(cores) }
-}
-
-/// Core numbers above this are no cores of any machine that Linux runs on.
-const CORE_MAX: u32 = 8191;
-
-fn parse_mask(mask: &str) -> Option<Vec<u32>> {
-    let mut cores = Vec::new();
-    for (place, digit) in mask.chars().rev().enumerate() {
-        let bits = digit.to_digit(16)?;
-        let first = u32::try_from(place).ok()?.checked_mul(4).filter(|first| *first <= CORE_MAX)?;
-        cores.extend((0..4).filter(|bit| bits & (1 << bit) != 0).map(|bit| first + bit));
-    }
-    Some(cores)
-}
-
-fn parse_list(list: &str) -> Option<Vec<u32>> {
-    let mut cores = Vec::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        if first > last || last > CORE_MAX {
-            return None;
-        }
-        cores.extend(first..=last);
-    }
-    Some(cores)
-}
-
-/// Writes cores the way [`parse_cores`] reads them: `0,2-3`.
-pub fn show_cores(cores: &[u32]) -> String {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for core in cores {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == *core => *last = *core,
-            _ => runs.push((*core, *core)),
-        }
-    }
-    let show = |(first, last): &(u32, u32)| {
-        if first == last { first.to_string() } else { format!("{first}-{last}") }
-    };
-    runs.iter().map(show).collect::<Vec<_>>().join(",")
-}
-
 /// Splits `4KiB` into `4` and what its unit stands for. Units are read in either case; `more` are
 /// letters that may follow one.
 fn split_unit<'a>(text: &'a str, units: &[(&str, u32)], more: &str) -> (&'a str, u32) {
@@ -119,7 +66,7 @@ fn split_unit<'a>(text: &'a str, units: &[(&str, u32)], more: &str) -> (&'a str,
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_cores, parse_count, parse_size, parse_time, show_cores};
+    use super::{parse_count, parse_size, parse_time};
     use base::Span;
 
     #[test]
@@ -163,17 +110,5 @@ mod tests {
             parse_time("99999999"),
             Err("`99999999` is too long, expected at most 100 days".into())
         );
-    }
-
-    #[test]
-    fn a_list_and_a_mask_of_the_same_cores_are_the_same() {
-        assert_eq!(parse_cores("0,2-3"), Ok(vec![0, 2, 3]));
-        assert_eq!(parse_cores("0xd"), Ok(vec![0, 2, 3]));
-        assert_eq!(parse_cores("3,2,2,0"), Ok(vec![0, 2, 3]));
-        assert_eq!(parse_cores("0x10000000000000001"), Ok(vec![0, 64]));
-        assert_eq!(show_cores(&[0, 2, 3]), "0,2-3");
-        for text in ["", "0x", "0x0", "a", "1-", "3-1", "1,,2", "0-99999999", "0xg"] {
-            assert!(parse_cores(text).unwrap_err().contains("is no set of cores"), "{text}");
-        }
     }
 }
