@@ -199,6 +199,17 @@ impl Answers {
         self.answers.push(answer);
     }
 
+    /// Appends answers that lie ready: one check for all of them.
+    ///
+    /// # Panics
+    ///
+    /// If there is no [`room`](Self::room) for them all.
+    #[inline]
+    pub fn append(&mut self, answers: &[Answer]) {
+        assert!(answers.len() <= self.room(), "a backend looks at room() before it appends");
+        self.answers.extend_from_slice(answers);
+    }
+
     /// The answers, oldest first.
     #[inline]
     pub fn as_slice(&self) -> &[Answer] {
@@ -230,6 +241,18 @@ mod tests {
         assert_eq!(answers.room(), 0);
         assert_eq!(answers.drain().map(|answer| answer.token).collect::<Vec<_>>(), [7, 8]);
         assert_eq!(answers.room(), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "room()")]
+    fn appending_past_the_room_is_our_own_mistake() {
+        let one = Answer { token: 0, outcome: Outcome::SUCCESS, result: 0 };
+        let mut answers = Answers::with_capacity(3);
+        answers.append(&[one, one]);
+        answers.append(&[one]);
+        assert_eq!(answers.room(), 0);
+        answers.append(&[]);
+        answers.append(&[one]);
     }
 
     #[test]
