@@ -8,7 +8,7 @@
 //! | [`environment`] | what a number was measured on, and what would make it better |
 //! | [`event`] | interrupt vectors that are event descriptors |
 //! | [`signal`] | Ctrl-C as a flag |
-//! | [`file`], [`engine`] | a file, and reads and writes of it that do not block |
+//! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
 //! # Unsafe
 //!
