@@ -190,6 +190,13 @@ impl SlotTable {
         (cid & self.index_mask) as usize
     }
 
+    /// The slot that the next command gets, whether the table is closed or not.
+    #[inline]
+    pub(crate) fn next_index(&self) -> Option<usize> {
+        let index = self.behind_the_gate.unwrap_or(self.free) as usize;
+        (index < self.slots.len()).then_some(index)
+    }
+
     /// How many slots there are.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
