@@ -6,6 +6,8 @@ use base::{Histogram, Operation, Span};
 
 use super::environment::RunEnvironment;
 use super::options::PerfOptions;
+use super::report::figures::show_count;
+use crate::Uri;
 
 /// Everything a run has found out.
 #[derive(Clone, Debug)]
@@ -226,6 +228,11 @@ impl PerfOutcome {
         Some(self.iops() / ceiling.iops)
     }
 
+    /// Whether any of the bytes moved, and were not only asked for.
+    pub fn moves_data(&self) -> bool {
+        self.options.uris.iter().any(Uri::keeps_data)
+    }
+
     /// How many threads submitted.
     pub fn submitting_threads(&self) -> u64 {
         let submitting = self.threads.iter().filter(|place| place.role == "submit").count();
@@ -247,6 +254,18 @@ impl Turns {
     /// Doorbells of both kinds per completed I/O.
     pub fn doorbells_per_io(&self) -> f64 {
         ratio(self.submission_doorbells + self.completion_doorbells, self.completions)
+    }
+
+    /// What has happened since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            polls: self.polls - before.polls,
+            idle_polls: self.idle_polls - before.idle_polls,
+            completions: self.completions - before.completions,
+            submission_doorbells: self.submission_doorbells - before.submission_doorbells,
+            completion_doorbells: self.completion_doorbells - before.completion_doorbells,
+        }
     }
 
     /// Adds another thread's.
@@ -274,6 +293,26 @@ impl Verified {
     /// Whether no block was bad.
     pub fn is_clean(&self) -> bool {
         self.bad_blocks() == 0
+    }
+
+    /// The findings in words.
+    pub fn words(&self) -> String {
+        let checked = show_count(self.good_blocks + self.bad_blocks());
+        if self.is_clean() {
+            let unwritten = show_count(self.unwritten_blocks);
+            return format!("{checked} blocks good; {unwritten} read before they were written");
+        }
+        let kinds = [
+            (self.stale_blocks, "stale"),
+            (self.torn_blocks, "torn"),
+            (self.misplaced_blocks, "misplaced"),
+            (self.foreign_blocks, "foreign"),
+        ];
+        let kinds = kinds.iter().filter(|(count, _)| *count > 0);
+        let kinds: Vec<String> = kinds.map(|(count, kind)| format!("{count} {kind}")).collect();
+        let bad = show_count(self.bad_blocks());
+        let first = self.first_bad.as_deref().unwrap_or("unknown");
+        format!("{bad} of {checked} blocks are bad: {}; first: {first}", kinds.join(", "))
     }
 
     /// How many blocks were bad, in whatever way.

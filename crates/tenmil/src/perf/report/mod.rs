@@ -1,3 +1,137 @@
-//! What a run has found out, for people and for programs.
+//! What a run has found out: as text, as JSON, and as one HTML page.
 
 pub mod figures;
+pub mod html;
+pub mod json;
+mod page_style;
+mod plot;
+#[cfg(test)]
+pub(crate) mod sample;
+pub mod text;
+
+use base::Histogram;
+
+use super::options::{OpenLoop, PerfOptions};
+use super::outcome::{Ended, PerfOutcome};
+use crate::{EmuMedium, Uri};
+use figures::{show_count, show_iops, show_ns_f64, show_size};
+
+/// The percentiles that every report shows: the name, and how many of a million do not exceed it.
+pub const PERCENTILES: [(&str, u64); 4] =
+    [("p50", 500_000), ("p99", 990_000), ("p99.9", 999_000), ("p99.99", 999_900)];
+
+/// What was measured, in a line: `21 SSDs, random reads of 4 KiB, depth 128, 1 submitting thread`.
+pub fn workload_line(options: &PerfOptions) -> String {
+    let count = options.device_count();
+    let plural = |count: u64| if count == 1 { "" } else { "s" };
+    let mut line = format!("{count} SSD{}, {}", plural(count.into()), options.pattern.words());
+    match options.sizes.shares.as_slice() {
+        [only] => line += &format!(" of {}", show_size(only.len_bytes.into())),
+        shares => {
+            let shares: Vec<String> = shares
+                .iter()
+                .map(|share| format!("{}:{}", show_size(share.len_bytes.into()), share.weight))
+                .collect();
+            line += &format!(" of {}", shares.join(", "));
+        }
+    }
+    if options.pattern.is_mixed() {
+        line += &format!(", {} % reads", options.read_percent);
+    }
+    line += &format!(", depth {}", options.depth);
+    if options.queue_pairs > 1 {
+        line += &format!(" over {} queue pairs", options.queue_pairs);
+    }
+    if let Some(theta) = options.zipf {
+        line += &format!(", zipf {theta}");
+    }
+    if let Some(OpenLoop { per_second, .. }) = options.rate {
+        line += &format!(", open loop at {} I/Os per second", show_count(per_second));
+    }
+    let threads = options.thread_count();
+    line + &format!(", {threads} submitting thread{}", plural(threads.into()))
+}
+
+/// What the number is, and what it is not, in sentences: what stands right under the headline.
+pub fn what_it_is(options: &PerfOptions) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let media = || options.uris.iter().map(|Uri::Emu(spec)| &spec.medium);
+    if media().all(|medium| *medium == EmuMedium::Null) {
+        sentences.push(
+            "No data moved: this is the cost of the driver and of an emulated controller that only \
+             answers."
+                .into(),
+        );
+    } else if media().any(|medium| *medium == EmuMedium::Null) {
+        sentences
+            .push("Some of these SSDs move no data: they are emulated and only answer.".into());
+    }
+    if media().any(|medium| *medium == EmuMedium::Ram) {
+        sentences.push("Data moves between two places in memory: no flash was touched.".into());
+    }
+    if media().any(|medium| matches!(medium, EmuMedium::File { .. })) {
+        sentences.push("Data moves through a file, as fast as what is below it lets it.".into());
+    }
+    let mut models: Vec<&String> = media()
+        .filter_map(|medium| match medium {
+            EmuMedium::Model { name } => Some(name),
+            _ => None,
+        })
+        .collect();
+    models.dedup();
+    for name in models {
+        sentences.push(format!(
+            "`{name}` is a model of that device's timing, not the device: latencies are drawn, and \
+             the rate is capped."
+        ));
+    }
+    sentences
+}
+
+/// How the run ended, if not by the time that was asked for.
+pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
+    let asked = outcome.options.time.as_secs_f64();
+    let measured = outcome.elapsed.as_secs_f64();
+    match outcome.ended {
+        Ended::Time => None,
+        Ended::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
+        Ended::Interrupt => {
+            Some(format!("Interrupted: these are the first {measured:.2} s of {asked:.2} s."))
+        }
+    }
+}
+
+/// How large a part of the bare ring's rate this is, in a sentence.
+pub fn ceiling_line(outcome: &PerfOutcome) -> Option<String> {
+    let (ratio, ceiling) = (outcome.ceiling_ratio()?, outcome.ceiling?);
+    let mut line = format!(
+        "{ratio:.2} of the bare ring: {} through {} rings with {} entries in flight each, in the \
+         same run",
+        show_iops(ceiling.iops),
+        ceiling.rings,
+        ceiling.depth
+    );
+    if let Some(round_trip) = ceiling.round_trip {
+        let round_trip_ns = figures::show_ns(round_trip.ns);
+        line += &format!(", {round_trip_ns} for a round trip");
+    }
+    Some(line)
+}
+
+/// Mean, percentiles and maximum of `latency`, as a report shows them.
+pub fn latency_row(latency: &Histogram) -> [String; 6] {
+    let at = |index: usize| figures::show_ns(latency.percentile(PERCENTILES[index].1));
+    let mean = show_ns_f64(latency.mean());
+    [mean, at(0), at(1), at(2), at(3), figures::show_ns(latency.max())]
+}
+
+/// The errors of a run by status: what to say about each, and how many there were.
+pub fn error_rows(outcome: &PerfOutcome) -> Vec<(String, u64)> {
+    let rows = outcome.errors_by_status.iter();
+    rows.map(|(status, count)| (status_words(*status), *count)).collect()
+}
+
+/// A status in words: its type and code (Base 2.1 §4.2.3, figure 101).
+fn status_words(status: u16) -> String {
+    format!("status {:X}h/{:02X}h", (status >> 8) & 0x7, status & 0xff)
+}

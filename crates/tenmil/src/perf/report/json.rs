@@ -1,0 +1,289 @@
+//! The report for programs.
+//!
+//! The names of the top level are published: they are added to, never changed or taken away.
+
+use base::Histogram;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{PERCENTILES, error_rows, what_it_is};
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::{
+    CeilingOutcome, DeviceOutcome, Ended, PerfOutcome, RamOutcome, Verified,
+};
+
+/// The top level.
+#[derive(Debug, Serialize)]
+struct Report {
+    iops: f64,
+    ns_per_io: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tsc_per_io: Option<f64>,
+    bytes_per_s: f64,
+    data_moved: bool,
+    ios: u64,
+    bytes: u64,
+    errors: u64,
+    elapsed_s: f64,
+    ended: &'static str,
+    latency_ns: Latency,
+    latency_ns_by_operation: Map<String, Value>,
+    time_stamp_error_ns: u64,
+    completions_per_poll: f64,
+    doorbells_per_io: f64,
+    polls: u64,
+    idle_polls: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ceiling_iops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ceiling_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ceiling_round_trip_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ram: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    open_loop: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verified: Option<Value>,
+    errors_by_status: Map<String, Value>,
+    what_it_is: Vec<String>,
+    series: Value,
+    devices: Vec<Value>,
+    options: Value,
+    techniques: Map<String, Value>,
+    environment: Value,
+    version: &'static str,
+}
+
+/// The latency of some I/Os, in nanoseconds.
+#[derive(Debug, Serialize)]
+struct Latency {
+    mean: f64,
+    p50: u64,
+    p99: u64,
+    p999: u64,
+    p9999: u64,
+    max: u64,
+}
+
+/// The whole report as one JSON object, with a newline at its end.
+pub fn render(outcome: &PerfOutcome) -> String {
+    let text = serde_json::to_string_pretty(&report(outcome));
+    text.expect("every key is a string and every number finite") + "\n"
+}
+
+fn report(outcome: &PerfOutcome) -> Report {
+    let by_operation = outcome.latency_by_operation.iter();
+    Report {
+        iops: outcome.iops(),
+        ns_per_io: outcome.ns_per_io(),
+        tsc_per_io: outcome.tsc_per_io(),
+        bytes_per_s: outcome.bytes_per_second(),
+        data_moved: outcome.moves_data(),
+        ios: outcome.totals.ios,
+        bytes: outcome.totals.bytes,
+        errors: outcome.totals.errors,
+        elapsed_s: outcome.elapsed.as_secs_f64(),
+        ended: match outcome.ended {
+            Ended::Time => "time",
+            Ended::Count => "count",
+            Ended::Interrupt => "interrupt",
+        },
+        latency_ns: Latency::of(&outcome.latency),
+        latency_ns_by_operation: by_operation
+            .map(|(operation, latency)| (operation.name().into(), json!(Latency::of(latency))))
+            .collect(),
+        time_stamp_error_ns: outcome.time_stamp_error.ns,
+        completions_per_poll: outcome.turns.completions_per_poll(),
+        doorbells_per_io: outcome.turns.doorbells_per_io(),
+        polls: outcome.turns.polls,
+        idle_polls: outcome.turns.idle_polls,
+        ceiling_iops: outcome.ceiling.map(|ceiling| ceiling.iops),
+        ceiling_ratio: outcome.ceiling_ratio(),
+        ceiling_round_trip_ns: outcome.ceiling.and_then(round_trip_ns),
+        ram: outcome.ram.as_ref().map(ram),
+        open_loop: outcome.open_loop.map(|open| {
+            json!({
+                "intended_per_s": open.intended_per_second,
+                "delayed": open.delayed,
+                "backlog": open.backlog,
+            })
+        }),
+        verified: outcome.verified.as_ref().map(verified),
+        errors_by_status: error_rows(outcome)
+            .into_iter()
+            .map(|(status, count)| (status, count.into()))
+            .collect(),
+        what_it_is: what_it_is(&outcome.options),
+        series: json!({
+            "interval_ns": outcome.series.interval.ns,
+            "ios": outcome.series.ios,
+            "bytes": outcome.series.bytes,
+        }),
+        devices: outcome.devices.iter().map(device).collect(),
+        options: options(&outcome.options),
+        techniques: outcome
+            .techniques
+            .iter()
+            .map(|technique| (technique.name.into(), technique.setting.clone().into()))
+            .collect(),
+        environment: environment(outcome),
+        version: env!("CARGO_PKG_VERSION"),
+    }
+}
+
+impl Latency {
+    fn of(latency: &Histogram) -> Self {
+        let at = |index: usize| latency.percentile(PERCENTILES[index].1);
+        let (mean, max) = (latency.mean(), latency.max());
+        Self { mean, p50: at(0), p99: at(1), p999: at(2), p9999: at(3), max }
+    }
+}
+
+fn round_trip_ns(ceiling: CeilingOutcome) -> Option<u64> {
+    ceiling.round_trip.map(|span| span.ns)
+}
+
+fn ram(ram: &RamOutcome) -> Value {
+    json!({
+        "uri": ram.uri,
+        "iops": ram.iops(),
+        "bytes_per_s": ram.bytes_per_second(),
+        "errors": ram.counts.errors,
+        "elapsed_s": ram.elapsed.as_secs_f64(),
+        "latency_ns": Latency::of(&ram.latency),
+    })
+}
+
+fn verified(verified: &Verified) -> Value {
+    json!({
+        "good_blocks": verified.good_blocks,
+        "unwritten_blocks": verified.unwritten_blocks,
+        "stale_blocks": verified.stale_blocks,
+        "torn_blocks": verified.torn_blocks,
+        "misplaced_blocks": verified.misplaced_blocks,
+        "foreign_blocks": verified.foreign_blocks,
+        "first_bad": verified.first_bad,
+    })
+}
+
+fn device(device: &DeviceOutcome) -> Value {
+    json!({
+        "name": device.name,
+        "model": device.model,
+        "size_bytes": device.size_bytes,
+        "block_size": device.block_size,
+        "ios": device.counts.ios,
+        "bytes": device.counts.bytes,
+        "errors": device.counts.errors,
+        "latency_ns": Latency::of(&device.latency),
+    })
+}
+
+fn options(options: &PerfOptions) -> Value {
+    let uris: Vec<String> = options.uris.iter().map(ToString::to_string).collect();
+    json!({
+        "uris": uris,
+        "depth": options.depth,
+        "sizes": options.sizes.to_string(),
+        "pattern": options.pattern.name(),
+        "read_percent": options.read_percent,
+        "time_s": options.time.as_secs_f64(),
+        "warm_up_s": options.warm_up.as_secs_f64(),
+        "cores": options.cores.to_string(),
+        "device_cores": options.device_cores.to_string(),
+        "queue_pairs": options.queue_pairs,
+        "io_count": options.io_count,
+        "rate": options.rate.map(|rate| rate.per_second),
+        "zipf": options.zipf,
+        "verify": options.verify,
+        "seed": options.seed,
+    })
+}
+
+fn environment(outcome: &PerfOutcome) -> Value {
+    let environment = &outcome.environment;
+    let machine = &environment.machine;
+    json!({
+        "processor": machine.processor,
+        "architecture": std::env::consts::ARCH,
+        "kernel": machine.kernel,
+        "cores": machine.allowed.to_string(),
+        "cpu_quota": machine.quota,
+        "hypervisor": machine.hypervisor,
+        "governor": machine.governor,
+        "stolen": environment.stolen,
+        "tsc_hz": environment.tsc_hz,
+        "memory": environment.memory_backing,
+        "transparent_huge_pages": machine.transparent_huge_pages,
+        "huge_pages_free": machine.huge_pages_free,
+        "lockable_bytes": machine.lockable_bytes,
+        "optimised": environment.optimised,
+        "threads": outcome.threads.iter().map(|place| {
+            json!({ "role": place.role, "core": place.core })
+        }).collect::<Vec<_>>(),
+        "caveats": environment.caveats(),
+        "remedies": environment.remedies(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::render;
+    use crate::perf::report::sample::{bad_sample, sample};
+
+    fn parsed(text: &str) -> Value {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_published_names_are_there_and_mean_what_they_say() {
+        let report = parsed(&render(&sample()));
+        let near = |name: &str, expected: f64| {
+            let found = report[name].as_f64().unwrap_or_else(|| panic!("{name} is no number"));
+            assert!((found / expected - 1.0).abs() < 1e-3, "{name} is {found}");
+        };
+        near("iops", 31.4e6);
+        near("ns_per_io", 31.847);
+        near("bytes_per_s", 31.4e6 * 4096.0);
+        near("completions_per_poll", 314.0 / 26.0);
+        near("doorbells_per_io", 26.0 / 314.0);
+        near("ceiling_iops", 74.8e6);
+        near("ceiling_ratio", 31.4 / 74.8);
+        assert_eq!(report["errors"], 0);
+        let latency = &report["latency_ns"];
+        let at = |name: &str| latency[name].as_f64().unwrap();
+        let rising = ["p50", "p99", "p999", "p9999", "max"].map(at);
+        assert!(rising.is_sorted() && rising[0] > 0.0, "{rising:?}");
+        assert!((50_000.0..200_000.0).contains(&at("mean")));
+    }
+
+    #[test]
+    fn without_a_ceiling_its_names_are_absent() {
+        let mut outcome = sample();
+        outcome.ceiling = None;
+        let report = parsed(&render(&outcome));
+        assert_eq!((report.get("ceiling_iops"), report.get("ceiling_ratio")), (None, None));
+    }
+
+    #[test]
+    fn errors_and_bad_blocks_are_counted_by_kind() {
+        let report = parsed(&render(&bad_sample()));
+        assert_eq!(report["errors"], 12);
+        assert_eq!(report["errors_by_status"]["status 2h/81h"], 11);
+        assert_eq!(report["verified"]["torn_blocks"], 2);
+        assert_eq!(report["ended"], "interrupt");
+    }
+
+    #[test]
+    fn an_empty_run_is_still_a_report() {
+        let mut outcome = sample();
+        outcome.totals = crate::perf::outcome::Counts::default();
+        outcome.elapsed = base::Span { ns: 0 };
+        let report = parsed(&render(&outcome));
+        assert_eq!(report["iops"], 0.0);
+        assert_eq!(report["ns_per_io"], 0.0);
+    }
+}

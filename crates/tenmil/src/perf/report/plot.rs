@@ -1,0 +1,219 @@
+//! The plots of the page, as SVG to stand inside it.
+//!
+//! The library that draws knows fixed colours only, and the page has a light and a dark face. So
+//! each colour here is a number that stands for a role, and is replaced by the style sheet's name
+//! for that role once the drawing is done.
+
+use core::ops::Range;
+
+use base::Histogram;
+use plotters::chart::{ChartBuilder, ChartContext};
+use plotters::coord::ranged1d::{Ranged, ValueFormatter};
+use plotters::prelude::{
+    AreaSeries, Cartesian2d, Color, DrawingBackend, IntoDrawingArea, IntoFont, IntoLogRange,
+    LineSeries, PathElement, RGBColor, SVGBackend, Text,
+};
+use plotters::style::TextStyle;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::PERCENTILES;
+use super::figures::{scaled, show_ns_f64};
+use crate::perf::outcome::Series;
+
+/// What a colour stands for.
+#[derive(Clone, Copy)]
+struct Role {
+    colour: RGBColor,
+    hex: &'static str,
+    style: &'static str,
+}
+
+const INK: Role = Role { colour: RGBColor(1, 1, 1), hex: "#010101", style: "var(--ink)" };
+const MUTED: Role = Role { colour: RGBColor(2, 2, 2), hex: "#020202", style: "var(--muted)" };
+const GRID: Role = Role { colour: RGBColor(3, 3, 3), hex: "#030303", style: "var(--grid)" };
+const ACCENT: Role = Role { colour: RGBColor(4, 4, 4), hex: "#040404", style: "var(--accent)" };
+const SOFT: Role = Role { colour: RGBColor(5, 5, 5), hex: "#050505", style: "var(--soft)" };
+const MARK: Role = Role { colour: RGBColor(6, 6, 6), hex: "#060606", style: "var(--mark)" };
+const ROLES: [Role; 6] = [INK, MUTED, GRID, ACCENT, SOFT, MARK];
+
+const FONT: &str = "sans-serif";
+const FONT_SIZE: i32 = 13;
+const SIZE: (u32, u32) = (1040, 300);
+
+/// Bins of a distribution to a power of two.
+const BINS_PER_OCTAVE: f64 = 20.0;
+
+/// I/Os per second over time.
+#[expect(clippy::cast_precision_loss, reason = "a drawing")]
+pub(super) fn throughput(series: &Series) -> String {
+    let interval_s = series.interval.as_secs_f64();
+    if series.ios.is_empty() || series.interval.ns == 0 {
+        return String::new();
+    }
+    let rates: Vec<f64> = series.ios.iter().map(|ios| *ios as f64 / interval_s).collect();
+    let end = rates.len() as f64 * interval_s;
+    let top = rates.iter().copied().fold(1.0, f64::max) * 1.15;
+    // Each point stands in the middle of its interval, and the curve reaches both edges.
+    let points = || {
+        let inner = rates.iter().enumerate();
+        let inner = inner.map(|(index, rate)| ((index as f64 + 0.5) * interval_s, *rate));
+        core::iter::once((0.0, rates[0])).chain(inner).chain([(end, rates[rates.len() - 1])])
+    };
+    draw(SIZE, |backend| {
+        let mut chart = frame(backend, 0.0..end, 0.0..top);
+        mesh(&mut chart, &|x| format!("{x:.0} s"), &show_axis_rate);
+        chart.draw_series(AreaSeries::new(points(), 0.0, SOFT.colour)).ok();
+        chart.draw_series(LineSeries::new(points(), ACCENT.colour.stroke_width(2))).ok();
+    })
+}
+
+/// How many I/Os took how long, with the percentiles marked, on a logarithmic axis.
+pub(super) fn distribution(latency: &Histogram) -> String {
+    let bins = bins_of(latency);
+    let (Some(first), Some(last)) = (bins.first(), bins.last()) else { return String::new() };
+    let (from, to) = (first.0 / 1.05, last.1 * 1.05);
+    let top = bins.iter().map(|bin| bin.2).fold(0.0, f64::max) * 1.45;
+    let outline = || {
+        let steps = bins.iter().flat_map(|(low, high, share)| [(*low, *share), (*high, *share)]);
+        core::iter::once((from, 0.0)).chain(steps).chain([(to, 0.0)])
+    };
+    draw(SIZE, |backend| {
+        let mut chart = log_frame(backend, from..to, 0.0..top);
+        mesh(&mut chart, &|x| show_ns_f64(*x), &|y| format!("{:.1} %", y * 100.0));
+        chart.draw_series(AreaSeries::new(outline(), 0.0, SOFT.colour)).ok();
+        chart.draw_series(LineSeries::new(outline(), ACCENT.colour.stroke_width(2))).ok();
+        for (row, (name, per_million)) in PERCENTILES.iter().enumerate() {
+            mark(&mut chart, latency, name, *per_million, row, top);
+        }
+    })
+}
+
+/// A vertical line at a percentile, with its name at a height of its own so that neighbours do not
+/// cover each other.
+#[expect(clippy::cast_precision_loss, reason = "a drawing")]
+fn mark<DB, X>(
+    chart: &mut ChartContext<'_, DB, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>,
+    latency: &Histogram,
+    name: &str,
+    per_million: u64,
+    row: usize,
+    top: f64,
+) where
+    DB: DrawingBackend,
+    X: Ranged<ValueType = f64>,
+{
+    let value = (latency.percentile(per_million) as f64).max(1.0);
+    let height = top * (0.97 - 0.075 * row as f64);
+    let line = PathElement::new([(value, 0.0), (value, height)], MARK.colour);
+    let style = text_style(&INK.colour).pos(Pos::new(HPos::Left, VPos::Top));
+    let label = Text::new(format!(" {name}  {}", show_ns_f64(value)), (value, height), style);
+    chart.draw_series([line]).ok();
+    chart.draw_series([label]).ok();
+}
+
+/// The buckets of a histogram spread over bins that are equally wide on a logarithmic axis: where
+/// each begins and ends, and which share of all values it has.
+#[expect(clippy::cast_precision_loss, reason = "a drawing")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few hundred bins")]
+fn bins_of(latency: &Histogram) -> Vec<(f64, f64, f64)> {
+    let total = latency.count() as f64;
+    let place = |value: f64| value.max(1.0).log2() * BINS_PER_OCTAVE;
+    let buckets: Vec<(f64, f64, u64)> = latency
+        .buckets()
+        .map(|(last, count)| {
+            // A bucket is as wide as a 64th of the power of two it lies in.
+            let width = 1_u64 << last.max(1).ilog2().saturating_sub(6);
+            (place((last + 1 - width) as f64), place((last + 1) as f64), count)
+        })
+        .collect();
+    let Some(first) = buckets.first().map(|bucket| bucket.0.floor()) else { return Vec::new() };
+    let end = buckets.last().map_or(first, |bucket| bucket.1.ceil());
+    let mut shares = vec![0.0; ((end - first) as usize).max(1)];
+    for (low, high, count) in buckets {
+        let width = (high - low).max(1e-9);
+        let (from, to) = ((low - first) as usize, (high - first).ceil() as usize);
+        for (bin, share) in shares.iter_mut().enumerate().take(to).skip(from) {
+            let edge = first + bin as f64;
+            let inside = (high.min(edge + 1.0) - low.max(edge)).max(0.0);
+            *share += count as f64 / total * inside / width;
+        }
+    }
+    let edge = |bin: usize| ((first + bin as f64) / BINS_PER_OCTAVE).exp2();
+    let bins = shares.into_iter().enumerate();
+    bins.map(|(bin, share)| (edge(bin), edge(bin + 1), share)).collect()
+}
+
+type Linear = plotters::coord::types::RangedCoordf64;
+type Log = plotters::coord::combinators::LogCoord<f64>;
+
+fn frame<'a>(
+    backend: SVGBackend<'a>,
+    x: Range<f64>,
+    y: Range<f64>,
+) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<Linear, Linear>> {
+    builder(&backend.into_drawing_area())
+        .build_cartesian_2d(x, y)
+        .expect("a string takes every drawing")
+}
+
+fn log_frame<'a>(
+    backend: SVGBackend<'a>,
+    x: Range<f64>,
+    y: Range<f64>,
+) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<Log, Linear>> {
+    builder(&backend.into_drawing_area())
+        .build_cartesian_2d(x.log_scale(), y)
+        .expect("a string takes every drawing")
+}
+
+fn builder<'a, 'b>(
+    area: &'a plotters::drawing::DrawingArea<SVGBackend<'b>, plotters::coord::Shift>,
+) -> ChartBuilder<'a, 'static, SVGBackend<'b>> {
+    let mut builder = ChartBuilder::on(area);
+    builder.margin(6).margin_right(24).x_label_area_size(28).y_label_area_size(64);
+    builder
+}
+
+fn mesh<DB, X, Y>(
+    chart: &mut ChartContext<'_, DB, Cartesian2d<X, Y>>,
+    show_x: &dyn Fn(&f64) -> String,
+    show_y: &dyn Fn(&f64) -> String,
+) where
+    DB: DrawingBackend,
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let mut mesh = chart.configure_mesh();
+    mesh.disable_x_mesh()
+        .light_line_style(plotters::style::TRANSPARENT)
+        .bold_line_style(GRID.colour)
+        .axis_style(GRID.colour)
+        .label_style(text_style(&MUTED.colour))
+        .x_labels(10)
+        .y_labels(5)
+        .x_label_formatter(&show_x)
+        .y_label_formatter(&show_y);
+    mesh.draw().ok();
+}
+
+fn text_style(colour: &'static RGBColor) -> TextStyle<'static> {
+    TextStyle::from((FONT, FONT_SIZE).into_font()).color(colour)
+}
+
+fn show_axis_rate(rate: &f64) -> String {
+    let (number, prefix) = scaled(*rate);
+    format!("{number} {prefix}")
+}
+
+/// Draws into a string, and gives the colours back to the style sheet.
+fn draw(size: (u32, u32), picture: impl FnOnce(SVGBackend<'_>)) -> String {
+    let mut svg = String::new();
+    picture(SVGBackend::with_string(&mut svg, size));
+    for role in ROLES {
+        for paint in ["fill", "stroke"] {
+            let style = format!("style=\"{paint}:{}\"", role.style);
+            svg = svg.replace(&format!("{paint}=\"{}\"", role.hex), &style);
+        }
+    }
+    svg
+}

@@ -1,0 +1,125 @@
+//! An outcome to try reports with.
+
+use std::collections::BTreeMap;
+
+use base::{Histogram, Operation, Outcome, Random, Span};
+
+use crate::perf::environment::tests::quiet_machine;
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::{
+    CeilingOutcome, Counts, DeviceOutcome, Ended, PerfOutcome, RamOutcome, Series, Technique,
+    ThreadPlace, Turns,
+};
+
+const IOS: u64 = 314_000_000;
+
+/// What a default run on a quiet machine could look like.
+pub(crate) fn sample() -> PerfOutcome {
+    let mut random = Random::new(4);
+    let latency = latency(&mut random, 85_000);
+    let devices = (0..21)
+        .map(|index| DeviceOutcome {
+            name: format!("emu:null #{index}"),
+            model: "tenmil emulated SSD".into(),
+            size_bytes: 1 << 40,
+            block_size: 512,
+            counts: counts(IOS / 21 - index * 1000),
+            latency: self::latency(&mut random, 85_000),
+        })
+        .collect();
+    PerfOutcome {
+        options: PerfOptions::default().with_extras(),
+        elapsed: Span::from_secs(10),
+        ended: Ended::Time,
+        devices,
+        totals: counts(IOS),
+        latency_by_operation: vec![(Operation::Read, latency.clone())],
+        latency,
+        time_stamp_error: Span { ns: 640 },
+        series: Series {
+            interval: Span::from_ms(100),
+            ios: (0..100).map(|_| 3_040_000 + random.below(200_000)).collect(),
+            bytes: vec![0; 100],
+        },
+        turns: Turns {
+            polls: 30_000_000,
+            idle_polls: 4_000_000,
+            completions: IOS,
+            submission_doorbells: 13_000_000,
+            completion_doorbells: 13_000_000,
+        },
+        tsc_ticks: Some(26_000_000_000),
+        errors_by_status: BTreeMap::new(),
+        techniques: vec![
+            technique("submission doorbells", "once per turn", "--no-doorbell-batching"),
+            technique("completion doorbells", "once per poll", "--cq-doorbell"),
+            technique("command store", "plain", "--command-store"),
+            technique("prefetch", "all", "--prefetch"),
+            technique("completion copy", "line", "--completion-copy"),
+            technique("shadow doorbells", "off", "--shadow-doorbells"),
+            technique("huge pages", "on", "--no-huge-pages"),
+        ],
+        verified: None,
+        open_loop: None,
+        ceiling: Some(CeilingOutcome {
+            iops: 74_800_000.0,
+            elapsed: Span::from_secs(1),
+            rings: 21,
+            depth: 128,
+            round_trip: None,
+        }),
+        ram: Some(RamOutcome {
+            uri: "emu:ram?count=21".into(),
+            elapsed: Span::from_secs(2),
+            counts: Counts { ios: 9_000_000, bytes: 9_000_000 * 4096, ..Counts::default() },
+            latency: self::latency(&mut random, 600_000),
+        }),
+        threads: vec![
+            ThreadPlace { role: "submit", core: Some(0) },
+            ThreadPlace { role: "device", core: Some(1) },
+        ],
+        environment: quiet_machine(),
+    }
+}
+
+/// The sample, with everything in it that can go wrong.
+pub(crate) fn bad_sample() -> PerfOutcome {
+    let mut outcome = sample();
+    outcome.totals.errors = 12;
+    outcome.errors_by_status =
+        BTreeMap::from([(Outcome::UNRECOVERED_READ.0, 11), (Outcome::LBA_OUT_OF_RANGE.0, 1)]);
+    outcome.ended = Ended::Interrupt;
+    outcome.elapsed = Span::from_secs(4);
+    outcome.environment.stolen = 0.05;
+    outcome.environment.machine.governor = Some("powersave".into());
+    outcome.verified = Some(crate::perf::outcome::Verified {
+        good_blocks: 1000,
+        torn_blocks: 2,
+        first_bad: Some("block 7 of SSD 3: torn: another write from byte 512 on".into()),
+        ..crate::perf::outcome::Verified::default()
+    });
+    outcome
+}
+
+fn technique(name: &'static str, setting: &str, switch: &'static str) -> Technique {
+    Technique { name, setting: setting.into(), switch }
+}
+
+fn counts(ios: u64) -> Counts {
+    Counts { ios, bytes: ios * 4096, errors: 0, reads: ios, writes: 0 }
+}
+
+/// Latencies around `median`, a few of them much later.
+fn latency(random: &mut Random, median: u64) -> Histogram {
+    let mut latency = Histogram::new();
+    for _ in 0..100_000 {
+        let spread: u64 = (0..6).map(|_| random.below(median / 8)).sum();
+        let late = match random.below(10_000) {
+            0..5 => median * 40 + random.below(median * 60),
+            5..200 => random.below(median * 3),
+            _ => 0,
+        };
+        latency.record_many(median * 5 / 8 + spread + late, 3140);
+    }
+    latency
+}

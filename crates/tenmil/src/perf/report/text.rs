@@ -1,0 +1,197 @@
+//! The report on a terminal: the headline first, then what it is, then everything else.
+
+use core::fmt::{self, Write};
+
+use super::figures::{show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
+use super::{ceiling_line, error_rows, how_it_ended, latency_row, what_it_is, workload_line};
+use crate::perf::outcome::PerfOutcome;
+
+/// The whole report, with where the other reports lie.
+pub fn render(outcome: &PerfOutcome, written: &[String]) -> String {
+    let mut out = String::new();
+    write_all(&mut out, outcome, written).expect("a string takes everything");
+    out
+}
+
+fn write_all(out: &mut String, outcome: &PerfOutcome, written: &[String]) -> fmt::Result {
+    write_headline(out, outcome)?;
+    write_latency(out, outcome)?;
+    write_fast_path(out, outcome)?;
+    write_trouble(out, outcome)?;
+    write_rows(out, "techniques", &technique_rows(outcome))?;
+    write_rows(out, "environment", &outcome.environment.rows())?;
+    let remedies = outcome.environment.remedies();
+    if !remedies.is_empty() {
+        writeln!(out, "\nto go faster")?;
+        remedies.iter().try_for_each(|remedy| writeln!(out, "  - {remedy}"))?;
+    }
+    if !written.is_empty() {
+        writeln!(out)?;
+        written.iter().try_for_each(|path| writeln!(out, "report: {path}"))?;
+    }
+    Ok(())
+}
+
+fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
+    let seconds = outcome.elapsed.as_secs_f64();
+    writeln!(out, "{}, {seconds:.2} s", workload_line(&outcome.options))?;
+    write!(out, "\n  {}", show_iops(outcome.iops()))?;
+    write!(out, "   {} per I/O and thread", show_ns_f64(outcome.ns_per_io()))?;
+    if let Some(ticks) = outcome.tsc_per_io() {
+        write!(out, "   {ticks:.0} TSC cycles")?;
+    }
+    if outcome.moves_data() {
+        write!(out, "   {}", show_byte_rate(outcome.bytes_per_second()))?;
+    }
+    writeln!(out, "\n")?;
+    let sentences = what_it_is(&outcome.options);
+    sentences.iter().try_for_each(|sentence| writeln!(out, "  {sentence}"))?;
+    for caveat in outcome.environment.caveats() {
+        writeln!(out, "  Mind: {caveat}.")?;
+    }
+    if let Some(ended) = how_it_ended(outcome) {
+        writeln!(out, "  {ended}")?;
+    }
+    if let Some(line) = ceiling_line(outcome) {
+        writeln!(out, "  {line}.")?;
+    }
+    if let Some(ram) = &outcome.ram {
+        writeln!(
+            out,
+            "  With data that moves ({}): {}, {}, median {}.",
+            ram.uri,
+            show_iops(ram.iops()),
+            show_byte_rate(ram.bytes_per_second()),
+            show_ns(ram.latency.percentile(500_000))
+        )?;
+    }
+    Ok(())
+}
+
+fn write_latency(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
+    let error = show_ns(outcome.time_stamp_error.ns);
+    let start = if outcome.options.rate.is_some() { "intended start" } else { "submission" };
+    writeln!(out, "\nlatency from {start}, each known to within {error}")?;
+    let titles = ["mean", "p50", "p99", "p99.9", "p99.99", "max"];
+    write!(out, "  {:<18}", "")?;
+    titles.iter().try_for_each(|title| write!(out, "{title:>10}"))?;
+    writeln!(out)?;
+    let mut line = |name: &str, cells: [String; 6]| {
+        write!(out, "  {name:<18}")?;
+        cells.iter().try_for_each(|cell| write!(out, "{cell:>10}"))?;
+        writeln!(out)
+    };
+    if outcome.latency_by_operation.len() != 1 {
+        line("all", latency_row(&outcome.latency))?;
+    }
+    for (operation, latency) in &outcome.latency_by_operation {
+        line(operation.name(), latency_row(latency))?;
+    }
+    Ok(())
+}
+
+fn write_fast_path(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
+    let turns = &outcome.turns;
+    let idle = turns.idle_polls.saturating_mul(100).checked_div(turns.polls).unwrap_or(0);
+    writeln!(out, "\nfast path")?;
+    writeln!(
+        out,
+        "  {:.2} completions per poll, {:.3} doorbells per I/O, {idle} % of the polls found nothing",
+        turns.completions_per_poll(),
+        turns.doorbells_per_io()
+    )
+}
+
+fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
+    if outcome.totals.errors > 0 {
+        writeln!(out, "\nerrors: {}", show_count(outcome.totals.errors))?;
+        for (status, count) in error_rows(outcome) {
+            writeln!(out, "  {status:<18}{:>10}", show_count(count))?;
+        }
+    }
+    if let Some(verified) = &outcome.verified {
+        writeln!(out, "\nverification: {}", verified.words())?;
+    }
+    if let Some(open) = &outcome.open_loop {
+        writeln!(
+            out,
+            "\nopen loop: {} of {} I/Os per second, {} started late, {} still waiting at the end",
+            show_iops(outcome.iops()),
+            show_count(open.intended_per_second),
+            show_count(open.delayed),
+            show_count(open.backlog)
+        )?;
+    }
+    Ok(())
+}
+
+fn technique_rows(outcome: &PerfOutcome) -> Vec<(&'static str, String)> {
+    let rows = outcome.techniques.iter();
+    rows.map(|technique| {
+        (technique.name, format!("{:<16} ({})", technique.setting, technique.switch))
+    })
+    .collect()
+}
+
+fn write_rows(out: &mut String, title: &str, rows: &[(&str, String)]) -> fmt::Result {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n{title}")?;
+    rows.iter().try_for_each(|(name, value)| writeln!(out, "  {name:<22}{value}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::render;
+    use crate::perf::report::sample::{bad_sample, sample};
+
+    #[test]
+    fn the_headline_comes_first_and_then_what_it_is() {
+        let text = render(&sample(), &["tenmil-perf.html".into()]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "21 SSDs, random reads of 4 KiB, depth 128, 1 submitting thread, 10.00 s"
+        );
+        assert_eq!(lines[2], "  31.4 M IOPS   31.8 ns per I/O and thread   83 TSC cycles");
+        assert_eq!(
+            lines[4],
+            "  No data moved: this is the cost of the driver and of an emulated controller that \
+             only answers."
+        );
+        assert_eq!(
+            lines[5],
+            "  0.42 of the bare ring: 74.8 M IOPS through 21 rings with 128 entries in flight \
+             each, in the same run."
+        );
+        assert!(lines[6].starts_with("  With data that moves (emu:ram?count=21): 4.5 M IOPS,"));
+        assert_eq!(lines.last(), Some(&"report: tenmil-perf.html"));
+    }
+
+    #[test]
+    fn a_model_is_called_a_model_and_bytes_are_shown_only_where_bytes_move() {
+        let mut outcome = sample();
+        outcome.options.uris = vec!["emu:model:p4600".parse().unwrap()];
+        let text = render(&outcome, &[]);
+        assert!(text.contains("`p4600` is a model of that device's timing, not the device"));
+        assert!(text.contains("128.6 GB/s") && !text.contains("No data moved"));
+        assert!(!render(&sample(), &[]).contains("128.6 GB/s"));
+    }
+
+    #[test]
+    fn what_went_wrong_is_said() {
+        let text = render(&bad_sample(), &[]);
+        for expected in [
+            "Interrupted: these are the first 4.00 s of 10.00 s.",
+            "errors: 12",
+            "status 2h/81h",
+            "verification: 2 of 1 002 blocks are bad: 2 torn; first: block 7 of SSD 3: torn: \
+             another write from byte 512 on",
+            "Mind: 5.0 % of the time went to other guests",
+            "to go faster",
+        ] {
+            assert!(text.contains(expected), "{expected} is missing in\n{text}");
+        }
+    }
+}
