@@ -75,6 +75,16 @@ impl<const N: usize> Ascii<N> {
         Self(bytes)
     }
 
+    /// `text`, cut to fit and followed by zeros, as NQNs are (Base 2.1 §4.7).
+    #[must_use]
+    pub fn nul_padded(text: &str) -> Self {
+        let mut bytes = [0; N];
+        for (byte, letter) in bytes.iter_mut().zip(text.bytes()) {
+            *byte = letter;
+        }
+        Self(bytes)
+    }
+
     /// The text without its padding.
     #[must_use]
     pub fn trimmed(&self) -> &[u8] {
@@ -333,6 +343,7 @@ mod tests {
         assert_eq!(&Ascii::<6>::new("abc").0, b"abc   ");
         assert_eq!(&Ascii::<2>::new("abc").0, b"ab");
         assert_eq!(&Ascii::<3>::new("aé\n").0, b"a??");
+        assert_eq!(&Ascii::<4>::nul_padded("nqn").0, b"nqn\0");
     }
 
     #[test]

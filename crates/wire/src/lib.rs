@@ -6,6 +6,7 @@
 //! - [`Command`], [`Completion`] and [`Status`] are what travels in queues; [`admin`] and [`io`]
 //!   give each command a structure of its own.
 //! - [`register`] is what lies in a controller's BAR.
+//! - [`identify`] is what a controller and its namespaces say about themselves.
 //! - [`sgl`] says where data lie.
 //! - [`layout`] declares structures: each field once, with its place and its meaning.
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ pub mod command;
 pub mod completion;
 #[doc(hidden)]
 pub mod element;
+pub mod identify;
 pub mod io;
 pub mod layout;
 pub mod opcode;
@@ -35,6 +37,10 @@ pub use typed::Typed;
 
 /// Visits every structure of the crate: what tests and the fuzzer do to one is done to all.
 pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
+    identify::controller::visit(visitor);
+    identify::list::visit(visitor);
+    identify::namespace::visit(visitor);
+    identify::resource::visit(visitor);
     io::visit(visitor);
     io::copy::visit(visitor);
     io::dataset::visit(visitor);
