@@ -26,11 +26,25 @@ pub trait Backend: Send {
     /// Does a bounded amount of work and appends what has ended. Returns how many that were.
     fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize;
 
+    /// How often it has rung a doorbell, if it has any.
+    fn doorbells(&self) -> DoorbellCounts {
+        DoorbellCounts::default()
+    }
+
     /// When this backend wants to be polled even if nothing happens: a deadline of its own, or
     /// [`Instant::NEVER`].
     fn wake_at(&self) -> Instant {
         Instant::NEVER
     }
+}
+
+/// How often doorbells were rung.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoorbellCounts {
+    /// Submission doorbells.
+    pub submission: u64,
+    /// Completion doorbells.
+    pub completion: u64,
 }
 
 /// Where backends come from: one medium, and a channel to it for every thread that wants one.

@@ -29,7 +29,7 @@ mod random;
 mod request;
 mod time;
 
-pub use backend::{Backend, Durability, Limits, Medium, Support};
+pub use backend::{Backend, DoorbellCounts, Durability, Limits, Medium, Support};
 pub use blame::Blame;
 pub use device::{CompletionRing, Dma, Doorbell, Mmio, SubmissionRing};
 pub use histogram::Histogram;

@@ -85,11 +85,20 @@ impl CommandStore {
             // SAFETY: as this function was promised; SSE2 is part of every x86-64 processor.
             Self::Sse2 => unsafe { store_sse2(entry, command) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as this function was promised; the feature was checked when `self` was made.
-            Self::Avx512 => unsafe { store_avx512(entry, command) },
+            Self::Avx512 => {
+                // A copy of its own, so that the other ways keep their words in registers.
+                let copy = *command;
+                // SAFETY: as this function was promised; the feature was checked when `self` was
+                // made.
+                unsafe { store_avx512(entry, &copy) };
+            }
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as this function was promised; the feature was checked when `self` was made.
-            Self::Movdir64b => unsafe { store_movdir64b(entry, command) },
+            Self::Movdir64b => {
+                let copy = *command;
+                // SAFETY: as this function was promised; the feature was checked when `self` was
+                // made.
+                unsafe { store_movdir64b(entry, &copy) };
+            }
             #[cfg(not(target_arch = "x86_64"))]
             // SAFETY: as this function was promised. No other way is ever chosen here.
             _ => unsafe { store_plain(entry, command) },
@@ -123,8 +132,10 @@ unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
 #[inline]
 unsafe fn store_sse2(entry: NonNull<u64>, command: &[u64; 8]) {
     use core::arch::x86_64::{_mm_set_epi64x, _mm_stream_si128};
-    for pair in 0..4 {
-        let (low, high) = (command[2 * pair], command[2 * pair + 1]);
+    let [a, b, c, d, e, f, g, h] = *command;
+    // Written out, and from registers: a wide load of words that were just stored one by one has to
+    // wait until they, and every streaming store before them, have left the processor.
+    for (pair, (low, high)) in [(a, b), (c, d), (e, f), (g, h)].into_iter().enumerate() {
         // SAFETY: SSE2 is part of every x86-64 processor.
         let value = unsafe { _mm_set_epi64x(high.cast_signed(), low.cast_signed()) };
         // SAFETY: `2 * pair < 8`: inside the 64 bytes that the caller vouches for.

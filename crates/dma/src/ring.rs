@@ -76,25 +76,25 @@ impl HostCompletionRing {
         Self { entries, depth, kind, _regions: regions }
     }
 
-    /// The half of entry `index` with the phase.
+    /// Entry `index`, if it carries `wanted` at the place of the phase.
     #[inline]
-    fn second_half(&self, index: u32) -> u64 {
-        self.word(index as usize * COMPLETION_WORDS + 1)
-    }
-
-    #[inline]
-    fn first_half(&self, index: u32) -> u64 {
-        self.word(index as usize * COMPLETION_WORDS)
-    }
-
-    #[inline]
-    fn word(&self, word: usize) -> u64 {
-        assert!(word < self.depth as usize * COMPLETION_WORDS, "entry past the end of its ring");
+    fn fresh(&self, index: u32, wanted: u64) -> Option<[u32; 4]> {
+        assert!(index < self.depth, "entry past the end of its ring");
         // SAFETY: as just asserted, inside the memory resolved in `new`.
-        let address = unsafe { self.entries.add(word) };
+        let first = unsafe { self.entries.add(index as usize * COMPLETION_WORDS) };
+        // SAFETY: the second word of the same entry.
+        let second = unsafe { first.add(1) };
         // SAFETY: aligned, mapped as long as `_regions` is held, and only ever accessed by atomics
         // and by DMA.
-        unsafe { AtomicU64::from_ptr(address.as_ptr()) }.load(Ordering::Relaxed)
+        let second = unsafe { AtomicU64::from_ptr(second.as_ptr()) }.load(Ordering::Relaxed);
+        if second & PHASE != wanted {
+            return None;
+        }
+        // Pairs with the controller's release of the second half: the first is in memory by now.
+        load_barrier(self.kind);
+        // SAFETY: as for the second word.
+        let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) }.load(Ordering::Relaxed);
+        Some(entry(first, second))
     }
 }
 
@@ -124,34 +124,18 @@ impl SubmissionRing for HostSubmissionRing {
 impl CompletionRing for HostCompletionRing {
     #[inline]
     fn load(&self, index: u32, phase: bool) -> Option<[u32; 4]> {
-        let second = self.second_half(index);
-        if (second & PHASE != 0) != phase {
-            return None;
-        }
-        // Pairs with the controller's release of the second half: the first is in memory by now.
-        load_barrier(self.kind);
-        Some(entry(self.first_half(index), second))
+        self.fresh(index, phase_word(phase))
     }
 
     #[inline]
     fn load_line(&self, index: u32, phase: bool, into: &mut [[u32; 4]; 4]) -> usize {
         let end = ((index | (COMPLETIONS_PER_LINE - 1)) + 1).min(self.depth);
-        let wanted = if phase { PHASE } else { 0 };
-        let mut seconds = [0_u64; 4];
+        let wanted = phase_word(phase);
         let mut count = 0;
-        for (second, at) in seconds.iter_mut().zip(index..end) {
-            *second = self.second_half(at);
-            if *second & PHASE != wanted {
-                break;
-            }
+        for (slot, at) in into.iter_mut().zip(index..end) {
+            let Some(entry) = self.fresh(at, wanted) else { break };
+            *slot = entry;
             count += 1;
-        }
-        if count > 0 {
-            // One barrier for all of them; pairs with the controller's releases.
-            load_barrier(self.kind);
-        }
-        for ((second, slot), at) in seconds.iter().zip(into).zip(index..end).take(count) {
-            *slot = entry(self.first_half(at), *second);
         }
         count
     }
@@ -161,6 +145,11 @@ impl CompletionRing for HostCompletionRing {
         let entry = self.entries.as_ptr().wrapping_add(index as usize * COMPLETION_WORDS);
         prefetch_read(entry.cast());
     }
+}
+
+#[inline]
+const fn phase_word(phase: bool) -> u64 {
+    if phase { PHASE } else { 0 }
 }
 
 #[inline]

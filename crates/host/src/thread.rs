@@ -111,6 +111,12 @@ impl<T> Drop for Thread<T> {
     }
 }
 
+/// Lets another thread have this processor for a moment, if one wants it. For loops that poll where
+/// the other side has no processor of its own.
+pub fn give_way() {
+    std::thread::yield_now();
+}
+
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
