@@ -1,1 +1,16 @@
-//! Under construction.
+//! The simulated world.
+
+#![forbid(unsafe_code)]
+
+pub mod bus;
+pub mod clock;
+pub mod device_memory;
+pub mod evil;
+pub mod failure;
+pub mod host_memory;
+pub mod iommu;
+pub mod ledger;
+pub mod medium;
+pub mod oracle;
+pub mod stamp;
+pub mod trace;

@@ -1,0 +1,387 @@
+//! Completions that are doubled, invented, swallowed, held back or falsified.
+//!
+//! The controller inside numbers its completions one way and the host sees them another, so each
+//! ring has a [`View`] that translates the host's head doorbell back.
+
+use base::Instant;
+
+use super::{Evil, Fault, Invented, QueueKind, Release, Site};
+use crate::ledger::Ledger;
+
+/// A completion as it is to be posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emission {
+    /// The four dwords; the phase is filled in by the view of the ring.
+    pub entry: [u32; 4],
+    /// The device is not done with the command that it names.
+    pub is_lie: bool,
+    /// It carries the phase of the lap before.
+    pub wrong_phase: bool,
+}
+
+/// One completion ring as the host sees it, beside how the controller does.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    depth: u32,
+    /// Where the host finds the next completion.
+    tail: u32,
+    phase: bool,
+    /// Where the controller believes that it posts the next.
+    inner_tail: u32,
+    /// Up to where the controller believes that the host has read.
+    inner_head: u32,
+}
+
+/// A completion that is held back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    sqid: u16,
+    entry: [u32; 4],
+    until: Until,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Until {
+    At(Instant),
+    Aborted,
+    Enabled(u32),
+}
+
+const PHASE: u32 = 1 << 16;
+/// Abort (Base 2.1 §5.1.1).
+const ABORT: u8 = 0x08;
+
+impl Evil {
+    /// What becomes of a completion of the controller.
+    pub fn on_completion(
+        &mut self,
+        now: Instant,
+        depth: u32,
+        entry: [u32; 4],
+        ledger: &Ledger,
+    ) -> Vec<Emission> {
+        let (sqid, cid) = (high_half(entry[2]), low_half(entry[3]));
+        if let Some(index) = self.answered.iter().position(|known| *known == (sqid, cid)) {
+            self.answered.swap_remove(index);
+            return Vec::new();
+        }
+        let command = ledger.command(sqid, cid);
+        let opcode = command.map(|command| command.opcode);
+        let queue = if sqid == 0 { QueueKind::Admin } else { QueueKind::Io };
+        match queue {
+            QueueKind::Admin => self.counters.admin_completions += 1,
+            _ => self.counters.io_completions += 1,
+        }
+        let mut emissions = self.alter(now, Site { queue, opcode }, depth, entry, ledger);
+        if sqid == 0 && opcode == Some(ABORT) {
+            let target = command.map_or(0, |command| command.cdw10);
+            emissions.extend(self.release(|held| {
+                held.until == Until::Aborted && held.names(low_half(target), high_half(target))
+            }));
+        }
+        if sqid != 0 {
+            let enables = self.counters.enables;
+            let from_the_grave = self.release(|held| {
+                held.sqid == sqid && matches!(held.until, Until::Enabled(at) if enables >= at)
+            });
+            let lies = from_the_grave.into_iter().map(|stale| Emission { is_lie: true, ..stale });
+            emissions.splice(0..0, lies);
+        }
+        emissions
+    }
+
+    /// Completions whose time has come, with the submission queue they answer.
+    pub fn next_released(&mut self, now: Instant) -> Vec<(u16, Emission)> {
+        let released = self.release(|held| matches!(held.until, Until::At(at) if now >= at));
+        released.into_iter().map(|emission| (high_half(emission.entry[2]), emission)).collect()
+    }
+
+    /// The device fetches an admin command: some are answered before the controller sees them.
+    pub fn on_admin_command(&mut self, now: Instant, opcode: u8, cid: u16) -> Option<Emission> {
+        let site = Site { queue: QueueKind::Admin, opcode: Some(opcode) };
+        let Fault::Event(result) =
+            self.strike(now, site, |fault| matches!(fault, Fault::Event(_)))?
+        else {
+            return None;
+        };
+        self.answered.push((0, cid));
+        let entry = [result, 0, 0, u32::from(cid)];
+        Some(Emission { entry, is_lie: false, wrong_phase: false })
+    }
+
+    /// A reset: what is held for a time or for an abort is forgotten.
+    pub fn on_disable(&mut self) {
+        self.held.retain(|held| matches!(held.until, Until::Enabled(_)));
+        self.answered.clear();
+    }
+
+    fn alter(
+        &mut self,
+        now: Instant,
+        site: Site,
+        depth: u32,
+        entry: [u32; 4],
+        ledger: &Ledger,
+    ) -> Vec<Emission> {
+        let honest = Emission { entry, is_lie: false, wrong_phase: false };
+        let is_wanted = |fault: &Fault| {
+            use Fault::{Duplicate, Flood, Head, Hold, Invent, QueueId, Reserved, Result, Status};
+            matches!(
+                fault,
+                Duplicate
+                    | Invent(_)
+                    | Fault::WrongPhase
+                    | Fault::Swallow
+                    | Hold(_)
+                    | Status(_)
+                    | Result(_)
+                    | Head(_)
+                    | QueueId(_)
+                    | Reserved
+                    | Flood
+            )
+        };
+        let [result, reserved, head, status] = entry;
+        let with = |entry| vec![Emission { entry, ..honest }];
+        match self.strike(now, site, is_wanted) {
+            Some(Fault::Duplicate) => vec![honest, honest],
+            Some(Fault::Invent(invented)) => {
+                self.invent(invented, entry, ledger).into_iter().chain([honest]).collect()
+            }
+            Some(Fault::WrongPhase) => vec![Emission { wrong_phase: true, ..honest }],
+            Some(Fault::Swallow) => Vec::new(),
+            Some(Fault::Hold(release)) => {
+                let until = match release {
+                    Release::After(span) => Until::At(now.after(span)),
+                    Release::Aborted => Until::Aborted,
+                    Release::Reset => Until::Enabled(self.counters.enables + 1),
+                };
+                self.held.push(Held { sqid: high_half(head), entry, until });
+                Vec::new()
+            }
+            Some(Fault::Status(code)) => {
+                let drawn = low_half(low_word(self.random.draw())) & 0x7fff;
+                let code = if code == u16::MAX { drawn.max(1) } else { code };
+                with([result, reserved, head, status & 0x1_ffff | u32::from(code) << 17])
+            }
+            Some(Fault::Result(result)) => with([result, reserved, head, status]),
+            Some(Fault::Head(ahead)) => {
+                let moved = low_half(head).wrapping_add(ahead);
+                with([result, reserved, head & !0xffff | u32::from(moved), status])
+            }
+            Some(Fault::QueueId(sqid)) => {
+                with([result, reserved, head & 0xffff | u32::from(sqid) << 16, status])
+            }
+            Some(Fault::Reserved) => with([result, u32::MAX, head, status]),
+            Some(Fault::Flood) => vec![honest; depth as usize],
+            _ => vec![honest],
+        }
+    }
+
+    fn invent(&self, invented: Invented, entry: [u32; 4], ledger: &Ledger) -> Option<Emission> {
+        let (sqid, cid) = (high_half(entry[2]), low_half(entry[3]));
+        let in_flight = ledger.commands_of(sqid);
+        let (cid, is_lie) = match invented {
+            Invented::Outside => (0xfffe, false),
+            Invented::Ended => {
+                let ended = (0..u16::MAX).find(|cid| in_flight.iter().all(|(of, _)| of != cid));
+                (ended?, false)
+            }
+            Invented::InFlight => (in_flight.iter().find(|(of, _)| *of != cid)?.0, true),
+        };
+        let entry = [entry[0], entry[1], entry[2], u32::from(cid)];
+        Some(Emission { entry, is_lie, wrong_phase: false })
+    }
+
+    fn release(&mut self, is_due: impl Fn(&Held) -> bool) -> Vec<Emission> {
+        let due: Vec<Held> = self.held.iter().copied().filter(|held| is_due(held)).collect();
+        self.held.retain(|held| !is_due(held));
+        let emission =
+            |held: Held| Emission { entry: held.entry, is_lie: false, wrong_phase: false };
+        due.into_iter().map(emission).collect()
+    }
+}
+
+impl Held {
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        match self.until {
+            Until::At(at) => Some(at),
+            Until::Aborted | Until::Enabled(_) => None,
+        }
+    }
+
+    fn names(&self, sqid: u16, cid: u16) -> bool {
+        self.sqid == sqid && low_half(self.entry[3]) == cid
+    }
+}
+
+impl View {
+    /// A ring that has just been created.
+    pub fn new(depth: u32) -> Self {
+        Self { depth, tail: 0, phase: true, inner_tail: 0, inner_head: 0 }
+    }
+
+    /// How many entries the ring has.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// The controller has posted at `index`.
+    pub fn posted(&mut self, index: u32) {
+        self.inner_tail = (index + 1) % self.depth;
+    }
+
+    /// Where a completion goes, and how it reads with its phase.
+    pub fn place(&mut self, emission: &Emission) -> (u32, [u32; 4]) {
+        let index = self.tail;
+        let mut entry = emission.entry;
+        entry[3] &= !PHASE;
+        if self.phase != emission.wrong_phase {
+            entry[3] |= PHASE;
+        }
+        self.tail += 1;
+        if self.tail == self.depth {
+            (self.tail, self.phase) = (0, !self.phase);
+        }
+        (index, entry)
+    }
+
+    /// What the controller is told when the host rings its head doorbell with `head`. A value
+    /// outside the ring goes through as it is.
+    pub fn translate(&mut self, head: u32) -> u32 {
+        if head >= self.depth {
+            return head;
+        }
+        let unread = (self.tail + self.depth - head) % self.depth;
+        let outstanding = (self.inner_tail + self.depth - self.inner_head) % self.depth;
+        self.inner_head = (self.inner_tail + self.depth - unread.min(outstanding)) % self.depth;
+        self.inner_head
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+pub(super) const fn low_half(word: u32) -> u16 {
+    word as u16
+}
+
+const fn high_half(word: u32) -> u16 {
+    low_half(word >> 16)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+const fn low_word(word: u64) -> u32 {
+    word as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Instant, Random, Span};
+
+    use super::super::{Evil, Fault, Invented, Mischief, Release};
+    use super::{Emission, View};
+    use crate::ledger::{Direction, Ledger};
+
+    const NOW: Instant = Instant { ns: 1 };
+    /// Queue 1, identifier 3, head 4.
+    const ENTRY: [u32; 4] = [0, 0, 0x0001_0004, 3];
+
+    fn ledger() -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.admin_ring(0x4000);
+        ledger.stored(NOW, 0x4000, &[1, 0, 0, 0x5000, 0, 1, 0, 0], &[]);
+        ledger.lend(9, &[(0x10_0000, 4096)], Direction::FromDevice);
+        for cid in [3, 5] {
+            ledger.stored(NOW, 0x5000, &[cid << 16 | 2, 0, 0, 0x10_0000, 0, 0, 0, 0], &[0x10_0000]);
+        }
+        ledger
+    }
+
+    fn emitted(fault: Fault) -> Vec<Emission> {
+        let mut evil = Evil::new(&[Mischief::io(fault).times(1)], Random::new(1));
+        evil.on_completion(NOW, 8, ENTRY, &ledger())
+    }
+
+    #[test]
+    fn each_fault_does_what_it_is_called() {
+        let honest = Emission { entry: ENTRY, is_lie: false, wrong_phase: false };
+        let with = |entry| vec![Emission { entry, ..honest }];
+        assert_eq!(emitted(Fault::Gone), [honest], "not a fault of completions");
+        assert_eq!(emitted(Fault::Duplicate), [honest; 2]);
+        assert_eq!(emitted(Fault::Swallow), []);
+        assert_eq!(emitted(Fault::WrongPhase), [Emission { wrong_phase: true, ..honest }]);
+        assert_eq!(emitted(Fault::Status(0x281)), with([0, 0, 0x0001_0004, 0x281 << 17 | 3]));
+        assert_eq!(emitted(Fault::Result(7)), with([7, 0, 0x0001_0004, 3]));
+        assert_eq!(emitted(Fault::Head(0xffff)), with([0, 0, 0x0001_0003, 3]));
+        assert_eq!(emitted(Fault::QueueId(2)), with([0, 0, 0x0002_0004, 3]));
+        assert_eq!(emitted(Fault::Flood).len(), 8);
+        let invented = emitted(Fault::Invent(Invented::InFlight));
+        assert_eq!(invented[0].entry[3], 5);
+        assert!(invented[0].is_lie && !invented[1].is_lie);
+        assert_eq!(emitted(Fault::Invent(Invented::Outside))[0].entry[3], 0xfffe);
+        assert_eq!(emitted(Fault::Invent(Invented::Ended))[0].entry[3], 0);
+    }
+
+    #[test]
+    fn what_is_held_back_comes_when_its_time_has_come() {
+        let hold = |release| {
+            let mut evil =
+                Evil::new(&[Mischief::io(Fault::Hold(release)).times(1)], Random::new(1));
+            assert_eq!(evil.on_completion(NOW, 8, ENTRY, &ledger()), []);
+            evil
+        };
+        let mut evil = hold(Release::After(Span { ns: 10 }));
+        assert_eq!(evil.wake_at(), Instant { ns: 11 });
+        assert_eq!(evil.next_released(Instant { ns: 10 }), []);
+        assert_eq!(evil.next_released(Instant { ns: 11 })[0].1.entry, ENTRY);
+
+        let mut evil = hold(Release::Aborted);
+        let mut ledger = ledger();
+        ledger.stored(NOW, 0x4000, &[0x0008, 0, 0, 0, 0, 0x0003_0001, 0, 0], &[]);
+        let both = evil.on_completion(NOW, 8, [0; 4], &ledger);
+        assert_eq!(both.iter().map(|emission| emission.entry).collect::<Vec<_>>(), [[0; 4], ENTRY]);
+
+        let mut evil = hold(Release::Reset);
+        evil.on_configuration(0, 1);
+        let other = [0, 0, 0x0001_0001, 5];
+        let both = evil.on_completion(NOW, 8, other, &ledger);
+        assert_eq!(both.iter().map(|emission| emission.is_lie).collect::<Vec<_>>(), [true, false]);
+    }
+
+    #[test]
+    fn an_event_is_invented_once_and_the_real_answer_is_kept_quiet() {
+        let event = Mischief::always(Fault::Event(0x1234)).times(1);
+        let mut evil = Evil::new(&[event], Random::new(1));
+        let invented = evil.on_admin_command(NOW, 0x0c, 6).unwrap();
+        assert_eq!(invented.entry, [0x1234, 0, 0, 6]);
+        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &ledger()), []);
+        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &ledger()).len(), 1);
+    }
+
+    /// Whatever is doubled or swallowed: what the controller is told never runs ahead of what it
+    /// has posted, and when the host has read everything, it is told so.
+    #[test]
+    fn the_controller_is_told_a_head_that_it_can_believe() {
+        let mut random = Random::new(4);
+        for _ in 0..200 {
+            let mut view = View::new(8);
+            let (mut host_head, mut inner_tail, mut inner_head) = (0, 0, 0);
+            for _ in 0..50 {
+                view.posted(inner_tail);
+                inner_tail = (inner_tail + 1) % 8;
+                for _ in 0..random.below(3) {
+                    view.place(&Emission { entry: ENTRY, is_lie: false, wrong_phase: false });
+                }
+                if random.chance(1, 2) || (inner_tail + 1) % 8 == inner_head {
+                    let moves = (view.tail + 8 - host_head) % 8;
+                    host_head = (host_head + moves) % 8;
+                    let told = view.translate(host_head);
+                    let before = (inner_tail + 8 - inner_head) % 8;
+                    let after = (inner_tail + 8 - told) % 8;
+                    assert!(after <= before, "a head never runs backwards");
+                    assert_eq!(after, 0, "the host has read everything");
+                    inner_head = told;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! A block medium that answers late and out of order, forgets what was not flushed when its power
+//! fails, and does what bad media do.
+//!
+//! ```text
+//!   channel --submit--> under way --due--> cache --flush--> stable
+//!                            \________________ power cut _____/
+//!                              a random subset of what is to the left of "stable" survives
+//! ```
+//!
+//! Its channels share the blocks. Bytes move when a request is carried out, which is when it is
+//! answered: until then the medium may touch the memory, and it looks again at that moment.
+
+mod blocks;
+mod fault;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{
+    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Memory, Operation,
+    Outcome, Random, Request, Segment, Span, Support,
+};
+
+use crate::bus::Bus;
+use crate::device_memory::MediumMemory;
+use crate::failure::Failure;
+use crate::trace::Kind;
+use blocks::Blocks;
+pub use fault::{MediumFault, MediumMischief};
+
+/// A medium. A handle: clones share the blocks.
+#[derive(Clone)]
+pub struct SimMedium {
+    state: Arc<Mutex<State>>,
+    limits: Limits,
+}
+
+/// What a medium is like.
+#[derive(Clone, Debug)]
+pub struct MediumOptions {
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// How many blocks.
+    pub block_count: u64,
+    /// What an answered write is worth.
+    pub durability: Durability,
+    /// The shortest and the longest time a request takes.
+    pub latency: (Span, Span),
+    /// Requests of one channel that may be under way.
+    pub depth: u32,
+    /// Blocks in the largest request.
+    pub request_blocks_max: u32,
+    /// Requests should not cross multiples of this many blocks; zero means no such boundary.
+    pub optimal_boundary_blocks: u32,
+    /// A power cut may tear a block into its 512-byte parts.
+    pub tears: bool,
+    /// What goes wrong.
+    pub mischief: Vec<MediumMischief>,
+}
+
+struct State {
+    bus: Bus,
+    memory: MediumMemory,
+    options: MediumOptions,
+    limits: Limits,
+    random: Random,
+    blocks: Blocks,
+    under_way: Vec<UnderWay>,
+    /// Requests taken so far.
+    taken: u64,
+    /// Requests carried out so far.
+    done: u64,
+    /// Cut the power when so many have been carried out.
+    cut_after: Option<u64>,
+    is_powered: bool,
+    is_dismantled: bool,
+    channels: u32,
+    faults: BTreeMap<usize, (u32, u32)>,
+}
+
+/// A request that has been taken.
+#[derive(Clone, Debug)]
+struct UnderWay {
+    channel: u32,
+    number: u64,
+    due: Instant,
+    request: Request,
+    segments: Vec<Segment>,
+}
+
+/// One thread's way to a medium.
+struct Channel {
+    state: Arc<Mutex<State>>,
+    limits: Limits,
+    number: u32,
+}
+
+impl Default for MediumOptions {
+    fn default() -> Self {
+        Self {
+            block_size: 512,
+            block_count: 4096,
+            durability: Durability::VolatileCache,
+            latency: (Span::from_us(5), Span::from_us(100)),
+            depth: 256,
+            request_blocks_max: 256,
+            optimal_boundary_blocks: 0,
+            tears: false,
+            mischief: Vec::new(),
+        }
+    }
+}
+
+impl SimMedium {
+    /// An empty medium behind `bus`.
+    pub fn new(bus: &Bus, options: MediumOptions, random: Random) -> Self {
+        let limits = limits_of(&options);
+        let state = State {
+            memory: MediumMemory::new(bus),
+            bus: bus.clone(),
+            blocks: Blocks::new(options.block_size),
+            options,
+            limits: limits.clone(),
+            random,
+            under_way: Vec::new(),
+            taken: 0,
+            done: 0,
+            cut_after: None,
+            is_powered: true,
+            is_dismantled: false,
+            channels: 0,
+            faults: BTreeMap::new(),
+        };
+        Self { state: Arc::new(Mutex::new(state)), limits }
+    }
+
+    /// Requests carried out so far.
+    pub fn done(&self) -> u64 {
+        self.lock().done
+    }
+
+    /// Requests under way.
+    pub fn under_way(&self) -> usize {
+        self.lock().under_way.len()
+    }
+
+    /// Will fail the power once so many requests have been carried out.
+    pub fn cut_power_after(&self, done: u64) {
+        self.lock().cut_after = Some(done);
+    }
+
+    /// Whether it has power.
+    pub fn is_powered(&self) -> bool {
+        self.lock().is_powered
+    }
+
+    /// The power fails now.
+    pub fn cut_power(&self) {
+        self.lock().cut_power();
+    }
+
+    /// The power comes back: the blocks are what survived.
+    pub fn restore_power(&self) {
+        let mut state = self.lock();
+        state.is_powered = true;
+        state.cut_after = None;
+    }
+
+    /// Ends all misbehaviour. What was lost stays lost; what was stalled is carried out.
+    pub fn repent(&self) {
+        let mut state = self.lock();
+        state.options.mischief.clear();
+        let now = state.bus.now();
+        for request in &mut state.under_way {
+            if request.due == Instant::NEVER {
+                request.due = now;
+            }
+        }
+    }
+
+    /// The next request under way that will ever be carried out: for a world that has to know when
+    /// anything happens next.
+    pub fn wake_at(&self) -> Instant {
+        self.lock().under_way.iter().map(|one| one.due).min().unwrap_or(Instant::NEVER)
+    }
+
+    /// The world ends: whatever is under way is nobody's any more.
+    pub fn dismantle(&self) {
+        let mut state = self.lock();
+        state.is_dismantled = true;
+        state.under_way.clear();
+    }
+
+    /// Reads a block as it is, past all queues.
+    pub fn peek(&self, lba: u64) -> Vec<u8> {
+        self.lock().blocks.read(lba)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Medium for SimMedium {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let mut state = self.lock();
+        state.channels += 1;
+        let (number, limits) = (state.channels, self.limits.clone());
+        Ok(Box::new(Channel { state: Arc::clone(&self.state), limits, number }))
+    }
+}
+
+impl Channel {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Backend for Channel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut state = self.lock();
+        if !state.is_powered {
+            return 0;
+        }
+        let mine = state.under_way.iter().filter(|one| one.channel == self.number).count();
+        let room = (self.limits.depth_max as usize).saturating_sub(mine);
+        let taken = requests.len().min(room);
+        for request in &requests[..taken] {
+            let first = request.segment_first as usize;
+            let count = usize::from(request.segment_count);
+            let segments = segments.get(first..first + count).unwrap_or_default().to_vec();
+            state.take(now, self.number, *request, segments);
+        }
+        taken
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let mut state = self.lock();
+        let mut count = 0;
+        while answers.room() > 0 {
+            let Some(answer) = state.carry_out_next(now, self.number) else { break };
+            answers.push(answer);
+            count += 1;
+        }
+        count
+    }
+
+    fn wake_at(&self) -> Instant {
+        let state = self.lock();
+        let mine = state.under_way.iter().filter(|one| one.channel == self.number);
+        mine.map(|one| one.due).min().unwrap_or(Instant::NEVER)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let state = self.lock();
+        let requests = state.under_way.iter().filter(|one| one.channel == self.number).count();
+        if requests > 0 && state.is_powered && !state.is_dismantled {
+            state.bus.fail(Failure::DroppedChannel { requests });
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, now: Instant, channel: u32, request: Request, segments: Vec<Segment>) {
+        self.taken += 1;
+        let number = self.taken;
+        let (shortest, longest) = self.options.latency;
+        let spread = self.random.below(longest.ns.saturating_sub(shortest.ns) + 1);
+        let mut due = now.after(Span { ns: shortest.ns + spread });
+        match self.strike(request.operation, |fault| {
+            matches!(fault, MediumFault::Stall | MediumFault::Delay(_))
+        }) {
+            Some(MediumFault::Stall) => due = Instant::NEVER,
+            Some(MediumFault::Delay(delay)) => due = due.after(delay),
+            _ => {}
+        }
+        self.under_way.push(UnderWay { channel, number, due, request, segments });
+    }
+
+    /// Carries out the request of `channel` that is due first.
+    fn carry_out_next(&mut self, now: Instant, channel: u32) -> Option<Answer> {
+        let due = |one: &UnderWay| one.channel == channel && one.due <= now;
+        let next = self.under_way.iter().enumerate().filter(|(_, one)| due(one));
+        let (index, _) = next.min_by_key(|(_, one)| (one.due, one.number))?;
+        let UnderWay { request, segments, .. } = self.under_way.swap_remove(index);
+        let outcome = self.carry_out(&request, &segments);
+        let range = request.lba << 16 | u64::from(request.blocks);
+        self.bus.record(Kind::Medium, [request.operation as u64, range, outcome.0.into()]);
+        self.done += 1;
+        if self.cut_after.is_some_and(|after| self.done >= after) {
+            self.cut_power();
+            return None;
+        }
+        Some(Answer { token: request.token, outcome, result: 0 })
+    }
+
+    fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> Outcome {
+        let Request { operation, lba, blocks, .. } = *request;
+        let end = lba.checked_add(u64::from(blocks));
+        if operation != Operation::Flush && end.is_none_or(|end| end > self.limits.block_count) {
+            return Outcome::LBA_OUT_OF_RANGE;
+        }
+        let struck = self.strike(operation, |fault| {
+            !matches!(fault, MediumFault::Stall | MediumFault::Delay(_))
+        });
+        if let Some(MediumFault::Fail(outcome)) = struck {
+            return outcome;
+        }
+        let outcome = self.apply(request, segments, struck);
+        let forced = request.flags.has(Flags::FUA) && outcome.is_success();
+        if forced && struck != Some(MediumFault::ForgetFlush) {
+            self.blocks.flush_range(lba..lba + u64::from(blocks));
+        }
+        outcome
+    }
+
+    fn apply(
+        &mut self,
+        request: &Request,
+        segments: &[Segment],
+        struck: Option<MediumFault>,
+    ) -> Outcome {
+        let Request { operation, lba, blocks, operand, .. } = *request;
+        let range = lba..lba + u64::from(blocks);
+        match operation {
+            Operation::Read => match self.blocks.read_range(range) {
+                Some(bytes) => self.scatter(segments, &bytes),
+                None => Outcome::UNRECOVERED_READ,
+            },
+            Operation::Write => match self.gather(segments, blocks) {
+                Some(bytes) => self.write(lba, &bytes, struck),
+                None => Outcome::DATA_TRANSFER_ERROR,
+            },
+            Operation::Compare => {
+                match (self.gather(segments, blocks), self.blocks.read_range(range)) {
+                    (None, _) => Outcome::DATA_TRANSFER_ERROR,
+                    (_, None) => Outcome::UNRECOVERED_READ,
+                    (Some(there), Some(here)) if here == there => Outcome::SUCCESS,
+                    _ => Outcome::COMPARE_FAILURE,
+                }
+            }
+            Operation::Verify if self.blocks.read_range(range).is_some() => Outcome::SUCCESS,
+            Operation::Verify => Outcome::UNRECOVERED_READ,
+            Operation::WriteZeroes | Operation::Deallocate => {
+                let bytes = vec![0; blocks as usize * self.options.block_size as usize];
+                self.write(lba, &bytes, struck)
+            }
+            Operation::WriteUncorrectable => {
+                self.blocks.spoil(range);
+                Outcome::SUCCESS
+            }
+            Operation::Copy => match self.blocks.read_range(operand..operand + u64::from(blocks)) {
+                Some(bytes) => self.write(lba, &bytes, struck),
+                None => Outcome::UNRECOVERED_READ,
+            },
+            Operation::Flush => {
+                if struck != Some(MediumFault::ForgetFlush) {
+                    self.blocks.flush();
+                }
+                Outcome::SUCCESS
+            }
+        }
+    }
+
+    fn write(&mut self, lba: u64, bytes: &[u8], struck: Option<MediumFault>) -> Outcome {
+        let blocks = bytes.len() as u64 / u64::from(self.options.block_size);
+        match struck {
+            Some(MediumFault::Lose) => {}
+            Some(MediumFault::Misdirect { by }) => {
+                let last = self.limits.block_count - blocks;
+                self.blocks.write((lba + by).min(last), bytes);
+            }
+            Some(MediumFault::Tear) => {
+                let before = self.blocks.read_range(lba..lba + blocks);
+                let before = before.unwrap_or(vec![0; bytes.len()]);
+                let half = bytes.len() / 2;
+                self.blocks.write(lba, &[&bytes[..half], &before[half..]].concat());
+            }
+            _ => self.blocks.write(lba, bytes),
+        }
+        if self.options.durability == Durability::Stable {
+            self.blocks.flush();
+        }
+        Outcome::SUCCESS
+    }
+
+    fn gather(&self, segments: &[Segment], blocks: u32) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; blocks as usize * self.options.block_size as usize];
+        let mut rest = &mut bytes[..];
+        for segment in segments {
+            let (part, left) = rest.split_at_mut_checked(segment.len_bytes as usize)?;
+            self.memory.load(*segment, part).ok()?;
+            rest = left;
+        }
+        rest.is_empty().then_some(bytes)
+    }
+
+    fn scatter(&self, segments: &[Segment], bytes: &[u8]) -> Outcome {
+        let mut rest = bytes;
+        for segment in segments {
+            let Some((part, left)) = rest.split_at_checked(segment.len_bytes as usize) else {
+                return Outcome::DATA_TRANSFER_ERROR;
+            };
+            if self.memory.store(*segment, part).is_err() {
+                return Outcome::DATA_TRANSFER_ERROR;
+            }
+            rest = left;
+        }
+        if rest.is_empty() { Outcome::SUCCESS } else { Outcome::DATA_TRANSFER_ERROR }
+    }
+
+    fn cut_power(&mut self) {
+        self.is_powered = false;
+        for one in std::mem::take(&mut self.under_way) {
+            // A write that was under way may have got as far as the cache.
+            if one.request.operation == Operation::Write && self.random.chance(1, 2) {
+                self.write_some(&one);
+            }
+        }
+        self.blocks.lose_power(&mut self.random, self.options.tears);
+    }
+
+    /// Writes a random subset of the blocks of a request.
+    fn write_some(&mut self, one: &UnderWay) {
+        let Some(bytes) = self.gather(&one.segments, one.request.blocks) else { return };
+        let blocks = bytes.chunks_exact(self.options.block_size as usize);
+        for (lba, block) in (one.request.lba..self.limits.block_count).zip(blocks) {
+            if self.random.chance(1, 2) {
+                self.blocks.write(lba, block);
+            }
+        }
+    }
+
+    fn strike(
+        &mut self,
+        operation: Operation,
+        is_wanted: impl Fn(&MediumFault) -> bool,
+    ) -> Option<MediumFault> {
+        for (index, planned) in self.options.mischief.iter().enumerate() {
+            if !is_wanted(&planned.fault) || planned.operation.is_some_and(|of| of != operation) {
+                continue;
+            }
+            let (seen, done) = self.faults.entry(index).or_default();
+            *seen += 1;
+            if *seen <= planned.skip || *done >= planned.times {
+                continue;
+            }
+            *done += 1;
+            return Some(planned.fault);
+        }
+        None
+    }
+}
+
+fn limits_of(options: &MediumOptions) -> Limits {
+    Limits {
+        block_size: options.block_size,
+        metadata_size: 0,
+        block_count: options.block_count,
+        request_blocks_max: options.request_blocks_max,
+        segments_max: 64,
+        optimal_boundary_blocks: options.optimal_boundary_blocks,
+        atomic_write_blocks: 1,
+        depth_max: options.depth,
+        durability: options.durability,
+        support: Support::of(&Operation::ALL),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! The medium as its users see it.
+
+use base::{
+    Answers, Backend, Dma, Durability, Flags, Instant, Medium, Memory, Operation, Outcome, Random,
+    Request, Segment,
+};
+
+use super::{MediumFault, MediumMischief, MediumOptions, SimMedium};
+use crate::bus::Bus;
+use crate::evil::Evil;
+use crate::host_memory::SimDma;
+
+const BLOCK: u32 = 1024;
+
+struct Bench {
+    dma: SimDma,
+    medium: SimMedium,
+    channel: Box<dyn Backend>,
+    buffer: Segment,
+    bus: Bus,
+}
+
+impl Bench {
+    fn new(mischief: &[MediumMischief]) -> Self {
+        let bus = Bus::new(1 << 16, 1 << 12, Evil::new(&[], Random::new(1))).unwrap();
+        let options = MediumOptions {
+            block_size: BLOCK,
+            mischief: mischief.to_vec(),
+            ..MediumOptions::default()
+        };
+        let medium = SimMedium::new(&bus, options, Random::new(2));
+        let dma = SimDma::new(&bus);
+        let buffer = dma.allocate(BLOCK).unwrap();
+        let channel = medium.channel().unwrap();
+        Self { dma, medium, channel, buffer, bus }
+    }
+
+    fn submit(&mut self, token: u64, operation: Operation, lba: u64) {
+        let has_data = matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
+        let request = Request {
+            token,
+            lba,
+            operand: 0,
+            blocks: u32::from(operation != Operation::Flush),
+            segment_first: 0,
+            segment_count: u16::from(has_data),
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        };
+        let now = self.bus.now();
+        assert_eq!(self.channel.submit(now, &[request], &[self.buffer]), 1);
+    }
+
+    fn answers(&mut self) -> Vec<(u64, Outcome)> {
+        let mut answers = Answers::with_capacity(16);
+        let mut all = Vec::new();
+        while self.channel.wake_at() != Instant::NEVER {
+            let wake = self.channel.wake_at();
+            self.bus.with(|state| state.clock.jump(wake));
+            self.channel.poll(self.bus.now(), &mut answers);
+            all.extend(answers.drain().map(|answer| (answer.token, answer.outcome)));
+        }
+        all
+    }
+
+    fn run(&mut self, operation: Operation, lba: u64) -> Outcome {
+        self.submit(1, operation, lba);
+        self.answers()[0].1
+    }
+
+    fn write(&mut self, lba: u64, byte: u8) -> Outcome {
+        self.dma.fill(self.buffer, byte).unwrap();
+        self.run(Operation::Write, lba)
+    }
+
+    fn read(&mut self, lba: u64) -> (Outcome, u8, u8) {
+        self.dma.fill(self.buffer, 0xff).unwrap();
+        let outcome = self.run(Operation::Read, lba);
+        let mut bytes = [0; BLOCK as usize];
+        self.dma.load(self.buffer, &mut bytes).unwrap();
+        (outcome, bytes[0], bytes[BLOCK as usize - 1])
+    }
+}
+
+const OK: Outcome = Outcome::SUCCESS;
+
+#[test]
+fn requests_are_answered_late_and_out_of_order() {
+    let mut bench = Bench::new(&[]);
+    (0..16).for_each(|token| bench.submit(token, Operation::Read, token));
+    let mut answers = Answers::with_capacity(16);
+    assert_eq!(bench.channel.poll(bench.bus.now(), &mut answers), 0, "not at once");
+    let order: Vec<u64> = bench.answers().into_iter().map(|(token, _)| token).collect();
+    assert_eq!(order.len(), 16);
+    assert!(!order.is_sorted(), "{order:?}");
+}
+
+#[test]
+fn each_operation_does_what_it_is_called() {
+    let mut bench = Bench::new(&[]);
+    assert_eq!(bench.write(3, 7), OK);
+    assert_eq!(bench.read(3), (OK, 7, 7));
+    bench.dma.fill(bench.buffer, 7).unwrap();
+    assert_eq!(bench.run(Operation::Compare, 3), OK);
+    assert_eq!(bench.run(Operation::Compare, 4), Outcome::COMPARE_FAILURE);
+    assert_eq!(bench.run(Operation::WriteUncorrectable, 3), OK);
+    assert_eq!(bench.run(Operation::Verify, 3), Outcome::UNRECOVERED_READ);
+    assert_eq!(bench.read(3).0, Outcome::UNRECOVERED_READ);
+    assert_eq!(bench.run(Operation::WriteZeroes, 3), OK);
+    assert_eq!(bench.read(3), (OK, 0, 0));
+    assert_eq!(bench.run(Operation::Read, 4096), Outcome::LBA_OUT_OF_RANGE);
+}
+
+#[test]
+fn a_flush_makes_stable_and_one_that_forgets_does_not() {
+    for (mischief, survives) in [
+        (vec![], true),
+        (vec![MediumMischief::on(Operation::Flush, MediumFault::ForgetFlush)], false),
+    ] {
+        let mut lost = 0;
+        for lba in 0..20 {
+            let mut bench = Bench::new(&mischief);
+            bench.write(lba, 7);
+            assert_eq!(bench.run(Operation::Flush, 0), OK);
+            bench.medium.cut_power();
+            bench.medium.restore_power();
+            lost += u32::from(bench.read(lba).1 != 7);
+            if !survives && lost > 0 {
+                break;
+            }
+            // Another seed for the next cut.
+            bench.medium.lock().random = Random::new(lba);
+        }
+        assert_eq!(lost == 0, survives, "{mischief:?}: lost {lost}");
+    }
+}
+
+#[test]
+fn lost_torn_and_misdirected_writes_are_answered_all_the_same() {
+    let write = |fault| Bench::new(&[MediumMischief::on(Operation::Write, fault).skip(1)]);
+    let mut lost = write(MediumFault::Lose);
+    assert_eq!((lost.write(3, 1), lost.write(3, 2)), (OK, OK));
+    assert_eq!(lost.read(3), (OK, 1, 1));
+    let mut torn = write(MediumFault::Tear);
+    assert_eq!((torn.write(3, 1), torn.write(3, 2)), (OK, OK));
+    assert_eq!(torn.read(3), (OK, 2, 1));
+    let mut misdirected = write(MediumFault::Misdirect { by: 4 });
+    assert_eq!((misdirected.write(3, 1), misdirected.write(3, 2)), (OK, OK));
+    assert_eq!((misdirected.read(3), misdirected.read(7)), ((OK, 1, 1), (OK, 2, 2)));
+}
+
+#[test]
+fn a_power_cut_takes_everything_that_was_under_way() {
+    let mut bench = Bench::new(&[]);
+    bench.medium.cut_power_after(2);
+    (0..8).for_each(|token| bench.submit(token, Operation::Write, token));
+    assert_eq!(bench.answers().len(), 1, "the second was carried out and not answered");
+    assert!(!bench.medium.is_powered());
+    assert_eq!(bench.medium.under_way(), 0);
+    assert_eq!(bench.channel.submit(bench.bus.now(), &[], &[]), 0);
+}
+
+#[test]
+fn what_is_stalled_is_answered_once_the_medium_repents() {
+    let mut bench = Bench::new(&[MediumMischief::always(MediumFault::Stall).times(1)]);
+    bench.submit(1, Operation::Read, 0);
+    bench.submit(2, Operation::Read, 1);
+    assert_eq!(bench.answers(), [(2, OK)]);
+    bench.medium.repent();
+    assert_eq!(bench.answers(), [(1, OK)]);
+}
+
+#[test]
+fn a_medium_without_a_volatile_cache_keeps_every_write() {
+    let mut bench = Bench::new(&[]);
+    bench.medium.lock().options.durability = Durability::Stable;
+    bench.write(3, 7);
+    bench.medium.cut_power();
+    bench.medium.restore_power();
+    assert_eq!(bench.read(3), (OK, 7, 7));
+}
+
+#[test]
+fn dropping_a_channel_with_requests_in_it_is_a_failure() {
+    let mut bench = Bench::new(&[]);
+    bench.submit(1, Operation::Read, 0);
+    drop(bench.channel);
+    assert_eq!(bench.bus.with(|state| state.failures.len()), 1);
+}

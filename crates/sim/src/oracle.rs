@@ -1,0 +1,461 @@
+//! What every block may hold now, told from what was asked and what was answered.
+//!
+//! Per block there is a list of versions, oldest first:
+//!
+//! ```text
+//!   floor             newest answered or seen
+//!   |                 |
+//!   v1      v2        v3        v4
+//!   '---- after a power cut ----'
+//!                     '- now ---'           v4: its write is pending, or failed
+//! ```
+//!
+//! A read may bring any version from the newest that was answered (or read before) onwards. After a
+//! power cut it may bring any version from the floor onwards; the floor is the newest version that
+//! a later flush, or FUA, or a medium without a volatile cache, has made stable.
+
+use core::fmt;
+use core::ops::Range;
+use std::collections::BTreeMap;
+
+use crate::stamp::{Content, Stamp};
+
+/// Everything that was ever asked of the blocks.
+#[derive(Debug)]
+pub struct Oracle {
+    seed: u64,
+    block_size: usize,
+    /// Answers so far: the order in which writes and flushes happened.
+    sequence: u64,
+    /// Answered writes may be lost until a flush.
+    is_volatile: bool,
+    blocks: BTreeMap<u64, History>,
+    writes: BTreeMap<u64, Write>,
+    /// Flushes under way: the sequence at which they were submitted.
+    flushes: BTreeMap<u64, u64>,
+    /// Reads under way: for each block, the version from which on it may see.
+    reads: BTreeMap<u64, Read>,
+}
+
+/// What is wrong with a block that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Complaint {
+    /// An older version than the one that was answered, or than one that was read before.
+    Stale {
+        /// Which block.
+        lba: u64,
+        /// The version that was found; zero if the block was empty.
+        found: u64,
+        /// The oldest that was allowed.
+        oldest: u64,
+    },
+    /// The content of another block.
+    Misplaced {
+        /// Which block.
+        lba: u64,
+        /// What lay there.
+        found: Stamp,
+    },
+    /// Parts of different writes.
+    Torn {
+        /// Which block.
+        lba: u64,
+    },
+    /// Bytes that nobody ever wrote as a block.
+    Garbage {
+        /// Which block.
+        lba: u64,
+        /// The first part that makes no sense.
+        part: usize,
+    },
+    /// A version that was never written, or one of another world.
+    Unheard {
+        /// Which block.
+        lba: u64,
+        /// What lay there.
+        found: Stamp,
+    },
+}
+
+#[derive(Debug)]
+struct Write {
+    blocks: Range<u64>,
+    is_durable: bool,
+}
+
+#[derive(Debug)]
+struct Read {
+    first: u64,
+    /// Version numbers, one for each block.
+    oldest: Vec<u64>,
+}
+
+/// What a write leaves on its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaves {
+    /// A stamp for each block.
+    Stamps,
+    /// Zeroes.
+    Zeroes,
+    /// Zeroes, or what was there before.
+    Anything,
+}
+
+#[derive(Debug)]
+struct History {
+    versions: Vec<Version>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    number: u64,
+    token: u64,
+    leaves: Leaves,
+    /// The sequence at which its write was answered with success.
+    answered: Option<u64>,
+    /// Reads may not go behind it.
+    is_seen: bool,
+}
+
+impl Oracle {
+    /// A world of empty blocks.
+    pub fn new(seed: u64, block_size: usize, is_volatile: bool) -> Self {
+        Self {
+            seed,
+            block_size,
+            sequence: 0,
+            is_volatile,
+            blocks: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            flushes: BTreeMap::new(),
+            reads: BTreeMap::new(),
+        }
+    }
+
+    /// Whether a write under way touches any of `blocks`. The harness never writes the same block
+    /// twice at a time, so that the order of versions is known.
+    pub fn is_being_written(&self, blocks: &Range<u64>) -> bool {
+        self.writes
+            .values()
+            .any(|write| write.blocks.start < blocks.end && blocks.start < write.blocks.end)
+    }
+
+    /// A write is submitted. If it leaves stamps, [`stamp`](Self::stamp) fills its buffer.
+    pub fn write_submitted(
+        &mut self,
+        token: u64,
+        blocks: Range<u64>,
+        leaves: Leaves,
+        force_unit_access: bool,
+    ) {
+        for lba in blocks.clone() {
+            let versions = &mut self.blocks.entry(lba).or_default().versions;
+            let number = versions.last().map_or(0, |last| last.number) + 1;
+            versions.push(Version { number, token, leaves, answered: None, is_seen: false });
+        }
+        let is_durable = force_unit_access || !self.is_volatile;
+        self.writes.insert(token, Write { blocks, is_durable });
+    }
+
+    /// Fills `bytes` with the stamps of the write `token`.
+    pub fn stamp(&self, token: u64, bytes: &mut [u8]) {
+        let Some(write) = self.writes.get(&token) else { return };
+        for (lba, block) in write.blocks.clone().zip(bytes.chunks_exact_mut(self.block_size)) {
+            let newest = self.blocks.get(&lba).and_then(|history| history.versions.last());
+            let version = newest.map_or(0, |newest| newest.number);
+            Stamp { seed: self.seed, lba, token, version }.write(block);
+        }
+    }
+
+    /// A write is answered.
+    pub fn write_ended(&mut self, token: u64, is_success: bool) {
+        let Some(write) = self.writes.remove(&token) else { return };
+        if !is_success {
+            return;
+        }
+        self.sequence += 1;
+        for lba in write.blocks {
+            let Some(history) = self.blocks.get_mut(&lba) else { continue };
+            for version in history.versions.iter_mut().filter(|version| version.token == token) {
+                version.answered = Some(self.sequence);
+                // What may be anything leaves what was seen before as it is.
+                version.is_seen = version.leaves != Leaves::Anything;
+            }
+            if write.is_durable {
+                history.raise_floor(self.sequence);
+            }
+        }
+    }
+
+    /// A flush is submitted.
+    pub fn flush_submitted(&mut self, token: u64) {
+        self.flushes.insert(token, self.sequence);
+    }
+
+    /// A flush is answered.
+    pub fn flush_ended(&mut self, token: u64, is_success: bool) {
+        let Some(sequence) = self.flushes.remove(&token) else { return };
+        if is_success {
+            self.blocks.values_mut().for_each(|history| history.raise_floor(sequence));
+        }
+    }
+
+    /// A read is submitted.
+    pub fn read_submitted(&mut self, token: u64, blocks: Range<u64>) {
+        let oldest = |lba| self.blocks.get(&lba).map_or(0, History::oldest_allowed);
+        let read = Read { first: blocks.start, oldest: blocks.map(oldest).collect() };
+        self.reads.insert(token, read);
+    }
+
+    /// A read is answered, with these bytes; `None` if it failed.
+    pub fn read_ended(&mut self, token: u64, bytes: Option<&[u8]>) -> Result<(), Complaint> {
+        let Some(read) = self.reads.remove(&token) else { return Ok(()) };
+        let Some(bytes) = bytes else { return Ok(()) };
+        let blocks = bytes.chunks_exact(self.block_size);
+        for ((lba, oldest), block) in (read.first..).zip(read.oldest).zip(blocks) {
+            self.look(lba, oldest, block)?;
+        }
+        Ok(())
+    }
+
+    /// The power fails: what is under way is never answered, and what was answered and not flushed
+    /// may be lost.
+    pub fn power_cut(&mut self) {
+        self.writes.clear();
+        self.flushes.clear();
+        self.reads.clear();
+        for history in self.blocks.values_mut() {
+            history.versions.iter_mut().skip(1).for_each(|version| {
+                version.answered = None;
+                version.is_seen = false;
+            });
+        }
+    }
+
+    /// The blocks that were ever written.
+    pub fn blocks_written(&self) -> impl Iterator<Item = u64> + '_ {
+        self.blocks.keys().copied()
+    }
+
+    fn look(&mut self, lba: u64, oldest: u64, block: &[u8]) -> Result<(), Complaint> {
+        let content = Stamp::read(block);
+        let found = match content {
+            Content::Garbage { part } => return Err(Complaint::Garbage { lba, part }),
+            Content::Torn { .. } => return Err(Complaint::Torn { lba }),
+            Content::Stamped(found) if found.lba != lba => {
+                return Err(Complaint::Misplaced { lba, found });
+            }
+            Content::Stamped(found) if found.seed != self.seed => {
+                return Err(Complaint::Unheard { lba, found });
+            }
+            Content::Stamped(found) => Some(found),
+            Content::Zeroes => None,
+        };
+        let history = self.blocks.entry(lba).or_default();
+        history.accept(lba, oldest, found)
+    }
+}
+
+impl Default for History {
+    /// A block that was never written: version 0, zeroes.
+    fn default() -> Self {
+        let empty = Version {
+            number: 0,
+            token: 0,
+            leaves: Leaves::Zeroes,
+            answered: Some(0),
+            is_seen: true,
+        };
+        Self { versions: vec![empty] }
+    }
+}
+
+impl History {
+    /// The number of the oldest version that a read may bring now.
+    fn oldest_allowed(&self) -> u64 {
+        let seen = self.versions.iter().rev().find(|version| version.is_seen);
+        seen.or(self.versions.first()).map_or(0, |version| version.number)
+    }
+
+    /// Forgets the versions before the newest that was answered by `sequence`.
+    fn raise_floor(&mut self, sequence: u64) {
+        let is_stable = |version: &Version| {
+            version.leaves != Leaves::Anything
+                && version.answered.is_some_and(|answered| answered <= sequence)
+        };
+        if let Some(floor) = self.versions.iter().rposition(is_stable) {
+            self.versions.drain(..floor);
+        }
+    }
+
+    /// Takes note of a version that was read, or says what is wrong with it. `found` is `None` for
+    /// zeroes.
+    fn accept(&mut self, lba: u64, oldest: u64, found: Option<Stamp>) -> Result<(), Complaint> {
+        let matches = |version: &Version| match found {
+            None => version.leaves != Leaves::Stamps,
+            Some(stamp) => {
+                version.leaves == Leaves::Stamps
+                    && (version.number, version.token) == (stamp.version, stamp.token)
+            }
+        };
+        match self.versions.iter_mut().rev().find(|version| matches(version)) {
+            Some(version) if version.number >= oldest => {
+                version.is_seen = true;
+                Ok(())
+            }
+            Some(version) => Err(Complaint::Stale { lba, found: version.number, oldest }),
+            None => match found {
+                Some(stamp) if stamp.version >= oldest => {
+                    Err(Complaint::Unheard { lba, found: stamp })
+                }
+                Some(stamp) => Err(Complaint::Stale { lba, found: stamp.version, oldest }),
+                None => Err(Complaint::Stale { lba, found: 0, oldest }),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stale { lba, found, oldest } => {
+                write!(out, "block {lba} is stale: version {found}, expected at least {oldest}")
+            }
+            Self::Misplaced { lba, found } => {
+                write!(out, "block {lba} holds block {}: {found:?}", found.lba)
+            }
+            Self::Torn { lba } => write!(out, "block {lba} is torn"),
+            Self::Garbage { lba, part } => {
+                write!(out, "block {lba} is garbage from part {part} on")
+            }
+            Self::Unheard { lba, found } => {
+                write!(out, "block {lba} holds what was never written: {found:?}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Complaint, Leaves, Oracle};
+    use crate::stamp::{PART, Stamp};
+
+    const SEED: u64 = 9;
+
+    fn oracle(is_volatile: bool) -> Oracle {
+        Oracle::new(SEED, PART, is_volatile)
+    }
+
+    /// Writes block 7 and returns what was written.
+    fn write(oracle: &mut Oracle, token: u64, answer: Option<bool>) -> Vec<u8> {
+        oracle.write_submitted(token, 7..8, Leaves::Stamps, false);
+        let mut bytes = vec![0; PART];
+        oracle.stamp(token, &mut bytes);
+        if let Some(is_success) = answer {
+            oracle.write_ended(token, is_success);
+        }
+        bytes
+    }
+
+    fn read(oracle: &mut Oracle, bytes: &[u8]) -> Result<(), Complaint> {
+        oracle.read_submitted(0, 7..8);
+        oracle.read_ended(0, Some(bytes))
+    }
+
+    #[test]
+    fn a_read_brings_what_was_answered_last_and_nothing_older() {
+        let mut oracle = oracle(true);
+        assert_eq!(read(&mut oracle, &[0; PART]), Ok(()));
+        let first = write(&mut oracle, 1, Some(true));
+        let second = write(&mut oracle, 2, Some(true));
+        let stale = |found| Err(Complaint::Stale { lba: 7, found, oldest: 2 });
+        assert_eq!(read(&mut oracle, &[0; PART]), stale(0));
+        assert_eq!(read(&mut oracle, &first), stale(1));
+        assert_eq!(read(&mut oracle, &second), Ok(()));
+    }
+
+    #[test]
+    fn a_write_that_failed_or_is_under_way_may_show_or_not_until_it_was_seen() {
+        for answer in [None, Some(false)] {
+            let mut oracle = oracle(true);
+            let first = write(&mut oracle, 1, Some(true));
+            let second = write(&mut oracle, 2, answer);
+            assert_eq!(read(&mut oracle, &first), Ok(()));
+            assert_eq!(read(&mut oracle, &second), Ok(()));
+            assert!(read(&mut oracle, &first).is_err(), "no way back");
+        }
+    }
+
+    #[test]
+    fn a_read_that_began_before_an_answer_may_bring_what_was_before() {
+        let mut oracle = oracle(true);
+        let first = write(&mut oracle, 1, Some(true));
+        oracle.read_submitted(5, 7..8);
+        write(&mut oracle, 2, Some(true));
+        assert_eq!(oracle.read_ended(5, Some(&first)), Ok(()));
+        assert!(read(&mut oracle, &first).is_err());
+    }
+
+    #[test]
+    fn a_power_cut_may_undo_what_was_not_flushed_and_nothing_else() {
+        let mut oracle = oracle(true);
+        let lost = write(&mut oracle, 1, Some(true));
+        let floor = write(&mut oracle, 2, Some(true));
+        oracle.flush_submitted(3);
+        let later = write(&mut oracle, 4, Some(true));
+        oracle.flush_ended(3, true);
+        oracle.power_cut();
+        assert!(read(&mut oracle, &lost).is_err());
+        assert_eq!(read(&mut oracle, &floor), Ok(()));
+        assert_eq!(read(&mut oracle, &later), Ok(()));
+    }
+
+    #[test]
+    fn without_a_volatile_cache_an_answer_is_a_promise() {
+        let mut oracle = oracle(false);
+        let lost = write(&mut oracle, 1, Some(true));
+        let kept = write(&mut oracle, 2, Some(true));
+        oracle.power_cut();
+        assert!(read(&mut oracle, &lost).is_err());
+        assert_eq!(read(&mut oracle, &kept), Ok(()));
+    }
+
+    #[test]
+    fn torn_misplaced_foreign_and_senseless_blocks_are_told_apart() {
+        let mut oracle = Oracle::new(SEED, 2 * PART, true);
+        oracle.write_submitted(1, 7..8, Leaves::Stamps, false);
+        let mut whole = vec![0; 2 * PART];
+        oracle.stamp(1, &mut whole);
+        oracle.write_ended(1, true);
+        let mut torn = whole.clone();
+        torn[PART..].fill(0);
+        assert_eq!(read(&mut oracle, &torn), Err(Complaint::Torn { lba: 7 }));
+        let mut garbage = whole.clone();
+        garbage[700] ^= 1;
+        assert_eq!(read(&mut oracle, &garbage), Err(Complaint::Garbage { lba: 7, part: 1 }));
+        for (stamp, is_misplaced) in [
+            (Stamp { seed: SEED, lba: 8, token: 1, version: 1 }, true),
+            (Stamp { seed: SEED, lba: 7, token: 3, version: 1 }, false),
+            (Stamp { seed: SEED + 1, lba: 7, token: 1, version: 1 }, false),
+        ] {
+            stamp.write(&mut whole);
+            let expected = if is_misplaced {
+                Complaint::Misplaced { lba: 7, found: stamp }
+            } else {
+                Complaint::Unheard { lba: 7, found: stamp }
+            };
+            assert_eq!(read(&mut oracle, &whole), Err(expected));
+        }
+    }
+
+    #[test]
+    fn deallocated_blocks_read_as_before_or_as_zeroes() {
+        let mut oracle = oracle(true);
+        let first = write(&mut oracle, 1, Some(true));
+        oracle.write_submitted(2, 7..8, Leaves::Anything, false);
+        oracle.write_ended(2, true);
+        assert_eq!(read(&mut oracle, &first), Ok(()));
+        assert_eq!(read(&mut oracle, &[0; PART]), Ok(()));
+        assert!(read(&mut oracle, &first).is_err(), "once it is gone it is gone");
+    }
+}

@@ -1,0 +1,166 @@
+//! What is written on a block, so that a read tells by itself what it is.
+//!
+//! Every 512-byte part of a block carries the same fields, and the rest of the part is filled from
+//! them, so a part is either whole or garbage:
+//!
+//! ```text
+//!   0       8      16     24       32        40              48       56          512
+//!   | magic | seed | lba  | token  | version | part of parts | check  | filling … |
+//! ```
+//!
+//! A block whose parts carry different versions is torn; one that carries another block's number
+//! is misplaced; one of an older version is stale, which only the [`oracle`](crate::oracle) knows.
+
+/// What was written where, by which request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stamp {
+    /// Of the world that wrote it.
+    pub seed: u64,
+    /// The block it was meant for.
+    pub lba: u64,
+    /// The request that wrote it.
+    pub token: u64,
+    /// Counts the writes of this block.
+    pub version: u64,
+}
+
+/// What a block turns out to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Nothing was ever written, or zeroes were.
+    Zeroes,
+    /// One whole stamp.
+    Stamped(Stamp),
+    /// Parts of different writes.
+    Torn {
+        /// What the first part holds, if it is stamped.
+        first: Option<Stamp>,
+        /// What the first part that differs holds, if it is stamped.
+        other: Option<Stamp>,
+    },
+    /// No stamp and not zeroes: what lies here was never written by a request.
+    Garbage {
+        /// The first part that makes no sense.
+        part: usize,
+    },
+}
+
+/// Bytes that are written all or not at all even by a medium that tears.
+pub const PART: usize = 512;
+
+const MAGIC: u64 = 0x7465_6e6d_696c_2121;
+const WORDS: usize = PART / 8;
+const FIELDS: usize = 7;
+
+impl Stamp {
+    /// Fills a block.
+    ///
+    /// # Panics
+    ///
+    /// If a block is not a whole number of parts.
+    pub fn write(&self, block: &mut [u8]) {
+        assert!(block.len().is_multiple_of(PART), "a block is made of parts");
+        let parts = block.len() / PART;
+        for (part, bytes) in block.chunks_exact_mut(PART).enumerate() {
+            let words = self.words(part, parts);
+            for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
+                chunk.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+    }
+
+    /// Reads a block.
+    pub fn read(block: &[u8]) -> Content {
+        let parts = block.len() / PART;
+        let mut first = None;
+        for (part, bytes) in block.chunks_exact(PART).enumerate() {
+            let Ok(found) = read_part(bytes, part, parts) else {
+                return Content::Garbage { part };
+            };
+            match first {
+                None => first = Some(found),
+                Some(first) if first != found => return Content::Torn { first, other: found },
+                Some(_) => {}
+            }
+        }
+        first.flatten().map_or(Content::Zeroes, Content::Stamped)
+    }
+
+    fn words(&self, part: usize, parts: usize) -> [u64; WORDS] {
+        let part_of_parts = (part as u64) << 32 | parts as u64;
+        let fields = [MAGIC, self.seed, self.lba, self.token, self.version, part_of_parts];
+        let check = fields.iter().fold(MAGIC, |check, field| {
+            (check ^ field).wrapping_mul(0x9fb2_1c65_1e98_df25).rotate_left(29)
+        });
+        let mut words = [0; WORDS];
+        words[..FIELDS - 1].copy_from_slice(&fields);
+        words[FIELDS - 1] = check;
+        for (word, index) in words[FIELDS..].iter_mut().zip(1..) {
+            *word = check.wrapping_mul(2 * index + 1);
+        }
+        words
+    }
+}
+
+/// `Ok(None)` for a part that is all zeroes; an error for one that is neither that nor stamped.
+fn read_part(bytes: &[u8], part: usize, parts: usize) -> Result<Option<Stamp>, ()> {
+    let mut words = [0_u64; WORDS];
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+    }
+    if words.iter().all(|word| *word == 0) {
+        return Ok(None);
+    }
+    let [_, seed, lba, token, version, ..] = words;
+    let stamp = Stamp { seed, lba, token, version };
+    if words == stamp.words(part, parts) { Ok(Some(stamp)) } else { Err(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Content, PART, Stamp};
+
+    const STAMP: Stamp = Stamp { seed: 1, lba: 77, token: 5, version: 2 };
+
+    fn block(stamp: Stamp) -> Vec<u8> {
+        let mut block = vec![0; 8 * PART];
+        stamp.write(&mut block);
+        block
+    }
+
+    #[test]
+    fn a_block_says_what_was_written_on_it() {
+        assert_eq!(Stamp::read(&block(STAMP)), Content::Stamped(STAMP));
+        assert_eq!(Stamp::read(&[0; 8 * PART]), Content::Zeroes);
+    }
+
+    #[test]
+    fn parts_of_two_writes_are_torn_and_name_both() {
+        let newer = Stamp { token: 6, version: 3, ..STAMP };
+        for cut in 1..8 {
+            let mut torn = block(STAMP);
+            torn[cut * PART..].copy_from_slice(&block(newer)[cut * PART..]);
+            let expected = Content::Torn { first: Some(STAMP), other: Some(newer) };
+            assert_eq!(Stamp::read(&torn), expected, "cut after {cut} parts");
+            torn[cut * PART..].fill(0);
+            let expected = Content::Torn { first: Some(STAMP), other: None };
+            assert_eq!(Stamp::read(&torn), expected, "zeroes after {cut} parts");
+        }
+    }
+
+    #[test]
+    fn a_single_wrong_byte_is_garbage() {
+        for index in 0..2 * PART {
+            let mut wrong = block(STAMP);
+            wrong[index] ^= 1;
+            assert_eq!(Stamp::read(&wrong), Content::Garbage { part: index / PART }, "{index}");
+        }
+    }
+
+    #[test]
+    fn a_part_in_another_parts_place_is_garbage() {
+        let mut moved = block(STAMP);
+        moved.copy_within(..PART, PART);
+        assert_eq!(Stamp::read(&moved), Content::Garbage { part: 1 });
+    }
+}

@@ -1,0 +1,210 @@
+//! Everything observable that happens, as a running hash and a tail of records.
+//!
+//! Two runs are the same run if their traces have the same hash: every register access, every
+//! access of the device to memory, every submission and every answer goes in, with its time.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use base::Instant;
+
+/// A running hash of records, and the last few of them.
+#[derive(Debug)]
+pub struct Trace {
+    hash: u64,
+    count: u64,
+    progress: u64,
+    tail: VecDeque<Record>,
+}
+
+/// One thing that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When.
+    pub at: Instant,
+    /// What.
+    pub kind: Kind,
+    /// The three numbers that say more; their meaning depends on the kind.
+    pub detail: [u64; 3],
+}
+
+/// Kinds of records. The comment is what the three numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Kind {
+    /// The host loads a register: offset, value, access number.
+    RegisterRead,
+    /// The host stores to a register: offset, value, access number.
+    RegisterWrite,
+    /// A doorbell arrives at the device: offset, value as rung, value as delivered.
+    Doorbell,
+    /// The host stores a command into a ring: address of the entry, dword 0, data pointer.
+    CommandStored,
+    /// The device fetches a command: address of the ring, index, dword 0.
+    CommandFetched,
+    /// A completion becomes visible: address of the entry, result and head, identifier and status.
+    CompletionStored,
+    /// The device reads host memory: address, length, digest of the bytes.
+    DeviceRead,
+    /// The device writes host memory: address, length, digest of the bytes.
+    DeviceWrite,
+    /// The IOMMU turns an access away: address, length, 1 for a write.
+    Blocked,
+    /// Memory is mapped: address, length.
+    Mapped,
+    /// Memory is unmapped: address, length.
+    Unmapped,
+    /// The host cuts the device off from all memory.
+    CutOff,
+    /// The host lets the device reach memory again.
+    Reconnected,
+    /// A request goes down: token, operation, first block and count.
+    Submitted,
+    /// An answer comes up: token, outcome, result.
+    Answered,
+    /// The driver reports something: a digest of it.
+    Reported,
+    /// The device misbehaves: number of the fault, two numbers of its own.
+    Mischief,
+    /// The medium carries something out: operation, first block and count, outcome.
+    Medium,
+    /// The device signals a vector: the vector.
+    Interrupt,
+    /// The harness does something: a number for what, two of its own.
+    Harness,
+}
+
+/// Records kept to be printed.
+const TAIL_LEN: usize = 4096;
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self { hash: HASH_START, count: 0, progress: 0, tail: VecDeque::with_capacity(256) }
+    }
+}
+
+impl Trace {
+    /// Adds a record.
+    pub fn record(&mut self, at: Instant, kind: Kind, detail: [u64; 3]) {
+        for word in [at.ns, kind as u64, detail[0], detail[1], detail[2]] {
+            self.hash = mix(self.hash, word);
+        }
+        self.count += 1;
+        // Looking at a register changes nothing, and being turned away neither.
+        if !matches!(kind, Kind::RegisterRead | Kind::Blocked) {
+            self.progress += 1;
+        }
+        if self.tail.len() == TAIL_LEN {
+            self.tail.pop_front();
+        }
+        self.tail.push_back(Record { at, kind, detail });
+    }
+
+    /// The hash of everything so far.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// How many records there were.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// How many of them changed something. While this stands still, so does the world.
+    pub fn progress(&self) -> u64 {
+        self.progress
+    }
+
+    /// The last `count` records, oldest first, one to a line.
+    pub fn tail(&self, count: usize) -> Vec<String> {
+        let skip = self.tail.len().saturating_sub(count);
+        self.tail.iter().skip(skip).map(Record::to_string).collect()
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, second, third] = self.detail;
+        write!(out, "{:>14} ns  {:<16?} {first:#x} {second:#x} {third:#x}", self.at.ns, self.kind)
+    }
+}
+
+/// A digest of some bytes, for the detail of a record.
+pub fn digest(bytes: &[u8]) -> u64 {
+    let mut hash = mix(HASH_START, bytes.len() as u64);
+    let mut chunks = bytes.chunks_exact(8);
+    for chunk in &mut chunks {
+        hash = mix(hash, u64::from_le_bytes(chunk.try_into().unwrap_or_default()));
+    }
+    for byte in chunks.remainder() {
+        hash = mix(hash, u64::from(*byte));
+    }
+    hash
+}
+
+const HASH_START: u64 = 0x7e9c_0a5e_ed5e_edf0;
+
+/// One round of `wyhash`: a wide multiply, folded.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+const fn mix(hash: u64, word: u64) -> u64 {
+    let wide = (hash ^ 0xa076_1d64_78bd_642f) as u128 * (word ^ 0xe703_7ed1_a0b4_28db) as u128;
+    (wide as u64 ^ (wide >> 64) as u64).wrapping_add(hash.rotate_left(23))
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Instant;
+
+    use super::{Kind, Trace, digest};
+
+    fn trace(details: &[[u64; 3]]) -> Trace {
+        let mut trace = Trace::default();
+        for (ns, detail) in (0..).zip(details) {
+            trace.record(Instant { ns }, Kind::Answered, *detail);
+        }
+        trace
+    }
+
+    #[test]
+    fn the_hash_depends_on_every_number_and_on_the_order() {
+        let reference = trace(&[[1, 2, 3], [4, 5, 6]]).hash();
+        assert_eq!(reference, trace(&[[1, 2, 3], [4, 5, 6]]).hash());
+        for changed in [
+            [[4, 5, 6], [1, 2, 3]],
+            [[0, 2, 3], [4, 5, 6]],
+            [[1, 0, 3], [4, 5, 6]],
+            [[1, 2, 3], [4, 5, 7]],
+        ] {
+            assert_ne!(reference, trace(&changed).hash(), "{changed:?}");
+        }
+        let mut later = trace(&[[1, 2, 3]]);
+        later.record(Instant { ns: 2 }, Kind::Answered, [4, 5, 6]);
+        assert_ne!(reference, later.hash(), "at another time");
+        let mut other = trace(&[[1, 2, 3]]);
+        other.record(Instant { ns: 1 }, Kind::Submitted, [4, 5, 6]);
+        assert_ne!(reference, other.hash(), "of another kind");
+    }
+
+    #[test]
+    fn looking_at_a_register_is_no_progress() {
+        let mut trace = Trace::default();
+        trace.record(Instant { ns: 1 }, Kind::RegisterRead, [0x1c, 1, 0]);
+        assert_eq!((trace.count(), trace.progress()), (1, 0));
+        trace.record(Instant { ns: 1 }, Kind::RegisterWrite, [0x14, 1, 0]);
+        assert_eq!((trace.count(), trace.progress()), (2, 1));
+        assert_eq!(trace.tail(1).len(), 1);
+    }
+
+    #[test]
+    fn a_digest_sees_every_byte() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let reference = digest(&bytes);
+        for index in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[index] ^= 0x80;
+            assert_ne!(digest(&changed), reference, "byte {index}");
+        }
+        assert_ne!(digest(&[0; 8]), digest(&[0; 16]), "lengths count");
+    }
+}
