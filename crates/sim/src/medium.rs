@@ -349,8 +349,10 @@ impl State {
                     _ => Outcome::COMPARE_FAILURE,
                 }
             }
-            Operation::Verify if self.blocks.read_range(range).is_some() => Outcome::SUCCESS,
-            Operation::Verify => Outcome::UNRECOVERED_READ,
+            Operation::Verify => match self.blocks.read_range(range) {
+                Some(_) => Outcome::SUCCESS,
+                None => Outcome::UNRECOVERED_READ,
+            },
             Operation::WriteZeroes | Operation::Deallocate => {
                 let bytes = vec![0; blocks as usize * self.options.block_size as usize];
                 self.write(lba, &bytes, struck)
