@@ -1,1 +1,53 @@
-//! Under construction.
+//! Block devices.
+//!
+//! The multi-queue layer (channels, hardware contexts and the map between them, tags, schedulers)
+//! comes with an issue of its own. Here, for now, is what it will stand on, and what emulated SSDs
+//! keep their blocks in: the media, each a [`base::Medium`] that opens channels.
+//!
+//! | medium | what a request does | for |
+//! |---|---|---|
+//! | [`Null`] | is answered; no data moves | the cost of everything else |
+//! | [`Ram`] | moves bytes to and from memory | figures that move data, tests |
+//! | [`FileMedium`] | goes to a file, direct where that can be done | data that stays |
+//! | [`Model`] | goes to another medium and takes as long as a named device would | latency under load |
+//!
+//! [`uri`] reads how a program names them: `emu:ram?size=1GiB&count=4`.
+
+#![forbid(unsafe_code)]
+
+mod backend;
+pub mod uri;
+
+pub use backend::file::{FileMedium, FileMediumOptions};
+pub use backend::model::Model;
+pub use backend::null::Null;
+pub use backend::profile::{Latency, PROFILES, Profile, Rates};
+pub use backend::ram::Ram;
+
+use base::Blame;
+
+/// A medium that could not be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediumError {
+    text: String,
+    blame: Blame,
+}
+
+impl MediumError {
+    fn new(blame: Blame, text: impl Into<String>) -> Self {
+        Self { text: text.into(), blame }
+    }
+
+    /// Whose move it is.
+    pub const fn blame(&self) -> Blame {
+        self.blame
+    }
+}
+
+impl std::fmt::Display for MediumError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for MediumError {}

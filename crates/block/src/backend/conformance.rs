@@ -1,0 +1,390 @@
+//! What every medium does, tested over every medium.
+
+mod driver;
+
+use base::{Answers, Durability, Flags, Instant, Operation, Outcome, Random, RegionId, Segment};
+
+use self::driver::{Driver, every_medium, media_that_keep_data};
+
+#[test]
+fn what_was_written_is_read_whatever_else_is_done() {
+    for subject in media_that_keep_data() {
+        let mut driver = subject.driver();
+        let mut blocks = Shadow::new(64);
+        let mut random = Random::new(1);
+        for round in 0..400 {
+            let (first, count) = blocks.range(&mut random);
+            let (other, _) = blocks.range(&mut random);
+            let source = other.min(64 - u64::from(count));
+            match random.below(8) {
+                0..=2 => {
+                    let byte = u8::try_from(random.below(255) + 1).unwrap();
+                    let flags = if random.chance(1, 4) { Flags::FUA } else { Flags::NONE };
+                    assert_eq!(driver.write(first, count, byte, flags), Outcome::SUCCESS);
+                    blocks.fill(first, count, State::Holds(byte));
+                }
+                3 => {
+                    let flags = if random.chance(1, 2) { Flags::DEALLOCATE } else { Flags::FUA };
+                    driver.expect(Operation::WriteZeroes, first, count, flags);
+                    blocks.fill(first, count, State::Holds(0));
+                }
+                4 => {
+                    driver.expect(Operation::Deallocate, first, count, Flags::NONE);
+                    blocks.deallocate(first, count);
+                }
+                5 => {
+                    let outcome = driver.copy(source, first, count);
+                    blocks.copy(source, first, count, outcome);
+                }
+                6 => {
+                    driver.expect(Operation::WriteUncorrectable, first, count, Flags::NONE);
+                    blocks.fill(first, count, State::Lost);
+                }
+                _ => blocks.check(&mut driver, first, count, round),
+            }
+        }
+        blocks.check(&mut driver, 0, 64, 400);
+    }
+}
+
+/// What a block holds, as far as anybody may know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Holds(u8),
+    /// Deallocated: zeroes, or still this byte.
+    Free(u8),
+    Lost,
+}
+
+struct Shadow(Vec<State>);
+
+impl Shadow {
+    fn new(count: usize) -> Self {
+        Self(vec![State::Holds(0); count])
+    }
+
+    fn range(&self, random: &mut Random) -> (u64, u32) {
+        let first = random.below(self.0.len() as u64);
+        let most = (self.0.len() as u64 - first).min(32);
+        (first, u32::try_from(random.below(most) + 1).unwrap())
+    }
+
+    fn of(&mut self, first: u64, count: u32) -> &mut [State] {
+        let first = usize::try_from(first).unwrap();
+        &mut self.0[first..first + count as usize]
+    }
+
+    fn fill(&mut self, first: u64, count: u32, state: State) {
+        self.of(first, count).fill(state);
+    }
+
+    fn deallocate(&mut self, first: u64, count: u32) {
+        for state in self.of(first, count) {
+            if let State::Holds(byte) = *state {
+                *state = State::Free(byte);
+            }
+        }
+    }
+
+    fn copy(&mut self, source: u64, target: u64, count: u32, outcome: Outcome) {
+        let from = self.of(source, count).to_vec();
+        if from.contains(&State::Lost) {
+            assert_eq!(outcome, Outcome::UNRECOVERED_READ);
+        } else {
+            assert_eq!(outcome, Outcome::SUCCESS);
+            self.of(target, count).copy_from_slice(&from);
+        }
+    }
+
+    fn check(&mut self, driver: &mut Driver, first: u64, count: u32, round: usize) {
+        let states = self.of(first, count).to_vec();
+        let (outcome, bytes) = driver.read(first, count, Flags::NONE);
+        let verified = driver.run(Operation::Verify, first, count, Flags::NONE);
+        if states.contains(&State::Lost) {
+            assert_eq!((outcome, verified), (Outcome::UNRECOVERED_READ, Outcome::UNRECOVERED_READ));
+            return;
+        }
+        assert_eq!((outcome, verified), (Outcome::SUCCESS, Outcome::SUCCESS));
+        for (state, block) in states.iter().zip(bytes.chunks(driver.block_size())) {
+            let good = match state {
+                State::Holds(byte) => block.iter().all(|found| found == byte),
+                State::Free(byte) => block.iter().all(|found| found == byte || *found == 0),
+                State::Lost => false,
+            };
+            assert!(good, "{} round {round}: {state:?}, found {:?}", driver.name, &block[..8]);
+        }
+    }
+}
+
+#[test]
+fn memory_may_be_cut_anywhere() {
+    for subject in media_that_keep_data() {
+        let mut driver = subject.driver();
+        let mut random = Random::new(2);
+        let size = driver.block_size();
+        for _ in 0..60 {
+            let blocks = u32::try_from(random.below(8) + 1).unwrap();
+            let bytes: Vec<u8> =
+                (0..blocks as usize * size).map(|_| random.draw().to_le_bytes()[0]).collect();
+            let (out, back) = (driver.cut(&bytes, &mut random), driver.cut(&bytes, &mut random));
+            driver.put(&out, &bytes);
+            assert_eq!(driver.transfer(Operation::Write, 5, blocks, &out), Outcome::SUCCESS);
+            driver.put(&back, &vec![0xee; bytes.len()]);
+            assert_eq!(driver.transfer(Operation::Read, 5, blocks, &back), Outcome::SUCCESS);
+            assert!(driver.get(&back) == bytes, "{}: {out:?} {back:?}", driver.name);
+            assert_eq!(driver.transfer(Operation::Compare, 5, blocks, &back), Outcome::SUCCESS);
+        }
+    }
+}
+
+#[test]
+fn a_compare_finds_one_wrong_byte_wherever_it_is() {
+    for subject in media_that_keep_data() {
+        let mut driver = subject.driver();
+        let size = driver.block_size();
+        let memory = driver.memory(4);
+        assert_eq!(driver.write(8, 2, 3, Flags::NONE), Outcome::SUCCESS);
+        // Blocks 10 and 11 were never written and hold zeroes.
+        let mut bytes = vec![3; 2 * size];
+        bytes.resize(4 * size, 0);
+        driver.put(&[memory], &bytes);
+        assert_eq!(driver.transfer(Operation::Compare, 8, 4, &[memory]), Outcome::SUCCESS);
+        for wrong in [0, size - 1, 2 * size - 1, 2 * size, 4 * size - 1] {
+            bytes[wrong] ^= 0x80;
+            driver.put(&[memory], &bytes);
+            let outcome = driver.transfer(Operation::Compare, 8, 4, &[memory]);
+            assert_eq!(outcome, Outcome::COMPARE_FAILURE, "{} at {wrong}", driver.name);
+            bytes[wrong] ^= 0x80;
+        }
+        assert!(driver.get(&[memory])[..size] == bytes[..size], "a compare moves nothing here");
+    }
+}
+
+#[test]
+fn a_copy_onto_itself_is_read_before_it_is_overwritten() {
+    for subject in media_that_keep_data() {
+        let most = u64::from(subject.medium.limits().request_blocks_max);
+        let mut driver = subject.driver();
+        // Longer than what a medium moves at once.
+        let count = u32::try_from(most + 3).unwrap();
+        for (source, target) in [(10, 13), (13, 10)] {
+            for block in 0..u64::from(count) + 3 {
+                let byte = u8::try_from(block % 251 + 1).unwrap();
+                assert_eq!(driver.write(10 + block, 1, byte, Flags::NONE), Outcome::SUCCESS);
+            }
+            assert_eq!(driver.copy(source, target, count), Outcome::SUCCESS);
+            for block in 0..u64::from(count) {
+                let expected = u8::try_from((block + source - 10) % 251 + 1).unwrap();
+                let (_, bytes) = driver.read(target + block, 1, Flags::NONE);
+                assert!(bytes.iter().all(|byte| *byte == expected), "{} {block}", driver.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_that_do_not_exist_are_out_of_range() {
+    for subject in every_medium() {
+        let mut driver = subject.driver();
+        let end = driver.limits().block_count;
+        let memory = driver.memory(2);
+        for (lba, blocks) in [(end, 1), (end - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2)] {
+            for operation in Operation::ALL {
+                let moves =
+                    matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
+                let outcome = match operation {
+                    Operation::Flush => continue,
+                    _ if moves => {
+                        let len_bytes = blocks * driver.limits().block_size;
+                        let segment = memory.slice(0, len_bytes).unwrap();
+                        driver.transfer(operation, lba, blocks, &[segment])
+                    }
+                    _ => driver.run(operation, lba, blocks, Flags::NONE),
+                };
+                assert_eq!(outcome, Outcome::LBA_OUT_OF_RANGE, "{} {operation:?}", driver.name);
+            }
+            assert_eq!(driver.copy(lba, 0, blocks), Outcome::LBA_OUT_OF_RANGE);
+        }
+        driver.expect(Operation::Verify, end - 1, 1, Flags::NONE);
+        driver.expect(Operation::Verify, end, 0, Flags::NONE);
+    }
+}
+
+#[test]
+fn memory_that_does_not_fit_or_does_not_exist_is_refused() {
+    for subject in media_that_keep_data() {
+        let mut driver = subject.driver();
+        let size = driver.limits().block_size;
+        let memory = driver.memory(2);
+        let short = memory.slice(0, size).unwrap();
+        let stray = Segment { region: RegionId(99), ..short };
+        for operation in [Operation::Read, Operation::Write, Operation::Compare] {
+            let mut try_with =
+                |blocks, segments: &[Segment]| driver.transfer(operation, 0, blocks, segments);
+            assert_eq!(try_with(2, &[short]), Outcome::INVALID_FIELD);
+            assert_eq!(try_with(1, &[memory]), Outcome::INVALID_FIELD);
+            assert_eq!(try_with(1, &[]), Outcome::INVALID_FIELD);
+            assert_eq!(try_with(1, &[stray]), Outcome::DATA_TRANSFER_ERROR, "{operation:?}");
+            assert_eq!(try_with(0, &[]), Outcome::SUCCESS);
+            let most = driver.limits().request_blocks_max + 1;
+            let large = Segment { len_bytes: most * size, ..memory };
+            assert_eq!(driver.transfer(operation, 0, most, &[large]), Outcome::INVALID_FIELD);
+            let mut request = driver.request(operation, 0, 1);
+            (request.segment_first, request.segment_count) = (1, 1);
+            assert_eq!(driver.submit(request, &[short]), Outcome::INVALID_FIELD);
+            (request.segment_first, request.metadata_count) = (0, 1);
+            assert_eq!(driver.submit(request, &[short, short]), Outcome::INVALID_FIELD);
+        }
+        assert_eq!(driver.transfer(Operation::Read, 0, 1, &[short]), Outcome::SUCCESS);
+    }
+}
+
+#[test]
+fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
+    for subject in every_medium() {
+        let mut driver = subject.driver();
+        let depth = u64::from(driver.limits().depth_max);
+        let memory = driver.memory(1);
+        let requests: Vec<_> = (0..depth + 100)
+            .map(|token| {
+                let operation = if token % 3 == 0 { Operation::Flush } else { Operation::Read };
+                let mut request = driver.request(operation, token % 64, 1);
+                (request.token, request.segment_count) = (token, 1);
+                request
+            })
+            .collect();
+        let taken = driver.channel.submit(Instant::default(), &requests, &[memory]);
+        assert_eq!(taken as u64, depth, "{}", driver.name);
+        let more = driver.channel.submit(Instant::default(), &requests[taken..], &[memory]);
+        assert_eq!(more, 0, "{}", driver.name);
+
+        let mut seen = vec![0; requests.len()];
+        let mut left = &requests[taken..];
+        while seen.iter().sum::<usize>() < requests.len() {
+            let taken = driver.channel.submit(driver.now, left, &[memory]);
+            left = &left[taken..];
+            for answer in driver.turn(7) {
+                assert_eq!(answer.outcome, Outcome::SUCCESS);
+                seen[usize::try_from(answer.token).unwrap()] += 1;
+            }
+        }
+        assert!(seen.iter().all(|count| *count == 1), "{}", driver.name);
+        assert!(driver.turn(7).is_empty());
+        assert_eq!(driver.channel.wake_at(), Instant::NEVER, "nothing is left to wait for");
+    }
+}
+
+#[test]
+fn no_more_is_answered_than_there_is_room_for() {
+    for subject in every_medium() {
+        let mut driver = subject.driver();
+        let requests = [driver.request(Operation::Flush, 0, 0); 3];
+        assert_eq!(driver.channel.submit(Instant::default(), &requests, &[]), 3);
+        assert_eq!(driver.channel.poll(driver.now, &mut Answers::with_capacity(0)), 0);
+        let mut count = 0;
+        while count < 3 {
+            let answers = driver.turn(1);
+            assert!(answers.len() <= 1);
+            count += answers.len();
+        }
+    }
+}
+
+#[test]
+fn channels_see_the_same_blocks() {
+    for subject in media_that_keep_data() {
+        let (mut left, mut right) = (subject.driver(), subject.driver());
+        assert_eq!(left.write(3, 1, 0x77, Flags::NONE), Outcome::SUCCESS);
+        let (outcome, bytes) = right.read(3, 1, Flags::NONE);
+        assert_eq!(outcome, Outcome::SUCCESS);
+        assert!(bytes.iter().all(|byte| *byte == 0x77));
+        right.expect(Operation::WriteUncorrectable, 3, 1, Flags::NONE);
+        assert_eq!(left.read(3, 1, Flags::NONE).0, Outcome::UNRECOVERED_READ);
+    }
+}
+
+#[test]
+fn lost_blocks_stay_lost_until_they_are_written() {
+    for subject in media_that_keep_data() {
+        let mut driver = subject.driver();
+        for cure in 0..3 {
+            driver.expect(Operation::WriteUncorrectable, 20, 3, Flags::NONE);
+            driver.expect(Operation::Deallocate, 20, 3, Flags::NONE);
+            let memory = driver.memory(1);
+            for operation in [Operation::Read, Operation::Compare] {
+                let outcome = driver.transfer(operation, 21, 1, &[memory]);
+                assert_eq!(outcome, Outcome::UNRECOVERED_READ, "{} {operation:?}", driver.name);
+            }
+            assert_eq!(driver.copy(21, 40, 1), Outcome::UNRECOVERED_READ);
+            assert_eq!(driver.read(23, 1, Flags::NONE).0, Outcome::SUCCESS, "the neighbour");
+            match cure {
+                0 => assert_eq!(driver.write(21, 1, 1, Flags::NONE), Outcome::SUCCESS),
+                1 => driver.expect(Operation::WriteZeroes, 21, 1, Flags::NONE),
+                _ => assert_eq!(driver.copy(50, 21, 1), Outcome::SUCCESS),
+            }
+            assert_eq!(driver.read(21, 1, Flags::NONE).0, Outcome::SUCCESS);
+            assert_eq!(driver.read(20, 3, Flags::NONE).0, Outcome::UNRECOVERED_READ);
+        }
+    }
+}
+
+#[test]
+fn forced_and_flushed_requests_are_answered() {
+    for subject in every_medium() {
+        let mut driver = subject.driver();
+        assert_eq!(driver.write(0, 1, 5, Flags::FUA), Outcome::SUCCESS);
+        driver.expect(Operation::Flush, 0, 0, Flags::NONE);
+        let (outcome, bytes) = driver.read(0, 1, Flags::FUA);
+        assert_eq!(outcome, Outcome::SUCCESS);
+        assert!(subject.moves == bytes.iter().all(|byte| *byte == 5), "{}", driver.name);
+        driver.expect(Operation::Deallocate, 0, 1, Flags::FUA);
+        driver.expect(Operation::WriteZeroes, 0, 1, Flags::FUA.and(Flags::DEALLOCATE));
+        let expected = if subject.stays { Durability::VolatileCache } else { Durability::None };
+        assert_eq!(driver.limits().durability, expected, "{}", driver.name);
+    }
+}
+
+#[test]
+fn many_requests_under_way_at_once_do_not_disturb_each_other() {
+    for subject in media_that_keep_data() {
+        let mut driver = subject.driver();
+        let mut random = Random::new(4);
+        let size = driver.limits().block_size;
+        // Each place has its own block and its own memory, some of it badly aligned.
+        let memory = driver.memory(80);
+        let place = |index: u32| memory.slice(index * (size + 64) + index % 3 * 4, size).unwrap();
+        let segments: Vec<Segment> = (0..64).map(place).collect();
+        let mut stamps = [0_u8; 64];
+        let mut busy: [Option<Operation>; 64] = [None; 64];
+        let mut done = 0;
+        while done < 2_000 {
+            let index = u32::try_from(random.below(64)).unwrap();
+            let at = index as usize;
+            if busy[at].is_none() {
+                let write = random.chance(1, 2);
+                let operation = if write { Operation::Write } else { Operation::Read };
+                let stamp = stamps[at].wrapping_add(u8::from(write));
+                let fill = if write { stamp } else { !stamp };
+                driver.put(&[place(index)], &vec![fill; size as usize]);
+                let mut request = driver.request(operation, u64::from(index), 1);
+                (request.token, request.segment_count) = (u64::from(index), 1);
+                request.segment_first = index;
+                // A medium that is short of buffers takes none now.
+                if driver.channel.submit(driver.now, &[request], &segments) == 1 {
+                    (busy[at], stamps[at]) = (Some(operation), stamp);
+                }
+            }
+            if random.chance(1, 4) || busy.iter().all(Option::is_some) {
+                for answer in driver.turn(16) {
+                    let index = u32::try_from(answer.token).unwrap();
+                    assert_eq!(answer.outcome, Outcome::SUCCESS);
+                    assert!(busy[index as usize].take().is_some(), "answered once");
+                    let held = driver.get(&[place(index)]);
+                    let stamp = stamps[index as usize];
+                    assert!(held.iter().all(|byte| *byte == stamp), "{} {index}", driver.name);
+                    done += 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The media under test, and a hand to drive one with.
+
+use std::sync::Arc;
+
+use base::{
+    Answer, Answers, Backend, Flags, Instant, Limits, Medium, Memory, Operation, Outcome, Random,
+    Request, Segment,
+};
+use dma::{Backing, Mapping, Regions};
+
+use crate::uri::MediumSpec;
+
+/// One medium under test.
+pub(super) struct Subject {
+    pub(super) name: String,
+    pub(super) medium: Arc<dyn Medium>,
+    /// Whether it moves data.
+    pub(super) moves: bool,
+    /// Whether data stays when the power goes, once it is flushed.
+    pub(super) stays: bool,
+    regions: Regions,
+    memory: Segment,
+    _directory: tempfile::TempDir,
+}
+
+/// A channel of a medium, and a clock that runs as fast as it is asked for.
+pub(super) struct Driver {
+    pub(super) name: String,
+    pub(super) channel: Box<dyn Backend>,
+    pub(super) now: Instant,
+    regions: Regions,
+    memory: Segment,
+}
+
+/// Every medium there is, in every way it can be opened on this machine.
+pub(super) fn every_medium() -> Vec<Subject> {
+    let mut media = vec![subject("null?size=8MiB"), subject("model:p4800x?size=8MiB")];
+    media.extend(media_that_keep_data());
+    media
+}
+
+/// Every medium from which what was written can be read.
+pub(super) fn media_that_keep_data() -> Vec<Subject> {
+    [
+        "ram?size=8MiB",
+        "ram?size=4MiB&block=512",
+        "model:p4600?over=ram&size=8MiB&seed=3",
+        "file?size=8MiB&engine=threads",
+        "file?size=8MiB&engine=threads&direct=off&block=512",
+        "file?size=8MiB&engine=auto",
+        "file?size=4MiB&engine=auto&block=512",
+        "file?size=8MiB&engine=auto&direct=off",
+    ]
+    .map(subject)
+    .into()
+}
+
+fn subject(name: &str) -> Subject {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let path =
+        if name.contains("file") { format!("&path={}", path.display()) } else { String::new() };
+    let regions = Regions::new(8);
+    let memory = regions.add(Mapping::new(2 << 20, Backing::Private).unwrap()).unwrap();
+    let opened = MediumSpec::parse(&format!("{name}{path}")).unwrap().open(&regions).unwrap();
+    let in_memory = host::file::File::open(&host::file::FileOptions {
+        path: directory.path().join("probe"),
+        len_bytes: Some(512),
+        unit_bytes: 512,
+        direct: false,
+    })
+    .unwrap()
+    .is_in_memory();
+    Subject {
+        name: format!("{name} ({})", opened.description),
+        medium: opened.medium,
+        moves: name.contains("file") || name.contains("ram"),
+        stays: name.contains("file") && !in_memory,
+        regions,
+        memory,
+        _directory: directory,
+    }
+}
+
+impl Subject {
+    pub(super) fn driver(&self) -> Driver {
+        Driver {
+            name: self.name.clone(),
+            channel: self.medium.channel().unwrap(),
+            now: Instant::default(),
+            regions: self.regions.clone(),
+            memory: self.memory,
+        }
+    }
+}
+
+impl Driver {
+    pub(super) fn limits(&self) -> Limits {
+        self.channel.limits().clone()
+    }
+
+    pub(super) fn block_size(&self) -> usize {
+        self.limits().block_size as usize
+    }
+
+    /// Memory as long as `blocks` blocks, page-aligned.
+    pub(super) fn memory(&self, blocks: u32) -> Segment {
+        self.memory.slice(0, blocks * self.limits().block_size).unwrap()
+    }
+
+    /// Memory as long as `bytes`, cut at random into up to eight segments with gaps between them.
+    pub(super) fn cut(&self, bytes: &[u8], random: &mut Random) -> Vec<Segment> {
+        let mut left = u32::try_from(bytes.len()).unwrap();
+        let mut at = u32::try_from(random.below(64)).unwrap() * 4;
+        let mut segments = Vec::new();
+        while left > 0 {
+            let most = if segments.len() == 7 { left } else { left.min(7_000) };
+            let len =
+                if most == left { left } else { u32::try_from(random.below(7_000)).unwrap() + 1 };
+            let len = len.min(left);
+            segments.push(self.memory.slice(at, len).unwrap());
+            at += len + u32::try_from(random.below(3)).unwrap() * 2;
+            left -= len;
+        }
+        segments
+    }
+
+    pub(super) fn put(&self, segments: &[Segment], bytes: &[u8]) {
+        let mut rest = bytes;
+        for segment in segments {
+            let (part, more) = rest.split_at(segment.len_bytes as usize);
+            self.regions.store(*segment, part).unwrap();
+            rest = more;
+        }
+    }
+
+    pub(super) fn get(&self, segments: &[Segment]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for segment in segments {
+            let from = bytes.len();
+            bytes.resize(from + segment.len_bytes as usize, 0);
+            self.regions.load(*segment, &mut bytes[from..]).unwrap();
+        }
+        bytes
+    }
+
+    pub(super) fn request(&self, operation: Operation, lba: u64, blocks: u32) -> Request {
+        let (segment_first, segment_count, metadata_count) = (0, 0, 0);
+        let (token, operand, flags) = (0x1234_5678_9abc_def0, 0, Flags::NONE);
+        Request {
+            token,
+            lba,
+            operand,
+            blocks,
+            segment_first,
+            segment_count,
+            metadata_count,
+            operation,
+            flags,
+        }
+    }
+
+    /// Lets a microsecond pass, or as much as the channel wants, and polls once.
+    pub(super) fn turn(&mut self, room: usize) -> Vec<Answer> {
+        self.now = Instant { ns: self.now.ns + 1_000 };
+        let wake_at = self.channel.wake_at();
+        if wake_at != Instant::NEVER {
+            self.now = self.now.max(wake_at);
+        }
+        let mut answers = Answers::with_capacity(room);
+        self.channel.flush();
+        let count = self.channel.poll(self.now, &mut answers);
+        assert_eq!(count, answers.as_slice().len());
+        answers.drain().collect()
+    }
+
+    /// Carries out one request, alone.
+    pub(super) fn submit(&mut self, request: Request, segments: &[Segment]) -> Outcome {
+        assert_eq!(self.channel.submit(self.now, &[request], segments), 1, "{}", self.name);
+        loop {
+            if let [answer] = self.turn(4)[..] {
+                assert_eq!(answer.token, request.token);
+                return answer.outcome;
+            }
+        }
+    }
+
+    pub(super) fn transfer(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        segments: &[Segment],
+    ) -> Outcome {
+        let mut request = self.request(operation, lba, blocks);
+        request.segment_count = u16::try_from(segments.len()).unwrap();
+        self.submit(request, segments)
+    }
+
+    pub(super) fn run(
+        &mut self,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        flags: Flags,
+    ) -> Outcome {
+        let request = Request { flags, ..self.request(operation, lba, blocks) };
+        self.submit(request, &[])
+    }
+
+    pub(super) fn expect(&mut self, operation: Operation, lba: u64, blocks: u32, flags: Flags) {
+        let outcome = self.run(operation, lba, blocks, flags);
+        assert_eq!(outcome, Outcome::SUCCESS, "{}: {operation:?} {lba} {blocks}", self.name);
+    }
+
+    pub(super) fn copy(&mut self, source: u64, target: u64, blocks: u32) -> Outcome {
+        let request = self.request(Operation::Copy, target, blocks);
+        self.submit(Request { operand: source, ..request }, &[])
+    }
+
+    pub(super) fn write(&mut self, lba: u64, blocks: u32, byte: u8, flags: Flags) -> Outcome {
+        let memory = self.memory(blocks);
+        self.regions.fill(memory, byte).unwrap();
+        let request = self.request(Operation::Write, lba, blocks);
+        self.submit(Request { flags, segment_count: 1, ..request }, &[memory])
+    }
+
+    pub(super) fn read(&mut self, lba: u64, blocks: u32, flags: Flags) -> (Outcome, Vec<u8>) {
+        let memory = self.memory(blocks);
+        self.regions.fill(memory, 0xee).unwrap();
+        let request = self.request(Operation::Read, lba, blocks);
+        let outcome = self.submit(Request { flags, segment_count: 1, ..request }, &[memory]);
+        (outcome, self.get(&[memory]))
+    }
+}

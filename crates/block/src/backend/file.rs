@@ -1,0 +1,184 @@
+//! The medium that is a file or a block device: what was flushed is there the next time.
+
+mod channel;
+mod work;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{Backend, Blame, Durability, Limits, Medium, Operation, Segment, Support};
+use dma::{Backing, Mapping, Regions};
+use host::engine::{Capacity, Choice, Engine};
+use host::file::{File, FileOptions};
+
+use self::channel::FileChannel;
+use super::marks::Marks;
+use super::range::check_geometry;
+use crate::MediumError;
+
+/// Blocks in a file. Transfers go directly between the disk and the memory of the request where
+/// file, block size and memory allow it; where only the memory does not, through a buffer of the
+/// channel's own; else through the page cache.
+///
+/// A write that was answered lies in a volatile cache until a flush (`fdatasync`) or unless it was
+/// forced (`RWF_DSYNC`). Deallocated blocks become holes and read as zeroes, where the file system
+/// has holes. Marks of uncorrectable blocks are kept in memory only and end with the medium.
+#[derive(Debug)]
+pub struct FileMedium {
+    shared: Arc<Shared>,
+    choice: Choice,
+    engine: String,
+}
+
+/// How to open a file as a medium.
+#[derive(Clone, Debug)]
+pub struct FileMediumOptions {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Bytes to use; the file is made, or grows, to that. `None` takes the file as it is.
+    pub size_bytes: Option<u64>,
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Whether to go round the page cache where that can be done.
+    pub direct: bool,
+    /// How to talk to the kernel.
+    pub engine: Choice,
+}
+
+/// What all channels use.
+#[derive(Debug)]
+struct Shared {
+    file: Arc<File>,
+    regions: Regions,
+    limits: Limits,
+    /// Blocks that cannot be read until they are written.
+    uncorrectable: Marks,
+    /// [`CHUNK_BYTES`] of zeroes, for files that cannot be told to hold some.
+    zeroes: Segment,
+    /// Memory of channels that have been closed, for those that are opened next.
+    idle: Mutex<Vec<Segment>>,
+}
+
+/// A piece of region memory that goes back to its medium when it is dropped.
+#[derive(Debug)]
+struct Loan {
+    shared: Arc<Shared>,
+    memory: Segment,
+}
+
+/// Bytes in the largest request, and in each of a channel's own buffers.
+const CHUNK_BYTES: u32 = 256 << 10;
+/// A channel's own buffers: so many requests that need one are under way at once.
+const BUFFERS: u16 = 8;
+const DEPTH_MAX: u16 = 256;
+/// 64 pages and the one that an unaligned start adds.
+const SEGMENTS_MAX: u16 = 65;
+const CAPACITY: Capacity = Capacity { depth: DEPTH_MAX, segments_max: SEGMENTS_MAX };
+
+impl FileMedium {
+    /// Opens, makes or grows the file. Requests name memory of `regions`, in which the medium and
+    /// each channel take a place of their own.
+    pub fn open(regions: &Regions, options: &FileMediumOptions) -> Result<Self, MediumError> {
+        let FileMediumOptions { path, size_bytes, block_size, direct, engine } = options;
+        let (block_size, direct, choice) = (*block_size, *direct, *engine);
+        check_geometry("file", block_size, size_bytes.unwrap_or(u64::MAX))?;
+        let (path, len_bytes) = (path.clone(), *size_bytes);
+        let options = FileOptions { path, len_bytes, unit_bytes: block_size, direct };
+        let file = File::open(&options)
+            .map_err(|error| MediumError::new(error.blame(), format!("file: {error}")))?;
+        let file = Arc::new(file);
+        let engine = try_engine(&file, regions, choice)?;
+        let zeroes = memory(regions, CHUNK_BYTES)
+            .map_err(|text| MediumError::new(Blame::Machine, format!("file: {text}")))?;
+        let limits = limits(&file, block_size);
+        let shared = Shared {
+            uncorrectable: Marks::new(limits.block_count),
+            file,
+            regions: regions.clone(),
+            limits,
+            zeroes,
+            idle: Mutex::new(Vec::new()),
+        };
+        Ok(Self { shared: Arc::new(shared), choice, engine })
+    }
+
+    /// One line: which file, by which engine, and whether the page cache is in the way and why.
+    pub fn describe(&self) -> String {
+        let file = &self.shared.file;
+        let way = match file.direct() {
+            Ok(alignment) => format!("direct, aligned to {} bytes", alignment.offset_bytes),
+            Err(why) => why.to_string(),
+        };
+        format!("file {} by {}, {way}", file.path().display(), self.engine)
+    }
+}
+
+impl Medium for FileMedium {
+    fn limits(&self) -> Limits {
+        self.shared.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let Shared { file, regions, .. } = &*self.shared;
+        let loan = Loan::take(&self.shared)?;
+        let engine = Engine::new(Arc::clone(file), regions, CAPACITY, self.choice);
+        let engine = engine.map_err(|error| error.to_string())?;
+        Ok(Box::new(FileChannel::new(engine, loan)))
+    }
+}
+
+impl Loan {
+    fn take(shared: &Arc<Shared>) -> Result<Self, String> {
+        let idle = shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let memory = match idle {
+            Some(memory) => memory,
+            None => memory(&shared.regions, CHUNK_BYTES * u32::from(BUFFERS))?,
+        };
+        Ok(Self { shared: Arc::clone(shared), memory })
+    }
+
+    /// The whole of buffer `index`.
+    fn buffer(&self, index: u16) -> Segment {
+        let offset = self.memory.offset + u64::from(index) * u64::from(CHUNK_BYTES);
+        Segment { offset, len_bytes: CHUNK_BYTES, ..self.memory }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.memory);
+    }
+}
+
+/// Finds out which engine the channels will have, so that it is known, or refused, at start.
+fn try_engine(file: &Arc<File>, regions: &Regions, choice: Choice) -> Result<String, MediumError> {
+    let capacity = Capacity { depth: 1, segments_max: 1 };
+    let engine = Engine::new(Arc::clone(file), regions, capacity, choice)
+        .map_err(|error| MediumError::new(error.blame(), format!("file: {error}")))?;
+    Ok(match engine.why_no_ring() {
+        Some(errno) => format!("{} (io_uring is refused: {errno})", engine.name()),
+        None => engine.name().into(),
+    })
+}
+
+fn limits(file: &File, block_size: u32) -> Limits {
+    let durability = if file.is_in_memory() { Durability::None } else { Durability::VolatileCache };
+    Limits {
+        block_size,
+        metadata_size: 0,
+        block_count: file.len_bytes() / u64::from(block_size),
+        request_blocks_max: CHUNK_BYTES / block_size,
+        segments_max: SEGMENTS_MAX,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: u32::from(DEPTH_MAX),
+        durability,
+        support: Support::of(&Operation::ALL),
+    }
+}
+
+fn memory(regions: &Regions, len_bytes: u32) -> Result<Segment, String> {
+    let mapping = Mapping::new(len_bytes as usize, Backing::Private);
+    let mapping = mapping.map_err(|error| error.to_string())?;
+    regions.add(mapping).map_err(|error| error.to_string())
+}

@@ -1,0 +1,94 @@
+//! The medium without a medium: every request is answered, and no data moves.
+
+use base::{
+    Answer, Answers, Backend, Durability, Instant, Limits, Medium, Operation, Outcome, Request,
+    Segment, Support,
+};
+
+use super::range::SEGMENTS_MAX;
+use super::ready::Ready;
+use crate::MediumError;
+
+/// Blocks that are not there. A read leaves the memory as it was, a write is forgotten, a compare
+/// finds no difference; only the range of blocks is checked. What is left is the cost of everything
+/// around the medium.
+#[derive(Clone, Debug)]
+pub struct Null {
+    limits: Limits,
+}
+
+#[derive(Debug)]
+struct NullChannel {
+    limits: Limits,
+    ready: Ready,
+}
+
+const DEPTH_MAX: u32 = 4096;
+/// Bytes in the largest request: what an emulated SSD with a transfer limit of 1 MiB asks for.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+impl Null {
+    /// `block_count` blocks of `block_size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the block size is not a power of two from 512 to 65536, or there are no blocks.
+    pub fn new(block_size: u32, block_count: u64) -> Result<Self, MediumError> {
+        super::range::check_geometry("null", block_size, block_count)?;
+        Ok(Self {
+            limits: Limits {
+                block_size,
+                metadata_size: 0,
+                block_count,
+                request_blocks_max: REQUEST_BYTES_MAX / block_size,
+                segments_max: SEGMENTS_MAX,
+                optimal_boundary_blocks: 0,
+                atomic_write_blocks: 1,
+                depth_max: DEPTH_MAX,
+                durability: Durability::None,
+                support: Support::of(&Operation::ALL),
+            },
+        })
+    }
+}
+
+impl Medium for Null {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let ready = Ready::with_depth(self.limits.depth_max);
+        Ok(Box::new(NullChannel { limits: self.limits.clone(), ready }))
+    }
+}
+
+impl Backend for NullChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    #[inline]
+    fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
+        let count = requests.len().min(self.ready.room());
+        let block_count = self.limits.block_count;
+        self.ready.extend(requests[..count].iter().map(|request| {
+            // The operand is zero unless it is the first source block of a copy, so the larger of
+            // the two decides, and no branch is needed to know which operation it is.
+            let first = request.lba.max(request.operand);
+            let fits = first.saturating_add(u64::from(request.blocks)) <= block_count;
+            let outcome = if fits { Outcome::SUCCESS } else { Outcome::LBA_OUT_OF_RANGE };
+            Answer { token: request.token, outcome, result: 0 }
+        }));
+        count
+    }
+
+    #[inline]
+    fn poll(&mut self, _now: Instant, answers: &mut Answers) -> usize {
+        self.ready.give(answers)
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+    }
+}

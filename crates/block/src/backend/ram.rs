@@ -1,0 +1,269 @@
+//! The medium that is memory: bytes move, and nothing survives.
+
+use std::sync::Arc;
+
+use base::{
+    Answer, Answers, Backend, Blame, Durability, Instant, Limits, Medium, Memory, NoSuchMemory,
+    Operation, Outcome, Request, Segment, Support,
+};
+use dma::{Backing, Mapping, Regions};
+
+use super::marks::Marks;
+use super::pieces::Pieces;
+use super::range::{SEGMENTS_MAX, check, check_geometry};
+use super::ready::Ready;
+use crate::MediumError;
+
+/// Blocks in a region of memory beside those of the programs that use it, so that data moves by one
+/// copy from region to region. A block that was never written, or was deallocated, takes no memory
+/// until it is written and reads as zeroes.
+///
+/// Channels on many threads share the blocks without a lock. A channel carries out one request after
+/// the other; two threads that write the same block at the same time may leave some bytes of each,
+/// as with any memory.
+#[derive(Clone, Debug)]
+pub struct Ram {
+    limits: Limits,
+    store: Arc<Store>,
+}
+
+#[derive(Debug)]
+struct RamChannel {
+    limits: Limits,
+    store: Arc<Store>,
+    ready: Ready,
+}
+
+#[derive(Debug)]
+struct Store {
+    regions: Regions,
+    /// The first byte of the blocks; its length says nothing.
+    base: Segment,
+    block_size: u64,
+    /// Blocks whose bytes are what was last written there. All others read as zeroes.
+    written: Marks,
+    /// Blocks that cannot be read until they are written.
+    uncorrectable: Marks,
+}
+
+const DEPTH_MAX: u32 = 4096;
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+impl Ram {
+    /// `block_count` blocks of `block_size` bytes, in a new region of `regions`. Requests name
+    /// memory of the same table.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no such blocks, or neither memory nor a place in the table for them.
+    pub fn new(regions: &Regions, block_size: u32, block_count: u64) -> Result<Self, MediumError> {
+        check_geometry("ram", block_size, block_count)?;
+        let len = block_count.checked_mul(u64::from(block_size));
+        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(|| {
+            let text = format!("ram: size is {block_count} blocks, expected what can be addressed");
+            MediumError::new(Blame::Caller, text)
+        })?;
+        let machine = |error: &dyn std::fmt::Display| {
+            MediumError::new(Blame::Machine, format!("ram of {len} bytes: {error}"))
+        };
+        let mapping = Mapping::new(len, Backing::Private).map_err(|error| machine(&error))?;
+        let base = regions.add(mapping).map_err(|error| machine(&error))?;
+        let store = Store {
+            regions: regions.clone(),
+            base,
+            block_size: u64::from(block_size),
+            written: Marks::new(block_count),
+            uncorrectable: Marks::new(block_count),
+        };
+        let limits = Limits {
+            block_size,
+            metadata_size: 0,
+            block_count,
+            request_blocks_max: REQUEST_BYTES_MAX / block_size,
+            segments_max: SEGMENTS_MAX,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max: DEPTH_MAX,
+            durability: Durability::None,
+            support: Support::of(&Operation::ALL),
+        };
+        Ok(Self { limits, store: Arc::new(store) })
+    }
+}
+
+impl Medium for Ram {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        Ok(Box::new(RamChannel {
+            limits: self.limits.clone(),
+            store: Arc::clone(&self.store),
+            ready: Ready::with_depth(self.limits.depth_max),
+        }))
+    }
+}
+
+impl Backend for RamChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let count = requests.len().min(self.ready.room());
+        let (limits, store) = (&self.limits, &self.store);
+        self.ready.extend(requests[..count].iter().map(|request| {
+            let done = check(limits, request, segments).and_then(|own| store.run(request, own));
+            let outcome = done.err().unwrap_or(Outcome::SUCCESS);
+            Answer { token: request.token, outcome, result: 0 }
+        }));
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, answers: &mut Answers) -> usize {
+        self.ready.give(answers)
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+    }
+}
+
+impl Store {
+    fn run(&self, request: &Request, segments: &[Segment]) -> Result<(), Outcome> {
+        let (first, count) = (request.lba, u64::from(request.blocks));
+        match request.operation {
+            Operation::Read => self.read(first, count, segments),
+            Operation::Write => self.write(first, count, segments),
+            // There is nothing more stable than memory here, and the limits say so.
+            Operation::Flush => Ok(()),
+            Operation::Deallocate => {
+                self.written.clear(first, count);
+                Ok(())
+            }
+            Operation::WriteZeroes => {
+                self.written.clear(first, count);
+                self.uncorrectable.clear(first, count);
+                Ok(())
+            }
+            Operation::Compare => self.compare(first, count, segments),
+            Operation::WriteUncorrectable => {
+                self.uncorrectable.set(first, count);
+                Ok(())
+            }
+            Operation::Verify => self.readable(first, count),
+            Operation::Copy => self.copy(request.operand, first, count),
+        }
+    }
+
+    fn readable(&self, first: u64, count: u64) -> Result<(), Outcome> {
+        if self.uncorrectable.any(first, count) { Err(Outcome::UNRECOVERED_READ) } else { Ok(()) }
+    }
+
+    fn read(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), Outcome> {
+        self.readable(first, count)?;
+        let mut pieces = Pieces::of(segments);
+        self.each_run(first, count, |written, from, len_bytes| {
+            pieces.take_each(len_bytes, |piece, done| {
+                if written {
+                    self.regions.copy(self.at(from + done, piece.len_bytes), piece)
+                } else {
+                    self.regions.fill(piece, 0)
+                }
+            })
+        })
+        .map_err(|_| Outcome::DATA_TRANSFER_ERROR)
+    }
+
+    fn write(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), Outcome> {
+        let from = first * self.block_size;
+        Pieces::of(segments)
+            .take_each(count * self.block_size, |piece, done| {
+                self.regions.copy(piece, self.at(from + done, piece.len_bytes))
+            })
+            .map_err(|_| Outcome::DATA_TRANSFER_ERROR)?;
+        self.written.set(first, count);
+        self.uncorrectable.clear(first, count);
+        Ok(())
+    }
+
+    fn compare(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), Outcome> {
+        self.readable(first, count)?;
+        let mut pieces = Pieces::of(segments);
+        self.each_run(first, count, |written, from, len_bytes| {
+            pieces.take_each(len_bytes, |piece, done| {
+                let equal = if written {
+                    self.regions.equal(self.at(from + done, piece.len_bytes), piece)
+                } else {
+                    is_zero(&self.regions, piece)
+                };
+                match equal {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(Outcome::COMPARE_FAILURE),
+                    Err(NoSuchMemory(_)) => Err(Outcome::DATA_TRANSFER_ERROR),
+                }
+            })
+        })
+    }
+
+    /// Block by block, from the end that an overlap does not overwrite first.
+    fn copy(&self, source: u64, target: u64, count: u64) -> Result<(), Outcome> {
+        self.readable(source, count)?;
+        for step in 0..count {
+            let block = if source < target { count - 1 - step } else { step };
+            let (from, to) = (source + block, target + block);
+            if self.written.has(from) {
+                let (from, to) = (self.block(from), self.block(to));
+                self.regions.copy(from, to).map_err(|_| Outcome::INTERNAL_ERROR)?;
+                self.written.set(target + block, 1);
+            } else {
+                self.written.clear(to, 1);
+            }
+        }
+        self.uncorrectable.clear(target, count);
+        Ok(())
+    }
+
+    /// Goes through the blocks by runs that are written or not: `each` gets which, the first byte
+    /// in the store, and the length.
+    fn each_run<E>(
+        &self,
+        first: u64,
+        count: u64,
+        mut each: impl FnMut(bool, u64, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = 0;
+        while done < count {
+            let (written, run) = self.written.run(first + done, count - done);
+            each(written, (first + done) * self.block_size, run * self.block_size)?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    fn block(&self, block: u64) -> Segment {
+        // A block is at most 64 KiB.
+        let len_bytes = u32::try_from(self.block_size).unwrap_or(u32::MAX);
+        self.at(block * self.block_size, len_bytes)
+    }
+
+    /// A piece of the store.
+    fn at(&self, offset: u64, len_bytes: u32) -> Segment {
+        Segment { region: self.base.region, offset: self.base.offset + offset, len_bytes }
+    }
+}
+
+/// Whether a segment holds nothing but zeroes.
+fn is_zero(regions: &Regions, segment: Segment) -> Result<bool, NoSuchMemory> {
+    let mut bytes = [0; 512];
+    let mut pieces = Pieces::of(std::slice::from_ref(&segment));
+    while let Some(piece) = pieces.take(bytes.len() as u64) {
+        let bytes = &mut bytes[..piece.len_bytes as usize];
+        regions.load(piece, bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
