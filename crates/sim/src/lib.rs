@@ -14,3 +14,4 @@ pub mod medium;
 pub mod oracle;
 pub mod stamp;
 pub mod trace;
+pub mod workload;

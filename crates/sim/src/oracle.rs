@@ -16,7 +16,7 @@
 
 use core::fmt;
 use core::ops::Range;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::stamp::{Content, Stamp};
 
@@ -35,6 +35,7 @@ pub struct Oracle {
     flushes: BTreeMap<u64, u64>,
     /// Reads under way: for each block, the version from which on it may see.
     reads: BTreeMap<u64, Read>,
+    distrusted: BTreeSet<u64>,
 }
 
 /// What is wrong with a block that was read.
@@ -129,6 +130,7 @@ impl Oracle {
             writes: BTreeMap::new(),
             flushes: BTreeMap::new(),
             reads: BTreeMap::new(),
+            distrusted: BTreeSet::new(),
         }
     }
 
@@ -232,12 +234,40 @@ impl Oracle {
         }
     }
 
-    /// The blocks that were ever written.
+    /// A write or a read was not taken after all.
+    pub fn withdraw(&mut self, token: u64, is_read: bool) {
+        if is_read {
+            self.reads.remove(&token);
+        }
+        self.flushes.remove(&token);
+        let Some(write) = self.writes.remove(&token) else { return };
+        for lba in write.blocks {
+            if let Some(history) = self.blocks.get_mut(&lba) {
+                history.versions.retain(|version| version.token != token || version.number == 0);
+            }
+        }
+    }
+
+    /// Nothing can be told of these blocks any more, because the device has lied about `token`.
+    pub fn distrust(&mut self, token: u64, blocks: Range<u64>) {
+        self.writes.remove(&token);
+        self.reads.remove(&token);
+        self.flushes.remove(&token);
+        for lba in blocks {
+            self.blocks.remove(&lba);
+            self.distrusted.insert(lba);
+        }
+    }
+
+    /// The blocks that were ever written and of which something can be told.
     pub fn blocks_written(&self) -> impl Iterator<Item = u64> + '_ {
-        self.blocks.keys().copied()
+        self.blocks.keys().copied().filter(|lba| !self.distrusted.contains(lba))
     }
 
     fn look(&mut self, lba: u64, oldest: u64, block: &[u8]) -> Result<(), Complaint> {
+        if self.distrusted.contains(&lba) {
+            return Ok(());
+        }
         let content = Stamp::read(block);
         let found = match content {
             Content::Garbage { part } => return Err(Complaint::Garbage { lba, part }),

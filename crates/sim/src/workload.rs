@@ -1,0 +1,498 @@
+//! What is asked of the blocks: requests drawn from a seed, their buffers lent and taken back, every
+//! answer checked.
+
+use core::ops::Range;
+use std::collections::BTreeMap;
+
+use base::{
+    Answer, Answers, Backend, Dma, Flags, Instant, Memory, Operation, Outcome, Random, Request,
+    Segment,
+};
+
+use crate::bus::Bus;
+use crate::failure::Failure;
+use crate::host_memory::SimDma;
+use crate::ledger::Direction;
+use crate::oracle::{Leaves, Oracle};
+use crate::trace::Kind;
+
+/// A stream of requests and everything that is known about them.
+pub struct Workload {
+    bus: Bus,
+    dma: SimDma,
+    profile: Profile,
+    random: Random,
+    /// What the blocks may hold.
+    pub oracle: Oracle,
+    block_size: u32,
+    outstanding: BTreeMap<u64, Flight>,
+    next_token: u64,
+    left: u64,
+    answers: Answers,
+    /// Buffers that may be lent again, by their size.
+    free: BTreeMap<u32, Vec<Segment>>,
+    /// Buffers about which the device has lied: it may touch them yet.
+    tainted: Vec<Segment>,
+    counts: Counts,
+    refused_last: bool,
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// How many requests.
+    pub count: u64,
+    /// How many at a time.
+    pub depth: u32,
+    /// What they are.
+    pub mix: Mix,
+    /// Blocks of the smallest and the largest that moves data.
+    pub blocks: (u32, u32),
+    /// The blocks that are used: from 0 to here. As many again are for what cannot be predicted.
+    pub span: u64,
+    /// How the data lie in memory.
+    pub pieces: Pieces,
+}
+
+/// Kinds of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    /// Reads.
+    Reads,
+    /// Writes.
+    Writes,
+    /// Reads and writes.
+    ReadsAndWrites,
+    /// Writes, a flush now and then, reads.
+    Flushes,
+    /// Everything there is.
+    Everything,
+}
+
+/// How the data of a request lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pieces {
+    /// In one segment that begins on a page.
+    Whole,
+    /// In one segment that begins somewhere in a page.
+    Offset,
+    /// In segments that meet at page boundaries.
+    Pages,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that were taken.
+    pub submitted: u64,
+    /// Answers that said that it was done.
+    pub succeeded: u64,
+    /// Answers that said that it was given up by the host.
+    pub aborted: u64,
+    /// Other answers.
+    pub failed: u64,
+    /// Reads whose data was looked at.
+    pub verified: u64,
+}
+
+#[derive(Debug)]
+struct Flight {
+    operation: Operation,
+    blocks: Range<u64>,
+    submitted_at: Instant,
+    buffer: Option<Buffer>,
+}
+
+/// Some pages, and the part of them that holds data.
+#[derive(Clone, Copy, Debug)]
+struct Buffer {
+    pages: Segment,
+    data: Segment,
+}
+
+const PAGE: u32 = 4096;
+/// Offsets of data in a page are multiples of this: PRP and SGL both want dwords.
+const OFFSET_UNIT: u64 = 64;
+const ANSWERS_MAX: usize = 64;
+
+impl Workload {
+    /// A stream over blocks of `block_size` bytes.
+    pub fn new(
+        bus: &Bus,
+        profile: Profile,
+        oracle: Oracle,
+        block_size: u32,
+        random: Random,
+    ) -> Self {
+        Self {
+            bus: bus.clone(),
+            dma: SimDma::new(bus),
+            profile,
+            random,
+            oracle,
+            block_size,
+            outstanding: BTreeMap::new(),
+            next_token: 0x1_0000,
+            left: profile.count,
+            answers: Answers::with_capacity(ANSWERS_MAX),
+            free: BTreeMap::new(),
+            tainted: Vec::new(),
+            counts: Counts::default(),
+            refused_last: false,
+        }
+    }
+
+    /// What came of it so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Whether every request was submitted and answered.
+    pub fn is_done(&self) -> bool {
+        self.left == 0 && self.outstanding.is_empty()
+    }
+
+    /// Requests that are not answered.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// The request that has waited longest.
+    pub fn oldest(&self) -> Option<(u64, Instant)> {
+        let oldest = self.outstanding.iter().min_by_key(|(_, flight)| flight.submitted_at);
+        oldest.map(|(token, flight)| (*token, flight.submitted_at))
+    }
+
+    /// Submits nothing more of its own.
+    pub fn stop(&mut self) {
+        self.left = 0;
+    }
+
+    /// Begins again with another profile.
+    pub fn restart(&mut self, profile: Profile) {
+        (self.profile, self.left) = (profile, profile.count);
+    }
+
+    /// Submits as much as there is room for.
+    pub fn submit(&mut self, backend: &mut dyn Backend) {
+        self.refused_last = false;
+        while self.left > 0 && self.outstanding.len() < self.profile.depth as usize {
+            let Some((operation, blocks)) = self.draw() else { break };
+            if !self.submit_one(backend, operation, blocks) {
+                self.refused_last = true;
+                break;
+            }
+            self.left -= 1;
+        }
+        backend.flush();
+    }
+
+    /// Submits reads of all blocks that were ever written, as far as there is room, beginning with
+    /// `from`. Returns where to go on, or `None` when there is nothing left.
+    pub fn submit_review(&mut self, backend: &mut dyn Backend, from: u64) -> Option<u64> {
+        let written: Vec<u64> = self.oracle.blocks_written().filter(|lba| *lba >= from).collect();
+        let mut next = None;
+        for lba in written {
+            let is_full = self.outstanding.len() >= self.profile.depth as usize;
+            if is_full || !self.submit_one(backend, Operation::Read, lba..lba + 1) {
+                next = Some(lba);
+                break;
+            }
+        }
+        backend.flush();
+        next
+    }
+
+    /// Takes answers, checks each, and takes the buffers back.
+    pub fn poll(&mut self, now: Instant, backend: &mut dyn Backend) -> usize {
+        let mut answers = core::mem::replace(&mut self.answers, Answers::with_capacity(0));
+        backend.poll(now, &mut answers);
+        let count = answers.as_slice().len();
+        answers.drain().for_each(|answer| self.end(now, answer));
+        self.answers = answers;
+        count
+    }
+
+    /// Whether the last submission was turned down.
+    pub fn was_refused(&self) -> bool {
+        self.refused_last
+    }
+
+    /// The power has failed, and with it everything that was under way.
+    pub fn power_cut(&mut self) {
+        self.oracle.power_cut();
+        self.bus.with(|state| state.ledger.stopped());
+        for (token, flight) in core::mem::take(&mut self.outstanding) {
+            let now = self.bus.now();
+            let _ = self.bus.with(|state| state.ledger.hand_back(token, now));
+            if let Some(buffer) = flight.buffer {
+                self.give_back(buffer);
+            }
+        }
+    }
+
+    /// Gives all memory back to the pool. Nothing may be outstanding.
+    pub fn release(&mut self) {
+        let free = core::mem::take(&mut self.free).into_values().flatten();
+        let tainted = core::mem::take(&mut self.tainted);
+        free.chain(tainted).for_each(|pages| self.dma.release(pages));
+    }
+
+    fn draw(&mut self) -> Option<(Operation, Range<u64>)> {
+        let operation = self.profile.mix.draw(&mut self.random);
+        let (fewest, most) = self.profile.blocks;
+        let count = u64::from(fewest) + self.random.below(u64::from(most - fewest) + 1);
+        let Profile { span, .. } = self.profile;
+        let first = self.random.below(span - count + 1);
+        let blocks = match operation {
+            Operation::Flush => 0..0,
+            // What a copy or an uncorrectable write leaves, no stamp can tell.
+            Operation::Copy | Operation::WriteUncorrectable => span + first..span + first + count,
+            _ => first..first + count,
+        };
+        let is_write = leaves(operation).is_some();
+        // An overlap with a write under way is not drawn again: the stream must not depend on how
+        // often that happens more than it has to.
+        if is_write && self.oracle.is_being_written(&blocks) {
+            return self.outstanding.is_empty().then_some((Operation::Flush, 0..0));
+        }
+        Some((operation, blocks))
+    }
+
+    fn submit_one(
+        &mut self,
+        backend: &mut dyn Backend,
+        operation: Operation,
+        blocks: Range<u64>,
+    ) -> bool {
+        let now = self.bus.now();
+        let token = self.next_token;
+        let count = blocks.end - blocks.start;
+        let direction = direction(operation);
+        let len_bytes = u32::try_from(count).unwrap_or(0) * self.block_size;
+        let buffer = match direction {
+            None => None,
+            Some(_) => match self.take_buffer(len_bytes) {
+                None => return false,
+                some => some,
+            },
+        };
+        self.tell_oracle(token, operation, &blocks);
+        let mut segments = Vec::new();
+        if let (Some(buffer), Some(direction)) = (buffer, direction) {
+            self.fill(token, operation, buffer);
+            segments = self.cut(buffer.data);
+            self.lend(token, buffer, direction);
+        }
+        let request = Request {
+            token,
+            lba: blocks.start,
+            operand: if operation == Operation::Copy {
+                blocks.start - self.profile.span
+            } else {
+                0
+            },
+            blocks: u32::try_from(count).unwrap_or(0),
+            segment_first: 0,
+            segment_count: u16::try_from(segments.len()).unwrap_or(u16::MAX),
+            metadata_count: 0,
+            operation,
+            flags: self.flags(operation),
+        };
+        if backend.submit(now, &[request], &segments) == 0 {
+            self.take_back(token, operation, buffer);
+            return false;
+        }
+        self.next_token += 1;
+        self.counts.submitted += 1;
+        let range = blocks.start << 16 | count;
+        self.bus.record(Kind::Submitted, [token, operation as u64, range]);
+        self.outstanding.insert(token, Flight { operation, blocks, submitted_at: now, buffer });
+        true
+    }
+
+    fn flags(&mut self, operation: Operation) -> Flags {
+        // Which writes are forced is decided by their token, so that the oracle can be told before.
+        match operation {
+            Operation::Write if self.is_forced(self.next_token) => Flags::FUA,
+            Operation::WriteZeroes if self.next_token.is_multiple_of(3) => Flags::DEALLOCATE,
+            _ => Flags::NONE,
+        }
+    }
+
+    fn is_forced(&self, token: u64) -> bool {
+        matches!(self.profile.mix, Mix::Flushes | Mix::Everything) && token.is_multiple_of(7)
+    }
+
+    fn tell_oracle(&mut self, token: u64, operation: Operation, blocks: &Range<u64>) {
+        let is_forced = self.is_forced(token) && operation == Operation::Write;
+        match (operation, leaves(operation)) {
+            (Operation::Read, _) => self.oracle.read_submitted(token, blocks.clone()),
+            (Operation::Flush, _) => self.oracle.flush_submitted(token),
+            (Operation::Copy | Operation::WriteUncorrectable, _) | (_, None) => {}
+            (_, Some(leaves)) => {
+                self.oracle.write_submitted(token, blocks.clone(), leaves, is_forced);
+            }
+        }
+    }
+
+    /// A request was refused: nothing of it may have been stored.
+    fn take_back(&mut self, token: u64, operation: Operation, buffer: Option<Buffer>) {
+        self.oracle.withdraw(token, operation == Operation::Read);
+        let now = self.bus.now();
+        let returned = self.bus.with(|state| state.ledger.hand_back(token, now));
+        if let Err(failure) = returned {
+            self.bus.fail(failure);
+        }
+        if let Some(buffer) = buffer {
+            self.give_back(buffer);
+        }
+    }
+
+    fn lend(&self, token: u64, buffer: Buffer, direction: Direction) {
+        if let Some(iova) = self.bus.address(buffer.pages) {
+            let len_bytes = u64::from(buffer.pages.len_bytes);
+            self.bus.with(|state| state.ledger.lend(token, &[(iova, len_bytes)], direction));
+        }
+    }
+
+    fn take_buffer(&mut self, len_bytes: u32) -> Option<Buffer> {
+        let offset = match self.profile.pieces {
+            Pieces::Offset => {
+                let drawn = self.random.below(u64::from(PAGE) / OFFSET_UNIT) * OFFSET_UNIT;
+                u32::try_from(drawn).unwrap_or(0)
+            }
+            Pieces::Whole | Pieces::Pages => 0,
+        };
+        let needed = (offset + len_bytes).next_multiple_of(PAGE);
+        let free = self.free.entry(needed).or_default().pop();
+        let pages = free.or_else(|| self.dma.allocate(needed))?;
+        let data = pages.slice(offset, len_bytes)?;
+        Some(Buffer { pages, data })
+    }
+
+    fn fill(&mut self, token: u64, operation: Operation, buffer: Buffer) {
+        let mut bytes = vec![0xa5; buffer.data.len_bytes as usize];
+        if operation == Operation::Write {
+            self.oracle.stamp(token, &mut bytes);
+        }
+        // Cannot fail for memory that was just allocated.
+        let _ = self.dma.store(buffer.data, &bytes);
+    }
+
+    fn cut(&self, data: Segment) -> Vec<Segment> {
+        if self.profile.pieces != Pieces::Pages {
+            return vec![data];
+        }
+        let pages = (0..data.len_bytes).step_by(PAGE as usize);
+        pages.filter_map(|at| data.slice(at, PAGE.min(data.len_bytes - at))).collect()
+    }
+
+    fn end(&mut self, now: Instant, answer: Answer) {
+        let Answer { token, outcome, result } = answer;
+        self.bus.record(Kind::Answered, [token, outcome.0.into(), result.into()]);
+        let Some(flight) = self.outstanding.remove(&token) else {
+            return self.bus.fail(Failure::AnsweredTwice { token });
+        };
+        match outcome {
+            Outcome::SUCCESS => self.counts.succeeded += 1,
+            Outcome::ABORTED_BY_HOST => self.counts.aborted += 1,
+            _ => self.counts.failed += 1,
+        }
+        let returned = self.bus.with(|state| state.ledger.hand_back(token, now));
+        let is_tainted = match returned {
+            Ok(is_tainted) => is_tainted,
+            Err(failure) => return self.bus.fail(failure),
+        };
+        if is_tainted {
+            // Whatever the device does with it yet, and when, nothing can be told of these blocks.
+            self.oracle.distrust(token, flight.blocks.clone());
+        } else if let Err(failure) = self.check(token, &flight, outcome) {
+            self.bus.fail(failure);
+        }
+        match flight.buffer {
+            Some(buffer) if is_tainted => self.tainted.push(buffer.pages),
+            Some(buffer) => self.give_back(buffer),
+            None => {}
+        }
+    }
+
+    fn check(&mut self, token: u64, flight: &Flight, outcome: Outcome) -> Result<(), Failure> {
+        let is_success = outcome.is_success();
+        match (flight.operation, flight.buffer) {
+            (Operation::Read, Some(buffer)) => {
+                let mut bytes = vec![0; buffer.data.len_bytes as usize];
+                let _ = self.dma.load(buffer.data, &mut bytes);
+                let is_evidence = is_success && !self.bus.with(|state| state.is_scribbled);
+                self.counts.verified += u64::from(is_evidence);
+                let bytes = is_evidence.then_some(&bytes[..]);
+                let looked = self.oracle.read_ended(token, bytes);
+                looked.map_err(|complaint| Failure::Data { token, complaint })
+            }
+            (Operation::Flush, _) => {
+                self.oracle.flush_ended(token, is_success);
+                Ok(())
+            }
+            _ => {
+                self.oracle.write_ended(token, is_success);
+                Ok(())
+            }
+        }
+    }
+
+    fn give_back(&mut self, buffer: Buffer) {
+        self.free.entry(buffer.pages.len_bytes).or_default().push(buffer.pages);
+    }
+}
+
+impl Mix {
+    fn draw(self, random: &mut Random) -> Operation {
+        use Operation::{
+            Compare, Copy, Deallocate, Flush, Read, Verify, Write, WriteUncorrectable, WriteZeroes,
+        };
+        let choices: &[Operation] = match self {
+            Self::Reads => &[Read],
+            Self::Writes => &[Write],
+            Self::ReadsAndWrites => &[Read, Write],
+            Self::Flushes => &[Write, Write, Write, Read, Read, Flush],
+            Self::Everything => &[
+                Read,
+                Write,
+                Read,
+                Write,
+                Flush,
+                Deallocate,
+                WriteZeroes,
+                Compare,
+                WriteUncorrectable,
+                Verify,
+                Copy,
+            ],
+        };
+        let drawn = random.below(choices.len() as u64);
+        usize::try_from(drawn).ok().and_then(|index| choices.get(index)).copied().unwrap_or(Read)
+    }
+}
+
+/// What an operation leaves on its blocks; `None` if nothing.
+fn leaves(operation: Operation) -> Option<Leaves> {
+    match operation {
+        Operation::Write => Some(Leaves::Stamps),
+        Operation::WriteZeroes => Some(Leaves::Zeroes),
+        Operation::Deallocate | Operation::Copy | Operation::WriteUncorrectable => {
+            Some(Leaves::Anything)
+        }
+        Operation::Read | Operation::Flush | Operation::Compare | Operation::Verify => None,
+    }
+}
+
+fn direction(operation: Operation) -> Option<Direction> {
+    match operation {
+        Operation::Read => Some(Direction::FromDevice),
+        Operation::Write | Operation::Compare => Some(Direction::ToDevice),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
