@@ -161,8 +161,16 @@ impl MediumSpec {
         Ok(Self { model, kind, block_size, size_bytes, seed })
     }
 
-    /// Opens the medium. It takes places in the table of `regions`: one for `ram`, one for `file`
-    /// and one more for each of its channels.
+    /// How many places in the table of regions the medium takes when it has so many channels.
+    pub fn regions(&self, channels: usize) -> usize {
+        match self.kind {
+            Kind::Null => 0,
+            Kind::Ram => 1,
+            Kind::File { .. } => 1 + channels,
+        }
+    }
+
+    /// Opens the medium. It takes [`regions`](Self::regions) places in the table.
     pub fn open(&self, regions: &Regions) -> Result<Opened, MediumError> {
         let block_count = self.size_bytes.unwrap_or(0) / u64::from(self.block_size);
         let (medium, description): (Arc<dyn Medium>, String) = match &self.kind {
@@ -366,6 +374,24 @@ mod tests {
         }
         assert!(Path::new(&format!("{}.1", path.display())).exists());
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_table_of_as_many_regions_as_are_asked_for_is_enough() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = format!("file?path={}&size=1MiB", directory.path().join("ssd").display());
+        for text in ["null", "ram?size=1MiB", &file, "model:p4800x?over=ram&size=1MiB"] {
+            let spec = MediumSpec::parse(text).unwrap();
+            let open = |places| {
+                let regions = Regions::new(places);
+                let medium = spec.open(&regions).map_err(|error| error.to_string())?.medium;
+                let channels = [medium.channel()?, medium.channel()?];
+                Ok::<_, String>(channels.len())
+            };
+            let enough = spec.regions(2);
+            assert_eq!(open(enough), Ok(2), "{text}");
+            assert!(enough == 0 || open(enough - 1).is_err(), "{text}: {enough} is too many");
+        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Environment {
         let only = self.allowed.iter().next().filter(|_| self.allowed.len() == 1)?;
         let online = self.online.as_ref().filter(|online| online.len() > 1);
         Some(online.map_or_else(
-            || "one processor turns driver and device in turns; give the machine a second".into(),
+            || "one processor runs driver and device by turns; give the machine a second".into(),
             |online| {
                 format!(
                     "only core {only} of {online} may be used, so driver and device share it; \

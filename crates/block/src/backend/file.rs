@@ -182,3 +182,132 @@ fn memory(regions: &Regions, len_bytes: u32) -> Result<Segment, String> {
     let mapping = mapping.map_err(|error| error.to_string())?;
     regions.add(mapping).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use base::{
+        Answers, Backend, Blame, Flags, Instant, Medium, Memory, Operation, Outcome, Request,
+        Segment,
+    };
+    use dma::{Backing, Mapping, Regions};
+    use host::engine::Choice;
+
+    use super::{FileMedium, FileMediumOptions};
+
+    const BLOCK: u32 = 4096;
+
+    fn options(path: &Path, size_bytes: Option<u64>) -> FileMediumOptions {
+        let (path, engine) = (path.into(), Choice::Best);
+        FileMediumOptions { path, size_bytes, block_size: BLOCK, direct: true, engine }
+    }
+
+    fn run(
+        channel: &mut dyn Backend,
+        operation: Operation,
+        blocks: u32,
+        memory: Segment,
+    ) -> Outcome {
+        let moves = matches!(operation, Operation::Read | Operation::Write);
+        let request = Request {
+            token: 1,
+            lba: 16,
+            operand: 0,
+            blocks,
+            segment_first: 0,
+            segment_count: u16::from(moves),
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        };
+        let mut answers = Answers::with_capacity(1);
+        assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
+        channel.flush();
+        while channel.poll(Instant::default(), &mut answers) == 0 {
+            std::hint::spin_loop();
+        }
+        answers.as_slice()[0].outcome
+    }
+
+    #[test]
+    fn what_was_flushed_is_there_when_the_file_is_opened_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let regions = Regions::new(8);
+        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        for (size_bytes, operation, fill) in
+            [(Some(1 << 20), Operation::Write, 0x5a), (None, Operation::Read, 0)]
+        {
+            let medium = FileMedium::open(&regions, &options(&path, size_bytes)).unwrap();
+            assert_eq!(medium.limits().block_count, 256);
+            let mut channel = medium.channel().unwrap();
+            regions.fill(memory, fill).unwrap();
+            assert_eq!(run(&mut *channel, operation, 16, memory), Outcome::SUCCESS);
+            assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), Outcome::SUCCESS);
+        }
+        let mut bytes = vec![0; 1 << 16];
+        regions.load(memory, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0x5a));
+    }
+
+    #[test]
+    fn deallocated_blocks_give_their_room_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let regions = Regions::new(8);
+        let memory = regions.add(Mapping::new(1 << 18, Backing::Private).unwrap()).unwrap();
+        let options = options(&directory.path().join("blocks"), Some(1 << 20));
+        let medium = FileMedium::open(&regions, &options).unwrap();
+        let mut channel = medium.channel().unwrap();
+        let room = || medium.shared.file.allocated_bytes();
+        assert_eq!(run(&mut *channel, Operation::Write, 64, memory), Outcome::SUCCESS);
+        assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), Outcome::SUCCESS);
+        let full = room();
+        assert!(full >= 1 << 18);
+        assert_eq!(run(&mut *channel, Operation::Deallocate, 64, memory), Outcome::SUCCESS);
+        assert!(room() + (1 << 18) <= full, "{full} {}", room());
+    }
+
+    #[test]
+    fn a_closed_channels_memory_serves_the_next_one() {
+        let directory = tempfile::tempdir().unwrap();
+        // One region for the zeroes, two for two channels at a time.
+        let regions = Regions::new(3);
+        let options = options(&directory.path().join("blocks"), Some(1 << 20));
+        let medium = FileMedium::open(&regions, &options).unwrap();
+        for _ in 0..5 {
+            let two = [medium.channel(), medium.channel()];
+            assert!(two.iter().all(Result::is_ok));
+            let third = medium.channel().err().unwrap();
+            assert!(third.contains("made for 3"), "{third}");
+        }
+    }
+
+    #[test]
+    fn a_medium_says_how_it_moves_its_data() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let regions = Regions::new(8);
+        let mut options = options(&path, Some(1 << 20));
+        (options.direct, options.engine) = (false, Choice::Threads);
+        let said = FileMedium::open(&regions, &options).unwrap().describe();
+        let expected = "by threads, through the page cache, as asked";
+        assert_eq!(said, format!("file {} {expected}", path.display()));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_a_medium_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let regions = Regions::new(8);
+        let missing = options(&directory.path().join("missing"), None);
+        let error = FileMedium::open(&regions, &missing).unwrap_err();
+        assert_eq!(error.blame(), Blame::Caller);
+        assert!(error.to_string().starts_with("file: open "), "{error}");
+        let odd = FileMediumOptions { block_size: 1000, ..missing };
+        let error = FileMedium::open(&regions, &odd).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "file: block size is 1000, expected a power of two from 512 to 65536"
+        );
+    }
+}

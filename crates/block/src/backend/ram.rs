@@ -267,3 +267,75 @@ fn is_zero(regions: &Regions, segment: Segment) -> Result<bool, NoSuchMemory> {
     }
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests {
+    use base::{
+        Answers, Blame, Flags, Instant, Medium, Memory, Operation, Outcome, Request, Segment,
+    };
+    use dma::{Backing, Mapping, Regions};
+    use host::Thread;
+
+    use super::Ram;
+
+    /// Writes every block of its share over and over, its round in every byte, and reads each back
+    /// at once. Returns how many were not as written.
+    fn hammer(ram: &Ram, regions: &Regions, memory: Segment, first: u64) -> usize {
+        let mut channel = ram.channel().unwrap();
+        let mut answers = Answers::with_capacity(4);
+        let (out, back) = (memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap());
+        let request = |operation, lba, segment_first| Request {
+            token: 0,
+            lba,
+            operand: 0,
+            blocks: 1,
+            segment_first,
+            segment_count: u16::from(operation != Operation::Deallocate),
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        };
+        let mut wrong = 0;
+        for round in 1..=200_u8 {
+            // Every second block, so that two threads share each word of marks.
+            for lba in (first..128).step_by(2) {
+                regions.fill(out, round).unwrap();
+                let batch = [
+                    request(Operation::Deallocate, lba, 0),
+                    request(Operation::Write, lba, 0),
+                    request(Operation::Read, lba, 1),
+                ];
+                assert_eq!(channel.submit(Instant::default(), &batch, &[out, back]), 3);
+                assert_eq!(channel.poll(Instant::default(), &mut answers), 3);
+                let done = answers.drain().all(|answer| answer.outcome == Outcome::SUCCESS);
+                let same = regions.equal(out, back).unwrap();
+                wrong += usize::from(!done || !same);
+            }
+        }
+        wrong
+    }
+
+    #[test]
+    fn channels_on_two_threads_do_not_disturb_each_others_blocks() {
+        let regions = Regions::new(3);
+        let ram = Ram::new(&regions, 512, 128).unwrap();
+        let threads = [0, 1].map(|first| {
+            let memory = regions.add(Mapping::new(1024, Backing::Private).unwrap()).unwrap();
+            let (ram, regions) = (ram.clone(), regions.clone());
+            Thread::spawn("hammer", None, move |_| hammer(&ram, &regions, memory, first)).unwrap()
+        });
+        assert_eq!(threads.map(Thread::join), [0, 0]);
+    }
+
+    #[test]
+    fn blocks_that_cannot_be_are_refused() {
+        let regions = Regions::new(1);
+        for (block_size, block_count) in [(0, 1), (100, 1), (256, 1), (1 << 17, 1), (512, 0)] {
+            let error = Ram::new(&regions, block_size, block_count).unwrap_err();
+            assert_eq!(error.blame(), Blame::Caller, "{error}");
+        }
+        assert_eq!(Ram::new(&regions, 512, u64::MAX).unwrap_err().blame(), Blame::Caller);
+        let huge = Ram::new(&regions, 512, 1 << 52).unwrap_err();
+        assert_eq!(huge.blame(), Blame::Machine, "{huge}");
+    }
+}
