@@ -113,8 +113,8 @@ commands! {
         cdw12 @ 12[0..=31]: u32;
         /// The feature's own dword 13.
         cdw13 @ 13[0..=31]: u32;
-        /// UUID Index.
-        uuid_index @ 14[0..=6]: u8;
+        /// The feature's own dword 14; for most features bits 6 to 0 are the UUID Index.
+        cdw14 @ 14[0..=31]: u32;
         /// The feature's own dword 15.
         cdw15 @ 15[0..=31]: u32;
     }

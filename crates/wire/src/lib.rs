@@ -6,7 +6,8 @@
 //! - [`Command`], [`Completion`] and [`Status`] are what travels in queues; [`admin`] and [`io`]
 //!   give each command a structure of its own.
 //! - [`register`] is what lies in a controller's BAR.
-//! - [`identify`] is what a controller and its namespaces say about themselves.
+//! - [`identify`] is what a controller and its namespaces say about themselves, [`log`] what has
+//!   happened to them, [`feature`] how they are set.
 //! - [`sgl`] says where data lie.
 //! - [`layout`] declares structures: each field once, with its place and its meaning.
 #![forbid(unsafe_code)]
@@ -16,9 +17,11 @@ pub mod command;
 pub mod completion;
 #[doc(hidden)]
 pub mod element;
+pub mod feature;
 pub mod identify;
 pub mod io;
 pub mod layout;
+pub mod log;
 pub mod opcode;
 pub mod register;
 pub mod sgl;
@@ -37,6 +40,11 @@ pub use typed::Typed;
 
 /// Visits every structure of the crate: what tests and the fuzzer do to one is done to all.
 pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
+    feature::visit(visitor);
+    feature::identity::visit(visitor);
+    feature::media::visit(visitor);
+    feature::power::visit(visitor);
+    feature::queue::visit(visitor);
     identify::controller::visit(visitor);
     identify::list::visit(visitor);
     identify::namespace::visit(visitor);
@@ -45,6 +53,16 @@ pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
     io::copy::visit(visitor);
     io::dataset::visit(visitor);
     io::reservation::visit(visitor);
+    log::ana::visit(visitor);
+    log::effects::visit(visitor);
+    log::error::visit(visitor);
+    log::event::visit(visitor);
+    log::firmware::visit(visitor);
+    log::health::visit(visitor);
+    log::history::visit(visitor);
+    log::lba::visit(visitor);
+    log::sanitize::visit(visitor);
+    log::self_test::visit(visitor);
     register::visit(visitor);
 }
 

@@ -35,6 +35,9 @@ macro_rules! layout {
         $visibility struct $name([u8; $bytes]);
 
         impl $name {
+            /// The structure's length on the wire.
+            pub const BYTES: usize = $bytes;
+
             $(
                 $crate::layout::layout!(@getter [$($meaning)+] $field $offset $type; $($count)?);
                 $($(
@@ -173,6 +176,9 @@ macro_rules! layout {
         );
 
         impl $name {
+            /// The word's length on the wire.
+            pub const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
+
             $(
                 $(#[doc = $meaning])+
                 #[inline]

@@ -1,0 +1,84 @@
+//! 01h: what went wrong, newest first (Base 2.1 §5.1.12.1.2).
+
+use crate::layout::layout;
+use crate::status::Status;
+
+layout! {
+    /// One entry of the Error Information log page (Base 2.1 §5.1.12.1.2).
+    pub struct ErrorEntry[64] {
+        /// Error Count: a number that grows; 0 for an entry that is not there.
+        error_count @ 0: u64;
+        /// Submission Queue ID, or all ones.
+        sqid @ 8: u16;
+        /// Command ID, or all ones.
+        cid @ 10: u16;
+        /// Status Info.
+        status_info @ 12: u16 {
+            /// Phase Tag.
+            phase_tag @ 0: bool;
+            /// Status Field.
+            status_field @ 1..=15: u16;
+        };
+        /// Parameter Error Location, or all ones.
+        parameter_error_location @ 14: u16 {
+            /// Byte of the command.
+            location_byte @ 0..=7: u8;
+            /// Bit of the byte.
+            location_bit @ 8..=10: u8;
+        };
+        /// Logical Block Address.
+        lba @ 16: u64;
+        /// Namespace Identifier.
+        nsid @ 24: u32;
+        /// Vendor Specific Information Available: a log page.
+        vendor_page @ 28: u8;
+        /// Transport Type.
+        trtype @ 29: u8;
+        /// Command Set Indicator.
+        csi @ 30: u8;
+        /// Opcode.
+        opcode @ 31: u8;
+        /// Command Specific Information.
+        command_specific @ 32: u64;
+        /// Transport Type Specific Information.
+        transport_specific @ 40: u16;
+        /// Log Page Version: 1 if CSI and opcode are given.
+        version @ 63: u8;
+    }
+}
+
+/// What SQID, CID and the parameter's location are when they do not apply (Base 2.1 §5.1.12.1.2).
+pub const NOT_APPLICABLE: u16 = 0xffff;
+
+impl ErrorEntry {
+    /// How the command ended.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status(self.status_field())
+    }
+}
+
+/// The entries of a page. Those that are not there are passed over.
+pub fn entries(page: &[u8]) -> impl Iterator<Item = ErrorEntry> + '_ {
+    let entries = page.as_chunks::<64>().0.iter().map(ErrorEntry::from_bytes);
+    entries.filter(|entry| entry.error_count() != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ErrorEntry, entries};
+    use crate::status::Status;
+
+    #[test]
+    fn entries_that_are_not_there_are_passed_over() {
+        let mut page = ErrorEntry::zeroed()
+            .with(|entry| entry.error_count(7).status_field(Status::INVALID_FIELD.0))
+            .as_bytes()
+            .to_vec();
+        page.extend([0; 64]);
+        page.extend([0xff; 63]);
+        let found: Vec<_> = entries(&page).map(|entry| entry.status()).collect();
+        assert_eq!(found, [Status::INVALID_FIELD]);
+        assert_eq!(page[12..14], [0x04, 0x00]);
+    }
+}

@@ -1,0 +1,268 @@
+//! Asynchronous events, and the pages that say more about them (Base 2.1 §5.1.2).
+//!
+//! An event is DW0 of the completion of an Asynchronous Event Request. Reading the log page that it
+//! names with RAE clear lets the next event of its type through.
+
+use crate::element::code;
+use crate::layout::layout;
+
+layout! {
+    /// DW0 of an Asynchronous Event Request's completion (Base 2.1 §5.1.2.1).
+    pub struct EventResult(u32) {
+        /// Asynchronous Event Type.
+        aet @ 0..=2: EventType;
+        /// Asynchronous Event Information.
+        aei @ 8..=15: u8;
+        /// Log Page Identifier.
+        lid @ 16..=23: u8;
+    }
+
+    /// 80h: Reservation Notification (NVM 1.1 §4.1.4.6; Base 2.1 §5.1.12.1.32).
+    pub struct ReservationNotification[64] {
+        /// Log Page Count: grows with every notification.
+        lpc @ 0: u64;
+        /// Reservation Notification Log Page Type.
+        rnlpt @ 8: ReservationEvent;
+        /// Number of Available Log Pages.
+        nalp @ 9: u8;
+        /// Namespace ID.
+        nsid @ 12: u32;
+    }
+
+    /// 0Ah: Predictable Latency Per NVM Set (Base 2.1 §5.1.12.1.11).
+    pub struct PredictableLatency[512] {
+        /// Status.
+        status @ 0: u8 {
+            /// Window: 0 not enabled, 1 deterministic, 2 non-deterministic.
+            window @ 0..=2: u8;
+        };
+        /// Event Type.
+        event_type @ 2: PredictableLatencyEvents;
+        /// DTWIN Reads Typical, in units of 4 KiB.
+        dtwin_reads_typical @ 32: u64;
+        /// DTWIN Writes Typical.
+        dtwin_writes_typical @ 40: u64;
+        /// DTWIN Time Maximum, in milliseconds.
+        dtwin_time_maximum @ 48: u64;
+        /// NDWIN Time Minimum High, in milliseconds.
+        ndwin_time_minimum_high @ 56: u64;
+        /// NDWIN Time Minimum Low, in milliseconds.
+        ndwin_time_minimum_low @ 64: u64;
+        /// DTWIN Reads Estimate.
+        dtwin_reads_estimate @ 128: u64;
+        /// DTWIN Writes Estimate.
+        dtwin_writes_estimate @ 136: u64;
+        /// DTWIN Time Estimate, in milliseconds.
+        dtwin_time_estimate @ 144: u64;
+    }
+
+    /// What happened to a predictable latency window (Base 2.1 §5.1.12.1.11).
+    pub struct PredictableLatencyEvents(u16) {
+        /// DTWIN Reads Warning.
+        reads_warning @ 0: bool;
+        /// DTWIN Writes Warning.
+        writes_warning @ 1: bool;
+        /// DTWIN Time Warning.
+        time_warning @ 2: bool;
+        /// The window ended because a value was exceeded.
+        exceeded @ 14: bool;
+        /// The window ended by a deterministic excursion.
+        excursion @ 15: bool;
+    }
+}
+
+code! {
+    /// AET: the kind of an event (Base 2.1 §5.1.2.1).
+    pub enum EventType {
+        /// Error status.
+        Error = 0,
+        /// SMART / health status.
+        Health = 1,
+        /// Notice.
+        Notice = 2,
+        /// Immediate.
+        Immediate = 3,
+        /// One-shot.
+        OneShot = 4,
+        /// I/O command specific status.
+        CommandSet = 6,
+        /// Vendor specific.
+        Vendor = 7,
+    }
+
+    /// AEI of an error (Base 2.1 §5.1.2.1, Figure 150).
+    pub enum ErrorEvent {
+        /// Write to invalid doorbell register.
+        InvalidDoorbell = 0x00,
+        /// Invalid doorbell write value.
+        InvalidDoorbellValue = 0x01,
+        /// Diagnostic failure.
+        DiagnosticFailure = 0x02,
+        /// Persistent internal error.
+        PersistentInternalError = 0x03,
+        /// Transient internal error.
+        TransientInternalError = 0x04,
+        /// Firmware image load error.
+        FirmwareLoadError = 0x05,
+    }
+
+    /// AEI of SMART / health (Base 2.1 §5.1.2.1, Figure 151).
+    pub enum HealthEvent {
+        /// NVM subsystem reliability.
+        Reliability = 0x00,
+        /// Temperature threshold.
+        Temperature = 0x01,
+        /// Spare below threshold.
+        Spare = 0x02,
+    }
+
+    /// AEI of a notice (Base 2.1 §5.1.2.1, Figure 152).
+    pub enum NoticeEvent {
+        /// Attached namespace attribute changed.
+        NamespaceChanged = 0x00,
+        /// Firmware activation starting.
+        FirmwareActivation = 0x01,
+        /// Telemetry log changed.
+        Telemetry = 0x02,
+        /// Asymmetric namespace access change.
+        Ana = 0x03,
+        /// Predictable latency event aggregate log change.
+        PredictableLatency = 0x04,
+        /// LBA status information alert.
+        LbaStatus = 0x05,
+        /// Endurance group event aggregate log page change.
+        EnduranceGroup = 0x06,
+        /// Reachability group change.
+        ReachabilityGroup = 0x07,
+        /// Reachability association change.
+        ReachabilityAssociation = 0x08,
+        /// Allocated namespace attribute changed.
+        AllocatedNamespaceChanged = 0x09,
+        /// Zone descriptor changed.
+        ZoneDescriptor = 0xef,
+        /// Discovery log page change.
+        Discovery = 0xf0,
+        /// Host discovery log page change.
+        HostDiscovery = 0xf1,
+        /// AVE discovery log page change.
+        AveDiscovery = 0xf2,
+        /// Pull model DDC request log page change.
+        PullModelRequest = 0xf3,
+    }
+
+    /// AEI of an immediate event (Base 2.1 §5.1.2.1, Figure 153).
+    pub enum ImmediateEvent {
+        /// Normal NVM subsystem shutdown.
+        NormalShutdown = 0x00,
+        /// Temperature threshold hysteresis recovery.
+        TemperatureRecovery = 0x01,
+    }
+
+    /// AEI of I/O command specific status (Base 2.1 §5.1.2.1, Figure 155).
+    pub enum CommandSetEvent {
+        /// Reservation log page available.
+        Reservation = 0x00,
+        /// Sanitize operation completed.
+        SanitizeCompleted = 0x01,
+        /// Sanitize operation completed with unexpected deallocation.
+        SanitizeCompletedDeallocated = 0x02,
+        /// Sanitize operation entered media verification state.
+        SanitizeVerification = 0x03,
+    }
+
+    /// RNLPT: what happened to a reservation (Base 2.1 §5.1.12.1.32).
+    pub enum ReservationEvent {
+        /// The page is empty.
+        None = 0,
+        /// Registration preempted.
+        RegistrationPreempted = 1,
+        /// Reservation released.
+        ReservationReleased = 2,
+        /// Reservation preempted.
+        ReservationPreempted = 3,
+    }
+}
+
+/// An event, by its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Something is wrong with the host's use of the controller, or inside it.
+    Error(ErrorEvent),
+    /// The medium needs attention.
+    Health(HealthEvent),
+    /// Something has changed.
+    Notice(NoticeEvent),
+    /// Something happens now; there is no page to read.
+    Immediate(ImmediateEvent),
+    /// Something the host has asked to hear of once: 00h is a controller data queue's tail.
+    OneShot(u8),
+    /// Reservations and sanitize operations.
+    CommandSet(CommandSetEvent),
+    /// The vendor knows.
+    Vendor(u8),
+    /// A type that is not named.
+    Unknown {
+        /// AET.
+        kind: u8,
+        /// AEI.
+        information: u8,
+    },
+}
+
+impl EventResult {
+    /// What happened.
+    #[must_use]
+    pub fn event(&self) -> Event {
+        let aei = self.aei();
+        match self.aet() {
+            EventType::Error => Event::Error(ErrorEvent::from_code(aei)),
+            EventType::Health => Event::Health(HealthEvent::from_code(aei)),
+            EventType::Notice => Event::Notice(NoticeEvent::from_code(aei)),
+            EventType::Immediate => Event::Immediate(ImmediateEvent::from_code(aei)),
+            EventType::OneShot => Event::OneShot(aei),
+            EventType::CommandSet => Event::CommandSet(CommandSetEvent::from_code(aei)),
+            EventType::Vendor => Event::Vendor(aei),
+            EventType::Reserved(kind) => Event::Unknown { kind, information: aei },
+        }
+    }
+
+    /// The result that says this, naming the log page to read.
+    #[must_use]
+    pub fn new(event: Event, lid: u8) -> Self {
+        let (aet, aei) = match event {
+            Event::Error(event) => (EventType::Error, event.code()),
+            Event::Health(event) => (EventType::Health, event.code()),
+            Event::Notice(event) => (EventType::Notice, event.code()),
+            Event::Immediate(event) => (EventType::Immediate, event.code()),
+            Event::OneShot(information) => (EventType::OneShot, information),
+            Event::CommandSet(event) => (EventType::CommandSet, event.code()),
+            Event::Vendor(information) => (EventType::Vendor, information),
+            Event::Unknown { kind, information } => (EventType::from_code(kind & 7), information),
+        };
+        Self::zeroed().with(|result| result.aet(aet).aei(aei).lid(lid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Event, EventResult, NoticeEvent};
+    use crate::log::LogPage;
+
+    #[test]
+    fn a_namespace_notice_is_the_dword_that_linux_expects() {
+        let notice = Event::Notice(NoticeEvent::NamespaceChanged);
+        let result = EventResult::new(notice, LogPage::ChangedNamespaces.code());
+        assert_eq!(result.0, 0x0004_0002);
+        assert_eq!(EventResult(0x000c_0302).event(), Event::Notice(NoticeEvent::Ana));
+    }
+
+    #[test]
+    fn every_event_survives_its_dword() {
+        for aet in 0..8 {
+            for aei in 0..=u8::MAX {
+                let result = EventResult(aet | u32::from(aei) << 8 | 0x0070_0000);
+                assert_eq!(EventResult::new(result.event(), result.lid()), result);
+            }
+        }
+    }
+}
