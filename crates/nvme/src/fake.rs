@@ -7,13 +7,23 @@ use std::sync::{Arc, Mutex};
 use base::{
     CompletionRing, Dma, Doorbell, Instant, Memory, NoSuchMemory, RegionId, Segment, SubmissionRing,
 };
-use wire::{Command, Completion};
+use wire::sgl::{Descriptor, Meaning, Place};
+use wire::{Command, Completion, DataPointer};
 
 use crate::queue_pair::QueueMemory;
 
 /// Milliseconds as a point in time.
 pub(crate) const fn at_ms(ms: u64) -> Instant {
     Instant { ns: ms * 1_000_000 }
+}
+
+/// The address of every byte of the segments.
+pub(crate) fn addresses(segments: &[Segment]) -> Vec<u64> {
+    let bytes = |segment: &Segment| {
+        let first = (u64::from(segment.region.0) + 1) << 32 | segment.offset;
+        first..first + u64::from(segment.len_bytes)
+    };
+    segments.iter().flat_map(bytes).collect()
 }
 
 const PAGE: u64 = 4096;
@@ -46,6 +56,51 @@ impl FakeDma {
         let mut bytes = [0; N];
         self.load(segment, &mut bytes).unwrap();
         bytes
+    }
+
+    /// What a controller makes of a command's data pointer, written from the specification and not
+    /// from the code under test: the address of every byte.
+    pub(crate) fn walk(&self, command: &Command, len_bytes: u64, page_bytes: u64) -> Vec<u64> {
+        match command.psdt() {
+            DataPointer::Prp => self.walk_prp(command, len_bytes, page_bytes),
+            DataPointer::Sgl => self.walk_sgl(command.sgl1()),
+            other => panic!("{other:?} is not used"),
+        }
+    }
+
+    fn walk_prp(&self, command: &Command, len_bytes: u64, page_bytes: u64) -> Vec<u64> {
+        let (first, second) = (command.prp1(), command.prp2());
+        assert_eq!(first % 4, 0, "the first entry begins with a dword");
+        let in_first = (page_bytes - first % page_bytes).min(len_bytes);
+        let mut found: Vec<u64> = (first..first + in_first).collect();
+        let pages = (len_bytes - in_first).div_ceil(page_bytes);
+        for page in 0..pages {
+            let at = second + 8 * page;
+            let in_list = pages > 1;
+            assert!(!in_list || second / page_bytes == at / page_bytes, "the list crosses a page");
+            let entry = if in_list { u64::from_le_bytes(self.at(at)) } else { second };
+            assert_eq!(entry % page_bytes, 0, "only the first entry has an offset");
+            let here = page_bytes.min(len_bytes - found.len() as u64);
+            found.extend(entry..entry + here);
+        }
+        found
+    }
+
+    fn walk_sgl(&self, descriptor: Descriptor) -> Vec<u64> {
+        let blocks = match descriptor.meaning() {
+            Meaning::LastSegment { place: Place::Address(iova), len_bytes } => {
+                let count = u64::from(len_bytes) / 16;
+                (0..count).map(|at| Descriptor::from_bytes(&self.at(iova + 16 * at))).collect()
+            }
+            _ => vec![descriptor],
+        };
+        let bytes = |block: Descriptor| match block.meaning() {
+            Meaning::DataBlock { place: Place::Address(iova), len_bytes } => {
+                iova..iova + u64::from(len_bytes)
+            }
+            other => panic!("{other:?} among the data blocks"),
+        };
+        blocks.into_iter().flat_map(bytes).collect()
     }
 
     fn with<T>(

@@ -340,6 +340,11 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.slots.next_index()
     }
 
+    /// As [`next_index`](Self::next_index), for a fused pair.
+    pub(crate) fn next_two_indexes(&self) -> Option<[usize; 2]> {
+        self.slots.next_two_indexes()
+    }
+
     /// Puts a command, whose identifier field is zero, into the ring.
     #[inline]
     pub(crate) fn enqueue(
@@ -382,7 +387,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         first: (u64, Command),
         second: (u64, Command),
     ) -> Option<[u16; 2]> {
-        if !self.slots.has_free(2) || self.cold.standing != Order::Run {
+        if self.slots.next_two_indexes().is_none() || self.cold.standing != Order::Run {
             return None;
         }
         // No doorbell between the two, whatever the technique, and no injection into a pair.

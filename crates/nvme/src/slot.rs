@@ -197,6 +197,13 @@ impl SlotTable {
         (index < self.slots.len()).then_some(index)
     }
 
+    /// The slots that the next two commands get.
+    pub(crate) fn next_two_indexes(&self) -> Option<[usize; 2]> {
+        let first = self.next_index()?;
+        let second = self.slots[first].tick as usize;
+        (second < self.slots.len()).then_some([first, second])
+    }
+
     /// How many slots there are.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
@@ -206,18 +213,6 @@ impl SlotTable {
     #[inline]
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
-    }
-
-    /// Whether there are `count` free slots, whether the table is closed or not.
-    pub(crate) fn has_free(&self, count: u32) -> bool {
-        let mut next = self.behind_the_gate.unwrap_or(self.free);
-        for _ in 0..count {
-            match self.slots.get(next as usize) {
-                Some(slot) => next = slot.tick,
-                None => return false,
-            }
-        }
-        true
     }
 
     /// Makes [`take`](Self::take) find nothing, at no cost to it while the table is open.
@@ -381,13 +376,14 @@ mod tests {
         table.close();
         table.close();
         assert_eq!(table.take(2, 0, Mark::NONE), None);
-        assert!(table.has_free(1) && !table.has_free(2), "closed is not full");
+        assert!(table.next_index().is_some(), "closed is not full");
+        assert_eq!(table.next_two_indexes(), None);
         table.open();
         table.complete(first).unwrap();
-        assert!(table.has_free(2) && !table.has_free(3));
-        take(&mut table, 3);
-        take(&mut table, 4);
-        assert!(!table.has_free(1));
+        let next = table.next_two_indexes().unwrap();
+        let taken = [take(&mut table, 3), take(&mut table, 4)];
+        assert_eq!(taken.map(|cid| table.index(cid)), next);
+        assert_eq!(table.next_index(), None);
     }
 
     #[test]
@@ -404,7 +400,7 @@ mod tests {
                 table.close();
             }
             table.abort_ended(cid ^ 2);
-            assert!(!table.has_free(1), "that was another one's abort");
+            assert_eq!(table.next_index(), None, "that was another one's abort");
             table.abort_ended(cid);
             assert_eq!(table.take(3, 0, Mark::NONE).is_some(), !closed);
             table.open();
@@ -421,7 +417,7 @@ mod tests {
         table.abort_ended(cid);
         assert_eq!(table.in_flight_at(0), Some(cid));
         assert_eq!(table.complete(cid).unwrap().mark, Mark::OVERDUE);
-        assert!(table.has_free(1));
+        assert!(table.next_index().is_some());
     }
 
     #[test]
@@ -432,9 +428,9 @@ mod tests {
         table.mark_overdue(flying, 0);
         table.complete(ended).unwrap();
         table.forget_aborts();
-        assert!(table.has_free(1));
+        assert_eq!(table.next_index(), Some(table.index(ended)));
         table.complete(flying).unwrap();
-        assert!(table.has_free(2));
+        assert!(table.next_two_indexes().is_some());
     }
 
     #[test]

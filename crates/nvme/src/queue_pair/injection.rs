@@ -107,9 +107,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         if !self.slots.is_closed() || self.cold.standing != Order::Run {
             return None;
         }
-        if !self.slots.has_free(1) {
-            return None;
-        }
+        self.slots.next_index()?;
         let hit = injections.next_for(command.opcode());
         self.slots.open();
         let mark = if hit.is_some() { mark.and(Mark::INJECTED) } else { mark };

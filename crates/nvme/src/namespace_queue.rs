@@ -1,0 +1,325 @@
+//! A namespace as a block device: requests to commands, on one queue pair.
+//!
+//! ```text
+//!   submit --> short way: one segment, at most two pages, no limit in sight --> queue pair
+//!          '-> long way:  any operation, any memory; splits what is too large    ^
+//!                              '--> parents, children sent as slots come free ---'
+//!   poll   <-- answers of the queue pair, and of parents after their last child
+//! ```
+
+mod commands;
+mod raw;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use base::{
+    Answer, Answers, Backend, Dma, Doorbell, Instant, Limits, Operation, Outcome, Request, Segment,
+};
+use wire::{Command, IoOpcode};
+
+pub use commands::Stretch;
+pub use raw::{CompareAndWrite, NotSubmitted};
+pub use view::{BlocksMax, Metadata, NamespaceView, ProtectionChecks};
+
+use crate::data_pointer::{Lists, contiguous};
+use crate::link::Order;
+use crate::queue_pair::QueuePair;
+use crate::slot::{Mark, tick_of};
+use crate::split::ParentTable;
+use commands::{CommandBuilder, flag_bits};
+
+/// A namespace behind a queue pair of its own.
+pub struct NamespaceQueue<D: Dma, B: Doorbell> {
+    queue: QueuePair<D, B>,
+    dma: D,
+    short_way: ShortWay,
+    parents: ParentTable,
+    /// Answers to requests that never became a command.
+    ready: Vec<Answer>,
+    builder: CommandBuilder<D>,
+    limits: Limits,
+}
+
+/// What the short way needs to know, and all that it needs to know.
+#[derive(Clone, Copy, Debug)]
+struct ShortWay {
+    /// The namespace identifier, where it stands in the first word of a command.
+    nsid_word: u64,
+    /// Larger requests take the long way. Zero if all must.
+    blocks_max: u32,
+    block_bytes: u32,
+    page_mask: u64,
+    /// Requests that reach over a multiple of the boundary take the long way. Without a boundary
+    /// both are all ones.
+    boundary_mask: u64,
+    boundary: u64,
+    /// PRINFO in its place in CDW12, and all ones if reference tags are block numbers.
+    prinfo_bits: u64,
+    tag_mask: u64,
+}
+
+/// Sizes of a namespace queue's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSizes {
+    /// Requests that may be split at the same time.
+    pub parents: u16,
+    /// Segments in the largest request, data and metadata together.
+    pub segments: u16,
+}
+
+impl Default for QueueSizes {
+    fn default() -> Self {
+        Self { parents: 16, segments: 128 }
+    }
+}
+
+impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
+    /// Serves the namespace in `view` over `queue`. `None` if there is no device memory left for
+    /// its lists.
+    pub fn new(
+        dma: &D,
+        queue: QueuePair<D, B>,
+        view: NamespaceView,
+        sizes: QueueSizes,
+    ) -> Option<Self> {
+        let depth = queue.depth();
+        let transfer_bytes_max =
+            if view.transfer_bytes_max == 0 { u32::MAX } else { view.transfer_bytes_max };
+        let lists = Lists::allocate(dma, depth, transfer_bytes_max, view.page_bytes, view.sgl)?;
+        let builder = CommandBuilder::new(view, lists);
+        let parents = ParentTable::new(usize::from(sizes.parents), usize::from(sizes.segments));
+        Some(Self {
+            queue,
+            dma: dma.clone(),
+            short_way: ShortWay::new(&view, builder.transfer_blocks_max()),
+            parents,
+            ready: Vec::with_capacity(depth as usize + usize::from(sizes.parents)),
+            builder,
+            limits: view.limits(depth, sizes.segments),
+        })
+    }
+
+    /// The queue pair underneath: its counters, injections and order.
+    pub fn queue(&self) -> &QueuePair<D, B> {
+        &self.queue
+    }
+
+    /// As [`queue`](Self::queue), to inject errors and to arm interrupts.
+    pub fn queue_mut(&mut self) -> &mut QueuePair<D, B> {
+        &mut self.queue
+    }
+
+    /// The namespace has a new size. What is in flight is not affected.
+    pub fn resize(&mut self, block_count: u64) {
+        self.builder.view.block_count = block_count;
+        self.limits.block_count = block_count;
+    }
+
+    /// One request: the short way if it can, else the long one. False if there is no room.
+    #[inline]
+    fn submit_one(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+        match self.short_command(request, segments) {
+            Some(command) => {
+                self.queue.enqueue(tick_of(now), request.token, Mark::NONE, command).is_some()
+            }
+            None => self.submit_slowly(now, request, segments),
+        }
+    }
+
+    /// The command for a read or write of one segment that touches no limit.
+    #[inline]
+    fn short_command(&self, request: &Request, segments: &[Segment]) -> Option<Command> {
+        let way = &self.short_way;
+        let Request { lba, blocks, operation, .. } = *request;
+        let is_plain = matches!(operation, Operation::Read | Operation::Write)
+            && request.segment_count == 1
+            && request.metadata_count == 0;
+        // No blocks at all become the most there are, and too many.
+        if !is_plain || blocks.wrapping_sub(1) >= way.blocks_max {
+            return None;
+        }
+        let segment = *segments.get(request.segment_first as usize)?;
+        let inside = (lba & way.boundary_mask).wrapping_add(u64::from(blocks)) <= way.boundary;
+        if segment.len_bytes != blocks.wrapping_mul(way.block_bytes) || !inside {
+            return None;
+        }
+        let iova = self.dma.iova(segment)?;
+        let (prp1, prp2) = contiguous(iova, segment.len_bytes, way.page_mask)?;
+        let opcode = match operation {
+            Operation::Read => IoOpcode::Read,
+            _ => IoOpcode::Write,
+        };
+        let dword12 = u64::from((blocks - 1) | flag_bits(request.flags)) | way.prinfo_bits;
+        Some(Command([
+            way.nsid_word | u64::from(opcode.code()),
+            0,
+            0,
+            prp1,
+            prp2,
+            lba,
+            dword12,
+            lba & way.tag_mask,
+        ]))
+    }
+
+    /// The long way. False if there is no room.
+    #[cold]
+    fn submit_slowly(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+        match self.queue.standing() {
+            Order::Run => {}
+            Order::Dead => return self.refuse(request.token, Outcome::PATH_ERROR),
+            Order::Quiesce | Order::Freeze | Order::Release => return false,
+        }
+        let Some(own) = segments_of(request, segments) else {
+            return self.refuse(request.token, Outcome::INVALID_FIELD);
+        };
+        if own.len() > usize::from(self.limits.segments_max) {
+            return self.refuse(request.token, Outcome::INVALID_FIELD);
+        }
+        if let Err(outcome) = self.builder.check(request, own) {
+            return self.refuse(request.token, outcome);
+        }
+        let Some(index) = self.queue.next_index() else { return false };
+        match self.builder.next_command(index, request, own, 0) {
+            Err(outcome) => self.refuse(request.token, outcome),
+            Ok((command, blocks)) if blocks >= request.blocks => {
+                let tick = tick_of(now);
+                self.queue.enqueue(tick, request.token, Mark::NONE, command).is_some()
+            }
+            Ok(_) => {
+                let is_taken = self.parents.begin(request, own).is_some();
+                self.send_children(now);
+                is_taken
+            }
+        }
+    }
+
+    /// Answers a request without a command. False if there is no room for that.
+    fn refuse(&mut self, token: u64, outcome: Outcome) -> bool {
+        let has_room = self.ready.len() < self.limits.depth_max as usize;
+        if has_room {
+            self.ready.push(Answer { token, outcome, result: 0 });
+        }
+        has_room
+    }
+
+    /// Sends children as long as there are slots.
+    fn send_children(&mut self, now: Instant) {
+        while let Some(rest) = self.parents.next_unsent() {
+            let Some(index) = self.queue.next_index() else { return };
+            if self.queue.standing() != Order::Run {
+                return;
+            }
+            let parent = rest.parent as u64;
+            match self.builder.next_command(index, rest.request, rest.segments, rest.sent_blocks) {
+                Ok((command, blocks)) => {
+                    let tick = tick_of(now);
+                    if self.queue.enqueue(tick, parent, Mark::CHILD, command).is_none() {
+                        return;
+                    }
+                    self.parents.sent(blocks);
+                }
+                Err(outcome) => self.ready.extend(self.parents.fail_unsent(outcome)),
+            }
+        }
+    }
+
+    /// Children to be sent, and answers that need no completion.
+    #[cold]
+    fn poll_leftovers(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        if self.queue.standing() == Order::Dead {
+            while self.parents.has_unsent() {
+                self.ready.extend(self.parents.fail_unsent(Outcome::PATH_ERROR));
+            }
+        }
+        self.send_children(now);
+        self.queue.flush();
+        let count = self.ready.len().min(answers.room());
+        self.ready.drain(..count).for_each(|answer| answers.push(answer));
+        count
+    }
+}
+
+impl<D, B> Backend for NamespaceQueue<D, B>
+where
+    D: Dma<Submission: Send, Completion: Send>,
+    B: Doorbell + Send,
+{
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.queue.heed();
+        for (taken, request) in requests.iter().enumerate() {
+            if !self.submit_one(now, request, segments) {
+                // A dead queue answers what it cannot send.
+                let is_dead = self.queue.standing() == Order::Dead;
+                if !is_dead || !self.submit_slowly(now, request, segments) {
+                    return taken;
+                }
+            }
+        }
+        requests.len()
+    }
+
+    fn flush(&mut self) {
+        self.queue.flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let count = self.queue.poll_with(now, answers, &mut self.parents);
+        if self.parents.has_unsent() || !self.ready.is_empty() {
+            return count + self.poll_leftovers(now, answers);
+        }
+        count
+    }
+
+    fn wake_at(&self) -> Instant {
+        let has_idle_parents = self.parents.has_unsent() && self.queue.in_flight() == 0;
+        if self.ready.is_empty() && !has_idle_parents {
+            self.queue.wake_at()
+        } else {
+            Instant::default()
+        }
+    }
+}
+
+impl<D: Dma, B: Doorbell> Drop for NamespaceQueue<D, B> {
+    /// The memory for lists goes back, unless the device may still read it: then it stays.
+    fn drop(&mut self) {
+        if self.queue.in_flight() == 0 {
+            self.builder.lists.release();
+        }
+    }
+}
+
+impl ShortWay {
+    fn new(view: &NamespaceView, transfer_blocks_max: u32) -> Self {
+        let has_metadata = view.metadata_bytes() > 0;
+        // What is not a power of two would take a division to find out; the long way does it.
+        let (boundary_mask, boundary) = match u64::from(view.optimal_boundary_blocks) {
+            0 => (u64::MAX, u64::MAX),
+            boundary if boundary.is_power_of_two() => (boundary - 1, boundary),
+            _ => (0, 0),
+        };
+        Self {
+            nsid_word: u64::from(view.nsid) << 32,
+            blocks_max: if has_metadata { 0 } else { transfer_blocks_max },
+            block_bytes: view.block_bytes(),
+            page_mask: u64::from(view.page_bytes) - 1,
+            boundary_mask,
+            boundary,
+            prinfo_bits: u64::from(view.protection.prinfo()) << 26,
+            tag_mask: if view.protection.reference_is_lba { u64::from(u32::MAX) } else { 0 },
+        }
+    }
+}
+
+/// A request's own segments, data first, if they lie in the table.
+fn segments_of<'a>(request: &Request, segments: &'a [Segment]) -> Option<&'a [Segment]> {
+    let first = request.segment_first as usize;
+    let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
+    if count == 0 { Some(&[]) } else { segments.get(first..first.checked_add(count)?) }
+}
