@@ -1,41 +1,485 @@
 //! The admin half of a controller: one thread, no transport, no I/O queues, time as an argument.
 //!
-//! What passes between it and the transport in front of it is drawn in [`contract`]. The methods a
-//! front end calls, with their types, in the order of a controller's life:
+//! What passes between it and the transport in front of it is drawn in [`contract`].
 //!
 //! ```text
-//!   Subsystem::new(SubsystemConfig) -> Subsystem                       cheap to clone
-//!   Subsystem::controller(&self, now, ControllerConfig) -> Controller  one host's view
-//!
-//!   data(&self, &Command) -> Result<AdminData, Status>
-//!   execute(&mut self, now, &Command, data: &mut Vec<u8>) -> AdminStep
-//!   reservation_data(&self, &Command) -> Result<AdminData, Status>     I/O opcodes 0Dh, 0Eh, 11h, 15h
-//!   reservation(&mut self, now, &Command, data: &mut Vec<u8>) -> AdminEnd
-//!   turn(&mut self, now)
-//!   next_done(&mut self) -> Option<AdminDone>
-//!   next_event(&mut self) -> Option<u32>          dword 0 for the oldest parked event request
-//!   next_signal(&mut self) -> Option<Signal>
-//!   wake_at(&self) -> Instant
-//!
-//!   report_error(&mut self, now, &ErrorReport)
-//!   invalid_doorbell(&mut self, now, InvalidDoorbell)
-//!   add_traffic(&mut self, &Traffic)
-//!   io_command_seen(&mut self, now)               keep-alive with traffic, once per turn
-//!   queue_created(&mut self)                      an I/O queue exists: feature 07h is now fixed
-//!   abort_ended(&mut self)                        the front end has answered an Abort
-//!   event_request_aborted(&mut self)              ... and it was a parked event request
-//!   reset(&mut self, now)                         CC.EN went to 0, or the association ended
-//!   shutdown(&mut self, now, abrupt: bool)        CC.SHN
-//!
-//!   configuration(&self) -> &ControllerConfig     MQES, MDTS, vectors, CNTLID, …
-//!   queues_granted(&self) -> (u16, u16)           submission, completion queues
-//!   write_cache_enabled(&self) -> bool
-//!   coalescing(&self) -> Coalescing
-//!   is_coalescing_disabled(&self, vector: u16) -> bool
-//!   arbitration(&self) -> Arbitration
-//!   namespaces(&self) -> &Arc<Namespaces>         what this controller's queues may touch now;
-//!                                                 replaced as a whole: compare with Arc::ptr_eq
+//!   commands ──▶ queues · identify · log · features · format · management · self_test · firmware
+//!                                     │
+//!                      events ◀───────┼───────▶ subsystem ──▶ pictures for the queues
+//!                  health, power,     │         (what controllers share)
+//!                  keep_alive         └───────▶ reservation
 //! ```
 
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use base::{Durability, Instant};
+use wire::Status;
+use wire::admin::{DeviceSelfTest, SelfTestCode};
+use wire::feature::Feature;
+use wire::log::event::ReservationEvent;
+use wire::log::self_test::SelfTestOutcome;
+
+use crate::namespace::{Namespaces, Published};
+use commands::Step;
+use contract::{
+    AdminDone, AdminEnd, AdminStep, Arbitration, Coalescing, ErrorReport, InvalidDoorbell, Signal,
+    Traffic,
+};
+use events::{Event, Events};
+use features::commands::Timestamp;
+use features::{Key, Values, event_bit};
+use firmware::Download;
+use format::Format;
+use health::{Health, WARNING_READ_ONLY, WARNING_RELIABILITY, WARNING_SPARE, WARNING_TEMPERATURE};
+use keep_alive::KeepAlive;
+use log::error::Errors;
+use log::telemetry::Telemetry;
+use power::Power;
+use queues::Granted;
+use reservation::Host;
+use self_test::SelfTests;
+use subsystem::{Mail, Record, State};
+
+mod commands;
+mod config;
 pub mod contract;
-pub mod reservation;
+mod events;
+mod features;
+mod firmware;
+mod format;
+pub mod fuzz;
+mod health;
+mod identify;
+mod keep_alive;
+mod log;
+mod management;
+mod power;
+mod queues;
+mod reservation;
+mod self_test;
+mod subsystem;
+mod sweep;
+#[cfg(test)]
+mod tests;
+
+pub use config::{ControllerConfig, MediumPool, NamespaceConfig, SubsystemConfig, Transport};
+pub use firmware::image as firmware_image;
+pub use health::Vitals;
+pub use reservation::Host as HostIdentity;
+pub use subsystem::{AnaState, Subsystem};
+
+/// One controller: a host's view of a subsystem.
+pub struct Controller {
+    config: ControllerConfig,
+    subsystem: Subsystem,
+    published: Arc<Published<Namespaces>>,
+    host: Host,
+    values: Values,
+    granted: Granted,
+    events: Events,
+    keep_alive: KeepAlive,
+    power: Power,
+    timestamp: Timestamp,
+    /// The host understands retry delays (feature 16h, ACRE).
+    has_advanced_retry: bool,
+    health: Health,
+    errors: Errors,
+    telemetry: Telemetry,
+    self_tests: SelfTests,
+    download: Download,
+    format: Option<Format>,
+    /// Namespaces of which something has changed since the host last read the log page.
+    changed: BTreeSet<u32>,
+    /// Reservation notifications that the host has not read, oldest first.
+    notices: VecDeque<(u32, ReservationEvent)>,
+    /// How many there have been.
+    notices_ever: u64,
+    aborts: u16,
+    mail_seen: u64,
+    is_in_use: bool,
+    done: VecDeque<AdminDone>,
+    signals: VecDeque<Signal>,
+}
+
+/// Reservation notifications kept for a host that does not read them (Base 2.1 §5.1.12.1.32: the
+/// number of those available is a byte).
+const NOTICES_MAX: usize = 255;
+
+impl Controller {
+    fn open(subsystem: Subsystem, now: Instant, config: ControllerConfig) -> Result<Self, String> {
+        let published = subsystem.enter(config.cntlid)?;
+        Ok(Self {
+            host: Host::Anonymous(config.cntlid),
+            values: Values::default(),
+            granted: Granted::new(config.io_queues_max),
+            events: Events::new(config.event_requests_max),
+            keep_alive: KeepAlive::new(config.keep_alive_step),
+            power: Power::new(now),
+            timestamp: Timestamp::default(),
+            has_advanced_retry: false,
+            health: Health::new(now, config.temperature_kelvin),
+            errors: Errors::new(config.error_entries.into()),
+            telemetry: Telemetry::default(),
+            self_tests: SelfTests::default(),
+            download: Download::new(config.firmware_bytes_max),
+            format: None,
+            changed: BTreeSet::new(),
+            notices: VecDeque::new(),
+            notices_ever: 0,
+            aborts: 0,
+            mail_seen: 0,
+            is_in_use: false,
+            done: VecDeque::new(),
+            signals: VecDeque::new(),
+            config,
+            subsystem,
+            published,
+        })
+    }
+
+    /// Does a bounded amount of work that nobody has asked for just now: timers, formats,
+    /// self-tests, what other controllers have done.
+    pub fn turn(&mut self, now: Instant) {
+        if self.keep_alive.expired(now) {
+            self.signals.push_back(Signal::KeepAliveExpired);
+        }
+        self.power.turn(now);
+        self.turn_format(now);
+        self.turn_self_test(now);
+        self.read_mail();
+    }
+
+    /// When to be turned even if nothing else happens.
+    pub fn wake_at(&self, now: Instant) -> Instant {
+        let format = self.format.as_ref().map_or(Instant::NEVER, |format| format.wake_at(now));
+        let timers = self.keep_alive.wake_at().min(self.power.wake_at());
+        timers.min(format).min(self.self_tests.wake_at(now))
+    }
+
+    /// The end of a command that had answered [`AdminStep::Later`].
+    pub fn next_done(&mut self) -> Option<AdminDone> {
+        self.done.pop_front()
+    }
+
+    /// Dword 0 for the oldest parked Asynchronous Event Request, if there is something to report.
+    pub fn next_event(&mut self) -> Option<u32> {
+        self.events.next()
+    }
+
+    /// Something to act upon that is no answer to a command.
+    pub fn next_signal(&mut self) -> Option<Signal> {
+        self.signals.pop_front()
+    }
+
+    /// Takes note of a completion with an error status.
+    pub fn report_error(&mut self, _now: Instant, report: &ErrorReport) {
+        // Status code type 2h: media and data integrity errors (Base 2.1 §4.2.3.3).
+        if report.status.sct() == 2 {
+            self.health.media_errors += 1;
+        }
+        self.errors.push(report);
+    }
+
+    /// Takes note of a doorbell write that cannot be.
+    pub fn invalid_doorbell(&mut self, now: Instant, doorbell: InvalidDoorbell) {
+        let (event, status) = match doorbell {
+            InvalidDoorbell::Register => {
+                (Event::INVALID_DOORBELL, Status::INVALID_QUEUE_IDENTIFIER)
+            }
+            InvalidDoorbell::Value => (Event::INVALID_DOORBELL_VALUE, Status::INVALID_FIELD),
+        };
+        let no_command =
+            ErrorReport { sqid: u16::MAX, cid: u16::MAX, opcode: 0, status, lba: 0, nsid: 0 };
+        self.report_error(now, &no_command);
+        self.events.happened(event);
+    }
+
+    /// Adds what I/O queues have done.
+    pub fn add_traffic(&mut self, traffic: &Traffic) {
+        self.health.add(traffic);
+    }
+
+    /// I/O commands have arrived since this was last called.
+    pub fn io_command_seen(&mut self, now: Instant) {
+        self.keep_alive.heard(now);
+        self.power.worked(now);
+    }
+
+    /// An I/O queue exists: the number of queues is fixed until the next reset.
+    pub fn queue_created(&mut self) {
+        self.granted.is_fixed = true;
+    }
+
+    /// The front end has answered an Abort command.
+    pub fn abort_ended(&mut self) {
+        self.aborts = self.aborts.saturating_sub(1);
+    }
+
+    /// The front end has ended a parked Asynchronous Event Request by itself.
+    pub fn event_request_aborted(&mut self) {
+        self.events.request_aborted();
+    }
+
+    /// Takes what sensors say, and warns the host of it if it wants to be.
+    pub fn set_vitals(&mut self, now: Instant, vitals: Vitals) {
+        self.health.set(now, vitals);
+        self.look_at_health();
+    }
+
+    /// The transport knows who the host is (fabrics Connect, Base 2.1 §6.3).
+    pub fn set_host(&mut self, host: Host) {
+        self.host = host;
+        let mut state = self.subsystem.lock();
+        if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
+            seat.host = host;
+        }
+        self.subsystem.settle(state);
+    }
+
+    /// A controller level reset: CC.EN went to 0, or the association ended (Base 2.1 §3.7.2).
+    pub fn reset(&mut self, now: Instant) {
+        self.values.reset();
+        self.granted = Granted::new(self.config.io_queues_max);
+        self.events.reset();
+        self.keep_alive = KeepAlive::new(self.config.keep_alive_step);
+        self.power = Power::new(now);
+        // A state that is not there cannot have been saved, so this changes nothing if it fails.
+        let saved = self.values.current(Key { feature: Feature::PowerManagement, of: 0 });
+        let _ = self.power.set(now, saved.to_le_bytes()[0] & 0x1f);
+        self.has_advanced_retry = false;
+        self.download.reset();
+        if self.self_tests.is_ended_by_reset() {
+            self.self_tests.abort(SelfTestOutcome::AbortedByReset, self.health.hours(now));
+        }
+        if let Some(format) = &mut self.format {
+            format.orphan();
+        }
+        self.changed.clear();
+        self.notices.clear();
+        self.aborts = 0;
+        self.done.clear();
+        self.signals.clear();
+        self.forget_host();
+    }
+
+    /// The host has said that it will stop (CC.SHN): nothing is lost when the power goes now.
+    pub fn shutdown(&mut self) {
+        self.is_in_use = false;
+        self.tell_seat_in_use();
+    }
+
+    /// What it was opened with.
+    pub fn configuration(&self) -> &ControllerConfig {
+        &self.config
+    }
+
+    /// How many I/O submission and completion queues the host may have.
+    pub fn queues_granted(&self) -> (u16, u16) {
+        (self.granted.submission, self.granted.completion)
+    }
+
+    /// Whether the volatile write cache is on; if not, every write is to be forced.
+    pub fn write_cache_enabled(&self) -> bool {
+        self.values.write_cache_enabled()
+    }
+
+    /// When completions of I/O queues are signalled.
+    pub fn coalescing(&self) -> Coalescing {
+        self.values.coalescing()
+    }
+
+    /// Whether a vector is exempt from that.
+    pub fn is_coalescing_disabled(&self, vector: u16) -> bool {
+        self.values.is_coalescing_disabled(vector)
+    }
+
+    /// How submission queues are served.
+    pub fn arbitration(&self) -> Arbitration {
+        self.values.arbitration()
+    }
+
+    /// What this controller's queues may touch; replaced as a whole whenever something changes.
+    pub fn namespaces(&self) -> &Published<Namespaces> {
+        &self.published
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        if let Some(format) = &mut self.format {
+            format.give_up(&self.subsystem);
+        }
+        self.subsystem.leave(self.config.cntlid);
+    }
+}
+
+impl Controller {
+    fn is_fabrics(&self) -> bool {
+        matches!(self.config.transport, Transport::Fabrics { .. })
+    }
+
+    fn manages_namespaces(&self) -> bool {
+        self.offers(wire::AdminOpcode::NamespaceManagement)
+    }
+
+    fn has_volatile_cache(&self) -> bool {
+        let state = self.subsystem.lock();
+        state.records.values().any(|record| record.limits.durability == Durability::VolatileCache)
+    }
+
+    /// The namespace of an identifier that has to be attached to this controller
+    /// (Base 2.1 §3.2.1.5).
+    fn active<'a>(&self, state: &'a State, nsid: u32) -> Result<&'a Record, Status> {
+        if nsid == 0 || nsid > self.subsystem.about().nsid_max {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+        }
+        state.attached(self.config.cntlid, nsid).ok_or(Status::INVALID_FIELD)
+    }
+
+    /// The namespaces an identifier means: one, or with all ones every one that is attached.
+    fn targets(&self, state: &State, nsid: u32) -> Result<Vec<u32>, Status> {
+        if nsid == u32::MAX {
+            let attached = state.records.values();
+            let attached = attached.filter(|record| record.attached.contains(&self.config.cntlid));
+            return Ok(attached.map(|record| record.nsid).collect());
+        }
+        self.active(state, nsid).map(|record| vec![record.nsid])
+    }
+
+    /// A command has arrived: if the power goes without a shutdown now, that is noticed.
+    fn in_use(&mut self) {
+        if !self.is_in_use {
+            self.is_in_use = true;
+            self.tell_seat_in_use();
+        }
+    }
+
+    fn tell_seat_in_use(&self) {
+        if let Some(seat) = self.subsystem.lock().seats.get_mut(&self.config.cntlid) {
+            seat.is_in_use = self.is_in_use;
+        }
+    }
+
+    /// A host without an identifier is another host after a reset, and one that gave it by a
+    /// feature has to give it again (Base 2.1 §5.1.25.1.28).
+    fn forget_host(&mut self) {
+        let nobody = Host::Anonymous(self.config.cntlid);
+        if !self.is_fabrics() {
+            self.host = nobody;
+        }
+        let mut state = self.subsystem.lock();
+        state.firmware.activate();
+        for record in state.records.values_mut() {
+            record.reservations.forget(nobody);
+        }
+        if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
+            seat.host = self.host;
+        }
+        self.subsystem.settle(state);
+    }
+
+    /// Tells the host of warnings that are new, as far as it wants to hear (Base 2.1 §5.1.2.1,
+    /// Figure 152).
+    fn look_at_health(&mut self) {
+        let new = self.health.new_warnings(self.values.thresholds());
+        for (warning, event) in [
+            (WARNING_SPARE, Event::SPARE),
+            (WARNING_TEMPERATURE, Event::TEMPERATURE),
+            (WARNING_RELIABILITY, Event::RELIABILITY),
+            (WARNING_READ_ONLY, Event::RELIABILITY),
+        ] {
+            if new & warning != 0 && self.values.wants_event(warning.into()) {
+                self.events.happened(event);
+            }
+        }
+    }
+
+    fn device_self_test(&mut self, now: Instant, command: &DeviceSelfTest) -> Step {
+        match command.stc {
+            SelfTestCode::Abort => {
+                self.self_tests.abort(SelfTestOutcome::AbortedByCommand, self.health.hours(now));
+            }
+            SelfTestCode::Short | SelfTestCode::Extended => {
+                if self.self_tests.is_running() {
+                    return Err(Status::SELF_TEST_IN_PROGRESS);
+                }
+                let subsystem = self.subsystem.clone();
+                let state = subsystem.lock();
+                let nsids = match command.nsid {
+                    0 => Vec::new(),
+                    nsid => self.targets(&state, nsid)?,
+                };
+                let is_formatting = |nsid| {
+                    state.records.get(nsid).is_some_and(|record: &Record| record.is_formatting)
+                };
+                if nsids.iter().any(is_formatting) {
+                    return Err(Status::FORMAT_IN_PROGRESS);
+                }
+                self.self_tests.start(command.stc, command.nsid, &nsids, &state);
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        Ok(AdminStep::Done(AdminEnd::OK))
+    }
+
+    fn turn_self_test(&mut self, now: Instant) {
+        if !self.self_tests.is_running() {
+            return;
+        }
+        let ending = self.self_tests.turn(now, self.health.hours(now), &self.subsystem);
+        if ending.is_some_and(|ending| ending.outcome != SelfTestOutcome::Passed) {
+            self.events.happened(Event::DIAGNOSTIC_FAILURE);
+        }
+    }
+
+    /// Takes what others did out of the mailbox and turns it into events and signals.
+    fn read_mail(&mut self) {
+        let posted = self.subsystem.posted();
+        if posted == self.mail_seen {
+            return;
+        }
+        self.mail_seen = posted;
+        let mail = {
+            let mut state = self.subsystem.lock();
+            let seat = state.seats.get_mut(&self.config.cntlid);
+            seat.map_or_else(Mail::default, |seat| core::mem::take(&mut seat.mail))
+        };
+        self.take_changes(&mail);
+        for (nsid, notice) in mail.notices {
+            self.take_notice(nsid, notice);
+        }
+        let aborts = mail.aborts.into_iter().map(|nsid| Signal::AbortNamespace { nsid });
+        self.signals.extend(aborts);
+    }
+
+    fn take_changes(&mut self, mail: &Mail) {
+        if !mail.changed.is_empty() {
+            self.changed.extend(&mail.changed);
+            if self.values.wants_event(event_bit::NAMESPACE) {
+                self.events.happened(Event::NAMESPACE_CHANGED);
+            }
+        }
+        if mail.is_ana_changed && self.values.wants_event(event_bit::ANA) {
+            self.events.happened(Event::ANA_CHANGED);
+        }
+        if mail.is_activating_firmware && self.values.wants_event(event_bit::FIRMWARE) {
+            self.events.happened(Event::FIRMWARE_ACTIVATION);
+        }
+    }
+
+    /// A reservation is not what it was: for the log page, unless masked (Base 2.1 §5.1.25.1.29).
+    fn take_notice(&mut self, nsid: u32, notice: ReservationEvent) {
+        let mask =
+            self.values.current(Key { feature: Feature::ReservationNotificationMask, of: nsid });
+        if mask & 1 << notice.code() != 0 {
+            return;
+        }
+        if self.notices.len() >= NOTICES_MAX {
+            self.notices.pop_front();
+        }
+        self.notices.push_back((nsid, notice));
+        self.notices_ever += 1;
+        self.events.happened(Event::RESERVATION);
+    }
+}

@@ -18,15 +18,17 @@
 use std::collections::BTreeMap;
 
 use wire::Status;
+use wire::log::event::ReservationEvent;
 
 use crate::namespace::{Reservation, ReservationKind};
 
+mod commands;
 #[cfg(test)]
 mod tests;
 
 /// The registrants and the reservation of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reservations {
+pub(super) struct Reservations {
     registrants: BTreeMap<Host, u64>,
     held: Option<Held>,
     generation: u32,
@@ -46,40 +48,28 @@ pub enum Host {
 
 /// A reservation that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub(super) struct Held {
     /// Of which type.
-    pub kind: ReservationKind,
+    pub(super) kind: ReservationKind,
     /// By whom; `None` when all registrants hold it together.
-    pub holder: Option<Host>,
+    pub(super) holder: Option<Host>,
 }
 
 /// What a change means for other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub(super) struct News {
     /// Who is to be told what.
-    pub notices: Vec<(Host, Notice)>,
+    pub(super) notices: Vec<(Host, ReservationEvent)>,
     /// Whose outstanding commands are to be aborted.
-    pub aborts: Vec<Host>,
-}
-
-/// Reservation Notification Log Page Type (Base 2.1 §5.1.12.1.32).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Notice {
-    /// Another host has removed this one's registration.
-    RegistrationPreempted = 1,
-    /// The reservation is released or of another type.
-    ReservationReleased = 2,
-    /// The reservation and all registrations were cleared away.
-    ReservationPreempted = 3,
+    pub(super) aborts: Vec<Host>,
 }
 
 /// How many hosts may be registered at once.
-pub const REGISTRANTS_MAX: usize = 128;
+pub(super) const REGISTRANTS_MAX: usize = 128;
 
 impl Reservations {
     /// The reservation as `host` sees it: what its commands are checked against.
-    pub fn seen_by(&self, host: Host) -> Option<Reservation> {
+    pub(super) fn seen_by(&self, host: Host) -> Option<Reservation> {
         let Held { kind, .. } = self.held?;
         let is_registrant = self.registrants.contains_key(&host);
         Some(Reservation { kind, is_holder: self.is_holder(host), is_registrant })
@@ -87,9 +77,9 @@ impl Reservations {
 
     /// Registers `host` under `key`. Registering again under the same key changes nothing
     /// (Base 2.1 §8.1.22.3).
-    pub fn register(&mut self, host: Host, key: u64) -> Result<News, Status> {
+    pub(super) fn register(&mut self, host: Host, key: u64) -> Result<News, Status> {
         if key == 0 {
-            return Err(Status::INVALID_FIELD.with_dnr());
+            return Err(Status::INVALID_FIELD);
         }
         match self.registrants.get(&host) {
             Some(&registered) if registered != key => return Err(Status::RESERVATION_CONFLICT),
@@ -107,7 +97,7 @@ impl Reservations {
 
     /// Ends the registration of `host`, and with it a reservation that only it holds
     /// (Base 2.1 §8.1.22.4). `current` is compared unless it is `None`.
-    pub fn unregister(&mut self, host: Host, current: Option<u64>) -> Result<News, Status> {
+    pub(super) fn unregister(&mut self, host: Host, current: Option<u64>) -> Result<News, Status> {
         self.check_key(host, current)?;
         let mut news = News::default();
         let held_before = self.held;
@@ -116,16 +106,21 @@ impl Reservations {
             && let Some(held) = held_before
             && admits_registrants(held.kind)
         {
-            self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
         }
         self.changed();
         Ok(news)
     }
 
     /// Gives the registration of `host` another key (Base 2.1 §8.1.22.3).
-    pub fn replace(&mut self, host: Host, current: Option<u64>, key: u64) -> Result<News, Status> {
+    pub(super) fn replace(
+        &mut self,
+        host: Host,
+        current: Option<u64>,
+        key: u64,
+    ) -> Result<News, Status> {
         if key == 0 {
-            return Err(Status::INVALID_FIELD.with_dnr());
+            return Err(Status::INVALID_FIELD);
         }
         self.check_key(host, current)?;
         self.registrants.insert(host, key);
@@ -135,7 +130,7 @@ impl Reservations {
 
     /// Takes the reservation if nobody holds it. Taking again what one holds already changes
     /// nothing (Base 2.1 §8.1.22.5).
-    pub fn acquire(
+    pub(super) fn acquire(
         &mut self,
         host: Host,
         current: u64,
@@ -152,7 +147,7 @@ impl Reservations {
 
     /// Removes whoever is registered under `victim_key`, and takes the reservation if that was its
     /// holder's (Base 2.1 §8.1.22.7).
-    pub fn preempt(
+    pub(super) fn preempt(
         &mut self,
         host: Host,
         current: u64,
@@ -170,13 +165,13 @@ impl Reservations {
         if takes {
             self.take(host, kind);
             if before.is_some_and(|held| held.kind != kind && admits_registrants(held.kind)) {
-                self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
             }
         } else if self.held.is_none() && before.is_some_and(|held| admits_registrants(held.kind)) {
-            self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+            self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
         }
         let others = victims.iter().copied().filter(|&victim| victim != host);
-        news.notices.extend(others.map(|victim| (victim, Notice::RegistrationPreempted)));
+        news.notices.extend(others.map(|victim| (victim, ReservationEvent::RegistrationPreempted)));
         news.aborts = if abort { victims } else { Vec::new() };
         self.changed();
         Ok(news)
@@ -184,7 +179,7 @@ impl Reservations {
 
     /// Gives the reservation back. A registrant that does not hold it changes nothing
     /// (Base 2.1 §8.1.22.6).
-    pub fn release(
+    pub(super) fn release(
         &mut self,
         host: Host,
         current: u64,
@@ -194,21 +189,21 @@ impl Reservations {
         let mut news = News::default();
         if let Some(held) = self.held.filter(|_| self.is_holder(host)) {
             if held.kind != kind {
-                return Err(Status::INVALID_FIELD.with_dnr());
+                return Err(Status::INVALID_FIELD);
             }
             self.held = None;
             if admits_registrants(kind) {
-                self.tell_registrants(host, Notice::ReservationReleased, &mut news);
+                self.tell_registrants(host, ReservationEvent::ReservationReleased, &mut news);
             }
         }
         Ok(news)
     }
 
     /// Ends the reservation and every registration (Base 2.1 §8.1.22.8).
-    pub fn clear(&mut self, host: Host, current: u64) -> Result<News, Status> {
+    pub(super) fn clear(&mut self, host: Host, current: u64) -> Result<News, Status> {
         self.check_key(host, Some(current))?;
         let mut news = News::default();
-        self.tell_registrants(host, Notice::ReservationPreempted, &mut news);
+        self.tell_registrants(host, ReservationEvent::ReservationPreempted, &mut news);
         self.registrants.clear();
         self.held = None;
         self.changed();
@@ -216,17 +211,17 @@ impl Reservations {
     }
 
     /// Whether the state survives a power cycle (PTPL).
-    pub const fn persists(&self) -> bool {
+    pub(super) const fn persists(&self) -> bool {
         self.persists
     }
 
     /// Decides whether the state survives a power cycle.
-    pub const fn set_persists(&mut self, persists: bool) {
+    pub(super) const fn set_persists(&mut self, persists: bool) {
         self.persists = persists;
     }
 
     /// The power went and came back: what was not to persist is gone (Base 2.1 §8.1.22.1).
-    pub fn power_cycled(&mut self) {
+    pub(super) fn power_cycled(&mut self) {
         if !self.persists {
             *self = Self::default();
         }
@@ -234,24 +229,24 @@ impl Reservations {
 
     /// Forgets a host that can never come back: one without an identifier whose controller was
     /// reset (Base 2.1 §5.1.25.1.28).
-    pub fn forget(&mut self, host: Host) {
+    pub(super) fn forget(&mut self, host: Host) {
         if self.registrants.contains_key(&host) {
             self.remove(host);
         }
     }
 
     /// How often the registrations have changed (GEN).
-    pub const fn generation(&self) -> u32 {
+    pub(super) const fn generation(&self) -> u32 {
         self.generation
     }
 
     /// The reservation, if there is one.
-    pub const fn held(&self) -> Option<Held> {
+    pub(super) const fn held(&self) -> Option<Held> {
         self.held
     }
 
     /// Whether `host` holds the reservation, alone or with all registrants.
-    pub fn is_holder(&self, host: Host) -> bool {
+    pub(super) fn is_holder(&self, host: Host) -> bool {
         self.held.is_some_and(|held| match held.holder {
             Some(holder) => holder == host,
             None => self.registrants.contains_key(&host),
@@ -259,7 +254,7 @@ impl Reservations {
     }
 
     /// Every registrant with its key.
-    pub fn registrants(&self) -> impl Iterator<Item = (Host, u64)> + '_ {
+    pub(super) fn registrants(&self) -> impl Iterator<Item = (Host, u64)> + '_ {
         self.registrants.iter().map(|(&host, &key)| (host, key))
     }
 
@@ -276,7 +271,7 @@ impl Reservations {
             }
             Some(Held { holder: Some(holder), .. }) => {
                 if victim_key == 0 {
-                    return Err(Status::INVALID_FIELD.with_dnr());
+                    return Err(Status::INVALID_FIELD);
                 }
                 self.registrants.get(&holder).copied()
             }
@@ -317,7 +312,7 @@ impl Reservations {
         }
     }
 
-    fn tell_registrants(&self, except: Host, notice: Notice, news: &mut News) {
+    fn tell_registrants(&self, except: Host, notice: ReservationEvent, news: &mut News) {
         let others = self.registrants.keys().filter(|&&host| host != except);
         news.notices.extend(others.map(|&host| (host, notice)));
     }

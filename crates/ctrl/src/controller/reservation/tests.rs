@@ -1,8 +1,9 @@
 //! Every type, every role, every action.
 
 use wire::Status;
+use wire::log::event::ReservationEvent as Notice;
 
-use super::{Host, News, Notice, REGISTRANTS_MAX, Reservations, is_held_by_all};
+use super::{Host, News, REGISTRANTS_MAX, Reservations, is_held_by_all};
 use crate::namespace::ReservationKind as Kind;
 
 const A: Host = Host::Extended(0xa);
@@ -12,7 +13,7 @@ const STRANGER: Host = Host::Extended(0xd);
 
 const KEY_A: u64 = 0xaa;
 const KEY_B: u64 = 0xbb;
-const INVALID: Status = Status::INVALID_FIELD.with_dnr();
+const INVALID: Status = Status::INVALID_FIELD;
 const CONFLICT: Status = Status::RESERVATION_CONFLICT;
 
 /// A, B and C are registered, B and C under one key.

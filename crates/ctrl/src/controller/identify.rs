@@ -1,0 +1,189 @@
+//! Identify: which structure is asked for, and of what (Base 2.1 §5.1.13).
+
+use wire::Status;
+use wire::admin::Identify;
+use wire::identify::descriptor::descriptor_list;
+use wire::identify::{
+    Cns, CommandSet, CommandSetVector, CommandSets, ControllerList, IdentifyControllerNvm,
+    IdentifyNamespaceIndependent, IdentifyNamespaceNvm, NSID_ALL, NamespaceIdentifier,
+    NamespaceList,
+};
+use wire::register::Version;
+
+use super::Controller;
+use super::commands::{PAGE_BYTES, Step};
+use super::contract::{AdminEnd, AdminStep};
+use super::subsystem::{Record, State};
+
+mod controller;
+mod namespace;
+
+impl Controller {
+    pub(super) fn identify(&self, identify: &Identify, data: &mut Vec<u8>) -> Step {
+        data.clear();
+        self.structure(identify, data)?;
+        data.resize(PAGE_BYTES as usize, 0);
+        Ok(AdminStep::Done(AdminEnd::OK))
+    }
+
+    /// Writes the structure that CNS means. What is left out is zeroes.
+    fn structure(&self, identify: &Identify, page: &mut Vec<u8>) -> Result<(), Status> {
+        let nsid = identify.nsid;
+        match Cns::from_code(identify.cns) {
+            Cns::Namespace => self.identify_namespace(nsid, true, page),
+            Cns::AllocatedNamespace => self.identify_namespace(nsid, false, page),
+            Cns::Controller => {
+                page.extend(self.identify_controller().as_bytes());
+                Ok(())
+            }
+            Cns::CommandSetController => {
+                nvm_only(identify)?;
+                page.extend(nvm_controller().as_bytes());
+                Ok(())
+            }
+            Cns::ActiveNamespaces => self.namespace_list(nsid, true, page),
+            Cns::AllocatedNamespaces => self.namespace_list(nsid, false, page),
+            Cns::CommandSetActiveNamespaces => {
+                nvm_only(identify)?;
+                self.namespace_list(nsid, true, page)
+            }
+            Cns::CommandSetAllocatedNamespaces => {
+                nvm_only(identify)?;
+                self.namespace_list(nsid, false, page)
+            }
+            Cns::Descriptors => self.descriptors(nsid, page),
+            Cns::CommandSetNamespace => {
+                nvm_only(identify)?;
+                self.nvm_namespace(nsid, true, page)
+            }
+            Cns::CommandSetAllocatedNamespace => {
+                nvm_only(identify)?;
+                self.nvm_namespace(nsid, false, page)
+            }
+            Cns::IndependentNamespace => self.independent_namespace(nsid, true, page),
+            Cns::IndependentAllocatedNamespace => self.independent_namespace(nsid, false, page),
+            Cns::NamespaceControllers => self.controllers_of(nsid, identify.cntid, page),
+            Cns::SubsystemControllers => {
+                let state = self.subsystem.lock();
+                let cntlids = state.seats.range(identify.cntid..).map(|(&cntlid, _)| cntlid);
+                page.extend(ControllerList::new(cntlids).as_bytes());
+                Ok(())
+            }
+            Cns::CommandSets => self.command_sets(identify.cntid, page),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// The namespace an Identify is about: `Ok(None)` for an identifier that may be used and is not,
+    /// which is answered with zeroes.
+    fn found<'a>(
+        &self,
+        state: &'a State,
+        nsid: u32,
+        must_be_attached: bool,
+    ) -> Result<Option<&'a Record>, Status> {
+        if nsid == 0 || nsid > self.subsystem.about().nsid_max {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+        }
+        let is_seen =
+            |record: &&Record| !must_be_attached || record.attached.contains(&self.config.cntlid);
+        Ok(state.records.get(&nsid).filter(is_seen))
+    }
+
+    fn namespace_list(
+        &self,
+        after: u32,
+        must_be_attached: bool,
+        page: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        if after >= NSID_ALL - 1 {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+        }
+        let state = self.subsystem.lock();
+        let records = state.records.range(after + 1..).map(|(_, record)| record);
+        let seen = records
+            .filter(|record| !must_be_attached || record.attached.contains(&self.config.cntlid));
+        page.extend(NamespaceList::new(seen.map(|record| record.nsid)).as_bytes());
+        Ok(())
+    }
+
+    fn descriptors(&self, nsid: u32, page: &mut Vec<u8>) -> Result<(), Status> {
+        let state = self.subsystem.lock();
+        let identity = self.active(&state, nsid)?.identity;
+        let mut names = Vec::new();
+        if identity.eui64 != [0; 8] {
+            names.push(NamespaceIdentifier::Eui64(identity.eui64));
+        }
+        if identity.nguid != [0; 16] {
+            names.push(NamespaceIdentifier::Nguid(identity.nguid));
+        }
+        if identity.uuid != [0; 16] {
+            names.push(NamespaceIdentifier::Uuid(identity.uuid));
+        }
+        names.push(NamespaceIdentifier::Csi(CommandSet::Nvm));
+        page.extend(descriptor_list(&names));
+        Ok(())
+    }
+
+    /// Nothing in it is but zeroes: no protection information, no preferred sizes.
+    fn nvm_namespace(
+        &self,
+        nsid: u32,
+        must_be_attached: bool,
+        page: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        let state = self.subsystem.lock();
+        if nsid != NSID_ALL || !self.manages_namespaces() {
+            self.found(&state, nsid, must_be_attached)?;
+        }
+        page.extend(IdentifyNamespaceNvm::zeroed().as_bytes());
+        Ok(())
+    }
+
+    fn independent_namespace(
+        &self,
+        nsid: u32,
+        must_be_attached: bool,
+        page: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        let state = self.subsystem.lock();
+        let found = self.found(&state, nsid, must_be_attached)?;
+        let structure = found.map_or_else(IdentifyNamespaceIndependent::zeroed, |record| {
+            self.independent_structure(record)
+        });
+        page.extend(structure.as_bytes());
+        Ok(())
+    }
+
+    fn controllers_of(&self, nsid: u32, from: u16, page: &mut Vec<u8>) -> Result<(), Status> {
+        let state = self.subsystem.lock();
+        let found = self.found(&state, nsid, false)?;
+        let cntlids = found.into_iter().flat_map(|record| record.attached.range(from..).copied());
+        page.extend(ControllerList::new(cntlids).as_bytes());
+        Ok(())
+    }
+
+    /// The NVM command set by itself is the only combination.
+    fn command_sets(&self, cntlid: u16, page: &mut Vec<u8>) -> Result<(), Status> {
+        let state = self.subsystem.lock();
+        if cntlid != u16::MAX && !state.seats.contains_key(&cntlid) {
+            return Err(Status::INVALID_FIELD);
+        }
+        let nvm = CommandSetVector::zeroed().with(|vector| vector.nvm(true));
+        page.extend(CommandSets::zeroed().with(|sets| sets.vector(0, nvm)).as_bytes());
+        Ok(())
+    }
+}
+
+fn nvm_only(identify: &Identify) -> Result<(), Status> {
+    match CommandSet::from_code(identify.csi) {
+        CommandSet::Nvm => Ok(()),
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+/// No limits besides MDTS; version 1.1 of the command set.
+fn nvm_controller() -> IdentifyControllerNvm {
+    IdentifyControllerNvm::zeroed()
+        .with(|structure| structure.ver(Version::zeroed().with(|ver| ver.major(1).minor(1))))
+}

@@ -1,0 +1,524 @@
+//! What the controllers of one subsystem share: namespaces, reservations, firmware, and news of
+//! what one controller did for all the others.
+//!
+//! ```text
+//!    Controller ──┐                                   ┌──▶ Published<Namespaces> ──▶ its queues
+//!    Controller ──┼─▶ Subsystem: Mutex<State> ── seat ┤
+//!    Controller ──┘      records by NSID              └──▶ Mail ──▶ its Controller, next turn
+//! ```
+//!
+//! The lock is cold: it is taken by admin and reservation commands, and by a turn only when there
+//! is mail. Queues read published pictures and never come here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Instant, Limits, Medium};
+use wire::Status;
+use wire::log::event::ReservationEvent;
+
+use super::Controller;
+use super::config::{ControllerConfig, MediumPool, NamespaceConfig, SubsystemConfig};
+use super::firmware::Slots;
+use super::reservation::{Host, Reservations};
+use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
+
+mod seat;
+#[cfg(test)]
+mod tests;
+
+pub use seat::AnaState;
+pub(super) use seat::{Mail, Seat};
+
+/// A subsystem; a handle, cheap to clone.
+#[derive(Clone)]
+pub struct Subsystem {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    about: About,
+    /// Counts what was put into mailboxes. Stored with release order inside the lock, so that a
+    /// controller that sees the number finds the mail.
+    posted: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// What never changes.
+pub(super) struct About {
+    pub(super) nqn: String,
+    pub(super) serial: String,
+    pub(super) model: String,
+    pub(super) nsid_max: u32,
+    pub(super) reservations: bool,
+    pub(super) ana_groups: u32,
+    /// The block sizes of new namespaces; empty without a pool.
+    pub(super) pool_block_sizes: Vec<u32>,
+}
+
+/// What changes, under the lock.
+pub(super) struct State {
+    pub(super) records: BTreeMap<u32, Record>,
+    pub(super) seats: BTreeMap<u16, Seat>,
+    pub(super) pool: Option<Box<dyn MediumPool>>,
+    pub(super) firmware: Slots,
+    /// How often the power came back.
+    pub(super) power_cycles: u64,
+    /// How often it went while a host was at work.
+    pub(super) unsafe_shutdowns: u64,
+    nsid_max: u32,
+    mail_count: u64,
+}
+
+/// One namespace, whoever has it attached.
+pub(super) struct Record {
+    pub(super) nsid: u32,
+    pub(super) medium: Arc<dyn Medium>,
+    pub(super) limits: Limits,
+    /// Bytes in a logical block, as a power of two.
+    pub(super) block_shift: u8,
+    pub(super) identity: Identity,
+    pub(super) is_shared: bool,
+    /// Whether controllers that come later get it.
+    greets: bool,
+    pub(super) attached: BTreeSet<u16>,
+    pub(super) ana_group: u32,
+    pub(super) protection: Protection,
+    pub(super) reservations: Reservations,
+    pub(super) is_formatting: bool,
+    /// Whether its room is the pool's.
+    is_pooled: bool,
+}
+
+/// Namespace Write Protection State (Base 2.1 §8.1.16).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Protection {
+    /// It may be written.
+    #[default]
+    None = 0,
+    /// It may not, until told otherwise.
+    Protected = 1,
+    /// It may not, until the power has gone and come back.
+    UntilPowerCycle = 2,
+    /// It may never again.
+    Permanent = 3,
+}
+
+impl Subsystem {
+    /// Builds a subsystem. The error says, in a line, what was found and what was expected.
+    pub fn new(config: SubsystemConfig) -> Result<Self, String> {
+        check_text("nqn", &config.nqn, 223)?;
+        check_text("serial", &config.serial, 20)?;
+        check_text("model", &config.model, 40)?;
+        check_text("firmware", &config.firmware, 8)?;
+        if !(1..=1 << 16).contains(&config.nsid_max) {
+            let found = config.nsid_max;
+            return Err(format!("configure subsystem: nsid_max is {found}, expected 1 to 65536"));
+        }
+        let about = About {
+            nqn: config.nqn,
+            serial: config.serial,
+            model: config.model,
+            nsid_max: config.nsid_max,
+            reservations: config.reservations,
+            ana_groups: config.ana_groups,
+            pool_block_sizes: config
+                .pool
+                .as_ref()
+                .map_or_else(Vec::new, |pool| pool.block_sizes().to_vec()),
+        };
+        let state = State {
+            records: BTreeMap::new(),
+            seats: BTreeMap::new(),
+            pool: config.pool,
+            firmware: Slots::new(&config.firmware),
+            power_cycles: 1,
+            unsafe_shutdowns: 0,
+            nsid_max: config.nsid_max,
+            mail_count: 0,
+        };
+        let shared = Shared { about, posted: AtomicU64::new(0), state: Mutex::new(state) };
+        let subsystem = Self { shared: Arc::new(shared) };
+        for namespace in config.namespaces {
+            subsystem.add_namespace(namespace)?;
+        }
+        Ok(subsystem)
+    }
+
+    /// Opens a controller. The error says, in a line, what was found and what was expected.
+    pub fn controller(&self, now: Instant, config: ControllerConfig) -> Result<Controller, String> {
+        config.check()?;
+        Controller::open(self.clone(), now, config)
+    }
+
+    /// Adds a namespace and returns its identifier; controllers that get it are told.
+    pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, String> {
+        let limits = config.medium.limits();
+        if limits.metadata_size != 0 {
+            let size = limits.metadata_size;
+            return Err(format!(
+                "add namespace: {size} bytes of metadata per block, expected none"
+            ));
+        }
+        let block_size = config.block_size.unwrap_or(limits.block_size);
+        if !format_sizes(&limits).contains(&block_size) {
+            return Err(format!(
+                "add namespace: block size is {block_size}, expected {:?}",
+                format_sizes(&limits)
+            ));
+        }
+        let mut state = self.lock();
+        let nsid = match config.nsid {
+            Some(nsid) => nsid,
+            None => state.free_nsid().ok_or("add namespace: every identifier is in use")?,
+        };
+        if !(1..=self.about().nsid_max).contains(&nsid) || state.records.contains_key(&nsid) {
+            let max = self.about().nsid_max;
+            return Err(format!("add namespace: identifier {nsid} is in use or above {max}"));
+        }
+        let mut record = Record::new(nsid, config.medium, limits, block_size);
+        record.identity = self.identity_of(nsid, config.identity);
+        record.is_shared = config.is_shared;
+        record.greets = config.is_attached;
+        record.ana_group = config.ana_group.max(1);
+        state.records.insert(nsid, record);
+        if config.is_attached {
+            let reach = if config.is_shared { usize::MAX } else { 1 };
+            let cntlids: Vec<u16> = state.seats.keys().copied().take(reach).collect();
+            state.attach(nsid, &cntlids);
+        }
+        self.settle(state);
+        Ok(nsid)
+    }
+
+    /// Removes a namespace from under its controllers, which are told.
+    pub fn remove_namespace(&self, nsid: u32) -> bool {
+        let mut state = self.lock();
+        let removed = state.delete(nsid);
+        self.settle(state);
+        removed
+    }
+
+    /// Looks at the size of a namespace's medium again, and tells controllers if it has changed.
+    pub fn resized(&self, nsid: u32) {
+        let mut state = self.lock();
+        if let Some(record) = state.records.get_mut(&nsid) {
+            let limits = record.medium.limits();
+            if limits != record.limits {
+                record.block_shift = record.block_shift.max(shift_of(limits.block_size));
+                record.limits = limits;
+                state.post_changed(nsid);
+            }
+        }
+        self.settle(state);
+    }
+
+    /// Changes how a controller reaches a group of namespaces, and tells it.
+    pub fn set_ana_state(&self, cntlid: u16, group: u32, ana: AnaState) {
+        let mut state = self.lock();
+        if let Some(seat) = state.seats.get_mut(&cntlid) {
+            seat.set_ana(group, ana);
+            state.mail_count += 1;
+        }
+        self.settle(state);
+    }
+
+    /// The power went and came back: what does not survive that is gone.
+    pub fn power_cycled(&self) {
+        let mut state = self.lock();
+        state.power_cycles += 1;
+        if state.seats.values().any(|seat| seat.is_in_use) {
+            state.unsafe_shutdowns += 1;
+        }
+        for record in state.records.values_mut() {
+            record.reservations.power_cycled();
+            if record.protection == Protection::UntilPowerCycle {
+                record.protection = Protection::None;
+            }
+        }
+        state.firmware.activate();
+        self.settle(state);
+    }
+
+    /// What never changes.
+    pub(super) fn about(&self) -> &About {
+        &self.shared.about
+    }
+
+    /// Takes the lock.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Publishes a new picture for every controller and lets them know of mail, then lets go.
+    pub(super) fn settle(&self, mut state: MutexGuard<'_, State>) {
+        state.publish();
+        // Released inside the lock; pairs with the acquire in `posted`.
+        self.shared.posted.store(state.mail_count, Ordering::Release);
+    }
+
+    /// How much mail there has ever been: if it has not changed, the lock need not be taken.
+    pub(super) fn posted(&self) -> u64 {
+        self.shared.posted.load(Ordering::Acquire)
+    }
+
+    /// `given`, or a UUID made from the names of subsystem and namespace (version 8 of RFC 9562).
+    pub(super) fn identity_of(&self, nsid: u32, given: Identity) -> Identity {
+        if given != Identity::default() {
+            return given;
+        }
+        let hash = |seed: u64| {
+            let bytes = self.about().nqn.bytes().chain(nsid.to_le_bytes());
+            bytes.fold(seed, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            })
+        };
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&hash(0xcbf2_9ce4_8422_2325).to_be_bytes());
+        uuid[8..].copy_from_slice(&hash(0x6c62_272e_07bb_0142).to_be_bytes());
+        uuid[6] = uuid[6] & 0x0f | 0x80;
+        uuid[8] = uuid[8] & 0x3f | 0x80;
+        Identity { uuid, ..given }
+    }
+}
+
+impl State {
+    /// The lowest identifier that is free.
+    pub(super) fn free_nsid(&self) -> Option<u32> {
+        (1..=self.nsid_max).find(|nsid| !self.records.contains_key(nsid))
+    }
+
+    /// The namespace, if this controller has it attached.
+    pub(super) fn attached(&self, cntlid: u16, nsid: u32) -> Option<&Record> {
+        self.records.get(&nsid).filter(|record| record.attached.contains(&cntlid))
+    }
+
+    /// Creates a namespace in the pool, attached to nobody.
+    pub(super) fn create(
+        &mut self,
+        nsid: u32,
+        block_size: u32,
+        block_count: u64,
+        describe: impl FnOnce(&mut Record),
+    ) -> Result<(), Status> {
+        let wanted = u128::from(block_size) * u128::from(block_count);
+        if wanted > u128::from(self.unallocated_bytes()) {
+            return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
+        }
+        let pool = self.pool.as_mut().ok_or(Status::INVALID_OPCODE)?;
+        let medium = pool.create(block_size, block_count).map_err(|_| Status::INTERNAL_ERROR)?;
+        let limits = medium.limits();
+        let mut record = Record::new(nsid, medium, limits, block_size);
+        record.is_pooled = true;
+        describe(&mut record);
+        self.records.insert(nsid, record);
+        Ok(())
+    }
+
+    /// Deletes a namespace, telling those who had it.
+    pub(super) fn delete(&mut self, nsid: u32) -> bool {
+        self.post_changed(nsid);
+        self.records.remove(&nsid).is_some()
+    }
+
+    /// Attaches a namespace to these controllers, telling them.
+    pub(super) fn attach(&mut self, nsid: u32, cntlids: &[u16]) {
+        if let Some(record) = self.records.get_mut(&nsid) {
+            record.attached.extend(cntlids);
+        }
+        self.post_changed(nsid);
+    }
+
+    /// Detaches a namespace from these controllers, telling them.
+    pub(super) fn detach(&mut self, nsid: u32, cntlids: &[u16]) {
+        self.post_changed(nsid);
+        if let Some(record) = self.records.get_mut(&nsid) {
+            record.attached.retain(|cntlid| !cntlids.contains(cntlid));
+        }
+    }
+
+    /// Tells every controller that has `nsid` attached that something about it has changed.
+    pub(super) fn post_changed(&mut self, nsid: u32) {
+        let Some(record) = self.records.get(&nsid) else { return };
+        for cntlid in &record.attached {
+            if let Some(seat) = self.seats.get_mut(cntlid) {
+                seat.mail.changed.insert(nsid);
+            }
+        }
+        self.mail_count += 1;
+    }
+
+    /// Tells all controllers that firmware is about to be activated.
+    pub(super) fn post_activation(&mut self) {
+        for seat in self.seats.values_mut() {
+            seat.mail.is_activating_firmware = true;
+        }
+        self.mail_count += 1;
+    }
+
+    /// Tells the controllers of a host that its reservation on `nsid` is not what it was.
+    pub(super) fn post_notice(&mut self, nsid: u32, host: Host, notice: ReservationEvent) {
+        for seat in self.seats.values_mut().filter(|seat| seat.host == host) {
+            seat.mail.notices.push((nsid, notice));
+        }
+        self.mail_count += 1;
+    }
+
+    /// Tells the controllers of a host to abort what is outstanding on `nsid`.
+    pub(super) fn post_abort(&mut self, nsid: u32, host: Host) {
+        for seat in self.seats.values_mut().filter(|seat| seat.host == host) {
+            seat.mail.aborts.insert(nsid);
+        }
+        self.mail_count += 1;
+    }
+
+    /// Room in the pool that no namespace has.
+    pub(super) fn unallocated_bytes(&self) -> u64 {
+        let capacity = self.pool.as_ref().map_or(0, |pool| pool.capacity_bytes());
+        let pooled = self.records.values().filter(|record| record.is_pooled);
+        let used: u64 = pooled.map(Record::capacity_bytes).sum();
+        capacity.saturating_sub(used)
+    }
+
+    /// All the room there is: the pool and the namespaces outside of it.
+    pub(super) fn capacity_bytes(&self) -> u128 {
+        let pool = self.pool.as_ref().map_or(0, |pool| pool.capacity_bytes());
+        let fixed = self.records.values().filter(|record| !record.is_pooled);
+        u128::from(pool) + fixed.map(|record| u128::from(record.capacity_bytes())).sum::<u128>()
+    }
+
+    /// Gives a new controller its seat, and the namespaces that are for everyone.
+    fn sit(&mut self, cntlid: u16, seat: Seat) {
+        for record in self.records.values_mut() {
+            if record.greets && (record.is_shared || record.attached.is_empty()) {
+                record.attached.insert(cntlid);
+            }
+        }
+        self.seats.insert(cntlid, seat);
+    }
+
+    /// Makes and publishes the picture of every controller.
+    fn publish(&mut self) {
+        for (&cntlid, seat) in &self.seats {
+            let mut namespaces = Namespaces::new(self.nsid_max);
+            let attached = self.records.values().filter(|record| record.attached.contains(&cntlid));
+            for record in attached {
+                namespaces.insert(Arc::new(record.seen_from(seat)));
+            }
+            seat.published.publish(Arc::new(namespaces));
+        }
+    }
+}
+
+impl Subsystem {
+    /// Lets a controller in.
+    pub(super) fn enter(&self, cntlid: u16) -> Result<Arc<Published<Namespaces>>, String> {
+        let mut state = self.lock();
+        if state.seats.contains_key(&cntlid) {
+            return Err(format!("open controller: identifier {cntlid} is in use"));
+        }
+        let published = Arc::new(Published::new(Arc::new(Namespaces::new(state.nsid_max))));
+        state.sit(cntlid, Seat::new(cntlid, published.clone()));
+        self.settle(state);
+        Ok(published)
+    }
+
+    /// Lets a controller out.
+    pub(super) fn leave(&self, cntlid: u16) {
+        let mut state = self.lock();
+        state.seats.remove(&cntlid);
+        for record in state.records.values_mut() {
+            record.attached.remove(&cntlid);
+            record.reservations.forget(Host::Anonymous(cntlid));
+        }
+        self.settle(state);
+    }
+}
+
+impl Record {
+    fn new(nsid: u32, medium: Arc<dyn Medium>, limits: Limits, block_size: u32) -> Self {
+        Self {
+            nsid,
+            medium,
+            limits,
+            block_shift: shift_of(block_size),
+            identity: Identity::default(),
+            is_shared: false,
+            greets: false,
+            attached: BTreeSet::new(),
+            ana_group: 1,
+            protection: Protection::None,
+            reservations: Reservations::default(),
+            is_formatting: false,
+            is_pooled: false,
+        }
+    }
+
+    /// Logical blocks (NSZE).
+    pub(super) fn block_count(&self) -> u64 {
+        self.limits.block_count >> self.block_shift.saturating_sub(shift_of(self.limits.block_size))
+    }
+
+    /// Bytes of the medium.
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.limits.block_count.saturating_mul(self.limits.block_size.into())
+    }
+
+    /// Whether it may be written as far as write protection goes.
+    pub(super) fn is_protected(&self) -> bool {
+        self.protection != Protection::None
+    }
+
+    /// What a controller's queues see.
+    fn seen_from(&self, seat: &Seat) -> Namespace {
+        let formatting = self.is_formatting.then_some(Status::FORMAT_IN_PROGRESS);
+        Namespace {
+            nsid: self.nsid,
+            block_shift: self.block_shift,
+            metadata_size: self.limits.metadata_size,
+            block_count: self.block_count(),
+            is_write_protected: self.is_protected(),
+            unavailable: formatting.or_else(|| seat.ana(self.ana_group).refusal()),
+            reservation: self.reservations.seen_by(seat.host),
+            identity: self.identity,
+            copy: CopyLimits::DEFAULT,
+            limits: self.limits.clone(),
+            medium: self.medium.clone(),
+        }
+    }
+}
+
+impl Protection {
+    /// The state of this number.
+    pub(super) fn from_code(code: u32) -> Option<Self> {
+        [Self::None, Self::Protected, Self::UntilPowerCycle, Self::Permanent]
+            .into_iter()
+            .find(|state| *state as u32 == code)
+    }
+}
+
+/// The block sizes that a namespace over such a medium can be formatted with: the medium's own, and
+/// those of 512 and 4096 that are larger.
+pub(super) fn format_sizes(limits: &Limits) -> Vec<u32> {
+    let larger = [512, 4096].into_iter().filter(|&size| size > limits.block_size);
+    [limits.block_size].into_iter().chain(larger).collect()
+}
+
+/// A block size as a power of two.
+pub(super) fn shift_of(block_size: u32) -> u8 {
+    u8::try_from(block_size.trailing_zeros()).unwrap_or(0)
+}
+
+fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), String> {
+    if text.is_empty()
+        || text.len() > bytes_max
+        || !text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+    {
+        return Err(format!(
+            "configure subsystem: {what} is {text:?}, expected 1 to {bytes_max} printable ASCII characters"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! One controller's place in its subsystem.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use wire::Status;
+use wire::log::event::ReservationEvent;
+
+use crate::controller::reservation::Host;
+use crate::namespace::{Namespaces, Published};
+
+/// What the subsystem keeps for one controller.
+pub(in crate::controller) struct Seat {
+    pub(super) published: Arc<Published<Namespaces>>,
+    pub(in crate::controller) host: Host,
+    pub(in crate::controller) mail: Mail,
+    /// Its host has sent commands since it was reset and has not shut it down.
+    pub(in crate::controller) is_in_use: bool,
+    /// Groups whose state is not Optimized.
+    ana: BTreeMap<u32, AnaState>,
+    /// How often any state has changed.
+    ana_changes: u64,
+}
+
+/// What others did that this controller has not seen yet.
+#[derive(Debug, Default)]
+pub(in crate::controller) struct Mail {
+    /// Namespaces of which something has changed.
+    pub(in crate::controller) changed: BTreeSet<u32>,
+    /// Reservations that are not what they were, by namespace, oldest first.
+    pub(in crate::controller) notices: Vec<(u32, ReservationEvent)>,
+    /// Namespaces whose outstanding commands are to be aborted.
+    pub(in crate::controller) aborts: BTreeSet<u32>,
+    /// An ANA state has changed.
+    pub(in crate::controller) is_ana_changed: bool,
+    /// Firmware is about to be activated.
+    pub(in crate::controller) is_activating_firmware: bool,
+}
+
+/// Asymmetric namespace access state (Base 2.1 §8.1.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AnaState {
+    /// The best way.
+    #[default]
+    Optimized = 0x1,
+    /// A way.
+    NonOptimized = 0x2,
+    /// Not now.
+    Inaccessible = 0x3,
+    /// Never again.
+    PersistentLoss = 0x4,
+    /// About to be another.
+    Change = 0xf,
+}
+
+impl AnaState {
+    /// What a command to the namespace is answered with, if it is refused.
+    pub const fn refusal(self) -> Option<Status> {
+        match self {
+            Self::Optimized | Self::NonOptimized => None,
+            Self::Inaccessible => Some(Status::ANA_INACCESSIBLE),
+            Self::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
+            Self::Change => Some(Status::ANA_TRANSITION),
+        }
+    }
+}
+
+impl Seat {
+    pub(super) fn new(cntlid: u16, published: Arc<Published<Namespaces>>) -> Self {
+        let host = Host::Anonymous(cntlid);
+        Self {
+            published,
+            host,
+            mail: Mail::default(),
+            is_in_use: false,
+            ana: BTreeMap::new(),
+            ana_changes: 0,
+        }
+    }
+
+    /// How this controller reaches a group.
+    pub(in crate::controller) fn ana(&self, group: u32) -> AnaState {
+        self.ana.get(&group).copied().unwrap_or_default()
+    }
+
+    /// How often that has changed.
+    pub(in crate::controller) const fn ana_changes(&self) -> u64 {
+        self.ana_changes
+    }
+
+    pub(super) fn set_ana(&mut self, group: u32, state: AnaState) {
+        if self.ana(group) == state {
+            return;
+        }
+        self.ana.insert(group, state);
+        self.ana_changes += 1;
+        self.mail.is_ana_changed = true;
+    }
+}
