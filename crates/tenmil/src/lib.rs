@@ -1,9 +1,24 @@
-//! A user-space NVMe storage stack.
+//! A user-space NVMe storage stack: the face.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`cli`] | the command line of the one executable |
+//! | [`perf`] | load SSDs and say what they, and the driver, can do |
+//! | [`identify`] | ask a controller what it is, and decode all it answers |
+//! | [`pci`] | NVMe functions on the PCI bus |
+//! | [`simulation`] | what the simulator is asked to do |
+//!
+//! A device is named by a [`Uri`]; why something was not done, and whose move it is, is a
+//! [`Refused`].
 
 #![forbid(unsafe_code)]
 
+pub mod cli;
+pub mod identify;
+pub mod pci;
 pub mod perf;
 mod refused;
+pub mod simulation;
 mod uri;
 
 pub use refused::Refused;

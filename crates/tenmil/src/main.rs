@@ -1,2 +1,7 @@
 //! The one executable.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tenmil::cli::run(std::env::args_os(), &tenmil::cli::Engines::real())
+}

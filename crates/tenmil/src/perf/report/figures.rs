@@ -40,7 +40,7 @@ pub fn show_size(bytes: u64) -> String {
     }
 }
 
-/// A time in its natural unit, three digits of it: `812 ns`, `4.15 us`, `80.2 us`, `1.03 ms`.
+/// A time in its natural unit, three digits of it: `812 ns`, `4.15 µs`, `80.2 µs`, `1.03 ms`.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
 pub fn show_ns(ns: u64) -> String {
     show_ns_f64(ns as f64)
@@ -50,7 +50,7 @@ pub fn show_ns(ns: u64) -> String {
 pub fn show_ns_f64(ns: f64) -> String {
     let (value, unit) = match ns {
         ns if ns < 999.5 => (ns, "ns"),
-        ns if ns < 999_500.0 => (ns / 1e3, "us"),
+        ns if ns < 999_500.0 => (ns / 1e3, "µs"),
         ns if ns < 999_500_000.0 => (ns / 1e6, "ms"),
         ns => (ns / 1e9, "s"),
     };
@@ -111,10 +111,10 @@ mod tests {
         for (ns, text) in [
             (0, "0 ns"),
             (812, "812 ns"),
-            (1000, "1.00 us"),
-            (4_153, "4.15 us"),
-            (80_249, "80.2 us"),
-            (999_499, "999 us"),
+            (1000, "1.00 µs"),
+            (4_153, "4.15 µs"),
+            (80_249, "80.2 µs"),
+            (999_499, "999 µs"),
             (999_500, "1.00 ms"),
             (2_500_000_000, "2.50 s"),
         ] {

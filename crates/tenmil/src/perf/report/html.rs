@@ -314,7 +314,7 @@ mod tests {
             "Fast One",
             "To go faster",
             "12 errors",
-            "status 2h/81h",
+            "Unrecovered Read Error (SCT 0x2, SC 0x81)",
             "2 torn",
             "Interrupted",
             "tenmil perf -t 4",

@@ -272,7 +272,7 @@ mod tests {
     fn errors_and_bad_blocks_are_counted_by_kind() {
         let report = parsed(&render(&bad_sample()));
         assert_eq!(report["errors"], 12);
-        assert_eq!(report["errors_by_status"]["status 2h/81h"], 11);
+        assert_eq!(report["errors_by_status"]["Unrecovered Read Error (SCT 0x2, SC 0x81)"], 11);
         assert_eq!(report["verified"]["torn_blocks"], 2);
         assert_eq!(report["ended"], "interrupt");
     }

@@ -10,6 +10,7 @@ pub(crate) mod sample;
 pub mod text;
 
 use base::Histogram;
+use wire::Status;
 
 use super::options::{OpenLoop, PerfOptions};
 use super::outcome::{Ended, PerfOutcome};
@@ -125,13 +126,8 @@ pub fn latency_row(latency: &Histogram) -> [String; 6] {
     [mean, at(0), at(1), at(2), at(3), figures::show_ns(latency.max())]
 }
 
-/// The errors of a run by status: what to say about each, and how many there were.
+/// The errors of a run by status: its name in the specification, and how many there were.
 pub fn error_rows(outcome: &PerfOutcome) -> Vec<(String, u64)> {
     let rows = outcome.errors_by_status.iter();
-    rows.map(|(status, count)| (status_words(*status), *count)).collect()
-}
-
-/// A status in words: its type and code (Base 2.1 §4.2.3, figure 101).
-fn status_words(status: u16) -> String {
-    format!("status {:X}h/{:02X}h", (status >> 8) & 0x7, status & 0xff)
+    rows.map(|(status, count)| (Status(*status).to_string(), *count)).collect()
 }

@@ -52,7 +52,7 @@ svg text { font-family: inherit; }
 .pair section { margin: 0; }
 table { border-collapse: collapse; width: 100%; }
 th { text-align: left; font-weight: 500; color: var(--muted); font-size: 13px; }
-th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--grid); vertical-align: top; }
+th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--grid); vertical-align: baseline; }
 tr:last-child td, tbody tr:last-child th { border-bottom: 0; }
 tbody th { color: var(--muted); white-space: nowrap; width: 1%; }
 .number { text-align: right; white-space: nowrap; }

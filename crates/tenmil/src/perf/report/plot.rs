@@ -10,8 +10,8 @@ use base::Histogram;
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::{
-    AreaSeries, Cartesian2d, Color, DrawingBackend, IntoDrawingArea, IntoFont, IntoLogRange,
-    LineSeries, PathElement, RGBColor, SVGBackend, Text,
+    AreaSeries, BindKeyPoints, Cartesian2d, Color, DrawingBackend, EmptyElement, IntoDrawingArea,
+    IntoFont, IntoLogRange, LineSeries, PathElement, RGBColor, SVGBackend, Text,
 };
 use plotters::style::TextStyle;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -71,42 +71,59 @@ pub(super) fn throughput(series: &Series) -> String {
 pub(super) fn distribution(latency: &Histogram) -> String {
     let bins = bins_of(latency);
     let (Some(first), Some(last)) = (bins.first(), bins.last()) else { return String::new() };
-    let (from, to) = (first.0 / 1.05, last.1 * 1.05);
-    let top = bins.iter().map(|bin| bin.2).fold(0.0, f64::max) * 1.45;
+    let slack = if last.1 < 3.0 * first.0 { 2.0 } else { 1.1 };
+    let (from, to) = (first.0 / slack, last.1 * slack);
+    // The tail is what matters, and on a linear axis it is not to be seen.
+    let rarest = bins.iter().map(|bin| bin.2).filter(|share| *share > 0.0).fold(1.0, f64::min);
+    let bottom = 10.0_f64.powf(rarest.log10().floor().max(-7.0));
+    let span = 1.6 / bottom;
     let outline = || {
-        let steps = bins.iter().flat_map(|(low, high, share)| [(*low, *share), (*high, *share)]);
-        core::iter::once((from, 0.0)).chain(steps).chain([(to, 0.0)])
+        let steps = bins
+            .iter()
+            .flat_map(|(low, high, share)| [(*low, share.max(bottom)), (*high, share.max(bottom))]);
+        core::iter::once((first.0, bottom)).chain(steps).chain([(last.1, bottom)])
     };
     draw(SIZE, |backend| {
-        let mut chart = log_frame(backend, from..to, 0.0..top);
-        mesh(&mut chart, &|x| show_ns_f64(*x), &|y| format!("{:.1} %", y * 100.0));
-        chart.draw_series(AreaSeries::new(outline(), 0.0, SOFT.colour)).ok();
+        let mut chart = log_frame(backend, from..to, bottom..bottom * span);
+        mesh(&mut chart, &|x| show_ns_f64(*x), &show_share);
+        chart.draw_series(AreaSeries::new(outline(), bottom, SOFT.colour)).ok();
         chart.draw_series(LineSeries::new(outline(), ACCENT.colour.stroke_width(2))).ok();
-        for (row, (name, per_million)) in PERCENTILES.iter().enumerate() {
-            mark(&mut chart, latency, name, *per_million, row, top);
+        for (row, (name, per_million)) in (0_u8..).zip(PERCENTILES) {
+            let value = (latency.percentile(per_million) as f64).max(1.0);
+            let height = bottom * span.powf(0.98 - 0.075 * f64::from(row));
+            let side = if value.ln() > from.ln() + 0.85 * (to / from).ln() { -1 } else { 1 };
+            mark(
+                &mut chart,
+                &format!("{name}  {}", show_ns_f64(value)),
+                (value, height),
+                bottom,
+                side,
+            );
         }
     })
 }
 
-/// A vertical line at a percentile, with its name at a height of its own so that neighbours do not
-/// cover each other.
-#[expect(clippy::cast_precision_loss, reason = "a drawing")]
-fn mark<DB, X>(
-    chart: &mut ChartContext<'_, DB, Cartesian2d<X, plotters::coord::types::RangedCoordf64>>,
-    latency: &Histogram,
-    name: &str,
-    per_million: u64,
-    row: usize,
-    top: f64,
-) where
-    DB: DrawingBackend,
-    X: Ranged<ValueType = f64>,
-{
-    let value = (latency.percentile(per_million) as f64).max(1.0);
-    let height = top * (0.97 - 0.075 * row as f64);
-    let line = PathElement::new([(value, 0.0), (value, height)], MARK.colour);
-    let style = text_style(&INK.colour).pos(Pos::new(HPos::Left, VPos::Top));
-    let label = Text::new(format!(" {name}  {}", show_ns_f64(value)), (value, height), style);
+/// Where a logarithmic axis is labelled: at 1, 2 and 5 of each power of ten, or at the powers alone
+/// where there are many.
+fn ticks(range: Range<f64>) -> Vec<f64> {
+    let steps: &[f64] = if range.end / range.start > 2e4 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let decades = (0..=12).map(|exponent| 10.0_f64.powi(exponent));
+    let all = decades.flat_map(|decade| steps.iter().map(move |step| step * decade));
+    all.filter(|tick| range.contains(tick)).collect()
+}
+
+/// A vertical line up to `at`, with a label on its right (side 1) or its left (side -1).
+fn mark(
+    chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<Ticked, Log>>,
+    label: &str,
+    at: (f64, f64),
+    bottom: f64,
+    side: i32,
+) {
+    let anchor = if side < 0 { HPos::Right } else { HPos::Left };
+    let style = text_style(&INK.colour).pos(Pos::new(anchor, VPos::Top));
+    let line = PathElement::new([(at.0, bottom), at], MARK.colour);
+    let label = EmptyElement::at(at) + Text::new(label.to_owned(), (6 * side, -1), style);
     chart.draw_series([line]).ok();
     chart.draw_series([label]).ok();
 }
@@ -145,6 +162,7 @@ fn bins_of(latency: &Histogram) -> Vec<(f64, f64, f64)> {
 
 type Linear = plotters::coord::types::RangedCoordf64;
 type Log = plotters::coord::combinators::LogCoord<f64>;
+type Ticked = plotters::coord::combinators::WithKeyPoints<Log>;
 
 fn frame<'a>(
     backend: SVGBackend<'a>,
@@ -160,9 +178,9 @@ fn log_frame<'a>(
     backend: SVGBackend<'a>,
     x: Range<f64>,
     y: Range<f64>,
-) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<Log, Linear>> {
+) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<Ticked, Log>> {
     builder(&backend.into_drawing_area())
-        .build_cartesian_2d(x.log_scale(), y)
+        .build_cartesian_2d(x.clone().log_scale().with_key_points(ticks(x)), y.log_scale())
         .expect("a string takes every drawing")
 }
 
@@ -189,8 +207,8 @@ fn mesh<DB, X, Y>(
         .bold_line_style(GRID.colour)
         .axis_style(GRID.colour)
         .label_style(text_style(&MUTED.colour))
-        .x_labels(10)
-        .y_labels(5)
+        .x_labels(16)
+        .y_labels(6)
         .x_label_formatter(&show_x)
         .y_label_formatter(&show_y);
     mesh.draw().ok();
@@ -202,7 +220,13 @@ fn text_style(colour: &'static RGBColor) -> TextStyle<'static> {
 
 fn show_axis_rate(rate: &f64) -> String {
     let (number, prefix) = scaled(*rate);
-    format!("{number} {prefix}")
+    format!("{} {prefix}", number.trim_end_matches(".0"))
+}
+
+fn show_share(share: &f64) -> String {
+    let percent = share * 100.0;
+    let decimals = (0..5).take_while(|place| percent * 10.0_f64.powi(*place) < 0.99).count();
+    format!("{percent:.decimals$} %")
 }
 
 /// Draws into a string, and gives the colours back to the style sheet.

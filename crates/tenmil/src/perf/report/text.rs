@@ -106,7 +106,7 @@ fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     if outcome.totals.errors > 0 {
         writeln!(out, "\nerrors: {}", show_count(outcome.totals.errors))?;
         for (status, count) in error_rows(outcome) {
-            writeln!(out, "  {status:<18}{:>10}", show_count(count))?;
+            writeln!(out, "  {:>12}  {status}", show_count(count))?;
         }
     }
     if let Some(verified) = &outcome.verified {
@@ -185,7 +185,7 @@ mod tests {
         for expected in [
             "Interrupted: these are the first 4.00 s of 10.00 s.",
             "errors: 12",
-            "status 2h/81h",
+            "Unrecovered Read Error (SCT 0x2, SC 0x81)",
             "verification: 2 of 1 002 blocks are bad: 2 torn; first: block 7 of SSD 3: torn: \
              another write from byte 512 on",
             "Mind: 5.0 % of the time went to other guests",

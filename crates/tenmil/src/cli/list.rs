@@ -1,0 +1,116 @@
+//! `tenmil list`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+
+use super::write_out;
+use crate::pci::{self, NvmeFunction};
+use crate::{MODELS, Refused};
+
+/// List the SSDs of this machine, and those that can be emulated.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  tenmil list --json | jq '.pci[].address'")]
+pub(super) struct ListArguments {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Media of emulated SSDs that are not models.
+const MEDIA: [(&str, &str); 3] = [
+    ("emu:null", "answers and moves no data: the cost of the driver alone"),
+    ("emu:ram", "keeps its blocks in memory"),
+    ("emu:file:PATH", "keeps its blocks in a file"),
+];
+
+/// Lists.
+pub(super) fn run(arguments: &ListArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    let functions = pci::nvme_functions(Path::new(pci::DEVICES));
+    let text = if arguments.json { as_json(&functions) } else { as_text(&functions) };
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn emulated() -> impl Iterator<Item = (String, &'static str)> {
+    let media = MEDIA.into_iter().map(|(uri, words)| (uri.to_owned(), words));
+    media.chain(MODELS.into_iter().map(|(name, words)| (format!("emu:model:{name}"), words)))
+}
+
+fn as_text(functions: &[NvmeFunction]) -> String {
+    let mut text = String::from("emulated, for anybody\n");
+    for (uri, words) in emulated() {
+        let _ = writeln!(text, "  {uri:<20}{words}");
+    }
+    text += "\nNVMe functions on the PCI bus\n";
+    for function in functions {
+        let driver = function.driver.as_deref().unwrap_or("none");
+        let _ = writeln!(
+            text,
+            "  {:<20}{:04x}:{:04x}  driver {driver}",
+            function.address, function.vendor, function.device
+        );
+    }
+    if functions.is_empty() {
+        text += "  none\n";
+    }
+    text
+}
+
+fn as_json(functions: &[NvmeFunction]) -> String {
+    let emulated: Vec<_> =
+        emulated().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
+    let functions: Vec<_> = functions
+        .iter()
+        .map(|function| {
+            json!({
+                "address": function.address,
+                "vendor": function.vendor,
+                "device": function.device,
+                "driver": function.driver,
+                "numa_node": function.numa_node,
+            })
+        })
+        .collect();
+    format!("{:#}\n", json!({ "emulated": emulated, "pci": functions }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{as_json, as_text};
+    use crate::Uri;
+    use crate::pci::NvmeFunction;
+
+    fn function() -> NvmeFunction {
+        NvmeFunction {
+            address: "0000:5e:00.0".into(),
+            vendor: 0x8086,
+            device: 0x0a54,
+            driver: Some("nvme".into()),
+            numa_node: Some(1),
+        }
+    }
+
+    #[test]
+    fn a_function_is_shown_with_its_driver() {
+        assert!(as_text(&[function()]).contains("  0000:5e:00.0        8086:0a54  driver nvme\n"));
+        assert!(as_text(&[]).ends_with("NVMe functions on the PCI bus\n  none\n"));
+        let json: serde_json::Value = serde_json::from_str(&as_json(&[function()])).unwrap();
+        assert_eq!(json["pci"][0]["driver"], "nvme");
+        assert_eq!(json["pci"][0]["device"], 0x0a54);
+    }
+
+    #[test]
+    fn every_emulated_ssd_that_is_listed_can_be_named() {
+        let json: serde_json::Value = serde_json::from_str(&as_json(&[])).unwrap();
+        let listed = json["emulated"].as_array().unwrap();
+        assert_eq!(listed.len(), 5);
+        for entry in listed {
+            entry["uri"].as_str().unwrap().parse::<Uri>().unwrap();
+        }
+    }
+}

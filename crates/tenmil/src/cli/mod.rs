@@ -1,0 +1,158 @@
+//! The command line: what is asked for, checked before anything starts, and handed to an engine.
+//!
+//! Exit codes: 0 done, 1 the machine is not set up for it, 2 asked for something that cannot be,
+//! 3 a controller broke its contract, which includes every failed I/O. They are made from
+//! [`Blame`](base::Blame) and never from text.
+
+mod identify;
+mod list;
+mod perf;
+mod report_file;
+mod sim;
+mod usage;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::Refused;
+use crate::identify::WithController;
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::PerfOutcome;
+use crate::simulation::SimOptions;
+
+/// A user-space NVMe storage stack.
+#[derive(Debug, Parser)]
+#[command(name = "tenmil", version, about, subcommand_required = true, after_help = EXAMPLES)]
+#[command(disable_help_subcommand = true, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Load SSDs and say what they, and the driver, can do.
+    Perf(Box<perf::PerfArguments>),
+    /// List the SSDs of this machine, and those that can be emulated.
+    List(list::ListArguments),
+    /// Ask an SSD what it is, and decode all it answers.
+    Identify(identify::IdentifyArguments),
+    /// Run the driver against a simulated, misbehaving controller.
+    Sim(sim::SimArguments),
+}
+
+/// What does the work once the command line is understood. Tests put others in their place.
+#[derive(Clone, Copy)]
+pub struct Engines {
+    /// Runs `perf`.
+    pub perf: fn(&PerfOptions) -> Result<PerfOutcome, Refused>,
+    /// Brings up an SSD and lets somebody ask it things.
+    pub identify: WithController,
+    /// Runs `sim`.
+    pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), Refused>,
+}
+
+impl Engines {
+    /// The real ones.
+    pub fn real() -> Self {
+        Self {
+            perf: |_| Err(Refused::machine("perf: no engine is built in")),
+            identify: |uri, _| Err(Refused::machine(format!("{uri}: no engine is built in"))),
+            sim: |_, _| Err(Refused::machine("sim: no engine is built in")),
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil perf                              21 emulated SSDs, 10 s, and a page to look at
+  tenmil perf 'emu:ram?count=4' -w randrw  four SSDs that move data
+  tenmil list                              what there is
+  tenmil identify emu:null                 what an SSD says about itself
+  tenmil sim --seeds 1000                  a thousand misbehaving controllers
+
+An emulated SSD needs no hardware, no root and no huge pages.";
+
+/// Does what `arguments` ask for, the program's name first, and says how it went.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut out = io::stdout().lock();
+    match dispatch(&arguments, engines, &mut out) {
+        Ok(code) => code,
+        Err(refused) => {
+            let mut errors = io::stderr().lock();
+            // With standard error closed there is nobody left to tell.
+            let _ = writeln!(errors, "error: {refused}");
+            if let Some(hint) = &refused.hint {
+                let _ = writeln!(errors, "hint: {hint}");
+            }
+            ExitCode::from(refused.blame.exit_code())
+        }
+    }
+}
+
+fn dispatch(
+    arguments: &[OsString],
+    engines: &Engines,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    let mut command = Arguments::command();
+    let parsed = command.try_get_matches_from_mut(arguments);
+    let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
+    match parsed {
+        Err(error) if !error.use_stderr() => {
+            write_out(out, &error.render().to_string())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => Err(usage::refusal(&error, &command)),
+        Ok(Arguments { command: Command::Perf(perf) }) => {
+            perf::run(&perf, &command_line(arguments), engines, out)
+        }
+        Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
+        Ok(Arguments { command: Command::Identify(identify) }) => {
+            identify::run(&identify, engines, out)
+        }
+        Ok(Arguments { command: Command::Sim(sim) }) => {
+            (engines.sim)(&sim.options(), out)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Writes to standard output; a pipe that was closed is the machine's move.
+fn write_out(out: &mut dyn Write, text: &str) -> Result<(), Refused> {
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| Refused::machine(format!("write to standard output: {error}")))
+}
+
+/// The command line as it can be typed again.
+fn command_line(arguments: &[OsString]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./+@%".contains(c);
+    let quoted = arguments.iter().skip(1).map(|argument| {
+        let text = argument.to_string_lossy();
+        if !text.is_empty() && text.chars().all(plain) {
+            text.into_owned()
+        } else {
+            format!("'{}'", text.replace('\'', r"'\''"))
+        }
+    });
+    core::iter::once("tenmil".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::command_line;
+
+    #[test]
+    fn a_command_line_is_quoted_where_a_shell_would_read_it_otherwise() {
+        let words = ["/bin/tenmil", "perf", "emu:null?count=2", "-t", "5", "it's", ""];
+        let words: Vec<OsString> = words.iter().map(Into::into).collect();
+        assert_eq!(command_line(&words), r"tenmil perf 'emu:null?count=2' -t 5 'it'\''s' ''");
+    }
+}

@@ -1,0 +1,320 @@
+//! `tenmil perf`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use base::{Blame, Span};
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use clap::builder::TypedValueParser;
+use dma::CommandStore;
+use host::Cores;
+use host::machine::Machine;
+
+use super::report_file::ReportFile;
+use super::{Engines, write_out};
+use crate::perf::options::{
+    ArrivalLaw, CEILING_TIME, CompletionCopy, CompletionDoorbell, OpenLoop, Output, Pattern,
+    PerfOptions, Prefetch, RAM_TIME, SizeMix, Supplies, Techniques,
+};
+use crate::perf::outcome::PerfOutcome;
+use crate::perf::quantity::{parse_count, parse_size, parse_time};
+use crate::perf::report::{html, json, text};
+use crate::{Refused, Uri};
+
+/// Load SSDs and say what they, and the driver, can do.
+///
+/// Without any argument: 21 emulated SSDs that answer and move no data, random reads of 4 KiB,
+/// depth 128 each, one submitting thread, one device thread, 10 seconds; then one second of the
+/// bare ring for the ratio, two seconds over memory for a figure that moves data, and
+/// tenmil-perf.html.
+///
+/// With any argument, only what is asked for happens.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, disable_version_flag = true)]
+pub(super) struct PerfArguments {
+    /// SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each with
+    /// ?count=, size=, block=, entries=, queues= [default: emu:null?count=21]
+    #[arg(value_name = "URI", value_parser = parse_uri)]
+    uris: Vec<Uri>,
+
+    /// I/Os in flight per SSD and submitting thread
+    #[arg(short = 'q', long, value_name = "N", default_value = "128", value_parser = whole::<u32>)]
+    #[arg(help_heading = LOAD)]
+    depth: u32,
+
+    /// Bytes in one I/O: 4096, 4k, 1m
+    #[arg(short = 'o', long, value_name = "SIZE", default_value = "4k", value_parser = parse_io_size)]
+    #[arg(help_heading = LOAD, conflicts_with = "bs_mix")]
+    io_size: SizeMix,
+
+    /// Several sizes with their weights: 4k:70,64k:30
+    #[arg(long, value_name = "MIX", value_parser = SizeMix::parse, help_heading = LOAD)]
+    bs_mix: Option<SizeMix>,
+
+    /// What to do; flush-mix is randrw with a flush for every sixteenth
+    #[arg(short = 'w', long, value_name = "PATTERN", default_value = "randread")]
+    #[arg(help_heading = LOAD, value_parser = named(Pattern::ALL.map(|it| (it.name(), it))))]
+    pattern: Pattern,
+
+    /// Reads in a hundred I/Os of rw, randrw and flush-mix
+    #[arg(short = 'M', long, value_name = "PERCENT", default_value = "50")]
+    #[arg(help_heading = LOAD, value_parser = parse_percent)]
+    read_share: u8,
+
+    /// Measure for so long: 10, 0.5, 500ms, 2m
+    #[arg(short = 't', long, value_name = "TIME", default_value = "10", value_parser = parse_time)]
+    #[arg(help_heading = LOAD)]
+    time: Span,
+
+    /// Run for so long before measuring
+    #[arg(short = 'a', long, value_name = "TIME", default_value = "0.5", value_parser = parse_time)]
+    #[arg(help_heading = LOAD)]
+    warm_up: Span,
+
+    /// Stop after so many I/Os per SSD and submitting thread
+    #[arg(short = 'd', long, value_name = "N", value_parser = parse_count, help_heading = LOAD)]
+    number_ios: Option<u64>,
+
+    /// I/O queue pairs per SSD and submitting thread
+    #[arg(short = 'P', long, value_name = "N", default_value = "1", value_parser = whole::<u16>)]
+    #[arg(help_heading = LOAD)]
+    queue_pairs: u16,
+
+    /// Cores to submit on, a thread on each: 0,2-3 or 0x3 [default: one thread]
+    #[arg(short = 'c', long, value_name = "CORES", value_parser = Cores::parse)]
+    #[arg(help_heading = LOAD)]
+    cores: Option<Cores>,
+
+    /// Cores for emulated SSDs, a thread on each [default: one thread]
+    #[arg(long, value_name = "CORES", value_parser = Cores::parse, help_heading = LOAD)]
+    device_cores: Option<Cores>,
+
+    /// Start so many I/Os per second, whether or not earlier ones have ended; latency counts from
+    /// the intended start
+    #[arg(long, value_name = "IOPS", value_parser = parse_count, help_heading = LOAD)]
+    rate: Option<u64>,
+
+    /// How the time between two such starts is drawn
+    #[arg(long, value_name = "LAW", default_value = "poisson", requires = "rate")]
+    #[arg(help_heading = LOAD, value_parser = named([
+        ("poisson", ArrivalLaw::Poisson),
+        ("uniform", ArrivalLaw::Uniform),
+    ]))]
+    arrivals: ArrivalLaw,
+
+    /// Draw some addresses more often than others: the one of rank k as often as 1/k^THETA
+    #[arg(long, value_name = "THETA", help_heading = LOAD, allow_negative_numbers = true)]
+    #[arg(value_parser = parse_theta)]
+    zipf: Option<f64>,
+
+    /// Stamp what is written and check what is read; needs a medium that keeps data
+    #[arg(long, help_heading = LOAD)]
+    verify: bool,
+
+    /// What all random numbers are made from
+    #[arg(long, value_name = "N", default_value = "1", value_parser = whole::<u64>)]
+    #[arg(help_heading = LOAD)]
+    seed: u64,
+
+    /// Ring the submission doorbell for each command, not once per turn
+    #[arg(long, help_heading = TECHNIQUES)]
+    no_doorbell_batching: bool,
+
+    /// When the completion doorbell rings
+    #[arg(long, value_name = "WHEN", default_value = "poll", help_heading = TECHNIQUES)]
+    #[arg(value_parser = named([
+        ("each", CompletionDoorbell::Each),
+        ("poll", CompletionDoorbell::Poll),
+        ("deferred", CompletionDoorbell::Deferred),
+    ]))]
+    cq_doorbell: CompletionDoorbell,
+
+    /// How a command is stored into its ring
+    #[arg(long, value_name = "HOW", default_value = "auto", help_heading = TECHNIQUES)]
+    #[arg(value_parser = named([
+        ("auto", StoreChoice(None)),
+        ("plain", StoreChoice(Some(CommandStore::Plain))),
+        ("sse2", StoreChoice(Some(CommandStore::Sse2))),
+        ("avx512", StoreChoice(Some(CommandStore::Avx512))),
+        ("movdir64b", StoreChoice(Some(CommandStore::Movdir64b))),
+    ]))]
+    command_store: StoreChoice,
+
+    /// What is fetched ahead: some of slots,ring,tasks, or all, or none
+    #[arg(long, value_name = "WHAT", default_value = "all", value_parser = Prefetch::parse)]
+    #[arg(help_heading = TECHNIQUES)]
+    prefetch: Prefetch,
+
+    /// How completions leave their ring: a cache line at once, or one by one
+    #[arg(long, value_name = "HOW", default_value = "line", help_heading = TECHNIQUES)]
+    #[arg(value_parser = named([
+        ("line", CompletionCopy::Line),
+        ("one", CompletionCopy::One),
+    ]))]
+    completion_copy: CompletionCopy,
+
+    /// Keep doorbells in memory, where the controller can
+    #[arg(long, help_heading = TECHNIQUES)]
+    shadow_doorbells: bool,
+
+    /// Do not ask for huge pages
+    #[arg(long, help_heading = TECHNIQUES)]
+    no_huge_pages: bool,
+
+    /// Then measure the bare ring for a second: the most these rings can do, and the ratio
+    #[arg(long, help_heading = REPORTS)]
+    ceiling: bool,
+
+    /// Then run for two seconds over memory: the same with data that moves
+    #[arg(long, help_heading = REPORTS)]
+    ram: bool,
+
+    /// Print JSON in place of the text, or write it to FILE beside the text
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "", help_heading = REPORTS)]
+    json: Option<String>,
+
+    /// Write a page that needs nothing but itself
+    #[arg(long, value_name = "FILE", help_heading = REPORTS)]
+    html: Option<String>,
+}
+
+/// A store, or whatever suits the device. A type of its own, since an option of an option would be
+/// read as a flag that may be absent.
+#[derive(Clone, Copy, Debug)]
+struct StoreChoice(Option<CommandStore>);
+
+const LOAD: &str = "Load";
+const TECHNIQUES: &str = "Fast path, one switch per technique";
+const REPORTS: &str = "Reports";
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil perf                                      the main job; then look at tenmil-perf.html
+  tenmil perf -t 5 --ceiling                       the rate, and how much of the possible it is
+  tenmil perf emu:null -q 1                        the round trip of one I/O
+  tenmil perf emu:null --no-doorbell-batching      what a technique is worth
+  tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bs-mix 4k:70,64k:30 --zipf 0.99
+  tenmil perf emu:model:p4600 --rate 200k          latency under a load that does not wait
+  tenmil perf emu:file:/tmp/disk?size=1g -w randrw --verify
+  tenmil perf emu:null --json | jq .iops
+
+Without link-time optimisation: cargo run --profile release-no-lto -- perf
+Exit codes: 0 all I/Os ended well, 1 machine not set up, 2 bad arguments, 3 I/Os failed.";
+
+/// Runs `perf` and reports. `command` is how to run it again.
+pub(super) fn run(
+    arguments: &PerfArguments,
+    command: &str,
+    engines: &Engines,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    let mut options = arguments.options();
+    if command == "tenmil perf" {
+        options = options.with_extras();
+    }
+    options.check(&Supplies::look(&Machine::this()))?;
+    let json_file = match &options.json {
+        Some(Output::File(path)) => Some(ReportFile::promise("--json", path)?),
+        _ => None,
+    };
+    let html_file =
+        options.html.as_deref().map(|path| ReportFile::promise("--html", path)).transpose()?;
+    let outcome = (engines.perf)(&options)?;
+    let mut written = Vec::new();
+    if let Some(file) = json_file {
+        written.push(file.write(&json::render(&outcome))?);
+    }
+    if let Some(file) = html_file {
+        written.push(file.write(&html::render(&outcome, command))?);
+    }
+    let report = match options.json {
+        Some(Output::Standard) => json::render(&outcome),
+        _ => text::render(&outcome, &written),
+    };
+    write_out(out, &report)?;
+    Ok(exit_code(&outcome))
+}
+
+/// A failed I/O, or a block that is not what was written, is the controller's doing.
+fn exit_code(outcome: &PerfOutcome) -> ExitCode {
+    if outcome.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(Blame::Peer.exit_code()) }
+}
+
+impl PerfArguments {
+    fn options(&self) -> PerfOptions {
+        let usual = PerfOptions::default();
+        PerfOptions {
+            uris: if self.uris.is_empty() { usual.uris } else { self.uris.clone() },
+            depth: self.depth,
+            sizes: self.bs_mix.clone().unwrap_or_else(|| self.io_size.clone()),
+            pattern: self.pattern,
+            read_percent: self.read_share,
+            time: self.time,
+            warm_up: self.warm_up,
+            cores: self.cores.clone().unwrap_or_default(),
+            device_cores: self.device_cores.clone().unwrap_or_default(),
+            queue_pairs: self.queue_pairs,
+            io_count: self.number_ios,
+            rate: self.rate.map(|per_second| OpenLoop { per_second, arrivals: self.arrivals }),
+            zipf: self.zipf,
+            verify: self.verify,
+            techniques: Techniques {
+                doorbell_batching: !self.no_doorbell_batching,
+                completion_doorbell: self.cq_doorbell,
+                command_store: self.command_store.0,
+                prefetch: self.prefetch,
+                completion_copy: self.completion_copy,
+                shadow_doorbells: self.shadow_doorbells,
+                huge_pages: !self.no_huge_pages,
+            },
+            ceiling: self.ceiling.then_some(CEILING_TIME),
+            ram: self.ram.then_some(RAM_TIME),
+            json: self.json.as_ref().map(|path| match path.as_str() {
+                "" | "-" => Output::Standard,
+                path => Output::File(path.into()),
+            }),
+            html: self.html.clone(),
+            seed: self.seed,
+        }
+    }
+}
+
+/// A parser that accepts these names and nothing else.
+fn named<T, const N: usize>(choices: [(&'static str, T); N]) -> impl TypedValueParser<Value = T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let names = choices.each_ref().map(|(name, _)| *name);
+    PossibleValuesParser::new(names).map(move |name| {
+        let choice = choices.iter().find(|(known, _)| *known == name);
+        choice.expect("the parser before this one accepts known names only").1.clone()
+    })
+}
+
+fn parse_uri(text: &str) -> Result<Uri, Refused> {
+    text.parse()
+}
+
+pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+    let refuse = |_| format!("`{text}` is too large, expected at most {most}");
+    T::try_from(parse_count(text)?).map_err(refuse)
+}
+
+fn parse_percent(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(percent @ 0..=100) => Ok(percent),
+        _ => Err(format!("read share is `{text}`, expected 0 to 100")),
+    }
+}
+
+fn parse_theta(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number, expected one such as 0.99"))
+}
+
+/// One size; a mix has a flag of its own.
+fn parse_io_size(text: &str) -> Result<SizeMix, String> {
+    parse_size(text).and_then(|_| SizeMix::parse(text))
+}

@@ -1,0 +1,107 @@
+//! A report that is promised before the run and written after it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, Write};
+use std::path::PathBuf;
+
+use crate::Refused;
+
+/// A file that is known to be writable. If nothing is written and it had not been there before, it
+/// is taken away again.
+#[derive(Debug)]
+pub(super) struct ReportFile {
+    path: PathBuf,
+    file: File,
+    is_new: bool,
+}
+
+impl ReportFile {
+    /// Opens the file, or refuses in a line.
+    pub(super) fn promise(flag: &str, path: &str) -> Result<Self, Refused> {
+        let open = |is_new| OpenOptions::new().write(true).create_new(is_new).open(path);
+        let (opened, is_new) = match open(true) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (open(false), false),
+            opened => (opened, true),
+        };
+        match opened {
+            Ok(file) => Ok(Self { path: path.into(), file, is_new }),
+            Err(error) => Err(Refused::caller(format!(
+                "{flag} {path}: {}, expected a file that can be written",
+                reason(&error)
+            ))),
+        }
+    }
+
+    /// Fills the file, in place of what it held.
+    pub(super) fn write(mut self, text: &str) -> Result<String, Refused> {
+        let path = self.path.display().to_string();
+        let result = self
+            .file
+            .set_len(0)
+            .and_then(|()| self.file.rewind())
+            .and_then(|()| self.file.write_all(text.as_bytes()));
+        result.map_err(|error| Refused::machine(format!("write {path}: {error}")))?;
+        self.is_new = false;
+        Ok(path)
+    }
+}
+
+impl Drop for ReportFile {
+    fn drop(&mut self) {
+        if self.is_new {
+            // Whoever is told of the failure that led here need not be told of this one.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// An error in words that do not depend on numbers.
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such directory".into(),
+        io::ErrorKind::PermissionDenied => "permission denied".into(),
+        io::ErrorKind::IsADirectory => "is a directory".into(),
+        io::ErrorKind::ReadOnlyFilesystem => "the filesystem is read-only".into(),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ReportFile;
+
+    fn path(name: &str) -> String {
+        let name = format!("tenmil-report-{}-{name}", std::process::id());
+        std::env::temp_dir().join(name).display().to_string()
+    }
+
+    #[test]
+    fn a_promise_that_is_not_kept_leaves_nothing_behind() {
+        let path = path("broken");
+        drop(ReportFile::promise("--html", &path).unwrap());
+        assert!(!std::fs::exists(&path).unwrap());
+    }
+
+    #[test]
+    fn an_older_report_stays_until_it_is_replaced_as_a_whole() {
+        let path = path("kept");
+        let report = ReportFile::promise("--html", &path).unwrap();
+        report.write("a long first report").unwrap();
+        drop(ReportFile::promise("--html", &path).unwrap());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a long first report");
+        ReportFile::promise("--html", &path).unwrap().write("short").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "short");
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_refused_by_name() {
+        let refusal = |path| ReportFile::promise("--html", path).unwrap_err().text;
+        let expected = "expected a file that can be written";
+        assert_eq!(
+            refusal("/nowhere/at/all.html"),
+            format!("--html /nowhere/at/all.html: no such directory, {expected}")
+        );
+        assert_eq!(refusal("/"), format!("--html /: is a directory, {expected}"));
+    }
+}

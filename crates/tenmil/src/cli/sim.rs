@@ -1,0 +1,52 @@
+//! `tenmil sim`.
+
+use clap::Args;
+
+use super::perf::whole;
+use crate::simulation::SimOptions;
+
+/// Run the driver against a simulated controller that breaks its contract in every way we know.
+///
+/// All scripted scenarios first, then a swarm of seeds. A seed repeats its run bit for bit.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct SimArguments {
+    /// How many seeds to run after the scenarios
+    #[arg(long, value_name = "N", default_value = "200", value_parser = whole::<u64>)]
+    seeds: u64,
+
+    /// Run this seed alone
+    #[arg(long, value_name = "SEED", value_parser = whole::<u64>, conflicts_with = "scenario")]
+    seed: Option<u64>,
+
+    /// Run only scenarios whose name contains TEXT
+    #[arg(long, value_name = "TEXT")]
+    scenario: Option<String>,
+
+    /// Name the scenarios and run none
+    #[arg(long)]
+    list: bool,
+
+    /// Plant a bug that must be found
+    #[arg(long)]
+    canary: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil sim                       all scenarios and 200 seeds
+  tenmil sim --seed 4711           one run again
+  tenmil sim --scenario identify   some scenarios
+  tenmil sim --canary              proof that a bug would be found";
+
+impl SimArguments {
+    pub(super) fn options(&self) -> SimOptions {
+        SimOptions {
+            seeds: if self.seed.is_some() { 1 } else { self.seeds },
+            first_seed: self.seed.unwrap_or(0),
+            scenario: self.scenario.clone(),
+            list: self.list,
+            canary: self.canary,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! One line for every command line that cannot be understood.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, Error};
+
+use crate::Refused;
+
+/// What to say about `error`: the value that was found, and what is accepted.
+pub(super) fn refusal(error: &Error, root: &Command) -> Refused {
+    let flag = || text(error, ContextKind::InvalidArg).map(|arg| name_of(&arg, root));
+    let value = text(error, ContextKind::InvalidValue).unwrap_or_default();
+    let accepted = texts(error, ContextKind::ValidValue);
+    let line = match error.kind() {
+        ErrorKind::ValueValidation => {
+            let source = core::error::Error::source(error).map(ToString::to_string);
+            let reason = source.unwrap_or_else(|| format!("`{value}` is not accepted"));
+            match flag() {
+                Some(flag) if flag.starts_with('-') => format!("{flag}: {reason}"),
+                _ => reason,
+            }
+        }
+        ErrorKind::InvalidValue if value.is_empty() => {
+            let expected = either(&accepted).unwrap_or_else(|| "one after it".into());
+            format!("{}: the value is missing, expected {expected}", flag().unwrap_or_default())
+        }
+        ErrorKind::InvalidValue => {
+            let expected = either(&accepted).unwrap_or_else(|| "another".into());
+            format!("{} {value}: expected {expected}", flag().unwrap_or_default())
+        }
+        ErrorKind::UnknownArgument => unknown_argument(error),
+        ErrorKind::InvalidSubcommand => {
+            let found = text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
+            format!("no command `{found}`, expected {}", commands(root))
+        }
+        ErrorKind::MissingSubcommand => {
+            format!("no command is given, expected {}", commands(root))
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing = texts(error, ContextKind::InvalidArg).join(" and ");
+            format!("{missing} is missing, expected as shown by --help")
+        }
+        ErrorKind::ArgumentConflict => {
+            let other = texts(error, ContextKind::PriorArg);
+            let other: Vec<String> = other.iter().map(|arg| name_of(arg, root)).collect();
+            let flag = flag().unwrap_or_default();
+            match other.iter().find(|other| **other != flag) {
+                Some(other) => format!("{flag} and {other} are both given, expected one of them"),
+                None => format!("{flag} is given twice, expected once"),
+            }
+        }
+        _ => error.to_string().lines().next().unwrap_or_default().replace("error: ", ""),
+    };
+    Refused::caller(line)
+}
+
+fn unknown_argument(error: &Error) -> String {
+    let found = text(error, ContextKind::InvalidArg).unwrap_or_default();
+    let what = if found.starts_with('-') { "flag" } else { "argument" };
+    match text(error, ContextKind::SuggestedArg) {
+        Some(like) => format!("no {what} `{found}`, expected perhaps `{like}`"),
+        None => format!("no {what} `{found}`, expected one of those shown by --help"),
+    }
+}
+
+/// The letter of a flag, where it has one, or else its long name.
+fn name_of(argument: &str, root: &Command) -> String {
+    let name = argument.split([' ', '=', '[']).next().unwrap_or(argument);
+    let all = root.get_subcommands().flat_map(Command::get_arguments);
+    let letter = all
+        .filter(|arg| arg.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long)))
+        .find_map(clap::Arg::get_short);
+    letter.map_or_else(|| name.to_owned(), |letter| format!("-{letter}"))
+}
+
+fn commands(root: &Command) -> String {
+    let names: Vec<String> = root.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    either(&names).unwrap_or_default()
+}
+
+/// `a, b or c`.
+fn either(names: &[String]) -> Option<String> {
+    let (last, rest) = names.split_last()?;
+    Some(if rest.is_empty() { last.clone() } else { format!("{} or {last}", rest.join(", ")) })
+}
+
+fn text(error: &Error, kind: ContextKind) -> Option<String> {
+    texts(error, kind).into_iter().next()
+}
+
+fn texts(error: &Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
+    }
+}

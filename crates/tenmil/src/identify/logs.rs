@@ -1,0 +1,118 @@
+//! Log pages.
+
+use wire::Layout;
+use wire::Typed;
+use wire::admin::GetLogPage;
+use wire::identify::NSID_ALL;
+use wire::identify::list::NamespaceList;
+use wire::layout::{Decoded, Value};
+use wire::log::LogPage;
+use wire::log::ana::{AnaHeader, groups};
+use wire::log::effects::{
+    CommandsEffects, FeaturesEffects, LogPageEffects, ManagementEffects, SupportedLogPages,
+};
+use wire::log::error::entries;
+use wire::log::event::ReservationNotification;
+use wire::log::firmware::{FirmwareSlots, TelemetryController, TelemetryHost};
+use wire::log::health::HealthInformation;
+use wire::log::sanitize::SanitizeStatus;
+use wire::log::self_test::SelfTestPage;
+
+use super::{Controller, Document, fields_of};
+use crate::Refused;
+
+/// A page that is read whole, or as far as its header goes.
+struct Page {
+    page: LogPage,
+    path: &'static str,
+    len_bytes: u32,
+    decode: fn(&[u8]) -> Vec<Decoded>,
+}
+
+/// Entries of the error log that are asked for: a page of them.
+const ERROR_BYTES: u32 = 64 * 64;
+
+/// Enough for the groups of 900 namespaces.
+const ANA_BYTES: u32 = 4096;
+
+/// The pages, each with where it goes in the document.
+const PAGES: [Page; 14] = [
+    Page::of::<SupportedLogPages>(LogPage::SupportedLogPages, "supported"),
+    Page {
+        page: LogPage::ErrorInformation,
+        path: "errors",
+        len_bytes: ERROR_BYTES,
+        decode: error_entries,
+    },
+    Page::of::<HealthInformation>(LogPage::Health, "health"),
+    Page::of::<FirmwareSlots>(LogPage::FirmwareSlot, "firmware_slots"),
+    Page::of::<NamespaceList>(LogPage::ChangedNamespaces, "changed_namespaces"),
+    Page::of::<CommandsEffects>(LogPage::CommandEffects, "command_effects"),
+    Page::of::<SelfTestPage>(LogPage::SelfTest, "self_test"),
+    Page::of::<TelemetryHost>(LogPage::TelemetryHost, "telemetry_host"),
+    Page::of::<TelemetryController>(LogPage::TelemetryController, "telemetry_controller"),
+    Page { page: LogPage::Ana, path: "ana", len_bytes: ANA_BYTES, decode: ana_groups },
+    Page::of::<FeaturesEffects>(LogPage::FeatureEffects, "feature_effects"),
+    Page::of::<ManagementEffects>(LogPage::ManagementEffects, "management_effects"),
+    Page::of::<ReservationNotification>(LogPage::ReservationNotification, "reservation"),
+    Page::of::<SanitizeStatus>(LogPage::SanitizeStatus, "sanitize"),
+];
+
+impl Page {
+    const fn of<T: Layout>(page: LogPage, path: &'static str) -> Self {
+        assert!(T::BYTES <= 4096, "a page that fits into a page");
+        #[expect(clippy::cast_possible_truncation, reason = "asserted above")]
+        let len_bytes = T::BYTES as u32;
+        Self { page, path, len_bytes, decode: fields_of::<T> }
+    }
+}
+
+/// Reads all pages that the controller has.
+pub(super) fn read(
+    controller: &mut dyn Controller,
+    document: &mut Document,
+) -> Result<(), Refused> {
+    let mut supported = None;
+    for page in &PAGES {
+        let lid = page.page.code();
+        if supported.as_ref().is_some_and(|pages| !has(pages, lid)) {
+            continue;
+        }
+        let title = format!("{} (log page {lid:02X}h)", page.page.name().trim_end_matches('.'));
+        // Reading must change nothing: events stay outstanding.
+        let command =
+            GetLogPage { nsid: NSID_ALL, rae: true, ..GetLogPage::new(lid, page.len_bytes) };
+        let answer = document.ask(controller, &title, command.to_command(), page.len_bytes)?;
+        let Some(answer) = answer else { continue };
+        document.add(&["logs", page.path], title, (page.decode)(&answer.bytes));
+        if page.page == LogPage::SupportedLogPages {
+            supported = SupportedLogPages::parse(&answer.bytes).ok();
+        }
+    }
+    Ok(())
+}
+
+fn has(pages: &SupportedLogPages, lid: u8) -> bool {
+    pages.lid(lid.into()).is_some_and(|effects: LogPageEffects| effects.lsupp())
+}
+
+/// The entries of the error log, without those that have never been used.
+fn error_entries(bytes: &[u8]) -> Vec<Decoded> {
+    let entries = entries(bytes).map(|entry| Value::Structure(entry.decode()));
+    let value = Value::List(entries.collect());
+    vec![Decoded { name: "entry", meaning: "Error entries, newest first.", value, parts: vec![] }]
+}
+
+fn ana_groups(bytes: &[u8]) -> Vec<Decoded> {
+    let mut fields = fields_of::<AnaHeader>(bytes);
+    let groups = groups(bytes).map(|(group, namespaces)| {
+        let nsids = namespaces.map(|nsid| Value::Number(nsid.into())).collect();
+        let mut fields = group.decode();
+        let value = Value::List(nsids);
+        fields.push(Decoded { name: "nsid", meaning: "Its namespaces.", value, parts: vec![] });
+        Value::Structure(fields)
+    });
+    let value = Value::List(groups.collect());
+    fields.push(Decoded { name: "group", meaning: "Groups.", value, parts: vec![] });
+    fields
+}

@@ -1,0 +1,152 @@
+//! Registers, and what Identify answers.
+
+use wire::admin::Identify;
+use wire::identify::controller::{IdentifyController, IdentifyControllerNvm};
+use wire::identify::descriptor::{NamespaceIdentifier, descriptors};
+use wire::identify::list::{CommandSets, ControllerList, NamespaceList};
+use wire::identify::namespace::{
+    IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm,
+};
+use wire::identify::{BYTES, Cns, CommandSet, NSID_MAX};
+use wire::layout::{Decoded, Value};
+use wire::register::{
+    AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, ReadyTimeouts, Version,
+    offset,
+};
+use wire::{Layout, Typed};
+
+use super::{Controller, Document, fields_of, fields_of_dword};
+use crate::Refused;
+
+/// Lists of active namespaces that are asked for at most: a million namespaces.
+const LISTS_MAX: usize = 1024;
+
+/// Reads the registers that have no effect when they are read.
+pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Document) {
+    let cap = controller.read64(offset::CAP).to_le_bytes();
+    let path = |name: &'static str| ["registers", name];
+    document.add(&path("cap"), "CAP: Controller Capabilities", fields_of::<Capabilities>(&cap));
+    let mut dword = |at: usize| controller.read32(at);
+    document.add(&path("vs"), "VS: Version", fields_of_dword::<Version>(dword(offset::VS)));
+    let fields = fields_of_dword::<Configuration>(dword(offset::CC));
+    document.add(&path("cc"), "CC: Controller Configuration", fields);
+    let fields = fields_of_dword::<ControllerStatus>(dword(offset::CSTS));
+    document.add(&path("csts"), "CSTS: Controller Status", fields);
+    let fields = fields_of_dword::<AdminQueueAttributes>(dword(offset::AQA));
+    document.add(&path("aqa"), "AQA: Admin Queue Attributes", fields);
+    let fields = fields_of_dword::<ReadyTimeouts>(dword(offset::CRTO));
+    document.add(&path("crto"), "CRTO: Controller Ready Timeouts", fields);
+}
+
+/// Reads all that Identify says, and returns the active namespaces.
+pub(super) fn read_identify(
+    controller: &mut dyn Controller,
+    document: &mut Document,
+) -> Result<Vec<u32>, Refused> {
+    let mut asker = Asker { controller, document };
+    asker.page::<IdentifyController>(&["controller", "identify"], Cns::Controller, 0)?;
+    asker.page::<IdentifyControllerNvm>(&["controller", "nvm"], Cns::CommandSetController, 0)?;
+    asker.page::<CommandSets>(&["controller", "command_sets"], Cns::CommandSets, 0)?;
+    let list = &["subsystem", "controllers"];
+    asker.page::<ControllerList>(list, Cns::SubsystemControllers, 0)?;
+    let namespaces = asker.active_namespaces()?;
+    let list = &["subsystem", "allocated_namespaces"];
+    asker.page::<NamespaceList>(list, Cns::AllocatedNamespaces, 0)?;
+    for nsid in &namespaces {
+        asker.namespace(*nsid)?;
+    }
+    Ok(namespaces)
+}
+
+struct Asker<'a> {
+    controller: &'a mut dyn Controller,
+    document: &'a mut Document,
+}
+
+impl Asker<'_> {
+    fn page<T: Layout>(&mut self, path: &[&str], cns: Cns, nsid: u32) -> Result<(), Refused> {
+        if let Some(bytes) = self.bytes(cns, nsid)? {
+            self.document.add(path, title(cns, nsid), fields_of::<T>(&bytes));
+        }
+        Ok(())
+    }
+
+    fn bytes(&mut self, cns: Cns, nsid: u32) -> Result<Option<Vec<u8>>, Refused> {
+        let csi = CommandSet::Nvm.code();
+        let command = Identify { nsid, cns: cns.code(), csi, ..Identify::default() }.to_command();
+        let len_bytes = u32::try_from(BYTES).expect("a page of 4 KiB");
+        let answer = self.document.ask(self.controller, &title(cns, nsid), command, len_bytes)?;
+        Ok(answer.map(|answer| answer.bytes))
+    }
+
+    /// The active namespaces. A list that does not rise is a lie, and would never end.
+    fn active_namespaces(&mut self) -> Result<Vec<u32>, Refused> {
+        let mut namespaces: Vec<u32> = Vec::new();
+        for _ in 0..LISTS_MAX {
+            let after = namespaces.last().copied().unwrap_or(0);
+            let Some(bytes) = self.bytes(Cns::ActiveNamespaces, after)? else { break };
+            let list =
+                NamespaceList::parse(&bytes).map_err(|short| Refused::peer(short.to_string()))?;
+            let found: Vec<u32> = list.iter().collect();
+            for nsid in &found {
+                let last = namespaces.last().copied().unwrap_or(0);
+                if *nsid <= last || *nsid > NSID_MAX {
+                    return Err(Refused::peer(format!(
+                        "active namespace list: {nsid:#x} after {last:#x}, expected identifiers \
+                         that rise"
+                    )));
+                }
+                namespaces.push(*nsid);
+            }
+            if found.len() < NamespaceList::CAPACITY {
+                break;
+            }
+        }
+        let values = namespaces.iter().map(|nsid| Value::Number((*nsid).into())).collect();
+        let nsid = field("nsid", "Namespace Identifiers.", Value::List(values));
+        let title = title(Cns::ActiveNamespaces, 0);
+        self.document.add(&["subsystem", "active_namespaces"], title, vec![nsid]);
+        Ok(namespaces)
+    }
+
+    fn namespace(&mut self, nsid: u32) -> Result<(), Refused> {
+        let number = nsid.to_string();
+        let path = |name| ["namespaces", number.as_str(), name];
+        self.page::<IdentifyNamespace>(&path("identify"), Cns::Namespace, nsid)?;
+        self.page::<IdentifyNamespaceNvm>(&path("nvm"), Cns::CommandSetNamespace, nsid)?;
+        let independent = Cns::IndependentNamespace;
+        self.page::<IdentifyNamespaceIndependent>(&path("independent"), independent, nsid)?;
+        if let Some(bytes) = self.bytes(Cns::Descriptors, nsid)? {
+            let fields = descriptors(&bytes).map(descriptor).collect();
+            self.document.add(&path("descriptors"), title(Cns::Descriptors, nsid), fields);
+        }
+        let attached = Cns::NamespaceControllers;
+        self.page::<ControllerList>(&path("controllers"), attached, nsid)
+    }
+}
+
+fn descriptor(identifier: NamespaceIdentifier) -> Decoded {
+    match identifier {
+        NamespaceIdentifier::Eui64(bytes) => {
+            field("eui64", "IEEE Extended Unique Identifier.", Value::Bytes(bytes.to_vec()))
+        }
+        NamespaceIdentifier::Nguid(bytes) => {
+            field("nguid", "Namespace Globally Unique Identifier.", Value::Bytes(bytes.to_vec()))
+        }
+        NamespaceIdentifier::Uuid(bytes) => {
+            field("uuid", "Namespace UUID.", Value::Bytes(bytes.to_vec()))
+        }
+        NamespaceIdentifier::Csi(set) => {
+            field("csi", "Command Set Identifier.", Value::Code(set.code().into(), set.name()))
+        }
+    }
+}
+
+fn field(name: &'static str, meaning: &'static str, value: Value) -> Decoded {
+    Decoded { name, meaning, value, parts: Vec::new() }
+}
+
+fn title(cns: Cns, nsid: u32) -> String {
+    let title = format!("{} (CNS {:02X}h)", cns.name().trim_end_matches('.'), cns.code());
+    if nsid == 0 { title } else { format!("{title} of namespace {nsid}") }
+}

@@ -1,0 +1,165 @@
+//! What a controller has answered, as text and as JSON.
+
+use core::fmt::Write;
+
+use serde_json::{Map, Value as Json, json};
+use wire::layout::{Decoded, Value};
+
+use super::{Document, Section};
+
+/// Everything as text. Fields that are zero are left out unless `all` is set.
+pub fn text(document: &Document, all: bool) -> String {
+    let mut out = String::new();
+    let mut left_out = 0;
+    for section in &document.sections {
+        let _ = writeln!(out, "{}", section.title);
+        let before = out.len();
+        for field in &section.fields {
+            write_field(&mut out, field, all, &mut left_out);
+        }
+        if out.len() == before {
+            out += "  (all zero)\n";
+        }
+        out.push('\n');
+    }
+    if !document.unanswered.is_empty() {
+        out += "Not answered\n";
+        for (title, status) in &document.unanswered {
+            let _ = writeln!(out, "  {title}: {status}");
+        }
+        out.push('\n');
+    }
+    if left_out > 0 {
+        let _ = writeln!(out, "{left_out} fields are zero and left out; --all shows them.");
+    }
+    out
+}
+
+fn write_field(out: &mut String, field: &Decoded, all: bool, left_out: &mut u32) {
+    if field.value.is_zero() && !all {
+        *left_out += 1;
+        return;
+    }
+    if let Value::List(values) = &field.value {
+        write_list(out, field, values, all);
+        return;
+    }
+    write_line(out, 2, field.name, &show(&field.value), field.meaning);
+    for part in &field.parts {
+        if all || !part.value.is_zero() {
+            write_line(out, 4, part.name, &show(&part.value), part.meaning);
+        }
+    }
+}
+
+/// A list of numbers on a line; one of structures with a line for each that is not zero.
+fn write_list(out: &mut String, field: &Decoded, values: &[Value], all: bool) {
+    let values = without_end(values);
+    if values.iter().all(|value| matches!(value, Value::Number(_))) {
+        let shown: Vec<String> = values.iter().map(show).collect();
+        write_line(out, 2, field.name, &shown.join(" "), field.meaning);
+        return;
+    }
+    write_line(out, 2, field.name, "", field.meaning);
+    for (index, value) in values.iter().enumerate() {
+        if all || !value.is_zero() {
+            let _ = writeln!(out, "    [{index:#04x}] {}", show(value));
+        }
+    }
+}
+
+fn write_line(out: &mut String, indent: usize, name: &str, value: &str, meaning: &str) {
+    let meaning = meaning.trim().trim_end_matches('.');
+    let width = 26 - indent;
+    let line = format!("{:indent$}{name:<width$} {value:<28} {meaning}", "");
+    let _ = writeln!(out, "{}", line.trim_end());
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::Flag(true) => "yes".into(),
+        Value::Flag(false) => "no".into(),
+        Value::Number(number @ 0..=9) => number.to_string(),
+        Value::Number(number) => format!("{number} ({number:#x})"),
+        Value::Code(code, name) => format!("{} ({code:#x})", name.trim_end_matches('.')),
+        Value::Text(text) => format!("\"{}\"", text.escape_debug()),
+        Value::Bytes(_) => value.to_string(),
+        Value::Structure(fields) => {
+            let fields = fields.iter().filter(|field| !field.value.is_zero());
+            let shown: Vec<String> = fields.map(show_short).collect();
+            shown.join(", ")
+        }
+        Value::List(values) => {
+            let shown: Vec<String> = without_end(values).iter().map(show).collect();
+            format!("[{}]", shown.join(", "))
+        }
+    }
+}
+
+fn show_short(field: &Decoded) -> String {
+    match &field.value {
+        Value::Flag(_) => field.name.into(),
+        value => format!("{} {}", field.name, show(value)),
+    }
+}
+
+/// Everything as JSON, by where it belongs. Lists end with their last value that is not zero.
+pub fn json(document: &Document) -> String {
+    let mut root = Map::new();
+    for section in &document.sections {
+        insert(&mut root, section);
+    }
+    let unanswered: Vec<Json> = document
+        .unanswered
+        .iter()
+        .map(|(title, status)| json!({ "what": title, "status": status.to_string() }))
+        .collect();
+    root.insert("unanswered".into(), unanswered.into());
+    format!("{:#}\n", Json::Object(root))
+}
+
+fn insert(root: &mut Map<String, Json>, section: &Section) {
+    let (last, parents) = section.path.split_last().expect("a section has a place");
+    let mut object = root;
+    for parent in parents {
+        let child = object.entry(parent.as_str()).or_insert_with(|| json!({}));
+        object = child.as_object_mut().expect("sections are leaves, and have no children");
+    }
+    object.insert(last.clone(), fields_json(&section.fields));
+}
+
+fn fields_json(fields: &[Decoded]) -> Json {
+    let mut object = Map::new();
+    for field in fields {
+        object.insert(field.name.into(), value_json(&field.value));
+        // The parts of a word stand beside it: all names of a structure are different.
+        for part in &field.parts {
+            object.insert(part.name.into(), value_json(&part.value));
+        }
+    }
+    Json::Object(object)
+}
+
+fn value_json(value: &Value) -> Json {
+    match value {
+        Value::Flag(flag) => json!(flag),
+        // What is wider than 64 bits would be rounded by most readers; a string is not.
+        Value::Number(number) => match u64::try_from(*number) {
+            Ok(number) => json!(number),
+            Err(_) => json!(number.to_string()),
+        },
+        Value::Code(code, name) => {
+            json!({ "code": code, "name": name.trim_end_matches('.') })
+        }
+        Value::Text(text) => json!(text),
+        Value::Bytes(_) => json!(value.to_string()),
+        Value::Structure(fields) => fields_json(fields),
+        Value::List(values) => without_end(values).iter().map(value_json).collect(),
+    }
+}
+
+/// `values` up to the last that is not zero.
+fn without_end(values: &[Value]) -> &[Value] {
+    let end = values.iter().rposition(|value| !value.is_zero()).map_or(0, |last| last + 1);
+    &values[..end]
+}

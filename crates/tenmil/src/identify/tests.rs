@@ -1,0 +1,196 @@
+//! A controller that answers from a table, and what is made of its answers.
+
+use wire::identify::controller::IdentifyController;
+use wire::identify::list::NamespaceList;
+use wire::identify::namespace::IdentifyNamespace;
+use wire::identify::{Cns, descriptor::NamespaceIdentifier, descriptor::descriptor_list};
+use wire::layout::Ascii;
+use wire::log::LogPage;
+use wire::log::effects::{LogPageEffects, SupportedLogPages};
+use wire::log::health::HealthInformation;
+use wire::register::{Capabilities, VERSION_2_1, offset};
+use wire::{AdminOpcode, Command, Layout, Status};
+
+use super::{Answer, Controller, Document, interrogate, show};
+use crate::Refused;
+
+/// Two namespaces, a health page and few features; everything else is an invalid field.
+pub(crate) struct Scripted {
+    /// The active namespaces, as the list says.
+    pub(crate) namespaces: Vec<u32>,
+    asked: Vec<Command>,
+}
+
+impl Default for Scripted {
+    fn default() -> Self {
+        Self { namespaces: vec![1, 7], asked: Vec::new() }
+    }
+}
+
+impl Scripted {
+    fn identify(&self, cns: u8, nsid: u32) -> Option<Vec<u8>> {
+        match Cns::from_code(cns) {
+            Cns::Controller => Some(
+                IdentifyController::zeroed()
+                    .with(|page| page.vid(0x1234).mn(Ascii::new("SCRIPTED")).multiple_ports(true))
+                    .bytes(),
+            ),
+            Cns::ActiveNamespaces => {
+                let after = self.namespaces.iter().copied().filter(|other| *other > nsid);
+                Some(NamespaceList::new(after).bytes())
+            }
+            Cns::Namespace if self.namespaces.contains(&nsid) => {
+                Some(IdentifyNamespace::zeroed().with(|page| page.nsze(1 << 33)).bytes())
+            }
+            Cns::Descriptors => {
+                Some(descriptor_list(&[NamespaceIdentifier::Eui64([9; 8])]).to_vec())
+            }
+            _ => None,
+        }
+    }
+
+    fn log(lid: u8) -> Option<Vec<u8>> {
+        match LogPage::from_code(lid) {
+            LogPage::SupportedLogPages => {
+                let yes = LogPageEffects::zeroed().with(|effects| effects.lsupp(true));
+                let pages = SupportedLogPages::zeroed().with(|pages| pages.lid(0, yes).lid(2, yes));
+                Some(pages.bytes())
+            }
+            LogPage::Health => Some(HealthInformation::zeroed().bytes()),
+            _ => None,
+        }
+    }
+}
+
+impl Controller for Scripted {
+    fn read32(&mut self, offset: usize) -> u32 {
+        if offset == offset::VS { VERSION_2_1.0 } else { 0 }
+    }
+
+    fn read64(&mut self, offset: usize) -> u64 {
+        assert_eq!(offset, offset::CAP);
+        Capabilities::zeroed().with(|cap| cap.mqes(1023)).0
+    }
+
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+        self.asked.push(command);
+        let code = command.cdw10().to_le_bytes()[0];
+        let page = match command.opcode() {
+            opcode if opcode == AdminOpcode::Identify.code() => self.identify(code, command.nsid()),
+            opcode if opcode == AdminOpcode::GetLogPage.code() => Self::log(code),
+            opcode if opcode == AdminOpcode::GetFeatures.code() && code == 0x07 => Some(vec![]),
+            _ => None,
+        };
+        Ok(match page {
+            Some(mut bytes) => {
+                bytes.resize(len_bytes as usize, 0);
+                Answer { status: Status::SUCCESS, result: 0x000f_000f, bytes }
+            }
+            None => Answer { status: Status::INVALID_FIELD, result: 0, bytes: vec![] },
+        })
+    }
+}
+
+fn document() -> Document {
+    interrogate(&mut Scripted::default()).unwrap()
+}
+
+#[test]
+fn every_answer_is_decoded_in_its_place() {
+    let json: serde_json::Value = serde_json::from_str(&show::json(&document())).unwrap();
+    assert_eq!(json["registers"]["cap"]["mqes"], 1023);
+    assert_eq!(json["controller"]["identify"]["vid"], 0x1234);
+    assert_eq!(json["controller"]["identify"]["mn"], "SCRIPTED");
+    assert_eq!(json["controller"]["identify"]["multiple_ports"], true);
+    assert_eq!(json["subsystem"]["active_namespaces"]["nsid"], serde_json::json!([1, 7]));
+    assert_eq!(json["namespaces"]["7"]["identify"]["nsze"], 1_u64 << 33);
+    assert_eq!(json["namespaces"]["1"]["descriptors"]["eui64"], "0909090909090909");
+    assert_eq!(json["features"]["number_of_queues"]["nsq"], 15);
+    assert_eq!(json["logs"]["supported"]["lid"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn what_is_not_answered_is_listed_with_its_status() {
+    let text = show::text(&document(), false);
+    assert!(
+        text.contains("  Arbitration (feature 01h): Invalid Field in Command (SCT 0x0, SC 0x02)\n")
+    );
+}
+
+#[test]
+fn log_pages_that_are_not_supported_are_not_asked_for() {
+    let mut controller = Scripted::default();
+    interrogate(&mut controller).unwrap();
+    let logs = controller
+        .asked
+        .iter()
+        .filter(|command| command.opcode() == AdminOpcode::GetLogPage.code());
+    let lids: Vec<u8> = logs.clone().map(|command| command.cdw10().to_le_bytes()[0]).collect();
+    assert_eq!(lids, [0, 2]);
+    // RAE is bit 15 of dword 10 (Base 2.1 §5.1.12): reading must not take an event away.
+    assert!(logs.clone().all(|command| command.cdw10() & 1 << 15 != 0));
+}
+
+#[test]
+fn text_leaves_out_what_is_zero_and_says_so() {
+    let text = show::text(&document(), false);
+    assert!(text.contains("  mn                       \"SCRIPTED\""), "{text}");
+    assert!(text.contains("    multiple_ports         yes"), "{text}");
+    assert!(!text.contains("ssvid"));
+    assert!(text.contains("fields are zero and left out; --all shows them."));
+    let all = show::text(&document(), true);
+    assert!(all.contains("ssvid") && !all.contains("left out"));
+}
+
+#[test]
+fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
+    struct Liar(Scripted);
+    impl Controller for Liar {
+        fn read32(&mut self, offset: usize) -> u32 {
+            self.0.read32(offset)
+        }
+        fn read64(&mut self, offset: usize) -> u64 {
+            self.0.read64(offset)
+        }
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+            let mut answer = self.0.admin(command, len_bytes)?;
+            if command.cdw10() == u32::from(Cns::ActiveNamespaces.code()) {
+                answer.bytes = NamespaceList::new([5, 5]).bytes();
+            }
+            Ok(answer)
+        }
+    }
+    let refused = interrogate(&mut Liar(Scripted::default())).unwrap_err();
+    assert_eq!(
+        refused,
+        Refused::peer("active namespace list: 0x5 after 0x5, expected identifiers that rise")
+    );
+}
+
+#[test]
+fn namespaces_beyond_one_list_are_found() {
+    let mut controller = Scripted { namespaces: (1..=1500).collect(), ..Scripted::default() };
+    let document = interrogate(&mut controller).unwrap();
+    let identified = document.sections.iter().filter(|section| section.path[0] == "namespaces");
+    assert_eq!(identified.filter(|section| section.path[2] == "identify").count(), 1500);
+}
+
+#[test]
+fn an_answer_that_is_too_short_is_the_peers_lie() {
+    struct Short(Scripted);
+    impl Controller for Short {
+        fn read32(&mut self, offset: usize) -> u32 {
+            self.0.read32(offset)
+        }
+        fn read64(&mut self, offset: usize) -> u64 {
+            self.0.read64(offset)
+        }
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+            let mut answer = self.0.admin(command, len_bytes)?;
+            answer.bytes.pop();
+            Ok(answer)
+        }
+    }
+    let refused = interrogate(&mut Short(Scripted::default())).unwrap_err();
+    assert_eq!(refused.text, "Identify Controller (CNS 01h): 4095 bytes came, expected 4096");
+}

@@ -1,0 +1,314 @@
+//! The bare ring: what is left when everything but the two rings and a token table is taken away.
+//!
+//! One side stores commands and takes completions, the other does the reverse, with the same rings,
+//! doorbells and batching as the driver and the emulated SSD. Nothing is decoded, checked, timed or
+//! moved. It is the limit that the driver is compared with, and it is measured in the same run,
+//! because on a shared machine it moves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use base::{
+    CompletionRing, Dma, Histogram, HostEntries, HostMemory, Instant, Segment, Span,
+    SubmissionRing,
+};
+use dma::{
+    Backing, DeviceKind, DevicePool, HostCompletionRing, HostSubmissionRing, Mapping, Regions,
+    SharedEntries, SharedHostMemory,
+};
+use host::{Clock, Thread};
+
+use super::places::Places;
+use crate::Refused;
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::CeilingOutcome;
+
+/// What to measure.
+pub(super) struct Plan<'a> {
+    pub(super) options: &'a PerfOptions,
+    pub(super) rings: u32,
+    /// Entries in flight on each ring.
+    pub(super) depth: u32,
+    pub(super) time: Span,
+    pub(super) places: &'a Places,
+    pub(super) clock: Clock,
+}
+
+/// Two doorbells on a cache line of their own, as the emulated SSD lays them out.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Doorbells {
+    tail: AtomicU32,
+    head: AtomicU32,
+}
+
+/// The side that submits.
+struct BareHost {
+    submission: HostSubmissionRing,
+    completion: HostCompletionRing,
+    doorbells: Arc<Doorbells>,
+    tokens: Box<[u64]>,
+    depth: u32,
+    tail: u32,
+    head: u32,
+    phase: bool,
+    /// Adds up the tokens, so that the table is really read.
+    checksum: u64,
+}
+
+/// The side that completes.
+struct BareDevice {
+    submission: SharedEntries,
+    completion: SharedEntries,
+    doorbells: Arc<Doorbells>,
+    depth: u32,
+    head: u32,
+    tail: u32,
+    phase: bool,
+}
+
+const LINE: u32 = 4;
+
+/// Rounds between two looks at the clock.
+const ROUNDS_PER_LOOK: u32 = 16;
+
+/// Measures with one thread on each side, and with one entry in flight for a while where the run has
+/// one: then a round trip is what counts.
+pub(super) fn measure(plan: &Plan<'_>) -> Result<CeilingOutcome, Refused> {
+    let ring_depth = (plan.depth + 1).next_power_of_two().max(LINE);
+    let pool = pool(plan, ring_depth)?;
+    let mut hosts = Vec::new();
+    let mut devices = Vec::new();
+    for _ in 0..plan.rings {
+        let (host, device) = ring(&pool, ring_depth, plan.depth)
+            .ok_or_else(|| Refused::machine("measure the bare ring: no memory is left"))?;
+        hosts.push(host);
+        devices.push(device);
+    }
+    let gives_way = plan.places.gives_way;
+    let other = Thread::spawn("bare-device", plan.places.device[0], move |stop| {
+        while !stop.is_stopped() {
+            let done: u32 = devices.iter_mut().map(BareDevice::turn).sum();
+            if done == 0 && gives_way {
+                host::thread::give_way();
+            }
+        }
+    });
+    let other = other.map_err(refused)?;
+    let (clock, time, single) = (plan.clock, plan.time, plan.depth == 1);
+    let this = Thread::spawn("bare-submit", plan.places.submit[0], move |_| {
+        submit(&mut hosts, &clock, time, single, gives_way)
+    });
+    let (count, elapsed, trips) = this.map_err(refused)?.join();
+    other.stop();
+    Ok(CeilingOutcome {
+        iops: crate::perf::outcome::per_second(count, elapsed),
+        elapsed,
+        rings: plan.rings,
+        depth: plan.depth,
+        round_trip: single.then(|| Span { ns: trips.percentile(500_000) }),
+    })
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
+fn refused(error: std::io::Error) -> Refused {
+    Refused::machine(format!("start a thread for the bare ring: {error}"))
+}
+
+/// Memory like that of the run.
+fn pool(plan: &Plan<'_>, ring_depth: u32) -> Result<DevicePool, Refused> {
+    let bytes = plan.rings as usize * (ring_depth as usize * 80 + 8192);
+    let mapping = Mapping::new(bytes, Backing::Private)
+        .map_err(|error| Refused::machine(format!("measure the bare ring: {error}")))?;
+    mapping.populate();
+    let regions = Regions::new(1);
+    let memory =
+        regions.add(mapping).map_err(|error| Refused::machine(error.to_string()))?;
+    let store = crate::emu::command_store(&plan.options.techniques);
+    Ok(DevicePool::new(regions, memory, DeviceKind::Emulated, store))
+}
+
+/// A ring pair, both ends of it. `None` if the pool has no room for it.
+fn ring(pool: &DevicePool, depth: u32, in_flight: u32) -> Option<(BareHost, BareDevice)> {
+    let submission = pool.allocate(depth * 64)?;
+    let completion = pool.allocate(depth * 16)?;
+    let mut memory = SharedHostMemory::new(pool);
+    let mut view = |segment: Segment| {
+        memory.entries(pool.iova(segment)?, u64::from(segment.len_bytes)).ok()?
+    };
+    let doorbells = Arc::new(Doorbells::default());
+    let device = BareDevice {
+        submission: view(submission)?,
+        completion: view(completion)?,
+        doorbells: Arc::clone(&doorbells),
+        depth,
+        head: 0,
+        tail: 0,
+        phase: true,
+    };
+    let host = BareHost {
+        submission: pool.submission_ring(submission, depth),
+        completion: pool.completion_ring(completion, depth),
+        doorbells,
+        tokens: (0..u64::from(in_flight)).collect(),
+        depth,
+        tail: 0,
+        head: 0,
+        phase: true,
+        checksum: 0,
+    };
+    Some((host, device))
+}
+
+/// The submitting side: entries completed, the time that took, and where one entry is in flight, how
+/// long each trip was.
+fn submit(
+    hosts: &mut [BareHost],
+    clock: &Clock,
+    time: Span,
+    single: bool,
+    gives_way: bool,
+) -> (u64, Span, Histogram) {
+    let mut trips = Histogram::new();
+    let mut count = 0;
+    let begun = clock.now();
+    let end = begun.after(time);
+    let mut last = begun;
+    hosts.iter_mut().for_each(BareHost::start);
+    loop {
+        for _ in 0..ROUNDS_PER_LOOK {
+            let mut done = 0;
+            for host in &mut *hosts {
+                let taken = host.turn();
+                if taken > 0 && single {
+                    let now = clock.now();
+                    trips.record(now.since(last).ns);
+                    last = now;
+                }
+                done += taken;
+            }
+            count += u64::from(done);
+            if done == 0 && gives_way {
+                host::thread::give_way();
+            }
+        }
+        let now: Instant = clock.now();
+        if now >= end {
+            let checksum = hosts.iter().fold(0_u64, |sum, host| sum.wrapping_add(host.checksum));
+            std::hint::black_box(checksum);
+            return (count, now.since(begun), trips);
+        }
+    }
+}
+
+impl BareHost {
+    /// Fills the ring for the first time.
+    fn start(&mut self) {
+        (0..self.tokens.len() as u64).for_each(|cid| self.store(cid));
+        self.flush();
+    }
+
+    /// Takes what has completed and submits it again. Returns how many that were.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most four")]
+    fn turn(&mut self) -> u32 {
+        let mut taken = 0;
+        let mut line = [[0; 4]; LINE as usize];
+        loop {
+            let count = self.completion.load_line(self.head, self.phase, &mut line);
+            if count == 0 {
+                break;
+            }
+            for entry in &line[..count] {
+                let cid = u64::from(entry[3] & 0xffff);
+                if let Some(token) = self.tokens.get(cid as usize) {
+                    self.checksum = self.checksum.wrapping_add(*token);
+                }
+                self.store(cid);
+            }
+            taken += count as u32;
+            self.head += count as u32;
+            if self.head == self.depth {
+                self.head = 0;
+                self.phase = !self.phase;
+            }
+        }
+        if taken > 0 {
+            self.doorbells.head.store(self.head, Ordering::Release);
+            self.flush();
+        }
+        taken
+    }
+
+    #[inline]
+    fn store(&mut self, cid: u64) {
+        self.submission.store(self.tail, &[cid << 16 | 2, 0, 0, 0, 0, 0, 0, 0]);
+        self.tail = if self.tail + 1 == self.depth { 0 } else { self.tail + 1 };
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.submission.publish();
+        self.doorbells.tail.store(self.tail, Ordering::Release);
+    }
+}
+
+impl BareDevice {
+    /// Completes what has been submitted. Returns how many that were.
+    #[inline]
+    fn turn(&mut self) -> u32 {
+        let tail = self.doorbells.tail.load(Ordering::Acquire);
+        let mut taken = 0;
+        let mut line = [[0; 4]; LINE as usize];
+        while self.head != tail {
+            let room = LINE - self.tail % LINE;
+            let mut count = 0;
+            while count < room && self.head != tail {
+                let Ok(command) = self.submission.load_command(self.head) else { return taken };
+                #[expect(clippy::cast_possible_truncation, reason = "sixteen bits")]
+                let cid = (command[0] >> 16) as u32 & 0xffff;
+                let entry = [0, 0, self.head, u32::from(self.phase) << 16 | cid];
+                line[count as usize] = entry;
+                self.head = if self.head + 1 == self.depth { 0 } else { self.head + 1 };
+                count += 1;
+            }
+            let stored = self.completion.store_completions(self.tail, &line[..count as usize]);
+            if stored.is_err() {
+                return taken;
+            }
+            self.tail += count;
+            if self.tail == self.depth {
+                self.tail = 0;
+                self.phase = !self.phase;
+            }
+            taken += count;
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+
+    use super::ring;
+
+    /// Both halves on one thread, over many laps: what goes in comes out, and every token counts.
+    #[test]
+    fn everything_that_is_submitted_comes_back() {
+        for (depth, in_flight) in [(4, 1), (4, 3), (8, 5), (256, 128)] {
+            let regions = Regions::new(1);
+            let memory = regions.add(Mapping::new(1 << 17, Backing::Private).unwrap()).unwrap();
+            let store = CommandStore::Plain;
+            let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
+            let (mut host, mut device) = ring(&pool, depth, in_flight).unwrap();
+            host.start();
+            for _ in 0..1000 {
+                assert_eq!(device.turn(), in_flight);
+                assert_eq!(host.turn(), in_flight);
+            }
+            let once: u64 = (0..u64::from(in_flight)).sum();
+            assert_eq!(host.checksum, 1000 * once);
+        }
+    }
+}

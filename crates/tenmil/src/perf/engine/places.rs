@@ -1,0 +1,78 @@
+//! Which thread runs where.
+
+use host::Cores;
+
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::ThreadPlace;
+
+/// Where the two sides run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Places {
+    /// One per submitting thread.
+    pub(crate) submit: Vec<Option<u32>>,
+    /// One per thread that turns emulated SSDs.
+    pub(crate) device: Vec<Option<u32>>,
+    /// The two sides share a processor, so whoever finds nothing to do must let the other run.
+    pub(crate) gives_way: bool,
+}
+
+impl Places {
+    /// Takes the cores that `options` name; else the first that is allowed for submitting, and the
+    /// last of the others for the SSDs.
+    pub(crate) fn choose(options: &PerfOptions, allowed: &Cores) -> Self {
+        let given = |cores: &[u32]| cores.iter().map(|core| Some(*core)).collect::<Vec<_>>();
+        let mut submit = given(&options.cores);
+        if submit.is_empty() {
+            let first = allowed.iter().find(|core| !options.device_cores.contains(core));
+            submit.push(first.or_else(|| allowed.iter().next()));
+        }
+        let mut device = given(&options.device_cores);
+        if device.is_empty() {
+            let other = allowed.iter().filter(|core| !submit.contains(&Some(*core))).last();
+            device.push(other.or(submit[0]));
+        }
+        let gives_way = device.iter().any(|core| submit.contains(core));
+        Self { submit, device, gives_way }
+    }
+
+    /// The same, for the report.
+    pub(crate) fn threads(&self) -> Vec<ThreadPlace> {
+        let of = |role, cores: &[Option<u32>]| {
+            cores.iter().map(|core| ThreadPlace { role, core: *core }).collect::<Vec<_>>()
+        };
+        [of("submit", &self.submit), of("device", &self.device)].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use host::Cores;
+
+    use super::Places;
+    use crate::perf::options::PerfOptions;
+
+    fn places(cores: &[u32], device_cores: &[u32], allowed: &[u32]) -> Places {
+        let (cores, device_cores) = (cores.to_vec(), device_cores.to_vec());
+        let options = PerfOptions { cores, device_cores, ..PerfOptions::default() };
+        Places::choose(&options, &Cores::from_iter(allowed.iter().copied()))
+    }
+
+    #[test]
+    fn the_two_sides_get_a_core_each_where_there_are_two() {
+        let both = places(&[], &[], &[2, 5, 7]);
+        assert_eq!((both.submit, both.device), (vec![Some(2)], vec![Some(7)]));
+        assert!(!both.gives_way);
+        let fixed = places(&[5], &[], &[2, 5, 7]);
+        assert_eq!((fixed.submit, fixed.device), (vec![Some(5)], vec![Some(7)]));
+        let fixed = places(&[], &[2], &[2, 5]);
+        assert_eq!((fixed.submit, fixed.device), (vec![Some(5)], vec![Some(2)]));
+    }
+
+    #[test]
+    fn on_a_single_core_each_side_gives_way_to_the_other() {
+        let one = places(&[], &[], &[3]);
+        assert_eq!((one.submit, one.device), (vec![Some(3)], vec![Some(3)]));
+        assert!(one.gives_way);
+        assert!(places(&[0, 1], &[1], &[0, 1]).gives_way);
+    }
+}
