@@ -17,5 +17,14 @@
 
 #![forbid(unsafe_code)]
 
+mod buffers;
 pub mod controller;
+mod doorbell;
+#[cfg(test)]
+mod fuzz;
 pub mod namespace;
+pub mod queue;
+mod transfer;
+
+pub use buffers::Buffers;
+pub use doorbell::{DoorbellPage, STRIDE, SharedDoorbell};

@@ -1,0 +1,127 @@
+//! Doorbells: the only thing that a host and a queue share without a ring.
+//!
+//! ```text
+//!   0        4                  32       36                 64
+//!   | tail   |                  | head   |                  |      one cache line per queue pair
+//!   SQ y tail at 1000h + (2y) × 32        CQ y head at 1000h + (2y + 1) × 32
+//! ```
+//!
+//! The stride of 32 bytes (CAP.DSTRD = 3, Base 2.1 §3.1.4.1) gives each queue pair a line of its
+//! own: a host that rings one does not take the line away from the queue beside it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The doorbells of one controller, shared with the host that rings them.
+#[derive(Debug)]
+pub struct DoorbellPage {
+    pairs: Box<[Pair]>,
+}
+
+/// The two doorbells of one queue identifier.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct Pair {
+    tail: AtomicU32,
+    _pad: [u32; 7],
+    head: AtomicU32,
+}
+
+/// One doorbell, resolved once: ringing it looks nothing up but a bound.
+#[derive(Clone, Debug)]
+pub struct SharedDoorbell {
+    page: Arc<DoorbellPage>,
+    /// `2 × qid`, plus one for a completion queue.
+    index: usize,
+}
+
+/// CAP.DSTRD: doorbells are `4 << STRIDE` bytes apart (Base 2.1 §3.1.4.1).
+pub const STRIDE: u8 = 3;
+
+/// Bytes of the two doorbells of a queue identifier.
+pub(crate) const PAIR_BYTES: u32 = 8 << STRIDE;
+
+const _: () = assert!(size_of::<Pair>() == PAIR_BYTES as usize, "as drawn");
+const _: () = assert!(core::mem::offset_of!(Pair, head) == 4 << STRIDE, "as drawn");
+
+impl DoorbellPage {
+    /// Doorbells of the admin queue and of I/O queues 1 to `queues`.
+    pub fn new(queues: u16) -> Arc<Self> {
+        let pairs = (0..=queues).map(|_| Pair::default()).collect();
+        Arc::new(Self { pairs })
+    }
+
+    /// How many queue identifiers have doorbells.
+    pub fn pair_count(&self) -> u32 {
+        u32::try_from(self.pairs.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Rings doorbell `index`: twice the queue identifier, plus one for a completion queue. False
+    /// if there is none.
+    #[inline]
+    pub fn ring(&self, index: usize, value: u32) -> bool {
+        let Some(pair) = self.pairs.get(index / 2) else { return false };
+        let doorbell = if index.is_multiple_of(2) { &pair.tail } else { &pair.head };
+        // Pairs with the acquire load of the queue: it sees the entries that were stored before.
+        doorbell.store(value, Ordering::Release);
+        true
+    }
+
+    /// What was last rung at the submission queue `qid`.
+    #[inline]
+    pub(crate) fn tail(&self, qid: usize) -> u32 {
+        self.pairs.get(qid).map_or(0, |pair| pair.tail.load(Ordering::Acquire))
+    }
+
+    /// What was last rung at the completion queue `qid`.
+    #[inline]
+    pub(crate) fn head(&self, qid: usize) -> u32 {
+        // Acquire: the host has read the entries it gives back before they are written again.
+        self.pairs.get(qid).map_or(0, |pair| pair.head.load(Ordering::Acquire))
+    }
+
+    /// A queue is created empty.
+    pub(crate) fn clear_tail(&self, qid: u16) {
+        self.ring(usize::from(qid) * 2, 0);
+    }
+
+    /// A queue is created empty.
+    pub(crate) fn clear_head(&self, qid: u16) {
+        self.ring(usize::from(qid) * 2 + 1, 0);
+    }
+}
+
+impl SharedDoorbell {
+    /// Doorbell `index` of `page`; one that does not exist is rung in vain.
+    pub fn new(page: Arc<DoorbellPage>, index: usize) -> Self {
+        Self { page, index }
+    }
+}
+
+impl base::Doorbell for SharedDoorbell {
+    #[inline]
+    fn ring(&mut self, value: u32) {
+        self.page.ring(self.index, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DoorbellPage, SharedDoorbell};
+    use base::Doorbell;
+
+    #[test]
+    fn every_doorbell_is_its_own_and_one_too_many_is_rung_in_vain() {
+        let page = DoorbellPage::new(2);
+        for index in 0..6_u32 {
+            SharedDoorbell::new(page.clone(), index as usize).ring(index + 10);
+        }
+        let seen: Vec<_> = (0..3).map(|qid| (page.tail(qid), page.head(qid))).collect();
+        assert_eq!(seen, [(10, 11), (12, 13), (14, 15)]);
+        assert!(!page.ring(6, 1));
+        page.clear_tail(1);
+        page.clear_head(2);
+        let seen: Vec<_> = (0..3).map(|qid| (page.tail(qid), page.head(qid))).collect();
+        assert_eq!(seen, [(10, 11), (0, 13), (14, 0)]);
+    }
+}

@@ -1,0 +1,209 @@
+//! Work areas: what a command needs that takes more than one request.
+//!
+//! They are made at start. A command that needs one when all are taken stays at the head of its
+//! submission queue until one is free, in order.
+
+use base::{Request, Segment};
+use wire::{Command, Status};
+
+use super::job::Job;
+use crate::transfer::{Direction, Mover, Pieces, Walk};
+
+/// The areas of a queue.
+#[derive(Debug)]
+pub(super) struct Areas {
+    areas: Box<[Area]>,
+    free: Vec<u16>,
+}
+
+/// One area.
+#[derive(Debug)]
+pub(super) struct Area {
+    /// The command it is for.
+    pub(super) slot: u16,
+    pub(super) channel: u16,
+    pub(super) command: Command,
+    pub(super) job: Job,
+    pub(super) wait: Wait,
+    pub(super) walk: Walk,
+    pub(super) direction: Direction,
+    pub(super) pieces: Pieces,
+    pub(super) mover: Mover,
+    /// Where the medium reaches the data.
+    pub(super) segments: Vec<Segment>,
+    /// The part of them that one request needs.
+    pub(super) part: Vec<Segment>,
+    /// Bytes that are not blocks: ranges, keys, reports.
+    pub(super) bytes: Vec<u8>,
+    pub(super) buffer: Option<Segment>,
+    /// Compared bytes were not the same.
+    pub(super) differs: bool,
+    /// It ends with this as soon as nobody touches its memory.
+    pub(super) cancelled: Option<Status>,
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Nothing: it is being worked on, or there is no command.
+    Nothing,
+    /// For a part of a PRP list or an SGL, this long.
+    List { len_bytes: u32 },
+    /// For a bounce buffer.
+    Buffer { is_zeroed: bool },
+    /// For the host to give or take bytes.
+    Host(Aim),
+    /// For the medium to have room for this request.
+    Room(Request),
+    /// For the medium's answer.
+    Medium,
+    /// For the controller to decide.
+    Controller,
+    /// For the first half of its fused pair, or for the pair's turn.
+    Pair,
+}
+
+/// What bytes of the host are moved to or from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Aim {
+    /// The area's own bytes.
+    Bytes,
+    /// The bounce buffer.
+    Buffer,
+    /// The bounce buffer, which is compared with them.
+    Check,
+}
+
+/// Bytes for the ranges of a Copy: 128 entries of 40 bytes; 256 ranges of 16 need less.
+const BYTES: usize = 128 * 40;
+
+impl Areas {
+    /// `count` areas for transfers of at most `transfer_bytes_max`. Allocates here and never again.
+    pub(super) fn new(count: u16, transfer_bytes_max: u32) -> Self {
+        let pages = (transfer_bytes_max >> 12) as usize + 2;
+        let areas = (0..count).map(|_| Area::new(pages.max(256))).collect();
+        Self { areas, free: (0..count).rev().collect() }
+    }
+
+    /// How many areas are free.
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Whether no area is taken.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.free.len() == self.areas.len()
+    }
+
+    /// Whether a command with an area goes to this channel.
+    pub(super) fn use_channel(&self, channel: u16) -> bool {
+        self.areas.iter().any(|area| !matches!(area.job, Job::Idle) && area.channel == channel)
+    }
+
+    /// Takes an area for the command in `slot`.
+    pub(super) fn take(
+        &mut self,
+        slot: u16,
+        channel: u16,
+        command: Command,
+        job: Job,
+    ) -> Option<u16> {
+        let index = self.free.pop()?;
+        let area = &mut self.areas[usize::from(index)];
+        (area.slot, area.channel, area.command, area.job) = (slot, channel, command, job);
+        area.wait = Wait::Nothing;
+        area.mover = Mover::new();
+        area.pieces.clear();
+        area.segments.clear();
+        area.bytes.clear();
+        (area.differs, area.cancelled) = (false, None);
+        Some(index)
+    }
+
+    /// Gives an area back.
+    pub(super) fn release(&mut self, index: u16) {
+        let area = &mut self.areas[usize::from(index)];
+        debug_assert!(area.buffer.is_none() && !area.mover.is_open(), "nobody touches it any more");
+        area.job = Job::Idle;
+        area.wait = Wait::Nothing;
+        self.free.push(index);
+    }
+
+    pub(super) fn get(&mut self, index: u16) -> &mut Area {
+        &mut self.areas[usize::from(index)]
+    }
+
+    /// The area that a ticket or a letter names, if there is a command in it.
+    pub(super) fn find(&mut self, index: u32) -> Option<(u16, &mut Area)> {
+        let index = u16::try_from(index).ok()?;
+        let area = self.areas.get_mut(usize::from(index))?;
+        (!matches!(area.job, Job::Idle)).then_some((index, area))
+    }
+}
+
+impl Area {
+    fn new(pieces_max: usize) -> Self {
+        Self {
+            slot: 0,
+            channel: 0,
+            command: Command::default(),
+            job: Job::Idle,
+            wait: Wait::Nothing,
+            walk: Walk::idle(),
+            direction: Direction::FromHost,
+            pieces: Pieces::with_capacity(pieces_max),
+            mover: Mover::new(),
+            segments: Vec::with_capacity(pieces_max),
+            part: Vec::with_capacity(pieces_max),
+            bytes: Vec::with_capacity(BYTES),
+            buffer: None,
+            differs: false,
+            cancelled: None,
+        }
+    }
+
+    /// Whether a host or a medium may still answer for it.
+    pub(super) fn is_touched(&self) -> bool {
+        matches!(self.wait, Wait::List { .. } | Wait::Host(_) | Wait::Medium)
+    }
+
+    /// Collects the segments of `len_bytes` from byte `at_bytes` on. False if they are not there.
+    pub(super) fn cut(&mut self, at_bytes: u32, len_bytes: u32) -> bool {
+        self.part.clear();
+        let (mut skip, mut left) = (at_bytes, len_bytes);
+        for segment in &self.segments {
+            if skip >= segment.len_bytes {
+                skip -= segment.len_bytes;
+                continue;
+            }
+            let take = (segment.len_bytes - skip).min(left);
+            let Some(part) = segment.slice(skip, take) else { return false };
+            self.part.push(part);
+            (skip, left) = (0, left - take);
+            if left == 0 {
+                return true;
+            }
+        }
+        left == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Area;
+    use base::{RegionId, Segment};
+
+    #[test]
+    fn a_part_of_some_segments_is_cut_at_both_ends() {
+        let segment = |offset, len_bytes| Segment { region: RegionId(1), offset, len_bytes };
+        let mut area = Area::new(8);
+        area.segments.extend([segment(0, 100), segment(1000, 50), segment(2000, 100)]);
+        assert!(area.cut(80, 100));
+        assert_eq!(area.part, [segment(80, 20), segment(1000, 50), segment(2000, 30)]);
+        assert!(area.cut(100, 50));
+        assert_eq!(area.part, [segment(1000, 50)]);
+        assert!(area.cut(0, 250));
+        assert!(!area.cut(200, 51), "past the end");
+    }
+}

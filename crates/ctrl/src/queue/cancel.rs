@@ -1,0 +1,148 @@
+//! Ending commands before their time: abort, preemption, deletion of a queue, and stopping all.
+//!
+//! A command that a medium or the host may still answer keeps its memory until it has been answered;
+//! only what is said to the host about it changes.
+
+use base::{HostMemory, Instant};
+use wire::Status;
+
+use super::Queue;
+use super::area::Wait;
+use super::slot::{Slot, State};
+
+impl<H: HostMemory> Queue<H> {
+    /// Tries to abort a command (Base 2.1 §5.1.1). True if it ends, or will end, as aborted; a
+    /// command that a medium is already working on, or that was never taken, is left alone.
+    pub fn abort(&mut self, now: Instant, sqid: u16, cid: u16) -> bool {
+        let Some(index) = self.submissions.iter().position(|queue| queue.id == sqid) else {
+            return false;
+        };
+        if let Some((held_index, command)) = self.held
+            && held_index == index
+            && command.cid() == cid
+        {
+            // It has no slot yet: it is answered as soon as there is a place.
+            if self.permits(1) == 1 {
+                self.held = None;
+                self.refuse(index, &command, Status::ABORT_REQUESTED);
+                return true;
+            }
+            return false;
+        }
+        let is_it = |slot: &Slot| usize::from(slot.submission) == index && slot.cid == cid;
+        let found = self.slots.iter().find(|(_, slot)| is_it(slot)).map(|(number, _)| number);
+        found.is_some_and(|number| self.cancel(now, number, Status::ABORT_REQUESTED))
+    }
+
+    /// Ends what is outstanding on a namespace: its reservation was preempted, and the commands are
+    /// to be aborted (Base 2.1 §8.1.22.7).
+    pub fn abort_namespace(&mut self, now: Instant, nsid: u32) {
+        let numbers: Vec<u16> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| self.directory.nsid_of(slot.channel) == nsid)
+            .map(|(number, _)| number)
+            .collect();
+        for number in numbers {
+            self.cancel(now, number, Status::ABORTED_PREEMPT_AND_ABORT);
+        }
+    }
+
+    /// Takes nothing more from a submission queue; what was taken is answered.
+    pub fn close_submission_queue(&mut self, now: Instant, sqid: u16) {
+        let Some(index) = self.submissions.iter().position(|queue| queue.id == sqid) else {
+            return;
+        };
+        self.submissions[index].is_closing = true;
+        self.held.take_if(|(held_index, _)| *held_index == index);
+        let of_it = |slot: &Slot| usize::from(slot.submission) == index;
+        let numbers: Vec<u16> =
+            self.slots.iter().filter(|(_, slot)| of_it(slot)).map(|(number, _)| number).collect();
+        for number in numbers {
+            self.cancel(now, number, Status::ABORTED_SQ_DELETION);
+        }
+    }
+
+    /// Removes a closed submission queue once all that was taken from it is answered. True if it is
+    /// gone.
+    pub fn remove_submission_queue(&mut self, sqid: u16) -> bool {
+        let Some(index) = self.submissions.iter().position(|queue| queue.id == sqid) else {
+            return true;
+        };
+        let queue = &self.submissions[index];
+        if !queue.is_closing || queue.in_flight > 0 || queue.is_fetching() {
+            return false;
+        }
+        self.submissions.remove(index);
+        for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
+            let slot = self.slots.get_mut(number);
+            slot.submission -= u16::from(usize::from(slot.submission) > index);
+        }
+        if let Some((held_index, _)) = &mut self.held {
+            *held_index -= usize::from(*held_index > index);
+        }
+        true
+    }
+
+    /// Stops: from now on the host's memory is not touched by anything that has not already been
+    /// begun, and nothing is answered. Turn the queue until it [`is_drained`](Self::is_drained).
+    pub fn stop(&mut self, now: Instant) {
+        self.is_stopping = true;
+        self.held = None;
+        self.siblings.leave(self.completion.id);
+        for index in 0..self.directory.channel_count() {
+            let Some(channel) = self.directory.channel(index) else { continue };
+            for token in channel.recall() {
+                if self.slots.get(token).is_some_and(|slot| slot.state == State::Fast)
+                    && let Ok(number) = u16::try_from(token)
+                {
+                    self.complete(number, Status::ABORTED_SQ_DELETION, 0);
+                }
+            }
+        }
+        for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
+            if self.slots.get(number.into()).is_some() {
+                self.cancel(now, number, Status::ABORTED_SQ_DELETION);
+            }
+        }
+    }
+
+    /// Whether nothing is in flight, at a medium or at the host. A queue that has been stopped may
+    /// then be dropped, and its memory is its host's again.
+    pub fn is_drained(&self) -> bool {
+        self.slots.taken() == 0 && self.ring_accesses == 0
+    }
+
+    /// Ends a command with `status`, now or once it is answered. False if it ends by itself.
+    fn cancel(&mut self, now: Instant, number: u16, status: Status) -> bool {
+        let Some(slot) = self.slots.get(number.into()).copied() else { return false };
+        match slot.state {
+            State::Free | State::Fast => false,
+            State::Parked => {
+                self.unpark(slot.submission.into());
+                self.complete(number, status, 0);
+                true
+            }
+            State::Slow => {
+                let waiting_pair = self.waiting_pair();
+                let area = self.areas.get(slot.area);
+                area.cancelled = Some(status);
+                let is_second = area.wait == Wait::Pair && waiting_pair != Some(slot.area);
+                let is_decided_elsewhere = area.wait == Wait::Controller && !self.is_stopping;
+                if !area.is_touched() && !is_second && !is_decided_elsewhere {
+                    self.want_buffer.retain(|waiting| *waiting != slot.area);
+                    self.want_room.retain(|waiting| *waiting != slot.area);
+                    self.finish(now, slot.area, status, 0);
+                }
+                true
+            }
+        }
+    }
+}
+
+impl<H: HostMemory> Drop for Queue<H> {
+    /// A queue that is dropped is waited for by nobody.
+    fn drop(&mut self) {
+        self.siblings.leave(self.completion.id);
+    }
+}

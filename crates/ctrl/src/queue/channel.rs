@@ -1,0 +1,150 @@
+//! One namespace's medium as one queue uses it: requests are gathered and handed over in batches.
+
+use std::sync::Arc;
+
+use base::{Answers, Backend, Durability, Instant, Limits, Medium, Operation, Request, Segment};
+
+/// A channel to the medium of one namespace.
+pub(super) struct Channel {
+    pub(super) nsid: u32,
+    pub(super) limits: Limits,
+    medium: Arc<dyn Medium>,
+    backend: Box<dyn Backend>,
+    /// Requests gathered this turn, and those that the medium had no room for.
+    requests: Vec<Request>,
+    /// Segment `n` belongs to request `n`: a gathered request has at most one.
+    segments: Vec<Segment>,
+    /// Requests that the medium has taken and not answered.
+    outstanding: u32,
+    /// The namespace is gone or has another medium: no new command goes here.
+    pub(super) is_retired: bool,
+    wants_flush: bool,
+}
+
+impl Channel {
+    /// Opens a channel on which `depth` commands may be gathered.
+    pub(super) fn open(nsid: u32, medium: &Arc<dyn Medium>, depth: usize) -> Result<Self, String> {
+        let backend = medium.channel()?;
+        Ok(Self {
+            nsid,
+            limits: backend.limits().clone(),
+            medium: medium.clone(),
+            backend,
+            requests: Vec::with_capacity(depth),
+            segments: Vec::with_capacity(depth),
+            outstanding: 0,
+            is_retired: false,
+            wants_flush: false,
+        })
+    }
+
+    /// Whether this channel leads to `medium`.
+    pub(super) fn leads_to(&self, medium: &Arc<dyn Medium>) -> bool {
+        Arc::ptr_eq(&self.medium, medium)
+    }
+
+    /// Whether nothing is gathered and nothing is owed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.outstanding == 0 && self.requests.is_empty()
+    }
+
+    /// Whether the medium knows a flush.
+    pub(super) fn can_flush(&self) -> bool {
+        self.limits.support.has(Operation::Flush)
+    }
+
+    /// Whether writes are lost without one.
+    pub(super) fn must_flush(&self) -> bool {
+        self.limits.durability == Durability::VolatileCache
+    }
+
+    /// Gathers a request with one segment or none. The table of commands is no larger than the
+    /// room that was made when the channel was opened.
+    #[inline]
+    pub(super) fn gather(&mut self, mut request: Request, segment: Segment) {
+        request.segment_first = index(self.segments.len());
+        self.requests.push(request);
+        self.segments.push(segment);
+    }
+
+    /// Hands over a single request with segments of its own. False means that the medium is full.
+    pub(super) fn submit_one(
+        &mut self,
+        now: Instant,
+        request: &Request,
+        segments: &[Segment],
+    ) -> bool {
+        let is_taken = self.backend.submit(now, core::slice::from_ref(request), segments) > 0;
+        self.outstanding += u32::from(is_taken);
+        self.wants_flush |= is_taken;
+        is_taken
+    }
+
+    /// Hands over what was gathered.
+    #[inline]
+    pub(super) fn submit(&mut self, now: Instant) {
+        if !self.requests.is_empty() {
+            let taken = self.backend.submit(now, &self.requests, &self.segments);
+            self.forget(taken.min(self.requests.len()));
+        }
+        if self.wants_flush {
+            self.wants_flush = false;
+            self.backend.flush();
+        }
+    }
+
+    /// Polls for answers.
+    #[inline]
+    pub(super) fn poll(&mut self, now: Instant, answers: &mut Answers) {
+        if self.outstanding > 0 {
+            let before = answers.as_slice().len();
+            self.backend.poll(now, answers);
+            let count = index(answers.as_slice().len() - before);
+            self.outstanding = self.outstanding.saturating_sub(count);
+        }
+    }
+
+    /// Takes the gathered requests back that the medium has not seen: their tokens.
+    pub(super) fn recall(&mut self) -> Vec<u64> {
+        self.segments.clear();
+        self.requests.drain(..).map(|request| request.token).collect()
+    }
+
+    /// When the medium wants to be polled even if nothing happens.
+    pub(super) fn wake_at(&self) -> Instant {
+        if self.outstanding > 0 { self.backend.wake_at() } else { Instant::NEVER }
+    }
+
+    #[inline]
+    fn forget(&mut self, taken: usize) {
+        self.outstanding += index(taken);
+        self.wants_flush |= taken > 0;
+        if taken == self.requests.len() {
+            self.requests.clear();
+            self.segments.clear();
+        } else if taken > 0 {
+            self.requests.drain(..taken);
+            self.segments.drain(..taken);
+            for (request, at) in self.requests.iter_mut().zip(0..) {
+                request.segment_first = at;
+            }
+        }
+    }
+}
+
+impl core::fmt::Debug for Channel {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.debug_struct("Channel")
+            .field("nsid", &self.nsid)
+            .field("gathered", &self.requests.len())
+            .field("outstanding", &self.outstanding)
+            .field("is_retired", &self.is_retired)
+            .finish_non_exhaustive()
+    }
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "bounded by the table of commands")]
+fn index(len: usize) -> u32 {
+    len as u32
+}

@@ -1,0 +1,287 @@
+//! The way of a command that needs nothing but one request: from the ring to the medium and back.
+
+use base::{Flags, HostMemory, Instant, Operation, Request, Segment, Ticket};
+use wire::{Command, Completion, Status};
+
+use super::directory::{Directory, FAST_READ, FAST_WRITE};
+use super::slot::{Slot, Slots, State};
+use super::{Letter, Queue, TICKET_FETCH, TICKET_POST, Tally};
+use crate::controller::contract::InvalidDoorbell;
+
+/// Bits of dword 12 that the fast path understands: NLB, FUA and LR (NVM 1.1 §3.3.4, §3.3.6).
+const CDW12_FAST: u32 = 0xc000_ffff;
+
+impl<H: HostMemory> Queue<H> {
+    /// Takes commands from every submission queue in turn. Returns how many.
+    #[inline]
+    pub(super) fn fetch(&mut self, now: Instant) -> u32 {
+        self.write_flags = if self.siblings.is_write_through() { Flags::FUA } else { Flags::NONE };
+        let mut taken = 0;
+        for index in 0..self.submissions.len() {
+            if self.held.is_some() && !self.resume(now) {
+                break;
+            }
+            if self.pair.is_some() {
+                break;
+            }
+            taken += self.fetch_from(now, index);
+        }
+        taken
+    }
+
+    #[inline]
+    fn fetch_from(&mut self, now: Instant, index: usize) -> u32 {
+        let queue = &mut self.submissions[index];
+        let (waiting, invalid) = queue.look(&self.doorbells);
+        let is_open = waiting > 0 && !queue.is_closing;
+        if invalid.is_some() {
+            self.write(Letter::InvalidDoorbell(InvalidDoorbell::Value));
+        }
+        if !is_open {
+            return 0;
+        }
+        let mut left = self.permits(waiting.min(self.burst));
+        let granted = left;
+        while left > 0 {
+            let Some(command) = self.next_slow(index, &mut left) else { break };
+            if !self.admit(now, index, command) {
+                break;
+            }
+        }
+        granted - left
+    }
+
+    /// How many of `wanted` commands may be taken: each needs a slot, and a place to be answered in.
+    #[inline]
+    pub(super) fn permits(&mut self, wanted: u32) -> u32 {
+        let (taken, room) = (self.slots.taken(), self.slots.room());
+        let mut places = self.completion.room() as usize - taken;
+        if places < wanted as usize {
+            if self.completion.look(&self.doorbells).is_some() {
+                self.write(Letter::InvalidDoorbell(InvalidDoorbell::Value));
+            }
+            places = self.completion.room() as usize - taken;
+        }
+        wanted.min(u32::try_from(room.min(places)).unwrap_or(wanted))
+    }
+
+    /// Begins commands until there is one that the fast path does not understand. `None` if `left`
+    /// has run out, or the ring has.
+    #[inline]
+    fn next_slow(&mut self, index: usize, left: &mut u32) -> Option<Command> {
+        let Self { submissions, directory, slots, host, traffic, .. } = self;
+        let queue = &mut submissions[index];
+        if !queue.is_shared() || queue.first.is_some() {
+            return self.next_single(index, left);
+        }
+        while *left > 0 {
+            let words = match queue.take() {
+                Ok(words) => words,
+                Err(fault) => {
+                    self.broken = Some(fault);
+                    self.is_stopping = true;
+                    return None;
+                }
+            };
+            *left -= 1;
+            let place = Place {
+                submission: index,
+                page_bytes: self.page_bytes,
+                write_flags: self.write_flags,
+            };
+            if !begin(&words, place, directory, slots, host, traffic) {
+                return Some(Command(words));
+            }
+            queue.in_flight += 1;
+        }
+        None
+    }
+
+    /// Takes one command with no shortcut.
+    #[cold]
+    fn next_single(&mut self, index: usize, left: &mut u32) -> Option<Command> {
+        let queue = &mut self.submissions[index];
+        let taken = if queue.is_shared() {
+            queue.take().map(Some)
+        } else {
+            let ticket = Ticket(TICKET_FETCH | u32::from(queue.id));
+            let was_open = queue.is_fetching();
+            let taken = queue.take_remote(&mut self.host, ticket);
+            self.ring_accesses += u32::from(queue.is_fetching() && !was_open);
+            taken
+        };
+        match taken {
+            Ok(Some(words)) => {
+                *left -= 1;
+                Some(Command(words))
+            }
+            Ok(None) => None,
+            Err(fault) => {
+                self.broken = Some(fault);
+                self.is_stopping = true;
+                None
+            }
+        }
+    }
+
+    /// Hands gathered requests to the media.
+    #[inline]
+    pub(super) fn submit(&mut self, now: Instant) {
+        for channel in self.directory.channels() {
+            channel.submit(now);
+        }
+    }
+
+    /// Takes the media's answers. True if there were any.
+    #[inline]
+    pub(super) fn poll(&mut self, now: Instant) -> bool {
+        let mut has_answers = false;
+        for index in 0..self.directory.channel_count() {
+            let Some(channel) = self.directory.channel(index) else { continue };
+            channel.poll(now, &mut self.answers);
+            let count = self.answers.as_slice().len();
+            if count == 0 {
+                continue;
+            }
+            has_answers = true;
+            self.completion.prefetch(u32::try_from(count).unwrap_or(u32::MAX));
+            for at in 0..count {
+                let answer = self.answers.as_slice()[at];
+                // An answer to nothing is the medium's mistake, and stays its own.
+                let Some(slot) = self.slots.get(answer.token) else { continue };
+                match slot.state {
+                    State::Fast => {
+                        let status = Status(answer.outcome.0);
+                        self.complete(slot_number(answer.token), status, answer.result);
+                    }
+                    _ => self.answered(now, slot.area, answer.outcome),
+                }
+            }
+            self.answers.clear();
+        }
+        has_answers
+    }
+
+    /// Ends a command: its place in the completion queue was reserved when it was taken.
+    #[inline]
+    pub(super) fn complete(&mut self, index: u16, status: Status, result: u32) {
+        let slot = self.slots.release(index);
+        let queue = &mut self.submissions[usize::from(slot.submission)];
+        queue.in_flight -= 1;
+        if self.is_stopping {
+            return;
+        }
+        let (head, sqid) = (queue.head(), u32::from(queue.id));
+        if !status.is_success() {
+            self.report(slot, status);
+        }
+        let mut entry = Completion::new(slot.cid, status).0;
+        entry[0] = result;
+        entry[2] = head & 0xffff | sqid << 16;
+        let stored = self.completion.store(&mut self.host, Ticket(TICKET_POST), entry);
+        self.stored(stored);
+    }
+}
+
+/// Where a command comes from.
+#[derive(Clone, Copy)]
+struct Place {
+    submission: usize,
+    page_bytes: u64,
+    write_flags: Flags,
+}
+
+/// Begins a read or write that lies in one page and needs no more than one request. False, with
+/// nothing done, if the command is anything else or anything is wrong with it.
+#[inline]
+fn begin<H: HostMemory>(
+    words: &[u64; 8],
+    place: Place,
+    directory: &mut Directory,
+    slots: &mut Slots,
+    host: &mut H,
+    traffic: &mut Tally,
+) -> bool {
+    // Opcode, and zeroes for FUSE, PSDT and what lies between: one comparison.
+    let opcode = low16(words[0]);
+    if opcode != u16::from(FAST_READ) && opcode != u16::from(FAST_WRITE) {
+        return false;
+    }
+    let Some(entry) = directory.entry(high32(words[0])) else { return false };
+    let is_write = opcode == u16::from(FAST_WRITE);
+    let cdw12 = low32(words[6]);
+    if u16::from(entry.rights) & opcode == 0 || cdw12 & !CDW12_FAST != 0 {
+        return false;
+    }
+    let (lba, blocks) = (words[5], u32::from(low16(words[6])) + 1);
+    let is_inside = entry.block_count.checked_sub(blocks.into()).is_some_and(|last| lba <= last);
+    let (prp1, len_bytes) = (words[3], u64::from(blocks) << entry.block_shift);
+    let fits = (prp1 & (place.page_bytes - 1)) + len_bytes <= place.page_bytes && prp1 & 3 == 0;
+    if !is_inside || !fits || blocks > entry.blocks_max {
+        return false;
+    }
+    let Ok(Some(segment)) = host.reach(prp1, low32(len_bytes)) else { return false };
+    let (channel, medium_shift) = (entry.channel, entry.medium_shift);
+    let slot = Slot {
+        lba,
+        cid: low16(words[0] >> 16),
+        channel,
+        area: 0,
+        submission: low16(place.submission as u64),
+        opcode: opcode.to_le_bytes()[0],
+        state: State::Fast,
+    };
+    let Some(channel) = directory.channel(channel) else { return false };
+    let Some(token) = slots.take(slot) else { return false };
+    let forced = if is_write { place.write_flags } else { Flags::NONE };
+    let request = Request {
+        token: token.into(),
+        lba: lba << medium_shift,
+        operand: 0,
+        blocks: blocks << medium_shift,
+        segment_first: 0,
+        segment_count: 1,
+        metadata_count: 0,
+        operation: if is_write { Operation::Write } else { Operation::Read },
+        flags: flags(cdw12).and(forced),
+    };
+    channel.gather(request, segment);
+    traffic.count(opcode.into(), len_bytes);
+    true
+}
+
+/// FUA and LR, bits 30 and 31 of dword 12.
+#[inline]
+pub(super) fn flags(cdw12: u32) -> Flags {
+    let [.., top] = cdw12.to_le_bytes();
+    Flags((top >> 6 & 1) | (top >> 7 & 1) << 2)
+}
+
+const _: () = assert!(Flags::FUA.0 == 1 && Flags::LIMITED_RETRY.0 == 4, "as shifted above");
+
+/// A segment for a request that has none.
+pub(super) const NO_SEGMENT: Segment =
+    Segment { region: base::RegionId(0), offset: 0, len_bytes: 0 };
+
+/// Tokens are slot numbers.
+#[inline]
+fn slot_number(token: u64) -> u16 {
+    low16(token)
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the field")]
+const fn low16(word: u64) -> u16 {
+    word as u16
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are the field")]
+const fn low32(word: u64) -> u32 {
+    word as u32
+}
+
+#[inline]
+const fn high32(word: u64) -> u32 {
+    low32(word >> 32)
+}

@@ -1,0 +1,399 @@
+//! The two ends of a queue pair that a controller holds: it takes from one ring and adds to the
+//! other.
+//!
+//! A ring in memory that is shared is read and written in place. A ring in memory that is not is
+//! fetched some entries at a time, and an entry arrives when the host says so.
+
+use core::sync::atomic::{Ordering, fence};
+
+use base::{Ended, Fault, HostEntries, HostMemory, Progress, Ticket};
+use wire::Command;
+
+use crate::doorbell::DoorbellPage;
+
+/// The controller's end of a submission queue.
+#[derive(Debug)]
+pub(super) struct SubmissionQueue<E> {
+    pub(super) id: u16,
+    size: u32,
+    /// Index of the next entry to take: what completions report as SQHD.
+    head: u32,
+    /// The last valid tail that the host has rung.
+    tail: u32,
+    ring: Ring<E>,
+    doorbell: Source<E>,
+    /// Deleted by the host: nothing more is taken.
+    pub(super) is_closing: bool,
+    /// Commands that were taken and not answered.
+    pub(super) in_flight: u32,
+    /// The first half of a fused pair, with its slot, whose second half must come next.
+    pub(super) first: Option<(u16, Command)>,
+}
+
+/// The controller's end of a completion queue.
+#[derive(Debug)]
+pub(super) struct CompletionQueue<E> {
+    pub(super) id: u16,
+    size: u32,
+    /// Index of the next entry to fill.
+    tail: u32,
+    phase: bool,
+    /// The last valid head that the host has rung, as far as it was needed.
+    head: u32,
+    ring: Ring<E>,
+    doorbell: Source<E>,
+}
+
+/// Where entries are.
+#[derive(Debug)]
+enum Ring<E> {
+    Shared(E),
+    Remote { iova: u64, fetched: Box<Fetched> },
+}
+
+/// Entries of a remote submission queue that have been fetched and not yet taken.
+#[derive(Debug)]
+struct Fetched {
+    bytes: [u8; FETCH_ENTRIES * COMMAND_BYTES],
+    at: usize,
+    count: usize,
+    is_open: bool,
+}
+
+/// Where the host writes a doorbell.
+#[derive(Debug)]
+struct Source<E> {
+    shadow: Option<Shadow<E>>,
+    /// An invalid value that has been reported.
+    reported: Option<u32>,
+}
+
+/// A shadow doorbell and its event index (Base 2.1 §5.2.5).
+#[derive(Debug)]
+pub(super) struct Shadow<E> {
+    doorbell: E,
+    event_index: E,
+    /// What the event index holds.
+    told: Option<u32>,
+}
+
+/// What was rung cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InvalidValue;
+
+const COMMAND_BYTES: usize = 64;
+/// Entries of a remote ring that are fetched at once.
+const FETCH_ENTRIES: usize = 8;
+/// How many entries ahead of the one being taken are asked for: a line that another core has just
+/// written is as far away as some commands take.
+const AHEAD: u32 = 8;
+
+impl<E: HostEntries> SubmissionQueue<E> {
+    pub(super) fn open<H: HostMemory<Entries = E>>(
+        host: &mut H,
+        id: u16,
+        size: u32,
+        iova: u64,
+    ) -> Result<Self, Fault> {
+        let ring = Ring::open(host, iova, u64::from(size) * COMMAND_BYTES as u64)?;
+        let doorbell = Source { shadow: None, reported: None };
+        Ok(Self {
+            id,
+            size,
+            head: 0,
+            tail: 0,
+            ring,
+            doorbell,
+            is_closing: false,
+            in_flight: 0,
+            first: None,
+        })
+    }
+
+    pub(super) fn set_shadow(&mut self, shadow: Shadow<E>) {
+        self.doorbell.shadow = Some(shadow);
+    }
+
+    /// What completions report: commands before this one have been taken.
+    #[inline]
+    pub(super) fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// Looks at the doorbell: how many entries wait, and whether what was rung is invalid.
+    #[inline]
+    pub(super) fn look(&mut self, doorbells: &DoorbellPage) -> (u32, Option<InvalidValue>) {
+        let rung = match &self.doorbell.shadow {
+            None => doorbells.tail(usize::from(self.id)),
+            Some(shadow) => shadow.load().unwrap_or(self.tail),
+        };
+        if rung == self.tail && self.head == self.tail {
+            return (0, None);
+        }
+        let invalid = if rung < self.size {
+            self.tail = rung;
+            None
+        } else {
+            self.doorbell.report(rung)
+        };
+        (distance(self.head, self.tail, self.size), invalid)
+    }
+
+    /// Whether entries can be taken in place.
+    #[inline]
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.ring, Ring::Shared(_))
+    }
+
+    /// Takes the next entry of a shared ring.
+    #[inline]
+    pub(super) fn take(&mut self) -> Result<[u64; 8], Fault> {
+        let Ring::Shared(entries) = &self.ring else {
+            return Err(Fault { iova: 0, len_bytes: 0 });
+        };
+        let words = entries.load_command(self.head)?;
+        let ahead = self.head + AHEAD;
+        entries.prefetch_command(if ahead < self.size { ahead } else { 0 });
+        self.head = next(self.head, self.size);
+        Ok(words)
+    }
+
+    /// Takes the next entry of a remote ring, if it is here; else asks for some of those that wait.
+    pub(super) fn take_remote<H: HostMemory>(
+        &mut self,
+        host: &mut H,
+        ticket: Ticket,
+    ) -> Result<Option<[u64; 8]>, Fault> {
+        let waiting = distance(self.head, self.tail, self.size);
+        let Ring::Remote { iova, fetched } = &mut self.ring else { return Ok(None) };
+        if fetched.at == fetched.count {
+            if fetched.is_open {
+                return Ok(None);
+            }
+            let count = (waiting.min(self.size - self.head) as usize).min(FETCH_ENTRIES);
+            (fetched.at, fetched.count) = (0, 0);
+            let bytes = &mut fetched.bytes[..count * COMMAND_BYTES];
+            let from = *iova + u64::from(self.head) * COMMAND_BYTES as u64;
+            match host.read(ticket, from, bytes)? {
+                Progress::Done => fetched.count = count,
+                Progress::Later => {
+                    fetched.is_open = true;
+                    // Remembered until it ends, as a count that is not there yet.
+                    (fetched.at, fetched.count) = (count, count);
+                    return Ok(None);
+                }
+            }
+        }
+        let bytes = &fetched.bytes[fetched.at * COMMAND_BYTES..][..COMMAND_BYTES];
+        let mut words = [0; 8];
+        for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*chunk);
+        }
+        fetched.at += 1;
+        self.head = next(self.head, self.size);
+        Ok(Some(words))
+    }
+
+    /// Whether the host owes entries.
+    pub(super) fn is_fetching(&self) -> bool {
+        matches!(&self.ring, Ring::Remote { fetched, .. } if fetched.is_open)
+    }
+
+    /// A fetch has ended.
+    pub(super) fn fetched<H: HostMemory>(&mut self, host: &mut H, ended: Ended) {
+        if let Ring::Remote { fetched, .. } = &mut self.ring
+            && fetched.is_open
+        {
+            fetched.is_open = false;
+            if ended.result.is_ok() {
+                let len_bytes = fetched.count * COMMAND_BYTES;
+                host.collect(ended.ticket, &mut fetched.bytes[..len_bytes]);
+                fetched.at = 0;
+            }
+        }
+    }
+
+    /// Tells the host up to where its doorbell has been seen, before the queue rests. True if the
+    /// host has rung since: then it may not have rung the register, and the queue must not rest.
+    pub(super) fn rest(&mut self) -> bool {
+        let tail = self.tail;
+        self.doorbell.shadow.as_mut().is_some_and(|shadow| shadow.rest(tail))
+    }
+}
+
+impl<E: HostEntries> CompletionQueue<E> {
+    pub(super) fn open<H: HostMemory<Entries = E>>(
+        host: &mut H,
+        id: u16,
+        size: u32,
+        iova: u64,
+    ) -> Result<Self, Fault> {
+        let ring = Ring::open(host, iova, u64::from(size) * 16)?;
+        let doorbell = Source { shadow: None, reported: None };
+        Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell })
+    }
+
+    pub(super) fn set_shadow(&mut self, shadow: Shadow<E>) {
+        self.doorbell.shadow = Some(shadow);
+    }
+
+    /// How many entries may be filled, as far as is known without a look.
+    #[inline]
+    pub(super) fn room(&self) -> u32 {
+        self.size - 1 - distance(self.head, self.tail, self.size)
+    }
+
+    /// Looks at the doorbell. A head that was never filled is refused.
+    pub(super) fn look(&mut self, doorbells: &DoorbellPage) -> Option<InvalidValue> {
+        let rung = match &self.doorbell.shadow {
+            None => doorbells.head(usize::from(self.id)),
+            Some(shadow) => shadow.load().unwrap_or(self.head),
+        };
+        if rung < self.size
+            && distance(self.head, rung, self.size) <= distance(self.head, self.tail, self.size)
+        {
+            self.head = rung;
+            return None;
+        }
+        self.doorbell.report(rung)
+    }
+
+    /// Fills the next entry: the caller knows that there is room. With [`Progress::Later`] it
+    /// arrives when `ticket` ends.
+    #[inline]
+    pub(super) fn store<H: HostMemory>(
+        &mut self,
+        host: &mut H,
+        ticket: Ticket,
+        mut entry: [u32; 4],
+    ) -> Result<Progress, Fault> {
+        entry[3] |= u32::from(self.phase) << 16;
+        let progress = match &mut self.ring {
+            Ring::Shared(entries) => {
+                entries.store_completion(self.tail, entry)?;
+                Progress::Done
+            }
+            Ring::Remote { iova, .. } => {
+                let to = *iova + u64::from(self.tail) * 16;
+                host.write(ticket, to, &wire::Completion(entry).to_bytes())?
+            }
+        };
+        self.tail = next(self.tail, self.size);
+        self.phase ^= self.tail == 0;
+        Ok(progress)
+    }
+
+    /// Says that the next `count` entries will be filled.
+    #[inline]
+    pub(super) fn prefetch(&self, count: u32) {
+        if let Ring::Shared(entries) = &self.ring {
+            // Four entries to a line.
+            let mut index = self.tail;
+            for _ in 0..count.div_ceil(4).min(4) {
+                entries.prefetch_completion(index);
+                index = if index + 4 < self.size { index + 4 } else { 0 };
+            }
+        }
+    }
+
+    /// As [`SubmissionQueue::rest`].
+    pub(super) fn rest(&mut self) -> bool {
+        let head = self.head;
+        self.doorbell.shadow.as_mut().is_some_and(|shadow| shadow.rest(head))
+    }
+}
+
+impl<E: HostEntries> Ring<E> {
+    fn open<H: HostMemory<Entries = E>>(
+        host: &mut H,
+        iova: u64,
+        len_bytes: u64,
+    ) -> Result<Self, Fault> {
+        if iova.checked_add(len_bytes).is_none() {
+            return Err(Fault { iova, len_bytes });
+        }
+        Ok(match host.entries(iova, len_bytes)? {
+            Some(entries) => Self::Shared(entries),
+            None => {
+                let bytes = [0; FETCH_ENTRIES * COMMAND_BYTES];
+                let fetched = Fetched { bytes, at: 0, count: 0, is_open: false };
+                Self::Remote { iova, fetched: Box::new(fetched) }
+            }
+        })
+    }
+}
+
+impl<E: HostEntries> Shadow<E> {
+    /// The shadow of one doorbell, if its memory is shared.
+    pub(super) fn open<H: HostMemory<Entries = E>>(
+        host: &mut H,
+        doorbell: u64,
+        event_index: u64,
+    ) -> Result<Option<Self>, Fault> {
+        let doorbell = host.entries(doorbell, 8)?;
+        let event_index = host.entries(event_index, 8)?;
+        Ok(doorbell.zip(event_index).map(|(doorbell, event_index)| Self {
+            doorbell,
+            event_index,
+            told: None,
+        }))
+    }
+
+    #[inline]
+    fn load(&self) -> Option<u32> {
+        self.doorbell.load_u32(0).ok()
+    }
+
+    fn rest(&mut self, seen: u32) -> bool {
+        if self.told != Some(seen) {
+            self.told = Some(seen);
+            if self.event_index.store_u32(0, seen).is_err() {
+                return false;
+            }
+            // The host stores its doorbell and then looks at the event index; we store the event
+            // index and then look at the doorbell. With a full barrier on both sides one of us sees
+            // the other.
+            fence(Ordering::SeqCst);
+        }
+        self.load().is_some_and(|rung| rung != seen)
+    }
+}
+
+impl<E> Source<E> {
+    /// An invalid value is reported once, not at every look.
+    #[cold]
+    fn report(&mut self, rung: u32) -> Option<InvalidValue> {
+        (self.reported.replace(rung) != Some(rung)).then_some(InvalidValue)
+    }
+}
+
+/// Steps from `from` to `to` around a ring.
+#[inline]
+fn distance(from: u32, to: u32, size: u32) -> u32 {
+    if to >= from { to - from } else { to + size - from }
+}
+
+#[inline]
+fn next(index: u32, size: u32) -> u32 {
+    let next = index + 1;
+    if next == size { 0 } else { next }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{distance, next};
+
+    #[test]
+    fn distances_go_forward_around_the_ring() {
+        for size in 2..6 {
+            for from in 0..size {
+                let mut at = from;
+                for steps in 0..size {
+                    assert_eq!(distance(from, at, size), steps);
+                    at = next(at, size);
+                }
+                assert_eq!(at, from);
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Fused compare and write.
+
+use wire::{Command, Fuse, IoOpcode, Status};
+
+use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, io, make, ram};
+use crate::fuzz::host::Manners;
+use crate::fuzz::medium::FakeMedium;
+
+const NEW: u64 = DATA + 0x4000;
+
+fn pair(lba: u64, blocks: u32) -> [Command; 2] {
+    [
+        io(IoOpcode::Compare, lba, blocks).with_fuse(Fuse::First),
+        io(IoOpcode::Write, lba, blocks).with_fuse(Fuse::Second).with_prp(NEW, NEW + 0x1000),
+    ]
+}
+
+fn rig(manners: Manners, seed: u64) -> Rig {
+    let ram = ram();
+    let medium = FakeMedium::new(&ram, BLOCKS);
+    let medium = if seed == 0 { medium } else { medium.later(seed) };
+    Rig::new(&Setup { manners, seed, ..Setup::default() }, &ram, medium)
+}
+
+/// Runs the commands and returns their statuses in the order in which they were pushed.
+fn statuses(rig: &mut Rig, commands: &[Command]) -> Vec<Status> {
+    let cids: Vec<u16> = commands.iter().map(|command| rig.push(*command)).collect();
+    rig.ring();
+    let completions = rig.collect(commands.len());
+    let status_of = |cid| completions.iter().find(|completion| completion.cid() == cid);
+    cids.into_iter().map(|cid| status_of(cid).unwrap().status()).collect()
+}
+
+#[test]
+fn the_write_happens_if_and_only_if_the_bytes_are_the_same() {
+    for (manners, seed) in [(SHARED, 0), (COPIED, 0), (SHARED, 1), (LATER, 2), (LATER, 3)] {
+        let mut rig = rig(manners, seed);
+        let new = rig.scribble(NEW, 4096, 1);
+        let good = statuses(&mut rig, &pair(8, 8));
+        assert_eq!(good, [Status::SUCCESS; 2]);
+        assert_eq!(rig.medium.blocks().bytes[8 * 512..16 * 512], new);
+        // The host still expects zeroes.
+        rig.fill(NEW, &[9; 4096]);
+        let bad = statuses(&mut rig, &pair(8, 8));
+        assert!(bad[0].is(Status::COMPARE_FAILURE));
+        assert_eq!(bad[1], Status::ABORTED_FAILED_FUSED);
+        assert_eq!(rig.medium.blocks().bytes[8 * 512..16 * 512], new);
+        assert!(statuses(&mut rig, &[io(IoOpcode::Read, 0, 1)])[0].is_success());
+    }
+}
+
+#[test]
+fn a_half_without_its_other_half_is_aborted() {
+    let [first, second] = pair(0, 1);
+    let read = io(IoOpcode::Read, 0, 1);
+    let missing = Status::ABORTED_MISSING_FUSED;
+    let ok = Status::SUCCESS;
+    for manners in [SHARED, LATER] {
+        let mut rig = rig(manners, 5);
+        assert_eq!(statuses(&mut rig, &[second]), [missing]);
+        assert_eq!(statuses(&mut rig, &[first, read]), [missing, ok]);
+        let [a, b, c] = statuses(&mut rig, &[first, first, second])[..] else { panic!() };
+        assert_eq!([a, b, c], [missing, ok, ok]);
+        assert_eq!(statuses(&mut rig, &[second, read]), [missing, ok]);
+    }
+}
+
+#[test]
+fn the_second_half_may_be_rung_for_later() {
+    let mut rig = rig(SHARED, 0);
+    let [first, second] = pair(0, 1);
+    rig.push(first);
+    rig.ring();
+    for _ in 0..10 {
+        rig.turn();
+    }
+    assert!(rig.peek().is_none());
+    assert_eq!(statuses_of_two(&mut rig, second), [Status::SUCCESS; 2]);
+}
+
+fn statuses_of_two(rig: &mut Rig, second: Command) -> Vec<Status> {
+    rig.push(second);
+    rig.ring();
+    rig.collect(2).iter().map(|completion| completion.status()).collect()
+}
+
+#[test]
+fn halves_that_do_not_fit_are_refused_together() {
+    let [first, second] = pair(4, 2);
+    let field = Status::INVALID_FIELD.with_dnr();
+    let failed = Status::ABORTED_FAILED_FUSED;
+    let range = Status::LBA_OUT_OF_RANGE.with_dnr();
+    let [far_first, far_second] = pair(BLOCKS, 1);
+    let cases: [([Command; 2], [Status; 2]); 6] = [
+        ([first, pair(5, 2)[1]], [field; 2]),
+        ([first, pair(4, 1)[1]], [field; 2]),
+        ([first, second.with_nsid(2)], [field; 2]),
+        ([second.with_fuse(Fuse::First), second], [field; 2]),
+        ([far_first, far_second], [range, failed]),
+        ([first, second.with_cdw12(1 | 1 << 20)], [failed, field]),
+    ];
+    for (commands, expected) in cases {
+        let mut rig = rig(SHARED, 0);
+        assert_eq!(statuses(&mut rig, &commands), expected, "{commands:?}");
+        assert!(rig.medium.blocks().log.is_empty());
+        assert_eq!(statuses(&mut rig, &pair(4, 2)), [Status::SUCCESS; 2], "and the next pair runs");
+    }
+}
+
+#[test]
+fn a_pair_runs_alone_among_all_queues_of_its_controller() {
+    for seed in 1..30 {
+        let ram = ram();
+        let setup = Setup { seed, ..Setup::default() };
+        let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS).later(seed));
+        let mut other = make(&rig.host, &setup, &rig.shared, &rig.published, 2);
+        other.add_submission_queue(2, 16, 0x3000).unwrap();
+        // Both queues write blocks 0 to 7; the pair of the first expects what it finds.
+        for index in 0..6_usize {
+            let write = io(IoOpcode::Write, 0, 8).with_prp(DATA + 0x8000, 0);
+            let bytes = write.with_cid(u16::try_from(index).unwrap()).to_bytes();
+            rig.fill(0x3000 + index as u64 * 64, &bytes);
+        }
+        rig.push(io(IoOpcode::Write, 0, 8));
+        for command in pair(0, 8) {
+            rig.push(command);
+        }
+        rig.push(io(IoOpcode::Write, 0, 8));
+        rig.ring();
+        rig.shared.doorbells.ring(4, 6);
+        for _ in 0..400 {
+            rig.turn();
+            let now = rig.now;
+            other.turn(now);
+        }
+        assert!(rig.queue.is_drained() && other.is_drained(), "seed {seed}");
+        let log: Vec<_> = rig.medium.blocks().log.iter().map(|request| request.operation).collect();
+        let compare = log.iter().position(|operation| *operation == base::Operation::Compare);
+        assert_eq!(log.len(), 10 - usize::from(rig.letters.len() == 2));
+        // If the comparison held, the very next request is the write of the pair.
+        if let (Some(at), true) = (compare, rig.letters.is_empty()) {
+            assert_eq!(log[at + 1], base::Operation::Write, "seed {seed}");
+        }
+        let statuses: Vec<Status> =
+            core::iter::from_fn(|| rig.peek()).map(|completion| completion.status()).collect();
+        assert_eq!(statuses.len(), 4);
+    }
+}
+
+#[test]
+fn two_queues_with_a_pair_each_take_turns() {
+    let ram = ram();
+    let setup = Setup::default();
+    let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS).later(4));
+    let mut other = make(&rig.host, &setup, &rig.shared, &rig.published, 2);
+    other.add_submission_queue(2, 16, 0x3000).unwrap();
+    for (index, command) in pair(0, 1).into_iter().enumerate() {
+        rig.fill(0x3000 + index as u64 * 64, &command.to_bytes());
+        rig.push(command);
+    }
+    rig.shared.doorbells.ring(4, 2);
+    rig.ring();
+    for _ in 0..300 {
+        rig.turn();
+        let now = rig.now;
+        other.turn(now);
+    }
+    assert!(rig.queue.is_drained() && other.is_drained());
+    assert_eq!(rig.medium.blocks().log.len(), 4, "two comparisons and two writes");
+}
