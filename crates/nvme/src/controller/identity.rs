@@ -1,0 +1,236 @@
+//! What Identify Controller says, once it has been checked.
+
+use base::Span;
+use wire::identify::controller::limit_bytes;
+use wire::identify::{IdentifyController, IdentifyControllerNvm};
+
+use crate::data_pointer::SglSupport;
+use crate::error::Lie;
+
+/// Who a controller is and what it can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Serial number, without its padding.
+    pub serial: String,
+    /// Model, without its padding.
+    pub model: String,
+    /// Firmware revision, without its padding.
+    pub firmware: String,
+    /// What matters for using it.
+    pub limits: ControllerLimits,
+    /// Everything it said.
+    pub page: Box<IdentifyController>,
+}
+
+/// What a controller takes and what it does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControllerLimits {
+    /// Bytes in the longest transfer (MDTS). `None` means no limit.
+    pub transfer_bytes_max: Option<u64>,
+    /// Whether it takes SGLs (SGLS).
+    pub sgl: SglSupport,
+    /// The I/O commands it has beside Flush, Read and Write (ONCS, FUSES).
+    pub commands: IoCommands,
+    /// There is a volatile write cache, so that flushes mean something (VWC).
+    pub volatile_write_cache: bool,
+    /// Blocks that are written whole or not at all, whatever happens to the power (AWUPF).
+    pub atomic_write_blocks: u32,
+    /// Bytes in the longest Verify (VSL). `None` means no limit.
+    pub verify_bytes_max: Option<u64>,
+    /// Bytes in the longest Write Zeroes (WZSL). `None` means no limit.
+    pub write_zeroes_bytes_max: Option<u64>,
+    /// Bytes in the longest Write Uncorrectable (WUSL). `None` means no limit.
+    pub write_uncorrectable_bytes_max: Option<u64>,
+    /// Ranges in a Dataset Management (DMRL), 1 to 256.
+    pub deallocate_ranges_max: u16,
+    /// Blocks in one of its ranges (DMRSL). `None` means no limit.
+    pub deallocate_range_blocks_max: Option<u32>,
+    /// Blocks in all of its ranges (DMSL). `None` means no limit.
+    pub deallocate_blocks_max: Option<u64>,
+    /// Aborts that may be outstanding (ACL).
+    pub aborts: u16,
+    /// Asynchronous Event Requests that may be outstanding (AERL).
+    pub event_requests: u16,
+    /// The unit of the keep-alive time (KAS). Zero if there is none.
+    pub keep_alive_unit: Span,
+    /// How long it wants for a shutdown (RTD3E). Zero if it does not say.
+    pub shutdown: Span,
+    /// The unit of offsets and lengths of firmware pieces (FWUG).
+    pub firmware_unit_bytes: u32,
+}
+
+/// I/O commands that a controller may or may not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoCommands {
+    /// Compare.
+    pub compare: bool,
+    /// Compare and Write, fused.
+    pub compare_and_write: bool,
+    /// Write Uncorrectable.
+    pub write_uncorrectable: bool,
+    /// Dataset Management.
+    pub dataset_management: bool,
+    /// Write Zeroes.
+    pub write_zeroes: bool,
+    /// Reservations.
+    pub reservations: bool,
+    /// Verify.
+    pub verify: bool,
+    /// Copy.
+    pub copy: bool,
+}
+
+/// The entry sizes that CC asks for (Base 2.1 §3.1.4.5).
+const SUBMISSION_ENTRY_SHIFT: u8 = 6;
+const COMPLETION_ENTRY_SHIFT: u8 = 4;
+/// Ranges that fit into a Dataset Management (NVM 1.1 §3.3.3).
+const RANGES_MAX: u16 = 256;
+/// KAS counts in these (Base 2.1 §5.1.13.2.1).
+const KEEP_ALIVE_UNIT_MS: u64 = 100;
+/// FWUG: nothing said, and no restriction (Base 2.1 §5.1.13.2.1).
+const FIRMWARE_UNIT_UNKNOWN: u8 = 0;
+const FIRMWARE_UNIT_ANY: u8 = 0xff;
+
+impl Identity {
+    /// Checks what Identify Controller says.
+    pub fn check(page: IdentifyController) -> Result<Self, Lie> {
+        let entry = |field, found: u8, min, max, shift| match (min..=max).contains(&shift) {
+            true => Ok(()),
+            false => Err(Lie { field, found: found.into(), expected: "a range that holds ours" }),
+        };
+        let (min, max) = (page.sqes_min(), page.sqes_max());
+        entry("identify controller: SQES", page.sqes(), min, max, SUBMISSION_ENTRY_SHIFT)?;
+        let (min, max) = (page.cqes_min(), page.cqes_max());
+        entry("identify controller: CQES", page.cqes(), min, max, COMPLETION_ENTRY_SHIFT)?;
+        if page.sgl_support() == 3 {
+            let expected = "0 to 2 in bits 1:0";
+            return Err(Lie { field: "identify controller: SGLS", found: 3, expected });
+        }
+        Ok(Self {
+            serial: page.sn().to_string(),
+            model: page.mn().to_string(),
+            firmware: page.fr().to_string(),
+            limits: limits_of(&page),
+            page: Box::new(page),
+        })
+    }
+
+    /// Adds what the NVM command set's own page says (NVM 1.1 §4.1.5.4).
+    pub fn add_nvm(&mut self, page: &IdentifyControllerNvm) {
+        let limits = &mut self.limits;
+        limits.verify_bytes_max = limit_bytes(page.vsl(), 0);
+        limits.write_zeroes_bytes_max = limit_bytes(page.wzsl(), 0);
+        limits.write_uncorrectable_bytes_max = limit_bytes(page.wusl(), 0);
+        if page.dmrl() != 0 {
+            limits.deallocate_ranges_max = page.dmrl().into();
+        }
+        limits.deallocate_range_blocks_max = Some(page.dmrsl()).filter(|blocks| *blocks != 0);
+        limits.deallocate_blocks_max = Some(page.dmsl()).filter(|blocks| *blocks != 0);
+    }
+
+    /// Whether `other` is the same controller.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.serial, &self.model) == (&other.serial, &other.model)
+    }
+}
+
+fn limits_of(page: &IdentifyController) -> ControllerLimits {
+    let transfer_bytes_max = page.transfer_bytes_max(0);
+    ControllerLimits {
+        transfer_bytes_max,
+        sgl: match page.sgl_support() {
+            0 => SglSupport::None,
+            2 => SglSupport::DwordAligned,
+            _ => SglSupport::Any,
+        },
+        commands: IoCommands {
+            compare: page.compare(),
+            compare_and_write: page.fused_compare_and_write(),
+            write_uncorrectable: page.write_uncorrectable(),
+            dataset_management: page.dataset_management(),
+            write_zeroes: page.write_zeroes(),
+            reservations: page.reservations(),
+            verify: page.verify(),
+            copy: page.copy(),
+        },
+        volatile_write_cache: page.vwcp(),
+        atomic_write_blocks: u32::from(page.awupf()) + 1,
+        // Without a page of its own, these commands obey MDTS (NVM 1.1 §3.3).
+        verify_bytes_max: transfer_bytes_max,
+        write_zeroes_bytes_max: transfer_bytes_max,
+        write_uncorrectable_bytes_max: transfer_bytes_max,
+        deallocate_ranges_max: RANGES_MAX,
+        deallocate_range_blocks_max: None,
+        deallocate_blocks_max: None,
+        aborts: u16::from(page.acl()) + 1,
+        event_requests: u16::from(page.aerl()) + 1,
+        keep_alive_unit: Span::from_ms(KEEP_ALIVE_UNIT_MS * u64::from(page.kas())),
+        shutdown: Span::from_us(page.rtd3e().into()),
+        firmware_unit_bytes: match page.fwug() {
+            FIRMWARE_UNIT_UNKNOWN => 4096,
+            FIRMWARE_UNIT_ANY => 4,
+            units => u32::from(units) * 4096,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Span;
+    use wire::identify::{IdentifyController, IdentifyControllerNvm};
+
+    use super::Identity;
+    use crate::data_pointer::SglSupport;
+
+    fn plain() -> IdentifyController {
+        IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44))
+    }
+
+    #[test]
+    fn entries_of_another_size_are_refused_by_name() {
+        let cases = [
+            (plain().with(|id| id.sqes(0x55)), "identify controller: SQES", 0x55),
+            (plain().with(|id| id.sqes(0x77)), "identify controller: SQES", 0x77),
+            (plain().with(|id| id.cqes(0x33)), "identify controller: CQES", 0x33),
+            (plain().with(|id| id.sgl_support(3)), "identify controller: SGLS", 3),
+        ];
+        for (page, field, found) in cases {
+            let lie = Identity::check(page).unwrap_err();
+            assert_eq!((lie.field, lie.found), (field, found));
+        }
+        assert!(Identity::check(plain().with(|id| id.sqes(0x86).cqes(0x54))).is_ok());
+    }
+
+    #[test]
+    fn zeroes_based_and_scaled_numbers_are_made_plain() {
+        let page = plain().with(|id| {
+            let id = id.mdts(5).acl(3).aerl(7).kas(10).rtd3e(2_000_000).awupf(7);
+            id.sgl_support(2).fwug(2)
+        });
+        let limits = Identity::check(page).unwrap().limits;
+        assert_eq!(limits.transfer_bytes_max, Some(131_072));
+        assert_eq!(limits.verify_bytes_max, Some(131_072), "MDTS counts for these, too");
+        assert_eq!((limits.aborts, limits.event_requests), (4, 8));
+        assert_eq!(
+            (limits.keep_alive_unit, limits.shutdown),
+            (Span::from_secs(1), Span::from_secs(2))
+        );
+        assert_eq!((limits.sgl, limits.atomic_write_blocks), (SglSupport::DwordAligned, 8));
+        assert_eq!((limits.firmware_unit_bytes, limits.deallocate_ranges_max), (8192, 256));
+        let silent = Identity::check(plain()).unwrap().limits;
+        assert_eq!((silent.transfer_bytes_max, silent.sgl), (None, SglSupport::None));
+        assert_eq!((silent.keep_alive_unit, silent.firmware_unit_bytes), (Span::default(), 4096));
+    }
+
+    #[test]
+    fn the_page_of_the_nvm_command_set_replaces_what_mdts_said() {
+        let mut identity = Identity::check(plain().with(|id| id.mdts(5))).unwrap();
+        let page = IdentifyControllerNvm::zeroed().with(|id| id.wzsl(9).dmrl(16).dmrsl(1000));
+        identity.add_nvm(&page);
+        let limits = identity.limits;
+        assert_eq!((limits.verify_bytes_max, limits.write_zeroes_bytes_max), (None, Some(2 << 20)));
+        assert_eq!(limits.deallocate_ranges_max, 16);
+        assert_eq!(limits.deallocate_range_blocks_max, Some(1000));
+        assert_eq!(limits.deallocate_blocks_max, None);
+    }
+}

@@ -1,0 +1,166 @@
+//! What a controller says unasked (Base 2.1 §5.1.2): requests for it are kept outstanding, and each
+//! answer's log page is read, which also lets the controller tell the next of its kind.
+//!
+//! ```text
+//!   Asynchronous Event Request --> completion: type, information, log page
+//!        ^-- sent again at once        '--> Get Log Page --> Event (and a scan, if namespaces)
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{Answer, Dma, Instant, Mmio};
+use wire::Status;
+use wire::admin::AsynchronousEventRequest;
+use wire::feature::queue::AsynchronousEventConfiguration;
+use wire::identify::{BYTES, NSID_ALL, NamespaceList};
+use wire::log::event::{Event as Notice, EventResult, NoticeEvent};
+use wire::log::health::{CriticalWarning, HealthInformation};
+use wire::log::{self, LogPage as Page};
+
+use super::admin::{EVENTS_MAX, Purpose};
+use super::startup::Ask;
+use super::{Controller, Phase};
+use crate::event::Event;
+
+/// What is to be read as soon as nothing else is asked: at most one entry per log page there is.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    logs: BTreeMap<u8, LogPage>,
+}
+
+/// A log page, and the event that pointed to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LogPage {
+    pub(super) id: u8,
+    what: Notice,
+}
+
+impl Wanted {
+    pub(super) fn clear(&mut self) {
+        self.logs.clear();
+    }
+}
+
+impl LogPage {
+    /// How much of it is read. Reading any of it is enough for the controller.
+    pub(super) fn len_bytes(self) -> u32 {
+        match Page::from_code(self.id) {
+            Page::ErrorInformation => 64,
+            Page::ChangedNamespaces => 4096,
+            _ => 512,
+        }
+    }
+}
+
+impl<M: Mmio, D: Dma> Controller<M, D> {
+    /// How many requests the controller is meant to hold.
+    pub(super) fn event_requests_wanted(&self) -> u16 {
+        let limit = self.identity.as_ref().map_or(1, |identity| identity.limits.event_requests);
+        limit.min(self.options.event_requests).min(EVENTS_MAX)
+    }
+
+    /// Which events are to be told: all warnings of health, and of the notices those that lead to
+    /// something here, if the controller has them (Base 2.1 §5.1.25.1.5).
+    pub(super) fn event_configuration(&self) -> AsynchronousEventConfiguration {
+        let warnings = CriticalWarning::zeroed().with(|warnings| {
+            let warnings = warnings.spare_below_threshold(true).temperature_threshold(true);
+            warnings.degraded_reliability(true).media_read_only(true).volatile_backup_failed(true)
+        });
+        let events = AsynchronousEventConfiguration::zeroed()
+            .with(|events| events.critical_warnings(warnings));
+        let Some(identity) = &self.identity else { return events };
+        let page = &identity.page;
+        events.with(|events| {
+            events
+                .namespace_attribute_notices(page.namespace_attribute_notices())
+                .firmware_activation_notices(page.firmware_activation_notices())
+                .ana_change_notices(page.ana_change_notices())
+                .telemetry_notices(page.telemetry())
+        })
+    }
+
+    /// Keeps requests outstanding, and reads the next log page that is wanted.
+    pub(super) fn converse(&mut self, now: Instant) {
+        if !matches!(self.phase, Phase::Starting | Phase::Ready) {
+            return;
+        }
+        let held = self.admin.count(|purpose| *purpose == Purpose::Event);
+        for _ in held..usize::from(self.event_requests) {
+            self.admin.ask(now, Purpose::Event, &AsynchronousEventRequest {});
+        }
+        if matches!(self.phase, Phase::Ready)
+            && self.asked.is_none()
+            && let Some((_, log)) = self.wanted.logs.pop_first()
+        {
+            self.ask(now, Ask::Log(log));
+        }
+    }
+
+    /// A request has been answered.
+    pub(super) fn handle_event(&mut self, answer: Answer) {
+        let status = Status(answer.outcome.0);
+        if !status.is_success() {
+            // Asking again would bring the same answer: this one is not replaced.
+            self.event_requests = self.event_requests.saturating_sub(1);
+            let left = self.event_requests;
+            return self.tell(Event::EventsRefused { status, left });
+        }
+        let result = EventResult(answer.result);
+        let log = LogPage { id: result.lid(), what: result.event() };
+        match log.what {
+            Notice::Immediate(_) | Notice::OneShot(_) => self.tell_notice(log),
+            _ => drop(self.wanted.logs.insert(log.id, log)),
+        }
+    }
+
+    /// The log page that an event pointed to has been read, or not.
+    pub(super) fn handle_log(
+        &mut self,
+        now: Instant,
+        log: LogPage,
+        status: Status,
+        page: &[u8; BYTES],
+    ) {
+        let is_read = status.is_success();
+        match (log.what, Page::from_code(log.id)) {
+            (Notice::Error(what), Page::ErrorInformation) => {
+                let entry = log::error::entries(&page[..64]).next();
+                let newest = entry.filter(|_| is_read).map(Box::new);
+                self.tell(Event::ErrorReported { what, newest });
+            }
+            (Notice::Health(_), Page::Health) if is_read => {
+                let mut health = HealthInformation::zeroed();
+                health.as_bytes_mut().copy_from_slice(&page[..512]);
+                self.tell(Event::Health(Box::new(health)));
+            }
+            (Notice::Notice(NoticeEvent::NamespaceChanged), Page::ChangedNamespaces) => {
+                let changed = if is_read { changed_namespaces(page) } else { None };
+                self.scan(now, self.unchanged(changed));
+            }
+            (Notice::Notice(NoticeEvent::FirmwareActivation), _) => {
+                self.tell(Event::FirmwareActivation);
+            }
+            (Notice::Notice(NoticeEvent::Ana), _) => self.tell(Event::AccessChanged),
+            _ => self.tell_notice(log),
+        }
+    }
+
+    fn tell_notice(&mut self, log: LogPage) {
+        self.tell(Event::Notice { what: log.what, log_page: log.id });
+    }
+
+    /// The namespaces about which nothing needs to be asked, if just `changed` have changed, or
+    /// nobody knows which.
+    fn unchanged(&self, changed: Option<BTreeSet<u32>>) -> BTreeSet<u32> {
+        let Some(changed) = changed else { return BTreeSet::new() };
+        self.namespaces.keys().copied().filter(|id| !changed.contains(id)).collect()
+    }
+}
+
+/// The namespaces in the Changed Attached Namespace List; `None` if there were too many for it
+/// (Base 2.1 §5.1.12.1.5).
+fn changed_namespaces(page: &[u8; BYTES]) -> Option<BTreeSet<u32>> {
+    let list = NamespaceList::from_bytes(page);
+    let changed: BTreeSet<u32> = list.iter().collect();
+    if changed.contains(&NSID_ALL) { None } else { Some(changed) }
+}

@@ -1,0 +1,77 @@
+//! What the owner of a controller decides.
+
+use base::Span;
+
+/// While something is awaited and no interrupt will tell of it, this is how often one looks.
+pub(super) const BUSY_INTERVAL: Span = Span::from_us(20);
+
+/// How a controller is to be treated. The defaults suit a local SSD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControllerOptions {
+    /// Entries in the admin queue, 32 to 4096.
+    pub admin_depth: u32,
+    /// I/O queue pairs to ask for.
+    pub queue_pairs: u16,
+    /// Asynchronous Event Requests to keep outstanding, if the controller takes as many.
+    pub event_requests: u16,
+    /// Namespaces to keep track of; what the controller has beyond is told and left alone.
+    pub namespaces_max: u32,
+    /// How long an admin command may take.
+    pub admin_timeout: Span,
+    /// How long an I/O command may take before it is aborted, and again before the controller is
+    /// reset.
+    pub io_timeout: Span,
+    /// The keep-alive time to set, if the controller has one (Identify: KAS). `None` leaves it off.
+    pub keep_alive: Option<Span>,
+    /// How often CSTS is looked at while all is well.
+    pub status_interval: Span,
+    /// How often commands in flight are looked after on the admin queue, and the queue pairs asked
+    /// whether they need something. The wait for an interrupt, in effect.
+    pub poll_interval: Span,
+    /// How many resets are too many…
+    pub resets_max: u32,
+    /// …within this time.
+    pub resets_within: Span,
+    /// How long queue pairs may take to run dry before a shutdown goes on without them.
+    pub quiesce_timeout: Span,
+    /// The least a shutdown is waited for; a controller may ask for more (Identify: RTD3E).
+    pub shutdown_timeout: Span,
+    /// Whether to ask for shadow doorbells, if the controller has them (Identify: OACS).
+    pub shadow_doorbells: bool,
+    /// The interrupt vector of the admin queue is always 0; false leaves it to polling.
+    pub interrupts: bool,
+    /// What is known to be wrong with this controller.
+    pub quirks: Quirks,
+}
+
+/// Known faults of controllers, to be worked round. Each was proven by a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quirks {
+    /// CSTS.SHST never says that a shutdown is complete: waiting it out counts as clean.
+    pub shutdown_never_completes: bool,
+    /// Shadow doorbells are offered and do not work.
+    pub broken_shadow_doorbells: bool,
+}
+
+impl Default for ControllerOptions {
+    fn default() -> Self {
+        Self {
+            admin_depth: 64,
+            queue_pairs: 128,
+            event_requests: 4,
+            namespaces_max: 1024,
+            admin_timeout: Span::from_secs(30),
+            io_timeout: Span::from_secs(30),
+            keep_alive: None,
+            status_interval: Span::from_secs(1),
+            poll_interval: Span::from_ms(50),
+            resets_max: 4,
+            resets_within: Span::from_secs(300),
+            quiesce_timeout: Span::from_secs(1),
+            shutdown_timeout: Span::from_secs(5),
+            shadow_doorbells: false,
+            interrupts: false,
+            quirks: Quirks::default(),
+        }
+    }
+}

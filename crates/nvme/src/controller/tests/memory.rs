@@ -1,0 +1,190 @@
+//! Memory that host and controller share: one vector behind a lock, and no `unsafe`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::{CompletionEntry, CompletionRing, Dma, Memory, NoSuchMemory, RegionId, Segment, SubmissionRing};
+
+/// A handle to the memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedMemory(Arc<Mutex<Inside>>);
+
+#[derive(Debug, Default)]
+struct Inside {
+    bytes: Vec<u8>,
+    /// Offset and length of what is allocated.
+    allocated: BTreeMap<u64, u32>,
+    is_cut_off: bool,
+    cut_offs: u32,
+    /// Bytes that may be allocated, all told.
+    limit: Option<usize>,
+}
+
+/// Where the device finds offset zero.
+const IOVA: u64 = 0x4000_0000;
+const PAGE: usize = 4096;
+
+impl SharedMemory {
+    pub(crate) fn with_limit(limit: usize) -> Self {
+        let memory = Self::default();
+        memory.inside().limit = Some(limit);
+        memory
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.0.lock().unwrap()
+    }
+
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.inside().is_cut_off
+    }
+
+    pub(crate) fn cut_offs(&self) -> u32 {
+        self.inside().cut_offs
+    }
+
+    /// How many allocations are out.
+    pub(crate) fn allocations(&self) -> usize {
+        self.inside().allocated.len()
+    }
+
+    /// What the device reads: nothing while it is cut off, or beyond what is allocated.
+    pub(crate) fn device_load(&self, iova: u64, into: &mut [u8]) -> bool {
+        let inside = self.inside();
+        let Some(at) = inside.device_range(iova, into.len()) else { return false };
+        into.copy_from_slice(&inside.bytes[at..at + into.len()]);
+        true
+    }
+
+    /// What the device writes.
+    pub(crate) fn device_store(&self, iova: u64, from: &[u8]) -> bool {
+        let mut inside = self.inside();
+        let Some(at) = inside.device_range(iova, from.len()) else { return false };
+        inside.bytes[at..at + from.len()].copy_from_slice(from);
+        true
+    }
+}
+
+impl Inside {
+    fn device_range(&self, iova: u64, len: usize) -> Option<usize> {
+        let offset = iova.checked_sub(IOVA)?;
+        let (start, length) = self.allocated.range(..=offset).next_back()?;
+        let inside = offset + len as u64 <= start + u64::from(*length);
+        (inside && !self.is_cut_off).then(|| usize::try_from(offset).unwrap())
+    }
+}
+
+fn range(segment: Segment) -> core::ops::Range<usize> {
+    let start = usize::try_from(segment.offset).unwrap();
+    start..start + segment.len_bytes as usize
+}
+
+impl Memory for SharedMemory {
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+        let inside = self.inside();
+        let bytes = inside.bytes.get(range(segment)).ok_or(NoSuchMemory(segment))?;
+        into.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+        let mut inside = self.inside();
+        let bytes = inside.bytes.get_mut(range(segment)).ok_or(NoSuchMemory(segment))?;
+        bytes.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+        let mut inside = self.inside();
+        inside.bytes.get_mut(range(segment)).ok_or(NoSuchMemory(segment))?.fill(byte);
+        Ok(())
+    }
+}
+
+impl Dma for SharedMemory {
+    type Submission = Ring;
+    type Completion = Ring;
+
+    fn allocate(&self, len_bytes: u32) -> Option<Segment> {
+        let mut inside = self.inside();
+        let len = (len_bytes as usize).next_multiple_of(PAGE);
+        let used: usize = inside.allocated.values().map(|len| *len as usize).sum();
+        if inside.limit.is_some_and(|limit| used + len > limit) {
+            return None;
+        }
+        // Memory is never used twice, so that a late access to what was released is seen.
+        let offset = inside.bytes.len();
+        inside.bytes.resize(offset + len, 0);
+        inside.allocated.insert(offset as u64, u32::try_from(len).unwrap());
+        Some(Segment { region: RegionId(0), offset: offset as u64, len_bytes })
+    }
+
+    fn release(&self, segment: Segment) {
+        let released = self.inside().allocated.remove(&segment.offset);
+        assert!(released.is_some(), "{segment:?} is released once, by who allocated it");
+    }
+
+    fn iova(&self, segment: Segment) -> Option<u64> {
+        (range(segment).end <= self.inside().bytes.len()).then_some(IOVA + segment.offset)
+    }
+
+    fn submission_ring(&self, memory: Segment, _depth: u32) -> Ring {
+        Ring { memory: self.clone(), segment: memory }
+    }
+
+    fn completion_ring(&self, memory: Segment, _depth: u32) -> Ring {
+        Ring { memory: self.clone(), segment: memory }
+    }
+
+    fn cut_off(&self) {
+        let mut inside = self.inside();
+        inside.is_cut_off = true;
+        inside.cut_offs += 1;
+    }
+
+    fn reconnect(&self) {
+        self.inside().is_cut_off = false;
+    }
+}
+
+/// The host's end of either kind of ring.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    memory: SharedMemory,
+    segment: Segment,
+}
+
+impl SubmissionRing for Ring {
+    fn store(&mut self, index: u32, command: &[u64; 8]) {
+        let bytes = wire::Command(*command).to_bytes();
+        let entry = self.segment.slice(index * 64, 64).expect("inside the ring");
+        self.memory.store(entry, &bytes).unwrap();
+    }
+
+    fn publish(&mut self) {}
+
+    fn prefetch(&self, _index: u32) {}
+}
+
+impl CompletionRing for Ring {
+    fn load(&self, index: u32, phase: bool) -> Option<base::CompletionEntry> {
+        let mut bytes = [0; 16];
+        let entry = self.segment.slice(index * 16, 16)?;
+        self.memory.load(entry, &mut bytes).unwrap();
+        let completion = wire::Completion::from_bytes(&bytes);
+        (completion.phase() == phase).then_some(base::entry_from_dwords(completion.0))
+    }
+
+    fn load_line(&self, index: u32, phase: bool, into: &mut [base::CompletionEntry; 4]) -> usize {
+        let line_end = (index | 3).min(self.segment.len_bytes / 16 - 1);
+        let mut count = 0;
+        for entry in index..=line_end {
+            let Some(words) = self.load(entry, phase) else { break };
+            into[count] = words;
+            count += 1;
+        }
+        count
+    }
+
+    fn prefetch(&self, _index: u32) {}
+}
