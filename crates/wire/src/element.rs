@@ -38,6 +38,23 @@ pub trait Element: Sized {
 
     /// What it holds, for printing.
     fn value(&self) -> Value;
+
+    /// Takes it out of the bytes from `at` on, which must be there.
+    #[inline(always)]
+    fn load_at(bytes: &[u8], at: usize) -> Self {
+        Self::load(&bytes[at..at + Self::BYTES])
+    }
+
+    /// Puts it into the bytes from `at` on, which must be there.
+    #[inline(always)]
+    fn store_at(&self, bytes: &mut [u8], at: usize) {
+        self.store(&mut bytes[at..at + Self::BYTES]);
+    }
+
+    /// What the one in these bytes holds.
+    fn show(bytes: &[u8]) -> Value {
+        Self::load(bytes).value()
+    }
 }
 
 /// Something that fills some bits of a word.
@@ -53,6 +70,11 @@ pub trait Part: Copy {
 
     /// What it holds, for printing.
     fn value(self) -> Value;
+
+    /// What the one in these bits holds.
+    fn show(bits: u64) -> Value {
+        Self::from_bits(bits).value()
+    }
 }
 
 /// Text of a fixed length: ASCII, padded with spaces on the right (Base 2.1 §1.4.2).
@@ -222,6 +244,7 @@ impl Part for bool {
 }
 
 /// The bytes of one element.
+#[cfg(test)]
 pub fn stored(element: &impl Element) -> Vec<u8> {
     fn length<E: Element>(_: &E) -> usize {
         E::BYTES

@@ -43,7 +43,10 @@ pub trait Layout: Clone + Sized + 'static {
     /// Its length on the wire.
     const BYTES: usize;
     /// Its fields, in the order of declaration.
-    const FIELDS: &'static [Field<Self>];
+    const FIELDS: &'static [Field];
+    /// The accessors of the fields, in the same order.
+    #[cfg(test)]
+    const ACCESSORS: &'static [Accessor<Self>];
 
     /// Takes the structure out of the first [`Self::BYTES`] bytes.
     fn parse(bytes: &[u8]) -> Result<Self, Short>;
@@ -53,7 +56,7 @@ pub trait Layout: Clone + Sized + 'static {
 
     /// Every field with its value, for printing.
     fn decode(&self) -> Vec<Decoded> {
-        decode(self, Self::FIELDS)
+        decode(&self.bytes(), Self::FIELDS)
     }
 }
 
@@ -64,8 +67,8 @@ pub trait Visitor {
 }
 
 /// One field of a structure.
-#[derive(Debug)]
-pub struct Field<T: 'static> {
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
     /// The field's name, as its accessor is called.
     pub name: &'static str,
     /// What it means, in one line.
@@ -80,14 +83,31 @@ pub struct Field<T: 'static> {
     pub repeated: bool,
     /// How its bits are to be read.
     pub kind: Kind,
+    /// What its bits say.
+    pub show: Show,
     /// The named parts of a word.
-    pub parts: &'static [Field<T>],
-    /// Takes element `index` out, through the public getter.
-    pub get: fn(&T, usize) -> Value,
+    pub parts: &'static [Field],
+}
+
+/// How a field's bits become a value.
+#[derive(Clone, Copy, Debug)]
+pub enum Show {
+    /// It fills whole bytes.
+    Bytes(fn(&[u8]) -> Value),
+    /// It is some bits of a word, 64 at most.
+    Bits(fn(u64) -> Value),
+}
+
+/// A field's getter and setter, as a test can call them.
+#[cfg(test)]
+#[derive(Debug)]
+pub struct Accessor<T: 'static> {
     /// The raw bits of element `index`, through the public getter.
     pub raw: fn(&T, usize) -> Vec<u8>,
     /// Puts raw bits into element `index`, through the public setter.
     pub put: fn(&mut T, usize, &[u8]),
+    /// Those of the named parts of a word.
+    pub parts: &'static [Accessor<T>],
 }
 
 /// Setters of a structure, chained.
@@ -211,21 +231,38 @@ fn write_joined<'a>(
     out.write_str(close)
 }
 
-/// Every field of `fields` with its value in `structure`.
-pub fn decode<T: 'static>(structure: &T, fields: &'static [Field<T>]) -> Vec<Decoded> {
-    fields
-        .iter()
-        .map(|field| Decoded {
-            name: field.name,
-            meaning: field.meaning,
-            value: if field.repeated {
-                Value::List((0..field.count).map(|index| (field.get)(structure, index)).collect())
-            } else {
-                (field.get)(structure, 0)
-            },
-            parts: decode(structure, field.parts),
-        })
-        .collect()
+/// Every field of `fields` with its value in the structure that lies in `bytes`.
+#[must_use]
+pub fn decode(bytes: &[u8], fields: &[Field]) -> Vec<Decoded> {
+    let whole = |field: &Field| Decoded {
+        name: field.name,
+        meaning: field.meaning,
+        value: field.value(bytes),
+        parts: decode(bytes, field.parts),
+    };
+    fields.iter().map(whole).collect()
+}
+
+impl Field {
+    fn value(&self, bytes: &[u8]) -> Value {
+        if self.repeated {
+            Value::List((0..self.count).map(|index| self.element(bytes, index)).collect())
+        } else {
+            self.element(bytes, 0)
+        }
+    }
+
+    pub(crate) fn element(&self, bytes: &[u8], index: usize) -> Value {
+        let at = self.bit + index * self.width;
+        match self.show {
+            Show::Bytes(show) => show(&bytes[at / 8..(at + self.width) / 8]),
+            Show::Bits(show) => show(
+                (at..at + self.width)
+                    .rev()
+                    .fold(0, |word, bit| word << 1 | u64::from(bytes[bit / 8] >> (bit % 8) & 1)),
+            ),
+        }
+    }
 }
 
 /// Writes the fields that are not zero, which keeps a page of 4 KiB readable in a failed assertion.
@@ -259,8 +296,21 @@ pub const fn mask(width: u32) -> u64 {
     if width >= 64 { u64::MAX } else { (1 << width) - 1 }
 }
 
-/// The bits from `low` to `high`, both included; the last bit of `ends` is the high one.
+/// The part of `word` that lies in the bits from the first to the last of `ends`, both included.
+#[inline(always)]
+pub(crate) fn part<W: Part, P: Part>(word: W, ends: &[u32]) -> P {
+    P::from_bits(bits(word.to_bits(), ends[0], width_of(ends)))
+}
+
+/// `word` with the bits from the first to the last of `ends` replaced.
+#[inline(always)]
+pub(crate) fn with_part<W: Part, P: Part>(word: W, ends: &[u32], value: P) -> W {
+    W::from_bits(with_bits(word.to_bits(), ends[0], width_of(ends), value.to_bits()))
+}
+
+/// How many bits there are from the first to the last of `ends`, both included.
 #[doc(hidden)]
+#[inline(always)]
 #[must_use]
 pub const fn width_of(ends: &[u32]) -> u32 {
     ends[ends.len() - 1] - ends[0] + 1

@@ -4,15 +4,15 @@
 //! alone in a structure of zeros and cleared alone in a structure of ones: exactly that bit of the
 //! bytes changes, and the getter reads it back.
 
-use crate::layout::{Field, Layout, Visitor};
+use crate::layout::{Accessor, Field, Layout, Show, Value, Visitor};
 use crate::typed::{CommandVisitor, Typed};
 
 /// A structure or a command: something that becomes bytes.
-#[derive(Debug)]
 struct Subject<T: 'static> {
     name: &'static str,
     length: usize,
-    fields: &'static [Field<T>],
+    fields: &'static [Field],
+    accessors: &'static [Accessor<T>],
     bytes: fn(&T) -> Vec<u8>,
     parse: fn(&[u8]) -> T,
 }
@@ -28,14 +28,14 @@ struct RoundTrip {
 fn every_bit_of_every_field_of_every_structure_survives() {
     let mut seen = RoundTrip::default();
     crate::visit_layouts(&mut seen);
-    assert!(seen.structures > 30 && seen.bits > 1_000, "{} and {}", seen.structures, seen.bits);
+    assert!(seen.structures > 130 && seen.bits > 800_000, "{} {}", seen.structures, seen.bits);
 }
 
 #[test]
 fn every_bit_of_every_field_of_every_command_survives() {
     let mut seen = RoundTrip::default();
     crate::visit_commands(&mut seen);
-    assert!(seen.structures > 40 && seen.bits > 2_000, "{} and {}", seen.structures, seen.bits);
+    assert!(seen.structures > 40 && seen.bits > 7_000, "{} {}", seen.structures, seen.bits);
 }
 
 impl Visitor for RoundTrip {
@@ -45,6 +45,7 @@ impl Visitor for RoundTrip {
             name: T::NAME,
             length: T::BYTES,
             fields: T::FIELDS,
+            accessors: T::ACCESSORS,
             bytes: T::bytes,
             parse: |bytes| T::parse(bytes).unwrap(),
         });
@@ -61,6 +62,7 @@ impl CommandVisitor for RoundTrip {
             name: T::NAME,
             length: 64,
             fields: T::FIELDS,
+            accessors: T::ACCESSORS,
             bytes: |it: &T| it.to_command().to_bytes().to_vec(),
             parse: |bytes| {
                 let mut bytes: [u8; 64] = bytes.try_into().unwrap();
@@ -74,59 +76,73 @@ impl CommandVisitor for RoundTrip {
 }
 
 /// How many bits were flipped.
-fn check<T: Clone + 'static>(subject: &Subject<T>) -> usize {
-    let length = subject.length;
-    let mut owner = vec![None; length * 8];
+fn check<T: Clone>(subject: &Subject<T>) -> usize {
+    let mut owner = vec![None; subject.length * 8];
     let mut bits = 0;
-    for field in subject.fields {
-        claim(subject, field, &mut owner);
-        let mut inner = vec![None; length * 8];
-        for part in field.parts {
+    assert_eq!(subject.fields.len(), subject.accessors.len());
+    for (field, accessor) in subject.fields.iter().zip(subject.accessors) {
+        claim(subject.name, field, &mut owner);
+        bits += flip(subject, field, accessor);
+        let mut inner = vec![None; subject.length * 8];
+        for (part, accessor) in field.parts.iter().zip(accessor.parts) {
             assert!(part.bit >= field.bit && part.bit + part.width <= field.bit + field.width);
-            claim(subject, part, &mut inner);
-        }
-        for field in core::iter::once(field).chain(field.parts) {
-            assert!(!field.meaning.is_empty() && !field.meaning.contains('\n'), "{}", field.name);
-            for index in 0..field.count {
-                for background in [0x00, 0xff] {
-                    bits += flip_each(subject, field, index, &vec![background; length]);
-                }
-            }
+            claim(subject.name, part, &mut inner);
+            bits += flip(subject, part, accessor);
         }
     }
     bits
 }
 
-fn claim<T>(subject: &Subject<T>, field: &Field<T>, owner: &mut [Option<&'static str>]) {
+fn claim(name: &str, field: &Field, owner: &mut [Option<&'static str>]) {
+    assert!(!field.meaning.is_empty() && !field.meaning.contains('\n'), "{name} {}", field.name);
     let length = field.width * field.count;
     for owner in &mut owner[field.bit..field.bit + length] {
         let before = owner.replace(field.name);
-        assert_eq!(before, None, "{}: {} lies over another field", subject.name, field.name);
+        assert_eq!(before, None, "{name}: {} lies over another field", field.name);
     }
 }
 
-fn flip_each<T: Clone>(
+fn flip<T: Clone>(subject: &Subject<T>, field: &Field, accessor: &Accessor<T>) -> usize {
+    for index in 0..field.count {
+        for background in [0x00, 0xff] {
+            flip_element(subject, field, accessor, index, &vec![background; subject.length]);
+        }
+    }
+    2 * field.count * field.width
+}
+
+fn flip_element<T: Clone>(
     subject: &Subject<T>,
-    field: &Field<T>,
+    field: &Field,
+    accessor: &Accessor<T>,
     index: usize,
     background: &[u8],
-) -> usize {
+) {
     let start = (subject.parse)(background);
     let before = (subject.bytes)(&start);
-    let raw = (field.raw)(&start, index);
+    let raw = (accessor.raw)(&start, index);
     for bit in 0..field.width {
         let mut changed = raw.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
         let mut structure = start.clone();
-        (field.put)(&mut structure, index, &changed);
-        let place = format!("{}.{}[{index}] bit {bit}", subject.name, field.name);
-        assert_eq!((field.raw)(&structure, index), changed, "{place} is read back");
+        (accessor.put)(&mut structure, index, &changed);
+        let place = || format!("{}.{}[{index}] bit {bit}", subject.name, field.name);
+        assert_eq!((accessor.raw)(&structure, index), changed, "{} is read back", place());
         let at = field.bit + index * field.width + bit;
         let mut expected = before.clone();
         expected[at / 8] ^= 1 << (at % 8);
         let after = (subject.bytes)(&structure);
-        assert!(after == expected, "{place} changes bit {at} and nothing else");
-        assert_eq!((field.raw)(&(subject.parse)(&after), index), changed, "{place} is parsed");
+        assert!(after == expected, "{} changes bit {at} and nothing else", place());
+        let parsed = (accessor.raw)(&(subject.parse)(&after), index);
+        assert_eq!(parsed, changed, "{} is parsed", place());
+        assert_eq!(field.element(&after, index), shown(field, &changed), "{} is shown", place());
     }
-    field.width
+}
+
+/// What the raw bits of a field say.
+fn shown(field: &Field, raw: &[u8]) -> Value {
+    match field.show {
+        Show::Bytes(show) => show(raw),
+        Show::Bits(show) => show(u64::from_le_bytes(raw.try_into().unwrap())),
+    }
 }

@@ -18,6 +18,8 @@
 use core::fmt;
 
 use crate::command::Command;
+#[cfg(test)]
+use crate::layout::Accessor;
 use crate::layout::{Decoded, Field, decode};
 use crate::status::Status;
 
@@ -28,7 +30,10 @@ pub trait Typed: Copy + Default + PartialEq + fmt::Debug + 'static {
     /// Its opcode.
     const OPCODE: u8;
     /// Its fields; bits are counted from the beginning of the 64 bytes.
-    const FIELDS: &'static [Field<Self>];
+    const FIELDS: &'static [Field];
+    /// How a test reads and writes the fields, in the same order.
+    #[cfg(test)]
+    const ACCESSORS: &'static [Accessor<Self>];
 
     /// The command, without identifier and data pointer.
     fn to_command(&self) -> Command;
@@ -40,7 +45,7 @@ pub trait Typed: Copy + Default + PartialEq + fmt::Debug + 'static {
 
     /// Every field with its value, for printing.
     fn decode(&self) -> Vec<Decoded> {
-        decode(self, Self::FIELDS)
+        decode(&self.to_command().to_bytes(), Self::FIELDS)
     }
 }
 
@@ -87,7 +92,7 @@ macro_rules! commands {
             impl $crate::typed::Typed for $name {
                 const NAME: &'static str = $opcode_name;
                 const OPCODE: u8 = $opcode.code();
-                const FIELDS: &'static [$crate::layout::Field<Self>] = &[$(
+                const FIELDS: &'static [$crate::layout::Field] = &[$(
                     $crate::layout::Field {
                         name: stringify!($field),
                         meaning: $crate::layout::line(concat!($($meaning),+)),
@@ -96,16 +101,22 @@ macro_rules! commands {
                         count: 1,
                         repeated: false,
                         kind: <$type as $crate::layout::Part>::KIND,
+                        show: $crate::layout::Show::Bits(<$type as $crate::layout::Part>::show),
                         parts: &[],
-                        get: |it, _| $crate::layout::Part::value(it.$field),
-                        raw: |it, _| $crate::element::stored(
-                            &$crate::layout::Part::to_bits(it.$field),
-                        ),
+                    },
+                )*];
+                #[cfg(test)]
+                const ACCESSORS: &'static [$crate::layout::Accessor<Self>] = &[$(
+                    $crate::layout::Accessor {
+                        raw: |it, _| {
+                            $crate::element::stored(&$crate::layout::Part::to_bits(it.$field))
+                        },
                         put: |it, _, raw| {
                             it.$field = $crate::layout::Part::from_bits(
                                 <u64 as $crate::layout::Element>::load(raw),
                             );
                         },
+                        parts: &[],
                     },
                 )*];
 

@@ -45,11 +45,7 @@ macro_rules! layout {
                     #[inline]
                     #[must_use]
                     pub fn $part(&self) -> $part_type {
-                        const ENDS: &[u32] = &[$low $(, $high)?];
-                        let word: $type = self.$field();
-                        $crate::layout::Part::from_bits($crate::layout::bits(
-                            u64::from(word), ENDS[0], $crate::layout::width_of(ENDS),
-                        ))
+                        $crate::layout::part(self.$field(), &[$low $(, $high)?])
                     }
                 )*)?
             )*
@@ -89,12 +85,10 @@ macro_rules! layout {
                     #[doc = concat!("Sets `", stringify!($part), "`.")]
                     #[inline]
                     pub fn $part(self, value: $part_type) -> Self {
-                        const ENDS: &[u32] = &[$low $(, $high)?];
-                        let word = $crate::layout::with_bits(
-                            u64::from(self.0.$field()), ENDS[0], $crate::layout::width_of(ENDS),
-                            $crate::layout::Part::to_bits(value),
+                        let word = $crate::layout::with_part(
+                            self.0.$field(), &[$low $(, $high)?], value,
                         );
-                        self.$field(<$type as $crate::layout::Part>::from_bits(word))
+                        self.$field(word)
                     }
                 )*)?
             )*
@@ -103,14 +97,23 @@ macro_rules! layout {
         impl $crate::layout::Layout for $name {
             const NAME: &'static str = stringify!($name);
             const BYTES: usize = $bytes;
-            const FIELDS: &'static [$crate::layout::Field<Self>] = &[$(
+            const FIELDS: &'static [$crate::layout::Field] = &[$(
                 $crate::layout::Field {
                     parts: &[$($(
                         $crate::layout::layout!(
                             @part [$($part_meaning)+] $part $part_type; $offset * 8; $low $(, $high)?
                         ),
                     )*)?],
-                    ..$crate::layout::layout!(@field [$($meaning)+] $field $offset $type; $($count)?)
+                    ..$crate::layout::layout!(
+                        @field [$($meaning)+] $field $offset $type; $($count)?
+                    )
+                },
+            )*];
+            #[cfg(test)]
+            const ACCESSORS: &'static [$crate::layout::Accessor<Self>] = &[$(
+                $crate::layout::Accessor {
+                    parts: &[$($( $crate::layout::layout!(@part_accessor $part), )*)?],
+                    ..$crate::layout::layout!(@accessor $field $type; $($count)?)
                 },
             )*];
 
@@ -184,10 +187,7 @@ macro_rules! layout {
                 #[inline]
                 #[must_use]
                 pub fn $part(&self) -> $type {
-                    const ENDS: &[u32] = &[$low $(, $high)?];
-                    $crate::layout::Part::from_bits($crate::layout::bits(
-                        u64::from(self.0), ENDS[0], $crate::layout::width_of(ENDS),
-                    ))
+                    $crate::layout::part(self.0, &[$low $(, $high)?])
                 }
             )*
 
@@ -204,12 +204,7 @@ macro_rules! layout {
                 #[doc = concat!("Sets `", stringify!($part), "`.")]
                 #[inline]
                 pub fn $part(self, value: $type) -> Self {
-                    const ENDS: &[u32] = &[$low $(, $high)?];
-                    let word = $crate::layout::with_bits(
-                        u64::from(self.0.0), ENDS[0], $crate::layout::width_of(ENDS),
-                        $crate::layout::Part::to_bits(value),
-                    );
-                    self.0.0 = <$word as $crate::layout::Part>::from_bits(word);
+                    self.0.0 = $crate::layout::with_part(self.0.0, &[$low $(, $high)?], value);
                     self
                 }
             )*
@@ -218,9 +213,12 @@ macro_rules! layout {
         impl $crate::layout::Layout for $name {
             const NAME: &'static str = stringify!($name);
             const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
-            const FIELDS: &'static [$crate::layout::Field<Self>] = &[$(
+            const FIELDS: &'static [$crate::layout::Field] = &[$(
                 $crate::layout::layout!(@part [$($meaning)+] $part $type; 0; $low $(, $high)?),
             )*];
+            #[cfg(test)]
+            const ACCESSORS: &'static [$crate::layout::Accessor<Self>] =
+                &[$( $crate::layout::layout!(@part_accessor $part), )*];
 
             fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::Short> {
                 $crate::layout::Short::check(
@@ -327,8 +325,7 @@ macro_rules! layout {
         #[inline]
         #[must_use]
         pub fn $field(&self) -> $type {
-            const END: usize = $offset + <$type as $crate::layout::Element>::BYTES;
-            <$type as $crate::layout::Element>::load(&self.0[$offset..END])
+            $crate::layout::Element::load_at(&self.0, $offset)
         }
     };
     (@getter [$($meaning:literal)+] $field:ident $offset:literal $type:ty; $count:literal) => {
@@ -338,12 +335,10 @@ macro_rules! layout {
         #[inline]
         #[must_use]
         pub fn $field(&self, index: usize) -> Option<$type> {
-            const BYTES: usize = <$type as $crate::layout::Element>::BYTES;
-            if index >= $count {
-                return None;
-            }
-            let at = $offset + index * BYTES;
-            Some(<$type as $crate::layout::Element>::load(&self.0[at..at + BYTES]))
+            (index < $count).then(|| {
+                let at = $offset + index * <$type as $crate::layout::Element>::BYTES;
+                $crate::layout::Element::load_at(&self.0, at)
+            })
         }
     };
 
@@ -351,8 +346,7 @@ macro_rules! layout {
         #[doc = concat!("Sets `", stringify!($field), "`.")]
         #[inline]
         pub fn $field(self, value: $type) -> Self {
-            const END: usize = $offset + <$type as $crate::layout::Element>::BYTES;
-            $crate::layout::Element::store(&value, &mut self.0.0[$offset..END]);
+            $crate::layout::Element::store_at(&value, &mut self.0.0, $offset);
             self
         }
     };
@@ -364,29 +358,17 @@ macro_rules! layout {
         /// If there is no element of this index.
         #[inline]
         pub fn $field(self, index: usize, value: $type) -> Self {
-            const BYTES: usize = <$type as $crate::layout::Element>::BYTES;
             assert!(index < $count, concat!("no such element of ", stringify!($field)));
-            let at = $offset + index * BYTES;
-            $crate::layout::Element::store(&value, &mut self.0.0[at..at + BYTES]);
+            let at = $offset + index * <$type as $crate::layout::Element>::BYTES;
+            $crate::layout::Element::store_at(&value, &mut self.0.0, at);
             self
         }
     };
 
     (@field [$($meaning:literal)+] $field:ident $offset:literal $type:ty;) => {
         $crate::layout::Field {
-            name: stringify!($field),
-            meaning: $crate::layout::line(concat!($($meaning),+)),
-            bit: $offset * 8,
-            width: <$type as $crate::layout::Element>::BYTES * 8,
-            count: 1,
             repeated: false,
-            kind: <$type as $crate::layout::Element>::KIND,
-            parts: &[],
-            get: |it, _| $crate::layout::Element::value(&it.$field()),
-            raw: |it, _| $crate::element::stored(&it.$field()),
-            put: |it, _, raw| {
-                it.set().$field(<$type as $crate::layout::Element>::load(raw));
-            },
+            ..$crate::layout::layout!(@field [$($meaning)+] $field $offset $type; 1)
         }
     };
     (@field [$($meaning:literal)+] $field:ident $offset:literal $type:ty; $count:literal) => {
@@ -398,18 +380,8 @@ macro_rules! layout {
             count: $count,
             repeated: true,
             kind: <$type as $crate::layout::Element>::KIND,
+            show: $crate::layout::Show::Bytes(<$type as $crate::layout::Element>::show),
             parts: &[],
-            get: |it, index| match it.$field(index) {
-                Some(value) => $crate::layout::Element::value(&value),
-                None => $crate::layout::Value::Bytes(Vec::new()),
-            },
-            raw: |it, index| match it.$field(index) {
-                Some(value) => $crate::element::stored(&value),
-                None => Vec::new(),
-            },
-            put: |it, index, raw| {
-                it.set().$field(index, <$type as $crate::layout::Element>::load(raw));
-            },
         }
     };
     (
@@ -423,14 +395,38 @@ macro_rules! layout {
             count: 1,
             repeated: false,
             kind: <$type as $crate::layout::Part>::KIND,
+            show: $crate::layout::Show::Bits(<$type as $crate::layout::Part>::show),
             parts: &[],
-            get: |it, _| $crate::layout::Part::value(it.$part()),
+        }
+    };
+
+    (@accessor $field:ident $type:ty;) => {
+        $crate::layout::Accessor {
+            raw: |it, _| $crate::element::stored(&it.$field()),
+            put: |it, _, raw| {
+                it.set().$field(<$type as $crate::layout::Element>::load(raw));
+            },
+            parts: &[],
+        }
+    };
+    (@accessor $field:ident $type:ty; $count:literal) => {
+        $crate::layout::Accessor {
+            raw: |it, index| it.$field(index).map_or(Vec::new(), |it| $crate::element::stored(&it)),
+            put: |it, index, raw| {
+                it.set().$field(index, <$type as $crate::layout::Element>::load(raw));
+            },
+            parts: &[],
+        }
+    };
+    (@part_accessor $part:ident) => {
+        $crate::layout::Accessor {
             raw: |it, _| $crate::element::stored(&$crate::layout::Part::to_bits(it.$part())),
             put: |it, _, raw| {
                 it.set().$part($crate::layout::Part::from_bits(
                     <u64 as $crate::layout::Element>::load(raw),
                 ));
             },
+            parts: &[],
         }
     };
 
