@@ -172,20 +172,21 @@ pub struct Answer {
 /// Answers, in a place the caller owns. Bounded: a turn does bounded work.
 #[derive(Debug)]
 pub struct Answers {
-    answers: Vec<Answer>,
-    capacity: usize,
+    places: Box<[Answer]>,
+    count: usize,
 }
 
 impl Answers {
     /// An empty place for at most `capacity` answers. Allocates here and never again.
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { answers: Vec::with_capacity(capacity), capacity }
+        let nothing = Answer { token: 0, outcome: Outcome::SUCCESS, result: 0 };
+        Self { places: vec![nothing; capacity].into_boxed_slice(), count: 0 }
     }
 
     /// Room left. A backend stops polling when it is zero.
     #[inline]
     pub fn room(&self) -> usize {
-        self.capacity - self.answers.len()
+        self.places.len() - self.count
     }
 
     /// Appends an answer.
@@ -195,8 +196,9 @@ impl Answers {
     /// If there is no [`room`](Self::room).
     #[inline]
     pub fn push(&mut self, answer: Answer) {
-        assert!(self.answers.len() < self.capacity, "a backend looks at room() before it pushes");
-        self.answers.push(answer);
+        assert!(self.count < self.places.len(), "a backend looks at room() before it pushes");
+        self.places[self.count] = answer;
+        self.count += 1;
     }
 
     /// Appends answers that lie ready: one check for all of them.
@@ -207,24 +209,40 @@ impl Answers {
     #[inline]
     pub fn append(&mut self, answers: &[Answer]) {
         assert!(answers.len() <= self.room(), "a backend looks at room() before it appends");
-        self.answers.extend_from_slice(answers);
+        self.places[self.count..][..answers.len()].copy_from_slice(answers);
+        self.count += answers.len();
+    }
+
+    /// Lets `fill` write answers into the places that are left, first one first, and say how many
+    /// it wrote: for whoever has answers in a loop and wants to count them in a register.
+    ///
+    /// # Panics
+    ///
+    /// If it says more than there are places.
+    #[inline]
+    pub fn fill(&mut self, fill: impl FnOnce(&mut [Answer]) -> usize) -> usize {
+        let count = fill(&mut self.places[self.count..]);
+        assert!(count <= self.room(), "more answers than places");
+        self.count += count;
+        count
     }
 
     /// The answers, oldest first.
     #[inline]
     pub fn as_slice(&self) -> &[Answer] {
-        &self.answers
+        &self.places[..self.count]
     }
 
     /// Forgets the answers.
     #[inline]
     pub fn clear(&mut self) {
-        self.answers.clear();
+        self.count = 0;
     }
 
     /// Takes the answers out, oldest first, leaving the place empty.
     pub fn drain(&mut self) -> impl Iterator<Item = Answer> + '_ {
-        self.answers.drain(..)
+        let count = core::mem::take(&mut self.count);
+        self.places[..count].iter().copied()
     }
 }
 
@@ -253,6 +271,26 @@ mod tests {
         assert_eq!(answers.room(), 0);
         answers.append(&[]);
         answers.append(&[one]);
+    }
+
+    #[test]
+    fn places_are_filled_in_their_order_and_counted() {
+        let answer = |token| Answer { token, outcome: Outcome::SUCCESS, result: 0 };
+        let mut answers = Answers::with_capacity(3);
+        answers.push(answer(1));
+        let written = answers.fill(|places| {
+            assert_eq!(places.len(), 2);
+            places[0] = answer(2);
+            1
+        });
+        assert_eq!((written, answers.as_slice()), (1, &[answer(1), answer(2)][..]));
+        assert_eq!(answers.room(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "more answers than places")]
+    fn filling_more_places_than_there_are_is_our_own_mistake() {
+        Answers::with_capacity(1).fill(|places| places.len() + 1);
     }
 
     #[test]

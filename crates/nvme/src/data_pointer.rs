@@ -88,7 +88,7 @@ const PRP_ENTRY_BYTES: u32 = 8;
 
 /// The two PRP entries of memory that lies together and in at most two pages: what nearly every
 /// command needs. `None` if it takes more to say.
-#[inline]
+#[inline(always)]
 pub(crate) const fn contiguous(iova: u64, len_bytes: u32, page_mask: u64) -> Option<(u64, u64)> {
     let offset = iova & page_mask;
     let end = offset + len_bytes as u64;
@@ -96,8 +96,10 @@ pub(crate) const fn contiguous(iova: u64, len_bytes: u32, page_mask: u64) -> Opt
     if iova & 3 != 0 || end > 2 * (page_mask + 1) {
         return None;
     }
-    let second = if end > page_mask + 1 { (iova | page_mask) + 1 } else { 0 };
-    Some((iova, second))
+    if end <= page_mask + 1 {
+        return Some((iova, 0));
+    }
+    Some((iova, (iova | page_mask) + 1))
 }
 
 impl Pointer {

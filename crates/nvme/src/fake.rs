@@ -194,14 +194,14 @@ impl SubmissionRing for FakeRing {
 }
 
 impl CompletionRing for FakeRing {
-    fn load(&self, index: u32, phase: bool) -> Option<[u32; 4]> {
+    fn load(&self, index: u32, phase: bool) -> Option<base::CompletionEntry> {
         let mut bytes = [0; 16];
         self.dma.load(self.entry(index, 16), &mut bytes).unwrap();
         let completion = Completion::from_bytes(&bytes);
-        (completion.phase() == phase).then_some(completion.0)
+        (completion.phase() == phase).then_some(base::entry_from_dwords(completion.0))
     }
 
-    fn load_line(&self, index: u32, phase: bool, into: &mut [[u32; 4]; 4]) -> usize {
+    fn load_line(&self, index: u32, phase: bool, into: &mut [base::CompletionEntry; 4]) -> usize {
         let end = ((index | 3) + 1).min(self.depth);
         let entries = (index..end).map_while(|index| self.load(index, phase));
         into.iter_mut().zip(entries).map(|(slot, entry)| *slot = entry).count()

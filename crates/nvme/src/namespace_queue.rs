@@ -14,7 +14,8 @@ mod tests;
 mod view;
 
 use base::{
-    Answer, Answers, Backend, Dma, Doorbell, Instant, Limits, Operation, Outcome, Request, Segment,
+    Answer, Answers, Backend, Dma, Doorbell, Flags, Instant, Limits, Operation, Outcome, Request,
+    Segment,
 };
 use wire::{Command, IoOpcode};
 
@@ -27,7 +28,7 @@ use crate::link::Order;
 use crate::queue_pair::QueuePair;
 use crate::slot::{Mark, tick_of};
 use crate::split::ParentTable;
-use commands::{CommandBuilder, flag_bits};
+use commands::{CommandBuilder, PRINFO_SHIFT, flag_bits};
 
 /// A namespace behind a queue pair of its own.
 pub struct NamespaceQueue<D: Dma, B: Doorbell> {
@@ -44,16 +45,13 @@ pub struct NamespaceQueue<D: Dma, B: Doorbell> {
 /// What the short way needs to know, and all that it needs to know.
 #[derive(Clone, Copy, Debug)]
 struct ShortWay {
-    /// The namespace identifier, where it stands in the first word of a command.
-    nsid_word: u64,
-    /// Larger requests take the long way. Zero if all must.
-    blocks_max: u32,
-    block_bytes: u32,
-    page_mask: u64,
-    /// Requests that reach over a multiple of the boundary take the long way. Without a boundary
-    /// both are all ones.
-    boundary_mask: u64,
-    boundary: u64,
+    /// The first word of a read; that of a write is one less.
+    read_word: u64,
+    /// Or a number that no segment is a multiple of, if every request must take the long way.
+    block_bytes: u64,
+    /// The bits of a block number above the optimal boundary: requests whose first and last blocks
+    /// differ in any of them take the long way.
+    boundary_bits: u64,
     /// PRINFO in its place in CDW12, and all ones if reference tags are block numbers.
     prinfo_bits: u64,
     tag_mask: u64,
@@ -117,7 +115,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     }
 
     /// One request: the short way if it can, else the long one. False if there is no room.
-    #[inline]
+    #[inline(always)]
     fn submit_one(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
         match self.short_command(request, segments) {
             Some(command) => {
@@ -128,39 +126,30 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     }
 
     /// The command for a read or write of one segment that touches no limit.
-    #[inline]
+    #[inline(always)]
     fn short_command(&self, request: &Request, segments: &[Segment]) -> Option<Command> {
         let way = &self.short_way;
-        let Request { lba, blocks, operation, .. } = *request;
-        let is_plain = matches!(operation, Operation::Read | Operation::Write)
-            && request.segment_count == 1
-            && request.metadata_count == 0;
-        // No blocks at all become the most there are, and too many.
-        if !is_plain || blocks.wrapping_sub(1) >= way.blocks_max {
+        let Request { lba, blocks, operation, flags, .. } = *request;
+        // One data segment and no metadata: both counts in one comparison.
+        let counts = u32::from(request.segment_count) | u32::from(request.metadata_count) << 16;
+        if operation as u8 > Operation::Write as u8 || counts != 1 || blocks == 0 {
             return None;
         }
+        let last = lba.wrapping_add(u64::from(blocks - 1));
         let segment = *segments.get(request.segment_first as usize)?;
-        let inside = (lba & way.boundary_mask).wrapping_add(u64::from(blocks)) <= way.boundary;
-        if segment.len_bytes != blocks.wrapping_mul(way.block_bytes) || !inside {
+        if u64::from(segment.len_bytes) != u64::from(blocks).wrapping_mul(way.block_bytes)
+            || (lba ^ last) & way.boundary_bits != 0
+        {
             return None;
         }
         let iova = self.dma.iova(segment)?;
-        let (prp1, prp2) = contiguous(iova, segment.len_bytes, way.page_mask)?;
-        let opcode = match operation {
-            Operation::Read => IoOpcode::Read,
-            _ => IoOpcode::Write,
-        };
-        let dword12 = u64::from((blocks - 1) | flag_bits(request.flags)) | way.prinfo_bits;
-        Some(Command([
-            way.nsid_word | u64::from(opcode.code()),
-            0,
-            0,
-            prp1,
-            prp2,
-            lba,
-            dword12,
-            lba & way.tag_mask,
-        ]))
+        let (prp1, prp2) = contiguous(iova, segment.len_bytes, PAGE_MASK)?;
+        let mut dword12 = u64::from(blocks - 1) | way.prinfo_bits;
+        if flags != Flags::NONE {
+            dword12 |= u64::from(flag_bits(flags));
+        }
+        let first_word = way.read_word - u64::from(operation as u8);
+        Some(Command([first_word, 0, 0, prp1, prp2, lba, dword12, lba & way.tag_mask]))
     }
 
     /// The long way. False if there is no room.
@@ -185,7 +174,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             Err(outcome) => self.refuse(request.token, outcome),
             Ok((command, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
-                self.queue.enqueue(tick, request.token, Mark::NONE, command).is_some()
+                self.queue.enqueue_slowly(tick, request.token, Mark::NONE, command).is_some()
             }
             Ok(_) => {
                 let is_taken = self.parents.begin(request, own).is_some();
@@ -215,7 +204,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             match self.builder.next_command(index, rest.request, rest.segments, rest.sent_blocks) {
                 Ok((command, blocks)) => {
                     let tick = tick_of(now);
-                    if self.queue.enqueue(tick, parent, Mark::CHILD, command).is_none() {
+                    if self.queue.enqueue_slowly(tick, parent, Mark::CHILD, command).is_none() {
                         return;
                     }
                     self.parents.sent(blocks);
@@ -297,25 +286,34 @@ impl<D: Dma, B: Doorbell> Drop for NamespaceQueue<D, B> {
 
 impl ShortWay {
     fn new(view: &NamespaceView, transfer_blocks_max: u32) -> Self {
-        let has_metadata = view.metadata_bytes() > 0;
-        // What is not a power of two would take a division to find out; the long way does it.
-        let (boundary_mask, boundary) = match u64::from(view.optimal_boundary_blocks) {
-            0 => (u64::MAX, u64::MAX),
-            boundary if boundary.is_power_of_two() => (boundary - 1, boundary),
-            _ => (0, 0),
-        };
+        let boundary = u64::from(view.optimal_boundary_blocks);
+        let block_bytes = u64::from(view.block_bytes());
+        // MDTS counts pages in powers of two, so whatever it is, two pages are within it. What is
+        // not so, and what would take a division to find out, is left to the long way.
+        let is_open = view.metadata_bytes() == 0
+            && view.page_bytes == PAGE_BYTES
+            && u64::from(transfer_blocks_max) * block_bytes >= 2 * u64::from(PAGE_BYTES)
+            && (boundary == 0 || boundary.is_power_of_two());
         Self {
-            nsid_word: u64::from(view.nsid) << 32,
-            blocks_max: if has_metadata { 0 } else { transfer_blocks_max },
-            block_bytes: view.block_bytes(),
-            page_mask: u64::from(view.page_bytes) - 1,
-            boundary_mask,
-            boundary,
-            prinfo_bits: u64::from(view.protection.prinfo()) << 26,
+            read_word: u64::from(view.nsid) << 32 | u64::from(IoOpcode::Read.code()),
+            block_bytes: if is_open { block_bytes } else { 1 << 40 },
+            boundary_bits: if boundary == 0 { 0 } else { !(boundary - 1) },
+            prinfo_bits: u64::from(view.protection.prinfo()) << PRINFO_SHIFT,
             tag_mask: if view.protection.reference_is_lba { u64::from(u32::MAX) } else { 0 },
         }
     }
 }
+
+/// The short way knows pages of this size only; no controller is known to want larger ones.
+const PAGE_BYTES: u32 = 4096;
+const PAGE_MASK: u64 = PAGE_BYTES as u64 - 1;
+
+const _: () = assert!(
+    Operation::Read as u8 == 0
+        && Operation::Write as u8 == 1
+        && IoOpcode::Read.code() - 1 == IoOpcode::Write.code(),
+    "the first two operations count up as their opcodes count down"
+);
 
 /// A request's own segments, data first, if they lie in the table.
 fn segments_of<'a>(request: &Request, segments: &'a [Segment]) -> Option<&'a [Segment]> {

@@ -26,7 +26,9 @@ pub(crate) struct SlotTable {
     free: u32,
     /// All ones in the bits of a command identifier that are an index.
     index_mask: u16,
-    in_flight: u32,
+    /// Commands sent and commands ended since the table was made.
+    sent: u64,
+    ended: u64,
     /// Where the free list begins while the table is closed.
     behind_the_gate: Option<u32>,
 }
@@ -136,18 +138,19 @@ impl SlotTable {
             slots: slots.collect(),
             free: 0,
             index_mask: u16::MAX >> count.leading_zeros(),
-            in_flight: 0,
+            sent: 0,
+            ended: 0,
             behind_the_gate: None,
         }
     }
 
     /// Takes a free slot and returns the command identifier to send; `None` if there is no free
     /// slot or the table is closed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, token: u64, tick: u32, mark: Mark) -> Option<u16> {
         let slot = self.slots.get_mut(self.free as usize)?;
         self.free = slot.tick;
-        self.in_flight += 1;
+        self.sent += 1;
         let key = slot.key | IN_FLIGHT | mark.0;
         *slot = Slot { token, tick, key };
         Some(cid_in(key))
@@ -156,7 +159,7 @@ impl SlotTable {
     /// Ends a command and frees its slot, unless an Abort still names it.
     ///
     /// `cid` was written by the controller, so it is checked and not believed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, cid: u16) -> Result<Ended, Nonsense> {
         let index = cid & self.index_mask;
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
@@ -167,7 +170,7 @@ impl SlotTable {
             return Err(Nonsense::NotInFlight { cid });
         }
         let ended = Ended { token: slot.token, mark: Mark(key & !(IN_FLIGHT | CID)) };
-        self.in_flight -= 1;
+        self.ended += 1;
         if ended.mark.has(Mark::NAMED) {
             slot.key = u32::from(cid) | Mark::NAMED.0;
             return Ok(ended);
@@ -211,8 +214,19 @@ impl SlotTable {
 
     /// How many commands the controller still owes us.
     #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most as many as there are slots")]
     pub(crate) fn in_flight(&self) -> u32 {
-        self.in_flight
+        (self.sent - self.ended) as u32
+    }
+
+    /// How many commands were ever sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// How many commands have ended, one way or another.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended
     }
 
     /// Makes [`take`](Self::take) find nothing, at no cost to it while the table is open.

@@ -56,6 +56,11 @@ impl Default for Techniques {
 }
 
 impl Techniques {
+    /// Whether anything is to be done after each command.
+    pub(crate) fn is_eager(&self) -> bool {
+        !self.doorbell_batching || self.submission_prefetch > 0
+    }
+
     /// Whether completions are taken by the cache line.
     pub(crate) fn takes_lines(&self) -> bool {
         self.completion_copy == CompletionCopy::Line

@@ -21,14 +21,14 @@ pub(super) struct CommandBuilder<D> {
 }
 
 /// NLB is sixteen bits wide and zeroes-based (NVM 1.1 §3.3.4).
-pub(super) const NLB_MAX: u32 = 1 << 16;
+const NLB_MAX: u32 = 1 << 16;
 /// FUA and LR of CDW12 (NVM 1.1 §3.3.4).
 const FUA: u32 = 1 << 30;
 const LIMITED_RETRY: u32 = 1 << 31;
 /// DEAC of CDW12 (NVM 1.1 §3.3.8).
 const DEALLOCATE: u32 = 1 << 25;
 /// PRINFO of CDW12 (NVM 1.1 §3.3.4), and PRINFOR of Copy (NVM 1.1 §3.3.2).
-const PRINFO_SHIFT: u32 = 26;
+pub(super) const PRINFO_SHIFT: u32 = 26;
 const COPY_READ_PRINFO_SHIFT: u32 = 12;
 /// AD, attribute deallocate, of CDW11 (NVM 1.1 §3.3.3).
 const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;

@@ -184,7 +184,7 @@ fn the_short_way_and_the_long_way_make_the_same_command() {
     };
     let views = [
         VIEW,
-        NamespaceView { transfer_bytes_max: 8 * BLOCK, ..VIEW },
+        NamespaceView { transfer_bytes_max: 16 * BLOCK, ..VIEW },
         NamespaceView { optimal_boundary_blocks: 8, protection: checked, ..VIEW },
         NamespaceView { optimal_boundary_blocks: 6, ..VIEW },
         NamespaceView { metadata: Metadata::Interleaved(8), ..VIEW },

@@ -6,7 +6,8 @@
 use base::{Answers, Dma, Doorbell, Outcome};
 use wire::Command;
 
-use super::{Parents, QueuePair, end_special};
+use super::completions::end_special;
+use super::{Parents, QueuePair};
 use crate::link::Order;
 use crate::slot::Mark;
 
@@ -123,8 +124,8 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         }
         command.0[0] |= u64::from(cid) << 16;
         self.put(&command);
-        if !self.batching {
-            self.flush();
+        if self.is_eager {
+            self.prefetch_and_ring();
         }
         Some(cid)
     }
@@ -135,8 +136,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         let count = injections.unsent.len().min(answers.room());
         for (cid, outcome) in injections.unsent.drain(..count) {
             if let Ok(ended) = self.slots.complete(cid) {
-                self.ended += 1;
-                end_special(ended, outcome, 0, answers, parents);
+                end_special(ended, outcome, 0, parents).into_iter().for_each(|it| answers.push(it));
             }
         }
     }

@@ -2,7 +2,8 @@
 
 use base::{Answers, Dma, Doorbell, Instant, Outcome};
 
-use super::{NEVER, Parents, QueuePair, end_special};
+use super::completions::end_special;
+use super::{NEVER, Parents, QueuePair};
 use crate::link::{Order, order_in};
 
 impl<D: Dma, B: Doorbell> QueuePair<D, B> {
@@ -50,7 +51,8 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         now: Instant,
         answers: &mut Answers,
         parents: &mut P,
-    ) {
+    ) -> usize {
+        let room = answers.room();
         self.adopt_order();
         // Slots are freed only while the table is open.
         self.slots.open();
@@ -60,7 +62,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
                     self.scan(now);
                 }
                 self.answer_injected(answers, parents);
-                self.take_completions(answers, parents);
+                self.take_completions_slowly(answers, parents);
             }
             Order::Freeze => {}
             Order::Release | Order::Dead => self.return_parked(answers, parents),
@@ -69,6 +71,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         if self.cold.standing != Order::Run {
             self.link.count(self.slots.in_flight());
         }
+        room - answers.room()
     }
 
     /// The device can touch no memory any more: begins again with empty rings, and with answering
@@ -97,8 +100,8 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             if let Some(cid) = self.slots.in_flight_at(index)
                 && let Ok(ended) = self.slots.complete(cid)
             {
-                self.ended += 1;
-                end_special(ended, Outcome::ABORTED_BY_HOST, 0, answers, parents);
+                let outcome = Outcome::ABORTED_BY_HOST;
+                end_special(ended, outcome, 0, parents).into_iter().for_each(|it| answers.push(it));
             }
             index += 1;
         }

@@ -1,0 +1,145 @@
+//! The submission side: from a command to the ring, and from the ring to the doorbell.
+
+use base::{Dma, Doorbell, Instant, Span, SubmissionRing};
+use wire::{Command, Fuse};
+
+use super::{QueuePair, step};
+use crate::link::Order;
+use crate::slot::{Mark, tick_of};
+
+impl<D: Dma, B: Doorbell> QueuePair<D, B> {
+    /// Tells the controller of everything submitted so far.
+    #[inline]
+    pub fn flush(&mut self) {
+        if self.tail != self.rung_tail {
+            self.ring_submission();
+        }
+    }
+
+    /// Adopts a new order, if there is one. Once per batch, before commands go in.
+    #[inline]
+    pub(crate) fn heed(&mut self) {
+        if self.link.word() != self.ordinary {
+            self.adopt_order();
+        }
+    }
+
+    /// The index that the next command will have, so that its list can be written first.
+    pub(crate) fn next_index(&self) -> Option<usize> {
+        self.slots.next_index()
+    }
+
+    /// As [`next_index`](Self::next_index), for a fused pair.
+    pub(crate) fn next_two_indexes(&self) -> Option<[usize; 2]> {
+        self.slots.next_two_indexes()
+    }
+
+    /// Puts a command, whose identifier field is zero, into the ring. Inlined where it matters, so
+    /// that the command is built in registers and stored once.
+    #[inline(always)]
+    pub(crate) fn enqueue(
+        &mut self,
+        tick: u32,
+        token: u64,
+        mark: Mark,
+        mut command: Command,
+    ) -> Option<u16> {
+        let Some(cid) = self.slots.take(token, tick, mark) else {
+            return self.enqueue_injected(tick, token, mark, command);
+        };
+        command.0[0] |= u64::from(cid) << 16;
+        self.put(&command);
+        if self.is_eager {
+            self.prefetch_and_ring();
+        }
+        Some(cid)
+    }
+
+    /// [`enqueue`](Self::enqueue), where it does not matter.
+    #[inline(never)]
+    pub(crate) fn enqueue_slowly(
+        &mut self,
+        tick: u32,
+        token: u64,
+        mark: Mark,
+        command: Command,
+    ) -> Option<u16> {
+        self.enqueue(tick, token, mark, command)
+    }
+
+    /// As [`enqueue`](Self::enqueue), with a time limit of its own.
+    pub(crate) fn enqueue_within(
+        &mut self,
+        now: Instant,
+        timeout: Span,
+        token: u64,
+        command: Command,
+    ) -> Option<u16> {
+        let cid = self.enqueue_slowly(tick_of(now), token, Mark::TIMED, command)?;
+        self.limit(now, cid, timeout);
+        Some(cid)
+    }
+
+    /// Puts both halves of a fused operation into the ring, or neither.
+    pub(crate) fn enqueue_fused(
+        &mut self,
+        tick: u32,
+        mark: Mark,
+        first: (u64, Command),
+        second: (u64, Command),
+    ) -> Option<[u16; 2]> {
+        if self.slots.next_two_indexes().is_none() || self.cold.standing != Order::Run {
+            return None;
+        }
+        // No doorbell between the two, whatever the technique, and no injection into a pair.
+        let was_closed = self.slots.is_closed();
+        self.slots.open();
+        let halves = [(first, Fuse::First), (second, Fuse::Second)];
+        let cids = halves.map(|((token, command), fuse)| {
+            let cid = self.slots.take(token, tick, mark)?;
+            self.put(&command.with_fuse(fuse).with_cid(cid));
+            Some(cid)
+        });
+        if was_closed {
+            self.slots.close();
+        }
+        if self.is_eager {
+            self.prefetch_and_ring();
+        }
+        match cids {
+            [Some(first), Some(second)] => Some([first, second]),
+            _ => unreachable!("two slots were free"),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn put(&mut self, command: &Command) {
+        self.submission.store(self.tail, &command.0);
+        self.tail = step(self.tail, 1, self.submission_depth);
+    }
+
+    /// What some techniques do after each command.
+    #[inline(never)]
+    pub(super) fn prefetch_and_ring(&mut self) {
+        let ahead = self.techniques.submission_prefetch;
+        if ahead > 0 {
+            let ahead = ahead.min(self.submission_depth - 1);
+            self.submission.prefetch(step(self.tail, ahead, self.submission_depth));
+        }
+        if !self.techniques.doorbell_batching {
+            self.flush();
+        }
+    }
+
+    /// The controller can post as many completions as are in flight. If it might find fewer free
+    /// entries than that, it has to hear how many we have taken before it hears of new commands.
+    fn ring_submission(&mut self) {
+        if self.unrung + self.slots.in_flight() >= self.completion_depth {
+            self.ring_completion();
+        }
+        self.submission.publish();
+        self.submission_doorbell.ring(self.tail);
+        self.rung_tail = self.tail;
+        self.submission_rings += 1;
+    }
+}
