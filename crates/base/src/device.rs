@@ -63,13 +63,38 @@ pub trait SubmissionRing {
     fn prefetch(&self, index: u32);
 }
 
+/// A completion as it lies in its ring: two halves of 64 bits, the second with the phase.
+///
+/// ```text
+///   0           8                            16
+///   | DW0  DW1  | SQHD SQID | CID, P, status |      P is bit 48 of the second half
+/// ```
+///
+/// It is loaded and stored by halves, and so it is handed on by halves: to put words together in
+/// memory and load them as one makes the processor wait until all older stores have left it.
+pub type CompletionEntry = [u64; 2];
+
+/// An entry as dwords 0 to 3.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of each half")]
+pub const fn entry_to_dwords([first, second]: CompletionEntry) -> [u32; 4] {
+    [first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32]
+}
+
+/// Dwords 0 to 3 as an entry.
+#[inline]
+pub const fn entry_from_dwords(dwords: [u32; 4]) -> CompletionEntry {
+    let [a, b, c, d] = dwords;
+    [a as u64 | (b as u64) << 32, c as u64 | (d as u64) << 32]
+}
+
 /// The host's end of a completion ring: it reads and never writes.
 pub trait CompletionRing {
     /// Loads entry `index`, the word with the phase first, if it carries `phase`.
-    fn load(&self, index: u32, phase: bool) -> Option<[u32; 4]>;
+    fn load(&self, index: u32, phase: bool) -> Option<CompletionEntry>;
     /// Copies the entries from `index` to the end of its cache line, as long as they carry `phase`,
     /// and returns how many that were: at most four.
-    fn load_line(&self, index: u32, phase: bool, into: &mut [[u32; 4]; 4]) -> usize;
+    fn load_line(&self, index: u32, phase: bool, into: &mut [CompletionEntry; 4]) -> usize;
     /// Says that entry `index` will be read soon.
     fn prefetch(&self, index: u32);
 }

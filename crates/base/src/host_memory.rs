@@ -5,7 +5,7 @@
 //! that shares no memory answers a read many turns later. So an access is either
 //! [done](Progress::Done) at once or [later](Progress::Later), and then its [`Ticket`] ends.
 
-use crate::Segment;
+use crate::{CompletionEntry, Segment};
 
 /// A host's memory, as a controller uses it.
 pub trait HostMemory {
@@ -46,13 +46,13 @@ pub trait HostEntries {
     /// Loads a 64-byte submission entry, once and whole.
     fn load_command(&self, index: u32) -> Result<[u64; 8], Fault>;
     /// Stores a 16-byte completion entry, the word with the phase last.
-    fn store_completion(&mut self, index: u32, entry: [u32; 4]) -> Result<(), Fault>;
+    fn store_completion(&mut self, index: u32, entry: CompletionEntry) -> Result<(), Fault>;
     /// Stores entries from `index` on, back to back.
     ///
     /// A host polls the line that is being written, and each look takes the line away from the
     /// writer. Four entries stored at once cost one such visit and not four: on two cores that
     /// share no cache it doubles what a ring can do.
-    fn store_completions(&mut self, index: u32, entries: &[[u32; 4]]) -> Result<(), Fault> {
+    fn store_completions(&mut self, index: u32, entries: &[CompletionEntry]) -> Result<(), Fault> {
         for (at, entry) in (index..).zip(entries) {
             self.store_completion(at, *entry)?;
         }

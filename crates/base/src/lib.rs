@@ -31,7 +31,10 @@ mod time;
 
 pub use backend::{Backend, DoorbellCounts, Durability, Limits, Medium, Support};
 pub use blame::Blame;
-pub use device::{CompletionRing, Dma, Doorbell, Mmio, SubmissionRing};
+pub use device::{
+    CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, SubmissionRing, entry_from_dwords,
+    entry_to_dwords,
+};
 pub use histogram::Histogram;
 pub use host_memory::{Ended, Fault, HostEntries, HostMemory, Interrupts, Progress, Ticket};
 pub use memory::{Memory, NoSuchMemory, RegionId, Segment};

@@ -3,15 +3,11 @@
 //! The words of a completion are loaded as two 64-bit atomics: the one with the phase first, with
 //! acquire, then the other. A wide load would be faster to write down and is not a snapshot.
 //!
-//! ```text
-//!   0           8                            16
-//!   | DW0  DW1  | SQHD SQID | CID, P, status |      P is bit 48 of the second half
-//! ```
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use base::{CompletionRing, Segment, SubmissionRing};
+use base::{CompletionEntry, CompletionRing, Segment, SubmissionRing};
 
 use crate::barrier::{DeviceKind, load_barrier, prefetch_read, prefetch_write};
 use crate::command_store::CommandStore;
@@ -78,7 +74,7 @@ impl HostCompletionRing {
 
     /// Entry `index`, if it carries `wanted` at the place of the phase.
     #[inline]
-    fn fresh(&self, index: u32, wanted: u64) -> Option<[u32; 4]> {
+    fn fresh(&self, index: u32, wanted: u64) -> Option<CompletionEntry> {
         assert!(index < self.depth, "entry past the end of its ring");
         // SAFETY: as just asserted, inside the memory resolved in `new`.
         let first = unsafe { self.entries.add(index as usize * COMPLETION_WORDS) };
@@ -94,7 +90,7 @@ impl HostCompletionRing {
         load_barrier(self.kind);
         // SAFETY: as for the second word.
         let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) }.load(Ordering::Relaxed);
-        Some(entry(first, second))
+        Some([first, second])
     }
 }
 
@@ -123,12 +119,12 @@ impl SubmissionRing for HostSubmissionRing {
 
 impl CompletionRing for HostCompletionRing {
     #[inline]
-    fn load(&self, index: u32, phase: bool) -> Option<[u32; 4]> {
+    fn load(&self, index: u32, phase: bool) -> Option<CompletionEntry> {
         self.fresh(index, phase_word(phase))
     }
 
     #[inline]
-    fn load_line(&self, index: u32, phase: bool, into: &mut [[u32; 4]; 4]) -> usize {
+    fn load_line(&self, index: u32, phase: bool, into: &mut [CompletionEntry; 4]) -> usize {
         let end = ((index | (COMPLETIONS_PER_LINE - 1)) + 1).min(self.depth);
         let wanted = phase_word(phase);
         let mut count = 0;
@@ -152,12 +148,6 @@ const fn phase_word(phase: bool) -> u64 {
     if phase { PHASE } else { 0 }
 }
 
-#[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the two halves of each word")]
-const fn entry(first: u64, second: u64) -> [u32; 4] {
-    [first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32]
-}
-
 pub(crate) fn resolve(regions: &Regions, memory: Segment, len_bytes: u64) -> NonNull<u64> {
     assert!(len_bytes > 0 && len_bytes <= u64::from(memory.len_bytes), "a ring lies in its memory");
     let address = regions.address(memory).unwrap_or_else(|stray| panic!("{stray:?}")).cast::<u64>();
@@ -167,7 +157,10 @@ pub(crate) fn resolve(regions: &Regions, memory: Segment, len_bytes: u64) -> Non
 
 #[cfg(test)]
 mod tests {
-    use base::{CompletionRing, Dma, HostEntries, HostMemory, SubmissionRing};
+    use base::{
+        CompletionEntry, CompletionRing, Dma, HostEntries, HostMemory, SubmissionRing,
+        entry_from_dwords,
+    };
 
     use crate::{
         Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions, SharedHostMemory,
@@ -197,6 +190,10 @@ mod tests {
         }
     }
 
+    fn entry(index: u32) -> CompletionEntry {
+        entry_from_dwords([index, 0, 7, 1 << 16 | index])
+    }
+
     /// Every first entry and every number of fresh ones: the copy is exactly the fresh entries up to
     /// the end of the line, and nothing of the lap before.
     #[test]
@@ -208,16 +205,16 @@ mod tests {
             let iova = pool.iova(memory).unwrap();
             let mut entries = SharedHostMemory::new(&pool).entries(iova, 8 * 16).unwrap().unwrap();
             for index in 0..fresh {
-                entries.store_completion(index, [index, 0, 7, 1 << 16 | index]).unwrap();
+                entries.store_completion(index, entry(index)).unwrap();
             }
             for first in 0..8 {
-                let mut line = [[0; 4]; 4];
+                let mut line = [[0; 2]; 4];
                 let count = ring.load_line(first, true, &mut line);
                 let expected = fresh.min((first / 4 + 1) * 4).saturating_sub(first);
                 assert_eq!(count, expected as usize, "{fresh} fresh, from {first}");
-                for (entry, index) in line.iter().zip(first..).take(count) {
-                    assert_eq!(*entry, [index, 0, 7, 1 << 16 | index]);
-                    assert_eq!(ring.load(index, true), Some(*entry));
+                for (found, index) in line.iter().zip(first..).take(count) {
+                    assert_eq!(*found, entry(index));
+                    assert_eq!(ring.load(index, true), Some(*found));
                 }
                 assert_eq!(ring.load(first, true).is_some(), first < fresh);
             }

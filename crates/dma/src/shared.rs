@@ -6,7 +6,9 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use base::{Fault, HostEntries, HostMemory, Memory, Progress, RegionId, Segment, Ticket};
+use base::{
+    CompletionEntry, Fault, HostEntries, HostMemory, Memory, Progress, RegionId, Segment, Ticket,
+};
 
 use crate::barrier::{prefetch_read, prefetch_write};
 use crate::pool::{DevicePool, IOVA_SHIFT};
@@ -123,18 +125,15 @@ impl HostEntries for SharedEntries {
     }
 
     #[inline]
-    fn store_completion(&mut self, index: u32, entry: [u32; 4]) -> Result<(), Fault> {
+    fn store_completion(&mut self, index: u32, entry: CompletionEntry) -> Result<(), Fault> {
         let first = self.words(index as usize * 2, 2)?;
         // SAFETY: the second word of the entry just checked.
         let second = unsafe { first.add(1) };
-        let [result, reserved, head, cid_status] = entry.map(u64::from);
         // SAFETY: aligned, mapped as long as `self` holds `_regions`, accessed atomically only.
-        unsafe { AtomicU64::from_ptr(first.as_ptr()) }
-            .store(result | reserved << 32, Ordering::Relaxed);
+        unsafe { AtomicU64::from_ptr(first.as_ptr()) }.store(entry[0], Ordering::Relaxed);
         // Pairs with the driver's barrier after it has seen the phase.
         // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(second.as_ptr()) }
-            .store(head | cid_status << 32, Ordering::Release);
+        unsafe { AtomicU64::from_ptr(second.as_ptr()) }.store(entry[1], Ordering::Release);
         Ok(())
     }
 
@@ -218,7 +217,7 @@ mod tests {
         assert!((0..16).all(|index| entries.load_u32(index) == Ok(index * 3)));
         assert!(entries.load_u32(16).is_err());
         assert!(entries.load_command(1).is_err());
-        assert!(entries.store_completion(4, [0; 4]).is_err());
+        assert!(entries.store_completion(4, [0; 2]).is_err());
         let mut bytes = [0; 4];
         pool.load(segment.slice(12, 4).unwrap(), &mut bytes).unwrap();
         assert_eq!(u32::from_le_bytes(bytes), 9);

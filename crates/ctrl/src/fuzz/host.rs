@@ -244,9 +244,9 @@ impl HostEntries for FakeEntries {
         Ok(words)
     }
 
-    fn store_completion(&mut self, index: u32, entry: [u32; 4]) -> Result<(), Fault> {
+    fn store_completion(&mut self, index: u32, entry: base::CompletionEntry) -> Result<(), Fault> {
         let iova = self.place(index, 16)?;
-        let from = wire::Completion(entry).to_bytes();
+        let from = wire::Completion(base::entry_to_dwords(entry)).to_bytes();
         self.ram.with(HOST, iova, 16, |bytes| bytes.copy_from_slice(&from));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The way of a command that needs nothing but one request: from the ring to the medium and back.
 
-use base::{Flags, HostMemory, Instant, Operation, Request, Segment, Ticket};
-use wire::{Command, Completion, Status};
+use base::{CompletionEntry, Flags, HostMemory, Instant, Operation, Request, Segment, Ticket};
+use wire::{Command, Status};
 
 use super::directory::{Directory, FAST_READ, FAST_WRITE};
 use super::slot::{Slot, Slots, State};
@@ -149,37 +149,60 @@ impl<H: HostMemory> Queue<H> {
                 let answer = self.answers.as_slice()[at];
                 // An answer to nothing is the medium's mistake, and stays its own.
                 let Some(slot) = self.slots.get(answer.token) else { continue };
+                let status = Status(answer.outcome.0);
                 match slot.state {
-                    State::Fast => {
-                        let status = Status(answer.outcome.0);
-                        self.complete(slot_number(answer.token), status, answer.result);
-                    }
+                    State::Fast => self.end(slot_number(answer.token), status, answer.result),
                     _ => self.answered(now, slot.area, answer.outcome),
                 }
             }
             self.answers.clear();
+            if let Err(fault) = self.completion.publish() {
+                self.stored(Err(fault));
+            }
         }
         has_answers
     }
 
-    /// Ends a command: its place in the completion queue was reserved when it was taken.
+    /// Ends a command of the fast path. The host sees it at the end of its cache line, or of the
+    /// batch: it polls that very line, and each visit takes the line away from here.
     #[inline]
+    fn end(&mut self, index: u16, status: Status, result: u32) {
+        let Some(entry) = self.retire(index, status, result) else { return };
+        match self.completion.stage(entry) {
+            Ok(true) => self.posted += 1,
+            Ok(false) => {
+                let stored = self.completion.store(&mut self.host, Ticket(TICKET_POST), entry);
+                self.stored(stored);
+            }
+            Err(fault) => self.stored(Err(fault)),
+        }
+    }
+
+    /// Ends a command: its place in the completion queue was reserved when it was taken.
     pub(super) fn complete(&mut self, index: u16, status: Status, result: u32) {
+        if let Some(entry) = self.retire(index, status, result) {
+            let stored = self.completion.store(&mut self.host, Ticket(TICKET_POST), entry);
+            self.stored(stored);
+        }
+    }
+
+    /// Frees the slot of a command that has ended. What is to be told of it, if the host still
+    /// listens.
+    #[inline]
+    fn retire(&mut self, index: u16, status: Status, result: u32) -> Option<CompletionEntry> {
         let slot = self.slots.release(index);
         let queue = &mut self.submissions[usize::from(slot.submission)];
         queue.in_flight -= 1;
         if self.is_stopping {
-            return;
+            return None;
         }
-        let (head, sqid) = (queue.head(), u32::from(queue.id));
+        let (head, sqid) = (queue.head(), u64::from(queue.id));
         if !status.is_success() {
             self.report(slot, status);
         }
-        let mut entry = Completion::new(slot.cid, status).0;
-        entry[0] = result;
-        entry[2] = head & 0xffff | sqid << 16;
-        let stored = self.completion.store(&mut self.host, Ticket(TICKET_POST), entry);
-        self.stored(stored);
+        let (cid, status) = (u64::from(slot.cid), u64::from(status.0));
+        let second = u64::from(head & 0xffff) | sqid << 16 | cid << 32 | status << 49;
+        Some([result.into(), second])
     }
 }
 

@@ -6,7 +6,9 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use base::{Ended, Fault, HostEntries, HostMemory, Progress, Ticket};
+use base::{
+    CompletionEntry, Ended, Fault, HostEntries, HostMemory, Progress, Ticket, entry_to_dwords,
+};
 use wire::Command;
 
 use crate::doorbell::DoorbellPage;
@@ -42,6 +44,9 @@ pub(super) struct CompletionQueue<E> {
     head: u32,
     ring: Ring<E>,
     doorbell: Source<E>,
+    /// The entries just before `tail` that the host cannot see yet, all in one cache line.
+    staged: [CompletionEntry; LINE],
+    staged_count: u32,
 }
 
 /// Where entries are.
@@ -82,6 +87,10 @@ pub(super) struct Shadow<E> {
 pub(super) struct InvalidValue;
 
 const COMMAND_BYTES: usize = 64;
+/// Completions in a cache line.
+const LINE: usize = 4;
+/// Where the phase is in the second half of an entry.
+const PHASE_SHIFT: u32 = 48;
 /// Entries of a remote ring that are fetched at once.
 const FETCH_ENTRIES: usize = 8;
 /// How many entries ahead of the one being taken are asked for: a line that another core has just
@@ -230,7 +239,8 @@ impl<E: HostEntries> CompletionQueue<E> {
     ) -> Result<Self, Fault> {
         let ring = Ring::open(host, iova, u64::from(size) * 16)?;
         let doorbell = Source { shadow: None, reported: None };
-        Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell })
+        let (staged, staged_count) = ([[0; 2]; LINE], 0);
+        Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell, staged, staged_count })
     }
 
     pub(super) fn set_shadow(&mut self, shadow: Shadow<E>) {
@@ -265,9 +275,10 @@ impl<E: HostEntries> CompletionQueue<E> {
         &mut self,
         host: &mut H,
         ticket: Ticket,
-        mut entry: [u32; 4],
+        mut entry: CompletionEntry,
     ) -> Result<Progress, Fault> {
-        entry[3] |= u32::from(self.phase) << 16;
+        self.publish()?;
+        entry[1] |= u64::from(self.phase) << PHASE_SHIFT;
         let progress = match &mut self.ring {
             Ring::Shared(entries) => {
                 entries.store_completion(self.tail, entry)?;
@@ -275,12 +286,40 @@ impl<E: HostEntries> CompletionQueue<E> {
             }
             Ring::Remote { iova, .. } => {
                 let to = *iova + u64::from(self.tail) * 16;
-                host.write(ticket, to, &wire::Completion(entry).to_bytes())?
+                host.write(ticket, to, &wire::Completion(entry_to_dwords(entry)).to_bytes())?
             }
         };
         self.tail = next(self.tail, self.size);
         self.phase ^= self.tail == 0;
         Ok(progress)
+    }
+
+    /// Fills the next entry of a shared ring, and lets the host see it together with the others of
+    /// its cache line, or with [`publish`](Self::publish). False if the ring is not shared.
+    #[inline]
+    pub(super) fn stage(&mut self, mut entry: CompletionEntry) -> Result<bool, Fault> {
+        if !matches!(self.ring, Ring::Shared(_)) {
+            return Ok(false);
+        }
+        entry[1] |= u64::from(self.phase) << PHASE_SHIFT;
+        self.staged[self.staged_count as usize % LINE] = entry;
+        self.staged_count += 1;
+        self.tail = next(self.tail, self.size);
+        self.phase ^= self.tail == 0;
+        // The line is full when the next entry begins another.
+        if self.tail as usize % LINE == 0 { self.publish().map(|()| true) } else { Ok(true) }
+    }
+
+    /// Lets the host see what was staged.
+    #[inline]
+    pub(super) fn publish(&mut self) -> Result<(), Fault> {
+        let count = core::mem::take(&mut self.staged_count);
+        if count > 0 && let Ring::Shared(entries) = &mut self.ring {
+            // A line never wraps: the last entry of a ring ends one.
+            let first = if self.tail == 0 { self.size - count } else { self.tail - count };
+            entries.store_completions(first, &self.staged[..count as usize])?;
+        }
+        Ok(())
     }
 
     /// Says that the next `count` entries will be filled.
