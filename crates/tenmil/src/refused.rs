@@ -1,6 +1,7 @@
 //! Why something was not done, and whose move it is.
 
 use core::fmt;
+use std::io;
 
 use base::Blame;
 
@@ -49,3 +50,14 @@ impl fmt::Display for Refused {
 }
 
 impl core::error::Error for Refused {}
+
+/// Why the kernel refused a path, in words that do not depend on error numbers.
+pub(crate) fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file or directory".into(),
+        io::ErrorKind::PermissionDenied => "permission denied".into(),
+        io::ErrorKind::IsADirectory => "is a directory".into(),
+        io::ErrorKind::ReadOnlyFilesystem => "the filesystem is read-only".into(),
+        _ => error.to_string(),
+    }
+}

@@ -117,6 +117,13 @@ impl Uri {
         }
     }
 
+    /// Whether all its blocks lie in memory of ours.
+    pub fn is_in_memory(&self) -> bool {
+        match self {
+            Self::Emu(spec) => spec.medium == EmuMedium::Ram,
+        }
+    }
+
     /// Whether what is measured is a model of a device and not the device.
     pub fn is_model(&self) -> bool {
         match self {

@@ -14,6 +14,7 @@ mod usage;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -21,6 +22,7 @@ use crate::Refused;
 use crate::identify::WithController;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::PerfOutcome;
+use crate::perf::progress::Progress;
 use crate::simulation::SimOptions;
 
 /// A user-space NVMe storage stack.
@@ -45,21 +47,25 @@ enum Command {
 }
 
 /// What does the work once the command line is understood. Tests put others in their place.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Engines {
     /// Runs `perf`.
-    pub perf: fn(&PerfOptions) -> Result<PerfOutcome, Refused>,
+    pub perf: PerfEngine,
     /// Brings up an SSD and lets somebody ask it things.
     pub identify: WithController,
     /// Runs `sim`.
     pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), Refused>,
 }
 
+/// Runs `perf`: tells the progress as it goes, and lets the caller look at it now and then.
+pub type PerfEngine =
+    fn(&PerfOptions, &Arc<Progress>, &mut dyn FnMut(&Progress)) -> Result<PerfOutcome, Refused>;
+
 impl Engines {
     /// The real ones.
     pub fn real() -> Self {
         Self {
-            perf: |_| Err(Refused::machine("perf: no engine is built in")),
+            perf: |_, _, _| Err(Refused::machine("perf: no engine is built in")),
             identify: |uri, _| Err(Refused::machine(format!("{uri}: no engine is built in"))),
             sim: |_, _| Err(Refused::machine("sim: no engine is built in")),
         }

@@ -1,37 +1,32 @@
 //! `tenmil perf`.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use base::{Blame, Span};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
 use dma::CommandStore;
-use host::Cores;
 use host::machine::Machine;
+use host::{Clock, Cores};
 
 use super::report_file::ReportFile;
-use super::{Engines, write_out};
+use super::{Engines, PerfEngine, write_out};
 use crate::perf::options::{
     ArrivalLaw, CEILING_TIME, CompletionCopy, CompletionDoorbell, OpenLoop, Output, Pattern,
     PerfOptions, Prefetch, RAM_TIME, SizeMix, Supplies, Techniques,
 };
 use crate::perf::outcome::PerfOutcome;
+use crate::perf::progress::{LiveLine, Phase, Progress};
 use crate::perf::quantity::{parse_count, parse_size, parse_time};
 use crate::perf::report::{html, json, text};
 use crate::{Refused, Uri};
 
-/// Load SSDs and say what they, and the driver, can do.
-///
-/// Without any argument: 21 emulated SSDs that answer and move no data, random reads of 4 KiB,
-/// depth 128 each, one submitting thread, one device thread, 10 seconds; then one second of the
-/// bare ring for the ratio, two seconds over memory for a figure that moves data, and
-/// tenmil-perf.html.
-///
-/// With any argument, only what is asked for happens.
+/// The arguments of `perf`.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES, disable_version_flag = true)]
+#[command(after_help = MORE)]
 pub(super) struct PerfArguments {
     /// SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each with
     /// ?count=, size=, block=, entries=, queues= [default: emu:null?count=21]
@@ -189,7 +184,12 @@ const LOAD: &str = "Load";
 const TECHNIQUES: &str = "Fast path, one switch per technique";
 const REPORTS: &str = "Reports";
 
-const EXAMPLES: &str = "\
+const MORE: &str = "\
+Without any argument: 21 emulated SSDs that answer and move no data, random reads of 4 KiB, depth
+128 each, one submitting thread, one device thread, 10 seconds; then one second of the bare ring
+for the ratio, two seconds over memory for a figure that moves data, and tenmil-perf.html.
+With any argument, only what is asked for happens.
+
 Examples:
   tenmil perf                                      the main job; then look at tenmil-perf.html
   tenmil perf -t 5 --ceiling                       the rate, and how much of the possible it is
@@ -197,7 +197,7 @@ Examples:
   tenmil perf emu:null --no-doorbell-batching      what a technique is worth
   tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bs-mix 4k:70,64k:30 --zipf 0.99
   tenmil perf emu:model:p4600 --rate 200k          latency under a load that does not wait
-  tenmil perf emu:file:/tmp/disk?size=1g -w randrw --verify
+  tenmil perf 'emu:file:/tmp/disk?size=1g' -w randrw --verify
   tenmil perf emu:null --json | jq .iops
 
 Without link-time optimisation: cargo run --profile release-no-lto -- perf
@@ -221,7 +221,7 @@ pub(super) fn run(
     };
     let html_file =
         options.html.as_deref().map(|path| ReportFile::promise("--html", path)).transpose()?;
-    let outcome = (engines.perf)(&options)?;
+    let outcome = measure(&options, engines.perf)?;
     let mut written = Vec::new();
     if let Some(file) = json_file {
         written.push(file.write(&json::render(&outcome))?);
@@ -235,6 +235,33 @@ pub(super) fn run(
     };
     write_out(out, &report)?;
     Ok(exit_code(&outcome))
+}
+
+/// Runs the engine, with a live line where somebody can see it, until it is done or Ctrl-C.
+fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, Refused> {
+    host::signal::catch_interrupts()
+        .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
+    let clock = Clock::start();
+    let mut errors = std::io::stderr();
+    let mut line = LiveLine::new(errors.is_terminal(), clock.now());
+    let progress = Arc::new(Progress::new(options.cores.len().max(1)));
+    let outcome = engine(options, &progress, &mut |progress| {
+        let length = phase_length(options, progress.phase());
+        // A terminal that is gone is no reason to stop measuring.
+        let _ = line.turn(clock.now(), progress, length, &mut errors);
+    });
+    let _ = line.clear(&mut std::io::stderr());
+    outcome
+}
+
+fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
+    match phase {
+        Phase::BringUp => Span::default(),
+        Phase::WarmUp => options.warm_up,
+        Phase::Measure => options.time,
+        Phase::Ceiling => options.ceiling.unwrap_or_default(),
+        Phase::Ram => options.ram.unwrap_or_default(),
+    }
 }
 
 /// A failed I/O, or a block that is not what was written, is the controller's doing.
@@ -318,3 +345,7 @@ fn parse_theta(text: &str) -> Result<f64, String> {
 fn parse_io_size(text: &str) -> Result<SizeMix, String> {
     parse_size(text).and_then(|_| SizeMix::parse(text))
 }
+
+#[cfg(test)]
+#[path = "perf_tests.rs"]
+mod tests;

@@ -5,6 +5,7 @@ use std::io::{self, Seek, Write};
 use std::path::PathBuf;
 
 use crate::Refused;
+use crate::refused::reason;
 
 /// A file that is known to be writable. If nothing is written and it had not been there before, it
 /// is taken away again.
@@ -55,17 +56,6 @@ impl Drop for ReportFile {
     }
 }
 
-/// An error in words that do not depend on numbers.
-fn reason(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::NotFound => "no such directory".into(),
-        io::ErrorKind::PermissionDenied => "permission denied".into(),
-        io::ErrorKind::IsADirectory => "is a directory".into(),
-        io::ErrorKind::ReadOnlyFilesystem => "the filesystem is read-only".into(),
-        _ => error.to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::ReportFile;
@@ -100,7 +90,7 @@ mod tests {
         let expected = "expected a file that can be written";
         assert_eq!(
             refusal("/nowhere/at/all.html"),
-            format!("--html /nowhere/at/all.html: no such directory, {expected}")
+            format!("--html /nowhere/at/all.html: no such file or directory, {expected}")
         );
         assert_eq!(refusal("/"), format!("--html /: is a directory, {expected}"));
     }

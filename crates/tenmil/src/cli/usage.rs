@@ -32,7 +32,7 @@ pub(super) fn refusal(error: &Error, root: &Command) -> Refused {
             let found = text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
             format!("no command `{found}`, expected {}", commands(root))
         }
-        ErrorKind::MissingSubcommand => {
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             format!("no command is given, expected {}", commands(root))
         }
         ErrorKind::MissingRequiredArgument => {

@@ -1,12 +1,16 @@
 //! What a run of `perf` is asked to do: plain values, checked before anything starts.
 
+mod check;
+mod techniques;
+
 use base::Span;
-use dma::CommandStore;
 use host::Cores;
-use host::machine::Machine;
 
 use super::quantity::{parse_count, parse_size};
-use crate::{EmuMedium, EmuSpec, Refused, Uri};
+use crate::{EmuMedium, EmuSpec, Uri};
+
+pub use check::Supplies;
+pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
 
 /// Everything the engine needs to know about a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -109,56 +113,6 @@ pub enum ArrivalLaw {
     Uniform,
 }
 
-/// What can be switched on the fast path, each with its default first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Techniques {
-    /// Ring the submission doorbell once per turn, and not for each command.
-    pub doorbell_batching: bool,
-    /// When the completion doorbell rings.
-    pub completion_doorbell: CompletionDoorbell,
-    /// With which instructions commands are stored; none means what suits the kind of device.
-    pub command_store: Option<CommandStore>,
-    /// What is fetched into the cache ahead of its use.
-    pub prefetch: Prefetch,
-    /// How completions are taken from the ring.
-    pub completion_copy: CompletionCopy,
-    /// Doorbells in memory, where the controller has them.
-    pub shadow_doorbells: bool,
-    /// Ask the kernel for huge pages.
-    pub huge_pages: bool,
-}
-
-/// When the completion doorbell rings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CompletionDoorbell {
-    /// Once per poll.
-    Poll,
-    /// For each completion.
-    Each,
-    /// Only when the controller will need the room.
-    Deferred,
-}
-
-/// What is fetched into the cache ahead of its use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefetch {
-    /// The slots of the next completions.
-    pub slots: bool,
-    /// The ring entries that will be written next.
-    pub ring: bool,
-    /// What `perf` itself keeps per I/O.
-    pub tasks: bool,
-}
-
-/// How completions are taken from the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CompletionCopy {
-    /// A cache line of up to four at once.
-    Line,
-    /// One at a time.
-    One,
-}
-
 /// Where a report goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
@@ -166,15 +120,6 @@ pub enum Output {
     Standard,
     /// To this file.
     File(String),
-}
-
-/// What the machine has to give.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Supplies {
-    /// The cores that this process may use.
-    pub cores: Cores,
-    /// Memory that can be had without swapping.
-    pub memory_available_bytes: u64,
 }
 
 /// Sizes in a mix at most.
@@ -188,8 +133,6 @@ pub const FLUSH_EVERY: u32 = 16;
 
 /// SSDs in one run at most: the engine's tokens have room for no more.
 pub const DEVICES_MAX: u32 = 1024;
-
-const RATE_MAX: u64 = 1_000_000_000;
 
 impl Default for PerfOptions {
     /// What `tenmil perf` does when it is asked for nothing in particular, except for the ceiling,
@@ -216,20 +159,6 @@ impl Default for PerfOptions {
             json: None,
             html: None,
             seed: 1,
-        }
-    }
-}
-
-impl Default for Techniques {
-    fn default() -> Self {
-        Self {
-            doorbell_batching: true,
-            completion_doorbell: CompletionDoorbell::Poll,
-            command_store: None,
-            prefetch: Prefetch { slots: true, ring: true, tasks: true },
-            completion_copy: CompletionCopy::Line,
-            shadow_doorbells: false,
-            huge_pages: true,
         }
     }
 }
@@ -262,131 +191,6 @@ impl PerfOptions {
             .saturating_mul(u64::from(self.thread_count()));
         in_flight.saturating_mul(u64::from(self.sizes.largest()))
     }
-
-    /// Refuses what cannot be, naming the value and what is accepted.
-    pub fn check(&self, supplies: &Supplies) -> Result<(), Refused> {
-        self.check_devices()?;
-        self.uris.iter().try_for_each(|uri| self.check_device(uri))?;
-        self.check_workload()?;
-        check_cores("-c", &self.cores, supplies)?;
-        check_cores("--device-cores", &self.device_cores, supplies)?;
-        let (needed, there) = (self.buffer_bytes(), supplies.memory_available_bytes);
-        if needed > there / 2 {
-            return Err(Refused::caller(format!(
-                "-q {} and -o {}: buffers for {} SSDs are {} MiB, expected at most half of the \
-                 {} MiB of memory that are available",
-                self.depth,
-                self.sizes,
-                self.device_count(),
-                needed >> 20,
-                there >> 20
-            )));
-        }
-        Ok(())
-    }
-
-    fn check_devices(&self) -> Result<(), Refused> {
-        let count = self.device_count();
-        if !(1..=DEVICES_MAX).contains(&count) {
-            let text = format!("{count} SSDs are named, expected 1 to {DEVICES_MAX}");
-            return Err(Refused::caller(text));
-        }
-        if self.queue_pairs == 0 {
-            return Err(Refused::caller("-P 0: no queue pairs, expected at least 1"));
-        }
-        if self.depth < u32::from(self.queue_pairs) {
-            return Err(Refused::caller(format!(
-                "-q {}: depth is {}, expected at least 1 for each of {} queue pairs",
-                self.depth, self.depth, self.queue_pairs
-            )));
-        }
-        Ok(())
-    }
-
-    fn check_device(&self, uri: &Uri) -> Result<(), Refused> {
-        let (depth, pairs) = (self.depth, self.queue_pairs);
-        let allowed = uri.depth_max().saturating_mul(u32::from(pairs));
-        if depth > allowed {
-            return Err(Refused::caller(format!(
-                "-q {depth}: depth is {depth}, expected 1 to {allowed}, which {uri} allows"
-            )));
-        }
-        let wanted = u32::from(pairs).saturating_mul(self.thread_count());
-        if wanted > u32::from(uri.queues()) {
-            return Err(Refused::caller(format!(
-                "-P {pairs}: {wanted} queue pairs over {} threads, expected at most {}, which \
-                 {uri} allows",
-                self.thread_count(),
-                uri.queues()
-            )));
-        }
-        for SizeShare { len_bytes, .. } in &self.sizes.shares {
-            if !len_bytes.is_multiple_of(uri.block_size()) {
-                return Err(Refused::caller(format!(
-                    "{} {}: size is {len_bytes} bytes, expected a multiple of the {}-byte blocks \
-                     of {uri}",
-                    self.sizes.flag(),
-                    self.sizes,
-                    uri.block_size()
-                )));
-            }
-        }
-        let largest = u64::from(self.sizes.largest());
-        match uri.size_bytes() {
-            Some(size) if size < largest => Err(Refused::caller(format!(
-                "{} {}: size is {largest} bytes, expected at most the {size} bytes of {uri}",
-                self.sizes.flag(),
-                self.sizes
-            ))),
-            _ if self.verify && !uri.keeps_data() => Err(Refused::caller(format!(
-                "--verify: {uri} keeps no data, expected a medium that does, such as emu:ram"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_workload(&self) -> Result<(), Refused> {
-        if self.read_percent > 100 {
-            let text = format!("-M {0}: read share is {0}, expected 0 to 100", self.read_percent);
-            return Err(Refused::caller(text));
-        }
-        if self.time.ns == 0 {
-            return Err(Refused::caller("-t 0: no time to measure in, expected more than 0"));
-        }
-        if self.io_count == Some(0) {
-            return Err(Refused::caller("-d 0: no I/Os to do, expected at least 1"));
-        }
-        if let Some(OpenLoop { per_second, .. }) = self.rate
-            && !(1..=RATE_MAX).contains(&per_second)
-        {
-            let text = format!("--rate {per_second}: expected 1 to {RATE_MAX} I/Os per second");
-            return Err(Refused::caller(text));
-        }
-        if let Some(theta) = self.zipf
-            && !(theta > 0.0 && theta <= ZIPF_MAX)
-        {
-            let text = format!("--zipf {theta}: expected more than 0 and at most {ZIPF_MAX}");
-            return Err(Refused::caller(text));
-        }
-        if self.zipf.is_some() && !self.pattern.is_random() {
-            let text = format!(
-                "--zipf: pattern {} is sequential, expected a random one such as randread",
-                self.pattern.name()
-            );
-            return Err(Refused::caller(text));
-        }
-        self.check_store()
-    }
-
-    fn check_store(&self) -> Result<(), Refused> {
-        match self.techniques.command_store.map(CommandStore::checked) {
-            Some(Err(missing)) => Err(Refused::caller(format!(
-                "--command-store {}: {missing}, expected one of those or `auto`",
-                missing.0.name()
-            ))),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// How long the bare ring is measured.
@@ -394,28 +198,6 @@ pub const CEILING_TIME: Span = Span::from_secs(1);
 
 /// How long the phase over memory is.
 pub const RAM_TIME: Span = Span::from_secs(2);
-
-/// The steepest skew.
-const ZIPF_MAX: f64 = 5.0;
-
-fn check_cores(flag: &str, cores: &Cores, supplies: &Supplies) -> Result<(), Refused> {
-    match cores.iter().find(|core| !supplies.cores.contains(*core)) {
-        None => Ok(()),
-        Some(core) => Err(Refused::caller(format!(
-            "{flag} {cores}: core {core} does not exist or is not ours, expected some of {}",
-            supplies.cores
-        ))),
-    }
-}
-
-impl Supplies {
-    /// What this machine has to give.
-    pub fn look(machine: &Machine) -> Self {
-        let kib = machine.memory("MemAvailable");
-        let memory_available_bytes = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
-        Self { cores: Cores::allowed(), memory_available_bytes }
-    }
-}
 
 impl Pattern {
     /// Every pattern, by name.
@@ -533,64 +315,5 @@ impl core::fmt::Display for SizeMix {
     }
 }
 
-impl CompletionDoorbell {
-    /// The name on the command line and in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Poll => "poll",
-            Self::Each => "each",
-            Self::Deferred => "deferred",
-        }
-    }
-}
-
-impl Prefetch {
-    /// Reads `all`, `none`, or some of `slots,ring,tasks`.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let mut prefetch = Self { slots: false, ring: false, tasks: false };
-        match text {
-            "all" => return Ok(Self { slots: true, ring: true, tasks: true }),
-            "none" => return Ok(prefetch),
-            _ => {}
-        }
-        for part in text.split(',') {
-            match part {
-                "slots" => prefetch.slots = true,
-                "ring" => prefetch.ring = true,
-                "tasks" => prefetch.tasks = true,
-                _ => {
-                    return Err(format!(
-                        "no `{part}` to prefetch, expected some of slots,ring,tasks, or all, or \
-                         none"
-                    ));
-                }
-            }
-        }
-        Ok(prefetch)
-    }
-
-    /// The name on the command line and in reports.
-    pub fn name(self) -> String {
-        let parts = [(self.slots, "slots"), (self.ring, "ring"), (self.tasks, "tasks")];
-        let on: Vec<&str> = parts.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
-        match on.len() {
-            0 => "none".into(),
-            3 => "all".into(),
-            _ => on.join(","),
-        }
-    }
-}
-
-impl CompletionCopy {
-    /// The name on the command line and in reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Line => "line",
-            Self::One => "one",
-        }
-    }
-}
-
 #[cfg(test)]
-#[path = "options_tests.rs"]
 mod tests;

@@ -39,13 +39,14 @@ fn the_defaults_are_what_the_manual_says_and_pass() {
 
 #[test]
 fn a_depth_of_zero_or_above_the_controllers_is_refused() {
-    assert_eq!(
-        refusal(|options| options.depth = 0),
-        "-q 0: depth is 0, expected at least 1 for each of 1 queue pairs"
-    );
+    assert_eq!(refusal(|options| options.depth = 0), "-q 0: depth is 0, expected at least 1");
     assert_eq!(
         refusal(|options| options.depth = 1024),
         "-q 1024: depth is 1024, expected 1 to 1023, which emu:null?count=21 allows"
+    );
+    assert_eq!(
+        refusal(|options| (options.depth, options.queue_pairs) = (1, 2)),
+        "-q 1: depth is 1, expected at least 2, one for each queue pair"
     );
     let two_pairs = PerfOptions { depth: 1024, queue_pairs: 2, ..PerfOptions::default() };
     assert_eq!(two_pairs.check(&supplies()), Ok(()), "two queue pairs hold twice as many");
@@ -59,7 +60,8 @@ fn more_queue_pairs_than_the_controller_has_are_refused() {
     );
     assert_eq!(
         refusal(|options| (options.queue_pairs, options.cores) = (33, cores("0-1"))),
-        "-P 33: 66 queue pairs over 2 threads, expected at most 64, which emu:null?count=21 allows"
+        "-P 33: 66 queue pairs over all submitting threads, expected at most 64, which \
+         emu:null?count=21 allows"
     );
 }
 
@@ -102,6 +104,45 @@ fn buffers_that_do_not_fit_into_memory_are_refused() {
         refusal(|options| options.sizes = SizeMix::of(1 << 20)),
         "-q 128 and -o 1048576: buffers for 21 SSDs are 2688 MiB, expected at most half of the \
          1024 MiB of memory that are available"
+    );
+}
+
+#[test]
+fn an_ssd_in_memory_that_does_not_fit_is_refused() {
+    assert_eq!(
+        refusal(|options| options.uris = vec!["emu:ram?count=2&size=1g".parse().unwrap()]),
+        "emu:ram?count=2&size=1g: 2048 MiB of memory, expected at most the 1024 MiB that are \
+         available"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_there_is_refused_unless_it_is_to_be_made() {
+    let options =
+        |uri: &str| PerfOptions { uris: vec![uri.parse().unwrap()], ..PerfOptions::default() };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let there = format!("emu:file:{}", file.path().display());
+    assert_eq!(options(&there).check(&supplies()), Ok(()));
+    assert_eq!(options("emu:file:/nowhere/disk?size=1g").check(&supplies()), Ok(()));
+    let refused = |uri| options(uri).check(&supplies()).unwrap_err().text;
+    assert_eq!(
+        refused("emu:file:/nowhere/disk"),
+        "emu:file:/nowhere/disk: no such file or directory, expected a file that is there, or `?size=` to \
+         make one"
+    );
+    assert_eq!(refused("emu:file:/"), "emu:file:/: no ordinary file, expected one");
+}
+
+#[test]
+fn a_table_of_versions_that_does_not_fit_is_refused() {
+    assert_eq!(
+        refusal(|options| {
+            options.uris = vec!["emu:file:/nowhere/disk?size=1t".parse().unwrap()];
+            options.verify = true;
+        }),
+        "--verify: the table of emu:file:/nowhere/disk?size=1t is 8192 MiB, expected at most half \
+         of the 1024 MiB of memory that are available"
     );
 }
 

@@ -1,0 +1,212 @@
+//! What cannot be, refused before anything starts: each in a line that names the value and what is
+//! accepted.
+
+use dma::CommandStore;
+use host::Cores;
+use host::machine::Machine;
+
+use super::{DEVICES_MAX, OpenLoop, PerfOptions, SizeShare};
+use crate::perf::ledger::Ledger;
+use crate::refused::reason;
+use crate::{EmuMedium, EmuSpec, Refused, Uri};
+
+/// What the machine has to give.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Supplies {
+    /// The cores that this process may use.
+    pub cores: Cores,
+    /// Memory that can be had without swapping.
+    pub memory_available_bytes: u64,
+}
+
+/// The highest rate.
+const RATE_MAX: u64 = 1_000_000_000;
+
+/// The steepest skew.
+const ZIPF_MAX: f64 = 5.0;
+
+impl Supplies {
+    /// What this machine has to give.
+    pub fn look(machine: &Machine) -> Self {
+        let kib = machine.memory("MemAvailable");
+        let memory_available_bytes = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+        Self { cores: Cores::allowed(), memory_available_bytes }
+    }
+}
+
+impl PerfOptions {
+    /// Refuses what cannot be, naming the value and what is accepted.
+    pub fn check(&self, supplies: &Supplies) -> Result<(), Refused> {
+        self.check_devices()?;
+        self.uris.iter().try_for_each(|uri| self.check_device(uri))?;
+        self.check_workload()?;
+        check_cores("-c", &self.cores, supplies)?;
+        check_cores("--device-cores", &self.device_cores, supplies)?;
+        self.check_memory(supplies)
+    }
+
+    fn check_memory(&self, supplies: &Supplies) -> Result<(), Refused> {
+        let there = supplies.memory_available_bytes;
+        for uri in &self.uris {
+            let size = size_of_ssd(uri)?.saturating_mul(u64::from(uri.count()));
+            if uri.is_in_memory() && size > there {
+                return Err(Refused::caller(format!(
+                    "{uri}: {} MiB of memory, expected at most the {} MiB that are available",
+                    size >> 20,
+                    there >> 20
+                )));
+            }
+            let table = Ledger::size_bytes(size / u64::from(uri.block_size()));
+            if self.verify && table > there / 2 {
+                return Err(Refused::caller(format!(
+                    "--verify: the table of {uri} is {} MiB, expected at most half of the {} MiB \
+                     of memory that are available",
+                    table >> 20,
+                    there >> 20
+                )));
+            }
+        }
+        let needed = self.buffer_bytes();
+        if needed > there / 2 {
+            return Err(Refused::caller(format!(
+                "-q {} and -o {}: buffers for {} SSDs are {} MiB, expected at most half of the \
+                 {} MiB of memory that are available",
+                self.depth,
+                self.sizes,
+                self.device_count(),
+                needed >> 20,
+                there >> 20
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_devices(&self) -> Result<(), Refused> {
+        let count = self.device_count();
+        if !(1..=DEVICES_MAX).contains(&count) {
+            let text = format!("{count} SSDs are named, expected 1 to {DEVICES_MAX}");
+            return Err(Refused::caller(text));
+        }
+        if self.queue_pairs == 0 {
+            return Err(Refused::caller("-P 0: no queue pairs, expected at least 1"));
+        }
+        let least = u32::from(self.queue_pairs);
+        if self.depth < least {
+            let each = if least == 1 { "" } else { ", one for each queue pair" };
+            let text = format!("-q {0}: depth is {0}, expected at least {least}{each}", self.depth);
+            return Err(Refused::caller(text));
+        }
+        Ok(())
+    }
+
+    fn check_device(&self, uri: &Uri) -> Result<(), Refused> {
+        let (depth, pairs) = (self.depth, self.queue_pairs);
+        let allowed = uri.depth_max().saturating_mul(u32::from(pairs));
+        if depth > allowed {
+            return Err(Refused::caller(format!(
+                "-q {depth}: depth is {depth}, expected 1 to {allowed}, which {uri} allows"
+            )));
+        }
+        let wanted = u32::from(pairs).saturating_mul(self.thread_count());
+        if wanted > u32::from(uri.queues()) {
+            return Err(Refused::caller(format!(
+                "-P {pairs}: {wanted} queue pairs over all submitting threads, expected at most {}, \
+                 which {uri} allows",
+                uri.queues()
+            )));
+        }
+        for SizeShare { len_bytes, .. } in &self.sizes.shares {
+            if !len_bytes.is_multiple_of(uri.block_size()) {
+                return Err(Refused::caller(format!(
+                    "{} {}: size is {len_bytes} bytes, expected a multiple of the {}-byte blocks \
+                     of {uri}",
+                    self.sizes.flag(),
+                    self.sizes,
+                    uri.block_size()
+                )));
+            }
+        }
+        let largest = u64::from(self.sizes.largest());
+        match size_of_ssd(uri)? {
+            size if size < largest => Err(Refused::caller(format!(
+                "{} {}: size is {largest} bytes, expected at most the {size} bytes of {uri}",
+                self.sizes.flag(),
+                self.sizes
+            ))),
+            _ if self.verify && !uri.keeps_data() => Err(Refused::caller(format!(
+                "--verify: {uri} keeps no data, expected a medium that does, such as emu:ram"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_workload(&self) -> Result<(), Refused> {
+        if self.read_percent > 100 {
+            let text = format!("-M {0}: read share is {0}, expected 0 to 100", self.read_percent);
+            return Err(Refused::caller(text));
+        }
+        if self.time.ns == 0 {
+            return Err(Refused::caller("-t 0: no time to measure in, expected more than 0"));
+        }
+        if self.io_count == Some(0) {
+            return Err(Refused::caller("-d 0: no I/Os to do, expected at least 1"));
+        }
+        if let Some(OpenLoop { per_second, .. }) = self.rate
+            && !(1..=RATE_MAX).contains(&per_second)
+        {
+            let text = format!("--rate {per_second}: expected 1 to {RATE_MAX} I/Os per second");
+            return Err(Refused::caller(text));
+        }
+        if let Some(theta) = self.zipf
+            && !(theta > 0.0 && theta <= ZIPF_MAX)
+        {
+            let text = format!("--zipf {theta}: expected more than 0 and at most {ZIPF_MAX}");
+            return Err(Refused::caller(text));
+        }
+        if self.zipf.is_some() && !self.pattern.is_random() {
+            let text = format!(
+                "--zipf: pattern {} is sequential, expected a random one such as randread",
+                self.pattern.name()
+            );
+            return Err(Refused::caller(text));
+        }
+        self.check_store()
+    }
+
+    fn check_store(&self) -> Result<(), Refused> {
+        match self.techniques.command_store.map(CommandStore::checked) {
+            Some(Err(missing)) => Err(Refused::caller(format!(
+                "--command-store {}: {missing}, expected one of those or `auto`",
+                missing.0.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Bytes on each SSD of `uri`; a file that has to exist does.
+fn size_of_ssd(uri: &Uri) -> Result<u64, Refused> {
+    if let Some(size) = uri.size_bytes() {
+        return Ok(size);
+    }
+    let Uri::Emu(EmuSpec { medium, .. }) = uri;
+    let EmuMedium::File { path } = medium else { return Ok(u64::MAX) };
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_file() => Ok(found.len()),
+        Ok(_) => Err(Refused::caller(format!("{uri}: no ordinary file, expected one"))),
+        Err(error) => Err(Refused::caller(format!(
+            "{uri}: {}, expected a file that is there, or `?size=` to make one",
+            reason(&error)
+        ))),
+    }
+}
+
+fn check_cores(flag: &str, cores: &Cores, supplies: &Supplies) -> Result<(), Refused> {
+    match cores.iter().find(|core| !supplies.cores.contains(*core)) {
+        None => Ok(()),
+        Some(core) => Err(Refused::caller(format!(
+            "{flag} {cores}: core {core} does not exist or is not ours, expected some of {}",
+            supplies.cores
+        ))),
+    }
+}
