@@ -221,7 +221,7 @@ fn techniques(outcome: &PerfOutcome) -> Markup {
     html! {
         section {
             h2 { "Fast path" small { "each has its switch" } }
-            table { tbody {
+            table.wraps { tbody {
                 @for technique in &outcome.techniques {
                     tr {
                         th { (technique.name) }

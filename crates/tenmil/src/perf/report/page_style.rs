@@ -56,6 +56,8 @@ th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--grid); vertical
 tr:last-child td, tbody tr:last-child th { border-bottom: 0; }
 tbody th { color: var(--muted); white-space: nowrap; width: 1%; }
 .number { text-align: right; white-space: nowrap; }
+table.wraps th { white-space: normal; width: 34%; }
+table.wraps code { overflow-wrap: anywhere; }
 td.bar { width: 22%; vertical-align: middle; padding-right: 0; }
 td.bar i { display: block; height: 8px; border-radius: 2px; background: var(--accent); opacity: .75; }
 code { font: 13px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }

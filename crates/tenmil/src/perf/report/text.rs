@@ -127,18 +127,21 @@ fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
 
 fn technique_rows(outcome: &PerfOutcome) -> Vec<(&'static str, String)> {
     let rows = outcome.techniques.iter();
+    let width = rows.clone().map(|technique| technique.setting.len()).max().unwrap_or(0);
     rows.map(|technique| {
-        (technique.name, format!("{:<16} ({})", technique.setting, technique.switch))
+        (technique.name, format!("{:<width$}  {}", technique.setting, technique.switch))
     })
     .collect()
 }
 
+/// A table of two columns, the first as wide as it has to be.
 fn write_rows(out: &mut String, title: &str, rows: &[(&str, String)]) -> fmt::Result {
     if rows.is_empty() {
         return Ok(());
     }
+    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     writeln!(out, "\n{title}")?;
-    rows.iter().try_for_each(|(name, value)| writeln!(out, "  {name:<22}{value}"))
+    rows.iter().try_for_each(|(name, value)| writeln!(out, "  {name:<width$}  {value}"))
 }
 
 #[cfg(test)]
@@ -177,6 +180,15 @@ mod tests {
         assert!(text.contains("`p4600` is a model of that device's timing, not the device"));
         assert!(text.contains("128.6 GB/s") && !text.contains("No data moved"));
         assert!(!render(&sample(), &[]).contains("128.6 GB/s"));
+    }
+
+    #[test]
+    fn tables_are_as_wide_as_their_longest_name() {
+        let text = render(&sample(), &[]);
+        assert!(
+            text.contains("  submission doorbell once per turn  on     --no-doorbell-batching\n")
+        );
+        assert!(text.contains("  huge pages                         on     --no-huge-pages\n"));
     }
 
     #[test]
