@@ -5,8 +5,11 @@
 //! here and named where their pages are.
 
 use crate::element::code;
+use crate::layout::layout;
 use crate::opcode::AdminOpcode;
 use crate::typed::commands;
+
+pub mod subsystem;
 
 commands! {
     /// Delete I/O Submission Queue (Base 2.1 §5.2.4).
@@ -223,18 +226,6 @@ commands! {
         cdw13 @ 13[0..=31]: u32;
     }
 
-    /// Virtualization Management (Base 2.1 §5.2.6).
-    pub struct VirtualizationManagement = AdminOpcode::VirtualizationManagement, "Virtualization Management" {
-        /// Action.
-        act @ 10[0..=3]: VirtualizationAction;
-        /// Resource Type: 0 for queues, 1 for interrupts.
-        rt @ 10[8..=10]: u8;
-        /// Controller Identifier.
-        cntlid @ 10[16..=31]: u16;
-        /// Number of Controller Resources.
-        nr @ 11[0..=15]: u16;
-    }
-
     /// Doorbell Buffer Config: PRP1 is the shadow doorbells, PRP2 the event indexes (Base 2.1 §5.2.5).
     pub struct DoorbellBufferConfig = AdminOpcode::DoorbellBufferConfig, "Doorbell Buffer Config" {
         /// PRP1: where the shadow doorbells are.
@@ -405,18 +396,6 @@ code! {
         DataPlacement = 2,
     }
 
-    /// ACT of Virtualization Management (Base 2.1 §5.2.6).
-    pub enum VirtualizationAction {
-        /// Primary controller flexible allocation.
-        PrimaryFlexible = 1,
-        /// Secondary controller offline.
-        SecondaryOffline = 7,
-        /// Secondary controller assign.
-        SecondaryAssign = 8,
-        /// Secondary controller online.
-        SecondaryOnline = 9,
-    }
-
     /// SES of Format NVM (Base 2.1 §5.1.10).
     pub enum SecureErase {
         /// No secure erase.
@@ -449,6 +428,22 @@ code! {
         ScanUnrecoverable = 0x10,
         /// Blocks that may be unrecoverable.
         Unrecoverable = 0x11,
+    }
+}
+
+layout! {
+    /// DW0 of an Abort's completion (Base 2.1 §5.1.1.1).
+    pub struct AbortResult(u32) {
+        /// Immediate Abort Not Performed: the command was not aborted, or was already done.
+        not_aborted @ 0: bool;
+    }
+
+    /// DW0 of a Firmware Commit's completion (Base 2.1 §5.1.8.1).
+    pub struct CommitResult(u32) {
+        /// Multiple Update Detected: downloads of a firmware image overlapped.
+        firmware_overlap @ 0: bool;
+        /// Multiple Update Detected: downloads of a boot partition overlapped.
+        boot_partition_overlap @ 1: bool;
     }
 }
 

@@ -243,17 +243,6 @@ impl Part for bool {
     }
 }
 
-/// The bytes of one element.
-#[cfg(test)]
-pub fn stored(element: &impl Element) -> Vec<u8> {
-    fn length<E: Element>(_: &E) -> usize {
-        E::BYTES
-    }
-    let mut bytes = vec![0; length(element)];
-    element.store(&mut bytes);
-    bytes
-}
-
 /// Declares a code: an enumeration that keeps the values it has no name for.
 ///
 /// ```text

@@ -6,16 +6,20 @@ use crate::element::code;
 
 pub mod controller;
 pub mod descriptor;
+pub mod limits;
 pub mod list;
 pub mod namespace;
+pub mod power;
 pub mod resource;
 
-pub use controller::{IdentifyController, IdentifyControllerNvm, PowerState};
+pub use controller::IdentifyController;
 pub use descriptor::{NamespaceIdentifier, descriptors};
+pub use limits::IdentifyControllerNvm;
 pub use list::{CommandSetVector, CommandSets, ControllerList, NamespaceList};
 pub use namespace::{
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm, LbaFormat,
 };
+pub use power::PowerState;
 
 /// The length of every answer (Base 2.1 §5.1.13).
 pub const BYTES: usize = 4096;

@@ -102,8 +102,8 @@ pub enum Show {
 #[cfg(test)]
 #[derive(Debug)]
 pub struct Accessor<T: 'static> {
-    /// The raw bits of element `index`, through the public getter.
-    pub raw: fn(&T, usize) -> Vec<u8>,
+    /// Takes the raw bits of element `index` out, through the public getter.
+    pub raw: fn(&T, usize, &mut [u8]),
     /// Puts raw bits into element `index`, through the public setter.
     pub put: fn(&mut T, usize, &[u8]),
     /// Those of the named parts of a word.

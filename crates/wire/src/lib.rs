@@ -8,21 +8,29 @@
 //! - [`register`] is what lies in a controller's BAR.
 //! - [`identify`] is what a controller and its namespaces say about themselves, [`log`] what has
 //!   happened to them, [`feature`] how they are set.
-//! - [`sgl`] says where data lie.
-//! - [`layout`] declares structures: each field once, with its place and its meaning.
+//! - [`pointer`] and [`sgl`] say where data lie, [`protection`] how they are guarded, [`directive`]
+//!   where they are to be placed.
+//! - [`layout`] and [`typed`] declare structures and commands: each field once, with its place and
+//!   its meaning. Accessors, the tables that print them and the tests that flip every bit of them
+//!   come from that one declaration.
+//! - [`fuzz`] gives any bytes to every parser.
 #![forbid(unsafe_code)]
 
 pub mod admin;
 pub mod command;
 pub mod completion;
+pub mod directive;
 #[doc(hidden)]
 pub mod element;
 pub mod feature;
+pub mod fuzz;
 pub mod identify;
 pub mod io;
 pub mod layout;
 pub mod log;
 pub mod opcode;
+pub mod pointer;
+pub mod protection;
 pub mod register;
 pub mod sgl;
 pub mod status;
@@ -40,14 +48,18 @@ pub use typed::Typed;
 
 /// Visits every structure of the crate: what tests and the fuzzer do to one is done to all.
 pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
+    admin::visit(visitor);
+    directive::visit(visitor);
     feature::visit(visitor);
     feature::identity::visit(visitor);
     feature::media::visit(visitor);
     feature::power::visit(visitor);
     feature::queue::visit(visitor);
     identify::controller::visit(visitor);
+    identify::limits::visit(visitor);
     identify::list::visit(visitor);
     identify::namespace::visit(visitor);
+    identify::power::visit(visitor);
     identify::resource::visit(visitor);
     io::visit(visitor);
     io::copy::visit(visitor);
@@ -69,6 +81,7 @@ pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
 /// Visits every command of the crate.
 pub fn visit_commands(visitor: &mut impl typed::CommandVisitor) {
     admin::visit_commands(visitor);
+    admin::subsystem::visit_commands(visitor);
     io::visit_commands(visitor);
     io::copy::visit_commands(visitor);
     io::dataset::visit_commands(visitor);

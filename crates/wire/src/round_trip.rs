@@ -120,23 +120,31 @@ fn flip_element<T: Clone>(
 ) {
     let start = (subject.parse)(background);
     let before = (subject.bytes)(&start);
-    let raw = (accessor.raw)(&start, index);
+    let raw = raw_of(field, accessor, &start, index);
     for bit in 0..field.width {
         let mut changed = raw.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
         let mut structure = start.clone();
         (accessor.put)(&mut structure, index, &changed);
         let place = || format!("{}.{}[{index}] bit {bit}", subject.name, field.name);
-        assert_eq!((accessor.raw)(&structure, index), changed, "{} is read back", place());
+        assert_eq!(raw_of(field, accessor, &structure, index), changed, "{} is read back", place());
         let at = field.bit + index * field.width + bit;
         let mut expected = before.clone();
         expected[at / 8] ^= 1 << (at % 8);
         let after = (subject.bytes)(&structure);
         assert!(after == expected, "{} changes bit {at} and nothing else", place());
-        let parsed = (accessor.raw)(&(subject.parse)(&after), index);
+        let parsed = raw_of(field, accessor, &(subject.parse)(&after), index);
         assert_eq!(parsed, changed, "{} is parsed", place());
         assert_eq!(field.element(&after, index), shown(field, &changed), "{} is shown", place());
     }
+}
+
+/// The raw bits of a field: its bytes, or the part of a word as a word.
+fn raw_of<T>(field: &Field, accessor: &Accessor<T>, structure: &T, index: usize) -> Vec<u8> {
+    let length = if matches!(field.show, Show::Bytes(_)) { field.width / 8 } else { 8 };
+    let mut raw = vec![0; length];
+    (accessor.raw)(structure, index, &mut raw);
+    raw
 }
 
 /// What the raw bits of a field say.

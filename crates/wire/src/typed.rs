@@ -108,8 +108,9 @@ macro_rules! commands {
                 #[cfg(test)]
                 const ACCESSORS: &'static [$crate::layout::Accessor<Self>] = &[$(
                     $crate::layout::Accessor {
-                        raw: |it, _| {
-                            $crate::element::stored(&$crate::layout::Part::to_bits(it.$field))
+                        raw: |it, _, raw| {
+                            let bits = $crate::layout::Part::to_bits(it.$field);
+                            $crate::layout::Element::store(&bits, raw);
                         },
                         put: |it, _, raw| {
                             it.$field = $crate::layout::Part::from_bits(

@@ -174,6 +174,47 @@ layout! {
         vendor @ 384: [u8; 3712];
     }
 
+    /// What Namespace Management carries to create a namespace (NVM 1.1 §4.1.6).
+    pub struct NamespaceCreation[4096] {
+        /// Namespace Size, in blocks.
+        nsze @ 0: u64;
+        /// Namespace Capacity, in blocks.
+        ncap @ 8: u64;
+        /// Formatted LBA Size.
+        flbas @ 26: u8 {
+            /// Format Index, bits 3 to 0.
+            fidxl @ 0..=3: u8;
+            /// Metadata follow the data of each block.
+            metadata_extended @ 4: bool;
+            /// Format Index, bits 5 and 4.
+            fidxu @ 5..=6: u8;
+        };
+        /// End-to-end Data Protection Type Settings.
+        dps @ 29: u8 {
+            /// Protection Information Type: 0 for none.
+            pit @ 0..=2: u8;
+            /// Protection information is in the first bytes of metadata.
+            pip @ 3: bool;
+        };
+        /// Namespace Multi-path I/O and Namespace Sharing Capabilities.
+        nmic @ 30: u8 {
+            /// Shared Namespace: it may be attached to several controllers.
+            shrns @ 0: bool;
+        };
+        /// ANA Group Identifier; 0 to let the controller choose.
+        anagrpid @ 92: u32;
+        /// NVM Set Identifier.
+        nvmsetid @ 100: u16;
+        /// Endurance Group Identifier.
+        endgid @ 102: u16;
+        /// Logical Block Storage Tag Mask.
+        lbstm @ 384: u64;
+        /// Number of Placement Handles.
+        nphndls @ 392: u16;
+        /// Reclaim unit handles of the placement handles.
+        phndl @ 512: u16[128];
+    }
+
     /// An LBA format (NVM 1.1 §4.1.5.1, Figure 116).
     pub struct LbaFormat(u32) {
         /// Metadata Size, in bytes.
@@ -336,6 +377,14 @@ impl IdentifyNamespace {
     #[must_use]
     pub fn optimal_boundary_blocks(&self) -> Option<u16> {
         Some(self.noiob()).filter(|&blocks| blocks != 0)
+    }
+}
+
+impl NamespaceCreation {
+    /// Which LBA format is wanted.
+    #[must_use]
+    pub fn format_index(&self) -> u8 {
+        self.fidxu() << 4 | self.fidxl()
     }
 }
 

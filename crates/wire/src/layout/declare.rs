@@ -402,7 +402,7 @@ macro_rules! layout {
 
     (@accessor $field:ident $type:ty;) => {
         $crate::layout::Accessor {
-            raw: |it, _| $crate::element::stored(&it.$field()),
+            raw: |it, _, raw| $crate::layout::Element::store(&it.$field(), raw),
             put: |it, _, raw| {
                 it.set().$field(<$type as $crate::layout::Element>::load(raw));
             },
@@ -411,7 +411,11 @@ macro_rules! layout {
     };
     (@accessor $field:ident $type:ty; $count:literal) => {
         $crate::layout::Accessor {
-            raw: |it, index| it.$field(index).map_or(Vec::new(), |it| $crate::element::stored(&it)),
+            raw: |it, index, raw| {
+                if let Some(element) = it.$field(index) {
+                    $crate::layout::Element::store(&element, raw);
+                }
+            },
             put: |it, index, raw| {
                 it.set().$field(index, <$type as $crate::layout::Element>::load(raw));
             },
@@ -420,7 +424,9 @@ macro_rules! layout {
     };
     (@part_accessor $part:ident) => {
         $crate::layout::Accessor {
-            raw: |it, _| $crate::element::stored(&$crate::layout::Part::to_bits(it.$part())),
+            raw: |it, _, raw| {
+                $crate::layout::Element::store(&$crate::layout::Part::to_bits(it.$part()), raw);
+            },
             put: |it, _, raw| {
                 it.set().$part($crate::layout::Part::from_bits(
                     <u64 as $crate::layout::Element>::load(raw),

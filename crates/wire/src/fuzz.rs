@@ -1,0 +1,195 @@
+//! One function that gives any bytes to every parser and checks what must always hold.
+//!
+//! It is what a fuzzer calls, and what the test here calls with a corpus drawn from a seed. It must
+//! never panic, whatever the bytes.
+
+use core::fmt;
+
+use crate::command::Command;
+use crate::completion::Completion;
+use crate::identify::namespace::GuardFormat;
+use crate::identify::{
+    CommandSets, ControllerList, NamespaceIdentifier, NamespaceList, descriptors,
+};
+use crate::io::copy::{CopyFormat, sources};
+use crate::io::{Blocks, dataset, reservation};
+use crate::layout::{Layout, Visitor};
+use crate::log::event::EventResult;
+use crate::log::{ana, error, history, lba};
+use crate::protection::Format;
+use crate::sgl::Descriptor;
+use crate::typed::{CommandVisitor, Typed};
+use crate::{directive, pointer};
+
+/// Gives `bytes` to every parser.
+///
+/// # Panics
+///
+/// If something does not hold that must: a mistake in this crate, never in the bytes.
+pub fn fuzz(bytes: &[u8]) {
+    crate::visit_layouts(&mut Bytes(bytes));
+    if let Some(bytes) = bytes.first_chunk::<64>() {
+        let command = Command::from_bytes(bytes);
+        assert_eq!(&command.to_bytes(), bytes);
+        crate::visit_commands(&mut One(command));
+        words(&command);
+    }
+    lists(bytes);
+    codes(bytes);
+    protection(bytes);
+    pointers(bytes);
+}
+
+struct Bytes<'a>(&'a [u8]);
+
+impl Visitor for Bytes<'_> {
+    fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self) {
+        let Ok(structure) = T::parse(self.0) else {
+            assert!(self.0.len() < T::BYTES, "{} refuses enough bytes", T::NAME);
+            return;
+        };
+        let bytes = structure.bytes();
+        assert_eq!(bytes, self.0[..T::BYTES], "{} keeps every bit", T::NAME);
+        assert_eq!(T::parse(&bytes).as_ref(), Ok(&structure), "{} is read again", T::NAME);
+        assert_eq!(structure.decode().len(), T::FIELDS.len(), "{} is shown", T::NAME);
+    }
+}
+
+struct One(Command);
+
+impl CommandVisitor for One {
+    fn visit<T: Typed>(&mut self) {
+        let command = self.0.with_opcode(T::OPCODE);
+        let parsed = T::parse(&command).expect("the opcode fits");
+        let emitted = parsed.to_command();
+        assert_eq!(T::parse(&emitted), Ok(parsed), "{} is read again", T::NAME);
+        assert_eq!(emitted.opcode(), T::OPCODE);
+        assert_eq!(parsed.decode().len(), T::FIELDS.len(), "{} is shown", T::NAME);
+    }
+}
+
+fn words(command: &Command) {
+    let again = Command::new(command.opcode())
+        .with_fuse(command.fuse())
+        .with_cid(command.cid())
+        .with_nsid(command.nsid());
+    assert_eq!(again.nsid(), command.nsid());
+    let blocks = Blocks::of(command);
+    assert!((1..=65_536).contains(&blocks.count));
+    assert!(blocks.end().is_none_or(|end| end > blocks.slba));
+
+    let described = command.sgl1();
+    let meaning = described.meaning();
+    assert_eq!(meaning.to_descriptor().meaning(), meaning);
+    assert_eq!(Descriptor::from_bytes(&described.to_bytes()), described);
+
+    let [low, high] = [command.cdw10(), command.cdw11()];
+    let completion = Completion([low, high, command.cdw12(), command.cdw13()]);
+    assert_eq!(Completion::from_bytes(&completion.to_bytes()), completion);
+    let status = completion.status();
+    assert!(!status.to_string().is_empty() && !status.name().is_empty());
+    assert!(!(status.is_success() && status.is_retryable()));
+
+    let event = EventResult(low & 0x00ff_ff07);
+    assert_eq!(EventResult::new(event.event(), event.lid()), event);
+}
+
+fn lists(bytes: &[u8]) {
+    let length = bytes.len();
+    assert!(ana::groups(bytes).map(|(_, nsids)| nsids.count()).sum::<usize>() <= length / 4);
+    assert!(error::entries(bytes).count() <= length / 64);
+    assert!(history::events(bytes).map(|(_, body)| body.len()).sum::<usize>() <= length);
+    assert!(lba::descriptors(bytes).count() <= length / 16);
+    assert!(dataset::ranges(bytes).map(|range| range.end()).count() == length / 16);
+    assert!(reservation::registrants(bytes).count() <= length / 24);
+    assert!(reservation::registrants_extended(bytes).count() <= length / 64);
+    assert!(directive::reclaim_unit_handles(bytes).count() <= length / 32);
+    if let Ok(list) = NamespaceList::parse(bytes) {
+        assert_eq!(NamespaceList::new(list.iter()).iter().count(), list.iter().count());
+    }
+    if let Ok(list) = ControllerList::parse(bytes) {
+        assert!(ControllerList::new(list.iter()).iter().eq(list.iter()));
+    }
+    if let Ok(sets) = CommandSets::parse(bytes) {
+        assert!(sets.iter().all(|vector| vector.0 != 0));
+    }
+    let named: Vec<NamespaceIdentifier> = descriptors(bytes).collect();
+    let mut emitted = Vec::new();
+    named.iter().for_each(|identifier| identifier.emit(&mut emitted));
+    assert!(descriptors(&emitted).eq(named) && emitted.len() <= length);
+}
+
+fn codes(bytes: &[u8]) {
+    for &format in CopyFormat::ALL {
+        let read: Vec<_> = sources(format, bytes).collect();
+        let mut emitted = Vec::new();
+        read.iter().for_each(|source| source.emit(format, &mut emitted));
+        assert!(sources(format, &emitted).eq(read), "{format:?} is read again");
+    }
+}
+
+fn protection(bytes: &[u8]) {
+    let [kind, storage_tag_bits, tuple @ ..] = bytes else { return };
+    let Some(format) = Format::new(GuardFormat::from_code(kind % 5), *storage_tag_bits) else {
+        return;
+    };
+    if let Some(parsed) = format.parse(tuple) {
+        let mut emitted = vec![0; format.tuple_bytes()];
+        format.emit(&parsed, &mut emitted);
+        assert_eq!(emitted, tuple[..emitted.len()]);
+        assert_eq!(format.join(format.split(parsed.tags)), parsed.tags);
+    }
+}
+
+fn pointers(bytes: &[u8]) {
+    let Some((head, _)) = bytes.split_first_chunk::<8>() else { return };
+    let page_bytes = 4096_usize << (head[0] & 0xf);
+    let offset = usize::from(u16::from_le_bytes([head[1], head[2]])) % page_bytes;
+    let length = usize::from(u16::from_le_bytes([head[3], head[4]])) << (head[5] & 0xf);
+    let pages = pointer::pages(offset, length, page_bytes);
+    assert!(pages * page_bytes >= length && pages <= length / page_bytes + 2);
+    if let pointer::Second::List { entries } = pointer::second(offset, length, page_bytes) {
+        let capacity = pointer::list_capacity(0, page_bytes);
+        assert_eq!(entries + 1, pages);
+        assert!(pointer::list_pages(entries, page_bytes) * capacity >= entries);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fuzz;
+
+    /// A small generator (xorshift64*): the corpus is the same in every run.
+    struct Seed(u64);
+
+    impl Seed {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        }
+
+        fn below(&mut self, bound: usize) -> usize {
+            usize::try_from(self.next() % u64::try_from(bound).unwrap()).unwrap()
+        }
+    }
+
+    #[test]
+    fn nothing_that_must_hold_is_broken_by_bytes_of_any_kind() {
+        let mut seed = Seed(0x7e41_0000_0000_0001);
+        for length in [0, 1, 7, 8, 15, 16, 63, 64, 65, 511, 512, 4095, 4096, 4608] {
+            fuzz(&vec![0; length]);
+            fuzz(&vec![0xff; length]);
+        }
+        for _ in 0..200 {
+            let mut bytes = vec![0; seed.below(4700)];
+            let dense = seed.next() & 1 == 0;
+            for byte in &mut bytes {
+                let drawn = seed.next().to_le_bytes();
+                *byte = if dense || drawn[1] < 8 { drawn[0] } else { 0 };
+            }
+            fuzz(&bytes);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the NVM command set limits (NVM 1.1 §4.1.5.4), and what follows from a controller's numbers.
+
+use super::controller::IdentifyController;
+use crate::io::copy::CopyFormat;
+use crate::layout::layout;
+use crate::register::Version;
+
+layout! {
+    /// CNS 06h, CSI 00h: Identify Controller of the NVM command set (NVM 1.1 §4.1.5.4).
+    pub struct IdentifyControllerNvm[4096] {
+        /// Verify Size Limit, 2^VSL pages of CAP.MPSMIN; 0 for none.
+        vsl @ 0: u8;
+        /// Write Zeroes Size Limit, 2^WZSL pages of CAP.MPSMIN; 0 for none.
+        wzsl @ 1: u8;
+        /// Write Uncorrectable Size Limit, 2^WUSL pages of CAP.MPSMIN; 0 for none.
+        wusl @ 2: u8;
+        /// Dataset Management Ranges Limit; 0 for none.
+        dmrl @ 3: u8;
+        /// Dataset Management Range Size Limit, in blocks; 0 for none.
+        dmrsl @ 4: u32;
+        /// Dataset Management Size Limit, in blocks; 0 for none.
+        dmsl @ 8: u64;
+        /// Key Per I/O Capabilities.
+        kpiocap @ 16: u8 {
+            /// Key Per I/O is supported.
+            kpios @ 0: bool;
+            /// All namespaces support it alike.
+            kpiosc @ 1: bool;
+        };
+        /// Write Zeroes With Deallocate Size Limit, 2^WZDSL pages of CAP.MPSMIN; 0 for none.
+        wzdsl @ 17: u8;
+        /// Admin Optional Command Support.
+        aocs @ 18: u16 {
+            /// Reporting Allocated LBA Supported: Get LBA Status tells allocated blocks.
+            rals @ 0: bool;
+        };
+        /// Version of the NVM Command Set specification.
+        ver @ 20: Version;
+        /// LBA Migration Queue Format.
+        lbamqf @ 24: u8;
+    }
+}
+
+impl IdentifyController {
+    /// The longest transfer of one command, given CAP.MPSMIN. `None` for no limit.
+    #[must_use]
+    pub fn transfer_bytes_max(&self, mpsmin: u8) -> Option<u64> {
+        limit_bytes(self.mdts(), mpsmin)
+    }
+
+    /// How long to wait before a retry, by the CRD of a status; 0 for no hint.
+    #[must_use]
+    pub fn retry_delay_ms(&self, crd: u8) -> u32 {
+        let units = match crd {
+            1 => self.crdt1(),
+            2 => self.crdt2(),
+            3 => self.crdt3(),
+            _ => 0,
+        };
+        u32::from(units) * 100
+    }
+
+    /// Whether the controller can copy from ranges of this format.
+    #[must_use]
+    pub fn copies(&self, format: CopyFormat) -> bool {
+        self.copy() && self.cdfs() & 1_u16.checked_shl(format.code().into()).unwrap_or(0) != 0
+    }
+}
+
+/// A limit given as a power of two of pages of CAP.MPSMIN. `None` for no limit, and for one that is
+/// too large to matter.
+#[must_use]
+pub fn limit_bytes(exponent: u8, mpsmin: u8) -> Option<u64> {
+    let shift = u32::from(exponent) + 12 + u32::from(mpsmin);
+    if exponent == 0 { None } else { 1_u64.checked_shl(shift) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CopyFormat, IdentifyController, limit_bytes};
+    use crate::layout::{Ascii, Layout};
+
+    #[test]
+    fn fields_lie_where_other_implementations_find_them() {
+        let mut bytes = [0; 4096];
+        bytes[4..24].copy_from_slice(b"S3Z8NB0K123456A     ");
+        bytes[24..44].copy_from_slice(b"SAMSUNG MZVLB512    ");
+        bytes[77] = 9;
+        bytes[78..80].copy_from_slice(&[4, 0]);
+        bytes[80..84].copy_from_slice(&0x0001_0300_u32.to_le_bytes());
+        bytes[256..258].copy_from_slice(&[0x17, 0x01]);
+        bytes[516] = 1;
+        bytes[520] = 0x5f;
+        bytes[525] = 1;
+        bytes[768..773].copy_from_slice(b"nqn.x");
+        bytes[2048 + 32..2048 + 34].copy_from_slice(&[0x8a, 2]);
+        let id = IdentifyController::from_bytes(&bytes);
+        assert_eq!(id.sn().to_string(), "S3Z8NB0K123456A");
+        assert_eq!(id.mn().to_string(), "SAMSUNG MZVLB512");
+        assert_eq!((id.cntlid(), id.ver().to_string(), id.nn()), (4, "1.3.0".into(), 1));
+        assert!(id.security() && id.format() && id.firmware() && !id.namespace_management());
+        assert!(id.self_test() && id.doorbell_buffer() && !id.get_lba_status());
+        assert!(id.compare() && id.write_zeroes() && !id.reservations() && id.timestamp());
+        assert!(id.vwcp());
+        assert_eq!(id.transfer_bytes_max(0), Some(2 << 20));
+        assert_eq!(id.subnqn(), Ascii::nul_padded("nqn.x"));
+        assert_eq!(id.psd(1).map(|state| state.mp()), Some(0x28a));
+        assert_eq!(id.psd(32), None);
+    }
+
+    #[test]
+    fn limits_that_do_not_fit_are_no_limits() {
+        assert_eq!(limit_bytes(0, 0), None);
+        assert_eq!(limit_bytes(5, 0), Some(131_072));
+        assert_eq!(limit_bytes(255, 15), None);
+    }
+
+    #[test]
+    fn retry_delays_and_copy_formats_are_looked_up() {
+        let id = IdentifyController::zeroed().with(|id| id.crdt2(3).copy(true).cdfs(0b101));
+        assert_eq!((id.retry_delay_ms(2), id.retry_delay_ms(0)), (300, 0));
+        assert!(id.copies(CopyFormat::SameNamespace) && id.copies(CopyFormat::AnyNamespace));
+        assert!(!id.copies(CopyFormat::SameNamespaceWideGuard));
+        assert!(!id.copies(CopyFormat::Reserved(15)));
+    }
+
+    #[test]
+    fn every_field_is_decoded_with_its_name_and_its_parts() {
+        let decoded = IdentifyController::zeroed().with(|id| id.vwcp(true)).decode();
+        let vwc = decoded.iter().find(|field| field.name == "vwc").unwrap();
+        assert_eq!(vwc.meaning, "Volatile Write Cache.");
+        assert_eq!(vwc.parts[0].value.to_string(), "1");
+    }
+}
