@@ -1,7 +1,7 @@
 //! Addresses of which some are drawn more often than others.
 //!
 //! The place of rank k is drawn in proportion to 1 / k^theta. The ranks are put into columns of an
-//! alias table once, before the run: the hottest [`EXACT`] one to a column, the others in stretches
+//! alias table once, before the run: the hottest `EXACT` one to a column, the others in stretches
 //! that grow with the rank, 32 to an octave. A draw is one multiply, one comparison, and a second
 //! multiply inside a stretch; its cost depends on neither the skew nor the number of places.
 //!
