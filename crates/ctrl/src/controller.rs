@@ -48,7 +48,7 @@ mod events;
 mod features;
 mod firmware;
 mod format;
-pub mod fuzz;
+mod fuzz;
 mod health;
 mod identify;
 mod keep_alive;
@@ -65,9 +65,10 @@ mod tests;
 
 pub use config::{ControllerConfig, MediumPool, NamespaceConfig, SubsystemConfig, Transport};
 pub use firmware::image as firmware_image;
+pub use fuzz::fuzz;
 pub use health::Vitals;
 pub use reservation::Host as HostIdentity;
-pub use subsystem::{AnaState, Subsystem};
+pub use subsystem::{AnaState, Bell, Subsystem};
 
 /// One controller: a host's view of a subsystem.
 pub struct Controller {
@@ -235,6 +236,19 @@ impl Controller {
             seat.host = host;
         }
         self.subsystem.settle(state);
+    }
+
+    /// Sets the keep-alive time-out that came with the connection (fabrics Connect, Base 2.1 §6.3).
+    pub fn set_keep_alive(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
+        self.keep_alive.set(now, timeout_ms)
+    }
+
+    /// Has `bell` called when another controller has left mail for this one, so that a thread that
+    /// sleeps can be woken to turn.
+    pub fn ring_on_mail(&self, bell: Bell) {
+        if let Some(seat) = self.subsystem.lock().seats.get_mut(&self.config.cntlid) {
+            seat.bell = Some(bell);
+        }
     }
 
     /// A controller level reset: CC.EN went to 0, or the association ended (Base 2.1 §3.7.2).
@@ -443,7 +457,11 @@ impl Controller {
         let mail = {
             let mut state = self.subsystem.lock();
             let seat = state.seats.get_mut(&self.config.cntlid);
-            seat.map_or_else(Mail::default, |seat| core::mem::take(&mut seat.mail))
+            let mail = seat.map_or_else(Mail::default, |seat| core::mem::take(&mut seat.mail));
+            for &nsid in mail.changed.iter().filter(|nsid| !state.records.contains_key(nsid)) {
+                self.values.forget_namespace(nsid);
+            }
+            mail
         };
         self.take_changes(&mail);
         for (nsid, notice) in mail.notices {

@@ -67,7 +67,7 @@ pub struct ControllerConfig {
     pub pci_vendor: u16,
     /// Entries in the largest I/O queue (CAP.MQES is one less): 2 to 65 536.
     pub queue_entries_max: u32,
-    /// Bytes in the largest transfer: a power of two, at least 4096 (MDTS).
+    /// Bytes in the largest transfer: a power of two, at least 8192, since MDTS 0 means no limit.
     pub transfer_bytes_max: u32,
     /// I/O queues of each direction that a host may have: 1 to 65 535.
     pub io_queues_max: u16,
@@ -178,7 +178,7 @@ impl ControllerConfig {
         };
         within("cntlid", self.cntlid.into(), 0, 0xffef)?;
         within("queue_entries_max", self.queue_entries_max.into(), 2, 1 << 16)?;
-        within("transfer_bytes_max", self.transfer_bytes_max.into(), 4096, 1 << 31)?;
+        within("transfer_bytes_max", self.transfer_bytes_max.into(), 8192, 1 << 31)?;
         within("io_queues_max", self.io_queues_max.into(), 1, 0xffff)?;
         within("vectors", self.vectors.into(), 0, 2048)?;
         within("event_requests_max", self.event_requests_max.into(), 1, 256)?;
@@ -186,6 +186,14 @@ impl ControllerConfig {
         within("error_entries", self.error_entries.into(), 1, 256)?;
         within("keep_alive_step in ms", self.keep_alive_step.ns / 1_000_000, 100, 6_553_500)?;
         within("firmware_bytes_max", self.firmware_bytes_max.into(), 4096, 1 << 30)?;
+        if let Transport::Fabrics { command_capsule_bytes: bytes, .. } = self.transport
+            && (bytes < 64 || !bytes.is_multiple_of(16))
+        {
+            return Err(format!(
+                "configure controller {}: command_capsule_bytes is {bytes}, expected a multiple of 16 from 64 on",
+                self.cntlid
+            ));
+        }
         if !self.transfer_bytes_max.is_power_of_two() {
             return Err(format!(
                 "configure controller {}: transfer_bytes_max is {}, expected a power of two",

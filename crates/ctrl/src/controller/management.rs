@@ -109,7 +109,6 @@ impl Controller {
         }
         for nsid in nsids {
             state.delete(nsid);
-            self.values.forget_namespace(nsid);
         }
         subsystem.settle(state);
         Ok(AdminStep::Done(AdminEnd::OK))

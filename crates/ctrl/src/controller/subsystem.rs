@@ -25,10 +25,8 @@ use super::reservation::{Host, Reservations};
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
 
 mod seat;
-#[cfg(test)]
-mod tests;
 
-pub use seat::AnaState;
+pub use seat::{AnaState, Bell};
 pub(super) use seat::{Mail, Seat};
 
 /// A subsystem; a handle, cheap to clone.
@@ -252,11 +250,14 @@ impl Subsystem {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes a new picture for every controller and lets them know of mail, then lets go.
+    /// Publishes what has changed for whom, lets go of the lock, and wakes those who got mail.
     pub(super) fn settle(&self, mut state: MutexGuard<'_, State>) {
         state.publish();
-        // Released inside the lock; pairs with the acquire in `posted`.
+        // Stored inside the lock; pairs with the acquire in `posted`.
         self.shared.posted.store(state.mail_count, Ordering::Release);
+        let bells: Vec<Bell> = state.seats.values().filter_map(Seat::bell).collect();
+        drop(state);
+        bells.iter().for_each(|bell| bell());
     }
 
     /// How much mail there has ever been: if it has not changed, the lock need not be taken.
@@ -399,15 +400,15 @@ impl State {
         self.seats.insert(cntlid, seat);
     }
 
-    /// Makes and publishes the picture of every controller.
+    /// Makes the picture of every controller, and publishes those that differ from the last.
     fn publish(&mut self) {
-        for (&cntlid, seat) in &self.seats {
+        for (&cntlid, seat) in &mut self.seats {
             let mut namespaces = Namespaces::new(self.nsid_max);
             let attached = self.records.values().filter(|record| record.attached.contains(&cntlid));
             for record in attached {
                 namespaces.insert(Arc::new(record.seen_from(seat)));
             }
-            seat.published.publish(Arc::new(namespaces));
+            seat.show(namespaces);
         }
     }
 }

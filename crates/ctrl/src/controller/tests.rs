@@ -1,1 +1,16 @@
-//! stub
+//! Whole commands, as a front end hands them in: what is refused and with what, and that whatever
+//! is advertised works.
+
+mod bench;
+mod events;
+mod features;
+mod firmware;
+mod format;
+mod hostile;
+mod identify;
+mod logs;
+mod management;
+mod queues;
+mod reservations;
+mod self_test;
+mod subsystem;

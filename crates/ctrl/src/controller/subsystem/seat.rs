@@ -7,11 +7,18 @@ use wire::Status;
 use wire::log::event::ReservationEvent;
 
 use crate::controller::reservation::Host;
-use crate::namespace::{Namespaces, Published};
+use crate::namespace::{Namespace, Namespaces, Published};
+
+/// Called, on whichever thread it happens, when a controller has mail and its thread may sleep.
+pub type Bell = Arc<dyn Fn() + Send + Sync>;
 
 /// What the subsystem keeps for one controller.
 pub(in crate::controller) struct Seat {
-    pub(super) published: Arc<Published<Namespaces>>,
+    published: Arc<Published<Namespaces>>,
+    /// The picture last published.
+    shown: Arc<Namespaces>,
+    /// How to wake the controller's thread.
+    pub(in crate::controller) bell: Option<Bell>,
     pub(in crate::controller) host: Host,
     pub(in crate::controller) mail: Mail,
     /// Its host has sent commands since it was reset and has not shut it down.
@@ -54,6 +61,17 @@ pub enum AnaState {
     Change = 0xf,
 }
 
+impl Mail {
+    fn is_empty(&self) -> bool {
+        let Self { changed, notices, aborts, is_ana_changed, is_activating_firmware } = self;
+        changed.is_empty()
+            && notices.is_empty()
+            && aborts.is_empty()
+            && !is_ana_changed
+            && !is_activating_firmware
+    }
+}
+
 impl AnaState {
     /// What a command to the namespace is answered with, if it is refused.
     pub const fn refusal(self) -> Option<Status> {
@@ -70,7 +88,9 @@ impl Seat {
     pub(super) fn new(cntlid: u16, published: Arc<Published<Namespaces>>) -> Self {
         let host = Host::Anonymous(cntlid);
         Self {
+            shown: published.reader().get().clone(),
             published,
+            bell: None,
             host,
             mail: Mail::default(),
             is_in_use: false,
@@ -89,6 +109,21 @@ impl Seat {
         self.ana_changes
     }
 
+    /// Publishes a picture, unless it is the one that was published last.
+    pub(super) fn show(&mut self, namespaces: Namespaces) {
+        let is_same = self.shown.iter().count() == namespaces.iter().count()
+            && self.shown.iter().zip(namespaces.iter()).all(|(old, new)| looks_alike(old, new));
+        if !is_same {
+            self.shown = Arc::new(namespaces);
+            self.published.publish(self.shown.clone());
+        }
+    }
+
+    /// The bell to ring, if there is mail and somebody to hear it.
+    pub(super) fn bell(&self) -> Option<Bell> {
+        self.bell.clone().filter(|_| !self.mail.is_empty())
+    }
+
     pub(super) fn set_ana(&mut self, group: u32, state: AnaState) {
         if self.ana(group) == state {
             return;
@@ -97,4 +132,17 @@ impl Seat {
         self.ana_changes += 1;
         self.mail.is_ana_changed = true;
     }
+}
+
+/// Whether queues would treat the two alike.
+fn looks_alike(old: &Namespace, new: &Namespace) -> bool {
+    old.nsid == new.nsid
+        && old.block_shift == new.block_shift
+        && old.block_count == new.block_count
+        && old.is_write_protected == new.is_write_protected
+        && old.unavailable == new.unavailable
+        && old.reservation == new.reservation
+        && old.identity == new.identity
+        && old.limits == new.limits
+        && Arc::ptr_eq(&old.medium, &new.medium)
 }
