@@ -103,7 +103,8 @@ mod tests {
         let (_root, machine) = made_of(&[
             ("proc/self/cgroup", "0::/outer/inner\n"),
             ("sys/fs/cgroup/outer/cpu.max", "150000 100000\n"),
-            ("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n"),
+            ("sys/fs/cgroup/outer/inner/cpu.max", "300000 100000\n"),
+            ("sys/fs/cgroup/cpu.max", "max 100000\n"),
             ("sys/fs/cgroup/outer/inner/cpuset.cpus.effective", "2-3\n"),
             ("sys/fs/cgroup/cpuset.cpus.effective", "0-3\n"),
         ]);

@@ -247,6 +247,7 @@ impl fmt::Display for Indirect {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::path::Path;
 
     use base::Blame;
@@ -300,8 +301,11 @@ mod tests {
         let first = open(&path, Some(4096), 512).unwrap();
         let error = open(&path, Some(4096), 512).unwrap_err();
         assert!(error.to_string().contains("the only one"), "{error}");
+        // What a ring that is on its way out does for a while.
+        let lingering = first.as_fd().try_clone_to_owned().unwrap();
         drop(first);
         open(&path, Some(4096), 512).unwrap();
+        drop(lingering);
     }
 
     #[test]

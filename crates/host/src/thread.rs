@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
+use base::Span;
+
 use crate::cores::{PinError, pin_current};
 
 /// A running thread. Dropping the handle stops and joins it; a panic in it becomes a panic of
@@ -115,6 +117,11 @@ impl<T> Drop for Thread<T> {
 /// the other side has no processor of its own.
 pub fn give_way() {
     std::thread::yield_now();
+}
+
+/// Sleeps. For loops that watch over others, never for one that others wait for.
+pub fn rest(span: Span) {
+    std::thread::sleep(std::time::Duration::from_nanos(span.ns));
 }
 
 #[cfg(test)]
