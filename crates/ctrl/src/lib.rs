@@ -20,6 +20,7 @@
 mod buffers;
 pub mod controller;
 mod doorbell;
+pub mod front;
 #[cfg(test)]
 mod fuzz;
 pub mod namespace;

@@ -44,7 +44,7 @@ mod drive;
 mod fast;
 mod fused;
 mod job;
-mod ring;
+pub(crate) mod ring;
 mod siblings;
 mod slot;
 #[cfg(test)]
@@ -88,7 +88,6 @@ pub struct Queue<H: HostMemory> {
     transfer_bytes_max: u32,
     write_flags: base::Flags,
     is_stopping: bool,
-    broken: Option<Fault>,
 }
 
 /// What a queue is made with.
@@ -154,6 +153,8 @@ pub enum Letter {
     },
     /// A medium could not be opened; its namespace is not ready.
     Trouble(String),
+    /// A ring turned out not to be there: the queue has stopped, and the controller has failed.
+    Broken(Fault),
 }
 
 /// Traffic since it was last told, by the two low bits of the opcode: 1 is write, 2 is read.
@@ -218,7 +219,6 @@ impl<H: HostMemory> Queue<H> {
             transfer_bytes_max: config.transfer_bytes_max,
             write_flags: base::Flags::NONE,
             is_stopping: false,
-            broken: None,
         };
         queue.renew();
         Ok(queue)
@@ -334,9 +334,10 @@ impl<H: HostMemory> Queue<H> {
         self.directory.wake_at()
     }
 
-    /// Whether a ring turned out not to be there: the controller has failed.
-    pub fn broken(&self) -> Option<Fault> {
-        self.broken
+    /// Whether the queue has something to say.
+    #[inline]
+    pub fn has_letters(&self) -> bool {
+        !self.letters.is_empty()
     }
 
     /// Opens channels for a new picture of the namespaces.
@@ -366,6 +367,15 @@ impl<H: HostMemory> Queue<H> {
     fn write(&mut self, letter: Letter) {
         if self.letters.len() < LETTERS_MAX || !matches!(letter, Letter::Error(_)) {
             self.letters.push_back(letter);
+        }
+    }
+
+    /// A ring is not there any more.
+    #[cold]
+    fn break_down(&mut self, fault: Fault) {
+        if !self.is_stopping {
+            self.is_stopping = true;
+            self.write(Letter::Broken(fault));
         }
     }
 

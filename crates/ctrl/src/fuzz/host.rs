@@ -19,6 +19,8 @@ pub(crate) struct Ram {
     regions: [Mutex<Vec<u8>>; 2],
     /// Nobody may touch the host's memory.
     is_sealed: AtomicBool,
+    /// No access may be begun.
+    is_closed: AtomicBool,
     /// How often somebody did all the same.
     violations: AtomicU64,
 }
@@ -67,6 +69,7 @@ impl Ram {
         Arc::new(Self {
             regions: [Mutex::new(vec![0; host_bytes]), Mutex::new(vec![0; bounce_bytes])],
             is_sealed: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
             violations: AtomicU64::new(0),
         })
     }
@@ -79,6 +82,11 @@ impl Ram {
     /// From now on every access by the controller or a medium is a violation.
     pub(crate) fn seal(&self, is_sealed: bool) {
         self.is_sealed.store(is_sealed, Ordering::SeqCst);
+    }
+
+    /// From now on every access that the controller begins is a violation.
+    pub(crate) fn close(&self, is_closed: bool) {
+        self.is_closed.store(is_closed, Ordering::SeqCst);
     }
 
     pub(crate) fn violations(&self) -> u64 {
@@ -107,7 +115,11 @@ impl Ram {
         self.region(region).get_mut(start..start.checked_add(len)?).map(f)
     }
 
+    /// What the controller asks for before it touches anything.
     fn exists(&self, iova: u64, len_bytes: u64) -> Result<(), Fault> {
+        if self.is_closed.load(Ordering::SeqCst) {
+            self.violations.fetch_add(1, Ordering::SeqCst);
+        }
         let end = iova.checked_add(len_bytes);
         let is_there = end.is_some_and(|end| end <= self.host().len() as u64);
         if is_there { Ok(()) } else { Err(Fault { iova, len_bytes }) }

@@ -127,6 +127,7 @@ impl<H: HostMemory> Queue<H> {
                 let waiting_pair = self.waiting_pair();
                 let area = self.areas.get(slot.area);
                 area.cancelled = Some(status);
+                area.mover.abandon();
                 let is_second = area.wait == Wait::Pair && waiting_pair != Some(slot.area);
                 let is_decided_elsewhere = area.wait == Wait::Controller && !self.is_stopping;
                 if !area.is_touched() && !is_second && !is_decided_elsewhere {

@@ -137,10 +137,7 @@ impl<H: HostMemory> Queue<H> {
         match stored {
             Ok(Progress::Done) => self.posted += 1,
             Ok(Progress::Later) => self.ring_accesses += 1,
-            Err(fault) => {
-                self.broken = Some(fault);
-                self.is_stopping = true;
-            }
+            Err(fault) => self.break_down(fault),
         }
     }
 
@@ -159,8 +156,7 @@ impl<H: HostMemory> Queue<H> {
     fn fetched(&mut self, ended: Ended, sqid: u32) {
         self.ring_accesses = self.ring_accesses.saturating_sub(1);
         if let Err(fault) = ended.result {
-            self.broken = Some(fault);
-            self.is_stopping = true;
+            self.break_down(fault);
         }
         let queue = self.submissions.iter_mut().find(|queue| u32::from(queue.id) == sqid);
         if let Some(queue) = queue {
@@ -178,9 +174,10 @@ impl<H: HostMemory> Queue<H> {
                     Ok(()) => {
                         let list = &mut self.scratch[..len_bytes as usize];
                         self.host.collect(ended.ticket, list);
-                        match area.walk.feed(list, &mut area.pieces) {
-                            Ok(next) => self.follow(index, next),
-                            Err(status) => Did::Failed(status),
+                        // A cancelled command asks for nothing more.
+                        match (area.cancelled, area.walk.feed(list, &mut area.pieces)) {
+                            (None, Ok(next)) => self.follow(index, next),
+                            (Some(status), _) | (None, Err(status)) => Did::Failed(status),
                         }
                     }
                     Err(_) => Did::Failed(Status::DATA_TRANSFER_ERROR),
@@ -198,7 +195,10 @@ impl<H: HostMemory> Queue<H> {
         match did {
             Did::Now(event) => self.drive(now, index, event),
             Did::Later => {}
-            Did::Failed(status) => self.finish(now, index, status, 0),
+            Did::Failed(status) => {
+                let status = self.areas.get(index).cancelled.unwrap_or(status);
+                self.finish(now, index, status, 0);
+            }
         }
     }
 

@@ -78,8 +78,7 @@ impl<H: HostMemory> Queue<H> {
             let words = match queue.take() {
                 Ok(words) => words,
                 Err(fault) => {
-                    self.broken = Some(fault);
-                    self.is_stopping = true;
+                    self.break_down(fault);
                     return None;
                 }
             };
@@ -117,8 +116,7 @@ impl<H: HostMemory> Queue<H> {
             }
             Ok(None) => None,
             Err(fault) => {
-                self.broken = Some(fault);
-                self.is_stopping = true;
+                self.break_down(fault);
                 None
             }
         }

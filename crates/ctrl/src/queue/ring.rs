@@ -15,8 +15,8 @@ use crate::doorbell::DoorbellPage;
 
 /// The controller's end of a submission queue.
 #[derive(Debug)]
-pub(super) struct SubmissionQueue<E> {
-    pub(super) id: u16,
+pub(crate) struct SubmissionQueue<E> {
+    pub(crate) id: u16,
     size: u32,
     /// Index of the next entry to take: what completions report as SQHD.
     head: u32,
@@ -25,17 +25,17 @@ pub(super) struct SubmissionQueue<E> {
     ring: Ring<E>,
     doorbell: Source<E>,
     /// Deleted by the host: nothing more is taken.
-    pub(super) is_closing: bool,
+    pub(crate) is_closing: bool,
     /// Commands that were taken and not answered.
-    pub(super) in_flight: u32,
+    pub(crate) in_flight: u32,
     /// The first half of a fused pair, with its slot, whose second half must come next.
-    pub(super) first: Option<(u16, Command)>,
+    pub(crate) first: Option<(u16, Command)>,
 }
 
 /// The controller's end of a completion queue.
 #[derive(Debug)]
-pub(super) struct CompletionQueue<E> {
-    pub(super) id: u16,
+pub(crate) struct CompletionQueue<E> {
+    pub(crate) id: u16,
     size: u32,
     /// Index of the next entry to fill.
     tail: u32,
@@ -75,7 +75,7 @@ struct Source<E> {
 
 /// A shadow doorbell and its event index (Base 2.1 §5.2.5).
 #[derive(Debug)]
-pub(super) struct Shadow<E> {
+pub(crate) struct Shadow<E> {
     doorbell: E,
     event_index: E,
     /// What the event index holds.
@@ -84,7 +84,7 @@ pub(super) struct Shadow<E> {
 
 /// What was rung cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct InvalidValue;
+pub(crate) struct InvalidValue;
 
 const COMMAND_BYTES: usize = 64;
 /// Completions in a cache line.
@@ -98,7 +98,7 @@ const FETCH_ENTRIES: usize = 8;
 const AHEAD: u32 = 8;
 
 impl<E: HostEntries> SubmissionQueue<E> {
-    pub(super) fn open<H: HostMemory<Entries = E>>(
+    pub(crate) fn open<H: HostMemory<Entries = E>>(
         host: &mut H,
         id: u16,
         size: u32,
@@ -119,19 +119,19 @@ impl<E: HostEntries> SubmissionQueue<E> {
         })
     }
 
-    pub(super) fn set_shadow(&mut self, shadow: Shadow<E>) {
+    pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
         self.doorbell.shadow = Some(shadow);
     }
 
     /// What completions report: commands before this one have been taken.
     #[inline]
-    pub(super) fn head(&self) -> u32 {
+    pub(crate) fn head(&self) -> u32 {
         self.head
     }
 
     /// Looks at the doorbell: how many entries wait, and whether what was rung is invalid.
     #[inline]
-    pub(super) fn look(&mut self, doorbells: &DoorbellPage) -> (u32, Option<InvalidValue>) {
+    pub(crate) fn look(&mut self, doorbells: &DoorbellPage) -> (u32, Option<InvalidValue>) {
         let rung = match &self.doorbell.shadow {
             None => doorbells.tail(usize::from(self.id)),
             Some(shadow) => shadow.load().unwrap_or(self.tail),
@@ -150,13 +150,13 @@ impl<E: HostEntries> SubmissionQueue<E> {
 
     /// Whether entries can be taken in place.
     #[inline]
-    pub(super) fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         matches!(self.ring, Ring::Shared(_))
     }
 
     /// Takes the next entry of a shared ring.
     #[inline]
-    pub(super) fn take(&mut self) -> Result<[u64; 8], Fault> {
+    pub(crate) fn take(&mut self) -> Result<[u64; 8], Fault> {
         let Ring::Shared(entries) = &self.ring else {
             return Err(Fault { iova: 0, len_bytes: 0 });
         };
@@ -168,7 +168,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
     }
 
     /// Takes the next entry of a remote ring, if it is here; else asks for some of those that wait.
-    pub(super) fn take_remote<H: HostMemory>(
+    pub(crate) fn take_remote<H: HostMemory>(
         &mut self,
         host: &mut H,
         ticket: Ticket,
@@ -204,12 +204,12 @@ impl<E: HostEntries> SubmissionQueue<E> {
     }
 
     /// Whether the host owes entries.
-    pub(super) fn is_fetching(&self) -> bool {
+    pub(crate) fn is_fetching(&self) -> bool {
         matches!(&self.ring, Ring::Remote { fetched, .. } if fetched.is_open)
     }
 
     /// A fetch has ended.
-    pub(super) fn fetched<H: HostMemory>(&mut self, host: &mut H, ended: Ended) {
+    pub(crate) fn fetched<H: HostMemory>(&mut self, host: &mut H, ended: Ended) {
         if let Ring::Remote { fetched, .. } = &mut self.ring
             && fetched.is_open
         {
@@ -224,14 +224,14 @@ impl<E: HostEntries> SubmissionQueue<E> {
 
     /// Tells the host up to where its doorbell has been seen, before the queue rests. True if the
     /// host has rung since: then it may not have rung the register, and the queue must not rest.
-    pub(super) fn rest(&mut self) -> bool {
+    pub(crate) fn rest(&mut self) -> bool {
         let tail = self.tail;
         self.doorbell.shadow.as_mut().is_some_and(|shadow| shadow.rest(tail))
     }
 }
 
 impl<E: HostEntries> CompletionQueue<E> {
-    pub(super) fn open<H: HostMemory<Entries = E>>(
+    pub(crate) fn open<H: HostMemory<Entries = E>>(
         host: &mut H,
         id: u16,
         size: u32,
@@ -243,18 +243,18 @@ impl<E: HostEntries> CompletionQueue<E> {
         Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell, staged, staged_count })
     }
 
-    pub(super) fn set_shadow(&mut self, shadow: Shadow<E>) {
+    pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
         self.doorbell.shadow = Some(shadow);
     }
 
     /// How many entries may be filled, as far as is known without a look.
     #[inline]
-    pub(super) fn room(&self) -> u32 {
+    pub(crate) fn room(&self) -> u32 {
         self.size - 1 - distance(self.head, self.tail, self.size)
     }
 
     /// Looks at the doorbell. A head that was never filled is refused.
-    pub(super) fn look(&mut self, doorbells: &DoorbellPage) -> Option<InvalidValue> {
+    pub(crate) fn look(&mut self, doorbells: &DoorbellPage) -> Option<InvalidValue> {
         let rung = match &self.doorbell.shadow {
             None => doorbells.head(usize::from(self.id)),
             Some(shadow) => shadow.load().unwrap_or(self.head),
@@ -271,7 +271,7 @@ impl<E: HostEntries> CompletionQueue<E> {
     /// Fills the next entry: the caller knows that there is room. With [`Progress::Later`] it
     /// arrives when `ticket` ends.
     #[inline]
-    pub(super) fn store<H: HostMemory>(
+    pub(crate) fn store<H: HostMemory>(
         &mut self,
         host: &mut H,
         ticket: Ticket,
@@ -297,7 +297,7 @@ impl<E: HostEntries> CompletionQueue<E> {
     /// Fills the next entry of a shared ring, and lets the host see it together with the others of
     /// its cache line, or with [`publish`](Self::publish). False if the ring is not shared.
     #[inline]
-    pub(super) fn stage(&mut self, mut entry: CompletionEntry) -> Result<bool, Fault> {
+    pub(crate) fn stage(&mut self, mut entry: CompletionEntry) -> Result<bool, Fault> {
         if !matches!(self.ring, Ring::Shared(_)) {
             return Ok(false);
         }
@@ -312,9 +312,11 @@ impl<E: HostEntries> CompletionQueue<E> {
 
     /// Lets the host see what was staged.
     #[inline]
-    pub(super) fn publish(&mut self) -> Result<(), Fault> {
+    pub(crate) fn publish(&mut self) -> Result<(), Fault> {
         let count = core::mem::take(&mut self.staged_count);
-        if count > 0 && let Ring::Shared(entries) = &mut self.ring {
+        if count > 0
+            && let Ring::Shared(entries) = &mut self.ring
+        {
             // A line never wraps: the last entry of a ring ends one.
             let first = if self.tail == 0 { self.size - count } else { self.tail - count };
             entries.store_completions(first, &self.staged[..count as usize])?;
@@ -324,7 +326,7 @@ impl<E: HostEntries> CompletionQueue<E> {
 
     /// Says that the next `count` entries will be filled.
     #[inline]
-    pub(super) fn prefetch(&self, count: u32) {
+    pub(crate) fn prefetch(&self, count: u32) {
         if let Ring::Shared(entries) = &self.ring {
             // Four entries to a line.
             let mut index = self.tail;
@@ -336,7 +338,7 @@ impl<E: HostEntries> CompletionQueue<E> {
     }
 
     /// As [`SubmissionQueue::rest`].
-    pub(super) fn rest(&mut self) -> bool {
+    pub(crate) fn rest(&mut self) -> bool {
         let head = self.head;
         self.doorbell.shadow.as_mut().is_some_and(|shadow| shadow.rest(head))
     }
@@ -364,7 +366,7 @@ impl<E: HostEntries> Ring<E> {
 
 impl<E: HostEntries> Shadow<E> {
     /// The shadow of one doorbell, if its memory is shared.
-    pub(super) fn open<H: HostMemory<Entries = E>>(
+    pub(crate) fn open<H: HostMemory<Entries = E>>(
         host: &mut H,
         doorbell: u64,
         event_index: u64,

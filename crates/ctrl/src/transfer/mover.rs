@@ -83,6 +83,11 @@ impl Mover {
         self.open != 0
     }
 
+    /// Makes no more accesses. What is open still ends.
+    pub(crate) fn abandon(&mut self) {
+        self.has_failed = true;
+    }
+
     /// Makes accesses, as many as may be open at once. `scratch` is [`ACCESS_BYTES_MAX`] long.
     pub(crate) fn run<H: HostMemory>(
         &mut self,

@@ -153,6 +153,7 @@ fn a_stopped_queue_answers_nothing_and_lets_go_of_the_host() {
         }
         let now = rig.now;
         rig.queue.stop(now);
+        ram.close(true);
         let before = rig.bytes(0x8000, 0x1000);
         let mut turns = 0;
         while !rig.queue.is_drained() {
