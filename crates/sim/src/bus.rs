@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Dma, Fault, HostEntries, HostMemory, Instant, Memory, Random, Segment};
+use base::{Dma, Fault, HostEntries, HostMemory, Instant, Memory, Random, Segment, Span};
 use dma::{
     Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions, SharedEntries,
     SharedHostMemory,
@@ -52,6 +52,9 @@ pub struct State {
     completion_queues: BTreeMap<u16, u64>,
     /// Where data of earlier commands was.
     data_seen: Vec<u64>,
+    /// Accesses of the device that are under way, by when they are made.
+    late: BTreeMap<Instant, u32>,
+    random: Random,
 }
 
 /// A completion ring that the device posts to.
@@ -79,7 +82,7 @@ impl Bus {
     /// # Errors
     ///
     /// If the machine has no memory left.
-    pub fn new(pool_bytes: usize, private_bytes: usize, evil: Evil) -> Result<Self, String> {
+    pub fn new(pool_bytes: usize, private_bytes: usize, mut evil: Evil) -> Result<Self, String> {
         let regions = Regions::new(2);
         let add = |len_bytes| {
             let mapping = Mapping::new(len_bytes, Backing::Private)
@@ -90,6 +93,7 @@ impl Bus {
         let pool =
             DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, CommandStore::Plain);
         let base = pool.iova(memory).ok_or("a pool has no address")?;
+        let random = Random::new(evil.draw());
         let state = State {
             clock: Clock::default(),
             trace: Trace::default(),
@@ -102,6 +106,8 @@ impl Bus {
             completion_rings: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
             data_seen: Vec::new(),
+            late: BTreeMap::new(),
+            random,
         };
         Ok(Self { state: Arc::new(Mutex::new(state)), pool, private, base, memory })
     }
@@ -141,6 +147,14 @@ impl Bus {
     pub fn address(&self, segment: Segment) -> Option<u64> {
         (segment.region == self.memory.region)
             .then(|| self.base + (segment.offset - self.memory.offset))
+    }
+
+    /// A vector is signalled.
+    pub fn interrupt(&self, vector: u16) {
+        self.with(|state| {
+            state.interrupts |= 1_u64.checked_shl(vector.into()).unwrap_or(0);
+            state.record(Kind::Interrupt, [vector.into(), 0, 0]);
+        });
     }
 
     /// The device reads host memory.
@@ -292,6 +306,28 @@ impl State {
         self.trace.record(self.clock.now(), kind, detail);
     }
 
+    /// An access of the device takes up to so long: when it is made.
+    pub fn defer(&mut self, longest: Span) -> Instant {
+        let due = self.clock.now().after(Span { ns: self.random.below(longest.ns + 1) });
+        *self.late.entry(due).or_default() += 1;
+        due
+    }
+
+    /// An access that was due at `due` is under way no more.
+    pub fn arrived(&mut self, due: Instant) {
+        if let Some(count) = self.late.get_mut(&due) {
+            *count -= 1;
+            if *count == 0 {
+                self.late.remove(&due);
+            }
+        }
+    }
+
+    /// When the next access is made that is under way.
+    pub fn late_wake_at(&self) -> Instant {
+        self.late.keys().next().copied().unwrap_or(Instant::NEVER)
+    }
+
     /// A completion queue exists, and its ring begins anew.
     pub fn completion_queue_created(&mut self, id: u16, iova: u64) {
         self.completion_queues.insert(id, iova);
@@ -335,7 +371,7 @@ impl State {
         self.check(Actor::Device, fault, true)?;
         let Some(ring) = self.completion_rings.get_mut(&iova) else { return Ok(()) };
         let before = ring.entries.load_u32(index * 4 + 3)?;
-        ring.entries.store_completion(index, entry)?;
+        ring.entries.store_completion(index, base::entry_from_dwords(entry))?;
         let [result, head, status] = [entry[0], entry[2], entry[3]].map(u64::from);
         self.record(Kind::CompletionStored, [at, result << 32 | head, status]);
         let is_visible = (before ^ entry[3]) & PHASE != 0;

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use base::{
-    Ended, Fault, HostEntries, HostMemory, Instant, Memory, NoSuchMemory, Progress, Random,
-    Segment, Span, Ticket,
+    Ended, Fault, HostEntries, HostMemory, Instant, Memory, NoSuchMemory, Progress, Segment, Span,
+    Ticket,
 };
 use dma::SharedEntries;
 
@@ -23,11 +23,11 @@ pub enum Reach {
     Late(Span),
 }
 
-/// A controller's view of its host's memory.
+/// A controller's view of its host's memory. A clone is another channel to the same memory, with
+/// tickets of its own.
 pub struct DeviceMemory {
     bus: Bus,
     reach: Reach,
-    random: Random,
     open: BTreeMap<u32, Open>,
     arrived: BTreeMap<u32, Vec<u8>>,
 }
@@ -64,20 +64,13 @@ const WORD_BYTES: u64 = 4;
 
 impl DeviceMemory {
     /// A view over `bus`.
-    pub fn new(bus: &Bus, reach: Reach, random: Random) -> Self {
-        let (open, arrived) = (BTreeMap::new(), BTreeMap::new());
-        Self { bus: bus.clone(), reach, random, open, arrived }
-    }
-
-    /// When the next late access is due.
-    pub fn wake_at(&self) -> Instant {
-        self.open.values().map(|open| open.due).min().unwrap_or(Instant::NEVER)
+    pub fn new(bus: &Bus, reach: Reach) -> Self {
+        Self { bus: bus.clone(), reach, open: BTreeMap::new(), arrived: BTreeMap::new() }
     }
 
     fn defer(&mut self, ticket: Ticket, iova: u64, access: Access) -> Progress {
         let Reach::Late(longest) = self.reach else { return Progress::Done };
-        let delay = Span { ns: self.random.below(longest.ns + 1) };
-        let due = self.bus.now().after(delay);
+        let due = self.bus.with(|state| state.defer(longest));
         let before = self.open.insert(ticket.0, Open { due, iova, access });
         debug_assert!(before.is_none(), "ticket {ticket:?} is open already");
         Progress::Later
@@ -126,7 +119,8 @@ impl HostMemory for DeviceMemory {
             .iter()
             .filter(|(_, open)| open.due <= now)
             .min_by_key(|(_, open)| open.due)?;
-        let Open { iova, access, .. } = self.open.remove(&number)?;
+        let Open { iova, access, due } = self.open.remove(&number)?;
+        self.bus.with(|state| state.arrived(due));
         let result = match access {
             Access::Read { len_bytes } => {
                 let mut bytes = vec![0; len_bytes];
@@ -142,6 +136,21 @@ impl HostMemory for DeviceMemory {
     fn collect(&mut self, ticket: Ticket, into: &mut [u8]) {
         if let Some(bytes) = self.arrived.remove(&ticket.0) {
             into.copy_from_slice(&bytes);
+        }
+    }
+}
+
+impl Clone for DeviceMemory {
+    fn clone(&self) -> Self {
+        Self::new(&self.bus, self.reach)
+    }
+}
+
+impl Drop for DeviceMemory {
+    /// Nobody waits for what was under way.
+    fn drop(&mut self) {
+        for open in self.open.values() {
+            self.bus.with(|state| state.arrived(open.due));
         }
     }
 }
@@ -166,9 +175,9 @@ impl HostEntries for DeviceEntries {
         Ok(command)
     }
 
-    fn store_completion(&mut self, index: u32, entry: [u32; 4]) -> Result<(), Fault> {
+    fn store_completion(&mut self, index: u32, entry: base::CompletionEntry) -> Result<(), Fault> {
         let depth = u32::try_from(self.len_bytes / COMPLETION_BYTES).unwrap_or(u32::MAX);
-        self.bus.post(self.iova, depth, index, entry)
+        self.bus.post(self.iova, depth, index, base::entry_to_dwords(entry))
     }
 
     fn load_u32(&self, index: u32) -> Result<u32, Fault> {
@@ -227,6 +236,10 @@ mod tests {
         Bus::new(1 << 16, 1 << 12, Evil::new(&[], Random::new(1))).unwrap()
     }
 
+    fn jump(bus: &Bus) {
+        bus.with(|state| state.clock.jump(state.late_wake_at()));
+    }
+
     #[test]
     fn late_accesses_are_made_when_they_are_due_and_not_before() {
         let bus = bus();
@@ -234,13 +247,13 @@ mod tests {
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
         let reach = Reach::Late(Span::from_us(50));
-        let mut device = DeviceMemory::new(&bus, reach, Random::new(1));
+        let mut device = DeviceMemory::new(&bus, reach);
         assert_eq!(device.write(Ticket(1), iova, b"late"), Ok(Progress::Later));
         assert_eq!(device.poll(), None);
-        bus.with(|state| state.clock.jump(device.wake_at()));
+        jump(&bus);
         assert_eq!(device.poll().unwrap().result, Ok(()));
         assert_eq!(device.read(Ticket(2), iova, &mut [0; 4]), Ok(Progress::Later));
-        bus.with(|state| state.clock.jump(device.wake_at()));
+        jump(&bus);
         assert_eq!(device.poll().unwrap().ticket, Ticket(2));
         let mut bytes = [0; 4];
         device.collect(Ticket(2), &mut bytes);
@@ -254,10 +267,10 @@ mod tests {
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
         let reach = Reach::Late(Span::from_us(50));
-        let mut device = DeviceMemory::new(&bus, reach, Random::new(1));
+        let mut device = DeviceMemory::new(&bus, reach);
         device.write(Ticket(1), iova, b"late").unwrap();
         dma.release(segment);
-        bus.with(|state| state.clock.jump(device.wake_at()));
+        jump(&bus);
         assert!(device.poll().unwrap().result.is_err());
         assert_eq!(bus.with(|state| state.failures.len()), 1);
     }

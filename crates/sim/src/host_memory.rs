@@ -150,12 +150,12 @@ impl SubmissionRing for SimSubmissionRing {
 }
 
 impl CompletionRing for SimCompletionRing {
-    fn load(&self, index: u32, phase: bool) -> Option<[u32; 4]> {
+    fn load(&self, index: u32, phase: bool) -> Option<base::CompletionEntry> {
         check(&self.bus, "looking at completions in", self.memory);
         self.inner.load(index, phase)
     }
 
-    fn load_line(&self, index: u32, phase: bool, into: &mut [[u32; 4]; 4]) -> usize {
+    fn load_line(&self, index: u32, phase: bool, into: &mut [base::CompletionEntry; 4]) -> usize {
         check(&self.bus, "looking at completions in", self.memory);
         self.inner.load_line(index, phase, into)
     }

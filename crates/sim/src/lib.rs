@@ -4,6 +4,7 @@
 
 pub mod bus;
 pub mod clock;
+pub mod device;
 pub mod device_memory;
 pub mod evil;
 pub mod failure;

@@ -1,0 +1,497 @@
+//! The PCI device: registers with a wrapper in front of them, a bus that posts writes, and a
+//! controller behind it that is turned when it has something to do.
+//!
+//! ```text
+//!   SimMmio --read-->  flushes what is posted, Function::read, Evil::on_read --> value
+//!           --write--> posted --latency--> Function::write
+//!   SimDoorbell ring-> posted --latency--> translated by the wrapper --> Function::ring
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Doorbell, Instant, Mmio, Random, Span};
+use wire::register::offset;
+use wire::register::{Capabilities, Configuration, ControllerStatus};
+
+use crate::bus::Bus;
+use crate::clock::Earliest;
+use crate::medium::SimMedium;
+use crate::trace::Kind;
+
+/// What is behind the registers.
+pub trait Function: Send {
+    /// Loads a register of 4 or 8 bytes.
+    fn read(&mut self, now: Instant, offset: u32, is_wide: bool) -> u64;
+    /// Stores to a register.
+    fn write(&mut self, now: Instant, offset: u32, value: u64, is_wide: bool);
+    /// Rings doorbell `index`: twice the queue identifier, plus one for a completion queue.
+    fn ring(&mut self, index: u32, value: u32);
+    /// Does what there is to do.
+    fn turn(&mut self, now: Instant);
+    /// When to be turned even if nothing happens.
+    fn wake_at(&self, now: Instant) -> Instant;
+}
+
+/// A device. A handle, cheap to clone.
+#[derive(Clone)]
+pub struct Device {
+    bus: Bus,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// How long things take on the bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// The shortest and the longest time from a store to its arrival.
+    pub posting: (Span, Span),
+    /// How long the device does nothing at all after CC was written.
+    pub configuration_lag: Span,
+}
+
+/// The device's registers, for a driver.
+pub struct SimMmio {
+    device: Device,
+}
+
+/// One of its doorbells.
+pub struct SimDoorbell {
+    device: Device,
+    at: u32,
+}
+
+struct Shared {
+    function: Option<Box<dyn Function>>,
+    options: DeviceOptions,
+    random: Random,
+    posted: VecDeque<Posted>,
+    /// It does nothing before this.
+    asleep_until: Instant,
+    /// CC, ASQ and ACQ as the host has written them.
+    configuration: u32,
+    admin_submission: u64,
+    admin_completion: u64,
+    /// CAP.DSTRD as the host has seen it.
+    stride_seen: u8,
+    medium: SimMedium,
+    is_powered: bool,
+    accesses: u64,
+}
+
+/// A store on its way to the device.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    due: Instant,
+    store: Store,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Store {
+    Register { offset: u32, value: u64, is_wide: bool },
+    Doorbell { offset: u32, value: u32 },
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self {
+            posting: (Span { ns: 200 }, Span::from_us(2)),
+            configuration_lag: Span::from_us(300),
+        }
+    }
+}
+
+const CAP: u32 = 0x00;
+const CC: u32 = 0x14;
+const CSTS: u32 = 0x1c;
+const ASQ: u32 = 0x28;
+const ACQ: u32 = 0x30;
+const DOORBELLS: u32 = 0x1000;
+const _: () = assert!(CC as usize == offset::CC && CSTS as usize == offset::CSTS);
+const _: () = assert!(ASQ as usize == offset::ASQ && ACQ as usize == offset::ACQ);
+
+impl Device {
+    /// A device with `function` behind its registers, over `medium`.
+    pub fn new(
+        bus: &Bus,
+        function: Box<dyn Function>,
+        medium: SimMedium,
+        options: DeviceOptions,
+        random: Random,
+    ) -> Self {
+        let shared = Shared {
+            function: Some(function),
+            options,
+            random,
+            posted: VecDeque::new(),
+            asleep_until: Instant::default(),
+            configuration: 0,
+            admin_submission: 0,
+            admin_completion: 0,
+            stride_seen: 0,
+            medium,
+            is_powered: true,
+            accesses: 0,
+        };
+        Self { bus: bus.clone(), shared: Arc::new(Mutex::new(shared)) }
+    }
+
+    /// The registers, for one driver.
+    pub fn registers(&self) -> SimMmio {
+        SimMmio { device: self.clone() }
+    }
+
+    /// Whether it has power.
+    pub fn is_powered(&self) -> bool {
+        self.lock().is_powered
+    }
+
+    /// Power is back, and with it a function that knows nothing of what was before.
+    pub fn restore_power(&self, function: Box<dyn Function>) {
+        let mut shared = self.lock();
+        shared.function = Some(function);
+        shared.posted.clear();
+        shared.configuration = 0;
+        shared.is_powered = true;
+    }
+
+    /// Ends the device: its function, with all its channels, goes first.
+    pub fn dismantle(&self) {
+        let function = self.lock().function.take();
+        drop(function);
+    }
+
+    /// Does what there is to do.
+    pub fn turn(&self) {
+        let now = self.bus.now();
+        let mut shared = self.lock();
+        if shared.is_powered && !shared.medium.is_powered() {
+            self.lose_power(&mut shared);
+        }
+        if !shared.is_powered || self.bus.with(|state| state.evil.is_gone()) {
+            shared.posted.clear();
+            return;
+        }
+        self.deliver(&mut shared, now);
+        if now >= shared.asleep_until
+            && let Some(function) = &mut shared.function
+        {
+            function.turn(now);
+        }
+        drop(shared);
+        if let Some(vector) = self.bus.evil_turn() {
+            self.bus.interrupt(vector);
+        }
+    }
+
+    /// When to be turned even if nothing happens.
+    pub fn wake_at(&self) -> Earliest {
+        let now = self.bus.now();
+        let shared = self.lock();
+        if !shared.is_powered || self.bus.with(|state| state.evil.is_gone()) {
+            return Earliest::default();
+        }
+        let posted = shared.posted.iter().map(|posted| posted.due).min();
+        let function = shared.function.as_ref().map_or(Instant::NEVER, |one| one.wake_at(now));
+        Earliest::default()
+            .or(posted.unwrap_or(Instant::NEVER))
+            .or(function.max(shared.asleep_until))
+            .or(self.bus.with(|state| state.evil.wake_at().min(state.late_wake_at())))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lose_power(&self, shared: &mut Shared) {
+        shared.is_powered = false;
+        shared.function = None;
+        shared.posted.clear();
+        self.bus.record(Kind::Harness, [HARNESS_POWER_LOST, 0, 0]);
+    }
+
+    /// Delivers what has arrived by `until`, in the order in which it was stored.
+    fn deliver(&self, shared: &mut Shared, until: Instant) {
+        while let Some(posted) = shared.posted.front().copied()
+            && posted.due <= until
+        {
+            shared.posted.pop_front();
+            match posted.store {
+                Store::Register { offset, value, is_wide } => {
+                    self.deliver_register(shared, offset, value, is_wide);
+                }
+                Store::Doorbell { offset, value } => self.deliver_doorbell(shared, offset, value),
+            }
+        }
+    }
+
+    fn deliver_register(&self, shared: &mut Shared, offset: u32, value: u64, is_wide: bool) {
+        let now = self.bus.now();
+        if offset == CC {
+            shared.asleep_until = now.after(shared.options.configuration_lag);
+        }
+        if let Some(function) = &mut shared.function {
+            function.write(now, offset, value, is_wide);
+        }
+    }
+
+    fn deliver_doorbell(&self, shared: &mut Shared, offset: u32, value: u32) {
+        let index = (offset - DOORBELLS) >> (2 + shared.stride_seen);
+        let told = match (index % 2, u16::try_from(index / 2)) {
+            (1, Ok(queue)) => self.bus.with(|state| state.translate_head(queue, value)),
+            _ => value,
+        };
+        self.bus.record(Kind::Doorbell, [index.into(), value.into(), told.into()]);
+        if let Some(function) = &mut shared.function {
+            function.ring(index, told);
+        }
+    }
+
+    fn read(&self, offset: u32, is_wide: bool) -> u64 {
+        let now = self.bus.now();
+        let mut shared = self.lock();
+        shared.accesses += 1;
+        let all_ones = if is_wide { u64::MAX } else { u64::from(u32::MAX) };
+        if shared.is_powered && !shared.medium.is_powered() {
+            self.lose_power(&mut shared);
+        }
+        // A load pushes everything before it that was posted.
+        self.deliver(&mut shared, Instant::NEVER);
+        // Without power there is no function.
+        let held = match &mut shared.function {
+            Some(function) => function.read(now, offset, is_wide),
+            None => all_ones,
+        };
+        let seen = self.bus.with(|state| state.evil.on_read(now, offset, held)) & all_ones;
+        if seen != all_ones {
+            self.note_read(&mut shared, offset, held, seen);
+        }
+        let accesses = shared.accesses;
+        self.bus.record(Kind::RegisterRead, [offset.into(), seen, accesses]);
+        seen
+    }
+
+    /// What the host can conclude from what it has seen.
+    fn note_read(&self, shared: &mut Shared, offset: u32, held: u64, seen: u64) {
+        if offset == CAP {
+            shared.stride_seen = Capabilities(seen).dstrd();
+        }
+        let is_ready = |value: u64| ControllerStatus(low(value)).rdy();
+        if offset == CSTS && !Configuration(shared.configuration).en() && !is_ready(seen) {
+            self.bus.with(|state| {
+                if is_ready(held) {
+                    // It says that it is disabled and is not: nobody can know what it still does.
+                    state.ledger.taint_all();
+                }
+                state.ledger.stopped();
+            });
+        }
+    }
+
+    fn write(&self, offset: u32, value: u64, is_wide: bool) {
+        let now = self.bus.now();
+        let mut shared = self.lock();
+        shared.accesses += 1;
+        let accesses = shared.accesses;
+        self.bus.record(Kind::RegisterWrite, [offset.into(), value, accesses]);
+        if !self.bus.with(|state| state.evil.on_write(now)) || !shared.is_powered {
+            return;
+        }
+        match offset {
+            CC => {
+                let before = core::mem::replace(&mut shared.configuration, low(value));
+                self.note_configuration(&shared, before);
+            }
+            ASQ | ACQ => {
+                let kept = if is_wide { 0 } else { u64::MAX << 32 };
+                let base = shared.admin_base(offset);
+                *base = *base & kept | value;
+            }
+            0x2c | 0x34 => {
+                let base = shared.admin_base(offset - 4);
+                *base = *base & u64::from(u32::MAX) | value << 32;
+            }
+            _ => {}
+        }
+        self.post(&mut shared, now, Store::Register { offset, value, is_wide });
+    }
+
+    fn note_configuration(&self, shared: &Shared, before: u32) {
+        let (was_enabled, is_enabled) =
+            (Configuration(before).en(), Configuration(shared.configuration).en());
+        self.bus.with(|state| {
+            state.evil.on_configuration(before, shared.configuration);
+            if is_enabled && !was_enabled {
+                state.ledger.admin_ring(shared.admin_submission);
+                state.completion_queue_created(0, shared.admin_completion);
+            }
+            if was_enabled && !is_enabled {
+                state.evil.on_disable();
+            }
+        });
+    }
+
+    fn post(&self, shared: &mut Shared, now: Instant, store: Store) {
+        let (shortest, longest) = shared.options.posting;
+        let spread = shared.random.below(longest.ns.saturating_sub(shortest.ns) + 1);
+        let due = now.after(Span { ns: shortest.ns + spread });
+        // Stores arrive in their order.
+        let due = shared.posted.back().map_or(due, |last| last.due.max(due));
+        shared.posted.push_back(Posted { due, store });
+    }
+}
+
+impl Shared {
+    fn admin_base(&mut self, offset: u32) -> &mut u64 {
+        if offset == ASQ { &mut self.admin_submission } else { &mut self.admin_completion }
+    }
+}
+
+/// What the harness has done, in records of [`Kind::Harness`].
+const HARNESS_POWER_LOST: u64 = 1;
+
+impl Mmio for SimMmio {
+    type Doorbell = SimDoorbell;
+
+    fn read32(&mut self, offset: u32) -> u32 {
+        low(self.device.read(offset, false))
+    }
+
+    fn read64(&mut self, offset: u32) -> u64 {
+        self.device.read(offset, true)
+    }
+
+    fn write32(&mut self, offset: u32, value: u32) {
+        self.device.write(offset, value.into(), false);
+    }
+
+    fn write64(&mut self, offset: u32, value: u64) {
+        self.device.write(offset, value, true);
+    }
+
+    fn doorbell(&mut self, offset: u32) -> SimDoorbell {
+        SimDoorbell { device: self.device.clone(), at: offset }
+    }
+}
+
+impl Doorbell for SimDoorbell {
+    fn ring(&mut self, value: u32) {
+        let device = &self.device;
+        let now = device.bus.now();
+        let mut shared = device.lock();
+        if device.bus.with(|state| state.evil.on_write(now)) && shared.is_powered {
+            device.post(&mut shared, now, Store::Doorbell { offset: self.at, value });
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+const fn low(value: u64) -> u32 {
+    value as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use base::{Doorbell, Instant, Mmio, Random};
+
+    use super::{Device, DeviceOptions, Function};
+    use crate::bus::Bus;
+    use crate::evil::{Evil, Fault, Mischief, lies};
+    use crate::medium::{MediumOptions, SimMedium};
+
+    /// Registers that hold what was written, and a log.
+    #[derive(Default)]
+    struct Plain {
+        log: Log,
+        cc: u64,
+    }
+
+    impl Function for Plain {
+        fn read(&mut self, _: Instant, offset: u32, _: bool) -> u64 {
+            match offset {
+                0x14 => self.cc,
+                0x1c => self.cc & 1,
+                _ => 0,
+            }
+        }
+
+        fn write(&mut self, _: Instant, offset: u32, value: u64, _: bool) {
+            self.log.lock().unwrap().push((offset, value));
+            if offset == 0x14 {
+                self.cc = value;
+            }
+        }
+
+        fn ring(&mut self, index: u32, value: u32) {
+            self.log.lock().unwrap().push((0x1000 + index, value.into()));
+        }
+
+        fn turn(&mut self, _: Instant) {}
+
+        fn wake_at(&self, _: Instant) -> Instant {
+            Instant::NEVER
+        }
+    }
+
+    type Log = Arc<Mutex<Vec<(u32, u64)>>>;
+
+    fn device(plan: &[Mischief]) -> (Bus, Device, Log) {
+        let bus = Bus::new(1 << 16, 1 << 12, Evil::new(plan, Random::new(1))).unwrap();
+        let medium = SimMedium::new(&bus, MediumOptions::default(), Random::new(2));
+        let plain = Plain::default();
+        let log = Arc::clone(&plain.log);
+        let options = DeviceOptions::default();
+        let device = Device::new(&bus, Box::new(plain), medium, options, Random::new(3));
+        (bus, device, log)
+    }
+
+    #[test]
+    fn stores_arrive_late_in_order_and_a_load_pushes_them() {
+        let (bus, device, log) = device(&[]);
+        let mut registers = device.registers();
+        registers.write64(0x28, 0x4000);
+        registers.doorbell(0x1008).ring(7);
+        device.turn();
+        assert!(log.lock().unwrap().is_empty(), "nothing has arrived");
+        assert!(device.wake_at().wake().unwrap() > bus.now());
+        bus.with(|state| state.clock.jump(Instant { ns: state.clock.now().ns + 10_000 }));
+        device.turn();
+        assert_eq!(*log.lock().unwrap(), [(0x28, 0x4000), (0x1002, 7)]);
+        registers.write32(0x14, 1);
+        assert_eq!(registers.read32(0x1c), 1);
+    }
+
+    #[test]
+    fn a_host_that_sees_rdy_0_after_clearing_en_has_stopped_the_device() {
+        for plan in [vec![], vec![Mischief::always(lies::NEVER_READY)]] {
+            let (bus, device, _) = device(&plan);
+            let mut registers = device.registers();
+            registers.write64(0x28, 0x4000);
+            registers.write32(0x14, 1);
+            let pending = |bus: &Bus| bus.with(|state| state.ledger.command(0, 0).is_some());
+            let identify = [6, 0, 0, 0, 0, 0, 0, 0];
+            bus.with(|state| state.ledger.stored(Instant::default(), 0x4000, &identify, &[]));
+            registers.read32(0x1c);
+            assert!(pending(&bus), "EN was not cleared");
+            registers.write32(0x14, 0);
+            assert!(pending(&bus), "nothing was seen");
+            registers.read32(0x1c);
+            assert!(!pending(&bus));
+        }
+    }
+
+    #[test]
+    fn an_unplugged_device_reads_as_all_ones_and_hears_nothing() {
+        let (_, device, log) = device(&[Mischief::always(Fault::Gone).skip(1)]);
+        let mut registers = device.registers();
+        assert_eq!(registers.read32(0x1c), 0);
+        assert_eq!(registers.read32(0x1c), u32::MAX);
+        assert_eq!(registers.read64(0x00), u64::MAX);
+        registers.write32(0x14, 1);
+        registers.doorbell(0x1000).ring(1);
+        device.turn();
+        assert!(log.lock().unwrap().is_empty());
+        assert_eq!(device.wake_at().wake(), None);
+    }
+}
