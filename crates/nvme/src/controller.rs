@@ -53,7 +53,7 @@ pub use queues::QueuePairOptions;
 pub use shutdown::Shutdown;
 pub use wire::register::ShutdownNotification;
 
-use crate::bringup::Capabilities;
+use crate::bringup::{AdminQueues, Capabilities};
 use crate::error::ControllerError;
 use crate::event::Event;
 use crate::namespace::Namespace;
@@ -72,6 +72,8 @@ pub struct Controller<M: Mmio, D: Dma> {
     options: ControllerOptions,
     memory: ControllerMemory,
     admin: Admin<D, M::Doorbell>,
+    /// Where the admin queue is, as every bring-up tells the controller.
+    admin_queues: AdminQueues,
     phase: Phase,
     events: VecDeque<Event>,
     doorbell_stride: u8,
@@ -154,20 +156,22 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         assert!((32..=4096).contains(&options.admin_depth), "depth {}", options.admin_depth);
         let doorbell_stride = registers::doorbell_stride(&mut mmio)?;
         let memory = ControllerMemory::allocate(&dma, &options)?;
-        let admin = match Admin::new(&mut mmio, &dma, &options, memory.admin, doorbell_stride) {
-            Ok(admin) => admin,
+        let made = Admin::new(&mut mmio, &dma, &options, memory.admin, doorbell_stride);
+        let (admin, admin_queues) = match made {
+            Ok(made) => made,
             Err(error) => {
                 memory.release(&dma);
                 return Err(error);
             }
         };
-        let walk = Walk::bring_up(admin.queues(&dma)?, Instant::default());
+        let walk = Walk::bring_up(admin_queues, Instant::default());
         Ok(Self {
             mmio,
             dma,
             options,
             memory,
             admin,
+            admin_queues,
             phase: Phase::Registers(walk),
             events: VecDeque::new(),
             doorbell_stride,

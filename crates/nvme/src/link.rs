@@ -193,6 +193,12 @@ impl ControllerEnd {
         adopted == self.shared.order.load(Ordering::Relaxed)
     }
 
+    /// Whether the queue pair has been dropped: nobody will adopt anything any more, and nobody
+    /// touches its rings.
+    pub fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
+    }
+
     /// How many commands are in flight or parked. Up to date only while the order is not `Run` and
     /// has been adopted.
     pub fn in_flight(&self) -> u32 {
@@ -471,6 +477,14 @@ mod tests {
             assert_eq!(controller.take_wanted_reset(), Some(reason));
             assert_eq!(controller.take_wanted_reset(), None);
         }
+    }
+
+    #[test]
+    fn a_queue_end_that_was_dropped_is_noticed() {
+        let (controller, queue) = running();
+        assert!(!controller.is_abandoned());
+        drop(queue);
+        assert!(controller.is_abandoned() && controller.has_adopted());
     }
 
     #[test]

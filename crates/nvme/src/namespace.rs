@@ -1,5 +1,7 @@
 //! What is known of a namespace, once it has been checked.
 
+mod view;
+
 use wire::identify::namespace::{DeallocatedRead, GuardFormat};
 use wire::identify::{CommandSet, IdentifyNamespace, IdentifyNamespaceNvm, NamespaceIdentifier};
 
@@ -32,6 +34,9 @@ pub struct Namespace {
     pub atomic_boundary_blocks: u32,
     /// Where the first atomic boundary is.
     pub atomic_offset_blocks: u32,
+    /// Fused Compare and Writes of at most this many blocks are atomic. Zero leaves it to what the
+    /// controller says (ACWU).
+    pub compare_and_write_blocks: u32,
     /// What suits it best.
     pub preferences: Preferences,
     /// What it takes in a Copy.
@@ -142,6 +147,7 @@ impl Namespace {
             atomic_write_blocks: one_based_if(gives_atomicity, common.nawupf()),
             atomic_boundary_blocks: boundary(common.nabspf()),
             atomic_offset_blocks: common.nabo().into(),
+            compare_and_write_blocks: one_based_if(gives_atomicity, common.nacwu()),
             preferences: Preferences {
                 write_granularity: one_based_if(gives_preferences, common.npwg()),
                 write_alignment: one_based_if(gives_preferences, common.npwa()),

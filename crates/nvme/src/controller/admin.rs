@@ -7,7 +7,7 @@
 
 use base::{Answer, Answers, Dma, Doorbell, Instant, Mmio, Span};
 use wire::register::offset;
-use wire::{Command, Typed};
+use wire::{AdminOpcode, Command, Typed};
 
 use super::options::ControllerOptions;
 use super::transfer::ListPages;
@@ -30,9 +30,10 @@ pub(super) struct Admin<D: Dma, B: Doorbell> {
 
 /// A command that is outstanding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pending {
-    pub(super) cid: u16,
-    pub(super) purpose: Purpose,
+struct Pending {
+    cid: u16,
+    opcode: u8,
+    purpose: Purpose,
 }
 
 /// Who waits for it.
@@ -71,7 +72,13 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
         options: &ControllerOptions,
         memory: QueueMemory,
         doorbell_stride: u8,
-    ) -> Result<Self, ControllerError> {
+    ) -> Result<(Self, AdminQueues), ControllerError> {
+        let unreachable = ControllerError::Unreachable { what: "the admin queue" };
+        let queues = AdminQueues {
+            submission_iova: dma.iova(memory.submission).ok_or(unreachable)?,
+            completion_iova: dma.iova(memory.completion).ok_or(unreachable)?,
+            depth: memory.submission_depth,
+        };
         let mut doorbell = |offset: usize| {
             // The admin queue's doorbells are the first two.
             mmio.doorbell(u32::try_from(offset).unwrap_or(u32::MAX))
@@ -97,25 +104,15 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
             what: "lists of admin commands",
             len_bytes: 4 * 4096,
         })?;
-        Ok(Self {
+        let admin = Self {
             pair,
             link: controller_end,
             lists,
             answers: Answers::with_capacity(BATCH),
             pending: vec![None; slots].into_boxed_slice(),
             timeout: options.admin_timeout,
-        })
-    }
-
-    /// Where the rings are, as bring-up tells the controller.
-    pub(super) fn queues(&self, dma: &D) -> Result<AdminQueues, ControllerError> {
-        let memory = self.pair.memory();
-        let unreachable = ControllerError::Unreachable { what: "the admin queue" };
-        Ok(AdminQueues {
-            submission_iova: dma.iova(memory.submission).ok_or(unreachable)?,
-            completion_iova: dma.iova(memory.completion).ok_or(unreachable)?,
-            depth: memory.submission_depth,
-        })
+        };
+        Ok((admin, queues))
     }
 
     /// Sends a command of our own. There is room for it by design.
@@ -155,9 +152,10 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
 
     fn enqueue(&mut self, now: Instant, purpose: Purpose, command: Command, timeout: Span) -> bool {
         let Some(index) = self.pending.iter().position(Option::is_none) else { return false };
+        let opcode = command.opcode();
         match self.pair.submit_within(now, timeout, index as u64, command) {
             Ok(cid) => {
-                self.pending[index] = Some(Pending { cid, purpose });
+                self.pending[index] = Some(Pending { cid, opcode, purpose });
                 true
             }
             Err(Full) => false,
@@ -183,6 +181,12 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
     /// How many commands are outstanding for such purposes.
     pub(super) fn count(&self, wanted: impl Fn(&Purpose) -> bool) -> usize {
         self.pending.iter().flatten().filter(|pending| wanted(&pending.purpose)).count()
+    }
+
+    /// How many Aborts are outstanding, whoever asked for them.
+    pub(super) fn aborts(&self) -> usize {
+        let aborts = |pending: &&Pending| pending.opcode == AdminOpcode::Abort.code();
+        self.pending.iter().flatten().filter(aborts).count()
     }
 
     /// The purpose of the command with this identifier.

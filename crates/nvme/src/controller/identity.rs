@@ -1,7 +1,7 @@
 //! What Identify Controller says, once it has been checked.
 
 use base::Span;
-use wire::identify::controller::limit_bytes;
+use wire::identify::limits::limit_bytes;
 use wire::identify::{IdentifyController, IdentifyControllerNvm};
 
 use crate::data_pointer::SglSupport;
@@ -35,6 +35,8 @@ pub struct ControllerLimits {
     pub volatile_write_cache: bool,
     /// Blocks that are written whole or not at all, whatever happens to the power (AWUPF).
     pub atomic_write_blocks: u32,
+    /// Blocks that a fused Compare and Write treats as one (ACWU).
+    pub compare_and_write_blocks: u32,
     /// Bytes in the longest Verify (VSL). `None` means no limit.
     pub verify_bytes_max: Option<u64>,
     /// Bytes in the longest Write Zeroes (WZSL). `None` means no limit.
@@ -155,6 +157,7 @@ fn limits_of(page: &IdentifyController) -> ControllerLimits {
         },
         volatile_write_cache: page.vwcp(),
         atomic_write_blocks: u32::from(page.awupf()) + 1,
+        compare_and_write_blocks: u32::from(page.acwu()) + 1,
         // Without a page of its own, these commands obey MDTS (NVM 1.1 §3.3).
         verify_bytes_max: transfer_bytes_max,
         write_zeroes_bytes_max: transfer_bytes_max,

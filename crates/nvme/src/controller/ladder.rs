@@ -52,10 +52,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// The Abort Command Limit is a zeroes-based number of Aborts (Base 2.1 §5.1.13, ACL).
     pub(super) fn can_abort(&self) -> bool {
-        let limit =
-            self.identity.as_ref().map_or(1, |identity| usize::from(identity.limits.aborts));
-        let aborting = self.admin.count(|purpose| matches!(purpose, Purpose::Abort { .. }));
-        aborting < limit.min(ABORTS_MAX)
+        let limit = self.identity.as_ref().map_or(1, |identity| identity.limits.aborts);
+        self.admin.aborts() < usize::from(limit).min(ABORTS_MAX)
     }
 
     fn abort(&mut self, now: Instant, queue: u16, overdue: Overdue) {

@@ -46,7 +46,9 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         if !matches!(self.phase, Phase::Ready) {
             return Err(Refusal::NotReady);
         }
-        if !self.admin.has_room_for_owner() {
+        let is_one_abort_too_many =
+            command.opcode() == AdminOpcode::Abort.code() && !self.can_abort();
+        if !self.admin.has_room_for_owner() || is_one_abort_too_many {
             return Err(Refusal::Full);
         }
         let (command, list) = match data.filter(|data| data.len_bytes > 0) {
@@ -81,9 +83,6 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         token: u64,
     ) -> Result<(), Refusal> {
         let abort_cid = self.admin.cid_of(token).ok_or(Refusal::NoSuchToken { token })?;
-        if !self.can_abort() {
-            return Err(Refusal::Full);
-        }
         self.submit_admin(now, abort_token, Abort { sqid: 0, abort_cid }.to_command(), None)
     }
 

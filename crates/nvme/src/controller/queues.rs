@@ -195,6 +195,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                     queue.progress = Progress::CompletionAwaited;
                     self.send(now, id, command.to_command().with_prp(iova, 0));
                 }
+                // Nobody will ever know what becomes of what is in flight.
+                Progress::Running if link.is_abandoned() => {
+                    queue.progress = Progress::Draining { until: now };
+                }
                 Progress::Draining { until }
                     if now >= until || link.has_adopted() && link.in_flight() == 0 =>
                 {
@@ -280,6 +284,9 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 | Progress::CompletionDeletionAwaited => {
                     self.retire(index, Event::QueuePairDeleted { id });
                 }
+                _ if queue.link.is_abandoned() => {
+                    self.retire(index, Event::QueuePairDeleted { id });
+                }
                 Progress::Wanted
                 | Progress::CompletionAwaited
                 | Progress::SubmissionAwaited
@@ -309,21 +316,20 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     fn bury(&mut self, queue: IoQueue<D, M::Doorbell>) {
         let IoQueue { link, memory, pair, .. } = queue;
         link.give(Order::Dead);
-        match pair {
-            Some(_) => memory.release(&self.dma),
-            None => self.retired.push(Retired { link, memory }),
-        }
+        drop(pair);
+        self.retired.push(Retired { link, memory });
+        self.release_retired();
     }
 
     /// Gives back the rings that nobody touches any more.
     pub(super) fn release_retired(&mut self) {
         let dma = &self.dma;
         self.retired.retain(|retired| {
-            let has_adopted = retired.link.has_adopted();
-            if has_adopted {
+            let is_free = retired.link.has_adopted() || retired.link.is_abandoned();
+            if is_free {
                 retired.memory.release(dma);
             }
-            !has_adopted
+            !is_free
         });
     }
 

@@ -171,22 +171,14 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Begins to walk up from where the controller is now.
     pub(super) fn begin_bring_up(&mut self, now: Instant) {
-        match self.admin.queues(&self.dma) {
-            Ok(queues) => self.phase = Phase::Registers(Walk::bring_up(queues, now)),
-            Err(error) => self.die(now, error),
-        }
+        self.phase = Phase::Registers(Walk::bring_up(self.admin_queues, now));
     }
 
     /// Begins to tell the controller that it is going to be switched off.
     pub(super) fn begin_shutdown(&mut self, now: Instant, notification: ShutdownNotification) {
         let allowed = self.shutdown_allowance();
-        match self.admin.queues(&self.dma) {
-            Ok(queues) => {
-                let shutdown = Shutdown::new(notification, allowed, queues);
-                self.phase = Phase::Registers(Walk::shut_down(shutdown, now));
-            }
-            Err(error) => self.die(now, error),
-        }
+        let shutdown = Shutdown::new(notification, allowed, self.admin_queues);
+        self.phase = Phase::Registers(Walk::shut_down(shutdown, now));
     }
 
     fn end_shutdown(&mut self, now: Instant, has_completed: bool) {

@@ -208,11 +208,11 @@ impl Scan {
         let active: BTreeSet<u32> = self.active.iter().copied().collect();
         let stays = |id: &u32| active.contains(id) && kept.contains(id);
         let is_usable = |id: &u32| matches!(self.found.get(id), Some(Ok(_)));
-        let gone: Vec<u32> =
+        let gone: BTreeSet<u32> =
             known.keys().copied().filter(|id| !stays(id) && !is_usable(id)).collect();
         let mut events: Vec<Event> =
             gone.iter().map(|id| Event::NamespaceDetached { id: *id }).collect();
-        gone.iter().for_each(|id| drop(known.remove(id)));
+        known.retain(|id, _| !gone.contains(id));
         for (id, found) in core::mem::take(&mut self.found) {
             events.extend(match found {
                 Ok(namespace) => difference(known.insert(id, namespace.clone()), &namespace),

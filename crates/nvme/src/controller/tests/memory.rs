@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use base::{CompletionEntry, CompletionRing, Dma, Memory, NoSuchMemory, RegionId, Segment, SubmissionRing};
+use base::{CompletionRing, Dma, Memory, NoSuchMemory, RegionId, Segment, SubmissionRing};
 
 /// A handle to the memory.
 #[derive(Clone, Debug, Default)]

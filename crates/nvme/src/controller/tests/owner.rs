@@ -180,6 +180,18 @@ fn the_owner_may_abort_its_own_commands_by_token() {
 }
 
 #[test]
+fn the_owners_aborts_count_against_the_limit_of_the_controller() {
+    let mut world = World::ready_with(options(), |script| script.identity.push((258, vec![1])));
+    world.device.script().mute.insert(0x08);
+    let abort = Command::new(0x08);
+    for token in [1, 2] {
+        world.controller.submit_admin(world.now, token, abort, None).unwrap();
+    }
+    let refused = world.controller.submit_admin(world.now, 3, abort, None);
+    assert_eq!(refused, Err(Refusal::Full));
+}
+
+#[test]
 fn nothing_is_taken_while_the_controller_is_not_ready() {
     let mut world = World::new();
     let now = world.now;

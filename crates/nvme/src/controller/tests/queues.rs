@@ -136,6 +136,25 @@ fn rings_are_not_given_back_while_their_owner_may_touch_them() {
 }
 
 #[test]
+fn a_queue_pair_that_is_dropped_is_deleted_and_its_rings_given_back() {
+    let mut world = World::with_pairs(2);
+    let allocations = world.memory.allocations();
+    world.device.script().answers_io = false;
+    world.submit_io(0, 7);
+    drop(world.pairs.remove(0));
+    world.run_until(|event| *event == Event::QueuePairDeleted { id: 1 });
+    assert!(!world.device.script().has_queue(1) && world.device.script().has_queue(2));
+    assert_eq!(world.memory.allocations(), allocations - 2);
+
+    drop(world.pairs.remove(0));
+    world.controller.reset(world.now).unwrap();
+    world.run_until(|event| *event == Event::Recovered);
+    assert!(world.told().contains(&Event::QueuePairDeleted { id: 2 }));
+    assert_eq!(world.device.script().io_queues(), 0);
+    assert_eq!(world.memory.allocations(), allocations - 4);
+}
+
+#[test]
 fn arming_clears_first_and_looks_then() {
     let mut world = World::with_pairs(1);
     let mut cleared = 0;
