@@ -13,11 +13,12 @@ use crate::identify::{
 };
 use crate::io::copy::{CopyFormat, sources};
 use crate::io::{Blocks, dataset, reservation};
-use crate::layout::{Layout, Visitor};
+use crate::layout::{Field, Layout, Short, Visitor, decode};
 use crate::log::event::EventResult;
 use crate::log::{ana, error, history, lba};
 use crate::protection::Format;
 use crate::sgl::Descriptor;
+use crate::status::Status;
 use crate::typed::{CommandVisitor, Typed};
 use crate::{directive, pointer};
 
@@ -44,14 +45,7 @@ struct Bytes<'a>(&'a [u8]);
 
 impl Visitor for Bytes<'_> {
     fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self) {
-        let Ok(structure) = T::parse(self.0) else {
-            assert!(self.0.len() < T::BYTES, "{} refuses enough bytes", T::NAME);
-            return;
-        };
-        let bytes = structure.bytes();
-        assert_eq!(bytes, self.0[..T::BYTES], "{} keeps every bit", T::NAME);
-        assert_eq!(T::parse(&bytes).as_ref(), Ok(&structure), "{} is read again", T::NAME);
-        assert_eq!(structure.decode().len(), T::FIELDS.len(), "{} is shown", T::NAME);
+        structure(T::NAME, T::BYTES, T::FIELDS, self.0, |bytes| Ok(T::parse(bytes)?.bytes()));
     }
 }
 
@@ -60,12 +54,35 @@ struct One(Command);
 impl CommandVisitor for One {
     fn visit<T: Typed>(&mut self) {
         let command = self.0.with_opcode(T::OPCODE);
-        let parsed = T::parse(&command).expect("the opcode fits");
-        let emitted = parsed.to_command();
-        assert_eq!(T::parse(&emitted), Ok(parsed), "{} is read again", T::NAME);
-        assert_eq!(emitted.opcode(), T::OPCODE);
-        assert_eq!(parsed.decode().len(), T::FIELDS.len(), "{} is shown", T::NAME);
+        typed(T::NAME, T::FIELDS, command, |command| Ok(T::parse(&command)?.to_command()));
     }
+}
+
+fn structure(
+    name: &str,
+    length: usize,
+    fields: &[Field],
+    bytes: &[u8],
+    reread: fn(&[u8]) -> Result<Vec<u8>, Short>,
+) {
+    let Ok(again) = reread(bytes) else {
+        assert!(bytes.len() < length, "{name} refuses enough bytes");
+        return;
+    };
+    assert_eq!(again, bytes[..length], "{name} keeps every bit");
+    assert_eq!(decode(&again, fields).len(), fields.len(), "{name} is shown");
+}
+
+fn typed(
+    name: &str,
+    fields: &[Field],
+    command: Command,
+    reread: fn(Command) -> Result<Command, Status>,
+) {
+    let once = reread(command).expect("the opcode fits");
+    assert_eq!(reread(once), Ok(once), "{name} is read again");
+    assert_eq!(once.opcode(), command.opcode(), "{name} keeps its opcode");
+    assert_eq!(decode(&once.to_bytes(), fields).len(), fields.len(), "{name} is shown");
 }
 
 fn words(command: &Command) {
@@ -100,7 +117,10 @@ fn lists(bytes: &[u8]) {
     assert!(error::entries(bytes).count() <= length / 64);
     assert!(history::events(bytes).map(|(_, body)| body.len()).sum::<usize>() <= length);
     assert!(lba::descriptors(bytes).count() <= length / 16);
-    assert!(dataset::ranges(bytes).map(|range| range.end()).count() == length / 16);
+    assert_eq!(dataset::ranges(bytes).count(), length / 16);
+    for range in dataset::ranges(bytes) {
+        assert!(range.end().is_none_or(|end| end >= range.slba()));
+    }
     assert!(reservation::registrants(bytes).count() <= length / 24);
     assert!(reservation::registrants_extended(bytes).count() <= length / 64);
     assert!(directive::reclaim_unit_handles(bytes).count() <= length / 32);

@@ -44,7 +44,7 @@ layout! {
         itpt @ 8..=31: u32;
     }
 
-    /// 0Dh: Host Memory Buffer, dword 11 (Base 2.1 §5.2.26.2.4).
+    /// 0Dh: Host Memory Buffer, dword 11 (Base 2.1 §5.1.25.2.4).
     pub struct HostMemoryBuffer(u32) {
         /// Enable Host Memory.
         ehm @ 0: bool;
@@ -54,7 +54,7 @@ layout! {
         hmnare @ 2: bool;
     }
 
-    /// The page that Get Features answers with for 0Dh (Base 2.1 §5.2.26.2.4).
+    /// The page that Get Features answers with for 0Dh (Base 2.1 §5.1.25.2.4).
     pub struct HostMemoryAttributes[4096] {
         /// Host Memory Buffer Size, in memory pages; dword 12 of Set Features.
         hsize @ 0: u32;
@@ -66,7 +66,7 @@ layout! {
         hmdlec @ 12: u32;
     }
 
-    /// An entry of the host memory descriptor list (Base 2.1 §5.2.26.2.4).
+    /// An entry of the host memory descriptor list (Base 2.1 §5.1.25.2.4).
     pub struct HostMemoryDescriptor[16] {
         /// Buffer Address.
         badd @ 0: u64;

@@ -16,7 +16,7 @@ layout! {
         hpw @ 24..=31: u8;
     }
 
-    /// 07h: Number of Queues, asked for and given (Base 2.1 §5.2.26.2.1).
+    /// 07h: Number of Queues, asked for and given (Base 2.1 §5.1.25.2.1).
     pub struct NumberOfQueues(u32) {
         /// Number of I/O Submission Queues, 0's based.
         nsq @ 0..=15: u16;
@@ -24,7 +24,7 @@ layout! {
         ncq @ 16..=31: u16;
     }
 
-    /// 08h: Interrupt Coalescing (Base 2.1 §5.2.26.2.2).
+    /// 08h: Interrupt Coalescing (Base 2.1 §5.1.25.2.2).
     pub struct InterruptCoalescing(u32) {
         /// Aggregation Threshold, in completions, 0's based.
         thr @ 0..=7: u8;
@@ -32,7 +32,7 @@ layout! {
         time @ 8..=15: u8;
     }
 
-    /// 09h: Interrupt Vector Configuration (Base 2.1 §5.2.26.2.3).
+    /// 09h: Interrupt Vector Configuration (Base 2.1 §5.1.25.2.3).
     pub struct InterruptVectorConfiguration(u32) {
         /// Interrupt Vector.
         iv @ 0..=15: u16;
