@@ -78,9 +78,13 @@ impl CommandStore {
     /// bytes; `self` came from [`for_device`](Self::for_device) or [`checked`](Self::checked).
     #[inline]
     pub(crate) unsafe fn store(self, entry: NonNull<u64>, command: &[u64; 8]) {
-        match self {
+        if self == Self::Plain {
             // SAFETY: as this function was promised.
-            Self::Plain => unsafe { store_plain(entry, command) },
+            unsafe { store_plain(entry, command) };
+            return;
+        }
+        core::hint::cold_path();
+        match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as this function was promised; SSE2 is part of every x86-64 processor.
             Self::Sse2 => unsafe { store_sse2(entry, command) },
@@ -99,9 +103,8 @@ impl CommandStore {
                 // made.
                 unsafe { store_movdir64b(entry, &copy) };
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            // SAFETY: as this function was promised. No other way is ever chosen here.
-            _ => unsafe { store_plain(entry, command) },
+            // Done above, and elsewhere no other way is ever chosen.
+            _ => {}
         }
     }
 

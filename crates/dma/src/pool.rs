@@ -24,6 +24,8 @@ pub struct DevicePool {
 struct Shared {
     /// Where the pool lies: what the device may reach, and nothing beside it.
     memory: Segment,
+    /// The address at which its region would begin.
+    iova_base: u64,
     kind: DeviceKind,
     store: CommandStore,
     arena: Mutex<Arena>,
@@ -50,7 +52,8 @@ impl DevicePool {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
         let cut_off = AtomicBool::new(false);
-        let shared = Shared { memory, kind, store, arena, cut_off };
+        let iova_base = (u64::from(memory.region.0) + 1) << IOVA_SHIFT;
+        let shared = Shared { memory, iova_base, kind, store, arena, cut_off };
         Self { regions, shared: Arc::new(shared) }
     }
 
@@ -60,8 +63,9 @@ impl DevicePool {
         let mine = &self.shared.memory;
         // An offset below the pool's wraps round to more than any length.
         let skip = segment.offset.wrapping_sub(mine.offset);
-        let end = skip.saturating_add(u64::from(segment.len_bytes));
-        segment.region == mine.region && end <= u64::from(mine.len_bytes)
+        let room = u64::from(mine.len_bytes).checked_sub(skip);
+        segment.region == mine.region
+            && room.is_some_and(|room| u64::from(segment.len_bytes) <= room)
     }
 
     /// The table that resolves this pool's segments.
@@ -106,8 +110,7 @@ impl Dma for DevicePool {
 
     #[inline]
     fn iova(&self, segment: Segment) -> Option<u64> {
-        let base = (u64::from(segment.region.0) + 1) << IOVA_SHIFT;
-        self.contains(segment).then(|| base + segment.offset)
+        self.contains(segment).then(|| self.shared.iova_base + segment.offset)
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {

@@ -13,6 +13,8 @@ mod raw;
 mod tests;
 mod view;
 
+use core::hint::cold_path;
+
 use base::{
     Answer, Answers, Backend, Dma, Doorbell, Flags, Instant, Limits, Operation, Outcome, Request,
     Segment,
@@ -55,6 +57,8 @@ struct ShortWay {
     /// PRINFO in its place in CDW12, and all ones if reference tags are block numbers.
     prinfo_bits: u64,
     tag_mask: u64,
+    /// Neither a boundary nor protection information.
+    is_plain: bool,
 }
 
 /// Sizes of a namespace queue's tables.
@@ -114,42 +118,82 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         self.limits.block_count = block_count;
     }
 
-    /// One request: the short way if it can, else the long one. False if there is no room.
+    /// Submits requests: those that can the short way, the others the long one. Returns how many
+    /// were taken. `PLAIN` is for a namespace that wants nothing but the address in a command, and a
+    /// queue that does nothing after each.
     #[inline(always)]
-    fn submit_one(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
-        match self.short_command(request, segments) {
-            Some(command) => {
-                self.queue.enqueue(tick_of(now), request.token, Mark::NONE, command).is_some()
+    fn submit_batch<const PLAIN: bool>(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        let tick = tick_of(now);
+        let mut rest = requests.iter();
+        while let Some(request) = rest.next() {
+            let is_taken = match self.short_command::<PLAIN>(request, segments) {
+                Some(command) if PLAIN => {
+                    self.queue.enqueue_plain(tick, request.token, command)
+                        || self.submit_slowly(now, request, segments)
+                }
+                Some(command) => {
+                    self.queue.enqueue(tick, request.token, Mark::NONE, command).is_some()
+                }
+                None => self.submit_slowly(now, request, segments),
+            };
+            if !is_taken && !self.is_answered_dead(request.token) {
+                return requests.len() - rest.len() - 1;
             }
-            None => self.submit_slowly(now, request, segments),
         }
+        requests.len()
     }
 
     /// The command for a read or write of one segment that touches no limit.
     #[inline(always)]
-    fn short_command(&self, request: &Request, segments: &[Segment]) -> Option<Command> {
+    fn short_command<const PLAIN: bool>(
+        &self,
+        request: &Request,
+        segments: &[Segment],
+    ) -> Option<Command> {
         let way = &self.short_way;
         let Request { lba, blocks, operation, flags, .. } = *request;
         // One data segment and no metadata: both counts in one comparison.
         let counts = u32::from(request.segment_count) | u32::from(request.metadata_count) << 16;
-        if operation as u8 > Operation::Write as u8 || counts != 1 || blocks == 0 {
+        if operation as u8 > Operation::Write as u8 || counts != 1 {
             return None;
         }
-        let last = lba.wrapping_add(u64::from(blocks - 1));
+        let nlb = u64::from(blocks.checked_sub(1)?);
         let segment = *segments.get(request.segment_first as usize)?;
-        if u64::from(segment.len_bytes) != u64::from(blocks).wrapping_mul(way.block_bytes)
-            || (lba ^ last) & way.boundary_bits != 0
-        {
+        if u64::from(segment.len_bytes) != u64::from(blocks).wrapping_mul(way.block_bytes) {
             return None;
         }
         let iova = self.dma.iova(segment)?;
-        let (prp1, prp2) = contiguous(iova, segment.len_bytes, PAGE_MASK)?;
-        let mut dword12 = u64::from(blocks - 1) | way.prinfo_bits;
+        let prp2 = if iova & PAGE_MASK == 0 && segment.len_bytes <= PAGE_BYTES {
+            0
+        } else {
+            cold_path();
+            contiguous(iova, segment.len_bytes, PAGE_MASK)?.1
+        };
+        let (mut dword12, mut last_word) = (nlb, 0);
         if flags != Flags::NONE {
+            cold_path();
             dword12 |= u64::from(flag_bits(flags));
         }
+        if !PLAIN {
+            if (lba ^ lba.wrapping_add(nlb)) & way.boundary_bits != 0 {
+                return None;
+            }
+            dword12 |= way.prinfo_bits;
+            last_word = lba & way.tag_mask;
+        }
         let first_word = way.read_word - u64::from(operation as u8);
-        Some(Command([first_word, 0, 0, prp1, prp2, lba, dword12, lba & way.tag_mask]))
+        Some(Command([first_word, 0, 0, iova, prp2, lba, dword12, last_word]))
+    }
+
+    /// A dead queue answers what it cannot send. False if it is not dead, or has no room for that.
+    #[cold]
+    fn is_answered_dead(&mut self, token: u64) -> bool {
+        self.queue.standing() == Order::Dead && self.refuse(token, Outcome::PATH_ERROR)
     }
 
     /// The long way. False if there is no room.
@@ -157,8 +201,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     fn submit_slowly(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
         match self.queue.standing() {
             Order::Run => {}
-            Order::Dead => return self.refuse(request.token, Outcome::PATH_ERROR),
-            Order::Quiesce | Order::Freeze | Order::Release => return false,
+            Order::Quiesce | Order::Freeze | Order::Release | Order::Dead => return false,
         }
         let Some(own) = segments_of(request, segments) else {
             return self.refuse(request.token, Outcome::INVALID_FIELD);
@@ -174,7 +217,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             Err(outcome) => self.refuse(request.token, outcome),
             Ok((command, blocks)) if blocks >= request.blocks => {
                 let tick = tick_of(now);
-                self.queue.enqueue_slowly(tick, request.token, Mark::NONE, command).is_some()
+                self.queue.enqueue(tick, request.token, Mark::NONE, command).is_some()
             }
             Ok(_) => {
                 let is_taken = self.parents.begin(request, own).is_some();
@@ -204,7 +247,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             match self.builder.next_command(index, rest.request, rest.segments, rest.sent_blocks) {
                 Ok((command, blocks)) => {
                     let tick = tick_of(now);
-                    if self.queue.enqueue_slowly(tick, parent, Mark::CHILD, command).is_none() {
+                    if self.queue.enqueue(tick, parent, Mark::CHILD, command).is_none() {
                         return;
                     }
                     self.parents.sent(blocks);
@@ -241,16 +284,11 @@ where
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         self.queue.heed();
-        for (taken, request) in requests.iter().enumerate() {
-            if !self.submit_one(now, request, segments) {
-                // A dead queue answers what it cannot send.
-                let is_dead = self.queue.standing() == Order::Dead;
-                if !is_dead || !self.submit_slowly(now, request, segments) {
-                    return taken;
-                }
-            }
+        if self.short_way.is_plain && !self.queue.is_eager() {
+            self.submit_batch::<true>(now, requests, segments)
+        } else {
+            self.submit_batch::<false>(now, requests, segments)
         }
-        requests.len()
     }
 
     fn flush(&mut self) {
@@ -300,6 +338,7 @@ impl ShortWay {
             boundary_bits: if boundary == 0 { 0 } else { !(boundary - 1) },
             prinfo_bits: u64::from(view.protection.prinfo()) << PRINFO_SHIFT,
             tag_mask: if view.protection.reference_is_lba { u64::from(u32::MAX) } else { 0 },
+            is_plain: boundary == 0 && view.protection == ProtectionChecks::default(),
         }
     }
 }

@@ -320,7 +320,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
 #[inline]
 const fn step(index: u32, count: u32, depth: u32) -> u32 {
     let next = index + count;
-    if next >= depth { next - depth } else { next }
+    if next < depth { next } else { next - depth }
 }
 
 /// How many entries lie between `from` and `to` in a ring.

@@ -95,6 +95,15 @@ impl Mark {
     }
 }
 
+/// A table during a loop over completions.
+pub(crate) struct Completing<'a> {
+    slots: &'a mut [Slot],
+    free_before: &'a mut u32,
+    ended: &'a mut u64,
+    free: u32,
+    index_mask: u32,
+}
+
 /// What the table knew about a command that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
@@ -156,10 +165,17 @@ impl SlotTable {
         Some(cid_in(key))
     }
 
+    /// The table with what changes on the way of a completion in registers, for a loop over many.
+    #[inline(always)]
+    pub(crate) fn complete_many(&mut self) -> Completing<'_> {
+        let Self { slots, free, index_mask, ended, .. } = self;
+        let index_mask = u32::from(*index_mask);
+        Completing { slots, ended, index_mask, free: *free, free_before: free }
+    }
+
     /// Ends a command and frees its slot, unless an Abort still names it.
     ///
     /// `cid` was written by the controller, so it is checked and not believed.
-    #[inline(always)]
     pub(crate) fn complete(&mut self, cid: u16) -> Result<Ended, Nonsense> {
         let index = cid & self.index_mask;
         let Some(slot) = self.slots.get_mut(usize::from(index)) else {
@@ -179,12 +195,6 @@ impl SlotTable {
         slot.tick = self.free;
         self.free = u32::from(index);
         Ok(ended)
-    }
-
-    /// Loads the slot of `cid`, so that it is in the cache when its completion is worked on.
-    #[inline]
-    pub(crate) fn touch(&self, cid: u16) {
-        core::hint::black_box(self.slots.get(self.index(cid)).map(|slot| slot.key));
     }
 
     /// The index in a command identifier.
@@ -296,6 +306,38 @@ impl SlotTable {
                 self.abort_ended(cid_in(key));
             }
         }
+    }
+}
+
+impl Completing<'_> {
+    /// Ends a command of which nothing is special, frees its slot and returns its token. `None` for
+    /// everything else: see [`SlotTable::complete`]. The identifier is the low half of `dword3`.
+    #[inline(always)]
+    pub(crate) fn complete_plain(&mut self, dword3: u32) -> Option<u64> {
+        let index = dword3 & self.index_mask;
+        let slot = self.slots.get_mut(index as usize)?;
+        if slot.key != IN_FLIGHT | dword3 & CID {
+            return None;
+        }
+        // As `next_lap` does it.
+        slot.key = dword3.wrapping_add(self.index_mask + 1) & CID;
+        slot.tick = self.free;
+        self.free = index;
+        Some(slot.token)
+    }
+
+    /// Loads the slot of `cid`, so that it is in the cache when its completion is worked on.
+    #[inline]
+    pub(crate) fn touch(&self, dword3: u32) {
+        let slot = self.slots.get((dword3 & self.index_mask) as usize);
+        core::hint::black_box(slot.map(|slot| slot.key));
+    }
+
+    /// The end of the loop, in which `count` commands ended.
+    #[inline(always)]
+    pub(crate) fn finish(self, count: usize) {
+        *self.free_before = self.free;
+        *self.ended += count as u64;
     }
 }
 

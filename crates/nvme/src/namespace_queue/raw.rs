@@ -79,7 +79,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         }
         let sent = match timeout {
             Some(timeout) => self.queue.enqueue_within(now, timeout, token, command),
-            None => self.queue.enqueue_slowly(tick_of(now), token, Mark::NONE, command),
+            None => self.queue.enqueue(tick_of(now), token, Mark::NONE, command),
         };
         sent.map(|_| ()).ok_or(NotSubmitted::Full)
     }

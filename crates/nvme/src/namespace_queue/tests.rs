@@ -201,10 +201,12 @@ fn the_short_way_and_the_long_way_make_the_same_command() {
             let segments = [segment(1, 4 * random.below(4096), len_bytes)];
             let flags = Flags(u8::try_from(random.below(8)).unwrap());
             let request = Request { flags, ..request(operation, lba, blocks, 1) };
-            let Some(command) = world.namespace.short_command(&request, &segments) else {
+            let Some(command) = world.namespace.short_command::<false>(&request, &segments) else {
                 continue;
             };
             short += 1;
+            let plainly = world.namespace.short_command::<true>(&request, &segments);
+            assert!(!world.namespace.short_way.is_plain || plainly == Some(command));
             let builder = &mut world.namespace.builder;
             assert_eq!(builder.check(&request, &segments), Ok(()));
             let slowly = builder.next_command(0, &request, &segments, 0);
@@ -218,7 +220,7 @@ fn the_short_way_and_the_long_way_make_the_same_command() {
 fn the_short_way_serves_what_most_requests_are() {
     let world = World::new(NamespaceView { transfer_bytes_max: 65_536, ..VIEW }, 8);
     let short = |request: Request, segments: &[Segment]| {
-        world.namespace.short_command(&request, segments).is_some()
+        world.namespace.short_command::<true>(&request, segments).is_some()
     };
     assert!(short(read(0, 8, 1), &[segment(1, 0, 4096)]));
     assert!(short(read(0, 16, 1), &[segment(1, 4096, 8192)]));

@@ -4,7 +4,7 @@ use base::{Answer, Answers, CompletionEntry, CompletionRing, Dma, Doorbell, Inst
 
 use super::{Parents, QueuePair, distance};
 use crate::link::ResetReason;
-use crate::slot::{Ended, Mark, Nonsense};
+use crate::slot::{Completing, Ended, Mark, Nonsense};
 use crate::techniques::CompletionDoorbell;
 
 impl<D: Dma, B: Doorbell> QueuePair<D, B> {
@@ -30,33 +30,37 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
 
     /// Takes what has completed, writes answers into `places` and returns how many.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "at most as many as the ring has entries")]
     fn take_completions<P: Parents>(&mut self, places: &mut [Answer], parents: &mut P) -> usize {
+        let before = self.unrung;
+        let (mut written, mut last) = (0, 0);
         // Each completion gives at most one answer, and nonsense must not keep us here for ever.
-        let budget = places.len().min(self.completion_depth as usize);
-        let mut line = [CompletionEntry::default(); 4];
-        let (mut taken, mut written) = (0, 0);
-        while taken < budget {
-            let count = self.load(&mut line).min(budget - taken);
-            let Some(entries) = line.get(..count) else { break };
-            let Some(last) = entries.last() else { break };
-            self.note_fetched(head_in(last));
-            if self.techniques.slot_lookahead {
-                entries.iter().for_each(|entry| self.slots.touch(cid_in(entry)));
+        let mut limit = places.len().min(self.completion_depth as usize);
+        while written < limit {
+            let taken = if self.by_line {
+                self.take_lines(&mut places[written..limit], &mut last)
+            } else if self.techniques.completion_doorbell == CompletionDoorbell::Each {
+                self.take_one(&mut places[written], &mut last)
+            } else {
+                self.take_plain(&mut places[written..limit], &mut last)
+            };
+            written += taken.plain;
+            match taken.end {
+                End::Empty => break,
+                End::NoRoom => {}
+                End::Unusual(entry) => match self.end_unusual(&entry, parents) {
+                    Some(answer) => {
+                        places[written] = answer;
+                        written += 1;
+                    }
+                    None => limit -= 1,
+                },
             }
-            for entry in entries {
-                if let Some(answer) = self.end(entry, parents)
-                    && let Some(place) = places.get_mut(written)
-                {
-                    *place = answer;
-                    written += 1;
-                }
-            }
-            taken += count;
-            self.advance(count as u32);
         }
-        if self.unrung > 0 && self.techniques.completion_doorbell == CompletionDoorbell::Poll {
-            self.ring_completion();
+        if self.unrung != before {
+            self.note_fetched(last);
+            if self.techniques.completion_doorbell == CompletionDoorbell::Poll {
+                self.ring_completion();
+            }
         }
         written
     }
@@ -71,46 +75,77 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         answers.fill(|places| self.take_completions(places, parents))
     }
 
-    /// Copies completions out of their ring and returns how many.
-    #[inline(always)]
-    fn load(&self, line: &mut [CompletionEntry; 4]) -> usize {
-        if self.by_line {
-            return self.completion.load_line(self.head, self.phase, line);
-        }
-        let Some(entry) = self.completion.load(self.head, self.phase) else { return 0 };
-        line[0] = entry;
-        1
-    }
-
-    /// Ends the command that a completion names.
-    #[inline(always)]
-    fn end<P: Parents>(&mut self, entry: &CompletionEntry, parents: &mut P) -> Option<Answer> {
-        let (result, outcome) = (result_in(entry), outcome_in(entry));
-        match self.slots.complete(cid_in(entry)) {
-            Ok(Ended { token, mark: Mark::NONE }) => Some(Answer { token, outcome, result }),
-            Ok(ended) => {
-                let outcome = self.injected_outcome(cid_in(entry), ended.mark, outcome);
-                end_special(ended, outcome, result, parents)
-            }
-            Err(nonsense) => {
-                self.report(nonsense);
-                None
+    /// Takes completions one by one, up to the end of the ring and as long as nothing is special
+    /// about them. The second half of the last entry goes into `last`.
+    ///
+    /// Not inlined: with its loop for itself, everything that the loop needs fits into registers.
+    #[inline(never)]
+    #[expect(clippy::cast_possible_truncation, reason = "no more than the ring has entries")]
+    fn take_plain(&mut self, places: &mut [Answer], last: &mut u64) -> Taken {
+        let mut slots = self.slots.complete_many();
+        let (phase, mut second_half) = (self.phase, *last);
+        let run = places.len().min((self.completion_depth - self.head) as usize);
+        let mut taken = Taken { plain: run, end: End::NoRoom };
+        for (count, (place, index)) in places[..run].iter_mut().zip(self.head..).enumerate() {
+            let Some(entry) = self.completion.load(index, phase) else {
+                taken = Taken { plain: count, end: End::Empty };
+                break;
+            };
+            second_half = entry[1];
+            if !answer_plain(&mut slots, &entry, place) {
+                taken = Taken { plain: count, end: End::Unusual(entry) };
+                break;
             }
         }
+        *last = second_half;
+        slots.finish(taken.plain);
+        self.advance(taken.plain as u32 + u32::from(matches!(taken.end, End::Unusual(_))));
+        taken
     }
 
-    /// Checks how far the controller says it has read (SQHD): between where it was and our tail.
-    /// Of the completions of a line the last is looked at; nothing is made of the others.
-    #[inline(always)]
-    fn note_fetched(&mut self, head: u16) {
-        let depth = self.submission_depth;
-        let before = distance(self.fetched, self.tail, depth);
-        let fetched = u32::from(head);
-        if fetched >= depth || distance(fetched, self.tail, depth) > before {
-            self.report(Nonsense::SubmissionHead { head });
-        } else {
-            self.fetched = fetched;
+    /// As [`take_plain`](Self::take_plain), by cache lines of which a copy is worked on.
+    #[inline(never)]
+    #[expect(clippy::cast_possible_truncation, reason = "no more than the ring has entries")]
+    fn take_lines(&mut self, places: &mut [Answer], last: &mut u64) -> Taken {
+        let mut slots = self.slots.complete_many();
+        let run = places.len().min((self.completion_depth - self.head) as usize);
+        let mut taken = Taken { plain: 0, end: End::NoRoom };
+        let mut line = [CompletionEntry::default(); 4];
+        'run: while taken.plain < run {
+            let head = self.head + taken.plain as u32;
+            let found = self.completion.load_line(head, self.phase, &mut line);
+            if found == 0 {
+                taken.end = End::Empty;
+                break;
+            }
+            if self.techniques.completion_prefetch && head + 4 < self.completion_depth {
+                self.completion.prefetch(head + 4);
+            }
+            if self.techniques.slot_lookahead {
+                line.iter().take(found).for_each(|entry| slots.touch(dword3_in(entry)));
+            }
+            for (entry, place) in line.iter().take(found).zip(&mut places[taken.plain..run]) {
+                *last = entry[1];
+                if !answer_plain(&mut slots, entry, place) {
+                    taken.end = End::Unusual(*entry);
+                    break 'run;
+                }
+                taken.plain += 1;
+            }
         }
+        slots.finish(taken.plain);
+        self.advance(taken.plain as u32 + u32::from(matches!(taken.end, End::Unusual(_))));
+        taken
+    }
+
+    /// Takes one completion and rings for it.
+    fn take_one(&mut self, place: &mut Answer, last: &mut u64) -> Taken {
+        let before = self.unrung;
+        let taken = self.take_plain(core::slice::from_mut(place), last);
+        if self.unrung != before {
+            self.ring_completion();
+        }
+        taken
     }
 
     #[inline(always)]
@@ -121,11 +156,39 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             self.head = 0;
             self.phase = !self.phase;
         }
-        if self.techniques.completion_prefetch {
-            self.completion.prefetch(self.head);
+    }
+
+    /// Ends a command of which something is special, or none at all.
+    #[cold]
+    fn end_unusual<P: Parents>(
+        &mut self,
+        entry: &CompletionEntry,
+        parents: &mut P,
+    ) -> Option<Answer> {
+        match self.slots.complete(cid_in(entry)) {
+            Ok(ended) => {
+                let outcome = self.injected_outcome(cid_in(entry), ended.mark, outcome_in(entry));
+                end_special(ended, outcome, result_in(entry), parents)
+            }
+            Err(nonsense) => {
+                self.report(nonsense);
+                None
+            }
         }
-        if self.techniques.completion_doorbell == CompletionDoorbell::Each {
-            self.ring_completion();
+    }
+
+    /// Checks how far the controller says it has read (SQHD): between where it was and our tail.
+    /// Of the completions of a poll the last is looked at; nothing is made of the others.
+    #[inline(always)]
+    fn note_fetched(&mut self, second_half: u64) {
+        let depth = self.submission_depth;
+        let before = distance(self.fetched, self.tail, depth);
+        let head = low_half(second_half);
+        let fetched = u32::from(head);
+        if fetched >= depth || distance(fetched, self.tail, depth) > before {
+            self.report(Nonsense::SubmissionHead { head });
+        } else {
+            self.fetched = fetched;
         }
     }
 
@@ -146,6 +209,35 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     }
 }
 
+/// How far a look at the ring got.
+struct Taken {
+    /// Commands of which nothing was special; their answers are written.
+    plain: usize,
+    end: End,
+}
+
+/// Why it got no further.
+enum End {
+    /// There is no more.
+    Empty,
+    /// There is no more room for answers, or no more of the ring.
+    NoRoom,
+    /// This one takes a closer look.
+    Unusual(CompletionEntry),
+}
+
+/// Answers a command of which nothing is special; false if there is something, and then nothing was
+/// done. The fields are stored one by one: an answer put together elsewhere and copied here would
+/// have to wait for its parts.
+#[inline(always)]
+fn answer_plain(slots: &mut Completing<'_>, entry: &CompletionEntry, place: &mut Answer) -> bool {
+    let Some(token) = slots.complete_plain(dword3_in(entry)) else { return false };
+    place.token = token;
+    place.outcome = outcome_in(entry);
+    place.result = result_in(entry);
+    true
+}
+
 /// The fields of a completion in the two halves that it is loaded in (Base 2.1 §4.2.1).
 ///
 /// ```text
@@ -158,8 +250,8 @@ const fn cid_in(entry: &CompletionEntry) -> u16 {
 }
 
 #[inline]
-const fn head_in(entry: &CompletionEntry) -> u16 {
-    low_half(entry[1])
+const fn dword3_in(entry: &CompletionEntry) -> u32 {
+    (entry[1] >> 32) as u32
 }
 
 #[inline]

@@ -34,9 +34,28 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.slots.next_two_indexes()
     }
 
+    /// Whether something is to be done after each command: [`enqueue`](Self::enqueue) knows of it.
+    #[inline]
+    pub(crate) fn is_eager(&self) -> bool {
+        self.is_eager
+    }
+
     /// Puts a command, whose identifier field is zero, into the ring. Inlined where it matters, so
-    /// that the command is built in registers and stored once.
+    /// that the command is built in registers and stored once. False if there is no free slot, or
+    /// none that it can see: [`enqueue`](Self::enqueue) may know better.
+    ///
+    /// Only for a queue that is not [eager](Self::is_eager).
     #[inline(always)]
+    pub(crate) fn enqueue_plain(&mut self, tick: u32, token: u64, mut command: Command) -> bool {
+        let Some(cid) = self.slots.take(token, tick, Mark::NONE) else { return false };
+        command.0[0] |= u64::from(cid) << 16;
+        self.put(&command);
+        true
+    }
+
+    /// As [`enqueue_plain`](Self::enqueue_plain), where a call does not matter: for any queue, with
+    /// a mark, and for those who want to know the identifier.
+    #[inline(never)]
     pub(crate) fn enqueue(
         &mut self,
         tick: u32,
@@ -55,18 +74,6 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         Some(cid)
     }
 
-    /// [`enqueue`](Self::enqueue), where it does not matter.
-    #[inline(never)]
-    pub(crate) fn enqueue_slowly(
-        &mut self,
-        tick: u32,
-        token: u64,
-        mark: Mark,
-        command: Command,
-    ) -> Option<u16> {
-        self.enqueue(tick, token, mark, command)
-    }
-
     /// As [`enqueue`](Self::enqueue), with a time limit of its own.
     pub(crate) fn enqueue_within(
         &mut self,
@@ -75,7 +82,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         token: u64,
         command: Command,
     ) -> Option<u16> {
-        let cid = self.enqueue_slowly(tick_of(now), token, Mark::TIMED, command)?;
+        let cid = self.enqueue(tick_of(now), token, Mark::TIMED, command)?;
         self.limit(now, cid, timeout);
         Some(cid)
     }
@@ -114,8 +121,9 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
 
     #[inline(always)]
     pub(super) fn put(&mut self, command: &Command) {
-        self.submission.store(self.tail, &command.0);
-        self.tail = step(self.tail, 1, self.submission_depth);
+        let (index, next) = (self.tail, self.tail + 1);
+        self.tail = if next == self.submission_depth { 0 } else { next };
+        self.submission.store(index, &command.0);
     }
 
     /// What some techniques do after each command.
