@@ -77,7 +77,7 @@ pub trait Part: Copy {
     }
 }
 
-/// Text of a fixed length: ASCII, padded with spaces on the right (Base 2.1 §1.4.2).
+/// Text of a fixed length: ASCII, padded with spaces on the right (Base 2.1 §4.5.2).
 ///
 /// What a device sent is kept as it came; only printing tidies it up.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -88,18 +88,10 @@ commands! {
     pub struct TrackReceive = AdminOpcode::TrackReceive, "Track Receive" {
         /// Select: 0 tracked memory changes.
         sel @ 10[0..=7]: u8;
-        /// Management Operation Specific.
-        mos @ 10[16..=31]: u16;
         /// The operation's own dword 11.
         cdw11 @ 11[0..=31]: u32;
-        /// The operation's own dword 12.
-        cdw12 @ 12[0..=31]: u32;
-        /// The operation's own dword 13.
-        cdw13 @ 13[0..=31]: u32;
-        /// The operation's own dword 14.
-        cdw14 @ 14[0..=31]: u32;
-        /// The operation's own dword 15.
-        cdw15 @ 15[0..=31]: u32;
+        /// Number of Dwords, 0's based.
+        numd @ 12[0..=31]: u32;
     }
 
     /// Migration Send (Base 2.1 §5.1.17).

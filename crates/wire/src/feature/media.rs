@@ -98,7 +98,7 @@ layout! {
         wsel @ 0..=2: u8;
     }
 
-    /// 15h: LBA Status Information Attributes (NVM 1.1 §4.1.3.4).
+    /// 15h: LBA Status Information Attributes (NVM 1.1 §4.1.3.5).
     pub struct LbaStatusAttributes(u32) {
         /// LBA Status Information Report Interval, in units of 100 ms.
         lsiri @ 0..=15: u16;

@@ -6,7 +6,7 @@ use crate::layout::{Ascii, layout};
 use crate::register::Version;
 
 layout! {
-    /// CNS 01h: Identify Controller (Base 2.1 §5.1.13.2.1, Figure 313).
+    /// CNS 01h: Identify Controller (Base 2.1 §5.1.13.2.1, Figure 312).
     pub struct IdentifyController[4096] {
         /// PCI Vendor ID.
         vid @ 0: u16;

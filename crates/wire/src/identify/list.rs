@@ -6,13 +6,13 @@
 use crate::layout::layout;
 
 layout! {
-    /// CNS 02h, 07h, 10h and 1Ah: namespace identifiers, ascending, ended by 0 (Base 2.1 §4.4.2).
+    /// CNS 02h, 07h, 10h and 1Ah: namespace identifiers, ascending, ended by 0 (Base 2.1 §4.6.2).
     pub struct NamespaceList[4096] {
         /// Namespace Identifiers.
         nsid @ 0: u32[1024];
     }
 
-    /// CNS 12h and 13h, and what Namespace Attachment carries: controllers (Base 2.1 §4.4.1).
+    /// CNS 12h and 13h, and what Namespace Attachment carries: controllers (Base 2.1 §4.6.1).
     pub struct ControllerList[4096] {
         /// Number of Identifiers.
         count @ 0: u16;
@@ -20,7 +20,7 @@ layout! {
         cntlid @ 2: u16[2047];
     }
 
-    /// CNS 19h: endurance groups (Base 2.1 §5.1.13.2.17).
+    /// CNS 19h: endurance groups (Base 2.1 §5.1.13.2.16).
     pub struct EnduranceGroupList[4096] {
         /// Number of Identifiers.
         count @ 0: u16;

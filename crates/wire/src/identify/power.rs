@@ -3,7 +3,7 @@
 use crate::layout::layout;
 
 layout! {
-    /// A power state (Base 2.1 §5.1.13.2.1, Figure 314).
+    /// A power state (Base 2.1 §5.1.13.2.1, Figure 313).
     #[derive(Copy)]
     pub struct PowerState[32] {
         /// Maximum Power, in units that MXPS gives.

@@ -91,7 +91,7 @@ layout! {
         cev @ 20: u16;
         /// Source Options.
         sopt @ 22: u16 {
-            /// Fast Copy Only.
+            /// Fast Copy Only, in format 2h.
             fco @ 15: bool;
         };
         /// Expected Logical Block Tags.
@@ -120,7 +120,7 @@ layout! {
         cev @ 20: u16;
         /// Source Options.
         sopt @ 22: u16 {
-            /// Fast Copy Only.
+            /// Fast Copy Only, in format 3h.
             fco @ 15: bool;
         };
         /// Expected Logical Block Tags, big-endian.
@@ -141,7 +141,7 @@ pub struct Source {
     pub slba: u64,
     /// How many blocks, 1 to 65 536.
     pub count: u32,
-    /// Whether the copy is to fail rather than be slow.
+    /// Whether the copy is to fail rather than be slow; only where the format names a namespace.
     pub fast_only: bool,
     /// Expected logical block tags, 80 bits right-aligned.
     pub tags: u128,
@@ -181,7 +181,7 @@ impl Source {
                     nsid: named(range.snsid()),
                     slba: range.slba(),
                     count: u32::from(range.nlb()) + 1,
-                    fast_only: range.fco(),
+                    fast_only: format.names_namespace() && range.fco(),
                     tags: u128::from(range.elbt()),
                     application_tag: range.elbat(),
                     application_mask: range.elbatm(),
@@ -194,7 +194,7 @@ impl Source {
                     nsid: named(range.snsid()),
                     slba: range.slba(),
                     count: u32::from(range.nlb()) + 1,
-                    fast_only: range.fco(),
+                    fast_only: format.names_namespace() && range.fco(),
                     tags,
                     application_tag: range.elbat(),
                     application_mask: range.elbatm(),
@@ -210,19 +210,20 @@ impl Source {
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
     pub fn emit(&self, format: CopyFormat, bytes: &mut Vec<u8>) {
         let nsid = self.nsid.filter(|_| format.names_namespace()).unwrap_or(0);
+        let fast_only = self.fast_only && format.names_namespace();
         let nlb = self.count.wrapping_sub(1) as u16;
         match format.range_bytes() {
             None => {}
             Some(32) => {
                 let mut range = CopyRange::zeroed();
-                range.set().snsid(nsid).slba(self.slba).nlb(nlb).fco(self.fast_only);
+                range.set().snsid(nsid).slba(self.slba).nlb(nlb).fco(fast_only);
                 range.set().elbt(self.tags as u32);
                 range.set().elbat(self.application_tag).elbatm(self.application_mask);
                 bytes.extend(range.as_bytes());
             }
             Some(_) => {
                 let mut range = CopyRangeWideGuard::zeroed();
-                range.set().snsid(nsid).slba(self.slba).nlb(nlb).fco(self.fast_only);
+                range.set().snsid(nsid).slba(self.slba).nlb(nlb).fco(fast_only);
                 let mut elbt = [0; 10];
                 elbt.copy_from_slice(&self.tags.to_be_bytes()[6..]);
                 range.set().elbt(elbt);
@@ -259,10 +260,12 @@ mod tests {
             let mut bytes = Vec::new();
             SOURCE.emit(format, &mut bytes);
             SOURCE.emit(format, &mut bytes);
-            let nsid = SOURCE.nsid.filter(|_| format.code() >= 2);
+            let wider = format.code() >= 2;
+            let expected_source =
+                Source { nsid: SOURCE.nsid.filter(|_| wider), fast_only: wider, ..SOURCE };
             let expected = if format == CopyFormat::LocalMemory { 0 } else { 2 };
             let read: Vec<_> = sources(format, &bytes).collect();
-            assert_eq!(read, vec![Source { nsid, ..SOURCE }; expected], "{format:?}");
+            assert_eq!(read, vec![expected_source; expected], "{format:?}");
         }
     }
 

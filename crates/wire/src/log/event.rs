@@ -17,7 +17,7 @@ layout! {
         lid @ 16..=23: u8;
     }
 
-    /// 80h: Reservation Notification (NVM 1.1 §4.1.4.6; Base 2.1 §5.1.12.1.32).
+    /// 80h: Reservation Notification (Base 2.1 §5.1.12.1.32).
     pub struct ReservationNotification[64] {
         /// Log Page Count: grows with every notification.
         lpc @ 0: u64;
@@ -90,7 +90,7 @@ code! {
         Vendor = 7,
     }
 
-    /// AEI of an error (Base 2.1 §5.1.2.1, Figure 150).
+    /// AEI of an error (Base 2.1 §5.1.2.1, Figure 149).
     pub enum ErrorEvent {
         /// Write to invalid doorbell register.
         InvalidDoorbell = 0x00,
@@ -106,7 +106,7 @@ code! {
         FirmwareLoadError = 0x05,
     }
 
-    /// AEI of SMART / health (Base 2.1 §5.1.2.1, Figure 151).
+    /// AEI of SMART / health (Base 2.1 §5.1.2.1, Figure 150).
     pub enum HealthEvent {
         /// NVM subsystem reliability.
         Reliability = 0x00,
@@ -116,7 +116,7 @@ code! {
         Spare = 0x02,
     }
 
-    /// AEI of a notice (Base 2.1 §5.1.2.1, Figure 152).
+    /// AEI of a notice (Base 2.1 §5.1.2.1, Figure 151).
     pub enum NoticeEvent {
         /// Attached namespace attribute changed.
         NamespaceChanged = 0x00,
@@ -158,7 +158,7 @@ code! {
         TemperatureRecovery = 0x01,
     }
 
-    /// AEI of I/O command specific status (Base 2.1 §5.1.2.1, Figure 155).
+    /// AEI of I/O command specific status (Base 2.1 §5.1.2.1, Figure 152).
     pub enum CommandSetEvent {
         /// Reservation log page available.
         Reservation = 0x00,
@@ -168,6 +168,14 @@ code! {
         SanitizeCompletedDeallocated = 0x02,
         /// Sanitize operation entered media verification state.
         SanitizeVerification = 0x03,
+    }
+
+    /// AEI of a one-shot event (Base 2.1 §5.1.2.1, Figure 154).
+    pub enum OneShotEvent {
+        /// Controller data queue tail pointer.
+        DataQueueTail = 0x00,
+        /// Controller data queue full error.
+        DataQueueFull = 0x01,
     }
 
     /// RNLPT: what happened to a reservation (Base 2.1 §5.1.12.1.32).
@@ -194,8 +202,8 @@ pub enum Event {
     Notice(NoticeEvent),
     /// Something happens now; there is no page to read.
     Immediate(ImmediateEvent),
-    /// Something the host has asked to hear of once: 00h is a controller data queue's tail.
-    OneShot(u8),
+    /// Something the host has asked to hear of once.
+    OneShot(OneShotEvent),
     /// Reservations and sanitize operations.
     CommandSet(CommandSetEvent),
     /// The vendor knows.
@@ -219,7 +227,7 @@ impl EventResult {
             EventType::Health => Event::Health(HealthEvent::from_code(aei)),
             EventType::Notice => Event::Notice(NoticeEvent::from_code(aei)),
             EventType::Immediate => Event::Immediate(ImmediateEvent::from_code(aei)),
-            EventType::OneShot => Event::OneShot(aei),
+            EventType::OneShot => Event::OneShot(OneShotEvent::from_code(aei)),
             EventType::CommandSet => Event::CommandSet(CommandSetEvent::from_code(aei)),
             EventType::Vendor => Event::Vendor(aei),
             EventType::Reserved(kind) => Event::Unknown { kind, information: aei },
@@ -234,7 +242,7 @@ impl EventResult {
             Event::Health(event) => (EventType::Health, event.code()),
             Event::Notice(event) => (EventType::Notice, event.code()),
             Event::Immediate(event) => (EventType::Immediate, event.code()),
-            Event::OneShot(information) => (EventType::OneShot, information),
+            Event::OneShot(event) => (EventType::OneShot, event.code()),
             Event::CommandSet(event) => (EventType::CommandSet, event.code()),
             Event::Vendor(information) => (EventType::Vendor, information),
             Event::Unknown { kind, information } => (EventType::from_code(kind & 7), information),

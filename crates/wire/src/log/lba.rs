@@ -31,7 +31,7 @@ layout! {
     pub struct LbaRange[16] {
         /// Range Starting LBA.
         rslba @ 0: u64;
-        /// Range Number of Logical Blocks.
+        /// Range Number of Logical Blocks, 0's based.
         rnlb @ 8: u32;
     }
 
@@ -50,7 +50,7 @@ layout! {
     pub struct LbaStatusDescriptor[16] {
         /// Descriptor Starting LBA.
         dslba @ 0: u64;
-        /// Number of Logical Blocks.
+        /// Number of Logical Blocks, 0's based.
         nlb @ 8: u32;
         /// LBA Status Entry.
         lbase @ 13: u8 {

@@ -134,7 +134,7 @@ statuses! {
         0x2a INVALID_PLACEMENT_HANDLE_LIST "Invalid Placement Handle List":
             "The list of placement handles is not allowed.";
     }
-    "NVM 1.1 §3.1.1" sct 0 fabrics false {
+    "NVM 1.1 §3.1.2" sct 0 fabrics false {
         0x80 LBA_OUT_OF_RANGE "LBA Out of Range":
             "The range ends behind the namespace.";
         0x81 CAPACITY_EXCEEDED "Capacity Exceeded":
@@ -336,7 +336,7 @@ statuses! {
         0x91 AUTHENTICATION_REQUIRED "Authentication Required":
             "The queue has not authenticated yet.";
     }
-    "NVM 1.1 §3.1.3" sct 2 fabrics false {
+    "NVM 1.1 §3.1.2" sct 2 fabrics false {
         0x80 WRITE_FAULT "Write Fault":
             "The data could not be committed to the medium.";
         0x81 UNRECOVERED_READ_ERROR "Unrecovered Read Error":
