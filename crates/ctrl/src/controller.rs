@@ -39,7 +39,7 @@ use power::Power;
 use queues::Granted;
 use reservation::Host;
 use self_test::SelfTests;
-use subsystem::{Mail, Record, State};
+use subsystem::{Mail, NOTICES_MAX, Record, State};
 
 mod commands;
 mod config;
@@ -102,10 +102,6 @@ pub struct Controller {
     done: VecDeque<AdminDone>,
     signals: VecDeque<Signal>,
 }
-
-/// Reservation notifications kept for a host that does not read them (Base 2.1 §5.1.12.1.32: the
-/// number of those available is a byte).
-const NOTICES_MAX: usize = 255;
 
 impl Controller {
     fn open(subsystem: Subsystem, now: Instant, config: ControllerConfig) -> Result<Self, String> {

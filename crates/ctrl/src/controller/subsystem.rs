@@ -27,7 +27,7 @@ use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
 mod seat;
 
 pub use seat::{AnaState, Bell};
-pub(super) use seat::{Mail, Seat};
+pub(super) use seat::{Mail, NOTICES_MAX, Seat};
 
 /// A subsystem; a handle, cheap to clone.
 #[derive(Clone)]
@@ -166,6 +166,11 @@ impl Subsystem {
                 "add namespace: block size is {block_size}, expected {:?}",
                 format_sizes(&limits)
             ));
+        }
+        let groups = self.about().ana_groups;
+        if groups > 0 && !(1..=groups).contains(&config.ana_group) {
+            let group = config.ana_group;
+            return Err(format!("add namespace: ANA group is {group}, expected 1 to {groups}"));
         }
         let mut state = self.lock();
         let nsid = match config.nsid {
@@ -362,7 +367,7 @@ impl State {
     /// Tells the controllers of a host that its reservation on `nsid` is not what it was.
     pub(super) fn post_notice(&mut self, nsid: u32, host: Host, notice: ReservationEvent) {
         for seat in self.seats.values_mut().filter(|seat| seat.host == host) {
-            seat.mail.notices.push((nsid, notice));
+            seat.mail.push_notice(nsid, notice);
         }
         self.mail_count += 1;
     }

@@ -1,6 +1,6 @@
 //! One controller's place in its subsystem.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use wire::Status;
@@ -35,7 +35,7 @@ pub(in crate::controller) struct Mail {
     /// Namespaces of which something has changed.
     pub(in crate::controller) changed: BTreeSet<u32>,
     /// Reservations that are not what they were, by namespace, oldest first.
-    pub(in crate::controller) notices: Vec<(u32, ReservationEvent)>,
+    pub(in crate::controller) notices: VecDeque<(u32, ReservationEvent)>,
     /// Namespaces whose outstanding commands are to be aborted.
     pub(in crate::controller) aborts: BTreeSet<u32>,
     /// An ANA state has changed.
@@ -61,7 +61,19 @@ pub enum AnaState {
     Change = 0xf,
 }
 
+/// Reservation notifications kept for a host that does not read them: how many there are is told in
+/// a byte (Base 2.1 §5.1.12.1.32).
+pub(in crate::controller) const NOTICES_MAX: usize = 255;
+
 impl Mail {
+    /// Adds a notification, forgetting the oldest if there are too many.
+    pub(super) fn push_notice(&mut self, nsid: u32, notice: ReservationEvent) {
+        if self.notices.len() >= NOTICES_MAX {
+            self.notices.pop_front();
+        }
+        self.notices.push_back((nsid, notice));
+    }
+
     fn is_empty(&self) -> bool {
         let Self { changed, notices, aborts, is_ana_changed, is_activating_firmware } = self;
         changed.is_empty()

@@ -321,6 +321,26 @@ fn notifications_are_masked_by_kind_and_queue_up_otherwise() {
 }
 
 #[test]
+fn notifications_that_nobody_reads_are_bounded() {
+    let mut hosts = Hosts::new();
+    hosts.register(1).unwrap();
+    hosts.register(2).unwrap();
+    let rtype = ReservationType::WriteExclusiveRegistrants;
+    for round in 0..600 {
+        hosts.acquire(1, rtype).unwrap();
+        hosts.release(1, ReservationRelease { rtype, ..RELEASE }).unwrap();
+        if round == 300 {
+            hosts.turn();
+        }
+    }
+    hosts.turn();
+    let now = hosts.bench.now;
+    let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
+    let waiting = step(&mut hosts.others[0], now, &page, &[]).1[9];
+    assert_eq!(waiting, 255);
+}
+
+#[test]
 fn admin_commands_of_others_respect_the_reservation() {
     let mut hosts = Hosts::new();
     hosts.register(2).unwrap();

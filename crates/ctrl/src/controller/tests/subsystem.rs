@@ -34,6 +34,10 @@ fn what_cannot_be_configured_is_named_with_what_is_accepted() {
         refusal(|config| config.nsid_max = 0),
         refusal(|config| config.namespaces[0].nsid = Some(1025)),
         refusal(|config| config.namespaces[0].block_size = Some(1024)),
+        refusal(|config| {
+            config.ana_groups = 2;
+            config.namespaces[0].ana_group = 3;
+        }),
         refusal(|config| config.namespaces.push(NamespaceConfig { nsid: Some(1), ..namespace() })),
     ];
     let expected = [
@@ -45,6 +49,7 @@ fn what_cannot_be_configured_is_named_with_what_is_accepted() {
         "nsid_max is 0, expected 1 to 65536",
         "identifier 1025 is in use or above 1024",
         "block size is 1024, expected [512, 4096]",
+        "ANA group is 3, expected 1 to 2",
         "identifier 1 is in use or above 1024",
     ];
     for (found, expected) in cases.iter().zip(expected) {
