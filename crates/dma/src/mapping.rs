@@ -59,15 +59,24 @@ impl Mapping {
             return Err(refuse(rustix::io::Errno::INVAL));
         }
         match backing {
-            Backing::Private => Self::private(len_bytes).map_err(refuse),
+            Backing::Private => Self::private(len_bytes, true).map_err(refuse),
             Backing::Shared => Self::memfd(len_bytes, backing).map_err(refuse),
             Backing::SharedHuge => Self::memfd(len_bytes, backing).map_err(refuse),
         }
     }
 
-    fn private(len_bytes: usize) -> Result<Self, rustix::io::Errno> {
+    /// Private memory as [`new`](Self::new) gives it, without the advice to use huge pages.
+    pub fn with_small_pages(len_bytes: usize) -> Result<Self, MappingError> {
+        let refuse = |errno| MappingError { len_bytes, backing: Backing::Private, errno };
+        if len_bytes == 0 {
+            return Err(refuse(rustix::io::Errno::INVAL));
+        }
+        Self::private(len_bytes, false).map_err(refuse)
+    }
+
+    fn private(len_bytes: usize, wants_huge: bool) -> Result<Self, rustix::io::Errno> {
         let len_bytes = len_bytes.next_multiple_of(PAGE);
-        let huge = len_bytes >= HUGE_PAGE;
+        let huge = wants_huge && len_bytes >= HUGE_PAGE;
         let whole_len = if huge { len_bytes + HUGE_PAGE } else { len_bytes };
         // SAFETY: a null hint without MAP_FIXED: the kernel picks a free range, nothing is replaced.
         let whole = unsafe {

@@ -143,6 +143,14 @@ impl Memory for DevicePool {
     fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
         self.regions.fill(segment, byte)
     }
+
+    fn load_u32(&self, segment: Segment) -> Result<u32, NoSuchMemory> {
+        self.regions.load_u32(segment)
+    }
+
+    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), NoSuchMemory> {
+        self.regions.store_u32(segment, value)
+    }
 }
 
 #[cfg(test)]

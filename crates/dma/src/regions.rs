@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{Memory, NoSuchMemory, RegionId, Segment};
@@ -97,6 +97,18 @@ impl Regions {
         Ok(unsafe { base.add(offset) })
     }
 
+    /// The word in the first four bytes of `segment`, which must be aligned to four.
+    fn shared_word(&self, segment: Segment) -> Result<&AtomicU32, NoSuchMemory> {
+        let word = segment.slice(0, 4).ok_or(NoSuchMemory(segment))?;
+        let address = self.address(word)?.cast::<u32>();
+        if !address.is_aligned() {
+            return Err(NoSuchMemory(segment));
+        }
+        // SAFETY: aligned as just checked, inside a region that lives as long as `self`, and an
+        // atomic may be shared with whoever else accesses the word atomically.
+        Ok(unsafe { AtomicU32::from_ptr(address.as_ptr()) })
+    }
+
     /// Copies bytes from one segment to another of the same length; they may overlap.
     #[inline]
     pub fn copy(&self, from: Segment, to: Segment) -> Result<(), NoSuchMemory> {
@@ -158,6 +170,15 @@ impl Memory for Regions {
         unsafe { target.as_ptr().write_bytes(byte, segment.len_bytes as usize) };
         Ok(())
     }
+
+    fn load_u32(&self, segment: Segment) -> Result<u32, NoSuchMemory> {
+        Ok(u32::from_le(self.shared_word(segment)?.load(Ordering::Acquire)))
+    }
+
+    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), NoSuchMemory> {
+        self.shared_word(segment)?.store(value.to_le(), Ordering::Release);
+        Ok(())
+    }
 }
 
 #[inline]
@@ -203,6 +224,19 @@ mod tests {
         regions.fill(elsewhere.slice(0, 6).unwrap(), b'x').unwrap();
         regions.load(elsewhere, &mut back).unwrap();
         assert_eq!(&back, b"xxxxxx bytes");
+    }
+
+    #[test]
+    fn a_shared_word_is_four_aligned_little_endian_bytes() {
+        let (regions, whole) = regions();
+        regions.store_u32(whole.slice(8, 4).unwrap(), 0x0403_0201).unwrap();
+        let mut bytes = [0; 4];
+        regions.load(whole.slice(8, 4).unwrap(), &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 3, 4]);
+        assert_eq!(regions.load_u32(whole.slice(8, 8).unwrap()), Ok(0x0403_0201));
+        for refused in [whole.slice(9, 4), whole.slice(10, 4), whole.slice(8, 3)] {
+            assert!(regions.load_u32(refused.unwrap()).is_err(), "{refused:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`cli`] | the command line of the one executable |
 //! | [`perf`] | load SSDs and say what they, and the driver, can do |
+//! | [`emu`] | emulated SSDs, on threads of their own |
 //! | [`identify`] | ask a controller what it is, and decode all it answers |
 //! | [`pci`] | NVMe functions on the PCI bus |
 //! | [`simulation`] | what the simulator is asked to do |
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod emu;
 pub mod identify;
 pub mod pci;
 pub mod perf;

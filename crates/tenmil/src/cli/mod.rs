@@ -65,7 +65,7 @@ impl Engines {
     /// The real ones.
     pub fn real() -> Self {
         Self {
-            perf: |_, _, _| Err(Refused::machine("perf: no engine is built in")),
+            perf: |options, progress, watch| crate::perf::engine::run(options, progress, watch),
             identify: |uri, _| Err(Refused::machine(format!("{uri}: no engine is built in"))),
             sim: |_, _| Err(Refused::machine("sim: no engine is built in")),
         }

@@ -1,7 +1,7 @@
 //! Registers, and what Identify answers.
 
 use wire::admin::Identify;
-use wire::identify::controller::{IdentifyController, IdentifyControllerNvm};
+use wire::identify::{IdentifyController, IdentifyControllerNvm};
 use wire::identify::descriptor::{NamespaceIdentifier, descriptors};
 use wire::identify::list::{CommandSets, ControllerList, NamespaceList};
 use wire::identify::namespace::{

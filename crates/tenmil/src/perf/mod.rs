@@ -6,6 +6,7 @@
 //! ```
 
 pub mod arrivals;
+pub mod engine;
 pub mod environment;
 pub mod ledger;
 pub mod options;

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use base::{
-    CompletionRing, Dma, Histogram, HostEntries, HostMemory, Instant, Segment, Span,
-    SubmissionRing,
+    CompletionRing, Dma, Histogram, HostEntries, HostMemory, Instant, Segment, Span, SubmissionRing,
 };
 use dma::{
     Backing, DeviceKind, DevicePool, HostCompletionRing, HostSubmissionRing, Mapping, Regions,
@@ -122,8 +121,7 @@ fn pool(plan: &Plan<'_>, ring_depth: u32) -> Result<DevicePool, Refused> {
         .map_err(|error| Refused::machine(format!("measure the bare ring: {error}")))?;
     mapping.populate();
     let regions = Regions::new(1);
-    let memory =
-        regions.add(mapping).map_err(|error| Refused::machine(error.to_string()))?;
+    let memory = regions.add(mapping).map_err(|error| Refused::machine(error.to_string()))?;
     let store = crate::emu::command_store(&plan.options.techniques);
     Ok(DevicePool::new(regions, memory, DeviceKind::Emulated, store))
 }
@@ -213,14 +211,15 @@ impl BareHost {
     #[expect(clippy::cast_possible_truncation, reason = "at most four")]
     fn turn(&mut self) -> u32 {
         let mut taken = 0;
-        let mut line = [[0; 4]; LINE as usize];
+        let mut line = [[0; 2]; LINE as usize];
         loop {
             let count = self.completion.load_line(self.head, self.phase, &mut line);
             if count == 0 {
                 break;
             }
             for entry in &line[..count] {
-                let cid = u64::from(entry[3] & 0xffff);
+                let cid = entry[1] >> 32 & 0xffff;
+                #[expect(clippy::cast_possible_truncation, reason = "sixteen bits")]
                 if let Some(token) = self.tokens.get(cid as usize) {
                     self.checksum = self.checksum.wrapping_add(*token);
                 }
@@ -259,16 +258,15 @@ impl BareDevice {
     fn turn(&mut self) -> u32 {
         let tail = self.doorbells.tail.load(Ordering::Acquire);
         let mut taken = 0;
-        let mut line = [[0; 4]; LINE as usize];
+        let mut line = [[0; 2]; LINE as usize];
         while self.head != tail {
             let room = LINE - self.tail % LINE;
             let mut count = 0;
             while count < room && self.head != tail {
                 let Ok(command) = self.submission.load_command(self.head) else { return taken };
-                #[expect(clippy::cast_possible_truncation, reason = "sixteen bits")]
-                let cid = (command[0] >> 16) as u32 & 0xffff;
-                let entry = [0, 0, self.head, u32::from(self.phase) << 16 | cid];
-                line[count as usize] = entry;
+                let cid = command[0] >> 16 & 0xffff;
+                let second = u64::from(self.head) | cid << 32 | u64::from(self.phase) << 48;
+                line[count as usize] = [0, second];
                 self.head = if self.head + 1 == self.depth { 0 } else { self.head + 1 };
                 count += 1;
             }

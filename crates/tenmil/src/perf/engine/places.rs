@@ -20,10 +20,10 @@ impl Places {
     /// Takes the cores that `options` name; else the first that is allowed for submitting, and the
     /// last of the others for the SSDs.
     pub(crate) fn choose(options: &PerfOptions, allowed: &Cores) -> Self {
-        let given = |cores: &[u32]| cores.iter().map(|core| Some(*core)).collect::<Vec<_>>();
+        let given = |cores: &Cores| cores.iter().map(Some).collect::<Vec<_>>();
         let mut submit = given(&options.cores);
         if submit.is_empty() {
-            let first = allowed.iter().find(|core| !options.device_cores.contains(core));
+            let first = allowed.iter().find(|core| !options.device_cores.contains(*core));
             submit.push(first.or_else(|| allowed.iter().next()));
         }
         let mut device = given(&options.device_cores);
@@ -52,9 +52,10 @@ mod tests {
     use crate::perf::options::PerfOptions;
 
     fn places(cores: &[u32], device_cores: &[u32], allowed: &[u32]) -> Places {
-        let (cores, device_cores) = (cores.to_vec(), device_cores.to_vec());
+        let set = |cores: &[u32]| cores.iter().copied().collect::<Cores>();
+        let (cores, device_cores) = (set(cores), set(device_cores));
         let options = PerfOptions { cores, device_cores, ..PerfOptions::default() };
-        Places::choose(&options, &Cores::from_iter(allowed.iter().copied()))
+        Places::choose(&options, &set(allowed))
     }
 
     #[test]

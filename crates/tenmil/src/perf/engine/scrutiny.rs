@@ -1,6 +1,6 @@
 //! Looking at the data that goes by, or not: what `--verify` adds to a lane.
 
-use base::{Memory, Outcome, Operation, Segment};
+use base::{Memory, Operation, Outcome, Segment};
 use dma::Regions;
 
 use crate::perf::ledger::{Expected, Ledger};
@@ -84,7 +84,7 @@ impl Stamped {
             self.found.unwritten_blocks += 1;
             return;
         };
-        let stamp = Stamp { device: self.device, lba, version };
+        let stamp = Stamp { device: self.device, lba, version, token: 0 };
         let verdict = match self.memory.load(part, &mut self.block) {
             Ok(()) => self.stamper.check(stamp, &self.block),
             Err(stray) => panic!("the buffer of a task is memory of ours: {stray:?}"),
@@ -121,7 +121,8 @@ impl Scrutiny for Stamped {
         }
         for (index, lba) in (draw.lba..draw.lba + u64::from(draw.blocks)).enumerate() {
             let version = self.ledger.version_to_write(lba);
-            self.stamper.write(Stamp { device: self.device, lba, version }, &mut self.block);
+            let stamp = Stamp { device: self.device, lba, version, token: index as u64 };
+            self.stamper.write(stamp, &mut self.block);
             let stored = part(buffer, index, self.block_size)
                 .is_some_and(|part| self.memory.store(part, &self.block).is_ok());
             assert!(stored, "the buffer of a task is as long as its I/O");

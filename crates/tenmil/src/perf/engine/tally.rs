@@ -54,14 +54,13 @@ impl Tally {
     /// Adds one thread's share.
     pub(super) fn add(&mut self, share: Share) {
         for lane in share.lanes {
-            let device = &mut self.devices[lane.device];
             let counts = lane.sums.counts();
-            device.counts.merge(&counts);
+            self.devices[lane.device].counts.merge(&counts);
             self.totals.merge(&counts);
             self.turns.merge(&lane.turns);
             self.open_loop.delayed += lane.sums.delayed;
             for (operation, histogram) in &lane.sums.latency {
-                device.latency.merge(histogram);
+                self.devices[lane.device].latency.merge(histogram);
                 self.latency.merge(histogram);
                 self.of_operation(*operation).merge(histogram);
             }

@@ -1,0 +1,70 @@
+//! Changing bytes at random, in the ways that find mistakes.
+
+use base::Random;
+
+/// Inputs are never longer than this.
+pub(crate) const LEN_MAX: usize = 8192;
+
+/// Values at which arithmetic goes wrong.
+const EDGES: [u64; 10] = [
+    0,
+    1,
+    0x7f,
+    0x80,
+    0xff,
+    0x7fff,
+    0xffff,
+    0x7fff_ffff,
+    0xffff_ffff,
+    u64::MAX,
+];
+
+/// An input made from one of `corpus`, or from nothing.
+pub(crate) fn input(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = match pick(random, corpus.len()) {
+        Some(index) if random.chance(9, 10) => corpus[index].clone(),
+        _ => (0..random.below(300)).map(|_| byte(random)).collect(),
+    };
+    for _ in 0..=random.below(8) {
+        change(random, &mut bytes, corpus);
+    }
+    bytes.truncate(LEN_MAX);
+    bytes
+}
+
+fn change(random: &mut Random, bytes: &mut Vec<u8>, corpus: &[Vec<u8>]) {
+    let at = pick(random, bytes.len()).unwrap_or(0);
+    match random.below(7) {
+        0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
+        1 if !bytes.is_empty() => bytes[at] = byte(random),
+        2 if !bytes.is_empty() => {
+            let edge = EDGES[pick(random, EDGES.len()).unwrap_or(0)].to_le_bytes();
+            let width = 1 << random.below(4);
+            bytes[at..].iter_mut().zip(&edge[..width]).for_each(|(into, from)| *into = *from);
+        }
+        3 => bytes.truncate(at),
+        4 if !bytes.is_empty() => {
+            let end = at + pick(random, bytes.len() - at).unwrap_or(0);
+            let copy = bytes[at..end].to_vec();
+            bytes.extend(copy);
+        }
+        5 => bytes.extend((0..random.below(64)).map(|_| byte(random)).collect::<Vec<_>>()),
+        _ => {
+            if let Some(other) = pick(random, corpus.len()) {
+                let from = pick(random, corpus[other].len()).unwrap_or(0);
+                bytes.truncate(at);
+                bytes.extend_from_slice(&corpus[other][from..]);
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "below a length that fits")]
+fn pick(random: &mut Random, len: usize) -> Option<usize> {
+    (len > 0).then(|| random.below(len as u64) as usize)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "eight bits are what is wanted")]
+fn byte(random: &mut Random) -> u8 {
+    random.draw() as u8
+}
