@@ -196,6 +196,10 @@ fn a_controller_is_ready_or_late_and_never_neither() {
                 let csts = u32::from(!want_ready);
                 let late = BringupError::Late { want_ready, allowed: ALLOWED, csts };
                 assert_eq!(outcome, Err(late), "lag {lag}");
+                let before = if want_ready { controller.disable_lag } else { Span::default() };
+                let most = before.ns + ALLOWED.ns + 1_000_000;
+                assert!((ALLOWED.ns..most).contains(&took.ns), "the last look is on time: {took}");
+                assert!(want_ready || took == ALLOWED, "{took}");
             }
             assert!(took <= Span { ns: 2 * ALLOWED.ns }, "lag {lag} took {took}");
         }

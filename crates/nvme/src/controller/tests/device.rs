@@ -39,6 +39,8 @@ pub(super) struct Script {
     pub(super) refuse: BTreeMap<u8, Status>,
     /// Feature identifiers of Set Features that are refused.
     pub(super) refuse_features: BTreeSet<u8>,
+    /// Namespaces of which Identify says that all is well, and writes nothing.
+    pub(super) withheld: BTreeSet<u32>,
     /// Abort says that it did not abort.
     pub(super) aborts_fail: bool,
     /// I/O commands are answered.
@@ -131,6 +133,7 @@ impl Device {
             mute_for_ever: false,
             refuse: BTreeMap::new(),
             refuse_features: BTreeSet::new(),
+            withheld: BTreeSet::new(),
             aborts_fail: false,
             answers_io: true,
             granted: 8,
@@ -547,7 +550,9 @@ impl Script {
             }
             _ => return Status::INVALID_FIELD,
         }
-        self.give(command, &page);
+        if !self.withheld.contains(&id) {
+            self.give(command, &page);
+        }
         Status::SUCCESS
     }
 

@@ -170,6 +170,7 @@ fn vanishing_at_any_later_read_is_removal() {
 #[test]
 fn an_idle_controller_that_is_unplugged_is_noticed() {
     let mut world = World::ready();
+    world.run(Span::from_secs(1));
     world.device.script().gone_at_read = 0;
     let took = world.run_until(|event| *event == Event::Removed);
     assert!(took <= Span::from_ms(101), "{took}");

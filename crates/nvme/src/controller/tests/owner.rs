@@ -98,6 +98,18 @@ fn data_longer_than_the_controller_takes_are_refused() {
 }
 
 #[test]
+fn long_transfers_can_be_sent_again_and_again() {
+    let mut world = World::ready();
+    let data = world.memory.allocate(65_536).unwrap();
+    for token in 0..20 {
+        let log = GetLogPage { lid: 0xc0, ..GetLogPage::default() };
+        world.controller.get_log_page(world.now, token, log, data).unwrap();
+        world.run(Span::from_ms(1));
+    }
+    assert_eq!(answers(&world).len(), 20);
+}
+
+#[test]
 fn helpers_send_what_their_names_say_and_only_to_controllers_that_have_it() {
     let mut without = World::ready();
     let data = page(&without);

@@ -194,3 +194,18 @@ fn shadow_doorbells_are_used_when_the_controller_takes_them() {
     world.run(Span::from_ms(5));
     assert_eq!(outcomes(&world, 0), [(1, Outcome::SUCCESS)]);
 }
+
+#[test]
+fn shadow_doorbells_that_work_no_more_after_a_reset_are_not_left_to_be_written_in_vain() {
+    let asked = crate::ControllerOptions { shadow_doorbells: true, ..options() };
+    let mut world = World::ready_with(asked, |script| {
+        script.identity.push((256, vec![0, 1]));
+        script.has_shadows = true;
+    });
+    world.create(None);
+    world.device.script().has_shadows = false;
+    world.controller.reset(world.now).unwrap();
+    world.run_until(|event| matches!(event, Event::Dead(_)));
+    let Some(Event::Dead(error)) = world.told().pop() else { panic!() };
+    assert!(error.to_string().contains("doorbell buffer config"), "{error}");
+}

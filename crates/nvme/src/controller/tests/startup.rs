@@ -217,6 +217,16 @@ fn a_namespace_of_nonsense_leaves_the_others_usable() {
 }
 
 #[test]
+fn what_the_controller_does_not_write_is_not_taken_from_an_older_answer() {
+    let mut world = World::with(options(), |script| {
+        script.namespaces.insert(2, ScriptedNamespace { blocks: 10, block_shift: 9 });
+        script.withheld.insert(2);
+    });
+    assert_eq!(outcome(&mut world), Event::Ready);
+    assert_eq!(world.told(), [Event::NamespaceAttached { id: 1 }, Event::Ready]);
+}
+
+#[test]
 fn without_memory_nothing_is_begun_and_nothing_kept() {
     let enough = {
         let world = World::new();
