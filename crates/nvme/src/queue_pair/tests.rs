@@ -1,3 +1,7 @@
+mod deadlines;
+mod lies;
+mod orders;
+
 use std::collections::BTreeSet;
 
 use base::{Answers, Dma, Doorbell, Instant, Memory, Outcome, Random, Span};
@@ -7,16 +11,15 @@ use super::{
     Full, Injection, InjectionSide, QueueDoorbell, QueueMemory, QueuePair, QueueSetup, QueueStats,
     ShadowPlace,
 };
-use crate::fake::{FakeDma, FakeDoorbell, FakeQueue, at_ms};
-use crate::link::{ControllerEnd, Order, ResetReason, link};
-use crate::slot::Nonsense;
+use crate::fake::{FakeDma, FakeDoorbell, FakeQueue};
+use crate::link::{ControllerEnd, Order, link};
 use crate::techniques::{CompletionCopy, CompletionDoorbell, Techniques};
 
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const NOW: Instant = Instant { ns: 5 };
 
-struct World {
+pub(super) struct World {
     queue: QueuePair<FakeDma, FakeDoorbell>,
     device: FakeQueue,
     controller: ControllerEnd,
@@ -24,7 +27,11 @@ struct World {
 }
 
 impl World {
-    fn new(submission_depth: u32, completion_depth: u32, techniques: Techniques) -> Self {
+    pub(super) fn new(
+        submission_depth: u32,
+        completion_depth: u32,
+        techniques: Techniques,
+    ) -> Self {
         let dma = FakeDma::new(16);
         let memory = QueueMemory::allocate(&dma, submission_depth, completion_depth).unwrap();
         let device = FakeQueue::new(&dma, memory);
@@ -248,111 +255,6 @@ fn a_failed_command_brings_its_status_and_result() {
 }
 
 #[test]
-fn an_identifier_that_is_not_in_flight_is_reported_and_skipped() {
-    let mut world = World::plain(8);
-    let first = world.send(1);
-    world.send(2);
-    world.device.complete_next(0);
-    world.device.post(first, 0);
-    world.device.post(7, 0);
-    world.device.post(6, 0);
-    world.device.complete_next(0);
-    let tokens: Vec<u64> = world.poll().iter().map(|(token, _)| *token).collect();
-    assert_eq!(tokens, [1, 2], "what is right among it still counts");
-    assert_eq!(world.stats().nonsense, 3);
-    assert_eq!(world.queue.last_nonsense(), Some(Nonsense::NotInFlight { cid: 6 }));
-    let wanted = world.controller.take_wanted_reset();
-    let duplicate = Nonsense::NotInFlight { cid: first };
-    assert_eq!(wanted, Some(ResetReason::Nonsense(duplicate)), "the first one is reported");
-}
-
-#[test]
-fn an_identifier_beyond_the_table_is_unknown() {
-    let mut world = World::plain(8);
-    world.send(1);
-    world.device.post(7, 0);
-    assert_eq!(world.poll(), []);
-    assert_eq!(world.queue.last_nonsense(), Some(Nonsense::UnknownIdentifier { cid: 7 }));
-}
-
-#[test]
-fn a_duplicate_does_not_end_the_command_that_has_the_slot_now() {
-    let mut world = World::plain(2);
-    let old = world.send(1);
-    world.device.complete_next(0);
-    assert_eq!(world.poll().len(), 1);
-    world.send(2);
-    world.device.post(old, 0);
-    assert_eq!(world.poll(), [], "token 2 is still in the device's hands");
-    world.device.complete_next(0);
-    assert_eq!(world.poll(), [(2, Outcome::SUCCESS)]);
-}
-
-#[test]
-fn an_entry_of_the_wrong_phase_is_not_there() {
-    let mut world = World::plain(4);
-    let cid = world.send(1);
-    // As `post` would write it, but with the phase of the lap before.
-    let memory = world.queue.memory();
-    let entry = wire::Completion([0, 0, 1, u32::from(cid)]).to_bytes();
-    world.queue.cold.dma.store(memory.completion.slice(0, 16).unwrap(), &entry).unwrap();
-    assert_eq!(world.poll(), []);
-    assert_eq!((world.stats().nonsense, world.stats().idle_polls), (0, 1));
-}
-
-#[test]
-fn every_submission_head_outside_what_was_sent_is_reported() {
-    for sent_before in 0..8 {
-        for sent in 1..8_u32 {
-            for head in 0..20_u32 {
-                let mut world = World::plain(8);
-                for token in 0..sent_before {
-                    world.send(token);
-                    world.device.complete_next(0);
-                    world.poll();
-                }
-                let cids: Vec<u16> = (0..sent).map(|token| world.send(u64::from(token))).collect();
-                world.device.post_entry([0, 0, head, u32::from(cids[0])]);
-                assert_eq!(world.poll().len(), 1, "the identifier was right");
-
-                let start = u32::try_from(sent_before).unwrap();
-                let believable = (start..=start + sent).any(|at| at % 8 == head);
-                let nonsense = Nonsense::SubmissionHead { head: u16::try_from(head).unwrap() };
-                let expected = (!believable).then_some(nonsense);
-                assert_eq!(world.queue.last_nonsense(), expected, "{start} {sent} {head}");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_submission_head_does_not_go_back() {
-    let mut world = World::plain(8);
-    let cids: Vec<u16> = (0..5).map(|token| world.send(token)).collect();
-    for (cid, head) in cids.iter().zip([3_u32, 2, 3, 5, 4]) {
-        world.device.post_entry([0, 0, head, u32::from(*cid)]);
-        assert_eq!(world.poll().len(), 1);
-    }
-    assert_eq!(world.stats().nonsense, 2, "two and four were behind what had been said before");
-}
-
-#[test]
-fn a_device_that_posts_nothing_but_nonsense_does_not_keep_a_poll_for_ever() {
-    let mut world = World::plain(8);
-    // Every entry of the ring carries the new phase, as if there were no end.
-    let memory = world.queue.memory();
-    for lap in [1_u32, 0] {
-        for index in 0..8 {
-            let entry = wire::Completion([0, 0, 0, lap << 16 | 0xffff]).to_bytes();
-            let place = memory.completion.slice(index * 16, 16).unwrap();
-            world.queue.cold.dma.store(place, &entry).unwrap();
-        }
-        assert_eq!(world.poll(), []);
-    }
-    assert_eq!(world.stats().nonsense, 16);
-}
-
-#[test]
 fn fused_halves_are_adjacent_and_announced_together() {
     let batched = Techniques::default();
     for techniques in [batched, Techniques { doorbell_batching: false, ..batched }] {
@@ -393,206 +295,6 @@ fn half_a_fused_pair_is_never_sent() {
     assert!(pair(&mut world).is_ok());
     world.controller.give(Order::Quiesce);
     assert_eq!(pair(&mut world), Err(Full));
-}
-
-#[test]
-fn nothing_is_submitted_before_the_order_to_run() {
-    let mut world = World::plain(4);
-    world.controller.give(Order::Freeze);
-    assert_eq!(world.submit(1), Err(Full));
-    assert_eq!(world.queue.standing(), Order::Freeze);
-    assert_eq!(world.stats().submitted, 0);
-}
-
-#[test]
-fn a_quiesced_queue_runs_dry_and_says_how_far_it_is() {
-    let mut world = World::plain(8);
-    world.send_all(0..3);
-    world.submit(3).unwrap();
-    world.controller.give(Order::Quiesce);
-    assert_eq!(world.submit(4), Err(Full));
-    world.queue.flush();
-    assert_eq!(world.device.fetch(), 1, "what was taken before the order is still announced");
-    assert!(world.controller.has_adopted());
-    assert_eq!(world.controller.in_flight(), 4);
-    world.complete(4);
-    assert_eq!(world.poll().len(), 4);
-    assert_eq!(world.controller.in_flight(), 0);
-    assert_eq!(world.device.head_doorbell.value(), 4);
-    world.controller.give(Order::Run);
-    world.send(5);
-    world.device.complete_next(0);
-    assert_eq!(world.poll(), [(5, Outcome::SUCCESS)]);
-}
-
-/// The heart of a reset: tokens are parked while the device may still write, and come back exactly
-/// once, after it cannot.
-#[test]
-fn parked_tokens_come_back_exactly_once_and_never_early() {
-    for room in [1, 3, 100] {
-        let mut world = World::plain(8);
-        world.answers = Answers::with_capacity(room);
-        world.send_all(0..5);
-        world.submit(5).unwrap();
-        world.device.complete_next(0);
-        world.controller.give(Order::Freeze);
-        world.queue.flush();
-        for hour in 1..5 {
-            assert_eq!(world.poll_at(at_ms(hour * 3_600_000)), [], "not before the release");
-        }
-        world.queue.flush();
-        assert_eq!(world.device.fetch(), 1, "the flush before the first poll, and none after");
-        assert_eq!((world.controller.has_adopted(), world.controller.in_flight()), (true, 6));
-
-        world.controller.give(Order::Release);
-        let mut returned = Vec::new();
-        for _ in 0..7 {
-            let part = world.poll();
-            assert!(world.controller.has_adopted() && part.len() <= room);
-            returned.extend(part);
-        }
-        returned.sort_unstable_by_key(|(token, _)| *token);
-        let expected: Vec<_> = (0..6).map(|token| (token, Outcome::ABORTED_BY_HOST)).collect();
-        assert_eq!(returned, expected);
-        assert_eq!(world.controller.in_flight(), 0);
-
-        world.device.reset();
-        world.controller.give(Order::Run);
-        for token in 100..120 {
-            world.send(token);
-            world.device.complete_next(0);
-            assert_eq!(world.poll(), [(token, Outcome::SUCCESS)]);
-        }
-        assert_eq!(world.stats().nonsense, 0);
-    }
-}
-
-#[test]
-fn a_queue_runs_again_only_when_everything_parked_is_answered() {
-    let mut world = World::plain(8);
-    world.answers = Answers::with_capacity(2);
-    world.send_all(0..5);
-    world.controller.give(Order::Release);
-    assert_eq!(world.poll().len(), 2);
-    world.device.reset();
-    world.controller.give(Order::Run);
-    assert_eq!(world.submit(9), Err(Full));
-    assert_eq!(world.queue.wake_at(), Instant::default(), "it wants to be polled at once");
-    assert_eq!((world.poll().len(), world.poll().len()), (2, 1));
-    assert!(!world.controller.has_adopted());
-    assert!(world.submit(9).is_ok());
-    assert!(world.controller.has_adopted());
-}
-
-#[test]
-fn a_completion_from_before_a_reset_is_not_seen_after_it() {
-    let mut world = World::plain(8);
-    let old = world.send(1);
-    world.device.post(old, 0);
-    world.controller.give(Order::Release);
-    assert_eq!(world.poll(), [(1, Outcome::ABORTED_BY_HOST)]);
-    world.device.reset();
-    world.controller.give(Order::Run);
-    world.send(2);
-    assert_eq!(world.poll(), [], "the ring was zeroed");
-    world.device.post(old, 0);
-    assert_eq!(world.poll(), [], "and the old identifier does not fit any more");
-    assert_eq!(world.stats().nonsense, 1);
-}
-
-#[test]
-fn a_dead_queue_answers_what_it_has_and_takes_nothing() {
-    let mut world = World::plain(8);
-    world.send(1);
-    world.controller.give(Order::Dead);
-    assert_eq!(world.submit(2), Err(Full));
-    assert_eq!(world.poll(), [(1, Outcome::ABORTED_BY_HOST)]);
-    assert_eq!((world.queue.standing(), world.queue.wake_at()), (Order::Dead, Instant::NEVER));
-}
-
-#[test]
-fn a_late_command_is_posted_once_and_asks_for_a_reset_if_an_abort_does_not_help() {
-    let mut world = World::plain(8);
-    let cid = world.send(1);
-    for ms in 0..800 {
-        world.poll_at(at_ms(ms));
-        assert_eq!(world.controller.next_overdue(), None, "at {ms} ms of 800");
-    }
-    let found = (800..).find_map(|ms| {
-        world.poll_at(at_ms(ms));
-        world.controller.next_overdue().map(|overdue| (ms, overdue))
-    });
-    let (ms, overdue) = found.unwrap();
-    assert!(ms <= 901, "found at {ms}: an eighth late at most");
-    assert_eq!((overdue.cid, world.stats().overdue), (cid, 1));
-
-    world.controller.abort_ended(overdue);
-    for later in ms..ms + 800 {
-        world.poll_at(at_ms(later));
-        assert_eq!(world.controller.next_overdue(), None, "once is enough");
-        assert_eq!(world.controller.take_wanted_reset(), None);
-    }
-    world.poll_at(at_ms(ms + 901));
-    assert_eq!(world.controller.take_wanted_reset(), Some(ResetReason::Stuck { cid }));
-}
-
-#[test]
-fn an_aborted_command_frees_its_identifier_once_the_abort_has_ended() {
-    let mut world = World::plain(2);
-    world.send(1);
-    world.poll_at(at_ms(1000));
-    let overdue = world.controller.next_overdue().unwrap();
-    world.device.complete_next(0x07);
-    assert_eq!(world.poll_at(at_ms(1000)), [(1, Outcome::ABORTED)]);
-    assert_eq!(world.submit(2), Err(Full), "the abort could still hit this identifier");
-    world.controller.abort_ended(overdue);
-    world.poll_at(at_ms(2000));
-    assert!(world.submit(2).is_ok());
-}
-
-#[test]
-fn deadlines_of_ones_own_are_kept_or_waived() {
-    let mut world = World::plain(8);
-    world.poll();
-    let never = Span { ns: u64::MAX };
-    world.queue.submit_within(NOW, never, 1, Command::new(0x0c)).unwrap();
-    let soon = world.queue.submit_within(NOW, Span::from_ms(16), 2, Command::new(READ)).unwrap();
-    assert!(world.queue.wake_at() <= at_ms(3), "an eighth of sixteen, and a tick");
-    let found = (1..).find(|ms| {
-        world.poll_at(at_ms(*ms));
-        world.controller.next_overdue().is_some_and(|overdue| overdue.cid == soon)
-    });
-    assert!((16..=19).contains(&found.unwrap()), "{found:?}");
-    for hour in 1..100 {
-        world.poll_at(at_ms(hour * 3_600_000));
-        assert_eq!(world.controller.next_overdue(), None);
-    }
-}
-
-#[test]
-fn every_late_command_is_posted_in_its_turn() {
-    let mut world = World::plain(16);
-    let mut late: BTreeSet<u16> = (0..12).map(|token| world.send(token)).collect();
-    for turn in 0..3 {
-        world.poll_at(at_ms(1000 + 200 * turn));
-        for _ in 0..4 {
-            let overdue = world.controller.next_overdue().unwrap();
-            assert!(late.remove(&overdue.cid));
-            world.controller.abort_ended(overdue);
-        }
-    }
-    assert!(late.is_empty());
-}
-
-#[test]
-fn an_idle_queue_has_no_reason_to_wake() {
-    let mut world = World::plain(8);
-    assert_eq!(world.queue.wake_at(), Instant::NEVER);
-    world.send(1);
-    assert!(world.queue.wake_at() < Instant::NEVER);
-    world.device.complete_next(0);
-    world.poll();
-    assert_eq!(world.queue.wake_at(), Instant::NEVER);
 }
 
 #[test]

@@ -1,0 +1,123 @@
+//! What a queue does when its controller wants something of it.
+
+use base::{Answers, Instant, Outcome};
+
+use super::World;
+use crate::fake::at_ms;
+use crate::link::Order;
+use crate::queue_pair::Full;
+
+#[test]
+fn nothing_is_submitted_before_the_order_to_run() {
+    let mut world = World::plain(4);
+    world.controller.give(Order::Freeze);
+    assert_eq!(world.submit(1), Err(Full));
+    assert_eq!(world.queue.standing(), Order::Freeze);
+    assert_eq!(world.stats().submitted, 0);
+}
+
+#[test]
+fn a_quiesced_queue_runs_dry_and_says_how_far_it_is() {
+    let mut world = World::plain(8);
+    world.send_all(0..3);
+    world.submit(3).unwrap();
+    world.controller.give(Order::Quiesce);
+    assert_eq!(world.submit(4), Err(Full));
+    world.queue.flush();
+    assert_eq!(world.device.fetch(), 1, "what was taken before the order is still announced");
+    assert!(world.controller.has_adopted());
+    assert_eq!(world.controller.in_flight(), 4);
+    world.complete(4);
+    assert_eq!(world.poll().len(), 4);
+    assert_eq!(world.controller.in_flight(), 0);
+    assert_eq!(world.device.head_doorbell.value(), 4);
+    world.controller.give(Order::Run);
+    world.send(5);
+    world.device.complete_next(0);
+    assert_eq!(world.poll(), [(5, Outcome::SUCCESS)]);
+}
+
+/// The heart of a reset: tokens are parked while the device may still write, and come back exactly
+/// once, after it cannot.
+#[test]
+fn parked_tokens_come_back_exactly_once_and_never_early() {
+    for room in [1, 3, 100] {
+        let mut world = World::plain(8);
+        world.answers = Answers::with_capacity(room);
+        world.send_all(0..5);
+        world.submit(5).unwrap();
+        world.device.complete_next(0);
+        world.controller.give(Order::Freeze);
+        world.queue.flush();
+        for hour in 1..5 {
+            assert_eq!(world.poll_at(at_ms(hour * 3_600_000)), [], "not before the release");
+        }
+        world.queue.flush();
+        assert_eq!(world.device.fetch(), 1, "the flush before the first poll, and none after");
+        assert_eq!((world.controller.has_adopted(), world.controller.in_flight()), (true, 6));
+
+        world.controller.give(Order::Release);
+        let mut returned = Vec::new();
+        for _ in 0..7 {
+            let part = world.poll();
+            assert!(world.controller.has_adopted() && part.len() <= room);
+            returned.extend(part);
+        }
+        returned.sort_unstable_by_key(|(token, _)| *token);
+        let expected: Vec<_> = (0..6).map(|token| (token, Outcome::ABORTED_BY_HOST)).collect();
+        assert_eq!(returned, expected);
+        assert_eq!(world.controller.in_flight(), 0);
+
+        world.device.reset();
+        world.controller.give(Order::Run);
+        for token in 100..120 {
+            world.send(token);
+            world.device.complete_next(0);
+            assert_eq!(world.poll(), [(token, Outcome::SUCCESS)]);
+        }
+        assert_eq!(world.stats().nonsense, 0);
+    }
+}
+
+#[test]
+fn a_queue_runs_again_only_when_everything_parked_is_answered() {
+    let mut world = World::plain(8);
+    world.answers = Answers::with_capacity(2);
+    world.send_all(0..5);
+    world.controller.give(Order::Release);
+    assert_eq!(world.poll().len(), 2);
+    world.device.reset();
+    world.controller.give(Order::Run);
+    assert_eq!(world.submit(9), Err(Full));
+    assert_eq!(world.queue.wake_at(), Instant::default(), "it wants to be polled at once");
+    assert_eq!((world.poll().len(), world.poll().len()), (2, 1));
+    assert!(!world.controller.has_adopted());
+    assert!(world.submit(9).is_ok());
+    assert!(world.controller.has_adopted());
+}
+
+#[test]
+fn a_completion_from_before_a_reset_is_not_seen_after_it() {
+    let mut world = World::plain(8);
+    let old = world.send(1);
+    world.device.post(old, 0);
+    world.controller.give(Order::Release);
+    assert_eq!(world.poll(), [(1, Outcome::ABORTED_BY_HOST)]);
+    world.device.reset();
+    world.controller.give(Order::Run);
+    world.send(2);
+    assert_eq!(world.poll(), [], "the ring was zeroed");
+    world.device.post(old, 0);
+    assert_eq!(world.poll(), [], "and the old identifier does not fit any more");
+    assert_eq!(world.stats().nonsense, 1);
+}
+
+#[test]
+fn a_dead_queue_answers_what_it_has_and_takes_nothing() {
+    let mut world = World::plain(8);
+    world.send(1);
+    world.controller.give(Order::Dead);
+    assert_eq!(world.submit(2), Err(Full));
+    assert_eq!(world.poll(), [(1, Outcome::ABORTED_BY_HOST)]);
+    assert_eq!((world.queue.standing(), world.queue.wake_at()), (Order::Dead, Instant::NEVER));
+}
