@@ -21,8 +21,7 @@ mod buffers;
 pub mod controller;
 mod doorbell;
 pub mod front;
-#[cfg(test)]
-mod fuzz;
+pub mod fuzz;
 pub mod namespace;
 pub mod queue;
 mod transfer;

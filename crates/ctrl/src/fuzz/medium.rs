@@ -74,11 +74,14 @@ impl FakeMedium {
     }
 
     /// With other limits.
+    #[cfg(test)]
     pub(crate) fn limited(mut self, change: impl FnOnce(&mut Limits)) -> Self {
         change(&mut self.limits);
         self
     }
 
+    /// What is on it.
+    #[cfg(test)]
     pub(crate) fn blocks(&self) -> MutexGuard<'_, Blocks> {
         lock(&self.blocks)
     }

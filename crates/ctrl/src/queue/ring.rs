@@ -307,7 +307,11 @@ impl<E: HostEntries> CompletionQueue<E> {
         self.tail = next(self.tail, self.size);
         self.phase ^= self.tail == 0;
         // The line is full when the next entry begins another.
-        if self.tail as usize % LINE == 0 { self.publish().map(|()| true) } else { Ok(true) }
+        if (self.tail as usize).is_multiple_of(LINE) {
+            self.publish().map(|()| true)
+        } else {
+            Ok(true)
+        }
     }
 
     /// Lets the host see what was staged.

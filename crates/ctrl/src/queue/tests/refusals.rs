@@ -108,7 +108,8 @@ fn every_wrong_field_has_its_status_and_no_effect() {
 #[test]
 fn ranges_of_a_copy_are_checked_before_the_first_block_moves() {
     let dnr = Status::with_dnr;
-    let cases: [(&str, u64, &[(u64, u16)], Status); 6] = [
+    type Sources = &'static [(u64, u16)];
+    let cases: [(&str, u64, Sources, Status); 6] = [
         ("source past the end", 0, &[(50, 1), (BLOCKS - 1, 2)], dnr(Status::LBA_OUT_OF_RANGE)),
         ("source past all", 0, &[(u64::MAX, 1)], dnr(Status::LBA_OUT_OF_RANGE)),
         ("destination past the end", BLOCKS - 2, &[(0, 3)], dnr(Status::LBA_OUT_OF_RANGE)),

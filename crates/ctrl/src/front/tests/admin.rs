@@ -1,0 +1,275 @@
+//! The admin queue: data both ways, queues, events, aborts.
+
+use wire::admin::{
+    Abort, DeleteIoCompletionQueue, DeleteIoSubmissionQueue, GetLogPage, Identify, SetFeatures,
+};
+use wire::sgl::Descriptor;
+use wire::{Command, DataPointer, Status, Typed};
+
+use super::rig::{CC, CSTS, DATA, ENABLED, LATER, Rig, SHARED, read};
+
+fn identify() -> Command {
+    Identify { cns: 1, ..Identify::default() }.to_command()
+}
+
+fn delete_sq(qid: u16) -> Command {
+    DeleteIoSubmissionQueue { qid }.to_command()
+}
+
+fn delete_cq(qid: u16) -> Command {
+    DeleteIoCompletionQueue { qid }.to_command()
+}
+
+fn event_request() -> Command {
+    Command::new(0x0c)
+}
+
+#[test]
+fn data_goes_to_the_host_by_prps_lists_and_sgls() {
+    for manners in [SHARED, LATER] {
+        let mut rig = Rig::enabled(manners);
+        rig.admin(identify().with_prp(DATA, 0));
+        let page = rig.bytes(DATA, 4096);
+        assert_eq!(&page[4..8], b"TEST");
+        rig.admin(identify().with_prp(DATA + 0x2e00, DATA + 0x5000));
+        let split = [rig.bytes(DATA + 0x2e00, 0x200), rig.bytes(DATA + 0x5000, 0xe00)].concat();
+        assert_eq!(split, page);
+        // Two pages from the middle of one, through a list of two.
+        let log = GetLogPage { lid: 5, numd: 2047, ..GetLogPage::default() }.to_command();
+        let entries = [(DATA + 0x7000).to_le_bytes(), (DATA + 0x9000).to_le_bytes()].concat();
+        rig.fill(DATA + 0x100, &entries);
+        let logged = rig.admin(log.with_prp(DATA + 0xb800, DATA + 0x100));
+        assert!(logged.status().is_success(), "{}", logged.status());
+        let bytes: Vec<u8> = (0..3)
+            .flat_map(|part| Descriptor::data_block(DATA + part * 0x800, 1400).to_bytes())
+            .collect();
+        rig.fill(DATA + 0xc000, &bytes);
+        let sgl = identify()
+            .with_psdt(DataPointer::Sgl)
+            .with_sgl1(Descriptor::last_segment(DATA + 0xc000, 48));
+        assert!(rig.admin(sgl).status().is_success());
+        let parts =
+            [rig.bytes(DATA, 1400), rig.bytes(DATA + 0x800, 1400), rig.bytes(DATA + 0x1000, 1296)];
+        assert_eq!(parts.concat(), page);
+    }
+}
+
+#[test]
+fn wrong_data_pointers_are_refused_before_anything_happens() {
+    for manners in [SHARED, LATER] {
+        let mut rig = Rig::enabled(manners);
+        let offset = Status::PRP_OFFSET_INVALID.with_dnr();
+        assert_eq!(rig.admin(identify().with_prp(DATA + 1, 0)).status(), offset);
+        assert_eq!(rig.admin(identify().with_prp(DATA + 4, 8)).status(), offset);
+        let nowhere = Status::DATA_TRANSFER_ERROR;
+        assert_eq!(rig.admin(identify().with_prp(1 << 40, 0)).status(), nowhere);
+        // The host identifier is set from memory that is not there: it stays what it was.
+        let set = SetFeatures { fid: 0x81, cdw11: 1, ..SetFeatures::default() }.to_command();
+        assert_eq!(rig.admin(set.with_prp(1 << 40, 0)).status(), nowhere);
+        rig.fill(DATA, &[7; 16]);
+        assert!(rig.admin(set.with_prp(DATA, 0)).status().is_success());
+        assert_eq!(rig.admin(Command::new(0xff)).status().code(), Status::INVALID_OPCODE);
+    }
+}
+
+#[test]
+fn every_refusal_is_in_the_error_log() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    rig.admin(identify().with_prp(1 << 40, 0));
+    let cid = rig.run(1, read(1).with_nsid(9)).cid();
+    let log = GetLogPage { lid: 1, numd: 31, ..GetLogPage::default() }.to_command();
+    assert!(rig.admin(log.with_prp(DATA, 0)).status().is_success());
+    let newest = rig.bytes(DATA, 64);
+    assert_eq!(newest[8..10], [1, 0], "submission queue 1");
+    assert_eq!(newest[10..12], cid.to_le_bytes());
+    let older = rig.bytes(DATA + 64, 64);
+    assert_eq!(older[8..10], [0, 0], "the admin queue");
+}
+
+#[test]
+fn queues_are_created_and_deleted_in_order() {
+    let mut rig = Rig::enabled(SHARED);
+    let taken = Status::INVALID_QUEUE_IDENTIFIER;
+    let pair = rig.place(3, 2, 8);
+    assert!(rig.create_sq(&pair).is(Status::COMPLETION_QUEUE_INVALID), "no queue to feed");
+    assert!(rig.admin(delete_cq(2)).status().is(taken), "no such queue");
+    assert!(rig.admin(delete_sq(3)).status().is(taken), "no such queue");
+    assert_eq!(rig.create_cq(&pair, None), Status::SUCCESS);
+    assert!(rig.create_cq(&pair, None).is(taken), "it exists");
+    assert_eq!(rig.create_sq(&pair), Status::SUCCESS);
+    assert!(rig.create_sq(&pair).is(taken), "it exists");
+    rig.pairs.push(pair);
+    assert!(rig.run(1, read(8)).status().is_success(), "queue 3 feeds queue 2");
+    let other = rig.place(1, 2, 8);
+    assert_eq!(rig.create_sq(&other), Status::SUCCESS, "and so may another");
+    assert!(rig.admin(delete_cq(2)).status().is(Status::INVALID_QUEUE_DELETION));
+    assert_eq!(rig.admin(delete_sq(3)).status(), Status::SUCCESS);
+    assert!(rig.admin(delete_cq(2)).status().is(Status::INVALID_QUEUE_DELETION));
+    assert_eq!(rig.admin(delete_sq(1)).status(), Status::SUCCESS);
+    assert_eq!(rig.admin(delete_cq(2)).status(), Status::SUCCESS);
+    rig.pairs.truncate(1);
+    rig.create(3, 2, None);
+    assert!(rig.run(1, read(1)).status().is_success(), "created again, it begins anew");
+}
+
+#[test]
+fn a_queue_nowhere_or_of_the_wrong_entry_size_is_refused() {
+    let mut rig = Rig::enabled(SHARED);
+    let create = |at: u64| {
+        let create = wire::admin::CreateIoCompletionQueue {
+            qid: 1,
+            qsize: 7,
+            pc: true,
+            ..Default::default()
+        };
+        create.to_command().with_prp(at, 0)
+    };
+    assert!(rig.admin(create(1 << 40)).status().is(Status::INVALID_FIELD));
+    rig.write(CC, u64::from(ENABLED & !(0xf << 20)));
+    rig.turn();
+    assert!(rig.admin(create(0x8000)).status().is(Status::INVALID_QUEUE_SIZE), "IOCQES is 0");
+}
+
+#[test]
+fn a_deletion_waits_for_the_medium_and_holds_nobody_up() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    rig.medium.blocks().is_stuck = true;
+    rig.push(1, read(1));
+    rig.ring(1);
+    rig.turn();
+    let deletion = rig.push(0, delete_sq(1));
+    rig.ring(0);
+    for _ in 0..50 {
+        rig.turn();
+    }
+    assert!(rig.take(0).is_none(), "a command is still at the medium");
+    assert!(rig.admin(delete_sq(1)).status().is(Status::INVALID_QUEUE_IDENTIFIER), "going");
+    assert!(rig.admin(identify().with_prp(DATA, 0)).status().is_success());
+    rig.medium.blocks().is_stuck = false;
+    rig.turn_until("the deletion", |rig| rig.take(0).is_some_and(|done| done.cid() == deletion));
+    assert!(rig.take(1).is_some_and(|done| done.status().is_success()), "answered first");
+}
+
+#[test]
+fn invalid_doorbells_are_told_by_event() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    let requests = [rig.push(0, event_request()), rig.push(0, event_request())];
+    rig.ring(0);
+    for _ in 0..10 {
+        rig.turn();
+    }
+    assert!(rig.take(0).is_none(), "parked");
+    let now = rig.now;
+    rig.front.ring(now, 2, 99);
+    let mut told = Vec::new();
+    rig.turn_until("the event", |rig| {
+        told.extend(rig.take(0));
+        !told.is_empty()
+    });
+    assert_eq!((told[0].cid(), told[0].status()), (requests[0], Status::SUCCESS));
+    assert_eq!(told[0].dw0(), 0x0001_0100, "error, invalid doorbell value, error log");
+    let log = GetLogPage { lid: 1, numd: 15, ..GetLogPage::default() }.to_command();
+    assert!(rig.admin(log.with_prp(DATA, 0)).status().is_success());
+    for missing in [2 * 2, 2 * 2 + 1, 2 * 40, u32::MAX] {
+        let now = rig.now;
+        rig.front.ring(now, missing, 1);
+    }
+    rig.turn_until("the event", |rig| {
+        told.extend(rig.take(0));
+        told.len() > 1
+    });
+    assert_eq!((told[1].cid(), told[1].dw0()), (requests[1], 0x0001_0000), "doorbell register");
+}
+
+#[test]
+fn parked_requests_can_be_aborted_and_running_commands_cannot() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    let parked = rig.push(0, event_request());
+    rig.ring(0);
+    rig.turn();
+    let abort = |sqid, abort_cid| Abort { sqid, abort_cid }.to_command();
+    assert_eq!(rig.admin(abort(0, 999)).dw0(), 1, "no such command");
+    rig.push(0, abort(0, parked));
+    rig.ring(0);
+    let mut answers = Vec::new();
+    rig.turn_until("both answers", |rig| {
+        answers.extend(rig.take(0));
+        answers.len() == 2
+    });
+    answers.sort_by_key(|answer| answer.cid());
+    assert_eq!((answers[0].cid(), answers[0].status()), (parked, Status::ABORT_REQUESTED));
+    assert_eq!((answers[1].status(), answers[1].dw0()), (Status::SUCCESS, 0));
+    rig.medium.blocks().is_stuck = true;
+    let running = rig.push(1, read(1));
+    rig.ring(1);
+    rig.turn();
+    assert_eq!(rig.admin(abort(1, running)).dw0(), 1);
+}
+
+#[test]
+fn the_smallest_admin_queue_works_while_requests_are_parked() {
+    for manners in [SHARED, LATER] {
+        let mut rig = Rig::new(manners, |medium| medium);
+        rig.enable(2);
+        rig.push(0, event_request());
+        rig.ring(0);
+        for _ in 0..50 {
+            rig.turn();
+        }
+        for _ in 0..9 {
+            assert!(rig.admin(identify().with_prp(DATA, 0)).status().is_success());
+        }
+        assert_eq!(rig.read(CSTS), 1);
+    }
+}
+
+#[test]
+fn a_host_that_takes_no_completions_gets_no_more_than_there_are_places() {
+    let mut rig = Rig::enabled(SHARED);
+    for _ in 0..15 {
+        rig.push(0, identify().with_prp(DATA, 0));
+    }
+    rig.ring(0);
+    for _ in 0..50 {
+        rig.turn();
+    }
+    let mut count = 0;
+    while rig.take(0).is_some() {
+        count += 1;
+    }
+    assert_eq!(count, 15);
+    assert!(rig.admin(identify().with_prp(DATA, 0)).status().is_success());
+}
+
+#[test]
+fn a_format_ends_later_and_says_so() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    rig.medium.blocks().bytes.fill(0xaa);
+    let format = wire::admin::FormatNvm {
+        nsid: 1,
+        ses: wire::admin::SecureErase::UserData,
+        ..Default::default()
+    };
+    assert_eq!(rig.admin(format.to_command()).status(), Status::SUCCESS);
+    rig.turn();
+    assert!(rig.run(1, read(8)).status().is_success());
+    assert_eq!(rig.bytes(DATA, 4096), vec![0; 4096], "erased");
+}
+
+#[test]
+fn health_knows_what_the_queues_have_done() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    for _ in 0..3 {
+        rig.run(1, read(8));
+    }
+    let log = GetLogPage { lid: 2, nsid: u32::MAX, numd: 127, ..Default::default() };
+    assert!(rig.admin(log.to_command().with_prp(DATA, 0)).status().is_success());
+    // Host Read Commands, bytes 64 to 79 (Base 2.1 §5.1.12.1.3).
+    assert_eq!(rig.bytes(DATA + 64, 2), [3, 0]);
+}

@@ -1,0 +1,153 @@
+//! Resets and shutdowns in the middle of everything.
+
+use base::{Durability, Operation};
+use wire::admin::GetLogPage;
+use wire::{Command, IoOpcode, Typed};
+
+use super::rig::{CC, CSTS, DATA, ENABLED, LATER, Rig, SHARED, read, write};
+use crate::fuzz::host::Manners;
+
+const RDY: u64 = 1;
+const SHST: u64 = 3 << 2;
+const OCCURRING: u64 = 1 << 2;
+const COMPLETE: u64 = 2 << 2;
+const NORMAL: u32 = 1 << 14;
+const ABRUPT: u32 = 2 << 14;
+
+/// A reset after any number of turns, with commands of every kind in flight, over hosts and media
+/// that answer when they like: once RDY is 0 nobody touches the host, and the next life works.
+#[test]
+fn once_it_is_not_ready_nothing_touches_the_host() {
+    let copied = Manners { shares_data: false, ..SHARED };
+    for (seed, manners) in (1..).zip([SHARED, copied, LATER].into_iter().cycle().take(90)) {
+        let mut rig = Rig::with(manners, seed, |medium| medium.later(seed), |_| {});
+        for life in 0..2 {
+            rig.enable(16);
+            rig.create(1, 1, Some(1));
+            rig.create(2, 2, None);
+            for at in [1, 2] {
+                for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
+                    for blocks in [1, 16] {
+                        rig.push(at, read(blocks).with_opcode(opcode.code()));
+                    }
+                }
+                rig.push(
+                    at,
+                    Command::new(IoOpcode::ReservationReport.code()).with_nsid(1).with_prp(DATA, 0),
+                );
+                rig.ring(at);
+            }
+            let log = GetLogPage { lid: 5, numd: 1023, ..GetLogPage::default() }.to_command();
+            rig.push(0, log.with_prp(DATA + 0x800, DATA + 0x2000));
+            rig.push(0, Command::new(0x0c));
+            rig.ring(0);
+            for _ in 0..seed * (life + 1) % 37 {
+                rig.turn();
+            }
+            rig.write(CC, 0);
+            rig.turn();
+            // Nothing is begun any more, while what was begun may still end.
+            rig.ram.close(true);
+            rig.turn_until("the end", |rig| rig.read(CSTS) & RDY == 0);
+            rig.ram.seal(true);
+            for _ in 0..30 {
+                rig.turn();
+            }
+            assert_eq!(rig.ram.violations(), 0, "seed {seed}");
+            assert_eq!(rig.buffers.free(), 4, "seed {seed}");
+            rig.ram.close(false);
+            rig.ram.seal(false);
+        }
+        rig.enable(16);
+        rig.create(1, 1, None);
+        assert!(rig.run(1, write(16)).status().is_success());
+    }
+}
+
+#[test]
+fn it_stays_ready_as_long_as_a_medium_may_touch_the_host() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    rig.medium.blocks().is_stuck = true;
+    rig.push(1, read(1));
+    rig.ring(1);
+    rig.turn();
+    rig.write(CC, 0);
+    for _ in 0..100 {
+        rig.turn();
+    }
+    assert_eq!(rig.read(CSTS), RDY);
+    // A host that cannot wait and enables it again gets it as soon as it is possible.
+    rig.write(CC, ENABLED.into());
+    for _ in 0..100 {
+        rig.turn();
+    }
+    rig.medium.blocks().is_stuck = false;
+    rig.turn_until("the next life", |rig| rig.turn() != crate::front::Wait::Busy);
+    assert_eq!(rig.read(CSTS), RDY);
+    let now = rig.now;
+    rig.front.ring(now, 2, 1);
+    rig.turn();
+    assert!(rig.take(1).is_none(), "queues of the last life are gone");
+}
+
+#[test]
+fn a_normal_shutdown_is_complete_when_the_medium_is_flushed() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    rig.run(1, write(1));
+    rig.medium.blocks().is_stuck = true;
+    rig.write(CC, (ENABLED | NORMAL).into());
+    for _ in 0..20 {
+        rig.turn();
+    }
+    assert_eq!(rig.read(CSTS) & SHST, OCCURRING);
+    rig.medium.blocks().is_stuck = false;
+    rig.turn_until("completion", |rig| rig.read(CSTS) & SHST == COMPLETE);
+    let last = rig.medium.blocks().log.last().map(|request| request.operation);
+    assert_eq!(last, Some(Operation::Flush));
+    rig.write(CC, 0);
+    rig.turn();
+    assert_eq!(rig.read(CSTS) & RDY, 0);
+    rig.enable(16);
+    assert_eq!(rig.read(CSTS) & SHST, 0, "the next life knows nothing of it");
+}
+
+#[test]
+fn an_abrupt_shutdown_and_a_stable_medium_flush_nothing() {
+    for (notice, durability) in [(ABRUPT, Durability::VolatileCache), (NORMAL, Durability::Stable)]
+    {
+        let mut rig =
+            Rig::new(SHARED, |medium| medium.limited(|limits| limits.durability = durability));
+        rig.enable(16);
+        rig.write(CC, (ENABLED | notice).into());
+        rig.turn();
+        assert_eq!(rig.read(CSTS) & SHST, COMPLETE);
+        assert!(rig.medium.blocks().log.is_empty());
+    }
+}
+
+#[test]
+fn a_flush_that_fails_at_shutdown_is_not_kept_quiet() {
+    let mut rig = Rig::new(SHARED, |medium| {
+        medium.limited(|limits| limits.support = base::Support::of(&[Operation::Write]))
+    });
+    rig.enable(16);
+    rig.write(CC, (ENABLED | NORMAL).into());
+    rig.turn_until("completion", |rig| rig.read(CSTS) & SHST == COMPLETE);
+    assert_ne!(rig.read(CSTS) & 2, 0, "CFS");
+}
+
+#[test]
+fn a_ring_that_vanishes_is_a_fatal_status() {
+    let mut rig = Rig::enabled(LATER);
+    rig.create(1, 1, None);
+    rig.ram.host().truncate(0x1000);
+    let now = rig.now;
+    rig.front.ring(now, 2, 1);
+    rig.turn_until("the failure", |rig| rig.read(CSTS) & 2 != 0);
+    rig.ram.host().resize(0x8_0000, 0);
+    rig.write(CC, 0);
+    rig.turn_until("the reset", |rig| rig.read(CSTS) == 0);
+    rig.enable(16);
+}
