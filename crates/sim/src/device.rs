@@ -26,7 +26,7 @@ pub trait Function: Send {
     /// Stores to a register.
     fn write(&mut self, now: Instant, offset: u32, value: u64, is_wide: bool);
     /// Rings doorbell `index`: twice the queue identifier, plus one for a completion queue.
-    fn ring(&mut self, index: u32, value: u32);
+    fn ring(&mut self, now: Instant, index: u32, value: u32);
     /// Does what there is to do.
     fn turn(&mut self, now: Instant);
     /// When to be turned even if nothing happens.
@@ -235,6 +235,7 @@ impl Device {
     }
 
     fn deliver_doorbell(&self, shared: &mut Shared, offset: u32, value: u32) {
+        let now = self.bus.now();
         let index = (offset - DOORBELLS) >> (2 + shared.stride_seen);
         let told = match (index % 2, u16::try_from(index / 2)) {
             (1, Ok(queue)) => self.bus.with(|state| state.translate_head(queue, value)),
@@ -242,7 +243,7 @@ impl Device {
         };
         self.bus.record(Kind::Doorbell, [index.into(), value.into(), told.into()]);
         if let Some(function) = &mut shared.function {
-            function.ring(index, told);
+            function.ring(now, index, told);
         }
     }
 
@@ -423,7 +424,7 @@ mod tests {
             }
         }
 
-        fn ring(&mut self, index: u32, value: u32) {
+        fn ring(&mut self, _: Instant, index: u32, value: u32) {
             self.log.lock().unwrap().push((0x1000 + index, value.into()));
         }
 

@@ -1,11 +1,10 @@
 //! The host's stack: one controller, its queue pairs, and a workload that runs over them.
 
-use base::{Backend, Durability, Instant, Operation, Support};
+use base::{Backend, Instant, Span};
 use nvme::{
-    BlocksMax, CompletionDoorbell, Controller, ControllerError, ControllerOptions, Event, Metadata,
-    NamespaceQueue, NamespaceView, Protection, QueuePairOptions, QueueSizes, State, Techniques,
+    Armed, Controller, ControllerError, ControllerOptions, Event, NamespaceQueue, QueuePairOptions,
+    QueueSizes, State, Techniques, arm,
 };
-use nvme::{Armed, arm};
 
 use crate::bus::Bus;
 use crate::clock::Earliest;
@@ -62,12 +61,12 @@ impl Default for HostOptions {
             controller: ControllerOptions {
                 admin_depth: 32,
                 queue_pairs: 4,
-                admin_timeout: base::Span::from_ms(200),
-                io_timeout: base::Span::from_ms(100),
-                status_interval: base::Span::from_ms(50),
-                poll_interval: base::Span::from_ms(5),
-                quiesce_timeout: base::Span::from_ms(100),
-                shutdown_timeout: base::Span::from_ms(500),
+                admin_timeout: Span::from_ms(200),
+                io_timeout: Span::from_ms(100),
+                status_interval: Span::from_ms(50),
+                poll_interval: Span::from_ms(5),
+                quiesce_timeout: Span::from_ms(100),
+                shutdown_timeout: Span::from_ms(500),
                 resets_max: 4,
                 ..ControllerOptions::default()
             },
@@ -157,9 +156,10 @@ impl Host {
 
     /// When the next turn is due even if nothing happens.
     pub fn wake_at(&self) -> Earliest {
-        let lanes = self.lanes.iter().fold(Earliest::default(), |earliest, lane| {
-            earliest.or(lane.queue.wake_at())
-        });
+        let lanes = self
+            .lanes
+            .iter()
+            .fold(Earliest::default(), |earliest, lane| earliest.or(lane.queue.wake_at()));
         lanes.or(self.controller.wake_at())
     }
 
@@ -196,7 +196,9 @@ impl Host {
     }
 
     fn open_lane(&mut self, id: u16, workload: &mut Workload) {
-        let Some(view) = view_of(&self.controller) else { return };
+        let known = (self.controller.namespace(NSID), self.controller.identity());
+        let (Some(namespace), Some(identity)) = known else { return };
+        let view = namespace.view(&identity.limits);
         let Some(pair) = self.controller.take_queue_pair(id) else { return };
         let sizes = QueueSizes::default();
         if let Some(queue) = NamespaceQueue::new(&self.dma, pair, view, sizes) {

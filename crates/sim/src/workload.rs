@@ -5,8 +5,8 @@ use core::ops::Range;
 use std::collections::BTreeMap;
 
 use base::{
-    Answer, Answers, Backend, Dma, Flags, Instant, Memory, Operation, Outcome, Random, Request,
-    Segment,
+    Answer, Answers, Backend, Dma, Flags, Instant, Limits, Memory, Operation, Outcome, Random,
+    Request, Segment,
 };
 
 use crate::bus::Bus;
@@ -114,6 +114,7 @@ const PAGE: u32 = 4096;
 /// Offsets of data in a page are multiples of this: PRP and SGL both want dwords.
 const OFFSET_UNIT: u64 = 64;
 const ANSWERS_MAX: usize = 64;
+const BLOCK_SIZE_MAX: u32 = 4096;
 
 impl Workload {
     /// A stream over blocks of `block_size` bytes.
@@ -161,6 +162,18 @@ impl Workload {
     pub fn oldest(&self) -> Option<(u64, Instant)> {
         let oldest = self.outstanding.iter().min_by_key(|(_, flight)| flight.submitted_at);
         oldest.map(|(token, flight)| (*token, flight.submitted_at))
+    }
+
+    /// A queue says what its namespace is like. If that is not what was agreed, what reads bring
+    /// proves nothing.
+    pub fn set_limits(&mut self, limits: &Limits) {
+        let is_as_agreed =
+            limits.block_size == self.block_size && limits.block_count >= 2 * self.profile.span;
+        if !is_as_agreed {
+            self.bus.with(|state| state.is_scribbled = true);
+            // What is larger than a request of ours is better left alone.
+            self.block_size = limits.block_size.min(BLOCK_SIZE_MAX);
+        }
     }
 
     /// Submits nothing more of its own.
