@@ -6,8 +6,8 @@
 //!   Bringup     registers, reset, ready           QueuePair      rings, slots, doorbells
 //!   Controller  identify, queues, namespaces,     NamespaceQueue blocks to commands
 //!               events, deadlines, shutdown
-//!         \______________________ QueueLink ______________________/
-//!                     stop, parked, resume, overdue
+//!         \________________________ link ________________________/
+//!                run, quiesce, freeze, release; overdue
 //! ```
 //!
 //! Nothing in this crate blocks, reads a clock or starts a thread. Time comes in as an argument;
