@@ -38,6 +38,8 @@ pub mod typed;
 
 #[cfg(test)]
 mod round_trip;
+#[cfg(test)]
+mod widths;
 
 pub use command::{Command, DataPointer, Fuse};
 pub use completion::Completion;
