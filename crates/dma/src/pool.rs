@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Dma, Memory, NoSuchMemory, Segment};
+use base::{Dma, Memory, NoSuchMemory, RegionId, Segment};
 
 use crate::arena::Arena;
 use crate::barrier::DeviceKind;
@@ -16,16 +16,15 @@ use crate::ring::{HostCompletionRing, HostSubmissionRing};
 /// A handle, cheap to clone. Allocating takes a lock; resolving an address does not.
 #[derive(Clone, Debug)]
 pub struct DevicePool {
+    /// Where the pool lies: what the device may reach, and nothing beside it. In every handle, so
+    /// that resolving an address follows no pointer.
+    memory: Segment,
     regions: Regions,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// Where the pool lies: what the device may reach, and nothing beside it.
-    memory: Segment,
-    /// The address at which its region would begin.
-    iova_base: u64,
     kind: DeviceKind,
     store: CommandStore,
     arena: Mutex<Arena>,
@@ -38,7 +37,13 @@ const PAGE: u64 = 4096;
 /// A region's addresses begin at `(number + 1) << IOVA_SHIFT`, so that address zero is never valid
 /// and an address says by itself which region it lies in: 64 GiB a region, and 4 095 regions in the
 /// 48 bits that every IOMMU has.
-pub(crate) const IOVA_SHIFT: u32 = 36;
+const IOVA_SHIFT: u32 = 36;
+
+/// Where a region begins, for the device.
+#[inline]
+fn iova_of(region: RegionId) -> u64 {
+    (u64::from(region.0) + 1) << IOVA_SHIFT
+}
 
 impl DevicePool {
     /// A pool over `memory`: whole pages that nobody else hands out. Several pools may share a
@@ -52,20 +57,29 @@ impl DevicePool {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
         let cut_off = AtomicBool::new(false);
-        let iova_base = (u64::from(memory.region.0) + 1) << IOVA_SHIFT;
-        let shared = Shared { memory, iova_base, kind, store, arena, cut_off };
-        Self { regions, shared: Arc::new(shared) }
+        let shared = Shared { kind, store, arena, cut_off };
+        Self { memory, regions, shared: Arc::new(shared) }
     }
 
     /// Whether the device may reach all of `segment`.
     #[inline]
     pub fn contains(&self, segment: Segment) -> bool {
-        let mine = &self.shared.memory;
+        let mine = &self.memory;
         // An offset below the pool's wraps round to more than any length.
         let skip = segment.offset.wrapping_sub(mine.offset);
         let room = u64::from(mine.len_bytes).checked_sub(skip);
         segment.region == mine.region
             && room.is_some_and(|room| u64::from(segment.len_bytes) <= room)
+    }
+
+    /// The segment that begins at `iova`, if the device may reach all of it.
+    #[inline]
+    pub(crate) fn segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+        let Segment { region, offset, len_bytes: pool_bytes } = self.memory;
+        let skip = iova.wrapping_sub(iova_of(region) + offset);
+        let room = u64::from(pool_bytes).checked_sub(skip)?;
+        let fits = u64::from(len_bytes) <= room;
+        fits.then_some(Segment { region, offset: offset + skip, len_bytes })
     }
 
     /// The table that resolves this pool's segments.
@@ -95,7 +109,7 @@ impl Dma for DevicePool {
     fn allocate(&self, len_bytes: u32) -> Option<Segment> {
         let pages = u64::from(len_bytes.max(1)).div_ceil(PAGE);
         let first = self.arena(|arena| arena.allocate(pages))?;
-        let Segment { region, offset, .. } = self.shared.memory;
+        let Segment { region, offset, .. } = self.memory;
         let segment = Segment { region, offset: offset + first * PAGE, len_bytes };
         // Memory fresh from the kernel is zero; memory that was used before is not.
         self.regions.fill(segment, 0).ok()?;
@@ -104,13 +118,13 @@ impl Dma for DevicePool {
 
     fn release(&self, segment: Segment) {
         let pages = u64::from(segment.len_bytes.max(1)).div_ceil(PAGE);
-        let first = (segment.offset - self.shared.memory.offset) / PAGE;
+        let first = (segment.offset - self.memory.offset) / PAGE;
         self.arena(|arena| arena.release(first, pages));
     }
 
     #[inline]
     fn iova(&self, segment: Segment) -> Option<u64> {
-        self.contains(segment).then(|| self.shared.iova_base + segment.offset)
+        self.contains(segment).then(|| iova_of(self.memory.region) + segment.offset)
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {

@@ -6,12 +6,10 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use base::{
-    CompletionEntry, Fault, HostEntries, HostMemory, Memory, Progress, RegionId, Segment, Ticket,
-};
+use base::{CompletionEntry, Fault, HostEntries, HostMemory, Memory, Progress, Segment, Ticket};
 
 use crate::barrier::{prefetch_read, prefetch_write};
-use crate::pool::{DevicePool, IOVA_SHIFT};
+use crate::pool::DevicePool;
 use crate::regions::Regions;
 
 /// The memory of a host in this process.
@@ -42,14 +40,8 @@ impl SharedHostMemory {
 
     #[inline]
     fn segment(&self, iova: u64, len_bytes: u32) -> Result<Segment, Fault> {
-        let fault = Fault { iova, len_bytes: u64::from(len_bytes) };
-        let number = (iova >> IOVA_SHIFT).wrapping_sub(1);
-        let region = RegionId(u32::try_from(number).map_err(|_| fault)?);
-        let segment = Segment { region, offset: iova & ((1 << IOVA_SHIFT) - 1), len_bytes };
-        if !self.pool.contains(segment) || self.pool.is_cut_off() {
-            return Err(fault);
-        }
-        Ok(segment)
+        let segment = self.pool.segment_at(iova, len_bytes).filter(|_| !self.pool.is_cut_off());
+        segment.ok_or(Fault { iova, len_bytes: u64::from(len_bytes) })
     }
 }
 

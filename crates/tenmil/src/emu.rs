@@ -11,6 +11,7 @@
 //! run share one stretch of memory, cut into a pool for each, packed closely: pools that begin at
 //! the same offset of a huge page would put all rings into the same sets of the cache.
 
+mod ask;
 mod device;
 mod medium;
 
@@ -25,6 +26,7 @@ use nvme::{
 use crate::perf::options::{self, Techniques};
 use crate::perf::outcome::{Counts, DeviceOutcome};
 use crate::{Refused, Uri};
+pub(crate) use ask::with_controller;
 use device::EmulatedSsd;
 
 /// Some emulated SSDs, brought up.

@@ -67,7 +67,7 @@ impl<H: HostMemory> Queue<H> {
 
     /// Begins commands until there is one that the fast path does not understand. `None` if `left`
     /// has run out, or the ring has.
-    #[inline]
+    #[inline(never)]
     fn next_slow(&mut self, index: usize, left: &mut u32) -> Option<Command> {
         let Self { submissions, directory, slots, host, traffic, .. } = self;
         let queue = &mut submissions[index];
@@ -131,7 +131,7 @@ impl<H: HostMemory> Queue<H> {
     }
 
     /// Takes the media's answers. True if there were any.
-    #[inline]
+    #[inline(never)]
     pub(super) fn poll(&mut self, now: Instant) -> bool {
         let mut has_answers = false;
         for index in 0..self.directory.channel_count() {

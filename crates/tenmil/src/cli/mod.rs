@@ -66,7 +66,7 @@ impl Engines {
     pub fn real() -> Self {
         Self {
             perf: |options, progress, watch| crate::perf::engine::run(options, progress, watch),
-            identify: |uri, _| Err(Refused::machine(format!("{uri}: no engine is built in"))),
+            identify: crate::emu::with_controller,
             sim: |_, _| Err(Refused::machine("sim: no engine is built in")),
         }
     }

@@ -1,13 +1,13 @@
 //! Registers, and what Identify answers.
 
 use wire::admin::Identify;
-use wire::identify::{IdentifyController, IdentifyControllerNvm};
 use wire::identify::descriptor::{NamespaceIdentifier, descriptors};
 use wire::identify::list::{CommandSets, ControllerList, NamespaceList};
 use wire::identify::namespace::{
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm,
 };
 use wire::identify::{BYTES, Cns, CommandSet, NSID_MAX};
+use wire::identify::{IdentifyController, IdentifyControllerNvm};
 use wire::layout::{Decoded, Value};
 use wire::register::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, ReadyTimeouts, Version,

@@ -219,8 +219,8 @@ impl BareHost {
             }
             for entry in &line[..count] {
                 let cid = entry[1] >> 32 & 0xffff;
-                #[expect(clippy::cast_possible_truncation, reason = "sixteen bits")]
-                if let Some(token) = self.tokens.get(cid as usize) {
+                if let Some(token) = usize::try_from(cid).ok().and_then(|cid| self.tokens.get(cid))
+                {
                     self.checksum = self.checksum.wrapping_add(*token);
                 }
                 self.store(cid);

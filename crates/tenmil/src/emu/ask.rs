@@ -1,0 +1,98 @@
+//! Asking an emulated SSD what it is.
+
+use base::{Answer, Memory, Mmio, Outcome, Span};
+use host::Clock;
+use nvme::Event;
+use wire::{Command, Status};
+
+use super::{EmuPlan, Emulated, PATIENCE};
+use crate::identify::{self, Ask};
+use crate::perf::options::Techniques;
+use crate::{Refused, Uri};
+
+/// Brings up the SSD that `uri` names, lets `ask` ask it things, and shuts it down.
+pub(crate) fn with_controller(uri: &Uri, ask: Ask<'_>) -> Result<(), Refused> {
+    let clock = Clock::start();
+    let plan = EmuPlan {
+        uris: std::slice::from_ref(uri),
+        queue_pairs: uri.queues(),
+        depth: 1,
+        buffer_bytes: u64::from(DATA_BYTES_MAX),
+        techniques: &Techniques::default(),
+        device_cores: &[None],
+        gives_way: true,
+        seed: 0,
+    };
+    let mut ssd = AskedSsd { emulated: Emulated::start(&plan, &clock)?, clock, asked: 0 };
+    let result = ask(&mut ssd);
+    ssd.emulated.shut_down(&clock);
+    result
+}
+
+/// The controller of one emulated SSD, as `identify` sees it.
+struct AskedSsd {
+    emulated: Emulated,
+    clock: Clock,
+    /// How many commands there have been: the token of the last one.
+    asked: u64,
+}
+
+/// The longest answer that is asked for.
+const DATA_BYTES_MAX: u32 = 1 << 20;
+
+impl identify::Controller for AskedSsd {
+    fn read32(&mut self, offset: usize) -> u32 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        self.emulated.controller(0).mmio().read32(offset)
+    }
+
+    fn read64(&mut self, offset: usize) -> u64 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        self.emulated.controller(0).mmio().read64(offset)
+    }
+
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::Answer, Refused> {
+        let pool = self.emulated.controller(0).dma().clone();
+        let data = match len_bytes {
+            0 => None,
+            _ => Some(base::Dma::allocate(&pool, len_bytes).ok_or_else(|| {
+                Refused::machine(format!("allocate {len_bytes} bytes for an answer: none are left"))
+            })?),
+        };
+        self.asked += 1;
+        let (token, now) = (self.asked, self.clock.now());
+        let controller = self.emulated.controller(0);
+        let sent = controller.submit_admin(now, token, command, data);
+        sent.map_err(|refusal| Refused::peer(format!("ask the controller: {refusal}")))?;
+        let Answer { outcome: Outcome(status), result, .. } = self.await_answer(token)?;
+        let mut bytes = vec![0; len_bytes as usize];
+        if let Some(data) = data {
+            let loaded = pool.load(data, &mut bytes);
+            base::Dma::release(&pool, data);
+            loaded.map_err(|stray| Refused::machine(format!("read an answer: {stray:?}")))?;
+        }
+        Ok(identify::Answer { status: Status(status), result, bytes })
+    }
+}
+
+impl AskedSsd {
+    fn await_answer(&mut self, token: u64) -> Result<Answer, Refused> {
+        let end = self.clock.now().after(PATIENCE);
+        loop {
+            let now = self.clock.now();
+            match self.emulated.controller(0).poll(now) {
+                Some(Event::AdminCompleted(answer)) if answer.token == token => return Ok(answer),
+                Some(Event::Dead(error)) => {
+                    return Err(Refused::peer(format!("ask the controller: {error}")));
+                }
+                Some(_) => {}
+                None if now >= end => {
+                    let waited: Span = PATIENCE;
+                    let text = format!("ask the controller: no answer within {waited}");
+                    return Err(Refused::peer(text));
+                }
+                None => host::thread::give_way(),
+            }
+        }
+    }
+}
