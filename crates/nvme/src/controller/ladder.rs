@@ -124,9 +124,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// The controller is disabled and will find its memory again.
     pub(super) fn handle_disabled(&mut self, now: Instant) {
-        if core::mem::take(&mut self.is_cut_off) {
-            self.dma.reconnect();
-        }
+        // It may have been cut off by us, or by a driver that had it before us.
+        self.dma.reconnect();
         self.let_go(now);
     }
 
@@ -180,8 +179,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// The device can touch nothing, whatever it tries.
-    pub(super) fn cut_off(&mut self) {
+    pub(super) fn cut_off(&self) {
         self.dma.cut_off();
-        self.is_cut_off = true;
     }
 }

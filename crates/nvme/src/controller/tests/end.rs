@@ -4,7 +4,7 @@ use base::{Outcome, Span};
 
 use super::{World, options};
 use crate::link::Order;
-use crate::{ControllerOptions, Event, Quirks, Refusal, ShutdownNotification, State};
+use crate::{Controller, ControllerOptions, Event, Quirks, Refusal, ShutdownNotification, State};
 
 fn end(world: &mut World) -> Span {
     world.run_until(|event| matches!(event, Event::ShutDown { .. } | Event::Removed))
@@ -193,4 +193,17 @@ fn a_controller_that_is_dropped_is_cut_off_and_gives_its_memory_back() {
     let World { controller, memory, .. } = world;
     drop(controller);
     assert_eq!(memory.allocations(), 0);
+}
+
+#[test]
+fn a_controller_that_was_given_up_can_be_taken_over_by_a_new_driver() {
+    let World { controller, memory, device, now, .. } = World::ready();
+    drop(controller);
+    assert!(memory.is_cut_off());
+    let controller = Controller::new(device.clone(), memory.clone(), options()).unwrap();
+    let (events, pairs) = (Vec::new(), Vec::new());
+    let mut world = World { now, device, memory, controller, events, pairs, polls_pairs: true };
+    world.run_until(|event| *event == Event::Ready);
+    assert!(!world.memory.is_cut_off());
+    assert_eq!(world.device.script().faults, [], "reconnected only once it was disabled");
 }
