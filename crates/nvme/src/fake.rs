@@ -34,6 +34,8 @@ pub(crate) struct FakeDma {
     bytes: Arc<Mutex<Vec<u8>>>,
     next_page: Arc<AtomicU32>,
     pub(crate) is_cut_off: Arc<AtomicBool>,
+    /// Every completion is there, whatever phase is asked for, and none makes sense.
+    pub(crate) is_endless: Arc<AtomicBool>,
 }
 
 impl FakeDma {
@@ -42,6 +44,7 @@ impl FakeDma {
             bytes: Arc::new(Mutex::new(vec![0; pages * 4096])),
             next_page: Arc::default(),
             is_cut_off: Arc::default(),
+            is_endless: Arc::default(),
         }
     }
 
@@ -195,6 +198,9 @@ impl SubmissionRing for FakeRing {
 
 impl CompletionRing for FakeRing {
     fn load(&self, index: u32, phase: bool) -> Option<base::CompletionEntry> {
+        if self.dma.is_endless.load(Ordering::Relaxed) {
+            return Some(base::entry_from_dwords([0, 0, 0, 0xffff]));
+        }
         let mut bytes = [0; 16];
         self.dma.load(self.entry(index, 16), &mut bytes).unwrap();
         let completion = Completion::from_bytes(&bytes);

@@ -260,7 +260,9 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         // look whether it has posted.
         fence(Ordering::SeqCst);
         let has_order = self.link.word() != self.cold.adopted;
-        !has_order && self.completion.load(self.head, self.phase).is_none()
+        let takes = matches!(self.cold.standing, Order::Run | Order::Quiesce);
+        let has_entry = takes && self.completion.load(self.head, self.phase).is_some();
+        !has_order && !has_entry
     }
 
     /// When to poll even if nothing happens.

@@ -175,7 +175,11 @@ mod tests {
 
         bell.restart();
         assert_eq!((dma.load_u32(doorbell), dma.load_u32(event_index)), (Ok(0), Ok(0)));
+        dma.store_u32(event_index, 50).unwrap();
         bell.ring(1);
+        assert_eq!(register.rings(), 2, "from zero to one passes nothing");
+        dma.store_u32(event_index, 1).unwrap();
+        bell.ring(2);
         assert_eq!(register.rings(), 3);
     }
 

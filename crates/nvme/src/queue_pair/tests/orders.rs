@@ -37,6 +37,21 @@ fn a_quiesced_queue_runs_dry_and_says_how_far_it_is() {
     assert_eq!(world.poll(), [(5, Outcome::SUCCESS)]);
 }
 
+#[test]
+fn what_was_not_announced_before_a_freeze_stays_so() {
+    let mut world = World::plain(8);
+    world.send(1);
+    world.submit(2).unwrap();
+    world.device.complete_next(0);
+    world.controller.give(Order::Freeze);
+    assert_eq!(world.poll(), [], "not even what has completed meanwhile");
+    let rings = world.device.tail_doorbell.rings();
+    world.queue.flush();
+    assert!(world.queue.arm());
+    assert_eq!(world.device.tail_doorbell.rings(), rings);
+    assert_eq!(world.device.head_doorbell.rings(), 0);
+}
+
 /// The heart of a reset: tokens are parked while the device may still write, and come back exactly
 /// once, after it cannot.
 #[test]
