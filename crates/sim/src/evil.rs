@@ -82,9 +82,11 @@ impl Evil {
         self.plan.push(Armed { mischief, seen: 0, done: 0 });
     }
 
-    /// Gives up all evil. What was unplugged stays unplugged, and what was swallowed stays so.
+    /// Gives up all evil. What was unplugged stays unplugged, and what was swallowed or held back is
+    /// never posted.
     pub fn repent(&mut self) {
         self.plan.clear();
+        self.held.clear();
     }
 
     /// Whether the device has been unplugged.

@@ -25,6 +25,9 @@ pub struct Host {
     lanes: Vec<Lane>,
     told: Vec<Event>,
     turns: usize,
+    /// Queue pairs that were asked for, and those about which there was a verdict.
+    asked: usize,
+    judged: usize,
 }
 
 /// How a host goes about it.
@@ -93,6 +96,8 @@ impl Host {
             lanes: Vec::new(),
             told: Vec::new(),
             turns: 0,
+            asked: 0,
+            judged: 0,
         })
     }
 
@@ -126,9 +131,11 @@ impl Host {
         self.lanes.first_mut().map(|lane| &mut lane.queue)
     }
 
-    /// Whether it has all it needs to run the workload.
+    /// Whether it has everything that it is going to have: the workload can run, if there is
+    /// anything to run it on.
     pub fn is_up(&self) -> bool {
-        self.state() == State::Ready && !self.lanes.is_empty()
+        let is_started = self.told.contains(&Event::Ready);
+        is_started && self.state() == State::Ready && self.judged >= self.asked
     }
 
     /// One turn of the thread that does everything.
@@ -173,7 +180,11 @@ impl Host {
         self.bus.record(Kind::Reported, [digest(text.as_bytes()), 0, 0]);
         match &event {
             Event::Ready => self.create_queue_pairs(now),
-            Event::QueuePairCreated { id } => self.open_lane(*id, workload),
+            Event::QueuePairCreated { id } => {
+                self.judged += 1;
+                self.open_lane(*id, workload);
+            }
+            Event::QueuePairRefused { .. } => self.judged += 1,
             Event::NamespaceResized { id: NSID, to_blocks, .. } => {
                 self.lanes.iter_mut().for_each(|lane| lane.queue.resize(*to_blocks));
             }
@@ -191,7 +202,8 @@ impl Host {
                 techniques: self.options.techniques,
             };
             // Fewer than were wanted are good enough.
-            let _ = self.controller.create_queue_pair(now, options);
+            let begun = self.controller.create_queue_pair(now, options);
+            self.asked += usize::from(begun.is_ok());
         }
     }
 

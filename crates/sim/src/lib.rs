@@ -4,6 +4,7 @@
 
 pub mod bus;
 pub mod clock;
+pub mod course;
 pub mod device;
 pub mod device_memory;
 pub mod evil;
@@ -15,6 +16,8 @@ pub mod iommu;
 pub mod ledger;
 pub mod medium;
 pub mod oracle;
+pub mod scenario;
+pub mod scenarios;
 pub mod stamp;
 pub mod trace;
 pub mod workload;

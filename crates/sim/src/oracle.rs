@@ -248,6 +248,13 @@ impl Oracle {
         }
     }
 
+    /// Nobody will hear the answer to a request: its write may show or not.
+    pub fn withdraw_unsure(&mut self, token: u64) {
+        self.writes.remove(&token);
+        self.flushes.remove(&token);
+        self.reads.remove(&token);
+    }
+
     /// Nothing can be told of these blocks any more, because the device has lied about `token`.
     pub fn distrust(&mut self, token: u64, blocks: Range<u64>) {
         self.writes.remove(&token);

@@ -2,11 +2,11 @@
 //! answer checked.
 
 use core::ops::Range;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use base::{
     Answer, Answers, Backend, Dma, Flags, Instant, Limits, Memory, Operation, Outcome, Random,
-    Request, Segment,
+    Request, Segment, Span,
 };
 
 use crate::bus::Bus;
@@ -34,7 +34,9 @@ pub struct Workload {
     /// Buffers about which the device has lied: it may touch them yet.
     tainted: Vec<Segment>,
     counts: Counts,
-    refused_last: bool,
+    /// Blocks that are still to be read back.
+    to_review: VecDeque<u64>,
+    longest_answer: Span,
 }
 
 /// What is asked.
@@ -139,7 +141,8 @@ impl Workload {
             free: BTreeMap::new(),
             tainted: Vec::new(),
             counts: Counts::default(),
-            refused_last: false,
+            to_review: VecDeque::new(),
+            longest_answer: Span::default(),
         }
     }
 
@@ -150,7 +153,12 @@ impl Workload {
 
     /// Whether every request was submitted and answered.
     pub fn is_done(&self) -> bool {
-        self.left == 0 && self.outstanding.is_empty()
+        self.left == 0 && self.to_review.is_empty() && self.outstanding.is_empty()
+    }
+
+    /// The longest time from a request to its answer.
+    pub fn longest_answer(&self) -> Span {
+        self.longest_answer
     }
 
     /// Requests that are not answered.
@@ -176,11 +184,6 @@ impl Workload {
         }
     }
 
-    /// Submits nothing more of its own.
-    pub fn stop(&mut self) {
-        self.left = 0;
-    }
-
     /// Begins again with another profile.
     pub fn restart(&mut self, profile: Profile) {
         (self.profile, self.left) = (profile, profile.count);
@@ -188,11 +191,19 @@ impl Workload {
 
     /// Submits as much as there is room for.
     pub fn submit(&mut self, backend: &mut dyn Backend) {
-        self.refused_last = false;
-        while self.left > 0 && self.outstanding.len() < self.profile.depth as usize {
+        while self.outstanding.len() < self.profile.depth as usize {
+            if let Some(lba) = self.to_review.front().copied() {
+                if !self.submit_one(backend, Operation::Read, lba..lba + 1) {
+                    break;
+                }
+                self.to_review.pop_front();
+                continue;
+            }
+            if self.left == 0 {
+                break;
+            }
             let Some((operation, blocks)) = self.draw() else { break };
             if !self.submit_one(backend, operation, blocks) {
-                self.refused_last = true;
                 break;
             }
             self.left -= 1;
@@ -200,20 +211,26 @@ impl Workload {
         backend.flush();
     }
 
-    /// Submits reads of all blocks that were ever written, as far as there is room, beginning with
-    /// `from`. Returns where to go on, or `None` when there is nothing left.
-    pub fn submit_review(&mut self, backend: &mut dyn Backend, from: u64) -> Option<u64> {
-        let written: Vec<u64> = self.oracle.blocks_written().filter(|lba| *lba >= from).collect();
-        let mut next = None;
-        for lba in written {
-            let is_full = self.outstanding.len() >= self.profile.depth as usize;
-            if is_full || !self.submit_one(backend, Operation::Read, lba..lba + 1) {
-                next = Some(lba);
-                break;
+    /// From now on submits reads of every block that was ever written, and then nothing more.
+    pub fn review(&mut self) {
+        self.left = 0;
+        self.to_review = self.oracle.blocks_written().collect();
+    }
+
+    /// The host is gone, and with it everything it waited for. It has cut the device off.
+    pub fn abandon(&mut self) {
+        self.left = 0;
+        for (token, flight) in core::mem::take(&mut self.outstanding) {
+            let now = self.bus.now();
+            let returned = self.bus.with(|state| state.ledger.hand_back(token, now));
+            if let Err(failure) = returned {
+                self.bus.fail(failure);
+            }
+            self.oracle.withdraw_unsure(token);
+            if let Some(buffer) = flight.buffer {
+                self.give_back(buffer);
             }
         }
-        backend.flush();
-        next
     }
 
     /// Takes answers, checks each, and takes the buffers back.
@@ -224,11 +241,6 @@ impl Workload {
         answers.drain().for_each(|answer| self.end(now, answer));
         self.answers = answers;
         count
-    }
-
-    /// Whether the last submission was turned down.
-    pub fn was_refused(&self) -> bool {
-        self.refused_last
     }
 
     /// The power has failed, and with it everything that was under way.
@@ -407,6 +419,7 @@ impl Workload {
         let Some(flight) = self.outstanding.remove(&token) else {
             return self.bus.fail(Failure::AnsweredTwice { token });
         };
+        self.longest_answer = self.longest_answer.max(now.since(flight.submitted_at));
         match outcome {
             Outcome::SUCCESS => self.counts.succeeded += 1,
             Outcome::ABORTED_BY_HOST => self.counts.aborted += 1,

@@ -75,9 +75,11 @@ impl Evil {
         let mut emissions = self.alter(now, Site { queue, opcode }, depth, entry, ledger);
         if sqid == 0 && opcode == Some(ABORT) {
             let target = command.map_or(0, |command| command.cdw10);
-            emissions.extend(self.release(|held| {
-                held.until == Until::Aborted && held.names(low_half(target), high_half(target))
-            }));
+            for held in &mut self.held {
+                if held.until == Until::Aborted && held.names(low_half(target), high_half(target)) {
+                    held.until = Until::At(now);
+                }
+            }
         }
         if sqid != 0 {
             let enables = self.counters.enables;
@@ -337,8 +339,8 @@ mod tests {
         let mut evil = hold(Release::Aborted);
         let mut ledger = ledger();
         ledger.stored(NOW, 0x4000, &[0x0008, 0, 0, 0, 0, 0x0003_0001, 0, 0], &[]);
-        let both = evil.on_completion(NOW, 8, [0; 4], &ledger);
-        assert_eq!(both.iter().map(|emission| emission.entry).collect::<Vec<_>>(), [[0; 4], ENTRY]);
+        assert_eq!(evil.on_completion(NOW, 8, [0; 4], &ledger).len(), 1);
+        assert_eq!(evil.next_released(NOW)[0].1.entry, ENTRY, "after the answer to the Abort");
 
         let mut evil = hold(Release::Reset);
         evil.on_configuration(0, 1);

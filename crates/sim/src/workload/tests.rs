@@ -57,14 +57,8 @@ impl Bench {
     }
 
     fn review(&mut self) -> Vec<Failure> {
-        let mut from = Some(0);
-        while from.is_some() || self.workload.outstanding() > 0 {
-            from = from.and_then(|from| self.workload.submit_review(&mut *self.channel, from));
-            let wake = self.channel.wake_at();
-            self.bus.with(|state| state.clock.jump(wake));
-            self.workload.poll(self.bus.now(), &mut *self.channel);
-        }
-        self.failures()
+        self.workload.review();
+        self.run()
     }
 }
 
