@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 
 use base::{Ended, Fault, HostMemory, Progress, Ticket, entry_from_dwords};
-use wire::{Command, Completion, Status};
+use wire::{Command, Completion, DataPointer, Status};
 
 use crate::controller::contract::{AdminData, AdminEnd, ErrorReport, InvalidDoorbell};
 use crate::doorbell::DoorbellPage;
@@ -154,6 +154,10 @@ impl<H: HostMemory> AdminQueue<H> {
             current.bytes.resize(len_bytes as usize, 0);
         }
         let (command, shift) = (current.command, self.page_shift);
+        // Admin commands of a memory transport use PRPs (Base 2.1 §4.3.2, PCIe 1.1 §3.2).
+        if command.psdt() != DataPointer::Prp {
+            return self.fail(Status::INVALID_FIELD.with_dnr());
+        }
         match Walk::start(&command, len_bytes, direction, shift, &mut self.pieces) {
             Ok((walk, next)) => {
                 current.walk = walk;

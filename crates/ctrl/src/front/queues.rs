@@ -55,7 +55,9 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         if self.home_of(create.sqid).is_some() {
             return Err(Status::INVALID_QUEUE_IDENTIFIER.with_dnr());
         }
-        let served = self.find(create.cqid).ok_or(Status::COMPLETION_QUEUE_INVALID.with_dnr())?;
+        let is_leaving = self.is_leaving(create.cqid);
+        let served = self.find(create.cqid).filter(|_| !is_leaving);
+        let served = served.ok_or(Status::COMPLETION_QUEUE_INVALID.with_dnr())?;
         let added = served.queue.add_submission_queue(create.sqid, create.entries, create.address);
         added.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
         self.controller.queue_created();
@@ -81,10 +83,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
 
     /// Whether a completion queue may be deleted: it exists, and no submission queue feeds it.
     pub(super) fn may_delete(&mut self, cqid: u16) -> Result<(), Status> {
-        let is_deleted = self.deletions.iter().any(
-            |deletion| matches!(deletion, Deletion::Completion { cqid: gone, .. } if *gone == cqid),
-        );
-        let served = self.find(cqid).filter(|_| !is_deleted);
+        let is_leaving = self.is_leaving(cqid);
+        let served = self.find(cqid).filter(|_| !is_leaving);
         let served = served.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
         if served.queue.submission_queues().next().is_some() {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr());
@@ -186,6 +186,13 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         if is_right(&cc) { Ok(cc) } else { Err(Status::INVALID_QUEUE_SIZE.with_dnr()) }
+    }
+
+    /// Whether a completion queue is being deleted.
+    fn is_leaving(&self, cqid: u16) -> bool {
+        self.deletions.iter().any(|deletion| {
+            matches!(deletion, Deletion::Completion { cqid: leaving, .. } if *leaving == cqid)
+        })
     }
 
     fn find(&mut self, cqid: u16) -> Option<&mut Served<H>> {

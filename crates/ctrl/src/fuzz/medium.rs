@@ -80,6 +80,12 @@ impl FakeMedium {
         self
     }
 
+    /// How many channels are open.
+    #[cfg(test)]
+    pub(crate) fn channels(&self) -> usize {
+        Arc::strong_count(&self.blocks) - 1
+    }
+
     /// What is on it.
     #[cfg(test)]
     pub(crate) fn blocks(&self) -> MutexGuard<'_, Blocks> {

@@ -1,7 +1,8 @@
 //! Abort, preemption, deletion of queues, stopping: commands that end before their time, and
 //! reservation commands that somebody else ends.
 
-use wire::{Fuse, IoOpcode, Status};
+use wire::sgl::Descriptor;
+use wire::{Command, DataPointer, Fuse, IoOpcode, Status};
 
 use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, io, ram};
 use crate::controller::contract::AdminEnd;
@@ -131,6 +132,41 @@ fn commands_of_the_queue_behind_a_deleted_one_still_find_their_queue() {
     assert_eq!((completion.cid(), completion.sqid(), completion.sqhd()), (77, 2, 1));
 }
 
+/// A read whose SGL has more descriptors than are looked at, and more pieces than are moved, at once.
+fn finely_scattered(rig: &mut Rig) -> Command {
+    let block = |index: u64| Descriptor::data_block(DATA + 0x4000 + index * 32, 8).to_bytes();
+    let list: Vec<u8> = (0..64).flat_map(block).collect();
+    rig.fill(0x6000, &list);
+    let first = Descriptor::last_segment(0x6000, 1024);
+    io(IoOpcode::Read, 0, 1).with_psdt(DataPointer::Sgl).with_sgl1(first)
+}
+
+#[test]
+fn a_command_that_waits_for_the_host_is_aborted_once_the_host_has_answered() {
+    let mut aborted = 0;
+    for turns in 0..40 {
+        let setup = Setup { manners: LATER, seed: turns + 1, ..Setup::default() };
+        let mut rig = rig(&setup);
+        let command = finely_scattered(&mut rig);
+        let cid = rig.push(command);
+        rig.ring();
+        for _ in 0..turns {
+            rig.turn();
+        }
+        let now = rig.now;
+        let expected = match rig.queue.abort(now, 1, cid) {
+            true => Status::ABORT_REQUESTED,
+            false => Status::SUCCESS,
+        };
+        aborted += u32::from(!expected.is_success());
+        if rig.peek().is_none() {
+            assert_eq!(rig.collect(1)[0].status(), expected, "after {turns} turns");
+        }
+        assert_eq!(rig.shared.buffers.free(), 2);
+    }
+    assert!(aborted > 10, "{aborted} of 40");
+}
+
 /// Commands of every kind in flight, stopped after any number of turns: not a byte of host memory
 /// changes afterwards but by what was already on its way, and nothing once the queue is drained.
 #[test]
@@ -145,6 +181,9 @@ fn a_stopped_queue_answers_nothing_and_lets_go_of_the_host() {
             rig.push(io(opcode, 8, 1));
             rig.push(io(opcode, 8, 16));
         }
+        let scattered = finely_scattered(&mut rig);
+        rig.push(scattered);
+        rig.push(scattered.with_opcode(IoOpcode::Write.code()));
         rig.push(io(IoOpcode::Compare, 0, 1).with_fuse(Fuse::First));
         rig.push(io(IoOpcode::Write, 0, 1).with_fuse(Fuse::Second));
         rig.ring();

@@ -206,7 +206,10 @@ fn a_namespace_that_changes_is_seen_at_the_next_turn_and_what_was_begun_is_finis
     rig.published.publish(Arc::new(Namespaces::new(4)));
     assert_eq!(rig.status(io(IoOpcode::Read, 0, 1)), Status::INVALID_FIELD.with_dnr());
     rig.medium.blocks().is_stuck = false;
+    assert_eq!(rig.medium.channels(), 1, "two commands still need it");
     let finished = rig.collect(2);
+    rig.turn();
+    assert_eq!(rig.medium.channels(), 0, "nobody does any more");
     assert!(finished.iter().all(|completion| completion.status().is_success()));
     assert!(begun.iter().all(|cid| finished.iter().any(|completion| completion.cid() == *cid)));
 }
