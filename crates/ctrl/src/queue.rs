@@ -381,14 +381,14 @@ impl<H: HostMemory> Queue<H> {
 
     #[cold]
     fn report(&mut self, slot: slot::Slot, status: Status) {
-        let queue = self.submissions.get(usize::from(slot.submission));
+        let queue = self.submissions.get(usize::from(slot.submission()));
         let report = ErrorReport {
             sqid: queue.map_or(0xffff, |queue| queue.id),
-            cid: slot.cid,
-            opcode: slot.opcode,
+            cid: slot.cid(),
+            opcode: slot.opcode(),
             status,
             lba: slot.lba,
-            nsid: self.directory.nsid_of(slot.channel),
+            nsid: self.directory.nsid_of(slot.channel()),
         };
         self.write(Letter::Error(report));
     }
@@ -400,6 +400,15 @@ impl Tally {
     fn count(&mut self, class: usize, bytes: u64) {
         self.commands[class & 3] += 1;
         self.bytes[class & 3] += bytes;
+    }
+
+    /// `count` reads and writes have moved so much.
+    #[inline]
+    fn add(&mut self, count: u32, moved: fast::Moved) {
+        self.commands[1] += u64::from(moved.writes);
+        self.bytes[1] += moved.written_bytes;
+        self.commands[2] += u64::from(count - moved.writes);
+        self.bytes[2] += moved.bytes - moved.written_bytes;
     }
 
     /// A verify takes bytes from the medium, and is no read.

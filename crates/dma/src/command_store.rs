@@ -16,7 +16,7 @@ use crate::barrier::{DeviceKind, store_barrier, streaming_barrier};
 pub enum CommandStore {
     /// Eight ordinary 64-bit stores.
     Plain,
-    /// Four streaming 128-bit stores.
+    /// Eight streaming 64-bit stores.
     Sse2,
     /// One streaming 512-bit store.
     Avx512,
@@ -78,33 +78,34 @@ impl CommandStore {
     /// bytes; `self` came from [`for_device`](Self::for_device) or [`checked`](Self::checked).
     #[inline]
     pub(crate) unsafe fn store(self, entry: NonNull<u64>, command: &[u64; 8]) {
-        if self == Self::Plain {
-            // SAFETY: as this function was promised.
-            unsafe { store_plain(entry, command) };
-            return;
-        }
-        core::hint::cold_path();
         match self {
+            // SAFETY: as this function was promised.
+            Self::Plain => unsafe { store_plain(entry, command) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as this function was promised; SSE2 is part of every x86-64 processor.
             Self::Sse2 => unsafe { store_sse2(entry, command) },
+            // SAFETY: as this function was promised. A copy of its own, so that the two above keep
+            // their words in registers.
+            _ => unsafe { self.store_at_once(entry, *command) },
+        }
+    }
+
+    /// The ways that take all 64 bytes from memory.
+    ///
+    /// # Safety
+    ///
+    /// As [`store`](Self::store).
+    #[cold]
+    unsafe fn store_at_once(self, entry: NonNull<u64>, command: [u64; 8]) {
+        match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                // A copy of its own, so that the other ways keep their words in registers.
-                let copy = *command;
-                // SAFETY: as this function was promised; the feature was checked when `self` was
-                // made.
-                unsafe { store_avx512(entry, &copy) };
-            }
+            // SAFETY: as this function was promised; the feature was checked when `self` was made.
+            Self::Avx512 => unsafe { store_avx512(entry, &command) },
             #[cfg(target_arch = "x86_64")]
-            Self::Movdir64b => {
-                let copy = *command;
-                // SAFETY: as this function was promised; the feature was checked when `self` was
-                // made.
-                unsafe { store_movdir64b(entry, &copy) };
-            }
-            // Done above, and elsewhere no other way is ever chosen.
-            _ => {}
+            // SAFETY: as this function was promised; the feature was checked when `self` was made.
+            Self::Movdir64b => unsafe { store_movdir64b(entry, &command) },
+            // SAFETY: as this function was promised. Elsewhere no other way is ever chosen.
+            _ => unsafe { store_plain(entry, &command) },
         }
     }
 
@@ -134,17 +135,15 @@ unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn store_sse2(entry: NonNull<u64>, command: &[u64; 8]) {
-    use core::arch::x86_64::{_mm_set_epi64x, _mm_stream_si128};
-    let [a, b, c, d, e, f, g, h] = *command;
-    // Written out, and from registers: a wide load of words that were just stored one by one has to
-    // wait until they, and every streaming store before them, have left the processor.
-    for (pair, (low, high)) in [(a, b), (c, d), (e, f), (g, h)].into_iter().enumerate() {
-        // SAFETY: SSE2 is part of every x86-64 processor.
-        let value = unsafe { _mm_set_epi64x(high.cast_signed(), low.cast_signed()) };
-        // SAFETY: `2 * pair < 8`: inside the 64 bytes that the caller vouches for.
-        let target = unsafe { entry.add(2 * pair) };
-        // SAFETY: aligned to 16 because the entry is aligned to 64; valid for writes.
-        unsafe { _mm_stream_si128(target.as_ptr().cast(), value) };
+    use core::arch::x86_64::_mm_stream_si64;
+    // Word by word, from registers: a wide load of words that were just stored one by one has to
+    // wait until they, and every streaming store before them, have left the processor. The eight
+    // meet again in the write-combining buffer of their line.
+    for (index, word) in command.iter().enumerate() {
+        // SAFETY: `index < 8`: inside the 64 bytes that the caller vouches for.
+        let target = unsafe { entry.add(index) };
+        // SAFETY: aligned, valid for writes; SSE2 is part of every x86-64 processor.
+        unsafe { _mm_stream_si64(target.as_ptr().cast(), word.cast_signed()) };
     }
 }
 

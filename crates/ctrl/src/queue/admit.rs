@@ -74,7 +74,7 @@ impl<H: HostMemory> Queue<H> {
                 {
                     request.token = slot.into();
                     channel_to.gather(request, NO_SEGMENT);
-                    self.slots.get_mut(slot).channel = channel;
+                    self.slots.get_mut(slot).set_channel(channel);
                 }
             }
             Plan::Job(..) => {
@@ -116,15 +116,10 @@ impl<H: HostMemory> Queue<H> {
         command: &Command,
         state: State,
     ) -> Option<u16> {
-        let slot = Slot {
-            lba: command.0[5],
-            cid: command.cid(),
-            channel: self.directory.entry(command.nsid()).map_or(u16::MAX, |entry| entry.channel),
-            area: 0,
-            submission: u16::try_from(index).ok()?,
-            opcode: command.opcode(),
-            state,
-        };
+        let channel = self.directory.entry(command.nsid()).map_or(u16::MAX, |entry| entry.channel);
+        let submission = u16::try_from(index).ok()?;
+        let (lba, cid, opcode) = (command.0[5], command.cid(), command.opcode());
+        let slot = Slot::new(lba, cid, channel, submission, opcode).in_state(state);
         let taken = self.slots.take(slot)?;
         self.submissions[index].in_flight += 1;
         Some(taken)
@@ -135,7 +130,9 @@ impl<H: HostMemory> Queue<H> {
         let Plan::Job(channel, job) = plan else { return None };
         let area = self.areas.take(slot, channel, command, job)?;
         let slot = self.slots.get_mut(slot);
-        (slot.area, slot.channel, slot.state) = (area, channel, State::Slow);
+        slot.area = area;
+        slot.set_channel(channel);
+        slot.set_state(State::Slow);
         Some(area)
     }
 

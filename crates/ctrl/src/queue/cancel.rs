@@ -29,7 +29,7 @@ impl<H: HostMemory> Queue<H> {
             }
             return false;
         }
-        let is_it = |slot: &Slot| usize::from(slot.submission) == index && slot.cid == cid;
+        let is_it = |slot: &Slot| usize::from(slot.submission()) == index && slot.cid() == cid;
         let found = self.slots.iter().find(|(_, slot)| is_it(slot)).map(|(number, _)| number);
         found.is_some_and(|number| self.cancel(now, number, Status::ABORT_REQUESTED))
     }
@@ -40,7 +40,7 @@ impl<H: HostMemory> Queue<H> {
         let numbers: Vec<u16> = self
             .slots
             .iter()
-            .filter(|(_, slot)| self.directory.nsid_of(slot.channel) == nsid)
+            .filter(|(_, slot)| self.directory.nsid_of(slot.channel()) == nsid)
             .map(|(number, _)| number)
             .collect();
         for number in numbers {
@@ -55,7 +55,7 @@ impl<H: HostMemory> Queue<H> {
         };
         self.submissions[index].is_closing = true;
         self.held.take_if(|(held_index, _)| *held_index == index);
-        let of_it = |slot: &Slot| usize::from(slot.submission) == index;
+        let of_it = |slot: &Slot| usize::from(slot.submission()) == index;
         let numbers: Vec<u16> =
             self.slots.iter().filter(|(_, slot)| of_it(slot)).map(|(number, _)| number).collect();
         for number in numbers {
@@ -76,7 +76,8 @@ impl<H: HostMemory> Queue<H> {
         self.submissions.remove(index);
         for number in self.slots.iter().map(|(number, _)| number).collect::<Vec<_>>() {
             let slot = self.slots.get_mut(number);
-            slot.submission -= u16::from(usize::from(slot.submission) > index);
+            let submission = slot.submission();
+            slot.set_submission(submission - u16::from(usize::from(submission) > index));
         }
         if let Some((held_index, _)) = &mut self.held {
             *held_index -= usize::from(*held_index > index);
@@ -93,7 +94,7 @@ impl<H: HostMemory> Queue<H> {
         for index in 0..self.directory.channel_count() {
             let Some(channel) = self.directory.channel(index) else { continue };
             for token in channel.recall() {
-                if self.slots.get(token).is_some_and(|slot| slot.state == State::Fast)
+                if self.slots.get(token).is_some_and(|slot| slot.state() == State::Fast)
                     && let Ok(number) = u16::try_from(token)
                 {
                     self.complete(number, Status::ABORTED_SQ_DELETION, 0);
@@ -116,10 +117,10 @@ impl<H: HostMemory> Queue<H> {
     /// Ends a command with `status`, now or once it is answered. False if it ends by itself.
     fn cancel(&mut self, now: Instant, number: u16, status: Status) -> bool {
         let Some(slot) = self.slots.get(number.into()).copied() else { return false };
-        match slot.state {
+        match slot.state() {
             State::Free | State::Fast => false,
             State::Parked => {
-                self.unpark(slot.submission.into());
+                self.unpark(slot.submission().into());
                 self.complete(number, status, 0);
                 true
             }

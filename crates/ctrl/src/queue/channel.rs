@@ -12,8 +12,8 @@ pub(super) struct Channel {
     backend: Box<dyn Backend>,
     /// Requests gathered this turn, and those that the medium had no room for.
     requests: Vec<Request>,
-    /// Segment `n` belongs to request `n`: a gathered request has at most one.
-    segments: Vec<Segment>,
+    /// The segment of the request with this token: a gathered request has at most one.
+    segments: Box<[Segment]>,
     /// Requests that the medium has taken and not answered.
     outstanding: u32,
     /// The namespace is gone or has another medium: no new command goes here.
@@ -31,7 +31,7 @@ impl Channel {
             medium: medium.clone(),
             backend,
             requests: Vec::with_capacity(depth),
-            segments: Vec::with_capacity(depth),
+            segments: vec![Segment::default(); depth].into(),
             outstanding: 0,
             is_retired: false,
             wants_flush: false,
@@ -61,10 +61,14 @@ impl Channel {
     /// Gathers a request with one segment or none. The table of commands is no larger than the
     /// room that was made when the channel was opened.
     #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "tokens are indices of the table of commands"
+    )]
     pub(super) fn gather(&mut self, mut request: Request, segment: Segment) {
-        request.segment_first = index(self.segments.len());
+        request.segment_first = request.token as u32;
+        self.segments[request.token as usize] = segment;
         self.requests.push(request);
-        self.segments.push(segment);
     }
 
     /// Hands over a single request with segments of its own. False means that the medium is full.
@@ -106,7 +110,6 @@ impl Channel {
 
     /// Takes the gathered requests back that the medium has not seen: their tokens.
     pub(super) fn recall(&mut self) -> Vec<u64> {
-        self.segments.clear();
         self.requests.drain(..).map(|request| request.token).collect()
     }
 
@@ -121,13 +124,8 @@ impl Channel {
         self.wants_flush |= taken > 0;
         if taken == self.requests.len() {
             self.requests.clear();
-            self.segments.clear();
         } else if taken > 0 {
             self.requests.drain(..taken);
-            self.segments.drain(..taken);
-            for (request, at) in self.requests.iter_mut().zip(0..) {
-                request.segment_first = at;
-            }
         }
     }
 }

@@ -1,11 +1,14 @@
 //! The way of a command that needs nothing but one request: from the ring to the medium and back.
 
-use base::{CompletionEntry, Flags, HostMemory, Instant, Operation, Request, Segment, Ticket};
+use base::{
+    Answer, Answers, CompletionEntry, Flags, HostMemory, Instant, Operation, Request, Segment,
+    Ticket,
+};
 use wire::{Command, Status};
 
 use super::directory::{Directory, FAST_READ, FAST_WRITE};
 use super::slot::{Slot, Slots, State};
-use super::{Letter, Queue, TICKET_FETCH, TICKET_POST, Tally};
+use super::{Letter, Queue, TICKET_FETCH, TICKET_POST};
 use crate::controller::contract::InvalidDoorbell;
 
 /// Bits of dword 12 that the fast path understands: NLB, FUA and LR (NVM 1.1 §3.3.4, §3.3.6).
@@ -69,31 +72,30 @@ impl<H: HostMemory> Queue<H> {
     /// has run out, or the ring has.
     #[inline(never)]
     fn next_slow(&mut self, index: usize, left: &mut u32) -> Option<Command> {
-        let Self { submissions, directory, slots, host, traffic, .. } = self;
-        let queue = &mut submissions[index];
+        let queue = &mut self.submissions[index];
         if !queue.is_shared() || queue.first.is_some() {
             return self.next_single(index, left);
         }
-        while *left > 0 {
-            let words = match queue.take() {
-                Ok(words) => words,
-                Err(fault) => {
-                    self.break_down(fault);
-                    return None;
-                }
-            };
-            *left -= 1;
-            let place = Place {
-                submission: index,
-                page_bytes: self.page_bytes,
-                write_flags: self.write_flags,
-            };
-            if !begin(&words, place, directory, slots, host, traffic) {
-                return Some(Command(words));
+        let place = Place {
+            submission: low16(index as u64),
+            page_bytes: self.page_bytes,
+            write_flags: self.write_flags,
+        };
+        let (directory, slots, host) = (&mut self.directory, &mut self.slots, &mut self.host);
+        let mut moved = Moved::default();
+        let run =
+            queue.take_run(*left, |words| begin(words, place, directory, slots, host, &mut moved));
+        match run {
+            Ok((count, refused)) => {
+                self.traffic.add(count, moved);
+                *left -= count + u32::from(refused.is_some());
+                refused.map(Command)
             }
-            queue.in_flight += 1;
+            Err(fault) => {
+                self.break_down(fault);
+                None
+            }
         }
-        None
     }
 
     /// Takes one command with no shortcut.
@@ -131,49 +133,66 @@ impl<H: HostMemory> Queue<H> {
     }
 
     /// Takes the media's answers. True if there were any.
-    #[inline(never)]
     pub(super) fn poll(&mut self, now: Instant) -> bool {
         let mut has_answers = false;
         for index in 0..self.directory.channel_count() {
             let Some(channel) = self.directory.channel(index) else { continue };
             channel.poll(now, &mut self.answers);
             let count = self.answers.as_slice().len();
-            if count == 0 {
-                continue;
-            }
-            has_answers = true;
-            self.completion.prefetch(u32::try_from(count).unwrap_or(u32::MAX));
-            for at in 0..count {
-                let answer = self.answers.as_slice()[at];
-                // An answer to nothing is the medium's mistake, and stays its own.
-                let Some(slot) = self.slots.get(answer.token) else { continue };
-                let status = Status(answer.outcome.0);
-                match slot.state {
-                    State::Fast => self.end(slot_number(answer.token), status, answer.result),
-                    _ => self.answered(now, slot.area, answer.outcome),
-                }
-            }
-            self.answers.clear();
-            if let Err(fault) = self.completion.publish() {
-                self.stored(Err(fault));
+            if count > 0 {
+                has_answers = true;
+                self.completion.prefetch(u32::try_from(count).unwrap_or(u32::MAX));
+                self.take_answers(now);
             }
         }
         has_answers
     }
 
-    /// Ends a command of the fast path. The host sees it at the end of its cache line, or of the
-    /// batch: it polls that very line, and each visit takes the line away from here.
-    #[inline]
-    fn end(&mut self, index: u16, status: Status, result: u32) {
-        let Some(entry) = self.retire(index, status, result) else { return };
-        match self.completion.stage(entry) {
-            Ok(true) => self.posted += 1,
-            Ok(false) => {
-                let stored = self.completion.store(&mut self.host, Ticket(TICKET_POST), entry);
-                self.stored(stored);
+    fn take_answers(&mut self, now: Instant) {
+        let answers = core::mem::replace(&mut self.answers, Answers::with_capacity(0));
+        let mut left = answers.as_slice();
+        while !left.is_empty() {
+            left = self.end_fast(left);
+            let Some((answer, more)) = left.split_first() else { break };
+            left = more;
+            // An answer to nothing is the medium's mistake, and stays its own.
+            let Some(slot) = self.slots.get(answer.token) else { continue };
+            match slot.state() {
+                State::Fast => {
+                    let status = Status(answer.outcome.0);
+                    self.complete(low16(answer.token), status, answer.result);
+                }
+                _ => self.answered(now, slot.area, answer.outcome),
             }
-            Err(fault) => self.stored(Err(fault)),
         }
+        self.answers = answers;
+        self.answers.clear();
+    }
+
+    /// Ends commands of the fast path that went well, up to the first that is something else.
+    #[inline(never)]
+    fn end_fast<'a>(&mut self, answers: &'a [Answer]) -> &'a [Answer] {
+        let [queue] = self.submissions.as_mut_slice() else { return answers };
+        if self.is_stopping || !self.completion.is_shared() {
+            return answers;
+        }
+        let slots = &mut self.slots;
+        let same = u64::from(queue.head() & 0xffff) | u64::from(queue.id) << 16;
+        let mut left = answers.iter();
+        let posted = self.completion.post(|| {
+            let answer = left.as_slice().first().filter(|answer| answer.outcome.is_success())?;
+            let cid = slots.release_fast(answer.token)?;
+            left.next();
+            Some([answer.result.into(), same | u64::from(cid) << 32])
+        });
+        let left = left.as_slice();
+        let count = u32::try_from(answers.len() - left.len()).unwrap_or(u32::MAX);
+        queue.in_flight -= count;
+        self.posted += count;
+        if let Err(fault) = posted {
+            self.break_down(fault);
+        }
+        left
     }
 
     /// Ends a command: its place in the completion queue was reserved when it was taken.
@@ -189,7 +208,7 @@ impl<H: HostMemory> Queue<H> {
     #[inline]
     fn retire(&mut self, index: u16, status: Status, result: u32) -> Option<CompletionEntry> {
         let slot = self.slots.release(index);
-        let queue = &mut self.submissions[usize::from(slot.submission)];
+        let queue = &mut self.submissions[usize::from(slot.submission())];
         queue.in_flight -= 1;
         if self.is_stopping {
             return None;
@@ -198,7 +217,7 @@ impl<H: HostMemory> Queue<H> {
         if !status.is_success() {
             self.report(slot, status);
         }
-        let (cid, status) = (u64::from(slot.cid), u64::from(status.0));
+        let (cid, status) = (u64::from(slot.cid()), u64::from(status.0));
         let second = u64::from(head & 0xffff) | sqid << 16 | cid << 32 | status << 49;
         Some([result.into(), second])
     }
@@ -207,9 +226,17 @@ impl<H: HostMemory> Queue<H> {
 /// Where a command comes from.
 #[derive(Clone, Copy)]
 struct Place {
-    submission: usize,
+    submission: u16,
     page_bytes: u64,
     write_flags: Flags,
+}
+
+/// What a run of commands moves: all of them, and of these the writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    pub(super) bytes: u64,
+    pub(super) writes: u32,
+    pub(super) written_bytes: u64,
 }
 
 /// Begins a read or write that lies in one page and needs no more than one request. False, with
@@ -221,7 +248,7 @@ fn begin<H: HostMemory>(
     directory: &mut Directory,
     slots: &mut Slots,
     host: &mut H,
-    traffic: &mut Tally,
+    moved: &mut Moved,
 ) -> bool {
     // Opcode, and zeroes for FUSE, PSDT and what lies between: one comparison.
     let opcode = low16(words[0]);
@@ -243,15 +270,9 @@ fn begin<H: HostMemory>(
     }
     let Ok(Some(segment)) = host.reach(prp1, low32(len_bytes)) else { return false };
     let (channel, medium_shift) = (entry.channel, entry.medium_shift);
-    let slot = Slot {
-        lba,
-        cid: low16(words[0] >> 16),
-        channel,
-        area: 0,
-        submission: low16(place.submission as u64),
-        opcode: opcode.to_le_bytes()[0],
-        state: State::Fast,
-    };
+    let cid = low16(words[0] >> 16);
+    let slot = Slot::new(lba, cid, channel, place.submission, opcode.to_le_bytes()[0]);
+    let slot = slot.in_state(State::Fast);
     let Some(channel) = directory.channel(channel) else { return false };
     let Some(token) = slots.take(slot) else { return false };
     let forced = if is_write { place.write_flags } else { Flags::NONE };
@@ -267,7 +288,9 @@ fn begin<H: HostMemory>(
         flags: flags(cdw12).and(forced),
     };
     channel.gather(request, segment);
-    traffic.count(opcode.into(), len_bytes);
+    moved.bytes += len_bytes;
+    moved.writes += u32::from(is_write);
+    moved.written_bytes += if is_write { len_bytes } else { 0 };
     true
 }
 
@@ -283,12 +306,6 @@ const _: () = assert!(Flags::FUA.0 == 1 && Flags::LIMITED_RETRY.0 == 4, "as shif
 /// A segment for a request that has none.
 pub(super) const NO_SEGMENT: Segment =
     Segment { region: base::RegionId(0), offset: 0, len_bytes: 0 };
-
-/// Tokens are slot numbers.
-#[inline]
-fn slot_number(token: u64) -> u16 {
-    low16(token)
-}
 
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the low bits are the field")]

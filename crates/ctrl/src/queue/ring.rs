@@ -44,9 +44,6 @@ pub(crate) struct CompletionQueue<E> {
     head: u32,
     ring: Ring<E>,
     doorbell: Source<E>,
-    /// The entries just before `tail` that the host cannot see yet, all in one cache line.
-    staged: [CompletionEntry; LINE],
-    staged_count: u32,
 }
 
 /// Where entries are.
@@ -88,7 +85,7 @@ pub(crate) struct InvalidValue;
 
 const COMMAND_BYTES: usize = 64;
 /// Completions in a cache line.
-const LINE: usize = 4;
+const LINE: u32 = 4;
 /// Where the phase is in the second half of an entry.
 const PHASE_SHIFT: u32 = 48;
 /// Entries of a remote ring that are fetched at once.
@@ -167,6 +164,34 @@ impl<E: HostEntries> SubmissionQueue<E> {
         Ok(words)
     }
 
+    /// Takes entries of a shared ring as long as `begin` accepts them, at most `count`. How many
+    /// were accepted, and the one that was not.
+    #[inline]
+    pub(crate) fn take_run(
+        &mut self,
+        count: u32,
+        mut begin: impl FnMut(&[u64; 8]) -> bool,
+    ) -> Result<(u32, Option<[u64; 8]>), Fault> {
+        let Ring::Shared(entries) = &self.ring else { return Ok((0, None)) };
+        let (mut head, size) = (self.head, self.size);
+        let mut accepted = 0;
+        let mut refused = None;
+        while accepted < count {
+            let words = entries.load_command(head)?;
+            let ahead = head + AHEAD;
+            entries.prefetch_command(if ahead < size { ahead } else { 0 });
+            head = next(head, size);
+            if !begin(&words) {
+                refused = Some(words);
+                break;
+            }
+            accepted += 1;
+        }
+        self.head = head;
+        self.in_flight += accepted;
+        Ok((accepted, refused))
+    }
+
     /// Takes the next entry of a remote ring, if it is here; else asks for some of those that wait.
     pub(crate) fn take_remote<H: HostMemory>(
         &mut self,
@@ -239,8 +264,7 @@ impl<E: HostEntries> CompletionQueue<E> {
     ) -> Result<Self, Fault> {
         let ring = Ring::open(host, iova, u64::from(size) * 16)?;
         let doorbell = Source { shadow: None, reported: None };
-        let (staged, staged_count) = ([[0; 2]; LINE], 0);
-        Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell, staged, staged_count })
+        Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell })
     }
 
     pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
@@ -277,7 +301,6 @@ impl<E: HostEntries> CompletionQueue<E> {
         ticket: Ticket,
         mut entry: CompletionEntry,
     ) -> Result<Progress, Fault> {
-        self.publish()?;
         entry[1] |= u64::from(self.phase) << PHASE_SHIFT;
         let progress = match &mut self.ring {
             Ring::Shared(entries) => {
@@ -294,38 +317,42 @@ impl<E: HostEntries> CompletionQueue<E> {
         Ok(progress)
     }
 
-    /// Fills the next entry of a shared ring, and lets the host see it together with the others of
-    /// its cache line, or with [`publish`](Self::publish). False if the ring is not shared.
+    /// Fills entries of a shared ring with what `next` gives, until it gives no more, and lets the
+    /// host see them by whole cache lines: it polls the very line that is being written, and each
+    /// visit takes the line away from here. The caller knows that there is room.
     #[inline]
-    pub(crate) fn stage(&mut self, mut entry: CompletionEntry) -> Result<bool, Fault> {
-        if !matches!(self.ring, Ring::Shared(_)) {
-            return Ok(false);
-        }
-        entry[1] |= u64::from(self.phase) << PHASE_SHIFT;
-        self.staged[self.staged_count as usize % LINE] = entry;
-        self.staged_count += 1;
-        self.tail = next(self.tail, self.size);
-        self.phase ^= self.tail == 0;
-        // The line is full when the next entry begins another.
-        if (self.tail as usize).is_multiple_of(LINE) {
-            self.publish().map(|()| true)
-        } else {
-            Ok(true)
+    pub(crate) fn post(
+        &mut self,
+        mut next: impl FnMut() -> Option<CompletionEntry>,
+    ) -> Result<(), Fault> {
+        let Ring::Shared(entries) = &mut self.ring else { return Ok(()) };
+        let (mut tail, mut phase) = (self.tail, u64::from(self.phase) << PHASE_SHIFT);
+        loop {
+            let room = (LINE - tail % LINE).min(self.size - tail);
+            let mut line = [[0; 2]; LINE as usize];
+            let mut count = 0;
+            for place in &mut line[..room as usize] {
+                let Some([first, second]) = next() else { break };
+                *place = [first, second | phase];
+                count += 1;
+            }
+            entries.store_completions(tail, &line[..count as usize])?;
+            tail += count;
+            if tail == self.size {
+                tail = 0;
+                phase ^= 1 << PHASE_SHIFT;
+            }
+            (self.tail, self.phase) = (tail, phase != 0);
+            if count < room {
+                return Ok(());
+            }
         }
     }
 
-    /// Lets the host see what was staged.
+    /// Whether entries can be filled in place.
     #[inline]
-    pub(crate) fn publish(&mut self) -> Result<(), Fault> {
-        let count = core::mem::take(&mut self.staged_count);
-        if count > 0
-            && let Ring::Shared(entries) = &mut self.ring
-        {
-            // A line never wraps: the last entry of a ring ends one.
-            let first = if self.tail == 0 { self.size - count } else { self.tail - count };
-            entries.store_completions(first, &self.staged[..count as usize])?;
-        }
-        Ok(())
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.ring, Ring::Shared(_))
     }
 
     /// Says that the next `count` entries will be filled.

@@ -1,8 +1,9 @@
 //! The commands that a queue has taken and not yet answered: a dense table.
 //!
 //! ```text
-//!   0        8     10        12     14           16       17     18        24
-//!   | lba    | cid | channel | area | submission | opcode | state | spare  |
+//!   0        8     10        12           14       15      16     18        24
+//!   | lba    | cid | channel | submission | opcode | state | area | spare   |
+//!            |<-------------- one word: the key ---------->|
 //! ```
 //!
 //! The index of a slot is the token of its requests. Every slot that is taken holds a place in the
@@ -12,8 +13,10 @@
 #[derive(Debug)]
 pub(super) struct Slots {
     slots: Box<[Slot]>,
-    /// Free slots, the one used last on top: its line is still in the cache.
-    free: Vec<u16>,
+    /// The free slot that is used next: the one that was used last, whose line is still in the
+    /// cache. A free slot names the next one in its `area`.
+    free: u16,
+    taken: u32,
 }
 
 /// One command.
@@ -22,19 +25,21 @@ pub(super) struct Slots {
 pub(super) struct Slot {
     /// First block, for the error log.
     pub(super) lba: u64,
-    /// Command identifier.
-    pub(super) cid: u16,
-    /// Which channel it goes to.
-    pub(super) channel: u16,
+    /// Everything that the fast path wants, loaded and stored at once.
+    key: u64,
     /// Which work area it has. Means something only while [`State::Slow`].
     pub(super) area: u16,
-    /// From which of the queue's submission queues it came.
-    pub(super) submission: u16,
-    pub(super) opcode: u8,
-    pub(super) state: State,
 }
 
 const _: () = assert!(size_of::<Slot>() == 24, "as drawn");
+
+/// The end of the list of free slots: no table is that long.
+const NONE: u16 = u16::MAX;
+
+const CHANNEL: u32 = 16;
+const SUBMISSION: u32 = 32;
+const OPCODE: u32 = 48;
+const STATE: u32 = 56;
 
 /// What a command in a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,38 +54,114 @@ pub(super) enum State {
     Parked,
 }
 
+impl Slot {
+    /// A command, with no work area yet.
+    #[inline]
+    pub(super) const fn new(lba: u64, cid: u16, channel: u16, submission: u16, opcode: u8) -> Self {
+        let key = cid as u64
+            | (channel as u64) << CHANNEL
+            | (submission as u64) << SUBMISSION
+            | (opcode as u64) << OPCODE;
+        Self { lba, key, area: 0 }
+    }
+
+    /// The same, in this state.
+    #[inline]
+    pub(super) const fn in_state(mut self, state: State) -> Self {
+        self.set_state(state);
+        self
+    }
+
+    /// Command identifier.
+    #[inline]
+    pub(super) const fn cid(&self) -> u16 {
+        self.part(0)
+    }
+
+    /// Which channel it goes to.
+    #[inline]
+    pub(super) const fn channel(&self) -> u16 {
+        self.part(CHANNEL)
+    }
+
+    /// From which of the queue's submission queues it came.
+    #[inline]
+    pub(super) const fn submission(&self) -> u16 {
+        self.part(SUBMISSION)
+    }
+
+    pub(super) const fn opcode(&self) -> u8 {
+        self.part(OPCODE).to_le_bytes()[0]
+    }
+
+    #[inline]
+    pub(super) const fn state(&self) -> State {
+        match self.key >> STATE {
+            0 => State::Free,
+            1 => State::Fast,
+            2 => State::Slow,
+            _ => State::Parked,
+        }
+    }
+
+    #[inline]
+    pub(super) const fn set_state(&mut self, state: State) {
+        self.key = self.key & !(0xff << STATE) | (state as u64) << STATE;
+    }
+
+    pub(super) const fn set_channel(&mut self, channel: u16) {
+        self.key = self.key & !(0xffff << CHANNEL) | (channel as u64) << CHANNEL;
+    }
+
+    pub(super) const fn set_submission(&mut self, submission: u16) {
+        self.key = self.key & !(0xffff << SUBMISSION) | (submission as u64) << SUBMISSION;
+    }
+
+    /// Becomes free, and the first of the free ones.
+    #[inline]
+    const fn free(&mut self, first: &mut u16, index: u16) {
+        self.key = 0;
+        self.area = *first;
+        *first = index;
+    }
+
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "sixteen bits are the part")]
+    const fn part(&self, at: u32) -> u16 {
+        (self.key >> at) as u16
+    }
+}
+
 impl Slots {
     /// A table for `count` commands. Allocates here and never again.
     pub(super) fn new(count: u16) -> Self {
-        let slot = Slot {
-            lba: 0,
-            cid: 0,
-            channel: 0,
-            area: 0,
-            submission: 0,
-            opcode: 0,
-            state: State::Free,
-        };
-        Self { slots: vec![slot; usize::from(count)].into(), free: (0..count).rev().collect() }
+        let slots = (0..count).map(|index| {
+            let next = if index + 1 < count { index + 1 } else { NONE };
+            Slot { area: next, ..Slot::new(0, 0, 0, 0, 0) }
+        });
+        Self { slots: slots.collect(), free: 0, taken: 0 }
     }
 
     /// How many commands are in the table.
     #[inline]
     pub(super) fn taken(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.taken as usize
     }
 
     /// How many more would fit.
     #[inline]
     pub(super) fn room(&self) -> usize {
-        self.free.len()
+        self.slots.len() - self.taken as usize
     }
 
     /// Puts a command into the table.
     #[inline]
-    pub(super) fn take(&mut self, slot: Slot) -> Option<u16> {
-        let index = self.free.pop()?;
-        self.slots[usize::from(index)] = slot;
+    pub(super) fn take(&mut self, command: Slot) -> Option<u16> {
+        let index = self.free;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        self.free = slot.area;
+        self.taken += 1;
+        *slot = command;
         Some(index)
     }
 
@@ -88,7 +169,7 @@ impl Slots {
     #[inline]
     pub(super) fn get(&self, token: u64) -> Option<&Slot> {
         let slot = self.slots.get(usize::try_from(token).ok()?)?;
-        (slot.state != State::Free).then_some(slot)
+        (slot.state() != State::Free).then_some(slot)
     }
 
     pub(super) fn get_mut(&mut self, index: u16) -> &mut Slot {
@@ -96,19 +177,32 @@ impl Slots {
     }
 
     /// Takes a command out of the table.
-    #[inline]
     pub(super) fn release(&mut self, index: u16) -> Slot {
         let slot = &mut self.slots[usize::from(index)];
-        debug_assert!(slot.state != State::Free, "a command ends once");
-        let taken = *slot;
-        slot.state = State::Free;
-        self.free.push(index);
-        taken
+        debug_assert!(slot.state() != State::Free, "a command ends once");
+        let command = *slot;
+        slot.free(&mut self.free, index);
+        self.taken -= 1;
+        command
+    }
+
+    /// Takes the command with this token out of the table if it is [`State::Fast`]: its identifier.
+    #[inline]
+    pub(super) fn release_fast(&mut self, token: u64) -> Option<u16> {
+        let slot = self.slots.get_mut(usize::try_from(token).ok()?)?;
+        if slot.state() != State::Fast {
+            return None;
+        }
+        let cid = slot.cid();
+        #[expect(clippy::cast_possible_truncation, reason = "an index of the table")]
+        slot.free(&mut self.free, token as u16);
+        self.taken -= 1;
+        Some(cid)
     }
 
     /// Every command in the table, with its number.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        (0..).zip(self.slots.iter()).filter(|(_, slot)| slot.state != State::Free)
+        (0..).zip(self.slots.iter()).filter(|(_, slot)| slot.state() != State::Free)
     }
 }
 
@@ -119,24 +213,32 @@ mod tests {
     #[test]
     fn a_full_table_takes_nothing_and_a_number_is_out_once() {
         let mut slots = Slots::new(2);
-        let command = |cid| Slot {
-            lba: 0,
-            cid,
-            channel: 0,
-            area: 0,
-            submission: 0,
-            opcode: 2,
-            state: State::Fast,
-        };
+        let command = |cid| Slot::new(0, cid, 0, 0, 2).in_state(State::Fast);
         let (first, second) = (slots.take(command(7)).unwrap(), slots.take(command(8)).unwrap());
         assert_ne!(first, second);
         assert_eq!(slots.take(command(9)), None);
         assert_eq!((slots.taken(), slots.room()), (2, 0));
-        assert_eq!(slots.get(u64::from(second)).unwrap().cid, 8);
-        assert_eq!(slots.release(first).cid, 7);
+        assert_eq!(slots.get(u64::from(second)).unwrap().cid(), 8);
+        assert_eq!(slots.release(first).cid(), 7);
         assert!(slots.get(u64::from(first)).is_none(), "a free slot holds no command");
         assert!(slots.get(99).is_none() && slots.get(u64::MAX).is_none());
-        assert_eq!(slots.iter().map(|(_, slot)| slot.cid).collect::<Vec<_>>(), [8]);
+        assert_eq!(slots.iter().map(|(_, slot)| slot.cid()).collect::<Vec<_>>(), [8]);
         assert_eq!(slots.take(command(9)), Some(first), "the one used last comes first");
+        assert_eq!(slots.release_fast(second.into()), Some(8));
+        assert_eq!(slots.release_fast(second.into()), None, "once");
+        assert_eq!(slots.release_fast(u64::MAX), None);
+    }
+
+    #[test]
+    fn every_part_of_a_slot_comes_back_and_changes_alone() {
+        let mut slot = Slot::new(u64::MAX, 0xabcd, 0x1234, 0xf00f, 0x9e).in_state(State::Slow);
+        let parts = |slot: &Slot| {
+            (slot.cid(), slot.channel(), slot.submission(), slot.opcode(), slot.state())
+        };
+        assert_eq!(parts(&slot), (0xabcd, 0x1234, 0xf00f, 0x9e, State::Slow));
+        slot.set_channel(0xffff);
+        slot.set_submission(1);
+        slot.set_state(State::Parked);
+        assert_eq!(parts(&slot), (0xabcd, 0xffff, 1, 0x9e, State::Parked));
     }
 }
