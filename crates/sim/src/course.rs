@@ -40,6 +40,8 @@ pub enum Step {
     Again,
     /// The controller is shut down.
     ShutDown,
+    /// A shutdown that was asked for is over, cleanly or not.
+    AwaitEnd,
     /// The process that is the host ends without a word.
     Crash,
     /// The power of the device fails now, and with it that of the medium.
@@ -101,6 +103,7 @@ pub struct Course {
     /// The world it goes through.
     pub world: World,
     record: Record,
+    has_repented: bool,
 }
 
 /// The ordinary course.
@@ -110,7 +113,7 @@ pub const SESSION: &[Step] =
 impl Course {
     /// A course through `world`.
     pub fn new(world: World) -> Self {
-        Self { world, record: Record::default() }
+        Self { world, record: Record::default(), has_repented: false }
     }
 
     /// Takes all steps, unless a promise is broken on the way, and tells what they have shown.
@@ -141,6 +144,7 @@ impl Course {
             Step::Review => self.review(),
             Step::Again => self.again(),
             Step::ShutDown => self.shut_down(),
+            Step::AwaitEnd => self.await_shutdown(false),
             Step::Crash => {
                 self.crash();
                 Ok(())
@@ -223,6 +227,7 @@ impl Course {
     }
 
     fn repent(&mut self) {
+        self.has_repented = true;
         self.keep_counts();
         self.record.state = self.world.state();
         self.record.lanes = self.world.host.as_ref().map_or(0, Host::lanes);
@@ -351,7 +356,7 @@ impl Course {
 
     /// The end of every course: nothing is outstanding, and everything is given back.
     fn end(&mut self) -> Result<(), Failure> {
-        if self.record.state.is_none() {
+        if !self.has_repented {
             self.repent();
         }
         if self.world.host.is_some() && !self.world.has_ended() {

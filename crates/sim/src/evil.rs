@@ -16,6 +16,8 @@ mod fault;
 mod forgery;
 mod registers;
 
+use std::collections::BTreeMap;
+
 use base::{Instant, Random};
 
 pub use completions::{Emission, View};
@@ -34,6 +36,8 @@ pub struct Evil {
     held: Vec<completions::Held>,
     /// Commands answered behind the controller's back: when it answers them, nobody is told.
     answered: Vec<(u16, u16)>,
+    /// How far each submission queue has been read, as the controller reported last.
+    heads: BTreeMap<u16, u16>,
     deeds: u64,
 }
 
@@ -73,6 +77,7 @@ impl Evil {
             is_gone: false,
             held: Vec::new(),
             answered: Vec::new(),
+            heads: BTreeMap::new(),
             deeds: 0,
         }
     }

@@ -104,7 +104,10 @@ pub enum Leaves {
 
 #[derive(Debug)]
 struct History {
+    /// All there ever were, oldest first: a read that began long ago may still bring any.
     versions: Vec<Version>,
+    /// The number of the oldest version that a power cut can bring back.
+    floor: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -227,10 +230,12 @@ impl Oracle {
         self.flushes.clear();
         self.reads.clear();
         for history in self.blocks.values_mut() {
-            history.versions.iter_mut().skip(1).for_each(|version| {
-                version.answered = None;
-                version.is_seen = false;
-            });
+            let floor = history.floor;
+            for version in &mut history.versions {
+                let is_floor = version.number <= floor;
+                version.answered = version.answered.filter(|_| is_floor);
+                version.is_seen &= is_floor;
+            }
         }
     }
 
@@ -303,7 +308,7 @@ impl Default for History {
             answered: Some(0),
             is_seen: true,
         };
-        Self { versions: vec![empty] }
+        Self { versions: vec![empty], floor: 0 }
     }
 }
 
@@ -311,17 +316,17 @@ impl History {
     /// The number of the oldest version that a read may bring now.
     fn oldest_allowed(&self) -> u64 {
         let seen = self.versions.iter().rev().find(|version| version.is_seen);
-        seen.or(self.versions.first()).map_or(0, |version| version.number)
+        seen.map_or(self.floor, |version| version.number.max(self.floor))
     }
 
-    /// Forgets the versions before the newest that was answered by `sequence`.
+    /// The newest version that was answered by `sequence` is stable.
     fn raise_floor(&mut self, sequence: u64) {
         let is_stable = |version: &Version| {
             version.leaves != Leaves::Anything
                 && version.answered.is_some_and(|answered| answered <= sequence)
         };
-        if let Some(floor) = self.versions.iter().rposition(is_stable) {
-            self.versions.drain(..floor);
+        if let Some(stable) = self.versions.iter().rev().find(|version| is_stable(version)) {
+            self.floor = self.floor.max(stable.number);
         }
     }
 

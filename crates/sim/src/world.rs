@@ -95,7 +95,7 @@ impl Default for WorldOptions {
                 span: 128,
                 pieces: Pieces::Whole,
             },
-            pool_bytes: 1 << 20,
+            pool_bytes: 16 << 20,
         }
     }
 }

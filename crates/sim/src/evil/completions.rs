@@ -61,6 +61,7 @@ impl Evil {
         ledger: &Ledger,
     ) -> Vec<Emission> {
         let (sqid, cid) = (high_half(entry[2]), low_half(entry[3]));
+        self.heads.insert(sqid, low_half(entry[2]));
         if let Some(index) = self.answered.iter().position(|known| *known == (sqid, cid)) {
             self.answered.swap_remove(index);
             return Vec::new();
@@ -92,10 +93,18 @@ impl Evil {
         emissions
     }
 
-    /// Completions whose time has come, with the submission queue they answer.
+    /// Completions whose time has come, with the submission queue they answer. They are late and
+    /// otherwise true: they say how far the queue has been read by now.
     pub fn next_released(&mut self, now: Instant) -> Vec<(u16, Emission)> {
         let released = self.release(|held| matches!(held.until, Until::At(at) if now >= at));
-        released.into_iter().map(|emission| (high_half(emission.entry[2]), emission)).collect()
+        let with_head = |mut emission: Emission| {
+            let sqid = high_half(emission.entry[2]);
+            if let Some(head) = self.heads.get(&sqid) {
+                emission.entry[2] = u32::from(sqid) << 16 | u32::from(*head);
+            }
+            (sqid, emission)
+        };
+        released.into_iter().map(with_head).collect()
     }
 
     /// The device fetches an admin command: some are answered before the controller sees them.
