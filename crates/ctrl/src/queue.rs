@@ -402,13 +402,11 @@ impl Tally {
         self.bytes[class & 3] += bytes;
     }
 
-    /// `count` reads and writes have moved so much.
+    /// `count` commands of this class have moved so many bytes.
     #[inline]
-    fn add(&mut self, count: u32, moved: fast::Moved) {
-        self.commands[1] += u64::from(moved.writes);
-        self.bytes[1] += moved.written_bytes;
-        self.commands[2] += u64::from(count - moved.writes);
-        self.bytes[2] += moved.bytes - moved.written_bytes;
+    fn add(&mut self, class: usize, count: u32, bytes: u64) {
+        self.commands[class & 3] += u64::from(count);
+        self.bytes[class & 3] += bytes;
     }
 
     /// A verify takes bytes from the medium, and is no read.

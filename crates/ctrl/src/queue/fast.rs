@@ -1,12 +1,13 @@
 //! The way of a command that needs nothing but one request: from the ring to the medium and back.
 
 use base::{
-    Answer, Answers, CompletionEntry, Flags, HostMemory, Instant, Operation, Request, Segment,
-    Ticket,
+    Answer, Answers, CompletionEntry, Fault, Flags, HostMemory, Instant, Operation, Request,
+    Segment, Ticket,
 };
 use wire::{Command, Status};
 
-use super::directory::{Directory, FAST_READ, FAST_WRITE};
+use super::channel::Channel;
+use super::directory::{Directory, Entry, FAST_READ, FAST_WRITE};
 use super::slot::{Slot, Slots, State};
 use super::{Letter, Queue, TICKET_FETCH, TICKET_POST};
 use crate::controller::contract::InvalidDoorbell;
@@ -70,32 +71,52 @@ impl<H: HostMemory> Queue<H> {
 
     /// Begins commands until there is one that the fast path does not understand. `None` if `left`
     /// has run out, or the ring has.
-    #[inline(never)]
     fn next_slow(&mut self, index: usize, left: &mut u32) -> Option<Command> {
         let queue = &mut self.submissions[index];
         if !queue.is_shared() || queue.first.is_some() {
             return self.next_single(index, left);
         }
-        let place = Place {
-            submission: low16(index as u64),
-            page_bytes: self.page_bytes,
-            write_flags: self.write_flags,
-        };
-        let (directory, slots, host) = (&mut self.directory, &mut self.slots, &mut self.host);
-        let mut moved = Moved::default();
-        let run =
-            queue.take_run(*left, |words| begin(words, place, directory, slots, host, &mut moved));
-        match run {
-            Ok((count, refused)) => {
-                self.traffic.add(count, moved);
-                *left -= count + u32::from(refused.is_some());
-                refused.map(Command)
-            }
-            Err(fault) => {
-                self.break_down(fault);
-                None
-            }
+        let first = queue.take();
+        *left -= 1;
+        let mut words = self.heard(first)?;
+        loop {
+            words = match self.begin_run(index, left, words) {
+                RunEnd::Over(next) => next?,
+                RunEnd::NotBegun => return Some(Command(words)),
+            };
         }
+    }
+
+    /// Begins the command in `words` and those after it that are of its kind: the same operation
+    /// on the same namespace, with the same flags. What that means is looked up once for all.
+    #[inline(never)]
+    fn begin_run(&mut self, index: usize, left: &mut u32, words: [u64; 8]) -> RunEnd {
+        let write_flags = self.write_flags;
+        let Some(mut run) = Run::of(&words, &mut self.directory, write_flags) else {
+            return RunEnd::NotBegun;
+        };
+        run.page_bytes = self.page_bytes;
+        run.slot = run.slot.for_submission(low16(index as u64));
+        let (slots, host) = (&mut self.slots, &mut self.host);
+        if !run.begin(&words, slots, host) {
+            return RunEnd::NotBegun;
+        }
+        let queue = &mut self.submissions[index];
+        queue.in_flight += 1;
+        let taken = queue.take_run(*left, |words| run.begin(words, slots, host));
+        let (is_write, bytes) = (run.operation == Operation::Write, run.bytes);
+        let taken = taken.map(|(count, next)| {
+            *left -= count + u32::from(next.is_some());
+            self.traffic.add(usize::from(!is_write) + 1, count + 1, bytes);
+            next
+        });
+        RunEnd::Over(self.heard(taken).flatten())
+    }
+
+    /// What came of reading a ring; `None` if it is not there any more.
+    #[inline]
+    fn heard<T>(&mut self, result: Result<T, Fault>) -> Option<T> {
+        result.map_err(|fault| self.break_down(fault)).ok()
     }
 
     /// Takes one command with no shortcut.
@@ -223,75 +244,99 @@ impl<H: HostMemory> Queue<H> {
     }
 }
 
-/// Where a command comes from.
-#[derive(Clone, Copy)]
-struct Place {
-    submission: u16,
+/// How a run of commands ended.
+enum RunEnd {
+    /// With the last there was, or before this one, which is taken and of another kind.
+    Over(Option<[u64; 8]>),
+    /// Before it had begun: its first command is not simple.
+    NotBegun,
+}
+
+/// What commands of one kind have in common.
+struct Run<'a> {
+    /// Opcode and namespace, with zeroes for FUSE, PSDT and the identifier.
+    word: u64,
+    /// Dword 12 without the number of blocks.
+    dword: u32,
+    entry: Entry,
+    channel: &'a mut Channel,
+    operation: Operation,
+    flags: Flags,
+    /// Their slots, but for block and identifier.
+    slot: Slot,
     page_bytes: u64,
-    write_flags: Flags,
+    /// Bytes moved so far.
+    bytes: u64,
 }
 
-/// What a run of commands moves: all of them, and of these the writes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moved {
-    pub(super) bytes: u64,
-    pub(super) writes: u32,
-    pub(super) written_bytes: u64,
-}
+const CID: u64 = 0xffff_0000;
+const NLB: u32 = 0xffff;
 
-/// Begins a read or write that lies in one page and needs no more than one request. False, with
-/// nothing done, if the command is anything else or anything is wrong with it.
-#[inline]
-fn begin<H: HostMemory>(
-    words: &[u64; 8],
-    place: Place,
-    directory: &mut Directory,
-    slots: &mut Slots,
-    host: &mut H,
-    moved: &mut Moved,
-) -> bool {
-    // Opcode, and zeroes for FUSE, PSDT and what lies between: one comparison.
-    let opcode = low16(words[0]);
-    if opcode != u16::from(FAST_READ) && opcode != u16::from(FAST_WRITE) {
-        return false;
+impl<'a> Run<'a> {
+    /// The kind of the command in `words`, if it may be a simple one: a read or write that the
+    /// namespace allows.
+    #[inline]
+    fn of(words: &[u64; 8], directory: &'a mut Directory, write_flags: Flags) -> Option<Self> {
+        // Opcode, and zeroes for FUSE, PSDT and what lies between: one comparison.
+        let (operation, forced) = match low16(words[0]) {
+            opcode if opcode == u16::from(FAST_READ) => (Operation::Read, Flags::NONE),
+            opcode if opcode == u16::from(FAST_WRITE) => (Operation::Write, write_flags),
+            _ => return None,
+        };
+        let [opcode, ..] = words[0].to_le_bytes();
+        let entry = *directory.entry(high32(words[0]))?;
+        let dword = low32(words[6]);
+        if entry.rights & opcode == 0 || dword & !CDW12_FAST != 0 {
+            return None;
+        }
+        Some(Self {
+            word: words[0] & !CID,
+            dword: dword & !NLB,
+            entry,
+            channel: directory.channel(entry.channel)?,
+            operation,
+            flags: flags(dword).and(forced),
+            slot: Slot::new(0, 0, entry.channel, 0, opcode).in_state(State::Fast),
+            page_bytes: 0,
+            bytes: 0,
+        })
     }
-    let Some(entry) = directory.entry(high32(words[0])) else { return false };
-    let is_write = opcode == u16::from(FAST_WRITE);
-    let cdw12 = low32(words[6]);
-    if u16::from(entry.rights) & opcode == 0 || cdw12 & !CDW12_FAST != 0 {
-        return false;
+
+    /// Begins a command that is of this kind, lies in one page, and needs no more than one request.
+    /// False, with nothing done, if it is anything else or anything is wrong with it.
+    #[inline(always)]
+    fn begin<H: HostMemory>(&mut self, words: &[u64; 8], slots: &mut Slots, host: &mut H) -> bool {
+        let (dword, lba, prp1) = (low32(words[6]), words[5], words[3]);
+        if words[0] & !CID != self.word || dword & !NLB != self.dword {
+            return false;
+        }
+        let blocks = (dword & NLB) + 1;
+        let left = self.entry.block_count.checked_sub(lba);
+        let is_inside = left.is_some_and(|left| u64::from(blocks) <= left);
+        let len_bytes = u64::from(blocks) << self.entry.block_shift;
+        let end = (prp1 & (self.page_bytes - 1)) + len_bytes;
+        if !is_inside || blocks > self.entry.blocks_max || end > self.page_bytes || prp1 & 3 != 0 {
+            return false;
+        }
+        let Ok(Some(segment)) = host.reach(prp1, low32(len_bytes)) else { return false };
+        let Some(token) = slots.take(self.slot.of(lba, low16(words[0] >> 16))) else {
+            return false;
+        };
+        let request = Request {
+            token: token.into(),
+            lba: lba << self.entry.medium_shift,
+            operand: 0,
+            blocks: blocks << self.entry.medium_shift,
+            segment_first: 0,
+            segment_count: 1,
+            metadata_count: 0,
+            operation: self.operation,
+            flags: self.flags,
+        };
+        self.channel.gather(request, segment);
+        self.bytes += len_bytes;
+        true
     }
-    let (lba, blocks) = (words[5], u32::from(low16(words[6])) + 1);
-    let is_inside = entry.block_count.checked_sub(blocks.into()).is_some_and(|last| lba <= last);
-    let (prp1, len_bytes) = (words[3], u64::from(blocks) << entry.block_shift);
-    let fits = (prp1 & (place.page_bytes - 1)) + len_bytes <= place.page_bytes && prp1 & 3 == 0;
-    if !is_inside || !fits || blocks > entry.blocks_max {
-        return false;
-    }
-    let Ok(Some(segment)) = host.reach(prp1, low32(len_bytes)) else { return false };
-    let (channel, medium_shift) = (entry.channel, entry.medium_shift);
-    let cid = low16(words[0] >> 16);
-    let slot = Slot::new(lba, cid, channel, place.submission, opcode.to_le_bytes()[0]);
-    let slot = slot.in_state(State::Fast);
-    let Some(channel) = directory.channel(channel) else { return false };
-    let Some(token) = slots.take(slot) else { return false };
-    let forced = if is_write { place.write_flags } else { Flags::NONE };
-    let request = Request {
-        token: token.into(),
-        lba: lba << medium_shift,
-        operand: 0,
-        blocks: blocks << medium_shift,
-        segment_first: 0,
-        segment_count: 1,
-        metadata_count: 0,
-        operation: if is_write { Operation::Write } else { Operation::Read },
-        flags: flags(cdw12).and(forced),
-    };
-    channel.gather(request, segment);
-    moved.bytes += len_bytes;
-    moved.writes += u32::from(is_write);
-    moved.written_bytes += if is_write { len_bytes } else { 0 };
-    true
 }
 
 /// FUA and LR, bits 30 and 31 of dword 12.

@@ -72,6 +72,21 @@ impl Slot {
         self
     }
 
+    /// The same, from this submission queue.
+    #[inline]
+    pub(super) const fn for_submission(mut self, submission: u16) -> Self {
+        self.set_submission(submission);
+        self
+    }
+
+    /// A command like this one, whose identifier is zero, with its own block and identifier.
+    #[inline]
+    pub(super) const fn of(mut self, lba: u64, cid: u16) -> Self {
+        self.lba = lba;
+        self.key |= cid as u64;
+        self
+    }
+
     /// Command identifier.
     #[inline]
     pub(super) const fn cid(&self) -> u16 {
