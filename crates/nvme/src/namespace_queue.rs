@@ -16,8 +16,8 @@ mod view;
 use core::hint::cold_path;
 
 use base::{
-    Answer, Answers, Backend, Dma, Doorbell, Flags, Instant, Limits, Operation, Outcome, Request,
-    Segment,
+    Answer, Answers, Backend, Dma, Doorbell, DoorbellCounts, Flags, Instant, Limits, Operation,
+    Outcome, Request, Segment,
 };
 use wire::{Command, IoOpcode};
 
@@ -301,6 +301,12 @@ where
             return count + self.poll_leftovers(now, answers);
         }
         count
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        let stats = self.queue.stats();
+        let (submission, completion) = (stats.submission_doorbells, stats.completion_doorbells);
+        DoorbellCounts { submission, completion }
     }
 
     fn wake_at(&self) -> Instant {

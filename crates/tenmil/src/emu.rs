@@ -341,17 +341,21 @@ fn map(
     let refuse = |error: &dyn std::fmt::Display| Refused::machine(format!("{error}"));
     let len = usize::try_from(bytes).map_err(|error| refuse(&error))?;
     let mapping = if techniques.huge_pages {
-        Mapping::new(len, Backing::Private)
+        // Explicit huge pages where somebody has reserved enough of them.
+        Mapping::new(len, Backing::SharedHuge).or_else(|_| Mapping::new(len, Backing::Private))
     } else {
         Mapping::with_small_pages(len)
     };
     let mapping = mapping.map_err(|error| refuse(&error))?;
     mapping.populate();
-    let backing = if mapping.transparent_huge_pages() {
-        "transparent huge pages, where the kernel gives them".to_owned()
-    } else {
-        "4 KiB pages".to_owned()
+    let backing = match mapping.backing() {
+        Backing::SharedHuge => "2 MiB pages",
+        _ if mapping.transparent_huge_pages() => {
+            "transparent huge pages, where the kernel gives them"
+        }
+        _ => "4 KiB pages",
     };
+    let backing = backing.to_owned();
     let memory = regions.add(mapping).map_err(|error| refuse(&error))?;
     Ok((memory, backing))
 }

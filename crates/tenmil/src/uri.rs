@@ -120,7 +120,7 @@ impl Uri {
     /// Whether all its blocks lie in memory of ours.
     pub fn is_in_memory(&self) -> bool {
         match self {
-            Self::Emu(spec) => spec.medium == EmuMedium::Ram,
+            Self::Emu(spec) => matches!(spec.medium, EmuMedium::Ram | EmuMedium::Model { .. }),
         }
     }
 

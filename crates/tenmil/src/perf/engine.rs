@@ -130,8 +130,14 @@ impl Rig {
             })
             .collect();
         let threads = threads?;
+        let mut health = Ok(());
         while threads.iter().any(|thread| !thread.is_finished()) {
-            self.ssds.look_after(self.clock.now())?;
+            if health.is_ok() {
+                health = self.ssds.look_after(self.clock.now());
+            }
+            if health.is_err() {
+                progress.ask_to_stop();
+            }
             if host::signal::interrupted() {
                 progress.ask_to_stop();
             }
@@ -140,7 +146,7 @@ impl Rig {
         }
         let mut tally = Tally::new(self.ssds.descriptions());
         threads.into_iter().for_each(|thread| tally.add(thread.join()));
-        Ok(tally)
+        health.map(|()| tally)
     }
 
     /// The worker of one thread: its queue pairs, its part of the blocks, its buffers.
@@ -175,6 +181,7 @@ impl Rig {
                     rate: options.rate.map(|rate| RateShare { rate, part, parts, seed }),
                     arrivals: None,
                     lane: Lane::new(LaneParts {
+                        fixed: workload.fixed(),
                         backend,
                         addresses: workload.lane(range, block_size),
                         scrutiny: scrutiny(self, &place, buffers.len()),

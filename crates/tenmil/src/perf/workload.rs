@@ -123,6 +123,30 @@ impl Workload {
         Lane { first, places, next, place_blocks, largest_blocks, block_shift, skew }
     }
 
+    /// The one operation and size of all I/Os, if there is only one of each.
+    pub fn fixed(&self) -> Option<(Operation, u32)> {
+        match self.operations {
+            Operations::Always(operation) if self.sizes.count == 1 => {
+                Some((operation, self.sizes.largest))
+            }
+            _ => None,
+        }
+    }
+
+    /// Draws the first block of the next I/O of `lane`, which is so many blocks long.
+    #[inline]
+    pub fn address(&mut self, lane: &mut Lane, blocks: u32) -> u64 {
+        let offset = match self.order {
+            Order::Uniform => self.random.below(lane.places) * u64::from(lane.place_blocks),
+            Order::Sequential => lane.advance(blocks),
+            Order::Skewed => {
+                let place = self.skews[lane.skew as usize].draw(&mut self.random);
+                place * u64::from(lane.place_blocks)
+            }
+        };
+        lane.first + offset
+    }
+
     /// Draws the next I/O of `lane`.
     #[inline]
     pub fn draw(&mut self, lane: &mut Lane) -> Draw {
@@ -132,15 +156,7 @@ impl Workload {
         }
         let len_bytes = self.sizes.draw(&mut self.random);
         let blocks = len_bytes >> lane.block_shift;
-        let offset = match self.order {
-            Order::Uniform => self.random.below(lane.places) * u64::from(lane.place_blocks),
-            Order::Sequential => lane.advance(blocks),
-            Order::Skewed => {
-                let place = self.skews[lane.skew as usize].draw(&mut self.random);
-                place * u64::from(lane.place_blocks)
-            }
-        };
-        Draw { operation, lba: lane.first + offset, blocks, len_bytes }
+        Draw { operation, lba: self.address(lane, blocks), blocks, len_bytes }
     }
 
     /// The skew over so many places, made if it is not there yet.

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use base::{
-    Answer, Answers, Backend, Flags, Histogram, Instant, Operation, Outcome, Request, Segment,
+    Answer, Answers, Backend, Flags, Histogram, Instant, Operation, Outcome, Request, Segment, Span,
 };
 use host::Clock;
 
@@ -26,7 +26,11 @@ use crate::perf::workload::{self, Draw, Workload};
 pub(super) struct Lane<S> {
     backend: Box<dyn Backend>,
     addresses: workload::Lane,
+    /// When each task's I/O was submitted, or was meant to be, in nanoseconds.
+    sent: Box<[u64]>,
     tasks: Box<[Task]>,
+    /// What all I/Os have in common, where they do: then no task needs to remember it.
+    fixed: Option<Fixed>,
     /// Segment `index` is the buffer of task `index`, as long as its present I/O.
     segments: Box<[Segment]>,
     /// Drawn and not yet taken by the backend.
@@ -48,10 +52,17 @@ pub(super) struct Lane<S> {
 /// One I/O in flight.
 #[derive(Clone, Copy, Debug)]
 struct Task {
-    /// When it was submitted, or was meant to be.
-    sent_ns: u64,
     len_bytes: u32,
     operation: Operation,
+}
+
+/// The one kind of I/O of a lane.
+#[derive(Clone, Copy, Debug)]
+struct Fixed {
+    operation: Operation,
+    len_bytes: u32,
+    blocks: u32,
+    segment_count: u16,
 }
 
 /// What a lane has counted since it was last cleared.
@@ -60,6 +71,8 @@ pub(super) struct Sums {
     pub(super) latency: BTreeMap<Operation, Histogram>,
     pub(super) bytes: u64,
     pub(super) errors: BTreeMap<u16, u64>,
+    /// The longest that one batch took from its stamp to its doorbell.
+    pub(super) longest_batch: Span,
     /// Of an open loop: started late because no task was idle.
     pub(super) delayed: u64,
     /// Of an open loop: when last no task was idle.
@@ -88,18 +101,25 @@ pub(super) struct LaneParts<S> {
     pub(super) budget: u64,
     pub(super) look_at_tasks: bool,
     pub(super) scrutiny: S,
+    /// The one operation and size of all I/Os, if there is only one of each.
+    pub(super) fixed: Option<(Operation, u32)>,
 }
 
 impl<S: Scrutiny> Lane<S> {
     /// A lane with a task for each buffer, all idle.
     pub(super) fn new(parts: LaneParts<S>) -> Self {
         let depth = parts.buffers.len();
-        let task = Task { sent_ns: 0, len_bytes: 0, operation: Operation::Read };
+        let block_size = parts.backend.limits().block_size;
+        let task = Task { len_bytes: 0, operation: Operation::Read };
         let tasks = u32::try_from(depth).expect("a depth is a small number");
         Self {
             backend: parts.backend,
             addresses: parts.addresses,
+            sent: vec![0; depth].into(),
             tasks: vec![task; depth].into(),
+            fixed: parts
+                .fixed
+                .map(|(operation, len_bytes)| Fixed::new(operation, len_bytes, block_size)),
             segments: parts.buffers.into(),
             requests: Vec::with_capacity(depth),
             answers: Answers::with_capacity(depth),
@@ -136,9 +156,67 @@ impl<S: Scrutiny> Lane<S> {
             return 0;
         }
         let stamp = clock.now();
-        self.take(stamp, |lane, task| lane.start(task, stamp, workload));
+        match self.fixed {
+            Some(fixed) if !S::IS_ON && self.budget >= count as u64 => {
+                self.repeat(stamp, fixed, workload);
+            }
+            _ => self.take(stamp, |lane, task| lane.start(task, stamp, workload)),
+        }
         self.submit(stamp);
+        if count > 1 {
+            self.sums.longest_batch = self.sums.longest_batch.max(clock.now().since(stamp));
+        }
         count
+    }
+
+    /// Where all I/Os are of one kind: each that has ended is followed by another like it, and only
+    /// its address is new.
+    #[inline]
+    fn repeat(&mut self, stamp: Instant, fixed: Fixed, workload: &mut Workload) {
+        let answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
+        let answered = answers.as_slice();
+        if self.look_at_tasks {
+            answered.iter().for_each(|answer| {
+                std::hint::black_box(self.sent[index_of(answer.token)]);
+            });
+        }
+        let Self { sent, requests, addresses, sums, .. } = self;
+        let Fixed { operation, blocks, len_bytes, segment_count } = fixed;
+        let mut run = Run { sent_ns: 0, operation, count: 0 };
+        let mut good = 0;
+        requests.extend(answered.iter().map(|answer| {
+            let sent = &mut sent[index_of(answer.token)];
+            if answer.outcome.is_success() {
+                if *sent != run.sent_ns {
+                    sums.count(run, stamp);
+                    run = Run { sent_ns: *sent, operation, count: 0 };
+                }
+                run.count += 1;
+                good += 1;
+            } else {
+                sums.fail(answer);
+            }
+            *sent = stamp.ns;
+            #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
+            let segment_first = answer.token as u32;
+            Request {
+                token: answer.token,
+                lba: workload.address(addresses, blocks),
+                operand: 0,
+                blocks,
+                segment_first,
+                segment_count,
+                metadata_count: 0,
+                operation,
+                flags: Flags::NONE,
+            }
+        }));
+        sums.count(run, stamp);
+        sums.bytes += good * u64::from(len_bytes);
+        self.turns.completions += answered.len() as u64;
+        self.budget -= answered.len() as u64;
+        self.answers = answers;
+        self.answers.clear();
     }
 
     /// One turn of an open loop: I/Os start when they arrive, and are timed from then. Returns how
@@ -224,13 +302,13 @@ impl<S: Scrutiny> Lane<S> {
         let answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
         if self.look_at_tasks {
             for answer in answers.as_slice() {
-                std::hint::black_box(self.tasks[index_of(answer.token)].sent_ns);
+                std::hint::black_box(self.sent[index_of(answer.token)]);
             }
         }
         let mut run = Run { sent_ns: 0, operation: Operation::Read, count: 0 };
         for answer in answers.as_slice() {
             let index = index_of(answer.token);
-            let Task { sent_ns, len_bytes, operation } = self.tasks[index];
+            let (sent_ns, Task { len_bytes, operation }) = (self.sent[index], self.tasks[index]);
             if answer.outcome.is_success() {
                 if sent_ns != run.sent_ns || operation != run.operation {
                     self.sums.count(run, now);
@@ -282,7 +360,8 @@ impl<S: Scrutiny> Lane<S> {
     fn put(&mut self, task: u32, sent: Instant, draw: Draw) {
         let index = task as usize;
         let Draw { operation, lba, blocks, len_bytes } = draw;
-        self.tasks[index] = Task { sent_ns: sent.ns, len_bytes, operation };
+        self.sent[index] = sent.ns;
+        self.tasks[index] = Task { len_bytes, operation };
         self.segments[index].len_bytes = len_bytes;
         if S::IS_ON {
             self.scrutiny.starts(&draw, self.segments[index]);
@@ -313,6 +392,14 @@ impl<S: Scrutiny> Lane<S> {
         } else {
             self.requests.drain(..taken);
         }
+    }
+}
+
+impl Fixed {
+    fn new(operation: Operation, len_bytes: u32, block_size: u32) -> Self {
+        let moves_data = matches!(operation, Operation::Read | Operation::Write);
+        let blocks = len_bytes >> block_size.trailing_zeros();
+        Self { operation, len_bytes, blocks, segment_count: u16::from(moves_data) }
     }
 }
 

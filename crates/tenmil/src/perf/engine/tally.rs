@@ -20,14 +20,13 @@ pub(super) struct Tally {
     by_operation: Vec<(Operation, Histogram)>,
     errors: std::collections::BTreeMap<u16, u64>,
     turns: Turns,
-    lane_turns: u64,
+    longest_batch: Span,
     verified: Option<Verified>,
     series: Series,
     elapsed: Span,
     ticks: u64,
     ended: Ended,
     open_loop: OpenLoopOutcome,
-    threads: u64,
 }
 
 impl Tally {
@@ -40,14 +39,13 @@ impl Tally {
             by_operation: Vec::new(),
             errors: std::collections::BTreeMap::new(),
             turns: Turns::default(),
-            lane_turns: 0,
+            longest_batch: Span { ns: 0 },
             verified: None,
             series: Series { interval: INTERVAL, ..Series::default() },
             elapsed: Span { ns: 0 },
             ticks: 0,
             ended: Ended::Time,
             open_loop: OpenLoopOutcome::default(),
-            threads: 0,
         }
     }
 
@@ -59,6 +57,7 @@ impl Tally {
             self.totals.merge(&counts);
             self.turns.merge(&lane.turns);
             self.open_loop.delayed += lane.sums.delayed;
+            self.longest_batch = self.longest_batch.max(lane.sums.longest_batch);
             for (operation, histogram) in &lane.sums.latency {
                 self.devices[lane.device].latency.merge(histogram);
                 self.latency.merge(histogram);
@@ -72,7 +71,6 @@ impl Tally {
             }
         }
         self.add_series(&share.series);
-        self.lane_turns += share.turns;
         self.elapsed = self.elapsed.max(share.elapsed);
         self.ticks = self.ticks.max(share.ticks);
         self.open_loop.backlog += share.backlog;
@@ -83,7 +81,6 @@ impl Tally {
         if share.ended != Ended::Time {
             self.ended = share.ended;
         }
-        self.threads += 1;
     }
 
     fn of_operation(&mut self, operation: Operation) -> &mut Histogram {
@@ -114,8 +111,6 @@ impl Tally {
         clock: &Clock,
         environment: RunEnvironment,
     ) -> PerfOutcome {
-        let turns = self.lane_turns.max(1);
-        let thread_time_ns = self.elapsed.ns.saturating_mul(self.threads);
         let mut open_loop = self.open_loop;
         open_loop.intended_per_second = options.rate.map_or(0, |rate| rate.per_second);
         PerfOutcome {
@@ -126,7 +121,9 @@ impl Tally {
             totals: self.totals,
             latency: self.latency,
             latency_by_operation: self.by_operation,
-            time_stamp_error: Span { ns: thread_time_ns / turns },
+            // A batch is stamped once: after it was polled and before it is submitted. Polling takes
+            // less than submitting.
+            time_stamp_error: Span { ns: 2 * self.longest_batch.ns },
             series: self.series,
             turns: self.turns,
             tsc_ticks: clock.tsc_hz().map(|_| self.ticks),

@@ -54,8 +54,6 @@ pub(super) struct Share {
     pub(super) lanes: Vec<LaneShare>,
     pub(super) elapsed: Span,
     pub(super) ticks: u64,
-    /// Turns of a lane, whether they found something or not.
-    pub(super) turns: u64,
     pub(super) ended: Ended,
     /// I/Os and bytes in each interval.
     pub(super) series: Vec<(u64, u64)>,
@@ -120,7 +118,6 @@ impl<S: Scrutiny> Worker<S> {
             .collect();
         let backlog = self.lanes.iter().filter_map(|of| of.arrivals.as_ref());
         let mut share = Share {
-            turns: lanes.iter().map(|lane| lane.turns.polls).sum(),
             lanes,
             elapsed: end.since(start),
             ticks: end_ticks.saturating_sub(start_ticks),
