@@ -6,6 +6,9 @@ use wire::admin::{
 use wire::sgl::Descriptor;
 use wire::{Command, DataPointer, Status, Typed};
 
+use crate::controller::contract::{CreateSubmissionQueue, Priority};
+use crate::front::Deletion;
+
 use super::rig::{CC, CSTS, DATA, ENABLED, LATER, Rig, SHARED, read};
 
 fn identify() -> Command {
@@ -201,6 +204,77 @@ fn parked_requests_can_be_aborted_and_running_commands_cannot() {
     rig.ring(1);
     rig.turn();
     assert_eq!(rig.admin(abort(1, running)).dw0(), 1);
+}
+
+#[test]
+fn aborts_and_aborted_requests_do_not_use_up_their_limits() {
+    let mut rig = Rig::enabled(SHARED);
+    for _ in 0..10 {
+        let parked = rig.push(0, event_request());
+        rig.ring(0);
+        rig.turn();
+        rig.push(0, Abort { sqid: 0, abort_cid: parked }.to_command());
+        rig.ring(0);
+        let mut answers = Vec::new();
+        rig.turn_until("both answers", |rig| {
+            answers.extend(rig.take(0));
+            answers.len() == 2
+        });
+        let are_known = |answer: &wire::Completion| {
+            answer.status().is_success() || answer.status() == Status::ABORT_REQUESTED
+        };
+        assert!(answers.iter().all(are_known), "{answers:?}");
+    }
+}
+
+#[test]
+fn the_number_of_queues_is_fixed_once_there_is_one() {
+    let set = SetFeatures { fid: 7, cdw11: 0x0001_0001, ..SetFeatures::default() }.to_command();
+    let mut rig = Rig::enabled(SHARED);
+    assert_eq!(rig.admin(set).dw0(), 0x0001_0001);
+    let pair = rig.place(1, 1, 8);
+    assert_eq!(rig.create_cq(&pair, None), Status::SUCCESS);
+    assert!(rig.admin(set).status().is(Status::COMMAND_SEQUENCE_ERROR));
+}
+
+#[test]
+fn a_completion_queue_that_is_going_takes_no_submission_queue() {
+    let mut rig = Rig::enabled(SHARED);
+    let pair = rig.place(1, 1, 8);
+    assert_eq!(rig.create_cq(&pair, None), Status::SUCCESS);
+    rig.front.deletions.push(Deletion::Completion { cid: 999, cqid: 1 });
+    // Before the next look at the deletions, which would answer it.
+    let create = CreateSubmissionQueue {
+        sqid: 1,
+        entries: 8,
+        address: 0x9000,
+        cqid: 1,
+        priority: Priority::Low,
+    };
+    let refused = rig.front.create_submission_queue(create);
+    assert_eq!(refused, Err(Status::COMPLETION_QUEUE_INVALID.with_dnr()));
+    assert_eq!(rig.front.may_delete(1), Err(Status::INVALID_QUEUE_IDENTIFIER.with_dnr()));
+}
+
+#[test]
+fn a_completion_queue_is_gone_when_all_completions_have_arrived() {
+    for seed in 0..60 {
+        let mut rig = Rig::with(LATER, seed, |medium| medium.later(seed), |_| {});
+        rig.enable(16);
+        rig.create(1, 1, None);
+        for _ in 0..6 {
+            rig.push(1, read(1));
+        }
+        rig.ring(1);
+        for _ in 0..seed {
+            rig.turn();
+        }
+        assert!(rig.admin(delete_sq(1)).status().is_success());
+        assert!(rig.admin(delete_cq(1)).status().is_success());
+        let answers: Vec<_> = core::iter::from_fn(|| rig.take(1)).collect();
+        let taken = answers.iter().map(|answer| usize::from(answer.sqhd())).max().unwrap_or(0);
+        assert_eq!(answers.len(), taken, "seed {seed}: every command that was taken");
+    }
 }
 
 #[test]

@@ -111,6 +111,20 @@ fn a_subsystem_reset_leaves_a_trace_and_nothing_else() {
 }
 
 #[test]
+fn commands_of_any_queue_keep_a_host_alive() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    let set = wire::admin::SetFeatures { fid: 0x0f, cdw11: 500, ..Default::default() };
+    assert!(rig.admin(wire::Typed::to_command(&set)).status().is_success());
+    for _ in 0..20 {
+        rig.now = rig.now.after(base::Span::from_ms(300));
+        assert!(rig.run(1, super::rig::read(1)).status().is_success());
+        rig.turn();
+    }
+    assert_eq!(rig.read(CSTS), RDY);
+}
+
+#[test]
 fn the_keep_alive_timer_ends_in_a_fatal_status() {
     let mut rig = Rig::enabled(SHARED);
     let set = wire::admin::SetFeatures { fid: 0x0f, cdw11: 500, ..Default::default() };

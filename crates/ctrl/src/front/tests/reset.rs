@@ -37,8 +37,13 @@ fn once_it_is_not_ready_nothing_touches_the_host() {
                 );
                 rig.ring(at);
             }
-            let log = GetLogPage { lid: 5, numd: 1023, ..GetLogPage::default() }.to_command();
-            rig.push(0, log.with_prp(DATA + 0x800, DATA + 0x2000));
+            // Pages far apart, in a list that goes on after two entries.
+            let log = GetLogPage { lid: 5, numd: 16383, ..GetLogPage::default() }.to_command();
+            let pages: Vec<u8> =
+                (0..16_u64).flat_map(|page| (DATA + page * 0x2000).to_le_bytes()).collect();
+            rig.fill(DATA + 0x1ff0, &[&pages[..8], &(DATA + 0x3000).to_le_bytes()].concat());
+            rig.fill(DATA + 0x3000, &pages);
+            rig.push(0, log.with_prp(DATA, DATA + 0x1ff0));
             rig.push(0, Command::new(0x0c));
             rig.ring(0);
             for _ in 0..seed * (life + 1) % 37 {

@@ -109,7 +109,7 @@ fn every_wrong_field_has_its_status_and_no_effect() {
 fn ranges_of_a_copy_are_checked_before_the_first_block_moves() {
     let dnr = Status::with_dnr;
     type Sources = &'static [(u64, u16)];
-    let cases: [(&str, u64, Sources, Status); 6] = [
+    let cases: [(&str, u64, Sources, Status); 8] = [
         ("source past the end", 0, &[(50, 1), (BLOCKS - 1, 2)], dnr(Status::LBA_OUT_OF_RANGE)),
         ("source past all", 0, &[(u64::MAX, 1)], dnr(Status::LBA_OUT_OF_RANGE)),
         ("destination past the end", BLOCKS - 2, &[(0, 3)], dnr(Status::LBA_OUT_OF_RANGE)),
@@ -121,6 +121,8 @@ fn ranges_of_a_copy_are_checked_before_the_first_block_moves() {
             dnr(Status::COMMAND_SIZE_LIMIT_EXCEEDED),
         ),
         ("overlap", 10, &[(30, 4), (11, 1)], dnr(Status::OVERLAPPING_IO_RANGE)),
+        ("overlap by the last block", 10, &[(8, 3)], dnr(Status::OVERLAPPING_IO_RANGE)),
+        ("overlap by the first block", 10, &[(30, 4), (14, 1)], dnr(Status::OVERLAPPING_IO_RANGE)),
     ];
     for (what, to, ranges, expected) in cases {
         let mut rig = rig();
@@ -133,6 +135,15 @@ fn ranges_of_a_copy_are_checked_before_the_first_block_moves() {
         let status = rig.status(io(IoOpcode::Copy, to, 1).with_cdw12(count - 1));
         assert_eq!(status, expected, "{what}");
         assert!(rig.medium.blocks().log.is_empty(), "{what}");
+    }
+}
+
+#[test]
+fn a_copy_to_just_behind_or_before_its_source_overlaps_nothing() {
+    for (to, from) in [(10, 9), (10, 11)] {
+        let mut rig = rig();
+        rig.fill(DATA + 8, &u64::to_le_bytes(from));
+        rig.ok(io(IoOpcode::Copy, to, 1).with_cdw12(0));
     }
 }
 
