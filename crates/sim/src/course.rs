@@ -40,6 +40,8 @@ pub enum Step {
     Again,
     /// The controller is shut down.
     ShutDown,
+    /// Whatever is going on gets a second of its time.
+    Settle,
     /// A shutdown that was asked for is over, cleanly or not.
     AwaitEnd,
     /// The process that is the host ends without a word.
@@ -104,16 +106,25 @@ pub struct Course {
     pub world: World,
     record: Record,
     has_repented: bool,
+    /// What a process had is gone with it, in this world as in every other.
+    has_crashed: bool,
 }
 
 /// The ordinary course.
-pub const SESSION: &[Step] =
-    &[Step::Attach, Step::Work, Step::Repent, Step::Recover, Step::Review, Step::Again, Step::ShutDown];
+pub const SESSION: &[Step] = &[
+    Step::Attach,
+    Step::Work,
+    Step::Repent,
+    Step::Recover,
+    Step::Review,
+    Step::Again,
+    Step::ShutDown,
+];
 
 impl Course {
     /// A course through `world`.
     pub fn new(world: World) -> Self {
-        Self { world, record: Record::default(), has_repented: false }
+        Self { world, record: Record::default(), has_repented: false, has_crashed: false }
     }
 
     /// Takes all steps, unless a promise is broken on the way, and tells what they have shown.
@@ -144,6 +155,7 @@ impl Course {
             Step::Review => self.review(),
             Step::Again => self.again(),
             Step::ShutDown => self.shut_down(),
+            Step::Settle => self.world.run(Work::Drain, SETTLE, |_| false).map(drop),
             Step::AwaitEnd => self.await_shutdown(false),
             Step::Crash => {
                 self.crash();
@@ -185,7 +197,7 @@ impl Course {
         }
         let bound = Span { ns: self.world.bounds().recovery.ns * 4 };
         let is_over = |world: &World| {
-            let is_abandoned = world.has_ended() || !world.device.is_powered();
+            let is_abandoned = world.has_ended() || !world.device.is_powered() || !has_lanes(world);
             world.workload.is_done() || is_abandoned && world.workload.outstanding() == 0
         };
         if !self.world.run(Work::Submit, bound, is_over)? {
@@ -205,6 +217,7 @@ impl Course {
                 || world.workload.is_done()
                 || world.has_ended()
                 || !world.medium.is_powered()
+                || !has_lanes(world)
         };
         if !self.world.run(Work::Submit, bound, is_enough)? {
             return self.unanswered(bound);
@@ -236,9 +249,10 @@ impl Course {
     }
 
     fn recover(&mut self) -> Result<(), Failure> {
+        // What was swallowed before shows only when its deadline comes.
+        self.world.run(Work::Drain, SETTLE, |_| false)?;
         let bound = self.world.bounds().recovery;
-        let is_settled =
-            |world: &World| world.has_ended() || world.state() == Some(State::Ready);
+        let is_settled = |world: &World| world.has_ended() || world.state() == Some(State::Ready);
         if !self.world.run(Work::Drain, bound, is_settled)? {
             return self.missed("a controller that works or is given up", bound);
         }
@@ -251,6 +265,16 @@ impl Course {
                 let expected = "an honest controller that comes up".to_owned();
                 return Err(Failure::Expectation { expected, found });
             }
+        }
+        let now = self.world.bus.now();
+        if let Some(host) = &mut self.world.host {
+            host.reopen(now);
+        }
+        let is_settled = |world: &World| {
+            world.has_ended() || world.host.as_ref().is_some_and(|host| host.is_up())
+        };
+        if !self.world.run(Work::Drain, bound, is_settled)? {
+            return self.missed("queue pairs, or their refusal", bound);
         }
         Ok(())
     }
@@ -312,6 +336,7 @@ impl Course {
 
     fn crash(&mut self) {
         self.keep_told();
+        self.has_crashed = true;
         self.world.host = None;
         self.world.workload.abandon();
     }
@@ -367,7 +392,7 @@ impl Course {
         self.world.workload.release();
         let total = self.world.options().pool_bytes as u64;
         let free = self.world.bus.pool().free_bytes();
-        if free != total {
+        if free != total && !self.has_crashed {
             let what = "bytes free in the pool after all was given back";
             return Err(Failure::Leak { what, found: free, expected: total });
         }
@@ -405,7 +430,7 @@ impl Course {
     }
 
     fn has_lanes(&self) -> bool {
-        self.world.host.as_ref().is_some_and(|host| host.lanes() > 0)
+        has_lanes(&self.world)
     }
 
     fn is_gone(&self) -> bool {
@@ -428,6 +453,12 @@ impl Course {
     }
 }
 
+fn has_lanes(world: &World) -> bool {
+    world.host.as_ref().is_some_and(|host| host.lanes() > 0)
+}
+
+/// Longer than any single deadline of the default options.
+const SETTLE: Span = Span::from_secs(1);
 /// Lines of the trace that are kept after a failure.
 const TAIL: usize = 80;
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Doorbell, Instant, Mmio, Random, Span};
 use wire::register::offset;
-use wire::register::{Capabilities, Configuration, ControllerStatus};
+use wire::register::{Capabilities, Configuration, ControllerStatus, SUBSYSTEM_RESET};
 
 use crate::bus::Bus;
 use crate::clock::Earliest;
@@ -103,10 +103,12 @@ impl Default for DeviceOptions {
 const CAP: u32 = 0x00;
 const CC: u32 = 0x14;
 const CSTS: u32 = 0x1c;
+const NSSR: u32 = 0x20;
 const ASQ: u32 = 0x28;
 const ACQ: u32 = 0x30;
 const DOORBELLS: u32 = 0x1000;
 const _: () = assert!(CC as usize == offset::CC && CSTS as usize == offset::CSTS);
+const _: () = assert!(NSSR as usize == offset::NSSR);
 const _: () = assert!(ASQ as usize == offset::ASQ && ACQ as usize == offset::ACQ);
 
 impl Device {
@@ -300,6 +302,10 @@ impl Device {
         match offset {
             CC => {
                 let before = core::mem::replace(&mut shared.configuration, low(value));
+                self.note_configuration(&shared, before);
+            }
+            NSSR if low(value) == SUBSYSTEM_RESET => {
+                let before = core::mem::replace(&mut shared.configuration, 0);
                 self.note_configuration(&shared, before);
             }
             ASQ | ACQ => {

@@ -18,7 +18,7 @@ mod registers;
 
 use std::collections::BTreeMap;
 
-use base::{Instant, Random};
+use base::{Instant, Random, Span};
 
 pub use completions::{Emission, View};
 pub use fault::{
@@ -39,6 +39,8 @@ pub struct Evil {
     /// How far each submission queue has been read, as the controller reported last.
     heads: BTreeMap<u16, u16>,
     deeds: u64,
+    /// Nothing is done before this that nobody asked for.
+    idle_until: Instant,
 }
 
 /// One planned fault, and how far it got.
@@ -79,6 +81,7 @@ impl Evil {
             answered: Vec::new(),
             heads: BTreeMap::new(),
             deeds: 0,
+            idle_until: Instant::default(),
         }
     }
 
@@ -111,8 +114,13 @@ impl Evil {
 
     /// What to do on this turn that nobody asked for.
     pub fn turn(&mut self, now: Instant) -> Option<Fault> {
+        if now < self.idle_until {
+            return None;
+        }
         let site = Site { queue: QueueKind::Any, opcode: None };
-        self.strike(now, site, |fault| matches!(fault, Fault::Dma(_) | Fault::Interrupt { .. }))
+        let deed = self.strike(now, site, is_spontaneous)?;
+        self.idle_until = now.after(DEED_INTERVAL);
+        Some(deed)
     }
 
     /// When the wrapper wants to be turned by itself.
@@ -122,7 +130,14 @@ impl Evil {
             Gate::At(at) if armed.done == 0 => Some(at),
             _ => None,
         });
-        held.chain(gates).min().unwrap_or(Instant::NEVER)
+        let wake = held.chain(gates).min().unwrap_or(Instant::NEVER);
+        let has_more = |armed: &Armed| {
+            let Mischief { fault, gate, times, .. } = armed.mischief;
+            // One whose time has not come cannot be waited for, unless its time is a time.
+            armed.done > 0 && armed.done < times && is_spontaneous(&fault)
+                || gate == Gate::Always && armed.done == 0 && is_spontaneous(&fault)
+        };
+        if self.plan.iter().any(has_more) { wake.min(self.idle_until) } else { wake }
     }
 
     /// A random number for the details of a fault.
@@ -155,6 +170,13 @@ impl Evil {
     }
 }
 
+/// From one thing that nobody asked for to the next.
+const DEED_INTERVAL: Span = Span::from_us(20);
+
+fn is_spontaneous(fault: &Fault) -> bool {
+    matches!(fault, Fault::Dma(_) | Fault::Interrupt { .. })
+}
+
 /// Where something happens that a fault could strike.
 #[derive(Clone, Copy, Debug)]
 struct Site {
@@ -185,19 +207,20 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use base::{Instant, Random};
+    use base::{Instant, Random, Span};
 
     use super::{Evil, Fault, Gate, Mischief};
 
     #[test]
     fn a_fault_waits_for_its_gate_lets_some_pass_and_strikes_so_often() {
         let fault = Fault::Interrupt { vector: 3 };
-        let mischief = Mischief::always(fault).gate(Gate::At(Instant { ns: 10 })).skip(2).times(3);
+        let mischief =
+            Mischief::always(fault).gate(Gate::At(Instant { ns: 200_000 })).skip(2).times(3);
         let mut evil = Evil::new(&[mischief], Random::new(1));
         let mut struck = Vec::new();
-        for ns in 0..20 {
-            if evil.turn(Instant { ns }).is_some() {
-                struck.push(ns);
+        for us in 0..20 {
+            if evil.turn(Instant { ns: 20_000 * us }).is_some() {
+                struck.push(us);
             }
         }
         assert_eq!(struck, [12, 13, 14]);

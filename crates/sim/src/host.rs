@@ -51,6 +51,8 @@ struct Lane {
     queue: NamespaceQueue<SimDma, SimDoorbell>,
     /// Nothing to do until its vector is signalled.
     is_asleep: bool,
+    /// Its queue pair is gone from the device: it takes nothing more.
+    is_leaving: bool,
 }
 
 /// The namespace that the workload runs on.
@@ -118,7 +120,14 @@ impl Host {
 
     /// Queue pairs that are in use.
     pub fn lanes(&self) -> usize {
-        self.lanes.len()
+        self.lanes.iter().filter(|lane| !lane.is_leaving).count()
+    }
+
+    /// Makes the queue pairs again that there were, if there are none left.
+    pub fn reopen(&mut self, now: Instant) {
+        if self.lanes() == 0 && self.state() == State::Ready {
+            self.create_queue_pairs(now);
+        }
     }
 
     /// Commands in flight or parked.
@@ -152,9 +161,11 @@ impl Host {
                 workload.poll(now, &mut lane.queue);
             }
         }
+        self.lanes.retain(|lane| !lane.is_leaving || lane.has_work());
         let count = self.lanes.len();
-        if let (Some(at), Work::Submit) = (self.turns.checked_rem(count), work) {
-            let lane = &mut self.lanes[at];
+        if let (Some(at), Work::Submit) = (self.turns.checked_rem(count), work)
+            && let Some(lane) = self.lanes.get_mut(at).filter(|lane| !lane.is_leaving)
+        {
             lane.is_asleep = false;
             workload.submit(&mut lane.queue);
         }
@@ -184,7 +195,11 @@ impl Host {
                 self.judged += 1;
                 self.open_lane(*id, workload);
             }
-            Event::QueuePairRefused { .. } => self.judged += 1,
+            Event::QueuePairRefused { id, .. } | Event::QueuePairDeleted { id } => {
+                self.judged += usize::from(matches!(event, Event::QueuePairRefused { .. }));
+                let of = |lane: &&mut Lane| lane.id == *id;
+                self.lanes.iter_mut().filter(of).for_each(|lane| lane.is_leaving = true);
+            }
             Event::NamespaceResized { id: NSID, to_blocks, .. } => {
                 self.lanes.iter_mut().for_each(|lane| lane.queue.resize(*to_blocks));
             }
@@ -215,7 +230,7 @@ impl Host {
         let sizes = QueueSizes::default();
         if let Some(queue) = NamespaceQueue::new(&self.dma, pair, view, sizes) {
             workload.set_limits(queue.limits());
-            self.lanes.push(Lane { id, queue, is_asleep: false });
+            self.lanes.push(Lane { id, queue, is_asleep: false, is_leaving: false });
         }
     }
 
@@ -239,6 +254,12 @@ impl Host {
             let armed = arm(lane.queue.queue_mut(), || bus.with(|state| state.interrupts &= !bit));
             lane.is_asleep = armed == Armed::Armed;
         }
+    }
+}
+
+impl Lane {
+    fn has_work(&self) -> bool {
+        self.queue.queue().in_flight() > 0 || self.queue.wake_at() != Instant::NEVER
     }
 }
 

@@ -380,7 +380,7 @@ impl State {
             Some(MediumFault::Lose) => {}
             Some(MediumFault::Misdirect { by }) => {
                 let last = self.limits.block_count - blocks;
-                self.blocks.write((lba + by).min(last), bytes);
+                self.blocks.write(((lba + by) % self.limits.block_count).min(last), bytes);
             }
             Some(MediumFault::Tear) => {
                 let before = self.blocks.read_range(lba..lba + blocks);

@@ -93,7 +93,9 @@ impl Scenario {
     pub fn run(&self) -> Record {
         let ran = catch_unwind(AssertUnwindSafe(|| match World::new(&self.options) {
             Ok(world) => Course::new(world).run(&self.steps),
-            Err(message) => Record { failure: Some(Failure::Panic { message }), ..Record::default() },
+            Err(message) => {
+                Record { failure: Some(Failure::Panic { message }), ..Record::default() }
+            }
         }));
         let mut record = ran.unwrap_or_else(|cause| {
             let failure = Some(Failure::Panic { message: message_of(&*cause) });

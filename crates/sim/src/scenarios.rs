@@ -87,18 +87,4 @@ mod tests {
         assert_eq!(names.len(), all().len());
         assert!(names.len() > 200, "{}", names.len());
     }
-
-    #[test]
-    fn look() {
-        let filter = std::env::var("SIM").unwrap_or_default();
-        for scenario in super::all() {
-            if !scenario.name.contains(&filter) { continue; }
-            let record = scenario.run();
-            println!("== {}", scenario.name);
-            match &record.failure {
-                Some(failure) => { println!("   FAILURE {failure}"); if filter.len() > 0 { for line in &record.tail { println!("      {line}"); } println!("{:?}", record.told) } }
-                None => println!("   ok {:?} s{} ok{} ab{} f{} v{} lanes {} blocked {} deeds {} re {} longest {} told {:?} refused {:?}", record.state, record.counts.submitted, record.counts.succeeded, record.counts.aborted, record.counts.failed, record.counts.verified, record.lanes, record.blocked, record.deeds, record.reattached, record.longest_answer, record.told, record.refused),
-            }
-        }
-    }
 }

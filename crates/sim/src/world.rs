@@ -272,12 +272,22 @@ mod tests {
         let is_up = |world: &World| world.host.as_ref().is_some_and(Host::is_up);
         assert_eq!(world.run(Work::Drain, bounds.attach, is_up), Ok(true), "{:#?}", tail(&world));
         let is_done = |world: &World| world.workload.is_done();
-        assert_eq!(world.run(Work::Submit, bounds.answer, is_done), Ok(true), "{:#?}", tail(&world));
+        assert_eq!(
+            world.run(Work::Submit, bounds.answer, is_done),
+            Ok(true),
+            "{:#?}",
+            tail(&world)
+        );
         let now = world.bus.now();
         let host = world.host.as_mut().unwrap();
         host.controller().shut_down(now, ShutdownNotification::Normal).unwrap();
         let is_down = |world: &World| world.state() == Some(State::ShutDown);
-        assert_eq!(world.run(Work::Drain, bounds.shutdown, is_down), Ok(true), "{:#?}", tail(&world));
+        assert_eq!(
+            world.run(Work::Drain, bounds.shutdown, is_down),
+            Ok(true),
+            "{:#?}",
+            tail(&world)
+        );
         let told = world.host.as_ref().unwrap().told();
         assert!(told.contains(&Event::ShutDown { is_clean: true }), "{told:?}");
         let hash = world.bus.with(|state| state.trace.hash());

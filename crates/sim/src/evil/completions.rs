@@ -110,13 +110,13 @@ impl Evil {
     /// The device fetches an admin command: some are answered before the controller sees them.
     pub fn on_admin_command(&mut self, now: Instant, opcode: u8, cid: u16) -> Option<Emission> {
         let site = Site { queue: QueueKind::Admin, opcode: Some(opcode) };
-        let Fault::Event(result) =
-            self.strike(now, site, |fault| matches!(fault, Fault::Event(_)))?
-        else {
+        let is_wanted = |fault: &Fault| matches!(fault, Fault::Event { .. });
+        let Fault::Event { result, status } = self.strike(now, site, is_wanted)? else {
             return None;
         };
         self.answered.push((0, cid));
-        let entry = [result, 0, 0, u32::from(cid)];
+        let head = self.heads.get(&0).copied().unwrap_or(0);
+        let entry = [result, 0, head.into(), u32::from(status) << 17 | u32::from(cid)];
         Some(Emission { entry, is_lie: false, wrong_phase: false })
     }
 
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn an_event_is_invented_once_and_the_real_answer_is_kept_quiet() {
-        let event = Mischief::always(Fault::Event(0x1234)).times(1);
+        let event = Mischief::always(Fault::Event { result: 0x1234, status: 0 }).times(1);
         let mut evil = Evil::new(&[event], Random::new(1));
         let invented = evil.on_admin_command(NOW, 0x0c, 6).unwrap();
         assert_eq!(invented.entry, [0x1234, 0, 0, 6]);

@@ -56,8 +56,14 @@ pub enum Fault {
     Reserved,
     /// A ring full of old completions is posted at once.
     Flood,
-    /// An Asynchronous Event Request is answered at once, with this.
-    Event(u32),
+    /// A command is answered at once, whatever it was, with this: for requests that wait for
+    /// something to happen.
+    Event {
+        /// Dword 0.
+        result: u32,
+        /// The status.
+        status: u16,
+    },
     /// A data structure is falsified on its way to the host.
     Forge(Forgery),
     /// The device accesses memory that nobody asked it to.

@@ -26,7 +26,7 @@ pub enum MediumFault {
     Delay(Span),
     /// A write is answered and not carried out.
     Lose,
-    /// A write lands so many blocks further on.
+    /// A write lands so many blocks further on, and from the last block on again at the first.
     Misdirect {
         /// How many.
         by: u64,

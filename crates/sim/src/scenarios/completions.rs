@@ -29,7 +29,12 @@ const ROWS: &[Row] = &[
         once: RESET,
         for_good: DEAD,
     },
-    Row { name: "invent-ended", fault: Fault::Invent(Invented::Ended), once: RESET, for_good: DEAD },
+    Row {
+        name: "invent-ended",
+        fault: Fault::Invent(Invented::Ended),
+        once: RESET,
+        for_good: DEAD,
+    },
     Row {
         name: "invent-in-flight",
         fault: Fault::Invent(Invented::InFlight),
@@ -72,11 +77,21 @@ const ROWS: &[Row] = &[
     Row { name: "status-vendor", fault: Fault::Status(0x77f), once: FAIL, for_good: FAIL },
     Row { name: "status-do-not-retry", fault: Fault::Status(0x4002), once: FAIL, for_good: FAIL },
     Row { name: "status-noise", fault: Fault::Status(0xffff), once: FAIL, for_good: FAIL },
-    Row { name: "result-noise", fault: Fault::Result(0xdead_beef), once: HARMLESS, for_good: HARMLESS },
+    Row {
+        name: "result-noise",
+        fault: Fault::Result(0xdead_beef),
+        once: HARMLESS,
+        for_good: HARMLESS,
+    },
     // Ahead of what was read, but perhaps not of what was submitted: nobody can tell at once.
     Row { name: "head-ahead", fault: Fault::Head(1), once: &[Must::Survive], for_good: DEAD },
     Row { name: "head-outside", fault: Fault::Head(0x4000), once: RESET, for_good: DEAD },
-    Row { name: "head-backwards", fault: Fault::Head(0xfff0), once: RESET, for_good: DEAD },
+    Row {
+        name: "head-backwards",
+        fault: Fault::Head(0xfff0),
+        once: RESET,
+        for_good: &[Must::Tell("Nonsense"), Must::Abort],
+    },
     Row { name: "queue-id", fault: Fault::QueueId(7), once: HARMLESS, for_good: HARMLESS },
     Row { name: "reserved-dword", fault: Fault::Reserved, once: HARMLESS, for_good: HARMLESS },
     Row { name: "flood", fault: Fault::Flood, once: RESET, for_good: DEAD },

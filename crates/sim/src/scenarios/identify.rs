@@ -1,3 +1,111 @@
-//! x
-use crate::scenario::Scenario;
-pub(super) fn table() -> Vec<Scenario> { Vec::new() }
+//! Identify data that lie: whole pages and single fields.
+
+use wire::AdminOpcode;
+
+use crate::course::Step;
+use crate::evil::{Fault, Mischief, pokes};
+use crate::scenario::{Must, Scenario};
+
+pub(super) fn table() -> Vec<Scenario> {
+    [pages(), controller_fields(), namespace_fields()].concat()
+}
+
+fn scenario(name: String, musts: &[Must], fault: Fault) -> Scenario {
+    let musts = [musts, &[Must::Strike(1)]].concat();
+    Scenario::session(name, &musts).plan(&[Mischief::admin(AdminOpcode::Identify, fault)])
+}
+
+/// Whole pages of noise, zeroes or ones. CNS values: Base 2.1 §5.1.13.1, figure 310.
+fn pages() -> Vec<Scenario> {
+    let mut table = Vec::new();
+    for (page_name, page) in [
+        ("namespace", 0x00),
+        ("controller", 0x01),
+        ("active-list", 0x02),
+        ("descriptors", 0x03),
+        ("controller-nvm", 0x06),
+    ] {
+        for (how_name, fault) in [
+            ("noise", pokes::noise(Some(page))),
+            ("zeroes", pokes::fill(Some(page), 0)),
+            ("ones", pokes::fill(Some(page), 0xff)),
+            ("count", pokes::count(page, 1)),
+        ] {
+            table.push(scenario(format!("identify/page/{page_name}/{how_name}"), &[], fault));
+        }
+    }
+    table
+}
+
+/// Fields of the Identify Controller data structure (Base 2.1 §5.1.13.2.1, figure 312).
+fn controller_fields() -> Vec<Scenario> {
+    let fine: &[Must] = &[Must::Attach, Must::Succeed, Must::Survive];
+    let rows: [(&str, u16, u32, u64, &[Must]); 17] = [
+        ("mdts-none", 77, 1, 0, &[Must::Attach, Must::Survive]),
+        ("mdts-two-pages", 77, 1, 1, fine),
+        ("mdts-huge", 77, 1, 0xff, &[Must::Attach, Must::Survive]),
+        ("version-zero", 80, 4, 0, fine),
+        ("version-ones", 80, 4, 0xffff_ffff, fine),
+        ("oacs-all", 256, 2, 0xffff, fine),
+        ("acl-max", 258, 1, 0xff, fine),
+        ("aerl-max", 259, 1, 0xff, fine),
+        ("rtd3e-max", 88, 4, 0xffff_ffff, fine),
+        ("kas-max", 320, 2, 0xffff, fine),
+        ("sqes-small", 512, 1, 0x55, &[Must::Refuse("SQES"), Must::Reattach]),
+        ("cqes-large", 513, 1, 0x66, &[Must::Refuse("CQES"), Must::Reattach]),
+        ("nn-zero", 516, 4, 0, &[Must::Refuse("at most NN"), Must::Reattach]),
+        ("nn-max", 516, 4, 0xffff_ffff, fine),
+        ("oncs-none", 520, 2, 0, fine),
+        ("vwc-none", 525, 1, 0, &[Must::Attach, Must::Survive]),
+        ("sgls-reserved", 536, 4, 3, &[Must::Refuse("SGLS"), Must::Reattach]),
+    ];
+    rows.into_iter()
+        .map(|(name, offset, width, value, musts)| {
+            let fault = pokes::controller(offset, width, value);
+            scenario(format!("identify/controller/{name}"), musts, fault)
+        })
+        .collect()
+}
+
+/// Fields of the Identify Namespace data structure (NVM 1.1 §4.1.5.1, figure 114).
+fn namespace_fields() -> Vec<Scenario> {
+    let unusable: &[Must] = &[Must::Attach, Must::Tell("NamespaceUnusable"), Must::NoLanes];
+    let fine: &[Must] = &[Must::Attach, Must::Succeed, Must::Survive];
+    let rows: [(&str, u16, u32, u64, &[Must]); 13] = [
+        // As if it were not attached.
+        ("nsze-zero", 0, 8, 0, &[Must::Attach, Must::NoLanes, Must::Hush("NamespaceAttached")]),
+        ("nsze-max", 0, 8, u64::MAX, unusable),
+        ("nsze-one", 0, 8, 1, &[Must::Attach]),
+        ("ncap-above-nsze", 8, 8, u64::MAX, unusable),
+        ("flbas-beyond", 26, 1, 0x0f, unusable),
+        ("noiob-odd", 46, 2, 7, fine),
+        ("noiob-one", 46, 2, 1, fine),
+        ("dps-reserved", 29, 1, 7, unusable),
+        ("dps-without-metadata", 29, 1, 1, unusable),
+        ("lbads-zero", 130, 1, 0, unusable),
+        ("lbads-small", 130, 1, 3, unusable),
+        ("lbads-huge", 130, 1, 63, unusable),
+        ("lbads-4096", 130, 1, 12, &[Must::Attach]),
+    ];
+    rows.into_iter()
+        .map(|(name, offset, width, value, musts)| {
+            let fault = pokes::namespace(offset, width, value);
+            scenario(format!("identify/namespace/{name}"), musts, fault)
+        })
+        .chain([metadata()])
+        .collect()
+}
+
+/// Blocks that have metadata, as the host believes: requests without are refused before anything is
+/// sent, also when the faults are over.
+fn metadata() -> Scenario {
+    let musts = [Must::Attach, Must::Fail, Must::Survive];
+    let fault = pokes::namespace(128, 2, 0xffff);
+    scenario("identify/namespace/metadata-max".to_owned(), &musts, fault).steps(&[
+        Step::Attach,
+        Step::Work,
+        Step::Repent,
+        Step::Recover,
+        Step::ShutDown,
+    ])
+}

@@ -44,13 +44,15 @@ fn under_load() -> Vec<Scenario> {
 fn during_a_reset() -> Vec<Scenario> {
     let scenario = |reads| {
         let musts = [Must::Attach, Must::Stand(State::Removed), Must::Abort];
-        Scenario::session(format!("removal/reset/read-{reads}"), &musts).world(super::slow).steps(&[
-            Step::Attach,
-            Step::WorkSome(20),
-            Step::Arm(Mischief::always(Fault::Gone).skip(reads)),
-            Step::Ask(Wish::Reset),
-            Step::Work,
-        ])
+        Scenario::session(format!("removal/reset/read-{reads}"), &musts).world(super::slow).steps(
+            &[
+                Step::Attach,
+                Step::WorkSome(20),
+                Step::Arm(Mischief::always(Fault::Gone).skip(reads)),
+                Step::Ask(Wish::Reset),
+                Step::Work,
+            ],
+        )
     };
     [0, 1, 2, 3, 4, 5, 6, 8].map(scenario).to_vec()
 }
