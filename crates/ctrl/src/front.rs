@@ -66,6 +66,8 @@ pub struct MemoryFrontEnd<H: HostMemory + Clone, I: Interrupts> {
     changes_seen: u32,
     turns: u32,
     tended_at: Instant,
+    /// When the controller wants to be turned, as of then.
+    controller_wakes_at: Instant,
     /// An admin command was executed: there may be events, signals, ends of long commands.
     wants_tending: bool,
     has_io: bool,
@@ -177,6 +179,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             shadow: None,
             turns: 0,
             tended_at: Instant::default(),
+            controller_wakes_at: Instant::default(),
             wants_tending: false,
             has_io: false,
             trouble: None,
@@ -239,7 +242,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             is_busy |= self.turn_admin(now);
         }
         self.turns = self.turns.wrapping_add(1);
-        let is_due = now.since(self.tended_at) >= TEND_INTERVAL;
+        let is_due = now.since(self.tended_at) >= TEND_INTERVAL || now >= self.controller_wakes_at;
         let is_due = is_due || self.wants_tending || self.is_in_motion();
         if (!is_busy && is_due) || self.turns & (TEND_TURNS - 1) == 0 {
             is_busy |= self.tend(now);
@@ -251,7 +254,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         let is_pending = is_pending
             || self.is_in_motion()
             || self.admin.as_ref().is_some_and(|admin| admin.is_pending());
-        self.wait(now, is_pending)
+        self.wait(is_pending)
     }
 
     /// Looks after everything that a turn looks after only now and then: timers, long commands,
@@ -276,7 +279,9 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
                 }
             }
         }
-        is_busy | self.tend_admin(now)
+        is_busy |= self.tend_admin(now);
+        self.controller_wakes_at = self.controller.wake_at(now);
+        is_busy
     }
 
     fn turn_queues(&mut self, now: Instant) -> (bool, bool) {
@@ -322,12 +327,13 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         }
     }
 
-    fn wait(&self, now: Instant, is_pending: bool) -> Wait {
-        let media = self.queues.iter().map(|served| served.queue.wake_at());
-        let media = media.min().unwrap_or(Instant::NEVER);
-        let controller = self.controller.wake_at(now);
-        let until = media.min(controller).min(self.vectors.wake_at());
-        if is_pending { Wait::Pending(until) } else { Wait::Idle(until) }
+    fn wait(&self, is_pending: bool) -> Wait {
+        let until = self.controller_wakes_at.min(self.vectors.wake_at());
+        if !is_pending {
+            return Wait::Idle(until);
+        }
+        let media = self.queues.iter().map(|served| served.queue.wake_at()).min();
+        Wait::Pending(media.map_or(until, |media| media.min(until)))
     }
 
     /// Takes over what the host has set by features.

@@ -28,3 +28,4 @@ mod transfer;
 
 pub use buffers::Buffers;
 pub use doorbell::{DoorbellPage, STRIDE, SharedDoorbell};
+pub use transfer::SGLS;

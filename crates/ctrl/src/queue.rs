@@ -15,7 +15,7 @@
 //!
 //! The fast path is a read or write in one page that the medium reaches where it lies. It has no
 //! allocation, no division and, per command, no dynamic call: load the entry, look the namespace up
-//! by index, check, resolve one address, gather. All else is a [`job`] in a work area.
+//! by index, check, resolve one address, gather. All else is a job in a work area.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

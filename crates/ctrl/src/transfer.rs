@@ -18,6 +18,8 @@ mod mover;
 mod prp;
 mod sgl;
 
+pub use sgl::SGLS;
+
 pub(crate) use mover::{ACCESS_BYTES_MAX, Moved, Mover, Target};
 
 /// A walk over the data pointer of one command.

@@ -154,7 +154,7 @@ impl Default for ControllerConfig {
             event_requests_max: 4,
             aborts_max: 4,
             error_entries: 64,
-            sgls: 1,
+            sgls: crate::SGLS,
             fused_compare_and_write: true,
             transport: Transport::Memory { doorbell_buffers: true },
             temperature_kelvin: 310,

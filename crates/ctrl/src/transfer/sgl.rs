@@ -26,6 +26,10 @@ pub(super) struct Segment {
     descriptors_left: u32,
 }
 
+/// SGLS of a controller whose data pointers are walked here: any address and length, bit buckets, and
+/// lists that are longer than the transfer (Base 2.1 §5.1.13.2.1).
+pub const SGLS: u32 = 1 | 1 << 16 | 1 << 18;
+
 /// Descriptors in one command: twice what a transfer of 2 MiB in separate pages needs.
 const DESCRIPTORS_MAX: u32 = 1024;
 const DESCRIPTOR_BYTES: u32 = 16;
