@@ -26,7 +26,8 @@ pub struct Techniques {
 pub enum CompletionDoorbell {
     /// After each completion, which is then also copied by itself.
     Each,
-    /// Once per poll that found any.
+    /// Once per poll that found any: just before the submission doorbell that follows it, or in the
+    /// next poll if none does.
     Poll,
     /// Only when the controller could run out of entries otherwise. Legal (Base 2.1 §3.3.1.2.1),
     /// though there may be devices that want to hear from their host more often.

@@ -215,7 +215,7 @@ impl EmuPlan<'_> {
         let lists = entries * PAGE;
         let rings = entries * (64 + 16) + 2 * PAGE;
         let buffers = self.buffer_bytes.next_multiple_of(PAGE) + u64::from(self.depth) * PAGE;
-        let bytes = 64 * PAGE + queues * (lists + rings) + buffers;
+        let bytes = 64 * PAGE + device::DEVICE_BYTES + queues * (lists + rings) + buffers;
         if bytes > u64::from(u32::MAX) {
             return Err(Refused::caller(format!(
                 "{bytes} bytes of queues and buffers for one SSD, expected less than 4 GiB: lower \

@@ -58,9 +58,9 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         }
         if self.unrung != before {
             self.note_fetched(last);
-            if self.techniques.completion_doorbell == CompletionDoorbell::Poll {
-                self.ring_completion();
-            }
+        } else if before > 0 && self.techniques.completion_doorbell == CompletionDoorbell::Poll {
+            // Nothing was submitted since, with whose doorbell it would have gone.
+            self.ring_completion();
         }
         written
     }

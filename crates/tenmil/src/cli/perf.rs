@@ -137,12 +137,12 @@ pub(super) struct PerfArguments {
     command_store: StoreChoice,
 
     /// What is fetched ahead: some of slots,ring,tasks, or all, or none
-    #[arg(long, value_name = "WHAT", default_value = "all", value_parser = Prefetch::parse)]
+    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = Prefetch::parse)]
     #[arg(help_heading = TECHNIQUES)]
     prefetch: Prefetch,
 
     /// How completions leave their ring: a cache line at once, or one by one
-    #[arg(long, value_name = "HOW", default_value = "line", help_heading = TECHNIQUES)]
+    #[arg(long, value_name = "HOW", default_value = "one", help_heading = TECHNIQUES)]
     #[arg(value_parser = named([
         ("line", CompletionCopy::Line),
         ("one", CompletionCopy::One),

@@ -36,7 +36,7 @@ fn every_letter_reaches_the_engine() {
     let words = "emu:ram?count=2 -q 8 --bs-mix 4k:1,8k:3 -w randrw -M 70 -t 2 -a 0 -d 100 -P 2 \
                  --rate 50k --arrivals uniform --zipf 0.9 --verify --seed 7 \
                  --no-doorbell-batching --cq-doorbell deferred --command-store plain \
-                 --prefetch slots --completion-copy one --shadow-doorbells --no-huge-pages \
+                 --prefetch slots --completion-copy line --shadow-doorbells --no-huge-pages \
                  --ceiling --ram";
     let words: Vec<&str> = words.split_whitespace().collect();
     let expected = PerfOptions {
@@ -57,7 +57,7 @@ fn every_letter_reaches_the_engine() {
             completion_doorbell: CompletionDoorbell::Deferred,
             command_store: Some(CommandStore::Plain),
             prefetch: Prefetch { slots: true, ring: false, tasks: false },
-            completion_copy: CompletionCopy::One,
+            completion_copy: CompletionCopy::Line,
             shadow_doorbells: true,
             huge_pages: false,
         },

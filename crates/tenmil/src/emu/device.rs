@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Instant, Interrupts, Medium};
+use base::{Dma, Instant, Interrupts, Medium};
 use ctrl::Buffers;
 use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd, Wait};
@@ -26,6 +26,13 @@ impl Interrupts for Unheard {
 
 /// Commands that may need more than one request each, per queue.
 const AREAS: u16 = 32;
+
+/// Bounce buffers of an SSD.
+const BUFFERS: u32 = 4;
+const BUFFER_BYTES: u32 = 64 << 10;
+
+/// Bytes of a pool that the device's side takes for itself.
+pub(super) const DEVICE_BYTES: u64 = BUFFERS as u64 * BUFFER_BYTES as u64;
 
 /// Turns between two looks at the clock: a turn takes well under a microsecond.
 const TURNS_PER_LOOK: u32 = 16;
@@ -57,8 +64,10 @@ impl EmulatedSsd {
             burst: u32::from(in_flight_max),
             ..FrontEndConfig::default()
         };
-        // Media reach the memory of this process where it lies: nothing needs a bounce buffer.
-        let buffers = Buffers::new(Arc::new(pool.clone()), Vec::new());
+        // Media reach the data of reads and writes where they lie; the buffers are for commands that
+        // look at data themselves, such as a compare that the medium does not know.
+        let buffers = (0..BUFFERS).map_while(|_| pool.allocate(BUFFER_BYTES)).collect();
+        let buffers = Buffers::new(Arc::new(pool.clone()), buffers);
         let host = SharedHostMemory::new(pool);
         Ok(Self { front: MemoryFrontEnd::new(controller, host, Unheard, buffers, front) })
     }

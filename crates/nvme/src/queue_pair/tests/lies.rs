@@ -46,6 +46,7 @@ fn a_duplicate_does_not_end_the_command_that_has_the_slot_now() {
     world.send(2);
     world.device.post(old, 0);
     assert_eq!(world.poll(), [], "token 2 is still in the device's hands");
+    assert_eq!(world.poll(), [], "and the device hears that there is room again");
     world.device.complete_next(0);
     assert_eq!(world.poll(), [(2, Outcome::SUCCESS)]);
 }

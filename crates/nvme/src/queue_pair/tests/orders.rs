@@ -30,7 +30,8 @@ fn a_quiesced_queue_runs_dry_and_says_how_far_it_is() {
     world.complete(4);
     assert_eq!(world.poll().len(), 4);
     assert_eq!(world.controller.in_flight(), 0);
-    assert_eq!(world.device.head_doorbell.value(), 4);
+    assert_eq!(world.poll(), []);
+    assert_eq!(world.device.head_doorbell.value(), 4, "it rings for what it has taken");
     world.controller.give(Order::Run);
     world.send(5);
     world.device.complete_next(0);

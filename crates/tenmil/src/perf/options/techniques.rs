@@ -58,8 +58,8 @@ impl Default for Techniques {
             doorbell_batching: true,
             completion_doorbell: CompletionDoorbell::Poll,
             command_store: None,
-            prefetch: Prefetch { slots: true, ring: true, tasks: true },
-            completion_copy: CompletionCopy::Line,
+            prefetch: Prefetch { slots: false, ring: false, tasks: false },
+            completion_copy: CompletionCopy::One,
             shadow_doorbells: false,
             huge_pages: true,
         }
