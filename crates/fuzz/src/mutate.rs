@@ -6,18 +6,8 @@ use base::Random;
 pub(crate) const LEN_MAX: usize = 8192;
 
 /// Values at which arithmetic goes wrong.
-const EDGES: [u64; 10] = [
-    0,
-    1,
-    0x7f,
-    0x80,
-    0xff,
-    0x7fff,
-    0xffff,
-    0x7fff_ffff,
-    0xffff_ffff,
-    u64::MAX,
-];
+const EDGES: [u64; 10] =
+    [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
 
 /// An input made from one of `corpus`, or from nothing.
 pub(crate) fn input(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
@@ -67,4 +57,67 @@ fn pick(random: &mut Random, len: usize) -> Option<usize> {
 #[expect(clippy::cast_possible_truncation, reason = "eight bits are what is wanted")]
 fn byte(random: &mut Random) -> u8 {
     random.draw() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Random;
+
+    use super::{LEN_MAX, input};
+
+    #[test]
+    fn a_seed_repeats_its_inputs_and_another_does_not() {
+        let corpus = [vec![1, 2, 3, 4], vec![0; 100]];
+        let inputs = |seed| {
+            let mut random = Random::new(seed);
+            (0..50).map(|_| input(&mut random, &corpus)).collect::<Vec<_>>()
+        };
+        assert_eq!(inputs(1), inputs(1));
+        assert_ne!(inputs(1), inputs(2));
+    }
+
+    /// The canary: a target with a mistake in it, of the kind that a length field makes.
+    #[test]
+    fn a_planted_mistake_is_found() {
+        let falls_over = |bytes: &[u8]| bytes.len() > 4 && bytes[0] == 0xff && bytes[4] == 4;
+        let corpus = [vec![0, 1, 2, 3, 4, 5]];
+        let mut random = Random::new(1);
+        assert!((0..100_000).any(|_| falls_over(&input(&mut random, &corpus))));
+    }
+
+    #[test]
+    fn no_input_is_longer_than_the_limit() {
+        let corpus = [vec![7; LEN_MAX]];
+        let mut random = Random::new(3);
+        assert!((0..2_000).all(|_| input(&mut random, &corpus).len() <= LEN_MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LEN_MAX, Random, input};
+
+    fn inputs(seed: u64, corpus: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let mut random = Random::new(seed);
+        (0..500).map(|_| input(&mut random, corpus)).collect()
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_inputs_and_another_makes_others() {
+        let corpus = [vec![1; 64], (0..=255).collect()];
+        assert_eq!(inputs(1, &corpus), inputs(1, &corpus));
+        assert_ne!(inputs(1, &corpus), inputs(2, &corpus));
+    }
+
+    #[test]
+    fn inputs_differ_come_from_the_corpus_and_are_never_too_long() {
+        let corpus = [vec![0x5a; LEN_MAX]];
+        let mut inputs = inputs(3, &corpus);
+        assert!(inputs.iter().all(|bytes| bytes.len() <= LEN_MAX));
+        let related = inputs.iter().filter(|bytes| bytes.starts_with(&[0x5a; 8])).count();
+        assert!(related > inputs.len() / 2, "{related}");
+        inputs.sort();
+        inputs.dedup();
+        assert!(inputs.len() > 450, "{}", inputs.len());
+    }
 }

@@ -1,0 +1,120 @@
+//! What the corpus is made of: inputs that come far, for the mutator to start from.
+//!
+//! They are written down as code, so that a change of a layout changes them; `--make-corpus` writes
+//! them to `fuzz/corpus`, where every fuzzer looks.
+
+use base::Random;
+use wire::{Command, Typed, admin, io};
+
+/// One input of the corpus.
+pub(crate) struct Seed {
+    /// Whose it is.
+    pub(crate) target: &'static str,
+    /// Its file.
+    pub(crate) name: &'static str,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Every input of the corpus.
+pub(crate) fn all() -> Vec<Seed> {
+    let of = |target, seeds: Vec<(&'static str, Vec<u8>)>| {
+        seeds.into_iter().map(move |(name, bytes)| Seed { target, name, bytes })
+    };
+    of("wire", wire()).chain(of("controller", controller())).chain(of("front", front())).collect()
+}
+
+/// Structures and lists of each length that parsers know.
+fn wire() -> Vec<(&'static str, Vec<u8>)> {
+    let mut random = Random::new(1);
+    let mut drawn = |len: usize| (0..len).map(|_| random.draw().to_le_bytes()[0]).collect();
+    let identifiers =
+        [&[3, 16, 0, 0][..], &[0x5a; 16], &[1, 8, 0, 0], &[0xa5; 8], &[4, 1, 0, 0, 0]];
+    let nsids: Vec<u8> = (1_u32..=1024).flat_map(u32::to_le_bytes).collect();
+    let read = Command::new(io::Read::OPCODE).with_nsid(1).with_prp(0x1000, 0x2000).with_cdw12(7);
+    vec![
+        ("read-command", read.to_bytes().to_vec()),
+        ("namespace-identifiers", identifiers.concat()),
+        ("namespace-list", nsids),
+        ("identify-page", drawn(4096)),
+        ("log-page", drawn(512)),
+        ("protection", [&[1, 16][..], &[0x77; 16]].concat()),
+    ]
+}
+
+/// Admin commands, 64 bytes each, with their data behind them. CDW3 chooses what happens: from 16
+/// on, the command is executed; from 7 to 15, it is one about reservations.
+fn controller() -> Vec<(&'static str, Vec<u8>)> {
+    let execute = |command: Command| command.with_cdw3(16).to_bytes().to_vec();
+    let identify =
+        |cns: u32| execute(Command::new(admin::Identify::OPCODE).with_nsid(1).with_cdw10(cns));
+    let log = |lid: u32| {
+        execute(Command::new(admin::GetLogPage::OPCODE).with_nsid(1).with_cdw10(0x7f << 16 | lid))
+    };
+    let feature =
+        |opcode: u8, fid: u32| execute(Command::new(opcode).with_cdw10(fid).with_cdw11(3));
+    let every = |opcode| (1..0x20).flat_map(move |fid| feature(opcode, fid)).collect::<Vec<u8>>();
+    let reserve = |opcode: u8, action: u32| {
+        Command::new(opcode).with_nsid(1).with_cdw3(7).with_cdw10(action).to_bytes().to_vec()
+    };
+    let key = vec![0x11; 64];
+    vec![
+        ("identify", (0..0x20).flat_map(identify).collect()),
+        ("log-pages", (0..0x16).flat_map(log).collect()),
+        ("get-features", every(admin::GetFeatures::OPCODE)),
+        ("set-features", every(admin::SetFeatures::OPCODE)),
+        (
+            "reservations",
+            [
+                reserve(io::reservation::ReservationRegister::OPCODE, 0),
+                key.clone(),
+                reserve(io::reservation::ReservationAcquire::OPCODE, 1 << 8),
+                key,
+                reserve(io::reservation::ReservationReport::OPCODE, 0x3f),
+            ]
+            .concat(),
+        ),
+    ]
+}
+
+/// Scripts: how the world is, then steps. Each begins as a driver does.
+fn front() -> Vec<(&'static str, Vec<u8>)> {
+    const ENABLE: &[u8] = &[0];
+    const CREATE: &[u8] = &[1, 0, 1, 1];
+    const TURN: &[u8] = &[8, 63];
+    // Queue, opcode, namespace and whether there are PRPs, place; then the command.
+    let submit =
+        |opcode: u8, command: Command| [&[2, 1, opcode, 5, 4][..], &command.to_bytes()].concat();
+    let blocks = Command::new(0).with_cdw10(1).with_cdw12(7);
+    let work = |mode: u8| {
+        let read = submit(io::Read::OPCODE, blocks);
+        let write = submit(io::Write::OPCODE, blocks);
+        let flush = submit(io::Flush::OPCODE, Command::new(0));
+        [&[mode], ENABLE, CREATE, &read, &write, &flush, TURN, &[7, 1, 3], &read, TURN].concat()
+    };
+    vec![
+        ("work", work(0)),
+        ("work-over-bounce-buffers", work(2)),
+        ("work-of-a-host-that-answers-later", work(7)),
+        ("work-of-a-medium-that-answers-later", work(8)),
+        ("reset-amid-work", [&work(4)[..], &[9, 0, 0, 0, 0], ENABLE, CREATE, TURN].concat()),
+        (
+            "doorbells-of-any-value",
+            [&[0], ENABLE, CREATE, &[5, 2, 9, 0, 0, 0, 5, 3, 1, 1, 1, 1]].concat(),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::all;
+
+    #[test]
+    fn the_corpus_in_the_tree_is_what_is_described_here() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
+        for seed in all() {
+            let file = format!("{corpus}/{}/{}", seed.target, seed.name);
+            let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
+            assert!(bytes == seed.bytes, "{file}: run `cargo run -p tenmil-fuzz -- --make-corpus`");
+        }
+    }
+}

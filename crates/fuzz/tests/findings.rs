@@ -1,0 +1,60 @@
+//! What the program does with a finding: it keeps the input, says so, and finds it again.
+
+#![expect(clippy::disallowed_methods, reason = "findings are files")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn fuzz(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tenmil-fuzz"))
+        .args(arguments)
+        .arg("--keep")
+        .arg(folder)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_planted_bug_is_found_kept_and_found_again_from_the_file_and_from_the_seed() {
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = fuzz(one.path(), &["--canary", "--seed", "7"]);
+    assert_eq!(first.status.code(), Some(1), "{}", said(&first));
+    let file = one.path().join("fuzz-canary.input");
+    assert!(said(&first).contains("the planted bug"), "{}", said(&first));
+    assert!(said(&first).contains(&format!("--replay {}", file.display())), "{}", said(&first));
+
+    let again = fuzz(two.path(), &["--canary", "--replay", file.to_str().unwrap()]);
+    assert_eq!(again.status.code(), Some(1), "{}", said(&again));
+
+    fuzz(two.path(), &["--canary", "--seed", "7"]);
+    let kept = std::fs::read(two.path().join("fuzz-canary.input")).unwrap();
+    assert_eq!(kept, std::fs::read(&file).unwrap());
+}
+
+#[test]
+fn every_target_goes_through_its_corpus_and_some_inputs_and_nothing_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = fuzz(folder.path(), &["--count", "50", "--seconds", "60"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for target in ["wire", "controller", "front"] {
+        assert!(text.contains(&format!("fuzz {target}: 50 inputs from seed 1")), "{text}");
+    }
+    assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is kept");
+}
+
+#[test]
+fn a_target_that_is_not_there_is_named_with_those_that_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = fuzz(folder.path(), &["--target", "wires"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        said(&output),
+        "error: --target wires: there is none, expected wire, controller or front\n"
+    );
+}
