@@ -65,7 +65,7 @@ fn keep(folder: &Path, name: &str, bytes: &[u8]) {
     }
 }
 
-/// Thinks that a length is never the largest number, and never looks what stands behind it.
+/// Takes it for granted that no word begins with two bytes of ones.
 fn canary(bytes: &[u8]) {
     for word in bytes.chunks_exact(4) {
         assert_ne!(word[..2], [0xff, 0xff], "the planted bug");

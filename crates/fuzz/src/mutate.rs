@@ -61,40 +61,6 @@ fn byte(random: &mut Random) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use base::Random;
-
-    use super::{LEN_MAX, input};
-
-    #[test]
-    fn a_seed_repeats_its_inputs_and_another_does_not() {
-        let corpus = [vec![1, 2, 3, 4], vec![0; 100]];
-        let inputs = |seed| {
-            let mut random = Random::new(seed);
-            (0..50).map(|_| input(&mut random, &corpus)).collect::<Vec<_>>()
-        };
-        assert_eq!(inputs(1), inputs(1));
-        assert_ne!(inputs(1), inputs(2));
-    }
-
-    /// The canary: a target with a mistake in it, of the kind that a length field makes.
-    #[test]
-    fn a_planted_mistake_is_found() {
-        let falls_over = |bytes: &[u8]| bytes.len() > 4 && bytes[0] == 0xff && bytes[4] == 4;
-        let corpus = [vec![0, 1, 2, 3, 4, 5]];
-        let mut random = Random::new(1);
-        assert!((0..100_000).any(|_| falls_over(&input(&mut random, &corpus))));
-    }
-
-    #[test]
-    fn no_input_is_longer_than_the_limit() {
-        let corpus = [vec![7; LEN_MAX]];
-        let mut random = Random::new(3);
-        assert!((0..2_000).all(|_| input(&mut random, &corpus).len() <= LEN_MAX));
-    }
-}
-
-#[cfg(test)]
-mod tests {
     use super::{LEN_MAX, Random, input};
 
     fn inputs(seed: u64, corpus: &[Vec<u8>]) -> Vec<Vec<u8>> {
@@ -103,10 +69,19 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_makes_the_same_inputs_and_another_makes_others() {
-        let corpus = [vec![1; 64], (0..=255).collect()];
+    fn a_seed_repeats_its_inputs_and_another_does_not() {
+        let corpus = [vec![1, 2, 3, 4], (0..=255).collect()];
         assert_eq!(inputs(1, &corpus), inputs(1, &corpus));
         assert_ne!(inputs(1, &corpus), inputs(2, &corpus));
+    }
+
+    /// A mistake of the kind that a length field makes.
+    #[test]
+    fn a_planted_mistake_is_found() {
+        let falls_over = |bytes: &[u8]| bytes.len() > 4 && bytes[0] == 0xff && bytes[4] == 4;
+        let corpus = [vec![0, 1, 2, 3, 4, 5]];
+        let mut random = Random::new(1);
+        assert!((0..100_000).any(|_| falls_over(&input(&mut random, &corpus))));
     }
 
     #[test]
@@ -118,6 +93,6 @@ mod tests {
         assert!(related > inputs.len() / 2, "{related}");
         inputs.sort();
         inputs.dedup();
-        assert!(inputs.len() > 450, "{}", inputs.len());
+        assert!(inputs.len() > 400, "{}", inputs.len());
     }
 }
