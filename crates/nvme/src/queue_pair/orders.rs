@@ -1,10 +1,13 @@
 //! What a queue pair does when its controller wants something of it: the other half of `link.rs`.
 
-use base::{Answers, Dma, Doorbell, Instant, Outcome};
+use base::{Answers, Dma, Doorbell, Instant, Outcome, Span};
 
 use super::completions::end_special;
 use super::{NEVER, Parents, QueuePair};
 use crate::link::{Order, order_in};
+
+/// How often a frozen queue with commands in flight wants to be polled.
+const FROZEN_PAUSE: Span = Span::from_ms(1);
 
 impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     /// Adopts the order in force, unless it has been adopted already or parked commands are still
@@ -64,7 +67,8 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
                 self.answer_injected(answers, parents);
                 self.take_completions_slowly(answers, parents);
             }
-            Order::Freeze => {}
+            // Nobody calls when the order changes: a look now and then, and not all the time.
+            Order::Freeze => self.scan_at = self.scan_at.max(now.after(FROZEN_PAUSE)),
             Order::Release | Order::Dead => self.return_parked(answers, parents),
         }
         self.be_ordinary_if_so();

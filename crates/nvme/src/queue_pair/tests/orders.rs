@@ -137,3 +137,18 @@ fn a_dead_queue_answers_what_it_has_and_takes_nothing() {
     assert_eq!(world.poll(), [(1, Outcome::ABORTED_BY_HOST)]);
     assert_eq!((world.queue.standing(), world.queue.wake_at()), (Order::Dead, Instant::NEVER));
 }
+
+#[test]
+fn a_frozen_queue_with_commands_in_it_is_polled_now_and_then() {
+    let mut world = World::plain(8);
+    world.send(1);
+    world.controller.give(Order::Freeze);
+    for ms in [1, 5_000, 3_600_000] {
+        assert_eq!(world.poll_at(at_ms(ms)), []);
+        let wake = world.queue.wake_at();
+        assert!(wake > at_ms(ms), "at {ms} ms it wants to be called at once");
+    }
+    world.controller.give(Order::Release);
+    assert_eq!(world.poll_at(at_ms(3_600_001)), [(1, Outcome::ABORTED_BY_HOST)]);
+    assert_eq!(world.queue.wake_at(), Instant::NEVER);
+}
