@@ -27,7 +27,7 @@ use crate::perf::options::{self, Techniques};
 use crate::perf::outcome::{Counts, DeviceOutcome};
 use crate::{Refused, Uri};
 pub(crate) use ask::with_controller;
-use device::EmulatedSsd;
+pub(crate) use device::EmulatedSsd;
 
 /// Some emulated SSDs, brought up.
 pub struct Emulated {
@@ -304,7 +304,7 @@ pub fn command_store(techniques: &Techniques) -> CommandStore {
 }
 
 /// The driver's names for what was switched.
-fn driver_techniques(techniques: &Techniques) -> nvme::Techniques {
+pub(crate) fn driver_techniques(techniques: &Techniques) -> nvme::Techniques {
     use options::{CompletionCopy, CompletionDoorbell};
     nvme::Techniques {
         doorbell_batching: techniques.doorbell_batching,

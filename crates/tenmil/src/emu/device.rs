@@ -12,7 +12,7 @@ use host::{Clock, Thread};
 use crate::{EmuSpec, Refused, Uri};
 
 /// One emulated SSD, as its device's thread turns it.
-pub(super) struct EmulatedSsd {
+pub(crate) struct EmulatedSsd {
     front: MemoryFrontEnd<SharedHostMemory, Unheard>,
 }
 
@@ -39,7 +39,7 @@ const TURNS_PER_LOOK: u32 = 16;
 
 impl EmulatedSsd {
     /// SSD number `index` of the run, of the kind that `uri` names.
-    pub(super) fn new(
+    pub(crate) fn new(
         uri: &Uri,
         index: usize,
         medium: Arc<dyn Medium>,
@@ -73,13 +73,13 @@ impl EmulatedSsd {
     }
 
     /// The registers, as the host holds them.
-    pub(super) fn host_bar(&self) -> HostBar {
+    pub(crate) fn host_bar(&self) -> HostBar {
         HostBar::new(Arc::clone(self.front.bar()))
     }
 
     /// Does a bounded amount of work. True if there was any.
     #[inline]
-    pub(super) fn turn(&mut self, now: Instant) -> bool {
+    pub(crate) fn turn(&mut self, now: Instant) -> bool {
         self.front.turn(now) == Wait::Busy
     }
 }

@@ -10,6 +10,7 @@
 //! ```
 
 mod bare;
+mod by_hand;
 mod lane;
 mod places;
 mod scrutiny;
@@ -29,6 +30,7 @@ use super::progress::{Phase, Progress};
 use super::workload::{BlockRange, Workload};
 use crate::emu::{EmuPlan, Emulated};
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
+pub use by_hand::ByHand;
 use lane::{Lane, LaneParts};
 use places::Places;
 use scrutiny::{Place, Scrutiny, Stamped, Unlooked};

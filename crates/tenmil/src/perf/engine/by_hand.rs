@@ -1,0 +1,130 @@
+//! One SSD and the lane that loads it, both on the calling thread and turned by hand: what a count of
+//! instructions wants, where neither side may wait for the other.
+
+use base::{Answers, Dma, Instant};
+use dma::{Backing, DeviceKind, DevicePool, Mapping, Regions};
+use host::Clock;
+use nvme::{Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State};
+
+use super::lane::{Lane, LaneParts};
+use super::scrutiny::Unlooked;
+use crate::emu::{self, EmulatedSsd};
+use crate::perf::options::{PerfOptions, SizeMix, Techniques};
+use crate::perf::workload::{BlockRange, Workload};
+use crate::{EmuMedium, EmuSpec, Refused, Uri};
+
+/// An emulated null SSD with `depth` random reads of 4 KiB in flight.
+pub struct ByHand {
+    device: EmulatedSsd,
+    lane: Lane<Unlooked>,
+    workload: Workload,
+    clock: Clock,
+    now: Instant,
+    /// Kept: dropping it would cut the device off.
+    _controller: Controller<ctrl::front::HostBar, DevicePool>,
+}
+
+const POOL_BYTES: usize = 8 << 20;
+const NSID: u32 = 1;
+/// Turns after which something that takes a few has gone wrong.
+const TURNS_MAX: usize = 100_000;
+
+impl ByHand {
+    /// Brings the SSD up and submits the first reads.
+    pub fn new(depth: u32) -> Result<Self, Refused> {
+        let clock = Clock::start();
+        let refuse = |what: &str| Refused::peer(format!("an SSD turned by hand: {what}"));
+        let regions = Regions::new(2);
+        let mapping = Mapping::new(POOL_BYTES, Backing::Private)
+            .map_err(|error| Refused::machine(error.to_string()))?;
+        let memory = regions.add(mapping).map_err(|error| Refused::machine(error.to_string()))?;
+        let store = emu::command_store(&Techniques::default());
+        let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
+        let uri = Uri::Emu(EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) });
+        let medium =
+            block::Null::new(4096, 1 << 20).map_err(|error| Refused::caller(error.to_string()))?;
+        let mut now = clock.now();
+        let mut device = EmulatedSsd::new(&uri, 0, std::sync::Arc::new(medium), &pool, now)
+            .map_err(|error| refuse(&error))?;
+        let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
+        let mut controller = Controller::new(device.host_bar(), pool.clone(), options)
+            .map_err(|error| refuse(&error.to_string()))?;
+        let mut turn = |controller: &mut Controller<_, _>, device: &mut EmulatedSsd| {
+            now = now.after(base::Span::from_us(100));
+            device.turn(now);
+            while controller.poll(now).is_some() {}
+            now
+        };
+        (0..TURNS_MAX)
+            .find(|_| {
+                turn(&mut controller, &mut device);
+                controller.state() == State::Ready
+            })
+            .ok_or_else(|| refuse("it does not become ready"))?;
+        let entries = (depth + 1).next_power_of_two().max(4);
+        let perf = PerfOptions { sizes: SizeMix::of(4096), ..PerfOptions::default() };
+        let techniques = emu::driver_techniques(&perf.techniques);
+        let options = QueuePairOptions { depth: entries, vector: None, techniques };
+        let created_at = turn(&mut controller, &mut device);
+        let id = controller
+            .create_queue_pair(created_at, options)
+            .map_err(|refusal| refuse(&refusal.to_string()))?;
+        let pair = (0..TURNS_MAX)
+            .find_map(|_| {
+                turn(&mut controller, &mut device);
+                controller.take_queue_pair(id)
+            })
+            .ok_or_else(|| refuse("its queue pair is not created"))?;
+        let limits = controller.identity().map(|identity| identity.limits);
+        let view = controller.namespace(NSID).zip(limits);
+        let view = view.map(|(namespace, limits)| namespace.view(&limits));
+        let view = view.ok_or_else(|| refuse("it has no namespace"))?;
+        let mut backend = NamespaceQueue::new(&pool, pair, view, QueueSizes::default())
+            .ok_or_else(|| Refused::machine("no memory is left for lists"))?;
+        // The order to run is heard here, and not in what is counted.
+        base::Backend::poll(&mut backend, clock.now(), &mut Answers::with_capacity(1));
+        let mut workload = Workload::new(&perf, perf.seed);
+        let range = BlockRange { first: 0, count: 1 << 20 };
+        let buffers = (0..depth).map_while(|_| pool.allocate(4096)).collect();
+        let mut lane = Lane::new(LaneParts {
+            fixed: workload.fixed(),
+            backend: Box::new(backend),
+            addresses: workload.lane(range, 4096),
+            scrutiny: Unlooked,
+            buffers,
+            budget: u64::MAX,
+            look_at_tasks: perf.techniques.prefetch.tasks,
+        });
+        let now = clock.now();
+        lane.fill(now, &mut workload);
+        Ok(Self { device, lane, workload, clock, now, _controller: controller })
+    }
+
+    /// Turns the device until it has nothing to do.
+    pub fn turn_device(&mut self) {
+        self.now = self.clock.now();
+        while self.device.turn(self.now) {}
+    }
+
+    /// One turn of the lane: takes what has completed and submits as many again. Returns how many.
+    #[inline(never)]
+    pub fn turn_lane(&mut self) -> usize {
+        self.lane.turn(self.now, &self.clock, &mut self.workload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ByHand;
+
+    #[test]
+    fn everything_in_flight_comes_back_each_time() {
+        for depth in [1, 2, 7, 128] {
+            let mut pair = ByHand::new(depth).unwrap();
+            for _ in 0..20 {
+                pair.turn_device();
+                assert_eq!(pair.turn_lane(), depth as usize);
+            }
+        }
+    }
+}
