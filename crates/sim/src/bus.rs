@@ -50,11 +50,18 @@ pub struct State {
     completion_rings: BTreeMap<u64, Ring>,
     /// Where the completion queues lie, by their identifiers.
     completion_queues: BTreeMap<u16, u64>,
+    /// Shadow doorbells and event indices, once the host has said where they are.
+    shadows: Option<[u64; 2]>,
     /// Where data of earlier commands was.
     data_seen: Vec<u64>,
     /// Accesses of the device that are under way, by when they are made.
     late: BTreeMap<Instant, u32>,
     random: Random,
+    /// A store to a register was lost on the bus, so the device may believe anything of its rings
+    /// until it is disabled.
+    pub is_misled: bool,
+    /// For a canary: cutting the device off does nothing.
+    pub(crate) ignores_cut_off: bool,
 }
 
 /// A completion ring that the device posts to.
@@ -105,9 +112,12 @@ impl Bus {
             interrupts: 0,
             completion_rings: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
+            shadows: None,
             data_seen: Vec::new(),
             late: BTreeMap::new(),
             random,
+            is_misled: false,
+            ignores_cut_off: false,
         };
         Ok(Self { state: Arc::new(Mutex::new(state)), pool, private, base, memory })
     }
@@ -216,6 +226,15 @@ impl Bus {
             if state.evil.on_admin_data(now, &command, iova - at, bytes) {
                 state.record(Kind::Mischief, [1, iova, u64::from(command.cdw10)]);
             }
+        });
+    }
+
+    /// For a canary: unmaps a buffer under the device's feet.
+    pub(crate) fn unmap(&self, segment: Segment) {
+        let Some(iova) = self.address(segment) else { return };
+        self.with(|state| {
+            let now = state.clock.now();
+            let _ = state.iommu.unmap(now, iova, segment.len_bytes.into());
         });
     }
 
@@ -348,6 +367,9 @@ impl State {
             let [id_low, id_high, ..] = command[5].to_le_bytes();
             self.completion_queue_created(u16::from_le_bytes([id_low, id_high]), command[3]);
         }
+        if opcode == wire::AdminOpcode::DoorbellBufferConfig.code() {
+            self.shadows = Some([command[3], command[4]]);
+        }
         let now = self.clock.now();
         if let Some(emission) = self.evil.on_admin_command(now, opcode, cid)
             && let Some(iova) = self.completion_queues.get(&0).copied()
@@ -360,6 +382,28 @@ impl State {
     pub fn translate_head(&mut self, id: u16, head: u32) -> u32 {
         let ring = self.completion_queues.get(&id).and_then(|at| self.completion_rings.get_mut(at));
         ring.map_or(head, |ring| ring.view.translate(head))
+    }
+
+    /// The controller has been disabled.
+    pub fn disabled(&mut self) {
+        self.shadows = None;
+        self.is_misled = false;
+        self.evil.on_disable();
+    }
+
+    /// What the controller finds at `iova`, where the host has stored `word`: the shadow of a head
+    /// doorbell is translated as the doorbell is.
+    pub fn translate_shadow(&mut self, iova: u64, word: u32) -> u32 {
+        let queue = self.shadows.and_then(|[shadows, _]| completion_queue_at(shadows, iova));
+        queue.map_or(word, |queue| self.translate_head(queue, word))
+    }
+
+    /// What the host finds at `iova`, where the controller has stored `word`: the event index of a
+    /// head doorbell is the host's own last head.
+    pub fn translate_event_index(&self, iova: u64, word: u32) -> u32 {
+        let queue = self.shadows.and_then(|[_, indices]| completion_queue_at(indices, iova));
+        let at = queue.and_then(|queue| self.completion_queues.get(&queue));
+        at.and_then(|at| self.completion_rings.get(at)).map_or(word, |ring| ring.view.host_head())
     }
 
     /// Posts a completion where the host will look for it.
@@ -399,7 +443,7 @@ impl State {
                 }
                 return Ok(());
             }
-            Err(Refusal::Stray(unmapped)) if actor == Actor::Device => {
+            Err(Refusal::Stray(unmapped)) if actor == Actor::Device && !self.is_misled => {
                 self.failures.push(Failure::Stray { iova, len_bytes, is_write, unmapped, at });
             }
             Err(_) => {}
@@ -410,12 +454,20 @@ impl State {
     }
 }
 
+/// The completion queue whose shadow lies at `iova` in the page at `page`: shadows lie as far apart
+/// as doorbells (Base 2.1 §5.2.5).
+fn completion_queue_at(page: u64, iova: u64) -> Option<u16> {
+    let distance = iova.checked_sub(page).filter(|distance| *distance < 4096)?;
+    let index = distance >> (2 + ctrl::STRIDE);
+    if index % 2 == 1 { u16::try_from(index / 2).ok() } else { None }
+}
+
 /// The phase in the last dword of a completion.
 const PHASE: u32 = 1 << 16;
 
 #[cfg(test)]
 mod tests {
-    use base::{Dma, Random};
+    use base::{Dma, Random, Span};
 
     use super::{Actor, Bus, STRAY};
     use crate::evil::{DmaFault, Evil, Fault, Mischief};
@@ -462,6 +514,8 @@ mod tests {
         let bus = bus(&[Mischief::always(Fault::Dma(DmaFault::StrayWrite)).times(2)]);
         for _ in 0..3 {
             assert_eq!(bus.evil_turn(), None);
+            let soon = bus.now().after(Span::from_us(20));
+            bus.with(|state| state.clock.jump(soon));
         }
         assert_eq!(bus.with(|state| (state.iommu.blocked, state.failures.len())), (2, 0));
         assert!(bus.device_read(Actor::Device, STRAY, &mut [0; 4]).is_err());

@@ -10,7 +10,7 @@
 use base::Span;
 use nvme::{Event, ShutdownNotification, State};
 
-use crate::evil::Mischief;
+use crate::evil::{Counters, Mischief};
 use crate::failure::Failure;
 use crate::function::ControllerFunction;
 use crate::host::{Host, Work};
@@ -34,6 +34,8 @@ pub enum Step {
     Repent,
     /// The controller comes back; one that was given up is found by a new host.
     Recover,
+    /// The host ends, in good order if it can, and another one finds the device.
+    Renew,
     /// Every block that was ever written is read. All reads succeed.
     Review,
     /// More requests of all kinds. All succeed.
@@ -98,6 +100,10 @@ pub struct Record {
     pub reattached: bool,
     /// The longest time from a request to its answer.
     pub longest_answer: Span,
+    /// What was counted on the bus.
+    pub counters: Counters,
+    /// What the medium has carried out.
+    pub medium_done: u64,
 }
 
 /// A course under way.
@@ -152,6 +158,7 @@ impl Course {
                 Ok(())
             }
             Step::Recover => self.recover(),
+            Step::Renew => self.renew(),
             Step::Review => self.review(),
             Step::Again => self.again(),
             Step::ShutDown => self.shut_down(),
@@ -257,14 +264,7 @@ impl Course {
             return self.missed("a controller that works or is given up", bound);
         }
         if self.world.has_ended() && !self.is_gone() {
-            self.record.reattached = true;
-            self.let_go()?;
-            self.attach()?;
-            if !self.world.host.as_ref().is_some_and(Host::is_up) {
-                let found = self.record.refused.clone().unwrap_or_default();
-                let expected = "an honest controller that comes up".to_owned();
-                return Err(Failure::Expectation { expected, found });
-            }
+            self.reattach()?;
         }
         let now = self.world.bus.now();
         if let Some(host) = &mut self.world.host {
@@ -277,6 +277,28 @@ impl Course {
             return self.missed("queue pairs, or their refusal", bound);
         }
         Ok(())
+    }
+
+    fn reattach(&mut self) -> Result<(), Failure> {
+        self.record.reattached = true;
+        self.let_go()?;
+        let first = self.record.refused.take();
+        self.attach()?;
+        let second = core::mem::replace(&mut self.record.refused, first);
+        if self.world.host.as_ref().is_some_and(Host::is_up) {
+            return Ok(());
+        }
+        let expected = "an honest controller that comes up".to_owned();
+        Err(Failure::Expectation { expected, found: second.unwrap_or_default() })
+    }
+
+    fn renew(&mut self) -> Result<(), Failure> {
+        self.recover()?;
+        if self.record.reattached || self.is_gone() {
+            return Ok(());
+        }
+        self.await_shutdown(false)?;
+        self.reattach()
     }
 
     fn review(&mut self) -> Result<(), Failure> {
@@ -315,13 +337,24 @@ impl Course {
         if self.world.state() != Some(State::Ready) {
             return Ok(());
         }
-        self.ask(Wish::ShutDown);
         self.await_shutdown(true)
     }
 
-    /// Waits for a shutdown that was asked for.
+    /// Waits for a shutdown that was asked for; one that was refused in the midst of a reset is
+    /// asked for again.
     fn await_shutdown(&mut self, must_be_clean: bool) -> Result<(), Failure> {
-        let bound = self.world.bounds().shutdown;
+        let bounds = self.world.bounds();
+        if self.world.state() == Some(State::Resetting) {
+            let is_settled =
+                |world: &World| world.has_ended() || world.state() == Some(State::Ready);
+            if !self.world.run(Work::Drain, bounds.recovery, is_settled)? {
+                return self.missed("a controller that works or is given up", bounds.recovery);
+            }
+        }
+        if self.world.state() == Some(State::Ready) {
+            self.ask(Wish::ShutDown);
+        }
+        let bound = bounds.shutdown;
         if !self.world.run(Work::Drain, bound, World::has_ended)? {
             return self.missed("a controller that is shut down", bound);
         }
@@ -385,7 +418,6 @@ impl Course {
             self.repent();
         }
         if self.world.host.is_some() && !self.world.has_ended() {
-            self.ask(Wish::ShutDown);
             self.await_shutdown(false)?;
         }
         self.let_go()?;
@@ -406,11 +438,13 @@ impl Course {
         self.keep_told();
         let mut record = self.record;
         record.longest_answer = self.world.workload.longest_answer();
+        record.medium_done = self.world.medium.done();
         self.world.bus.with(|state| {
             record.hash = state.trace.hash();
             record.events = state.trace.count();
             record.blocked = state.iommu.blocked;
             record.deeds = state.evil.deeds();
+            record.counters = state.evil.counters();
             if let Err(failure) = ended {
                 record.tail = state.trace.tail(TAIL);
                 record.failure = Some(failure);

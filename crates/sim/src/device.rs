@@ -296,7 +296,11 @@ impl Device {
         shared.accesses += 1;
         let accesses = shared.accesses;
         self.bus.record(Kind::RegisterWrite, [offset.into(), value, accesses]);
-        if !self.bus.with(|state| state.evil.on_write(now)) || !shared.is_powered {
+        if !shared.is_powered {
+            return;
+        }
+        if !self.bus.with(|state| state.evil.on_write(now)) {
+            self.bus.with(|state| state.is_misled = true);
             return;
         }
         match offset {
@@ -332,7 +336,7 @@ impl Device {
                 state.completion_queue_created(0, shared.admin_completion);
             }
             if was_enabled && !is_enabled {
-                state.evil.on_disable();
+                state.disabled();
             }
         });
     }

@@ -181,12 +181,14 @@ impl HostEntries for DeviceEntries {
     }
 
     fn load_u32(&self, index: u32) -> Result<u32, Fault> {
-        self.check(index, WORD_BYTES, false)?;
-        self.inner.load_u32(index)
+        let at = self.check(index, WORD_BYTES, false)?;
+        let word = self.inner.load_u32(index)?;
+        Ok(self.bus.with(|state| state.translate_shadow(at, word)))
     }
 
     fn store_u32(&mut self, index: u32, value: u32) -> Result<(), Fault> {
         let at = self.check(index, WORD_BYTES, true)?;
+        let value = self.bus.with(|state| state.translate_event_index(at, value));
         self.bus.record(Kind::DeviceWrite, [at, WORD_BYTES, value.into()]);
         self.inner.store_u32(index, value)
     }

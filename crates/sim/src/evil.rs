@@ -52,7 +52,7 @@ struct Armed {
 }
 
 /// What faults can be timed by.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Times CC.EN went from 1 to 0.
     pub disables: u32,
@@ -114,6 +114,7 @@ impl Evil {
 
     /// What to do on this turn that nobody asked for.
     pub fn turn(&mut self, now: Instant) -> Option<Fault> {
+        self.vanish_if_so(now);
         if now < self.idle_until {
             return None;
         }
@@ -121,6 +122,22 @@ impl Evil {
         let deed = self.strike(now, site, is_spontaneous)?;
         self.idle_until = now.after(DEED_INTERVAL);
         Some(deed)
+    }
+
+    /// Whether it is to vanish at a moment that has come, and not at some look of its host.
+    fn vanish_if_so(&mut self, now: Instant) {
+        let counters = self.counters;
+        let vanishes = |armed: &Armed| {
+            let Mischief { fault, gate, skip, .. } = armed.mischief;
+            fault == Fault::Gone
+                && gate != Gate::Always
+                && skip == 0
+                && gate.is_open(now, &counters)
+        };
+        if !self.is_gone && self.plan.iter().any(vanishes) {
+            self.is_gone = true;
+            self.deeds += 1;
+        }
     }
 
     /// When the wrapper wants to be turned by itself.
@@ -207,7 +224,7 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use base::{Instant, Random, Span};
+    use base::{Instant, Random};
 
     use super::{Evil, Fault, Gate, Mischief};
 

@@ -88,6 +88,15 @@ pub enum Failure {
         /// Turns taken in it.
         turns: u32,
     },
+    /// Somebody wants to be called at once, again and again, and nothing comes of it.
+    Restless {
+        /// Who.
+        who: &'static str,
+        /// Since when nothing has moved.
+        since: Instant,
+        /// Until when.
+        at: Instant,
+    },
     /// A read brought what it must not.
     Data {
         /// The read.
@@ -166,6 +175,9 @@ impl fmt::Display for Failure {
             }
             Self::Spinning { at, turns } => {
                 write!(out, "{turns} turns at {at:?} and still something moves")
+            }
+            Self::Restless { who, since, at } => {
+                write!(out, "nothing has moved since {since:?}, and at {at:?} {who} is still busy")
             }
             Self::Data { token, complaint } => write!(out, "read {token:#x}: {complaint}"),
             Self::Leak { what, found, expected } => {

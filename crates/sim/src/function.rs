@@ -45,8 +45,6 @@ const BUFFER_BYTES: u32 = 16 << 10;
 /// A controller that owes an answer looks around this often, even if neither its medium nor its host
 /// has answered.
 const PENDING_STEP: Span = Span::from_us(100);
-/// The same while something is going on.
-const BUSY_STEP: Span = Span { ns: 100 };
 
 impl Default for FunctionOptions {
     fn default() -> Self {
@@ -120,7 +118,8 @@ impl Function for ControllerFunction {
 
     fn wake_at(&self, now: Instant) -> Instant {
         match self.wait {
-            Wait::Busy => now.after(BUSY_STEP),
+            // At once. The world sees to it that time moves all the same.
+            Wait::Busy => now,
             Wait::Pending(until) => until.min(now.after(PENDING_STEP)),
             Wait::Idle(until) => until,
         }

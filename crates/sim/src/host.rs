@@ -1,6 +1,6 @@
 //! The host's stack: one controller, its queue pairs, and a workload that runs over them.
 
-use base::{Backend, Instant, Span};
+use base::{Backend, Dma, Instant, Span};
 use nvme::{
     Armed, Controller, ControllerError, ControllerOptions, Event, NamespaceQueue, QueuePairOptions,
     QueueSizes, State, Techniques, arm,
@@ -10,6 +10,7 @@ use crate::bus::Bus;
 use crate::clock::Earliest;
 use crate::device::{Device, SimDoorbell, SimMmio};
 use crate::host_memory::SimDma;
+use crate::planted::{Planted, Saboteur};
 use crate::trace::{Kind, digest};
 use crate::workload::Workload;
 
@@ -28,6 +29,7 @@ pub struct Host {
     /// Queue pairs that were asked for, and those about which there was a verdict.
     asked: usize,
     judged: usize,
+    saboteur: Saboteur,
 }
 
 /// How a host goes about it.
@@ -85,7 +87,12 @@ impl Default for HostOptions {
 
 impl Host {
     /// A host that has found `device` on its bus.
-    pub fn new(bus: &Bus, device: &Device, options: HostOptions) -> Result<Self, ControllerError> {
+    pub fn new(
+        bus: &Bus,
+        device: &Device,
+        options: HostOptions,
+        planted: Option<Planted>,
+    ) -> Result<Self, ControllerError> {
         let dma = SimDma::new(bus);
         let controller_options =
             ControllerOptions { interrupts: options.interrupts, ..options.controller };
@@ -100,6 +107,7 @@ impl Host {
             turns: 0,
             asked: 0,
             judged: 0,
+            saboteur: Saboteur::new(bus, planted),
         })
     }
 
@@ -150,6 +158,7 @@ impl Host {
     /// One turn of the thread that does everything.
     pub fn turn(&mut self, now: Instant, workload: &mut Workload, work: Work) {
         self.turns += 1;
+        self.saboteur.turn();
         for _ in 0..EVENTS_MAX {
             let Some(event) = self.controller.poll(now) else { break };
             self.handle(now, event, workload);
@@ -158,7 +167,7 @@ impl Host {
         for lane in &mut self.lanes {
             if !lane.is_asleep || lane.queue.wake_at() <= now {
                 lane.is_asleep = false;
-                workload.poll(now, &mut lane.queue);
+                workload.poll(now, &mut self.saboteur.over(&mut lane.queue));
             }
         }
         self.lanes.retain(|lane| !lane.is_leaving || lane.has_work());
@@ -167,13 +176,16 @@ impl Host {
             && let Some(lane) = self.lanes.get_mut(at).filter(|lane| !lane.is_leaving)
         {
             lane.is_asleep = false;
-            workload.submit(&mut lane.queue);
+            workload.submit(&mut self.saboteur.over(&mut lane.queue));
         }
         self.sleep_lanes();
     }
 
     /// When the next turn is due even if nothing happens.
     pub fn wake_at(&self) -> Earliest {
+        if self.saboteur.oversleeps() {
+            return Earliest::default();
+        }
         let lanes = self
             .lanes
             .iter()
@@ -227,6 +239,9 @@ impl Host {
         let (Some(namespace), Some(identity)) = known else { return };
         let view = namespace.view(&identity.limits);
         let Some(pair) = self.controller.take_queue_pair(id) else { return };
+        if self.saboteur.leaks() {
+            let _ = self.dma.allocate(1);
+        }
         let sizes = QueueSizes::default();
         if let Some(queue) = NamespaceQueue::new(&self.dma, pair, view, sizes) {
             workload.set_limits(queue.limits());

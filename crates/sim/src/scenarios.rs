@@ -3,6 +3,7 @@
 
 mod aborts;
 mod admin;
+mod canary;
 mod completions;
 mod events;
 mod honest;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Scenario> {
         memory::table(),
         owner::table(),
         power::table(),
+        canary::table(),
     ]
     .concat()
 }

@@ -17,6 +17,7 @@ use crate::function::{ControllerFunction, FunctionOptions};
 use crate::host::{Host, HostOptions, Work};
 use crate::medium::{MediumOptions, SimMedium};
 use crate::oracle::Oracle;
+use crate::planted::Planted;
 use crate::trace::Kind;
 use crate::workload::{Mix, Pieces, Profile, Workload};
 
@@ -39,6 +40,8 @@ pub struct WorldOptions {
     pub profile: Profile,
     /// Bytes of host memory that the device could be given.
     pub pool_bytes: usize,
+    /// A mistake in the host or the harness, made on purpose to see whether it is found.
+    pub planted: Option<Planted>,
 }
 
 /// A world.
@@ -74,9 +77,11 @@ pub struct Bounds {
 const PRIVATE_BYTES: usize = 256 << 10;
 /// Turns in one instant after which the world gives up.
 const TURNS_MAX: u32 = 20_000;
-/// A host that wants to be polled without a pause is polled this often, and less and less.
+/// Who wants to be called at once, again and again, is called this often, and less and less.
 const SPIN_MIN: Span = Span { ns: 500 };
 const SPIN_MAX: Span = Span::from_us(50);
+/// Nobody may want to be called at once for so long while nothing moves.
+const RESTLESS_MAX: Span = Span::from_ms(50);
 
 impl Default for WorldOptions {
     fn default() -> Self {
@@ -96,6 +101,7 @@ impl Default for WorldOptions {
                 pieces: Pieces::Whole,
             },
             pool_bytes: 16 << 20,
+            planted: None,
         }
     }
 }
@@ -110,6 +116,9 @@ impl World {
         let mut random = Random::new(options.seed);
         let evil = Evil::new(&options.plan, random.fork());
         let bus = Bus::new(options.pool_bytes, PRIVATE_BYTES, evil)?;
+        bus.with(|state| {
+            state.ignores_cut_off = options.planted == Some(Planted::CutOffIgnored);
+        });
         let medium = SimMedium::new(&bus, options.medium.clone(), random.fork());
         let function = ControllerFunction::new(&bus, &medium, &options.function)?;
         let device =
@@ -129,7 +138,8 @@ impl World {
     /// A host finds the device.
     pub fn attach(&mut self) -> Result<(), ControllerError> {
         self.host = None;
-        self.host = Some(Host::new(&self.bus, &self.device, self.options.host.clone())?);
+        let WorldOptions { host, planted, .. } = self.options.clone();
+        self.host = Some(Host::new(&self.bus, &self.device, host, planted)?);
         Ok(())
     }
 
@@ -156,7 +166,7 @@ impl World {
     ) -> Result<bool, Failure> {
         let deadline = self.bus.now().after(bound);
         let mut turns = 0;
-        let mut spin = SPIN_MIN;
+        let (mut spin, mut restless_since) = (SPIN_MIN, None);
         loop {
             let before = self.progress();
             self.turn(work);
@@ -168,7 +178,7 @@ impl World {
             }
             let now = self.bus.now();
             if self.progress() != before {
-                (turns, spin) = (turns + 1, SPIN_MIN);
+                (turns, spin, restless_since) = (turns + 1, SPIN_MIN, None);
                 if turns > TURNS_MAX {
                     return Err(Failure::Spinning { at: now, turns });
                 }
@@ -176,8 +186,13 @@ impl World {
             }
             let Some(wake) = self.wake_at() else { return Ok(false) };
             let wake = if wake > now {
+                restless_since = None;
                 wake
             } else {
+                let since = *restless_since.get_or_insert(now);
+                if now.since(since) > RESTLESS_MAX {
+                    return Err(Failure::Restless { who: self.restless(), since, at: now });
+                }
                 spin = Span { ns: (spin.ns * 2).min(SPIN_MAX.ns) };
                 now.after(spin)
             };
@@ -224,11 +239,16 @@ impl World {
         }
     }
 
+    /// Who wants to be called at once.
+    fn restless(&self) -> &'static str {
+        let is_due = |wake: Option<Instant>| wake.is_some_and(|wake| wake <= self.bus.now());
+        if is_due(self.device.wake_at().wake()) { "the device" } else { "the driver" }
+    }
+
     fn wake_at(&self) -> Option<Instant> {
         let device = self.device.wake_at();
         let host = self.host.as_ref().map_or(device, |host| host.wake_at());
-        let medium = if self.device.is_powered() { self.medium.wake_at() } else { Instant::NEVER };
-        let earliest = [device.wake(), host.wake(), Some(medium)].into_iter().flatten().min();
+        let earliest = [device.wake(), host.wake()].into_iter().flatten().min();
         earliest.filter(|wake| *wake != Instant::NEVER)
     }
 

@@ -30,6 +30,8 @@ pub struct View {
     inner_tail: u32,
     /// Up to where the controller believes that the host has read.
     inner_head: u32,
+    /// Up to where the host says that it has.
+    host_head: u32,
 }
 
 /// A completion that is held back.
@@ -229,12 +231,17 @@ impl Held {
 impl View {
     /// A ring that has just been created.
     pub fn new(depth: u32) -> Self {
-        Self { depth, tail: 0, phase: true, inner_tail: 0, inner_head: 0 }
+        Self { depth, tail: 0, phase: true, inner_tail: 0, inner_head: 0, host_head: 0 }
     }
 
     /// How many entries the ring has.
     pub fn depth(&self) -> u32 {
         self.depth
+    }
+
+    /// The host's head doorbell as it was rung last.
+    pub fn host_head(&self) -> u32 {
+        self.host_head
     }
 
     /// The controller has posted at `index`.
@@ -263,6 +270,7 @@ impl View {
         if head >= self.depth {
             return head;
         }
+        self.host_head = head;
         let unread = (self.tail + self.depth - head) % self.depth;
         let outstanding = (self.inner_tail + self.depth - self.inner_head) % self.depth;
         self.inner_head = (self.inner_tail + self.depth - unread.min(outstanding)) % self.depth;

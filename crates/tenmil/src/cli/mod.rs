@@ -67,7 +67,7 @@ impl Engines {
         Self {
             perf: |options, progress, watch| crate::perf::engine::run(options, progress, watch),
             identify: crate::emu::with_controller,
-            sim: |_, _| Err(Refused::machine("sim: no engine is built in")),
+            sim: crate::simulation::run,
         }
     }
 }
