@@ -357,9 +357,16 @@ impl<H: HostMemory> Queue<H> {
         for queue in &mut self.submissions {
             has_news |= queue.rest() && self.held.is_none();
         }
-        // The head matters only to a queue that waits for places; then its news is worth a turn.
-        let is_full = self.completion.room() as usize <= self.slots.taken();
-        (self.completion.rest() && is_full) || has_news
+        // The head matters only to a queue that waits for places; then it is taken over, and what
+        // room it makes is worth a turn.
+        let room = self.completion.room();
+        if self.completion.rest() && room as usize <= self.slots.taken() {
+            if self.completion.look(&self.doorbells).is_some() {
+                self.write(Letter::InvalidDoorbell(InvalidDoorbell::Value));
+            }
+            has_news |= self.completion.room() > room;
+        }
+        has_news
     }
 
     /// Errors are many and are dropped when there are too many; the rest is bounded by itself.

@@ -250,8 +250,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
     /// Tells the host up to where its doorbell has been seen, before the queue rests. True if the
     /// host has rung since: then it may not have rung the register, and the queue must not rest.
     pub(crate) fn rest(&mut self) -> bool {
-        let tail = self.tail;
-        self.doorbell.shadow.as_mut().is_some_and(|shadow| shadow.rest(tail))
+        self.doorbell.rest(self.tail)
     }
 }
 
@@ -370,8 +369,7 @@ impl<E: HostEntries> CompletionQueue<E> {
 
     /// As [`SubmissionQueue::rest`].
     pub(crate) fn rest(&mut self) -> bool {
-        let head = self.head;
-        self.doorbell.shadow.as_mut().is_some_and(|shadow| shadow.rest(head))
+        self.doorbell.rest(self.head)
     }
 }
 
@@ -416,18 +414,27 @@ impl<E: HostEntries> Shadow<E> {
         self.doorbell.load_u32(0).ok()
     }
 
-    fn rest(&mut self, seen: u32) -> bool {
+    fn rest(&mut self, seen: u32) -> Option<u32> {
         if self.told != Some(seen) {
             self.told = Some(seen);
             if self.event_index.store_u32(0, seen).is_err() {
-                return false;
+                return None;
             }
             // The host stores its doorbell and then looks at the event index; we store the event
             // index and then look at the doorbell. With a full barrier on both sides one of us sees
             // the other.
             fence(Ordering::SeqCst);
         }
-        self.load().is_some_and(|rung| rung != seen)
+        self.load().filter(|rung| *rung != seen)
+    }
+}
+
+impl<E: HostEntries> Source<E> {
+    /// Tells the host what has been seen. True if it has rung something else since, and not what
+    /// was refused already.
+    fn rest(&mut self, seen: u32) -> bool {
+        let rung = self.shadow.as_mut().and_then(|shadow| shadow.rest(seen));
+        rung.is_some() && rung != self.reported
     }
 }
 

@@ -173,6 +173,25 @@ fn a_full_queue_in_shadow_goes_on_when_its_head_moves() {
 }
 
 #[test]
+fn a_queue_in_shadow_rests_once_it_has_seen_everything_valid_or_not() {
+    let ram = ram();
+    let setup = Setup { cq_entries: 2, ..Setup::default() };
+    let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS));
+    rig.queue.set_shadow(Some(1), 0x7000, 0x7100).unwrap();
+    rig.queue.set_shadow(None, 0x7020, 0x7120).unwrap();
+    rig.push(io(IoOpcode::Read, 0, 1));
+    rig.fill(0x7000, &1_u32.to_le_bytes());
+    assert_eq!(rig.turn().posted, 1, "its only place is taken");
+    for (shadow, rung) in [(0x7020, 1_u32), (0x7020, 77), (0x7000, 99)] {
+        rig.fill(shadow, &rung.to_le_bytes());
+        let busy = (0..10).filter(|_| rig.turn().is_busy).count();
+        assert!(busy <= 2, "busy {busy} times after {rung} was rung at {shadow:#x}");
+    }
+    assert_eq!(rig.letters, [Letter::InvalidDoorbell(InvalidDoorbell::Value)]);
+    assert_eq!(rig.bytes(0x7120, 4), 1_u32.to_le_bytes(), "the host knows what was seen");
+}
+
+#[test]
 fn two_submission_queues_share_a_completion_queue_and_its_places() {
     let ram = ram();
     let setup = Setup { cq_entries: 4, ..Setup::default() };
