@@ -320,7 +320,8 @@ impl Course {
 
     fn must_all_succeed(&mut self, what: &str) -> Result<(), Failure> {
         let before = self.world.workload.counts();
-        let bound = self.world.bounds().recovery;
+        // Each request has its own bound; this one is for all of them, one after the other.
+        let bound = Span { ns: self.world.bounds().recovery.ns * 8 };
         if !self.world.run(Work::Submit, bound, |world| world.workload.is_done())? {
             return self.unanswered(bound);
         }

@@ -196,8 +196,8 @@ impl Device {
         let function = shared.function.as_ref().map_or(Instant::NEVER, |one| one.wake_at(now));
         Earliest::default()
             .or(posted.unwrap_or(Instant::NEVER))
-            .or(function.max(shared.asleep_until))
-            .or(self.bus.with(|state| state.evil.wake_at().min(state.late_wake_at())))
+            .or(function.min(self.bus.with(|state| state.late_wake_at())).max(shared.asleep_until))
+            .or(self.bus.with(|state| state.evil.wake_at()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {

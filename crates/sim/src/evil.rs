@@ -203,7 +203,8 @@ struct Site {
 
 impl Target {
     fn covers(&self, site: Site) -> bool {
-        let queue = self.queue == QueueKind::Any || self.queue == site.queue;
+        let is_any = |queue| queue == QueueKind::Any;
+        let queue = is_any(self.queue) || is_any(site.queue) || self.queue == site.queue;
         queue && (self.opcode.is_none() || self.opcode == site.opcode)
     }
 }

@@ -117,6 +117,8 @@ const PAGE: u32 = 4096;
 const OFFSET_UNIT: u64 = 64;
 const ANSWERS_MAX: usize = 64;
 const BLOCK_SIZE_MAX: u32 = 4096;
+/// Buffers of each size that are kept.
+const KEPT_MAX: usize = 2;
 
 impl Workload {
     /// A stream over blocks of `block_size` bytes.
@@ -466,8 +468,11 @@ impl Workload {
         }
     }
 
+    /// Some buffers are kept for the next request of their size; the others go back to the pool, so
+    /// that whoever touches them yet touches what is not mapped.
     fn give_back(&mut self, buffer: Buffer) {
-        self.free.entry(buffer.pages.len_bytes).or_default().push(buffer.pages);
+        let kept = self.free.entry(buffer.pages.len_bytes).or_default();
+        if kept.len() < KEPT_MAX { kept.push(buffer.pages) } else { self.dma.release(buffer.pages) }
     }
 }
 

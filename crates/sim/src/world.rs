@@ -100,7 +100,7 @@ impl Default for WorldOptions {
                 span: 128,
                 pieces: Pieces::Whole,
             },
-            pool_bytes: 16 << 20,
+            pool_bytes: 64 << 20,
             planted: None,
         }
     }
