@@ -8,7 +8,7 @@
 //! - [`register`] is what lies in a controller's BAR.
 //! - [`identify`] is what a controller and its namespaces say about themselves, [`log`] what has
 //!   happened to them, [`feature`] how they are set.
-//! - [`pointer`] and [`sgl`] say where data lie, [`protection`] how they are guarded, [`directive`]
+//! - [`mod@pointer`] and [`sgl`] say where data lie, [`protection`] how they are guarded, [`directive`]
 //!   where they are to be placed.
 //! - [`layout`] and [`typed`] declare structures and commands: each field once, with its place and
 //!   its meaning. Accessors, the tables that print them and the tests that flip every bit of them
