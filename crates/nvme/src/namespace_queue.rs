@@ -310,12 +310,10 @@ where
     }
 
     fn wake_at(&self) -> Instant {
-        let has_idle_parents = self.parents.has_unsent() && self.queue.in_flight() == 0;
-        if self.ready.is_empty() && !has_idle_parents {
-            self.queue.wake_at()
-        } else {
-            Instant::default()
-        }
+        // A child that could be sent, with no other in flight whose end would see to it.
+        let can_send = self.queue.standing() == Order::Run && self.queue.next_index().is_some();
+        let has_child = self.parents.has_unsent() && self.queue.in_flight() == 0 && can_send;
+        if self.ready.is_empty() && !has_child { self.queue.wake_at() } else { Instant::default() }
     }
 }
 

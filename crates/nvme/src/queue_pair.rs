@@ -269,10 +269,20 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     pub fn wake_at(&self) -> Instant {
         if self.cold.returning.is_some() || self.has_injected_answers() {
             Instant::default()
-        } else if self.slots.in_flight() > 0 {
+        } else if self.slots.in_flight() > 0 || self.is_held_up() {
             self.scan_at
         } else {
             Instant::NEVER
+        }
+    }
+
+    /// Whether it can take no command although none is in flight: it waits for an order, or all
+    /// identifiers are kept back until their Aborts have ended.
+    fn is_held_up(&self) -> bool {
+        match self.cold.standing {
+            Order::Run => self.slots.next_index().is_none(),
+            Order::Quiesce | Order::Freeze | Order::Release => true,
+            Order::Dead => false,
         }
     }
 

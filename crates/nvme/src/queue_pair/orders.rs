@@ -6,8 +6,8 @@ use super::completions::end_special;
 use super::{NEVER, Parents, QueuePair};
 use crate::link::{Order, order_in};
 
-/// How often a frozen queue with commands in flight wants to be polled.
-const FROZEN_PAUSE: Span = Span::from_ms(1);
+/// How often a queue that has been told not to run wants to be polled: for the next order.
+const ORDER_PAUSE: Span = Span::from_ms(1);
 
 impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     /// Adopts the order in force, unless it has been adopted already or parked commands are still
@@ -67,13 +67,14 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
                 self.answer_injected(answers, parents);
                 self.take_completions_slowly(answers, parents);
             }
-            // Nobody calls when the order changes: a look now and then, and not all the time.
-            Order::Freeze => self.scan_at = self.scan_at.max(now.after(FROZEN_PAUSE)),
+            Order::Freeze => {}
             Order::Release | Order::Dead => self.return_parked(answers, parents),
         }
         self.be_ordinary_if_so();
         if self.cold.standing != Order::Run {
             self.link.count(self.slots.in_flight());
+            // Nobody calls when the order changes: a look now and then, and not all the time.
+            self.scan_at = self.scan_at.max(now.after(ORDER_PAUSE));
         }
         room - answers.room()
     }

@@ -45,8 +45,12 @@ fn an_aborted_command_frees_its_identifier_once_the_abort_has_ended() {
     world.device.complete_next(0x07);
     assert_eq!(world.poll_at(at_ms(1000)), [(1, Outcome::ABORTED)]);
     assert_eq!(world.submit(2), Err(Full), "the abort could still hit this identifier");
+    let wake = world.queue.wake_at();
+    assert!(at_ms(1000) < wake && wake <= at_ms(1126), "its owner sleeps until {wake:?}");
+    world.poll_at(wake);
+    assert_eq!(world.submit(2), Err(Full), "it still could");
     world.controller.abort_ended(overdue);
-    world.poll_at(at_ms(2000));
+    world.poll_at(world.queue.wake_at());
     assert!(world.submit(2).is_ok());
 }
 
@@ -87,6 +91,8 @@ fn every_late_command_is_posted_in_its_turn() {
 #[test]
 fn an_idle_queue_has_no_reason_to_wake() {
     let mut world = World::plain(8);
+    assert_eq!(world.queue.wake_at(), Instant::default(), "there is an order to be adopted");
+    world.poll();
     assert_eq!(world.queue.wake_at(), Instant::NEVER);
     world.send(1);
     assert!(world.queue.wake_at() < Instant::NEVER);

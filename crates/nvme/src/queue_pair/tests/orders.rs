@@ -139,16 +139,23 @@ fn a_dead_queue_answers_what_it_has_and_takes_nothing() {
 }
 
 #[test]
-fn a_frozen_queue_with_commands_in_it_is_polled_now_and_then() {
-    let mut world = World::plain(8);
-    world.send(1);
-    world.controller.give(Order::Freeze);
-    for ms in [1, 5_000, 3_600_000] {
-        assert_eq!(world.poll_at(at_ms(ms)), []);
-        let wake = world.queue.wake_at();
-        assert!(wake > at_ms(ms), "at {ms} ms it wants to be called at once");
+fn a_queue_that_waits_for_an_order_is_polled_now_and_then() {
+    for (order, has_commands) in
+        [(Order::Freeze, true), (Order::Freeze, false), (Order::Release, false)]
+    {
+        let mut world = World::plain(8);
+        if has_commands {
+            world.send(1);
+        }
+        world.controller.give(order);
+        for ms in [1, 5_000, 3_600_000] {
+            assert_eq!(world.poll_at(at_ms(ms)), []);
+            let wake = world.queue.wake_at();
+            let soon = at_ms(ms).ns < wake.ns && wake <= at_ms(ms + 1);
+            assert!(soon, "{order:?}, {has_commands}: at {ms} ms it wants {wake:?}");
+        }
+        world.controller.give(Order::Dead);
+        world.poll_at(at_ms(3_600_001));
+        assert_eq!(world.queue.wake_at(), Instant::NEVER);
     }
-    world.controller.give(Order::Release);
-    assert_eq!(world.poll_at(at_ms(3_600_001)), [(1, Outcome::ABORTED_BY_HOST)]);
-    assert_eq!(world.queue.wake_at(), Instant::NEVER);
 }
