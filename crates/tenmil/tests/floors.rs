@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 10] = [
+const FLOORS: [(&str, u32); 11] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),
@@ -17,6 +17,7 @@ const FLOORS: [(&str, u32); 10] = [
     ("tenmil-dma", 1),
     ("tenmil-host", 1),
     ("tenmil-sim", 2),
+    ("tenmil-reactor", 2),
     ("tenmil-block", 3),
     ("tenmil", 6),
     ("tenmil-fuzz", 7),

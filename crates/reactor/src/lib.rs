@@ -1,0 +1,3 @@
+//! Threads that turn: poll while busy, sleep while idle.
+
+#![forbid(unsafe_code)]
