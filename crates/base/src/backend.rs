@@ -1,7 +1,7 @@
 //! The seam every block device stands behind.
 
 use crate::request::Operation;
-use crate::{Answers, Instant, Request, Segment};
+use crate::{Answers, Instant, Request, Segment, WakeSource};
 
 /// A block device as seen by one thread: the one trait that backends implement, and the one dynamic
 /// call on the way of an I/O. Both of its hot calls take batches, so its price is paid per batch.
@@ -36,6 +36,26 @@ pub trait Backend: Send {
     fn wake_at(&self) -> Instant {
         Instant::NEVER
     }
+
+    /// What wakes a thread that sleeps while this backend owes an answer. Constant for as long as
+    /// the backend lives.
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Nothing
+    }
+
+    /// Gets ready for a sleep of its thread: makes everything submitted visible, has the wake source
+    /// signal from now on, and looks once more. True if there is an answer to be polled, or one may
+    /// come that wakes nobody: then the thread must not sleep. False if whatever comes from now on
+    /// wakes it.
+    ///
+    /// Without a wake source of its own a backend keeps its thread awake.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// The thread is awake again and polls: the wake source need not signal. Also called if `arm`
+    /// was and the thread has not slept.
+    fn disarm(&mut self) {}
 }
 
 /// How often doorbells were rung.

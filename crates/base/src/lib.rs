@@ -12,6 +12,8 @@
 //! | [`Dma`], [`SubmissionRing`], [`CompletionRing`] | the host's | memory a controller can reach |
 //! | [`HostMemory`], [`HostEntries`] | a controller's | the host it serves |
 //! | [`Interrupts`] | a controller's | the vectors of its host |
+//! | [`Vector`] | the host's | a vector to sleep on |
+//! | [`Wake`] | anyone's | the other side, which may sleep |
 //! | [`Memory`] | anyone's | bytes behind segments |
 //! | [`Backend`], [`Medium`] | everyone's | a block device; the only dynamic dispatch of an I/O |
 //!
@@ -28,6 +30,7 @@ mod memory;
 mod random;
 mod request;
 mod time;
+mod wake;
 
 pub use backend::{Backend, DoorbellCounts, Durability, Limits, Medium, Support};
 pub use blame::Blame;
@@ -41,3 +44,4 @@ pub use memory::{Memory, NoSuchMemory, RegionId, Segment};
 pub use random::Random;
 pub use request::{Answer, Answers, Flags, Operation, Outcome, Request};
 pub use time::{Instant, Span};
+pub use wake::{Vector, Wake, WakeSource};
