@@ -8,6 +8,9 @@
 //! | [`environment`] | what a number was measured on, and what would make it better |
 //! | [`event`] | interrupt vectors that are event descriptors |
 //! | [`signal`] | Ctrl-C as a flag |
+//! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
+//! | [`watch`] | waiting for many descriptors, off the data path |
+//! | [`process`] | what this process has used |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
 //! # Unsafe
@@ -28,12 +31,16 @@ pub mod engine;
 pub mod environment;
 pub mod event;
 pub mod file;
+pub mod local_socket;
 pub mod machine;
+pub mod process;
 mod random;
+pub mod runtime_directory;
 pub mod signal;
 pub mod thread;
 mod uring;
 mod vectored;
+pub mod watch;
 mod workers;
 
 pub use clock::Clock;

@@ -1,0 +1,346 @@
+//! Sockets between processes of one machine, which know who is at the other end.
+//!
+//! A listener's socket has mode 0600 and appears under its name only when it listens already; it is
+//! gone when the listener is dropped. Nothing here blocks, except to [`Connection::connect`] and to
+//! [`Connection::wait`], which have a limit.
+
+use std::fs::Permissions;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::Span;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::runtime_directory::RuntimeDirectory;
+
+/// A socket that processes of this machine may connect to.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// So that only our own file is taken away at the end.
+    inode: (u64, u64),
+}
+
+/// A stream between two processes.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+}
+
+/// Who is at the other end, in the kernel's words: as of the moment it connected, or listened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number; 0 if it lives where its number cannot be seen from here.
+    pub pid: u32,
+    /// The user it acts for.
+    pub uid: u32,
+    /// The group it acts for.
+    pub gid: u32,
+}
+
+/// What there was to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    Nothing,
+    /// Nothing, and there will never be more.
+    End,
+}
+
+impl Listener {
+    /// Listens as process `pid` in `directory`. What a dead process of the same number left is
+    /// replaced.
+    ///
+    /// `AddrInUse` if one listens there that is alive.
+    pub fn bind(directory: &RuntimeDirectory, pid: u32) -> io::Result<Self> {
+        let path = directory.socket_of(pid);
+        if directory.sweep(pid) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let unnamed = directory.path().join(format!(".{pid}"));
+        match std::fs::remove_file(&unnamed) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let socket = UnixListener::bind(&unnamed)?;
+        let prepared = prepare(&socket, &unnamed)
+            .and_then(|inode| std::fs::rename(&unnamed, &path).map(|()| inode));
+        match prepared {
+            Ok(inode) => Ok(Self { socket, path, inode }),
+            Err(error) => {
+                // The first error says more than this one could.
+                let _ = std::fs::remove_file(&unnamed);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next connection, if somebody wants one.
+    pub fn accept(&self) -> io::Result<Option<Connection>> {
+        loop {
+            match self.socket.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    return Ok(Some(Connection { stream }));
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(None),
+                    // Whoever wanted it has gone again.
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+}
+
+/// Closes the socket to everybody else and gives the identity of its file.
+fn prepare(socket: &UnixListener, path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    socket.set_nonblocking(true)?;
+    identity(path)
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|inode| inode == self.inode) {
+            // Without its listener the socket is dead, and the next one to look takes it away.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Connection {
+    /// Connects to the socket at `path`. Waits for `patience` where more have connected than the
+    /// other side has accepted; then it is `WouldBlock`.
+    pub fn connect(path: &Path, patience: Span) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // Of zero the kernel makes "for ever", below a microsecond it makes zero.
+        let patience = Duration::from_nanos(patience.ns.max(1_000_000));
+        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+        connect(&socket, &address)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream })
+    }
+
+    /// Two ends of one stream.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = UnixStream::pair()?;
+        one.set_nonblocking(true)?;
+        other.set_nonblocking(true)?;
+        Ok((Self { stream: one }, Self { stream: other }))
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> io::Result<Peer> {
+        let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len_bytes = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
+        // SAFETY: the descriptor is open as long as `self`; `found` is a plain structure of
+        // `len_bytes` bytes, of which the kernel writes no more, and any bits are a value of it.
+        let result = unsafe {
+            libc::getsockopt(
+                self.stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut len_bytes,
+            )
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Peer { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
+    }
+
+    /// Takes what has come, up to the length of `into`.
+    pub fn receive(&self, into: &mut [u8]) -> io::Result<Received> {
+        loop {
+            return match (&self.stream).read(into) {
+                Ok(0) => Ok(Received::End),
+                Ok(count) => Ok(Received::Bytes(count)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => Ok(Received::Nothing),
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::ConnectionReset => Ok(Received::End),
+                    _ => Err(error),
+                },
+            };
+        }
+    }
+
+    /// Sends as much of `bytes` as there is room for, and says how much that was.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            return match (&self.stream).write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                sent => sent,
+            };
+        }
+    }
+
+    /// Waits until there is something to receive or, with `room`, to send into, but not longer than
+    /// `timeout`. Says whether there is.
+    pub fn wait(&self, room: bool, timeout: Span) -> io::Result<bool> {
+        let room = if room { PollFlags::OUT } else { PollFlags::empty() };
+        let mut entries = [PollFd::new(&self.stream, PollFlags::IN | room)];
+        let timeout = Timespec {
+            tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
+        };
+        match poll(&mut entries, Some(&timeout)) {
+            Ok(count) => Ok(count > 0),
+            // A signal handler ran: as good a reason to look around as any.
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixListener;
+
+    use base::Span;
+
+    use super::{Connection, Listener, Received};
+    use crate::runtime_directory::{RuntimeDirectory, uid};
+
+    const PATIENCE: Span = Span::from_secs(10);
+
+    fn directory() -> (tempfile::TempDir, RuntimeDirectory) {
+        let root = tempfile::tempdir().unwrap();
+        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        (root, directory)
+    }
+
+    #[test]
+    fn both_ends_know_each_other_and_bytes_arrive() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        assert!(listener.accept().unwrap().is_none(), "nobody wants one");
+        let client = Connection::connect(listener.path(), PATIENCE).unwrap();
+        let server = listener.accept().unwrap().unwrap();
+        for end in [&client, &server] {
+            let peer = end.peer().unwrap();
+            assert_eq!((peer.pid, peer.uid), (std::process::id(), uid()));
+        }
+        let mut bytes = [0; 8];
+        assert_eq!(server.receive(&mut bytes).unwrap(), Received::Nothing);
+        assert!(!server.wait(false, Span::default()).unwrap());
+        assert_eq!(client.send(b"words").unwrap(), 5);
+        assert!(server.wait(false, PATIENCE).unwrap());
+        assert_eq!(server.receive(&mut bytes).unwrap(), Received::Bytes(5));
+        assert_eq!(&bytes[..5], b"words");
+        drop(client);
+        assert_eq!(server.receive(&mut bytes).unwrap(), Received::End);
+        assert!(server.send(b"gone").is_err());
+    }
+
+    #[test]
+    fn a_stream_that_nobody_reads_takes_no_more_and_does_not_wait() {
+        let (one, other) = Connection::pair().unwrap();
+        while one.send(&[7; 65_536]).unwrap() > 0 {}
+        assert!(!one.wait(true, Span::default()).unwrap(), "no room");
+        while !matches!(other.receive(&mut [0; 65_536]).unwrap(), Received::Nothing) {}
+        assert!(one.wait(true, PATIENCE).unwrap());
+    }
+
+    #[test]
+    fn a_socket_is_its_owners_alone_and_gone_with_its_listener() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        let path = directory.socket_of(4);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing beside");
+        drop(listener);
+        assert!(!path.exists());
+        let refused = Connection::connect(&path, PATIENCE).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_living_keep_their_socket_and_the_dead_do_not() {
+        let (_root, directory) = directory();
+        let first = Listener::bind(&directory, 4).unwrap();
+        let refused = Listener::bind(&directory, 4).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        // One that died without a word, in the middle of its start or after it.
+        drop(UnixListener::bind(directory.socket_of(4)).unwrap());
+        drop(UnixListener::bind(directory.path().join(".4")).unwrap());
+        let next = Listener::bind(&directory, 4).unwrap();
+        Connection::connect(next.path(), PATIENCE).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_took_the_place_of_the_socket_is_left_alone() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        let path = listener.path().to_owned();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "not ours").unwrap();
+        drop(listener);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "not ours");
+    }
+
+    #[test]
+    fn a_listener_that_accepts_nobody_does_not_hold_a_client_for_ever() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match Connection::connect(listener.path(), Span::from_ms(1)) {
+                Ok(connection) => waiting.push(connection),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(waiting.len() > 16, "{}", waiting.len());
+        assert!(directory.sweep(4), "busy is alive");
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_refused() {
+        let (_root, directory) = directory();
+        let long = RuntimeDirectory::at(directory.path().join("x".repeat(120))).unwrap();
+        let refused = Listener::bind(&long, 4).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+    }
+}

@@ -1,0 +1,122 @@
+//! What this process has used of the machine.
+
+use base::Span;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use crate::machine::Machine;
+
+/// What a process has used until now. What could not be found out is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Time on processors, of all threads.
+    pub processor_time: Span,
+    /// Since it was started.
+    pub age: Option<Span>,
+    /// Memory that is in use now.
+    pub resident_bytes: Option<u64>,
+    /// The most memory that was in use at once.
+    pub resident_max_bytes: Option<u64>,
+    /// Open descriptors.
+    pub descriptors: Option<u64>,
+    /// Threads.
+    pub threads: Option<u64>,
+}
+
+impl Usage {
+    /// Looks at this process. Reads a few files; not for the way of an I/O.
+    pub fn read() -> Self {
+        let descriptors = std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count);
+        Self {
+            processor_time: time(ClockId::ProcessCPUTime),
+            // The directory itself was open while it was counted.
+            descriptors: descriptors.map(|count| count as u64 - 1),
+            ..Self::of(&Machine::this(), time(ClockId::Boottime))
+        }
+    }
+
+    /// What the kernel's files say, `now` after it was started.
+    fn of(machine: &Machine, now: Span) -> Self {
+        let status = machine.text("proc/self/status").unwrap_or_default();
+        let kib = |key| Some(field(&status, key)?.saturating_mul(1024));
+        Self {
+            age: started(machine).map(|start| Span { ns: now.ns.saturating_sub(start.ns) }),
+            resident_bytes: kib("VmRSS"),
+            resident_max_bytes: kib("VmHWM"),
+            threads: field(&status, "Threads"),
+            ..Self::default()
+        }
+    }
+}
+
+/// The words that process `pid` was started with, as far as we may know.
+pub fn command_line(pid: u32) -> Option<Vec<String>> {
+    words(&Machine::this(), pid)
+}
+
+fn words(machine: &Machine, pid: u32) -> Option<Vec<String>> {
+    let text = machine.text(&format!("proc/{pid}/cmdline"))?;
+    let words = text.strip_suffix('\0').unwrap_or(&text).split('\0');
+    Some(words.map(str::to_owned).collect())
+}
+
+/// When the process was started, after the machine was: proc_pid_stat(5), field 22, in ticks of
+/// which the kernel promises 100 a second. The second field is a name that may hold anything.
+fn started(machine: &Machine) -> Option<Span> {
+    const AFTER_NAME: usize = 22 - 3;
+    const TICK_NS: u64 = 10_000_000;
+    let text = machine.text("proc/self/stat")?;
+    let ticks: u64 = text.rsplit_once(')')?.1.split_whitespace().nth(AFTER_NAME)?.parse().ok()?;
+    Some(Span { ns: ticks.saturating_mul(TICK_NS) })
+}
+
+/// The number after a key: `VmRSS:     1234 kB`.
+fn field(status: &str, key: &str) -> Option<u64> {
+    let mut pairs = status.lines().filter_map(|line| line.split_once(':'));
+    pairs.find(|(name, _)| *name == key)?.1.split_whitespace().next()?.parse().ok()
+}
+
+fn time(clock: ClockId) -> Span {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
+    let whole = u64::try_from(tv_sec).unwrap_or(0).saturating_mul(1_000_000_000);
+    Span { ns: whole + u64::try_from(tv_nsec).unwrap_or(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Span;
+
+    use super::{Usage, command_line, words};
+    use crate::machine::tests::made_of;
+
+    #[test]
+    fn the_files_of_the_kernel_are_read() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 0 0 0 5 6 0 0 20 0 4 0 3000 999 88";
+        let (_root, machine) = made_of(&[
+            ("proc/self/stat", stat),
+            ("proc/self/status", "Name:\ta\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\nThreads:\t4\n"),
+            ("proc/9/cmdline", "tenmil\0perf\0\0-t\0"),
+        ]);
+        let usage = Usage::of(&machine, Span::from_secs(50));
+        assert_eq!(usage.age, Some(Span::from_secs(20)));
+        assert_eq!(usage.resident_bytes, Some(200 * 1024));
+        assert_eq!(usage.resident_max_bytes, Some(300 * 1024));
+        assert_eq!(usage.threads, Some(4));
+        assert_eq!(words(&machine, 9).unwrap(), ["tenmil", "perf", "", "-t"]);
+        assert_eq!(words(&machine, 8), None);
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_known() {
+        let (_root, machine) = made_of(&[]);
+        assert_eq!(Usage::of(&machine, Span::from_secs(1)), Usage::default());
+    }
+
+    #[test]
+    fn this_process_uses_something() {
+        let usage = Usage::read();
+        assert!(usage.processor_time > Span::default());
+        assert!(usage.age.is_some() && usage.resident_bytes > Some(0));
+        assert!(usage.threads >= Some(1) && usage.descriptors >= Some(3));
+        assert!(!command_line(std::process::id()).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,140 @@
+//! Waiting for many descriptors at once, for threads off the data path.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use base::Span;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+/// A set of descriptors that a thread can wait for. Each has a token to be known by.
+///
+/// Level-triggered: what is not taken is reported again. A descriptor that is closed leaves the set.
+pub struct Watch {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+/// A descriptor that wants attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Its token.
+    pub token: u64,
+    /// There is something to receive, or the other side has gone.
+    pub readable: bool,
+    /// There is room to send into, or the other side has gone.
+    pub writable: bool,
+}
+
+/// What to wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interest {
+    /// Something to receive.
+    pub readable: bool,
+    /// Room to send into.
+    pub writable: bool,
+}
+
+/// As many are reported at once; the rest the next time.
+const REPORTED_MAX: usize = 64;
+
+impl Watch {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { epoll, events: Vec::with_capacity(REPORTED_MAX) })
+    }
+
+    /// Puts a descriptor into the set.
+    pub fn add(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::add(&self.epoll, descriptor, data, flags(interest))?)
+    }
+
+    /// Waits for something else of a descriptor in the set.
+    pub fn change(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::modify(&self.epoll, descriptor, data, flags(interest))?)
+    }
+
+    /// Waits until a descriptor wants attention or `timeout` has passed; without one, for as long
+    /// as it takes. A signal handler that ran ends the wait too.
+    pub fn wait(&mut self, timeout: Option<Span>) -> io::Result<impl Iterator<Item = Ready>> {
+        self.events.clear();
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
+        });
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(self.events.iter().map(ready)),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+fn flags(interest: Interest) -> epoll::EventFlags {
+    let mut flags = epoll::EventFlags::empty();
+    flags.set(epoll::EventFlags::IN | epoll::EventFlags::RDHUP, interest.readable);
+    flags.set(epoll::EventFlags::OUT, interest.writable);
+    flags
+}
+
+fn ready(event: &epoll::Event) -> Ready {
+    use epoll::EventFlags as Flags;
+    let found = event.flags;
+    let over = found.intersects(Flags::HUP | Flags::ERR);
+    Ready {
+        token: event.data.u64(),
+        readable: over || found.intersects(Flags::IN | Flags::RDHUP),
+        writable: over || found.contains(Flags::OUT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Interrupts, Span};
+
+    use super::{Interest, Ready, Watch};
+    use crate::EventVectors;
+    use crate::local_socket::Connection;
+
+    const READABLE: Interest = Interest { readable: true, writable: false };
+    const WRITABLE: Interest = Interest { readable: false, writable: true };
+    const NOTHING: Interest = Interest { readable: false, writable: false };
+
+    fn found(watch: &mut Watch, timeout: Option<Span>) -> Vec<Ready> {
+        watch.wait(timeout).unwrap().collect()
+    }
+
+    #[test]
+    fn what_is_ready_is_reported_by_its_token_until_it_is_taken() {
+        let mut vectors = EventVectors::new(2).unwrap();
+        let mut watch = Watch::new().unwrap();
+        watch.add(vectors.descriptor(0).unwrap(), 7, READABLE).unwrap();
+        watch.add(vectors.descriptor(1).unwrap(), 9, READABLE).unwrap();
+        assert_eq!(found(&mut watch, Some(Span::default())), []);
+        vectors.raise(1);
+        let ready = Ready { token: 9, readable: true, writable: false };
+        assert_eq!(found(&mut watch, None), [ready]);
+        assert_eq!(found(&mut watch, None), [ready]);
+        vectors.clear(1);
+        assert_eq!(found(&mut watch, Some(Span::from_us(10))), []);
+    }
+
+    #[test]
+    fn only_what_is_asked_for_is_reported() {
+        let (one, other) = Connection::pair().unwrap();
+        let mut watch = Watch::new().unwrap();
+        watch.add(&one, 1, WRITABLE).unwrap();
+        other.send(b"x").unwrap();
+        assert_eq!(found(&mut watch, None), [Ready { token: 1, readable: false, writable: true }]);
+        watch.change(&one, 1, NOTHING).unwrap();
+        assert_eq!(found(&mut watch, Some(Span::default())), []);
+        drop(other);
+        let over = Ready { token: 1, readable: true, writable: true };
+        assert_eq!(found(&mut watch, None), [over], "an end is always reported");
+        drop(one);
+        assert_eq!(found(&mut watch, Some(Span::default())), []);
+    }
+}
