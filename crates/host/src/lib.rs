@@ -7,10 +7,9 @@
 //! | [`thread`] | a named thread on a processor of its own, and how it ends |
 //! | [`environment`] | what a number was measured on, and what would make it better |
 //! | [`event`] | interrupt vectors that are event descriptors |
+//! | [`mod@mailbox`], [`bell`] | messages between threads, and how a thread sleeps without missing one |
+//! | [`turn`] | the loop that reads the clock and blocks, around turns that do neither |
 //! | [`signal`] | Ctrl-C as a flag |
-//! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
-//! | [`watch`] | waiting for many descriptors, off the data path |
-//! | [`process`] | what this process has used |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
 //! # Unsafe
@@ -24,6 +23,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "this is the crate that may: see clippy.toml")]
 
+mod barrier;
+pub mod bell;
 pub mod cgroup;
 pub mod clock;
 pub mod cores;
@@ -31,22 +32,24 @@ pub mod engine;
 pub mod environment;
 pub mod event;
 pub mod file;
-pub mod local_socket;
 pub mod machine;
-pub mod process;
+pub mod mailbox;
 mod random;
-pub mod runtime_directory;
 pub mod signal;
+mod sync;
 pub mod thread;
+pub mod turn;
 mod uring;
 mod vectored;
-pub mod watch;
 mod workers;
 
+pub use bell::{Bell, Sleeper, Sources};
 pub use clock::Clock;
 pub use cores::Cores;
 pub use environment::Environment;
 pub use event::EventVectors;
+pub use mailbox::{Receiver, Sender, mailbox};
 pub use random::random_seed;
 pub use rustix::io::Errno;
 pub use thread::{Stop, Thread};
+pub use turn::{Turn, Wait};

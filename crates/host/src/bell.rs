@@ -1,0 +1,166 @@
+//! How a thread that polls goes to sleep without missing anything, and how it is woken.
+//!
+//! A [`Sleeper`] belongs to the thread that sleeps; a [`Bell`] to everybody who has something for
+//! it. While the sleeper polls, ringing costs one load. To sleep it announces that, looks at all its
+//! sources once more, and blocks:
+//!
+//! ```text
+//!   announce --> look again --> work: cancel
+//!                          \--> none: block --> a bell, a descriptor, or the deadline
+//! ```
+//!
+//! Why no wake-up is lost is said, and checked, in `bell/handshake.rs`.
+
+mod epoll;
+mod handshake;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use base::Span;
+use rustix::event::epoll::EventFlags;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use self::epoll::{Epoll, Found};
+use self::handshake::Handshake;
+pub use crate::barrier::Barrier;
+
+/// The end of a thread that sleeps. It may be handed to another thread between sleeps.
+pub struct Sleeper {
+    shared: Arc<Shared>,
+    sources: Sources,
+    found: Found,
+    /// The kernel refused the barrier of this announcement.
+    unordered: bool,
+}
+
+/// The end of those who wake. Clones wake the same sleeper.
+#[derive(Clone, Debug)]
+pub struct Bell(Arc<Shared>);
+
+/// The descriptors that end a sleep. Clones belong to the same sleeper, and may be used from any
+/// thread.
+#[derive(Clone, Debug)]
+pub struct Sources(Arc<Epoll>);
+
+/// The flag is on a pair of cache lines of its own, so that only a sleep makes ringing dear.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Shared {
+    handshake: Handshake,
+    event: OwnedFd,
+}
+
+/// The token of the bell itself.
+const BELL: u64 = u64::MAX;
+
+/// How long a sleep lasts at most if the kernel, which granted the barrier at first, refuses it now:
+/// a bell that was missed for that is heard so much later.
+const UNORDERED_MAX: Span = Span::from_ms(1);
+
+impl Sleeper {
+    /// A sleeper with the cheapest barrier that the kernel grants. Takes two descriptors.
+    pub fn new() -> io::Result<Self> {
+        Self::with_barrier(Barrier::detect())
+    }
+
+    /// A sleeper that does not ask the kernel for barriers: rings cost a full fence.
+    pub fn with_fences() -> io::Result<Self> {
+        Self::with_barrier(Barrier::Fences)
+    }
+
+    fn with_barrier(barrier: Barrier) -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = Epoll::new()?;
+        // By the edge every write is an event and the count need not be read: it would take
+        // 2^64 sleeps to overflow.
+        epoll.add(&event, BELL, EventFlags::IN | EventFlags::ET)?;
+        let shared = Arc::new(Shared { handshake: Handshake::new(barrier), event });
+        let sources = Sources(Arc::new(epoll));
+        Ok(Self { shared, sources, found: Found::nothing(), unordered: false })
+    }
+
+    /// A bell that wakes this sleeper.
+    pub fn bell(&self) -> Bell {
+        Bell(Arc::clone(&self.shared))
+    }
+
+    /// The descriptors that end its sleep.
+    pub fn sources(&self) -> Sources {
+        self.sources.clone()
+    }
+
+    /// What orders rings and sleeps.
+    pub fn barrier(&self) -> Barrier {
+        self.shared.handshake.barrier()
+    }
+
+    /// Says that the thread is going to sleep. Afterwards look at every source once more: what was
+    /// stored before a [`Bell::ring`] that did nothing can be seen now. Then [`block`](Self::block),
+    /// or [`cancel`](Self::cancel) if there is work.
+    pub fn announce(&mut self) {
+        self.unordered = !self.shared.handshake.announce();
+    }
+
+    /// Takes the announcement back. A ring that came meanwhile ends the next sleep at once.
+    pub fn cancel(&mut self) {
+        self.shared.handshake.withdraw();
+    }
+
+    /// Sleeps until a bell rings, a descriptor is ready, or `at_most` has passed, and appends the
+    /// tokens of ready descriptors to `ready`. May end for no reason; never ends without one of the
+    /// three having had its chance. Says whether the bell rang.
+    pub fn block(&mut self, at_most: Span, ready: &mut Vec<u64>) -> bool {
+        let at_most = if self.unordered { at_most.min(UNORDERED_MAX) } else { at_most };
+        self.sources.0.wait(at_most, &mut self.found);
+        self.shared.handshake.withdraw();
+        let mut rang = false;
+        for token in self.found.tokens() {
+            if token == BELL {
+                rang = true;
+            } else {
+                ready.push(token);
+            }
+        }
+        rang
+    }
+}
+
+impl Bell {
+    /// To be called after a store that the sleeper should see. Costs a load while it polls, and the
+    /// first ring of a sleep a system call.
+    #[inline]
+    pub fn ring(&self) {
+        if self.0.handshake.claim() {
+            self.0.wake();
+        }
+    }
+}
+
+impl Shared {
+    #[cold]
+    fn wake(&self) {
+        let written = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        debug_assert!(matches!(written, Ok(8) | Err(Errno::AGAIN)), "{written:?}");
+    }
+}
+
+impl Sources {
+    /// Makes a descriptor end sleeps while it is readable, with a token for [`Sleeper::block`]. One
+    /// who waits for more than that adds an epoll instance of their own.
+    ///
+    /// The token `u64::MAX` is the bell's, and refused.
+    pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        if token == BELL {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.0.add(source, token, EventFlags::IN)
+    }
+
+    /// Forgets a descriptor. To be called before it is closed.
+    pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
+        self.0.remove(source)
+    }
+}
