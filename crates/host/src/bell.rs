@@ -26,12 +26,14 @@ use rustix::io::Errno;
 use self::epoll::{Epoll, Found};
 use self::handshake::Handshake;
 pub use crate::barrier::Barrier;
+use crate::sync;
 
 /// The end of a thread that sleeps. It may be handed to another thread between sleeps.
 pub struct Sleeper {
     shared: Arc<Shared>,
     sources: Sources,
     found: Found,
+    barrier: Barrier,
     /// The kernel refused the barrier of this announcement.
     unordered: bool,
 }
@@ -79,7 +81,7 @@ impl Sleeper {
         epoll.add(&event, BELL, EventFlags::IN | EventFlags::ET)?;
         let shared = Arc::new(Shared { handshake: Handshake::new(barrier), event });
         let sources = Sources(Arc::new(epoll));
-        Ok(Self { shared, sources, found: Found::nothing(), unordered: false })
+        Ok(Self { shared, sources, found: Found::nothing(), barrier, unordered: false })
     }
 
     /// A bell that wakes this sleeper.
@@ -94,7 +96,7 @@ impl Sleeper {
 
     /// What orders rings and sleeps.
     pub fn barrier(&self) -> Barrier {
-        self.shared.handshake.barrier()
+        self.barrier
     }
 
     /// Says that the thread is going to sleep. Afterwards look at every source once more: what was

@@ -10,6 +10,9 @@
 //! | [`mod@mailbox`], [`bell`] | messages between threads, and how a thread sleeps without missing one |
 //! | [`turn`] | the loop that reads the clock and blocks, around turns that do neither |
 //! | [`signal`] | Ctrl-C as a flag |
+//! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
+//! | [`watch`] | waiting for many descriptors, off the data path |
+//! | [`process`] | what this process has used |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
 //! # Unsafe
@@ -32,15 +35,21 @@ pub mod engine;
 pub mod environment;
 pub mod event;
 pub mod file;
+pub mod local_socket;
 pub mod machine;
 pub mod mailbox;
+#[cfg(test)]
+mod model;
+pub mod process;
 mod random;
+pub mod runtime_directory;
 pub mod signal;
 mod sync;
 pub mod thread;
 pub mod turn;
 mod uring;
 mod vectored;
+pub mod watch;
 mod workers;
 
 pub use bell::{Bell, Sleeper, Sources};

@@ -9,6 +9,8 @@
 
 mod ring;
 
+use crate::sync;
+
 pub use ring::{Receiver, Sender, mailbox};
 
 const _: () = assert!(Sender::<[u64; 3]>::SLOT_BYTES == 32, "two messages of 24 bytes to a line");

@@ -11,7 +11,7 @@
 //! Either the load comes late enough to see the flag, or the message was stored early enough to be
 //! seen. Both may happen; then a wake-up is one too many and harms nobody.
 
-use super::super::sync::{AtomicBool, Barrier, Ordering};
+use super::sync::{AtomicBool, Barrier, Ordering};
 
 /// The flag of one sleeper.
 #[derive(Debug)]
@@ -23,10 +23,6 @@ pub(crate) struct Handshake {
 impl Handshake {
     pub(crate) fn new(barrier: Barrier) -> Self {
         Self { asleep: AtomicBool::new(false), barrier }
-    }
-
-    pub(crate) fn barrier(&self) -> Barrier {
-        self.barrier
     }
 
     /// The sleeper says that it is going to block. What was stored before a

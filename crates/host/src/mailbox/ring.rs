@@ -17,7 +17,7 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 
-use super::super::sync::{Arc, AtomicU64, Ordering, UnsafeCell};
+use super::sync::{Arc, AtomicU64, Ordering, UnsafeCell};
 
 /// The end of a mailbox that messages are put into. Clones put into the same mailbox.
 pub struct Sender<M> {
