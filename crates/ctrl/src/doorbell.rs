@@ -12,6 +12,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use base::Wake;
+
 /// The doorbells of one controller, shared with the host that rings them.
 #[derive(Debug)]
 pub struct DoorbellPage {
@@ -27,12 +29,14 @@ struct Pair {
     head: AtomicU32,
 }
 
-/// One doorbell, resolved once: ringing it looks nothing up but a bound.
+/// One doorbell, resolved once: ringing it looks nothing up but a bound. If the device's thread may
+/// sleep, `W` wakes it.
 #[derive(Clone, Debug)]
-pub struct SharedDoorbell {
+pub struct SharedDoorbell<W = ()> {
     page: Arc<DoorbellPage>,
     /// `2 × qid`, plus one for a completion queue.
     index: usize,
+    device: W,
 }
 
 /// CAP.DSTRD: doorbells are `4 << STRIDE` bytes apart (Base 2.1 §3.1.4.1).
@@ -91,17 +95,19 @@ impl DoorbellPage {
     }
 }
 
-impl SharedDoorbell {
-    /// Doorbell `index` of `page`; one that does not exist is rung in vain.
-    pub fn new(page: Arc<DoorbellPage>, index: usize) -> Self {
-        Self { page, index }
+impl<W> SharedDoorbell<W> {
+    /// Doorbell `index` of `page`, whose device is woken by `device`; one that does not exist is
+    /// rung in vain.
+    pub fn new(page: Arc<DoorbellPage>, index: usize, device: W) -> Self {
+        Self { page, index, device }
     }
 }
 
-impl base::Doorbell for SharedDoorbell {
+impl<W: Wake> base::Doorbell for SharedDoorbell<W> {
     #[inline]
     fn ring(&mut self, value: u32) {
         self.page.ring(self.index, value);
+        self.device.wake();
     }
 }
 
@@ -114,7 +120,7 @@ mod tests {
     fn every_doorbell_is_its_own_and_one_too_many_is_rung_in_vain() {
         let page = DoorbellPage::new(2);
         for index in 0..6_u32 {
-            SharedDoorbell::new(page.clone(), index as usize).ring(index + 10);
+            SharedDoorbell::new(page.clone(), index as usize, ()).ring(index + 10);
         }
         let seen: Vec<_> = (0..3).map(|qid| (page.tail(qid), page.head(qid))).collect();
         assert_eq!(seen, [(10, 11), (12, 13), (14, 15)]);

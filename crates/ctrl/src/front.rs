@@ -41,6 +41,7 @@ mod commands;
 mod life;
 mod queues;
 mod shutdown;
+mod sleep;
 #[cfg(test)]
 mod tests;
 mod vectors;

@@ -46,6 +46,7 @@ mod fused;
 mod job;
 pub(crate) mod ring;
 mod siblings;
+mod sleep;
 mod slot;
 #[cfg(test)]
 mod tests;

@@ -16,6 +16,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use base::Wake;
 use wire::register::{SUBSYSTEM_RESET, VERSION_2_1, offset};
 
 use super::vectors::VectorTable;
@@ -41,10 +42,12 @@ pub struct Bar {
     vectors: VectorTable,
 }
 
-/// A host's handle on the registers of a controller in the same process.
+/// A host's handle on the registers of a controller in the same process. If the thread that turns
+/// the controller may sleep, every store wakes it through `W`.
 #[derive(Clone, Debug)]
-pub struct HostBar {
+pub struct HostBar<W = ()> {
     bar: Arc<Bar>,
+    device: W,
 }
 
 /// Where the host's writes of doorbells went.
@@ -273,15 +276,15 @@ impl Bar {
     }
 }
 
-impl HostBar {
-    /// A handle on `bar`.
-    pub fn new(bar: Arc<Bar>) -> Self {
-        Self { bar }
+impl<W> HostBar<W> {
+    /// A handle on `bar`, whose device is woken by `device`.
+    pub fn new(bar: Arc<Bar>, device: W) -> Self {
+        Self { bar, device }
     }
 }
 
-impl base::Mmio for HostBar {
-    type Doorbell = SharedDoorbell;
+impl<W: Wake + Clone> base::Mmio for HostBar<W> {
+    type Doorbell = SharedDoorbell<W>;
 
     #[inline]
     fn read32(&mut self, at: u32) -> u32 {
@@ -295,16 +298,18 @@ impl base::Mmio for HostBar {
 
     fn write32(&mut self, at: u32, value: u32) {
         self.bar.write(at, 4, value.into());
+        self.device.wake();
     }
 
     fn write64(&mut self, at: u32, value: u64) {
         self.bar.write(at, 8, value);
+        self.device.wake();
     }
 
-    fn doorbell(&mut self, at: u32) -> SharedDoorbell {
+    fn doorbell(&mut self, at: u32) -> SharedDoorbell<W> {
         let index =
             at.checked_sub(DOORBELLS).map_or(usize::MAX, |at| (at >> (2 + STRIDE)) as usize);
-        SharedDoorbell::new(self.bar.doorbells.clone(), index)
+        SharedDoorbell::new(self.bar.doorbells.clone(), index, self.device.clone())
     }
 }
 
@@ -327,8 +332,11 @@ const fn low(word: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
     use super::{Bar, HostBar, Stored};
-    use base::{Doorbell, Mmio};
+    use base::{Doorbell, Mmio, Wake};
     use wire::register::offset;
 
     fn bar() -> std::sync::Arc<Bar> {
@@ -406,11 +414,11 @@ mod tests {
         let bar = bar();
         assert_eq!(bar.store(0x1000 + 2 * 32, 4, 5), Stored::Doorbell(2));
         assert_eq!(bar.doorbells().tail(1), 5);
-        HostBar::new(bar.clone()).doorbell(0x1000 + 3 * 32).ring(6);
+        HostBar::new(bar.clone(), ()).doorbell(0x1000 + 3 * 32).ring(6);
         assert_eq!(bar.doorbells().head(1), 6);
         assert_eq!(bar.store(0x1000 + 8 * 32, 4, 5), Stored::NoDoorbell);
         assert_eq!(bar.store(0x1004, 4, 5), Stored::Register, "between two");
-        HostBar::new(bar.clone()).doorbell(8).ring(9);
+        HostBar::new(bar.clone(), ()).doorbell(8).ring(9);
         assert_eq!(bar.doorbells().tail(0), 0, "a doorbell that is none is rung in vain");
     }
 
@@ -418,10 +426,39 @@ mod tests {
     fn the_device_notices_each_store_but_no_load() {
         let bar = bar();
         let before = bar.changes();
-        let mut host = HostBar::new(bar.clone());
+        let mut host = HostBar::new(bar.clone(), ());
         assert_eq!((host.read32(0x14), host.read64(0x28)), (0, 0));
         assert_eq!(bar.changes(), before);
         host.write32(0x14, 1);
         assert_ne!(bar.changes(), before);
+    }
+
+    /// Counts how often it was woken, and what the tail of queue 1 was then.
+    #[derive(Clone, Default)]
+    struct Sleeper {
+        bar: Option<std::sync::Arc<Bar>>,
+        woken: Rc<Cell<(u32, u32)>>,
+    }
+
+    impl Wake for Sleeper {
+        fn wake(&self) {
+            let tail = self.bar.as_ref().map_or(0, |bar| bar.doorbells().tail(1));
+            self.woken.set((self.woken.get().0 + 1, tail));
+        }
+    }
+
+    #[test]
+    fn every_store_of_the_host_wakes_the_device_afterwards_and_no_load_does() {
+        let bar = bar();
+        let sleeper = Sleeper { bar: Some(bar.clone()), ..Sleeper::default() };
+        let mut host = HostBar::new(bar, sleeper.clone());
+        let mut doorbell = host.doorbell(0x1000 + 2 * 32);
+        assert_eq!((host.read32(0), host.read64(0)), (0x5566_7788, 0x1122_3344_5566_7788));
+        assert_eq!(sleeper.woken.get(), (0, 0));
+        doorbell.ring(7);
+        assert_eq!(sleeper.woken.get(), (1, 7), "the store comes first");
+        host.write32(0x14, 1);
+        host.write64(0x28, 0x1000);
+        assert_eq!(sleeper.woken.get(), (3, 7));
     }
 }

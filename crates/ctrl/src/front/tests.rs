@@ -6,3 +6,4 @@ mod io;
 mod reset;
 mod rig;
 mod signals;
+mod sleep;

@@ -2,11 +2,13 @@
 //! order.
 
 use std::collections::BTreeSet;
+use std::io::{Stdin, stdin};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{
     Answer, Answers, Backend, Durability, Instant, Limits, Medium, Memory, Operation, Outcome,
-    Random, Request, Segment, Support,
+    Random, Request, Segment, Support, WakeSource,
 };
 
 use super::host::Ram;
@@ -30,6 +32,10 @@ pub(crate) struct Blocks {
     pub(crate) log: Vec<Request>,
     /// Requests are kept and not answered.
     pub(crate) is_stuck: bool,
+    /// Answers are signalled, by a descriptor that never is.
+    pub(crate) signals: bool,
+    /// Channels that are armed.
+    pub(crate) armed: u32,
 }
 
 #[derive(Debug)]
@@ -39,6 +45,7 @@ struct FakeBackend {
     limits: Limits,
     random: Option<Random>,
     pending: Vec<(Request, Vec<Segment>)>,
+    descriptor: Stdin,
 }
 
 impl FakeMedium {
@@ -106,6 +113,7 @@ impl Medium for FakeMedium {
             limits: self.limits.clone(),
             random,
             pending: Vec::new(),
+            descriptor: stdin(),
         }))
     }
 }
@@ -146,6 +154,24 @@ impl Backend for FakeBackend {
             count += 1;
         }
         count
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        if lock(&self.blocks).signals {
+            WakeSource::Descriptor(self.descriptor.as_fd())
+        } else {
+            WakeSource::Nothing
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        let mut blocks = lock(&self.blocks);
+        blocks.armed += 1;
+        !blocks.is_stuck && !self.pending.is_empty()
+    }
+
+    fn disarm(&mut self) {
+        lock(&self.blocks).armed -= 1;
     }
 }
 

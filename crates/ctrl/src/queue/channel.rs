@@ -1,8 +1,11 @@
 //! One namespace's medium as one queue uses it: requests are gathered and handed over in batches.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use base::{Answers, Backend, Durability, Instant, Limits, Medium, Operation, Request, Segment};
+use base::{
+    Answers, Backend, Durability, Instant, Limits, Medium, Operation, Request, Segment, WakeSource,
+};
 
 /// A channel to the medium of one namespace.
 pub(super) struct Channel {
@@ -19,6 +22,10 @@ pub(super) struct Channel {
     /// The namespace is gone or has another medium: no new command goes here.
     pub(super) is_retired: bool,
     wants_flush: bool,
+    /// The medium signals its answers: the thread sleeps, or is about to.
+    is_armed: bool,
+    /// The descriptor of the medium has been handed out.
+    is_known: bool,
 }
 
 impl Channel {
@@ -35,6 +42,8 @@ impl Channel {
             outstanding: 0,
             is_retired: false,
             wants_flush: false,
+            is_armed: false,
+            is_known: false,
         })
     }
 
@@ -116,6 +125,40 @@ impl Channel {
     /// When the medium wants to be polled even if nothing happens.
     pub(super) fn wake_at(&self) -> Instant {
         if self.outstanding > 0 { self.backend.wake_at() } else { Instant::NEVER }
+    }
+
+    /// Gets ready for a sleep of the thread. True if it must stay awake: an answer is there, or may
+    /// come without a sign, or requests wait that no answer will make room for.
+    pub(super) fn arm(&mut self) -> bool {
+        if self.outstanding == 0 {
+            return !self.requests.is_empty();
+        }
+        if matches!(self.backend.wake_source(), WakeSource::Nothing) {
+            return true;
+        }
+        self.is_armed = true;
+        self.backend.arm()
+    }
+
+    /// Whether an answer is owed that would not be signalled.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.outstanding > 0 && !self.is_armed
+    }
+
+    /// The thread is awake.
+    pub(super) fn disarm(&mut self) {
+        if core::mem::take(&mut self.is_armed) {
+            self.backend.disarm();
+        }
+    }
+
+    /// The medium's descriptor, if it has one and this is the first time of asking.
+    pub(super) fn new_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        let is_known = core::mem::replace(&mut self.is_known, true);
+        match self.backend.wake_source() {
+            WakeSource::Descriptor(descriptor) if !is_known => Some(descriptor),
+            _ => None,
+        }
     }
 
     #[inline]

@@ -74,7 +74,7 @@ impl EmulatedSsd {
 
     /// The registers, as the host holds them.
     pub(crate) fn host_bar(&self) -> HostBar {
-        HostBar::new(Arc::clone(self.front.bar()))
+        HostBar::new(Arc::clone(self.front.bar()), ())
     }
 
     /// Does a bounded amount of work. True if there was any.

@@ -78,7 +78,7 @@ fn larger_pages_and_other_command_sets_are_accepted() {
 #[test]
 fn a_host_in_the_same_process_drives_it_by_shared_registers() {
     let mut rig = Rig::new(SHARED, |medium| medium);
-    let mut bar = HostBar::new(rig.front.bar().clone());
+    let mut bar = HostBar::new(rig.front.bar().clone(), ());
     bar.write32(AQA, 0x000f_000f);
     bar.write64(ASQ, 0x1000);
     bar.write64(ACQ, 0x2000);
