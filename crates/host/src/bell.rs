@@ -166,3 +166,6 @@ impl Sources {
         self.0.remove(source)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,8 @@
 //! types here. A thread that waits for what never comes is a deadlock, which the checker reports; so
 //! is a message that is never dropped.
 
+#![allow(clippy::duplicate_mod, reason = "that is the point of it")]
+
 #[path = "bell/handshake.rs"]
 mod handshake;
 #[path = "mailbox/ring.rs"]

@@ -43,6 +43,11 @@ impl Epoll {
         Ok(epoll::delete(&self.descriptor, source)?)
     }
 
+    #[cfg(test)]
+    pub(crate) fn count_milliseconds(&self) {
+        self.coarse.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until a descriptor is ready, `at_most` has passed or a signal came. Never ends early
     /// for want of precision.
     pub(crate) fn wait(&self, at_most: Span, found: &mut Found) {
