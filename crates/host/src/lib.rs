@@ -9,6 +9,7 @@
 //! | [`event`] | interrupt vectors that are event descriptors |
 //! | [`mod@mailbox`], [`bell`] | messages between threads, and how a thread sleeps without missing one |
 //! | [`turn`] | the loop that reads the clock and blocks, around turns that do neither |
+//! | [`pool`] | threads for what may block |
 //! | [`signal`] | Ctrl-C as a flag |
 //! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
 //! | [`watch`] | waiting for many descriptors, off the data path |
@@ -40,6 +41,7 @@ pub mod machine;
 pub mod mailbox;
 #[cfg(test)]
 mod model;
+pub mod pool;
 pub mod process;
 mod random;
 pub mod runtime_directory;

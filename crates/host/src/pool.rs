@@ -1,0 +1,376 @@
+//! A few threads for what may block: opening files, looking up names, binding devices.
+//!
+//! A thread that polls hands such a job in and polls on; the job answers through what it captured, a
+//! [`Sender`](crate::Sender) and a [`Bell`](crate::Bell) for instance.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The threads and their queue. Threads are started when there is work that no idle one could take.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads_max: usize,
+    waiting_max: usize,
+}
+
+/// Something to do that may take its time.
+pub struct Job {
+    name: &'static str,
+    work: Box<dyn FnOnce() + Send>,
+}
+
+/// A job that did not answer because it panicked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Panicked {
+    /// The job's name.
+    pub job: &'static str,
+    /// What it said.
+    pub message: String,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled when a job is queued and when the pool ends.
+    changed: Condvar,
+    /// Where the pool was made. A thread that polls is bound to one processor, and its children
+    /// would be bound to the same.
+    processors: Option<CpuSet>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Job>,
+    running: Vec<&'static str>,
+    panicked: Vec<Panicked>,
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    ended: bool,
+}
+
+/// So many panics are kept for whoever asks; later ones are only printed.
+const PANICKED_MAX: usize = 64;
+
+impl Job {
+    /// A job with a name to be reported by.
+    pub fn new(name: &'static str, work: impl FnOnce() + Send + 'static) -> Self {
+        Self { name, work: Box::new(work) }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl Pool {
+    /// A pool of up to `threads_max` threads, with room for `waiting_max` jobs that no thread has
+    /// begun. Starts none yet; they will run where the current thread may run.
+    pub fn new(threads_max: usize, waiting_max: usize) -> Self {
+        let shared = Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            processors: sched_getaffinity(None).ok(),
+        };
+        Self { shared: Arc::new(shared), threads_max, waiting_max }
+    }
+
+    /// Hands a job in. It comes back if the queue is full, or if not even one thread could be
+    /// started. A job that was taken is run, even if the pool is dropped.
+    ///
+    /// Does not wait for any job.
+    pub fn submit(&self, job: Job) -> Result<(), Job> {
+        let mut state = self.shared.lock();
+        if state.waiting.len() >= self.waiting_max {
+            return Err(job);
+        }
+        if state.waiting.len() >= state.idle && state.threads.len() < self.threads_max {
+            // One thread that exists will come to it, later.
+            let started = self.start(state.threads.len());
+            state.threads.extend(started.ok());
+        }
+        if state.threads.is_empty() {
+            return Err(job);
+        }
+        state.waiting.push_back(job);
+        drop(state);
+        self.shared.changed.notify_one();
+        Ok(())
+    }
+
+    /// The names of the jobs that have begun and not ended.
+    pub fn running(&self) -> Vec<&'static str> {
+        self.shared.lock().running.clone()
+    }
+
+    /// Takes the reports of jobs that panicked.
+    pub fn take_panicked(&self) -> Vec<Panicked> {
+        std::mem::take(&mut self.shared.lock().panicked)
+    }
+
+    fn start(&self, number: usize) -> std::io::Result<JoinHandle<()>> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name(format!("pool-{number}"));
+        thread.spawn(move || {
+            if let Some(processors) = &shared.processors {
+                // A set that is no longer allowed leaves the thread where it was started.
+                let _ = sched_setaffinity(None, processors);
+            }
+            shared.work();
+        })
+    }
+}
+
+impl Drop for Pool {
+    /// Waits until every job that was taken has been run.
+    fn drop(&mut self) {
+        let threads = {
+            let mut state = self.shared.lock();
+            state.ended = true;
+            std::mem::take(&mut state.threads)
+        };
+        self.shared.changed.notify_all();
+        for thread in threads {
+            // Panics of jobs do not get here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// The state is whole whenever the lock is free, whatever happened to its last owner.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a thread does until the pool has ended and nothing is left to do.
+    fn work(&self) {
+        while let Some(Job { name, work }) = self.next() {
+            let ended = catch_unwind(AssertUnwindSafe(work));
+            let mut state = self.lock();
+            if let Some(index) = state.running.iter().position(|running| *running == name) {
+                state.running.swap_remove(index);
+            }
+            if let Err(panic) = ended
+                && state.panicked.len() < PANICKED_MAX
+            {
+                state.panicked.push(Panicked { job: name, message: said(panic.as_ref()) });
+            }
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.waiting.pop_front() {
+                state.running.push(job.name);
+                return Some(job);
+            }
+            if state.ended {
+                return None;
+            }
+            state.idle += 1;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+}
+
+/// The message of a panic.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("something that is not text")
+        .to_owned()
+}
+
+impl fmt::Display for Panicked {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "run {}: panicked: {}", self.job, self.message)
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_tuple("Job").field(&self.name).finish()
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.lock();
+        out.debug_struct("Pool")
+            .field("threads", &state.threads.len())
+            .field("waiting", &state.waiting)
+            .field("running", &state.running)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::sync::{Arc, Barrier};
+
+    use base::Span;
+
+    use super::{Job, Panicked, Pool};
+    use crate::{Cores, Sleeper, Thread, mailbox};
+
+    /// A job that says that it runs, then waits to be released.
+    fn held(name: &'static str) -> (Job, Receiver<()>, Sender<()>) {
+        let (begin, begun) = channel();
+        let (release, released) = channel();
+        let job = Job::new(name, move || {
+            begin.send(()).unwrap();
+            // The other end may as well be dropped.
+            let _ = released.recv();
+        });
+        (job, begun, release)
+    }
+
+    #[test]
+    fn a_job_answers_by_message_and_wakes_who_asked() {
+        let pool = Pool::new(2, 4);
+        let mut sleeper = Sleeper::new().unwrap();
+        let (sender, mut receiver) = mailbox(1);
+        let bell = sleeper.bell();
+        let job = Job::new("add", move || {
+            sender.send(3 + 4).unwrap();
+            bell.ring();
+        });
+        pool.submit(job).unwrap();
+        while receiver.is_empty() {
+            sleeper.announce();
+            if receiver.is_empty() {
+                sleeper.block(Span::from_secs(20), &mut Vec::new());
+            }
+            sleeper.cancel();
+        }
+        assert_eq!(receiver.receive(), Some(7));
+    }
+
+    #[test]
+    fn a_full_queue_gives_the_job_back() {
+        let pool = Pool::new(1, 2);
+        let (job, begun, release) = held("first");
+        pool.submit(job).unwrap();
+        begun.recv().unwrap();
+        assert_eq!(pool.running(), ["first"]);
+        pool.submit(Job::new("second", || {})).unwrap();
+        pool.submit(Job::new("third", || {})).unwrap();
+        let refused = pool.submit(Job::new("fourth", || {})).unwrap_err();
+        assert_eq!(refused.name(), "fourth");
+        assert!(format!("{pool:?}").contains("second"), "{pool:?}");
+        drop(release);
+    }
+
+    #[test]
+    fn threads_are_started_when_they_are_wanted_and_no_more_than_allowed() {
+        let pool = Pool::new(3, 16);
+        let threads = || pool.shared.lock().threads.len();
+        assert_eq!(threads(), 0);
+        let mut releases = Vec::new();
+        for (count, name) in (1..).zip(["one", "two", "three"]) {
+            let (job, begun, release) = held(name);
+            pool.submit(job).unwrap();
+            begun.recv().unwrap();
+            assert_eq!(threads(), count);
+            releases.push(release);
+        }
+        let names = pool.running().into_iter().collect::<BTreeSet<_>>();
+        assert_eq!(names, BTreeSet::from(["one", "two", "three"]));
+        let (job, begun, _release) = held("four");
+        pool.submit(job).unwrap();
+        assert_eq!(threads(), 3);
+        releases.clear();
+        begun.recv().unwrap();
+    }
+
+    #[test]
+    fn an_idle_thread_is_used_again() {
+        let pool = Pool::new(8, 8);
+        for _ in 0..20 {
+            let (job, begun, release) = held("again");
+            pool.submit(job).unwrap();
+            begun.recv().unwrap();
+            drop(release);
+            while pool.shared.lock().idle == 0 {
+                crate::thread::give_way();
+            }
+        }
+        assert_eq!(pool.shared.lock().threads.len(), 1);
+        assert!(pool.running().is_empty());
+    }
+
+    #[test]
+    fn jobs_run_side_by_side() {
+        let pool = Pool::new(4, 8);
+        let meeting = Arc::new(Barrier::new(4));
+        for _ in 0..4 {
+            let meeting = Arc::clone(&meeting);
+            let meet = move || {
+                meeting.wait();
+            };
+            pool.submit(Job::new("meet", meet)).unwrap();
+        }
+        // Dropping waits for them, and they end only if all four have met.
+    }
+
+    #[test]
+    fn what_was_taken_is_run_even_if_the_pool_goes() {
+        let pool = Pool::new(1, 100);
+        let (sender, receiver) = channel();
+        for number in 0..100 {
+            let sender = sender.clone();
+            let job = Job::new("count", move || sender.send(number).unwrap());
+            pool.submit(job).unwrap();
+        }
+        drop((pool, sender));
+        assert!(receiver.into_iter().eq(0..100));
+    }
+
+    #[test]
+    fn a_job_that_panics_is_reported_by_name_and_its_thread_goes_on() {
+        let pool = Pool::new(1, 8);
+        let number = 7;
+        pool.submit(Job::new("open", || panic!("on purpose"))).unwrap();
+        pool.submit(Job::new("bind", move || panic!("at {number}"))).unwrap();
+        let (job, begun, release) = held("after");
+        pool.submit(job).unwrap();
+        begun.recv().unwrap();
+        let panicked = |job, message: &str| Panicked { job, message: message.into() };
+        assert_eq!(
+            pool.take_panicked(),
+            [panicked("open", "on purpose"), panicked("bind", "at 7")]
+        );
+        assert!(pool.take_panicked().is_empty());
+        assert_eq!(pool.running(), ["after"]);
+        assert_eq!(panicked("open", "x").to_string(), "run open: panicked: x");
+        drop(release);
+    }
+
+    #[test]
+    fn a_pool_without_threads_takes_nothing() {
+        assert!(Pool::new(0, 8).submit(Job::new("never", || {})).is_err());
+        assert!(Pool::new(8, 0).submit(Job::new("never", || {})).is_err());
+    }
+
+    #[test]
+    fn its_threads_are_not_bound_to_the_processor_of_who_asks() {
+        let pool = Arc::new(Pool::new(1, 1));
+        let core = Cores::allowed().iter().next();
+        let (sender, receiver) = channel();
+        let job = Job::new("look", move || sender.send(Cores::allowed()).unwrap());
+        let theirs = Arc::clone(&pool);
+        let asks = Thread::spawn("asks", core, move |_| theirs.submit(job).unwrap());
+        asks.unwrap().join();
+        assert_eq!(receiver.recv().unwrap(), Cores::allowed());
+    }
+}
