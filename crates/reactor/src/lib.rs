@@ -1,3 +1,5 @@
 //! Threads that turn: poll while busy, sleep while idle.
 
 #![forbid(unsafe_code)]
+
+pub mod schedule;

@@ -1,0 +1,172 @@
+//! Idle threads gather, full reactors shed, nothing moves twice too soon.
+
+use base::Span;
+
+use super::{Options, Policy, Reason, at, cores, dynamic, order, plan, scheduler, snapshot};
+
+#[test]
+fn idle_threads_gather_on_the_scheduling_core() {
+    let loads = snapshot(4, &[(0, 10), (1, 0), (2, 19), (3, 70)]);
+    let found = plan(dynamic(), &loads);
+    let gathered = [order(1, 1, 0, Reason::Idle), order(2, 2, 0, Reason::Idle)];
+    assert_eq!(found.moves, gathered);
+    assert_eq!(found.empty, cores("1-2"));
+
+    let elsewhere = plan(Options { scheduling_core: Some(2), ..dynamic() }, &loads);
+    assert!(elsewhere.moves.iter().all(|order| order.to == 2), "{elsewhere:?}");
+    assert_eq!(elsewhere.empty, cores("0-1"));
+}
+
+#[test]
+fn idle_threads_do_not_gather_beyond_the_limit() {
+    let threads: Vec<(u32, u64)> = (0..8).map(|core| (core, 19)).collect();
+    let found = plan(dynamic(), &snapshot(8, &threads));
+    let gathered = found.moves.iter().filter(|order| order.to == 0).count();
+    assert_eq!(
+        gathered, 2,
+        "3 times 19 is 57, a fourth would leave less than 5 below 80: {found:?}"
+    );
+}
+
+#[test]
+fn a_thread_that_does_nothing_gathers_on_a_full_core_too() {
+    let found = plan(dynamic(), &snapshot(2, &[(0, 100), (1, 0)]));
+    assert_eq!(found.moves, [order(1, 1, 0, Reason::Idle)]);
+}
+
+#[test]
+fn a_full_reactor_sheds_the_smallest_thread_that_is_enough() {
+    let loads = snapshot(2, &[(0, 22), (0, 30), (0, 40), (1, 31)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(0, 0, 1, Reason::Overload)]);
+    let loads = snapshot(2, &[(0, 5), (0, 40), (0, 45), (1, 31)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(1, 0, 1, Reason::Overload)]);
+}
+
+#[test]
+fn one_thread_may_fill_a_core() {
+    assert_eq!(plan(dynamic(), &snapshot(2, &[(0, 100)])).moves, []);
+    assert_eq!(plan(dynamic(), &snapshot(2, &[(0, 90), (0, 0)])).moves, []);
+}
+
+#[test]
+fn what_takes_two_steps_is_found() {
+    // The thread of 40 that must leave fits nowhere until one of the others makes place.
+    let mut loads = snapshot(3, &[(0, 50), (0, 40), (1, 30), (1, 20), (2, 55)]);
+    for thread in [0, 4] {
+        loads.threads[thread].mask = Some(cores(if thread == 0 { "0" } else { "2" }));
+    }
+    let mut found = plan(dynamic(), &loads);
+    for order in &found.moves {
+        let id = usize::try_from(order.thread).unwrap();
+        loads.threads[id].home = order.to;
+    }
+    let load = |core| loads.threads.iter().filter(move |it| it.home == core).map(|it| it.busy);
+    let sums: Vec<u64> = (0..3).map(|core| load(core).sum()).collect();
+    assert!(sums.iter().all(|sum| *sum <= 80), "{sums:?} after {:?}", found.moves);
+    found.moves.retain(|order| order.reason != Reason::Overload);
+    assert_eq!(found.moves, []);
+}
+
+#[test]
+fn where_all_is_full_the_fullest_gives_to_the_emptiest_if_that_helps() {
+    let loads = snapshot(2, &[(0, 40), (0, 40), (0, 20), (1, 45), (1, 20)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 0, 1, Reason::Overload)]);
+    let level = snapshot(2, &[(0, 50), (0, 50), (1, 50), (1, 45)]);
+    assert_eq!(plan(dynamic(), &level).moves, []);
+}
+
+#[test]
+fn what_a_full_reactor_sets_free_is_not_given_away_before_it_is_seen() {
+    // Core 0 was always busy: when 50 leave, the other 50 may well be 80.
+    let found = plan(dynamic(), &snapshot(3, &[(0, 50), (0, 50), (1, 60), (2, 15)]));
+    assert_eq!(found.moves, [order(0, 0, 2, Reason::Overload)]);
+}
+
+#[test]
+fn a_load_that_was_seen_is_not_forgotten_on_a_full_reactor() {
+    let mut scheduler = scheduler(dynamic(), 3);
+    let apart = snapshot(3, &[(0, 60), (1, 70), (2, 60)]);
+    assert_eq!(scheduler.plan(at(0), &apart).moves, []);
+    // Somebody puts the first two together; each gets half of the core now, and wants more.
+    let together = snapshot(3, &[(1, 50), (1, 50), (2, 30)]);
+    let moves = scheduler.plan(at(9), &together).moves;
+    assert_eq!(moves, [order(0, 1, 0, Reason::Overload)], "it would not fit in beside 30");
+}
+
+#[test]
+fn a_reactor_whose_threads_fit_elsewhere_is_emptied() {
+    let found = plan(dynamic(), &snapshot(3, &[(0, 30), (1, 25), (2, 60)]));
+    assert_eq!(found.moves, [order(1, 1, 0, Reason::Emptying)]);
+    assert_eq!(found.empty, cores("1"));
+    let found = plan(dynamic(), &snapshot(3, &[(0, 50), (1, 26), (2, 76)]));
+    assert_eq!(found.moves, [], "76 would be less than 5 below the limit");
+}
+
+#[test]
+fn a_reactor_is_not_emptied_by_half() {
+    let found = plan(dynamic(), &snapshot(2, &[(0, 40), (1, 30), (1, 40)]));
+    assert_eq!(found.moves, []);
+}
+
+#[test]
+fn nothing_moves_twice_within_the_rest() {
+    let options = Options { rest: Span::from_secs(5), ..dynamic() };
+    let mut scheduler = scheduler(options, 2);
+    let idle = snapshot(2, &[(0, 10), (1, 5)]);
+    assert_eq!(scheduler.plan(at(10), &idle).moves, [order(1, 1, 0, Reason::Idle)]);
+    // The order is not carried out, or somebody undid it.
+    assert_eq!(scheduler.plan(at(11), &idle).moves, []);
+    assert_eq!(scheduler.plan(at(14), &idle).moves, []);
+    assert_eq!(scheduler.plan(at(15), &idle).moves.len(), 1);
+
+    let mut arrived = idle;
+    arrived.threads[1].last_move = Some(at(18));
+    assert_eq!(scheduler.plan(at(22), &arrived).moves, [], "rests from its arrival on");
+    assert_eq!(scheduler.plan(at(23), &arrived).moves.len(), 1);
+}
+
+#[test]
+fn a_thread_on_its_way_gets_no_second_order() {
+    let mut loads = snapshot(2, &[(0, 10), (1, 5)]);
+    loads.threads[1].moving = true;
+    assert_eq!(plan(dynamic(), &loads).moves, []);
+}
+
+#[test]
+fn a_load_that_trembles_around_a_limit_moves_nothing_to_and_fro() {
+    let mut scheduler = scheduler(dynamic(), 2);
+    let mut homes = [0, 0, 1];
+    let mut moves = 0;
+    for second in 0..600 {
+        let tremble = second % 4;
+        let loads = [40 + tremble, 37, 18 + tremble];
+        let threads: Vec<(u32, u64)> = homes.into_iter().zip(loads).collect();
+        for order in scheduler.plan(at(second), &snapshot(2, &threads)).moves {
+            homes[usize::try_from(order.thread).unwrap()] = order.to;
+            moves += 1;
+        }
+    }
+    assert!(moves <= 2, "{moves} moves in 600 periods");
+}
+
+#[test]
+fn the_static_policy_moves_nothing_and_can_be_switched_to_and_fro() {
+    let loads = snapshot(3, &[(0, 60), (0, 60), (1, 0), (2, 0)]);
+    let mut scheduler = scheduler(Options::default(), 3);
+    let found = scheduler.plan(at(0), &loads);
+    assert_eq!((found.moves.len(), found.empty.len()), (0, 0));
+    for second in [10, 20, 30] {
+        scheduler.set_options(dynamic()).unwrap();
+        assert!(!scheduler.plan(at(second), &loads).moves.is_empty());
+        scheduler.set_options(Options::default()).unwrap();
+        assert_eq!(scheduler.plan(at(second + 9), &loads).moves, []);
+    }
+}
+
+#[test]
+fn refused_settings_change_nothing() {
+    let mut scheduler = scheduler(dynamic(), 2);
+    let wrong = Options { policy: Policy::Static, scheduling_core: Some(7), ..dynamic() };
+    assert!(scheduler.set_options(wrong).is_err());
+    assert_eq!(scheduler.options(), &dynamic());
+}

@@ -1,0 +1,73 @@
+//! Whole schedules from a seed: loads, masks, cpusets, quotas and policies change as they like, and
+//! then hold still.
+//!
+//! `TENMIL_SEED=N cargo test -p tenmil-reactor schedules` plays one seed again and prints its moves.
+
+mod feasible;
+mod world;
+
+use base::Random;
+
+use super::Policy;
+use feasible::can_be_within;
+use world::World;
+
+const SEEDS: u64 = 4_000;
+/// How long everything changes, and then how long everything stays, in periods.
+const RESTLESS: u64 = 40;
+const STILL: u64 = 60;
+/// For how many periods at the end nothing may move.
+const SETTLED: u64 = 12;
+
+#[test]
+fn schedules_lose_nothing_and_end_within_the_limits() {
+    let only = std::env::var("TENMIL_SEED").ok().map(|seed| seed.parse().unwrap());
+    let mut outcomes = Outcomes::default();
+    for seed in only.map_or(0..SEEDS, |seed| seed..seed + 1) {
+        play(seed, only.is_some(), &mut outcomes);
+    }
+    if only.is_none() {
+        assert!(outcomes.possible > SEEDS / 4 && outcomes.moves > 5 * SEEDS, "{outcomes:?}");
+        assert!(outcomes.impossible.min(outcomes.large) > SEEDS / 20, "{outcomes:?}");
+    }
+}
+
+/// How often the assertions had something to assert.
+#[derive(Debug, Default)]
+struct Outcomes {
+    possible: u64,
+    impossible: u64,
+    large: u64,
+    moves: u64,
+}
+
+fn play(seed: u64, tell: bool, outcomes: &mut Outcomes) {
+    let mut world = World::new(Random::new(seed), seed, tell);
+    for _ in 0..RESTLESS {
+        world.change();
+        world.period();
+    }
+    world.hold_still();
+    for _ in 0..STILL {
+        world.period();
+    }
+    if tell {
+        world.tell();
+    }
+    outcomes.moves += world.moves;
+    if world.policy() == Policy::Static {
+        return;
+    }
+    let quiet = world.now - world.last_order;
+    assert!(quiet >= SETTLED, "seed {seed}: still moving {quiet} periods before the end");
+    world.check_places();
+    if !world.is_small() {
+        outcomes.large += 1;
+    } else if can_be_within(&world) {
+        outcomes.possible += 1;
+        world.check_limits();
+    } else {
+        outcomes.impossible += 1;
+    }
+    world.check_gathered();
+}

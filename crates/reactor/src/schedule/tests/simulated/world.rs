@@ -1,0 +1,332 @@
+//! Reactors and threads that do what a scheduler orders, some time later.
+
+use base::{Random, Span};
+use host::Cores;
+
+use super::super::{ELAPSED, Options, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad, at};
+use crate::schedule::{Move, Reason};
+
+/// Parts of a percent that loads are counted in here, so that shared cores come out even.
+const FINE: u64 = 1_000;
+
+pub(super) struct World {
+    random: Random,
+    seed: u64,
+    tell: bool,
+    scheduler: Scheduler,
+    pub(super) threads: Vec<Simulated>,
+    pub(super) cores: Vec<Core>,
+    pub(super) quota: Option<u32>,
+    /// Whether two cores are halves of a physical one.
+    halves: bool,
+    /// Periods since the beginning, one a second.
+    pub(super) now: u64,
+    pub(super) last_order: u64,
+    pub(super) moves: u64,
+    still: bool,
+}
+
+/// A core with its reactor.
+pub(super) struct Core {
+    pub(super) taken: bool,
+    node: u32,
+}
+
+/// A light thread.
+pub(super) struct Simulated {
+    pub(super) home: u32,
+    /// What it would do in a period if it had a core for itself, in percent.
+    pub(super) demand: u64,
+    pub(super) mask: Option<Cores>,
+    node: Option<u32>,
+    /// When it was last ordered to move, and when it arrives.
+    ordered: Option<u64>,
+    arrives: u64,
+}
+
+impl World {
+    pub(super) fn new(mut random: Random, seed: u64, tell: bool) -> Self {
+        let large = random.chance(1, 6);
+        let (cores_max, threads_max) = if large { (12, 40) } else { (4, 7) };
+        let count = u32::try_from(1 + random.below(cores_max)).unwrap();
+        let threads = 1 + random.below(threads_max);
+        let halves = random.chance(1, 2);
+        let mut options = Options {
+            policy: Policy::Dynamic,
+            rest: Span::from_secs(random.below(6)),
+            ..Options::default()
+        };
+        if random.chance(1, 3) {
+            options.scheduling_core = Some(draw_core(&mut random, count));
+        }
+        if random.chance(1, 4) && count > 1 {
+            let isolated = draw_core(&mut random, count);
+            if options.scheduling_core != Some(isolated) {
+                options.isolated = [isolated].into_iter().collect();
+            }
+        }
+        let nodes = 1 + random.below(2);
+        let node = |core: u32| if nodes == 1 { 0 } else { core / 2 % 2 };
+        let cores = (0..count).map(|core| Core { taken: false, node: node(core) }).collect();
+        let scheduler = Scheduler::new(options, (0..count).collect()).unwrap();
+        let mut world = Self {
+            random,
+            seed,
+            tell,
+            scheduler,
+            threads: Vec::new(),
+            cores,
+            quota: None,
+            halves,
+            now: 0,
+            last_order: 0,
+            moves: 0,
+            still: false,
+        };
+        for _ in 0..threads {
+            world.add_thread();
+        }
+        world
+    }
+
+    /// Whether all arrangements can be tried.
+    pub(super) fn is_small(&self) -> bool {
+        self.cores.len() <= 4 && self.threads.len() <= 7
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.cores.len()).unwrap()
+    }
+
+    pub(super) fn policy(&self) -> Policy {
+        self.scheduler.options().policy
+    }
+
+    fn add_thread(&mut self) {
+        let home = self.scheduler.place(None, &Cores::default()).unwrap();
+        let node = self.random.chance(1, 3).then(|| u32::from(self.random.chance(1, 2)));
+        let demand = draw_demand(&mut self.random);
+        let thread = Simulated { home, demand, mask: None, node, ordered: None, arrives: 0 };
+        self.threads.push(thread);
+    }
+
+    /// Changes this or that.
+    pub(super) fn change(&mut self) {
+        let index = usize::try_from(self.random.below(self.threads.len() as u64)).unwrap();
+        let count = self.count();
+        match self.random.below(20) {
+            0..8 => self.threads[index].demand = draw_demand(&mut self.random),
+            8..10 => self.threads[index].mask = draw_mask(&mut self.random, count),
+            10 => {
+                let core = draw_core(&mut self.random, count) as usize;
+                self.cores[core].taken ^= true;
+            }
+            11 => {
+                let quota = u32::try_from(1 + self.random.below(4)).unwrap();
+                self.quota = self.random.chance(1, 2).then_some(quota);
+            }
+            12 => {
+                let policy =
+                    if self.random.chance(1, 4) { Policy::Static } else { Policy::Dynamic };
+                let options = Options { policy, ..self.scheduler.options().clone() };
+                self.scheduler.set_options(options).unwrap();
+            }
+            _ => {}
+        }
+    }
+
+    /// From now on nothing changes but by orders.
+    pub(super) fn hold_still(&mut self) {
+        self.still = true;
+        self.last_order = self.now;
+    }
+
+    /// Lets a period pass, and carries out what is ordered at its end.
+    pub(super) fn period(&mut self) {
+        self.now += 1;
+        let snapshot = self.snapshot();
+        let plan = self.scheduler.plan(at(self.now), &snapshot);
+        let mut ordered: Vec<u64> = plan.moves.iter().map(|order| order.thread).collect();
+        ordered.sort_unstable();
+        ordered.dedup();
+        assert_eq!(ordered.len(), plan.moves.len(), "seed {}: two orders for one", self.seed);
+        for order in &plan.moves {
+            self.carry_out(order);
+        }
+        let held: Cores = self.threads.iter().map(|thread| thread.home).collect();
+        let empty: Cores = (0..self.count()).filter(|core| !held.contains(*core)).collect();
+        assert_eq!(plan.empty, empty, "seed {}", self.seed);
+    }
+
+    fn carry_out(&mut self, order: &Move) {
+        let Self { seed, now, .. } = *self;
+        if self.tell {
+            println!("{now:>4} {order}");
+        }
+        let takes = if self.random.chance(1, 3) { 1 } else { 0 };
+        let rest = self.scheduler.options().rest.ns / 1_000_000_000;
+        let to = &self.cores[order.to as usize];
+        assert!(!to.taken || self.cores.iter().all(|core| core.taken), "seed {seed}: {order}");
+        assert!(order.from != order.to, "seed {seed}: {order}");
+        if self.policy() == Policy::Static {
+            let needed = [Reason::Mask, Reason::CoreTaken].contains(&order.reason);
+            assert!(needed, "seed {seed}: static, and {order}");
+        }
+        let index = usize::try_from(order.thread).unwrap();
+        let thread = &mut self.threads[index];
+        assert!(thread.arrives <= now, "seed {seed}: on its way already: {order}");
+        assert_eq!(thread.home, order.from, "seed {seed}: it is not there: {order}");
+        let rested = thread.ordered.is_none_or(|before| now - before >= rest);
+        assert!(rested, "seed {seed}: twice within {rest} s: {order}");
+        thread.home = order.to;
+        thread.ordered = Some(now);
+        thread.arrives = now + takes;
+        self.last_order = now;
+        self.moves += 1;
+    }
+
+    /// What is measured: on a core that cannot do all that is wanted everybody gets a part.
+    fn snapshot(&self) -> Snapshot {
+        let reactor = |core: u32| ReactorLoad {
+            core,
+            busy: self.wanted(core).min(ELAPSED) * FINE,
+            taken: self.cores[core as usize].taken,
+            siblings: [core, core ^ 1].into_iter().filter(|_| self.halves).collect(),
+            node: Some(self.cores[core as usize].node),
+        };
+        let thread = |(id, thread): (u64, &Simulated)| ThreadLoad {
+            id,
+            home: thread.home,
+            busy: thread.demand * FINE * ELAPSED / self.wanted(thread.home).max(ELAPSED),
+            mask: thread.mask.clone(),
+            node: thread.node,
+            last_move: None,
+            moving: thread.arrives > self.now,
+        };
+        Snapshot {
+            elapsed: ELAPSED * FINE,
+            quota: self.quota.map(f64::from),
+            reactors: (0..self.count()).map(reactor).collect(),
+            threads: (0..).zip(&self.threads).map(thread).collect(),
+        }
+    }
+
+    fn wanted(&self, core: u32) -> u64 {
+        let here = self.threads.iter().filter(|thread| thread.home == core);
+        here.map(|thread| thread.demand).sum()
+    }
+
+    /// Where a thread may be when all is as it should: by the rules, told once more.
+    pub(super) fn may_be(&self, thread: &Simulated) -> Cores {
+        let none_left = self.cores.iter().all(|core| core.taken);
+        let open = |core: &u32| none_left || !self.cores[*core as usize].taken;
+        let isolated = &self.scheduler.options().isolated;
+        let all: Cores = (0..self.count()).filter(open).collect();
+        let asked = thread.mask.as_ref().map_or_else(|| all.clone(), |mask| mask.and(&all));
+        let shared = |cores: &Cores| -> Cores {
+            let found: Cores = cores.iter().filter(|core| !isolated.contains(*core)).collect();
+            if found.is_empty() { cores.clone() } else { found }
+        };
+        if !asked.is_empty() {
+            return shared(&asked);
+        }
+        // No core of the mask is left: near to one that is named, or where it is.
+        let node = |core: u32| self.cores.get(core as usize).map(|core| core.node);
+        let named = |core| {
+            thread
+                .mask
+                .as_ref()
+                .is_some_and(|mask| mask.iter().any(|other| node(other) == node(core)))
+        };
+        let near = |core: &u32| named(*core) && !isolated.contains(*core);
+        let near: Cores = all.iter().filter(near).collect();
+        let stays = all.contains(thread.home) && !isolated.contains(thread.home);
+        let home = stays.then_some(thread.home);
+        let found = if near.is_empty() { shared(&all) } else { near };
+        found.iter().chain(home).collect()
+    }
+
+    /// Prints how everything stands.
+    pub(super) fn tell(&self) {
+        let options = self.scheduler.options();
+        println!("{options:?} quota {:?}", self.quota);
+        for (core, at) in self.cores.iter().enumerate() {
+            println!("core {core}: node {} taken {}", at.node, at.taken);
+        }
+        for (id, thread) in self.threads.iter().enumerate() {
+            let Simulated { home, demand, mask, node, .. } = thread;
+            println!("thread {id}: core {home}, {demand} %, mask {mask:?}, node {node:?}");
+        }
+    }
+
+    /// Nobody is on a core that was taken, or outside its mask.
+    pub(super) fn check_places(&self) {
+        for thread in &self.threads {
+            let allowed = self.may_be(thread);
+            let Self { seed, .. } = self;
+            let home = thread.home;
+            assert!(allowed.contains(home), "seed {seed}: on {home}, expected one of {allowed}");
+        }
+    }
+
+    /// No core that is shared has more to do than the limit, and no more are busy than the quota.
+    pub(super) fn check_limits(&self) {
+        let Self { seed, .. } = self;
+        let isolated = &self.scheduler.options().isolated;
+        for core in (0..self.count()).filter(|core| !isolated.contains(*core)) {
+            let wanted = self.wanted(core);
+            assert!(
+                wanted <= 80 || self.crowd(core) <= 1,
+                "seed {seed}: core {core} is to do {wanted} %, expected 80 % at most",
+            );
+        }
+        let busy = (0..self.count()).filter(|core| self.crowd(*core) > 0).count();
+        let quota = self.quota.unwrap_or(self.count()) as usize;
+        assert!(busy <= quota, "seed {seed}: {busy} cores are busy, expected {quota} at most");
+    }
+
+    fn crowd(&self, core: u32) -> usize {
+        self.threads.iter().filter(|thread| thread.home == core && thread.demand > 0).count()
+    }
+
+    /// Whoever does nothing is on the scheduling core, and whoever is idle too if there is room.
+    pub(super) fn check_gathered(&self) {
+        let Self { seed, .. } = self;
+        let options = self.scheduler.options();
+        let none_left = self.cores.iter().all(|core| core.taken);
+        let open = |core: &u32| none_left || !self.cores[*core as usize].taken;
+        let shared = |core: &u32| open(core) && !options.isolated.contains(*core);
+        let chosen = options.scheduling_core.filter(open);
+        let Some(gathering) = chosen.or_else(|| (0..self.count()).find(shared)) else { return };
+        let busy = (0..self.count()).filter(|core| self.crowd(*core) > 0).count();
+        let wakes = self.crowd(gathering) == 0 && busy >= self.quota.unwrap_or(u32::MAX) as usize;
+        for thread in self.threads.iter().filter(|thread| thread.home != gathering) {
+            let room = self.wanted(gathering) + thread.demand <= 75 && !wakes;
+            let gathers = thread.demand == 0 || (thread.demand < 20 && room);
+            assert!(
+                !gathers || !self.may_be(thread).contains(gathering),
+                "seed {seed}: a thread of {} % is on core {}, expected {gathering}",
+                thread.demand,
+                thread.home,
+            );
+        }
+    }
+}
+
+fn draw_core(random: &mut Random, count: u32) -> u32 {
+    u32::try_from(random.below(u64::from(count))).unwrap()
+}
+
+fn draw_demand(random: &mut Random) -> u64 {
+    match random.below(8) {
+        0..2 => 0,
+        2..4 => 1 + random.below(19),
+        4..7 => 20 + random.below(50),
+        _ => 20 + random.below(81),
+    }
+}
+
+fn draw_mask(random: &mut Random, count: u32) -> Option<Cores> {
+    let mask = (0..count + 1).filter(|_| random.chance(1, 2)).collect::<Cores>();
+    (!mask.is_empty() && random.chance(2, 3)).then_some(mask)
+}
