@@ -31,8 +31,8 @@ pub trait Backend: Send {
         DoorbellCounts::default()
     }
 
-    /// When this backend wants to be polled even if nothing happens: a deadline of its own, or
-    /// [`Instant::NEVER`].
+    /// When this backend wants to be polled even if nothing happens and its wake source is silent:
+    /// a deadline of its own, or [`Instant::NEVER`].
     fn wake_at(&self) -> Instant {
         Instant::NEVER
     }

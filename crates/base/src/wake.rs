@@ -36,9 +36,10 @@ pub trait Vector: Send {
     /// Becomes readable when the device signals. It stays the same for as long as the vector lives.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Takes old signals away and asks for new ones. What the device stored before this returned is
-    /// there to be seen by a look that follows; for what it stores later it signals.
-    fn unmask(&mut self);
+    /// Takes old signals away and asks for the next one. What the device stored before this returned
+    /// is there to be seen by a look that follows; for what it stores later it signals. False if
+    /// that cannot be promised just now: then the host must go on looking by itself.
+    fn unmask(&mut self) -> bool;
 
     /// Asks for no more signals, as long as the host looks by itself.
     fn mask(&mut self);

@@ -24,7 +24,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use self::epoll::{Epoll, Found};
-use self::handshake::Handshake;
+pub(crate) use self::handshake::Handshake;
 pub use crate::barrier::Barrier;
 use crate::sync;
 
@@ -138,6 +138,13 @@ impl Bell {
         if self.0.handshake.claim() {
             self.0.wake();
         }
+    }
+}
+
+impl base::Wake for Bell {
+    #[inline]
+    fn wake(&self) {
+        self.ring();
     }
 }
 

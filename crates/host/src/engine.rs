@@ -5,6 +5,7 @@
 //! dropped wait for the kernel to let go of the memory.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use base::{Blame, NoSuchMemory, Segment};
@@ -185,6 +186,39 @@ impl Engine {
         }
     }
 
+    /// Becomes readable when something has ended since [`arm`](Self::arm).
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        match &self.kind {
+            Kind::Ring(ring) => ring.descriptor(),
+            Kind::Workers(workers) => workers.descriptor(),
+        }
+    }
+
+    /// Starts what was submitted and has the descriptor signal from now on. True if something has
+    /// ended already, or could not be started: then do not sleep.
+    pub fn arm(&mut self) -> bool {
+        match &mut self.kind {
+            Kind::Ring(ring) => ring.arm(),
+            Kind::Workers(workers) => workers.arm(),
+        }
+    }
+
+    /// The descriptor need not signal: its owner polls.
+    pub fn disarm(&mut self) {
+        match &mut self.kind {
+            Kind::Ring(_) => {}
+            Kind::Workers(workers) => workers.disarm(),
+        }
+    }
+
+    /// Whether some jobs could not be started yet: [`flush`](Self::flush) tries again.
+    pub fn has_unstarted(&self) -> bool {
+        match &self.kind {
+            Kind::Ring(ring) => ring.has_unsubmitted(),
+            Kind::Workers(_) => false,
+        }
+    }
+
     /// Jobs that have not ended.
     pub fn in_flight(&self) -> usize {
         match &self.kind {
@@ -215,6 +249,7 @@ mod tests {
 
     use base::{Memory, RegionId, Segment};
     use dma::{Backing, Mapping, Regions};
+    use rustix::event::{PollFd, PollFlags, Timespec};
 
     use super::{Capacity, Choice, Ended, Engine, Job, Refused};
     use crate::Errno;
@@ -414,5 +449,29 @@ mod tests {
     fn the_engine_that_was_asked_for_is_the_one_that_runs() {
         let bench = bench(Choice::Threads).unwrap();
         assert_eq!((bench.engine.name(), bench.engine.why_no_ring()), ("threads", None));
+    }
+
+    #[test]
+    fn one_who_sleeps_on_an_engine_is_woken_by_the_end_of_a_job() {
+        for mut bench in benches() {
+            let into = [bench.block(0)];
+            for round in 0..50 {
+                assert!(!bench.engine.arm() && bench.engine.in_flight() == 0, "nothing to do");
+                bench.engine.submit(round, Job::Read { offset: 0, into: &into }).unwrap();
+                let mut ended = Vec::new();
+                while ended.is_empty() {
+                    if !bench.engine.arm() {
+                        let descriptor = bench.engine.descriptor();
+                        let mut entries = [PollFd::new(&descriptor, PollFlags::IN)];
+                        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+                        let ready = rustix::event::poll(&mut entries, Some(&limit));
+                        assert!(matches!(ready, Ok(1) | Err(Errno::INTR)), "{ready:?}");
+                    }
+                    bench.engine.disarm();
+                    bench.engine.poll(&mut ended);
+                }
+                assert_eq!(ended, [Ended { token: round, result: Ok(()) }]);
+            }
+        }
     }
 }

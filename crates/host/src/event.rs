@@ -1,4 +1,9 @@
 //! Interrupt vectors that are event descriptors: what an emulated SSD raises and a driver sleeps on.
+//!
+//! A vector is masked while its host polls, and then costs the device one load per signal. A host
+//! that goes to sleep unmasks it and looks once more; the next signal writes to the descriptor and
+//! masks the vector again, so that a sleep costs one write however much comes. That nothing is
+//! missed between the look and the sleep is the same handshake as a bell's.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,38 +13,79 @@ use base::{Interrupts, Span};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
+use crate::barrier::Barrier;
+use crate::bell::Handshake;
+
 /// The vectors of one device, one event descriptor each. Cheap to clone; every clone raises and
 /// waits for the same vectors.
 #[derive(Clone, Debug)]
 pub struct EventVectors {
-    descriptors: Arc<[OwnedFd]>,
+    vectors: Arc<[Shared]>,
+}
+
+/// One vector, as the host has it that sleeps on it.
+#[derive(Debug)]
+pub struct EventVector {
+    vectors: EventVectors,
+    number: u16,
+}
+
+/// On a line of its own: the device looks at the flag each time it signals.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Shared {
+    handshake: Handshake,
+    descriptor: OwnedFd,
 }
 
 impl EventVectors {
-    /// Makes `count` vectors. Each takes one of the process's descriptors.
+    /// Makes `count` vectors, all unmasked. Each takes one of the process's descriptors.
     pub fn new(count: u16) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let descriptors: Result<Vec<_>, Errno> = (0..count).map(|_| eventfd(0, flags)).collect();
-        Ok(Self { descriptors: descriptors?.into() })
+        let barrier = Barrier::detect();
+        let vector =
+            |_| Ok(Shared { handshake: Handshake::new(barrier), descriptor: eventfd(0, flags)? });
+        let vectors: Result<Vec<_>, Errno> = (0..count).map(vector).collect();
+        Ok(Self { vectors: vectors?.into() })
     }
 
     /// How many vectors there are.
     pub fn count(&self) -> usize {
-        self.descriptors.len()
+        self.vectors.len()
+    }
+
+    /// The host's end of a vector, which it begins by masking: it polls.
+    pub fn vector(&self, number: u16) -> Option<EventVector> {
+        self.shared(number)?.handshake.withdraw();
+        Some(EventVector { vectors: self.clone(), number })
     }
 
     /// The descriptor of a vector, to be given to whoever waits on many things.
     pub fn descriptor(&self, vector: u16) -> Option<BorrowedFd<'_>> {
-        self.descriptors.get(usize::from(vector)).map(AsFd::as_fd)
+        self.shared(vector).map(|vector| vector.descriptor.as_fd())
     }
 
-    /// Takes the signals of a vector away, and says whether there were any. To sleep without missing
-    /// one: clear, look once more for work, and only then [`wait`](Self::wait).
+    /// Takes the signals of a vector away, and says whether there were any.
     pub fn clear(&self, vector: u16) -> bool {
         let mut count = [0; 8];
         let read = |descriptor| rustix::io::read(descriptor, &mut count);
         // Anything but a count is EAGAIN: not signalled.
         self.descriptor(vector).map(read).is_some_and(|read| read == Ok(8))
+    }
+
+    /// Takes old signals away and asks for the next one. To sleep without missing anything: unmask,
+    /// look once more for work, and only then [`wait`](Self::wait). False if the kernel refuses the
+    /// barrier that this rests on, or there is no such vector: then go on looking.
+    pub fn unmask(&self, vector: u16) -> bool {
+        self.clear(vector);
+        self.shared(vector).is_some_and(|vector| vector.handshake.announce())
+    }
+
+    /// Asks for no signals. One that is under way may still come.
+    pub fn mask(&self, vector: u16) {
+        if let Some(vector) = self.shared(vector) {
+            vector.handshake.withdraw();
+        }
     }
 
     /// Sleeps until a vector is signalled or `timeout` has passed, and says which it was. The
@@ -58,34 +104,91 @@ impl EventVectors {
             Err(errno) => Err(errno.into()),
         }
     }
+
+    #[inline]
+    fn shared(&self, vector: u16) -> Option<&Shared> {
+        self.vectors.get(usize::from(vector))
+    }
 }
 
 impl Interrupts for EventVectors {
+    #[inline]
     fn raise(&mut self, vector: u16) {
-        let Some(descriptor) = self.descriptor(vector) else { return };
+        if let Some(vector) = self.shared(vector)
+            && vector.handshake.claim()
+        {
+            vector.signal();
+        }
+    }
+}
+
+impl Shared {
+    #[cold]
+    fn signal(&self) {
         // The only refusal is EAGAIN, when 2^64 − 2 signals have not been taken yet: then it is
         // signalled, which is all that was wanted.
-        let written = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
+        let written = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
         debug_assert!(matches!(written, Ok(8) | Err(Errno::AGAIN)), "{written:?}");
+    }
+}
+
+impl base::Vector for EventVector {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.vectors.vectors[usize::from(self.number)].descriptor.as_fd()
+    }
+
+    fn unmask(&mut self) -> bool {
+        self.vectors.unmask(self.number)
+    }
+
+    fn mask(&mut self) {
+        self.vectors.mask(self.number);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::{Interrupts, Span};
+    use base::{Interrupts, Span, Vector};
 
     use super::EventVectors;
 
     #[test]
-    fn signals_merge_and_none_is_lost() {
+    fn a_host_that_polls_is_not_signalled() {
+        let mut vectors = EventVectors::new(1).unwrap();
+        let mut vector = vectors.vector(0).unwrap();
+        vectors.raise(0);
+        assert!(!vectors.clear(0), "masked from the beginning");
+        assert!(vector.unmask());
+        vector.mask();
+        vectors.raise(0);
+        assert!(!vectors.clear(0));
+    }
+
+    #[test]
+    fn the_first_signal_of_a_sleep_is_written_and_no_other() {
         let mut vectors = EventVectors::new(3).unwrap();
         vectors.raise(1);
         vectors.raise(1);
         assert!(!vectors.clear(0), "the neighbour is silent");
         assert!(vectors.clear(1));
-        assert!(!vectors.clear(1), "two signals before a look are one");
+        vectors.raise(1);
+        assert!(!vectors.clear(1), "until it is unmasked again");
+        assert!(vectors.unmask(1));
         vectors.raise(1);
         assert!(vectors.wait(1, Span::default()).unwrap());
+    }
+
+    #[test]
+    fn unmasking_takes_old_signals_away() {
+        let mut vectors = EventVectors::new(1).unwrap();
+        let mut vector = vectors.vector(0).unwrap();
+        assert!(vector.unmask());
+        vectors.raise(0);
+        assert!(vector.unmask());
+        assert!(!vectors.wait(0, Span::default()).unwrap());
+        vectors.raise(0);
+        vector.mask();
+        assert!(vectors.wait(0, Span::default()).unwrap(), "what was signalled stays so");
     }
 
     #[test]
@@ -106,9 +209,10 @@ mod tests {
     #[test]
     fn a_vector_that_does_not_exist_is_never_signalled() {
         let mut vectors = EventVectors::new(1).unwrap();
+        assert!(!vectors.unmask(1));
         vectors.raise(1);
         assert!(!vectors.clear(1) && !vectors.clear(0));
-        assert!(vectors.wait(1, Span::default()).is_err());
+        assert!(vectors.wait(1, Span::default()).is_err() && vectors.vector(1).is_none());
         assert_eq!(vectors.count(), 1);
     }
 }

@@ -5,7 +5,7 @@
 //! given are addresses of region memory; a slot keeps the list of them where it is until the kernel
 //! has ended the job, and dropping the ring waits for that.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use dma::Regions;
@@ -133,6 +133,23 @@ impl Ring {
             self.push(index);
         }
         self.flush();
+    }
+
+    /// Becomes readable when something has ended: the kernel lets a ring be waited for as such.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is the ring's own and open for as long as the ring is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
+    }
+
+    /// Starts everything and looks once more. True if something has ended, or could not be started.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.flush();
+        self.has_unsubmitted() || !self.ring.completion().is_empty()
+    }
+
+    /// Whether the kernel has not been told of everything yet.
+    pub(crate) fn has_unsubmitted(&self) -> bool {
+        self.unsubmitted > 0
     }
 
     pub(crate) fn in_flight(&self) -> usize {

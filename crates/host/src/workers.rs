@@ -4,9 +4,11 @@
 //! the kernel works; nobody else wants it then.
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dma::Regions;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::Errno;
 
@@ -32,7 +34,15 @@ struct Shared {
     slots: Box<[Mutex<Slot>]>,
     queue: Mutex<Queue>,
     queued: Condvar,
-    ended: Mutex<Vec<(u16, Ended)>>,
+    ended: Mutex<Outbox>,
+    /// Written when somebody who awaits it is to look into the outbox.
+    event: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Outbox {
+    jobs: Vec<(u16, Ended)>,
+    is_awaited: bool,
 }
 
 #[derive(Debug)]
@@ -78,7 +88,8 @@ impl Workers {
             slots: (0..depth).map(|_| slot()).collect(),
             queue: Mutex::new(Queue { jobs: VecDeque::with_capacity(room), stop: false }),
             queued: Condvar::new(),
-            ended: Mutex::new(Vec::with_capacity(room)),
+            ended: Mutex::new(Outbox { jobs: Vec::with_capacity(room), is_awaited: false }),
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         let mut workers = Self {
             shared,
@@ -113,10 +124,30 @@ impl Workers {
 
     pub(crate) fn poll(&mut self, ended: &mut Vec<Ended>) {
         self.flush();
-        for (index, job) in lock(&self.shared.ended).drain(..) {
+        for (index, job) in lock(&self.shared.ended).jobs.drain(..) {
             self.free.push(index);
             ended.push(job);
         }
+    }
+
+    /// Becomes readable when something has ended since [`arm`](Self::arm).
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+
+    /// Starts everything, asks for a sign of the next job that ends, and says whether one has.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.flush();
+        // Empties it, or finds it empty: an old sign is of no use to anybody.
+        let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
+        let mut ended = lock(&self.shared.ended);
+        ended.is_awaited = ended.jobs.is_empty();
+        !ended.is_awaited
+    }
+
+    /// Asks for no sign.
+    pub(crate) fn disarm(&mut self) {
+        lock(&self.shared.ended).is_awaited = false;
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -140,7 +171,15 @@ impl Shared {
                 let mut slot = lock(&self.slots[usize::from(index)]);
                 (slot.token, slot.run(&self.file))
             };
-            lock(&self.ended).push((index, Ended { token, result }));
+            let is_awaited = {
+                let mut ended = lock(&self.ended);
+                ended.jobs.push((index, Ended { token, result }));
+                std::mem::take(&mut ended.is_awaited)
+            };
+            if is_awaited {
+                // Refused only if the count would overflow, and then it is readable already.
+                let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            }
         }
     }
 

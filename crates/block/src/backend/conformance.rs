@@ -2,7 +2,10 @@
 
 mod driver;
 
-use base::{Answers, Durability, Flags, Instant, Operation, Outcome, Random, RegionId, Segment};
+use base::{
+    Answers, Durability, Flags, Instant, Operation, Outcome, Random, RegionId, Segment, WakeSource,
+};
+use host::Sleeper;
 
 use self::driver::{Driver, every_medium, media_that_keep_data};
 
@@ -274,6 +277,32 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
         assert!(seen.iter().all(|count| *count == 1), "{}", driver.name);
         assert!(driver.turn(7).is_empty());
         assert_eq!(driver.channel.wake_at(), Instant::NEVER, "nothing is left to wait for");
+    }
+}
+
+#[test]
+fn one_who_sleeps_on_a_medium_is_woken_for_every_answer() {
+    for subject in every_medium() {
+        let mut driver = subject.driver();
+        let memory = driver.memory(1);
+        let mut sleeper = Sleeper::new().unwrap();
+        if let WakeSource::Descriptor(descriptor) = driver.channel.wake_source() {
+            sleeper.sources().add(descriptor, 0).unwrap();
+        }
+        assert!(!driver.channel.arm(), "{}: nothing is owed", driver.name);
+        driver.channel.disarm();
+        for round in 0..100 {
+            let operation = [Operation::Read, Operation::Write, Operation::Flush][round % 3];
+            let blocks = u32::from(operation != Operation::Flush);
+            let mut request = driver.request(operation, 0, blocks);
+            request.segment_count = u16::from(blocks > 0);
+            assert_eq!(driver.channel.submit(driver.now, &[request], &[memory]), 1);
+            let mut answers = Answers::with_capacity(1);
+            while answers.as_slice().is_empty() {
+                driver.sleep(&mut sleeper);
+                driver.channel.poll(driver.now, &mut answers);
+            }
+        }
     }
 }
 

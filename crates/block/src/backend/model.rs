@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{
     Answer, Answers, Backend, Instant, Limits, Medium, Operation, Random, Request, Segment, Span,
+    WakeSource,
 };
 
 use super::profile::{Latency, Profile};
@@ -153,6 +154,18 @@ impl Backend for ModelChannel {
         }
         let timer = self.timers.peek().map_or(Instant::NEVER, |Reverse((due_at, _))| *due_at);
         timer.min(self.inner.wake_at())
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.inner.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ready.len() > 0 || self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
     }
 }
 

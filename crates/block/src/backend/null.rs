@@ -2,7 +2,7 @@
 
 use base::{
     Answer, Answers, Backend, Durability, Instant, Limits, Medium, Operation, Outcome, Request,
-    Segment, Support,
+    Segment, Support, WakeSource,
 };
 
 use super::range::SEGMENTS_MAX;
@@ -90,5 +90,13 @@ impl Backend for NullChannel {
 
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Deadline
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ready.len() > 0
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{
     Answer, Answers, Backend, Blame, Durability, Instant, Limits, Medium, Memory, NoSuchMemory,
-    Operation, Outcome, Request, Segment, Support,
+    Operation, Outcome, Request, Segment, Support, WakeSource,
 };
 use dma::{Backing, Mapping, Regions};
 
@@ -127,6 +127,14 @@ impl Backend for RamChannel {
 
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Deadline
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ready.len() > 0
     }
 }
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use base::{
     Answer, Answers, Backend, Flags, Instant, Limits, Medium, Memory, Operation, Outcome, Random,
-    Request, Segment,
+    Request, Segment, Span, WakeSource,
 };
 use dma::{Backing, Mapping, Regions};
+use host::Sleeper;
 
 use crate::uri::MediumSpec;
 
@@ -180,6 +181,30 @@ impl Driver {
         let count = self.channel.poll(self.now, &mut answers);
         assert_eq!(count, answers.as_slice().len());
         answers.drain().collect()
+    }
+
+    /// Sleeps until the channel wakes its thread, unless it must not sleep.
+    pub(super) fn sleep(&mut self, sleeper: &mut Sleeper) {
+        if self.channel.arm() {
+            return;
+        }
+        let wake_at = self.channel.wake_at();
+        match self.channel.wake_source() {
+            _ if wake_at != Instant::NEVER => self.now = self.now.max(wake_at),
+            WakeSource::Descriptor(_) => {
+                let mut ready = Vec::new();
+                // A signal to the process may end a sleep; no sleep may be as long as this.
+                for _ in 0..10 {
+                    sleeper.block(Span::from_secs(1), &mut ready);
+                    if !ready.is_empty() || self.channel.arm() {
+                        break;
+                    }
+                }
+                assert!(!ready.is_empty() || self.channel.arm(), "{} overslept", self.name);
+            }
+            source => panic!("{} would sleep for ever on {source:?}", self.name),
+        }
+        self.channel.disarm();
     }
 
     /// Carries out one request, alone.

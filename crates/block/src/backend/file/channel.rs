@@ -2,6 +2,7 @@
 
 use base::{
     Answer, Answers, Backend, Flags, Instant, Limits, Operation, Outcome, Request, Segment,
+    WakeSource,
 };
 use dma::Regions;
 use host::Errno;
@@ -231,8 +232,20 @@ impl Backend for FileChannel {
     }
 
     fn wake_at(&self) -> Instant {
-        let idle = self.free.len() == self.works.len() && self.ready.len() == 0;
-        if idle { Instant::NEVER } else { Instant::default() }
+        let has_work = self.ready.len() > 0 || self.engine.has_unstarted();
+        if has_work { Instant::default() } else { Instant::NEVER }
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Descriptor(self.engine.descriptor())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ready.len() > 0 || self.engine.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.engine.disarm();
     }
 }
 
