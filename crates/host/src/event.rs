@@ -43,8 +43,12 @@ impl EventVectors {
     pub fn new(count: u16) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let barrier = Barrier::detect();
-        let vector =
-            |_| Ok(Shared { handshake: Handshake::new(barrier), descriptor: eventfd(0, flags)? });
+        let vector = |_| {
+            let handshake = Handshake::new(barrier);
+            // Nobody signals yet, so it does not matter whether there was a barrier.
+            handshake.announce();
+            Ok(Shared { handshake, descriptor: eventfd(0, flags)? })
+        };
         let vectors: Result<Vec<_>, Errno> = (0..count).map(vector).collect();
         Ok(Self { vectors: vectors?.into() })
     }
