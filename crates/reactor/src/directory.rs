@@ -1,0 +1,360 @@
+//! The directory: who there is, where everybody lives, and how to give a reactor an order.
+//!
+//! It is shared by all reactors and by whoever watches or steers them. Reactors store plain words
+//! into it and take no lock in a turn; the lists behind locks change when somebody comes or goes.
+
+mod record;
+mod sample;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{Instant, Span};
+use host::{Bell, Cores, Sender};
+
+use crate::event::{Event, EventList, Events};
+use crate::message::Handle;
+use crate::poller::WakeKind;
+use crate::refused::Refused;
+use crate::spell::PollMode;
+use crate::thread::{LightThread, ThreadPlan};
+pub(crate) use record::{Count, PollerRecord, ReactorRecord, ThreadRecord};
+pub use sample::{PollerSample, ReactorSample, Sample, ThreadSample};
+
+/// Who there is.
+#[derive(Debug)]
+pub struct Directory {
+    reactors: Box<[Entry]>,
+    bells: Arc<[Bell]>,
+    threads: Mutex<Vec<Arc<ThreadRecord>>>,
+    events: EventList,
+    next_thread: AtomicU32,
+    next_number: AtomicU64,
+}
+
+/// A reactor's number: an index, from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReactorId(pub u32);
+
+/// A thread's number. Never used again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId(pub u32);
+
+/// A thread that was not spawned.
+#[derive(Debug)]
+pub struct NotSpawned {
+    /// Why.
+    pub why: Refused,
+    /// What was to be spawned.
+    pub plan: Box<ThreadPlan>,
+}
+
+/// What a reactor is told to do.
+pub(crate) enum Order {
+    /// Take this thread in.
+    Adopt(Box<LightThread>),
+    /// Hand a thread on.
+    Move { thread: ThreadId, to: ReactorId },
+    /// End a thread.
+    End(ThreadId),
+    /// Poll in this way.
+    SetPoll(PollMode),
+    /// End all threads, and then yourself.
+    Stop,
+}
+
+#[derive(Debug)]
+struct Entry {
+    record: Arc<ReactorRecord>,
+    inbox: Sender<Order>,
+}
+
+impl Directory {
+    pub(crate) fn new(
+        reactors: Vec<(Arc<ReactorRecord>, Sender<Order>, Bell)>,
+        events: usize,
+    ) -> Self {
+        let mut bells = Vec::with_capacity(reactors.len());
+        let entry = |(record, inbox, bell)| {
+            bells.push(bell);
+            Entry { record, inbox }
+        };
+        let reactors = reactors.into_iter().map(entry).collect();
+        Self {
+            reactors,
+            bells: bells.into(),
+            threads: Mutex::default(),
+            events: EventList::new(events),
+            next_thread: AtomicU32::new(0),
+            next_number: AtomicU64::new(1),
+        }
+    }
+
+    /// Starts a thread where its plan says, or on the reactor with the fewest threads of those that
+    /// its mask allows.
+    pub fn spawn(&self, plan: ThreadPlan) -> Result<Handle, NotSpawned> {
+        let refuse = |why, plan| NotSpawned { why, plan: Box::new(plan) };
+        let home = match self.home_for(&plan) {
+            Ok(home) => home,
+            Err(why) => return Err(refuse(why, plan)),
+        };
+        if let Err(why) = plan.check(self.reactors[home.index()].record.mode()) {
+            return Err(refuse(why, plan));
+        }
+        let id = ThreadId(self.next_thread.fetch_add(1, Ordering::Relaxed));
+        let thread = LightThread::new(plan, id, home, Arc::clone(&self.bells), self);
+        let record = Arc::clone(thread.record());
+        match self.order(home, Order::Adopt(Box::new(thread))) {
+            Ok(()) => {
+                let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+                threads.retain(|thread| !thread.mail.is_closed());
+                threads.push(Arc::clone(&record));
+                Ok(Handle(record))
+            }
+            Err((why, Order::Adopt(thread))) => Err(refuse(why, thread.into_plan())),
+            Err(_) => unreachable!("an order that is refused is given back"),
+        }
+    }
+
+    /// Moves a thread to another reactor. The move has been ordered when this returns, and takes
+    /// place once all pollers of the thread have let go; an event tells.
+    pub fn move_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), Refused> {
+        let record = self.record_of(thread)?;
+        let core = self.reactor(to)?.record.core;
+        if let Some(mask) = record.mask.as_ref().filter(|mask| !mask.contains(core)) {
+            let (thread, mask) = (record.name.clone(), mask.clone());
+            return Err(Refused::MaskOutside { thread, mask, cores: Cores::from_iter([core]) });
+        }
+        self.order(record.home(), Order::Move { thread, to }).map_err(|(why, _)| why)
+    }
+
+    /// Ends a thread, once all of its pollers have let go or a while has passed.
+    pub fn end_thread(&self, thread: ThreadId) -> Result<(), Refused> {
+        let home = self.record_of(thread)?.home();
+        self.order(home, Order::End(thread)).map_err(|(why, _)| why)
+    }
+
+    /// Changes how a reactor polls. Refused if it would sleep with a poller that nothing wakes.
+    pub fn set_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), Refused> {
+        self.reactor(reactor)?;
+        if mode != PollMode::Always
+            && let Some(poller) = self.sleepless_poller(reactor)
+        {
+            return Err(Refused::NoWakeSource { poller, mode });
+        }
+        self.order(reactor, Order::SetPoll(mode)).map_err(|(why, _)| why)
+    }
+
+    /// Tells a reactor to end all of its threads and then itself.
+    pub fn stop(&self, reactor: ReactorId) -> Result<(), Refused> {
+        self.reactor(reactor)?;
+        self.order(reactor, Order::Stop).map_err(|(why, _)| why)
+    }
+
+    /// The reactors' numbers.
+    pub fn reactors(&self) -> impl Iterator<Item = ReactorId> + use<> {
+        (0..u32::try_from(self.reactors.len()).unwrap_or(u32::MAX)).map(ReactorId)
+    }
+
+    /// The reactor that was meant for this core.
+    pub fn reactor_on(&self, core: u32) -> Option<ReactorId> {
+        self.reactors().find(|reactor| self.reactors[reactor.index()].record.core == core)
+    }
+
+    /// A thread by its number.
+    pub fn thread(&self, thread: ThreadId) -> Option<Handle> {
+        self.record_of(thread).ok().map(Handle)
+    }
+
+    /// What has happened since, from number `from` on.
+    pub fn events_since(&self, from: u64) -> Events {
+        self.events.since(from)
+    }
+
+    /// Looks at all books. Costs nothing to those who write them.
+    pub fn sample(&self, now: Instant) -> Sample {
+        let records = self.living();
+        let threads: Vec<_> = records.iter().map(|record| sample_thread(record, now)).collect();
+        let name = |number| name_of(&records, number);
+        let reactor =
+            |id: ReactorId| sample_reactor(id, &self.reactors[id.index()].record, now, name);
+        Sample { at: now, reactors: self.reactors().map(reactor).collect(), threads }
+    }
+
+    pub(crate) fn note(&self, at: Instant, event: Event) {
+        self.events.note(at, event);
+    }
+
+    /// A number for a mailbox or a poller, unlike any other.
+    pub(crate) fn number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Gives a reactor an order, and wakes it; or gives the order back.
+    pub(crate) fn order(&self, to: ReactorId, order: Order) -> Result<(), (Refused, Order)> {
+        let Some(entry) = self.reactors.get(to.index()) else {
+            return Err((self.unknown(to), order));
+        };
+        match entry.inbox.send(order) {
+            Ok(()) => {
+                self.bells[to.index()].ring();
+                Ok(())
+            }
+            Err(order) if entry.inbox.is_closed() => Err((Refused::Stopped(to), order)),
+            Err(order) => Err((Refused::InboxFull(to), order)),
+        }
+    }
+
+    fn home_for(&self, plan: &ThreadPlan) -> Result<ReactorId, Refused> {
+        let allows = |reactor: &ReactorId| {
+            let core = self.reactors[reactor.index()].record.core;
+            plan.mask.as_ref().is_none_or(|mask| mask.contains(core))
+        };
+        if let Some(reactor) = plan.reactor {
+            self.reactor(reactor)?;
+            if allows(&reactor) {
+                return Ok(reactor);
+            }
+        } else {
+            let homes: Vec<_> = self.living().iter().map(|thread| thread.home()).collect();
+            let crowd = |reactor: &ReactorId| homes.iter().filter(|home| *home == reactor).count();
+            if let Some(reactor) = self.reactors().filter(allows).min_by_key(crowd) {
+                return Ok(reactor);
+            }
+        }
+        let cores = self.reactors.iter().map(|entry| entry.record.core).collect();
+        let mask = plan.mask.clone().unwrap_or_default();
+        Err(Refused::MaskOutside { thread: plan.name.clone(), mask, cores })
+    }
+
+    fn sleepless_poller(&self, reactor: ReactorId) -> Option<String> {
+        let here = self.living().into_iter().filter(|thread| thread.home() == reactor);
+        let sleepless = |thread: Arc<ThreadRecord>| {
+            let pollers = thread.pollers();
+            let poller = pollers.iter().find(|poller| poller.wake == WakeKind::Nothing)?;
+            Some(poller.name.clone())
+        };
+        here.into_iter().find_map(sleepless)
+    }
+
+    fn living(&self) -> Vec<Arc<ThreadRecord>> {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().filter(|thread| !thread.mail.is_closed()).cloned().collect()
+    }
+
+    fn record_of(&self, thread: ThreadId) -> Result<Arc<ThreadRecord>, Refused> {
+        let found = self.living().into_iter().find(|record| record.id == thread);
+        found.ok_or(Refused::UnknownThread(thread))
+    }
+
+    fn reactor(&self, reactor: ReactorId) -> Result<&Entry, Refused> {
+        self.reactors.get(reactor.index()).ok_or_else(|| self.unknown(reactor))
+    }
+
+    fn unknown(&self, reactor: ReactorId) -> Refused {
+        Refused::UnknownReactor { reactor, count: self.reactors.len() }
+    }
+}
+
+impl ReactorId {
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+fn sample_reactor(
+    id: ReactorId,
+    record: &ReactorRecord,
+    now: Instant,
+    name: impl Fn(u64) -> Option<String>,
+) -> ReactorSample {
+    let busy = record.busy_ns.get();
+    let culprit = record.longest_culprit.lock().unwrap_or_else(PoisonError::into_inner);
+    ReactorSample {
+        id,
+        core: record.core,
+        mode: record.mode(),
+        asleep: record.asleep.load(Ordering::Relaxed),
+        turns: record.turns.get(),
+        busy: Span { ns: busy },
+        idle: Span { ns: now.since(record.started).ns.saturating_sub(busy) },
+        sleeps: record.sleeps.get(),
+        wakes: record.wakes.get(),
+        messages: record.messages.get(),
+        moves: record.moves.get(),
+        turns_too_long: record.turns_too_long.get(),
+        longest_turn: Span { ns: record.longest_turn_ns.get() },
+        longest_culprit: culprit.clone(),
+        running: name(record.running.get()),
+        turn_began: Instant { ns: record.turn_began.get() },
+    }
+}
+
+fn sample_thread(record: &ThreadRecord, now: Instant) -> ThreadSample {
+    let busy = record.busy_ns.get();
+    let started = Instant { ns: record.started_ns.get() };
+    ThreadSample {
+        id: record.id,
+        name: record.name.clone(),
+        home: record.home(),
+        mask: record.mask.clone(),
+        busy: Span { ns: busy },
+        idle: Span { ns: now.since(started).ns.saturating_sub(busy) },
+        messages: record.messages.get(),
+        moves: record.moves.get(),
+        channels: record.channels.get(),
+        pollers: record.pollers().iter().map(|poller| sample_poller(poller)).collect(),
+    }
+}
+
+fn sample_poller(record: &PollerRecord) -> PollerSample {
+    PollerSample {
+        name: record.name.clone(),
+        wake: record.wake,
+        every: record.every,
+        paused: record.paused.load(Ordering::Relaxed),
+        polls: record.polls.get(),
+        found: record.found.get(),
+    }
+}
+
+/// The name of the poller with this number.
+fn name_of(threads: &[Arc<ThreadRecord>], number: u64) -> Option<String> {
+    threads.iter().find_map(|thread| {
+        let pollers = thread.pollers();
+        pollers.iter().find(|poller| poller.number == number).map(|poller| poller.name.clone())
+    })
+}
+
+impl fmt::Display for ReactorId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+impl fmt::Display for ThreadId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+impl fmt::Display for NotSpawned {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.why.fmt(out)
+    }
+}
+
+impl std::error::Error for NotSpawned {}
+
+impl fmt::Debug for Order {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Adopt(thread) => write!(out, "Adopt({})", thread.record().id),
+            Self::Move { thread, to } => write!(out, "Move({thread} to {to})"),
+            Self::End(thread) => write!(out, "End({thread})"),
+            Self::SetPoll(mode) => write!(out, "SetPoll({mode})"),
+            Self::Stop => out.write_str("Stop"),
+        }
+    }
+}

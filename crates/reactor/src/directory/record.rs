@@ -1,0 +1,185 @@
+//! What is published about reactors, threads and pollers: plain words, stored by their owner without
+//! ever waiting, loaded by anybody.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Instant, Span};
+use host::{Bell, Cores, Sender};
+
+use super::{ReactorId, ThreadId};
+use crate::message::Message;
+use crate::poller::WakeKind;
+use crate::spell::PollMode;
+
+/// A word with one writer. It carries no other data, so it orders nothing; a load and a store, and
+/// never one that is both.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn add(&self, more: u64) {
+        self.set(self.get().wrapping_add(more));
+    }
+}
+
+/// A reactor's books. Written by it alone; on a pair of cache lines of their own.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct ReactorRecord {
+    pub(crate) core: u32,
+    mode: AtomicU8,
+    pub(crate) asleep: AtomicBool,
+    /// The number of the mailbox or poller that runs, or ran last.
+    pub(crate) running: Count,
+    /// When the turn began, in nanoseconds.
+    pub(crate) turn_began: Count,
+    pub(crate) turns: Count,
+    pub(crate) busy_ns: Count,
+    pub(crate) sleeps: Count,
+    pub(crate) wakes: Count,
+    pub(crate) messages: Count,
+    pub(crate) moves: Count,
+    pub(crate) turns_too_long: Count,
+    pub(crate) longest_turn_ns: Count,
+    pub(crate) started: Instant,
+    /// What took the time in the longest turn. Locked when that record is broken.
+    pub(crate) longest_culprit: Mutex<Option<String>>,
+}
+
+impl ReactorRecord {
+    pub(crate) fn new(core: u32, mode: PollMode, started: Instant) -> Self {
+        let count = Count::default;
+        Self {
+            core,
+            mode: AtomicU8::new(mode as u8),
+            asleep: AtomicBool::new(false),
+            running: count(),
+            turn_began: count(),
+            turns: count(),
+            busy_ns: count(),
+            sleeps: count(),
+            wakes: count(),
+            messages: count(),
+            moves: count(),
+            turns_too_long: count(),
+            longest_turn_ns: count(),
+            started,
+            longest_culprit: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn mode(&self) -> PollMode {
+        let mode = usize::from(self.mode.load(Ordering::Relaxed));
+        PollMode::ALL.get(mode).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn set_mode(&self, mode: PollMode) {
+        self.mode.store(mode as u8, Ordering::Relaxed);
+    }
+}
+
+/// What everybody may know of a light thread: its books, its mailbox and where it lives.
+#[derive(Debug)]
+pub(crate) struct ThreadRecord {
+    pub(crate) id: ThreadId,
+    pub(crate) name: String,
+    pub(crate) mask: Option<Cores>,
+    pub(crate) mail: Sender<Message>,
+    home: AtomicU32,
+    bells: Arc<[Bell]>,
+    pub(crate) started_ns: Count,
+    pub(crate) busy_ns: Count,
+    pub(crate) messages: Count,
+    pub(crate) moves: Count,
+    pub(crate) channels: Count,
+    pollers: Mutex<Vec<Arc<PollerRecord>>>,
+}
+
+impl ThreadRecord {
+    pub(crate) fn new(
+        id: ThreadId,
+        name: String,
+        mask: Option<Cores>,
+        mail: Sender<Message>,
+        home: ReactorId,
+        bells: Arc<[Bell]>,
+    ) -> Self {
+        let count = Count::default;
+        Self {
+            id,
+            name,
+            mask,
+            mail,
+            home: AtomicU32::new(home.0),
+            bells,
+            started_ns: count(),
+            busy_ns: count(),
+            messages: count(),
+            moves: count(),
+            channels: count(),
+            pollers: Mutex::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn home(&self) -> ReactorId {
+        ReactorId(self.home.load(Ordering::Relaxed))
+    }
+
+    /// To be called before the thread is handed on: what makes it visible to its new reactor (the
+    /// inbox) makes this visible too.
+    pub(crate) fn set_home(&self, home: ReactorId) {
+        self.home.store(home.0, Ordering::Relaxed);
+    }
+
+    /// Wakes the reactor where the thread lives, to be called after a message was put in.
+    ///
+    /// The thread may move at any moment. If the home is still the same after its bell was rung,
+    /// this load stands behind the ring's barrier, and so does the argument: a reactor that took the
+    /// thread in announces its sleep later than the home was changed, so either its look at the
+    /// mailbox comes after the message, or this load after the change. In the second case the bell
+    /// of the new home is rung as well.
+    #[inline]
+    pub(crate) fn ring(&self) {
+        let mut home = self.home();
+        loop {
+            if let Some(bell) = self.bells.get(home.index()) {
+                bell.ring();
+            }
+            let now = self.home();
+            if now == home {
+                return;
+            }
+            home = now;
+        }
+    }
+
+    pub(crate) fn pollers(&self) -> MutexGuard<'_, Vec<Arc<PollerRecord>>> {
+        self.pollers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A poller's books.
+#[derive(Debug)]
+pub(crate) struct PollerRecord {
+    /// Unlike any other of the house.
+    pub(crate) number: u64,
+    pub(crate) name: String,
+    pub(crate) wake: WakeKind,
+    pub(crate) every: Option<Span>,
+    pub(crate) paused: AtomicBool,
+    pub(crate) polls: Count,
+    pub(crate) found: Count,
+}

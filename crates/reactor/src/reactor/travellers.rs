@@ -1,0 +1,85 @@
+//! Threads that come, go or end.
+
+use base::Instant;
+
+use super::Reactor;
+use crate::directory::{Order, ReactorId, ThreadId};
+use crate::refused::Refused;
+use crate::thread::{Letting, LightThread};
+
+impl Reactor {
+    /// Takes a thread in. One that has to stop lets go of it at once.
+    pub(super) fn adopt(&mut self, mut thread: Box<LightThread>, now: Instant) {
+        if self.local.id != thread.from() {
+            self.local.record.moves.add(1);
+        }
+        if self.stopping {
+            thread.leave(None, now, &mut self.local);
+        }
+        self.threads.push(thread);
+        self.local.attention = true;
+    }
+
+    /// Asks a thread to leave. If it is not here (any more), nothing happens: whoever moved it knew
+    /// better.
+    pub(super) fn leave(&mut self, thread: ThreadId, to: Option<ReactorId>, now: Instant) {
+        let mut threads = self.threads.iter_mut();
+        if let Some(thread) = threads.find(|candidate| candidate.record().id == thread) {
+            thread.leave(to, now, &mut self.local);
+        }
+    }
+
+    pub(super) fn stop(&mut self, now: Instant) {
+        self.stopping = true;
+        self.local.attention = true;
+        for thread in &mut self.threads {
+            thread.leave(None, now, &mut self.local);
+        }
+    }
+
+    /// Lets those arrive who come, and sees off those who go. Returns whether anybody did.
+    #[cold]
+    pub(super) fn mind_travellers(&mut self, now: Instant) -> bool {
+        let mut travelled = false;
+        let mut index = 0;
+        while let Some(thread) = self.threads.get_mut(index) {
+            travelled |= thread.arrive(now, &mut self.local);
+            match thread.let_go(now, &mut self.local) {
+                Letting::Stays | Letting::NotYet => index += 1,
+                Letting::Goes(to) => {
+                    travelled = true;
+                    let mut thread = self.threads.remove(index);
+                    thread.depart(to);
+                    self.parting.push((to, thread));
+                }
+                Letting::Ends => {
+                    travelled = true;
+                    thread.close(now, &mut self.local);
+                    self.threads.remove(index);
+                }
+            }
+        }
+        self.hand_on(now);
+        // Books that are due tell who shares the reactor now.
+        self.publish_at = now;
+        self.local.due = now;
+        let leaving = self.threads.iter().any(|thread| thread.is_travelling());
+        self.local.attention = leaving || !self.parting.is_empty();
+        travelled
+    }
+
+    /// Hands those who go to their new reactors. Whom there is no room for waits for the next turn,
+    /// and this reactor stays awake for that; whose reactor has stopped comes back.
+    fn hand_on(&mut self, now: Instant) {
+        for (to, thread) in std::mem::take(&mut self.parting) {
+            match self.local.directory.order(to, Order::Adopt(thread)) {
+                Err((Refused::Stopped(_), Order::Adopt(thread))) => {
+                    thread.record().set_home(self.local.id);
+                    self.adopt(thread, now);
+                }
+                Err((_, Order::Adopt(thread))) => self.parting.push((to, thread)),
+                _ => {}
+            }
+        }
+    }
+}

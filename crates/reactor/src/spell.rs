@@ -1,0 +1,216 @@
+//! How long a reactor looks for work before it sleeps.
+//!
+//! It is the problem of renting or buying skis: looking costs by the nanosecond, a sleep costs once.
+//! Who looks for as long as a sleep costs, and then sleeps, never pays more than twice the least
+//! possible. The gaps between the last pieces of work say more: if work comes sooner than
+//! [`SPELL_MAX`], looking for twice the longest recent gap meets it awake; if it comes later,
+//! looking is in vain, and [`SPELL_MIN`] is what a sleep costs.
+
+use std::fmt;
+
+use base::{Instant, Span};
+
+/// What a reactor does when there is nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollMode {
+    /// It looks for work, for ever.
+    Always,
+    /// It looks for a spell, and then sleeps until something wakes it.
+    #[default]
+    Adaptive,
+    /// As adaptive, and while something is in flight it rests for three quarters of the time that
+    /// usually takes before it looks.
+    Hybrid,
+}
+
+/// The shortest spell: about what a sleep costs, from announcing it to running again.
+pub const SPELL_MIN: Span = Span::from_us(50);
+/// The longest spell.
+pub const SPELL_MAX: Span = Span::from_ms(1);
+/// A rest shorter than this is spent looking: the kernel does not wake more precisely.
+pub const REST_MIN: Span = Span::from_us(20);
+/// A rest is never longer than this, since nothing ends it early.
+pub const REST_MAX: Span = Span::from_ms(1);
+
+/// The state of one reactor's patience.
+#[derive(Debug)]
+pub(crate) struct Spell {
+    mode: PollMode,
+    last_work: Instant,
+    /// The longest recent gap that was not longer than [`SPELL_MAX`].
+    gap: Span,
+    /// When the turn should think about resting or sleeping.
+    over_at: Instant,
+    /// Whether it has rested since the last work.
+    rested: bool,
+}
+
+impl Spell {
+    pub(crate) fn new(mode: PollMode, now: Instant) -> Self {
+        let mut spell =
+            Self { mode, last_work: now, gap: Span::default(), over_at: now, rested: true };
+        spell.set_mode(mode, now);
+        spell
+    }
+
+    pub(crate) fn set_mode(&mut self, mode: PollMode, now: Instant) {
+        self.mode = mode;
+        self.extend(now);
+    }
+
+    /// Work was found.
+    #[inline]
+    pub(crate) fn work(&mut self, now: Instant) {
+        let gap = now.since(self.last_work);
+        self.last_work = now;
+        self.gap.ns = if gap > SPELL_MAX {
+            self.gap.ns / 2
+        } else {
+            gap.ns.max(self.gap.ns - self.gap.ns / 64)
+        };
+        self.rested = false;
+        self.over_at = match self.mode {
+            PollMode::Always => Instant::NEVER,
+            PollMode::Adaptive => now.after(self.length()),
+            PollMode::Hybrid => now,
+        };
+    }
+
+    /// Whether the spell is over, for a turn that found nothing.
+    #[inline]
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        now >= self.over_at
+    }
+
+    /// Begins another spell at `now`, with no work: the reactor was about to sleep and may not.
+    pub(crate) fn extend(&mut self, now: Instant) {
+        self.over_at = match self.mode {
+            PollMode::Always => Instant::NEVER,
+            PollMode::Adaptive | PollMode::Hybrid => now.after(self.length()),
+        };
+    }
+
+    /// The rest that is due now in hybrid mode, if what is in flight takes `latency`. At most one
+    /// for each piece of work; after it another spell begins.
+    pub(crate) fn rest(&mut self, now: Instant, latency: Option<Span>) -> Option<Span> {
+        self.rested = true;
+        let until = self.last_work.after(Span { ns: latency?.ns / 4 * 3 });
+        let rest = until.since(now).min(REST_MAX);
+        (rest >= REST_MIN).then_some(rest)
+    }
+
+    /// Whether a rest should be thought of before a sleep is.
+    pub(crate) fn wants_rest(&self) -> bool {
+        self.mode == PollMode::Hybrid && !self.rested
+    }
+
+    fn length(&self) -> Span {
+        Span { ns: (2 * self.gap.ns).clamp(SPELL_MIN.ns, SPELL_MAX.ns) }
+    }
+}
+
+impl PollMode {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 3] = [Self::Always, Self::Adaptive, Self::Hybrid];
+
+    /// Its name, as it is given to `--poll`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Adaptive => "adaptive",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// The mode of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+impl fmt::Display for PollMode {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Instant, Random, Span};
+
+    use super::{PollMode, REST_MAX, SPELL_MAX, SPELL_MIN, Spell};
+
+    /// How long a spell lasts after work has come with these gaps.
+    fn spell_after(gaps: impl IntoIterator<Item = Span>) -> Span {
+        let mut now = Instant { ns: 1_000 };
+        let mut spell = Spell::new(PollMode::Adaptive, now);
+        for gap in gaps {
+            now = now.after(gap);
+            spell.work(now);
+        }
+        assert!(!spell.is_over(now));
+        spell.over_at.since(now)
+    }
+
+    #[test]
+    fn a_spell_is_bounded_whatever_came_before() {
+        for seed in 0..1_000 {
+            let mut random = Random::new(seed);
+            let gaps = (0..50).map(|_| Span { ns: 1 << random.below(40) });
+            let length = spell_after(gaps.collect::<Vec<_>>());
+            assert!(SPELL_MIN <= length && length <= SPELL_MAX, "seed {seed}: {length}");
+        }
+    }
+
+    #[test]
+    fn steady_work_is_met_awake_even_if_several_turns_belong_to_each_piece() {
+        let one = [Span::from_us(80), Span { ns: 100 }, Span { ns: 100 }, Span { ns: 100 }];
+        let length = spell_after(one.repeat(100));
+        assert!(length > Span::from_us(120) && length <= Span::from_us(160), "{length}");
+    }
+
+    #[test]
+    fn rare_work_is_slept_for_after_the_shortest_spell() {
+        let steady = [Span::from_us(400)].repeat(10);
+        assert_eq!(spell_after(steady.iter().copied()), Span::from_us(800));
+        let rare = [Span::from_ms(100)].repeat(5);
+        assert_eq!(spell_after(steady.into_iter().chain(rare)), SPELL_MIN);
+    }
+
+    #[test]
+    fn a_reactor_that_always_polls_never_thinks_of_sleeping() {
+        let mut spell = Spell::new(PollMode::Always, Instant::default());
+        let end = Instant { ns: u64::MAX - 1 };
+        assert!(!spell.is_over(end));
+        spell.work(Instant { ns: 5 });
+        assert!(!spell.is_over(end));
+        spell.set_mode(PollMode::Adaptive, Instant { ns: 10 });
+        assert!(spell.is_over(end));
+        spell.set_mode(PollMode::Always, end);
+        assert!(!spell.is_over(end));
+    }
+
+    #[test]
+    fn a_rest_is_three_quarters_of_the_latency_and_comes_once() {
+        let now = Instant { ns: 1_000_000 };
+        let mut spell = Spell::new(PollMode::Hybrid, Instant::default());
+        spell.work(now);
+        assert!(spell.is_over(now) && spell.wants_rest());
+        let rest = spell.rest(now.after(Span::from_us(10)), Some(Span::from_us(80)));
+        assert_eq!(rest, Some(Span::from_us(50)));
+        assert!(!spell.wants_rest());
+        spell.work(now);
+        assert!(spell.wants_rest());
+        assert_eq!(spell.rest(now, Some(Span::from_us(8))), None, "too short to be worth it");
+        assert_eq!(spell.rest(now, Some(Span::from_secs(8))), Some(REST_MAX));
+        assert_eq!(spell.rest(now, None), None);
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for mode in PollMode::ALL {
+            assert_eq!(PollMode::parse(mode.name()), Some(mode));
+        }
+        assert_eq!(PollMode::parse("sometimes"), None);
+    }
+}

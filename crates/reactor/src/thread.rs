@@ -1,0 +1,324 @@
+//! Light threads: some pollers and a mailbox that live on one reactor and move together.
+
+mod plan;
+mod slots;
+mod travel;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::{Instant, Span};
+use host::{Bell, Receiver, mailbox};
+
+use crate::channel::Channels;
+use crate::context::Context;
+use crate::directory::{Directory, ReactorId, ThreadId, ThreadRecord};
+use crate::event::{Event, PollerPanicked};
+use crate::message::{Call, Handle, Message};
+use crate::poller::{PollerId, Registration};
+use crate::reactor::Local;
+pub use plan::ThreadPlan;
+pub(crate) use slots::Ids;
+use slots::{Slot, Slots};
+use travel::Leaving;
+pub(crate) use travel::Letting;
+
+/// A light thread. Whoever holds it may run it: it is on one reactor, or on its way to one.
+pub(crate) struct LightThread {
+    desk: Desk,
+    slots: Slots,
+    /// What it is made from, until it has come to its first reactor.
+    plan: Option<ThreadPlan>,
+    leaving: Option<Leaving>,
+    /// Some of its pollers are not attached yet.
+    arriving: bool,
+    /// The reactor it came from.
+    from: ReactorId,
+}
+
+/// What the pollers of a thread may use of it.
+pub(crate) struct Desk {
+    pub(crate) record: Arc<ThreadRecord>,
+    mail: Receiver<Message>,
+    /// The number of the mailbox, unlike that of any other mailbox or poller.
+    number: u64,
+    pub(crate) current: Option<PollerId>,
+    pub(crate) changes: VecDeque<Change>,
+    pub(crate) ids: Ids,
+    pub(crate) channels: Channels,
+    pub(crate) busy_ns: u64,
+    messages: u64,
+}
+
+/// What a poller asked for, to be done when none is being polled.
+pub(crate) enum Change {
+    Add(PollerId, Box<Registration>),
+    Remove(PollerId),
+    Pause(PollerId),
+    Resume(PollerId),
+    Run(Call),
+    Send(Handle, Message),
+    End,
+}
+
+/// How many messages a thread runs in one turn.
+const MESSAGES: usize = 32;
+
+impl LightThread {
+    pub(crate) fn new(
+        plan: ThreadPlan,
+        id: ThreadId,
+        home: ReactorId,
+        bells: Arc<[Bell]>,
+        directory: &Directory,
+    ) -> Self {
+        let (send, mail) = mailbox(plan.mailbox);
+        let (name, mask) = (plan.name.clone(), plan.mask.clone());
+        let desk = Desk {
+            record: Arc::new(ThreadRecord::new(id, name, mask, send, home, bells)),
+            mail,
+            number: directory.number(),
+            current: None,
+            changes: VecDeque::new(),
+            ids: Ids::default(),
+            channels: Channels::default(),
+            busy_ns: 0,
+            messages: 0,
+        };
+        let slots = Slots::default();
+        Self { desk, slots, plan: Some(plan), leaving: None, arriving: true, from: home }
+    }
+
+    /// What it was made from, if it has not come to a reactor yet.
+    pub(crate) fn into_plan(self) -> ThreadPlan {
+        self.plan.unwrap_or_else(|| ThreadPlan::new(&self.desk.record.name))
+    }
+
+    pub(crate) fn record(&self) -> &Arc<ThreadRecord> {
+        &self.desk.record
+    }
+
+    /// Its part of a turn.
+    #[inline]
+    pub(crate) fn pass(&mut self, now: Instant, due: bool, local: &mut Local) -> bool {
+        let mut found = false;
+        if !self.desk.mail.is_empty() {
+            found |= self.run_messages(now, local);
+        }
+        self.slots.any_active(|slot| {
+            found |= slot.poll(&mut Context { now, desk: &mut self.desk, local });
+            false
+        });
+        if due {
+            found |= self.run_due(now, local);
+        }
+        if !self.desk.changes.is_empty() {
+            self.apply_changes(now, local);
+        }
+        if found {
+            self.flush(local);
+        }
+        found
+    }
+
+    fn run_messages(&mut self, now: Instant, local: &mut Local) -> bool {
+        let mut count = 0;
+        while count < MESSAGES
+            && let Some(message) = self.desk.mail.receive()
+        {
+            count += 1;
+            if !self.desk.changes.is_empty() {
+                self.apply_changes(now, local);
+            }
+            self.run(message, now, local);
+        }
+        self.desk.messages += count as u64;
+        local.messages += count as u64;
+        count > 0
+    }
+
+    fn run(&mut self, message: Message, now: Instant, local: &mut Local) {
+        match message {
+            Message::Call(call) => {
+                local.watch.begin(self.desk.number);
+                self.desk.current = None;
+                call(&mut Context { now, desk: &mut self.desk, local });
+            }
+            Message::Words { poller, words } => {
+                let Some(slot) = self.slots.get(poller) else { return };
+                local.watch.begin(slot.number);
+                self.desk.current = Some(poller);
+                slot.poller.message(words, &mut Context { now, desk: &mut self.desk, local });
+            }
+        }
+        self.desk.busy_ns += local.watch.end(true);
+    }
+
+    /// Polls the timed pollers whose time has come.
+    fn run_due(&mut self, now: Instant, local: &mut Local) -> bool {
+        let mut found = false;
+        while let Some((due, id)) = self.slots.timers.pop(now) {
+            let Some(slot) = self.slots.get(id) else { continue };
+            let mut context = Context { now, desk: &mut self.desk, local };
+            if let Some((work, next)) = slot.poll_due(due, &mut context) {
+                found |= work;
+                self.slots.timers.push(next, id);
+            }
+        }
+        found
+    }
+
+    fn flush(&mut self, local: &mut Local) {
+        for slot in self.slots.iter_mut() {
+            local.watch.begin(slot.number);
+            slot.poller.flush();
+        }
+    }
+
+    /// Does what pollers have asked for. What cannot be done yet stays.
+    fn apply_changes(&mut self, now: Instant, local: &mut Local) {
+        for _ in 0..self.desk.changes.len() {
+            match self.desk.changes.pop_front() {
+                Some(Change::Add(id, registration)) => self.add(id, *registration, now, local),
+                Some(Change::Remove(id)) => self.remove(id, now, local),
+                Some(Change::Pause(id)) => self.set_paused(id, true, now, local),
+                Some(Change::Resume(id)) => self.set_paused(id, false, now, local),
+                Some(Change::Run(call)) => self.run(Message::Call(call), now, local),
+                Some(Change::Send(to, message)) => self.send_again(to, message),
+                Some(Change::End) => self.leave(None, now, local),
+                None => break,
+            }
+        }
+    }
+
+    fn add(&mut self, id: PollerId, registration: Registration, now: Instant, local: &mut Local) {
+        let slot = Slot::new(id, registration, local.directory.number());
+        self.desk.record.pollers().push(Arc::clone(&slot.record));
+        self.slots.put(slot);
+        self.attach(now, local);
+    }
+
+    pub(crate) fn remove(&mut self, id: PollerId, now: Instant, local: &mut Local) {
+        let Some(slot) = self.slots.take(id) else { return };
+        let record = Arc::clone(&slot.record);
+        self.desk.ids.give_back(id);
+        self.desk.record.pollers().retain(|poller| poller.number != record.number);
+        self.slots.sort_out(self.desk.record.id, now, local);
+        if let Some(panic) = slot.dispose(local) {
+            let (poller, thread) = (record.name.clone(), self.desk.record.id);
+            let panicked = PollerPanicked { poller, thread, panic };
+            local.directory.note(now, Event::PollerPanicked(panicked));
+        }
+    }
+
+    fn set_paused(&mut self, id: PollerId, paused: bool, now: Instant, local: &mut Local) {
+        let Some(slot) = self.slots.get(id) else { return };
+        slot.paused = paused;
+        self.slots.sort_out(self.desk.record.id, now, local);
+    }
+
+    fn send_again(&mut self, to: Handle, message: Message) {
+        if let Err(message) = to.send(message)
+            && !to.is_gone()
+        {
+            self.desk.changes.push_back(Change::Send(to, message));
+        }
+    }
+
+    /// Gets every poller ready to be slept for. True if one of them, or a message, has work.
+    pub(crate) fn arm(&mut self, local: &mut Local) -> bool {
+        if !self.desk.mail.is_empty() || !self.desk.changes.is_empty() {
+            return true;
+        }
+        self.slots.any_active(|slot| {
+            local.watch.begin(slot.number);
+            slot.poller.arm().is_work()
+        })
+    }
+
+    pub(crate) fn disarm(&mut self, local: &mut Local) {
+        self.slots.any_active(|slot| {
+            local.watch.begin(slot.number);
+            slot.poller.disarm();
+            false
+        });
+    }
+
+    /// When it wants to be polled even if nothing happens.
+    pub(crate) fn wake_at(&self, local: &mut Local) -> Instant {
+        let mut earliest = self.slots.timers.next();
+        for slot in self.slots.active() {
+            local.watch.begin(slot.number);
+            earliest = earliest.min(slot.poller.wake_at());
+        }
+        earliest
+    }
+
+    /// The least that any of its pollers expects what is in flight to take.
+    pub(crate) fn expected_latency(&self, local: &mut Local) -> Option<Span> {
+        let expects = |slot: &Slot| {
+            local.watch.begin(slot.number);
+            slot.poller.expected_latency()
+        };
+        self.slots.active().filter_map(expects).min()
+    }
+
+    /// When the earliest of its timed pollers is due.
+    pub(crate) fn next_timer(&self) -> Instant {
+        self.slots.timers.next()
+    }
+
+    /// Whether one of its pollers keeps the reactor from sleeping.
+    pub(crate) fn is_sleepless(&self) -> bool {
+        self.slots.sleepless > 0
+    }
+
+    /// For how many the time has to be told apart.
+    pub(crate) fn workers(&self) -> usize {
+        1 + self.slots.iter().count()
+    }
+
+    /// Closes channels that nobody uses any more, and publishes the books.
+    pub(crate) fn keep_house(&mut self) {
+        self.desk.channels.sweep();
+        let record = &self.desk.record;
+        record.busy_ns.set(self.desk.busy_ns);
+        record.messages.set(self.desk.messages);
+        record.channels.set(self.desk.channels.len() as u64);
+        self.slots.iter().for_each(Slot::publish);
+    }
+
+    /// The time since the last look belongs to it.
+    pub(crate) fn charge(&mut self, span: Span) {
+        self.desk.busy_ns += span.ns;
+    }
+
+    /// The poller with this number.
+    pub(crate) fn poller_numbered(&self, number: u64) -> Option<PollerId> {
+        self.slots.iter().find(|slot| slot.number == number).map(|slot| slot.id)
+    }
+
+    pub(crate) fn poller_name(&mut self, id: PollerId) -> Option<String> {
+        self.slots.get(id).map(|slot| slot.name().to_owned())
+    }
+
+    pub(crate) fn has_mailbox(&self, number: u64) -> bool {
+        self.desk.number == number
+    }
+
+    /// Drops a poller that panicked, and lets those it served be told.
+    pub(crate) fn bury(
+        &mut self,
+        id: PollerId,
+        panicked: PollerPanicked,
+        now: Instant,
+        local: &mut Local,
+    ) {
+        let tell = self.slots.get(id).and_then(|slot| slot.when_panicked.take());
+        self.remove(id, now, local);
+        if let Some(tell) = tell {
+            let tell: Call = Box::new(move |context| tell(context, panicked));
+            self.desk.changes.push_back(Change::Run(tell));
+        }
+    }
+}

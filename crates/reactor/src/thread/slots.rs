@@ -1,0 +1,275 @@
+//! The pollers of one thread.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::{Instant, Span};
+
+use crate::context::Context;
+use crate::directory::{Count, PollerRecord, ThreadId};
+use crate::event::Event;
+use crate::panicked::panic_text;
+use crate::poller::{Poller, PollerId, Registration, WakeKind, WhenPanicked, WokenBy};
+use crate::reactor::Local;
+use crate::timers::Timers;
+
+/// The pollers, by number, and the order in which they are polled.
+#[derive(Default)]
+pub(crate) struct Slots {
+    slots: Vec<Option<Slot>>,
+    /// Those to be polled every turn.
+    pub(crate) active: Vec<u16>,
+    pub(crate) timers: Timers,
+    /// How many keep their reactor from sleeping.
+    pub(crate) sleepless: usize,
+}
+
+/// One poller. What a turn touches comes first.
+pub(crate) struct Slot {
+    pub(crate) poller: Box<dyn Poller>,
+    pub(crate) number: u64,
+    pub(crate) id: PollerId,
+    polls: u64,
+    found: u64,
+    /// When it is polled next, if it is timed. Entries of the heap with another moment are stale.
+    due: Instant,
+    pub(crate) every: Option<Span>,
+    pub(crate) paused: bool,
+    pub(crate) detached: bool,
+    /// Whether its descriptor is among the sources of the reactor's sleeper.
+    listed: bool,
+    /// Whether its descriptor could not be put there.
+    unlisted: bool,
+    woken_by: WokenBy,
+    pub(crate) when_panicked: Option<WhenPanicked>,
+    pub(crate) record: Arc<PollerRecord>,
+}
+
+/// Which numbers are free.
+#[derive(Default)]
+pub(crate) struct Ids {
+    generations: Vec<u16>,
+    free: VecDeque<u16>,
+}
+
+/// How soon a timed poller that was due while it was detached is looked at again.
+const DETACHED: Span = Span::from_us(100);
+
+impl Slots {
+    /// Calls `body` with those that are polled every turn, in order, until it says that this is
+    /// enough. Returns whether it did.
+    #[inline]
+    pub(crate) fn any_active(&mut self, mut body: impl FnMut(&mut Slot) -> bool) -> bool {
+        let Self { slots, active, .. } = self;
+        active.iter().any(|index| match slots.get_mut(usize::from(*index)) {
+            Some(Some(slot)) => body(slot),
+            _ => false,
+        })
+    }
+
+    pub(crate) fn get(&mut self, id: PollerId) -> Option<&mut Slot> {
+        self.slots.get_mut(id.index())?.as_mut().filter(|slot| slot.id == id)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().flatten()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().flatten()
+    }
+
+    pub(crate) fn active(&self) -> impl Iterator<Item = &Slot> {
+        self.active.iter().filter_map(|index| self.slots.get(usize::from(*index))?.as_ref())
+    }
+
+    /// Puts a poller where its number says. It is not attached yet.
+    pub(crate) fn put(&mut self, slot: Slot) {
+        let index = slot.id.index();
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
+        }
+        self.slots[index] = Some(slot);
+    }
+
+    pub(crate) fn take(&mut self, id: PollerId) -> Option<Slot> {
+        self.get(id)?;
+        self.slots[id.index()].take()
+    }
+
+    pub(crate) fn any(&self) -> Option<PollerId> {
+        self.iter().next().map(|slot| slot.id)
+    }
+
+    /// Sorts out again who is polled every turn, who is waited for, and when the timed ones are due.
+    /// To be called after anything of that has changed.
+    pub(crate) fn sort_out(&mut self, thread: ThreadId, now: Instant, local: &mut Local) {
+        self.active.clear();
+        self.sleepless = 0;
+        for (index, slot) in (0_u16..).zip(&mut self.slots) {
+            let Some(slot) = slot else { continue };
+            let runs = !slot.paused && !slot.detached;
+            if let Err(error) = slot.list(runs, local) {
+                let (poller, error) = (slot.name().to_owned(), error.to_string());
+                local.directory.note(now, Event::NotWaitedFor { poller, thread, error });
+            }
+            if runs && slot.every.is_none() {
+                self.active.push(index);
+                self.sleepless += usize::from(slot.is_sleepless());
+            }
+            if let Some(every) = slot.every.filter(|_| runs && slot.due == Instant::NEVER) {
+                slot.due = now.after(every);
+                self.timers.push(slot.due, slot.id);
+            }
+            if slot.paused {
+                slot.due = Instant::NEVER;
+            }
+        }
+        local.due = local.due.min(self.timers.next());
+    }
+}
+
+impl Slot {
+    pub(crate) fn new(id: PollerId, registration: Registration, number: u64) -> Self {
+        let Registration { name, poller, woken_by, every, paused, when_panicked } = registration;
+        let record = PollerRecord {
+            number,
+            name,
+            wake: woken_by.kind(),
+            every,
+            paused: AtomicBool::new(paused),
+            polls: Count::default(),
+            found: Count::default(),
+        };
+        Self {
+            poller,
+            number,
+            id,
+            polls: 0,
+            found: 0,
+            due: Instant::NEVER,
+            every,
+            paused,
+            detached: true,
+            listed: false,
+            unlisted: false,
+            woken_by,
+            when_panicked,
+            record: Arc::new(record),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> bool {
+        context.local.watch.begin(self.number);
+        context.desk.current = Some(self.id);
+        self.polls += 1;
+        let found = self.poller.poll(context).is_work();
+        self.found += u64::from(found);
+        context.desk.busy_ns += context.local.watch.end(found);
+        found
+    }
+
+    /// Polls a timed poller if this entry of the heap is not stale. Returns when it is due again.
+    pub(crate) fn poll_due(
+        &mut self,
+        due: Instant,
+        context: &mut Context<'_>,
+    ) -> Option<(bool, Instant)> {
+        let every = self.every.filter(|_| self.due == due)?;
+        if self.detached {
+            self.due = context.now.after(every.min(DETACHED));
+            return Some((false, self.due));
+        }
+        let found = self.poll(context);
+        // After a long sleep or a long turn: once, not once for every period that has passed.
+        let next = due.after(every);
+        self.due = if next > context.now { next } else { context.now.after(every) };
+        Some((found, self.due))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    pub(crate) fn publish(&self) {
+        self.record.polls.set(self.polls);
+        self.record.found.set(self.found);
+        self.record.paused.store(self.paused, Ordering::Relaxed);
+    }
+
+    /// Puts its descriptor among the sources of the reactor's sleeper, or takes it out.
+    fn list(&mut self, wanted: bool, local: &Local) -> io::Result<()> {
+        let WokenBy::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
+        if wanted == self.listed {
+            return Ok(());
+        }
+        self.listed = wanted;
+        if wanted {
+            let added = local.sources.add(descriptor, self.number);
+            self.unlisted = added.is_err();
+            added
+        } else if self.unlisted {
+            Ok(())
+        } else {
+            local.sources.remove(descriptor)
+        }
+    }
+
+    /// Whether nothing would end a sleep on its behalf.
+    fn is_sleepless(&self) -> bool {
+        self.record.wake == WakeKind::Nothing || self.unlisted
+    }
+
+    /// Drops the poller. Should that panic, returns what the panic said.
+    pub(crate) fn dispose(mut self, local: &Local) -> Option<String> {
+        // It is closed just below, which takes it out as well unless it has been cloned.
+        let _ = self.list(false, local);
+        catch_unwind(AssertUnwindSafe(|| drop(self.poller))).err().map(|panic| panic_text(&*panic))
+    }
+}
+
+impl Ids {
+    pub(crate) fn take(&mut self) -> Option<PollerId> {
+        let index = match self.free.pop_front() {
+            Some(index) => index,
+            None => {
+                let index = u16::try_from(self.generations.len()).ok()?;
+                self.generations.push(0);
+                index
+            }
+        };
+        Some(PollerId::new(index, self.generations[usize::from(index)]))
+    }
+
+    pub(crate) fn give_back(&mut self, id: PollerId) {
+        if let Some(generation) = self.generations.get_mut(id.index()) {
+            *generation = generation.wrapping_add(1);
+            self.free.extend(u16::try_from(id.index()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::Ids;
+
+    #[test]
+    fn numbers_are_unlike_each_other_and_come_back_changed() {
+        let mut ids = Ids::default();
+        let mut seen = BTreeSet::new();
+        for _ in 0..1_000 {
+            let id = ids.take().unwrap();
+            assert!(seen.insert(id), "{id:?} was given before");
+            assert!(id.index() < 1, "{id:?} takes no room of its own");
+            ids.give_back(id);
+        }
+        let count = (0..).take_while(|_| ids.take().is_some()).count();
+        assert_eq!(count, 1 << 16, "then there are no more");
+    }
+}

@@ -1,0 +1,129 @@
+//! Who takes the time in a turn.
+//!
+//! A look at the clock costs as much as many a poll, so it is looked at after those that found work,
+//! and only where several share the reactor: what they take goes to their thread's account. Should
+//! a turn be too long and none of these explain it, everybody is timed for a while.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::{Instant, Span};
+use host::Clock;
+
+use crate::directory::ReactorRecord;
+
+/// What time is measured with inside a turn.
+#[derive(Clone, Debug)]
+pub enum Stopwatch {
+    /// The clock that turns are called with.
+    Clock(Clock),
+    /// Simulated time: nanoseconds that a test moves on.
+    Simulated(Arc<AtomicU64>),
+}
+
+impl Stopwatch {
+    #[inline]
+    pub(crate) fn now(&self) -> Instant {
+        match self {
+            Self::Clock(clock) => clock.now(),
+            Self::Simulated(ns) => Instant { ns: ns.load(Ordering::Relaxed) },
+        }
+    }
+}
+
+/// The measurement of one turn after another.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    record: Arc<ReactorRecord>,
+    stopwatch: Stopwatch,
+    /// When the clock was looked at last.
+    mark: Instant,
+    /// How many have begun since.
+    begun: u32,
+    /// Whether there are several whose time has to be told apart.
+    pub(crate) several: bool,
+    /// Until when everybody is timed.
+    closely_until: Instant,
+    closely: bool,
+    longest: Span,
+    /// Who took the longest, by number; 0 if that is not known.
+    culprit: u64,
+}
+
+/// For how long everybody is timed after a long turn that nobody explained.
+const CLOSELY: Span = Span::from_secs(1);
+
+impl Watch {
+    pub(crate) fn new(record: Arc<ReactorRecord>, stopwatch: Stopwatch, now: Instant) -> Self {
+        Self {
+            record,
+            stopwatch,
+            mark: now,
+            begun: 0,
+            several: false,
+            closely_until: now,
+            closely: false,
+            longest: Span::default(),
+            culprit: 0,
+        }
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub(crate) fn turn(&mut self, now: Instant) {
+        (self.mark, self.begun) = (now, 0);
+        (self.longest, self.culprit) = (Span::default(), 0);
+    }
+
+    /// The mailbox or poller with this number begins.
+    #[inline]
+    pub(crate) fn begin(&mut self, number: u64) {
+        self.record.running.set(number);
+        self.begun += 1;
+    }
+
+    /// It is done. Returns how long it took, if it found work and that was measured.
+    #[inline]
+    pub(crate) fn end(&mut self, found: bool) -> u64 {
+        if self.closely || (found && self.several) {
+            let took = self.look(self.stopwatch.now()).ns;
+            if found { took } else { 0 }
+        } else {
+            0
+        }
+    }
+
+    /// Books the time since the last look, and says how long that was.
+    #[inline]
+    pub(crate) fn look(&mut self, now: Instant) -> Span {
+        let took = now.since(self.mark);
+        if took > self.longest {
+            self.longest = took;
+            self.culprit = if self.begun == 1 { self.running() } else { 0 };
+        }
+        (self.mark, self.begun) = (now, 0);
+        took
+    }
+
+    /// The number of whoever began last.
+    pub(crate) fn running(&self) -> u64 {
+        self.record.running.get()
+    }
+
+    /// Who took the longest in the turn that was looked at last, by number. If that is not known,
+    /// it will be the next time.
+    pub(crate) fn culprit(&mut self, now: Instant) -> u64 {
+        if self.culprit == 0 {
+            self.closely = true;
+            self.closely_until = now.after(CLOSELY);
+        }
+        self.culprit
+    }
+
+    /// Looks whether everybody has been timed for long enough.
+    pub(crate) fn relax(&mut self, now: Instant) {
+        if now >= self.closely_until {
+            self.closely = false;
+        }
+    }
+}
