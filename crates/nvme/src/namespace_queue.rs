@@ -42,6 +42,8 @@ pub struct NamespaceQueue<D: Dma, B: Doorbell> {
     ready: Vec<Answer>,
     builder: CommandBuilder<D>,
     limits: Limits,
+    /// What its thread may sleep on.
+    vector: Option<Box<dyn base::Vector>>,
 }
 
 /// What the short way needs to know, and all that it needs to know.
@@ -99,7 +101,16 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             ready: Vec::with_capacity(depth as usize + usize::from(sizes.parents)),
             builder,
             limits: view.limits(depth, sizes.segments),
+            vector: None,
         })
+    }
+
+    /// The queue's interrupt vector: the one that the queue pair was created with. Without it, a
+    /// thread cannot sleep while the queue owes an answer.
+    #[must_use]
+    pub fn with_vector(mut self, vector: Box<dyn base::Vector>) -> Self {
+        self.vector = Some(vector);
+        self
     }
 
     /// The queue pair underneath: its counters, injections and order.
@@ -314,6 +325,26 @@ where
         let can_send = self.queue.standing() == Order::Run && self.queue.next_index().is_some();
         let has_child = self.parents.has_unsent() && self.queue.in_flight() == 0 && can_send;
         if self.ready.is_empty() && !has_child { self.queue.wake_at() } else { Instant::default() }
+    }
+
+    fn wake_source(&self) -> base::WakeSource<'_> {
+        let descriptor = self.vector.as_ref().map(|vector| vector.descriptor());
+        descriptor.map_or(base::WakeSource::Nothing, base::WakeSource::Descriptor)
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(vector) = &mut self.vector else { return true };
+        let mut is_signalled = false;
+        let armed = crate::arm(&mut self.queue, || is_signalled = vector.unmask());
+        // What was answered without a command, or split and not sent, no interrupt tells of.
+        let has_leftovers = self.wake_at() == Instant::default();
+        !is_signalled || armed == crate::Armed::WorkPending || has_leftovers
+    }
+
+    fn disarm(&mut self) {
+        if let Some(vector) = &mut self.vector {
+            vector.mask();
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 mod raw;
+mod sleep;
 mod splits;
 
 use base::{
