@@ -42,6 +42,12 @@ pub trait Dma: Memory + Clone {
     /// The address at which the device finds the first byte of `segment`; `None` if the segment
     /// does not lie in memory that the device can reach.
     fn iova(&self, segment: Segment) -> Option<u64>;
+    /// [`iova`](Self::iova) for many segments of `len_bytes`: what can be found out beforehand is.
+    /// Segments of any other length have no address here.
+    #[inline(always)]
+    fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
+        move |segment| if segment.len_bytes == len_bytes { self.iova(segment) } else { None }
+    }
     /// Wraps `memory` as a submission ring of `depth` entries.
     fn submission_ring(&self, memory: Segment, depth: u32) -> Self::Submission;
     /// Wraps `memory` as a completion ring of `depth` entries.
@@ -57,6 +63,22 @@ pub trait Dma: Memory + Clone {
 pub trait SubmissionRing {
     /// Copies a whole command into entry `index`.
     fn store(&mut self, index: u32, command: &[u64; 8]);
+    /// Stores what `make` makes of each of `items` into the entries from `first` on, until it makes
+    /// nothing of one. Returns how many were stored. Whatever a store has to find out is found out
+    /// once; the entries must lie between `first` and the end of the ring.
+    #[inline(always)]
+    fn store_each<T>(
+        &mut self,
+        first: u32,
+        items: &[T],
+        mut make: impl FnMut(&T) -> Option<[u64; 8]>,
+    ) -> usize {
+        let stored = items.iter().zip(first..).map_while(|(item, index)| {
+            self.store(index, &make(item)?);
+            Some(())
+        });
+        stored.count()
+    }
     /// Puts every stored command before whatever is stored next, the doorbell above all.
     fn publish(&mut self);
     /// Says that entry `index` will be written soon.
@@ -92,6 +114,25 @@ pub const fn entry_from_dwords(dwords: [u32; 4]) -> CompletionEntry {
 pub trait CompletionRing {
     /// Loads entry `index`, the word with the phase first, if it carries `phase`.
     fn load(&self, index: u32, phase: bool) -> Option<CompletionEntry>;
+    /// Loads the entries from `first` on that carry `phase`, and hands each to `take` with one of
+    /// `places`, until it returns false. Returns how many it returned true for. There must be an
+    /// entry for each place between `first` and the end of the ring.
+    #[inline(always)]
+    fn load_each<T>(
+        &self,
+        first: u32,
+        phase: bool,
+        places: &mut [T],
+        mut take: impl FnMut(CompletionEntry, &mut T) -> bool,
+    ) -> usize {
+        let count = places.len();
+        for ((taken, place), index) in places.iter_mut().enumerate().zip(first..) {
+            if !self.load(index, phase).is_some_and(|entry| take(entry, place)) {
+                return taken;
+            }
+        }
+        count
+    }
     /// Copies the entries from `index` to the end of its cache line, as long as they carry `phase`,
     /// and returns how many that were: at most four.
     fn load_line(&self, index: u32, phase: bool, into: &mut [CompletionEntry; 4]) -> usize;

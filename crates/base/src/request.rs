@@ -7,8 +7,8 @@
 /// What to do with some blocks.
 ///
 /// ```text
-///   0        8      16        24       28        32         36        38      39     40
-///   | token  | lba  | operand | blocks | segment | segments | metadata | oper. | flags |
+///   0        8      16        24        28       32         34         36      37      38..40
+///   | token  | lba  | operand | segment | blocks | segments | metadata | oper. | flags |
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -19,10 +19,10 @@ pub struct Request {
     pub lba: u64,
     /// What the operation needs beyond a range: the first source block of a copy. Else zero.
     pub operand: u64,
-    /// How many blocks.
-    pub blocks: u32,
     /// Index of the first data segment in the table that is handed over with the batch.
     pub segment_first: u32,
+    /// How many blocks.
+    pub blocks: u32,
     /// How many data segments follow from there. Metadata segments come right after them.
     pub segment_count: u16,
     /// How many metadata segments.

@@ -19,6 +19,8 @@ pub struct DevicePool {
     /// Where the pool lies: what the device may reach, and nothing beside it. In every handle, so
     /// that resolving an address follows no pointer.
     memory: Segment,
+    /// Where the region begins for the device.
+    region_iova: u64,
     regions: Regions,
     shared: Arc<Shared>,
 }
@@ -58,7 +60,8 @@ impl DevicePool {
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
         let cut_off = AtomicBool::new(false);
         let shared = Shared { kind, store, arena, cut_off };
-        Self { memory, regions, shared: Arc::new(shared) }
+        let region_iova = iova_of(memory.region);
+        Self { memory, region_iova, regions, shared: Arc::new(shared) }
     }
 
     /// Whether the device may reach all of `segment`.
@@ -76,7 +79,7 @@ impl DevicePool {
     #[inline]
     pub(crate) fn segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
         let Segment { region, offset, len_bytes: pool_bytes } = self.memory;
-        let skip = iova.wrapping_sub(iova_of(region) + offset);
+        let skip = iova.wrapping_sub(self.region_iova + offset);
         let room = u64::from(pool_bytes).checked_sub(skip)?;
         let fits = u64::from(len_bytes) <= room;
         fits.then_some(Segment { region, offset: offset + skip, len_bytes })
@@ -124,7 +127,21 @@ impl Dma for DevicePool {
 
     #[inline]
     fn iova(&self, segment: Segment) -> Option<u64> {
-        self.contains(segment).then(|| iova_of(self.memory.region) + segment.offset)
+        self.contains(segment).then(|| self.region_iova + segment.offset)
+    }
+
+    #[inline(always)]
+    fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
+        let Segment { region, offset: first, len_bytes: room } = self.memory;
+        let region_iova = self.region_iova;
+        // The last offset at which so many bytes fit; before the first if they fit nowhere.
+        let last = (first + u64::from(room)).checked_sub(u64::from(len_bytes));
+        let skip_max = last.and_then(|last| last.checked_sub(first));
+        move |segment| {
+            let fits = segment.offset.wrapping_sub(first) <= skip_max?;
+            let is_mine = fits && segment.region == region && segment.len_bytes == len_bytes;
+            is_mine.then(|| region_iova + segment.offset)
+        }
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {

@@ -78,6 +78,17 @@ impl HostCompletionRing {
         assert!(index < self.depth, "entry past the end of its ring");
         // SAFETY: as just asserted, inside the memory resolved in `new`.
         let first = unsafe { self.entries.add(index as usize * COMPLETION_WORDS) };
+        // SAFETY: an entry of this ring.
+        unsafe { self.fresh_at(first, wanted) }
+    }
+
+    /// The entry at `first`, if it carries `wanted` at the place of the phase.
+    ///
+    /// # Safety
+    ///
+    /// `first` is the first word of an entry of this ring.
+    #[inline(always)]
+    unsafe fn fresh_at(&self, first: NonNull<u64>, wanted: u64) -> Option<CompletionEntry> {
         // SAFETY: the second word of the same entry.
         let second = unsafe { first.add(1) };
         // SAFETY: aligned, mapped as long as `_regions` is held, and only ever accessed by atomics
@@ -94,6 +105,64 @@ impl HostCompletionRing {
     }
 }
 
+impl HostSubmissionRing {
+    /// [`store_each`](SubmissionRing::store_each), in the way of `store`.
+    #[inline(always)]
+    fn store_each_by<T>(
+        &mut self,
+        store: CommandStore,
+        first: u32,
+        items: &[T],
+        mut make: impl FnMut(&T) -> Option<[u64; 8]>,
+    ) -> usize {
+        let first = self.entries_from(first, items.len());
+        let mut at = first;
+        for item in items {
+            let Some(command) = make(item) else { break };
+            // SAFETY: `entries_from` vouches for as many entries as there are items; the rest is as
+            // in `store`, and `store` is the way that was checked when it was chosen.
+            unsafe { store.store(at, &command) };
+            // SAFETY: as above: an entry, or the end of the ring.
+            at = unsafe { at.add(COMMAND_WORDS) };
+        }
+        (at.addr().get() - first.addr().get()) / (COMMAND_WORDS * 8)
+    }
+
+    /// Entry `first`, which is followed by `count - 1` more.
+    #[inline]
+    fn entries_from(&self, first: u32, count: usize) -> NonNull<u64> {
+        let is_inside = first <= self.depth && count <= (self.depth - first) as usize;
+        assert!(is_inside, "entries past the end of their ring");
+        // SAFETY: as just asserted, inside the memory resolved in `new` or at its end.
+        unsafe { self.entries.add(first as usize * COMMAND_WORDS) }
+    }
+}
+
+impl HostCompletionRing {
+    /// [`load_each`](CompletionRing::load_each), of entries that carry `WANTED`.
+    #[inline(always)]
+    fn load_each_of<const WANTED: u64, T>(
+        &self,
+        first: u32,
+        places: &mut [T],
+        mut take: impl FnMut(CompletionEntry, &mut T) -> bool,
+    ) -> usize {
+        // SAFETY: `first` is an entry of the ring or its end, as the caller has asserted.
+        let first = unsafe { self.entries.add(first as usize * COMPLETION_WORDS) };
+        let mut at = first;
+        for place in places {
+            // SAFETY: there are as many entries as places, as the caller has asserted.
+            let entry = unsafe { self.fresh_at(at, WANTED) };
+            if !entry.is_some_and(|entry| take(entry, place)) {
+                break;
+            }
+            // SAFETY: as above: an entry, or the end of the ring.
+            at = unsafe { at.add(COMPLETION_WORDS) };
+        }
+        (at.addr().get() - first.addr().get()) / (COMPLETION_WORDS * 8)
+    }
+}
+
 impl SubmissionRing for HostSubmissionRing {
     #[inline]
     fn store(&mut self, index: u32, command: &[u64; 8]) {
@@ -103,6 +172,20 @@ impl SubmissionRing for HostSubmissionRing {
         // SAFETY: 64 bytes aligned to 64 because the ring is; mapped as long as `_regions` is held;
         // no reference exists into a region; the way of storing was checked when it was chosen.
         unsafe { self.store.store(entry, command) };
+    }
+
+    #[inline(always)]
+    fn store_each<T>(
+        &mut self,
+        first: u32,
+        items: &[T],
+        make: impl FnMut(&T) -> Option<[u64; 8]>,
+    ) -> usize {
+        // Two loops, so that the one for an emulated SSD does not ask each time how to store.
+        match self.store {
+            CommandStore::Plain => self.store_each_by(CommandStore::Plain, first, items, make),
+            store => self.store_each_by(store, first, items, make),
+        }
     }
 
     #[inline]
@@ -121,6 +204,24 @@ impl CompletionRing for HostCompletionRing {
     #[inline]
     fn load(&self, index: u32, phase: bool) -> Option<CompletionEntry> {
         self.fresh(index, phase_word(phase))
+    }
+
+    #[inline(always)]
+    fn load_each<T>(
+        &self,
+        first: u32,
+        phase: bool,
+        places: &mut [T],
+        take: impl FnMut(CompletionEntry, &mut T) -> bool,
+    ) -> usize {
+        let is_inside = first <= self.depth && places.len() <= (self.depth - first) as usize;
+        assert!(is_inside, "entries past the end of their ring");
+        // Two loops, so that neither has to remember which phase it wants.
+        if phase {
+            self.load_each_of::<PHASE, T>(first, places, take)
+        } else {
+            self.load_each_of::<0, T>(first, places, take)
+        }
     }
 
     #[inline]
@@ -190,6 +291,64 @@ mod tests {
         }
     }
 
+    /// Every first entry, every number of items and every item at which there is nothing more.
+    #[test]
+    fn a_run_of_commands_lies_where_it_was_said_to_and_nowhere_else() {
+        for store in CommandStore::ALL.into_iter().filter(|store| store.is_supported()) {
+            let pool = pool(store);
+            let memory = pool.allocate(8 * 64).unwrap();
+            let mut ring = pool.submission_ring(memory, 8);
+            let iova = pool.iova(memory).unwrap();
+            let entries = SharedHostMemory::new(&pool).entries(iova, 8 * 64).unwrap().unwrap();
+            for first in 0..=8_u32 {
+                for (count, end) in (0..=8 - first).flat_map(|n| (0..=n).map(move |end| (n, end))) {
+                    (0..8).for_each(|index| ring.store(index, &[99; 8]));
+                    let items: Vec<u32> = (0..count).collect();
+                    let stored = ring.store_each(first, &items, |item| {
+                        (*item < end).then_some([u64::from(*item); 8])
+                    });
+                    ring.publish();
+                    assert_eq!(stored, end as usize);
+                    for index in 0..8 {
+                        let is_new = (first..first + end).contains(&index);
+                        let word = if is_new { u64::from(index - first) } else { 99 };
+                        assert_eq!(entries.load_command(index), Ok([word; 8]));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every first entry, every number of places, both phases, and every entry at which it is said
+    /// to be enough.
+    #[test]
+    fn a_run_of_completions_ends_with_the_phase_the_places_or_the_patience() {
+        for (fresh, phase) in (0..=8_u32).flat_map(|fresh| [(fresh, true), (fresh, false)]) {
+            let pool = pool(CommandStore::Plain);
+            let memory = pool.allocate(8 * 16).unwrap();
+            let ring = pool.completion_ring(memory, 8);
+            let iova = pool.iova(memory).unwrap();
+            let mut entries = SharedHostMemory::new(&pool).entries(iova, 8 * 16).unwrap().unwrap();
+            let word = |index: u32| [u64::from(index), u64::from((index < fresh) == phase) << 48];
+            (0..8).for_each(|index| entries.store_completion(index, word(index)).unwrap());
+            for first in 0..=8_u32 {
+                for (count, enough) in (0..=8 - first).flat_map(|n| [(n, n), (n, n / 2)]) {
+                    let mut places = vec![[0; 2]; count as usize];
+                    let mut left = enough;
+                    let taken = ring.load_each(first, phase, &mut places, |entry, place| {
+                        *place = entry;
+                        left = left.wrapping_sub(1);
+                        left != u32::MAX
+                    });
+                    let expected = enough.min(fresh.saturating_sub(first));
+                    assert_eq!(taken, expected as usize, "{fresh} {phase} {first} {count}");
+                    let entries: Vec<_> = (first..first + expected).map(word).collect();
+                    assert_eq!(places[..taken], entries);
+                }
+            }
+        }
+    }
+
     fn entry(index: u32) -> CompletionEntry {
         entry_from_dwords([index, 0, 7, 1 << 16 | index])
     }
@@ -227,5 +386,21 @@ mod tests {
         let pool = pool(CommandStore::Plain);
         let memory = pool.allocate(8 * 64).unwrap();
         pool.submission_ring(memory, 8).store(8, &[0; 8]);
+    }
+
+    #[test]
+    #[should_panic(expected = "past the end")]
+    fn a_run_past_the_end_is_our_own_mistake() {
+        let pool = pool(CommandStore::Plain);
+        let memory = pool.allocate(8 * 64).unwrap();
+        pool.submission_ring(memory, 8).store_each(7, &[(), ()], |()| Some([0; 8]));
+    }
+
+    #[test]
+    #[should_panic(expected = "past the end")]
+    fn a_look_past_the_end_is_our_own_mistake() {
+        let pool = pool(CommandStore::Plain);
+        let memory = pool.allocate(8 * 16).unwrap();
+        pool.completion_ring(memory, 8).load_each(8, true, &mut [()], |_, ()| true);
     }
 }

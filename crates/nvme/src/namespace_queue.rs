@@ -13,11 +13,9 @@ mod raw;
 mod tests;
 mod view;
 
-use core::hint::cold_path;
-
 use base::{
-    Answer, Answers, Backend, Dma, Doorbell, DoorbellCounts, Flags, Instant, Limits, Operation,
-    Outcome, Request, Segment,
+    Answer, Answers, Backend, Dma, Doorbell, DoorbellCounts, Instant, Limits, Operation, Outcome,
+    Request, Segment,
 };
 use wire::{Command, IoOpcode};
 
@@ -129,76 +127,74 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         self.limits.block_count = block_count;
     }
 
-    /// Submits requests: those that can the short way, the others the long one. Returns how many
-    /// were taken. `PLAIN` is for a namespace that wants nothing but the address in a command, and a
-    /// queue that does nothing after each.
-    #[inline(always)]
-    fn submit_batch<const PLAIN: bool>(
-        &mut self,
-        now: Instant,
-        requests: &[Request],
-        segments: &[Segment],
-    ) -> usize {
-        let tick = tick_of(now);
-        let mut rest = requests.iter();
-        while let Some(request) = rest.next() {
-            let is_taken = match self.short_command::<PLAIN>(request, segments) {
-                Some(command) if PLAIN => {
-                    self.queue.enqueue_plain(tick, request.token, command)
-                        || self.submit_slowly(now, request, segments)
-                }
-                Some(command) => {
-                    self.queue.enqueue(tick, request.token, Mark::NONE, command).is_some()
-                }
-                None => self.submit_slowly(now, request, segments),
-            };
-            if !is_taken && !self.is_answered_dead(request.token) {
-                return requests.len() - rest.len() - 1;
+    /// Submits the requests at the front that are like the first one and go the short way: reads and
+    /// writes of as many blocks, each with one segment within a page, in a namespace that wants
+    /// nothing but an address in a command, on a queue that does nothing after each. Returns how
+    /// many. What they have in common is looked at once.
+    ///
+    /// Not inlined: with its loop for itself, more of what the loop needs fits into registers.
+    #[inline(never)]
+    fn submit_run(&mut self, tick: u32, requests: &[Request], segments: &[Segment]) -> usize {
+        let Self { queue, dma, short_way, .. } = self;
+        let Some(first) = requests.first() else { return 0 };
+        let Some(last_block) = first.blocks.checked_sub(1) else { return 0 };
+        let len_bytes = u64::from(first.blocks).saturating_mul(short_way.block_bytes);
+        let Some(len_bytes) = u32::try_from(len_bytes).ok().filter(|len| *len <= PAGE_BYTES) else {
+            return 0;
+        };
+        let iova_of = dma.iovas(len_bytes);
+        let (read_word, nlb) = (short_way.read_word, u64::from(last_block));
+        let likeness = likeness(first.blocks, 1, 0);
+        queue.enqueue_each(tick, requests, |request| {
+            // Not a flag, and a read or a write: both in one comparison.
+            let kind = u16::from(request.operation as u8) | u16::from(request.flags.0) << 8;
+            let Request { blocks, segment_count, metadata_count, .. } = *request;
+            if likeness != self::likeness(blocks, segment_count, metadata_count)
+                || kind > Operation::Write as u16
+            {
+                return None;
             }
+            let iova = iova_of(*segments.get(request.segment_first as usize)?)?;
+            if iova & PAGE_MASK != 0 {
+                return None;
+            }
+            let first_word = read_word - u64::from(kind);
+            Some((request.token, Command([first_word, 0, 0, iova, 0, request.lba, nlb, 0])))
+        })
+    }
+
+    /// Submits one request, the short way or the long one. False if there is no room.
+    #[inline(never)]
+    fn submit_one(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+        match self.short_command(request, segments) {
+            Some(command) => {
+                let tick = tick_of(now);
+                self.queue.enqueue(tick, request.token, Mark::NONE, command).is_some()
+            }
+            None => self.submit_slowly(now, request, segments),
         }
-        requests.len()
     }
 
     /// The command for a read or write of one segment that touches no limit.
-    #[inline(always)]
-    fn short_command<const PLAIN: bool>(
-        &self,
-        request: &Request,
-        segments: &[Segment],
-    ) -> Option<Command> {
+    fn short_command(&self, request: &Request, segments: &[Segment]) -> Option<Command> {
         let way = &self.short_way;
         let Request { lba, blocks, operation, flags, .. } = *request;
-        // One data segment and no metadata: both counts in one comparison.
-        let counts = u32::from(request.segment_count) | u32::from(request.metadata_count) << 16;
-        if operation as u8 > Operation::Write as u8 || counts != 1 {
+        let counts = (request.segment_count, request.metadata_count);
+        if operation as u8 > Operation::Write as u8 || counts != (1, 0) {
             return None;
         }
         let nlb = u64::from(blocks.checked_sub(1)?);
         let segment = *segments.get(request.segment_first as usize)?;
-        if u64::from(segment.len_bytes) != u64::from(blocks).wrapping_mul(way.block_bytes) {
+        if u64::from(segment.len_bytes) != u64::from(blocks).wrapping_mul(way.block_bytes)
+            || (lba ^ lba.wrapping_add(nlb)) & way.boundary_bits != 0
+        {
             return None;
         }
         let iova = self.dma.iova(segment)?;
-        let prp2 = if iova & PAGE_MASK == 0 && segment.len_bytes <= PAGE_BYTES {
-            0
-        } else {
-            cold_path();
-            contiguous(iova, segment.len_bytes, PAGE_MASK)?.1
-        };
-        let (mut dword12, mut last_word) = (nlb, 0);
-        if flags != Flags::NONE {
-            cold_path();
-            dword12 |= u64::from(flag_bits(flags));
-        }
-        if !PLAIN {
-            if (lba ^ lba.wrapping_add(nlb)) & way.boundary_bits != 0 {
-                return None;
-            }
-            dword12 |= way.prinfo_bits;
-            last_word = lba & way.tag_mask;
-        }
+        let prp2 = contiguous(iova, segment.len_bytes, PAGE_MASK)?.1;
+        let dword12 = nlb | u64::from(flag_bits(flags)) | way.prinfo_bits;
         let first_word = way.read_word - u64::from(operation as u8);
-        Some(Command([first_word, 0, 0, iova, prp2, lba, dword12, last_word]))
+        Some(Command([first_word, 0, 0, iova, prp2, lba, dword12, lba & way.tag_mask]))
     }
 
     /// A dead queue answers what it cannot send. False if it is not dead, or has no room for that.
@@ -295,11 +291,21 @@ where
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         self.queue.heed();
-        if self.short_way.is_plain && !self.queue.is_eager() {
-            self.submit_batch::<true>(now, requests, segments)
-        } else {
-            self.submit_batch::<false>(now, requests, segments)
+        let has_runs = self.short_way.is_plain && !self.queue.is_eager();
+        let mut taken = 0;
+        while taken < requests.len() {
+            if has_runs {
+                taken += self.submit_run(tick_of(now), &requests[taken..], segments);
+            }
+            // What ended the run is special, or there is no room.
+            let Some(request) = requests.get(taken) else { break };
+            let is_taken = self.submit_one(now, request, segments);
+            if !is_taken && !self.is_answered_dead(request.token) {
+                break;
+            }
+            taken += 1;
         }
+        taken
     }
 
     fn flush(&mut self) {
@@ -388,6 +394,13 @@ const _: () = assert!(
         && IoOpcode::Read.code() - 1 == IoOpcode::Write.code(),
     "the first two operations count up as their opcodes count down"
 );
+
+/// What requests of one run have in common, in one word. It is loaded as one, too: the three fields
+/// lie side by side.
+#[inline(always)]
+fn likeness(blocks: u32, segment_count: u16, metadata_count: u16) -> u64 {
+    u64::from(blocks) | u64::from(segment_count) << 32 | u64::from(metadata_count) << 48
+}
 
 /// A request's own segments, data first, if they lie in the table.
 fn segments_of<'a>(request: &Request, segments: &'a [Segment]) -> Option<&'a [Segment]> {

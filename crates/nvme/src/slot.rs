@@ -104,6 +104,14 @@ pub(crate) struct Completing<'a> {
     index_mask: u32,
 }
 
+/// A table during a loop that takes slots.
+pub(crate) struct Taking<'a> {
+    slots: &'a mut [Slot],
+    free_before: &'a mut u32,
+    sent: &'a mut u64,
+    free: u32,
+}
+
 /// What the table knew about a command that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
@@ -163,6 +171,13 @@ impl SlotTable {
         let key = slot.key | IN_FLIGHT | mark.0;
         *slot = Slot { token, tick, key };
         Some(cid_in(key))
+    }
+
+    /// The table with what changes on the way of a submission in registers, for a loop over many.
+    #[inline(always)]
+    pub(crate) fn take_many(&mut self) -> Taking<'_> {
+        let Self { slots, free, sent, .. } = self;
+        Taking { slots, sent, free: *free, free_before: free }
     }
 
     /// The table with what changes on the way of a completion in registers, for a loop over many.
@@ -306,6 +321,26 @@ impl SlotTable {
                 self.abort_ended(cid_in(key));
             }
         }
+    }
+}
+
+impl Taking<'_> {
+    /// As [`SlotTable::take`], for a command of which nothing is special. The identifier is the low
+    /// half of what is returned; the high half is zero.
+    #[inline(always)]
+    pub(crate) fn take_plain(&mut self, token: u64, tick: u32) -> Option<u32> {
+        let slot = self.slots.get_mut(self.free as usize)?;
+        self.free = slot.tick;
+        let cid = slot.key;
+        *slot = Slot { token, tick, key: cid | IN_FLIGHT };
+        Some(cid)
+    }
+
+    /// The end of the loop, in which `count` slots were taken.
+    #[inline(always)]
+    pub(crate) fn finish(self, count: usize) {
+        *self.free_before = self.free;
+        *self.sent += count as u64;
     }
 }
 

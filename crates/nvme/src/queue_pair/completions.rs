@@ -83,24 +83,30 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     #[expect(clippy::cast_possible_truncation, reason = "no more than the ring has entries")]
     fn take_plain(&mut self, places: &mut [Answer], last: &mut u64) -> Taken {
         let mut slots = self.slots.complete_many();
-        let (phase, mut second_half) = (self.phase, *last);
         let run = places.len().min((self.completion_depth - self.head) as usize);
-        let mut taken = Taken { plain: run, end: End::NoRoom };
-        for (count, (place, index)) in places[..run].iter_mut().zip(self.head..).enumerate() {
-            let Some(entry) = self.completion.load(index, phase) else {
-                taken = Taken { plain: count, end: End::Empty };
-                break;
-            };
-            second_half = entry[1];
-            if !answer_plain(&mut slots, &entry, place) {
-                taken = Taken { plain: count, end: End::Unusual(entry) };
-                break;
+        let (head, phase) = (self.head, self.phase);
+        let mut unusual = None;
+        let plain = self.completion.load_each(head, phase, &mut places[..run], |entry, place| {
+            let is_plain = answer_plain(&mut slots, &entry, place);
+            if !is_plain {
+                unusual = Some(entry);
             }
+            is_plain
+        });
+        slots.finish(plain);
+        let count = plain as u32 + u32::from(unusual.is_some());
+        if let Some(entry) =
+            count.checked_sub(1).and_then(|last| self.completion.load(head + last, phase))
+        {
+            *last = entry[1];
         }
-        *last = second_half;
-        slots.finish(taken.plain);
-        self.advance(taken.plain as u32 + u32::from(matches!(taken.end, End::Unusual(_))));
-        taken
+        self.advance(count);
+        let end = match unusual {
+            Some(entry) => End::Unusual(entry),
+            None if plain == run => End::NoRoom,
+            None => End::Empty,
+        };
+        Taken { plain, end }
     }
 
     /// As [`take_plain`](Self::take_plain), by cache lines of which a copy is worked on.

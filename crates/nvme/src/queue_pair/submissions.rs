@@ -41,21 +41,41 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.is_eager
     }
 
-    /// Puts a command, whose identifier field is zero, into the ring. Inlined where it matters, so
-    /// that the command is built in registers and stored once. False if there is no free slot, or
-    /// none that it can see: [`enqueue`](Self::enqueue) may know better.
+    /// Puts what `make` makes of each of `items`, a token and a command with an identifier field of
+    /// zero, into the ring: until it makes nothing of one, there is no free slot, or none that can be
+    /// seen from here ([`enqueue`](Self::enqueue) may know better). Returns how many went in.
     ///
-    /// Only for a queue that is not [eager](Self::is_eager).
+    /// Inlined where it matters, so that commands are built in registers and stored once. Only for a
+    /// queue that is not [eager](Self::is_eager).
     #[inline(always)]
-    pub(crate) fn enqueue_plain(&mut self, tick: u32, token: u64, mut command: Command) -> bool {
-        let Some(cid) = self.slots.take(token, tick, Mark::NONE) else { return false };
-        command.0[0] |= u64::from(cid) << 16;
-        self.put(&command);
-        true
+    pub(crate) fn enqueue_each<T>(
+        &mut self,
+        tick: u32,
+        items: &[T],
+        mut make: impl FnMut(&T) -> Option<(u64, Command)>,
+    ) -> usize {
+        let mut slots = self.slots.take_many();
+        let mut count = 0;
+        loop {
+            let room = (self.submission_depth - self.tail) as usize;
+            let run = &items[count..];
+            let run = &run[..run.len().min(room)];
+            let stored = self.submission.store_each(self.tail, run, |item| {
+                let (token, Command(mut words)) = make(item)?;
+                words[0] |= u64::from(slots.take_plain(token, tick)?) << 16;
+                Some(words)
+            });
+            count += stored;
+            self.tail = step(self.tail, entries_in(stored), self.submission_depth);
+            if stored < room || count == items.len() {
+                slots.finish(count);
+                return count;
+            }
+        }
     }
 
-    /// As [`enqueue_plain`](Self::enqueue_plain), where a call does not matter: for any queue, with
-    /// a mark, and for those who want to know the identifier.
+    /// Puts one command into the ring: for any queue, with a mark, and for those who want to know
+    /// the identifier.
     #[inline(never)]
     pub(crate) fn enqueue(
         &mut self,
@@ -156,4 +176,11 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.rung_tail = self.tail;
         self.submission_rings += 1;
     }
+}
+
+/// A count of entries, of which no ring has more.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "a ring has at most 65 536 entries")]
+const fn entries_in(count: usize) -> u32 {
+    count as u32
 }

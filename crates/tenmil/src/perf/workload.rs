@@ -137,7 +137,7 @@ impl Workload {
     #[inline]
     pub fn address(&mut self, lane: &mut Lane, blocks: u32) -> u64 {
         let offset = match self.order {
-            Order::Uniform => self.random.below(lane.places) * u64::from(lane.place_blocks),
+            Order::Uniform => return lane.uniform(&mut self.random),
             Order::Sequential => lane.advance(blocks),
             Order::Skewed => {
                 let place = self.skews[lane.skew as usize].draw(&mut self.random);
@@ -145,6 +145,13 @@ impl Workload {
             }
         };
         lane.first + offset
+    }
+
+    /// What addresses are drawn from where each place is as likely as any other: for a loop that
+    /// draws many, by [`Lane::uniform`], and gives back what it has made of it.
+    #[inline]
+    pub(super) fn uniform(&mut self) -> Option<&mut Random> {
+        matches!(self.order, Order::Uniform).then_some(&mut self.random)
     }
 
     /// Draws the next I/O of `lane`.
@@ -172,6 +179,12 @@ impl Workload {
 }
 
 impl Lane {
+    /// The first block of an I/O at any place.
+    #[inline(always)]
+    pub(super) fn uniform(&self, random: &mut Random) -> u64 {
+        self.first + random.below(self.places) * u64::from(self.place_blocks)
+    }
+
     /// The next block of a sequential order, and past it. What is left at the end of the range and
     /// too short for the largest size is never touched.
     #[inline]

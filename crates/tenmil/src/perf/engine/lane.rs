@@ -93,6 +93,22 @@ struct Run {
     count: u64,
 }
 
+/// Answers of one batch, cut into runs of the same stamp: only where one ends is there anything to
+/// do.
+struct Runs {
+    stamp: Instant,
+    operation: Operation,
+    /// The index in its batch of the answer that the present run began with.
+    first: usize,
+    /// When the I/Os of the present run were sent.
+    sent_ns: u64,
+    /// Good answers in the runs that have ended.
+    good: u64,
+}
+
+/// A time at which nothing is ever sent.
+const NO_STAMP: u64 = u64::MAX;
+
 /// What a lane is made of.
 pub(super) struct LaneParts<S> {
     pub(super) backend: Box<dyn Backend>,
@@ -173,6 +189,24 @@ impl<S: Scrutiny> Lane<S> {
     /// its address is new.
     #[inline]
     fn repeat(&mut self, stamp: Instant, fixed: Fixed, workload: &mut Workload) {
+        if let Some(kept) = workload.uniform() {
+            // A copy, so that it is in a register for as long as the loop lasts.
+            let mut random = kept.clone();
+            self.repeat_at(stamp, fixed, |lane| lane.uniform(&mut random));
+            *kept = random;
+        } else {
+            self.repeat_at(stamp, fixed, |lane| workload.address(lane, fixed.blocks));
+        }
+    }
+
+    /// [`repeat`](Self::repeat), at the addresses that `address` draws.
+    #[inline]
+    fn repeat_at(
+        &mut self,
+        stamp: Instant,
+        fixed: Fixed,
+        mut address: impl FnMut(&mut workload::Lane) -> u64,
+    ) {
         let answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
         let answered = answers.as_slice();
         if self.look_at_tasks {
@@ -182,37 +216,29 @@ impl<S: Scrutiny> Lane<S> {
         }
         let Self { sent, requests, addresses, sums, .. } = self;
         let Fixed { operation, blocks, len_bytes, segment_count } = fixed;
-        let mut run = Run { sent_ns: 0, operation, count: 0 };
-        let mut good = 0;
-        requests.extend(answered.iter().map(|answer| {
-            let sent = &mut sent[index_of(answer.token)];
-            if answer.outcome.is_success() {
-                if *sent != run.sent_ns {
-                    sums.count(run, stamp);
-                    run = Run { sent_ns: *sent, operation, count: 0 };
-                }
-                run.count += 1;
-                good += 1;
-            } else {
-                sums.fail(answer);
+        let mut runs = Runs { stamp, operation, first: 0, sent_ns: NO_STAMP, good: 0 };
+        requests.extend(answered.iter().enumerate().map(|(index, answer)| {
+            let sent_ns = std::mem::replace(&mut sent[index_of(answer.token)], stamp.ns);
+            // Something has changed or gone wrong: both in one comparison.
+            if sent_ns ^ runs.sent_ns | u64::from(answer.outcome.0) != 0 {
+                runs.turn(sums, index, sent_ns, answer);
             }
-            *sent = stamp.ns;
             #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
             let segment_first = answer.token as u32;
             Request {
                 token: answer.token,
-                lba: workload.address(addresses, blocks),
+                lba: address(addresses),
                 operand: 0,
-                blocks,
                 segment_first,
+                blocks,
                 segment_count,
                 metadata_count: 0,
                 operation,
                 flags: Flags::NONE,
             }
         }));
-        sums.count(run, stamp);
-        sums.bytes += good * u64::from(len_bytes);
+        runs.end(sums, answered.len());
+        sums.bytes += runs.good * u64::from(len_bytes);
         self.turns.completions += answered.len() as u64;
         self.budget -= answered.len() as u64;
         self.answers = answers;
@@ -392,6 +418,28 @@ impl<S: Scrutiny> Lane<S> {
         } else {
             self.requests.drain(..taken);
         }
+    }
+}
+
+impl Runs {
+    /// The answer with this index begins another run, or is bad and in none.
+    #[inline(never)]
+    fn turn(&mut self, sums: &mut Sums, index: usize, sent_ns: u64, answer: &Answer) {
+        self.end(sums, index);
+        if answer.outcome.is_success() {
+            (self.first, self.sent_ns) = (index, sent_ns);
+        } else {
+            sums.fail(answer);
+            (self.first, self.sent_ns) = (index + 1, NO_STAMP);
+        }
+    }
+
+    /// Counts the present run, which ends before the answer with this index.
+    fn end(&mut self, sums: &mut Sums, index: usize) {
+        let count = (index - self.first) as u64;
+        let Self { sent_ns, operation, .. } = *self;
+        sums.count(Run { sent_ns, operation, count }, self.stamp);
+        self.good += count;
     }
 }
 
