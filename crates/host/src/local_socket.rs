@@ -1,8 +1,8 @@
 //! Sockets between processes of one machine, which know who is at the other end.
 //!
 //! A listener's socket has mode 0600 and appears under its name only when it listens already; it is
-//! gone when the listener is dropped. Nothing here blocks, except to [`Connection::connect`] and to
-//! [`Connection::wait`], which have a limit.
+//! gone when the listener is dropped. Nothing here blocks, except to [`Connection::connect`] and for
+//! the waits that are called so, which have a limit.
 
 use std::fs::Permissions;
 use std::io::{self, Read, Write};
@@ -207,11 +207,20 @@ impl Connection {
         }
     }
 
-    /// Waits until there is something to receive or, with `room`, to send into, but not longer than
-    /// `timeout`. Says whether there is.
-    pub fn wait(&self, room: bool, timeout: Span) -> io::Result<bool> {
-        let room = if room { PollFlags::OUT } else { PollFlags::empty() };
-        let mut entries = [PollFd::new(&self.stream, PollFlags::IN | room)];
+    /// Waits until there is something to receive, but not longer than `timeout`. Says whether there
+    /// is.
+    pub fn wait_to_receive(&self, timeout: Span) -> io::Result<bool> {
+        self.wait(PollFlags::IN, timeout)
+    }
+
+    /// Waits until there is room to send into, or nobody to send to, but not longer than `timeout`.
+    /// Says whether there is.
+    pub fn wait_to_send(&self, timeout: Span) -> io::Result<bool> {
+        self.wait(PollFlags::OUT, timeout)
+    }
+
+    fn wait(&self, flags: PollFlags, timeout: Span) -> io::Result<bool> {
+        let mut entries = [PollFd::new(&self.stream, flags)];
         let timeout = Timespec {
             tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
@@ -263,9 +272,9 @@ mod tests {
         }
         let mut bytes = [0; 8];
         assert_eq!(server.receive(&mut bytes).unwrap(), Received::Nothing);
-        assert!(!server.wait(false, Span::default()).unwrap());
+        assert!(!server.wait_to_receive(Span::default()).unwrap());
         assert_eq!(client.send(b"words").unwrap(), 5);
-        assert!(server.wait(false, PATIENCE).unwrap());
+        assert!(server.wait_to_receive(PATIENCE).unwrap());
         assert_eq!(server.receive(&mut bytes).unwrap(), Received::Bytes(5));
         assert_eq!(&bytes[..5], b"words");
         drop(client);
@@ -277,9 +286,9 @@ mod tests {
     fn a_stream_that_nobody_reads_takes_no_more_and_does_not_wait() {
         let (one, other) = Connection::pair().unwrap();
         while one.send(&[7; 65_536]).unwrap() > 0 {}
-        assert!(!one.wait(true, Span::default()).unwrap(), "no room");
+        assert!(!one.wait_to_send(Span::default()).unwrap(), "no room");
         while !matches!(other.receive(&mut [0; 65_536]).unwrap(), Received::Nothing) {}
-        assert!(one.wait(true, PATIENCE).unwrap());
+        assert!(one.wait_to_send(PATIENCE).unwrap());
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! Waiting for many descriptors at once, for threads off the data path.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use base::Span;
-use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 /// A set of descriptors that a thread can wait for. Each has a token to be known by.
 ///
 /// Level-triggered: what is not taken is reported again. A descriptor that is closed leaves the set.
+#[derive(Debug)]
 pub struct Watch {
     epoll: OwnedFd,
-    events: Vec<epoll::Event>,
 }
 
 /// A descriptor that wants attention.
@@ -43,7 +43,7 @@ impl Watch {
     /// An empty set.
     pub fn new() -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll, events: Vec::with_capacity(REPORTED_MAX) })
+        Ok(Self { epoll })
     }
 
     /// Puts a descriptor into the set.
@@ -59,17 +59,21 @@ impl Watch {
     }
 
     /// Waits until a descriptor wants attention or `timeout` has passed; without one, for as long
-    /// as it takes. A signal handler that ran ends the wait too.
-    pub fn wait(&mut self, timeout: Option<Span>) -> io::Result<impl Iterator<Item = Ready>> {
-        self.events.clear();
+    /// as it takes. Puts those that do into `found`, in place of what was there. A signal handler
+    /// that ran ends the wait too.
+    pub fn wait(&self, timeout: Option<Span>, found: &mut Vec<Ready>) -> io::Result<()> {
+        found.clear();
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
         });
-        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(self.events.iter().map(ready)),
-            Err(errno) => Err(errno.into()),
+        let mut events = [const { MaybeUninit::uninit() }; REPORTED_MAX];
+        match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok((events, _)) => found.extend(events.iter().map(|event| ready(event))),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
+        Ok(())
     }
 }
 
@@ -103,38 +107,40 @@ mod tests {
     const WRITABLE: Interest = Interest { readable: false, writable: true };
     const NOTHING: Interest = Interest { readable: false, writable: false };
 
-    fn found(watch: &mut Watch, timeout: Option<Span>) -> Vec<Ready> {
-        watch.wait(timeout).unwrap().collect()
+    fn found(watch: &Watch, timeout: Option<Span>) -> Vec<Ready> {
+        let mut found = Vec::new();
+        watch.wait(timeout, &mut found).unwrap();
+        found
     }
 
     #[test]
     fn what_is_ready_is_reported_by_its_token_until_it_is_taken() {
         let mut vectors = EventVectors::new(2).unwrap();
-        let mut watch = Watch::new().unwrap();
+        let watch = Watch::new().unwrap();
         watch.add(vectors.descriptor(0).unwrap(), 7, READABLE).unwrap();
         watch.add(vectors.descriptor(1).unwrap(), 9, READABLE).unwrap();
-        assert_eq!(found(&mut watch, Some(Span::default())), []);
+        assert_eq!(found(&watch, Some(Span::default())), []);
         vectors.raise(1);
         let ready = Ready { token: 9, readable: true, writable: false };
-        assert_eq!(found(&mut watch, None), [ready]);
-        assert_eq!(found(&mut watch, None), [ready]);
+        assert_eq!(found(&watch, None), [ready]);
+        assert_eq!(found(&watch, None), [ready]);
         vectors.clear(1);
-        assert_eq!(found(&mut watch, Some(Span::from_us(10))), []);
+        assert_eq!(found(&watch, Some(Span::from_us(10))), []);
     }
 
     #[test]
     fn only_what_is_asked_for_is_reported() {
         let (one, other) = Connection::pair().unwrap();
-        let mut watch = Watch::new().unwrap();
+        let watch = Watch::new().unwrap();
         watch.add(&one, 1, WRITABLE).unwrap();
         other.send(b"x").unwrap();
-        assert_eq!(found(&mut watch, None), [Ready { token: 1, readable: false, writable: true }]);
+        assert_eq!(found(&watch, None), [Ready { token: 1, readable: false, writable: true }]);
         watch.change(&one, 1, NOTHING).unwrap();
-        assert_eq!(found(&mut watch, Some(Span::default())), []);
+        assert_eq!(found(&watch, Some(Span::default())), []);
         drop(other);
         let over = Ready { token: 1, readable: true, writable: true };
-        assert_eq!(found(&mut watch, None), [over], "an end is always reported");
+        assert_eq!(found(&watch, None), [over], "an end is always reported");
         drop(one);
-        assert_eq!(found(&mut watch, Some(Span::default())), []);
+        assert_eq!(found(&watch, Some(Span::default())), []);
     }
 }
