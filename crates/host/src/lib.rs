@@ -3,7 +3,8 @@
 //! | module | what it gives the house |
 //! |---|---|
 //! | [`clock`] | the one clock, read in a few nanoseconds |
-//! | [`cores`], [`machine`], [`cgroup`] | which processors there are, and which of them are ours |
+//! | [`cores`], [`machine`], [`cgroup`], [`topology`] | which processors there are, and which of them are ours |
+//! | [`frequency`] | how fast they run, and how that is put back |
 //! | [`thread`] | a named thread on a processor of its own, and how it ends |
 //! | [`environment`] | what a number was measured on, and what would make it better |
 //! | [`event`] | interrupt vectors that are event descriptors |
@@ -22,6 +23,8 @@
 //!
 //! - The kernel is given addresses of region memory only, resolved by [`dma::Regions`], and an
 //!   engine keeps a handle to the regions until the kernel has ended every job that names them.
+//! - A message in a mailbox is touched by the one thread whose turn it is: by its sender until it is
+//!   published, by the receiver from then on. A model checker tries that in every order.
 //! - A signal handler does nothing but an atomic exchange and, the second time, `_exit`.
 //! - The processor's counter is read where the kernel itself uses it as a clock.
 
@@ -36,6 +39,7 @@ pub mod engine;
 pub mod environment;
 pub mod event;
 pub mod file;
+pub mod frequency;
 pub mod local_socket;
 pub mod machine;
 pub mod mailbox;
@@ -48,6 +52,7 @@ pub mod runtime_directory;
 pub mod signal;
 mod sync;
 pub mod thread;
+pub mod topology;
 pub mod turn;
 mod uring;
 mod vectored;

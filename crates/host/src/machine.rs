@@ -1,6 +1,10 @@
 //! What the kernel writes about the machine under `/proc` and `/sys`.
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::PathBuf;
+
+use rustix::io::Errno;
 
 use crate::Cores;
 
@@ -24,6 +28,13 @@ impl Machine {
     /// The contents of a file, without the white space around them. `path` has no leading slash.
     pub fn text(&self, path: &str) -> Option<String> {
         std::fs::read_to_string(self.root.join(path)).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// Writes a value into a file that is there.
+    pub fn write(&self, path: &str, value: &str) -> Result<(), Errno> {
+        let opened = OpenOptions::new().write(true).truncate(true).open(self.root.join(path));
+        let refuse = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        opened.and_then(|mut file| file.write_all(value.as_bytes())).map_err(refuse)
     }
 
     /// A file that holds one number.
