@@ -14,9 +14,9 @@
 mod epoll;
 mod handshake;
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::{fmt, io};
 
 use base::Span;
 use rustix::event::epoll::EventFlags;
@@ -127,6 +127,12 @@ impl Sleeper {
             }
         }
         rang
+    }
+}
+
+impl fmt::Debug for Sleeper {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Sleeper").field("barrier", &self.barrier).finish_non_exhaustive()
     }
 }
 

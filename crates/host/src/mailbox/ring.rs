@@ -178,8 +178,6 @@ impl<M> Drop for Receiver<M> {
     /// Closes the mailbox and drops what was not received.
     fn drop(&mut self) {
         self.ring.front.0.tail.fetch_or(CLOSED, Ordering::Relaxed);
-        // Unwinding out of `receive_many` leaves a head that was not stored.
-        self.ring.head.0.store(self.head, Ordering::Release);
         while let Some(message) = self.receive() {
             drop(message);
         }
