@@ -38,7 +38,7 @@
 //! | start threads and talk to them | [`Reactors`], [`ThreadPlan`], [`Handle`], [`Message`] |
 //! | use one object from many threads | [`Object`], [`Shared`], [`Channel`] |
 //! | watch and steer | [`Directory`], [`Sample`], [`Event`], [`PollMode`] |
-//! | decide who lives where | [`schedule`] |
+//! | decide who lives where, and how fast | [`schedule`], [`governor`] |
 //! | run it all in simulated time | [`Assembly`], [`Stopwatch`], [`host::Turn`] |
 //!
 //! Who sleeps, when, and why nothing is forgotten meanwhile is told in `reactor/idle.rs`.
@@ -49,6 +49,7 @@ mod channel;
 mod context;
 mod directory;
 mod event;
+pub mod governor;
 mod message;
 mod panicked;
 mod poller;

@@ -80,14 +80,16 @@ impl Scheduler {
         let period = Period { now, snapshot, options: &self.options };
         let mut board = self.memory.board(&period, &mut events);
         board.honour_masks();
-        if self.options.policy == Policy::Dynamic {
+        let gathers = self.options.policy == Policy::Dynamic && !board.rooms.is_empty();
+        if gathers {
             balance(&mut board);
         }
+        let gathering = gathers.then(|| board.rooms[board.gathering].core);
         for order in &board.moves {
             self.memory.ordered(order.thread, now);
         }
         let empty = board.rooms.iter().filter(|room| room.held == 0).map(|room| room.core);
-        Plan { empty: empty.collect(), moves: board.moves, events }
+        Plan { empty: empty.collect(), moves: board.moves, gathering, events }
     }
 
     /// Where a new thread begins: the reactors its mask allows take turns. `None` if the mask has

@@ -5,6 +5,8 @@ use std::fmt;
 use base::Instant;
 use host::Cores;
 
+use super::share::{self, WHOLE};
+
 /// Loads of one period, and where everything is at its end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
@@ -60,6 +62,8 @@ pub struct Plan {
     /// Cores of the reactors that hold no thread once the orders are carried out: they may sleep
     /// until somebody rings.
     pub empty: Cores,
+    /// The core where idle threads gather, under a policy that gathers them.
+    pub gathering: Option<u32>,
     /// What people should hear of.
     pub events: Vec<Event>,
 }
@@ -126,6 +130,26 @@ pub enum Event {
     /// The cpuset has none of the reactors' cores. They run wherever the kernel lets them, so they
     /// are planned for as if they had kept their cores.
     NoCoreLeft,
+}
+
+impl Snapshot {
+    /// The part of the period that a reactor was busy for, in parts of a thousand.
+    pub fn permille(&self, reactor: &ReactorLoad) -> u64 {
+        share::of(reactor.busy, self.elapsed) * 1000 / WHOLE
+    }
+}
+
+impl Event {
+    /// One word for what happened.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::MaskUnmatched { .. } => "mask-unmatched",
+            Self::MaskMatched { .. } => "mask-matched",
+            Self::CoreTaken { .. } => "core-taken",
+            Self::CoreReturned { .. } => "core-returned",
+            Self::NoCoreLeft => "no-core-left",
+        }
+    }
 }
 
 impl fmt::Display for Reason {
