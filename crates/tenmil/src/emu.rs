@@ -3,7 +3,7 @@
 //! ```text
 //!   this side                                     the device's threads
 //!   nvme::Controller ── HostBar ─────┐       ┌─ MemoryFrontEnd ── Medium
-//!   NamespaceQueue ── rings, doorbells ──────┘     (turned for ever)
+//!   NamespaceQueue ── rings, doorbells ──────┘     (turned while there is work)
 //!                          └── a pool of pages, which both sides reach
 //! ```
 //!
@@ -14,11 +14,14 @@
 mod ask;
 mod device;
 mod medium;
+mod shift;
+#[cfg(test)]
+mod tests;
 
 use base::{Backend, Dma, Instant, Segment, Span};
 use ctrl::front::HostBar;
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
-use host::{Clock, Thread};
+use host::{Bell, Clock, EventVectors};
 use nvme::{
     Controller, ControllerOptions, Event, NamespaceQueue, QueuePairOptions, QueueSizes, State,
 };
@@ -28,12 +31,13 @@ use crate::perf::outcome::{Counts, DeviceOutcome};
 use crate::{Refused, Uri};
 pub(crate) use ask::with_controller;
 pub(crate) use device::EmulatedSsd;
+use shift::{DeviceThread, Shift};
 
 /// Some emulated SSDs, brought up.
 pub struct Emulated {
     ssds: Vec<Ssd>,
     /// Dropped after the controllers: somebody has to answer them to the end.
-    devices: Vec<Thread<()>>,
+    devices: Vec<DeviceThread>,
     regions: Regions,
     memory_backing: String,
 }
@@ -54,6 +58,9 @@ pub struct EmuPlan<'a> {
     pub device_cores: &'a [Option<u32>],
     /// Whether the two sides share a processor.
     pub gives_way: bool,
+    /// Whether threads may sleep on the queue pairs: each then takes a descriptor, and costs the
+    /// device a load per batch.
+    pub interrupts: bool,
     /// What random numbers of models are made from.
     pub seed: u64,
 }
@@ -61,8 +68,12 @@ pub struct EmuPlan<'a> {
 /// One SSD, from the host's side.
 struct Ssd {
     name: String,
-    controller: Controller<HostBar, DevicePool>,
+    controller: Controller<HostBar<Bell>, DevicePool>,
     pool: DevicePool,
+    /// The vectors of its queue pairs, if they are to be slept on.
+    vectors: EventVectors,
+    /// Queue pairs that have been asked for, and so the last vector that has been given away.
+    queues: u16,
 }
 
 /// The one namespace that an emulated SSD has.
@@ -84,13 +95,15 @@ impl Emulated {
         let pool_bytes = plan.pool_bytes()?;
         let (memory, memory_backing) = map(&regions, pool_bytes * count as u64, plan.techniques)?;
         let mut ssds = Vec::with_capacity(count);
-        let mut fronts: Vec<Vec<EmulatedSsd>> = Vec::new();
-        fronts.resize_with(plan.device_cores.len().max(1), Vec::new);
+        let shifts: Result<Vec<_>, _> =
+            (0..plan.device_cores.len().max(1)).map(|_| Shift::new()).collect();
+        let mut shifts = shifts?;
         for (index, (uri, number)) in each_of(plan.uris).enumerate() {
             let pool = pool(&regions, memory, index as u64 * pool_bytes, pool_bytes, plan)?;
             let medium = medium::open(uri, number, &regions, plan.seed)?;
             let name = name_of(uri, number);
-            let device = EmulatedSsd::new(uri, index, medium, &pool, clock.now())
+            let vectors = vectors(&name, plan)?;
+            let device = EmulatedSsd::new(uri, index, medium, &pool, vectors.clone(), clock.now())
                 .map_err(|error| Refused::machine(format!("{name}: {error}")))?;
             let options = ControllerOptions {
                 admin_depth: ADMIN_DEPTH,
@@ -98,14 +111,18 @@ impl Emulated {
                 shadow_doorbells: plan.techniques.shadow_doorbells,
                 ..ControllerOptions::default()
             };
-            let bar = device.host_bar();
-            let lane = index % fronts.len();
-            fronts[lane].push(device);
+            let lane = index % shifts.len();
+            let bar = device.host_bar(shifts[lane].bell());
+            shifts[lane].push(device);
             let controller =
                 Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;
-            ssds.push(Ssd { name, controller, pool });
+            ssds.push(Ssd { name, controller, pool, vectors, queues: 0 });
         }
-        let devices = device::start(fronts, plan.device_cores, plan.gives_way, *clock)?;
+        let start = |(index, shift): (usize, Shift)| {
+            let core = plan.device_cores.get(index).copied().flatten();
+            shift.start(index, core, plan.gives_way, *clock)
+        };
+        let devices = shifts.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
         let mut emulated = Self { ssds, devices, regions, memory_backing };
         emulated.await_ready(clock)?;
         Ok(emulated)
@@ -161,7 +178,7 @@ impl Emulated {
     }
 
     /// The controller of SSD `index`.
-    pub fn controller(&mut self, index: usize) -> &mut Controller<HostBar, DevicePool> {
+    pub fn controller(&mut self, index: usize) -> &mut Controller<HostBar<Bell>, DevicePool> {
         &mut self.ssds[index].controller
     }
 
@@ -181,6 +198,12 @@ impl Emulated {
         self.ssds.iter_mut().try_for_each(|ssd| ssd.heed(now))
     }
 
+    /// When a controller wants to be looked after next.
+    pub fn wake_at(&self) -> Instant {
+        let wakes = self.ssds.iter().map(|ssd| ssd.controller.wake_at());
+        wakes.min().unwrap_or(Instant::NEVER)
+    }
+
     /// Shuts the controllers down in order and stops the device's threads.
     pub fn shut_down(mut self, clock: &Clock) {
         let now = clock.now();
@@ -197,7 +220,7 @@ impl Emulated {
             host::thread::give_way();
         }
         self.ssds.clear();
-        self.devices.drain(..).for_each(|thread| thread.stop());
+        self.devices.clear();
     }
 }
 
@@ -247,9 +270,11 @@ impl Ssd {
         techniques: &Techniques,
         clock: &Clock,
     ) -> Result<Box<dyn Backend>, Refused> {
+        let vector = self.vectors.vector(self.queues.saturating_add(1));
+        self.queues += u16::from(vector.is_some());
         let options = QueuePairOptions {
             depth: ring_entries(depth),
-            vector: None,
+            vector: vector.is_some().then_some(self.queues),
             techniques: driver_techniques(techniques),
         };
         let now = clock.now();
@@ -281,7 +306,10 @@ impl Ssd {
         let queue = queue.ok_or_else(|| {
             Refused::machine(format!("{}: no memory is left for its lists", self.name))
         })?;
-        Ok(Box::new(queue))
+        Ok(match vector {
+            Some(vector) => Box::new(queue.with_vector(Box::new(vector))),
+            None => Box::new(queue),
+        })
     }
 
     fn describe(&self) -> DeviceOutcome {
@@ -358,6 +386,13 @@ fn map(
     let backing = backing.to_owned();
     let memory = regions.add(mapping).map_err(|error| refuse(&error))?;
     Ok((memory, backing))
+}
+
+/// The vectors of one SSD: that of the admin queue, which is polled, and one for each queue pair.
+fn vectors(name: &str, plan: &EmuPlan<'_>) -> Result<EventVectors, Refused> {
+    let count = if plan.interrupts { plan.queue_pairs.saturating_add(1) } else { 0 };
+    EventVectors::new(count)
+        .map_err(|error| Refused::machine(format!("{name}: make {count} vectors: {error}")))
 }
 
 /// The pool of one SSD, at its place in the memory of all.

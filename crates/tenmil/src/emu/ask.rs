@@ -21,6 +21,7 @@ pub(crate) fn with_controller(uri: &Uri, ask: Ask<'_>) -> Result<(), Refused> {
         techniques: &Techniques::default(),
         device_cores: &[None],
         gives_way: true,
+        interrupts: false,
         seed: 0,
     };
     let mut ssd = AskedSsd { emulated: Emulated::start(&plan, &clock)?, clock, asked: 0 };

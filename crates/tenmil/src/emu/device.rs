@@ -1,27 +1,20 @@
-//! The device's side: front ends, and the threads that turn them.
+//! The device's side: one SSD behind its registers, as a thread turns it.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use base::{Dma, Instant, Interrupts, Medium};
+use base::{Dma, Instant, Medium};
 use ctrl::Buffers;
 use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd, Wait};
 use dma::{DevicePool, SharedHostMemory};
-use host::{Clock, Thread};
+use host::EventVectors;
 
-use crate::{EmuSpec, Refused, Uri};
+use crate::{EmuSpec, Uri};
 
 /// One emulated SSD, as its device's thread turns it.
 pub(crate) struct EmulatedSsd {
-    front: MemoryFrontEnd<SharedHostMemory, Unheard>,
-}
-
-/// Vectors of a host that polls.
-#[derive(Debug)]
-struct Unheard;
-
-impl Interrupts for Unheard {
-    fn raise(&mut self, _: u16) {}
+    front: MemoryFrontEnd<SharedHostMemory, EventVectors>,
 }
 
 /// Commands that may need more than one request each, per queue.
@@ -34,16 +27,15 @@ const BUFFER_BYTES: u32 = 64 << 10;
 /// Bytes of a pool that the device's side takes for itself.
 pub(super) const DEVICE_BYTES: u64 = BUFFERS as u64 * BUFFER_BYTES as u64;
 
-/// Turns between two looks at the clock: a turn takes well under a microsecond.
-const TURNS_PER_LOOK: u32 = 16;
-
 impl EmulatedSsd {
-    /// SSD number `index` of the run, of the kind that `uri` names.
+    /// SSD number `index` of the run, of the kind that `uri` names. Queues whose vector `vectors`
+    /// does not have are never signalled.
     pub(crate) fn new(
         uri: &Uri,
         index: usize,
         medium: Arc<dyn Medium>,
         pool: &DevicePool,
+        vectors: EventVectors,
         now: Instant,
     ) -> Result<Self, String> {
         let Uri::Emu(EmuSpec { entries, queues, .. }) = uri;
@@ -69,54 +61,32 @@ impl EmulatedSsd {
         let buffers = (0..BUFFERS).map_while(|_| pool.allocate(BUFFER_BYTES)).collect();
         let buffers = Buffers::new(Arc::new(pool.clone()), buffers);
         let host = SharedHostMemory::new(pool);
-        Ok(Self { front: MemoryFrontEnd::new(controller, host, Unheard, buffers, front) })
+        Ok(Self { front: MemoryFrontEnd::new(controller, host, vectors, buffers, front) })
     }
 
-    /// The registers, as the host holds them.
-    pub(crate) fn host_bar(&self) -> HostBar {
-        HostBar::new(Arc::clone(self.front.bar()), ())
+    /// The registers, as the host holds them that wakes the device through `device`.
+    pub(crate) fn host_bar<W>(&self, device: W) -> HostBar<W> {
+        HostBar::new(Arc::clone(self.front.bar()), device)
     }
 
-    /// Does a bounded amount of work. True if there was any.
+    /// Does a bounded amount of work.
     #[inline]
-    pub(crate) fn turn(&mut self, now: Instant) -> bool {
-        self.front.turn(now) == Wait::Busy
+    pub(crate) fn turn(&mut self, now: Instant) -> Wait {
+        self.front.turn(now)
     }
-}
 
-/// Starts a thread for each group of SSDs.
-pub(super) fn start(
-    groups: Vec<Vec<EmulatedSsd>>,
-    cores: &[Option<u32>],
-    gives_way: bool,
-    clock: Clock,
-) -> Result<Vec<Thread<()>>, Refused> {
-    let start = |(index, group): (usize, Vec<EmulatedSsd>)| {
-        let name = format!("device-{index}");
-        let core = cores.get(index).copied().flatten();
-        Thread::spawn(&name, core, move |stop| turn_all(group, stop, gives_way, &clock))
-            .map_err(|error| Refused::machine(format!("start thread {name}: {error}")))
-    };
-    groups.into_iter().enumerate().map(start).collect()
-}
+    /// Gets ready for a sleep of the thread and looks once more: until when it may sleep.
+    pub(super) fn arm(&mut self, now: Instant) -> Option<Instant> {
+        self.front.arm(now)
+    }
 
-fn turn_all(
-    mut group: Vec<EmulatedSsd>,
-    stop: &host::thread::Stop,
-    gives_way: bool,
-    clock: &Clock,
-) {
-    while !stop.is_stopped() {
-        let now = clock.now();
-        for _ in 0..TURNS_PER_LOOK {
-            let mut is_busy = false;
-            for ssd in &mut group {
-                is_busy |= ssd.turn(now);
-            }
-            if !is_busy && gives_way {
-                host::thread::give_way();
-                break;
-            }
-        }
+    /// The thread is awake.
+    pub(super) fn disarm(&mut self) {
+        self.front.disarm();
+    }
+
+    /// Descriptors that will wake the thread, each handed out once.
+    pub(super) fn new_descriptors(&mut self, each: impl FnMut(BorrowedFd<'_>)) {
+        self.front.new_descriptors(each);
     }
 }

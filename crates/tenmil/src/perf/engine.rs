@@ -86,6 +86,7 @@ impl Rig {
             techniques: &options.techniques,
             device_cores: &places.device,
             gives_way: places.gives_way,
+            interrupts: false,
             seed: options.seed,
         };
         Ok(Self { ssds: Emulated::start(&plan, &clock)?, clock })

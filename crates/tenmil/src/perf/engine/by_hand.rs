@@ -2,8 +2,9 @@
 //! instructions wants, where neither side may wait for the other.
 
 use base::{Answers, Dma, Instant};
+use ctrl::front::{HostBar, Wait};
 use dma::{Backing, DeviceKind, DevicePool, Mapping, Regions};
-use host::Clock;
+use host::{Bell, Clock, EventVectors, Sleeper};
 use nvme::{Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State};
 
 use super::lane::{Lane, LaneParts};
@@ -21,7 +22,7 @@ pub struct ByHand {
     clock: Clock,
     now: Instant,
     /// Kept: dropping it would cut the device off.
-    _controller: Controller<ctrl::front::HostBar, DevicePool>,
+    _controller: Controller<HostBar<Bell>, DevicePool>,
 }
 
 const POOL_BYTES: usize = 8 << 20;
@@ -44,10 +45,14 @@ impl ByHand {
         let medium =
             block::Null::new(4096, 1 << 20).map_err(|error| Refused::caller(error.to_string()))?;
         let mut now = clock.now();
-        let mut device = EmulatedSsd::new(&uri, 0, std::sync::Arc::new(medium), &pool, now)
-            .map_err(|error| refuse(&error))?;
+        let vectors = EventVectors::new(0).map_err(|error| refuse(&error.to_string()))?;
+        let mut device =
+            EmulatedSsd::new(&uri, 0, std::sync::Arc::new(medium), &pool, vectors, now)
+                .map_err(|error| refuse(&error))?;
+        // Nobody sleeps on it: what is counted is the doorbell of a device that is awake.
+        let bell = Sleeper::new().map_err(|error| refuse(&error.to_string()))?.bell();
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let mut controller = Controller::new(device.host_bar(), pool.clone(), options)
+        let mut controller = Controller::new(device.host_bar(bell), pool.clone(), options)
             .map_err(|error| refuse(&error.to_string()))?;
         let mut turn = |controller: &mut Controller<_, _>, device: &mut EmulatedSsd| {
             now = now.after(base::Span::from_us(100));
@@ -103,7 +108,7 @@ impl ByHand {
     /// Turns the device until it has nothing to do.
     pub fn turn_device(&mut self) {
         self.now = self.clock.now();
-        while self.device.turn(self.now) {}
+        while self.device.turn(self.now) == Wait::Busy {}
     }
 
     /// One turn of the lane: takes what has completed and submits as many again. Returns how many.

@@ -1,0 +1,251 @@
+//! The threads of devices: they turn while there is work, and sleep when there is none.
+//!
+//! ```text
+//!   turn ──▶ nothing for a spell ──▶ announce ──▶ look once more ──▶ sleep
+//!    ▲                                                │ work          │ a doorbell, a register,
+//!    └────────────────────────────────────────────────┴───────────────┘ a medium, a timer
+//! ```
+//!
+//! The host stores its doorbell and then looks whether the thread has announced that it sleeps; the
+//! thread announces it and then looks at the doorbells. The barrier between the two is paid by the
+//! one who sleeps (see [`host::bell`]).
+
+use base::{Instant, Span};
+use ctrl::front::Wait as Rest;
+use host::{Bell, Clock, Sleeper, Sources, Stop, Thread, Turn, Wait};
+
+use super::device::EmulatedSsd;
+use crate::Refused;
+
+/// A thread that turns some SSDs. Dropping it ends the thread.
+pub(super) struct DeviceThread {
+    thread: Option<Thread<()>>,
+    bell: Bell,
+}
+
+/// A thread to be, with a bell that wakes it: the hosts of its SSDs have to know that before it
+/// starts.
+pub(super) struct Shift {
+    ssds: Vec<EmulatedSsd>,
+    sleeper: Sleeper,
+}
+
+/// What the thread turns.
+struct OnShift {
+    ssds: Vec<EmulatedSsd>,
+    stop: Stop,
+    gives_way: bool,
+    sources: Sources,
+    /// A medium's descriptor could not be waited for, so nothing may be slept on.
+    is_deaf: bool,
+    patience: Patience,
+    /// Until when nothing is going to happen by itself, as of the last turn.
+    until: Instant,
+}
+
+/// How long to look for work before a sleep: for about as long as a sleep costs, or for twice the
+/// gap between the last pieces of work if that is not much more.
+#[derive(Debug, Default)]
+struct Patience {
+    since: Instant,
+    gap: Span,
+    is_idle: bool,
+}
+
+/// Turns between two looks at the clock: a turn takes well under a microsecond.
+const TURNS_PER_LOOK: u32 = 16;
+
+/// What a sleep costs, from the announcement to the first turn after it.
+const SPELL_MIN: Span = Span::from_us(50);
+/// Gaps longer than half of this are slept through.
+const SPELL_MAX: Span = Span::from_ms(1);
+
+/// The kernel wakes about so late: a deadline is awaited awake from so long before it.
+const LEAD: Span = Span::from_us(100);
+
+impl Shift {
+    pub(super) fn new() -> Result<Self, Refused> {
+        let sleeper = Sleeper::new().map_err(|error| {
+            Refused::machine(format!("make a bell for a device's thread: {error}"))
+        })?;
+        Ok(Self { ssds: Vec::new(), sleeper })
+    }
+
+    pub(super) fn bell(&self) -> Bell {
+        self.sleeper.bell()
+    }
+
+    pub(super) fn push(&mut self, ssd: EmulatedSsd) {
+        self.ssds.push(ssd);
+    }
+
+    /// Starts thread number `index`, on `core` if that can be.
+    pub(super) fn start(
+        self,
+        index: usize,
+        core: Option<u32>,
+        gives_way: bool,
+        clock: Clock,
+    ) -> Result<DeviceThread, Refused> {
+        let Self { ssds, mut sleeper } = self;
+        let (bell, name) = (sleeper.bell(), format!("device-{index}"));
+        let body = move |stop: &Stop| {
+            let mut on_shift = OnShift::new(ssds, stop.clone(), gives_way, sleeper.sources());
+            host::turn::run(&mut on_shift, &clock, &mut sleeper);
+        };
+        let thread = Thread::spawn(&name, core, body)
+            .map_err(|error| Refused::machine(format!("start thread {name}: {error}")))?;
+        Ok(DeviceThread { thread: Some(thread), bell })
+    }
+}
+
+impl Drop for DeviceThread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.stop_flag().stop();
+            self.bell.ring();
+            // Its own drop waits for the end.
+            drop(thread);
+        }
+    }
+}
+
+impl OnShift {
+    fn new(ssds: Vec<EmulatedSsd>, stop: Stop, gives_way: bool, sources: Sources) -> Self {
+        let (patience, until) = (Patience::default(), Instant::NEVER);
+        Self { ssds, stop, gives_way, sources, is_deaf: false, patience, until }
+    }
+
+    /// Turns every SSD once. True if there was work.
+    #[inline]
+    fn turn_each(&mut self, now: Instant) -> bool {
+        let mut is_busy = false;
+        self.until = Instant::NEVER;
+        for ssd in &mut self.ssds {
+            match ssd.turn(now) {
+                Rest::Busy => is_busy = true,
+                Rest::Pending(until) | Rest::Idle(until) => self.until = self.until.min(until),
+            }
+        }
+        is_busy
+    }
+
+    /// When to be awake again.
+    fn wake_at(&self) -> Instant {
+        if self.until == Instant::NEVER {
+            return Instant::NEVER;
+        }
+        Instant { ns: self.until.ns.saturating_sub(LEAD.ns) }
+    }
+}
+
+impl Turn for OnShift {
+    fn turn(&mut self, now: Instant) -> Wait {
+        if self.stop.is_stopped() {
+            return Wait::Ended;
+        }
+        let mut is_idle = false;
+        for _ in 0..TURNS_PER_LOOK {
+            is_idle = !self.turn_each(now);
+            if is_idle && self.gives_way {
+                host::thread::give_way();
+                break;
+            }
+        }
+        if !is_idle {
+            self.patience.work(now);
+            return Wait::Again;
+        }
+        let may_sleep = self.patience.is_over(now) && self.wake_at() > now && !self.is_deaf;
+        if may_sleep { Wait::Until(self.wake_at()) } else { Wait::Again }
+    }
+
+    fn arm(&mut self, now: Instant) -> bool {
+        let (planned, mut has_work) = (self.wake_at(), false);
+        self.until = Instant::NEVER;
+        for ssd in &mut self.ssds {
+            let until = ssd.arm(now);
+            has_work |= until.is_none();
+            self.until = self.until.min(until.unwrap_or_default());
+            let (sources, is_deaf) = (&self.sources, &mut self.is_deaf);
+            ssd.new_descriptors(|source| *is_deaf |= sources.add(source, 0).is_err());
+        }
+        let must_wake = has_work || self.is_deaf || self.wake_at() < planned;
+        if must_wake {
+            // Not again at once: announcing a sleep costs more than some turns.
+            self.patience.begin(now);
+        }
+        must_wake || self.stop.is_stopped()
+    }
+
+    fn woken(&mut self, _: &[u64]) {
+        self.ssds.iter_mut().for_each(EmulatedSsd::disarm);
+    }
+}
+
+impl Patience {
+    /// There was work.
+    #[inline]
+    fn work(&mut self, now: Instant) {
+        if self.is_idle {
+            let gap = now.since(self.since);
+            // The longest of the recent ones; those that were slept through teach nothing but that.
+            let faded = Span { ns: self.gap.ns - self.gap.ns / 8 };
+            self.gap = if gap > SPELL_MAX { faded } else { gap.max(faded) };
+            self.is_idle = false;
+        }
+        self.since = now;
+    }
+
+    /// Whether there has been no work for long enough.
+    #[inline]
+    fn is_over(&mut self, now: Instant) -> bool {
+        self.is_idle = true;
+        now.since(self.since).ns >= (2 * self.gap.ns).clamp(SPELL_MIN.ns, SPELL_MAX.ns)
+    }
+
+    /// Begins another spell.
+    fn begin(&mut self, now: Instant) {
+        self.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Instant, Span};
+
+    use super::{Patience, SPELL_MAX, SPELL_MIN};
+
+    /// How long the thread looks for work after work has come with these gaps.
+    fn spell_after(gaps: &[Span]) -> Span {
+        let mut now = Instant { ns: 1_000_000 };
+        let mut patience = Patience::default();
+        for gap in gaps {
+            patience.work(now);
+            patience.is_over(now);
+            now = now.after(*gap);
+        }
+        patience.work(now);
+        let over = (0..).map(|us| now.after(Span::from_us(us)));
+        over.into_iter().find(|at| patience.is_over(*at)).unwrap().since(now)
+    }
+
+    #[test]
+    fn work_that_comes_soon_is_awaited_and_work_that_comes_late_is_slept_for() {
+        assert_eq!(spell_after(&[]), SPELL_MIN);
+        assert_eq!(spell_after(&[Span::from_us(200); 3]), Span::from_us(400));
+        assert_eq!(spell_after(&[Span::from_us(900); 3]), SPELL_MAX);
+        let mut gaps = vec![Span::from_us(200); 3];
+        gaps.extend([Span::from_ms(50); 40]);
+        assert_eq!(spell_after(&gaps), SPELL_MIN);
+    }
+
+    #[test]
+    fn a_sleep_that_was_refused_is_tried_again_a_spell_later() {
+        let (mut patience, now) = (Patience::default(), Instant { ns: 1_000_000 });
+        assert!(patience.is_over(now));
+        patience.begin(now);
+        assert!(!patience.is_over(now));
+        assert!(patience.is_over(now.after(SPELL_MIN)));
+    }
+}
