@@ -69,7 +69,7 @@ impl Watch {
         });
         let mut events = [const { MaybeUninit::uninit() }; REPORTED_MAX];
         match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            Ok((events, _)) => found.extend(events.iter().map(|event| ready(event))),
+            Ok((events, _)) => found.extend(events.iter().map(ready)),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
