@@ -1,0 +1,234 @@
+//! What was given to a method, checked against its row.
+
+use std::collections::BTreeMap;
+
+use host::Cores;
+use serde_json::{Map, Value};
+
+use crate::method::{Method, Need, Parameter};
+use crate::refusal::{Code, Refusal, either, quoted};
+
+/// What was given to a method. Every value is of the kind that the row says, every required one is
+/// there, and so is every one that has a default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Arguments {
+    values: BTreeMap<&'static str, Argument>,
+}
+
+/// A value of a parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// A text, or one of several words.
+    Text(String),
+    /// Yes or no.
+    Flag(bool),
+    /// A whole number.
+    Whole(u64),
+    /// Processors, at least one.
+    Cores(Cores),
+}
+
+impl Arguments {
+    /// Checks what came over the wire.
+    pub fn check(method: &Method, given: &Map<String, Value>) -> Result<Self, Refusal> {
+        let mut values = BTreeMap::new();
+        for (name, value) in given {
+            let parameter = method.parameter(name)?;
+            let value = parameter.kind.read(value).map_err(|why| bad(method, parameter, &why))?;
+            values.insert(parameter.name, value);
+        }
+        for parameter in method.parameters {
+            if values.contains_key(parameter.name) {
+                continue;
+            }
+            match parameter.need {
+                Need::Optional => {}
+                Need::Required => return Err(missing(method, parameter)),
+                Need::Default(text) => {
+                    let value = parameter.kind.parse(text);
+                    let value = value.and_then(|value| parameter.kind.read(&value));
+                    let value = value.map_err(|why| bad(method, parameter, &why))?;
+                    values.insert(parameter.name, value);
+                }
+            }
+        }
+        Ok(Self { values })
+    }
+
+    /// A text or word, if there is one of this name.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.values.get(name)? {
+            Argument::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A flag, if there is one of this name.
+    pub fn flag(&self, name: &str) -> Option<bool> {
+        match self.values.get(name)? {
+            Argument::Flag(flag) => Some(*flag),
+            _ => None,
+        }
+    }
+
+    /// A whole number, if there is one of this name.
+    pub fn whole(&self, name: &str) -> Option<u64> {
+        match self.values.get(name)? {
+            Argument::Whole(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// Processors, if there are some of this name.
+    pub fn cores(&self, name: &str) -> Option<&Cores> {
+        match self.values.get(name)? {
+            Argument::Cores(cores) => Some(cores),
+            _ => None,
+        }
+    }
+}
+
+/// Turns the words of a command line, `key=value` each, into what goes over the wire. They are
+/// checked here as the serving side would check them, so that a slip of the finger is told without
+/// asking anybody.
+pub fn words(method: &Method, words: &[String]) -> Result<Map<String, Value>, Refusal> {
+    let mut given = Map::new();
+    for word in words {
+        let Some((name, text)) = word.split_once('=') else {
+            let names: Vec<&str> = method.parameters.iter().map(|known| known.name).collect();
+            let (typed, word, names) = (method.typed_name(), quoted(word), either(&names));
+            return Err(Refusal::caller(
+                Code::NoSuchParameter,
+                format!("{typed}: {word} has no `=`, expected NAME=VALUE where NAME is {names}"),
+            ));
+        };
+        let parameter = method.parameter(name)?;
+        let value = parameter.kind.parse(text).map_err(|why| bad(method, parameter, &why))?;
+        if given.insert(name.to_owned(), value).is_some() {
+            let typed = method.typed_name();
+            return Err(Refusal::caller(
+                Code::BadValue,
+                format!("{typed}: {name} is given twice, expected once"),
+            ));
+        }
+    }
+    Arguments::check(method, &given)?;
+    Ok(given)
+}
+
+fn bad(method: &Method, parameter: &Parameter, why: &str) -> Refusal {
+    let message = format!("{}: {} {why}", method.typed_name(), parameter.name);
+    Refusal::caller(Code::BadValue, message)
+}
+
+fn missing(method: &Method, parameter: &Parameter) -> Refusal {
+    let (typed, name, expected) = (method.typed_name(), parameter.name, parameter.kind.expected());
+    Refusal::caller(
+        Code::MissingParameter,
+        format!("{typed}: {name} is missing, expected {expected}"),
+    )
+    .with_hint(format!("for example `{}`", method.example))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value, json};
+
+    use super::{Arguments, words};
+    use crate::kind::Kind;
+    use crate::method::{Method, Need, Parameter, Verb};
+    use crate::refusal::Code;
+    use crate::shape::Shape;
+
+    const fn parameter(name: &'static str, kind: Kind, need: Need) -> Parameter {
+        Parameter { name, kind, need, help: "a thing" }
+    }
+
+    const METHOD: Method = Method {
+        verb: Verb::Set,
+        name: "wheel",
+        parameters: &[
+            parameter("name", Kind::Text { len_max: 8 }, Need::Required),
+            parameter("spokes", Kind::Whole { min: 1, max: 99 }, Need::Default("28")),
+            parameter("tubeless", Kind::Flag, Need::Optional),
+            parameter("mask", Kind::Cores, Need::Optional),
+        ],
+        answer: Shape::Object,
+        help: "Change a wheel",
+        example: "tenmil set wheel name=front",
+        run: |_| Ok(Value::Null),
+    };
+
+    fn check(given: Value) -> Result<Arguments, (Code, String)> {
+        Arguments::check(&METHOD, given.as_object().unwrap())
+            .map_err(|refusal| (refusal.code, refusal.message))
+    }
+
+    fn typed(line: &str) -> Result<Map<String, Value>, String> {
+        let line: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        words(&METHOD, &line).map_err(|refusal| refusal.message)
+    }
+
+    #[test]
+    fn what_was_given_is_there_and_so_are_defaults() {
+        let given = json!({ "name": "rear", "tubeless": true, "mask": "0-1" });
+        let arguments = check(given).unwrap();
+        assert_eq!(arguments.text("name"), Some("rear"));
+        assert_eq!(arguments.whole("spokes"), Some(28));
+        assert_eq!(arguments.flag("tubeless"), Some(true));
+        assert_eq!(arguments.cores("mask").unwrap().len(), 2);
+        let arguments = check(json!({ "name": "rear", "spokes": 32 })).unwrap();
+        assert_eq!(arguments.whole("spokes"), Some(32));
+        assert_eq!(arguments.flag("tubeless"), None);
+        assert_eq!(arguments.text("spokes"), None, "of another kind");
+    }
+
+    #[test]
+    fn what_cannot_be_is_named_with_what_can() {
+        let named = "expected name, spokes, tubeless or mask";
+        for (given, code, message) in [
+            (
+                json!({ "name": "rear", "spoke": 3 }),
+                Code::NoSuchParameter,
+                format!("set wheel: no parameter `spoke`, {named}"),
+            ),
+            (
+                json!({ "name": "rear", "spokes": 100 }),
+                Code::BadValue,
+                "set wheel: spokes is 100, expected a whole number from 1 to 99".into(),
+            ),
+            (
+                json!({ "spokes": 3 }),
+                Code::MissingParameter,
+                "set wheel: name is missing, expected a text of 1 to 8 bytes".into(),
+            ),
+        ] {
+            assert_eq!(check(given), Err((code, message)));
+        }
+        let refusal = METHOD.parameter("spoke").unwrap_err();
+        assert_eq!(refusal.hint.as_deref(), Some("did you mean `spokes`?"));
+        assert_eq!(METHOD.parameter("colour").unwrap_err().hint, None);
+    }
+
+    #[test]
+    fn a_command_line_becomes_what_goes_over_the_wire() {
+        let given = typed("name=a=b spokes=7 tubeless=off").unwrap();
+        assert_eq!(Value::from(given), json!({ "name": "a=b", "spokes": 7, "tubeless": false }));
+        for (line, message) in [
+            (
+                "front",
+                "set wheel: `front` has no `=`, expected NAME=VALUE where NAME is name, spokes, \
+                 tubeless or mask",
+            ),
+            ("spokes=7", "set wheel: name is missing, expected a text of 1 to 8 bytes"),
+            ("name=a name=b", "set wheel: name is given twice, expected once"),
+            ("name=a tubeless=so", "set wheel: tubeless is `so`, expected true or false"),
+            (
+                "name=a nam=b",
+                "set wheel: no parameter `nam`, expected name, spokes, tubeless or mask",
+            ),
+        ] {
+            assert_eq!(typed(line).unwrap_err(), message);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! One function that gives any bytes to both halves of a connection and checks what must always
+//! hold. It must never panic, whatever the bytes.
+
+use base::{Instant, Span};
+use serde_json::Value;
+
+use crate::methods::TABLE;
+use crate::reply::Replies;
+use crate::request::Request;
+use crate::session::{Limits, Served, Session, Step};
+use crate::state::State;
+
+/// Small, so that short inputs reach them.
+const LIMITS: Limits = Limits {
+    line_len_max: 512,
+    unsent_soft_max: 4096,
+    unsent_max: 1 << 20,
+    line_patience: Span::from_secs(1),
+    send_patience: Span::from_secs(1),
+    idle_patience: Span::from_secs(100),
+};
+
+/// Gives `bytes` to both halves of a connection.
+///
+/// # Panics
+///
+/// If something does not hold that must: a mistake in this crate, never in the bytes.
+pub fn fuzz(bytes: &[u8]) {
+    let whole = converse(bytes, usize::MAX);
+    // What is answered does not depend on how a stream is cut.
+    let cut = bytes.first().map_or(1, |first| usize::from(first % 7) + 1);
+    assert_eq!(converse(bytes, cut), whole, "cut every {cut} bytes");
+    // Anything may come back, too, and what we send ourselves must be understood.
+    let _ = Replies::new().receive(bytes);
+    if let Ok(request) = Request::read(bytes) {
+        assert_eq!(Request::read(&request.to_line()), Ok(request));
+    }
+}
+
+/// What a session answers to `bytes`, given to it in pieces of at most `cut`.
+fn converse(bytes: &[u8], cut: usize) -> Vec<u8> {
+    // Without parts, so that nothing depends on the machine or the moment.
+    let state = State::new();
+    let served = Served { table: &TABLE, state: &state };
+    let now = Instant::default();
+    let mut session = Session::new(now, "fuzz", LIMITS);
+    let mut output = Vec::new();
+    let mut rest = bytes;
+    let mut turns = 0;
+    loop {
+        let piece = &rest[..rest.len().min(cut)];
+        let taken = session.receive(now, piece);
+        rest = &rest[taken..];
+        let stepped = session.step(served) != Step::Nothing;
+        output.extend_from_slice(session.to_send());
+        session.sent(now, session.to_send().len());
+        if session.is_over().is_some() {
+            break;
+        }
+        if rest.is_empty() && !stepped {
+            session.receive_end();
+        }
+        turns += 1;
+        assert!(turns < 4 * bytes.len() + 16, "a session makes no progress");
+    }
+    check(&output);
+    output
+}
+
+/// Every line of the output is one JSON object with an answer or an error.
+fn check(output: &[u8]) {
+    let text = core::str::from_utf8(output).expect("answers are UTF-8");
+    assert!(text.is_empty() || text.ends_with('\n'), "answers are whole lines");
+    for line in text.lines() {
+        let value: Value = serde_json::from_str(line).expect("an answer is JSON");
+        let answered = value.get("answer").is_some() != value.get("error").is_some();
+        assert!(answered && value.get("id").is_some(), "{line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Random;
+
+    use super::{converse, fuzz};
+
+    const LINES: [&str; 5] = [
+        r#"{"id":1,"method":"methods"}"#,
+        r#"{"id":"a","method":"process","parameters":{"x":1}}"#,
+        r#"{"id":2,"method":"events","parameters":{}}"#,
+        r#"{"id":3,"method":"metods"}"#,
+        "[[[[[[",
+    ];
+
+    #[test]
+    fn every_line_is_answered_once_and_in_order() {
+        let text = String::from_utf8(converse(LINES.join("\n").as_bytes(), 3)).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), LINES.len());
+        let begins = [
+            r#"{"id":1,"a"#,
+            r#"{"id":"a","e"#,
+            r#"{"id":2,"a"#,
+            r#"{"id":3,"e"#,
+            r#"{"id":null,"e"#,
+        ];
+        for (line, begin) in lines.iter().zip(begins) {
+            assert!(line.starts_with(begin), "{line}");
+        }
+    }
+
+    #[test]
+    fn drawn_bytes_and_mangled_requests_are_survived() {
+        let mut random = Random::new(11);
+        for _ in 0..3_000 {
+            let mut bytes = LINES.join("\n").into_bytes();
+            for _ in 0..=random.below(6) {
+                let at = usize::try_from(random.below(bytes.len() as u64)).unwrap();
+                match random.below(4) {
+                    0 => bytes[at] = random.draw().to_le_bytes()[0],
+                    1 => bytes.truncate(at.max(1)),
+                    2 => bytes.insert(at, b'\n'),
+                    _ => bytes.extend_from_within(at..),
+                }
+            }
+            fuzz(&bytes);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The table for programs: a JSON schema of every method.
+
+use serde_json::{Map, Value, json};
+
+use crate::method::{Method, Need, Parameter, Table};
+
+/// The schema of a table: for each method, by its name in a request, what it does, a JSON schema of
+/// its parameters and one of its answer.
+pub fn schema(table: &Table) -> Value {
+    let methods: Map<String, Value> =
+        table.methods().map(|method| (method.wire_name(), of_method(method))).collect();
+    json!({ "$schema": "https://json-schema.org/draft/2020-12/schema", "methods": methods })
+}
+
+fn of_method(method: &Method) -> Value {
+    json!({
+        "verb": method.verb.name(),
+        "help": method.help,
+        "example": method.example,
+        "parameters": of_parameters(method.parameters),
+        "answer": method.answer.schema(),
+    })
+}
+
+fn of_parameters(parameters: &[Parameter]) -> Value {
+    let properties: Map<String, Value> = parameters
+        .iter()
+        .map(|parameter| {
+            let mut schema = parameter.kind.schema();
+            schema["description"] = parameter.help.into();
+            if let Need::Default(text) = parameter.need
+                && let Ok(value) = parameter.kind.parse(text)
+            {
+                schema["default"] = value;
+            }
+            (parameter.name.to_owned(), schema)
+        })
+        .collect();
+    let required = parameters.iter().filter(|parameter| parameter.need == Need::Required);
+    let required: Vec<&str> = required.map(|parameter| parameter.name).collect();
+    json!({
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": false,
+    })
+}

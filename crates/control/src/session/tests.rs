@@ -1,0 +1,329 @@
+//! One connection in simulated time: what is answered, and what ends it.
+
+use base::{Instant, Span};
+use serde_json::{Value, json};
+
+use super::{Ending, Limits, Served, Session, Step};
+use crate::kind::Kind;
+use crate::method::{Method, Need, Parameter, Table, Verb};
+use crate::shape::Shape;
+use crate::state::State;
+
+static TABLE: Table = Table::new(
+    &[&[
+        Method {
+            verb: Verb::Get,
+            name: "echo",
+            parameters: &[Parameter {
+                name: "text",
+                kind: Kind::Text { len_max: 2000 },
+                need: Need::Default("hello"),
+                help: "what to say",
+            }],
+            answer: Shape::Object,
+            help: "Say it again",
+            example: "tenmil get echo",
+            run: |call| Ok(json!({ "text": call.arguments.text("text") })),
+        },
+        Method {
+            verb: Verb::Set,
+            name: "echo",
+            parameters: &[],
+            answer: Shape::Object,
+            help: "Change nothing",
+            example: "tenmil set echo",
+            run: |_| Ok(json!({})),
+        },
+        Method {
+            verb: Verb::Follow,
+            name: "events",
+            parameters: &[],
+            answer: Shape::Object,
+            help: "Follow",
+            example: "tenmil events",
+            run: |_| Ok(json!({})),
+        },
+    ]],
+    &[],
+);
+
+const LIMITS: Limits = Limits {
+    line_len_max: 256,
+    unsent_soft_max: 1024,
+    unsent_max: 2048,
+    line_patience: Span::from_secs(10),
+    send_patience: Span::from_secs(20),
+    idle_patience: Span::from_secs(60),
+};
+
+/// A session and the time it lives in.
+struct Life {
+    session: Session,
+    now: Instant,
+}
+
+impl Life {
+    fn new() -> Self {
+        let now = Instant { ns: 5 };
+        Self { session: Session::new(now, "process 7 of uid 1", LIMITS), now }
+    }
+
+    fn pass(&mut self, span: Span) {
+        self.now = self.now.after(span);
+        self.session.expire(self.now);
+    }
+
+    fn give(&mut self, text: &str) {
+        assert_eq!(self.session.receive(self.now, text.as_bytes()), text.len(), "there is room");
+    }
+
+    fn steps(&mut self) -> Vec<Step> {
+        let state = State::new();
+        let mut step = || self.session.step(Served { table: &TABLE, state: &state });
+        std::iter::from_fn(|| Some(step()).filter(|step| *step != Step::Nothing)).collect()
+    }
+
+    /// Reads what there is to read.
+    fn read(&mut self) -> Vec<Value> {
+        let text = String::from_utf8(self.session.to_send().to_vec()).unwrap();
+        self.session.sent(self.now, text.len());
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn ask(&mut self, text: &str) -> Vec<Value> {
+        self.give(text);
+        self.steps();
+        self.read()
+    }
+
+    fn code(&mut self) -> Value {
+        self.read()[0]["error"]["code"].clone()
+    }
+}
+
+const ECHO: &str = "{\"id\":1,\"method\":\"echo\"}\n";
+
+#[test]
+fn a_stream_is_answered_the_same_wherever_it_is_cut() {
+    let stream = "{\"id\":1,\"method\":\"echo\",\"parameters\":{\"text\":\"ä\"}}\n\r\n \n\
+                  {\"id\":2,\"method\":\"ecko\"}\r\nnonsense\n{\"id\":\"z\",\"method\":\"set_echo\"}";
+    let bytes = stream.as_bytes();
+    let run = |cuts: &[usize]| {
+        let mut life = Life::new();
+        let mut begin = 0;
+        for end in cuts.iter().copied().chain([bytes.len()]) {
+            assert_eq!(life.session.receive(life.now, &bytes[begin..end]), end - begin);
+            life.steps();
+            begin = end;
+        }
+        life.session.receive_end();
+        life.steps();
+        let answers = life.read();
+        assert_eq!(life.session.is_over(), Some(Ending::Wanted));
+        answers
+    };
+    let whole = run(&[]);
+    assert_eq!(whole[0], json!({ "id": 1, "answer": { "text": "ä" } }));
+    assert_eq!(whole[1]["error"]["code"], "no_such_method");
+    assert_eq!(whole[2]["error"]["code"], "not_json");
+    assert_eq!(whole[3], json!({ "id": "z", "answer": {} }), "the last line needs no end");
+    assert_eq!(whole.len(), 4);
+    for first in 0..bytes.len() {
+        for second in first..bytes.len() {
+            assert_eq!(run(&[first, second]), whole, "cut at {first} and {second}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_request_is_said_and_the_next_one_is_answered() {
+    for (line, code, message) in [
+        (
+            r#"{"id":1,"method":"echo","parameters":{"txt":"a"}}"#,
+            "no_such_parameter",
+            "get echo: no parameter `txt`, expected text",
+        ),
+        (
+            r#"{"id":1,"method":"echo","parameters":{"text":1}}"#,
+            "bad_value",
+            "get echo: text is 1, expected a text of 1 to 2000 bytes",
+        ),
+        (
+            r#"{"id":1,"method":"eco"}"#,
+            "no_such_method",
+            "no method `eco`, expected echo, set_echo or events",
+        ),
+    ] {
+        let mut life = Life::new();
+        let answers = life.ask(&format!("{line}\n{ECHO}"));
+        assert_eq!(answers[0]["error"]["code"], code);
+        assert_eq!(answers[0]["error"]["message"], message);
+        assert_eq!(answers[0]["error"]["blame"], "caller");
+        assert_eq!(answers[1], json!({ "id": 1, "answer": { "text": "hello" } }));
+    }
+    let hint = Life::new().ask("{\"id\":1,\"method\":\"eco\"}\n")[0]["error"]["hint"].clone();
+    assert_eq!(hint, "did you mean `echo`?");
+}
+
+#[test]
+fn hostile_lines_are_refused_and_the_next_one_is_answered() {
+    let deep = "[".repeat(200);
+    let text = |inner: &str| format!("{{\"id\":1,\"method\":\"echo\",{inner}}}");
+    let twice = text(r#""method":"echo""#);
+    let inside = text(r#""parameters":{"text":"a","text":"b"}"#);
+    for line in [deep.as_bytes(), b"\xff\xfe", b"\"\xc3\x28\"", twice.as_bytes(), inside.as_bytes()]
+    {
+        let mut life = Life::new();
+        life.session.receive(life.now, line);
+        let answers = life.ask(&format!("\n{ECHO}"));
+        assert_eq!(answers[0]["error"]["code"], "not_json", "{}", String::from_utf8_lossy(line));
+        assert_eq!(answers[1]["id"], 1);
+    }
+}
+
+#[test]
+fn a_line_may_be_as_long_as_it_may_and_not_a_byte_longer() {
+    let line = |len: usize| format!("{}{}\n", " ".repeat(len - ECHO.len()), ECHO.trim_end());
+    let mut life = Life::new();
+    assert_eq!(life.ask(&line(256))[0]["id"], 1);
+    assert_eq!(life.ask(&line(256))[0]["id"], 1, "and again");
+
+    assert_eq!(life.session.receive(life.now, line(257).as_bytes()), 256, "no more than a line");
+    assert!(life.steps().is_empty());
+    assert_eq!(life.session.is_over(), None, "it is to be told");
+    assert_eq!(life.code(), "line_too_long");
+    assert_eq!(life.session.is_over(), Some(Ending::Told));
+    assert_eq!(life.session.receive(life.now, ECHO.as_bytes()), 0);
+}
+
+#[test]
+fn whoever_does_not_read_is_not_answered_and_what_he_sends_is_not_taken() {
+    let mut life = Life::new();
+    let mut taken = 0;
+    // Sends as long as it may and reads nothing.
+    loop {
+        let count = life.session.receive(life.now, ECHO.as_bytes());
+        if count == 0 {
+            break;
+        }
+        assert_eq!(count, ECHO.len());
+        life.steps();
+        taken += 1;
+    }
+    let unsent = life.session.to_send().len();
+    assert!((1024..1024 + 100).contains(&unsent), "{unsent}");
+    assert!(!life.session.can_step() && life.session.room() == 0);
+    assert_eq!(life.read().len(), taken, "nothing is lost");
+    assert_eq!(life.ask(ECHO).len(), 1);
+}
+
+#[test]
+fn lines_that_wait_for_room_are_answered_when_there_is_some() {
+    let mut life = Life::new();
+    let long =
+        format!(r#"{{"id":9,"method":"echo","parameters":{{"text":"{}"}}}}"#, "x".repeat(150));
+    for _ in 0..5 {
+        life.give(&format!("{long}\n"));
+        life.steps();
+    }
+    life.give(&ECHO.repeat(2));
+    assert_eq!(life.steps().len(), 2);
+    life.give(&format!("{long}\n"));
+    life.steps();
+    life.session.receive(life.now, ECHO.as_bytes());
+    let waits = life.session.to_send().len() >= 1024;
+    assert_eq!(life.session.can_step(), !waits);
+    life.read();
+    life.session.receive(life.now, ECHO.as_bytes());
+    assert!(life.session.can_step());
+    assert!(!life.steps().is_empty());
+}
+
+#[test]
+fn a_line_that_is_begun_is_ended_in_time_or_the_connection_is() {
+    let mut life = Life::new();
+    life.give("{\"id\":1,");
+    for _ in 0..9 {
+        life.pass(Span::from_secs(1));
+        life.give(" ");
+    }
+    assert_eq!(life.session.deadline(), Instant { ns: 5 }.after(LIMITS.line_patience));
+    life.pass(Span::from_secs(1));
+    assert_eq!(life.code(), "too_slow");
+    assert_eq!(life.session.is_over(), Some(Ending::Told));
+
+    // One that is ended starts the time of the next anew.
+    let mut life = Life::new();
+    life.give("{\"id\":1,");
+    life.pass(Span::from_secs(9));
+    life.give("\"method\":\"echo\"}\n{");
+    life.pass(Span::from_secs(9));
+    assert_eq!(life.session.is_over(), None);
+    life.steps();
+    assert_eq!(life.read()[0]["id"], 1);
+    life.pass(Span::from_secs(1));
+    assert_eq!(life.code(), "too_slow");
+}
+
+#[test]
+fn a_silent_connection_ends_unless_it_follows_events() {
+    let mut life = Life::new();
+    life.pass(Span::from_secs(59));
+    life.ask(ECHO);
+    life.pass(Span::from_secs(59));
+    assert_eq!(life.session.is_over(), None);
+    life.pass(Span::from_secs(1));
+    assert_eq!(life.code(), "too_slow");
+
+    let mut life = Life::new();
+    life.ask("{\"id\":1,\"method\":\"events\"}\n");
+    assert_eq!(life.session.deadline(), Instant::NEVER);
+    life.pass(Span::from_secs(1_000_000));
+    assert_eq!(life.session.is_over(), None);
+}
+
+#[test]
+fn answers_that_are_not_taken_cut_the_connection_off() {
+    let mut life = Life::new();
+    life.give(ECHO);
+    life.steps();
+    life.pass(Span::from_secs(19));
+    life.session.sent(life.now, 1);
+    life.pass(Span::from_secs(19));
+    assert_eq!(life.session.is_over(), None, "a byte is some progress");
+    life.pass(Span::from_secs(1));
+    assert_eq!(life.session.is_over(), Some(Ending::CutOff));
+}
+
+#[test]
+fn events_come_to_whoever_asked_for_them_until_he_does_not_read_them() {
+    let mut life = Life::new();
+    let line = [&[b'"'; 1][..], &[b'e'; 100], b"\"\n"].concat();
+    life.session.tell(&line);
+    assert_eq!(life.session.to_send(), b"", "nobody asked");
+    life.ask("{\"id\":1,\"method\":\"events\"}\n");
+    life.session.tell(&line);
+    assert_eq!(life.read().len(), 1);
+    for _ in 0..2048 / line.len() {
+        life.session.tell(&line);
+        assert_eq!(life.session.is_over(), None);
+    }
+    life.session.tell(&line);
+    assert_eq!(life.session.is_over(), Some(Ending::CutOff));
+    assert!(life.session.to_send().len() <= 2048);
+}
+
+#[test]
+fn a_change_is_announced_with_who_made_it_and_a_question_is_not() {
+    let mut life = Life::new();
+    life.give(
+        "{\"id\":1,\"method\":\"echo\"}\n{\"id\":2,\"method\":\"set_echo\",\"parameters\":{}}\n",
+    );
+    let steps = life.steps();
+    assert_eq!(steps[0], Step::Answered);
+    let Step::Changed(event) = &steps[1] else { panic!("{steps:?}") };
+    assert_eq!(event.text, "process 7 of uid 1 called set_echo with {}");
+    assert_eq!(event.about["method"], "set_echo");
+    life.give("{\"id\":2,\"method\":\"set_echo\",\"parameters\":{\"x\":1}}\n");
+    assert_eq!(life.steps(), [Step::Answered], "a refused change is none");
+}
