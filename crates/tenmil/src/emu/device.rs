@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use base::{Dma, Instant, Medium};
+use base::{Dma, Instant, Interrupts, Medium};
 use ctrl::Buffers;
 use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd, Wait};
@@ -13,8 +13,8 @@ use host::EventVectors;
 use crate::{EmuSpec, Uri};
 
 /// One emulated SSD, as its device's thread turns it.
-pub(crate) struct EmulatedSsd {
-    front: MemoryFrontEnd<SharedHostMemory, EventVectors>,
+pub(crate) struct EmulatedSsd<I: Interrupts = EventVectors> {
+    front: MemoryFrontEnd<SharedHostMemory, I>,
 }
 
 /// Commands that may need more than one request each, per queue.
@@ -27,7 +27,7 @@ const BUFFER_BYTES: u32 = 64 << 10;
 /// Bytes of a pool that the device's side takes for itself.
 pub(super) const DEVICE_BYTES: u64 = BUFFERS as u64 * BUFFER_BYTES as u64;
 
-impl EmulatedSsd {
+impl<I: Interrupts> EmulatedSsd<I> {
     /// SSD number `index` of the run, of the kind that `uri` names. Queues whose vector `vectors`
     /// does not have are never signalled.
     pub(crate) fn new(
@@ -35,7 +35,7 @@ impl EmulatedSsd {
         index: usize,
         medium: Arc<dyn Medium>,
         pool: &DevicePool,
-        vectors: EventVectors,
+        vectors: I,
         now: Instant,
     ) -> Result<Self, String> {
         let Uri::Emu(EmuSpec { entries, queues, .. }) = uri;

@@ -10,9 +10,9 @@
 //! thread announces it and then looks at the doorbells. The barrier between the two is paid by the
 //! one who sleeps (see [`host::bell`]).
 
-use base::{Instant, Span};
+use base::{Instant, Interrupts, Span};
 use ctrl::front::Wait as Rest;
-use host::{Bell, Clock, Sleeper, Sources, Stop, Thread, Turn, Wait};
+use host::{Bell, Clock, EventVectors, Sleeper, Sources, Stop, Thread, Turn, Wait};
 
 use super::device::EmulatedSsd;
 use crate::Refused;
@@ -31,8 +31,8 @@ pub(super) struct Shift {
 }
 
 /// What the thread turns.
-struct OnShift {
-    ssds: Vec<EmulatedSsd>,
+pub(super) struct OnShift<I: Interrupts = EventVectors> {
+    ssds: Vec<EmulatedSsd<I>>,
     stop: Stop,
     gives_way: bool,
     sources: Sources,
@@ -41,6 +41,8 @@ struct OnShift {
     patience: Patience,
     /// Until when nothing is going to happen by itself, as of the last turn.
     until: Instant,
+    /// Turns between two looks at the clock.
+    turns: u32,
 }
 
 /// How long to look for work before a sleep: for about as long as a sleep costs, or for twice the
@@ -110,10 +112,16 @@ impl Drop for DeviceThread {
     }
 }
 
-impl OnShift {
-    fn new(ssds: Vec<EmulatedSsd>, stop: Stop, gives_way: bool, sources: Sources) -> Self {
-        let (patience, until) = (Patience::default(), Instant::NEVER);
-        Self { ssds, stop, gives_way, sources, is_deaf: false, patience, until }
+impl<I: Interrupts> OnShift<I> {
+    fn new(ssds: Vec<EmulatedSsd<I>>, stop: Stop, gives_way: bool, sources: Sources) -> Self {
+        let (patience, until, turns) = (Patience::default(), Instant::NEVER, TURNS_PER_LOOK);
+        Self { ssds, stop, gives_way, sources, is_deaf: false, patience, until, turns }
+    }
+
+    /// One SSD on no thread: its owner lets the time pass, and turns it once for each look.
+    #[cfg(test)]
+    pub(super) fn by_hand(ssd: EmulatedSsd<I>, sources: Sources) -> Self {
+        Self { turns: 1, ..Self::new(vec![ssd], Stop::new(), false, sources) }
     }
 
     /// Turns every SSD once. True if there was work.
@@ -139,13 +147,13 @@ impl OnShift {
     }
 }
 
-impl Turn for OnShift {
+impl<I: Interrupts> Turn for OnShift<I> {
     fn turn(&mut self, now: Instant) -> Wait {
         if self.stop.is_stopped() {
             return Wait::Ended;
         }
         let mut is_idle = false;
-        for _ in 0..TURNS_PER_LOOK {
+        for _ in 0..self.turns {
             is_idle = !self.turn_each(now);
             if is_idle && self.gives_way {
                 host::thread::give_way();

@@ -1,5 +1,7 @@
 //! Emulated SSDs whose both sides sleep.
 
+mod virtual_time;
+
 use base::{
     Answers, Backend, Flags, Instant, Operation, Outcome, Random, Request, Segment, Span,
     WakeSource,
