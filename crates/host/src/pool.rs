@@ -89,7 +89,7 @@ impl Pool {
         if state.waiting.len() >= self.waiting_max {
             return Err(job);
         }
-        if state.waiting.len() >= state.idle && state.threads.len() < self.threads_max {
+        if state.wants_a_thread() && state.threads.len() < self.threads_max {
             // One thread that exists will come to it, later.
             let started = self.start(state.threads.len());
             state.threads.extend(started.ok());
@@ -139,6 +139,13 @@ impl Drop for Pool {
             // Panics of jobs do not get here.
             let _ = thread.join();
         }
+    }
+}
+
+impl State {
+    /// Whether every idle thread already has a job waiting for it.
+    fn wants_a_thread(&self) -> bool {
+        self.waiting.len() >= self.idle
     }
 }
 
@@ -220,7 +227,7 @@ mod tests {
 
     use base::Span;
 
-    use super::{Job, Panicked, Pool};
+    use super::{Job, Panicked, Pool, State};
     use crate::{Cores, Sleeper, Thread, mailbox};
 
     /// A job that says that it runs, then waits to be released.
@@ -228,8 +235,8 @@ mod tests {
         let (begin, begun) = channel();
         let (release, released) = channel();
         let job = Job::new(name, move || {
-            begin.send(()).unwrap();
-            // The other end may as well be dropped.
+            // Nobody has to listen to either.
+            let _ = begin.send(());
             let _ = released.recv();
         });
         (job, begun, release)
@@ -307,6 +314,16 @@ mod tests {
         }
         assert_eq!(pool.shared.lock().threads.len(), 1);
         assert!(pool.running().is_empty());
+    }
+
+    #[test]
+    fn an_idle_thread_is_counted_on_once() {
+        // A thread that was woken, but has not run since, still calls itself idle.
+        let mut state = State { idle: 2, ..State::default() };
+        for wanted in [false, false, true] {
+            assert_eq!(state.wants_a_thread(), wanted);
+            state.waiting.push_back(Job::new("open", || {}));
+        }
     }
 
     #[test]
