@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Span};
+use host::frequency::FrequencyError;
 
 use crate::directory::{ReactorId, ThreadId};
 use crate::spell::PollMode;
@@ -63,6 +64,15 @@ pub enum Event {
         /// What the panic said.
         panic: String,
     },
+    /// A task panicked; its executor goes on.
+    TaskPanicked {
+        /// The thread of its executor.
+        thread: ThreadId,
+        /// The executor's name.
+        executor: String,
+        /// What the panic said.
+        panic: String,
+    },
     /// A turn took longer than it may.
     TurnTooLong {
         /// Whose.
@@ -95,6 +105,10 @@ pub enum Event {
         /// Why.
         error: String,
     },
+    /// The scheduler has something to tell.
+    Schedule(crate::schedule::Event),
+    /// The frequency of a core could not be chosen.
+    Frequency(FrequencyError),
 }
 
 /// A poller that panicked. The object it served is gone with it.
@@ -115,8 +129,8 @@ pub enum Culprit {
     Poller(String),
     /// A message to this thread.
     Message(String),
-    /// One of those that found nothing. From now on each of them is timed for a while, so that it
-    /// is named the next time.
+    /// One of those that found nothing, or the kernel, which ran somebody else on the core. Now and
+    /// then each poller is timed for a while after this, so that it can be named the next time.
     Unknown,
 }
 
@@ -193,10 +207,13 @@ impl Event {
             Self::ThreadEnded { .. } => "thread-ended",
             Self::PollerPanicked(_) => "poller-panicked",
             Self::MessagePanicked { .. } => "message-panicked",
+            Self::TaskPanicked { .. } => "task-panicked",
             Self::TurnTooLong { .. } => "turn-too-long",
             Self::NotWaitedFor { .. } => "not-waited-for",
             Self::PollModeChanged { .. } => "poll-mode-changed",
             Self::NotPinned { .. } => "not-pinned",
+            Self::Schedule(event) => event.kind(),
+            Self::Frequency(_) => "frequency",
         }
     }
 }
@@ -226,6 +243,9 @@ impl fmt::Display for Event {
             Self::MessagePanicked { thread, name, panic } => {
                 write!(out, "a message to thread {thread} '{name}' panicked: {panic}")
             }
+            Self::TaskPanicked { thread, executor, panic } => {
+                write!(out, "a task of '{executor}' on thread {thread} panicked: {panic}")
+            }
             Self::TurnTooLong { reactor, took, culprit } => {
                 write!(out, "a turn of reactor {reactor} took {took}: {culprit}")
             }
@@ -236,6 +256,8 @@ impl fmt::Display for Event {
                 write!(out, "reactor {reactor} polls in mode {mode}")
             }
             Self::NotPinned { reactor, error } => write!(out, "reactor {reactor}: {error}"),
+            Self::Schedule(event) => write!(out, "{event}"),
+            Self::Frequency(error) => write!(out, "{error}"),
         }
     }
 }
@@ -254,7 +276,7 @@ impl fmt::Display for Culprit {
         match self {
             Self::Poller(name) => write!(out, "poller '{name}'"),
             Self::Message(name) => write!(out, "a message to thread '{name}'"),
-            Self::Unknown => out.write_str("a poller that found nothing"),
+            Self::Unknown => out.write_str("a poller that found nothing, or the kernel"),
         }
     }
 }

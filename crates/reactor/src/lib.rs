@@ -61,6 +61,8 @@ mod spell;
 mod thread;
 mod timers;
 mod watch;
+#[cfg(test)]
+mod world;
 
 pub use channel::{Channel, Object, Shared};
 pub use context::{Context, NotAdded};

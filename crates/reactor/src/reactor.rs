@@ -352,9 +352,15 @@ impl Reactor {
     }
 
     /// What to do after a turn that found something.
-    fn next(&self) -> Wait {
-        let ended = self.stopping && self.threads.is_empty() && self.parting.is_empty();
-        if ended { Wait::Ended } else { Wait::Again }
+    #[inline]
+    fn next(&mut self) -> Wait {
+        let may_end = self.stopping && self.threads.is_empty() && self.parting.is_empty();
+        if may_end && self.inbox.is_empty() {
+            // Whoever orders something from now on is told so.
+            self.inbox = mailbox(1).1;
+            return Wait::Ended;
+        }
+        Wait::Again
     }
 }
 

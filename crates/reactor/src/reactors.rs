@@ -108,3 +108,118 @@ impl Drop for Reactors {
         self.order_stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
+
+    use base::{Random, Span};
+    use host::{Clock, Cores};
+
+    use super::Reactors;
+    use crate::{Context, Found, Handle, PollMode, Poller, ReactorOptions, Refused};
+    use crate::{Registration, ThreadPlan, WokenBy};
+
+    /// Longer than anything here takes on the busiest machine.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn start(poll: PollMode) -> Reactors {
+        let cores: Cores = Cores::allowed().iter().take(2).collect();
+        let options = ReactorOptions { poll, ..ReactorOptions::default() };
+        Reactors::start(&cores, &options, &Clock::start()).unwrap()
+    }
+
+    /// Runs something on a thread and waits for the answer.
+    fn ask<T: Send + 'static>(
+        to: &Handle,
+        question: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
+    ) -> T {
+        let (send, answer): (_, Receiver<T>) = channel();
+        assert!(to.call(move |context| drop(send.send(question(context)))).is_ok());
+        answer.recv_timeout(PATIENCE).unwrap()
+    }
+
+    #[test]
+    fn cores_that_are_not_ours_are_refused_by_name() {
+        let clock = Clock::kernel();
+        let options = ReactorOptions::default();
+        let refused = Reactors::start(&Cores::from_iter([1023]), &options, &clock).unwrap_err();
+        assert!(matches!(refused, Refused::UnknownCore { core: 1023, .. }), "{refused}");
+        let refused = Reactors::start(&Cores::default(), &options, &clock).unwrap_err();
+        assert_eq!(refused, Refused::NoCores);
+    }
+
+    #[test]
+    fn messages_reach_reactors_that_sleep_at_whatever_moment_they_come() {
+        for poll in PollMode::ALL {
+            let reactors = start(poll);
+            let thread = reactors.spawn(ThreadPlan::new("sleeper")).unwrap();
+            let mut random = Random::new(7);
+            for _ in 0..200 {
+                let gap = Span { ns: 1 << random.below(20) };
+                let end = reactors.clock().now().after(gap);
+                while reactors.clock().now() < end {
+                    std::hint::spin_loop();
+                }
+                ask(&thread, |_| ());
+            }
+            let sleeps: u64 = reactors.sample().reactors.iter().map(|one| one.sleeps).sum();
+            assert_eq!(sleeps == 0, poll == PollMode::Always, "{poll}: {sleeps} sleeps");
+            reactors.stop();
+            assert!(thread.is_gone());
+        }
+    }
+
+    #[test]
+    fn a_thread_goes_round_the_reactors_and_keeps_what_it_has() {
+        struct Beat(u64);
+        impl Poller for Beat {
+            fn poll(&mut self, _: &mut Context<'_>) -> Found {
+                self.0 += 1;
+                Found::Nothing
+            }
+        }
+        let reactors = start(PollMode::Adaptive);
+        let plan = ThreadPlan::new("traveller")
+            .poller(Registration::active("beat", WokenBy::Messages, Beat(0)))
+            .poller(Registration::timed("tick", Span::from_ms(1), Beat(0)));
+        let thread = reactors.spawn(plan).unwrap();
+        let homes: Vec<_> = reactors.directory().reactors().collect();
+        for home in homes.iter().cycle().take(50) {
+            reactors.directory().move_thread(thread.id(), *home).unwrap();
+            let end = reactors.clock().now().after(Span::from_secs(20));
+            while ask(&thread, |context| context.reactor()) != *home {
+                assert!(reactors.clock().now() < end, "it never comes to {home}");
+            }
+        }
+        let sample = reactors.sample();
+        assert_eq!(sample.threads[0].moves, if homes.len() > 1 { 49 } else { 0 });
+        reactors.stop();
+    }
+
+    #[test]
+    fn a_reactor_survives_its_pollers() {
+        let reactors = start(PollMode::Adaptive);
+        let (send, told) = channel();
+        let plan = ThreadPlan::new("doomed").first(move |context| {
+            let doomed = Registration::active("doomed", WokenBy::Messages, Doomed);
+            let doomed = doomed.when_panicked(move |_, panicked| drop(send.send(panicked)));
+            context.add(doomed).unwrap();
+        });
+        let thread = reactors.spawn(plan).unwrap();
+        let panicked = told.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(panicked.to_string(), "poller 'doomed' of thread 0 panicked: on purpose");
+        assert_eq!(ask(&thread, |context| context.name().to_owned()), "doomed");
+        let kinds: Vec<_> = reactors.directory().events_since(0).noted;
+        assert!(kinds.iter().any(|noted| noted.event.kind() == "poller-panicked"), "{kinds:?}");
+    }
+
+    struct Doomed;
+
+    impl Poller for Doomed {
+        fn poll(&mut self, _: &mut Context<'_>) -> Found {
+            panic!("on purpose");
+        }
+    }
+}

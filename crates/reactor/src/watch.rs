@@ -44,6 +44,8 @@ pub(crate) struct Watch {
     pub(crate) several: bool,
     /// Until when everybody is timed.
     closely_until: Instant,
+    /// Before when this does not begin again.
+    closely_again: Instant,
     closely: bool,
     longest: Span,
     /// Who took the longest, by number; 0 if that is not known.
@@ -52,6 +54,9 @@ pub(crate) struct Watch {
 
 /// For how long everybody is timed after a long turn that nobody explained.
 const CLOSELY: Span = Span::from_secs(1);
+/// How often that may be: on a machine where the kernel often takes the processor away, turns are
+/// long and nobody is to blame.
+const CLOSELY_EVERY: Span = Span::from_secs(10);
 
 impl Watch {
     pub(crate) fn new(record: Arc<ReactorRecord>, stopwatch: Stopwatch, now: Instant) -> Self {
@@ -62,6 +67,7 @@ impl Watch {
             begun: 0,
             several: false,
             closely_until: now,
+            closely_again: now,
             closely: false,
             longest: Span::default(),
             culprit: 0,
@@ -111,11 +117,13 @@ impl Watch {
     }
 
     /// Who took the longest in the turn that was looked at last, by number. If that is not known,
-    /// it will be the next time.
+    /// they are all timed for a while,
+    /// so that it may be the next time.
     pub(crate) fn culprit(&mut self, now: Instant) -> u64 {
-        if self.culprit == 0 {
+        if self.culprit == 0 && now >= self.closely_again {
             self.closely = true;
             self.closely_until = now.after(CLOSELY);
+            self.closely_again = now.after(CLOSELY_EVERY);
         }
         self.culprit
     }

@@ -1,0 +1,151 @@
+//! What a turn costs, and what an idle process costs.
+//!
+//! `cargo bench -p tenmil-reactor --bench turn [-- SECONDS]`
+//!
+//! Turns are compared with each other in one run, in rounds that take turns, on one core. The idle
+//! process has two reactors (one, where there is one core), 8 threads and 32 pollers; its processor
+//! time is what the kernel says in `/proc/self/task/*/schedstat`.
+
+use std::hint::black_box;
+use std::os::fd::OwnedFd;
+
+use base::{Instant, Span};
+use host::{Clock, Cores, EventVectors, Thread, Turn, Wait};
+use tenmil_reactor::{
+    Assembly, Context, Found, PollMode, Poller, Reactor, ReactorOptions, Reactors, Registration,
+    Stopwatch, ThreadPlan, WokenBy,
+};
+
+/// A poller that never finds anything: it looks at one word, as a queue looks at its next entry.
+struct Idle(u64);
+
+/// One that waits for a moment that does not come.
+struct Later(Instant);
+
+const ROUNDS: usize = 40;
+const TURNS: u32 = 500_000;
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let seconds = arguments.next().map_or(5, |text| text.parse().expect("a number of seconds"));
+    let clock = Clock::start();
+    let cores = Cores::allowed();
+    Thread::spawn("turns", cores.iter().last(), move |_| turns(&clock)).expect("a thread").join();
+    let first_two: Cores = cores.iter().take(2).collect();
+    for poll in [PollMode::Adaptive, PollMode::Hybrid, PollMode::Always] {
+        idle(poll, &first_two, Span::from_secs(seconds), &clock);
+    }
+}
+
+/// Nanoseconds a turn: the clock alone, no poller, one poller, and one beside 100 timed ones.
+fn turns(clock: &Clock) {
+    let timed = |count, period| bench_reactor(1, count, period, clock);
+    let mut cases: [(&str, Option<(Reactor, Assembly)>); 6] = [
+        ("the clock alone", None),
+        ("no poller", Some(bench_reactor(0, 0, Span::default(), clock))),
+        ("1 active poller", Some(timed(0, Span::default()))),
+        ("1 active, 100 timed every 10 ms", Some(timed(100, Span::from_ms(10)))),
+        ("1 active, 100 timed every 1 ms", Some(timed(100, Span::from_ms(1)))),
+        ("8 active pollers", Some(bench_reactor(8, 0, Span::default(), clock))),
+    ];
+    let mut results = [(); 6].map(|()| Vec::with_capacity(ROUNDS));
+    for _ in 0..ROUNDS {
+        for ((_, reactor), results) in cases.iter_mut().zip(&mut results) {
+            let begin = clock.now();
+            match reactor {
+                None => (0..TURNS).for_each(|_| _ = black_box(clock.now())),
+                Some((reactor, _)) => (0..TURNS).for_each(|_| turn(reactor, clock)),
+            }
+            results.push(clock.now().since(begin).ns);
+        }
+    }
+    println!("a turn, in nanoseconds, {ROUNDS} rounds of {TURNS} turns");
+    println!("{:<34} {:>8} {:>8} {:>8}", "", "least", "median", "90 %");
+    for ((name, _), mut results) in cases.iter().zip(results) {
+        results.sort_unstable();
+        let at =
+            |numerator: usize| results[(ROUNDS - 1) * numerator / 10] as f64 / f64::from(TURNS);
+        println!("{name:<34} {:>8.2} {:>8.2} {:>8.2}", at(0), at(5), at(9));
+    }
+}
+
+#[inline]
+fn turn(reactor: &mut Reactor, clock: &Clock) {
+    let wait = reactor.turn(clock.now());
+    assert!(wait == Wait::Again, "{wait:?}");
+}
+
+/// A reactor with one thread, on this OS thread. The rest of its assembly keeps its bell alive.
+fn bench_reactor(active: u32, timed: u32, period: Span, clock: &Clock) -> (Reactor, Assembly) {
+    let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
+    let stopwatch = Stopwatch::Clock(*clock);
+    let mut assembly = Assembly::new(&[0], &options, &stopwatch, clock.now()).expect("a reactor");
+    let mut plan = ThreadPlan::new("bench");
+    for _ in 0..active {
+        plan = plan.poller(Registration::active("active", WokenBy::Messages, Idle(0)));
+    }
+    for _ in 0..timed {
+        plan = plan.poller(Registration::timed("timed", period, Idle(0)));
+    }
+    assembly.directory.spawn(plan).expect("room");
+    let (reactor, _) = assembly.reactors.remove(0);
+    (reactor, assembly)
+}
+
+/// The share of one core that a process takes in which nothing happens.
+fn idle(poll: PollMode, cores: &Cores, span: Span, clock: &Clock) {
+    let options = ReactorOptions { poll, ..ReactorOptions::default() };
+    let reactors = Reactors::start(cores, &options, clock).expect("reactors");
+    let vectors = EventVectors::new(8).expect("descriptors");
+    for number in 0_u16..8 {
+        let descriptor = vectors.descriptor(number).expect("a vector");
+        let descriptor: OwnedFd = descriptor.try_clone_to_owned().expect("a descriptor");
+        let plan = ThreadPlan::new(&format!("thread-{number}"))
+            .poller(Registration::active("queue", WokenBy::Descriptor(descriptor), Idle(0)))
+            .poller(Registration::active("inbox", WokenBy::Messages, Idle(0)))
+            .poller(Registration::active("deadline", WokenBy::Deadline, Later(Instant::NEVER)))
+            .poller(Registration::timed("statistics", Span::from_ms(100), Idle(0)));
+        reactors.spawn(plan).expect("room");
+    }
+    let (begin, begin_ns) = (clock.now(), processor_ns());
+    host::thread::rest(span);
+    let (end, end_ns) = (clock.now(), processor_ns());
+    let sample = reactors.sample();
+    let sleeps: u64 = sample.reactors.iter().map(|reactor| reactor.sleeps).sum();
+    let pollers: usize = sample.threads.iter().map(|thread| thread.pollers.len()).sum();
+    let share = (end_ns - begin_ns) as f64 * 100.0 / end.since(begin).ns as f64;
+    println!(
+        "idle, {:<9} {} reactors, {} threads, {pollers} pollers: {share:.2} % of a core over {span}, \
+         {sleeps} sleeps",
+        format!("{poll}:"),
+        sample.reactors.len(),
+        sample.threads.len(),
+    );
+    reactors.stop();
+}
+
+/// Processor time that all threads of this process have had.
+fn processor_ns() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a list of tasks");
+    let spent = |task: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    tasks.flatten().filter_map(spent).sum()
+}
+
+impl Poller for Idle {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        if black_box(self.0) == 0 { Found::Nothing } else { Found::Work }
+    }
+}
+
+impl Poller for Later {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        if context.now() >= self.0 { Found::Work } else { Found::Nothing }
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.0
+    }
+}

@@ -1,0 +1,248 @@
+//! Who may sleep, when, and what ends it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{Instant, Span, WakeSource};
+
+use super::crew::{Counter, Device, FIRST, RELAXED, Ring, active, count, idle, tally};
+use super::{R0, R1, Stage, World};
+use crate::{
+    Context, Found, PollMode, Poller, ReactorOptions, Refused, Registration, SPELL_MAX, SPELL_MIN,
+    ThreadPlan, WokenBy,
+};
+
+fn sleepless() -> Registration {
+    Registration::active("deaf", WokenBy::of(WakeSource::Nothing).unwrap(), idle(&tally()))
+}
+
+#[test]
+fn a_poller_that_nothing_wakes_is_refused_where_reactors_sleep() {
+    let mut world = World::adaptive(0, 1);
+    let refused = world.directory.spawn(ThreadPlan::new("deaf").poller(sleepless())).unwrap_err();
+    let why = Refused::NoWakeSource { poller: "deaf".into(), mode: PollMode::Adaptive };
+    assert_eq!(refused.why, why);
+    assert_eq!(refused.plan.pollers.len(), 1, "and is given back");
+    assert!(refused.to_string().contains("'deaf'"), "{refused}");
+
+    let thread = world.directory.spawn(ThreadPlan::new("hearing")).unwrap();
+    let answers = Arc::new(std::sync::Mutex::new(None));
+    let theirs = Arc::clone(&answers);
+    world.call(&thread, move |context| *theirs.lock().unwrap() = context.add(sleepless()).err());
+    world.settle();
+    let refused = answers.lock().unwrap().take().unwrap();
+    assert_eq!((refused.why, refused.registration.name()), (why, "deaf"));
+}
+
+#[test]
+fn where_nobody_sleeps_it_may_live_and_then_nobody_may_go_to_sleep() {
+    let mut world = World::always(2);
+    let thread = world.directory.spawn(ThreadPlan::new("deaf").poller(sleepless()).on(R0)).unwrap();
+    world.turn_all(2);
+    let refused = world.directory.set_poll(R0, PollMode::Adaptive).unwrap_err();
+    assert!(matches!(refused, Refused::NoWakeSource { .. }), "{refused}");
+    // It may still come to a reactor that would sleep, and keeps that awake.
+    world.directory.set_poll(R1, PollMode::Adaptive).unwrap();
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    for _ in 0..1_000 {
+        world.turn_all(1);
+        world.pass_time(Span::from_us(10));
+        assert_eq!(world.members[1].stage, Stage::Turning);
+    }
+    assert_eq!(thread.home(), R1);
+}
+
+/// How long after its last work a reactor goes to sleep, if work came with this gap before.
+fn spell_after(gap: Span) -> Span {
+    let mut world = World::adaptive(0, 1);
+    let device = Device::new();
+    let mut theirs = device.clone();
+    world.directory.spawn(ThreadPlan::new("device").poller(device.registration("device"))).unwrap();
+    world.settle();
+    for _ in 0..200 {
+        let next = world.now().after(gap);
+        theirs.complete();
+        while world.now() < next {
+            world.turn_all(1);
+            world.pass_time(Span { ns: gap.ns / 50 });
+        }
+    }
+    theirs.complete();
+    while !device.is_seen() {
+        world.step(0);
+    }
+    let last = world.now();
+    while world.members[0].stage == Stage::Turning {
+        world.turn_all(1);
+        world.pass_time(Span::from_us(1));
+    }
+    world.now().since(last)
+}
+
+#[test]
+fn a_spell_follows_the_gaps_between_work_within_its_bounds() {
+    let slack = Span::from_us(10).ns;
+    let quick = spell_after(Span::from_us(5));
+    assert!(quick >= SPELL_MIN && quick.ns <= SPELL_MIN.ns + slack, "{quick}");
+    let steady = spell_after(Span::from_us(200));
+    assert!(steady.ns > 300_000 && steady.ns < 500_000, "{steady}");
+    let slow = spell_after(Span::from_us(900));
+    assert!(slow <= Span { ns: SPELL_MAX.ns + slack } && slow.ns > 900_000, "{slow}");
+    let rare = spell_after(Span::from_ms(20));
+    assert!(rare >= SPELL_MIN && rare.ns <= SPELL_MIN.ns + slack, "{rare}");
+}
+
+#[test]
+fn a_device_wakes_whom_it_was_asked_to_and_a_paused_one_does_not() {
+    let mut world = World::adaptive(0, 1);
+    let device = Device::new();
+    let mut theirs = device.clone();
+    let plan = ThreadPlan::new("device").poller(device.registration("device"));
+    let thread = world.directory.spawn(plan).unwrap();
+    assert_eq!(world.settle(), Instant::NEVER);
+    theirs.complete();
+    world.settle();
+    assert!(device.is_seen());
+
+    world.call(&thread, |context| context.pause(FIRST));
+    theirs.complete();
+    world.turn_all(1);
+    world.settle();
+    device.vectors().unmask(0);
+    base::Interrupts::raise(&mut device.vectors(), 0);
+    let turns = || world.directory.sample(world.now()).reactors[0].turns;
+    let before = turns();
+    assert_eq!(world.members[0].stage, Stage::Asleep(Instant::NEVER));
+    assert_eq!(turns(), before);
+    world.turn_all(10);
+    assert_eq!(world.members[0].stage, Stage::Asleep(Instant::NEVER), "it sleeps through it");
+    world.call(&thread, |context| context.resume(FIRST));
+    theirs.complete();
+    world.settle();
+    assert!(device.is_seen());
+}
+
+#[test]
+fn one_that_is_busy_keeps_its_reactor_awake_until_it_is_not() {
+    let mut world = World::adaptive(0, 1);
+    let in_flight = tally();
+    let ring = Ring::new(&in_flight, u64::MAX);
+    let woken_by = WokenBy::OnlyWhileBusy("has nothing in flight by itself");
+    let plan = ThreadPlan::new("ring").poller(Registration::active("ring", woken_by, ring));
+    in_flight.store(1, RELAXED);
+    world.directory.spawn(plan).unwrap();
+    for _ in 0..3_000 {
+        world.turn_all(1);
+        world.pass_time(Span::from_us(1));
+        assert!(!matches!(world.members[0].stage, Stage::Asleep(_)));
+    }
+    let sleeps = |world: &World| world.directory.sample(world.now()).reactors[0].sleeps;
+    assert_eq!(sleeps(&world), 0);
+    in_flight.store(0, RELAXED);
+    world.settle();
+    assert_eq!(sleeps(&world), 1);
+}
+
+/// Says when it is armed that its deadline has come nearer.
+struct Impatient {
+    wake_at: Instant,
+    polls: super::crew::Tally,
+}
+
+impl Poller for Impatient {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        if context.now() < self.wake_at {
+            return Found::Nothing;
+        }
+        self.wake_at = Instant::NEVER;
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        Found::Work
+    }
+
+    fn arm(&mut self) -> Found {
+        if count(&self.polls) == 0 {
+            self.wake_at = Instant { ns: 5_000_000 };
+        }
+        Found::Nothing
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.wake_at
+    }
+}
+
+#[test]
+fn a_deadline_that_comes_nearer_at_the_last_look_is_kept() {
+    let mut world = World::adaptive(0, 1);
+    let polls = tally();
+    let poller = Impatient { wake_at: Instant::NEVER, polls: Arc::clone(&polls) };
+    let registration = Registration::active("impatient", WokenBy::Deadline, poller);
+    world.directory.spawn(ThreadPlan::new("one").poller(registration)).unwrap();
+    assert_eq!(world.settle(), Instant { ns: 5_000_000 });
+    world.live(Span::from_ms(10));
+    world.settle();
+    assert_eq!(count(&polls), 1);
+}
+
+#[test]
+fn one_that_always_polls_never_sleeps_and_a_change_of_mode_wakes_one_that_does() {
+    let mut world = World::adaptive(0, 2);
+    world.settle();
+    world.directory.set_poll(R0, PollMode::Always).unwrap();
+    for _ in 0..100 {
+        world.turn_all(1);
+        world.pass_time(Span::from_ms(1));
+    }
+    assert_eq!(world.members[0].stage, Stage::Turning);
+    assert_eq!(world.members[1].stage, Stage::Asleep(Instant::NEVER));
+    let sample = world.directory.sample(world.now());
+    let modes: Vec<_> = sample.reactors.iter().map(|reactor| reactor.mode).collect();
+    assert_eq!(modes, [PollMode::Always, PollMode::Adaptive]);
+    assert_eq!((sample.reactors[0].asleep, sample.reactors[1].asleep), (false, true));
+    assert_eq!(world.kinds(), ["poll-mode-changed"]);
+    world.directory.set_poll(R0, PollMode::Adaptive).unwrap();
+    world.settle();
+}
+
+/// Has something in flight that takes 80 us.
+struct Slow(Counter);
+
+impl Poller for Slow {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        self.0.poll(context)
+    }
+
+    fn message(&mut self, _: [u64; 2], _: &mut Context<'_>) {}
+
+    fn expected_latency(&self) -> Option<Span> {
+        Some(Span::from_us(80))
+    }
+}
+
+#[test]
+fn in_hybrid_mode_three_quarters_of_the_latency_are_rested() {
+    let options = ReactorOptions { poll: PollMode::Hybrid, ..ReactorOptions::default() };
+    let mut world = World::new(0, 1, &options);
+    let polls = tally();
+    let slow = Slow(idle(&polls));
+    let thread =
+        world.directory.spawn(ThreadPlan::new("slow").poller(active("slow", slow))).unwrap();
+    world.turn_all(1);
+    world.live(Span::from_ms(1));
+    let message = crate::Message::Words { poller: FIRST, words: [0; 2] };
+    thread.send(message).unwrap();
+    while !matches!(world.members[0].stage, Stage::Turning) {
+        world.step(0);
+    }
+    let now = world.now();
+    world.step(0);
+    world.step(0);
+    let Stage::Resting(until) = world.members[0].stage else { panic!("{:?}", world.stages()) };
+    assert_eq!(until.since(now), Span::from_us(60));
+    let before = count(&polls);
+    world.turn_all(10);
+    assert_eq!(count(&polls), before, "a rest is a rest");
+    world.pass_time(Span::from_us(60));
+    world.turn_all(40);
+    assert!(count(&polls) > before + 30, "then it looks, and rests no second time");
+}

@@ -1,0 +1,413 @@
+//! Panics, moves, ends, channels, and what happens to messages meanwhile.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use base::Span;
+use host::Cores;
+
+use super::crew::{Does, FIRST, RELAXED, Ring, Tally, active, count, idle, tally};
+use super::{R0, R1, Stage, World};
+use crate::{
+    Context, Event, Found, Message, Object, Poller, ReactorId, ReactorOptions, Refused,
+    Registration, Shared, ThreadPlan, WokenBy,
+};
+
+/// Adds one when it is dropped.
+struct Dropped(Tally);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_poller_that_panics_is_dropped_and_told_of_and_the_others_go_on() {
+    let mut world = World::always(1);
+    let (polls, drops) = (tally(), tally());
+    let guard = Dropped(Arc::clone(&drops));
+    let doomed =
+        active("doomed", Does(move |_: &mut Context<'_>| panic!("{}", guard.0.load(RELAXED))));
+    let told = Arc::new(Mutex::new(None));
+    let theirs = Arc::clone(&told);
+    let doomed = doomed.when_panicked(move |context, panicked| {
+        *theirs.lock().unwrap() = Some((context.thread(), panicked));
+    });
+    let plan = ThreadPlan::new("two").poller(doomed).poller(active("other", idle(&polls)));
+    let thread = world.directory.spawn(plan).unwrap();
+    world.turn_all(10);
+    assert!(count(&polls) >= 8, "{}", count(&polls));
+    assert_eq!(count(&drops), 1);
+    assert_eq!(world.kinds(), ["thread-started", "poller-panicked"]);
+    let (on, panicked) = told.lock().unwrap().take().unwrap();
+    assert_eq!(
+        (on, panicked.poller.as_str(), panicked.panic.as_str()),
+        (thread.id(), "doomed", "0")
+    );
+    assert_eq!(world.events()[1], Event::PollerPanicked(panicked));
+    assert_eq!(world.directory.sample(world.now()).threads[0].pollers.len(), 1);
+}
+
+/// Panics wherever it is told to.
+struct Fragile(&'static str);
+
+impl Fragile {
+    fn may_panic(&self, at: &str) {
+        assert!(self.0 != at, "in {at}");
+    }
+}
+
+impl Poller for Fragile {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        self.may_panic("poll");
+        Found::Nothing
+    }
+
+    fn flush(&mut self) {
+        self.may_panic("flush");
+    }
+
+    fn message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
+        self.may_panic("message");
+    }
+
+    fn arm(&mut self) -> Found {
+        self.may_panic("arm");
+        Found::Nothing
+    }
+
+    fn disarm(&mut self) {
+        self.may_panic("disarm");
+    }
+
+    fn wake_at(&self) -> base::Instant {
+        self.may_panic("wake_at");
+        base::Instant::NEVER
+    }
+
+    fn detach(&mut self) -> bool {
+        self.may_panic("detach");
+        true
+    }
+
+    fn attach(&mut self) {
+        self.may_panic("attach");
+    }
+}
+
+impl Drop for Fragile {
+    fn drop(&mut self) {
+        if self.0 == "drop" {
+            panic!("in drop");
+        }
+    }
+}
+
+#[test]
+fn wherever_a_poller_panics_its_thread_lives_on_and_moves_and_ends() {
+    for at in ["poll", "flush", "message", "arm", "disarm", "wake_at", "detach", "attach", "drop"] {
+        let mut world = World::adaptive(0, 2);
+        let polls = tally();
+        let plan = ThreadPlan::new("fragile")
+            .on(R0)
+            .poller(active("fragile", Fragile(at)))
+            .poller(active("other", idle(&polls)));
+        let thread = world.directory.spawn(plan).unwrap();
+        world.settle();
+        thread.send(Message::Words { poller: FIRST, words: [0; 2] }).unwrap();
+        world.settle();
+        world.directory.move_thread(thread.id(), R1).unwrap();
+        world.settle();
+        assert_eq!(thread.home(), R1, "{at}");
+        let before = count(&polls);
+        world.call(&thread, |_| ());
+        world.settle();
+        assert!(count(&polls) > before, "{at}");
+        world.call(&thread, |context| context.end());
+        world.settle();
+        assert!(thread.is_gone(), "{at}");
+        let panics = world.kinds().iter().filter(|kind| **kind == "poller-panicked").count();
+        assert_eq!(panics, 1, "{at}: {:?}", world.events());
+    }
+}
+
+#[test]
+fn a_message_that_panics_is_told_of_and_the_next_one_runs() {
+    let mut world = World::always(1);
+    let thread = world.directory.spawn(ThreadPlan::new("calls")).unwrap();
+    let ran = tally();
+    let theirs = Arc::clone(&ran);
+    world.call(&thread, |_| panic!("on purpose"));
+    world.call(&thread, move |_| _ = theirs.fetch_add(1, RELAXED));
+    world.turn_all(3);
+    assert_eq!(count(&ran), 1);
+    assert_eq!(world.kinds(), ["thread-started", "message-panicked"]);
+}
+
+#[test]
+fn a_full_mailbox_gives_the_message_back() {
+    let mut world = World::always(1);
+    let polls = tally();
+    let plan = ThreadPlan::new("small").mailbox(2).poller(active("only", idle(&polls)));
+    let thread = world.directory.spawn(plan).unwrap();
+    let words = |number| Message::Words { poller: FIRST, words: [number, 0] };
+    assert!(thread.send(words(0)).is_ok() && thread.send(words(1)).is_ok());
+    assert!(matches!(thread.send(words(2)), Err(Message::Words { words: [2, 0], .. })));
+    assert!(!thread.is_gone());
+    world.turn_all(1);
+    let mut many = vec![words(2), words(3), words(4)];
+    assert_eq!(thread.send_many(&mut many), 2);
+    assert!(matches!(many[..], [Message::Words { words: [4, 0], .. }]));
+}
+
+#[test]
+fn what_was_not_run_when_a_thread_ends_is_dropped_and_later_messages_come_back() {
+    let mut world = World::always(1);
+    let (ran, drops) = (tally(), tally());
+    let thread = world.directory.spawn(ThreadPlan::new("ends")).unwrap();
+    world.turn_all(1);
+    for _ in 0..100 {
+        let (ran, guard) = (Arc::clone(&ran), Dropped(Arc::clone(&drops)));
+        world.call(&thread, move |_| {
+            ran.fetch_add(1, RELAXED);
+            drop(guard);
+        });
+    }
+    world.directory.end_thread(thread.id()).unwrap();
+    world.turn_all(3);
+    assert_eq!(count(&drops), 100);
+    assert!(count(&ran) < 100, "it ended before it had run them all");
+    assert!(thread.is_gone() && thread.call(|_| ()).is_err());
+    assert_eq!(world.kinds(), ["thread-started", "thread-ended"]);
+    assert_eq!(world.directory.sample(world.now()).threads, []);
+    let refused = world.directory.move_thread(thread.id(), R0).unwrap_err();
+    assert_eq!(refused, Refused::UnknownThread(thread.id()));
+}
+
+fn ring_plan(ring: Ring) -> ThreadPlan {
+    let woken_by = WokenBy::OnlyWhileBusy("waits for what it has in flight");
+    ThreadPlan::new("ring").on(R0).poller(Registration::active("ring", woken_by, ring))
+}
+
+#[test]
+fn a_move_waits_for_what_is_in_flight() {
+    let mut world = World::adaptive(0, 2);
+    let in_flight = tally();
+    let ring = Ring::new(&in_flight, 3);
+    let log = Arc::clone(&ring.log);
+    let thread = world.directory.spawn(ring_plan(ring)).unwrap();
+    world.settle();
+    in_flight.store(128, RELAXED);
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.turn_all(128);
+    assert_eq!(thread.home(), R0, "it is still draining");
+    world.settle();
+    assert_eq!((thread.home(), count(&in_flight)), (R1, 0));
+    assert_eq!(*log.lock().unwrap(), ["attached", "detached", "attached"]);
+    assert_eq!(world.kinds(), ["thread-started", "thread-moved"]);
+    let sample = world.directory.sample(world.now());
+    assert_eq!((sample.threads[0].moves, sample.reactors[1].moves), (1, 1));
+}
+
+#[test]
+fn a_move_is_given_up_when_a_poller_does_not_let_go_and_an_end_is_not() {
+    let options = ReactorOptions { drain_max: Span::from_ms(5), ..ReactorOptions::default() };
+    let mut world = World::new(0, 2, &options);
+    let in_flight = tally();
+    in_flight.store(1, RELAXED);
+    let polls = tally();
+    let ring = Ring::new(&in_flight, u64::MAX);
+    let plan = ring_plan(ring).poller(active("other", idle(&polls)));
+    let thread = world.directory.spawn(plan).unwrap();
+    world.turn_all(2);
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.turn_all(4);
+    world.pass_time(Span::from_ms(6));
+    world.turn_all(4);
+    assert_eq!(thread.home(), R0);
+    assert_eq!(world.kinds(), ["thread-started", "move-given-up"]);
+    let before = count(&polls);
+    world.turn_all(10);
+    assert_eq!(count(&polls), before + 10, "all of its pollers are attached again");
+    world.directory.end_thread(thread.id()).unwrap();
+    world.turn_all(4);
+    assert!(!thread.is_gone());
+    world.pass_time(Span::from_ms(6));
+    world.turn_all(4);
+    let Some(Event::ThreadEnded { cut_off, .. }) = world.events().pop() else { panic!() };
+    assert_eq!(cut_off.as_deref(), Some("ring"));
+}
+
+#[test]
+fn messages_that_are_sent_during_a_move_arrive_in_order_at_the_new_home() {
+    let mut world = World::adaptive(0, 2);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let thread = world.directory.spawn(ThreadPlan::new("post").on(R0)).unwrap();
+    world.settle();
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    for number in 0..200 {
+        let seen = Arc::clone(&seen);
+        world.call(&thread, move |context| seen.lock().unwrap().push((number, context.reactor())));
+        // The old home takes its steps slowly, and the new one now and then.
+        if number % 3 == 0 {
+            world.step(0);
+        }
+        if number % 7 == 0 {
+            world.step(1);
+        }
+    }
+    world.settle();
+    let seen = seen.lock().unwrap();
+    assert!(seen.iter().map(|(number, _)| *number).eq(0..200), "{seen:?}");
+    assert_eq!(seen[199].1, R1);
+}
+
+#[test]
+fn masks_and_numbers_are_checked_before_anything_moves() {
+    let world = World::always(2);
+    let refused =
+        world.directory.spawn(ThreadPlan::new("far").mask(Cores::from_iter([7]))).unwrap_err();
+    assert_eq!(refused.to_string(), "thread 'far': mask 7, expected one of the cores 0-1");
+    let unknown = ReactorId(9);
+    let refused = world.directory.spawn(ThreadPlan::new("far").on(unknown)).unwrap_err();
+    assert_eq!(refused.why, Refused::UnknownReactor { reactor: unknown, count: 2 });
+    let plan = ThreadPlan::new("near").mask(Cores::from_iter([1]));
+    let thread = world.directory.spawn(plan).unwrap();
+    assert_eq!(thread.home(), R1);
+    let refused = world.directory.move_thread(thread.id(), R0).unwrap_err();
+    assert_eq!(refused.to_string(), "thread 'near': mask 1, expected one of the cores 0");
+}
+
+#[test]
+fn threads_are_spread_and_a_full_inbox_gives_the_plan_back() {
+    let options = ReactorOptions { inbox: 2, ..ReactorOptions::default() };
+    let world = World::new(0, 2, &options);
+    let spawn = |name: &str| world.directory.spawn(ThreadPlan::new(name));
+    let homes: Vec<_> = (0..4).map(|_| spawn("one").unwrap().home().0).collect();
+    assert_eq!(homes, [0, 1, 0, 1]);
+    let polls = tally();
+    let plan = ThreadPlan::new("late").poller(active("poller", idle(&polls)));
+    let refused = world.directory.spawn(plan).unwrap_err();
+    assert!(matches!(refused.why, Refused::InboxFull(_)), "{refused}");
+    assert_eq!((refused.plan.name.as_str(), refused.plan.pollers.len()), ("late", 1));
+}
+
+#[test]
+fn a_stopped_reactor_has_ended_all_of_its_threads_and_those_on_their_way_to_it_come_back() {
+    let mut world = World::adaptive(0, 2);
+    let in_flight = tally();
+    let ring = Ring::new(&in_flight, 5);
+    let log = Arc::clone(&ring.log);
+    let thread = world.directory.spawn(ring_plan(ring)).unwrap();
+    let ended = world.directory.spawn(ThreadPlan::new("ends").on(R1)).unwrap();
+    world.settle();
+    in_flight.store(20, RELAXED);
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.directory.stop(R1).unwrap();
+    world.settle();
+    assert_eq!(world.members[1].stage, Stage::Ended);
+    assert!(ended.is_gone() && !thread.is_gone());
+    assert_eq!(thread.home(), R0);
+    assert_eq!(*log.lock().unwrap(), ["attached", "detached", "attached"]);
+    assert_eq!(world.directory.stop(R1), Err(Refused::Stopped(R1)));
+    assert_eq!(world.kinds()[2..], ["thread-ended"], "and nothing has moved");
+    world.directory.stop(R0).unwrap();
+    world.settle();
+    assert!(thread.is_gone());
+}
+
+struct Cache {
+    opened: Tally,
+    closed: Tally,
+}
+
+impl Shared for Cache {
+    type Channel = u64;
+    type Refusal = &'static str;
+
+    fn open(&self) -> Result<u64, &'static str> {
+        if self.opened.fetch_add(1, RELAXED) < 10 { Ok(0) } else { Err("no more than ten") }
+    }
+
+    fn close(&self, channel: u64) {
+        self.closed.fetch_add(channel, RELAXED);
+    }
+}
+
+fn cache() -> (Object<Cache>, Tally, Tally) {
+    let (opened, closed) = (tally(), tally());
+    let cache = Cache { opened: Arc::clone(&opened), closed: Arc::clone(&closed) };
+    (Object::new(cache), opened, closed)
+}
+
+#[test]
+fn a_channel_opens_at_its_first_use_and_closes_after_its_last() {
+    let mut world = World::adaptive(0, 2);
+    let (object, opened, closed) = cache();
+    let thread = world.directory.spawn(ThreadPlan::new("user").on(R0)).unwrap();
+    let held = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..2 {
+        let (object, held) = (object.clone(), Arc::clone(&held));
+        world.call(&thread, move |context| {
+            let channel = context.open(&object).unwrap();
+            *context.channel(&channel).unwrap() += 50;
+            held.lock().unwrap().push(channel);
+        });
+    }
+    world.settle();
+    assert_eq!((count(&opened), object.threads().len()), (1, 1));
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.settle();
+    drop(held.lock().unwrap().pop());
+    world.call(&thread, |_| ());
+    world.settle();
+    assert_eq!((count(&closed), object.threads().len()), (0, 1), "one use is left");
+    held.lock().unwrap().clear();
+    world.call(&thread, |_| ());
+    world.settle();
+    assert_eq!((count(&closed), object.threads().len()), (100, 0), "both uses were of one channel");
+}
+
+#[test]
+fn every_channel_is_visited_once_on_its_own_thread_and_then_the_asker_is_told() {
+    let mut world = World::adaptive(0, 2);
+    let (object, ..) = cache();
+    let mut plans: Vec<_> =
+        (0..6).map(|number| ThreadPlan::new(&format!("user-{number}"))).collect();
+    plans[3] = ThreadPlan::new("full").mailbox(1);
+    let threads: Vec<_> =
+        plans.into_iter().map(|plan| world.directory.spawn(plan).unwrap()).collect();
+    let held = Arc::new(Mutex::new(Vec::new()));
+    for thread in &threads[1..] {
+        let (object, held) = (object.clone(), Arc::clone(&held));
+        world
+            .call(thread, move |context| held.lock().unwrap().push(context.open(&object).unwrap()));
+        world.settle();
+    }
+    let done = tally();
+    let theirs = (object.clone(), Arc::clone(&done));
+    world.call(&threads[0], move |context| {
+        let (object, done) = theirs;
+        let step = |channel: &mut u64| *channel += 1;
+        context.for_each_channel(&object, step, move |_| _ = done.fetch_add(1, RELAXED));
+    });
+    // One has no room just now, and another ends before the visitor comes.
+    world.call(&threads[3], |_| ());
+    world.directory.end_thread(threads[4].id()).unwrap();
+    world.settle();
+    assert_eq!(count(&done), 1);
+    let sums = tally();
+    for channel in held.lock().unwrap().drain(..) {
+        let sums = Arc::clone(&sums);
+        for thread in threads.iter().filter(|thread| !thread.is_gone()) {
+            let (object, sums) = (channel.object().clone(), Arc::clone(&sums));
+            world.call(thread, move |context| {
+                let Ok(own) = context.open(&object) else { return };
+                sums.fetch_max(*context.channel(&own).unwrap(), RELAXED);
+            });
+            world.settle();
+        }
+    }
+    assert_eq!(count(&sums), 1, "nobody was visited twice");
+}

@@ -1,0 +1,241 @@
+//! Timers, accounts and the watchdog.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{Instant, Span};
+
+use super::crew::{Counter, Does, FIRST, active, count, idle, tally};
+use super::{R0, R1, World};
+use crate::{Culprit, Event, Found, PollerId, Registration, ThreadPlan, WokenBy};
+
+const PERIOD: Span = Span::from_ms(2);
+
+#[test]
+fn a_timed_poller_is_polled_once_a_period_and_wakes_its_reactor_for_it() {
+    let mut world = World::adaptive(0, 1);
+    let polls = tally();
+    let plan =
+        ThreadPlan::new("clockwork").poller(Registration::timed("tick", PERIOD, idle(&polls)));
+    world.directory.spawn(plan).unwrap();
+    world.settle();
+    world.live(Span::from_ms(21));
+    assert_eq!(count(&polls), 10);
+    let sample = world.directory.sample(world.now());
+    assert!(sample.reactors[0].sleeps >= 10, "{sample:?}");
+    assert_eq!(sample.threads[0].pollers[0].polls, 10, "the books are published before a sleep");
+}
+
+#[test]
+fn periods_that_were_missed_are_not_made_up_for() {
+    let mut world = World::always(1);
+    let polls = tally();
+    let plan =
+        ThreadPlan::new("clockwork").poller(Registration::timed("tick", PERIOD, idle(&polls)));
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(2);
+    world.pass_time(Span::from_ms(100));
+    world.turn_all(10);
+    assert_eq!(count(&polls), 1);
+    world.pass_time(PERIOD);
+    world.turn_all(10);
+    assert_eq!(count(&polls), 2);
+}
+
+#[test]
+fn a_hundred_timed_pollers_are_each_polled_at_their_own_time() {
+    let mut world = World::adaptive(3, 1);
+    let polls: Vec<_> = (0..100).map(|_| tally()).collect();
+    let mut plan = ThreadPlan::new("many");
+    for (number, polls) in (1..).zip(&polls) {
+        plan = plan.poller(Registration::timed("tick", Span::from_ms(number), idle(polls)));
+    }
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(1);
+    let begin = world.now();
+    world.live(Span::from_ms(200));
+    let lived_ms = world.now().since(begin).ns / 1_000_000;
+    for (number, polls) in (1..).zip(&polls) {
+        let due = lived_ms / number;
+        assert!(
+            count(polls) + 1 >= due && count(polls) <= due + 1,
+            "{number} ms: {}",
+            count(polls)
+        );
+    }
+}
+
+#[test]
+fn a_paused_poller_rests_until_it_is_resumed() {
+    let mut world = World::always(1);
+    let (polls, ticks) = (tally(), tally());
+    let plan = ThreadPlan::new("pausing")
+        .poller(active("busy", idle(&polls)))
+        .poller(Registration::timed("tick", PERIOD, idle(&ticks)).paused());
+    let thread = world.directory.spawn(plan).unwrap();
+    world.turn_all(1);
+    world.call(&thread, |context| context.pause(FIRST));
+    world.turn_all(2);
+    let before = count(&polls);
+    world.pass_time(Span::from_ms(100));
+    world.turn_all(10);
+    assert_eq!((count(&polls), count(&ticks)), (before, 0));
+    assert!(world.directory.sample(world.now()).threads[0].pollers[1].paused);
+    world.call(&thread, |context| {
+        context.resume(FIRST);
+        context.resume(PollerId::planned(1));
+    });
+    world.turn_all(11);
+    assert_eq!((count(&polls), count(&ticks)), (before + 10, 0), "due one period from now");
+    world.pass_time(PERIOD);
+    world.turn_all(2);
+    assert_eq!(count(&ticks), 1, "and once, although it was paused with a timer running");
+}
+
+#[test]
+fn a_timer_runs_once_at_its_time_even_if_its_thread_moves_and_not_if_it_is_removed() {
+    let mut world = World::adaptive(5, 2);
+    let thread = world.directory.spawn(ThreadPlan::new("timers").on(R0)).unwrap();
+    let (ran, removed) = (tally(), tally());
+    let (ours, theirs) = (Arc::clone(&ran), Arc::clone(&removed));
+    world.call(&thread, move |context| {
+        let at = context.now();
+        let note = move |context: &mut crate::Context<'_>| {
+            ours.store(context.now().since(at).ns, Ordering::Relaxed);
+        };
+        context.after(Span::from_ms(7), note).unwrap();
+        let gone =
+            context.after(Span::from_ms(3), move |_| _ = theirs.fetch_add(1, Ordering::Relaxed));
+        context.remove(gone.unwrap());
+    });
+    world.live(Span::from_ms(4));
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.live(Span::from_ms(20));
+    assert_eq!(thread.home(), R1);
+    let late = count(&ran).checked_sub(7_000_000);
+    assert!(late.is_some_and(|late| late < 100_000), "{late:?}");
+    assert_eq!(count(&removed), 0);
+    assert_eq!(world.directory.sample(world.now()).threads[0].pollers, [], "and is gone");
+}
+
+#[test]
+fn time_is_booked_to_the_thread_that_found_work() {
+    let mut world = World::always(1);
+    for (name, ns) in [("heavy", 3_000), ("light", 1_000), ("idle", 0)] {
+        let clock = Arc::clone(&world.now_ns);
+        let works = move |_: &mut crate::Context<'_>| {
+            clock.fetch_add(ns, Ordering::Relaxed);
+            Found::from_count(usize::try_from(ns).unwrap())
+        };
+        let plan = ThreadPlan::new(name).poller(active("burner", Does(works)));
+        world.directory.spawn(plan).unwrap();
+    }
+    world.turn_all(1_500);
+    let sample = world.directory.sample(world.now());
+    let busy = |index: usize| sample.threads[index].busy.ns;
+    let turns = sample.threads[0].pollers[0].polls;
+    assert!(turns > 1_000, "{sample:?}");
+    assert!(busy(0).abs_diff(3_000 * turns) < 30_000, "{sample:?}");
+    // What a turn costs beside is booked to the last one.
+    assert!(busy(1).abs_diff(1_100 * turns) < 30_000, "{sample:?}");
+    assert_eq!(busy(2), 0, "{sample:?}");
+    let busy_ns = sample.reactors[0].busy.ns;
+    assert!(busy_ns.abs_diff(4_100 * turns) < 30_000, "{sample:?}");
+    let life_ns = sample.threads[0].busy.ns + sample.threads[0].idle.ns;
+    assert!(life_ns.abs_diff(busy_ns) < 300_000, "{sample:?}");
+}
+
+/// A poller that takes a long time on its 10th, 20th and so on poll.
+fn stalls(world: &World, found: Found) -> Registration {
+    let (clock, mut polls) = (Arc::clone(&world.now_ns), 0_u32);
+    let stall = move |_: &mut crate::Context<'_>| {
+        polls += 1;
+        if polls.is_multiple_of(10) {
+            clock.fetch_add(Span::from_ms(20).ns, Ordering::Relaxed);
+            return found;
+        }
+        Found::Nothing
+    };
+    active("staller", Does(stall))
+}
+
+fn culprits(world: &World) -> Vec<Culprit> {
+    let culprit = |event| match event {
+        Event::TurnTooLong { took, culprit, .. } => {
+            assert!(took >= Span::from_ms(20), "{took}");
+            Some(culprit)
+        }
+        _ => None,
+    };
+    world.events().into_iter().filter_map(culprit).collect()
+}
+
+#[test]
+fn a_turn_that_is_too_long_is_told_with_the_name_of_the_poller() {
+    let mut world = World::always(1);
+    let stalls = stalls(&world, Found::Work);
+    let plan = ThreadPlan::new("mixed").poller(active("idle", idle(&tally()))).poller(stalls);
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(40);
+    let named = culprits(&world);
+    assert!(named.len() >= 3, "{named:?}");
+    // It shares its first stretch of the clock with the one before it, and is timed alone from then.
+    assert_eq!(named[1..], vec![Culprit::Poller("staller".into()); named.len() - 1], "{named:?}");
+    let sample = world.directory.sample(world.now());
+    assert_eq!(sample.reactors[0].turns_too_long, named.len() as u64);
+    assert!(sample.reactors[0].longest_turn >= Span::from_ms(20));
+}
+
+#[test]
+fn one_that_stalls_and_finds_nothing_is_named_the_second_time_and_nobody_else_is_blamed() {
+    let mut world = World::always(1);
+    let stalls = stalls(&world, Found::Nothing);
+    let works = Counter { polls: tally(), works: true };
+    let plan = ThreadPlan::new("mixed").poller(stalls).poller(active("works", works));
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(40);
+    let named = culprits(&world);
+    assert_eq!(named[0], Culprit::Unknown);
+    assert_eq!(named[1..], vec![Culprit::Poller("staller".into()); named.len() - 1], "{named:?}");
+}
+
+#[test]
+fn a_message_that_stalls_is_named_after_its_thread() {
+    let mut world = World::always(1);
+    let thread = world.directory.spawn(ThreadPlan::new("slow")).unwrap();
+    world.turn_all(2);
+    let clock = Arc::clone(&world.now_ns);
+    world.call(&thread, move |_| _ = clock.fetch_add(Span::from_ms(20).ns, Ordering::Relaxed));
+    world.turn_all(2);
+    assert_eq!(culprits(&world), [Culprit::Message("slow".into())]);
+}
+
+#[test]
+fn who_runs_and_since_when_can_be_seen_from_outside() {
+    let mut world = World::always(1);
+    let plan = ThreadPlan::new("one").poller(active("only", idle(&tally())));
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(3);
+    let began = world.now();
+    world.turn_all(1);
+    let sample = world.directory.sample(Instant::NEVER);
+    assert_eq!(sample.reactors[0].running.as_deref(), Some("only"));
+    assert_eq!(sample.reactors[0].turn_began, began);
+}
+
+#[test]
+fn a_poller_with_a_deadline_is_polled_when_it_has_come() {
+    let mut world = World::adaptive(1, 1);
+    let (next, rung) = (tally(), tally());
+    next.store(world.now().after(Span::from_ms(9)).ns, Ordering::Relaxed);
+    let gap = Span::from_secs(3_600);
+    let alarm = super::crew::Alarm { next, rung: Arc::clone(&rung), gap };
+    let plan =
+        ThreadPlan::new("waits").poller(Registration::active("alarm", WokenBy::Deadline, alarm));
+    world.directory.spawn(plan).unwrap();
+    world.live(Span::from_ms(8));
+    assert_eq!(count(&rung), 0);
+    world.live(Span::from_ms(1));
+    world.settle();
+    assert_eq!(count(&rung), 1);
+}
