@@ -38,13 +38,14 @@
 //! | start threads and talk to them | [`Reactors`], [`ThreadPlan`], [`Handle`], [`Message`] |
 //! | use one object from many threads | [`Object`], [`Shared`], [`Channel`] |
 //! | watch and steer | [`Directory`], [`Sample`], [`Event`], [`PollMode`] |
-//! | decide who lives where, and how fast | [`schedule`], [`governor`] |
+//! | decide who lives where, and how fast | [`schedule`], [`governor`], [`balance`] |
 //! | run it all in simulated time | [`Assembly`], [`Stopwatch`], [`host::Turn`] |
 //!
 //! Who sleeps, when, and why nothing is forgotten meanwhile is told in `reactor/idle.rs`.
 
 #![forbid(unsafe_code)]
 
+pub mod balance;
 mod channel;
 mod context;
 mod directory;

@@ -78,8 +78,12 @@ fn where_all_is_full_the_fullest_gives_to_the_emptiest_if_that_helps() {
 #[test]
 fn what_a_full_reactor_sets_free_is_not_given_away_before_it_is_seen() {
     // Core 0 was always busy: when 50 leave, the other 50 may well be 80.
-    let found = plan(dynamic(), &snapshot(3, &[(0, 50), (0, 50), (1, 60), (2, 15)]));
-    assert_eq!(found.moves, [order(0, 0, 2, Reason::Overload)]);
+    let mut loads = snapshot(3, &[(0, 50), (0, 50), (1, 24)]);
+    for thread in 0..2 {
+        loads.threads[thread].mask = Some(cores("0,2"));
+    }
+    loads.threads[2].mask = Some(cores("0-1"));
+    assert_eq!(plan(dynamic(), &loads).moves, [order(0, 0, 2, Reason::Overload)]);
 }
 
 #[test]
@@ -100,6 +104,13 @@ fn a_reactor_whose_threads_fit_elsewhere_is_emptied() {
     assert_eq!(found.empty, cores("1"));
     let found = plan(dynamic(), &snapshot(3, &[(0, 50), (1, 26), (2, 76)]));
     assert_eq!(found.moves, [], "76 would be less than 5 below the limit");
+}
+
+#[test]
+fn a_thread_that_fills_a_core_is_not_moved_to_where_idle_threads_gather() {
+    let found = plan(dynamic(), &snapshot(2, &[(1, 70)]));
+    assert_eq!(found.moves, [order(0, 1, 0, Reason::Emptying)]);
+    assert_eq!(plan(dynamic(), &snapshot(2, &[(1, 90)])).moves, []);
 }
 
 #[test]

@@ -146,6 +146,36 @@ fn a_core_with_an_idle_sibling_is_preferred() {
 }
 
 #[test]
+fn a_thread_that_is_idle_now_and_then_does_not_go_to_and_fro_between_nodes() {
+    let mut scheduler = scheduler(dynamic(), 2);
+    let (mut home, mut moves) = (1, 0);
+    for second in 0..200 {
+        let mut loads = snapshot(2, &[(home, 18 + second / 10 % 2 * 5)]);
+        for (core, reactor) in (0..).zip(&mut loads.reactors) {
+            reactor.node = Some(core);
+        }
+        loads.threads[0].node = Some(1);
+        for order in scheduler.plan(at(second), &loads).moves {
+            home = order.to;
+            moves += 1;
+        }
+    }
+    assert_eq!((moves, home), (1, 0));
+}
+
+#[test]
+fn a_core_is_not_emptied_into_one_with_a_busy_sibling() {
+    let mut loads = snapshot(3, &[(0, 10), (1, 40), (2, 30)]);
+    loads.threads[1].mask = Some(cores("1"));
+    loads.threads[2].mask = Some(cores("0,2"));
+    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 2, 0, Reason::Emptying)]);
+    for core in 0..2 {
+        loads.reactors[core].siblings = cores("0-1");
+    }
+    assert_eq!(plan(dynamic(), &loads).moves, []);
+}
+
+#[test]
 fn an_isolated_core_is_for_those_who_name_nothing_else() {
     let options = Options { isolated: cores("0,3"), ..dynamic() };
     let mut loads = snapshot(4, &[(1, 10), (2, 10), (3, 5), (1, 50), (1, 30), (3, 0)]);

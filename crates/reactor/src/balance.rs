@@ -1,0 +1,252 @@
+//! The scheduler at work: a poller that looks at the books once in a period, plans, and orders.
+//!
+//! It lives on a light thread of its own, which is idle and so gathers with the idle ones. What may
+//! block, the kernel's files about cpusets and frequencies, is the [`Ground`]'s business.
+//!
+//! [`start`] is all that a program needs; [`balancer`] leaves machine and thread to the caller.
+
+mod ground;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use base::{Instant, Span};
+use host::Cores;
+use host::frequency::Frequency;
+use host::machine::Machine;
+use host::pool::Pool;
+use host::topology::Place;
+
+use crate::context::Context;
+use crate::directory::{Directory, Order, ReactorSample, Sample, ThreadId, ThreadSample};
+use crate::event::Event;
+use crate::governor;
+use crate::message::Handle;
+use crate::poller::{Found, Poller, Registration, WokenBy};
+use crate::refused::Refused;
+use crate::schedule::{
+    Move, Options, OptionsError, Plan, ReactorLoad, Scheduler, Snapshot, ThreadLoad,
+};
+use crate::thread::ThreadPlan;
+pub use ground::{Ground, KernelGround};
+
+/// Balances threads over reactors, as a poller.
+struct Balancer {
+    steering: Steering,
+    ground: Box<dyn Ground>,
+    /// Where the reactors' cores lie.
+    places: Vec<Place>,
+    last: Option<Sample>,
+    /// When each thread was first seen after its last move.
+    arrived: BTreeMap<ThreadId, Instant>,
+    due: Instant,
+}
+
+/// What others may ask of a balancer, at any time and from any thread.
+#[derive(Clone, Debug)]
+pub struct Steering(Arc<Mutex<Steered>>);
+
+#[derive(Debug)]
+struct Steered {
+    scheduler: Scheduler,
+    plan: Plan,
+}
+
+/// Why no balancer was started.
+#[derive(Debug)]
+pub enum NotBalanced {
+    /// Its settings do not go together.
+    Options(OptionsError),
+    /// Its thread was refused.
+    Refused(Refused),
+}
+
+/// A balancer for reactors whose cores lie at these places, to be added to a light thread; and what
+/// it is steered by.
+pub fn balancer(
+    options: Options,
+    places: Vec<Place>,
+    ground: impl Ground + 'static,
+) -> Result<(Registration, Steering), OptionsError> {
+    let cores: Cores = places.iter().map(|place| place.core).collect();
+    let scheduler = Scheduler::new(options, cores)?;
+    let steering = Steering(Arc::new(Mutex::new(Steered { scheduler, plan: Plan::default() })));
+    let balancer = Balancer {
+        steering: steering.clone(),
+        ground: Box::new(ground),
+        places,
+        last: None,
+        arrived: BTreeMap::new(),
+        due: Instant::default(),
+    };
+    Ok((Registration::active("balancer", WokenBy::Deadline, balancer), steering))
+}
+
+/// Starts balancing the threads of these reactors, on a light thread of its own. Given a
+/// `frequency`, it also chooses how fast their cores run. What may block is done by `pool`.
+pub fn start(
+    directory: &Directory,
+    options: Options,
+    frequency: Option<Frequency>,
+    pool: Arc<Pool>,
+) -> Result<(Handle, Steering), NotBalanced> {
+    let machine = Machine::this();
+    let reactors = directory.sample(Instant::default()).reactors;
+    let cores: Cores = reactors.iter().map(|reactor| reactor.core).collect();
+    let places = Place::of(&machine, &cores);
+    let ground = KernelGround::new(machine, cores, frequency, pool);
+    let (balancer, steering) = balancer(options, places, ground).map_err(NotBalanced::Options)?;
+    let plan = ThreadPlan::new("balancer").poller(balancer);
+    let handle = directory.spawn(plan).map_err(|refused| NotBalanced::Refused(refused.why))?;
+    Ok((handle, steering))
+}
+
+impl Balancer {
+    /// Plans for the period between two looks at the books, and orders what was planned.
+    fn balance(&mut self, last: &Sample, sample: &Sample, directory: &Directory) -> bool {
+        let now = sample.at;
+        let snapshot = self.snapshot(last, sample);
+        let steering = self.steering.clone();
+        let mut steered = match steering.0.try_lock() {
+            Ok(steered) => steered,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Somebody changes the settings. There is another turn soon.
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let plan = steered.scheduler.plan(now, &snapshot);
+        let wishes = governor::decide(steered.scheduler.options(), &snapshot, &plan);
+        for order in &plan.moves {
+            send(order, sample, directory);
+        }
+        for event in &plan.events {
+            directory.note(now, Event::Schedule(event.clone()));
+        }
+        for error in self.ground.run_at(wishes) {
+            directory.note(now, Event::Frequency(error));
+        }
+        self.due = now.after(steered.scheduler.options().period);
+        steered.plan = plan;
+        true
+    }
+
+    fn snapshot(&mut self, last: &Sample, sample: &Sample) -> Snapshot {
+        let ours = self.ground.ours();
+        self.arrived.retain(|id, _| sample.threads.iter().any(|thread| thread.id == *id));
+        let reactor = |reactor: &ReactorSample| {
+            let before = last.reactors.iter().find(|before| before.id == reactor.id);
+            let place = self.places.iter().find(|place| place.core == reactor.core);
+            ReactorLoad {
+                core: reactor.core,
+                busy: since(reactor.busy, before.map(|before| before.busy)),
+                taken: !ours.cores.contains(reactor.core),
+                siblings: place.map(|place| place.siblings.clone()).unwrap_or_default(),
+                node: place.and_then(|place| place.node),
+            }
+        };
+        let reactors = sample.reactors.iter().map(reactor).collect();
+        let mut threads = Vec::with_capacity(sample.threads.len());
+        for thread in &sample.threads {
+            let before = last.threads.iter().find(|before| before.id == thread.id);
+            if before.is_some_and(|before| before.moves < thread.moves) {
+                self.arrived.insert(thread.id, sample.at);
+            }
+            threads.extend(self.load(thread, before, sample));
+        }
+        Snapshot { elapsed: sample.at.since(last.at).ns, quota: ours.quota, reactors, threads }
+    }
+
+    fn load(
+        &self,
+        thread: &ThreadSample,
+        before: Option<&ThreadSample>,
+        sample: &Sample,
+    ) -> Option<ThreadLoad> {
+        let home = sample.reactors.iter().find(|reactor| reactor.id == thread.home)?;
+        Some(ThreadLoad {
+            id: u64::from(thread.id.0),
+            home: home.core,
+            busy: since(thread.busy, before.map(|before| before.busy)),
+            mask: thread.mask.clone(),
+            // A thread's memory may be anywhere: nobody says where it is yet.
+            node: None,
+            last_move: self.arrived.get(&thread.id).copied(),
+            // A second order before the first is carried out would take its place; the rest keeps
+            // the scheduler from giving one.
+            moving: false,
+        })
+    }
+}
+
+impl Poller for Balancer {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        let now = context.now();
+        if now < self.due {
+            return Found::Nothing;
+        }
+        let sample = context.directory().sample(now);
+        let Some(last) = self.last.take() else {
+            self.due = now.after(self.steering.options().period);
+            self.last = Some(sample);
+            return Found::Work;
+        };
+        let done = self.balance(&last, &sample, context.directory());
+        self.last = Some(if done { sample } else { last });
+        Found::Work
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.due
+    }
+}
+
+impl Steering {
+    /// The settings in force.
+    pub fn options(&self) -> Options {
+        self.lock().scheduler.options().clone()
+    }
+
+    /// Changes the settings, the policy among them, from the end of the running period on. Settings
+    /// that do not go together are refused and change nothing.
+    pub fn set_options(&self, options: Options) -> Result<(), OptionsError> {
+        self.lock().scheduler.set_options(options)
+    }
+
+    /// What was planned last.
+    pub fn plan(&self) -> Plan {
+        self.lock().plan.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Steered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for NotBalanced {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Options(error) => write!(out, "{error}"),
+            Self::Refused(why) => write!(out, "start the balancer: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for NotBalanced {}
+
+/// Gives an order to the reactor that has the thread. One whose inbox is full is not told; if the
+/// reason stays, the next plan after the thread's rest says so again.
+fn send(order: &Move, sample: &Sample, directory: &Directory) {
+    let on = |core| sample.reactors.iter().find(|reactor| reactor.core == core);
+    let (Some(from), Some(to)) = (on(order.from), on(order.to)) else { return };
+    let Ok(thread) = u32::try_from(order.thread).map(ThreadId) else { return };
+    // Not by `Directory::move_thread`, which holds people to the mask: where no core of it is left,
+    // the scheduler has to leave it.
+    let _ = directory.order(from.id, Order::Move { thread, to: to.id });
+}
+
+fn since(now: Span, before: Option<Span>) -> u64 {
+    now.ns.saturating_sub(before.unwrap_or_default().ns)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! A balancer over reactors in simulated time.
+//!
+//! All reactors share one clock that work moves on, so that the loads of all together are one core's
+//! worth at most; limits are set accordingly.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::Span;
+use host::frequency::{FrequencyError, Speed};
+use host::pool::Pool;
+use host::topology::{Ours, Place};
+use host::{Clock, Cores};
+
+use super::{Ground, NotBalanced, Steering, balancer, start};
+use crate::schedule::{self, Options, Policy};
+use crate::world::World;
+use crate::{
+    Context, Event, Found, Handle, Message, Poller, ReactorId, ReactorOptions, Reactors,
+    Registration, ThreadPlan,
+};
+
+type Tally = Arc<AtomicU64>;
+
+fn count(tally: &Tally) -> u64 {
+    tally.load(Ordering::Relaxed)
+}
+
+/// Works for so many parts of a thousand of each millisecond, by moving the clock on.
+struct Worker {
+    clock: Tally,
+    permille: Tally,
+    polls: Tally,
+}
+
+impl Poller for Worker {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let permille = count(&self.permille);
+        self.clock.fetch_add(permille * 1_000, Ordering::Relaxed);
+        if permille > 0 { Found::Work } else { Found::Nothing }
+    }
+}
+
+/// What a test says about the machine, and what it is told.
+#[derive(Clone, Default)]
+struct Told {
+    ours: Arc<Mutex<Ours>>,
+    wishes: Arc<Mutex<Vec<(u32, Speed)>>>,
+}
+
+impl Ground for Told {
+    fn ours(&mut self) -> Ours {
+        self.ours.lock().unwrap().clone()
+    }
+
+    fn run_at(&mut self, wishes: Vec<(u32, Speed)>) -> Vec<FrequencyError> {
+        *self.wishes.lock().unwrap() = wishes;
+        Vec::new()
+    }
+}
+
+impl Told {
+    fn take(&self, cores: Cores) {
+        self.ours.lock().unwrap().cores = cores;
+    }
+
+    fn speed_of(&self, core: u32) -> Speed {
+        let wishes = self.wishes.lock().unwrap();
+        wishes.iter().find(|wish| wish.0 == core).unwrap().1
+    }
+}
+
+struct Balanced {
+    world: World,
+    told: Told,
+    steering: Steering,
+}
+
+fn options() -> Options {
+    Options {
+        policy: Policy::Dynamic,
+        period: Span::from_ms(20),
+        load_limit: 5,
+        core_limit: 40,
+        core_busy: 90,
+        rest: Span::from_ms(60),
+        ..Options::default()
+    }
+}
+
+/// How long it takes until everything is where it should be.
+const A_WHILE: Span = Span::from_ms(400);
+
+impl Balanced {
+    fn new(seed: u64, reactors: u32, options: Options) -> Self {
+        let world = World::adaptive(seed, reactors);
+        let told = Told::default();
+        told.take((0..reactors).collect());
+        let place = |core| Place { core, ..Place::default() };
+        let places = (0..reactors).map(place).collect();
+        let (balancer, steering) = balancer(options, places, told.clone()).unwrap();
+        let plan = ThreadPlan::new("balancer").on(ReactorId(reactors - 1)).poller(balancer);
+        world.directory.spawn(plan).unwrap();
+        Self { world, told, steering }
+    }
+
+    /// A thread that works for `permille` of each millisecond; its load, and its count of polls.
+    fn worker(&self, on: u32, permille: u64, mask: Option<Cores>) -> (Handle, Tally, Tally) {
+        let (load, polls) = (Arc::new(AtomicU64::new(permille)), Tally::default());
+        let worker = Worker {
+            clock: Arc::clone(&self.world.now_ns),
+            permille: Arc::clone(&load),
+            polls: Arc::clone(&polls),
+        };
+        let timed = Registration::timed("work", Span::from_ms(1), worker);
+        let mut plan = ThreadPlan::new("worker").on(ReactorId(on)).poller(timed);
+        plan.mask = mask;
+        (self.world.directory.spawn(plan).unwrap(), load, polls)
+    }
+
+    fn home(&self, handle: &Handle) -> u32 {
+        let sample = self.world.directory.sample(self.world.now());
+        sample.threads.iter().find(|thread| thread.id == handle.id()).unwrap().home.0
+    }
+
+    fn homes(&self, handles: &[&Handle]) -> Vec<u32> {
+        handles.iter().map(|handle| self.home(handle)).collect()
+    }
+}
+
+#[test]
+fn idle_threads_gather_and_the_reactors_left_empty_sleep() {
+    let mut balanced = Balanced::new(1, 3, options());
+    let handles: Vec<Handle> = (0..3).map(|core| balanced.worker(core, 0, None).0).collect();
+    balanced.world.live(A_WHILE);
+    assert_eq!(balanced.homes(&handles.iter().collect::<Vec<_>>()), [0, 0, 0]);
+    let plan = balanced.steering.plan();
+    assert_eq!((plan.empty, plan.gathering), ((1..3).collect(), Some(0)));
+    let speeds = [0, 1, 2].map(|core| balanced.told.speed_of(core));
+    assert_eq!(speeds, [Speed::Down, Speed::Lowest, Speed::Lowest]);
+
+    let sleeps = |world: &World| world.directory.sample(world.now()).reactors[2].wakes;
+    let before = sleeps(&balanced.world);
+    balanced.world.live(A_WHILE);
+    assert_eq!(sleeps(&balanced.world), before, "nothing wakes an empty reactor");
+}
+
+#[test]
+fn an_overloaded_reactor_sheds_and_takes_back() {
+    let mut balanced = Balanced::new(2, 2, options());
+    let (one, load, _) = balanced.worker(0, 250, None);
+    let (two, _, _) = balanced.worker(0, 250, None);
+    balanced.world.live(A_WHILE);
+    let homes = balanced.homes(&[&one, &two]);
+    assert_eq!(homes.iter().sum::<u32>(), 1, "one on each: {homes:?}");
+    assert_eq!(balanced.told.speed_of(1), Speed::Highest);
+    load.store(0, Ordering::Relaxed);
+    balanced.world.live(A_WHILE);
+    assert_eq!(balanced.homes(&[&one, &two]), [0, 0]);
+}
+
+#[test]
+fn threads_leave_a_core_that_is_taken_and_a_mask_is_left_if_it_must_be() {
+    let mut balanced = Balanced::new(3, 2, Options { policy: Policy::Static, ..options() });
+    let (free, _, polls) = balanced.worker(1, 100, None);
+    let (bound, _, _) = balanced.worker(1, 10, Some([1].into_iter().collect()));
+    balanced.world.live(A_WHILE);
+    assert_eq!(balanced.homes(&[&free, &bound]), [1, 1], "the static policy lets them be");
+    balanced.told.take([0].into_iter().collect());
+    balanced.world.live(A_WHILE);
+    assert_eq!(balanced.homes(&[&free, &bound]), [0, 0]);
+    let told = |balanced: &Balanced, what: &schedule::Event| {
+        balanced.world.events().contains(&Event::Schedule(what.clone()))
+    };
+    assert!(told(&balanced, &schedule::Event::CoreTaken { core: 1 }));
+    let thread = u64::from(bound.id().0);
+    let mask = [1].into_iter().collect();
+    assert!(told(&balanced, &schedule::Event::MaskUnmatched { thread, mask }));
+    assert_eq!(balanced.told.speed_of(1), Speed::Found);
+
+    balanced.told.take((0..2).collect());
+    let before = count(&polls);
+    balanced.world.live(A_WHILE);
+    assert_eq!(balanced.homes(&[&free, &bound]), [0, 1]);
+    assert!(told(&balanced, &schedule::Event::MaskMatched { thread }));
+    assert!(count(&polls) > before + 300, "it went on working");
+}
+
+#[test]
+fn policies_are_switched_while_running() {
+    let fixed = Options { policy: Policy::Static, ..options() };
+    let mut balanced = Balanced::new(4, 2, fixed.clone());
+    let (idle, _, _) = balanced.worker(1, 0, None);
+    balanced.world.live(A_WHILE);
+    assert_eq!(balanced.home(&idle), 1);
+    for _ in 0..2 {
+        balanced.steering.set_options(options()).unwrap();
+        balanced.world.live(A_WHILE);
+        assert_eq!(balanced.home(&idle), 0);
+        balanced.steering.set_options(fixed.clone()).unwrap();
+        balanced.world.directory.move_thread(idle.id(), ReactorId(1)).unwrap();
+        balanced.world.live(A_WHILE);
+        assert_eq!(balanced.home(&idle), 1, "static again: nobody takes it back");
+    }
+    let wrong = Options { scheduling_core: Some(9), ..options() };
+    assert!(balanced.steering.set_options(wrong).is_err());
+    assert_eq!(balanced.steering.options(), fixed);
+}
+
+#[test]
+fn messages_arrive_in_order_whatever_is_moved() {
+    for seed in 0..6 {
+        let mut balanced = Balanced::new(seed, 3, Options { rest: Span::default(), ..options() });
+        let (handle, load, polls) = balanced.worker(0, 0, None);
+        let (other, _, _) = balanced.worker(0, 200, None);
+        let arrived: Arc<Mutex<Vec<u64>>> = Arc::default();
+        for number in 0..60 {
+            load.store(number % 3 * 150, Ordering::Relaxed);
+            let log = Arc::clone(&arrived);
+            let note = move |_: &mut Context<'_>| log.lock().unwrap().push(number);
+            assert!(handle.send(Message::Call(Box::new(note))).is_ok());
+            if number % 10 == 0 {
+                balanced.told.take((u32::from(number % 20 == 0)..3).collect());
+            }
+            balanced.world.live(Span::from_ms(11));
+        }
+        assert_eq!(*arrived.lock().unwrap(), (0..60).collect::<Vec<_>>(), "seed {seed}");
+        let sample = balanced.world.directory.sample(balanced.world.now());
+        assert_eq!(sample.threads.len(), 3, "seed {seed}: lost or doubled");
+        let moves: u64 = sample.threads.iter().map(|thread| thread.moves).sum();
+        assert!(moves >= 10, "seed {seed}: only {moves} moves");
+        assert!(count(&polls) > 400, "seed {seed}: starved");
+        assert_ne!(handle.id(), other.id());
+    }
+}
+
+#[test]
+fn idle_threads_gather_on_real_processors() {
+    let cores = Cores::allowed();
+    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &Clock::start()).unwrap();
+    let (first, last) = (ReactorId(0), reactors.directory().reactors().last().unwrap());
+    let thread = reactors.spawn(ThreadPlan::new("idle").on(last)).unwrap();
+    let pool = Arc::new(Pool::new(1, 4));
+    let options = Options { load_limit: 50, period: Span::from_ms(5), ..options() };
+    let wrong = Options { load_limit: 90, ..options.clone() };
+    let refused = start(reactors.directory(), wrong, None, Arc::clone(&pool)).unwrap_err();
+    assert!(matches!(refused, NotBalanced::Options(_)), "{refused}");
+    let options = Options { core_limit: 80, ..options };
+    let (_, steering) = start(reactors.directory(), options, None, pool).unwrap();
+
+    let (send, homes) = std::sync::mpsc::channel();
+    let ask = || {
+        let send = send.clone();
+        let tell = move |context: &mut Context<'_>| send.send(context.reactor()).unwrap();
+        let later = move |context: &mut Context<'_>| drop(context.after(Span::from_ms(10), tell));
+        assert!(thread.call(later).is_ok());
+        homes.recv().unwrap()
+    };
+    assert!((0..1_000).any(|_| ask() == first), "{:?}", steering.plan());
+    reactors.stop();
+}
