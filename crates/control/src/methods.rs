@@ -3,15 +3,25 @@
 mod about;
 mod environment;
 mod process;
+mod reactors;
 
 pub use process::Process;
+pub use reactors::{Reactors, Relay, Running};
 
 use crate::event::EventKind;
 use crate::method::Table;
 
 /// Every method that a tenmil process may have.
-pub static TABLE: Table =
-    Table::new(&[about::METHODS, process::METHODS, environment::METHODS], &[&EventKind::COMMON]);
+pub static TABLE: Table = Table::new(
+    &[about::METHODS, process::METHODS, environment::METHODS, reactors::METHODS],
+    &[&EventKind::COMMON, reactors::EVENTS],
+);
+
+/// Those whose answers depend neither on the machine nor on the moment: what a fuzzer calls.
+pub(crate) static SAME_EVERYWHERE: Table = Table::new(
+    &[about::METHODS, process::METHODS, reactors::METHODS],
+    &[&EventKind::COMMON, reactors::EVENTS],
+);
 
 #[cfg(test)]
 mod tests;

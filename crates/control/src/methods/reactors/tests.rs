@@ -1,0 +1,137 @@
+//! The rows about reactors, over reactors that run.
+
+use base::Span;
+use host::{Clock, Cores};
+use reactor::{Context, Event, Found, Poller, ReactorOptions, Registration, ThreadPlan};
+use serde_json::{Value, json};
+
+use super::{EVENTS, Reactors, Relay, Running};
+use crate::event::announcements;
+use crate::methods::TABLE;
+use crate::refusal::{Code, Refusal};
+use crate::{Arguments, Call, State};
+
+struct Beat;
+
+impl Poller for Beat {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        Found::Nothing
+    }
+}
+
+struct World {
+    reactors: reactor::Reactors,
+    state: State,
+}
+
+impl World {
+    fn new() -> Self {
+        let cores: Cores = Cores::allowed().iter().take(1).collect();
+        let options = ReactorOptions::default();
+        let reactors = reactor::Reactors::start(&cores, &options, &Clock::kernel()).unwrap();
+        for name in ["first", "second"] {
+            let beat = Registration::timed("beat", Span::from_ms(10), Beat);
+            reactors.spawn(ThreadPlan::new(name).poller(beat)).unwrap();
+        }
+        let running = Running { directory: reactors.directory().clone(), clock: *reactors.clock() };
+        let state = State::new().with(Reactors::new(move || Some(running.clone())));
+        Self { reactors, state }
+    }
+
+    /// What a method answers, which has the shape that its row says.
+    fn ask(&self, method: &str, parameters: Value) -> Result<Value, Refusal> {
+        let method = TABLE.find(method).unwrap();
+        let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
+        let call = Call { table: &TABLE, state: &self.state, arguments: &arguments };
+        let answer = (method.run)(&call)?;
+        assert_eq!(method.answer.check(&answer), Ok(()));
+        Ok(answer)
+    }
+
+    /// Waits for an event, with a limit.
+    fn await_event(&self, what: impl Fn(&Event) -> bool) {
+        let end = self.reactors.clock().now().after(Span::from_secs(20));
+        let events = || self.reactors.directory().events_since(0).noted;
+        while !events().iter().any(|noted| what(&noted.event)) {
+            assert!(self.reactors.clock().now() < end, "it does not happen");
+            host::thread::give_way();
+        }
+    }
+}
+
+#[test]
+fn reactors_threads_and_pollers_are_listed() {
+    let world = World::new();
+    let reactors = world.ask("reactors", json!({})).unwrap();
+    assert_eq!(reactors[0]["threads"], 2);
+    assert_eq!(reactors[0]["mode"], "adaptive");
+    assert!(reactors.as_array().unwrap().len() == 1);
+    let threads = world.ask("threads", json!({ "reactor": 0 })).unwrap();
+    assert_eq!(threads[1]["name"], "second");
+    assert_eq!(threads.as_array().unwrap().len(), 2);
+    assert_eq!(world.ask("threads", json!({ "reactor": 1 })).unwrap(), json!([]));
+    let threads = world.ask("threads", json!({ "name": "second" })).unwrap();
+    assert_eq!(threads.as_array().unwrap().len(), 1);
+    assert_eq!(threads[0]["id"], 1);
+    world.await_event(
+        |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
+    );
+    let pollers = world.ask("pollers", json!({ "thread": "second" })).unwrap();
+    assert_eq!(pollers.as_array().unwrap().len(), 1);
+    assert_eq!(pollers[0]["every_ns"], 10_000_000);
+    assert_eq!(world.ask("pollers", json!({})).unwrap().as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn reactors_are_told_how_to_poll_and_do() {
+    let world = World::new();
+    let told = world.ask("set_poll", json!({ "mode": "always" })).unwrap();
+    assert_eq!(told, json!({ "mode": "always", "reactors": [0] }));
+    world.await_event(|event| event.kind() == "poll-mode-changed");
+    assert_eq!(world.ask("reactors", json!({})).unwrap()[0]["mode"], "always");
+    let refusal = world.ask("set_poll", json!({ "mode": "hybrid", "reactor": 5 })).unwrap_err();
+    assert!(refusal.message.starts_with("set poll: "), "{refusal}");
+    let refusal = world.ask("set_poll", json!({ "mode": "never" })).unwrap_err();
+    assert_eq!(refusal.message, "set poll: mode is `never`, expected always, adaptive or hybrid");
+}
+
+#[test]
+fn a_thread_is_moved_by_its_name() {
+    let world = World::new();
+    let told = world.ask("set_thread", json!({ "name": "second", "reactor": 0 })).unwrap();
+    assert_eq!(told, json!({ "id": 1, "reactor": 0 }));
+    let refusal = world.ask("set_thread", json!({ "name": "third", "reactor": 0 })).unwrap_err();
+    assert_eq!(refusal.message, "set thread: no thread `third`, expected first or second");
+    let refusal = world.ask("set_thread", json!({ "name": "first", "reactor": 9 })).unwrap_err();
+    assert_eq!(refusal.code, Code::NotDone);
+}
+
+#[test]
+fn what_happens_on_reactors_is_passed_on_once_and_every_kind_is_described() {
+    let world = World::new();
+    let (announcer, announced) = announcements().unwrap();
+    let mut relay = Relay::new(announcer);
+    world.await_event(
+        |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
+    );
+    relay.pass_on(world.reactors.directory());
+    let passed: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
+    let started = passed.iter().filter(|event| event.kind.name == "thread-started");
+    assert_eq!(started.count(), 2);
+    for event in &passed {
+        assert!(EVENTS.contains(&event.kind), "{event:?}");
+    }
+    relay.pass_on(world.reactors.directory());
+    assert!(announced.next().is_none_or(|event| !passed.contains(&event)));
+}
+
+#[test]
+fn a_process_without_reactors_says_so() {
+    let none = State::new().with(Reactors::new(|| None));
+    for state in [State::new(), none] {
+        let arguments = Arguments::default();
+        let call = Call { table: &TABLE, state: &state, arguments: &arguments };
+        let refusal = (TABLE.find("reactors").unwrap().run)(&call).unwrap_err();
+        assert_eq!(refusal.code, Code::Absent);
+    }
+}
