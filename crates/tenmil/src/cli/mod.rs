@@ -4,10 +4,15 @@
 //! 3 a controller broke its contract, which includes every failed I/O. They are made from
 //! [`Blame`](base::Blame) and never from text.
 
+mod complete;
+mod events;
+mod get;
 mod identify;
 mod list;
 mod perf;
 mod report_file;
+mod running;
+mod set;
 mod sim;
 mod usage;
 
@@ -44,6 +49,14 @@ enum Command {
     Identify(identify::IdentifyArguments),
     /// Run the driver against a simulated, misbehaving controller.
     Sim(sim::SimArguments),
+    /// Ask a running tenmil process; without a name, list what can be asked.
+    Get(get::GetArguments),
+    /// Change something in a running tenmil process.
+    Set(set::SetArguments),
+    /// Print what happens in a running tenmil process.
+    Events(events::EventsArguments),
+    #[command(hide = true)]
+    Complete(complete::CompleteArguments),
 }
 
 /// What does the work once the command line is understood. Tests put others in their place.
@@ -65,9 +78,9 @@ impl Engines {
     /// The real ones.
     pub fn real() -> Self {
         Self {
-            perf: |options, progress, watch| crate::perf::engine::run(options, progress, watch),
+            perf: |options, progress, watch| running::perf(options, progress, watch),
             identify: crate::emu::with_controller,
-            sim: crate::simulation::run,
+            sim: running::sim,
         }
     }
 }
@@ -79,6 +92,7 @@ Examples:
   tenmil list                              what there is
   tenmil identify emu:null                 what an SSD says about itself
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
+  tenmil get                               what a running process can be asked
 
 An emulated SSD needs no hardware, no root and no huge pages.";
 
@@ -121,6 +135,10 @@ fn dispatch(
         Ok(Arguments { command: Command::Identify(identify) }) => {
             identify::run(&identify, engines, out)
         }
+        Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),
+        Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
+        Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),
+        Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
         Ok(Arguments { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;
             Ok(ExitCode::SUCCESS)

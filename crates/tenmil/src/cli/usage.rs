@@ -73,7 +73,8 @@ fn name_of(argument: &str, root: &Command) -> String {
 }
 
 fn commands(root: &Command) -> String {
-    let names: Vec<String> = root.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let shown = root.get_subcommands().filter(|sub| !sub.is_hide_set());
+    let names: Vec<String> = shown.map(|sub| sub.get_name().to_owned()).collect();
     either(&names).unwrap_or_default()
 }
 

@@ -5,8 +5,10 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
 
 use base::{Instant, Span};
+use control::Running;
 
 use super::outcome::Counts;
 use super::report::figures::{show_bytes_per_second, show_rate};
@@ -17,6 +19,8 @@ pub struct Progress {
     threads: Box<[ThreadProgress]>,
     phase: AtomicU8,
     stop: AtomicBool,
+    /// Locked when reactors start and when somebody asks, never on the way of an I/O.
+    reactors: Mutex<Option<Running>>,
 }
 
 /// One thread's sums since the run began.
@@ -62,7 +66,12 @@ impl Progress {
     /// Progress of so many submitting threads, none of which has begun.
     pub fn new(threads: usize) -> Self {
         let threads = (0..threads).map(|_| ThreadProgress::default()).collect();
-        Self { threads, phase: AtomicU8::new(Phase::BringUp as u8), stop: AtomicBool::new(false) }
+        Self {
+            threads,
+            phase: AtomicU8::new(Phase::BringUp as u8),
+            stop: AtomicBool::new(false),
+            reactors: Mutex::new(None),
+        }
     }
 
     /// The place of one thread.
@@ -89,6 +98,16 @@ impl Progress {
     /// What the run is doing.
     pub fn phase(&self) -> Phase {
         Phase::ALL[usize::from(self.phase.load(Relaxed)).min(Phase::ALL.len() - 1)]
+    }
+
+    /// Says on which reactors the run runs now, for whoever asks the process.
+    pub fn show_reactors(&self, running: Running) {
+        *self.reactors.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+    }
+
+    /// The reactors that the run runs on, or ran on last.
+    pub fn reactors(&self) -> Option<Running> {
+        self.reactors.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Asks the threads to come to an end, with what they have so far.

@@ -1,0 +1,61 @@
+//! `tenmil complete`: what bash asks when somebody presses the tabulator.
+//!
+//! bash gives the line in its environment, and takes what stands behind a `=` as a word of its own.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+use control::{TABLE, Verb, candidates};
+
+use super::write_out;
+use crate::Refused;
+
+/// Complete the names of `get` and `set` for bash: complete -o nospace -C 'tenmil complete' tenmil
+#[derive(Debug, Args)]
+pub(super) struct CompleteArguments {
+    /// What bash adds, which the line says better
+    #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+    _words: Vec<String>,
+}
+
+/// Prints what may stand next.
+pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    let line = std::env::var("COMP_LINE").unwrap_or_default();
+    let point = std::env::var("COMP_POINT").ok().and_then(|point| point.parse().ok());
+    let line = point.and_then(|point| line.get(..point)).unwrap_or(&line);
+    let text: String = next_words(line).into_iter().map(|word| word + "\n").collect();
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn next_words(line: &str) -> Vec<String> {
+    let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+    let verb = match words.get(1).map(String::as_str) {
+        Some("get") => Verb::Get,
+        Some("set") => Verb::Set,
+        _ => return Vec::new(),
+    };
+    // Empty words between two spaces are none; the last one is what is asked about.
+    let Some((last, before)) = words[2..].split_last() else { return Vec::new() };
+    let mut words: Vec<String> = before.iter().filter(|word| !word.is_empty()).cloned().collect();
+    words.push(last.clone());
+    let behind = last.find('=').map_or(0, |at| at + 1);
+    let found = candidates(&TABLE, verb, &words);
+    found.into_iter().map(|word| word[behind..].to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_words;
+
+    #[test]
+    fn a_line_is_completed_where_it_ends() {
+        assert_eq!(next_words("tenmil get proc"), ["process"]);
+        assert_eq!(next_words("tenmil  get"), [""; 0]);
+        assert!(next_words("tenmil get ").len() > 3);
+        assert!(next_words("tenmil get  env").contains(&"environment".to_owned()));
+        assert_eq!(next_words("tenmil perf "), [""; 0]);
+        assert_eq!(next_words(""), [""; 0]);
+    }
+}
