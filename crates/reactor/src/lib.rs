@@ -36,6 +36,7 @@
 //! |---|---|
 //! | write a component | [`Poller`], [`Registration`], [`WokenBy`], [`Context`] |
 //! | start threads and talk to them | [`Reactors`], [`ThreadPlan`], [`Handle`], [`Message`] |
+//! | write with async and await | [`task`] |
 //! | use one object from many threads | [`Object`], [`Shared`], [`Channel`] |
 //! | watch and steer | [`Directory`], [`Sample`], [`Event`], [`PollMode`] |
 //! | decide who lives where, and how fast | [`schedule`], [`governor`], [`balance`] |
@@ -59,6 +60,7 @@ mod reactors;
 mod refused;
 pub mod schedule;
 mod spell;
+pub mod task;
 mod thread;
 mod timers;
 mod watch;

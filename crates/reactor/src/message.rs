@@ -69,6 +69,13 @@ impl Handle {
         self.send(Message::Call(Box::new(call)))
     }
 
+    /// Wakes the thread's reactor if it sleeps. To be called after a store that a poller of the
+    /// thread sees when it is polled or [armed](crate::Poller::arm).
+    #[inline]
+    pub fn ring(&self) {
+        self.0.ring();
+    }
+
     /// Whether the thread has ended. What was sent to it and had not been run is dropped.
     pub fn is_gone(&self) -> bool {
         self.0.mail.is_closed()

@@ -1,0 +1,138 @@
+//! Alarms: tasks that wait for time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use base::{Instant, Span};
+
+use super::join::Ended;
+use super::shared::Shared;
+
+/// Ends when its time has passed, by the clock of the executor's reactor, or with an error when the
+/// executor is gone. The time begins with the turn in which it is polled first.
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Sleep {
+    shared: Arc<Shared>,
+    span: Span,
+    /// The number of its alarm, once it has been polled.
+    alarm: Option<u64>,
+}
+
+/// The alarms of one executor.
+#[derive(Default)]
+pub(super) struct Alarms {
+    next_number: u64,
+    waiting: BTreeMap<u64, Alarm>,
+    /// Those whose moment is known.
+    due: BTreeSet<(Instant, u64)>,
+    /// Those whose moment the executor has to say.
+    unset: Vec<(u64, Span)>,
+    is_closed: bool,
+}
+
+struct Alarm {
+    waker: Waker,
+    at: Option<Instant>,
+}
+
+impl Sleep {
+    pub(super) fn new(shared: &Arc<Shared>, span: Span) -> Self {
+        Self { shared: Arc::clone(shared), span, alarm: None }
+    }
+}
+
+impl Future for Sleep {
+    type Output = Result<(), Ended>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut alarms = self.shared.alarms();
+        if alarms.is_closed {
+            return Poll::Ready(Err(Ended::Gone));
+        }
+        if let Some(number) = self.alarm {
+            let Some(alarm) = alarms.waiting.get_mut(&number) else { return Poll::Ready(Ok(())) };
+            if !alarm.waker.will_wake(context.waker()) {
+                let old = std::mem::replace(&mut alarm.waker, context.waker().clone());
+                // What a waker does when it goes is not known: not under the lock.
+                drop(alarms);
+                drop(old);
+            }
+            return Poll::Pending;
+        }
+        let number = alarms.add(self.span, context.waker());
+        drop(alarms);
+        self.shared.announce_alarm();
+        self.alarm = Some(number);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(number) = self.alarm {
+            let waker = self.shared.alarms().remove(number);
+            drop(waker);
+        }
+    }
+}
+
+impl Alarms {
+    fn add(&mut self, span: Span, waker: &Waker) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.waiting.insert(number, Alarm { waker: waker.clone(), at: None });
+        self.unset.push((number, span));
+        number
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Waker> {
+        let Alarm { waker, at } = self.waiting.remove(&number)?;
+        match at {
+            Some(at) => drop(self.due.remove(&(at, number))),
+            None => self.unset.retain(|(unset, _)| *unset != number),
+        }
+        Some(waker)
+    }
+
+    /// Sets those whose moment is not known yet, counting from `now`. Returns when the first of all
+    /// is due.
+    pub(super) fn set(&mut self, now: Instant) -> Instant {
+        for (number, span) in self.unset.drain(..) {
+            let at = now.after(span);
+            if let Some(alarm) = self.waiting.get_mut(&number) {
+                alarm.at = Some(at);
+                self.due.insert((at, number));
+            }
+        }
+        self.next()
+    }
+
+    /// When the first of them is due.
+    pub(super) fn next(&self) -> Instant {
+        self.due.first().map_or(Instant::NEVER, |(at, _)| *at)
+    }
+
+    /// Takes out the waker of one that is due.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<Waker> {
+        let (_, number) = self.due.first().filter(|(at, _)| *at <= now).copied()?;
+        self.due.pop_first();
+        self.waiting.remove(&number).map(|alarm| alarm.waker)
+    }
+
+    /// No alarm will go off any more. Returns whom to tell.
+    pub(super) fn close(&mut self) -> Vec<Waker> {
+        self.is_closed = true;
+        self.due.clear();
+        self.unset.clear();
+        std::mem::take(&mut self.waiting).into_values().map(|alarm| alarm.waker).collect()
+    }
+}
+
+impl fmt::Debug for Sleep {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Sleep").field("span", &self.span).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,415 @@
+use std::future::{Future, pending, poll_fn};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use base::{Instant, Random, Span};
+use host::{Clock, Cores};
+
+use super::{Ended, JoinHandle, Lack, NotTaken, Tasks};
+use crate::world::World;
+use crate::{Event, Handle, ReactorId, ReactorOptions, Reactors, ThreadPlan};
+
+fn spawn<F>(tasks: &Tasks, future: F) -> JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    tasks.spawn(future).unwrap()
+}
+
+/// A thread with an executor, in a world of `reactors`.
+fn executor(world: &World, tasks_max: u32) -> (Handle, Tasks) {
+    let thread = world.directory.spawn(ThreadPlan::new("async")).unwrap();
+    let tasks = Tasks::start(&thread, "tasks", tasks_max).unwrap();
+    (thread, tasks)
+}
+
+/// What a task waits for until somebody gives it.
+#[derive(Clone, Default)]
+struct Signal(Arc<Mutex<(u64, Option<Waker>)>>);
+
+impl Signal {
+    fn give(&self) {
+        let waker = {
+            let mut inner = self.0.lock().unwrap();
+            inner.0 += 1;
+            inner.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    async fn take(&self) {
+        poll_fn(|context| {
+            let mut inner = self.0.lock().unwrap();
+            if inner.0 > 0 {
+                inner.0 -= 1;
+                return Poll::Ready(());
+            }
+            inner.1 = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// Lets others go first.
+async fn give_way() {
+    let mut given = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut given, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+fn joined<T>(handle: &mut JoinHandle<T>) -> Option<Result<T, Ended>> {
+    let mut context = Context::from_waker(Waker::noop());
+    match Pin::new(handle).poll(&mut context) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn a_task_runs_to_its_end_and_says_what_it_made() {
+    let mut world = World::adaptive(1, 1);
+    let (_, tasks) = executor(&world, 4);
+    let inner = tasks.clone();
+    let mut handle = spawn(&tasks, async move {
+        let parts = [spawn(&inner, async { 20 }), spawn(&inner, async { 22 })];
+        let mut sum = 0;
+        for part in parts {
+            sum += part.await.unwrap();
+        }
+        sum
+    });
+    assert!(!handle.is_finished());
+    world.settle();
+    assert!(handle.is_finished());
+    assert_eq!((joined(&mut handle), tasks.count()), (Some(Ok(42)), 0));
+}
+
+#[test]
+fn an_idle_executor_sleeps_and_is_woken_from_outside() {
+    let mut world = World::adaptive(2, 1);
+    let (_, tasks) = executor(&world, 4);
+    let signal = Signal::default();
+    let theirs = signal.clone();
+    let mut handle = spawn(&tasks, async move {
+        for _ in 0..100 {
+            theirs.take().await;
+        }
+    });
+    for _ in 0..100 {
+        assert_eq!(world.settle(), Instant::NEVER, "nothing but a wake-up ends this sleep");
+        assert_eq!(joined(&mut handle), None);
+        signal.give();
+    }
+    world.settle();
+    assert_eq!(joined(&mut handle), Some(Ok(())));
+}
+
+#[test]
+fn a_sleep_lasts_as_long_as_it_was_asked_to() {
+    let mut world = World::adaptive(3, 1);
+    let (_, tasks) = executor(&world, 4);
+    let (inner, clock) = (tasks.clone(), Arc::clone(&world.now_ns));
+    let now = move || clock.load(Ordering::Relaxed);
+    let mut handle = spawn(&tasks, async move {
+        let mut taken = Vec::new();
+        for span in [Span::from_us(30), Span::from_ms(20), Span::from_secs(3)] {
+            let began = now();
+            inner.sleep(span).await.unwrap();
+            taken.push((span.ns, now() - began));
+        }
+        taken
+    });
+    world.live(Span::from_secs(4));
+    let taken = joined(&mut handle).unwrap().unwrap();
+    assert_eq!(taken.len(), 3);
+    for (asked, took) in taken {
+        assert!((asked..asked + 20_000).contains(&took), "asked {asked}, took {took}");
+    }
+}
+
+#[test]
+fn a_sleep_that_was_dropped_leaves_nothing_behind() {
+    let mut world = World::adaptive(4, 1);
+    let (_, tasks) = executor(&world, 4);
+    let inner = tasks.clone();
+    let _handle = spawn(&tasks, async move {
+        for turn in 0..100 {
+            let mut sleep = inner.sleep(Span::from_secs(3600));
+            let _ = poll_fn(|context| Poll::Ready(Pin::new(&mut sleep).poll(context))).await;
+            if turn % 2 == 0 {
+                give_way().await;
+            }
+        }
+        pending::<()>().await;
+    });
+    world.settle();
+    assert_eq!(tasks.0.alarms().next(), Instant::NEVER);
+    assert_eq!(tasks.0.alarms().close().len(), 0);
+}
+
+#[test]
+fn a_task_that_panics_is_reported_and_the_others_go_on() {
+    let mut world = World::adaptive(5, 1);
+    let (_, tasks) = executor(&world, 4);
+    let signal = Signal::default();
+    let theirs = signal.clone();
+    let mut other = spawn(&tasks, async move { theirs.take().await });
+    let mut bad = spawn(&tasks, async { assert_eq!(1, 2, "on purpose") });
+    world.settle();
+    let Some(Err(Ended::Panicked { panic })) = joined(&mut bad) else { panic!("it did") };
+    assert!(panic.contains("on purpose"), "{panic}");
+    let told = world.events().into_iter().find_map(|event| match event {
+        Event::TaskPanicked { executor, panic, .. } => Some((executor, panic)),
+        _ => None,
+    });
+    assert_eq!(told, Some(("tasks".to_owned(), panic)));
+    signal.give();
+    world.settle();
+    assert_eq!((joined(&mut other), tasks.count()), (Some(Ok(())), 0));
+}
+
+#[test]
+fn a_task_that_panics_when_it_is_dropped_is_reported_too() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
+    let mut world = World::adaptive(6, 1);
+    let (_, tasks) = executor(&world, 1);
+    let bomb = Bomb;
+    let handle = spawn(&tasks, async move {
+        let _bomb = bomb;
+        pending::<()>().await;
+    });
+    world.settle();
+    drop(handle);
+    world.settle();
+    assert!(world.kinds().contains(&"task-panicked"));
+    assert_eq!(tasks.count(), 0);
+    let mut next = spawn(&tasks, async {});
+    world.settle();
+    assert_eq!(joined(&mut next), Some(Ok(())));
+}
+
+#[test]
+fn a_full_executor_gives_the_future_back() {
+    let mut world = World::adaptive(7, 1);
+    let (_, tasks) = executor(&world, 2);
+    let one = spawn(&tasks, pending::<()>());
+    let two = spawn(&tasks, pending::<()>());
+    let NotTaken { why, future } = tasks.spawn(std::future::ready(3)).unwrap_err();
+    assert_eq!(why, Lack::Room { tasks_max: 2 });
+    drop((one, two));
+    world.settle();
+    assert_eq!(tasks.count(), 0, "those whose handles were dropped are gone");
+    let mut three = spawn(&tasks, future);
+    world.settle();
+    assert_eq!(joined(&mut three), Some(Ok(3)));
+}
+
+#[test]
+fn a_task_whose_handle_was_detached_goes_on() {
+    let mut world = World::adaptive(8, 1);
+    let (_, tasks) = executor(&world, 2);
+    let done = Arc::new(AtomicBool::new(false));
+    let theirs = Arc::clone(&done);
+    spawn(&tasks, async move {
+        give_way().await;
+        theirs.store(true, Ordering::Relaxed);
+    })
+    .detach();
+    world.settle();
+    assert!(done.load(Ordering::Relaxed));
+}
+
+#[test]
+fn when_the_thread_ends_everybody_who_waits_is_told() {
+    let mut world = World::adaptive(9, 1);
+    let (thread, tasks) = executor(&world, 4);
+    let counted = Arc::new(());
+    let held = Arc::clone(&counted);
+    let mut handle = spawn(&tasks, async move {
+        pending::<()>().await;
+        drop(held);
+    });
+    let mut sleep = tasks.sleep(Span::from_secs(1));
+    let mut poll_sleep =
+        || Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).map(Result::err);
+    assert!(poll_sleep().is_pending());
+    world.settle();
+    let mut late = spawn(&tasks, async {});
+    world.directory.end_thread(thread.id()).unwrap();
+    world.settle();
+    assert!(tasks.is_gone());
+    assert_eq!(joined(&mut handle), Some(Err(Ended::Gone)));
+    assert!(joined(&mut late).is_some(), "it has ended, or it has been dropped");
+    assert_eq!(poll_sleep(), Poll::Ready(Some(Ended::Gone)));
+    assert_eq!(tasks.spawn(async {}).unwrap_err().why, Lack::Thread);
+    assert_eq!(Arc::strong_count(&counted), 1, "all tasks were dropped");
+    assert!(Tasks::start(&thread, "late", 1).is_err());
+}
+
+/// What the tasks of a seed have in common.
+struct Lot {
+    signals: Vec<Signal>,
+    polled: AtomicU64,
+    alive: AtomicU64,
+    /// While this is on, tasks do not end by themselves.
+    trouble: AtomicBool,
+}
+
+/// A task of random habits, which must not be polled after its end.
+struct Watched<F> {
+    inner: Pin<Box<F>>,
+    lot: Arc<Lot>,
+    is_over: bool,
+}
+
+impl<F: Future> Future for Watched<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        assert!(!self.is_over, "polled after its end");
+        self.lot.polled.fetch_add(1, Ordering::Relaxed);
+        let polled = self.inner.as_mut().poll(context);
+        self.is_over = polled.is_ready();
+        polled
+    }
+}
+
+impl<F> Drop for Watched<F> {
+    fn drop(&mut self) {
+        self.lot.alive.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn watched(
+    lot: &Arc<Lot>,
+    tasks: &Tasks,
+    me: usize,
+    seed: u64,
+) -> impl Future<Output = u64> + Send + use<> {
+    lot.alive.fetch_add(1, Ordering::Relaxed);
+    let (shared, tasks) = (Arc::clone(lot), tasks.clone());
+    let inner = Box::pin(async move {
+        let mut random = Random::new(seed);
+        let mut steps = 0;
+        while shared.trouble.load(Ordering::Relaxed) && !random.chance(1, 40) {
+            steps += 1;
+            let other = usize::try_from(random.below(shared.signals.len() as u64)).unwrap();
+            match random.below(5) {
+                0 => tasks.sleep(Span { ns: random.below(300_000) }).await.unwrap(),
+                1 => shared.signals[other].give(),
+                2 => drop(tasks.sleep(Span::from_ms(1))),
+                3 => give_way().await,
+                _ => shared.signals[me].take().await,
+            }
+        }
+        steps
+    });
+    Watched { inner, lot: Arc::clone(lot), is_over: false }
+}
+
+const TASKS: usize = 9;
+
+/// Wakes, drops, timers and moves at random; then no more trouble, and everything has to end.
+fn run_seed(seed: u64) -> u64 {
+    let mut world = World::adaptive(seed, 2);
+    let (thread, tasks) = executor(&world, u32::try_from(TASKS).unwrap());
+    let lot = Arc::new(Lot {
+        signals: (0..TASKS).map(|_| Signal::default()).collect(),
+        polled: AtomicU64::new(0),
+        alive: AtomicU64::new(0),
+        trouble: AtomicBool::new(true),
+    });
+    let mut random = Random::new(!seed);
+    let mut handles: Vec<Option<JoinHandle<u64>>> = (0..TASKS).map(|_| None).collect();
+    for _ in 0..400 {
+        world.step_any();
+        let index = usize::try_from(random.below(TASKS as u64)).unwrap();
+        match random.below(72) {
+            0..6 => lot.signals[index].give(),
+            6..12 => handles[index] = None,
+            12..24 if handles[index].is_none() => {
+                let task = watched(&lot, &tasks, index, random.below(u64::MAX));
+                handles[index] = tasks.spawn(task).ok();
+            }
+            24..30 => {
+                let to = ReactorId(u32::try_from(random.below(2)).unwrap());
+                // It may be there already, or on its way.
+                let _ = world.directory.move_thread(thread.id(), to);
+            }
+            30 => drop(world.skip(world.now().after(Span::from_ms(1)))),
+            _ => {}
+        }
+    }
+    lot.trouble.store(false, Ordering::Relaxed);
+    (0..1_000).for_each(|_| lot.signals.iter().for_each(Signal::give));
+    world.live(Span::from_ms(10));
+    for mut handle in handles.into_iter().flatten() {
+        let ended = joined(&mut handle).unwrap_or_else(|| panic!("seed {seed}: a task was lost"));
+        assert!(ended.is_ok(), "seed {seed}: {ended:?}");
+    }
+    assert_eq!(lot.alive.load(Ordering::Relaxed), 0, "seed {seed}: a task was kept");
+    assert_eq!(tasks.count(), 0, "seed {seed}");
+    assert!(!world.kinds().contains(&"task-panicked"), "seed {seed}: {:?}", world.events());
+    assert_eq!(world.settle(), Instant::NEVER, "seed {seed}: an alarm was left behind");
+    lot.polled.load(Ordering::Relaxed)
+}
+
+#[test]
+fn nothing_is_lost_or_polled_after_its_end_whatever_happens() {
+    let seeds = if cfg!(miri) { 3 } else { 2_000 };
+    let polled: u64 = (0..seeds).map(run_seed).sum();
+    assert!(polled > seeds * 40, "{polled} polls are too few to tell");
+}
+
+#[test]
+fn a_seed_repeats_its_run() {
+    assert_eq!(run_seed(17), run_seed(17));
+}
+
+#[test]
+fn wakes_from_another_os_thread_arrive_at_a_sleeping_reactor() {
+    let cores = Cores::from_iter(Cores::allowed().iter().take(1));
+    let options = ReactorOptions { pin: false, ..ReactorOptions::default() };
+    let reactors = Reactors::start(&cores, &options, &Clock::start()).unwrap();
+    let thread = reactors.spawn(ThreadPlan::new("async")).unwrap();
+    let tasks = Tasks::start(&thread, "tasks", 4).unwrap();
+    let (there, back) = (Signal::default(), Arc::new(AtomicU64::new(0)));
+    let (theirs, count) = (there.clone(), Arc::clone(&back));
+    let rounds = if cfg!(miri) { 10 } else { 20_000 };
+    let handle = spawn(&tasks, async move {
+        for _ in 0..rounds {
+            theirs.take().await;
+            count.fetch_add(1, Ordering::Release);
+        }
+        count.load(Ordering::Relaxed)
+    });
+    for round in 0..rounds {
+        there.give();
+        // Now and then long enough for it to fall asleep.
+        if round % 1_000 == 0 {
+            let asleep = || reactors.sample().reactors[0].asleep;
+            while back.load(Ordering::Acquire) <= round || !asleep() {
+                host::thread::give_way();
+            }
+        }
+    }
+    assert_eq!(handle.wait(), Ok(rounds));
+    drop(reactors);
+    assert!(tasks.is_gone());
+}
