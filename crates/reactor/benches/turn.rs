@@ -22,8 +22,8 @@ struct Idle(u64);
 /// One that waits for a moment that does not come.
 struct Later(Instant);
 
-const ROUNDS: usize = 40;
-const TURNS: u32 = 500_000;
+const ROUNDS: usize = 1_000;
+const TURNS: u32 = 20_000;
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");

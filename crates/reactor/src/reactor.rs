@@ -31,7 +31,7 @@ use crate::watch::{Stopwatch, Watch};
 pub struct Reactor {
     local: Local,
     inbox: Receiver<Order>,
-    threads: Vec<Box<LightThread>>,
+    threads: Vec<LightThread>,
     spell: Spell,
     /// When the last turn began.
     last: Instant,
@@ -181,6 +181,12 @@ impl Reactor {
         self.local.id
     }
 
+    /// Whether there are orders that it has not looked at.
+    #[cfg(test)]
+    pub(crate) fn has_orders(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
     /// Books the time since the last turn began.
     #[inline]
     fn account(&mut self, now: Instant) {
@@ -274,7 +280,7 @@ impl Reactor {
     fn obey(&mut self, now: Instant) {
         for _ in 0..ORDERS {
             match self.inbox.receive() {
-                Some(Order::Adopt(thread)) => self.adopt(thread, now),
+                Some(Order::Adopt(thread)) => self.adopt(*thread, now),
                 Some(Order::Move { thread, to }) => self.leave(thread, Some(to), now),
                 Some(Order::End(thread)) => self.leave(thread, None, now),
                 Some(Order::SetPoll(mode)) => self.set_poll(mode, now),
@@ -302,15 +308,15 @@ impl Reactor {
             self.publish();
             self.local.watch.relax(now);
         }
-        let timer = self.threads.iter().map(|thread| thread.next_timer()).min();
+        let timer = self.threads.iter().map(LightThread::next_timer).min();
         self.local.due = timer.map_or(self.publish_at, |timer| timer.min(self.publish_at));
     }
 
     fn publish(&mut self) {
-        self.threads.iter_mut().for_each(|thread| thread.keep_house());
+        self.threads.iter_mut().for_each(LightThread::keep_house);
         self.local.record.busy_ns.set(self.busy_ns);
         self.local.record.messages.set(self.local.messages);
-        let workers: usize = self.threads.iter().map(|thread| thread.workers()).sum();
+        let workers: usize = self.threads.iter().map(LightThread::workers).sum();
         // One mailbox and one poller share a thread, and so an account.
         self.local.watch.several = workers > 2;
     }

@@ -153,6 +153,8 @@ impl World {
                 }
             }
         }
+        let forgets = |member: &Member| member.stage != Stage::Ended && member.reactor.has_orders();
+        assert!(!self.members.iter().any(forgets), "an order slept on: {:?}", self.stages());
         self.earliest().unwrap_or_else(|| panic!("somebody never sleeps: {:?}", self.stages()))
     }
 

@@ -9,7 +9,7 @@ use crate::thread::{Letting, LightThread};
 
 impl Reactor {
     /// Takes a thread in. One that has to stop lets go of it at once.
-    pub(super) fn adopt(&mut self, mut thread: Box<LightThread>, now: Instant) {
+    pub(super) fn adopt(&mut self, mut thread: LightThread, now: Instant) {
         if self.local.id != thread.from() {
             self.local.record.moves.add(1);
         }
@@ -50,7 +50,7 @@ impl Reactor {
                     travelled = true;
                     let mut thread = self.threads.remove(index);
                     thread.depart(to);
-                    self.parting.push((to, thread));
+                    self.parting.push((to, Box::new(thread)));
                 }
                 Letting::Ends => {
                     travelled = true;
@@ -75,7 +75,7 @@ impl Reactor {
             match self.local.directory.order(to, Order::Adopt(thread)) {
                 Err((Refused::Stopped(_), Order::Adopt(thread))) => {
                     thread.record().set_home(self.local.id);
-                    self.adopt(thread, now);
+                    self.adopt(*thread, now);
                 }
                 Err((_, Order::Adopt(thread))) => self.parting.push((to, thread)),
                 _ => {}

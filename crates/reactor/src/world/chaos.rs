@@ -14,7 +14,7 @@ use crate::{
     Registration, ThreadPlan, WokenBy,
 };
 
-const SEEDS: u64 = 1_500;
+const SEEDS: u64 = 1_000;
 const THREADS: u64 = 5;
 const STEPS: usize = 600;
 const OUTSIDE: u64 = 99;
@@ -219,6 +219,9 @@ impl Chaos {
         for _ in 0..10 {
             self.world.settle();
             self.check_nothing_is_forgotten(seed);
+            // Somebody is woken, and is anywhere on the way back to sleep when something happens.
+            self.happen(3);
+            (0..self.random.below(200)).for_each(|_| self.world.step_any());
             self.happen(7);
             self.world.settle();
             self.check_nothing_is_forgotten(seed);

@@ -8,8 +8,8 @@ use base::{Instant, Span, WakeSource};
 use super::crew::{Counter, Device, FIRST, RELAXED, Ring, active, count, idle, tally};
 use super::{R0, R1, Stage, World};
 use crate::{
-    Context, Found, PollMode, Poller, ReactorOptions, Refused, Registration, SPELL_MAX, SPELL_MIN,
-    ThreadPlan, WokenBy,
+    Context, Found, Handle, PollMode, Poller, ReactorOptions, Refused, Registration, SPELL_MAX,
+    SPELL_MIN, ThreadPlan, WokenBy,
 };
 
 fn sleepless() -> Registration {
@@ -120,6 +120,56 @@ fn a_device_wakes_whom_it_was_asked_to_and_a_paused_one_does_not() {
     theirs.complete();
     world.settle();
     assert!(device.is_seen());
+}
+
+/// Something that comes from outside, and how one sees that it was dealt with.
+type Comes = (fn(&mut World, &Device, &Handle), fn(&World, &Device, &Handle) -> bool);
+
+const ANYTHING: [(&str, Comes); 4] = [
+    (
+        "a message",
+        (|world, _, to| world.call(to, |context| context.end()), |_, _, to| to.is_gone()),
+    ),
+    (
+        "an order",
+        (|world, _, to| world.directory.end_thread(to.id()).unwrap(), |_, _, to| to.is_gone()),
+    ),
+    ("a device", (|_, device, _| device.clone().complete(), |_, device, _| device.is_seen())),
+    (
+        "a thread",
+        (
+            |world, _, _| drop(world.directory.spawn(ThreadPlan::new("new")).unwrap()),
+            |world, _, _| world.kinds().len() == 2,
+        ),
+    ),
+];
+
+#[test]
+fn whatever_comes_is_seen_at_whatever_stage_of_falling_asleep_it_comes() {
+    let stages: [(&str, fn(Stage) -> bool); 4] = [
+        ("turning", |stage| stage == Stage::Turning),
+        ("tired", |stage| matches!(stage, Stage::Tired(_))),
+        ("announced", |stage| matches!(stage, Stage::Announced(_))),
+        ("asleep", |stage| matches!(stage, Stage::Asleep(_))),
+    ];
+    for (what, (comes, is_seen)) in ANYTHING {
+        for (when, is_it) in stages {
+            let mut world = World::adaptive(0, 1);
+            let device = Device::new();
+            let plan = ThreadPlan::new("device").poller(device.registration("device"));
+            let thread = world.directory.spawn(plan).unwrap();
+            world.settle();
+            world.call(&thread, |_| ());
+            world.turn_all(3);
+            while !is_it(world.members[0].stage) {
+                world.turn_all(1);
+                world.pass_time(Span::from_us(1));
+            }
+            comes(&mut world, &device, &thread);
+            world.settle();
+            assert!(is_seen(&world, &device, &thread), "{what} while {when}");
+        }
+    }
 }
 
 #[test]

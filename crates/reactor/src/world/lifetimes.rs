@@ -210,6 +210,31 @@ fn a_move_waits_for_what_is_in_flight() {
     assert_eq!((sample.threads[0].moves, sample.reactors[1].moves), (1, 1));
 }
 
+/// Lets go when it has been asked often enough.
+struct Reluctant(u32);
+
+impl Poller for Reluctant {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        Found::Nothing
+    }
+
+    fn detach(&mut self) -> bool {
+        self.0 = self.0.saturating_sub(1);
+        self.0 == 0
+    }
+}
+
+#[test]
+fn nobody_sleeps_while_a_thread_is_asked_to_leave() {
+    let mut world = World::adaptive(0, 2);
+    let plan = ThreadPlan::new("reluctant").on(R0).poller(active("reluctant", Reluctant(500)));
+    let thread = world.directory.spawn(plan).unwrap();
+    world.settle();
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.settle();
+    assert_eq!(thread.home(), R1);
+}
+
 #[test]
 fn a_move_is_given_up_when_a_poller_does_not_let_go_and_an_end_is_not() {
     let options = ReactorOptions { drain_max: Span::from_ms(5), ..ReactorOptions::default() };

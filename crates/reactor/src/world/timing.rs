@@ -93,6 +93,27 @@ fn a_paused_poller_rests_until_it_is_resumed() {
 }
 
 #[test]
+fn a_timed_poller_that_is_resumed_is_due_one_period_later_and_only_then() {
+    let mut world = World::always(1);
+    let ticks = tally();
+    let plan = ThreadPlan::new("one").poller(Registration::timed("tick", PERIOD, idle(&ticks)));
+    let thread = world.directory.spawn(plan).unwrap();
+    world.turn_all(2);
+    let half = Span { ns: PERIOD.ns / 2 };
+    world.call(&thread, |context| context.pause(FIRST));
+    world.turn_all(2);
+    world.pass_time(half);
+    world.call(&thread, |context| context.resume(FIRST));
+    world.turn_all(2);
+    world.pass_time(half);
+    world.turn_all(10);
+    assert_eq!(count(&ticks), 0, "the time at which it would have been due is forgotten");
+    world.pass_time(half);
+    world.turn_all(10);
+    assert_eq!(count(&ticks), 1);
+}
+
+#[test]
 fn a_timer_runs_once_at_its_time_even_if_its_thread_moves_and_not_if_it_is_removed() {
     let mut world = World::adaptive(5, 2);
     let thread = world.directory.spawn(ThreadPlan::new("timers").on(R0)).unwrap();
