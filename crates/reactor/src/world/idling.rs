@@ -146,7 +146,8 @@ const ANYTHING: [(&str, Comes); 4] = [
 
 #[test]
 fn whatever_comes_is_seen_at_whatever_stage_of_falling_asleep_it_comes() {
-    let stages: [(&str, fn(Stage) -> bool); 4] = [
+    type Is = fn(Stage) -> bool;
+    let stages: [(&str, Is); 4] = [
         ("turning", |stage| stage == Stage::Turning),
         ("tired", |stage| matches!(stage, Stage::Tired(_))),
         ("announced", |stage| matches!(stage, Stage::Announced(_))),
