@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`aio`] | block devices for programs written with async and await |
 //! | [`cli`] | the command line of the one executable |
 //! | [`perf`] | load SSDs and say what they, and the driver, can do |
 //! | [`emu`] | emulated SSDs, on threads of their own |
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod aio;
 pub mod cli;
 pub mod emu;
 pub mod identify;

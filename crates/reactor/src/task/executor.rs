@@ -109,8 +109,8 @@ impl Executor {
         self.shared.unqueue(index);
         let place = &mut self.places[index as usize];
         let Some(task) = place else { return };
-        let mut waker = std::task::Context::from_waker(&self.wakers[index as usize]);
-        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut waker)));
+        let mut waking = std::task::Context::from_waker(&self.wakers[index as usize]);
+        let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut waking)));
         let panic = match polled {
             Ok(Poll::Pending) => return,
             Ok(Poll::Ready(panic)) => panic,

@@ -1,0 +1,31 @@
+//! A storage application as an async task, on the reactor that also polls the SSD.
+
+use std::error::Error;
+
+use host::{Clock, Cores};
+use reactor::task::Tasks;
+use reactor::{ReactorOptions, Reactors, ThreadPlan};
+use tenmil::aio::{self, Device, NotDone};
+
+async fn write_and_read_back(device: Device) -> Result<bool, NotDone> {
+    let mut written = device.buffer(4096).expect("memory for a buffer");
+    let empty = device.buffer(4096).expect("memory for another");
+    written.store(0, b"ten million");
+    let written = device.write(7, written).await?;
+    device.flush().await.map_err(|why| NotDone { why, buffer: None })?;
+    let read = device.read(7, empty).await?;
+    Ok(read.to_vec() == written.to_vec())
+}
+
+pub(crate) fn main() -> Result<(), Box<dyn Error>> {
+    let clock = Clock::start();
+    let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
+    let thread = reactors.spawn(ThreadPlan::new("storage"))?;
+    let device = aio::open(&"emu:ram".parse()?, &thread, &clock)?.remove(0);
+    let tasks = Tasks::start(&thread, "tasks", 64).map_err(|_| "the thread takes no messages")?;
+
+    let same = tasks.spawn(write_and_read_back(device))?.wait()??;
+    assert!(same, "what was read is not what was written");
+    println!("written and read back on {}", thread.name());
+    Ok(())
+}

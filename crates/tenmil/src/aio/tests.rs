@@ -1,0 +1,252 @@
+mod dropping;
+mod ending;
+mod waiting;
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use base::{
+    Answer, Answers, Backend, Durability, Instant, Limits, Memory, Operation, Outcome, Request,
+    Segment, Span, Support,
+};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use host::{Sleeper, Turn, Wait};
+use reactor::{Assembly, Directory, Handle, Reactor, ReactorOptions, Stopwatch, ThreadPlan};
+
+use super::{Buffer, Buffers, Device, NotDone};
+
+/// A device that answers when it is told to. As long as it has not, it scribbles: the memory of each
+/// request holds a pattern of its own, which must still be there when the answer goes out.
+#[derive(Clone)]
+struct Slow(Arc<Mutex<Inner>>);
+
+struct Inner {
+    pool: DevicePool,
+    /// How many it takes at a time.
+    room: usize,
+    held: Vec<(Request, Option<Segment>, u8)>,
+    done: Vec<Answer>,
+    /// First blocks, in the order in which they were taken.
+    taken: Vec<u64>,
+    outcome: Outcome,
+    panics: bool,
+}
+
+struct SlowBackend {
+    slow: Slow,
+    limits: Limits,
+}
+
+impl Slow {
+    fn inner<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
+        work(&mut self.0.lock().unwrap())
+    }
+
+    fn held(&self) -> usize {
+        self.inner(|inner| inner.held.len())
+    }
+
+    /// Answers the request at `index` of those it has.
+    fn answer(&self, index: usize) {
+        self.inner(|inner| {
+            let (request, segment, pattern) = inner.held.swap_remove(index);
+            if let Some(segment) = segment {
+                let mut bytes = vec![0; segment.len_bytes as usize];
+                inner.pool.load(segment, &mut bytes).unwrap();
+                let is_mine = bytes.iter().all(|byte| *byte == pattern);
+                assert!(is_mine, "memory of an unanswered request was handed out: {request:?}");
+            }
+            let Request { token, .. } = request;
+            inner.done.push(Answer { token, outcome: inner.outcome, result: 0 });
+        });
+    }
+
+    fn answer_all(&self) {
+        (0..self.held()).for_each(|_| self.answer(0));
+    }
+}
+
+impl Backend for SlowBackend {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.slow.inner(|inner| {
+            let room = inner.room.saturating_sub(inner.held.len() + inner.done.len());
+            let count = requests.len().min(room);
+            for request in &requests[..count] {
+                let has_data = request.segment_count == 1;
+                let segment = has_data.then(|| segments[request.segment_first as usize]);
+                let pattern = u8::try_from(inner.taken.len() % 255).unwrap() + 1;
+                inner.taken.push(request.lba);
+                if let Some(segment) = segment {
+                    inner.pool.fill(segment, pattern).unwrap();
+                }
+                inner.held.push((*request, segment, pattern));
+            }
+            count
+        })
+    }
+
+    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
+        let (done, panics) =
+            self.slow.inner(|inner| (std::mem::take(&mut inner.done), inner.panics));
+        assert!(!panics, "on purpose");
+        answers.append(&done);
+        done.len()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.slow.inner(|inner| !inner.done.is_empty())
+    }
+}
+
+/// One reactor in simulated time with a device on it.
+struct Stand {
+    now_ns: Arc<AtomicU64>,
+    reactor: Reactor,
+    sleeper: Sleeper,
+    directory: Arc<Directory>,
+    thread: Handle,
+    slow: Slow,
+    device: Device,
+}
+
+const BLOCK: u32 = 512;
+const PAGE: u32 = 4096;
+
+fn pool(pages: u32) -> DevicePool {
+    let regions = Regions::new(1);
+    let mapping = Mapping::new((pages * PAGE) as usize, Backing::Private).unwrap();
+    let memory = regions.add(mapping).unwrap();
+    DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain)
+}
+
+impl Stand {
+    /// A device with `depth` places, which takes `room` requests at a time.
+    fn new(depth: u32, room: usize, pages: u32) -> Self {
+        let now_ns = Arc::new(AtomicU64::new(1_000_000));
+        let now = Instant { ns: 1_000_000 };
+        let stopwatch = Stopwatch::Simulated(Arc::clone(&now_ns));
+        let options = ReactorOptions::default();
+        let Assembly { directory, mut reactors } =
+            Assembly::new(&[0], &options, &stopwatch, now).unwrap();
+        let (reactor, sleeper) = reactors.remove(0);
+        let thread = directory.spawn(ThreadPlan::new("storage")).unwrap();
+        let pool = pool(pages);
+        let slow = Slow(Arc::new(Mutex::new(Inner {
+            pool: pool.clone(),
+            room,
+            held: Vec::new(),
+            done: Vec::new(),
+            taken: Vec::new(),
+            outcome: Outcome::SUCCESS,
+            panics: false,
+        })));
+        let backend = SlowBackend { slow: slow.clone(), limits: limits(depth) };
+        let buffers = Buffers::new(pool);
+        let device = Device::on(&thread, "slow", Box::new(backend), &buffers).unwrap();
+        let mut stand = Self { now_ns, reactor, sleeper, directory, thread, slow, device };
+        stand.turn(5);
+        stand
+    }
+
+    /// Turns `count` times, a microsecond apart. Returns what the last turn wants next.
+    fn turn(&mut self, count: usize) -> Wait {
+        let mut wait = Wait::Again;
+        for _ in 0..count {
+            wait = self.reactor.turn(self.now());
+            self.pass(Span::from_us(1));
+        }
+        wait
+    }
+
+    fn now(&self) -> Instant {
+        Instant { ns: self.now_ns.load(Ordering::Relaxed) }
+    }
+
+    fn pass(&self, span: Span) {
+        self.now_ns.fetch_add(span.ns, Ordering::Relaxed);
+    }
+
+    /// Turns until the reactor wants to sleep, and lets it. False if it stays awake.
+    fn falls_asleep(&mut self) -> bool {
+        for _ in 0..10_000 {
+            if let Wait::Until(_) = self.turn(1) {
+                self.sleeper.announce();
+                if !self.reactor.arm(self.now()) {
+                    return true;
+                }
+                self.sleeper.cancel();
+                self.reactor.woken(&[]);
+                return false;
+            }
+        }
+        false
+    }
+
+    fn read(&self, lba: u64, buffer: Buffer) -> Op {
+        let device = self.device.clone();
+        Op::new(async move { device.read(lba, buffer).await })
+    }
+
+    fn buffer(&self) -> Buffer {
+        self.device.buffer(BLOCK).unwrap()
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.device.buffers().free_bytes()
+    }
+}
+
+fn limits(depth_max: u32) -> Limits {
+    Limits {
+        block_size: BLOCK,
+        metadata_size: 0,
+        block_count: 1 << 20,
+        request_blocks_max: 256,
+        segments_max: 1,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max,
+        durability: Durability::None,
+        support: Support::of(&Operation::ALL),
+    }
+}
+
+/// An operation, polled by hand when it was woken.
+struct Op {
+    future: Pin<Box<dyn Future<Output = Result<Buffer, NotDone>> + Send>>,
+    woken: Arc<Woken>,
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Op {
+    fn new(future: impl Future<Output = Result<Buffer, NotDone>> + Send + 'static) -> Self {
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        Self { future: Box::pin(future), woken }
+    }
+
+    /// Polls it if it was woken since the last time.
+    fn poll(&mut self) -> Option<Result<Buffer, NotDone>> {
+        if !self.woken.0.swap(false, Ordering::Relaxed) {
+            return None;
+        }
+        let waker = Waker::from(Arc::clone(&self.woken));
+        match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(ended) => Some(ended),
+            Poll::Pending => None,
+        }
+    }
+}

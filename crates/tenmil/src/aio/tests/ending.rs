@@ -1,0 +1,90 @@
+//! Devices and threads that go: everybody who waits is told why.
+
+use base::Span;
+
+use super::{Op, PAGE, Stand};
+use crate::aio::{Device, NotDone, Why};
+
+/// Three reads: one that the device has, one that it has no room for, and one in line.
+fn three_reads(stand: &mut Stand) -> Vec<Op> {
+    let mut ops: Vec<Op> = (0..3).map(|lba| stand.read(lba, stand.buffer())).collect();
+    assert!(ops.iter_mut().all(|op| op.poll().is_none()));
+    stand.turn(2);
+    assert_eq!(stand.slow.held(), 1);
+    ops
+}
+
+/// Whether each is told that the device is gone, and gets its buffer back.
+fn told(ops: &mut [Op]) -> Vec<bool> {
+    let tell = |op: &mut Op| match op.poll() {
+        Some(Err(NotDone { why: Why::Gone, buffer })) => buffer.is_some(),
+        other => panic!("{other:?}"),
+    };
+    ops.iter_mut().map(tell).collect()
+}
+
+#[test]
+fn a_backend_that_panics_fails_those_who_wait_for_it() {
+    let mut stand = Stand::new(2, 1, 5);
+    let baseline = stand.free_bytes();
+    let mut ops = three_reads(&mut stand);
+    stand.slow.inner(|inner| inner.panics = true);
+    stand.turn(3);
+    assert!(stand.device.is_gone());
+    assert_eq!(told(&mut ops), [false, true, true]);
+    drop(ops);
+    let lost = baseline - stand.free_bytes();
+    assert_eq!(lost, u64::from(PAGE), "what the device had is nobody's any more");
+    // It goes on scribbling into memory that nobody else has.
+    let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
+    stand.slow.answer_all();
+    assert_eq!(
+        told(&mut [stand.read(9, stand.buffer())]),
+        [true],
+        "and later ones are told at once"
+    );
+}
+
+#[test]
+fn a_thread_that_ends_waits_for_the_device_first() {
+    let mut stand = Stand::new(2, 1, 4);
+    let baseline = stand.free_bytes();
+    let mut ops = three_reads(&mut stand);
+    stand.directory.end_thread(stand.thread.id()).unwrap();
+    stand.turn(20);
+    assert!(!stand.device.is_gone(), "the device has not answered yet");
+    stand.slow.answer_all();
+    stand.turn(5);
+    assert!(stand.device.is_gone());
+    assert!(ops.remove(0).poll().is_some_and(|result| result.is_ok()));
+    assert_eq!(told(&mut ops), [true, true]);
+    drop(ops);
+    assert_eq!(stand.free_bytes(), baseline);
+}
+
+#[test]
+fn a_device_that_never_answers_is_cut_off_with_its_memory() {
+    let mut stand = Stand::new(2, 1, 4);
+    let baseline = stand.free_bytes();
+    let mut ops = three_reads(&mut stand);
+    stand.directory.end_thread(stand.thread.id()).unwrap();
+    stand.turn(2);
+    stand.pass(Span::from_secs(2));
+    stand.turn(2);
+    assert!(stand.device.is_gone());
+    assert_eq!(told(&mut ops), [false, true, true]);
+    drop(ops);
+    assert_eq!(baseline - stand.free_bytes(), u64::from(PAGE));
+    stand.slow.answer_all();
+}
+
+#[test]
+fn a_device_is_not_put_on_a_thread_that_has_ended() {
+    let mut stand = Stand::new(2, 1, 4);
+    stand.directory.end_thread(stand.thread.id()).unwrap();
+    stand.turn(5);
+    let limits = stand.device.limits().clone();
+    let backend = Box::new(super::SlowBackend { slow: stand.slow.clone(), limits });
+    let refused = Device::on(&stand.thread, "late", backend, stand.device.buffers()).unwrap_err();
+    assert_eq!(refused.text, "attach 'late': its thread has ended");
+}

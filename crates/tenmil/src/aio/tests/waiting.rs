@@ -1,0 +1,138 @@
+//! Futures that wait: for a place, for a device that is full, and for a thread that sleeps.
+
+use base::{Outcome, Span};
+use host::{Clock, Cores, Thread};
+use reactor::{ReactorOptions, Reactors, ThreadPlan};
+
+use super::{BLOCK, Op, Stand, pool};
+use crate::aio::{Buffers, NotDone, Why, open};
+
+/// Begins `count` reads and lets the device answer one at a time. Returns who ended, in order.
+fn one_by_one(stand: &mut Stand, count: u64) -> Vec<u64> {
+    let mut ops: Vec<_> = (0..count).map(|lba| (lba, stand.read(lba, stand.buffer()))).collect();
+    let mut ended = Vec::new();
+    for _ in 0..count * 10 {
+        ops.retain_mut(|(lba, op)| {
+            let is_over = op.poll().is_some_and(|result| result.is_ok());
+            ended.extend(is_over.then_some(*lba));
+            !is_over
+        });
+        stand.turn(1);
+        if stand.slow.held() > 0 {
+            stand.slow.answer(0);
+        }
+    }
+    ended
+}
+
+#[test]
+fn futures_get_places_in_the_order_in_which_they_came() {
+    let mut stand = Stand::new(1, 1, 16);
+    assert!(one_by_one(&mut stand, 12).iter().copied().eq(0..12));
+    assert!(stand.slow.inner(|inner| inner.taken.iter().copied().eq(0..12)));
+}
+
+#[test]
+fn a_full_device_is_given_the_rest_in_order() {
+    let mut stand = Stand::new(16, 1, 16);
+    assert!(one_by_one(&mut stand, 12).iter().copied().eq(0..12));
+    assert!(stand.slow.inner(|inner| inner.taken.iter().copied().eq(0..12)));
+}
+
+#[test]
+fn whoever_leaves_the_line_holds_nobody_up() {
+    let mut stand = Stand::new(1, 1, 8);
+    let mut ops: Vec<Op> = (0..4).map(|lba| stand.read(lba, stand.buffer())).collect();
+    assert!(ops.iter_mut().all(|op| op.poll().is_none()));
+    stand.turn(2);
+    stand.slow.answer_all();
+    stand.turn(2);
+    assert!(ops[0].poll().is_some());
+    // The second has been told that there is a place, and goes.
+    drop(ops.remove(1));
+    assert!(ops[1].poll().is_none(), "it has the place now");
+    stand.turn(2);
+    assert!(stand.slow.inner(|inner| inner.taken == [0, 2]));
+}
+
+#[test]
+fn an_idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
+    let mut stand = Stand::new(4, 4, 4);
+    for lba in 0..20 {
+        assert!(stand.falls_asleep());
+        let mut op = stand.read(lba, stand.buffer());
+        assert!(op.poll().is_none());
+        let mut ready = Vec::new();
+        assert!(stand.sleeper.block(Span::default(), &mut ready), "the bell rang");
+        host::Turn::woken(&mut stand.reactor, &ready);
+        stand.turn(2);
+        assert_eq!(stand.slow.held(), 1);
+        stand.slow.answer_all();
+        stand.turn(2);
+        assert!(op.poll().is_some_and(|result| result.is_ok()));
+    }
+}
+
+#[test]
+fn what_cannot_be_done_comes_back_with_its_buffer() {
+    let mut stand = Stand::new(4, 4, 4);
+    let odd = stand.device.buffer(BLOCK + 1).unwrap();
+    let Some(Err(NotDone { why, buffer })) = stand.read(0, odd).poll() else { panic!("it is odd") };
+    assert_eq!(why, Why::Length { len_bytes: BLOCK + 1, block_size: BLOCK });
+    assert!(buffer.is_some());
+
+    let foreign = Buffers::new(pool(1)).allocate(BLOCK).unwrap();
+    let Some(Err(NotDone { why, buffer })) = stand.read(0, foreign).poll() else { panic!() };
+    assert_eq!((why, buffer.is_some()), (Why::Stranger, true));
+
+    let mut op = stand.read(0, stand.buffer());
+    assert!(op.poll().is_none());
+    stand.turn(2);
+    stand.slow.inner(|inner| inner.outcome = Outcome::UNRECOVERED_READ);
+    stand.slow.answer_all();
+    stand.turn(2);
+    let Some(Err(NotDone { why, buffer })) = op.poll() else { panic!("it was answered so") };
+    assert_eq!((why, buffer.is_some()), (Why::Outcome(Outcome::UNRECOVERED_READ), true));
+}
+
+#[test]
+fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
+    let clock = Clock::start();
+    let cores = Cores::from_iter(Cores::allowed().iter().take(1));
+    let options = ReactorOptions { pin: false, ..ReactorOptions::default() };
+    let reactors = Reactors::start(&cores, &options, &clock).unwrap();
+    let thread = reactors.spawn(ThreadPlan::new("storage")).unwrap();
+    let device = open(&"emu:ram".parse().unwrap(), &thread, &clock).unwrap().remove(0);
+    let baseline = device.buffers().free_bytes();
+    let work = |lane: u8| {
+        let device = device.clone();
+        let body = move |_: &host::Stop| {
+            smol::block_on(async {
+                let mut buffer = device.buffer(BLOCK).unwrap();
+                for round in 0..50 {
+                    let lba = u64::from(lane) * 100 + round;
+                    buffer.store(0, &[lane + 1; BLOCK as usize]);
+                    buffer = device.write(lba, buffer).await.unwrap();
+                    buffer = device.compare(lba, buffer).await.unwrap();
+                    device.flush().await.unwrap();
+                    // One that nobody waits for.
+                    let other = device.buffer(BLOCK).unwrap();
+                    smol::future::poll_once(device.read(lba, other)).await;
+                    device.write_zeroes(lba, 1).await.unwrap();
+                    let NotDone { why, buffer: back } =
+                        device.compare(lba, buffer).await.unwrap_err();
+                    assert_eq!(why, Why::Outcome(Outcome::COMPARE_FAILURE));
+                    buffer = device.read(lba, back.unwrap()).await.unwrap();
+                    assert!(buffer.to_vec().iter().all(|byte| *byte == 0));
+                    device.deallocate(lba, 1).await.unwrap();
+                }
+            });
+        };
+        Thread::spawn("program", None, body).unwrap()
+    };
+    let programs: Vec<_> = (0..3).map(work).collect();
+    programs.into_iter().for_each(Thread::join);
+    reactors.stop();
+    assert!(device.is_gone());
+    assert_eq!(device.buffers().free_bytes(), baseline, "every buffer has come back");
+}
