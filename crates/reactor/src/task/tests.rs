@@ -8,7 +8,7 @@ use base::{Instant, Random, Span};
 use host::{Clock, Cores};
 
 use super::{Ended, JoinHandle, Lack, NotTaken, Tasks};
-use crate::world::World;
+use crate::world::{Stage, World};
 use crate::{Event, Handle, ReactorId, ReactorOptions, Reactors, ThreadPlan};
 
 fn spawn<F>(tasks: &Tasks, future: F) -> JoinHandle<F::Output>
@@ -113,6 +113,25 @@ fn an_idle_executor_sleeps_and_is_woken_from_outside() {
     }
     world.settle();
     assert_eq!(joined(&mut handle), Some(Ok(())));
+}
+
+#[test]
+fn a_wake_on_the_way_to_the_sleep_is_seen() {
+    let mut world = World::adaptive(10, 1);
+    let (_, tasks) = executor(&world, 4);
+    let on_the_way =
+        |stage| [matches!(stage, Stage::Tired(_)), matches!(stage, Stage::Announced(_))];
+    for step in [0, 1] {
+        let signal = Signal::default();
+        let theirs = signal.clone();
+        let mut handle = spawn(&tasks, async move { theirs.take().await });
+        while !on_the_way(world.stages()[0])[step] {
+            world.turn_all(1);
+        }
+        signal.give();
+        world.settle();
+        assert_eq!(joined(&mut handle), Some(Ok(())), "step {step}");
+    }
 }
 
 #[test]
@@ -372,7 +391,7 @@ fn run_seed(seed: u64) -> u64 {
 
 #[test]
 fn nothing_is_lost_or_polled_after_its_end_whatever_happens() {
-    let seeds = if cfg!(miri) { 3 } else { 2_000 };
+    let seeds = if cfg!(miri) { 3 } else { 3_000 };
     let polled: u64 = (0..seeds).map(run_seed).sum();
     assert!(polled > seeds * 40, "{polled} polls are too few to tell");
 }

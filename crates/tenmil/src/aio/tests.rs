@@ -226,6 +226,12 @@ struct Op {
 #[derive(Default)]
 struct Woken(AtomicBool);
 
+impl Woken {
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
@@ -236,6 +242,11 @@ impl Op {
     fn new(future: impl Future<Output = Result<Buffer, NotDone>> + Send + 'static) -> Self {
         let woken = Arc::new(Woken(AtomicBool::new(true)));
         Self { future: Box::pin(future), woken }
+    }
+
+    /// Another task has it from now on. Returns what wakes the one that had it.
+    fn hand_over(&mut self) -> Arc<Woken> {
+        std::mem::replace(&mut self.woken, Arc::new(Woken(AtomicBool::new(true))))
     }
 
     /// Polls it if it was woken since the last time.

@@ -1,7 +1,7 @@
 //! Futures that wait: for a place, for a device that is full, and for a thread that sleeps.
 
 use base::{Outcome, Span};
-use host::{Clock, Cores, Thread};
+use host::{Clock, Cores, Thread, Turn, Wait};
 use reactor::{ReactorOptions, Reactors, ThreadPlan};
 
 use super::{BLOCK, Op, Stand, pool};
@@ -64,13 +64,41 @@ fn an_idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
         assert!(op.poll().is_none());
         let mut ready = Vec::new();
         assert!(stand.sleeper.block(Span::default(), &mut ready), "the bell rang");
-        host::Turn::woken(&mut stand.reactor, &ready);
+        stand.reactor.woken(&ready);
         stand.turn(2);
         assert_eq!(stand.slow.held(), 1);
         stand.slow.answer_all();
         stand.turn(2);
         assert!(op.poll().is_some_and(|result| result.is_ok()));
     }
+}
+
+#[test]
+fn an_operation_that_begins_just_before_the_sleep_keeps_the_thread_awake() {
+    let mut stand = Stand::new(4, 4, 4);
+    while !matches!(stand.turn(1), Wait::Until(_)) {}
+    let mut op = stand.read(0, stand.buffer());
+    assert!(op.poll().is_none());
+    stand.sleeper.announce();
+    let now = stand.now();
+    assert!(stand.reactor.arm(now), "it has not been taken in yet");
+}
+
+#[test]
+fn a_future_that_was_polled_by_another_task_wakes_that_one() {
+    let mut stand = Stand::new(1, 1, 4);
+    // One waits for the device, the other for a place.
+    let mut ops: Vec<Op> = (0..2).map(|lba| stand.read(lba, stand.buffer())).collect();
+    assert!(ops.iter_mut().all(|op| op.poll().is_none()));
+    let begun: Vec<_> = ops.iter_mut().map(Op::hand_over).collect();
+    assert!(ops.iter_mut().all(|op| op.poll().is_none()));
+    stand.turn(2);
+    stand.slow.answer_all();
+    stand.turn(2);
+    assert!(ops[0].poll().is_some() && ops[1].poll().is_none());
+    assert_eq!(stand.turn(2), Wait::Again);
+    assert_eq!(stand.slow.held(), 1, "the other was told, and has the place");
+    assert!(begun.iter().all(|woken| !woken.is_set()), "those who polled first were not");
 }
 
 #[test]
