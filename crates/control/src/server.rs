@@ -173,7 +173,9 @@ impl Room {
             match ready.token {
                 LISTENER => wants_in = true,
                 WAKE => {
-                    self.announcements.wake.clear(0);
+                    // A signal masks: from here on the next one comes again, and what came before
+                    // is looked at before the next wait.
+                    self.announcements.wake.unmask(0);
                     self.more_events = true;
                 }
                 token => {

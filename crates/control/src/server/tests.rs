@@ -134,6 +134,21 @@ fn events_reach_all_who_follow_and_a_change_is_one() {
 }
 
 #[test]
+fn every_announcement_wakes_the_server_and_so_does_its_end() {
+    let served = serve();
+    let mut follower = served.client();
+    follower.call("events", Map::new(), PATIENCE).unwrap();
+    for number in 0..5 {
+        let text = format!("number {number}");
+        served.announcer.announce(Event { kind: SET, text: text.clone(), about: json!({}) });
+        // Nothing else wakes it before the next.
+        assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["text"], text);
+    }
+    drop(served.server);
+    assert_eq!(follower.next_event(PATIENCE).unwrap().unwrap()["kind"], "ending");
+}
+
+#[test]
 fn the_end_of_a_server_is_told_and_leaves_no_socket() {
     let served = serve();
     let mut follower = served.client();
