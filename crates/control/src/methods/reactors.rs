@@ -69,6 +69,7 @@ const THREAD: &[Field] = &[
 
 const POLLER: &[Field] = &[
     Field::new("thread", Shape::Text, "the thread it belongs to"),
+    Field::new("thread_id", Shape::Whole, "number of that thread, whose name others may have too"),
     Field::new("name", Shape::Text, "its name"),
     Field::new("wake", Shape::Text, "what wakes it"),
     Field::new("every_ns", Shape::Maybe(&Shape::Whole), "its period, if it is timed"),
@@ -117,6 +118,20 @@ pub(super) const METHODS: &[Method] = &[
         help: "List the pollers of the light threads",
         example: "tenmil get pollers thread=submit-0",
         run: pollers,
+    },
+    Method {
+        verb: Verb::Get,
+        name: "sample",
+        parameters: &[],
+        answer: Shape::Record(&[
+            Field::new("at_ns", Shape::Whole, "when, by the clock that the reactors turn by"),
+            Field::new("reactors", Shape::Rows(REACTOR), "as from `reactors`"),
+            Field::new("threads", Shape::Rows(THREAD), "as from `threads`"),
+            Field::new("pollers", Shape::Rows(POLLER), "as from `pollers`"),
+        ]),
+        help: "Tell of all reactors, threads and pollers at one moment; two such give rates",
+        example: "tenmil get sample --json",
+        run: sample,
     },
     Method {
         verb: Verb::Set,
@@ -227,8 +242,36 @@ fn look(call: &Call<'_>) -> Result<Sample, Refusal> {
     Ok(directory.sample(clock.now()))
 }
 
-fn reactors(call: &Call<'_>) -> Result<Value, Refusal> {
+fn sample(call: &Call<'_>) -> Result<Value, Refusal> {
     let sample = look(call)?;
+    Ok(json!({
+        "at_ns": sample.at.ns,
+        "reactors": reactor_rows(&sample),
+        "threads": thread_rows(&sample, |_| true),
+        "pollers": poller_rows(&sample, |_| true),
+    }))
+}
+
+fn reactors(call: &Call<'_>) -> Result<Value, Refusal> {
+    Ok(reactor_rows(&look(call)?))
+}
+
+fn threads(call: &Call<'_>) -> Result<Value, Refusal> {
+    let name = call.arguments.text("name");
+    let reactor = call.arguments.whole("reactor");
+    let wanted = |thread: &ThreadSample| {
+        name.is_none_or(|name| thread.name == name)
+            && reactor.is_none_or(|reactor| u64::from(thread.home.0) == reactor)
+    };
+    Ok(thread_rows(&look(call)?, wanted))
+}
+
+fn pollers(call: &Call<'_>) -> Result<Value, Refusal> {
+    let name = call.arguments.text("thread");
+    Ok(poller_rows(&look(call)?, |thread| name.is_none_or(|name| thread.name == name)))
+}
+
+fn reactor_rows(sample: &Sample) -> Value {
     let row = |reactor: &ReactorSample| {
         let here = sample.threads.iter().filter(|thread| thread.home == reactor.id);
         json!({
@@ -251,16 +294,10 @@ fn reactors(call: &Call<'_>) -> Result<Value, Refusal> {
             "running": reactor.running,
         })
     };
-    Ok(sample.reactors.iter().map(row).collect())
+    sample.reactors.iter().map(row).collect()
 }
 
-fn threads(call: &Call<'_>) -> Result<Value, Refusal> {
-    let name = call.arguments.text("name");
-    let reactor = call.arguments.whole("reactor");
-    let wanted = |thread: &&ThreadSample| {
-        name.is_none_or(|name| thread.name == name)
-            && reactor.is_none_or(|reactor| u64::from(thread.home.0) == reactor)
-    };
+fn thread_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value {
     let row = |thread: &ThreadSample| {
         json!({
             "id": thread.id.0,
@@ -276,14 +313,14 @@ fn threads(call: &Call<'_>) -> Result<Value, Refusal> {
             "pollers": thread.pollers.len(),
         })
     };
-    Ok(look(call)?.threads.iter().filter(wanted).map(row).collect())
+    sample.threads.iter().filter(|thread| wanted(thread)).map(row).collect()
 }
 
-fn pollers(call: &Call<'_>) -> Result<Value, Refusal> {
-    let name = call.arguments.text("thread");
+fn poller_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value {
     let row = |thread: &ThreadSample, poller: &PollerSample| {
         json!({
             "thread": thread.name,
+            "thread_id": thread.id.0,
             "name": poller.name,
             "wake": poller.wake.to_string(),
             "every_ns": poller.every.map(|every| every.ns),
@@ -292,11 +329,8 @@ fn pollers(call: &Call<'_>) -> Result<Value, Refusal> {
             "found": poller.found,
         })
     };
-    let sample = look(call)?;
-    let wanted = sample.threads.iter().filter(|thread| name.is_none_or(|name| thread.name == name));
-    let rows =
-        wanted.flat_map(|thread| thread.pollers.iter().map(move |poller| row(thread, poller)));
-    Ok(rows.collect())
+    let wanted = sample.threads.iter().filter(|thread| wanted(thread));
+    wanted.flat_map(|thread| thread.pollers.iter().map(move |poller| row(thread, poller))).collect()
 }
 
 fn set_poll(call: &Call<'_>) -> Result<Value, Refusal> {

@@ -83,6 +83,27 @@ fn reactors_threads_and_pollers_are_listed() {
 }
 
 #[test]
+fn one_answer_holds_all_of_one_moment() {
+    let world = World::new();
+    world.await_event(
+        |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
+    );
+    let sample = world.ask("sample", json!({})).unwrap();
+    for (rows, count) in [("reactors", 1), ("threads", 2), ("pollers", 2)] {
+        assert_eq!(sample[rows].as_array().unwrap().len(), count, "{rows}");
+    }
+    assert_eq!(sample["pollers"][1]["thread_id"], sample["threads"][1]["id"]);
+    let now = world.reactors.clock().now().ns;
+    let at = sample["at_ns"].as_u64().unwrap();
+    assert!(0 < at && at <= now, "{at} is not before {now}");
+    let reactor = &sample["reactors"][0];
+    let lived = reactor["busy_ns"].as_u64().unwrap() + reactor["idle_ns"].as_u64().unwrap();
+    assert!(lived <= at, "it lived {lived} of {at}");
+    let later = world.ask("sample", json!({})).unwrap();
+    assert!(later["at_ns"].as_u64().unwrap() > at);
+}
+
+#[test]
 fn reactors_are_told_how_to_poll_and_do() {
     let world = World::new();
     let told = world.ask("set_poll", json!({ "mode": "always" })).unwrap();
