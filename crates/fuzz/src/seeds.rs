@@ -20,7 +20,11 @@ pub(crate) fn all() -> Vec<Seed> {
     let of = |target, seeds: Vec<(&'static str, Vec<u8>)>| {
         seeds.into_iter().map(move |(name, bytes)| Seed { target, name, bytes })
     };
-    of("wire", wire()).chain(of("controller", controller())).chain(of("front", front())).collect()
+    of("wire", wire())
+        .chain(of("controller", controller()))
+        .chain(of("front", front()))
+        .chain(of("control", control()))
+        .collect()
 }
 
 /// Structures and lists of each length that parsers know.
@@ -102,6 +106,26 @@ fn front() -> Vec<(&'static str, Vec<u8>)> {
             [&[0], ENABLE, CREATE, &[5, 2, 9, 0, 0, 0, 5, 3, 1, 1, 1, 1]].concat(),
         ),
     ]
+}
+
+/// Lines of a connection: requests, and what comes back.
+fn control() -> Vec<(&'static str, Vec<u8>)> {
+    let requests = [
+        r#"{"id":1,"method":"methods"}"#,
+        r#"{"id":"two","method":"set_poll","parameters":{"mode":"always","reactor":0}}"#,
+        r#"{"id":3,"method":"threads","parameters":{"name":"submit-0"}}"#,
+        r#"{"id":4,"method":"events","parameters":{}}"#,
+    ];
+    let replies = [
+        r#"{"id":1,"answer":[{"name":"methods"}]}"#,
+        r#"{"id":2,"error":{"code":"absent","blame":"caller","message":"no","hint":"yes"}}"#,
+        r#"{"event":{"kind":"set","at_ns":5,"text":"","about":{}}}"#,
+    ];
+    vec![("requests", lines(&requests)), ("replies", lines(&replies))]
+}
+
+fn lines(lines: &[&str]) -> Vec<u8> {
+    lines.iter().flat_map(|line| format!("{line}\n").into_bytes()).collect()
 }
 
 #[cfg(test)]
