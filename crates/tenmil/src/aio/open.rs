@@ -63,8 +63,10 @@ impl Poller for Tend {
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
         let Some(emulated) = &mut self.0 else { return Found::Nothing };
         if emulated.look_after(context.now()).is_err() {
-            // Dropped with their controllers, the queues answer that the path is gone.
+            // Without their controllers the queues answer that the path is gone, when they are
+            // polled: one more turn has to follow.
             self.0 = None;
+            return Found::Work;
         }
         Found::Nothing
     }
