@@ -77,6 +77,13 @@ impl Watch {
     }
 }
 
+impl From<Watch> for OwnedFd {
+    /// The set as one descriptor, which is readable while any of those in it is as was asked for.
+    fn from(watch: Watch) -> Self {
+        watch.epoll
+    }
+}
+
 fn flags(interest: Interest) -> epoll::EventFlags {
     let mut flags = epoll::EventFlags::empty();
     flags.set(epoll::EventFlags::IN | epoll::EventFlags::RDHUP, interest.readable);

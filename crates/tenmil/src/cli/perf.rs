@@ -11,6 +11,7 @@ use clap::builder::TypedValueParser;
 use dma::CommandStore;
 use host::machine::Machine;
 use host::{Clock, Cores};
+use reactor::PollMode;
 
 use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, write_out};
@@ -84,6 +85,12 @@ pub(super) struct PerfArguments {
     /// Cores for emulated SSDs, a thread on each [default: one thread]
     #[arg(long, value_name = "CORES", value_parser = Cores::parse, help_heading = LOAD)]
     device_cores: Option<Cores>,
+
+    /// What a submitting thread does when there is nothing to do: look for ever, look for a while
+    /// and then sleep, or rest for three quarters of the usual latency first
+    #[arg(long, value_name = "MODE", default_value = "adaptive", help_heading = LOAD)]
+    #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
+    poll: PollMode,
 
     /// Start so many I/Os per second, whether or not earlier ones have ended; latency counts from
     /// the intended start
@@ -287,6 +294,7 @@ impl PerfArguments {
             rate: self.rate.map(|per_second| OpenLoop { per_second, arrivals: self.arrivals }),
             zipf: self.zipf,
             verify: self.verify,
+            poll: self.poll,
             techniques: Techniques {
                 doorbell_batching: !self.no_doorbell_batching,
                 completion_doorbell: self.cq_doorbell,

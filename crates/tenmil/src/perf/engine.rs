@@ -3,8 +3,8 @@
 //! ```text
 //!   Rig ── SSDs, each with a controller in this process or on the bus
 //!    │
-//!    ├── Worker (a thread) ── Lane, Lane, …        one per SSD and queue pair
-//!    ├── Worker (a thread) ── Lane, Lane, …
+//!    ├── Worker (on a reactor) ── Lane, Lane, …    one per SSD and queue pair
+//!    ├── Worker (on a reactor) ── Lane, Lane, …
 //!    │
 //!   the calling thread: looks after the controllers, draws the live line
 //! ```
@@ -18,10 +18,12 @@ mod tally;
 mod worker;
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, TryRecvError};
 
 use base::{Limits, Segment, Span};
 use host::environment::ProcessorTime;
-use host::{Clock, Cores, Environment, Thread};
+use host::{Clock, Cores, Environment};
+use reactor::{PollMode, ReactorOptions, Reactors, Registration, ThreadPlan};
 
 use super::environment::RunEnvironment;
 use super::options::{PerfOptions, RAM_TIME};
@@ -35,7 +37,7 @@ use lane::{Lane, LaneParts};
 use places::Places;
 use scrutiny::{Place, Scrutiny, Stamped, Unlooked};
 use tally::Tally;
-use worker::{LaneOf, Plan, RateShare, Share, Worker};
+use worker::{LaneOf, Plan, RateShare, Share, Worker, WorkerParts};
 
 /// What a caller does while the engine runs, ten times a second.
 pub type Watch<'a> = &'a mut dyn FnMut(&Progress);
@@ -86,7 +88,7 @@ impl Rig {
             techniques: &options.techniques,
             device_cores: &places.device,
             gives_way: places.gives_way,
-            interrupts: false,
+            interrupts: options.poll != PollMode::Always,
             seed: options.seed,
         };
         Ok(Self { ssds: Emulated::start(&plan, &clock)?, clock })
@@ -117,49 +119,86 @@ impl Rig {
         watch: Watch<'_>,
         scrutiny: impl Fn(&Self, &Place, usize) -> S,
     ) -> Result<Tally, Refused> {
+        let (tell, told) = mpsc::channel();
         let mut workers = Vec::new();
         for (index, _) in places.submit.iter().enumerate() {
-            workers.push(self.worker(options, places, index, &scrutiny)?);
+            let (lanes, workload) = self.lanes(options, places, index, &scrutiny)?;
+            let worker = Worker::new(WorkerParts {
+                lanes,
+                workload,
+                clock: self.clock,
+                plan: Plan::new(options, places),
+                index,
+                progress: Arc::clone(progress),
+                tell: tell.clone(),
+            });
+            let woken_by = worker.woken_by();
+            let woken_by = woken_by.map_err(|error| Refused::machine(format!("wait: {error}")))?;
+            workers.push(Registration::active("load", woken_by, worker));
         }
+        drop(tell);
+        let reactors = self.reactors(options, places)?;
+        let directory = Arc::clone(reactors.directory());
+        progress.show_reactors(control::Running { directory, clock: self.clock });
         progress.enter(Phase::WarmUp);
-        let threads: Result<Vec<Thread<Share>>, Refused> = workers
-            .into_iter()
-            .zip(&places.submit)
-            .map(|(worker, core)| {
-                let progress = Arc::clone(progress);
-                let name = format!("submit-{}", worker.index);
-                Thread::spawn(&name, *core, move |_| worker.run(&progress))
-                    .map_err(|error| Refused::machine(format!("start thread {name}: {error}")))
-            })
-            .collect();
-        let threads = threads?;
-        let mut health = Ok(());
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            if health.is_ok() {
-                health = self.ssds.look_after(self.clock.now());
-            }
-            if health.is_err() {
-                progress.ask_to_stop();
-            }
-            if host::signal::interrupted() {
-                progress.ask_to_stop();
-            }
-            watch(progress);
-            host::thread::rest(WATCH_INTERVAL);
+        for ((index, worker), reactor) in
+            workers.into_iter().enumerate().zip(reactors.directory().reactors())
+        {
+            let plan = ThreadPlan::new(&format!("submit-{index}")).on(reactor).poller(worker);
+            reactors.spawn(plan).map_err(|error| Refused::machine(error.to_string()))?;
         }
-        let mut tally = Tally::new(self.ssds.descriptions());
-        threads.into_iter().for_each(|thread| tally.add(thread.join()));
-        health.map(|()| tally)
+        let shares = self.await_shares(&told, progress, watch)?;
+        let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
+        reactors.stop();
+        let mut tally = Tally::new(self.ssds.descriptions(), sleeps);
+        shares.into_iter().for_each(|share| tally.add(share));
+        Ok(tally)
     }
 
-    /// The worker of one thread: its queue pairs, its part of the blocks, its buffers.
-    fn worker<S: Scrutiny>(
+    /// A reactor for each submitting thread.
+    fn reactors(&self, options: &PerfOptions, places: &Places) -> Result<Reactors, Refused> {
+        let cores: Cores = places.submit.iter().flatten().copied().collect();
+        let poll = ReactorOptions { poll: options.poll, ..ReactorOptions::default() };
+        Reactors::start(&cores, &poll, &self.clock).map_err(refused)
+    }
+
+    /// Looks after the controllers until all workers have told what they found. Fails if a
+    /// controller is lost, or a worker ends without a word.
+    fn await_shares(
+        &mut self,
+        told: &mpsc::Receiver<Share>,
+        progress: &Progress,
+        watch: Watch<'_>,
+    ) -> Result<Vec<Share>, Refused> {
+        let mut shares = Vec::new();
+        let mut health = Ok(());
+        loop {
+            match told.try_recv() {
+                Ok(share) => shares.push(share),
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {
+                    if health.is_ok() {
+                        health = self.ssds.look_after(self.clock.now());
+                    }
+                    if health.is_err() || host::signal::interrupted() {
+                        progress.ask_to_stop();
+                    }
+                    watch(progress);
+                    host::thread::rest(WATCH_INTERVAL);
+                }
+            }
+        }
+        health.map(|()| shares)
+    }
+
+    /// The lanes of one thread: its queue pairs, its part of the blocks, its buffers.
+    fn lanes<S: Scrutiny>(
         &mut self,
         options: &PerfOptions,
         places: &Places,
         index: usize,
         scrutiny: &impl Fn(&Self, &Place, usize) -> S,
-    ) -> Result<Worker<S>, Refused> {
+    ) -> Result<(Vec<LaneOf<S>>, Workload), Refused> {
         let threads = places.submit.len() as u64;
         let pairs = options.queue_pairs;
         let mut workload = Workload::new(options, options.seed.wrapping_add(index as u64));
@@ -198,12 +237,7 @@ impl Rig {
                 });
             }
         }
-        let plan = Plan {
-            warm_up: if options.io_count.is_some() { Span { ns: 0 } } else { options.warm_up },
-            time: options.time,
-            gives_way: places.gives_way,
-        };
-        Ok(Worker { lanes, workload, clock: self.clock, plan, index })
+        Ok((lanes, workload))
     }
 
     fn buffers(&self, device: usize, depth: u32, len: u32) -> Result<Vec<Segment>, Refused> {
@@ -211,6 +245,16 @@ impl Rig {
         all.ok_or_else(|| {
             Refused::machine(format!("allocate {depth} buffers of {len} bytes: no memory is left"))
         })
+    }
+}
+
+/// Why there are no reactors, in this house's words.
+fn refused(why: reactor::Refused) -> Refused {
+    let text = why.to_string();
+    match why.blame() {
+        base::Blame::Caller => Refused::caller(text),
+        base::Blame::Machine => Refused::machine(text),
+        base::Blame::Peer => Refused::peer(text),
     }
 }
 

@@ -5,6 +5,7 @@ mod techniques;
 
 use base::Span;
 use host::Cores;
+use reactor::PollMode;
 
 use super::quantity::{parse_count, parse_size};
 use crate::{EmuMedium, EmuSpec, Uri};
@@ -44,6 +45,8 @@ pub struct PerfOptions {
     pub zipf: Option<f64>,
     /// Stamp every block that is written, and check every block that is read.
     pub verify: bool,
+    /// What a submitting thread does while there is nothing to do.
+    pub poll: PollMode,
     /// What is switched on and off on the fast path.
     pub techniques: Techniques,
     /// Measure the bare ring for so long, for the ratio.
@@ -153,6 +156,7 @@ impl Default for PerfOptions {
             rate: None,
             zipf: None,
             verify: false,
+            poll: PollMode::default(),
             techniques: Techniques::default(),
             ceiling: None,
             ram: None,

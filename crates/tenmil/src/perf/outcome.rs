@@ -32,6 +32,8 @@ pub struct PerfOutcome {
     pub series: Series,
     /// How often each thing on the fast path happened.
     pub turns: Turns,
+    /// How often a submitting thread went to sleep.
+    pub sleeps: u64,
     /// Time stamp counter ticks during the measurement on one submitting thread; none where the
     /// processor has no such counter.
     pub tsc_ticks: Option<u64>,

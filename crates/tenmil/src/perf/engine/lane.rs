@@ -13,7 +13,8 @@
 use std::collections::BTreeMap;
 
 use base::{
-    Answer, Answers, Backend, Flags, Histogram, Instant, Operation, Outcome, Request, Segment, Span,
+    Answer, Answers, Backend, Flags, Histogram, Instant, Operation, Outcome, Request, Segment,
+    Span, WakeSource,
 };
 use host::Clock;
 
@@ -246,7 +247,7 @@ impl<S: Scrutiny> Lane<S> {
     }
 
     /// One turn of an open loop: I/Os start when they arrive, and are timed from then. Returns how
-    /// many ended.
+    /// many ended, and how many started.
     pub(super) fn turn_open(
         &mut self,
         now: Instant,
@@ -259,6 +260,7 @@ impl<S: Scrutiny> Lane<S> {
         self.turns.idle_polls += u64::from(count == 0);
         let stamp = clock.now();
         self.take(stamp, |lane, task| lane.idle.push(task));
+        let waiting = self.budget;
         while self.budget > 0 && arrivals.next_due() <= stamp {
             let Some(task) = self.idle.pop() else {
                 self.sums.full_until = stamp;
@@ -269,7 +271,27 @@ impl<S: Scrutiny> Lane<S> {
             self.start(task, intended, workload);
         }
         self.submit(stamp);
-        count
+        count + usize::try_from(waiting - self.budget).unwrap_or(usize::MAX)
+    }
+
+    /// What wakes a thread that waits for this lane.
+    pub(super) fn wake_source(&self) -> WakeSource<'_> {
+        self.backend.wake_source()
+    }
+
+    /// Gets ready for a sleep: [`Backend::arm`].
+    pub(super) fn arm(&mut self) -> bool {
+        !self.requests.is_empty() || self.backend.arm()
+    }
+
+    /// The sleep is over.
+    pub(super) fn disarm(&mut self) {
+        self.backend.disarm();
+    }
+
+    /// When it wants a turn even if nothing happens.
+    pub(super) fn wake_at(&self) -> Instant {
+        self.backend.wake_at()
     }
 
     /// Takes what has ended and starts nothing: the end of a run.

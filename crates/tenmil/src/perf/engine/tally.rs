@@ -27,11 +27,12 @@ pub(super) struct Tally {
     ticks: u64,
     ended: Ended,
     open_loop: OpenLoopOutcome,
+    sleeps: u64,
 }
 
 impl Tally {
-    /// Nothing yet, over these SSDs.
-    pub(super) fn new(devices: Vec<DeviceOutcome>) -> Self {
+    /// Nothing yet, over these SSDs, by threads that slept so often.
+    pub(super) fn new(devices: Vec<DeviceOutcome>, sleeps: u64) -> Self {
         Self {
             devices,
             totals: Counts::default(),
@@ -46,6 +47,7 @@ impl Tally {
             ticks: 0,
             ended: Ended::Time,
             open_loop: OpenLoopOutcome::default(),
+            sleeps,
         }
     }
 
@@ -126,6 +128,7 @@ impl Tally {
             time_stamp_error: Span { ns: 2 * self.longest_batch.ns },
             series: self.series,
             turns: self.turns,
+            sleeps: self.sleeps,
             tsc_ticks: clock.tsc_hz().map(|_| self.ticks),
             errors_by_status: self.errors,
             techniques: techniques(options),

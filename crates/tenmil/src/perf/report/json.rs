@@ -33,6 +33,8 @@ struct Report {
     doorbells_per_io: f64,
     polls: u64,
     idle_polls: u64,
+    poll: &'static str,
+    sleeps: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     ceiling_iops: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,6 +100,8 @@ fn report(outcome: &PerfOutcome) -> Report {
         doorbells_per_io: outcome.turns.doorbells_per_io(),
         polls: outcome.turns.polls,
         idle_polls: outcome.turns.idle_polls,
+        poll: outcome.options.poll.name(),
+        sleeps: outcome.sleeps,
         ceiling_iops: outcome.ceiling.map(|ceiling| ceiling.iops),
         ceiling_ratio: outcome.ceiling_ratio(),
         ceiling_round_trip_ns: outcome.ceiling.and_then(round_trip_ns),

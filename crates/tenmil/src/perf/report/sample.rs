@@ -41,6 +41,7 @@ pub(crate) fn sample() -> PerfOutcome {
             ios: (0..100).map(|_| 3_040_000 + random.below(200_000)).collect(),
             bytes: vec![0; 100],
         },
+        sleeps: 3,
         turns: Turns {
             polls: 30_000_000,
             idle_polls: 4_000_000,

@@ -99,7 +99,9 @@ fn write_fast_path(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
         "  {:.2} completions per poll, {:.3} doorbells per I/O, {idle} % of the polls found nothing",
         turns.completions_per_poll(),
         turns.doorbells_per_io()
-    )
+    )?;
+    let sleeps = show_count(outcome.sleeps);
+    writeln!(out, "  polled {}: {sleeps} times asleep", outcome.options.poll)
 }
 
 fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
