@@ -23,6 +23,7 @@ pub mod pci;
 pub mod perf;
 mod refused;
 pub mod simulation;
+mod top;
 mod uri;
 
 pub use refused::Refused;

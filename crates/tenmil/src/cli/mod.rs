@@ -14,6 +14,7 @@ mod report_file;
 mod running;
 mod set;
 mod sim;
+mod top;
 mod usage;
 
 use std::ffi::OsString;
@@ -55,6 +56,8 @@ enum Command {
     Set(set::SetArguments),
     /// Print what happens in a running tenmil process.
     Events(events::EventsArguments),
+    /// Watch the reactors, threads and pollers of a running tenmil process.
+    Top(top::TopArguments),
     #[command(hide = true)]
     Complete(complete::CompleteArguments),
 }
@@ -93,6 +96,7 @@ Examples:
   tenmil identify emu:null                 what an SSD says about itself
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
   tenmil get                               what a running process can be asked
+  tenmil top                               what its threads do, second by second
 
 An emulated SSD needs no hardware, no root and no huge pages.";
 
@@ -138,6 +142,7 @@ fn dispatch(
         Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),
         Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
         Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),
+        Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
         Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
         Ok(Arguments { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;

@@ -21,7 +21,7 @@ use crate::simulation::SimOptions;
 pub(super) struct Whom {
     /// Ask this process; without it, the only one that runs
     #[arg(long, value_name = "N")]
-    pid: Option<u32>,
+    pub(super) pid: Option<u32>,
 }
 
 /// How long a process may take to answer.
@@ -74,18 +74,28 @@ fn start(state: State) -> Result<(Server, Relay), String> {
 
 /// Connects to the process that is meant.
 pub(super) fn connect(whom: Whom) -> Result<Client, Refused> {
-    let directory = RuntimeDirectory::of_user().map_err(|error| {
-        Refused::machine(error.to_string())
-            .with_hint("look at who made it, and move it away if nobody needs it")
-    })?;
-    let running = directory.listening().map_err(|error| {
-        Refused::machine(format!("look into {}: {error}", directory.path().display()))
-    })?;
-    let pid = choose(whom.pid, &running)?;
+    let directory = directory()?;
+    let pid = choose(whom.pid, &listening(&directory)?)?;
     Client::connect(&directory.socket_of(pid), PATIENCE).map_err(refused)
 }
 
-fn choose(wanted: Option<u32>, running: &[u32]) -> Result<u32, Refused> {
+/// Where the processes of this user listen.
+pub(super) fn directory() -> Result<RuntimeDirectory, Refused> {
+    RuntimeDirectory::of_user().map_err(|error| {
+        Refused::machine(error.to_string())
+            .with_hint("look at who made it, and move it away if nobody needs it")
+    })
+}
+
+/// The processes that listen there.
+pub(super) fn listening(directory: &RuntimeDirectory) -> Result<Vec<u32>, Refused> {
+    directory.listening().map_err(|error| {
+        Refused::machine(format!("look into {}: {error}", directory.path().display()))
+    })
+}
+
+/// The process that is meant: the one that was named, or the only one.
+pub(super) fn choose(wanted: Option<u32>, running: &[u32]) -> Result<u32, Refused> {
     match (wanted, running) {
         (Some(pid), _) if running.contains(&pid) => Ok(pid),
         (None, [pid]) => Ok(*pid),

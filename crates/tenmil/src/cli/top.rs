@@ -1,0 +1,113 @@
+//! `tenmil top`.
+
+use std::ffi::OsStr;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use base::Span;
+use clap::Args;
+
+use super::running::{Whom, choose, connect, directory, listening};
+use super::write_out;
+use crate::Refused;
+use crate::perf::quantity::parse_time;
+
+/// Watch the reactors, threads and pollers of a running tenmil process.
+///
+/// Without a terminal to draw on, the tables are printed once, as with --once.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct TopArguments {
+    #[command(flatten)]
+    whom: Whom,
+
+    /// Print one sample as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Print the tables once, as plain text
+    #[arg(long)]
+    once: bool,
+
+    /// Time between two samples, from which the rates are made
+    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
+    interval: Span,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil top                        the one process that runs, or a list to choose from
+  tenmil top --pid 4711             this process
+  tenmil top --once                 for a log
+  tenmil top --json | jq .reactors  for programs
+
+NO_COLOR=1 in the environment does without colours. docs/top.md describes what is shown, and the
+names of --json.";
+
+fn interval(text: &str) -> Result<Span, String> {
+    let (least, most) = (Span::from_ms(10), Span::from_secs(3_600));
+    let span = parse_time(text)?;
+    if (least..=most).contains(&span) {
+        return Ok(span);
+    }
+    Err(format!("`{text}` is out of range, expected a time from {least} to {most}"))
+}
+
+/// Watches, or looks once.
+pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    let TopArguments { whom, json, once, interval } = *arguments;
+    if json {
+        write_out(out, &crate::top::json(&mut connect(whom)?, interval)?)?;
+    } else if once || !can_draw() {
+        write_out(out, &crate::top::once(&mut connect(whom)?, interval)?)?;
+    } else {
+        let directory = directory()?;
+        if let Some(pid) = whom.pid {
+            // One that was never there is a mistake; one that goes later is waited for.
+            choose(Some(pid), &listening(&directory)?)?;
+        }
+        crate::top::watch(directory, whom.pid, interval, is_coloured(no_color().as_deref()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether there is a terminal at both ends that can place what is written.
+fn can_draw() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+    io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb
+}
+
+fn no_color() -> Option<std::ffi::OsString> {
+    std::env::var_os("NO_COLOR")
+}
+
+/// no-color.org: any value but none and an empty one.
+fn is_coloured(no_color: Option<&OsStr>) -> bool {
+    no_color.is_none_or(OsStr::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use base::Span;
+
+    use super::{interval, is_coloured};
+
+    #[test]
+    fn an_interval_is_neither_nothing_nor_for_ever() {
+        assert_eq!(interval("500ms"), Ok(Span::from_ms(500)));
+        assert_eq!(interval("3600"), Ok(Span::from_secs(3_600)));
+        let expected = "expected a time from 10 ms to 3600 s";
+        for text in ["0", "9ms", "3601"] {
+            assert_eq!(interval(text), Err(format!("`{text}` is out of range, {expected}")));
+        }
+        assert!(interval("often").unwrap_err().contains("is not a time"));
+    }
+
+    #[test]
+    fn colour_is_refused_by_any_value() {
+        assert!(is_coloured(None) && is_coloured(Some(OsStr::new(""))));
+        assert!(!is_coloured(Some(OsStr::new("0"))));
+    }
+}

@@ -1,0 +1,268 @@
+//! Rows and columns: which fit into a width, how wide each is, and the text of a cell in it.
+
+use ratatui::text::Span;
+
+use super::minute::Minute;
+
+/// A column of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Column {
+    pub(crate) head: &'static str,
+    pub(crate) width: Width,
+    /// Where there is no room for all, those with the highest go first; 0 stays.
+    pub(crate) rank: u8,
+}
+
+/// How wide a column is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// As wide as what is in it, which stands to the right.
+    Number,
+    /// As wide as what is in it.
+    Word,
+    /// The same, but where there is little room no more than this.
+    Name(u16),
+    /// At least the first, at most the second, and what there is room for in between.
+    Picture(u16, u16),
+}
+
+/// What stands in a row and a column.
+#[derive(Clone, Debug)]
+pub(crate) enum Cell<'a> {
+    /// A text.
+    Text(String, Tone),
+    /// A share, as a bar.
+    Bar(f64),
+    /// The last minute, as a line of bars.
+    Minute(&'a Minute),
+    /// Nothing.
+    Empty,
+}
+
+/// What a text is to be noticed for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// Nothing.
+    #[default]
+    Usual,
+    /// It matters little.
+    Quiet,
+    /// It is a share of this many percent.
+    Share(u8),
+    /// Somebody should look.
+    Alarm,
+}
+
+/// A table.
+#[derive(Clone, Debug)]
+pub(crate) struct Grid<'a> {
+    pub(crate) columns: &'static [Column],
+    pub(crate) rows: Vec<Vec<Cell<'a>>>,
+}
+
+/// Between two columns.
+pub(crate) const GAP: u16 = 2;
+
+impl Grid<'_> {
+    /// The columns that there is room for, and their widths.
+    pub(crate) fn fit(&self, room: u16) -> Vec<(usize, u16)> {
+        let natural: Vec<u16> =
+            (0..self.columns.len()).map(|column| self.natural(column)).collect();
+        let least = |column: usize| match self.columns[column].width {
+            Width::Name(least) => natural[column].min(least),
+            Width::Picture(least, _) => least,
+            Width::Number | Width::Word => natural[column],
+        };
+        let mut kept: Vec<(usize, u16)> =
+            (0..self.columns.len()).map(|column| (column, least(column))).collect();
+        while total(&kept) > room.into() && kept.len() > 1 {
+            let mut ranks = kept.iter().enumerate().map(|(at, it)| (self.columns[it.0].rank, at));
+            match ranks.by_ref().max() {
+                Some((1.., at)) => drop(kept.remove(at)),
+                _ => break,
+            }
+        }
+        let most = |column: usize, is_picture: bool| match self.columns[column].width {
+            Width::Picture(_, most) if is_picture => most,
+            Width::Name(_) if !is_picture => natural[column],
+            _ => 0,
+        };
+        for is_picture in [false, true] {
+            widen(&mut kept, room, |column| most(column, is_picture));
+        }
+        kept
+    }
+
+    /// As wide as the widest in it.
+    fn natural(&self, column: usize) -> u16 {
+        let cells = self.rows.iter().filter_map(|row| match row.get(column) {
+            Some(Cell::Text(text, _)) => Some(width(text)),
+            _ => None,
+        });
+        cells.chain([width(self.columns[column].head)]).max().unwrap_or(0)
+    }
+
+    /// The table as lines of text, as wide as it is, without pictures.
+    pub(crate) fn lines(&self) -> String {
+        let natural: Vec<u16> =
+            (0..self.columns.len()).map(|column| self.natural(column)).collect();
+        let line = |text: &dyn Fn(usize) -> String| {
+            let columns = self.columns.iter().enumerate();
+            let texts = columns.filter(|(_, it)| !matches!(it.width, Width::Picture(..)));
+            let padded = texts.map(|(at, it)| pad(&text(at), natural[at], it.width));
+            let cells: Vec<String> = padded.collect();
+            cells.join("  ").trim_end().to_owned() + "\n"
+        };
+        let head = line(&|at| self.columns[at].head.to_owned());
+        let row = |row: &Vec<Cell<'_>>| {
+            line(&|at| match row.get(at) {
+                Some(Cell::Text(text, _)) => text.clone(),
+                _ => String::new(),
+            })
+        };
+        head + &self.rows.iter().map(row).collect::<String>()
+    }
+}
+
+/// Gives what is left of the room, cell by cell, to the columns that may have more.
+fn widen(kept: &mut [(usize, u16)], room: u16, most: impl Fn(usize) -> u16) {
+    let mut left = u32::from(room).saturating_sub(total(kept));
+    let mut is_any = true;
+    while left > 0 && is_any {
+        is_any = false;
+        for (column, width) in kept.iter_mut() {
+            if left > 0 && *width < most(*column) {
+                (*width, left, is_any) = (*width + 1, left - 1, true);
+            }
+        }
+    }
+}
+
+fn total(kept: &[(usize, u16)]) -> u32 {
+    let gaps = kept.len().saturating_sub(1);
+    kept.iter().map(|(_, width)| u32::from(*width)).sum::<u32>()
+        + u32::try_from(gaps).unwrap_or(u32::MAX).saturating_mul(GAP.into())
+}
+
+/// A text in a column of `width` cells: what is too long ends in a dot of dots.
+pub(crate) fn pad(text: &str, room: u16, width_of: Width) -> String {
+    let text = clip(text, room);
+    let space = " ".repeat((room - width(&text).min(room)).into());
+    if width_of == Width::Number { space + &text } else { text + &space }
+}
+
+/// A text of at most so many cells.
+pub(crate) fn clip(text: &str, room: u16) -> String {
+    if width(text) <= room {
+        return text.to_owned();
+    }
+    let mut clipped = String::new();
+    let mut used = 0;
+    for character in text.chars() {
+        let more = width(character.encode_utf8(&mut [0; 4]));
+        if used + more >= room {
+            break;
+        }
+        used += more;
+        clipped.push(character);
+    }
+    if room > 0 {
+        clipped.push('…');
+    }
+    clipped
+}
+
+/// The cells of a terminal that a text takes.
+pub(crate) fn width(text: &str) -> u16 {
+    u16::try_from(Span::raw(text).width()).unwrap_or(u16::MAX)
+}
+
+/// A share as a bar of so many cells, to an eighth of a cell.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most eight a cell")]
+pub(crate) fn bar(percent: f64, room: u16) -> String {
+    const PARTS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+    let eighths = (percent.clamp(0.0, 100.0) / 100.0 * f64::from(room) * 8.0).round() as usize;
+    let full = eighths / 8;
+    let mut bar = "█".repeat(full);
+    if full < room.into() {
+        bar.push(PARTS[eighths % 8]);
+    }
+    bar.extend(std::iter::repeat_n(' ', usize::from(room).saturating_sub(full + 1)));
+    bar
+}
+
+/// Shares as a line of bars. Idle is a line at the bottom, and not known is nothing.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most seven")]
+pub(crate) fn spark(pieces: &[Option<f64>]) -> String {
+    const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let level = |percent: f64| LEVELS[(percent.clamp(0.0, 100.0) / 100.0 * 7.0).round() as usize];
+    pieces.iter().map(|piece| piece.map_or(' ', level)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cell, Column, GAP, Grid, Tone, Width, bar, clip, pad, spark, width};
+
+    const COLUMNS: &[Column] = &[
+        Column { head: "name", width: Width::Name(4), rank: 0 },
+        Column { head: "busy", width: Width::Number, rank: 1 },
+        Column { head: "", width: Width::Picture(3, 8), rank: 2 },
+        Column { head: "note", width: Width::Word, rank: 3 },
+    ];
+
+    fn grid() -> Grid<'static> {
+        let text = |text: &str| Cell::Text(text.into(), Tone::Usual);
+        let row = |name, busy| vec![text(name), text(busy), Cell::Bar(50.0), text("-")];
+        Grid { columns: COLUMNS, rows: vec![row("a long name", "7"), row("b", "100")] }
+    }
+
+    #[test]
+    fn columns_go_by_rank_and_what_is_left_goes_to_names_and_then_to_pictures() {
+        assert_eq!(grid().fit(200), [(0, 11), (1, 4), (2, 8), (3, 4)]);
+        assert_eq!(grid().fit(28), [(0, 11), (1, 4), (2, 3), (3, 4)]);
+        assert_eq!(grid().fit(26), [(0, 9), (1, 4), (2, 3), (3, 4)]);
+        assert_eq!(grid().fit(20), [(0, 9), (1, 4), (2, 3)]);
+        assert_eq!(grid().fit(10), [(0, 4), (1, 4)]);
+        assert_eq!(grid().fit(3), [(0, 4)], "the first stays, and is clipped");
+        for room in 10..100 {
+            let used: u16 = grid().fit(room).iter().map(|(_, width)| width + GAP).sum();
+            assert!(used - GAP <= room);
+        }
+    }
+
+    #[test]
+    fn lines_hold_everything_but_pictures() {
+        let expected = "\
+name         busy  note
+a long name     7  -
+b             100  -
+";
+        assert_eq!(grid().lines(), expected);
+    }
+
+    #[test]
+    fn a_text_never_takes_more_than_its_room() {
+        assert_eq!(clip("abcdef", 6), "abcdef");
+        assert_eq!(clip("abcdef", 5), "abcd…");
+        assert_eq!(clip("一二三", 4), "一…");
+        assert_eq!(clip("abc", 0), "");
+        assert_eq!(pad("7", 3, Width::Number), "  7");
+        for room in 0..9 {
+            assert_eq!(width(&pad("一a二b三", room, Width::Word)), room);
+        }
+    }
+
+    #[test]
+    fn a_bar_is_as_long_as_its_share() {
+        assert_eq!(bar(0.0, 4), "    ");
+        assert_eq!(bar(50.0, 4), "██  ");
+        assert_eq!(bar(60.0, 4), "██▍ ");
+        assert_eq!(bar(100.0, 4), "████");
+        assert_eq!([bar(900.0, 2), bar(f64::NAN, 2), bar(10.0, 0)], ["██", "  ", ""]);
+    }
+
+    #[test]
+    fn a_line_of_bars_tells_idle_from_unknown() {
+        assert_eq!(spark(&[None, Some(0.0), Some(50.0), Some(100.0)]), " ▁▅█");
+    }
+}

@@ -1,0 +1,224 @@
+//! Which rows a table shows, and in what order.
+
+use super::state::{State, Table};
+
+/// What a table is sorted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Number,
+    Name,
+    Home,
+    Busy,
+    Messages,
+    Sleeps,
+    Moves,
+    Longest,
+    Polls,
+    Found,
+}
+
+impl Sort {
+    /// What a table can be sorted by; the first is how it is sorted until somebody asks.
+    pub(crate) const fn of(table: Table) -> &'static [Self] {
+        match table {
+            Table::Reactors => &[
+                Self::Number,
+                Self::Busy,
+                Self::Sleeps,
+                Self::Messages,
+                Self::Moves,
+                Self::Longest,
+            ],
+            Table::Threads => {
+                &[Self::Busy, Self::Number, Self::Name, Self::Home, Self::Messages, Self::Moves]
+            }
+            Table::Pollers => &[Self::Number, Self::Name, Self::Polls, Self::Found],
+        }
+    }
+
+    /// In a word.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Number => "number",
+            Self::Name => "name",
+            Self::Home => "home",
+            Self::Busy => "busy",
+            Self::Messages => "messages",
+            Self::Sleeps => "sleeps",
+            Self::Moves => "moves",
+            Self::Longest => "longest turn",
+            Self::Polls => "polls",
+            Self::Found => "found work",
+        }
+    }
+}
+
+/// A row, and where it belongs: names and places go up, amounts go down.
+type Placed<'a> = (usize, f64, &'a str);
+
+impl State {
+    /// What a table is sorted by now.
+    pub(crate) fn sort(&self, table: Table) -> Sort {
+        self.sorts.get(&table).copied().unwrap_or(Sort::of(table)[0])
+    }
+
+    /// The reactors to show, as places in the sample.
+    pub(crate) fn reactor_rows(&self) -> Vec<usize> {
+        let Some(shown) = &self.shown else { return Vec::new() };
+        let rates = shown.rates.as_ref().map(|rates| &rates.reactors);
+        let rate = |index: usize| rates.and_then(|rates| rates.get(index)).copied();
+        let sort = self.sort(Table::Reactors);
+        let row = |(index, reactor): (usize, &super::sample::Reactor)| {
+            let rate = rate(index).unwrap_or_default();
+            let key = match sort {
+                Sort::Busy => still(rate.busy_percent),
+                Sort::Sleeps => rate.sleeps,
+                Sort::Messages => rate.messages,
+                Sort::Moves => rate.moves,
+                Sort::Longest => real(reactor.longest_turn_ns),
+                _ => 0.0,
+            };
+            (index, -key, "")
+        };
+        sorted(shown.sample.reactors.iter().enumerate().map(row).collect())
+    }
+
+    /// The threads to show, as places in the sample.
+    pub(crate) fn thread_rows(&self) -> Vec<usize> {
+        let Some(shown) = &self.shown else { return Vec::new() };
+        let rates = shown.rates.as_ref().map(|rates| &rates.threads);
+        let rate = |index: usize| rates.and_then(|rates| rates.get(index)).copied();
+        let only = self.chosen_reactor().filter(|_| self.is_narrow);
+        let sort = self.sort(Table::Threads);
+        let threads = shown.sample.threads.iter().enumerate();
+        let threads = threads.filter(|(_, thread)| only.is_none_or(|only| only == thread.reactor));
+        let row = |(index, thread): (usize, &'_ super::sample::Thread)| {
+            let rate = rate(index).unwrap_or_default();
+            match sort {
+                Sort::Busy => (index, -still(rate.busy_percent), ""),
+                Sort::Messages => (index, -rate.messages, ""),
+                Sort::Moves => (index, -real(thread.moves), ""),
+                Sort::Home => (index, f64::from(thread.reactor), ""),
+                _ => (index, 0.0, ""),
+            }
+        };
+        if sort == Sort::Name {
+            return sorted(threads.map(|(index, it)| (index, 0.0, it.name.as_str())).collect());
+        }
+        sorted(threads.map(row).collect())
+    }
+
+    /// The pollers of the chosen thread, as places in the sample.
+    pub(crate) fn poller_rows(&self) -> Vec<usize> {
+        let (Some(shown), Some(thread)) = (&self.shown, self.chosen_thread()) else {
+            return Vec::new();
+        };
+        let rates = shown.rates.as_ref().map(|rates| &rates.pollers);
+        let rate = |index: usize| rates.and_then(|rates| rates.get(index)).copied();
+        let sort = self.sort(Table::Pollers);
+        let pollers = shown.sample.pollers.iter().enumerate();
+        let pollers = pollers.filter(|(_, poller)| poller.thread_id == thread);
+        if sort == Sort::Name {
+            return sorted(pollers.map(|(index, it)| (index, 0.0, it.name.as_str())).collect());
+        }
+        let row = |(index, _)| {
+            let rate = rate(index).unwrap_or_default();
+            let key = match sort {
+                Sort::Polls => rate.polls,
+                Sort::Found => rate.found_percent.unwrap_or(-1.0),
+                _ => 0.0,
+            };
+            (index, -key, "")
+        };
+        sorted(pollers.map(row).collect())
+    }
+
+    /// The reactor that is chosen: the first one until somebody chooses another.
+    pub(crate) fn chosen_reactor(&self) -> Option<u32> {
+        let reactors = &self.shown.as_ref()?.sample.reactors;
+        let chosen = reactors.iter().find(|it| Some(it.id) == self.chosen.reactor);
+        chosen.map(|it| it.id).or_else(|| {
+            self.reactor_rows().first().and_then(|index| Some(reactors.get(*index)?.id))
+        })
+    }
+
+    /// The thread that is chosen, if it is shown, or else the first that is.
+    pub(crate) fn chosen_thread(&self) -> Option<u32> {
+        let threads = &self.shown.as_ref()?.sample.threads;
+        let rows = self.thread_rows();
+        let mut ids = rows.iter().filter_map(|index| Some(threads.get(*index)?.id));
+        let first = ids.clone().next();
+        ids.find(|id| Some(*id) == self.chosen.thread).or(first)
+    }
+}
+
+/// Rows keep their places while what they are sorted by hardly changes.
+fn still(percent: f64) -> f64 {
+    percent.round()
+}
+
+fn sorted(mut rows: Vec<Placed<'_>>) -> Vec<usize> {
+    // The sort is stable, so equals stay in the order of their numbers.
+    rows.sort_by(|one, other| one.1.total_cmp(&other.1).then_with(|| one.2.cmp(other.2)));
+    rows.into_iter().map(|(index, ..)| index).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "only compared")]
+fn real(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sort;
+    use crate::top::state::tests::watching;
+    use crate::top::state::{State, Table};
+
+    fn sorted(table: Table, sort: Sort) -> State {
+        let mut state = watching(2, 5);
+        state.sorts.insert(table, sort);
+        state
+    }
+
+    #[test]
+    fn amounts_go_down_and_names_go_up() {
+        assert_eq!(watching(2, 5).thread_rows(), [4, 3, 2, 1, 0], "by busy at first");
+        assert_eq!(sorted(Table::Threads, Sort::Number).thread_rows(), [0, 1, 2, 3, 4]);
+        assert_eq!(sorted(Table::Threads, Sort::Name).thread_rows(), [0, 1, 2, 3, 4]);
+        assert_eq!(sorted(Table::Threads, Sort::Home).thread_rows(), [0, 2, 4, 1, 3]);
+        assert_eq!(sorted(Table::Threads, Sort::Moves).thread_rows(), [4, 3, 2, 1, 0]);
+        assert_eq!(watching(2, 5).reactor_rows(), [0, 1]);
+        assert_eq!(sorted(Table::Reactors, Sort::Busy).reactor_rows(), [1, 0]);
+        assert_eq!(sorted(Table::Reactors, Sort::Sleeps).reactor_rows(), [0, 1], "equals stay");
+    }
+
+    #[test]
+    fn only_the_threads_of_the_chosen_reactor_are_shown_when_asked_for() {
+        let mut state = watching(2, 5);
+        state.is_narrow = true;
+        state.chosen.reactor = Some(1);
+        assert_eq!(state.thread_rows(), [3, 1]);
+        assert_eq!(state.chosen_thread(), Some(3));
+        state.chosen.reactor = Some(99);
+        assert_eq!(state.chosen_reactor(), Some(0), "one that has gone is not chosen any more");
+    }
+
+    #[test]
+    fn pollers_are_those_of_the_chosen_thread() {
+        let mut state = watching(2, 5);
+        assert_eq!(state.chosen_thread(), Some(4));
+        assert_eq!(state.poller_rows(), [4]);
+        state.chosen.thread = Some(2);
+        for sort in Sort::of(Table::Pollers) {
+            state.sorts.insert(Table::Pollers, *sort);
+            assert_eq!(state.poller_rows(), [2], "{sort:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_chosen_where_nothing_is_shown() {
+        let state = State::default();
+        assert_eq!((state.chosen_reactor(), state.chosen_thread()), (None, None));
+        assert!(state.reactor_rows().is_empty() && state.poller_rows().is_empty());
+    }
+}

@@ -1,0 +1,232 @@
+//! One sample, for programs and as plain text.
+
+use base::Span;
+use control::{Client, Field, Shape};
+use host::Clock;
+use serde_json::{Value, json};
+
+use super::ask;
+use super::header::{busy, process};
+use super::rates::{PollerRates, Rates, ReactorRates, ThreadRates};
+use super::sample::{Poller, Reactor, Thread, refused};
+use super::state::{News, Shown, State, Table};
+use super::tables::{all_pollers, table};
+use crate::Refused;
+
+const fn whole(name: &'static str, help: &'static str) -> Field {
+    Field::new(name, Shape::Whole, help)
+}
+
+const fn real(name: &'static str, help: &'static str) -> Field {
+    Field::new(name, Shape::Real, help)
+}
+
+const TEXT: Shape = Shape::Maybe(&Shape::Text);
+
+const PROCESS: &[Field] = &[
+    Field::new("version", Shape::Text, "version of the program"),
+    whole("pid", "number of the process"),
+    Field::new("command_line", Shape::Texts, "the words it was started with"),
+    Field::new("uptime_ns", Shape::Maybe(&Shape::Whole), "time since it was started"),
+];
+
+const REACTOR: &[Field] = &[
+    whole("id", "its number"),
+    whole("core", "the core it was meant for"),
+    Field::new("mode", Shape::Text, "how it polls"),
+    Field::new("asleep", Shape::Flag, "whether it slept when the second sample was taken"),
+    Field::new("stuck", Shape::Flag, "whether it was awake and ended no turn in between"),
+    real("busy_percent", "part of the time in turns that found work"),
+    real("turns_per_second", "turns"),
+    real("sleeps_per_second", "times it went to sleep"),
+    real("messages_per_second", "messages that were run on it"),
+    real("moves_per_second", "threads that came from other reactors"),
+    whole("turns_too_long", "turns since it began that took longer than they may"),
+    whole("longest_turn_ns", "the longest turn since it began"),
+    Field::new("longest_culprit", TEXT, "what took the time in it, if it was too long"),
+    Field::new("running", TEXT, "the mailbox or poller that runs, or ran last"),
+];
+
+const THREAD: &[Field] = &[
+    whole("id", "its number"),
+    Field::new("name", Shape::Text, "its name"),
+    whole("reactor", "where it lives"),
+    Field::new("mask", TEXT, "the cores it may live on; everywhere if null"),
+    real("busy_percent", "part of the time in which it found work"),
+    real("messages_per_second", "messages it ran"),
+    whole("moves", "moves it has made since it began"),
+    whole("channels", "channels it has open"),
+];
+
+const POLLER: &[Field] = &[
+    whole("thread_id", "number of the thread it belongs to"),
+    Field::new("name", Shape::Text, "its name"),
+    Field::new("wake", Shape::Text, "what wakes it"),
+    Field::new("every_ns", Shape::Maybe(&Shape::Whole), "its period, if it is timed"),
+    Field::new("paused", Shape::Flag, "whether it is paused"),
+    real("polls_per_second", "how often it was polled"),
+    Field::new(
+        "found_percent",
+        Shape::Maybe(&Shape::Real),
+        "part of those polls that found work; null if there were none",
+    ),
+];
+
+/// What `--json` prints. The names are published: there may be more, and none changes.
+pub(crate) const SHAPE: Shape = Shape::Record(&[
+    whole("at_ns", "when the second sample was taken, by the clock that the reactors turn by"),
+    whole("interval_ns", "the time between the two samples, to which the rates belong"),
+    Field::new("process", Shape::Record(PROCESS), "who was asked"),
+    Field::new("policy", TEXT, "how threads are spread; null without a scheduler"),
+    real("busy_percent", "of all reactors together: 100 is all of them, all of the time"),
+    real("sleeps_per_second", "of all reactors"),
+    real("messages_per_second", "of all reactors"),
+    real("moves_per_second", "of all reactors"),
+    Field::new("reactors", Shape::Rows(REACTOR), "each reactor"),
+    Field::new("threads", Shape::Rows(THREAD), "each light thread"),
+    Field::new("pollers", Shape::Rows(POLLER), "each poller"),
+]);
+
+/// Asks twice, `interval` apart.
+pub(crate) fn look(client: &mut Client, interval: Span) -> Result<State, Refused> {
+    let mut state = State::default();
+    state.take(News::Attached(ask::process(client)?));
+    let clock = Clock::kernel();
+    for wait in [Span::default(), interval] {
+        let end = clock.now().after(wait);
+        while clock.now() < end {
+            // Nobody follows events here, so this only waits, and hears when the process goes.
+            client.next_event(end.since(clock.now())).map_err(refused)?;
+        }
+        let sample = ask::sample(ask::call(client, "sample").map_err(refused)?)?;
+        state.take(News::Looked { sample, policy: ask::policy(client).map_err(refused)? });
+    }
+    Ok(state)
+}
+
+/// The tables as plain text, with all columns and as wide as they are.
+pub(crate) fn text(state: &State) -> String {
+    // So little room that no bar is drawn.
+    let mut text = format!("{}\n{}\n", process(state), busy(state, 0));
+    let grids = [table(state, Table::Reactors), table(state, Table::Threads), all_pollers(state)];
+    for grid in grids {
+        text += "\n";
+        text += &grid.lines();
+    }
+    text
+}
+
+/// The sample as JSON, of the form [`SHAPE`].
+pub(crate) fn json(state: &State) -> Value {
+    let nothing = Shown::default();
+    let Shown { sample, rates } = state.shown.as_ref().unwrap_or(&nothing);
+    let rates = rates.clone().unwrap_or_default();
+    let process = state.process.clone().unwrap_or_default();
+    let Rates { span_ns, whole, reactors, threads, pollers } = &rates;
+    json!({
+        "at_ns": sample.at_ns,
+        "interval_ns": span_ns,
+        "process": {
+            "version": process.version,
+            "pid": process.pid,
+            "command_line": process.command_line,
+            "uptime_ns": process.uptime_ns,
+        },
+        "policy": state.policy,
+        "busy_percent": whole.busy_percent,
+        "sleeps_per_second": whole.sleeps,
+        "messages_per_second": whole.messages,
+        "moves_per_second": whole.moves,
+        "reactors": sample.reactors.iter().zip(reactors).map(reactor).collect::<Vec<_>>(),
+        "threads": sample.threads.iter().zip(threads).map(thread).collect::<Vec<_>>(),
+        "pollers": sample.pollers.iter().zip(pollers).map(poller).collect::<Vec<_>>(),
+    })
+}
+
+fn reactor((reactor, rates): (&Reactor, &ReactorRates)) -> Value {
+    json!({
+        "id": reactor.id,
+        "core": reactor.core,
+        "mode": reactor.mode,
+        "asleep": reactor.asleep,
+        "stuck": rates.is_stuck,
+        "busy_percent": rates.busy_percent,
+        "turns_per_second": rates.turns,
+        "sleeps_per_second": rates.sleeps,
+        "messages_per_second": rates.messages,
+        "moves_per_second": rates.moves,
+        "turns_too_long": reactor.turns_too_long,
+        "longest_turn_ns": reactor.longest_turn_ns,
+        "longest_culprit": reactor.longest_culprit,
+        "running": reactor.running,
+    })
+}
+
+fn thread((thread, rates): (&Thread, &ThreadRates)) -> Value {
+    json!({
+        "id": thread.id,
+        "name": thread.name,
+        "reactor": thread.reactor,
+        "mask": thread.mask,
+        "busy_percent": rates.busy_percent,
+        "messages_per_second": rates.messages,
+        "moves": thread.moves,
+        "channels": thread.channels,
+    })
+}
+
+fn poller((poller, rates): (&Poller, &PollerRates)) -> Value {
+    json!({
+        "thread_id": poller.thread_id,
+        "name": poller.name,
+        "wake": poller.wake,
+        "every_ns": poller.every_ns,
+        "paused": poller.paused,
+        "polls_per_second": rates.polls,
+        "found_percent": rates.found_percent,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SHAPE, json, text};
+    use crate::top::state::State;
+    use crate::top::state::tests::watching;
+
+    #[test]
+    fn the_json_has_the_shape_that_is_published() {
+        for state in [State::default(), watching(0, 0), watching(3, 7)] {
+            assert_eq!(SHAPE.check(&json(&state)), Ok(()));
+        }
+        let sample = json(&watching(3, 7));
+        assert_eq!(sample["interval_ns"], 1_000_000_000);
+        assert_eq!((&sample["busy_percent"], &sample["policy"]), (&10.0.into(), &"dynamic".into()));
+        assert_eq!(sample["reactors"][2]["busy_percent"], 20.0);
+        assert_eq!(sample["threads"].as_array().unwrap().len(), 7);
+        assert_eq!(sample["pollers"][6]["found_percent"], 25.0);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "it reads the tree it holds true")]
+    fn every_published_name_is_documented() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/top.md");
+        let documented = String::from_utf8(std::fs::read(path).unwrap()).unwrap();
+        for field in
+            SHAPE.fields().iter().flat_map(|field| [field].into_iter().chain(field.shape.fields()))
+        {
+            let line = format!("| `{}` | {} | {} |\n", field.name, field.shape.name(), field.help);
+            assert!(documented.contains(&line), "docs/top.md lacks {line}");
+        }
+    }
+
+    #[test]
+    fn the_text_has_every_table_and_nothing_a_terminal_acts_on() {
+        let text = text(&watching(2, 3));
+        let heads = ["tenmil 0.1.0  process 4711", "busy 5.0 % of 2 reactors", "reactor  core"];
+        for head in heads.iter().chain(&["thread  name", "poller   kind"]) {
+            assert!(text.lines().any(|line| line.starts_with(head)), "{head} in {text}");
+        }
+        assert!(!text.replace('\n', "").contains(char::is_control));
+        assert!(text.contains("queue-0") && text.contains("queue-2"), "of all threads");
+    }
+}
