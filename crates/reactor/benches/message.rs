@@ -1,0 +1,214 @@
+//! What a message between two polling reactors costs, beside what the machine asks for moving a
+//! cache line: `cargo bench -p tenmil-reactor --bench message`.
+//!
+//! The bare line and the messages are measured in rounds that take turns, between the same cores.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, OnceLock};
+
+use base::{Instant, Span};
+use host::{Clock, Cores, Thread};
+use tenmil_reactor::{
+    Context, Found, Handle, Message, PollMode, Poller, PollerId, ReactorOptions, Reactors,
+    Registration, ThreadPlan, WokenBy,
+};
+
+/// A counter that shares its cache lines with nothing.
+#[derive(Default)]
+#[repr(align(128))]
+struct Counter(AtomicU64);
+
+const ROUNDS: usize = 60;
+const TRIPS: u64 = 5_000;
+const MESSAGES: u64 = 1_000_000;
+const BATCH: usize = 128;
+
+fn main() {
+    let cores: Vec<u32> = Cores::allowed().iter().collect();
+    let &[here, there, ..] = &cores[..] else {
+        println!("message: two cores are wanted, this process may use {}", cores.len());
+        return;
+    };
+    let clock = Clock::start();
+    let (mut bare, mut messages, mut one_way) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        bare.push(bare_line(here, there, &clock).ns / TRIPS);
+        let (trips, stream) = between_reactors(&[here, there], &clock);
+        messages.push(trips.ns / TRIPS);
+        one_way.push(stream.ns * 1_000 / MESSAGES);
+    }
+    let (bare, message, one_way) = (median(bare), median(messages), median(one_way));
+    println!("medians of {ROUNDS} rounds, cores {here} and {there}");
+    println!("round trip, bare line                {bare} ns");
+    println!("round trip, message and its answer   {message} ns");
+    println!("ratio                                {:.2} (wanted: below 3)", per(message, bare));
+    println!(
+        "one way, batches of {BATCH}              {:.1} ns a message, {:.1} M/s",
+        per(one_way, 1_000),
+        per(1_000_000, one_way)
+    );
+}
+
+fn bare_line(here: u32, there: u32, clock: &Clock) -> Span {
+    let lines: Arc<[Counter; 2]> = Arc::default();
+    let theirs = Arc::clone(&lines);
+    let echo = Thread::spawn("echo", Some(there), move |_| {
+        for count in 1..=TRIPS {
+            await_count(&theirs[0], count);
+            theirs[1].0.store(count, Ordering::Release);
+        }
+    });
+    let clock = *clock;
+    let ask = Thread::spawn("ask", Some(here), move |_| {
+        // The first trip waits for the other thread to start.
+        trip(&lines, 1);
+        let begun = clock.now();
+        (2..=TRIPS).for_each(|count| trip(&lines, count));
+        clock.now().since(begun)
+    });
+    echo.expect("a thread").join();
+    ask.expect("a thread").join()
+}
+
+fn trip(lines: &[Counter; 2], count: u64) {
+    lines[0].0.store(count, Ordering::Release);
+    await_count(&lines[1], count);
+}
+
+fn await_count(line: &Counter, count: u64) {
+    while line.0.load(Ordering::Acquire) != count {
+        spin_loop();
+    }
+}
+
+/// Whom to send to, once that is known.
+type Whom = Arc<OnceLock<Handle>>;
+
+/// Asks, and takes the time from the first question to the last answer.
+struct Ask {
+    whom: Whom,
+    left: u64,
+    begun: Instant,
+    clock: Clock,
+    tell: Sender<Span>,
+}
+
+/// Answers, or counts what comes one way and takes the time from the first to the last.
+struct Answer {
+    whom: Whom,
+    counted: u64,
+    begun: Instant,
+    clock: Clock,
+    tell: Sender<Span>,
+}
+
+/// Sends as many as there is room for.
+struct Stream {
+    whom: Handle,
+    left: u64,
+    run: Vec<Message>,
+}
+
+const ONLY: PollerId = PollerId::planned(0);
+const QUESTION: u64 = 0;
+const STREAMED: u64 = 1;
+
+fn words(kind: u64) -> Message {
+    Message::Words { poller: ONLY, words: [kind, 0] }
+}
+
+impl Poller for Ask {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        Found::Nothing
+    }
+
+    fn message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
+        match self.left {
+            0 => {
+                let _ = self.tell.send(self.clock.now().since(self.begun));
+                return;
+            }
+            TRIPS => self.begun = self.clock.now(),
+            _ => {}
+        }
+        self.left -= 1;
+        send_one(&self.whom);
+    }
+}
+
+impl Poller for Answer {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        Found::Nothing
+    }
+
+    fn message(&mut self, [kind, _]: [u64; 2], _: &mut Context<'_>) {
+        if kind == QUESTION {
+            return send_one(&self.whom);
+        }
+        if self.counted == 0 {
+            self.begun = self.clock.now();
+        }
+        self.counted += 1;
+        if self.counted == MESSAGES {
+            let _ = self.tell.send(self.clock.now().since(self.begun));
+        }
+    }
+}
+
+impl Poller for Stream {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        while self.run.len() < BATCH && self.left > 0 {
+            self.run.push(words(STREAMED));
+            self.left -= 1;
+        }
+        Found::from_count(self.whom.send_many(&mut self.run))
+    }
+}
+
+fn send_one(whom: &Whom) {
+    let sent = whom.get().map(|whom| whom.send(words(QUESTION)));
+    assert!(matches!(sent, Some(Ok(()))), "there is room for one");
+}
+
+/// The time for all round trips, and then for all messages one way.
+fn between_reactors(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
+    let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
+    let cores: Cores = cores.iter().copied().collect();
+    let reactors = Reactors::start(&cores, &options, clock).expect("two reactors");
+    let places: Vec<_> = reactors.directory().reactors().collect();
+    let spawn = |name, place: usize, poller: Registration| {
+        let plan = ThreadPlan::new(name).on(places[place]).mailbox(4096).poller(poller);
+        reactors.spawn(plan).expect("a light thread")
+    };
+    let (tell, told) = channel();
+    let (clock, begun) = (*clock, Instant::default());
+    let (asker, answerer) = (Whom::default(), Whom::default());
+    let ask = Ask { whom: Arc::clone(&answerer), left: TRIPS, begun, clock, tell: tell.clone() };
+    let asking = spawn("ask", 0, Registration::active("ask", WokenBy::Messages, ask));
+    let answer = Answer { whom: Arc::clone(&asker), counted: 0, begun, clock, tell };
+    let answering = spawn("answer", 1, Registration::active("answer", WokenBy::Messages, answer));
+    let is_new = asker.set(asking.clone()).is_ok() && answerer.set(answering.clone()).is_ok();
+    assert!(is_new && asking.send(words(QUESTION)).is_ok());
+    let trips = told.recv().expect("answers");
+    let stream = Stream { whom: answering, left: MESSAGES, run: Vec::with_capacity(BATCH) };
+    spawn(
+        "stream",
+        0,
+        Registration::active("stream", WokenBy::OnlyWhileBusy("it is all its own"), stream),
+    );
+    let one_way = told.recv().expect("a count");
+    reactors.stop();
+    (trips, one_way)
+}
+
+fn median(mut values: Vec<u64>) -> u64 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+fn per(value: u64, by: u64) -> f64 {
+    value as f64 / by as f64
+}
