@@ -26,5 +26,13 @@ pub mod simulation;
 mod top;
 mod uri;
 
+// What programs that live on reactors need beside this.
+pub use {base, host, reactor};
+
 pub use refused::Refused;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
+
+/// The examples of the first page, compiled and run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct FirstPage;
