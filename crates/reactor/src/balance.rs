@@ -1,7 +1,8 @@
 //! The scheduler at work: a poller that looks at the books once in a period, plans, and orders.
 //!
-//! It lives on a light thread of its own, which is idle and so gathers with the idle ones. What may
-//! block, the kernel's files about cpusets and frequencies, is the [`Ground`]'s business.
+//! It lives on a light thread of its own, which is idle and so gathers with the idle ones. As a timed
+//! poller it costs the turns between two looks nothing. What may block, the kernel's files about
+//! cpusets and frequencies, is the [`Ground`]'s business.
 //!
 //! [`start`] is all that a program needs; [`balancer`] leaves machine and thread to the caller.
 
@@ -23,7 +24,7 @@ use crate::directory::{Directory, Order, ReactorSample, Sample, ThreadId, Thread
 use crate::event::Event;
 use crate::governor;
 use crate::message::Handle;
-use crate::poller::{Found, Poller, Registration, WokenBy};
+use crate::poller::{Found, Poller, Registration};
 use crate::refused::Refused;
 use crate::schedule::{
     Move, Options, OptionsError, Plan, ReactorLoad, Scheduler, Snapshot, ThreadLoad,
@@ -40,7 +41,8 @@ struct Balancer {
     last: Option<Sample>,
     /// When each thread was first seen after its last move.
     arrived: BTreeMap<ThreadId, Instant>,
-    due: Instant,
+    /// How often it is polled: the period of the settings when it last looked at them.
+    period: Span,
 }
 
 /// What others may ask of a balancer, at any time and from any thread.
@@ -70,6 +72,7 @@ pub fn balancer(
     ground: impl Ground + 'static,
 ) -> Result<(Registration, Steering), OptionsError> {
     let cores: Cores = places.iter().map(|place| place.core).collect();
+    let period = options.period;
     let scheduler = Scheduler::new(options, cores)?;
     let steering = Steering(Arc::new(Mutex::new(Steered { scheduler, plan: Plan::default() })));
     let balancer = Balancer {
@@ -78,9 +81,9 @@ pub fn balancer(
         places,
         last: None,
         arrived: BTreeMap::new(),
-        due: Instant::default(),
+        period,
     };
-    Ok((Registration::active("balancer", WokenBy::Deadline, balancer), steering))
+    Ok((Registration::timed("balancer", period, balancer), steering))
 }
 
 /// Starts balancing the threads of these reactors, on a light thread of its own. Given a
@@ -103,16 +106,17 @@ pub fn start(
 }
 
 impl Balancer {
-    /// Plans for the period between two looks at the books, and orders what was planned.
-    fn balance(&mut self, last: &Sample, sample: &Sample, directory: &Directory) -> bool {
+    /// Plans for the period between two looks at the books, and orders what was planned. Gives the
+    /// length of the next period.
+    fn balance(&mut self, last: &Sample, sample: &Sample, directory: &Directory) -> Option<Span> {
         let now = sample.at;
         let snapshot = self.snapshot(last, sample);
         let steering = self.steering.clone();
         let mut steered = match steering.0.try_lock() {
             Ok(steered) => steered,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody changes the settings. There is another turn soon.
-            Err(TryLockError::WouldBlock) => return false,
+            // Somebody changes the settings. The next look is over two periods.
+            Err(TryLockError::WouldBlock) => return None,
         };
         let plan = steered.scheduler.plan(now, &snapshot);
         let wishes = governor::decide(steered.scheduler.options(), &snapshot, &plan);
@@ -125,9 +129,8 @@ impl Balancer {
         for error in self.ground.run_at(wishes) {
             directory.note(now, Event::Frequency(error));
         }
-        self.due = now.after(steered.scheduler.options().period);
         steered.plan = plan;
-        true
+        Some(steered.scheduler.options().period)
     }
 
     fn snapshot(&mut self, last: &Sample, sample: &Sample) -> Snapshot {
@@ -180,23 +183,21 @@ impl Balancer {
 
 impl Poller for Balancer {
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
-        let now = context.now();
-        if now < self.due {
-            return Found::Nothing;
-        }
-        let sample = context.directory().sample(now);
+        let sample = context.directory().sample(context.now());
         let Some(last) = self.last.take() else {
-            self.due = now.after(self.steering.options().period);
             self.last = Some(sample);
             return Found::Work;
         };
-        let done = self.balance(&last, &sample, context.directory());
-        self.last = Some(if done { sample } else { last });
+        let Some(period) = self.balance(&last, &sample, context.directory()) else {
+            self.last = Some(last);
+            return Found::Work;
+        };
+        self.last = Some(sample);
+        if let Some(me) = context.poller().filter(|_| period != self.period) {
+            self.period = period;
+            context.set_period(me, period);
+        }
         Found::Work
-    }
-
-    fn wake_at(&self) -> Instant {
-        self.due
     }
 }
 

@@ -98,6 +98,11 @@ impl Context<'_> {
         self.desk.changes.push_back(Change::Resume(poller));
     }
 
+    /// Polls a timed poller every `period` from now on, for the first time one period from now.
+    pub fn set_period(&mut self, poller: PollerId, period: Span) {
+        self.desk.changes.push_back(Change::SetPeriod(poller, period));
+    }
+
     /// Runs `call` on this thread when `span` has passed, unless the poller that is returned is
     /// removed before. Refused only if the thread has no numbers left.
     pub fn after(

@@ -312,7 +312,7 @@ fn sample_poller(record: &PollerRecord) -> PollerSample {
     PollerSample {
         name: record.name.clone(),
         wake: record.wake,
-        every: record.every,
+        every: record.every_ns.as_ref().map(|every| Span { ns: every.get() }),
         paused: record.paused.load(Ordering::Relaxed),
         polls: record.polls.get(),
         found: record.found.get(),

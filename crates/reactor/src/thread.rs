@@ -56,6 +56,7 @@ pub(crate) enum Change {
     Remove(PollerId),
     Pause(PollerId),
     Resume(PollerId),
+    SetPeriod(PollerId, Span),
     Run(Call),
     Send(Handle, Message),
     End,
@@ -183,6 +184,7 @@ impl LightThread {
                 Some(Change::Remove(id)) => self.remove(id, now, local),
                 Some(Change::Pause(id)) => self.set_paused(id, true, now, local),
                 Some(Change::Resume(id)) => self.set_paused(id, false, now, local),
+                Some(Change::SetPeriod(id, period)) => self.set_period(id, period, now, local),
                 Some(Change::Run(call)) => self.run(Message::Call(call), now, local),
                 Some(Change::Send(to, message)) => self.send_again(to, message),
                 Some(Change::End) => self.leave(None, now, local),
@@ -214,6 +216,12 @@ impl LightThread {
     fn set_paused(&mut self, id: PollerId, paused: bool, now: Instant, local: &mut Local) {
         let Some(slot) = self.slots.get(id) else { return };
         slot.paused = paused;
+        self.slots.sort_out(self.desk.record.id, now, local);
+    }
+
+    fn set_period(&mut self, id: PollerId, period: Span, now: Instant, local: &mut Local) {
+        let Some(slot) = self.slots.get(id) else { return };
+        slot.set_period(period);
         self.slots.sort_out(self.desk.record.id, now, local);
     }
 

@@ -209,6 +209,27 @@ fn policies_are_switched_while_running() {
 }
 
 #[test]
+fn the_books_are_looked_at_once_in_a_period_and_a_changed_one_is_kept() {
+    let mut balanced = Balanced::new(5, 1, options());
+    let mut looks = |period: Span| {
+        balanced.steering.set_options(Options { period, ..options() }).unwrap();
+        balanced.world.live(A_WHILE);
+        let balancer = |world: &World| {
+            let mut sample = world.directory.sample(world.now());
+            sample.threads.remove(0).pollers.remove(0)
+        };
+        let before = balancer(&balanced.world);
+        assert_eq!(before.every, Some(period));
+        balanced.world.live(A_WHILE);
+        balancer(&balanced.world).polls - before.polls
+    };
+    for (period_ms, expected) in [(20, 19..=21), (80, 4..=6), (10, 39..=41)] {
+        let polls = looks(Span::from_ms(period_ms));
+        assert!(expected.contains(&polls), "{period_ms} ms: {polls}");
+    }
+}
+
+#[test]
 fn messages_arrive_in_order_whatever_is_moved() {
     for seed in 0..6 {
         let mut balanced = Balanced::new(seed, 3, Options { rest: Span::default(), ..options() });

@@ -34,6 +34,12 @@ impl Count {
     }
 }
 
+impl From<Span> for Count {
+    fn from(span: Span) -> Self {
+        Self(AtomicU64::new(span.ns))
+    }
+}
+
 /// A reactor's books. Written by it alone; on a pair of cache lines of their own.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -178,7 +184,8 @@ pub(crate) struct PollerRecord {
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) wake: WakeKind,
-    pub(crate) every: Option<Span>,
+    /// Nothing if it is not timed.
+    pub(crate) every_ns: Option<Count>,
     pub(crate) paused: AtomicBool,
     pub(crate) polls: Count,
     pub(crate) found: Count,

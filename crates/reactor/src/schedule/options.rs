@@ -165,12 +165,19 @@ impl OptionsError {
     }
 }
 
-impl fmt::Display for Policy {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.pad(match self {
+impl Policy {
+    /// Its name, as it is written and read.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Static => "static",
             Self::Dynamic => "dynamic",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(self.name())
     }
 }
 

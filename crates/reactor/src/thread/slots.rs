@@ -139,7 +139,7 @@ impl Slot {
             number,
             name,
             wake: woken_by.kind(),
-            every,
+            every_ns: every.map(Count::from),
             paused: AtomicBool::new(paused),
             polls: Count::default(),
             found: Count::default(),
@@ -189,6 +189,15 @@ impl Slot {
         let next = due.after(every);
         self.due = if next > context.now { next } else { context.now.after(every) };
         Some((found, self.due))
+    }
+
+    /// Another period, if it is timed. Its slots are to be sorted out after this.
+    pub(crate) fn set_period(&mut self, period: Span) {
+        if let Some(every_ns) = &self.record.every_ns {
+            every_ns.set(period.ns);
+            self.every = Some(period);
+            self.due = Instant::NEVER;
+        }
     }
 
     pub(crate) fn name(&self) -> &str {

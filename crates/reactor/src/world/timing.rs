@@ -114,6 +114,38 @@ fn a_timed_poller_that_is_resumed_is_due_one_period_later_and_only_then() {
 }
 
 #[test]
+fn a_timed_poller_that_is_given_another_period_keeps_that_and_is_not_polled_twice() {
+    let mut world = World::always(1);
+    let (polls, ticks) = (tally(), tally());
+    let plan = ThreadPlan::new("two")
+        .poller(active("busy", idle(&polls)))
+        .poller(Registration::timed("tick", PERIOD, idle(&ticks)));
+    let thread = world.directory.spawn(plan).unwrap();
+    world.turn_all(2);
+    let half = Span { ns: PERIOD.ns / 2 };
+    for (period, shown) in [(Span { ns: PERIOD.ns * 3 }, 6), (half, 1)] {
+        world.call(&thread, move |context| {
+            context.set_period(FIRST, period);
+            context.set_period(PollerId::planned(1), period);
+        });
+        world.turn_all(2);
+        let pollers = world.directory.sample(world.now()).threads[0].pollers.clone();
+        assert_eq!(pollers[0].every, None, "it is polled every turn");
+        assert_eq!(pollers[1].every, Some(Span::from_ms(shown)));
+        let before = count(&ticks);
+        world.pass_time(Span { ns: period.ns - half.ns / 2 });
+        world.turn_all(2);
+        assert_eq!(count(&ticks), before, "the old period counts no more");
+        for round in 1..4 {
+            world.pass_time(period);
+            world.turn_all(10);
+            assert_eq!(count(&ticks), before + round);
+        }
+    }
+    assert!(count(&polls) > 60);
+}
+
+#[test]
 fn a_timer_runs_once_at_its_time_even_if_its_thread_moves_and_not_if_it_is_removed() {
     let mut world = World::adaptive(5, 2);
     let thread = world.directory.spawn(ThreadPlan::new("timers").on(R0)).unwrap();
