@@ -4,22 +4,30 @@ mod about;
 mod environment;
 mod process;
 mod reactors;
+mod scheduler;
 
 pub use process::Process;
 pub use reactors::{Reactors, Relay, Running};
+pub use scheduler::Balancing;
 
 use crate::event::EventKind;
 use crate::method::Table;
 
 /// Every method that a tenmil process may have.
 pub static TABLE: Table = Table::new(
-    &[about::METHODS, process::METHODS, environment::METHODS, reactors::METHODS],
+    &[
+        about::METHODS,
+        process::METHODS,
+        environment::METHODS,
+        reactors::METHODS,
+        scheduler::METHODS,
+    ],
     &[&EventKind::COMMON, reactors::EVENTS],
 );
 
 /// Those whose answers depend neither on the machine nor on the moment: what a fuzzer calls.
 pub(crate) static SAME_EVERYWHERE: Table = Table::new(
-    &[about::METHODS, process::METHODS, reactors::METHODS],
+    &[about::METHODS, process::METHODS, reactors::METHODS, scheduler::METHODS],
     &[&EventKind::COMMON, reactors::EVENTS],
 );
 

@@ -1,8 +1,6 @@
 //! A server and its clients leave nothing behind. In a process of its own: it counts what the whole
 //! process has.
 
-#![expect(clippy::unwrap_used, reason = "a test may")]
-
 use base::Span;
 use host::Clock;
 use host::process::Usage;

@@ -176,10 +176,17 @@ pub(super) const EVENTS: &[EventKind] = &[
     kind("thread-ended", "a light thread is no more"),
     kind("poller-panicked", "a poller panicked and has been dropped; its thread goes on"),
     kind("message-panicked", "a message panicked; its thread goes on"),
+    kind("task-panicked", "a task panicked; its thread goes on"),
     kind("turn-too-long", "a turn took longer than it may"),
     kind("not-waited-for", "a poller's descriptor could not be waited for"),
     kind("poll-mode-changed", "a reactor polls in another way now"),
     kind("not-pinned", "a reactor could not be bound to its core"),
+    kind("mask-unmatched", "no reactor's core is in a thread's mask; the thread runs where it can"),
+    kind("mask-matched", "the mask of such a thread can be honoured again"),
+    kind("core-taken", "a reactor's core was taken from the process"),
+    kind("core-returned", "a reactor's core was given back"),
+    kind("no-core-left", "the cpuset has none of the reactors' cores"),
+    kind("frequency", "the frequency of a core could not be chosen"),
 ];
 
 const fn kind(name: &'static str, help: &'static str) -> EventKind {
