@@ -1,0 +1,161 @@
+//! A light thread that is moved to and fro while an SSD works for it: under full load, with what is
+//! in flight going along or awaited first, and asleep between two moves.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod shuttle;
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use base::Span;
+use host::{Clock, Cores, Sleeper, Thread, turn};
+use reactor::{
+    Assembly, Directory, Event, Message, PollerId, Reactor, ReactorId, ReactorOptions,
+    Registration, Stopwatch, ThreadPlan, WokenBy,
+};
+use shuttle::{BUFFER_BYTES, DEPTH, Load, Told, Travel};
+use tenmil::Uri;
+use tenmil::emu::{EmuPlan, Emulated};
+use tenmil::perf::options::Techniques;
+
+/// How often the thread is moved.
+const MOVES: u64 = 100;
+
+/// Longer than anything here takes on the busiest machine, one move with its load included.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An answer that takes longer was slept over: nothing but its own deadline would have brought it.
+const FORGOTTEN: Span = Span::from_secs(10);
+
+const DRAIN_MAX: Span = Span::from_secs(10);
+
+#[test]
+fn a_thread_moves_a_hundred_times_with_128_ios_in_flight() {
+    shuttle("emu:ram?size=1m", Travel::Carry);
+}
+
+#[test]
+fn a_thread_moves_a_hundred_times_when_its_ios_have_been_answered() {
+    shuttle("emu:ram?size=1m", Travel::Drain);
+}
+
+#[test]
+fn a_thread_that_sleeps_on_a_slow_ssd_is_woken_wherever_it_has_moved() {
+    shuttle("emu:model:p4600?size=1m", Travel::Carry);
+}
+
+/// Moves a thread that loads the SSD to and fro, and looks at everything that was counted.
+fn shuttle(uri: &str, travel: Travel) {
+    let clock = Clock::start();
+    let uris = [uri.parse::<Uri>().unwrap()];
+    let techniques = &Techniques::default();
+    let depth = u32::try_from(DEPTH).unwrap();
+    let plan = EmuPlan {
+        uris: &uris,
+        queue_pairs: 1,
+        depth,
+        buffer_bytes: u64::from(depth * BUFFER_BYTES),
+        techniques,
+        device_cores: &[None],
+        gives_way: true,
+        interrupts: true,
+        seed: 5,
+    };
+    let mut emulated = Emulated::start(&plan, &clock).unwrap();
+    let queue = emulated.queue(0, depth, techniques, &clock).unwrap();
+    let buffers = (0..DEPTH).map(|_| emulated.allocate(0, BUFFER_BYTES).unwrap()).collect();
+    let (tell, told) = channel();
+    let woken_by = WokenBy::of(queue.wake_source()).unwrap();
+    let load = Load::new(queue, emulated.regions().clone(), buffers, travel, tell.clone());
+    let load = Registration::active("load", woken_by, load)
+        .when_panicked(move |_, panicked| drop(tell.send(Told::Panicked(panicked.to_string()))));
+
+    let pair = Pair::start(&clock);
+    let directory = &pair.directory;
+    let homes: Vec<ReactorId> = directory.reactors().collect();
+    let thread = directory.spawn(ThreadPlan::new("shuttle").on(homes[0]).poller(load)).unwrap();
+    let next = || match told.recv_timeout(PATIENCE) {
+        Ok(Told::Panicked(text)) => panic!("{text}"),
+        Ok(told) => told,
+        Err(error) => panic!("{error} after {:?}", directory.events_since(0).noted.last()),
+    };
+    for index in 1..=MOVES {
+        assert!(matches!(next(), Told::Loaded));
+        emulated.look_after(clock.now()).unwrap();
+        directory.move_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
+    }
+    assert!(matches!(next(), Told::Loaded));
+    let sample = directory.sample(clock.now());
+    let stop = Message::Words { poller: PollerId::planned(0), words: [0, 0] };
+    thread.send(stop).unwrap();
+    let Told::Drained(tally) = next() else { panic!("it never drained") };
+
+    println!("{uri}, {travel:?}: {tally:?}");
+    assert_eq!(sample.threads[0].moves, MOVES);
+    assert_eq!(sample.threads[0].home, homes[usize::try_from(MOVES % 2).unwrap()]);
+    assert_eq!(sample.reactors.iter().map(|reactor| reactor.moves).sum::<u64>(), MOVES);
+    assert_eq!(moves_told(directory), MOVES);
+    assert_eq!(tally.loads_left, [DEPTH; MOVES as usize], "in flight when it was told to leave");
+    let carried = if travel == Travel::Carry { MOVES * DEPTH as u64 } else { 0 };
+    assert_eq!(tally.carried, carried);
+    assert_eq!(tally.submitted, tally.answered);
+    assert!(tally.verified > MOVES * DEPTH as u64 / 2, "{} reads are no test", tally.verified);
+    assert!(tally.latest < FORGOTTEN, "an answer took {}", tally.latest);
+    if uri.contains("model") {
+        assert!(tally.sleeps.iter().all(|sleeps| *sleeps > 5), "{:?} is no test", tally.sleeps);
+    }
+    drop(pair);
+    emulated.shut_down(&clock);
+}
+
+/// Two reactors that turn: on two cores, or both on the one that there is. Stopped when dropped.
+struct Pair {
+    directory: Arc<Directory>,
+    _threads: Vec<Thread<()>>,
+}
+
+impl Pair {
+    fn start(clock: &Clock) -> Self {
+        let cores: Vec<u32> = Cores::allowed().iter().collect();
+        let places = [cores[0], cores[cores.len() - 1]];
+        // However busy the machine is, a move is not given up.
+        let options = ReactorOptions { drain_max: DRAIN_MAX, ..ReactorOptions::default() };
+        let stopwatch = Stopwatch::Clock(*clock);
+        let assembly = Assembly::new(&places, &options, &stopwatch, clock.now()).unwrap();
+        let start = |((mut reactor, mut sleeper), core): ((Reactor, Sleeper), u32)| {
+            let clock = *clock;
+            let body = move |_: &host::Stop| turn::run(&mut reactor, &clock, &mut sleeper);
+            Thread::spawn("reactor", Some(core), body).unwrap()
+        };
+        let threads = assembly.reactors.into_iter().zip(places).map(start).collect();
+        Self { directory: assembly.directory, _threads: threads }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for reactor in self.directory.reactors() {
+            // Refused only if it has ended by itself.
+            let _ = self.directory.stop(reactor);
+        }
+    }
+}
+
+/// How many moves the events tell of, each from where the one before has led.
+fn moves_told(directory: &Directory) -> u64 {
+    let (mut count, mut at) = (0, None);
+    for noted in directory.events_since(0).noted {
+        match noted.event {
+            Event::ThreadMoved { from, to, .. } => {
+                assert!(from != to && at.is_none_or(|at| at == from), "{from} to {to}, not {at:?}");
+                at = Some(to);
+                count += 1;
+            }
+            Event::MoveGivenUp { poller, .. } => panic!("{poller} was not let go"),
+            _ => {}
+        }
+    }
+    count
+}
