@@ -14,6 +14,13 @@ pub trait Turn {
     /// Does what there is to do at `now`, up to a bound.
     fn turn(&mut self, now: Instant) -> Wait;
 
+    /// Asked after a turn that wants another at once: whether that one wants to know the time. A
+    /// reading costs as much as a look for work; who looks often may do with an older one.
+    #[inline]
+    fn wants_time(&self) -> bool {
+        true
+    }
+
     /// Called when the thread has announced that it will sleep. Makes the sources of work ready to
     /// end a sleep, and looks at all of them once more; true if there is work already.
     fn arm(&mut self, now: Instant) -> bool;
@@ -47,13 +54,15 @@ pub fn run(turn: &mut (impl Turn + ?Sized), clock: &Clock, sleeper: &mut Sleeper
 
 fn turn_until_ended(turn: &mut (impl Turn + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
     let mut ready = Vec::new();
+    let mut now = clock.now();
     loop {
-        match turn.turn(clock.now()) {
+        match turn.turn(now) {
+            Wait::Again if !turn.wants_time() => continue,
             Wait::Again => {}
             Wait::Pause(span) => rest(span),
             Wait::Until(deadline) => {
                 sleeper.announce();
-                let now = clock.now();
+                now = clock.now();
                 if turn.arm(now) {
                     sleeper.cancel();
                 } else {
@@ -64,6 +73,7 @@ fn turn_until_ended(turn: &mut (impl Turn + ?Sized), clock: &Clock, sleeper: &mu
             }
             Wait::Ended => return,
         }
+        now = clock.now();
     }
 }
 
@@ -177,6 +187,34 @@ mod tests {
         let played = play_with(&mut sleeper, script, true);
         assert_eq!(played.calls, [Call::Turn, Call::Arm, silence(), Call::Turn]);
         assert!(!sleeper.block(Span::default(), &mut Vec::new()), "nobody was asked to wake it");
+    }
+
+    /// Wants to know the time before every third turn.
+    struct Patient(Vec<Instant>);
+
+    impl Turn for Patient {
+        fn turn(&mut self, now: Instant) -> Wait {
+            self.0.push(now);
+            if self.0.len() < 9 { Wait::Again } else { Wait::Ended }
+        }
+
+        fn wants_time(&self) -> bool {
+            self.0.len().is_multiple_of(3)
+        }
+
+        fn arm(&mut self, _: Instant) -> bool {
+            false
+        }
+
+        fn woken(&mut self, _: &[u64]) {}
+    }
+
+    #[test]
+    fn the_clock_is_read_only_for_turns_that_want_to_know() {
+        let mut patient = Patient(Vec::new());
+        run(&mut patient, &Clock::start(), &mut Sleeper::new().unwrap());
+        let readings = patient.0.chunk_by(|one, other| one == other).map(<[_]>::len);
+        assert_eq!(readings.collect::<Vec<_>>(), [3, 3, 3]);
     }
 
     #[test]
