@@ -12,6 +12,7 @@ use dma::CommandStore;
 use host::machine::Machine;
 use host::{Clock, Cores};
 use reactor::PollMode;
+use reactor::schedule::Policy;
 
 use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, write_out};
@@ -91,6 +92,16 @@ pub(super) struct PerfArguments {
     #[arg(long, value_name = "MODE", default_value = "adaptive", help_heading = LOAD)]
     #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
     poll: PollMode,
+
+    /// How submitting threads are spread: each stays on its core, or those that do little gather on
+    /// one; `tenmil set scheduler` switches while it runs
+    #[arg(long, value_name = "POLICY", default_value = "static", help_heading = LOAD)]
+    #[arg(value_parser = named([Policy::Static, Policy::Dynamic].map(|it| (it.name(), it))))]
+    scheduler: Policy,
+
+    /// Choose how fast the submitting threads' cores run, by their load; put back at the end
+    #[arg(long, help_heading = LOAD)]
+    governor: bool,
 
     /// Start so many I/Os per second, whether or not earlier ones have ended; latency counts from
     /// the intended start
@@ -256,7 +267,9 @@ fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, Ref
         let length = phase_length(options, progress.phase());
         // A terminal that is gone is no reason to stop measuring.
         let _ = line.turn(clock.now(), progress, length, &mut errors);
+        let _ = line.tell(progress, &mut errors);
     });
+    let _ = line.tell(&progress, &mut std::io::stderr());
     let _ = line.clear(&mut std::io::stderr());
     outcome
 }
@@ -295,6 +308,8 @@ impl PerfArguments {
             zipf: self.zipf,
             verify: self.verify,
             poll: self.poll,
+            scheduler: self.scheduler,
+            governor: self.governor,
             techniques: Techniques {
                 doorbell_batching: !self.no_doorbell_batching,
                 completion_doorbell: self.cq_doorbell,

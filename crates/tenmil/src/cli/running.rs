@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use base::Span;
 use clap::Args;
-use control::{Client, Process, Reactors, Refusal, Relay, Server, State, TABLE, announcements};
+use control::{
+    Balancing, Client, Process, Reactors, Refusal, Relay, Server, State, TABLE, announcements,
+};
 use host::process::command_line;
 use host::runtime_directory::RuntimeDirectory;
 
@@ -33,8 +35,10 @@ pub(super) fn perf(
     progress: &Arc<Progress>,
     watch: engine::Watch<'_>,
 ) -> Result<PerfOutcome, Refused> {
-    let theirs = Arc::clone(progress);
-    let state = State::new().with(Reactors::new(move || theirs.reactors()));
+    let (theirs, steered) = (Arc::clone(progress), Arc::clone(progress));
+    let state = State::new()
+        .with(Reactors::new(move || theirs.reactors()))
+        .with(Balancing::new(move || steered.steering()));
     let mut served = serve(state);
     engine::run(options, progress, &mut |progress| {
         if let (Some((_, relay)), Some(running)) = (&mut served, progress.reactors()) {

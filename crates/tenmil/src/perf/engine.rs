@@ -9,6 +9,7 @@
 //!   the calling thread: looks after the controllers, draws the live line
 //! ```
 
+mod balance;
 mod bare;
 mod by_hand;
 mod lane;
@@ -32,6 +33,7 @@ use super::progress::{Phase, Progress};
 use super::workload::{BlockRange, Workload};
 use crate::emu::{EmuPlan, Emulated};
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
+use balance::Balance;
 pub use by_hand::ByHand;
 use lane::{Lane, LaneParts};
 use places::Places;
@@ -137,7 +139,9 @@ impl Rig {
             workers.push(Registration::active("load", woken_by, worker));
         }
         drop(tell);
-        let reactors = self.reactors(options, places)?;
+        let cores: Cores = places.submit.iter().flatten().copied().collect();
+        let reactors = self.reactors(options, &cores)?;
+        let balance = Balance::start(options, reactors.directory(), &cores, progress)?;
         let directory = Arc::clone(reactors.directory());
         progress.show_reactors(control::Running { directory, clock: self.clock });
         progress.enter(Phase::WarmUp);
@@ -150,16 +154,16 @@ impl Rig {
         let shares = self.await_shares(&told, progress, watch)?;
         let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
         reactors.stop();
+        drop(balance);
         let mut tally = Tally::new(self.ssds.descriptions(), sleeps);
         shares.into_iter().for_each(|share| tally.add(share));
         Ok(tally)
     }
 
     /// A reactor for each submitting thread.
-    fn reactors(&self, options: &PerfOptions, places: &Places) -> Result<Reactors, Refused> {
-        let cores: Cores = places.submit.iter().flatten().copied().collect();
+    fn reactors(&self, options: &PerfOptions, cores: &Cores) -> Result<Reactors, Refused> {
         let poll = ReactorOptions { poll: options.poll, ..ReactorOptions::default() };
-        Reactors::start(&cores, &poll, &self.clock).map_err(refused)
+        Reactors::start(cores, &poll, &self.clock).map_err(refused)
     }
 
     /// Looks after the controllers until all workers have told what they found. Fails if a

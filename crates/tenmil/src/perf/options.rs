@@ -6,6 +6,7 @@ mod techniques;
 use base::Span;
 use host::Cores;
 use reactor::PollMode;
+use reactor::schedule::Policy;
 
 use super::quantity::{parse_count, parse_size};
 use crate::{EmuMedium, EmuSpec, Uri};
@@ -47,6 +48,10 @@ pub struct PerfOptions {
     pub verify: bool,
     /// What a submitting thread does while there is nothing to do.
     pub poll: PollMode,
+    /// How submitting threads are spread over the cores.
+    pub scheduler: Policy,
+    /// Choose how fast the submitting threads' cores run, by their load.
+    pub governor: bool,
     /// What is switched on and off on the fast path.
     pub techniques: Techniques,
     /// Measure the bare ring for so long, for the ratio.
@@ -157,6 +162,8 @@ impl Default for PerfOptions {
             zipf: None,
             verify: false,
             poll: PollMode::default(),
+            scheduler: Policy::default(),
+            governor: false,
             techniques: Techniques::default(),
             ceiling: None,
             ram: None,

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use base::{Instant, Span};
 use control::Running;
+use reactor::balance::Steering;
 
 use super::outcome::Counts;
 use super::report::figures::{show_bytes_per_second, show_rate};
@@ -21,6 +22,15 @@ pub struct Progress {
     stop: AtomicBool,
     /// Locked when reactors start and when somebody asks, never on the way of an I/O.
     reactors: Mutex<Option<Running>>,
+    steering: Mutex<Option<Steering>>,
+    notes: Mutex<Notes>,
+}
+
+/// What a run has to say before its report. Nothing is said twice.
+#[derive(Debug, Default)]
+struct Notes {
+    all: Vec<String>,
+    told: usize,
 }
 
 /// One thread's sums since the run began.
@@ -70,7 +80,9 @@ impl Progress {
             threads,
             phase: AtomicU8::new(Phase::BringUp as u8),
             stop: AtomicBool::new(false),
-            reactors: Mutex::new(None),
+            reactors: Mutex::default(),
+            steering: Mutex::default(),
+            notes: Mutex::default(),
         }
     }
 
@@ -108,6 +120,32 @@ impl Progress {
     /// The reactors that the run runs on, or ran on last.
     pub fn reactors(&self) -> Option<Running> {
         self.reactors.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says by what the threads' balancer is steered now, for whoever asks the process.
+    pub fn show_steering(&self, steering: Steering) {
+        *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
+    }
+
+    /// What the balancer is steered by, or was last.
+    pub fn steering(&self) -> Option<Steering> {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says something that does not wait for the report, unless it has been said.
+    pub fn note(&self, text: String) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !notes.all.contains(&text) {
+            notes.all.push(text);
+        }
+    }
+
+    /// What has been said and nobody has taken yet.
+    fn take_notes(&self) -> Vec<String> {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = notes.all[notes.told..].to_vec();
+        notes.told = notes.all.len();
+        new
     }
 
     /// Asks the threads to come to an end, with what they have so far.
@@ -176,6 +214,15 @@ impl LiveLine {
         self.last = (now, sums);
         write!(out, "\r\x1b[2K{line}")?;
         out.flush()
+    }
+
+    /// Tells what the run has said, above the line.
+    pub fn tell(&mut self, progress: &Progress, out: &mut dyn Write) -> io::Result<()> {
+        for note in progress.take_notes() {
+            self.clear(out)?;
+            writeln!(out, "note: {note}")?;
+        }
+        Ok(())
     }
 
     /// Takes the line away.
@@ -260,6 +307,24 @@ mod tests {
         line.turn(at_ms(500), &Progress::new(1), LENGTH, &mut out).unwrap();
         line.clear(&mut out).unwrap();
         assert!(out.is_empty());
+    }
+
+    #[test]
+    fn a_note_is_told_once_and_leaves_room_for_the_line() {
+        let progress = Progress::new(1);
+        let said = |line: &mut LiveLine| {
+            let mut out = Vec::new();
+            line.tell(&progress, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let (mut shown, mut hidden) =
+            (LiveLine::new(true, at_ms(0)), LiveLine::new(false, at_ms(0)));
+        assert_eq!(said(&mut shown), "");
+        progress.note("one".into());
+        assert_eq!(said(&mut shown), "\r\x1b[2Knote: one\n");
+        ["one", "two"].into_iter().for_each(|text| progress.note(text.into()));
+        assert_eq!(said(&mut hidden), "note: two\n");
+        assert_eq!(said(&mut hidden), "");
     }
 
     #[test]
