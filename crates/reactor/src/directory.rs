@@ -95,7 +95,7 @@ impl Directory {
     /// its mask allows.
     pub fn spawn(&self, plan: ThreadPlan) -> Result<Handle, NotSpawned> {
         let refuse = |why, plan| NotSpawned { why, plan: Box::new(plan) };
-        let home = match self.home_for(&plan) {
+        let home = match self.place(&plan.name, plan.mask.as_ref(), plan.reactor) {
             Ok(home) => home,
             Err(why) => return Err(refuse(why, plan)),
         };
@@ -122,11 +122,27 @@ impl Directory {
     pub fn move_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), Refused> {
         let record = self.record_of(thread)?;
         let core = self.reactor(to)?.record.core;
-        if let Some(mask) = record.mask.as_ref().filter(|mask| !mask.contains(core)) {
+        if let Some(mask) = record.mask().as_ref().filter(|mask| !mask.contains(core)) {
             let (thread, mask) = (record.name.clone(), mask.clone());
             return Err(Refused::MaskOutside { thread, mask, cores: Cores::from_iter([core]) });
         }
         self.order(record.home(), Order::Move { thread, to }).map_err(|(why, _)| why)
+    }
+
+    /// Changes the cores that a thread may live on; without any it may live everywhere. If it lives
+    /// elsewhere it is told to move, as by [`move_thread`](Self::move_thread), to the reactor with
+    /// the fewest threads of those that are left. Gives the reactor where it will be. Refused, and
+    /// nothing is changed, if no reactor has one of these cores.
+    pub fn set_mask(&self, thread: ThreadId, mask: Option<Cores>) -> Result<ReactorId, Refused> {
+        let record = self.record_of(thread)?;
+        let now = record.home();
+        let stays = self.place(&record.name, mask.as_ref(), Some(now));
+        let home = stays.or_else(|_| self.place(&record.name, mask.as_ref(), None))?;
+        if home != now {
+            self.order(now, Order::Move { thread, to: home }).map_err(|(why, _)| why)?;
+        }
+        *record.mask() = mask;
+        Ok(home)
     }
 
     /// Ends a thread, once all of its pollers have let go or a while has passed.
@@ -206,12 +222,19 @@ impl Directory {
         }
     }
 
-    fn home_for(&self, plan: &ThreadPlan) -> Result<ReactorId, Refused> {
+    /// Where a thread may live: on `reactor`, or else on that with the fewest threads of those that
+    /// its mask allows.
+    fn place(
+        &self,
+        thread: &str,
+        mask: Option<&Cores>,
+        reactor: Option<ReactorId>,
+    ) -> Result<ReactorId, Refused> {
         let allows = |reactor: &ReactorId| {
             let core = self.reactors[reactor.index()].record.core;
-            plan.mask.as_ref().is_none_or(|mask| mask.contains(core))
+            mask.is_none_or(|mask| mask.contains(core))
         };
-        if let Some(reactor) = plan.reactor {
+        if let Some(reactor) = reactor {
             self.reactor(reactor)?;
             if allows(&reactor) {
                 return Ok(reactor);
@@ -224,8 +247,8 @@ impl Directory {
             }
         }
         let cores = self.reactors.iter().map(|entry| entry.record.core).collect();
-        let mask = plan.mask.clone().unwrap_or_default();
-        Err(Refused::MaskOutside { thread: plan.name.clone(), mask, cores })
+        let mask = mask.cloned().unwrap_or_default();
+        Err(Refused::MaskOutside { thread: thread.to_owned(), mask, cores })
     }
 
     fn sleepless_poller(&self, reactor: ReactorId) -> Option<String> {
@@ -298,7 +321,7 @@ fn sample_thread(record: &ThreadRecord, now: Instant) -> ThreadSample {
         id: record.id,
         name: record.name.clone(),
         home: record.home(),
-        mask: record.mask.clone(),
+        mask: record.mask().clone(),
         busy: Span { ns: busy },
         idle: Span { ns: now.since(started).ns.saturating_sub(busy) },
         messages: record.messages.get(),

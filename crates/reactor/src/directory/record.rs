@@ -101,7 +101,8 @@ impl ReactorRecord {
 pub(crate) struct ThreadRecord {
     pub(crate) id: ThreadId,
     pub(crate) name: String,
-    pub(crate) mask: Option<Cores>,
+    /// The cores it may live on; everywhere if none are named. Locked when asked and when changed.
+    mask: Mutex<Option<Cores>>,
     pub(crate) mail: Sender<Message>,
     home: AtomicU32,
     bells: Arc<[Bell]>,
@@ -126,7 +127,7 @@ impl ThreadRecord {
         Self {
             id,
             name,
-            mask,
+            mask: Mutex::new(mask),
             mail,
             home: AtomicU32::new(home.0),
             bells,
@@ -137,6 +138,10 @@ impl ThreadRecord {
             channels: count(),
             pollers: Mutex::default(),
         }
+    }
+
+    pub(crate) fn mask(&self) -> MutexGuard<'_, Option<Cores>> {
+        self.mask.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[inline]

@@ -305,6 +305,33 @@ fn masks_and_numbers_are_checked_before_anything_moves() {
 }
 
 #[test]
+fn a_mask_that_is_changed_moves_the_thread_if_it_must_and_holds_from_then_on() {
+    let mut world = World::always(3);
+    let thread = world.directory.spawn(ThreadPlan::new("roamer").on(R0)).unwrap();
+    world.directory.spawn(ThreadPlan::new("settler").on(R1)).unwrap();
+    world.turn_all(2);
+    let set = |mask: Option<&[u32]>| {
+        let mask = mask.map(|cores| cores.iter().copied().collect());
+        world.directory.set_mask(thread.id(), mask)
+    };
+    assert_eq!(set(Some(&[0, 1])), Ok(R0), "it may stay");
+    assert_eq!(set(Some(&[1, 2])), Ok(ReactorId(2)), "where there is more room");
+    let refused = set(Some(&[7])).unwrap_err();
+    assert_eq!(refused.to_string(), "thread 'roamer': mask 7, expected one of the cores 0-2");
+    world.turn_all(4);
+    assert_eq!(thread.home(), ReactorId(2));
+    let sample = world.directory.sample(world.now());
+    assert_eq!(sample.threads[0].mask, Some(Cores::from_iter([1, 2])));
+    assert!(world.directory.move_thread(thread.id(), R0).is_err());
+    assert_eq!(world.directory.set_mask(thread.id(), None), Ok(ReactorId(2)));
+    assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
+    world.turn_all(4);
+    assert_eq!(thread.home(), R0);
+    let nobody = world.directory.set_mask(crate::ThreadId(9), None);
+    assert_eq!(nobody, Err(Refused::UnknownThread(crate::ThreadId(9))));
+}
+
+#[test]
 fn threads_are_spread_and_a_full_inbox_gives_the_plan_back() {
     let options = ReactorOptions { inbox: 2, ..ReactorOptions::default() };
     let world = World::new(0, 2, &options);
