@@ -153,13 +153,16 @@ pub(super) const METHODS: &[Method] = &[
         name: "thread",
         parameters: &[
             required("name", NAME, "the thread's name"),
-            required("reactor", NUMBER, "the reactor to move it to, which its mask must allow"),
+            optional("reactor", NUMBER, "the reactor to move it to, which its mask must allow"),
+            optional("mask", Kind::Cores, "the cores it may live on from now on"),
         ],
         answer: Shape::Record(&[
             Field::new("id", Shape::Whole, "the thread's number"),
-            Field::new("reactor", Shape::Whole, "where it was told to go"),
+            Field::new("reactor", Shape::Whole, "where it stays, or was told to go"),
+            Field::new("mask", TEXT, "the cores it may live on; everywhere if null"),
         ]),
-        help: "Move a light thread; it goes when its pollers have let go, and an event says so",
+        help: "Move a light thread, or say where it may live; it goes when its pollers have let go, \
+               and an event says so",
         example: "tenmil set thread name=submit-0 reactor=1",
         run: set_thread,
     },
@@ -365,10 +368,19 @@ fn set_thread(call: &Call<'_>) -> Result<Value, Refusal> {
         let message = format!("set thread: no thread {name}, expected {expected}");
         Refusal::caller(Code::Absent, message)
     })?;
-    let reactor = number(call, "reactor").unwrap_or_default();
-    let moved = directory.move_thread(found.id, ReactorId(reactor));
-    moved.map_err(|why| refused("set thread", &why))?;
-    Ok(json!({ "id": found.id.0, "reactor": reactor }))
+    let (reactor, mask) = (number(call, "reactor").map(ReactorId), call.arguments.cores("mask"));
+    let told = match (reactor, mask) {
+        (Some(reactor), None) => directory.move_thread(found.id, reactor).map(|()| reactor),
+        (None, Some(mask)) => directory.set_mask(found.id, Some(mask.clone())),
+        // Both: one could be refused when the other is done.
+        (Some(_), Some(_)) | (None, None) => {
+            let message = "set thread: expected one of `reactor` and `mask`";
+            return Err(Refusal::caller(Code::BadValue, message));
+        }
+    };
+    let home = told.map_err(|why| refused("set thread", &why))?;
+    let mask = mask.or(found.mask.as_ref()).map(ToString::to_string);
+    Ok(json!({ "id": found.id.0, "reactor": home.0, "mask": mask }))
 }
 
 /// More names in a refusal would only hide what it says.

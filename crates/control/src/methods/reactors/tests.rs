@@ -120,11 +120,33 @@ fn reactors_are_told_how_to_poll_and_do() {
 fn a_thread_is_moved_by_its_name() {
     let world = World::new();
     let told = world.ask("set_thread", json!({ "name": "second", "reactor": 0 })).unwrap();
-    assert_eq!(told, json!({ "id": 1, "reactor": 0 }));
+    assert_eq!(told, json!({ "id": 1, "reactor": 0, "mask": null }));
     let refusal = world.ask("set_thread", json!({ "name": "third", "reactor": 0 })).unwrap_err();
     assert_eq!(refusal.message, "set thread: no thread `third`, expected first or second");
     let refusal = world.ask("set_thread", json!({ "name": "first", "reactor": 9 })).unwrap_err();
     assert_eq!(refusal.code, Code::NotDone);
+}
+
+#[test]
+fn a_threads_mask_is_changed_and_shown() {
+    let world = World::new();
+    let core = world.ask("reactors", json!({})).unwrap()[0]["core"].to_string();
+    let told = world.ask("set_thread", json!({ "name": "first", "mask": core })).unwrap();
+    assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": core }));
+    let threads = world.ask("threads", json!({})).unwrap();
+    assert_eq!((&threads[0]["mask"], &threads[1]["mask"]), (&json!(core), &Value::Null));
+    let change = json!({ "name": "first", "mask": "1023" });
+    let refusal = world.ask("set_thread", change).unwrap_err();
+    assert_eq!(refusal.code, Code::NotDone);
+    assert!(refusal.message.contains("mask 1023, expected one of the cores"), "{refusal}");
+    let told = world.ask("set_thread", json!({ "name": "first", "reactor": 0 })).unwrap();
+    assert_eq!(told["mask"], core, "what was refused changed nothing");
+    for change in
+        [json!({ "name": "first" }), json!({ "name": "first", "reactor": 0, "mask": core })]
+    {
+        let refusal = world.ask("set_thread", change).unwrap_err();
+        assert_eq!(refusal.message, "set thread: expected one of `reactor` and `mask`");
+    }
 }
 
 #[test]
