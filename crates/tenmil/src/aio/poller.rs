@@ -190,7 +190,9 @@ impl Poller for DevicePoller {
     }
 
     fn arm(&mut self) -> Found {
-        let stays_awake = self.is_behind() || (self.in_flight > 0 && self.backend.arm());
+        // In any case: an old signal, which nobody has taken away, would end every sleep at once.
+        let has_answer = self.backend.arm();
+        let stays_awake = self.is_behind() || (self.in_flight > 0 && has_answer);
         Found::from_count(usize::from(stays_awake))
     }
 

@@ -32,6 +32,8 @@ struct Inner {
     taken: Vec<u64>,
     outcome: Outcome,
     panics: bool,
+    /// How often it was armed.
+    arms: u32,
 }
 
 struct SlowBackend {
@@ -100,7 +102,10 @@ impl Backend for SlowBackend {
     }
 
     fn arm(&mut self) -> bool {
-        self.slow.inner(|inner| !inner.done.is_empty())
+        self.slow.inner(|inner| {
+            inner.arms += 1;
+            !inner.done.is_empty()
+        })
     }
 }
 
@@ -145,6 +150,7 @@ impl Stand {
             taken: Vec::new(),
             outcome: Outcome::SUCCESS,
             panics: false,
+            arms: 0,
         })));
         let backend = SlowBackend { slow: slow.clone(), limits: limits(depth) };
         let buffers = Buffers::new(pool);

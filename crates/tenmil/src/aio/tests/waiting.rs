@@ -73,6 +73,17 @@ fn an_idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
     }
 }
 
+/// Its descriptor may still be readable for an answer that has been taken: arming takes that away.
+#[test]
+fn a_device_is_armed_for_a_sleep_even_if_it_owes_nothing() {
+    let mut stand = Stand::new(4, 4, 4);
+    assert!(stand.falls_asleep());
+    assert_eq!(stand.slow.inner(|inner| inner.arms), 1);
+    stand.reactor.woken(&[]);
+    assert!(stand.falls_asleep());
+    assert_eq!(stand.slow.inner(|inner| inner.arms), 2);
+}
+
 #[test]
 fn an_operation_that_begins_just_before_the_sleep_keeps_the_thread_awake() {
     let mut stand = Stand::new(4, 4, 4);
