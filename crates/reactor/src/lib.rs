@@ -41,6 +41,7 @@
 //! | watch and steer | [`Directory`], [`Sample`], [`Event`], [`PollMode`] |
 //! | decide who lives where, and how fast | [`schedule`], [`governor`], [`balance`] |
 //! | run it all in simulated time | [`Assembly`], [`Stopwatch`], [`host::Turn`] |
+//! | look for work as patiently as a reactor | [`Spell`] |
 //!
 //! Who sleeps, when, and why nothing is forgotten meanwhile is told in `reactor/idle.rs`.
 
@@ -78,6 +79,6 @@ pub use poller::{Found, Poller, PollerId, Registration, WakeKind, WokenBy};
 pub use reactor::{Assembly, Reactor, ReactorOptions};
 pub use reactors::Reactors;
 pub use refused::Refused;
-pub use spell::{PollMode, REST_MAX, REST_MIN, SPELL_MAX, SPELL_MIN};
+pub use spell::{PollMode, REST_MAX, REST_MIN, SPELL_MAX, SPELL_MIN, Spell};
 pub use thread::ThreadPlan;
 pub use watch::Stopwatch;

@@ -87,8 +87,9 @@ impl Found {
 /// What ends a sleep on behalf of a poller. Nobody can be registered without saying so.
 #[derive(Debug)]
 pub enum WokenBy {
-    /// This descriptor becomes readable once [`Poller::arm`] has been called. Two descriptors are
-    /// one epoll instance.
+    /// This descriptor becomes readable once [`Poller::arm`] has been called, which takes away what
+    /// old signals have left: a descriptor that stays readable ends every sleep at once. Two
+    /// descriptors are one epoll instance.
     Descriptor(OwnedFd),
     /// Time does: [`Poller::wake_at`].
     Deadline,

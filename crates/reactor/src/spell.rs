@@ -1,4 +1,4 @@
-//! How long a reactor looks for work before it sleeps.
+//! How long a thread that turns looks for work before it sleeps.
 //!
 //! It is the problem of renting or buying skis: looking costs by the nanosecond, a sleep costs once.
 //! Who looks for as long as a sleep costs, and then sleeps, never pays more than twice the least
@@ -32,9 +32,21 @@ pub const REST_MIN: Span = Span::from_us(20);
 /// A rest is never longer than this, since nothing ends it early.
 pub const REST_MAX: Span = Span::from_ms(1);
 
-/// The state of one reactor's patience.
+/// How long one thread that turns, such as a reactor, goes on looking when it finds nothing. It is
+/// told of every turn that found work, and asked after every turn that did not.
+///
+/// ```
+/// use base::{Instant, Span};
+/// use tenmil_reactor::{PollMode, SPELL_MIN, Spell};
+///
+/// let now = Instant { ns: 1_000_000 };
+/// let mut spell = Spell::new(PollMode::Adaptive, now);
+/// spell.work(now);
+/// assert!(!spell.is_over(now));
+/// assert!(spell.is_over(now.after(SPELL_MIN)));
+/// ```
 #[derive(Debug)]
-pub(crate) struct Spell {
+pub struct Spell {
     mode: PollMode,
     last_work: Instant,
     /// The longest recent gap that was not longer than [`SPELL_MAX`].
@@ -46,21 +58,23 @@ pub(crate) struct Spell {
 }
 
 impl Spell {
-    pub(crate) fn new(mode: PollMode, now: Instant) -> Self {
+    /// A spell that begins now, for one who has not seen any work.
+    pub fn new(mode: PollMode, now: Instant) -> Self {
         let mut spell =
             Self { mode, last_work: now, gap: Span::default(), over_at: now, rested: true };
         spell.set_mode(mode, now);
         spell
     }
 
-    pub(crate) fn set_mode(&mut self, mode: PollMode, now: Instant) {
+    /// Polls in another way from now on: another spell begins.
+    pub fn set_mode(&mut self, mode: PollMode, now: Instant) {
         self.mode = mode;
         self.extend(now);
     }
 
-    /// Work was found.
+    /// Work was found. The next spell begins, as long as the recent gaps suggest.
     #[inline]
-    pub(crate) fn work(&mut self, now: Instant) {
+    pub fn work(&mut self, now: Instant) {
         let gap = now.since(self.last_work);
         self.last_work = now;
         self.gap.ns = if gap > SPELL_MAX {
@@ -78,12 +92,12 @@ impl Spell {
 
     /// Whether the spell is over, for a turn that found nothing.
     #[inline]
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
+    pub fn is_over(&self, now: Instant) -> bool {
         now >= self.over_at
     }
 
-    /// Begins another spell at `now`, with no work: the reactor was about to sleep and may not.
-    pub(crate) fn extend(&mut self, now: Instant) {
+    /// Begins another spell at `now`, with no work: the thread was about to sleep and may not.
+    pub fn extend(&mut self, now: Instant) {
         self.over_at = match self.mode {
             PollMode::Always => Instant::NEVER,
             PollMode::Adaptive | PollMode::Hybrid => now.after(self.length()),
@@ -92,7 +106,7 @@ impl Spell {
 
     /// The rest that is due now in hybrid mode, if what is in flight takes `latency`. At most one
     /// for each piece of work; after it another spell begins.
-    pub(crate) fn rest(&mut self, now: Instant, latency: Option<Span>) -> Option<Span> {
+    pub fn rest(&mut self, now: Instant, latency: Option<Span>) -> Option<Span> {
         self.rested = true;
         let until = self.last_work.after(Span { ns: latency?.ns / 4 * 3 });
         let rest = until.since(now).min(REST_MAX);
@@ -100,10 +114,11 @@ impl Spell {
     }
 
     /// Whether a rest should be thought of before a sleep is.
-    pub(crate) fn wants_rest(&self) -> bool {
+    pub fn wants_rest(&self) -> bool {
         self.mode == PollMode::Hybrid && !self.rested
     }
 
+    #[inline]
     fn length(&self) -> Span {
         Span { ns: (2 * self.gap.ns).clamp(SPELL_MIN.ns, SPELL_MAX.ns) }
     }
@@ -175,6 +190,16 @@ mod tests {
         assert_eq!(spell_after(steady.iter().copied()), Span::from_us(800));
         let rare = [Span::from_ms(100)].repeat(5);
         assert_eq!(spell_after(steady.into_iter().chain(rare)), SPELL_MIN);
+    }
+
+    #[test]
+    fn a_sleep_that_was_refused_is_tried_again_a_spell_later() {
+        let now = Instant { ns: 1_000_000 };
+        let mut spell = Spell::new(PollMode::Adaptive, Instant::default());
+        assert!(spell.is_over(now));
+        spell.extend(now);
+        assert!(!spell.is_over(now));
+        assert!(spell.is_over(now.after(SPELL_MIN)));
     }
 
     #[test]

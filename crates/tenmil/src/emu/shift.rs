@@ -13,6 +13,7 @@
 use base::{Instant, Interrupts, Span};
 use ctrl::front::Wait as Rest;
 use host::{Bell, Clock, EventVectors, Sleeper, Sources, Stop, Thread, Turn, Wait};
+use reactor::{PollMode, Spell};
 
 use super::device::EmulatedSsd;
 use crate::Refused;
@@ -38,29 +39,15 @@ pub(super) struct OnShift<I: Interrupts = EventVectors> {
     sources: Sources,
     /// A medium's descriptor could not be waited for, so nothing may be slept on.
     is_deaf: bool,
-    patience: Patience,
+    spell: Spell,
     /// Until when nothing is going to happen by itself, as of the last turn.
     until: Instant,
     /// Turns between two looks at the clock.
     turns: u32,
 }
 
-/// How long to look for work before a sleep: for about as long as a sleep costs, or for twice the
-/// gap between the last pieces of work if that is not much more.
-#[derive(Debug, Default)]
-struct Patience {
-    since: Instant,
-    gap: Span,
-    is_idle: bool,
-}
-
 /// Turns between two looks at the clock: a turn takes well under a microsecond.
 const TURNS_PER_LOOK: u32 = 16;
-
-/// What a sleep costs, from the announcement to the first turn after it.
-const SPELL_MIN: Span = Span::from_us(50);
-/// Gaps longer than half of this are slept through.
-const SPELL_MAX: Span = Span::from_ms(1);
 
 /// The kernel wakes about so late: a deadline is awaited awake from so long before it.
 const LEAD: Span = Span::from_us(100);
@@ -114,8 +101,9 @@ impl Drop for DeviceThread {
 
 impl<I: Interrupts> OnShift<I> {
     fn new(ssds: Vec<EmulatedSsd<I>>, stop: Stop, gives_way: bool, sources: Sources) -> Self {
-        let (patience, until, turns) = (Patience::default(), Instant::NEVER, TURNS_PER_LOOK);
-        Self { ssds, stop, gives_way, sources, is_deaf: false, patience, until, turns }
+        let spell = Spell::new(PollMode::Adaptive, Instant::default());
+        let (until, turns) = (Instant::NEVER, TURNS_PER_LOOK);
+        Self { ssds, stop, gives_way, sources, is_deaf: false, spell, until, turns }
     }
 
     /// One SSD on no thread: its owner lets the time pass, and turns it once for each look.
@@ -161,10 +149,10 @@ impl<I: Interrupts> Turn for OnShift<I> {
             }
         }
         if !is_idle {
-            self.patience.work(now);
+            self.spell.work(now);
             return Wait::Again;
         }
-        let may_sleep = self.patience.is_over(now) && self.wake_at() > now && !self.is_deaf;
+        let may_sleep = self.spell.is_over(now) && self.wake_at() > now && !self.is_deaf;
         if may_sleep { Wait::Until(self.wake_at()) } else { Wait::Again }
     }
 
@@ -181,79 +169,12 @@ impl<I: Interrupts> Turn for OnShift<I> {
         let must_wake = has_work || self.is_deaf || self.wake_at() < planned;
         if must_wake {
             // Not again at once: announcing a sleep costs more than some turns.
-            self.patience.begin(now);
+            self.spell.extend(now);
         }
         must_wake || self.stop.is_stopped()
     }
 
     fn woken(&mut self, _: &[u64]) {
         self.ssds.iter_mut().for_each(EmulatedSsd::disarm);
-    }
-}
-
-impl Patience {
-    /// There was work.
-    #[inline]
-    fn work(&mut self, now: Instant) {
-        if self.is_idle {
-            let gap = now.since(self.since);
-            // The longest of the recent ones; those that were slept through teach nothing but that.
-            let faded = Span { ns: self.gap.ns - self.gap.ns / 8 };
-            self.gap = if gap > SPELL_MAX { faded } else { gap.max(faded) };
-            self.is_idle = false;
-        }
-        self.since = now;
-    }
-
-    /// Whether there has been no work for long enough.
-    #[inline]
-    fn is_over(&mut self, now: Instant) -> bool {
-        self.is_idle = true;
-        now.since(self.since).ns >= (2 * self.gap.ns).clamp(SPELL_MIN.ns, SPELL_MAX.ns)
-    }
-
-    /// Begins another spell.
-    fn begin(&mut self, now: Instant) {
-        self.since = now;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use base::{Instant, Span};
-
-    use super::{Patience, SPELL_MAX, SPELL_MIN};
-
-    /// How long the thread looks for work after work has come with these gaps.
-    fn spell_after(gaps: &[Span]) -> Span {
-        let mut now = Instant { ns: 1_000_000 };
-        let mut patience = Patience::default();
-        for gap in gaps {
-            patience.work(now);
-            patience.is_over(now);
-            now = now.after(*gap);
-        }
-        patience.work(now);
-        let over = (0..).map(|us| now.after(Span::from_us(us)));
-        over.into_iter().find(|at| patience.is_over(*at)).unwrap().since(now)
-    }
-
-    #[test]
-    fn work_that_comes_soon_is_awaited_and_work_that_comes_late_is_slept_for() {
-        assert_eq!(spell_after(&[]), SPELL_MIN);
-        assert_eq!(spell_after(&[Span::from_us(200); 3]), Span::from_us(400));
-        assert_eq!(spell_after(&[Span::from_us(900); 3]), SPELL_MAX);
-        let mut gaps = vec![Span::from_us(200); 3];
-        gaps.extend([Span::from_ms(50); 40]);
-        assert_eq!(spell_after(&gaps), SPELL_MIN);
-    }
-
-    #[test]
-    fn a_sleep_that_was_refused_is_tried_again_a_spell_later() {
-        let (mut patience, now) = (Patience::default(), Instant { ns: 1_000_000 });
-        assert!(patience.is_over(now));
-        patience.begin(now);
-        assert!(!patience.is_over(now));
-        assert!(patience.is_over(now.after(SPELL_MIN)));
     }
 }
