@@ -1,5 +1,7 @@
 //! Emulated SSDs whose both sides sleep.
 
+mod on_reactor;
+mod stage;
 mod virtual_time;
 
 use base::{

@@ -1,0 +1,298 @@
+//! An emulated SSD whose host lives on a reactor, both on one thread, in an order drawn from a seed:
+//! what one does may come between any two steps of the other that goes to sleep.
+//!
+//! ```text
+//!   device    turn ── announce ── look once more ── asleep ── woken by a bell or a deadline
+//!   reactor   turn ── announce ── arm its poller ── asleep ── woken by the vector or a deadline
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::{Answers, Backend, Instant, Outcome, Random, Request, Segment, Span};
+use host::{Sleeper, Turn, Wait};
+use reactor::{
+    Assembly, Context, Found, Poller, Reactor, ReactorOptions, Registration, Stopwatch, ThreadPlan,
+    WokenBy,
+};
+
+use super::stage::{Device, FORGOTTEN, Nap, Planted, READ, Stage, StageController};
+
+struct World {
+    device: Device,
+    reactor: Reactor,
+    sleeper: Sleeper,
+    reactor_is: ReactorIs,
+    reactor_nap: Nap,
+    looks_once: bool,
+    ledger: Arc<Mutex<Ledger>>,
+    random: Random,
+    now: Instant,
+    /// The same, for the reactor's books.
+    stopwatch: Arc<AtomicU64>,
+    /// How often the reactor has slept.
+    sleeps: u32,
+    /// When the command in flight was submitted, as of the last step.
+    submitted: Option<Instant>,
+    /// The device's thread does nothing before that.
+    held_until: Instant,
+    _controller: StageController,
+}
+
+/// Where the reactor's OS thread would be.
+#[derive(Clone, Copy, Debug)]
+enum ReactorIs {
+    Turning,
+    /// It has found nothing, and is about to say so.
+    Tired(Instant),
+    Announced(Instant),
+    Asleep(Instant),
+}
+
+/// What the poller has come to.
+#[derive(Debug, Default)]
+struct Ledger {
+    answered: u64,
+    latest: Span,
+    /// When the command in flight was submitted.
+    pending: Option<Instant>,
+}
+
+/// One command at a time, each a gap after the answer to the one before.
+struct Gaps {
+    queue: Box<dyn Backend>,
+    buffer: Segment,
+    answers: Answers,
+    random: Random,
+    due: Instant,
+    ledger: Arc<Mutex<Ledger>>,
+}
+
+/// The longest gap.
+const GAP_MAX: Span = Span::from_ms(50);
+
+impl World {
+    fn new(seed: u64, planted: Planted) -> Self {
+        let stage = Stage::new(seed, planted);
+        let Stage { device, queue, host_nap, buffer, now, controller } = stage;
+        let stopwatch = Arc::new(AtomicU64::new(now.ns));
+        let simulated = Stopwatch::Simulated(Arc::clone(&stopwatch));
+        let assembly = Assembly::new(&[0], &ReactorOptions::default(), &simulated, now).unwrap();
+        let (reactor, sleeper) = assembly.reactors.into_iter().next().unwrap();
+        let ledger = Arc::<Mutex<Ledger>>::default();
+        let woken_by = WokenBy::of(queue.wake_source()).unwrap();
+        let gaps = Gaps {
+            queue,
+            buffer,
+            answers: Answers::with_capacity(8),
+            random: Random::new(!seed),
+            due: now,
+            ledger: Arc::clone(&ledger),
+        };
+        let plan = ThreadPlan::new("gaps").poller(Registration::active("gaps", woken_by, gaps));
+        assembly.directory.spawn(plan).unwrap();
+        Self {
+            device,
+            reactor,
+            sleeper,
+            reactor_is: ReactorIs::Turning,
+            reactor_nap: host_nap,
+            looks_once: planted == Planted::HostLooksOnce,
+            ledger,
+            random: Random::new(seed),
+            now,
+            stopwatch,
+            sleeps: 0,
+            submitted: None,
+            held_until: now,
+            _controller: controller,
+        }
+    }
+
+    /// Goes on until so many commands have been answered, or one was forgotten.
+    fn run(&mut self, commands: u64) -> Result<(), String> {
+        loop {
+            let Ledger { answered, pending, .. } = *self.ledger.lock().unwrap();
+            if answered >= commands {
+                return Ok(());
+            }
+            if pending.is_some_and(|begun| self.now.since(begun) > FORGOTTEN) {
+                let (device, reactor) = (self.device.is, self.reactor_is);
+                return Err(format!("device {device:?}, reactor {reactor:?}, after {answered}"));
+            }
+            self.step(pending);
+        }
+    }
+
+    /// One step of either side, and a little time.
+    fn step(&mut self, pending: Option<Instant>) {
+        if pending.is_some() && pending != self.submitted {
+            // Its thread has the processor sooner or later, so answers come at any time after.
+            self.held_until = self.now.after(Span { ns: 1 << self.random.below(20) });
+        }
+        self.submitted = pending;
+        let can_device_step = self.now >= self.held_until && self.device.can_step(self.now);
+        // While both only look, nobody is in anybody's way.
+        let little = if pending.is_some() { 300 } else { 1 << self.random.below(14) };
+        let passes = match (can_device_step, self.can_reactor_step()) {
+            (true, true) if self.random.chance(1, 2) => {
+                self.device.step(self.now);
+                little
+            }
+            (_, true) => {
+                self.step_reactor();
+                little
+            }
+            (true, false) => {
+                self.device.step(self.now);
+                20_000
+            }
+            (false, false) => {
+                self.now = self.next_deadline(pending).max(self.now);
+                0
+            }
+        };
+        self.now.ns += 50 + self.random.below(passes);
+        self.stopwatch.store(self.now.ns, Ordering::Relaxed);
+    }
+
+    /// When anything happens again, if both sleep or are held up.
+    fn next_deadline(&self, pending: Option<Instant>) -> Instant {
+        let forgotten = pending.map_or(Instant::NEVER, |begun| begun.after(FORGOTTEN));
+        let is_held = self.now < self.held_until;
+        let device = if is_held { self.held_until } else { self.device.deadline() };
+        device.min(self.reactor_deadline()).min(forgotten)
+    }
+
+    fn can_reactor_step(&self) -> bool {
+        self.reactor_nap.is_woken() || self.now >= self.reactor_deadline()
+    }
+
+    /// When it wakes by itself; now, if it does not sleep.
+    fn reactor_deadline(&self) -> Instant {
+        match self.reactor_is {
+            ReactorIs::Asleep(until) => until,
+            _ => Instant::default(),
+        }
+    }
+
+    fn step_reactor(&mut self) {
+        self.reactor_is = match self.reactor_is {
+            ReactorIs::Turning => match self.reactor.turn(self.now) {
+                Wait::Until(until) => ReactorIs::Tired(until),
+                wait => {
+                    assert_eq!(wait, Wait::Again, "in adaptive mode, and never ordered to end");
+                    ReactorIs::Turning
+                }
+            },
+            ReactorIs::Tired(until) => {
+                self.sleeper.announce();
+                ReactorIs::Announced(until)
+            }
+            ReactorIs::Announced(until) => {
+                if self.reactor.arm(self.now) && !self.looks_once {
+                    self.wake_reactor()
+                } else {
+                    self.sleeps += 1;
+                    ReactorIs::Asleep(until)
+                }
+            }
+            ReactorIs::Asleep(_) => self.wake_reactor(),
+        };
+    }
+
+    fn wake_reactor(&mut self) -> ReactorIs {
+        self.sleeper.cancel();
+        self.reactor.woken(&[]);
+        ReactorIs::Turning
+    }
+}
+
+impl Poller for Gaps {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        let now = context.now();
+        let mut ledger = self.ledger.lock().unwrap();
+        let token = ledger.answered;
+        if let Some(begun) = ledger.pending {
+            if self.queue.poll(now, &mut self.answers) == 0 {
+                return Found::Nothing;
+            }
+            let answers: Vec<_> =
+                self.answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
+            assert_eq!(answers, [(token, Outcome::SUCCESS)]);
+            ledger.answered += 1;
+            ledger.pending = None;
+            ledger.latest = ledger.latest.max(now.since(begun));
+            // From one microsecond to 50 milliseconds, each scale as likely as the next.
+            let scale = 1_u64 << (10 + self.random.below(16));
+            let gap = Span { ns: scale + self.random.below(scale) };
+            self.due = now.after(gap.min(GAP_MAX));
+        } else if now >= self.due {
+            let request = Request { token, lba: self.random.below(1 << 20), ..READ };
+            assert_eq!(self.queue.submit(now, &[request], &[self.buffer]), 1);
+            ledger.pending = Some(now);
+        } else {
+            return Found::Nothing;
+        }
+        Found::Work
+    }
+
+    fn flush(&mut self) {
+        self.queue.flush();
+    }
+
+    fn arm(&mut self) -> Found {
+        let is_behind = self.queue.arm();
+        let is_pending = self.ledger.lock().unwrap().pending.is_some();
+        Found::from_count(usize::from(is_pending && is_behind))
+    }
+
+    fn disarm(&mut self) {
+        self.queue.disarm();
+    }
+
+    fn wake_at(&self) -> Instant {
+        let is_pending = self.ledger.lock().unwrap().pending.is_some();
+        if is_pending { self.queue.wake_at() } else { self.due }
+    }
+}
+
+/// Nothing is forgotten in so many gaps, and both sides have slept in between.
+fn go_through_gaps(seed: u64, commands: u64) {
+    let mut world = World::new(seed, Planted::Nothing);
+    assert_eq!(world.run(commands), Ok(()), "seed {seed}");
+    let (latest, sleeps) = (world.ledger.lock().unwrap().latest, world.sleeps);
+    let device = world.device.sleeps;
+    println!(
+        "seed {seed}: {commands} gaps, latest {latest}; the device slept {device} times, the \
+         reactor {sleeps}"
+    );
+    assert!(latest < Span::from_ms(20), "seed {seed}: {latest}");
+    let enough = commands / 20;
+    assert!(
+        u64::from(device.min(sleeps)) > enough,
+        "seed {seed}: {device} and {sleeps} sleeps are no test"
+    );
+}
+
+#[test]
+fn a_reactor_and_its_ssd_forget_nothing_in_simulated_gaps() {
+    (0..20).for_each(|seed| go_through_gaps(seed, 2_000));
+}
+
+/// Twenty minutes: `.ci/nightly gaps`.
+#[test]
+#[ignore = "takes twenty minutes"]
+fn a_reactor_and_its_ssd_forget_nothing_in_a_million_gaps_twenty_times_over() {
+    (0..20).for_each(|seed| go_through_gaps(seed, 1_000_000));
+}
+
+#[test]
+fn every_mistake_between_a_reactor_and_its_ssd_is_found() {
+    for planted in Planted::MISTAKES {
+        for seed in 0..4 {
+            let ran = World::new(seed, planted).run(50_000);
+            assert!(ran.is_err(), "{planted:?}, seed {seed}: nothing was forgotten");
+        }
+    }
+}
