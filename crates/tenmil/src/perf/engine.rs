@@ -24,7 +24,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use base::{Limits, Segment, Span};
 use host::environment::ProcessorTime;
 use host::{Clock, Cores, Environment};
-use reactor::{PollMode, ReactorOptions, Reactors, Registration, ThreadPlan};
+use reactor::{ReactorOptions, Reactors, Registration, ThreadPlan};
 
 use super::environment::RunEnvironment;
 use super::options::{PerfOptions, RAM_TIME};
@@ -90,7 +90,7 @@ impl Rig {
             techniques: &options.techniques,
             device_cores: &places.device,
             gives_way: places.gives_way,
-            interrupts: options.poll != PollMode::Always,
+            interrupts: true,
             seed: options.seed,
         };
         Ok(Self { ssds: Emulated::start(&plan, &clock)?, clock })
