@@ -23,6 +23,8 @@ mod print;
 mod rates;
 mod sample;
 mod screen;
+#[cfg(test)]
+mod shape;
 mod state;
 mod tables;
 mod words;

@@ -97,7 +97,8 @@ fn shuttle(uri: &str, travel: Travel) {
     assert_eq!(sample.threads[0].home, homes[usize::try_from(MOVES % 2).unwrap()]);
     assert_eq!(sample.reactors.iter().map(|reactor| reactor.moves).sum::<u64>(), MOVES);
     assert_eq!(moves_told(directory), MOVES);
-    assert_eq!(tally.loads_left, [DEPTH; MOVES as usize], "in flight when it was told to leave");
+    let loads = vec![DEPTH; usize::try_from(MOVES).unwrap()];
+    assert_eq!(tally.loads_left, loads, "in flight when it was told to leave");
     let carried = if travel == Travel::Carry { MOVES * DEPTH as u64 } else { 0 };
     assert_eq!(tally.carried, carried);
     assert_eq!(tally.submitted, tally.answered);
