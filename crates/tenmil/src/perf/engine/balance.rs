@@ -35,7 +35,7 @@ impl Balance {
         progress: &Progress,
     ) -> Result<Self, Refused> {
         let pool = Arc::new(Pool::new(1, JOBS_WAITING_MAX));
-        let frequency = if options.governor { frequency(cores, progress) } else { None };
+        let frequency = frequency(options.governor, cores, progress);
         let rules = Options { policy: options.scheduler, ..Options::default() };
         let started = balance::start(directory, rules, frequency, Arc::clone(&pool));
         let (_thread, steering) = started.map_err(refused)?;
@@ -44,19 +44,24 @@ impl Balance {
     }
 }
 
-/// The frequency of these cores, in our charge. What is in the way is noted, and the run goes on
-/// without.
-fn frequency(cores: &Cores, progress: &Progress) -> Option<Frequency> {
+/// Puts back what a run that crashed had in charge; then, if that is wanted, the frequency of these
+/// cores, in our charge. What is in the way is noted, and the run goes on without.
+fn frequency(is_wanted: bool, cores: &Cores, progress: &Progress) -> Option<Frequency> {
+    let machine = Machine::this();
     match RuntimeDirectory::of_user() {
-        Ok(directory) => take_charge(Machine::this(), cores, &directory, progress),
-        Err(error) => {
+        Ok(directory) => {
+            let recovered = recover(&machine, &directory);
+            recovered.errors.iter().for_each(|error| progress.note(error.to_string()));
+            is_wanted.then(|| take_charge(machine, cores, &directory, progress))?
+        }
+        Err(error) if is_wanted => {
             progress.note(format!("frequency scaling is left alone: {error}"));
             None
         }
+        Err(_) => None,
     }
 }
 
-/// Puts back what a run that crashed had in charge, and then takes charge.
 fn take_charge(
     machine: Machine,
     cores: &Cores,
@@ -64,7 +69,6 @@ fn take_charge(
     progress: &Progress,
 ) -> Option<Frequency> {
     let note = |error: &FrequencyError| progress.note(error.to_string());
-    recover(&machine, directory).errors.iter().for_each(note);
     let opened = Frequency::open(machine, cores, directory);
     match &opened {
         Ok(frequency) => frequency.held().iter().for_each(note),
