@@ -7,9 +7,9 @@
 //! | what | where |
 //! |---|---|
 //! | dispatch, and the check of every parameter before a row's function sees it | [`Request`], [`Arguments`] |
-//! | the schema, for programs | [`schema`] |
-//! | `docs/control.md`, for people | [`document`] |
-//! | the client's checks, completion and tables | [`words`], [`candidates`], [`show`] |
+//! | the schema, for programs | [`schema()`] |
+//! | `docs/control.md`, for people | [`document()`] |
+//! | the client's checks, completion and tables | [`words`], [`candidates`], [`show()`] |
 //!
 //! So a new method is a new row in [`methods`], and nothing else.
 //!
