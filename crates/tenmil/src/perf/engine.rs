@@ -151,7 +151,7 @@ impl Rig {
             let plan = ThreadPlan::new(&format!("submit-{index}")).on(reactor).poller(worker);
             reactors.spawn(plan).map_err(|error| Refused::machine(error.to_string()))?;
         }
-        let shares = self.await_shares(&told, progress, watch)?;
+        let shares = self.await_shares(&told, places.submit.len(), progress, watch)?;
         let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
         reactors.stop();
         drop(balance);
@@ -166,11 +166,12 @@ impl Rig {
         Reactors::start(cores, &poll, &self.clock).map_err(refused)
     }
 
-    /// Looks after the controllers until all workers have told what they found. Fails if a
+    /// Looks after the controllers until `count` workers have told what they found. Fails if a
     /// controller is lost, or a worker ends without a word.
     fn await_shares(
         &mut self,
         told: &mpsc::Receiver<Share>,
+        count: usize,
         progress: &Progress,
         watch: Watch<'_>,
     ) -> Result<Vec<Share>, Refused> {
@@ -192,7 +193,14 @@ impl Rig {
                 }
             }
         }
-        health.map(|()| shares)
+        health?;
+        if shares.len() < count {
+            let found = shares.len();
+            return Err(Refused::machine(format!(
+                "add up the run: {found} submitting threads told what they found, expected {count}"
+            )));
+        }
+        Ok(shares)
     }
 
     /// The lanes of one thread: its queue pairs, its part of the blocks, its buffers.
