@@ -74,6 +74,42 @@ pub trait Medium: Send + Sync {
     /// Opens a channel: a backend of its own over the same blocks. The error says, in a line, what
     /// was found and what was expected.
     fn channel(&self) -> Result<Box<dyn Backend>, String>;
+
+    /// How many channels may be open at once: queue pairs, connections.
+    fn channels_max(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// What the blocks from `lba` on hold, as far as that is known without reading them. May block:
+    /// never called on the way of an I/O.
+    ///
+    /// # Errors
+    ///
+    /// What was found and what was expected, in a line.
+    fn extent(&self, lba: u64) -> Result<Extent, String> {
+        let blocks = self.limits().block_count.saturating_sub(lba);
+        Ok(Extent { blocks, holds: Holds::Data })
+    }
+}
+
+/// Blocks that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// How many there are; zero only past the end.
+    pub blocks: u64,
+    /// What they hold.
+    pub holds: Holds,
+}
+
+/// What blocks hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// Whatever a read returns.
+    Data,
+    /// Zeroes, and they take room.
+    Zeroes,
+    /// Zeroes, and they take no room.
+    Hole,
 }
 
 /// What a backend can do.

@@ -32,7 +32,7 @@ mod request;
 mod time;
 mod wake;
 
-pub use backend::{Backend, DoorbellCounts, Durability, Limits, Medium, Support};
+pub use backend::{Backend, DoorbellCounts, Durability, Extent, Holds, Limits, Medium, Support};
 pub use blame::Blame;
 pub use device::{
     CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, SubmissionRing, entry_from_dwords,

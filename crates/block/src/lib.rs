@@ -11,11 +11,15 @@
 //! | [`FileMedium`] | goes to a file, direct where that can be done | data that stays |
 //! | [`Model`] | goes to another medium and takes as long as a named device would | latency under load |
 //!
-//! [`uri`] reads how a program names them: `emu:ram?size=1GiB&count=4`.
+//! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
+//! [`Opener`].
 
 #![forbid(unsafe_code)]
 
 mod backend;
+mod existing;
+mod open;
+pub mod quantity;
 pub mod uri;
 
 pub use backend::file::{FileMedium, FileMediumOptions};
@@ -23,6 +27,8 @@ pub use backend::model::Model;
 pub use backend::null::Null;
 pub use backend::profile::{Latency, PROFILES, Profile, Rates};
 pub use backend::ram::Ram;
+pub use existing::Existing;
+pub use open::{Kind, Opened, Opener};
 
 use base::Blame;
 

@@ -18,6 +18,7 @@ pub struct File {
     descriptor: OwnedFd,
     path: PathBuf,
     len_bytes: u64,
+    found_bytes: u64,
     direct: Result<Alignment, Indirect>,
     in_memory: bool,
 }
@@ -87,11 +88,11 @@ impl File {
             FileError::new("open", path, errno, expected)
         })?;
         lock(&descriptor, path)?;
-        let len_bytes = size(&descriptor, options)?;
+        let (found_bytes, len_bytes) = size(&descriptor, options)?;
         let direct = go_direct(&descriptor, options);
         let in_memory = fstatfs(&descriptor)
             .is_ok_and(|found| IN_MEMORY.contains(&u64::try_from(found.f_type).unwrap_or(0)));
-        Ok(Self { descriptor, path: path.into(), len_bytes, direct, in_memory })
+        Ok(Self { descriptor, path: path.into(), len_bytes, found_bytes, direct, in_memory })
     }
 
     /// Where it lies.
@@ -102,6 +103,11 @@ impl File {
     /// How many bytes are used: a multiple of the unit.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// How many bytes were there before it was opened: zero if it was made, or empty.
+    pub fn found_bytes(&self) -> u64 {
+        self.found_bytes
     }
 
     /// What a transfer must be aligned to, or why it goes through the page cache.
@@ -145,8 +151,8 @@ fn lock(descriptor: &OwnedFd, path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Grows the file if it is to be longer, and returns how much of it is used.
-fn size(descriptor: &OwnedFd, options: &FileOptions) -> Result<u64, FileError> {
+/// Grows the file if it is to be longer. Returns how long it was, and how much of it is used.
+fn size(descriptor: &OwnedFd, options: &FileOptions) -> Result<(u64, u64), FileError> {
     let path = options.path.as_path();
     let refuse = |errno| FileError::new("size", path, errno, "a file whose size can be set");
     let found = fstat(descriptor).map_err(refuse)?;
@@ -169,7 +175,7 @@ fn size(descriptor: &OwnedFd, options: &FileOptions) -> Result<u64, FileError> {
         let expected = "at least one block";
         return Err(FileError::found("size", path, format!("{there} bytes"), expected));
     }
-    Ok(used)
+    Ok((there, used))
 }
 
 /// Switches the page cache off, if that was asked for and can be done.

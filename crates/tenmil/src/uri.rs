@@ -11,7 +11,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use crate::Refused;
-use crate::perf::quantity::{parse_count, parse_size};
+use block::quantity::{parse_count, parse_size};
 
 /// A device, or several of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]

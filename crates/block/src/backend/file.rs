@@ -14,7 +14,9 @@ use host::file::{File, FileOptions};
 use self::channel::FileChannel;
 use super::marks::Marks;
 use super::range::check_geometry;
-use crate::MediumError;
+use crate::open::{BLOCK_DEFAULT, Opened, Opener, block_count};
+use crate::uri::Uri;
+use crate::{Existing, MediumError};
 
 /// Blocks in a file. Transfers go directly between the disk and the memory of the request where
 /// file, block size and memory allow it; where only the memory does not, through a buffer of the
@@ -75,6 +77,27 @@ const DEPTH_MAX: u16 = 256;
 const SEGMENTS_MAX: u16 = 65;
 const CAPACITY: Capacity = Capacity { depth: DEPTH_MAX, segments_max: SEGMENTS_MAX };
 
+/// Opens `file:PATH?size=1g&block=512&direct=yes&engine=auto`.
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    let engines =
+        [("auto", Choice::Best), ("io_uring", Choice::Ring), ("threads", Choice::Threads)];
+    if uri.path().is_empty() {
+        return Err(uri.refuse("the file is missing, expected file:/path/to/it").into());
+    }
+    let mut fields = uri.fields();
+    let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
+    let size_bytes = fields.size("size")?;
+    let direct = fields.choice("direct", &[("yes", true), ("no", false)])?.unwrap_or(true);
+    let engine = fields.choice("engine", &engines)?.unwrap_or_default();
+    fields.finish()?;
+    size_bytes.map(|size| block_count(uri, size, block_size)).transpose()?;
+    let path = PathBuf::from(uri.path());
+    let options = FileMediumOptions { path, size_bytes, block_size, direct, engine };
+    let medium = FileMedium::open(opener.regions, &options)?;
+    let (description, existing) = (medium.describe(), medium.existing());
+    Ok(Opened { medium: Arc::new(medium), description, existing: existing.into_iter().collect() })
+}
+
 impl FileMedium {
     /// Opens, makes or grows the file. Requests name memory of `regions`, in which the medium and
     /// each channel take a place of their own.
@@ -100,6 +123,14 @@ impl FileMedium {
             idle: Mutex::new(Vec::new()),
         };
         Ok(Self { shared: Arc::new(shared), choice, engine })
+    }
+
+    /// What a write would destroy: whatever was in the file before it was opened.
+    pub fn existing(&self) -> Option<Existing> {
+        let file = &self.shared.file;
+        let found = format!("{} bytes", file.found_bytes());
+        let name = file.path().display().to_string();
+        (file.found_bytes() > 0).then_some(Existing { name, found })
     }
 
     /// One line: which file, by which engine, and whether the page cache is in the way and why.

@@ -19,8 +19,12 @@ use base::{
     WakeSource,
 };
 
-use super::profile::{Latency, Profile};
+use super::profile::{Latency, PROFILES, Profile};
+use super::ram;
 use super::ready::Ready;
+use crate::MediumError;
+use crate::open::{Opened, Opener};
+use crate::uri::Uri;
 
 /// A medium whose answers take as long as a device's.
 pub struct Model {
@@ -65,6 +69,35 @@ struct Slot {
 }
 
 const DEPTH_MAX: u32 = 4096;
+
+/// Opens `model:p4600?size=1g`, over memory, or `model:[URI]?device=p4600`.
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    let names = PROFILES.iter().map(|profile| profile.name).collect::<Vec<_>>().join(" or ");
+    let profile = |name: &str| {
+        Profile::named(name)
+            .ok_or_else(|| uri.refuse(format!("no model `{name}`, expected {names}")))
+    };
+    let mut fields = uri.fields();
+    let seed = fields.seed()?.unwrap_or(opener.seed);
+    let (profile, below) = if uri.children().is_empty() {
+        let profile = profile(uri.path())?;
+        let size = fields.text("size").unwrap_or("1g".into());
+        let block = fields.text("block").unwrap_or("512".into());
+        fields.finish()?;
+        let ram: Uri = format!("ram:{size}?block={block}").parse()?;
+        (profile, ram::open(opener, &ram)?)
+    } else {
+        let child = uri.only_child()?;
+        let device = fields
+            .text("device")
+            .ok_or_else(|| uri.refuse(format!("device is missing, expected device={names}")))?;
+        fields.finish()?;
+        (profile(&device)?, opener.open(child)?)
+    };
+    let description = format!("{}; over {}", profile.describe(), below.description);
+    let medium = Arc::new(Model::new(below.medium, profile, seed));
+    Ok(Opened { medium, description, ..below })
+}
 
 impl Model {
     /// A model of `profile` over `inner`, whose blocks and durability it has.

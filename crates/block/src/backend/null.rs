@@ -1,5 +1,7 @@
 //! The medium without a medium: every request is answered, and no data moves.
 
+use std::sync::Arc;
+
 use base::{
     Answer, Answers, Backend, Durability, Instant, Limits, Medium, Operation, Outcome, Request,
     Segment, Support, WakeSource,
@@ -8,6 +10,8 @@ use base::{
 use super::range::SEGMENTS_MAX;
 use super::ready::Ready;
 use crate::MediumError;
+use crate::open::{BLOCK_DEFAULT, Opened, Opener, block_count};
+use crate::uri::Uri;
 
 /// Blocks that are not there. A read leaves the memory as it was, a write is forgotten, a compare
 /// finds no difference; only the range of blocks is checked. What is left is the cost of everything
@@ -26,6 +30,23 @@ struct NullChannel {
 const DEPTH_MAX: u32 = 4096;
 /// Bytes in the largest request: what an emulated SSD with a transfer limit of 1 MiB asks for.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Bytes on a medium that nobody gave a size.
+const SIZE_DEFAULT: u64 = 1 << 40;
+
+/// Opens `null:?size=1t&block=512`.
+pub(crate) fn open(_: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    if !uri.path().is_empty() {
+        let problem = format!("path is `{}`, expected none: null:?size=1t", uri.path());
+        return Err(uri.refuse(problem).into());
+    }
+    let mut fields = uri.fields();
+    let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
+    let size_bytes = fields.size("size")?.unwrap_or(SIZE_DEFAULT);
+    fields.finish()?;
+    let null = Null::new(block_size, block_count(uri, size_bytes, block_size)?)?;
+    Ok(Opened::fresh(Arc::new(null), "null: no data moves"))
+}
 
 impl Null {
     /// `block_count` blocks of `block_size` bytes.

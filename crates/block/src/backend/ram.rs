@@ -13,6 +13,9 @@ use super::pieces::Pieces;
 use super::range::{SEGMENTS_MAX, check, check_geometry};
 use super::ready::Ready;
 use crate::MediumError;
+use crate::open::{BLOCK_DEFAULT, Opened, Opener, block_count};
+use crate::quantity::parse_size;
+use crate::uri::Uri;
 
 /// Blocks in a region of memory beside those of the programs that use it, so that data moves by one
 /// copy from region to region. A block that was never written, or was deallocated, takes no memory
@@ -48,6 +51,27 @@ struct Store {
 
 const DEPTH_MAX: u32 = 4096;
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Opens `ram:1g?block=512`.
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    let mut fields = uri.fields();
+    let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
+    let by_key = fields.size("size")?;
+    fields.finish()?;
+    let by_path = match uri.path() {
+        "" => None,
+        path => Some(parse_size(path).map_err(|problem| uri.refuse(problem))?),
+    };
+    let size_bytes = match (by_path, by_key) {
+        (Some(size), None) | (None, Some(size)) => size,
+        (None, None) => return Err(uri.refuse("the size is missing, expected ram:1g").into()),
+        (Some(_), Some(_)) => {
+            return Err(uri.refuse("the size is given twice, expected once: ram:1g").into());
+        }
+    };
+    let ram = Ram::new(opener.regions, block_size, block_count(uri, size_bytes, block_size)?)?;
+    Ok(Opened::fresh(Arc::new(ram), "ram: nothing survives"))
+}
 
 impl Ram {
     /// `block_count` blocks of `block_size` bytes, in a new region of `regions`. Requests name

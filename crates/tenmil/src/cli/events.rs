@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::running::{PATIENCE, Whom, connect, refused};
 use super::write_out;
 use crate::Refused;
-use crate::perf::quantity::parse_time;
+use block::quantity::parse_time;
 
 /// Print what happens in a running tenmil process, a line each, until it ends or Ctrl-C.
 #[derive(Debug, Args)]

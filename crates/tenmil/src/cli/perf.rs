@@ -22,9 +22,9 @@ use crate::perf::options::{
 };
 use crate::perf::outcome::PerfOutcome;
 use crate::perf::progress::{LiveLine, Phase, Progress};
-use crate::perf::quantity::{parse_count, parse_size, parse_time};
 use crate::perf::report::{html, json, text};
 use crate::{Refused, Uri};
+use block::quantity::{parse_count, parse_size, parse_time};
 
 /// The arguments of `perf`.
 #[derive(Debug, Args)]

@@ -10,7 +10,7 @@ use clap::Args;
 use super::running::{Whom, choose, connect, directory, listening};
 use super::write_out;
 use crate::Refused;
-use crate::perf::quantity::parse_time;
+use block::quantity::parse_time;
 
 /// Watch the reactors, threads and pollers of a running tenmil process.
 ///

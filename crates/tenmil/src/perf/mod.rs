@@ -12,7 +12,6 @@ pub mod ledger;
 pub mod options;
 pub mod outcome;
 pub mod progress;
-pub mod quantity;
 pub mod report;
 pub mod stamp;
 pub mod workload;

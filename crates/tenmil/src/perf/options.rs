@@ -8,8 +8,8 @@ use host::Cores;
 use reactor::PollMode;
 use reactor::schedule::Policy;
 
-use super::quantity::{parse_count, parse_size};
 use crate::{EmuMedium, EmuSpec, Uri};
+use block::quantity::{parse_count, parse_size};
 
 pub use check::Supplies;
 pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};

@@ -7,9 +7,9 @@ use base::{
     Request, Segment, Span, WakeSource,
 };
 use dma::{Backing, Mapping, Regions};
-use host::Sleeper;
+use host::{Clock, Sleeper};
 
-use crate::uri::MediumSpec;
+use crate::Opener;
 
 /// One medium under test.
 pub(super) struct Subject {
@@ -35,7 +35,8 @@ pub(super) struct Driver {
 
 /// Every medium there is, in every way it can be opened on this machine.
 pub(super) fn every_medium() -> Vec<Subject> {
-    let mut media = vec![subject("null?size=8MiB"), subject("model:p4800x?size=8MiB")];
+    let mut media = vec![subject("null:?size=8m&block=4k")];
+    media.push(subject("model:[null:?size=8m&block=4k]?device=p4800x"));
     media.extend(media_that_keep_data());
     media
 }
@@ -43,19 +44,19 @@ pub(super) fn every_medium() -> Vec<Subject> {
 /// Every medium from which what was written can be read.
 pub(super) fn media_that_keep_data() -> Vec<Subject> {
     let names = [
-        "ram?size=8MiB",
-        "ram?size=4MiB&block=512",
-        "model:p4600?over=ram&size=8MiB&seed=3",
-        "file?size=8MiB&engine=threads",
-        "file?size=8MiB&engine=threads&direct=off&block=512",
-        "file?size=8MiB&engine=auto",
-        "file?size=4MiB&engine=auto&block=512",
-        "file?size=8MiB&engine=auto&direct=off",
+        "ram:8m?block=4k",
+        "ram:4m",
+        "model:p4600?size=8m&block=4k&seed=3",
+        "file:DISK?size=8m&block=4k&engine=threads",
+        "file:DISK?size=8m&direct=no&engine=threads",
+        "file:DISK?size=8m&block=4k&engine=auto",
+        "file:DISK?size=4m&engine=auto",
+        "file:DISK?size=8m&block=4k&engine=auto&direct=no",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
     // A file system in memory has holes and no way of zeroing a range in place.
     match tempfile::tempdir_in("/dev/shm") {
-        Ok(directory) => media.push(subject_in(directory, "file?size=8MiB")),
+        Ok(directory) => media.push(subject_in(directory, "file:DISK?size=8m&block=4k")),
         Err(error) => println!("skipped: a file in /dev/shm ({error})"),
     }
     media
@@ -67,11 +68,11 @@ fn subject(name: &str) -> Subject {
 
 fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
     let path = directory.path().join("blocks");
-    let path =
-        if name.contains("file") { format!("&path={}", path.display()) } else { String::new() };
+    let uri = name.replace("DISK", &path.display().to_string());
     let regions = Regions::new(8);
     let memory = regions.add(Mapping::new(2 << 20, Backing::Private).unwrap()).unwrap();
-    let opened = MediumSpec::parse(&format!("{name}{path}")).unwrap().open(&regions).unwrap();
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 3, more: &[] };
+    let opened = opener.open(&uri.parse().unwrap()).unwrap();
     let in_memory = host::file::File::open(&host::file::FileOptions {
         path: directory.path().join("probe"),
         len_bytes: Some(512),
@@ -83,7 +84,7 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
     Subject {
         name: format!("{name} ({})", opened.description),
         medium: opened.medium,
-        moves: name.contains("file") || name.contains("ram"),
+        moves: !name.contains("null"),
         stays: name.contains("file") && !in_memory,
         regions,
         memory,

@@ -24,11 +24,12 @@ pub fn parse_count(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is too large, {expected}"))
 }
 
-/// Reads a time: seconds without a unit, or `500ms`, `10s`, `2m`.
+/// Reads a time: seconds without a unit, or `80us`, `500ms`, `10s`, `2m`.
 pub fn parse_time(text: &str) -> Result<Span, String> {
-    let expected = "expected seconds such as 10 or 0.5, or 500ms, or 2m";
+    let expected = "expected seconds such as 10 or 0.5, or 80us, 500ms or 2m";
     let refuse = || format!("`{text}` is not a time, {expected}");
-    let units = [("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000)];
+    let units =
+        [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("m", 60_000_000_000)];
     let unit = units.iter().find_map(|(unit, ns)| Some((text.strip_suffix(unit)?, *ns)));
     let (number, unit_ns) = unit.unwrap_or((text, 1_000_000_000_u64));
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
@@ -97,6 +98,8 @@ mod tests {
             ("10", 10_000_000_000),
             ("0.5", 500_000_000),
             ("500ms", 500_000_000),
+            ("80us", 80_000),
+            ("7ns", 7),
             ("1.5s", 1_500_000_000),
             ("2m", 120_000_000_000),
             ("0", 0),

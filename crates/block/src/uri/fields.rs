@@ -1,0 +1,175 @@
+//! The part of a name after the question mark: keys, each with a value, each taken once.
+
+use std::ops::RangeInclusive;
+
+use base::Span;
+
+use super::{Uri, UriError};
+use crate::quantity::{parse_size, parse_time};
+
+/// Keys and values that have not been taken yet, and the keys that were asked for.
+#[derive(Debug)]
+pub struct Fields<'a> {
+    uri: &'a Uri,
+    left: Vec<&'a (String, String)>,
+    asked: Vec<&'static str>,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(uri: &'a Uri, pairs: &'a [(String, String)]) -> Self {
+        Self { uri, left: pairs.iter().collect(), asked: Vec::new() }
+    }
+
+    /// The value of a key, if it is there.
+    pub fn text(&mut self, key: &'static str) -> Option<String> {
+        self.asked.push(key);
+        let position = self.left.iter().position(|(name, _)| name == key)?;
+        Some(self.left.remove(position).1.clone())
+    }
+
+    /// A whole number in a range.
+    pub fn number(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, UriError> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        let number = digits(&text, 10).filter(|number| range.contains(number));
+        let (low, high) = (range.start(), range.end());
+        self.some(number, key, &text, &format!("a number from {low} to {high}"))
+    }
+
+    /// The number that all that is random comes from.
+    pub fn seed(&mut self) -> Result<Option<u64>, UriError> {
+        let Some(text) = self.text("seed") else { return Ok(None) };
+        let number = match text.strip_prefix("0x") {
+            Some(hexadecimal) => digits(hexadecimal, 16),
+            None => digits(&text, 10),
+        };
+        self.some(number, "seed", &text, "a number")
+    }
+
+    /// A number of bytes.
+    pub fn size(&mut self, key: &'static str) -> Result<Option<u64>, UriError> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        parse_size(&text).map(Some).map_err(|problem| self.uri.refuse(format!("{key}: {problem}")))
+    }
+
+    /// A time: `80us`, `1.5ms`, or seconds without a unit.
+    pub fn time(&mut self, key: &'static str) -> Result<Option<Span>, UriError> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        parse_time(&text).map(Some).map_err(|problem| self.uri.refuse(format!("{key}: {problem}")))
+    }
+
+    /// One of a few words.
+    pub fn choice<T: Copy>(
+        &mut self,
+        key: &'static str,
+        choices: &[(&'static str, T)],
+    ) -> Result<Option<T>, UriError> {
+        let Some(text) = self.text(key) else { return Ok(None) };
+        let chosen = choices.iter().find(|(word, _)| *word == text).map(|(_, choice)| *choice);
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        self.some(chosen, key, &text, &either(&words))
+    }
+
+    /// A block size: a power of two from 512 to 65536.
+    pub fn block_size(&mut self) -> Result<Option<u32>, UriError> {
+        let Some(text) = self.text("block") else { return Ok(None) };
+        let size = parse_size(&text).ok().and_then(|size| u32::try_from(size).ok());
+        let size = size.filter(|size| size.is_power_of_two() && (512..=65_536).contains(size));
+        self.some(size, "block", &text, "a power of two from 512 to 64k")
+    }
+
+    /// Refuses whatever nobody has asked for.
+    pub fn finish(self) -> Result<(), UriError> {
+        match self.left.first() {
+            None => Ok(()),
+            Some((key, _)) => {
+                let expected = either(&self.asked);
+                Err(self.uri.refuse(format!("no parameter `{key}`, expected {expected}")))
+            }
+        }
+    }
+
+    fn some<T>(
+        &self,
+        value: Option<T>,
+        key: &str,
+        text: &str,
+        expected: &str,
+    ) -> Result<Option<T>, UriError> {
+        let refused = || self.uri.refuse(format!("{key} is `{text}`, expected {expected}"));
+        value.map(Some).ok_or_else(refused)
+    }
+}
+
+/// `a`, `a or b`, `a, b or c`.
+fn either(words: &[&str]) -> String {
+    match words {
+        [] => "none".into(),
+        [one] => (*one).into(),
+        [most @ .., last] => format!("{} or {last}", most.join(", ")),
+    }
+}
+
+fn digits(text: &str, radix: u32) -> Option<u64> {
+    let plain = text.chars().all(|digit| digit.is_digit(radix));
+    u64::from_str_radix(text, radix).ok().filter(|_| plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Span;
+
+    use crate::uri::Uri;
+
+    fn uri(query: &str) -> Uri {
+        format!("x:?{query}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_value_is_taken_once_and_what_is_left_is_refused() {
+        let uri = uri("a=1&b=x=y&");
+        let mut fields = uri.fields();
+        assert_eq!(fields.text("b").as_deref(), Some("x=y"));
+        assert_eq!(fields.text("c"), None);
+        let refusal = fields.finish().unwrap_err().to_string();
+        assert_eq!(refusal, "x:?a=1&b=x=y: no parameter `a`, expected b or c");
+    }
+
+    #[test]
+    fn every_kind_of_value_is_read() {
+        let uri = uri("n=3&size=4k&t=80us&block=4k&seed=0xff&way=up");
+        let mut fields = uri.fields();
+        assert_eq!(fields.number("n", 1..=3), Ok(Some(3)));
+        assert_eq!(fields.size("size"), Ok(Some(4096)));
+        assert_eq!(fields.time("t"), Ok(Some(Span::from_us(80))));
+        assert_eq!(fields.block_size(), Ok(Some(4096)));
+        assert_eq!(fields.seed(), Ok(Some(255)));
+        assert_eq!(fields.choice("way", &[("up", 1), ("down", 2)]), Ok(Some(1)));
+        assert_eq!(fields.number("m", 1..=3), Ok(None));
+        fields.finish().unwrap();
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_what_is_accepted() {
+        let refusal = |query: &str| {
+            let uri = uri(query);
+            let mut fields = uri.fields();
+            let refused = fields
+                .number("n", 1..=3)
+                .and_then(|_| fields.choice("way", &[("up", 1), ("down", 2), ("on", 3)]))
+                .and_then(|_| fields.block_size())
+                .and_then(|_| fields.seed())
+                .and_then(|_| fields.time("t"));
+            refused.unwrap_err().to_string()
+        };
+        assert_eq!(refusal("n=4"), "x:?n=4: n is `4`, expected a number from 1 to 3");
+        assert_eq!(refusal("n=+2"), "x:?n=+2: n is `+2`, expected a number from 1 to 3");
+        assert_eq!(refusal("way=by"), "x:?way=by: way is `by`, expected up, down or on");
+        assert!(refusal("block=513").ends_with("expected a power of two from 512 to 64k"));
+        assert!(refusal("seed=").ends_with("seed is ``, expected a number"));
+        assert!(refusal("t=fast").contains("t: `fast` is not a time"));
+    }
+}
