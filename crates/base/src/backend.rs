@@ -164,6 +164,17 @@ impl Support {
         Self(bits)
     }
 
+    /// The set without those that are in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The set as bits: that of an operation is `1 << operation as u16`.
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
     /// Whether `operation` is in the set.
     #[inline]
     pub const fn has(self, operation: Operation) -> bool {
@@ -182,6 +193,9 @@ mod tests {
         for operation in Operation::ALL {
             let expected = matches!(operation, Operation::Read | Operation::Copy);
             assert_eq!(set.has(operation), expected, "{operation:?}");
+            assert_eq!(set.bits() >> operation as u16 & 1 == 1, expected);
         }
+        let less = set.without(Support::of(&[Operation::Copy, Operation::Write]));
+        assert_eq!(less, Support::of(&[Operation::Read]));
     }
 }

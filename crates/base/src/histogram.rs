@@ -8,6 +8,10 @@
 //! Each power of two is cut into 64 buckets of equal width, so an index is a count of leading
 //! zeroes and a shift, and two histograms are merged by adding.
 
+mod live;
+
+pub use live::LiveHistogram;
+
 /// Counts of values, by size.
 #[derive(Clone)]
 pub struct Histogram {

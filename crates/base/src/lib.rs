@@ -38,7 +38,7 @@ pub use device::{
     CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, SubmissionRing, entry_from_dwords,
     entry_to_dwords,
 };
-pub use histogram::Histogram;
+pub use histogram::{Histogram, LiveHistogram};
 pub use host_memory::{Ended, Fault, HostEntries, HostMemory, Interrupts, Progress, Ticket};
 pub use memory::{Memory, NoSuchMemory, RegionId, Segment};
 pub use random::Random;

@@ -102,6 +102,9 @@ impl Flags {
     pub const DEALLOCATE: Self = Self(2);
     /// Limited retry: fail early rather than try hard.
     pub const LIMITED_RETRY: Self = Self(4);
+    /// The submitter polls for the answer and never sleeps for it. Means something to the block
+    /// layer, which may have queues for such requests, and to nobody below it.
+    pub const POLLED: Self = Self(8);
 
     /// Whether every flag of `other` is set.
     pub const fn has(self, other: Self) -> bool {
@@ -136,6 +139,10 @@ impl Outcome {
     pub const INTERNAL_ERROR: Self = Self(0x06);
     /// Given up on request (generic 07h).
     pub const ABORTED: Self = Self(0x07);
+    /// There is no such device, or no longer (generic 0Bh).
+    pub const NO_DEVICE: Self = Self(0x0b);
+    /// The blocks may be read and not changed (generic 20h).
+    pub const WRITE_PROTECTED: Self = Self(0x20);
     /// Blocks past the end of the device (generic 80h).
     pub const LBA_OUT_OF_RANGE: Self = Self(0x80);
     /// The medium has no room for the blocks (generic 81h).
@@ -231,6 +238,13 @@ impl Answers {
     #[inline]
     pub fn as_slice(&self) -> &[Answer] {
         &self.places[..self.count]
+    }
+
+    /// The answers after the first `skip`, to be put into other words: a layer that gave what it
+    /// took other tokens gives the old ones back here.
+    #[inline]
+    pub fn after_mut(&mut self, skip: usize) -> &mut [Answer] {
+        &mut self.places[skip..self.count]
     }
 
     /// Forgets the answers.

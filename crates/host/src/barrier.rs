@@ -21,7 +21,7 @@ pub enum Barrier {
 
 impl Barrier {
     /// The cheaper barrier, if the kernel grants it to this process.
-    pub(crate) fn detect() -> Self {
+    pub fn detect() -> Self {
         match membarrier(MembarrierCommand::RegisterPrivateExpedited) {
             Ok(()) => Self::Expedited,
             Err(_) => Self::Fences,
@@ -30,7 +30,7 @@ impl Barrier {
 
     /// The half of those who store, then look whether somebody sleeps.
     #[inline]
-    pub(crate) fn light(self) {
+    pub fn light(self) {
         match self {
             Self::Expedited => compiler_fence(Ordering::SeqCst),
             Self::Fences => fence(Ordering::SeqCst),
@@ -40,7 +40,7 @@ impl Barrier {
     /// The half of the one who says that it sleeps, then looks for what was stored. False if the
     /// kernel refused this time: then nothing is ordered.
     #[must_use]
-    pub(crate) fn heavy(self) -> bool {
+    pub fn heavy(self) -> bool {
         match self {
             Self::Expedited => membarrier(MembarrierCommand::PrivateExpedited).is_ok(),
             Self::Fences => {

@@ -1,0 +1,80 @@
+//! A histogram that one thread fills and any thread reads.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::{BUCKETS, Histogram, VALUE_MAX, index_of};
+
+/// A [`Histogram`] with one writer, which pays plain loads and stores, and any number of readers,
+/// which never hold it up.
+#[derive(Debug)]
+pub struct LiveHistogram {
+    counts: Box<[AtomicU64]>,
+    sum: AtomicU64,
+    max: AtomicU64,
+}
+
+impl Default for LiveHistogram {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LiveHistogram {
+    /// An empty histogram. Allocates here and never again.
+    pub fn new() -> Self {
+        let counts = (0..BUCKETS).map(|_| AtomicU64::new(0)).collect();
+        Self { counts, sum: AtomicU64::new(0), max: AtomicU64::new(0) }
+    }
+
+    /// Counts one value `count` times. To be called by one thread at a time: what two count at once
+    /// may be counted once.
+    #[inline]
+    pub fn record_many(&self, value: u64, count: u64) {
+        let value = value.min(VALUE_MAX);
+        add(&self.counts[index_of(value)], count);
+        add(&self.sum, value.wrapping_mul(count));
+        if value > self.max.load(Ordering::Relaxed) {
+            self.max.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// What has been counted. Exact once the writer rests; while it counts, a value may be in one
+    /// of the sums and not yet in another.
+    pub fn snapshot(&self) -> Histogram {
+        let mut copy = Histogram::new();
+        for (count, live) in copy.counts.iter_mut().zip(&self.counts) {
+            *count = live.load(Ordering::Relaxed);
+        }
+        copy.sum = self.sum.load(Ordering::Relaxed);
+        copy.max = self.max.load(Ordering::Relaxed);
+        copy
+    }
+}
+
+/// What a counter with one writer needs instead of a read-modify-write.
+#[inline]
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LiveHistogram;
+    use crate::{Histogram, Random};
+
+    #[test]
+    fn a_snapshot_is_what_was_counted() {
+        let live = LiveHistogram::new();
+        let mut plain = Histogram::new();
+        let mut random = Random::new(9);
+        for _ in 0..1_000 {
+            let (value, count) = (random.draw() >> random.below(60), random.below(5));
+            live.record_many(value, count);
+            plain.record_many(value.min((1 << 40) - 1), count);
+        }
+        let copy = live.snapshot();
+        assert!(copy.buckets().eq(plain.buckets()));
+        assert_eq!((copy.count(), copy.max()), (plain.count(), plain.max()));
+        assert_eq!(copy.percentile(990_000), plain.percentile(990_000));
+    }
+}
