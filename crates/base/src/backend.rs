@@ -180,11 +180,44 @@ impl Support {
     pub const fn has(self, operation: Operation) -> bool {
         self.0 & (1 << operation as u16) != 0
     }
+
+    /// What is in both sets: what a device can do that stands on two.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// The set without `operation`.
+    #[must_use]
+    pub const fn without(self, operation: Operation) -> Self {
+        Self(self.0 & !(1 << operation as u16))
+    }
+}
+
+impl Durability {
+    /// What is promised where one of two may have to keep it.
+    #[must_use]
+    pub const fn weaker(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::None, _) | (_, Self::None) => Self::None,
+            (Self::VolatileCache, _) | (_, Self::VolatileCache) => Self::VolatileCache,
+            (Self::Stable, Self::Stable) => Self::Stable,
+        }
+    }
+
+    /// The promise in words, as it appears in descriptions.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Stable => "an answered write is stable",
+            Self::VolatileCache => "an answered write is in a volatile cache until a flush",
+            Self::None => "nothing survives",
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Support;
+    use super::{Durability, Support};
     use crate::Operation;
 
     #[test]
@@ -197,5 +230,25 @@ mod tests {
         }
         let less = set.without(Support::of(&[Operation::Copy, Operation::Write]));
         assert_eq!(less, Support::of(&[Operation::Read]));
+    }
+
+    #[test]
+    fn two_sets_share_what_is_in_both() {
+        let left = Support::of(&[Operation::Read, Operation::Write, Operation::Copy]);
+        let right = Support::of(&[Operation::Read, Operation::Copy, Operation::Flush]);
+        let common = Support::of(&[Operation::Read, Operation::Copy]);
+        assert_eq!(left.common(right), common);
+        assert_eq!(common.without(Operation::Copy), Support::of(&[Operation::Read]));
+        assert_eq!(common.without(Operation::Flush), common);
+    }
+
+    #[test]
+    fn a_promise_is_as_good_as_the_weaker_of_two() {
+        let promises = [Durability::None, Durability::VolatileCache, Durability::Stable];
+        for (index, left) in promises.into_iter().enumerate() {
+            for (other, right) in promises.into_iter().enumerate() {
+                assert_eq!(left.weaker(right), promises[index.min(other)]);
+            }
+        }
     }
 }

@@ -1,6 +1,9 @@
 //! The media, and the parts they share.
 
+pub(crate) mod delay;
 pub(crate) mod file;
+mod held;
+mod joined;
 mod marks;
 pub(crate) mod model;
 pub(crate) mod null;
@@ -9,6 +12,8 @@ pub(crate) mod profile;
 pub(crate) mod ram;
 mod range;
 mod ready;
+pub(crate) mod split;
+pub(crate) mod stripe;
 
 #[cfg(test)]
 mod conformance;

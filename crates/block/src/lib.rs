@@ -10,6 +10,9 @@
 //! | [`Ram`] | moves bytes to and from memory | figures that move data, tests |
 //! | [`FileMedium`] | goes to a file, direct where that can be done | data that stays |
 //! | [`Model`] | goes to another medium and takes as long as a named device would | latency under load |
+//! | [`Delay`] | goes to another medium and is answered later, by a mean and a p99 | slowness on demand |
+//! | [`Split`] | goes to a part of another medium | several devices out of one |
+//! | [`Stripe`] | goes to several media, chunk by chunk in turn | one device out of several |
 //!
 //! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
 //! [`Opener`].
@@ -22,13 +25,16 @@ mod open;
 pub mod quantity;
 pub mod uri;
 
+pub use backend::delay::{Delay, DelayHandle, Delays, Spread};
 pub use backend::file::{FileMedium, FileMediumOptions};
 pub use backend::model::Model;
 pub use backend::null::Null;
 pub use backend::profile::{Latency, PROFILES, Profile, Rates};
 pub use backend::ram::Ram;
+pub use backend::split::Split;
+pub use backend::stripe::Stripe;
 pub use existing::Existing;
-pub use open::{Kind, Opened, Opener};
+pub use open::{Handle, Kind, Opened, Opener};
 
 use base::Blame;
 

@@ -7,9 +7,9 @@ use base::{Blame, Medium};
 use dma::Regions;
 use host::Clock;
 
-use crate::backend::{file, model, null, ram};
+use crate::backend::{delay, file, model, null, ram, split, stripe};
 use crate::uri::{Uri, UriError};
-use crate::{Existing, MediumError};
+use crate::{DelayHandle, Existing, MediumError};
 
 /// What every device of a run is opened with. Devices that stand on others open those with the same.
 pub struct Opener<'a> {
@@ -52,13 +52,43 @@ pub struct Opened {
     pub description: String,
     /// What lies under it that this run did not create, and that a write would therefore destroy.
     pub existing: Vec<Existing>,
+    /// What can be changed about it, and about what it stands on, while it is open.
+    pub handles: Vec<Handle>,
+}
+
+/// A hand on an open device that can be changed while it is in use.
+#[derive(Clone, Debug)]
+pub enum Handle {
+    /// How long answers are kept back.
+    Delay {
+        /// The device by its name.
+        uri: String,
+        /// The hand.
+        handle: DelayHandle,
+    },
+}
+
+impl Handle {
+    /// The name of the device that it changes.
+    pub fn uri(&self) -> &str {
+        match self {
+            Self::Delay { uri, .. } => uri,
+        }
+    }
 }
 
 type Open = fn(&Opener<'_>, &Uri) -> Result<Opened, MediumError>;
 
 /// The kinds of this floor.
-const KINDS: &[(&str, Open)] =
-    &[("null", null::open), ("ram", ram::open), ("file", file::open), ("model", model::open)];
+const KINDS: &[(&str, Open)] = &[
+    ("null", null::open),
+    ("ram", ram::open),
+    ("file", file::open),
+    ("model", model::open),
+    ("delay", delay::open),
+    ("split", split::open),
+    ("stripe", stripe::open),
+];
 
 impl Opener<'_> {
     /// Opens the device that `uri` names, and what it stands on.
@@ -89,7 +119,21 @@ impl Opener<'_> {
 impl Opened {
     /// A medium that was made just now, with nothing on it that could be lost.
     pub fn fresh(medium: Arc<dyn Medium>, description: impl Into<String>) -> Self {
-        Self { medium, description: description.into(), existing: Vec::new() }
+        let (existing, handles) = (Vec::new(), Vec::new());
+        Self { medium, description: description.into(), existing, handles }
+    }
+
+    /// What stands on this: another medium, with all that is known of what lies below.
+    #[must_use]
+    pub fn under(self, medium: Arc<dyn Medium>, description: impl Into<String>) -> Self {
+        Self { medium, description: description.into(), ..self }
+    }
+
+    /// This, with one more hand on it.
+    #[must_use]
+    pub fn with(mut self, handle: Handle) -> Self {
+        self.handles.push(handle);
+        self
     }
 }
 
@@ -154,6 +198,11 @@ mod tests {
             (&file, 4096, 256, "by threads"),
             ("model:p4600?size=1m", 512, 2048, "a model of an Intel SSD DC P4600"),
             ("model:[ram:1m?block=4k]?device=p4800x", 4096, 256, "over ram"),
+            ("delay:[ram:1m]?read=80us&read-p99=1ms", 512, 2048, "reads 80 us (p99 1 ms), writes"),
+            ("split:[ram:1m]?part=3&parts=4", 512, 512, "blocks 1536 to 2047 of ram"),
+            ("split:[ram:1m]?offset=1k&size=4k", 512, 8, "blocks 2 to 9 of ram"),
+            ("split:[ram:1m]?offset=1k", 512, 2046, "blocks 2 to 2047 of ram"),
+            ("stripe:[ram:1m],[ram:65k]", 512, 256, "2 legs by 65536 bytes, nothing survives"),
         ] {
             let opened = open(uri).unwrap();
             let limits = opened.medium.limits();
@@ -184,12 +233,39 @@ mod tests {
             ("model:p9", "no model `p9`, expected p4600 or p4800x"),
             ("model:[ram:1m]", "device is missing, expected device=p4600 or p4800x"),
             ("model:[ram:1m],[ram:1m]?device=p4600", "stands on 2 devices, expected one"),
+            ("delay:ram", "stands on 0 devices, expected one"),
+            ("delay:[ram:1m]?read=2us&read-p99=1us", "read-p99 is 1 us, expected from the mean"),
+            ("split:[ram:1m]", "which part is not clear, expected part=0&parts=4 or offset=1m"),
+            ("split:[ram:1m]?part=1", "part is `1`, expected a number from 0 to 0"),
+            ("split:[ram:1m]?parts=4", "which part is not clear"),
+            ("split:[ram:1m]?part=0&parts=4&size=1k", "which part is not clear"),
+            ("split:[ram:1m]?part=4&parts=4", "part is `4`, expected a number from 0 to 3"),
+            (
+                "split:[ram:1m]?offset=1",
+                "offset is 1 bytes, expected a multiple of the block of 512",
+            ),
+            ("split:[ram:1m]?size=2m", "split: 4096 blocks from 0 on, expected at least 1"),
+            ("split:[ram:1m]?offset=1m", "split: 0 blocks from 2048 on, expected at least 1"),
+            ("stripe:", "stands on nothing, expected its legs: stripe:[ram:1g],[ram:1g]"),
         ] {
             let error = open(uri).unwrap_err();
             let text = error.to_string();
             assert!(text.starts_with(&format!("{uri}: {problem}")), "{text}");
             assert_eq!(error.blame(), Blame::Caller);
         }
+    }
+
+    #[test]
+    fn what_lies_below_is_known_above() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        let file = format!("file:{}?size=1m&engine=threads", path.display());
+        open(&file).unwrap();
+        let stack = format!("stripe:[delay:[{file}]?read=1us],[split:[delay:[ram:2m]]?offset=1m]");
+        let opened = open(&stack).unwrap();
+        assert_eq!(opened.existing.len(), 1, "{opened:?}");
+        let uris: Vec<String> = opened.handles.iter().map(|handle| handle.uri().into()).collect();
+        assert_eq!(uris, [format!("delay:[{file}]?read=1us"), "delay:[ram:2m]".into()]);
     }
 
     #[test]

@@ -94,8 +94,8 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
     let path = PathBuf::from(uri.path());
     let options = FileMediumOptions { path, size_bytes, block_size, direct, engine };
     let medium = FileMedium::open(opener.regions, &options)?;
-    let (description, existing) = (medium.describe(), medium.existing());
-    Ok(Opened { medium: Arc::new(medium), description, existing: existing.into_iter().collect() })
+    let (description, existing) = (medium.describe(), medium.existing().into_iter().collect());
+    Ok(Opened { existing, ..Opened::fresh(Arc::new(medium), description) })
 }
 
 impl FileMedium {

@@ -10,18 +10,13 @@
 //! from a seed. What the request does to the blocks, the medium underneath does at once; its answer
 //! is kept back.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{
-    Answer, Answers, Backend, Instant, Limits, Medium, Operation, Random, Request, Segment, Span,
-    WakeSource,
-};
+use base::{Backend, Extent, Instant, Limits, Medium, Operation, Random, Request, Span};
 
+use super::held::{self, HeldChannel, Timing};
 use super::profile::{Latency, PROFILES, Profile};
 use super::ram;
-use super::ready::Ready;
 use crate::MediumError;
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
@@ -45,30 +40,11 @@ struct Device {
     open_at: Instant,
 }
 
-struct ModelChannel {
-    inner: Box<dyn Backend>,
-    limits: Limits,
+/// How a channel of a model knows when its answers are due.
+struct ModelTiming {
     device: Arc<Mutex<Device>>,
-    slots: Box<[Slot]>,
-    free: Vec<u32>,
-    /// The batch that goes down, with slots for tokens.
-    batch: Vec<Request>,
-    /// What came up from below.
-    below: Answers,
-    /// When each slot is due, soonest first.
-    timers: BinaryHeap<Reverse<(Instant, u32)>>,
-    ready: Ready,
+    block_size: u32,
 }
-
-/// A request under way: it is answered once it is due and the medium underneath has answered it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    token: u64,
-    answer: Option<Answer>,
-    due: bool,
-}
-
-const DEPTH_MAX: u32 = 4096;
 
 /// Opens `model:p4600?size=1g`, over memory, or `model:[URI]?device=p4600`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
@@ -95,8 +71,8 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
         (profile(&device)?, opener.open(child)?)
     };
     let description = format!("{}; over {}", profile.describe(), below.description);
-    let medium = Arc::new(Model::new(below.medium, profile, seed));
-    Ok(Opened { medium, description, ..below })
+    let medium = Model::new(below.medium.clone(), profile, seed);
+    Ok(below.under(Arc::new(medium), description))
 }
 
 impl Model {
@@ -114,99 +90,31 @@ impl Model {
 
 impl Medium for Model {
     fn limits(&self) -> Limits {
-        let inner = self.inner.limits();
-        Limits { depth_max: inner.depth_max.min(DEPTH_MAX), ..inner }
+        held::limits(&*self.inner)
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
-        let limits = self.limits();
-        let depth = limits.depth_max;
-        let room = depth as usize;
-        Ok(Box::new(ModelChannel {
-            inner: self.inner.channel()?,
-            device: Arc::clone(&self.device),
-            slots: vec![Slot::default(); room].into(),
-            free: (0..depth).rev().collect(),
-            batch: Vec::with_capacity(room),
-            below: Answers::with_capacity(room),
-            timers: BinaryHeap::with_capacity(room),
-            ready: Ready::with_depth(depth),
-            limits,
-        }))
+        let block_size = self.inner.limits().block_size;
+        let timing = ModelTiming { device: Arc::clone(&self.device), block_size };
+        Ok(Box::new(HeldChannel::open(&*self.inner, timing)?))
+    }
+
+    fn channels_max(&self) -> u32 {
+        self.inner.channels_max()
+    }
+
+    fn extent(&self, lba: u64) -> Result<Extent, String> {
+        self.inner.extent(lba)
     }
 }
 
-impl Backend for ModelChannel {
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        // An answer that waits to be polled has given its slot back, and still counts.
-        let room = self.free.len().saturating_sub(self.ready.len());
-        let with_slots = requests.iter().zip(self.free.iter().rev()).take(room);
-        self.batch.clear();
-        self.batch.extend(
-            with_slots.map(|(request, slot)| Request { token: u64::from(*slot), ..*request }),
-        );
-        let taken = self.inner.submit(now, &self.batch, segments);
+impl Timing for ModelTiming {
+    fn schedule(&mut self, now: Instant, requests: &[Request], each: &mut dyn FnMut(Instant)) {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
-        for request in &requests[..taken] {
-            let Some(slot) = self.free.pop() else { break };
-            self.slots[slot as usize] = Slot { token: request.token, answer: None, due: false };
-            let due_at = device.schedule(now, request, self.limits.block_size);
-            self.timers.push(Reverse((due_at, slot)));
+        for request in requests {
+            each(device.schedule(now, request, self.block_size));
         }
-        taken
     }
-
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
-        self.inner.poll(now, &mut self.below);
-        for answer in self.below.drain() {
-            let Ok(slot) = u32::try_from(answer.token) else { continue };
-            self.slots[slot as usize].answer = Some(answer);
-            end_if_done(&mut self.slots, slot, &mut self.free, &mut self.ready);
-        }
-        while let Some(&Reverse((due_at, slot))) = self.timers.peek()
-            && due_at <= now
-        {
-            self.timers.pop();
-            self.slots[slot as usize].due = true;
-            end_if_done(&mut self.slots, slot, &mut self.free, &mut self.ready);
-        }
-        self.ready.give(answers)
-    }
-
-    fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 {
-            return Instant::default();
-        }
-        let timer = self.timers.peek().map_or(Instant::NEVER, |Reverse((due_at, _))| *due_at);
-        timer.min(self.inner.wake_at())
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.inner.wake_source()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.ready.len() > 0 || self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-}
-
-/// Moves a request from its slot to the answers if it is due and answered below.
-fn end_if_done(slots: &mut [Slot], slot: u32, free: &mut Vec<u32>, ready: &mut Ready) {
-    let Slot { token, answer: Some(answer), due: true } = slots[slot as usize] else { return };
-    ready.push(Answer { token, ..answer });
-    free.push(slot);
 }
 
 impl Device {

@@ -20,9 +20,6 @@ pub(crate) fn check<'a>(
     if !limits.support.has(request.operation) {
         return Err(Outcome::INVALID_OPCODE);
     }
-    if request.operation == Operation::Flush {
-        return Ok(&[]);
-    }
     check_blocks(limits, request)?;
     match request.operation {
         Operation::Read | Operation::Write | Operation::Compare => {
@@ -32,7 +29,11 @@ pub(crate) fn check<'a>(
     }
 }
 
-fn check_blocks(limits: &Limits, request: &Request) -> Result<(), Outcome> {
+/// Whether the blocks of a request exist. Those of a flush do: it has none.
+pub(crate) fn check_blocks(limits: &Limits, request: &Request) -> Result<(), Outcome> {
+    if request.operation == Operation::Flush {
+        return Ok(());
+    }
     let fits = |first: u64| {
         let end = first.checked_add(u64::from(request.blocks));
         end.is_some_and(|end| end <= limits.block_count)

@@ -9,6 +9,7 @@ use base::{
 use dma::{Backing, Mapping, Regions};
 use host::{Clock, Sleeper};
 
+use super::reluctant::ReluctantKind;
 use crate::Opener;
 
 /// One medium under test.
@@ -52,6 +53,15 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "file:DISK?size=8m&block=4k&engine=auto",
         "file:DISK?size=4m&engine=auto",
         "file:DISK?size=8m&block=4k&engine=auto&direct=no",
+        "delay:[ram:8m?block=4k]?read=80us&read-p99=1ms&write=20us&seed=5",
+        "delay:[file:DISK?size=8m&block=4k]?write=30us",
+        "split:[ram:20m?block=4k]?part=1&parts=2",
+        "split:[file:DISK?size=12m&block=4k]?offset=4m&size=8m",
+        "stripe:[ram:4m?block=4k]?chunk=4k",
+        "stripe:[ram:4m?block=4k],[ram:6m?block=4k]?chunk=16k",
+        "stripe:[ram:3m],[delay:[ram:2m]?read=10us],[split:[ram:4m]?part=1&parts=2]?chunk=4k",
+        "stripe:[file:DISK?size=4m&block=4k],[file:DISK2?size=4m&block=4k]",
+        "stripe:[ram:2m],[file:DISK?size=2m&engine=threads&direct=no]?chunk=1k",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
     // A file system in memory has holes and no way of zeroing a range in place.
@@ -68,10 +78,15 @@ fn subject(name: &str) -> Subject {
 
 fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
     let path = directory.path().join("blocks");
-    let uri = name.replace("DISK", &path.display().to_string());
+    let uri = name.replace("DISK2", "DISK.2").replace("DISK", &path.display().to_string());
     let regions = Regions::new(8);
     let memory = regions.add(Mapping::new(2 << 20, Backing::Private).unwrap()).unwrap();
-    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 3, more: &[] };
+    let opener = Opener {
+        regions: &regions,
+        clock: Clock::start(),
+        seed: 3,
+        more: &[("reluctant", &ReluctantKind)],
+    };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
     let in_memory = host::file::File::open(&host::file::FileOptions {
         path: directory.path().join("probe"),
@@ -85,7 +100,7 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         name: format!("{name} ({})", opened.description),
         medium: opened.medium,
         moves: !name.contains("null"),
-        stays: name.contains("file") && !in_memory,
+        stays: name.contains("file") && !name.contains("ram") && !in_memory,
         regions,
         memory,
         _directory: directory,
@@ -111,6 +126,11 @@ impl Driver {
 
     pub(super) fn block_size(&self) -> usize {
         self.limits().block_size as usize
+    }
+
+    /// Whether it can be asked for `operation` at all.
+    pub(super) fn has(&self, operation: Operation) -> bool {
+        self.channel.limits().support.has(operation)
     }
 
     /// Memory as long as `blocks` blocks, page-aligned.

@@ -1,0 +1,285 @@
+//! One thread's way to a stripe.
+
+use std::convert::Infallible;
+
+use base::{
+    Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Operation, Outcome, Request,
+    Segment, WakeSource,
+};
+
+use super::layout::Layout;
+use crate::backend::joined::Joined;
+use crate::backend::pieces::Pieces;
+use crate::backend::range::check;
+use crate::backend::ready::Ready;
+
+/// A channel. What a leg does not take waits in an outbox; while one is not empty, no more requests
+/// are taken, so an outbox is as large as a batch and no larger.
+pub(super) struct StripeChannel {
+    legs: Box<[Leg]>,
+    layout: Layout,
+    limits: Limits,
+    parents: Box<[Parent]>,
+    free: Vec<u32>,
+    /// What came up from a leg.
+    below: Answers,
+    ready: Ready,
+    wake: Joined,
+}
+
+/// A leg and what is on its way there.
+struct Leg {
+    channel: Box<dyn Backend>,
+    /// Children, with the number of their parent for a token.
+    requests: Vec<Request>,
+    /// How many of them the leg has taken.
+    sent: usize,
+    segments: Vec<Segment>,
+    /// Children that the leg has taken and not answered.
+    owed: usize,
+}
+
+/// A request under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parent {
+    token: u64,
+    /// Legs that have not answered.
+    left: u32,
+    /// The first error.
+    outcome: Outcome,
+}
+
+/// Requests that are cut up at once.
+const BATCH: usize = 64;
+
+impl StripeChannel {
+    pub(super) fn new(
+        legs: Vec<Box<dyn Backend>>,
+        layout: Layout,
+        limits: Limits,
+    ) -> Result<Self, String> {
+        let wake = Joined::of(legs.iter().map(|leg| leg.wake_source()))?;
+        let depth = limits.depth_max as usize;
+        let leg = |channel: Box<dyn Backend>| {
+            // A batch ends before the table could overflow, and one request always fits.
+            let segments = usize::from(channel.limits().segments_max) + 4 * BATCH;
+            Leg {
+                channel,
+                requests: Vec::with_capacity(BATCH),
+                sent: 0,
+                segments: Vec::with_capacity(segments),
+                owed: 0,
+            }
+        };
+        Ok(Self {
+            legs: legs.into_iter().map(leg).collect(),
+            layout,
+            parents: vec![Parent::default(); depth].into(),
+            free: (0..limits.depth_max).rev().collect(),
+            below: Answers::with_capacity(depth),
+            ready: Ready::with_depth(limits.depth_max),
+            limits,
+            wake,
+        })
+    }
+
+    /// Cuts up requests from the front of `requests` until a batch is full; returns how many.
+    fn cut_up(&mut self, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut count = 0;
+        for request in requests.iter().take(BATCH) {
+            // An answer that waits to be polled has given its place back, and still counts.
+            if self.free.len() <= self.ready.len() || !self.has_room() {
+                break;
+            }
+            count += 1;
+            match check(&self.limits, request, segments) {
+                Err(outcome) => self.end(request.token, outcome),
+                Ok(own) => self.begin(request, own),
+            }
+        }
+        count
+    }
+
+    /// Whether every outbox has room for a child with as many segments as there can be.
+    fn has_room(&self) -> bool {
+        self.legs.iter().all(|leg| {
+            let room = leg.segments.capacity() - leg.segments.len();
+            room >= usize::from(leg.channel.limits().segments_max)
+        })
+    }
+
+    /// Gives each leg its part of a request.
+    fn begin(&mut self, request: &Request, own: &[Segment]) {
+        let is_flush = request.operation == Operation::Flush;
+        if request.blocks == 0 && !is_flush {
+            return self.end(request.token, Outcome::SUCCESS);
+        }
+        let Some(number) = self.free.pop() else { return };
+        let mut left = 0;
+        for (index, leg) in self.legs.iter_mut().enumerate() {
+            let (lba, blocks) = match is_flush {
+                true => (request.lba, request.blocks),
+                false => self.layout.part(index, request.lba, request.blocks),
+            };
+            if blocks > 0 || is_flush {
+                let segment_first = u32::try_from(leg.segments.len()).unwrap_or(u32::MAX);
+                let token = u64::from(number);
+                let segment_count = 0;
+                leg.requests.push(Request {
+                    token,
+                    lba,
+                    // Without a second leg copies are possible, and all blocks are where they were.
+                    operand: request.operand,
+                    blocks,
+                    segment_first,
+                    segment_count,
+                    ..*request
+                });
+                left += 1;
+            }
+        }
+        self.parents[number as usize] =
+            Parent { token: request.token, left, outcome: Outcome::SUCCESS };
+        self.deal_out(request, own);
+    }
+
+    /// Cuts the memory of a request at the ends of the chunks and deals it out to the legs' children
+    /// that were just made.
+    fn deal_out(&mut self, request: &Request, own: &[Segment]) {
+        let mut pieces = Pieces::of(own);
+        let (mut lba, end) = (request.lba, request.lba + u64::from(request.blocks));
+        while lba < end && !own.is_empty() {
+            let place = self.layout.place(lba);
+            let blocks = place.left.min(end - lba);
+            let len_bytes = blocks * u64::from(self.limits.block_size);
+            let leg = &mut self.legs[place.leg];
+            let before = leg.segments.len();
+            let Ok(()) = pieces.take_each(len_bytes, |piece, _| {
+                leg.segments.push(piece);
+                Ok::<(), Infallible>(())
+            });
+            if let Some(child) = leg.requests.last_mut() {
+                let more = u16::try_from(leg.segments.len() - before).unwrap_or(u16::MAX);
+                child.segment_count = child.segment_count.saturating_add(more);
+            }
+            lba += blocks;
+        }
+    }
+
+    /// Sends what lies in the outboxes, as far as the legs take it. Returns whether all of it went.
+    fn send(&mut self, now: Instant) -> bool {
+        let mut all = true;
+        for leg in &mut self.legs {
+            let taken = leg.channel.submit(now, &leg.requests[leg.sent..], &leg.segments);
+            leg.sent += taken;
+            leg.owed += taken;
+            if leg.sent == leg.requests.len() {
+                leg.requests.clear();
+                leg.segments.clear();
+                leg.sent = 0;
+            } else {
+                all = false;
+            }
+        }
+        all
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.legs.iter().any(|leg| !leg.requests.is_empty())
+    }
+
+    fn end(&mut self, token: u64, outcome: Outcome) {
+        self.ready.push(Answer { token, outcome, result: 0 });
+    }
+
+    /// Counts the answers of a leg.
+    fn count_down(&mut self) {
+        let Self { parents, free, ready, below, .. } = self;
+        for answer in below.drain() {
+            let Ok(number) = u32::try_from(answer.token) else { continue };
+            let parent = &mut parents[number as usize];
+            parent.left -= 1;
+            if parent.outcome.is_success() {
+                parent.outcome = answer.outcome;
+            }
+            if parent.left == 0 {
+                free.push(number);
+                let Parent { token, outcome, .. } = *parent;
+                ready.push(Answer { token, outcome, result: 0 });
+            }
+        }
+    }
+}
+
+impl Backend for StripeChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut done = 0;
+        if self.has_unsent() && !self.send(now) {
+            return done;
+        }
+        while done < requests.len() {
+            let count = self.cut_up(&requests[done..], segments);
+            done += count;
+            if count == 0 || !self.send(now) {
+                break;
+            }
+        }
+        done
+    }
+
+    fn flush(&mut self) {
+        self.legs.iter_mut().for_each(|leg| leg.channel.flush());
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        for index in 0..self.legs.len() {
+            let leg = &mut self.legs[index];
+            leg.owed -= leg.channel.poll(now, &mut self.below);
+            self.count_down();
+        }
+        if self.has_unsent() {
+            self.send(now);
+            self.flush();
+        }
+        self.ready.give(answers)
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        self.legs.iter().fold(DoorbellCounts::default(), |sum, leg| {
+            let DoorbellCounts { submission, completion } = leg.channel.doorbells();
+            DoorbellCounts {
+                submission: sum.submission + submission,
+                completion: sum.completion + completion,
+            }
+        })
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.ready.len() > 0 {
+            return Instant::default();
+        }
+        self.legs.iter().map(|leg| leg.channel.wake_at()).min().unwrap_or(Instant::NEVER)
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.wake.source()
+    }
+
+    fn arm(&mut self) -> bool {
+        // A leg that has not taken everything wakes us when it answers something, if it owes
+        // anything; else nobody would.
+        let mut busy = self.ready.len() > 0;
+        for leg in &mut self.legs {
+            busy |= leg.channel.arm() || (!leg.requests.is_empty() && leg.owed == 0);
+        }
+        busy
+    }
+
+    fn disarm(&mut self) {
+        self.legs.iter_mut().for_each(|leg| leg.channel.disarm());
+    }
+}
