@@ -186,12 +186,6 @@ impl Support {
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
-
-    /// The set without `operation`.
-    #[must_use]
-    pub const fn without(self, operation: Operation) -> Self {
-        Self(self.0 & !(1 << operation as u16))
-    }
 }
 
 impl Durability {
@@ -238,8 +232,6 @@ mod tests {
         let right = Support::of(&[Operation::Read, Operation::Copy, Operation::Flush]);
         let common = Support::of(&[Operation::Read, Operation::Copy]);
         assert_eq!(left.common(right), common);
-        assert_eq!(common.without(Operation::Copy), Support::of(&[Operation::Read]));
-        assert_eq!(common.without(Operation::Flush), common);
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod layout;
 
 use std::sync::Arc;
 
-use base::{Backend, Blame, Extent, Limits, Medium, Operation};
+use base::{Backend, Blame, Extent, Limits, Medium, Operation, Support};
 
 use self::channel::StripeChannel;
 pub(crate) use self::layout::Layout;
@@ -155,7 +155,7 @@ fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
     // A write across legs is torn when one of them has it and the other has not.
     limits.atomic_write_blocks = limits.atomic_write_blocks.min(1);
     limits.optimal_boundary_blocks = layout.chunk_blocks();
-    limits.support = limits.support.without(Operation::Copy);
+    limits.support = limits.support.without(Support::of(&[Operation::Copy]));
     // Each chunk after the first that a request has on a leg may cut one more of its segments: at
     // most half of what the leg takes is kept for those.
     let chunks = u64::from(limits.segments_max / 2).max(1);
