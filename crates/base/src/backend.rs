@@ -58,6 +58,47 @@ pub trait Backend: Send {
     fn disarm(&mut self) {}
 }
 
+impl<B: Backend + ?Sized> Backend for Box<B> {
+    fn limits(&self) -> &Limits {
+        (**self).limits()
+    }
+
+    #[inline]
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        (**self).submit(now, requests, segments)
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        (**self).poll(now, answers)
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        (**self).doorbells()
+    }
+
+    fn wake_at(&self) -> Instant {
+        (**self).wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        (**self).wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        (**self).arm()
+    }
+
+    fn disarm(&mut self) {
+        (**self).disarm();
+    }
+}
+
 /// How often doorbells were rung.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DoorbellCounts {
@@ -175,6 +216,12 @@ impl Support {
         self.0
     }
 
+    /// The set with `operation` in it.
+    #[must_use]
+    pub const fn with(self, operation: Operation) -> Self {
+        Self(self.0 | 1 << operation as u16)
+    }
+
     /// Whether `operation` is in the set.
     #[inline]
     pub const fn has(self, operation: Operation) -> bool {
@@ -221,6 +268,7 @@ mod tests {
             let expected = matches!(operation, Operation::Read | Operation::Copy);
             assert_eq!(set.has(operation), expected, "{operation:?}");
             assert_eq!(set.bits() >> operation as u16 & 1 == 1, expected);
+            assert!(set.with(operation).has(operation));
         }
         let less = set.without(Support::of(&[Operation::Copy, Operation::Write]));
         assert_eq!(less, Support::of(&[Operation::Read]));

@@ -57,11 +57,15 @@ pub enum Operation {
     Verify,
     /// Device to device: `operand` is the first source block.
     Copy,
+    /// If the device holds the expected bytes, it holds the new ones afterwards, and nothing comes
+    /// between the two; else nothing changes and the answer is [`Outcome::COMPARE_FAILURE`]. The
+    /// segments hold first the expected bytes, then the new ones, each as long as the blocks.
+    CompareAndWrite,
 }
 
 impl Operation {
     /// Every operation there is, in the order of their numbers.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Read,
         Self::Write,
         Self::Flush,
@@ -71,6 +75,7 @@ impl Operation {
         Self::WriteUncorrectable,
         Self::Verify,
         Self::Copy,
+        Self::CompareAndWrite,
     ];
 
     /// The operation in words, as it appears in reports.
@@ -85,6 +90,7 @@ impl Operation {
             Self::WriteUncorrectable => "write-uncorrectable",
             Self::Verify => "verify",
             Self::Copy => "copy",
+            Self::CompareAndWrite => "compare-and-write",
         }
     }
 }
@@ -247,6 +253,24 @@ impl Answers {
         &mut self.places[skip..self.count]
     }
 
+    /// Goes through the answers from number `first` on, oldest first, and takes out those which
+    /// `take` claims for itself: for whoever sits between a backend and its caller, and has sent
+    /// requests of its own. Returns how many were taken out.
+    #[inline]
+    pub fn sift(&mut self, first: usize, mut take: impl FnMut(&Answer) -> bool) -> usize {
+        let mut kept = first;
+        for index in first..self.count {
+            let answer = self.places[index];
+            if !take(&answer) {
+                self.places[kept] = answer;
+                kept += 1;
+            }
+        }
+        let taken = self.count.saturating_sub(kept);
+        self.count -= taken;
+        taken
+    }
+
     /// Forgets the answers.
     #[inline]
     pub fn clear(&mut self) {
@@ -273,6 +297,18 @@ mod tests {
         assert_eq!(answers.room(), 0);
         assert_eq!(answers.drain().map(|answer| answer.token).collect::<Vec<_>>(), [7, 8]);
         assert_eq!(answers.room(), 2);
+    }
+
+    #[test]
+    fn answers_that_are_taken_out_leave_no_gap() {
+        let mut answers = Answers::with_capacity(6);
+        for token in 0..6 {
+            answers.push(Answer { token, outcome: Outcome::SUCCESS, result: 0 });
+        }
+        assert_eq!(answers.sift(2, |answer| answer.token % 2 == 0), 2);
+        let left: Vec<u64> = answers.as_slice().iter().map(|answer| answer.token).collect();
+        assert_eq!((left, answers.room()), (vec![0, 1, 3, 5], 2));
+        assert_eq!(answers.sift(4, |_| true), 0);
     }
 
     #[test]

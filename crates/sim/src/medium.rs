@@ -365,6 +365,18 @@ impl State {
                 Some(bytes) => self.write(lba, &bytes, struck),
                 None => Outcome::UNRECOVERED_READ,
             },
+            Operation::CompareAndWrite => {
+                let both = self.gather(segments, 2 * blocks);
+                let both = both.as_deref().map(|bytes| bytes.split_at(bytes.len() / 2));
+                match (both, self.blocks.read_range(range)) {
+                    (None, _) => Outcome::DATA_TRANSFER_ERROR,
+                    (_, None) => Outcome::UNRECOVERED_READ,
+                    (Some((expected, new)), Some(here)) if expected == here => {
+                        self.write(lba, new, struck)
+                    }
+                    _ => Outcome::COMPARE_FAILURE,
+                }
+            }
             Operation::Flush => {
                 if struck != Some(MediumFault::ForgetFlush) {
                     self.blocks.flush();

@@ -508,7 +508,7 @@ impl Mix {
 /// What an operation leaves on its blocks; `None` if nothing.
 fn leaves(operation: Operation) -> Option<Leaves> {
     match operation {
-        Operation::Write => Some(Leaves::Stamps),
+        Operation::Write | Operation::CompareAndWrite => Some(Leaves::Stamps),
         Operation::WriteZeroes => Some(Leaves::Zeroes),
         Operation::Deallocate | Operation::Copy | Operation::WriteUncorrectable => {
             Some(Leaves::Anything)

@@ -166,6 +166,39 @@ fn a_compare_finds_one_wrong_byte_wherever_it_is() {
 }
 
 #[test]
+fn a_compare_and_write_changes_all_or_nothing() {
+    for subject in media_that_keep_data() {
+        let mut driver = subject.driver();
+        let size = driver.block_size();
+        let memory = driver.memory(4);
+        assert_eq!(driver.write(8, 2, 3, Flags::NONE), Outcome::SUCCESS);
+        let mut bytes = [vec![3; 2 * size], vec![4; 2 * size]].concat();
+        let run = |driver: &mut Driver, bytes: &[u8]| {
+            driver.put(&[memory], bytes);
+            driver.transfer(Operation::CompareAndWrite, 8, 2, &[memory])
+        };
+        if !driver.limits().support.has(Operation::CompareAndWrite) {
+            assert_eq!(run(&mut driver, &bytes), Outcome::INVALID_OPCODE, "{}", driver.name);
+            continue;
+        }
+        for (wrong, found, holds) in [
+            (Some(2 * size - 1), Outcome::COMPARE_FAILURE, 3),
+            (None, Outcome::SUCCESS, 4),
+            (None, Outcome::COMPARE_FAILURE, 4),
+        ] {
+            wrong.into_iter().for_each(|wrong| bytes[wrong] ^= 1);
+            assert_eq!(run(&mut driver, &bytes), found, "{}", driver.name);
+            wrong.into_iter().for_each(|wrong| bytes[wrong] ^= 1);
+            let (_, read) = driver.read(8, 2, Flags::NONE);
+            assert!(read.iter().all(|byte| *byte == holds), "{} {holds}", driver.name);
+        }
+        let short = memory.slice(0, 2 * driver.limits().block_size).unwrap();
+        let outcome = driver.transfer(Operation::CompareAndWrite, 8, 2, &[short]);
+        assert_eq!(outcome, Outcome::INVALID_FIELD, "{}", driver.name);
+    }
+}
+
+#[test]
 fn a_copy_onto_itself_is_read_before_it_is_overwritten() {
     for subject in media_that_keep_data() {
         let most = u64::from(subject.medium.limits().request_blocks_max);

@@ -204,7 +204,7 @@ fn limits(file: &File, block_size: u32) -> Limits {
         atomic_write_blocks: 1,
         depth_max: u32::from(DEPTH_MAX),
         durability,
-        support: Support::of(&Operation::ALL),
+        support: Support::of(&Operation::ALL).without(Support::of(&[Operation::CompareAndWrite])),
     }
 }
 

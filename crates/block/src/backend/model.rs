@@ -134,7 +134,7 @@ impl Device {
                 let start = self.admit(now, read_rates.spacing(len));
                 self.occupy(start, first, len, read)
             }
-            Operation::Write => {
+            Operation::Write | Operation::CompareAndWrite => {
                 let start = self.admit(now, write_rates.spacing(len));
                 self.occupy(start, first, len, write)
             }

@@ -167,7 +167,7 @@ impl Store {
         let (first, count) = (request.lba, u64::from(request.blocks));
         match request.operation {
             Operation::Read => self.read(first, count, segments),
-            Operation::Write => self.write(first, count, segments),
+            Operation::Write => self.write(first, count, &mut Pieces::of(segments)),
             // There is nothing more stable than memory here, and the limits say so.
             Operation::Flush => Ok(()),
             Operation::Deallocate => {
@@ -179,13 +179,14 @@ impl Store {
                 self.uncorrectable.clear(first, count);
                 Ok(())
             }
-            Operation::Compare => self.compare(first, count, segments),
+            Operation::Compare => self.compare(first, count, &mut Pieces::of(segments)),
             Operation::WriteUncorrectable => {
                 self.uncorrectable.set(first, count);
                 Ok(())
             }
             Operation::Verify => self.readable(first, count),
             Operation::Copy => self.copy(request.operand, first, count),
+            Operation::CompareAndWrite => self.compare_and_write(first, count, segments),
         }
     }
 
@@ -208,9 +209,9 @@ impl Store {
         .map_err(|_| Outcome::DATA_TRANSFER_ERROR)
     }
 
-    fn write(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), Outcome> {
+    fn write(&self, first: u64, count: u64, pieces: &mut Pieces<'_>) -> Result<(), Outcome> {
         let from = first * self.block_size;
-        Pieces::of(segments)
+        pieces
             .take_each(count * self.block_size, |piece, done| {
                 self.regions.copy(piece, self.at(from + done, piece.len_bytes))
             })
@@ -220,9 +221,20 @@ impl Store {
         Ok(())
     }
 
-    fn compare(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), Outcome> {
-        self.readable(first, count)?;
+    /// The expected bytes come first among the segments, and the new ones after them.
+    fn compare_and_write(
+        &self,
+        first: u64,
+        count: u64,
+        segments: &[Segment],
+    ) -> Result<(), Outcome> {
         let mut pieces = Pieces::of(segments);
+        self.compare(first, count, &mut pieces)?;
+        self.write(first, count, &mut pieces)
+    }
+
+    fn compare(&self, first: u64, count: u64, pieces: &mut Pieces<'_>) -> Result<(), Outcome> {
+        self.readable(first, count)?;
         self.each_run(first, count, |written, from, len_bytes| {
             pieces.take_each(len_bytes, |piece, done| {
                 let equal = if written {

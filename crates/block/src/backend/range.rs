@@ -23,8 +23,10 @@ pub(crate) fn check<'a>(
     check_blocks(limits, request)?;
     match request.operation {
         Operation::Read | Operation::Write | Operation::Compare => {
-            check_data(limits, request, segments)
+            check_data(limits, request, segments, 1)
         }
+        // The expected bytes and the new ones.
+        Operation::CompareAndWrite => check_data(limits, request, segments, 2),
         _ => Ok(&[]),
     }
 }
@@ -42,10 +44,12 @@ pub(crate) fn check_blocks(limits: &Limits, request: &Request) -> Result<(), Out
     if fits(request.lba) && source { Ok(()) } else { Err(Outcome::LBA_OUT_OF_RANGE) }
 }
 
+/// Memory `times` as long as the blocks.
 fn check_data<'a>(
     limits: &Limits,
     request: &Request,
     segments: &'a [Segment],
+    times: u64,
 ) -> Result<&'a [Segment], Outcome> {
     let first = request.segment_first as usize;
     let own = segments.get(first..first + usize::from(request.segment_count));
@@ -54,7 +58,7 @@ fn check_data<'a>(
     let good = request.blocks <= limits.request_blocks_max
         && request.segment_count <= limits.segments_max
         && request.metadata_count == 0
-        && len_bytes == u64::from(request.blocks) * u64::from(limits.block_size);
+        && len_bytes == times * u64::from(request.blocks) * u64::from(limits.block_size);
     if good { Ok(own) } else { Err(Outcome::INVALID_FIELD) }
 }
 

@@ -61,7 +61,8 @@ impl FakeMedium {
             atomic_write_blocks: 8,
             depth_max: 64,
             durability: Durability::VolatileCache,
-            support: Support::of(&Operation::ALL),
+            support: Support::of(&Operation::ALL)
+                .without(Support::of(&[Operation::CompareAndWrite])),
         };
         let bytes = vec![0; usize::try_from(block_count * 512).unwrap_or(0)];
         Self {
@@ -197,6 +198,7 @@ impl FakeBackend {
         let range = request.lba..request.lba + u64::from(request.blocks);
         match request.operation {
             Operation::Flush => Outcome::SUCCESS,
+            Operation::CompareAndWrite => Outcome::INVALID_OPCODE,
             Operation::Read | Operation::Compare | Operation::Verify
                 if blocks.uncorrectable.range(range.clone()).next().is_some() =>
             {

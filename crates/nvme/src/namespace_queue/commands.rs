@@ -119,6 +119,8 @@ impl<D: Dma> CommandBuilder<D> {
             Operation::WriteZeroes => Ok(self.write_zeroes(request, stretch)),
             Operation::Verify => Ok(self.protected(IoOpcode::Verify, stretch)),
             Operation::WriteUncorrectable => Ok(self.range(IoOpcode::WriteUncorrectable, stretch)),
+            // A fused pair lies in adjacent slots, which a queue that shares them out cannot promise.
+            Operation::CompareAndWrite => return Err(Outcome::INVALID_OPCODE),
         };
         // A data transfer may have become shorter on the way.
         let command = made.map_err(MemoryRefused::outcome)?;
@@ -146,7 +148,7 @@ impl<D: Dma> CommandBuilder<D> {
             Operation::WriteUncorrectable => limit(blocks_max.write_uncorrectable, NLB_MAX),
             Operation::Copy => limit(blocks_max.copy, NLB_MAX),
             Operation::Deallocate => limit(blocks_max.deallocate, u32::MAX),
-            Operation::Flush => u32::MAX,
+            Operation::Flush | Operation::CompareAndWrite => u32::MAX,
         };
         Stretch { lba, blocks: most.min(request.blocks - done) }
     }

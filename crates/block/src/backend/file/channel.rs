@@ -276,6 +276,7 @@ fn begin(shared: &Shared, request: &Request, segments: &[Segment]) -> Begin {
             shared.uncorrectable.set(lba, blocks);
             Begin::Answer(Outcome::SUCCESS)
         }
+        Operation::CompareAndWrite => Begin::Answer(Outcome::INVALID_OPCODE),
     }
 }
 

@@ -34,7 +34,7 @@ struct Channel {
     ready: usize,
 }
 
-pub(super) const EVERYTHING: [Operation; 9] = Operation::ALL;
+pub(super) const EVERYTHING: [Operation; 10] = Operation::ALL;
 
 impl Shelf {
     /// A medium of 512-byte blocks that can do everything.
