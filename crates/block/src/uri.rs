@@ -52,6 +52,18 @@ pub const STOREYS_MAX: usize = 16;
 pub const CHILDREN_MAX: usize = 256;
 
 impl Uri {
+    /// A device of its own, named by `path`, whatever that holds.
+    pub fn new(scheme: impl Into<String>, path: impl Into<String>) -> Self {
+        Self { scheme: scheme.into(), body: Body::Path(path.into()), pairs: Vec::new() }
+    }
+
+    /// The same with one more key and its value.
+    #[must_use]
+    pub fn with(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.pairs.push((key.into(), value.into()));
+        self
+    }
+
     /// What kind of device it is: `ram`, `file`, `stripe`.
     pub fn scheme(&self) -> &str {
         &self.scheme
@@ -264,6 +276,13 @@ mod tests {
             assert_eq!(parse(text).to_string(), text);
             assert_eq!(parse(&parse(text).to_string()), parse(text));
         }
+    }
+
+    #[test]
+    fn a_name_that_was_put_together_is_read_back_as_the_same() {
+        let uri = Uri::new("file", "/50%?[x]").with("size", "1g").with("note", "a&b=[c]");
+        assert_eq!(uri.to_string(), "file:/50%25%3f%5bx%5d?size=1g&note=a%26b=%5bc%5d");
+        assert_eq!(parse(&uri.to_string()), uri);
     }
 
     #[test]

@@ -18,7 +18,8 @@ mod shift;
 #[cfg(test)]
 mod tests;
 
-use base::{Backend, Dma, Instant, Segment, Span};
+use base::{Backend, Dma, Durability, Instant, Segment, Span};
+use block::Existing;
 use ctrl::front::HostBar;
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use host::{Bell, Clock, EventVectors};
@@ -28,7 +29,7 @@ use nvme::{
 
 use crate::perf::options::{self, Techniques};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{Refused, Uri};
+use crate::{EmuSpec, Refused};
 pub(crate) use ask::with_controller;
 pub(crate) use device::EmulatedSsd;
 use shift::{DeviceThread, Shift};
@@ -40,12 +41,13 @@ pub struct Emulated {
     devices: Vec<DeviceThread>,
     regions: Regions,
     memory_backing: String,
+    existing: Vec<Existing>,
 }
 
 /// What to bring up, and for whom.
 pub struct EmuPlan<'a> {
-    /// The SSDs, in order.
-    pub uris: &'a [Uri],
+    /// The SSDs, in order; each may stand for several.
+    pub specs: &'a [EmuSpec],
     /// I/O queue pairs that each will be asked for.
     pub queue_pairs: u16,
     /// The deepest of them: commands in flight.
@@ -72,6 +74,8 @@ struct Ssd {
     pool: DevicePool,
     /// The vectors of its queue pairs, if they are to be slept on.
     vectors: EventVectors,
+    /// What the medium behind it promises; a controller has no word for memory.
+    durability: Durability,
     /// Queue pairs that have been asked for, and so the last vector that has been given away.
     queues: u16,
 }
@@ -88,23 +92,31 @@ const PATIENCE: Span = Span::from_secs(10);
 const PAGE: u64 = 4096;
 
 impl Emulated {
-    /// Starts the SSDs and brings them all up at once.
+    /// Starts the SSDs and brings them all up at once, with a table of regions of their own.
     pub fn start(plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, Refused> {
-        let count: usize = plan.uris.iter().map(|uri| uri.count() as usize).sum();
-        let regions = Regions::new(1 + count * medium::REGIONS_MAX);
+        let regions = Regions::new(1 + plan.count() * medium::REGIONS_MAX);
+        Self::start_in(&regions, plan, clock)
+    }
+
+    /// The same, with memory that is entered in `regions`.
+    pub fn start_in(regions: &Regions, plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, Refused> {
+        let count = plan.count();
         let pool_bytes = plan.pool_bytes()?;
-        let (memory, memory_backing) = map(&regions, pool_bytes * count as u64, plan.techniques)?;
-        let mut ssds = Vec::with_capacity(count);
+        let (memory, memory_backing) = map(regions, pool_bytes * count as u64, plan.techniques)?;
+        let (mut ssds, mut existing) = (Vec::with_capacity(count), Vec::new());
         let shifts: Result<Vec<_>, _> =
             (0..plan.device_cores.len().max(1)).map(|_| Shift::new()).collect();
         let mut shifts = shifts?;
-        for (index, (uri, number)) in each_of(plan.uris).enumerate() {
-            let pool = pool(&regions, memory, index as u64 * pool_bytes, pool_bytes, plan)?;
-            let medium = medium::open(uri, number, &regions, plan.seed)?;
-            let name = name_of(uri, number);
+        for (index, (spec, number)) in each_of(plan.specs).enumerate() {
+            let pool = pool(regions, memory, index as u64 * pool_bytes, pool_bytes, plan)?;
+            let opened = medium::open(spec, number, regions, plan.seed)?;
+            existing.extend(opened.existing);
+            let durability = opened.medium.limits().durability;
+            let name = name_of(spec, number);
             let vectors = vectors(&name, plan)?;
-            let device = EmulatedSsd::new(uri, index, medium, &pool, vectors.clone(), clock.now())
-                .map_err(|error| Refused::machine(format!("{name}: {error}")))?;
+            let device =
+                EmulatedSsd::new(spec, index, opened.medium, &pool, vectors.clone(), clock.now())
+                    .map_err(|error| Refused::machine(format!("{name}: {error}")))?;
             let options = ControllerOptions {
                 admin_depth: ADMIN_DEPTH,
                 queue_pairs: plan.queue_pairs,
@@ -116,14 +128,15 @@ impl Emulated {
             shifts[lane].push(device);
             let controller =
                 Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;
-            ssds.push(Ssd { name, controller, pool, vectors, queues: 0 });
+            ssds.push(Ssd { name, controller, pool, vectors, durability, queues: 0 });
         }
         let start = |(index, shift): (usize, Shift)| {
             let core = plan.device_cores.get(index).copied().flatten();
             shift.start(index, core, plan.gives_way, *clock)
         };
         let devices = shifts.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
-        let mut emulated = Self { ssds, devices, regions, memory_backing };
+        let regions = regions.clone();
+        let mut emulated = Self { ssds, devices, regions, memory_backing, existing };
         emulated.await_ready(clock)?;
         Ok(emulated)
     }
@@ -165,6 +178,11 @@ impl Emulated {
     /// What rings and buffers are made of, in words.
     pub fn memory_backing(&self) -> String {
         self.memory_backing.clone()
+    }
+
+    /// What lies on them that this run did not create.
+    pub fn existing(&self) -> &[Existing] {
+        &self.existing
     }
 
     /// A buffer that SSD `index` can reach.
@@ -231,6 +249,11 @@ impl Drop for Emulated {
 }
 
 impl EmuPlan<'_> {
+    /// How many SSDs there will be.
+    fn count(&self) -> usize {
+        self.specs.iter().map(|spec| spec.count as usize).sum()
+    }
+
     /// Memory for one SSD: its queues and their lists, its buffers, and some pages for the rest.
     fn pool_bytes(&self) -> Result<u64, Refused> {
         let entries = u64::from(ring_entries(self.depth));
@@ -318,6 +341,7 @@ impl Ssd {
         DeviceOutcome {
             name: self.name.clone(),
             model: self.controller.identity().map_or_else(String::new, |id| id.model.clone()),
+            durability: self.durability,
             size_bytes: namespace.map_or(0, |known| size(known.block_count, known.block_size)),
             block_size: namespace.map_or(0, |known| known.block_size),
             counts: Counts::default(),
@@ -411,21 +435,16 @@ fn pool(
     Ok(DevicePool::new(regions.clone(), part, DeviceKind::Emulated, store))
 }
 
-/// Every SSD that `uris` name, with its number within its URI.
-fn each_of(uris: &[Uri]) -> impl Iterator<Item = (&Uri, u32)> {
-    uris.iter().flat_map(|uri| (0..uri.count()).map(move |number| (uri, number)))
+/// Every SSD that `specs` name, with its number within its name.
+fn each_of(specs: &[EmuSpec]) -> impl Iterator<Item = (&EmuSpec, u32)> {
+    specs.iter().flat_map(|spec| (0..spec.count).map(move |number| (spec, number)))
 }
 
 /// The URI, with a number if it names several.
-fn name_of(uri: &Uri, number: u32) -> String {
-    if uri.count() == 1 { uri.to_string() } else { format!("{uri}#{number}") }
+fn name_of(spec: &EmuSpec, number: u32) -> String {
+    if spec.count == 1 { spec.to_string() } else { format!("{spec}#{number}") }
 }
 
 fn peer(name: &str, error: &nvme::ControllerError) -> Refused {
-    let text = format!("{name}: {error}");
-    match error.blame() {
-        base::Blame::Caller => Refused::caller(text),
-        base::Blame::Machine => Refused::machine(text),
-        base::Blame::Peer => Refused::peer(text),
-    }
+    Refused::of(error.blame(), format!("{name}: {error}"))
 }

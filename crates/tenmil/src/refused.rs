@@ -20,19 +20,24 @@ pub struct Refused {
 }
 
 impl Refused {
+    /// It is `blame`'s move.
+    pub fn of(blame: Blame, text: impl Into<String>) -> Self {
+        Self { blame, text: text.into(), hint: None }
+    }
+
     /// The caller asked for something that cannot be.
     pub fn caller(text: impl Into<String>) -> Self {
-        Self { blame: Blame::Caller, text: text.into(), hint: None }
+        Self::of(Blame::Caller, text)
     }
 
     /// The machine is not set up for it.
     pub fn machine(text: impl Into<String>) -> Self {
-        Self { blame: Blame::Machine, text: text.into(), hint: None }
+        Self::of(Blame::Machine, text)
     }
 
     /// The controller or peer broke its contract.
     pub fn peer(text: impl Into<String>) -> Self {
-        Self { blame: Blame::Peer, text: text.into(), hint: None }
+        Self::of(Blame::Peer, text)
     }
 
     /// The same, with the next thing to try.
@@ -50,6 +55,18 @@ impl fmt::Display for Refused {
 }
 
 impl core::error::Error for Refused {}
+
+impl From<block::uri::UriError> for Refused {
+    fn from(error: block::uri::UriError) -> Self {
+        Self::of(error.blame(), error.to_string())
+    }
+}
+
+impl From<block::MediumError> for Refused {
+    fn from(error: block::MediumError) -> Self {
+        Self::of(error.blame(), error.to_string())
+    }
+}
 
 /// Why the kernel refused a path, in words that do not depend on error numbers.
 pub(crate) fn reason(error: &io::Error) -> String {

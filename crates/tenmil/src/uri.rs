@@ -1,252 +1,67 @@
-//! What a device is called on the command line.
-//!
-//! ```text
-//!   emu:null?count=21            21 emulated SSDs that answer and move nothing
-//!   emu:ram?size=1g&block=4k     one that keeps its blocks in memory
-//!   emu:file:/tmp/disk?size=1g   one over a file
-//!   emu:model:p4600              one that is as slow as a real device is said to be
-//! ```
+//! What a device is called on the command line: an emulated SSD with its driver, or whatever the
+//! block layer knows.
+
+mod emu;
 
 use core::fmt;
 use core::str::FromStr;
 
+pub use self::emu::{COUNT_MAX, EmuMedium, EmuSpec, MODELS};
 use crate::Refused;
-use block::quantity::{parse_count, parse_size};
 
 /// A device, or several of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uri {
     /// Emulated SSDs.
     Emu(EmuSpec),
+    /// Any other block device.
+    Block(block::uri::Uri),
 }
-
-/// Emulated SSDs of one kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EmuSpec {
-    /// What stands behind the controllers.
-    pub medium: EmuMedium,
-    /// How many SSDs.
-    pub count: u32,
-    /// Bytes on each; zero means as many as the file has.
-    pub size_bytes: u64,
-    /// Bytes in a logical block: 512, 1024, 2048 or 4096.
-    pub block_size: u32,
-    /// Entries in the largest ring that the controller allows (CAP.MQES + 1). A ring holds one
-    /// command less than it has entries.
-    pub entries: u32,
-    /// I/O queue pairs that a controller has.
-    pub queues: u16,
-}
-
-/// What stands behind an emulated controller.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EmuMedium {
-    /// Answers, and moves no data.
-    Null,
-    /// Memory.
-    Ram,
-    /// A file.
-    File {
-        /// Where it is.
-        path: String,
-    },
-    /// Memory behind a model of a device's timing.
-    Model {
-        /// One of [`MODELS`].
-        name: String,
-    },
-}
-
-/// The timing models there are, with what they stand for.
-pub const MODELS: [(&str, &str); 2] = [
-    ("p4600", "Intel P4600: NAND flash, 512-byte sectors, about 80 us to read 4 KiB"),
-    ("p4800x", "Intel P4800X: 3D XPoint, about 9 us to read 4 KiB"),
-];
-
-/// Emulated SSDs in one URI at most.
-pub const COUNT_MAX: u32 = 256;
-
-const KINDS: &str = "emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x";
-const PARAMETERS: &str = "count, size, block, entries, queues";
-const ENTRIES_DEFAULT: u32 = 1024;
-const QUEUES_DEFAULT: u16 = 64;
-const NULL_SIZE: u64 = 1 << 40;
-const RAM_SIZE: u64 = 64 << 20;
-const MODEL_SIZE: u64 = 1 << 30;
 
 impl Uri {
-    /// How many SSDs this names.
+    /// How many devices this names.
     pub fn count(&self) -> u32 {
         match self {
             Self::Emu(spec) => spec.count,
+            Self::Block(_) => 1,
         }
     }
 
-    /// Commands that one queue pair can have in flight.
-    pub fn depth_max(&self) -> u32 {
+    /// The emulated SSDs, if it names some.
+    pub fn emulated(&self) -> Option<&EmuSpec> {
         match self {
-            Self::Emu(spec) => spec.entries - 1,
+            Self::Emu(spec) => Some(spec),
+            Self::Block(_) => None,
         }
     }
 
-    /// I/O queue pairs that each SSD has.
-    pub fn queues(&self) -> u16 {
-        match self {
-            Self::Emu(spec) => spec.queues,
-        }
-    }
-
-    /// Bytes in a logical block.
-    pub fn block_size(&self) -> u32 {
-        match self {
-            Self::Emu(spec) => spec.block_size,
-        }
-    }
-
-    /// Bytes on each SSD, if that is known before it is brought up.
-    pub fn size_bytes(&self) -> Option<u64> {
-        match self {
-            Self::Emu(spec) => (spec.size_bytes != 0).then_some(spec.size_bytes),
-        }
-    }
-
-    /// Whether reads return what was written.
+    /// Whether reads return what was written: no block of it lies on a device that only answers.
     pub fn keeps_data(&self) -> bool {
         match self {
-            Self::Emu(spec) => spec.medium != EmuMedium::Null,
-        }
-    }
-
-    /// Whether all its blocks lie in memory of ours.
-    pub fn is_in_memory(&self) -> bool {
-        match self {
-            Self::Emu(spec) => matches!(spec.medium, EmuMedium::Ram | EmuMedium::Model { .. }),
-        }
-    }
-
-    /// Whether what is measured is a model of a device and not the device.
-    pub fn is_model(&self) -> bool {
-        match self {
-            Self::Emu(spec) => matches!(spec.medium, EmuMedium::Model { .. }),
+            Self::Emu(spec) => spec.keeps_data(),
+            Self::Block(uri) => keeps_data(uri),
         }
     }
 }
 
-impl EmuSpec {
-    /// One SSD over `medium`, with every parameter at its default.
-    pub fn new(medium: EmuMedium) -> Self {
-        let size_bytes = match medium {
-            EmuMedium::Null => NULL_SIZE,
-            EmuMedium::Ram => RAM_SIZE,
-            EmuMedium::File { .. } => 0,
-            EmuMedium::Model { .. } => MODEL_SIZE,
-        };
-        let (entries, queues) = (ENTRIES_DEFAULT, QUEUES_DEFAULT);
-        Self { medium, count: 1, size_bytes, block_size: 512, entries, queues }
-    }
-
-    fn set(&mut self, uri: &str, key: &str, value: &str) -> Result<(), Refused> {
-        let refuse = |expected: &str| {
-            Err(Refused::caller(format!("{uri}: {key} is `{value}`, expected {expected}")))
-        };
-        let count = parse_count(value).ok();
-        let size = parse_size(value).ok();
-        match key {
-            "count" => match count.and_then(|count| u32::try_from(count).ok()) {
-                Some(count @ 1..=COUNT_MAX) => self.count = count,
-                _ => return refuse(&format!("1 to {COUNT_MAX}")),
-            },
-            "size" => match size {
-                Some(size @ 4096..) if size <= 1 << 50 => self.size_bytes = size,
-                _ => return refuse("4k to 1024t, such as 64m or 1g"),
-            },
-            "block" => match size {
-                Some(512) => self.block_size = 512,
-                Some(1024) => self.block_size = 1024,
-                Some(2048) => self.block_size = 2048,
-                Some(4096) => self.block_size = 4096,
-                _ => return refuse("512, 1k, 2k or 4k"),
-            },
-            "entries" => match count.and_then(|count| u32::try_from(count).ok()) {
-                Some(entries @ 2..=65_536) => self.entries = entries,
-                _ => return refuse("2 to 65536"),
-            },
-            "queues" => match count.and_then(|count| u16::try_from(count).ok()) {
-                Some(queues @ 1..=1024) => self.queues = queues,
-                _ => return refuse("1 to 1024"),
-            },
-            _ => {
-                let text = format!("{uri}: no parameter `{key}`, expected one of {PARAMETERS}");
-                return Err(Refused::caller(text));
-            }
-        }
-        Ok(())
-    }
-
-    fn check(&self, uri: &str) -> Result<(), Refused> {
-        if matches!(self.medium, EmuMedium::File { .. }) && self.count > 1 {
-            let count = self.count;
-            return Err(Refused::caller(format!(
-                "{uri}: count is {count}, expected 1: one file is one SSD"
-            )));
-        }
-        if !self.size_bytes.is_multiple_of(u64::from(self.block_size)) {
-            return Err(Refused::caller(format!(
-                "{uri}: size is {} bytes, expected a multiple of the block of {} bytes",
-                self.size_bytes, self.block_size
-            )));
-        }
-        Ok(())
+fn keeps_data(uri: &block::uri::Uri) -> bool {
+    match uri.scheme() {
+        "null" => false,
+        EmuSpec::SCHEME => EmuSpec::of(uri).is_ok_and(|spec| spec.keeps_data()),
+        _ => uri.children().iter().all(keeps_data),
     }
 }
 
 impl FromStr for Uri {
     type Err = Refused;
 
-    fn from_str(uri: &str) -> Result<Self, Refused> {
-        let Some((scheme, rest)) = uri.split_once(':') else {
-            return Err(Refused::caller(format!("`{uri}` is not a device, expected {KINDS}")));
-        };
-        if scheme != "emu" {
-            let text = format!("{uri}: no devices of kind `{scheme}`, expected {KINDS}");
-            return Err(Refused::caller(text));
-        }
-        let (medium, parameters) = rest.split_once('?').unwrap_or((rest, ""));
-        let mut spec = EmuSpec::new(parse_medium(uri, medium)?);
-        let mut seen: Vec<&str> = Vec::new();
-        for parameter in parameters.split('&').filter(|text| !text.is_empty()) {
-            let Some((key, value)) = parameter.split_once('=') else {
-                let text = format!("{uri}: `{parameter}` is not a parameter, expected KEY=VALUE");
-                return Err(Refused::caller(text));
-            };
-            if seen.contains(&key) {
-                let text = format!("{uri}: {key} is given twice, expected once");
-                return Err(Refused::caller(text));
-            }
-            seen.push(key);
-            spec.set(uri, key, value)?;
-        }
-        spec.check(uri)?;
-        Ok(Self::Emu(spec))
-    }
-}
-
-fn parse_medium(uri: &str, medium: &str) -> Result<EmuMedium, Refused> {
-    match medium.split_once(':').unwrap_or((medium, "")) {
-        ("null", "") => Ok(EmuMedium::Null),
-        ("ram", "") => Ok(EmuMedium::Ram),
-        ("file", "") => {
-            Err(Refused::caller(format!("{uri}: the file is missing, expected emu:file:PATH")))
-        }
-        ("file", path) => Ok(EmuMedium::File { path: path.into() }),
-        ("model", name) if MODELS.iter().any(|(known, _)| *known == name) => {
-            Ok(EmuMedium::Model { name: name.into() })
-        }
-        ("model", name) => {
-            let names = MODELS.map(|(known, _)| known).join(" or ");
-            Err(Refused::caller(format!("{uri}: no model `{name}`, expected {names}")))
-        }
-        _ => Err(Refused::caller(format!("{uri}: no medium `{medium}`, expected {KINDS}"))),
+    fn from_str(text: &str) -> Result<Self, Refused> {
+        let uri: block::uri::Uri = text.parse()?;
+        Ok(if uri.scheme() == EmuSpec::SCHEME {
+            Self::Emu(EmuSpec::of(&uri)?)
+        } else {
+            Self::Block(uri)
+        })
     }
 }
 
@@ -254,133 +69,39 @@ impl fmt::Display for Uri {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Emu(spec) => spec.fmt(out),
+            Self::Block(uri) => uri.fmt(out),
         }
-    }
-}
-
-impl fmt::Display for EmuSpec {
-    /// Writes the shortest URI that means this.
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "emu:{}", self.medium)?;
-        let usual = Self::new(self.medium.clone());
-        let parameters = [
-            ("count", u64::from(self.count), u64::from(usual.count)),
-            ("size", self.size_bytes, usual.size_bytes),
-            ("block", u64::from(self.block_size), u64::from(usual.block_size)),
-            ("entries", u64::from(self.entries), u64::from(usual.entries)),
-            ("queues", u64::from(self.queues), u64::from(usual.queues)),
-        ];
-        let mut mark = '?';
-        for (key, value, _) in parameters.iter().filter(|(_, value, usual)| value != usual) {
-            match *key {
-                "size" | "block" => write!(out, "{mark}{key}={}", short_size(*value))?,
-                _ => write!(out, "{mark}{key}={value}")?,
-            }
-            mark = '&';
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for EmuMedium {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Null => out.write_str("null"),
-            Self::Ram => out.write_str("ram"),
-            Self::File { path } => write!(out, "file:{path}"),
-            Self::Model { name } => write!(out, "model:{name}"),
-        }
-    }
-}
-
-/// A size as it would be typed: `4k`, `1g`, `513`.
-fn short_size(bytes: u64) -> String {
-    let units = [(40, "t"), (30, "g"), (20, "m"), (10, "k")];
-    let whole = units.iter().find(|(shift, _)| bytes != 0 && bytes.is_multiple_of(1 << shift));
-    match whole {
-        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
-        None => bytes.to_string(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EmuMedium, EmuSpec, Uri};
+    use super::Uri;
 
-    fn refusal(uri: &str) -> String {
-        uri.parse::<Uri>().unwrap_err().text
+    fn parse(text: &str) -> Uri {
+        text.parse().unwrap()
     }
 
     #[test]
-    fn a_uri_says_what_it_names_and_is_written_back_in_its_shortest_form() {
-        let uri = "emu:ram?count=3&size=1048576&block=4096&entries=1024";
-        let Uri::Emu(spec) = uri.parse().unwrap();
-        let expected = EmuSpec {
-            count: 3,
-            size_bytes: 1 << 20,
-            block_size: 4096,
-            ..EmuSpec::new(EmuMedium::Ram)
-        };
-        assert_eq!(spec, expected);
-        assert_eq!(spec.to_string(), "emu:ram?count=3&size=1m&block=4k");
-        for uri in ["emu:null", "emu:null?count=21", "emu:file:/tmp/a:b", "emu:model:p4800x"] {
-            assert_eq!(uri.parse::<Uri>().unwrap().to_string(), uri);
+    fn an_emulated_ssd_is_one_and_every_other_device_is_left_to_the_block_layer() {
+        assert_eq!(parse("emu:null?count=21").count(), 21);
+        assert!(parse("emu:ram").emulated().is_some());
+        for text in ["ram:1g", "mirror:[emu:ram],[emu:ram]", "tape:0"] {
+            let uri = parse(text);
+            assert!(uri.emulated().is_none() && uri.count() == 1, "{text}");
+            assert_eq!(uri.to_string(), text);
         }
+        let refused = "emu:tape".parse::<Uri>().unwrap_err();
+        assert!(refused.text.starts_with("emu:tape: no medium `tape`, expected "), "{refused}");
     }
 
     #[test]
-    fn every_mistake_names_the_value_and_what_is_accepted() {
-        let kinds = "expected emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or \
-                     emu:model:p4800x";
-        assert_eq!(refusal("null"), format!("`null` is not a device, {kinds}"));
-        assert_eq!(refusal("pci:1"), format!("pci:1: no devices of kind `pci`, {kinds}"));
-        assert_eq!(refusal("emu:tape"), format!("emu:tape: no medium `tape`, {kinds}"));
-        assert_eq!(refusal("emu:null:x"), format!("emu:null:x: no medium `null:x`, {kinds}"));
-        assert_eq!(
-            refusal("emu:model:p1"),
-            "emu:model:p1: no model `p1`, expected p4600 or p4800x"
-        );
-        assert_eq!(
-            refusal("emu:null?count=0"),
-            "emu:null?count=0: count is `0`, expected 1 to 256"
-        );
-        assert_eq!(
-            refusal("emu:null?count"),
-            "emu:null?count: `count` is not a parameter, expected KEY=VALUE"
-        );
-        assert_eq!(
-            refusal("emu:null?colour=1"),
-            "emu:null?colour=1: no parameter `colour`, expected one of count, size, block, \
-             entries, queues"
-        );
-        assert_eq!(
-            refusal("emu:null?block=513"),
-            "emu:null?block=513: block is `513`, expected 512, 1k, 2k or 4k"
-        );
-        assert_eq!(
-            refusal("emu:ram?size=4097"),
-            "emu:ram?size=4097: size is 4097 bytes, expected a multiple of the block of 512 bytes"
-        );
-        assert_eq!(
-            refusal("emu:ram?size=1m&size=2m"),
-            "emu:ram?size=1m&size=2m: size is given twice, expected once"
-        );
-        assert_eq!(
-            refusal("emu:file:/a?count=2"),
-            "emu:file:/a?count=2: count is 2, expected 1: one file is one SSD"
-        );
-        assert_eq!(refusal("emu:file"), "emu:file: the file is missing, expected emu:file:PATH");
-        assert_eq!(
-            refusal("emu:null?entries=1"),
-            "emu:null?entries=1: entries is `1`, expected 2 to 65536"
-        );
-        assert_eq!(
-            refusal("emu:null?queues=1025"),
-            "emu:null?queues=1025: queues is `1025`, expected 1 to 1024"
-        );
-        assert_eq!(
-            refusal("emu:null?size=1"),
-            "emu:null?size=1: size is `1`, expected 4k to 1024t, such as 64m or 1g"
-        );
+    fn what_only_answers_keeps_no_data_wherever_it_stands() {
+        for text in ["null:", "emu:null", "delay:[null:]", "stripe:[ram:1m],[emu:null]"] {
+            assert!(!parse(text).keeps_data(), "{text}");
+        }
+        for text in ["ram:1m", "emu:ram", "model:p4600", "stripe:[ram:1m],[file:/x]"] {
+            assert!(parse(text).keeps_data(), "{text}");
+        }
     }
 }

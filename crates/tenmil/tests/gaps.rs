@@ -17,7 +17,7 @@ use host::{Clock, Cores, Stop, Thread};
 use reactor::{
     Context, Found, Poller, ReactorOptions, Reactors, Registration, ThreadPlan, WokenBy,
 };
-use tenmil::Uri;
+use tenmil::EmuSpec;
 use tenmil::emu::{EmuPlan, Emulated};
 use tenmil::perf::options::Techniques;
 
@@ -55,10 +55,10 @@ fn none_of_a_hundred_thousand_ios_is_late() {
 
 fn go_through_gaps(count: u64) {
     let clock = Clock::start();
-    let uris: Vec<Uri> = URIS.map(|uri| uri.parse().unwrap()).into();
+    let specs: Vec<EmuSpec> = URIS.map(|uri| uri.parse().unwrap()).into();
     let techniques = &Techniques::default();
     let plan = EmuPlan {
-        uris: &uris,
+        specs: &specs,
         queue_pairs: 1,
         depth: 1,
         buffer_bytes: u64::from(BUFFER_BYTES),

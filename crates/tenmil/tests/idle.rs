@@ -4,7 +4,7 @@
 use base::Span;
 use host::process::Usage;
 use host::{Clock, Sleeper};
-use tenmil::Uri;
+use tenmil::EmuSpec;
 use tenmil::emu::{EmuPlan, Emulated};
 use tenmil::perf::options::Techniques;
 
@@ -14,12 +14,12 @@ const IDLE: Span = Span::from_ms(1500);
 #[test]
 fn idle_ssds_use_less_than_a_hundredth_of_a_processor() {
     let clock = Clock::start();
-    let uris: Vec<Uri> = ["emu:null?count=3", "emu:ram?size=1m", "emu:model:p4600?size=1m"]
+    let specs: Vec<EmuSpec> = ["emu:null?count=3", "emu:ram?size=1m", "emu:model:p4600?size=1m"]
         .map(|uri| uri.parse().unwrap())
         .into();
     let techniques = Techniques::default();
     let plan = EmuPlan {
-        uris: &uris,
+        specs: &specs,
         queue_pairs: 2,
         depth: 8,
         buffer_bytes: 4096,

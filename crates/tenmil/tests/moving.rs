@@ -16,7 +16,7 @@ use reactor::{
     Registration, Stopwatch, ThreadPlan, WokenBy,
 };
 use shuttle::{BUFFER_BYTES, DEPTH, Load, Told, Travel};
-use tenmil::Uri;
+use tenmil::EmuSpec;
 use tenmil::emu::{EmuPlan, Emulated};
 use tenmil::perf::options::Techniques;
 
@@ -49,11 +49,11 @@ fn a_thread_that_sleeps_on_a_slow_ssd_is_woken_wherever_it_has_moved() {
 /// Moves a thread that loads the SSD to and fro, and looks at everything that was counted.
 fn shuttle(uri: &str, travel: Travel) {
     let clock = Clock::start();
-    let uris = [uri.parse::<Uri>().unwrap()];
+    let specs = [uri.parse::<EmuSpec>().unwrap()];
     let techniques = &Techniques::default();
     let depth = u32::try_from(DEPTH).unwrap();
     let plan = EmuPlan {
-        uris: &uris,
+        specs: &specs,
         queue_pairs: 1,
         depth,
         buffer_bytes: u64::from(depth * BUFFER_BYTES),

@@ -1,17 +1,18 @@
 //! `perf` from end to end, as a program calls it: what is counted, when it ends, and that a thread
 //! which sleeps is woken for every one of its SSDs.
 
-#![expect(clippy::unwrap_used, reason = "a test may")]
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may")]
 
 use std::sync::Arc;
 
-use base::Span;
+use base::{Blame, Durability, Span};
 use reactor::{PollMode, SPELL_MAX};
-use tenmil::Uri;
 use tenmil::perf::engine;
 use tenmil::perf::options::{ArrivalLaw, OpenLoop, Pattern, PerfOptions, SizeMix};
 use tenmil::perf::outcome::{Counts, Ended, PerfOutcome};
 use tenmil::perf::progress::Progress;
+use tenmil::perf::report::text;
+use tenmil::{Refused, Uri};
 
 fn run(options: &PerfOptions) -> PerfOutcome {
     let progress = Arc::new(Progress::new(options.thread_count() as usize));
@@ -98,4 +99,99 @@ fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
     let outcome = outcome.unwrap();
     assert_eq!(outcome.ended, Ended::Interrupt);
     assert!(outcome.totals.ios > 0 && outcome.elapsed < Span::from_secs(60));
+}
+
+/// Why a run over `uris` is not to be.
+fn refusal(options: &PerfOptions) -> Refused {
+    let progress = Arc::new(Progress::new(options.thread_count() as usize));
+    engine::run(options, &progress, &mut |_| {}).err().unwrap()
+}
+
+#[test]
+fn any_block_device_is_loaded_and_named_with_what_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = format!("file:{}?size=1m&engine=threads", directory.path().join("disk").display());
+    let uris = ["null:", "ram:1m?block=4k", &file, "model:p4800x?size=1m", "emu:ram?size=1m"];
+    let pattern = Pattern::RandRw;
+    let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..over(&uris) };
+    let outcome = run(&options);
+    assert_eq!((outcome.ended, outcome.totals.errors), (Ended::Count, 0));
+    let said = ["no data moves", "nothing survives", "by threads", "a model of an Intel", "tenmil"];
+    for ((device, uri), said) in outcome.devices.iter().zip(uris).zip(said) {
+        assert_eq!((device.counts.ios, device.name.as_str()), (501, uri));
+        assert!(device.model.contains(said), "{uri}: {}", device.model);
+    }
+    let durability: Vec<_> = outcome.devices.iter().map(|device| device.durability).collect();
+    assert_eq!(durability[2], Durability::VolatileCache);
+    assert_eq!(durability[4], Durability::None, "an SSD over memory is not called stable");
+    let text = text::render(&outcome, &[]);
+    assert!(text.starts_with("5 devices, random reads and writes"), "{text}");
+    assert!(text.contains("model:p4800x?size=1m: a model of an Intel"), "{text}");
+}
+
+#[test]
+fn what_is_read_back_from_a_block_device_is_what_was_written() {
+    let options = PerfOptions {
+        io_count: Some(2_000),
+        pattern: Pattern::RandRw,
+        sizes: SizeMix::parse("4k:3,16k:1").unwrap(),
+        verify: true,
+        ..over(&["ram:256k", "model:p4800x?size=256k"])
+    };
+    let verified = run(&options).verified.unwrap();
+    assert!(verified.is_clean() && verified.good_blocks > 100, "{verified:?}");
+}
+
+#[test]
+fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    for (uri, size) in [("file:", 1 << 20), ("emu:file:", 2 << 20)] {
+        std::fs::write(&path, vec![0x5a; size]).unwrap();
+        let uri = format!("{uri}{}", path.display());
+        let writing = |overwrite| PerfOptions {
+            io_count: Some(64),
+            pattern: Pattern::RandWrite,
+            overwrite,
+            ..over(&[&uri, "null:"])
+        };
+        let refused = refusal(&writing(false));
+        assert_eq!(refused.blame, Blame::Caller);
+        let there = format!("{} ({size} bytes)", path.display());
+        assert!(refused.text.contains(&there), "{refused}");
+        assert!(refused.hint.unwrap().contains("--overwrite"));
+        assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 0x5a), "untouched");
+        let reading = PerfOptions { pattern: Pattern::RandRead, ..writing(false) };
+        assert_eq!(run(&reading).totals.errors, 0);
+        assert_eq!(run(&writing(true)).totals.errors, 0);
+        assert!(std::fs::read(&path).unwrap().iter().any(|byte| *byte != 0x5a), "written");
+    }
+}
+
+#[test]
+fn what_a_block_device_cannot_do_is_refused_by_name() {
+    let refused = |uri: &str, change: fn(&mut PerfOptions)| {
+        let mut options = over(&[uri]);
+        change(&mut options);
+        let refused = refusal(&options);
+        assert_eq!(refused.blame, Blame::Caller, "{refused}");
+        refused.text
+    };
+    assert_eq!(
+        refused("null:?block=4k", |options| options.sizes = SizeMix::of(512)),
+        "-o 512: size is 512 bytes, expected a multiple of the 4096-byte blocks of null:?block=4k"
+    );
+    assert_eq!(
+        refused("null:", |options| options.sizes = SizeMix::of(2 << 20)),
+        "-o 2097152: size is 2097152 bytes, expected at most the 1048576 bytes of a request to null:"
+    );
+    assert_eq!(
+        refused("null:", |options| options.depth = 5000),
+        "-q 5000: depth is 5000, expected 1 to 4096, which null: allows"
+    );
+    assert_eq!(
+        refused("ram:4k", |options| options.sizes = SizeMix::of(8192)),
+        "-o 8192: size is 8192 bytes, expected at most the 4096 bytes of ram:4k"
+    );
+    assert!(refused("tape:0", |_| ()).starts_with("tape:0: no devices of kind `tape`, expected"));
 }

@@ -8,7 +8,7 @@ use reactor::{Context, Found, Handle, Poller, Registration};
 use super::{Buffers, Device};
 use crate::emu::{EmuPlan, Emulated};
 use crate::perf::options::Techniques;
-use crate::{Refused, Uri};
+use crate::{EmuSpec, Refused};
 
 /// Operations that a device has in flight at most.
 const DEPTH: u32 = 128;
@@ -19,14 +19,14 @@ const BUFFER_BYTES: u32 = 4 << 20;
 /// How often a controller is looked after.
 const TENDED: Span = Span::from_ms(100);
 
-/// Brings the devices up that `uri` names, and lets them live on `thread`, each as a poller named by
+/// Brings the devices up that `spec` names, and lets them live on `thread`, each as a poller named by
 /// its number. They go when the thread ends, or when a controller cannot be saved.
-pub fn open(uri: &Uri, thread: &Handle, clock: &Clock) -> Result<Vec<Device>, Refused> {
+pub fn open(spec: &EmuSpec, thread: &Handle, clock: &Clock) -> Result<Vec<Device>, Refused> {
     let techniques = &Techniques::default();
     let plan = EmuPlan {
-        uris: std::slice::from_ref(uri),
+        specs: std::slice::from_ref(spec),
         queue_pairs: 1,
-        depth: DEPTH.min(uri.depth_max()),
+        depth: DEPTH.min(spec.depth_max()),
         buffer_bytes: u64::from(BUFFER_BYTES),
         techniques,
         device_cores: &[None],
@@ -40,13 +40,13 @@ pub fn open(uri: &Uri, thread: &Handle, clock: &Clock) -> Result<Vec<Device>, Re
         let queue = emulated.queue(index, plan.depth, techniques, clock)?;
         let memory = emulated.allocate(index, BUFFER_BYTES);
         let memory =
-            memory.ok_or_else(|| Refused::machine(format!("{uri}: no memory for buffers")))?;
+            memory.ok_or_else(|| Refused::machine(format!("{spec}: no memory for buffers")))?;
         let buffers = Buffers::new(pool(&emulated, memory));
         devices.push(Device::on(thread, &format!("device-{index}"), queue, &buffers)?);
     }
     let tend = Registration::timed("controllers", TENDED, Tend(Some(emulated)));
     let sent = thread.call(move |context| drop(context.add(tend)));
-    sent.map_err(|_| Refused::machine(format!("{uri}: its thread takes no messages")))?;
+    sent.map_err(|_| Refused::machine(format!("{spec}: its thread takes no messages")))?;
     Ok(devices)
 }
 

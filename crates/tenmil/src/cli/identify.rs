@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{Engines, write_out};
 use crate::identify::{Document, interrogate, show};
-use crate::{Refused, Uri};
+use crate::{EmuSpec, Refused};
 
 /// Ask an SSD what it is, and decode all it answers: registers, Identify, log pages, features.
 ///
@@ -17,7 +17,7 @@ use crate::{Refused, Uri};
 pub(super) struct IdentifyArguments {
     /// One SSD, such as emu:null
     #[arg(value_name = "URI", value_parser = parse_uri)]
-    uri: Uri,
+    uri: EmuSpec,
 
     /// Print JSON
     #[arg(long)]
@@ -33,10 +33,10 @@ Examples:
   tenmil identify emu:null
   tenmil identify emu:null --json | jq .controller.identify.mn";
 
-fn parse_uri(text: &str) -> Result<Uri, Refused> {
-    let uri: Uri = text.parse()?;
-    match uri.count() {
-        1 => Ok(uri),
+fn parse_uri(text: &str) -> Result<EmuSpec, Refused> {
+    let spec: EmuSpec = text.parse()?;
+    match spec.count {
+        1 => Ok(spec),
         count => Err(Refused::caller(format!("{text}: {count} SSDs are named, expected one"))),
     }
 }

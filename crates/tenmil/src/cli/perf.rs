@@ -30,12 +30,14 @@ use block::quantity::{parse_count, parse_size, parse_time};
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
 pub(super) struct PerfArguments {
-    /// SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each with
-    /// ?count=, size=, block=, entries=, queues= [default: emu:null?count=21]
+    /// Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each
+    /// with ?count=, size=, block=, entries=, queues=; or any block device: null:, ram:1g,
+    /// file:PATH?size=1g, model:p4600, and what stands on others: KIND:[URI],[URI]
+    /// [default: emu:null?count=21]
     #[arg(value_name = "URI", value_parser = parse_uri)]
     uris: Vec<Uri>,
 
-    /// I/Os in flight per SSD and submitting thread
+    /// I/Os in flight per device and submitting thread
     #[arg(short = 'q', long, value_name = "N", default_value = "128", value_parser = whole::<u32>)]
     #[arg(help_heading = LOAD)]
     depth: u32,
@@ -69,11 +71,11 @@ pub(super) struct PerfArguments {
     #[arg(help_heading = LOAD)]
     warm_up: Span,
 
-    /// Stop after so many I/Os per SSD and submitting thread
+    /// Stop after so many I/Os per device and submitting thread
     #[arg(short = 'd', long, value_name = "N", value_parser = parse_count, help_heading = LOAD)]
     number_ios: Option<u64>,
 
-    /// I/O queue pairs per SSD and submitting thread
+    /// I/O queue pairs per device and submitting thread
     #[arg(short = 'P', long, value_name = "N", default_value = "1", value_parser = whole::<u16>)]
     #[arg(help_heading = LOAD)]
     queue_pairs: u16,
@@ -120,6 +122,10 @@ pub(super) struct PerfArguments {
     #[arg(long, value_name = "THETA", help_heading = LOAD, allow_negative_numbers = true)]
     #[arg(value_parser = parse_theta)]
     zipf: Option<f64>,
+
+    /// Write to devices that hold something which this run did not create
+    #[arg(long, help_heading = LOAD)]
+    overwrite: bool,
 
     /// Stamp what is written and check what is read; needs a medium that keeps data
     #[arg(long, help_heading = LOAD)]
@@ -216,6 +222,8 @@ Examples:
   tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bs-mix 4k:70,64k:30 --zipf 0.99
   tenmil perf emu:model:p4600 --rate 200k          latency under a load that does not wait
   tenmil perf 'emu:file:/tmp/disk?size=1g' -w randrw --verify
+  tenmil perf ram:4g -w randrw                     any block device, without a driver
+  tenmil perf file:/tmp/disk -w randwrite --overwrite
   tenmil perf emu:null --json | jq .iops
 
 Without link-time optimisation: cargo run --profile release-no-lto -- perf
@@ -306,6 +314,7 @@ impl PerfArguments {
             io_count: self.number_ios,
             rate: self.rate.map(|per_second| OpenLoop { per_second, arrivals: self.arrivals }),
             zipf: self.zipf,
+            overwrite: self.overwrite,
             verify: self.verify,
             poll: self.poll,
             scheduler: self.scheduler,

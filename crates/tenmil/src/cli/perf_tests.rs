@@ -34,7 +34,7 @@ fn asked(words: &[&str]) -> String {
 #[test]
 fn every_letter_reaches_the_engine() {
     let words = "emu:ram?count=2 -q 8 --bs-mix 4k:1,8k:3 -w randrw -M 70 -t 2 -a 0 -d 100 -P 2 \
-                 --rate 50k --arrivals uniform --zipf 0.9 --verify --seed 7 \
+                 --rate 50k --arrivals uniform --zipf 0.9 --overwrite --verify --seed 7 \
                  --no-doorbell-batching --cq-doorbell deferred --command-store plain \
                  --prefetch slots --completion-copy line --shadow-doorbells --no-huge-pages \
                  --ceiling --ram";
@@ -51,6 +51,7 @@ fn every_letter_reaches_the_engine() {
         io_count: Some(100),
         rate: Some(OpenLoop { per_second: 50_000, arrivals: ArrivalLaw::Uniform }),
         zipf: Some(0.9),
+        overwrite: true,
         verify: true,
         techniques: Techniques {
             doorbell_batching: false,

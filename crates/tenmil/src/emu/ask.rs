@@ -8,14 +8,14 @@ use wire::{Command, Status};
 use super::{EmuPlan, Emulated, PATIENCE};
 use crate::identify::{self, Ask};
 use crate::perf::options::Techniques;
-use crate::{Refused, Uri};
+use crate::{EmuSpec, Refused};
 
-/// Brings up the SSD that `uri` names, lets `ask` ask it things, and shuts it down.
-pub(crate) fn with_controller(uri: &Uri, ask: Ask<'_>) -> Result<(), Refused> {
+/// Brings up the SSD that `spec` names, lets `ask` ask it things, and shuts it down.
+pub(crate) fn with_controller(spec: &EmuSpec, ask: Ask<'_>) -> Result<(), Refused> {
     let clock = Clock::start();
     let plan = EmuPlan {
-        uris: std::slice::from_ref(uri),
-        queue_pairs: uri.queues(),
+        specs: std::slice::from_ref(spec),
+        queue_pairs: spec.queues,
         depth: 1,
         buffer_bytes: u64::from(DATA_BYTES_MAX),
         techniques: &Techniques::default(),

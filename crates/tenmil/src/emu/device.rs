@@ -10,7 +10,7 @@ use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd, Wait};
 use dma::{DevicePool, SharedHostMemory};
 use host::EventVectors;
 
-use crate::{EmuSpec, Uri};
+use crate::EmuSpec;
 
 /// One emulated SSD, as its device's thread turns it.
 pub(crate) struct EmulatedSsd<I: Interrupts = EventVectors> {
@@ -28,17 +28,17 @@ const BUFFER_BYTES: u32 = 64 << 10;
 pub(super) const DEVICE_BYTES: u64 = BUFFERS as u64 * BUFFER_BYTES as u64;
 
 impl<I: Interrupts> EmulatedSsd<I> {
-    /// SSD number `index` of the run, of the kind that `uri` names. Queues whose vector `vectors`
+    /// SSD number `index` of the run, of the kind that `spec` names. Queues whose vector `vectors`
     /// does not have are never signalled.
     pub(crate) fn new(
-        uri: &Uri,
+        spec: &EmuSpec,
         index: usize,
         medium: Arc<dyn Medium>,
         pool: &DevicePool,
         vectors: I,
         now: Instant,
     ) -> Result<Self, String> {
-        let Uri::Emu(EmuSpec { entries, queues, .. }) = uri;
+        let EmuSpec { entries, queues, .. } = spec;
         let namespaces = vec![NamespaceConfig::new(medium)];
         let subsystem =
             Subsystem::new(SubsystemConfig::new(&format!("EMU{index:05}"), namespaces))?;

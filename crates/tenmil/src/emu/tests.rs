@@ -11,7 +11,7 @@ use base::{
 use host::{Clock, Sleeper};
 
 use super::{EmuPlan, Emulated};
-use crate::Uri;
+use crate::EmuSpec;
 use crate::perf::options::Techniques;
 
 /// One SSD, and a thread (this one) that sleeps on its only queue pair.
@@ -31,9 +31,9 @@ const FORGOTTEN: Span = Span::from_secs(5);
 
 impl Bed {
     fn new(uri: &str, techniques: &Techniques) -> Self {
-        let (uris, clock) = ([uri.parse::<Uri>().unwrap()], Clock::start());
+        let (specs, clock) = ([uri.parse::<EmuSpec>().unwrap()], Clock::start());
         let plan = EmuPlan {
-            uris: &uris,
+            specs: &specs,
             queue_pairs: 1,
             depth: 8,
             buffer_bytes: 4096,

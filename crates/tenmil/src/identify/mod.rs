@@ -12,10 +12,10 @@ pub mod show;
 use wire::layout::Decoded;
 use wire::{Command, Layout, Status};
 
-use crate::{Refused, Uri};
+use crate::{EmuSpec, Refused};
 
 /// Brings up the SSD that a URI names, and lets somebody ask it things.
-pub type WithController = fn(&Uri, Ask<'_>) -> Result<(), Refused>;
+pub type WithController = fn(&EmuSpec, Ask<'_>) -> Result<(), Refused>;
 
 /// Somebody who wants to ask a controller things.
 pub type Ask<'a> = &'a mut dyn FnMut(&mut dyn Controller) -> Result<(), Refused>;

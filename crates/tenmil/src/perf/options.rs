@@ -17,9 +17,9 @@ pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
 /// Everything the engine needs to know about a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PerfOptions {
-    /// The SSDs to load, in order; each may stand for several.
+    /// The devices to load, in order; each may stand for several.
     pub uris: Vec<Uri>,
-    /// I/Os in flight per SSD and submitting thread, spread evenly over its queue pairs.
+    /// I/Os in flight per device and submitting thread, spread evenly over its queue pairs.
     pub depth: u32,
     /// How large an I/O is.
     pub sizes: SizeMix,
@@ -36,14 +36,16 @@ pub struct PerfOptions {
     /// Where the threads of emulated SSDs run, one on each; empty means one thread, where it fits
     /// best.
     pub device_cores: Cores,
-    /// I/O queue pairs per SSD and submitting thread.
+    /// Queue pairs, or channels, per device and submitting thread.
     pub queue_pairs: u16,
-    /// Stop after so many I/Os per SSD and submitting thread, even if there is time left.
+    /// Stop after so many I/Os per device and submitting thread, even if there is time left.
     pub io_count: Option<u64>,
     /// Start I/Os at this rate, whether or not earlier ones have ended.
     pub rate: Option<OpenLoop>,
     /// Skew of the addresses: some blocks are drawn more often than others.
     pub zipf: Option<f64>,
+    /// Write to devices that hold something which this run did not create.
+    pub overwrite: bool,
     /// Stamp every block that is written, and check every block that is read.
     pub verify: bool,
     /// What a submitting thread does while there is nothing to do.
@@ -160,6 +162,7 @@ impl Default for PerfOptions {
             io_count: None,
             rate: None,
             zipf: None,
+            overwrite: false,
             verify: false,
             poll: PollMode::default(),
             scheduler: Policy::default(),
@@ -185,9 +188,19 @@ impl PerfOptions {
         self
     }
 
-    /// How many SSDs the run loads.
+    /// How many devices the run loads.
     pub fn device_count(&self) -> u32 {
         self.uris.iter().map(Uri::count).sum()
+    }
+
+    /// The emulated SSDs among them.
+    pub fn emulated(&self) -> impl Iterator<Item = &EmuSpec> {
+        self.uris.iter().filter_map(Uri::emulated)
+    }
+
+    /// Whether all of them are.
+    pub fn is_all_emulated(&self) -> bool {
+        self.uris.iter().all(|uri| uri.emulated().is_some())
     }
 
     /// How many threads submit.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Histogram, Operation, Span};
+use base::{Durability, Histogram, Operation, Span};
 
 use super::environment::RunEnvironment;
 use super::options::PerfOptions;
@@ -86,8 +86,10 @@ pub struct Counts {
 pub struct DeviceOutcome {
     /// Which: the URI, with a number if it names several.
     pub name: String,
-    /// Model number as the controller tells it.
+    /// What it is: the model number that a controller tells, or a line about a device without one.
     pub model: String,
+    /// What an answered write is worth.
+    pub durability: Durability,
     /// Bytes on it.
     pub size_bytes: u64,
     /// Bytes in a logical block.

@@ -16,7 +16,7 @@ use nvme::{Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, Queu
 use crate::emu::shift::OnShift;
 use crate::emu::{EmulatedSsd, NSID, command_store};
 use crate::perf::options::Techniques;
-use crate::{EmuMedium, EmuSpec, Uri};
+use crate::{EmuMedium, EmuSpec};
 
 /// What stands on the stage.
 pub(super) struct Stage {
@@ -166,9 +166,9 @@ impl Stage {
             0 => null,
             _ => Arc::new(Model::new(null, Profile::named("p4600").unwrap(), seed)),
         };
-        let uri = Uri::Emu(EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) });
+        let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let mut now = Instant { ns: 1_000_000 };
-        let ssd = EmulatedSsd::new(&uri, 0, medium, &pool, host_nap.clone(), now).unwrap();
+        let ssd = EmulatedSsd::new(&spec, 0, medium, &pool, host_nap.clone(), now).unwrap();
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
         let bar = ssd.host_bar(bell.clone());
         let mut controller = Controller::new(bar, pool.clone(), options).unwrap();

@@ -12,7 +12,7 @@ use super::scrutiny::Unlooked;
 use crate::emu::{self, EmulatedSsd};
 use crate::perf::options::{PerfOptions, SizeMix, Techniques};
 use crate::perf::workload::{BlockRange, Workload};
-use crate::{EmuMedium, EmuSpec, Refused, Uri};
+use crate::{EmuMedium, EmuSpec, Refused};
 
 /// An emulated null SSD with `depth` random reads of 4 KiB in flight.
 pub struct ByHand {
@@ -41,13 +41,13 @@ impl ByHand {
         let memory = regions.add(mapping).map_err(|error| Refused::machine(error.to_string()))?;
         let store = emu::command_store(&Techniques::default());
         let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
-        let uri = Uri::Emu(EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) });
+        let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let medium =
             block::Null::new(4096, 1 << 20).map_err(|error| Refused::caller(error.to_string()))?;
         let mut now = clock.now();
         let vectors = EventVectors::new(0).map_err(|error| refuse(&error.to_string()))?;
         let mut device =
-            EmulatedSsd::new(&uri, 0, std::sync::Arc::new(medium), &pool, vectors, now)
+            EmulatedSsd::new(&spec, 0, std::sync::Arc::new(medium), &pool, vectors, now)
                 .map_err(|error| refuse(&error))?;
         // Nobody sleeps on it: what is counted is the doorbell of a device that is awake.
         let bell = Sleeper::new().map_err(|error| refuse(&error.to_string()))?.bell();

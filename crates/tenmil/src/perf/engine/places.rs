@@ -18,7 +18,7 @@ pub(crate) struct Places {
 
 impl Places {
     /// Takes the cores that `options` name; else the first that is allowed for submitting, and the
-    /// last of the others for the SSDs.
+    /// last of the others for emulated SSDs, where there are some.
     pub(crate) fn choose(options: &PerfOptions, allowed: &Cores) -> Self {
         let given = |cores: &Cores| cores.iter().map(Some).collect::<Vec<_>>();
         let mut submit = given(&options.cores);
@@ -30,6 +30,11 @@ impl Places {
         if device.is_empty() {
             let other = allowed.iter().filter(|core| !submit.contains(&Some(*core))).last();
             device.push(other.or(submit[0]));
+        }
+        if options.emulated().next().is_none() {
+            // Nothing needs a processor of its own, but what does needs this one where it is alone.
+            let gives_way = allowed.len() < 2;
+            return Self { submit, device: Vec::new(), gives_way };
         }
         let gives_way = device.iter().any(|core| submit.contains(core));
         Self { submit, device, gives_way }
@@ -67,6 +72,17 @@ mod tests {
         assert_eq!((fixed.submit, fixed.device), (vec![Some(5)], vec![Some(7)]));
         let fixed = places(&[], &[2], &[2, 5]);
         assert_eq!((fixed.submit, fixed.device), (vec![Some(5)], vec![Some(2)]));
+    }
+
+    #[test]
+    fn without_emulated_ssds_there_are_no_threads_for_them() {
+        let places = |allowed: &[u32]| {
+            let uris = vec!["ram:1m".parse().unwrap()];
+            let options = PerfOptions { uris, ..PerfOptions::default() };
+            Places::choose(&options, &allowed.iter().copied().collect())
+        };
+        assert_eq!((places(&[2, 5]).submit, places(&[2, 5]).device), (vec![Some(2)], vec![]));
+        assert!(!places(&[2, 5]).gives_way && places(&[2]).gives_way);
     }
 
     #[test]

@@ -153,7 +153,7 @@ fn techniques(options: &PerfOptions) -> Vec<Technique> {
     let techniques = &options.techniques;
     let switch = |on: bool| if on { "on".to_owned() } else { "off".to_owned() };
     let store = crate::emu::command_store(techniques);
-    vec![
+    let mut rows = vec![
         Technique {
             name: "submission doorbell once per turn",
             setting: switch(techniques.doorbell_batching),
@@ -189,5 +189,9 @@ fn techniques(options: &PerfOptions) -> Vec<Technique> {
             setting: switch(techniques.huge_pages),
             switch: "--no-huge-pages",
         },
-    ]
+    ];
+    if options.emulated().next().is_none() {
+        rows.retain(|technique| ["prefetch", "huge pages"].contains(&technique.name));
+    }
+    rows
 }

@@ -8,7 +8,7 @@ use host::machine::Machine;
 use super::{DEVICES_MAX, OpenLoop, PerfOptions, SizeShare};
 use crate::perf::ledger::Ledger;
 use crate::refused::reason;
-use crate::{EmuMedium, EmuSpec, Refused, Uri};
+use crate::{EmuMedium, EmuSpec, Refused};
 
 /// What the machine has to give.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,9 @@ impl PerfOptions {
     /// Refuses what cannot be, naming the value and what is accepted.
     pub fn check(&self, supplies: &Supplies) -> Result<(), Refused> {
         self.check_devices()?;
-        self.uris.iter().try_for_each(|uri| self.check_device(uri))?;
+        self.emulated().try_for_each(|spec| self.check_ssd(spec))?;
+        self.check_verify()?;
+        self.check_switches()?;
         self.check_workload()?;
         check_cores("-c", &self.cores, supplies)?;
         check_cores("--device-cores", &self.device_cores, supplies)?;
@@ -47,24 +49,16 @@ impl PerfOptions {
 
     fn check_memory(&self, supplies: &Supplies) -> Result<(), Refused> {
         let there = supplies.memory_available_bytes;
-        for uri in &self.uris {
-            let size = size_of_ssd(uri)?.saturating_mul(u64::from(uri.count()));
-            if uri.is_in_memory() && size > there {
+        for spec in self.emulated() {
+            let size = size_of_ssd(spec)?.saturating_mul(u64::from(spec.count));
+            if spec.is_in_memory() && size > there {
                 return Err(Refused::caller(format!(
-                    "{uri}: {} MiB of memory, expected at most the {} MiB that are available",
+                    "{spec}: {} MiB of memory, expected at most the {} MiB that are available",
                     size >> 20,
                     there >> 20
                 )));
             }
-            let table = Ledger::size_bytes(size / u64::from(uri.block_size()));
-            if self.verify && table > there / 2 {
-                return Err(Refused::caller(format!(
-                    "--verify: the table of {uri} is {} MiB, expected at most half of the {} MiB \
-                     of memory that are available",
-                    table >> 20,
-                    there >> 20
-                )));
-            }
+            self.check_table(spec, size / u64::from(spec.block_size), there)?;
         }
         let needed = self.buffer_bytes();
         if needed > there / 2 {
@@ -79,6 +73,25 @@ impl PerfOptions {
             )));
         }
         Ok(())
+    }
+
+    /// Refuses a table of versions that `there` bytes of memory have no room for.
+    pub(crate) fn check_table(
+        &self,
+        name: &dyn std::fmt::Display,
+        blocks: u64,
+        there: u64,
+    ) -> Result<(), Refused> {
+        let table = Ledger::size_bytes(blocks);
+        if !self.verify || table <= there / 2 {
+            return Ok(());
+        }
+        Err(Refused::caller(format!(
+            "--verify: the table of {name} is {} MiB, expected at most half of the {} MiB of \
+             memory that are available",
+            table >> 20,
+            there >> 20
+        )))
     }
 
     fn check_devices(&self) -> Result<(), Refused> {
@@ -99,44 +112,95 @@ impl PerfOptions {
         Ok(())
     }
 
-    fn check_device(&self, uri: &Uri) -> Result<(), Refused> {
+    fn check_ssd(&self, spec: &EmuSpec) -> Result<(), Refused> {
+        self.check_queues(spec, spec.depth_max(), spec.queues.into())?;
+        self.check_sizes(spec, spec.block_size, size_of_ssd(spec)?)
+    }
+
+    /// Refuses more I/Os in flight, or more queue pairs, than `name` allows.
+    pub(crate) fn check_queues(
+        &self,
+        name: &dyn std::fmt::Display,
+        depth_max: u32,
+        queues_max: u32,
+    ) -> Result<(), Refused> {
         let (depth, pairs) = (self.depth, self.queue_pairs);
-        let allowed = uri.depth_max().saturating_mul(u32::from(pairs));
+        let allowed = depth_max.saturating_mul(u32::from(pairs));
         if depth > allowed {
             return Err(Refused::caller(format!(
-                "-q {depth}: depth is {depth}, expected 1 to {allowed}, which {uri} allows"
+                "-q {depth}: depth is {depth}, expected 1 to {allowed}, which {name} allows"
             )));
         }
         let wanted = u32::from(pairs).saturating_mul(self.thread_count());
-        if wanted > u32::from(uri.queues()) {
+        if wanted > queues_max {
             return Err(Refused::caller(format!(
-                "-P {pairs}: {wanted} queue pairs over all submitting threads, expected at most {}, \
-                 which {uri} allows",
-                uri.queues()
+                "-P {pairs}: {wanted} queue pairs over all submitting threads, expected at most \
+                 {queues_max}, which {name} allows"
             )));
         }
-        for SizeShare { len_bytes, .. } in &self.sizes.shares {
-            if !len_bytes.is_multiple_of(uri.block_size()) {
+        Ok(())
+    }
+
+    /// Refuses sizes that are no whole number of blocks of `name`, or more than it has.
+    pub(crate) fn check_sizes(
+        &self,
+        name: &dyn std::fmt::Display,
+        block_size: u32,
+        size_bytes: u64,
+    ) -> Result<(), Refused> {
+        let (flag, sizes) = (self.sizes.flag(), &self.sizes);
+        for SizeShare { len_bytes, .. } in &sizes.shares {
+            if !len_bytes.is_multiple_of(block_size) {
                 return Err(Refused::caller(format!(
-                    "{} {}: size is {len_bytes} bytes, expected a multiple of the {}-byte blocks \
-                     of {uri}",
-                    self.sizes.flag(),
-                    self.sizes,
-                    uri.block_size()
+                    "{flag} {sizes}: size is {len_bytes} bytes, expected a multiple of the \
+                     {block_size}-byte blocks of {name}"
                 )));
             }
         }
-        let largest = u64::from(self.sizes.largest());
-        match size_of_ssd(uri)? {
-            size if size < largest => Err(Refused::caller(format!(
-                "{} {}: size is {largest} bytes, expected at most the {size} bytes of {uri}",
-                self.sizes.flag(),
-                self.sizes
-            ))),
-            _ if self.verify && !uri.keeps_data() => Err(Refused::caller(format!(
+        let largest = u64::from(sizes.largest());
+        if size_bytes < largest {
+            return Err(Refused::caller(format!(
+                "{flag} {sizes}: size is {largest} bytes, expected at most the {size_bytes} bytes \
+                 of {name}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_verify(&self) -> Result<(), Refused> {
+        match self.uris.iter().find(|uri| self.verify && !uri.keeps_data()) {
+            None => Ok(()),
+            Some(uri) => Err(Refused::caller(format!(
                 "--verify: {uri} keeps no data, expected a medium that does, such as emu:ram"
             ))),
-            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what is switched on a fast path that no device of the run has.
+    fn check_switches(&self) -> Result<(), Refused> {
+        let Some(uri) = self.uris.iter().find(|uri| uri.emulated().is_none()) else {
+            return Ok(());
+        };
+        let refuse = |flag: &str, what: &str| {
+            let text =
+                format!("{flag}: {uri} has no {what}, expected emulated SSDs such as emu:ram");
+            Err(Refused::caller(text))
+        };
+        if self.ram.is_some() {
+            return refuse("--ram", "other medium to be put in its place");
+        }
+        if self.ceiling.is_some() {
+            return refuse("--ceiling", "bare ring");
+        }
+        if self.emulated().next().is_some() {
+            return Ok(());
+        }
+        if !self.device_cores.is_empty() {
+            return refuse("--device-cores", "threads of an emulated SSD");
+        }
+        match self.techniques.switched_in_driver() {
+            Some(flag) => refuse(flag, "rings and doorbells"),
+            None => Ok(()),
         }
     }
 
@@ -184,18 +248,17 @@ impl PerfOptions {
     }
 }
 
-/// Bytes on each SSD of `uri`; a file that has to exist does.
-fn size_of_ssd(uri: &Uri) -> Result<u64, Refused> {
-    if let Some(size) = uri.size_bytes() {
+/// Bytes on each SSD of `spec`; a file that has to exist does.
+fn size_of_ssd(spec: &EmuSpec) -> Result<u64, Refused> {
+    if let Some(size) = spec.size_bytes_known() {
         return Ok(size);
     }
-    let Uri::Emu(EmuSpec { medium, .. }) = uri;
-    let EmuMedium::File { path } = medium else { return Ok(u64::MAX) };
+    let EmuMedium::File { path } = &spec.medium else { return Ok(u64::MAX) };
     match std::fs::metadata(path) {
         Ok(found) if found.is_file() => Ok(found.len()),
-        Ok(_) => Err(Refused::caller(format!("{uri}: no ordinary file, expected one"))),
+        Ok(_) => Err(Refused::caller(format!("{spec}: no ordinary file, expected one"))),
         Err(error) => Err(Refused::caller(format!(
-            "{uri}: {}, expected a file that is there, or `?size=` to make one",
+            "{spec}: {}, expected a file that is there, or `?size=` to make one",
             reason(&error)
         ))),
     }

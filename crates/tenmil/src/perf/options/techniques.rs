@@ -66,6 +66,23 @@ impl Default for Techniques {
     }
 }
 
+impl Techniques {
+    /// The first flag by which something is switched in the driver, if any is.
+    pub(super) fn switched_in_driver(&self) -> Option<&'static str> {
+        let usual = Self::default();
+        let Prefetch { slots, ring, .. } = self.prefetch;
+        let switched = [
+            ("--no-doorbell-batching", self.doorbell_batching != usual.doorbell_batching),
+            ("--cq-doorbell", self.completion_doorbell != usual.completion_doorbell),
+            ("--command-store", self.command_store != usual.command_store),
+            ("--prefetch", slots || ring),
+            ("--completion-copy", self.completion_copy != usual.completion_copy),
+            ("--shadow-doorbells", self.shadow_doorbells != usual.shadow_doorbells),
+        ];
+        switched.iter().find(|(_, is_switched)| *is_switched).map(|(flag, _)| *flag)
+    }
+}
+
 impl CompletionDoorbell {
     /// The name on the command line and in reports.
     pub const fn name(self) -> &'static str {

@@ -155,6 +155,33 @@ fn verification_needs_a_medium_that_keeps_data() {
 }
 
 #[test]
+fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
+    let over_ram = |change: fn(&mut PerfOptions)| {
+        refusal(|options| {
+            options.uris = vec!["ram:1g".parse().unwrap()];
+            change(options);
+        })
+    };
+    let rings = "ram:1g has no rings and doorbells, expected emulated SSDs such as emu:ram";
+    assert_eq!(
+        over_ram(|options| options.techniques.doorbell_batching = false),
+        format!("--no-doorbell-batching: {rings}")
+    );
+    assert_eq!(
+        over_ram(|options| options.techniques.prefetch = Prefetch::parse("ring,tasks").unwrap()),
+        format!("--prefetch: {rings}")
+    );
+    assert!(over_ram(|options| options.device_cores = cores("0")).starts_with("--device-cores: "));
+    assert!(
+        over_ram(|options| options.ram = Some(Span::from_secs(1))).starts_with("--ram: ram:1g")
+    );
+    let mut options = PerfOptions::default();
+    options.uris.push("ram:1g".parse().unwrap());
+    options.techniques.shadow_doorbells = true;
+    assert_eq!(options.check(&supplies()), Ok(()), "the SSDs beside it have doorbells");
+}
+
+#[test]
 fn shares_times_counts_rates_and_skews_have_bounds() {
     assert_eq!(
         refusal(|options| options.read_percent = 101),

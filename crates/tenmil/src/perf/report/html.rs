@@ -47,7 +47,7 @@ fn header(outcome: &PerfOutcome) -> Markup {
             div.name { b { "tenmil perf" } " " (env!("CARGO_PKG_VERSION")) }
             h1 { (number) " " (prefix) " " small { "I/Os per second" } }
             p.workload { (workload_line(&outcome.options)) ", " (format!("{seconds:.2}")) " s" }
-            @for sentence in what_it_is(&outcome.options) { p.note { (sentence) } }
+            @for sentence in what_it_is(outcome) { p.note { (sentence) } }
             @for caveat in outcome.environment.caveats() { p.mind { "Mind: " (caveat) "." } }
             @if let Some(ended) = how_it_ended(outcome) { p.mind { (ended) } }
         }
@@ -185,10 +185,10 @@ fn devices(outcome: &PerfOutcome) -> Markup {
     let most = outcome.devices.iter().map(|device| device.counts.ios).max().unwrap_or(0);
     html! {
         section {
-            h2 { "SSDs" small { (outcome.devices.len()) } }
+            h2 { "Devices" small { (outcome.devices.len()) } }
             table {
                 thead { tr {
-                    th { "name" } th { "model" } th.number { "size" } th.number { "block" }
+                    th { "name" } th { "what it is" } th { "a write is" } th.number { "size" } th.number { "block" }
                     th.number { "IOPS" } th.number { "median" } th.number { "p99.9" }
                     th.number { "errors" } th { }
                 } }
@@ -206,6 +206,7 @@ fn device_row(outcome: &PerfOutcome, device: &DeviceOutcome, most: u64) -> Marku
         tr {
             td { code { (device.name) } }
             td { (device.model) }
+            td { (device.durability.words()) }
             td.number { (show_size(device.size_bytes)) }
             td.number { (device.block_size) }
             td.number { (show_iops(per_second(device.counts.ios, outcome.elapsed))) }

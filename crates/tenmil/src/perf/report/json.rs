@@ -118,7 +118,7 @@ fn report(outcome: &PerfOutcome) -> Report {
             .into_iter()
             .map(|(status, count)| (status, count.into()))
             .collect(),
-        what_it_is: what_it_is(&outcome.options),
+        what_it_is: what_it_is(outcome),
         series: json!({
             "interval_ns": outcome.series.interval.ns,
             "ios": outcome.series.ios,
@@ -175,6 +175,7 @@ fn device(device: &DeviceOutcome) -> Value {
     json!({
         "name": device.name,
         "model": device.model,
+        "durability": device.durability.words(),
         "size_bytes": device.size_bytes,
         "block_size": device.block_size,
         "ios": device.counts.ios,

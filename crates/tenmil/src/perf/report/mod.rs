@@ -14,7 +14,7 @@ use wire::Status;
 
 use super::options::{OpenLoop, PerfOptions};
 use super::outcome::{Ended, PerfOutcome};
-use crate::{EmuMedium, Uri};
+use crate::EmuMedium;
 use figures::{show_count, show_iops, show_ns_f64, show_size};
 
 /// The percentiles that every report shows: the name, and how many of a million do not exceed it.
@@ -25,7 +25,8 @@ pub const PERCENTILES: [(&str, u64); 4] =
 pub fn workload_line(options: &PerfOptions) -> String {
     let count = options.device_count();
     let plural = |count: u64| if count == 1 { "" } else { "s" };
-    let mut line = format!("{count} SSD{}, {}", plural(count.into()), options.pattern.words());
+    let kind = if options.is_all_emulated() { "SSD" } else { "device" };
+    let mut line = format!("{count} {kind}{}, {}", plural(count.into()), options.pattern.words());
     match options.sizes.shares.as_slice() {
         [only] => line += &format!(" of {}", show_size(only.len_bytes.into())),
         shares => {
@@ -54,16 +55,35 @@ pub fn workload_line(options: &PerfOptions) -> String {
 }
 
 /// What the number is, and what it is not, in sentences: what stands right under the headline.
-pub fn what_it_is(options: &PerfOptions) -> Vec<String> {
+pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
+    let options = &outcome.options;
+    let mut sentences = about_emulated(options);
+    if options.is_all_emulated() {
+        return sentences;
+    }
+    let counts = options.uris.iter().flat_map(|uri| (0..uri.count()).map(move |_| uri));
+    for (uri, device) in counts.zip(&outcome.devices).filter(|(uri, _)| uri.emulated().is_none()) {
+        let answered = match uri.keeps_data() {
+            true => format!("what is written is {}", device.durability.words()),
+            false => "some or all of its blocks only answer".into(),
+        };
+        sentences.push(format!("{}: {}; {answered}.", device.name, device.model));
+    }
+    sentences
+}
+
+/// What emulated SSDs are and are not.
+fn about_emulated(options: &PerfOptions) -> Vec<String> {
     let mut sentences = Vec::new();
-    let media = || options.uris.iter().map(|Uri::Emu(spec)| &spec.medium);
-    if media().all(|medium| *medium == EmuMedium::Null) {
+    let media = || options.emulated().map(|spec| &spec.medium);
+    let answering = media().filter(|medium| **medium == EmuMedium::Null).count();
+    if answering > 0 && answering == options.uris.len() {
         sentences.push(
             "No data moved: this is the cost of the driver and of an emulated controller that only \
              answers."
                 .into(),
         );
-    } else if media().any(|medium| *medium == EmuMedium::Null) {
+    } else if answering > 0 {
         sentences
             .push("Some of these SSDs move no data: they are emulated and only answer.".into());
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Histogram, Operation, Outcome, Random, Span};
+use base::{Durability, Histogram, Operation, Outcome, Random, Span};
 
 use crate::perf::environment::tests::quiet_machine;
 use crate::perf::options::PerfOptions;
@@ -21,6 +21,7 @@ pub(crate) fn sample() -> PerfOutcome {
         .map(|index| DeviceOutcome {
             name: format!("emu:null #{index}"),
             model: "tenmil emulated SSD".into(),
+            durability: Durability::None,
             size_bytes: 1 << 40,
             block_size: 512,
             counts: counts(IOS / 21 - index * 1000),

@@ -44,7 +44,7 @@ fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
         write!(out, "   {}", show_byte_rate(outcome.bytes_per_second()))?;
     }
     writeln!(out, "\n")?;
-    let sentences = what_it_is(&outcome.options);
+    let sentences = what_it_is(outcome);
     sentences.iter().try_for_each(|sentence| writeln!(out, "  {sentence}"))?;
     for caveat in outcome.environment.caveats() {
         writeln!(out, "  Mind: {caveat}.")?;

@@ -1,0 +1,333 @@
+//! Emulated SSDs by name.
+//!
+//! ```text
+//!   emu:null?count=21            21 emulated SSDs that answer and move nothing
+//!   emu:ram?size=1g&block=4k     one that keeps its blocks in memory
+//!   emu:file:/tmp/disk?size=1g   one over a file
+//!   emu:model:p4600              one that is as slow as a real device is said to be
+//! ```
+
+use core::fmt;
+use core::str::FromStr;
+
+use block::quantity::{parse_count, parse_size};
+use block::uri::{Uri, UriError};
+
+use crate::Refused;
+
+/// Emulated SSDs of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmuSpec {
+    /// What stands behind the controllers.
+    pub medium: EmuMedium,
+    /// How many SSDs.
+    pub count: u32,
+    /// Bytes on each; zero means as many as the file has.
+    pub size_bytes: u64,
+    /// Bytes in a logical block: 512, 1024, 2048 or 4096.
+    pub block_size: u32,
+    /// Entries in the largest ring that the controller allows (CAP.MQES + 1). A ring holds one
+    /// command less than it has entries.
+    pub entries: u32,
+    /// I/O queue pairs that a controller has.
+    pub queues: u16,
+}
+
+/// What stands behind an emulated controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EmuMedium {
+    /// Answers, and moves no data.
+    Null,
+    /// Memory.
+    Ram,
+    /// A file.
+    File {
+        /// Where it is.
+        path: String,
+    },
+    /// Memory behind a model of a device's timing.
+    Model {
+        /// One of [`MODELS`].
+        name: String,
+    },
+}
+
+/// The timing models there are, with what they stand for.
+pub const MODELS: [(&str, &str); 2] = [
+    ("p4600", "Intel P4600: NAND flash, 512-byte sectors, about 80 us to read 4 KiB"),
+    ("p4800x", "Intel P4800X: 3D XPoint, about 9 us to read 4 KiB"),
+];
+
+/// Emulated SSDs in one URI at most.
+pub const COUNT_MAX: u32 = 256;
+
+const KINDS: &str = "emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x";
+const ENTRIES_DEFAULT: u32 = 1024;
+const QUEUES_DEFAULT: u16 = 64;
+const NULL_SIZE: u64 = 1 << 40;
+const RAM_SIZE: u64 = 64 << 20;
+const MODEL_SIZE: u64 = 1 << 30;
+
+impl EmuSpec {
+    /// What stands before the colon.
+    pub const SCHEME: &str = "emu";
+
+    /// One SSD over `medium`, with every parameter at its default.
+    pub fn new(medium: EmuMedium) -> Self {
+        let size_bytes = match medium {
+            EmuMedium::Null => NULL_SIZE,
+            EmuMedium::Ram => RAM_SIZE,
+            EmuMedium::File { .. } => 0,
+            EmuMedium::Model { .. } => MODEL_SIZE,
+        };
+        let (entries, queues) = (ENTRIES_DEFAULT, QUEUES_DEFAULT);
+        Self { medium, count: 1, size_bytes, block_size: 512, entries, queues }
+    }
+
+    /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
+    ///
+    /// # Errors
+    ///
+    /// If there is no such SSD.
+    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+        let mut spec = Self::new(medium_of(uri)?);
+        let mut fields = uri.fields();
+        let mut take = |key: &'static str| fields.text(key).map(|text| (key, text));
+        let values = ["count", "size", "block", "entries", "queues"].map(&mut take);
+        fields.finish()?;
+        for (key, value) in values.into_iter().flatten() {
+            let refuse =
+                |expected: String| uri.refuse(format!("{key} is `{value}`, expected {expected}"));
+            spec.set(key, &value).map_err(refuse)?;
+        }
+        spec.check(uri)?;
+        Ok(spec)
+    }
+
+    /// Commands that one queue pair can have in flight.
+    pub fn depth_max(&self) -> u32 {
+        self.entries - 1
+    }
+
+    /// Bytes on each SSD, if that is known before it is brought up.
+    pub fn size_bytes_known(&self) -> Option<u64> {
+        (self.size_bytes != 0).then_some(self.size_bytes)
+    }
+
+    /// Whether reads return what was written.
+    pub fn keeps_data(&self) -> bool {
+        self.medium != EmuMedium::Null
+    }
+
+    /// Whether all its blocks lie in memory of ours.
+    pub fn is_in_memory(&self) -> bool {
+        matches!(self.medium, EmuMedium::Ram | EmuMedium::Model { .. })
+    }
+
+    /// Sets what `key` means; the error is what was expected.
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let count = || parse_count(value).ok();
+        let size = || parse_size(value).ok();
+        match key {
+            "count" => match count().and_then(|count| u32::try_from(count).ok()) {
+                Some(count @ 1..=COUNT_MAX) => self.count = count,
+                _ => return Err(format!("1 to {COUNT_MAX}")),
+            },
+            "size" => match size() {
+                Some(size @ 4096..) if size <= 1 << 50 => self.size_bytes = size,
+                _ => return Err("4k to 1024t, such as 64m or 1g".into()),
+            },
+            "block" => match size() {
+                Some(512) => self.block_size = 512,
+                Some(1024) => self.block_size = 1024,
+                Some(2048) => self.block_size = 2048,
+                Some(4096) => self.block_size = 4096,
+                _ => return Err("512, 1k, 2k or 4k".into()),
+            },
+            "entries" => match count().and_then(|count| u32::try_from(count).ok()) {
+                Some(entries @ 2..=65_536) => self.entries = entries,
+                _ => return Err("2 to 65536".into()),
+            },
+            _ => match count().and_then(|count| u16::try_from(count).ok()) {
+                Some(queues @ 1..=1024) => self.queues = queues,
+                _ => return Err("1 to 1024".into()),
+            },
+        }
+        Ok(())
+    }
+
+    fn check(&self, uri: &Uri) -> Result<(), UriError> {
+        if matches!(self.medium, EmuMedium::File { .. }) && self.count > 1 {
+            let count = self.count;
+            return Err(uri.refuse(format!("count is {count}, expected 1: one file is one SSD")));
+        }
+        if !self.size_bytes.is_multiple_of(u64::from(self.block_size)) {
+            return Err(uri.refuse(format!(
+                "size is {} bytes, expected a multiple of the block of {} bytes",
+                self.size_bytes, self.block_size
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for EmuSpec {
+    type Err = Refused;
+
+    fn from_str(text: &str) -> Result<Self, Refused> {
+        let uri: Uri = text.parse()?;
+        if uri.scheme() != Self::SCHEME {
+            let scheme = uri.scheme();
+            let text = format!("no emulated SSDs of kind `{scheme}`, expected {KINDS}");
+            return Err(uri.refuse(text).into());
+        }
+        Ok(Self::of(&uri)?)
+    }
+}
+
+fn medium_of(uri: &Uri) -> Result<EmuMedium, UriError> {
+    let medium = uri.path();
+    match medium.split_once(':').unwrap_or((medium, "")) {
+        ("null", "") => Ok(EmuMedium::Null),
+        ("ram", "") => Ok(EmuMedium::Ram),
+        ("file", "") => Err(uri.refuse("the file is missing, expected emu:file:PATH")),
+        ("file", path) => Ok(EmuMedium::File { path: path.into() }),
+        ("model", name) if MODELS.iter().any(|(known, _)| *known == name) => {
+            Ok(EmuMedium::Model { name: name.into() })
+        }
+        ("model", name) => {
+            let names = MODELS.map(|(known, _)| known).join(" or ");
+            Err(uri.refuse(format!("no model `{name}`, expected {names}")))
+        }
+        _ => Err(uri.refuse(format!("no medium `{medium}`, expected {KINDS}"))),
+    }
+}
+
+impl fmt::Display for EmuSpec {
+    /// Writes the shortest URI that means this.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut uri = Uri::new(Self::SCHEME, self.medium.to_string());
+        let usual = Self::new(self.medium.clone());
+        let parameters = [
+            ("count", u64::from(self.count), u64::from(usual.count)),
+            ("size", self.size_bytes, usual.size_bytes),
+            ("block", u64::from(self.block_size), u64::from(usual.block_size)),
+            ("entries", u64::from(self.entries), u64::from(usual.entries)),
+            ("queues", u64::from(self.queues), u64::from(usual.queues)),
+        ];
+        for (key, value, _) in parameters.into_iter().filter(|(_, value, usual)| value != usual) {
+            uri = uri.with(
+                key,
+                match key {
+                    "size" | "block" => short_size(value),
+                    _ => value.to_string(),
+                },
+            );
+        }
+        uri.fmt(out)
+    }
+}
+
+impl fmt::Display for EmuMedium {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => out.write_str("null"),
+            Self::Ram => out.write_str("ram"),
+            Self::File { path } => write!(out, "file:{path}"),
+            Self::Model { name } => write!(out, "model:{name}"),
+        }
+    }
+}
+
+/// A size as it would be typed: `4k`, `1g`, `513`.
+fn short_size(bytes: u64) -> String {
+    let units = [(40, "t"), (30, "g"), (20, "m"), (10, "k")];
+    let whole = units.iter().find(|(shift, _)| bytes != 0 && bytes.is_multiple_of(1 << shift));
+    match whole {
+        Some((shift, unit)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EmuMedium, EmuSpec};
+
+    fn refusal(uri: &str) -> String {
+        uri.parse::<EmuSpec>().unwrap_err().text
+    }
+
+    #[test]
+    fn a_uri_says_what_it_names_and_is_written_back_in_its_shortest_form() {
+        let uri = "emu:ram?count=3&size=1048576&block=4096&entries=1024";
+        let spec: EmuSpec = uri.parse().unwrap();
+        let expected = EmuSpec {
+            count: 3,
+            size_bytes: 1 << 20,
+            block_size: 4096,
+            ..EmuSpec::new(EmuMedium::Ram)
+        };
+        assert_eq!(spec, expected);
+        assert_eq!(spec.to_string(), "emu:ram?count=3&size=1m&block=4k");
+        for uri in ["emu:null", "emu:null?count=21", "emu:file:/tmp/a:b", "emu:model:p4800x"] {
+            assert_eq!(uri.parse::<EmuSpec>().unwrap().to_string(), uri);
+        }
+    }
+
+    #[test]
+    fn every_mistake_names_the_value_and_what_is_accepted() {
+        let kinds = "expected emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or \
+                     emu:model:p4800x";
+        let not_one = "null: not a device, expected KIND:… such as ram:1g";
+        assert_eq!(refusal("null"), not_one);
+        assert_eq!(refusal("ram:1g"), format!("ram:1g: no emulated SSDs of kind `ram`, {kinds}"));
+        assert_eq!(refusal("emu:tape"), format!("emu:tape: no medium `tape`, {kinds}"));
+        assert_eq!(refusal("emu:null:x"), format!("emu:null:x: no medium `null:x`, {kinds}"));
+        assert_eq!(
+            refusal("emu:model:p1"),
+            "emu:model:p1: no model `p1`, expected p4600 or p4800x"
+        );
+        assert_eq!(
+            refusal("emu:null?count=0"),
+            "emu:null?count=0: count is `0`, expected 1 to 256"
+        );
+        assert_eq!(
+            refusal("emu:null?count"),
+            "emu:null?count: `count` is not a parameter, expected KEY=VALUE"
+        );
+        assert_eq!(
+            refusal("emu:null?colour=1"),
+            "emu:null?colour=1: no parameter `colour`, expected count, size, block, entries or \
+             queues"
+        );
+        assert_eq!(
+            refusal("emu:null?block=513"),
+            "emu:null?block=513: block is `513`, expected 512, 1k, 2k or 4k"
+        );
+        assert_eq!(
+            refusal("emu:ram?size=4097"),
+            "emu:ram?size=4097: size is 4097 bytes, expected a multiple of the block of 512 bytes"
+        );
+        assert_eq!(
+            refusal("emu:ram?size=1m&size=2m"),
+            "emu:ram?size=1m&size=2m: size is given twice, expected once"
+        );
+        assert_eq!(
+            refusal("emu:file:/a?count=2"),
+            "emu:file:/a?count=2: count is 2, expected 1: one file is one SSD"
+        );
+        assert_eq!(refusal("emu:file"), "emu:file: the file is missing, expected emu:file:PATH");
+        assert_eq!(
+            refusal("emu:null?entries=1"),
+            "emu:null?entries=1: entries is `1`, expected 2 to 65536"
+        );
+        assert_eq!(
+            refusal("emu:null?queues=1025"),
+            "emu:null?queues=1025: queues is `1025`, expected 1 to 1024"
+        );
+        assert_eq!(
+            refusal("emu:null?size=1"),
+            "emu:null?size=1: size is `1`, expected 4k to 1024t, such as 64m or 1g"
+        );
+    }
+}
