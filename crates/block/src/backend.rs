@@ -7,13 +7,13 @@ mod joined;
 mod marks;
 pub(crate) mod model;
 pub(crate) mod null;
-mod pieces;
+pub(crate) mod pieces;
 pub(crate) mod profile;
 pub(crate) mod ram;
 mod range;
-mod ready;
+pub(crate) mod ready;
 pub(crate) mod split;
 pub(crate) mod stripe;
 
 #[cfg(test)]
-mod conformance;
+pub(crate) mod conformance;

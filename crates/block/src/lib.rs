@@ -14,6 +14,9 @@
 //! | [`Split`] | goes to a part of another medium | several devices out of one |
 //! | [`Stripe`] | goes to several media, chunk by chunk in turn | one device out of several |
 //!
+//! Wrappers are generic over the backend below: a [`Shaper`] makes any request fit what a device can
+//! do.
+//!
 //! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
 //! [`Opener`].
 
@@ -22,7 +25,9 @@
 mod backend;
 mod existing;
 mod open;
+mod own;
 pub mod quantity;
+mod shape;
 pub mod uri;
 
 pub use backend::delay::{Delay, DelayHandle, Delays, Spread};
@@ -35,6 +40,10 @@ pub use backend::split::Split;
 pub use backend::stripe::Stripe;
 pub use existing::Existing;
 pub use open::{Handle, Kind, Opened, Opener};
+pub use shape::{
+    Alignment, BounceBuffers, BounceMemory, Deallocate, ForceUnitAccess, RangeLock, ShapeOptions,
+    Shaper,
+};
 
 use base::Blame;
 

@@ -40,6 +40,11 @@ fn what_was_written_is_read_whatever_else_is_done() {
                 5 if driver.has(Operation::Copy) => {
                     let outcome = driver.copy(source, first, count);
                     blocks.copy(source, first, count, outcome);
+                    if !outcome.is_success() {
+                        // How far it got before it found what cannot be read, nobody promises.
+                        assert_eq!(driver.write(first, count, 9, Flags::NONE), Outcome::SUCCESS);
+                        blocks.fill(first, count, State::Holds(9));
+                    }
                 }
                 6 => {
                     driver.expect(Operation::WriteUncorrectable, first, count, Flags::NONE);
@@ -201,7 +206,10 @@ fn a_compare_and_write_changes_all_or_nothing() {
 #[test]
 fn a_copy_onto_itself_is_read_before_it_is_overwritten() {
     for subject in media_that_keep_data() {
-        let most = u64::from(subject.medium.limits().request_blocks_max);
+        let most = match subject.medium.limits().request_blocks_max {
+            u32::MAX => 64,
+            most => u64::from(most),
+        };
         let mut driver = subject.driver();
         if !driver.has(Operation::Copy) {
             assert_eq!(driver.copy(10, 13, 1), Outcome::INVALID_OPCODE, "{}", driver.name);
@@ -271,9 +279,12 @@ fn memory_that_does_not_fit_or_does_not_exist_is_refused() {
             assert_eq!(try_with(1, &[]), Outcome::INVALID_FIELD);
             assert_eq!(try_with(1, &[stray]), Outcome::DATA_TRANSFER_ERROR, "{operation:?}");
             assert_eq!(try_with(0, &[]), Outcome::SUCCESS);
-            let most = driver.limits().request_blocks_max + 1;
-            let large = Segment { len_bytes: most * size, ..memory };
-            assert_eq!(driver.transfer(operation, 0, most, &[large]), Outcome::INVALID_FIELD);
+            let most = driver.limits().request_blocks_max;
+            if most < u32::MAX {
+                let large = Segment { len_bytes: (most + 1) * size, ..memory };
+                let outcome = driver.transfer(operation, 0, most + 1, &[large]);
+                assert_eq!(outcome, Outcome::INVALID_FIELD);
+            }
             let mut request = driver.request(operation, 0, 1);
             (request.segment_first, request.segment_count) = (1, 1);
             assert_eq!(driver.submit(request, &[short]), Outcome::INVALID_FIELD);

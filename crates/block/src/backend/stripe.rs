@@ -149,6 +149,7 @@ fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
     }
     limits.block_count = layout.block_count();
     limits.depth_max = limits.depth_max.min(DEPTH_MAX);
+    limits.support = limits.support.without(Support::of(&[Operation::CompareAndWrite]));
     if legs.len() == 1 {
         return limits;
     }

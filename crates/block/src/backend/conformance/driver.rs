@@ -11,6 +11,7 @@ use host::{Clock, Sleeper};
 
 use super::reluctant::ReluctantKind;
 use crate::Opener;
+use crate::shape::tests::harsh::HarshKind;
 
 /// One medium under test.
 pub(super) struct Subject {
@@ -62,6 +63,10 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "stripe:[ram:3m],[delay:[ram:2m]?read=10us],[split:[ram:4m]?part=1&parts=2]?chunk=4k",
         "stripe:[file:DISK?size=4m&block=4k],[file:DISK2?size=4m&block=4k]",
         "stripe:[ram:2m],[file:DISK?size=2m&engine=threads&direct=no]?chunk=1k",
+        "harsh:[ram:8m?block=4k]",
+        "harsh:[ram:4m]?align=512&force=no",
+        "harsh:[delay:[ram:8m?block=4k]?read=10us&write=20us]?align=4096",
+        "harsh:[file:DISK?size=8m&block=4k]?force=no",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
     // A file system in memory has holes and no way of zeroing a range in place.
@@ -85,7 +90,7 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         regions: &regions,
         clock: Clock::start(),
         seed: 3,
-        more: &[("reluctant", &ReluctantKind)],
+        more: &[("reluctant", &ReluctantKind), ("harsh", &HarshKind)],
     };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
     let in_memory = host::file::File::open(&host::file::FileOptions {

@@ -1,0 +1,277 @@
+//! What fits below as it is, and what is offered above.
+
+use base::{Flags, Limits, Operation, Outcome, Request, Segment, Support};
+
+use super::{Alignment, Deallocate, ForceUnitAccess, ShapeOptions};
+use crate::own::OWN_FIRST;
+
+/// What is below, as far as it decides which requests can go there unchanged.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub(super) block_size: u32,
+    pub(super) metadata_size: u16,
+    pub(super) blocks_max: u32,
+    pub(super) segments_max: u16,
+    /// Zero means that there is none.
+    pub(super) boundary: u32,
+    /// Blocks that a write must not be cut into, if its segments or their alignment ask for it.
+    pub(super) atomic_blocks: u32,
+    pub(super) alignment: Alignment,
+    pub(super) force: ForceUnitAccess,
+    pub(super) deallocate: Deallocate,
+    /// What the device below can do by itself.
+    pub(super) native: Support,
+}
+
+/// How a request that cannot pass is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// As it is, under a token of the shaper's own.
+    Whole,
+    /// In parts, through a buffer where the memory does not suit.
+    Parts,
+    /// Zeroes are written.
+    Zeroes,
+    /// Blocks are read into a buffer, and compared if that is the question.
+    Fetch,
+    /// Blocks are read into a buffer and written from there.
+    Copy,
+    /// Blocks are read and compared, then written.
+    CompareAndWrite,
+}
+
+/// Whether an operation leaves other blocks than it found.
+pub(super) const fn changes(operation: Operation) -> bool {
+    !matches!(
+        operation,
+        Operation::Read | Operation::Flush | Operation::Compare | Operation::Verify
+    )
+}
+
+/// How often the memory of a request holds its blocks.
+const fn memory_times(operation: Operation) -> u64 {
+    match operation {
+        Operation::Read | Operation::Write | Operation::Compare => 1,
+        Operation::CompareAndWrite => 2,
+        _ => 0,
+    }
+}
+
+impl Rules {
+    pub(super) fn new(below: &Limits, options: &ShapeOptions, chunk_blocks: u32) -> Self {
+        let boundary = below.optimal_boundary_blocks;
+        let atomic_blocks = below.atomic_write_blocks.min(below.request_blocks_max);
+        let atomic_blocks = atomic_blocks.min(chunk_blocks);
+        Self {
+            block_size: below.block_size,
+            metadata_size: below.metadata_size,
+            blocks_max: below.request_blocks_max.max(1),
+            segments_max: below.segments_max.max(1),
+            boundary,
+            atomic_blocks: if boundary > 0 { 1 } else { atomic_blocks },
+            alignment: options.alignment,
+            force: options.force,
+            deallocate: options.deallocate,
+            native: below.support,
+        }
+    }
+
+    /// What the whole can do and will take.
+    pub(super) fn above(&self, below: &Limits, options: &ShapeOptions) -> Limits {
+        let mut support = self.native;
+        let (reads, writes) = (self.native.has(Operation::Read), self.native.has(Operation::Write));
+        // Whoever reads for somebody has no memory for metadata.
+        if self.metadata_size == 0 {
+            for (emulated, can) in [
+                (Operation::Compare, reads),
+                (Operation::Verify, reads),
+                (Operation::WriteZeroes, writes),
+                (Operation::Copy, reads && writes),
+                (Operation::CompareAndWrite, reads && writes),
+            ] {
+                support = if can { support.with(emulated) } else { support };
+            }
+        }
+        if self.deallocate == Deallocate::Ignore {
+            support = support.with(Operation::Deallocate);
+        }
+        Limits {
+            request_blocks_max: u32::MAX,
+            segments_max: options.segments_max.max(self.segments_max),
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: self.atomic_blocks,
+            support,
+            ..below.clone()
+        }
+    }
+
+    /// How many requests at the front need nothing.
+    #[inline]
+    pub(super) fn passing(&self, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut count = 0;
+        while let Some(request) = requests.get(count)
+            && self.passes(request, segments)
+        {
+            count += 1 + self.alike(request, &requests[count + 1..]);
+        }
+        count
+    }
+
+    /// How many of `rest` are reads and writes that differ from `first`, which passes, in nothing
+    /// that matters. Most batches are of one kind, and then a request costs a few comparisons.
+    #[inline]
+    fn alike(&self, first: &Request, rest: &[Request]) -> usize {
+        if !self.alignment.is_any() || kind(first) > Operation::Write as u16 {
+            return 0;
+        }
+        let likeness = likeness(first);
+        let plain = |request: &Request| {
+            self::likeness(request) == likeness
+                && kind(request) <= Operation::Write as u16
+                && request.token < OWN_FIRST
+        };
+        match self.boundary {
+            0 => rest.iter().take_while(|request| plain(request)).count(),
+            boundary if boundary.is_power_of_two() => {
+                let mask = u64::from(boundary - 1);
+                let last = u64::from(boundary.saturating_sub(first.blocks));
+                let inside = |request: &&Request| plain(request) && request.lba & mask <= last;
+                rest.iter().take_while(inside).count()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether a request can go below as it is: there is nothing to be done for it, or nothing that
+    /// could be done better than refusing it there.
+    pub(super) fn passes(&self, request: &Request, segments: &[Segment]) -> bool {
+        let Request { operation, token, blocks, .. } = *request;
+        if token >= OWN_FIRST || !self.native.has(operation) || self.must_sync(request) {
+            return false;
+        }
+        if memory_times(operation) == 0 {
+            return true;
+        }
+        blocks <= self.blocks_max
+            && blocks <= self.to_boundary(request.lba)
+            && request.segment_count <= self.segments_max
+            && (self.alignment.is_any()
+                || own(request, segments)
+                    .is_none_or(|own| own.iter().all(|segment| self.alignment.suits(*segment))))
+    }
+
+    /// Whether flushing is what makes this request's forced unit access.
+    pub(super) fn must_sync(&self, request: &Request) -> bool {
+        self.force == ForceUnitAccess::ByFlush
+            && request.flags.has(Flags::FUA)
+            && !matches!(request.operation, Operation::Flush | Operation::Deallocate)
+    }
+
+    /// Blocks from `lba` to the next boundary.
+    pub(super) fn to_boundary(&self, lba: u64) -> u32 {
+        match u64::from(self.boundary) {
+            0 => u32::MAX,
+            boundary => u32::try_from(boundary - lba % boundary).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Blocks from the last boundary before `end` to there.
+    pub(super) fn since_boundary(&self, end: u64) -> u32 {
+        match u64::from(self.boundary) {
+            0 => u32::MAX,
+            boundary => u32::try_from((end - 1) % boundary + 1).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// How a request that does not pass is carried out, and its memory, data first; or how it is
+    /// answered at once.
+    pub(super) fn plan<'a>(
+        &self,
+        above: &Limits,
+        request: &Request,
+        segments: &'a [Segment],
+    ) -> Result<(Plan, &'a [Segment]), Outcome> {
+        let Request { operation, blocks, .. } = *request;
+        if !above.support.has(operation) {
+            return Err(Outcome::INVALID_OPCODE);
+        }
+        if operation == Operation::Flush {
+            return Ok((Plan::Whole, &[]));
+        }
+        let fits = |first: u64| {
+            let end = first.checked_add(u64::from(blocks));
+            end.is_some_and(|end| end <= above.block_count)
+        };
+        if !fits(request.lba) || (operation == Operation::Copy && !fits(request.operand)) {
+            return Err(Outcome::LBA_OUT_OF_RANGE);
+        }
+        let native = self.native.has(operation);
+        let plan = match operation {
+            Operation::Read | Operation::Write => Plan::Parts,
+            Operation::Compare if native => Plan::Parts,
+            Operation::CompareAndWrite if native && self.fits_whole(request, segments) => {
+                Plan::Whole
+            }
+            // Compares and writes of metadata cannot be taken apart.
+            Operation::CompareAndWrite if self.metadata_size > 0 => {
+                return Err(Outcome::INVALID_FIELD);
+            }
+            Operation::CompareAndWrite => Plan::CompareAndWrite,
+            _ if native => Plan::Whole,
+            Operation::WriteZeroes => Plan::Zeroes,
+            Operation::Compare | Operation::Verify => Plan::Fetch,
+            Operation::Copy => Plan::Copy,
+            // Nothing is as good as anything here.
+            _ => return Err(Outcome::SUCCESS),
+        };
+        Ok((plan, self.check_memory(above, request, segments)?))
+    }
+
+    fn fits_whole(&self, request: &Request, segments: &[Segment]) -> bool {
+        let plain = Request { token: 0, flags: Flags::NONE, ..*request };
+        self.passes(&plain, segments)
+    }
+
+    fn check_memory<'a>(
+        &self,
+        above: &Limits,
+        request: &Request,
+        segments: &'a [Segment],
+    ) -> Result<&'a [Segment], Outcome> {
+        let times = memory_times(request.operation);
+        if times == 0 {
+            return Ok(&[]);
+        }
+        let own = own(request, segments).ok_or(Outcome::INVALID_FIELD)?;
+        let (data, metadata) = own.split_at(usize::from(request.segment_count));
+        let len_bytes = |list: &[Segment]| -> u64 {
+            list.iter().map(|segment| u64::from(segment.len_bytes)).sum()
+        };
+        let wanted = |unit: u32| times * u64::from(request.blocks) * u64::from(unit);
+        let good = request.segment_count <= above.segments_max
+            && request.metadata_count <= above.segments_max
+            && len_bytes(data) == wanted(self.block_size)
+            && len_bytes(metadata) == wanted(self.metadata_size.into());
+        if good { Ok(own) } else { Err(Outcome::INVALID_FIELD) }
+    }
+}
+
+/// The segments of a request, data first.
+fn own<'a>(request: &Request, segments: &'a [Segment]) -> Option<&'a [Segment]> {
+    let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
+    segments.get(request.segment_first as usize..)?.get(..count)
+}
+
+/// Operation and flags in one word: a plain read or write is at most [`Operation::Write`].
+#[inline]
+fn kind(request: &Request) -> u16 {
+    u16::from(request.operation as u8) | u16::from(request.flags.0) << 8
+}
+
+/// How long a request is, in one word, as it lies in memory.
+#[inline]
+fn likeness(request: &Request) -> u64 {
+    u64::from(request.blocks)
+        | u64::from(request.segment_count) << 32
+        | u64::from(request.metadata_count) << 48
+}

@@ -1,0 +1,6 @@
+//! Shaping for a medium that can do little.
+
+pub(crate) mod harsh;
+mod order;
+mod random;
+pub(crate) mod scripted;
