@@ -16,7 +16,8 @@
 //!
 //! - Every access is checked against the region it names; a segment that lies outside is refused.
 //! - A region stays mapped for as long as any handle to its [`Regions`] exists, and every ring holds
-//!   one. Nothing is unmapped while somebody could still look at it.
+//!   one. Nothing is unmapped while somebody could still look at it. A [`Region`] that goes gives its
+//!   pages back and not its addresses, and its number never stands for other memory.
 //! - No reference into a region is ever formed. A device, another thread or a guest may write it at
 //!   any time; bytes are moved by raw pointer, ring words by atomics.
 
@@ -33,6 +34,6 @@ pub use barrier::DeviceKind;
 pub use command_store::{CommandStore, StoreNotSupported};
 pub use mapping::{Backing, Mapping, MappingError};
 pub use pool::DevicePool;
-pub use regions::{Regions, TableFull};
+pub use regions::{NoRegion, Region, Regions, TableFull};
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};

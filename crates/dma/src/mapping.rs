@@ -148,6 +148,20 @@ impl Mapping {
         let _ = populated;
     }
 
+    /// Gives the pages of private memory back to the kernel. The addresses stay mapped and read as
+    /// zeroes from now on. False if the kernel refuses, or others map the memory too.
+    pub(crate) fn discard(&self) -> bool {
+        if self.backing != Backing::Private {
+            return false;
+        }
+        // SAFETY: the range is ours and stays mapped; whoever still moves bytes there by raw pointer
+        // reads zeroes or gets new pages, and nobody holds a reference into it.
+        let discarded = unsafe {
+            rustix::mm::madvise(self.base.as_ptr().cast(), self.len_bytes, Advice::LinuxDontNeed)
+        };
+        discarded.is_ok()
+    }
+
     /// The first byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base

@@ -8,7 +8,7 @@ use base::{Dma, Memory, NoSuchMemory, RegionId, Segment};
 use crate::arena::Arena;
 use crate::barrier::DeviceKind;
 use crate::command_store::CommandStore;
-use crate::regions::Regions;
+use crate::regions::{Regions, place_of};
 use crate::ring::{HostCompletionRing, HostSubmissionRing};
 
 /// Memory for one device: pages to allocate from, and the addresses at which the device finds them.
@@ -44,7 +44,7 @@ const IOVA_SHIFT: u32 = 36;
 /// Where a region begins, for the device.
 #[inline]
 fn iova_of(region: RegionId) -> u64 {
-    (u64::from(region.0) + 1) << IOVA_SHIFT
+    (u64::from(place_of(region)) + 1) << IOVA_SHIFT
 }
 
 impl DevicePool {

@@ -1,18 +1,35 @@
 //! The table of regions: where a segment becomes an address, and the only place where it does.
+//!
+//! ```text
+//!   region number    | generation : 20 | place : 12 |
+//! ```
+//!
+//! A place in the table belongs to one mapping for as long as the table lives. A region that goes
+//! gives the pages back to the kernel and leaves its place, still mapped, to a region that comes
+//! later and fits; that one has the next generation, so the old number is refused. What this rests
+//! on:
+//!
+//! - An address is never resolved to memory that is not mapped, because nothing is unmapped, and the
+//!   base of a place never changes, so an old length never meets a new base.
+//! - Who has resolved a segment before its region went may still move bytes there. That is a mistake
+//!   of whoever let the region go too early, and harms bytes, not memory safety. So a [`Region`] is
+//!   kept by whoever hands its memory out, until everything that works on it has ended.
+
+mod region;
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Memory, NoSuchMemory, RegionId, Segment};
 
+pub use self::region::{NoRegion, Region};
 use crate::mapping::Mapping;
 
 /// A table of regions, shared by everyone who moves bytes. Cheap to clone.
 ///
-/// Regions are added at start and stay for as long as the table does, so looking one up needs no
-/// lock and no count: two loads and a comparison.
+/// Looking a region up needs no lock and no count: two loads and a comparison.
 #[derive(Clone, Debug)]
 pub struct Regions {
     table: Arc<Table>,
@@ -21,21 +38,42 @@ pub struct Regions {
 #[derive(Debug)]
 struct Table {
     slots: Box<[Slot]>,
-    /// Held for as long as the table lives; the lock is for adding.
-    mappings: Mutex<Vec<Mapping>>,
+    /// The lock is for adding and for letting go.
+    places: Mutex<Places>,
+}
+
+/// Which memory each place has.
+#[derive(Debug, Default)]
+struct Places {
+    /// By place, held for as long as the table lives.
+    mappings: Vec<Mapping>,
+    /// Places whose region has gone.
+    empty: Vec<u32>,
 }
 
 /// ```text
-///   0       8      16
-///   | base  | len  |      len is stored last and loaded first: zero means that there is no region
+///   0       8                                16
+///   | base  | generation : 20 | length : 44 |
 /// ```
+///
+/// The second word is stored last and loaded first. A length of zero means that there is no region.
 #[derive(Debug)]
 struct Slot {
     base: AtomicPtr<u8>,
-    len_bytes: AtomicU64,
+    word: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Slot>() == 16);
+
+/// How much of a region's number is its place.
+const PLACE_BITS: u32 = 12;
+/// Places in the largest table.
+const PLACES_MAX: usize = 1 << PLACE_BITS;
+const GENERATION_MAX: u32 = (1 << (32 - PLACE_BITS)) - 1;
+/// How much of the word of a slot is the length: 16 TiB.
+const LEN_BITS: u32 = 44;
+
+const _: () = assert!(LEN_BITS + (32 - PLACE_BITS) == 64, "a generation fits above the length");
 
 /// The table was made for fewer regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,33 +83,48 @@ pub struct TableFull {
 }
 
 impl Regions {
-    /// An empty table for at most `regions_max` regions.
+    /// An empty table for at most `regions_max` regions at a time, of which there may be 4096.
     pub fn new(regions_max: usize) -> Self {
-        let slot = || Slot { base: AtomicPtr::default(), len_bytes: AtomicU64::new(0) };
-        let slots = (0..regions_max).map(|_| slot()).collect();
-        Self { table: Arc::new(Table { slots, mappings: Mutex::new(Vec::new()) }) }
+        let slot = || Slot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
+        let slots = (0..regions_max.min(PLACES_MAX)).map(|_| slot()).collect();
+        Self { table: Arc::new(Table { slots, places: Mutex::default() }) }
     }
 
-    /// Adds a mapping and returns all of it as a segment, or as much as a segment can name.
+    /// Adds a mapping, for as long as the table lives, and returns all of it as a segment, or as
+    /// much as a segment can name.
     pub fn add(&self, mapping: Mapping) -> Result<Segment, TableFull> {
-        let mut mappings = self.table.mappings.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = mappings.len();
-        let full = TableFull { regions_max: self.table.slots.len() };
-        let slot = self.table.slots.get(index).ok_or(full)?;
         let len_bytes = mapping.len_bytes() as u64;
+        self.add_part(&mut self.places(), mapping, len_bytes)
+    }
+
+    /// Gives a mapping a new place, with a region of its first bytes.
+    fn add_part(
+        &self,
+        places: &mut Places,
+        mapping: Mapping,
+        len_bytes: u64,
+    ) -> Result<Segment, TableFull> {
+        let full = TableFull { regions_max: self.table.slots.len() };
+        let place = places.mappings.len();
+        let slot = self.table.slots.get(place).ok_or(full)?;
+        if len_bytes >> LEN_BITS != 0 {
+            return Err(full);
+        }
+        let region = RegionId(u32::try_from(place).map_err(|_| full)?);
         slot.base.store(mapping.base().as_ptr(), Ordering::Relaxed);
-        // Pairs with the acquire in `resolve`: whoever sees the length sees the base.
-        slot.len_bytes.store(len_bytes, Ordering::Release);
-        mappings.push(mapping);
-        let region = RegionId(u32::try_from(index).map_err(|_| full)?);
-        Ok(Segment { region, offset: 0, len_bytes: u32::try_from(len_bytes).unwrap_or(u32::MAX) })
+        slot.begin(0, len_bytes);
+        places.mappings.push(mapping);
+        Ok(whole(region, len_bytes))
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.table.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How long a region is. Zero if there is none of that number.
     #[inline]
     pub fn len_bytes(&self, region: RegionId) -> u64 {
-        let slot = self.table.slots.get(region.0 as usize);
-        slot.map_or(0, |slot| slot.len_bytes.load(Ordering::Acquire))
+        self.table.slots.get(place_of(region) as usize).map_or(0, |slot| slot.len_of(region))
     }
 
     /// Whether `segment` lies in a region.
@@ -85,15 +138,14 @@ impl Regions {
     #[inline]
     pub fn address(&self, segment: Segment) -> Result<NonNull<u8>, NoSuchMemory> {
         let refuse = NoSuchMemory(segment);
-        let slot = self.table.slots.get(segment.region.0 as usize).ok_or(refuse)?;
-        // Pairs with the release in `add`.
-        if !lies_inside(segment, slot.len_bytes.load(Ordering::Acquire)) {
+        let slot = self.table.slots.get(place_of(segment.region) as usize).ok_or(refuse)?;
+        if !lies_inside(segment, slot.len_of(segment.region)) {
             return Err(refuse);
         }
         let base = NonNull::new(slot.base.load(Ordering::Relaxed)).ok_or(refuse)?;
         let offset = usize::try_from(segment.offset).map_err(|_| refuse)?;
         // SAFETY: `offset` plus the segment's length is at most the length of the region, as just
-        // checked, and a region is one mapping, alive as long as the table.
+        // checked, and a place has one mapping of at least that length, alive as long as the table.
         Ok(unsafe { base.add(offset) })
     }
 
@@ -179,6 +231,33 @@ impl Memory for Regions {
         self.shared_word(segment)?.store(value.to_le(), Ordering::Release);
         Ok(())
     }
+}
+
+impl Slot {
+    /// There is a region from now on.
+    fn begin(&self, generation: u32, len_bytes: u64) {
+        // Pairs with the acquire in `len_of`: whoever sees the length sees the base.
+        self.word.store(u64::from(generation) << LEN_BITS | len_bytes, Ordering::Release);
+    }
+
+    /// How long the region of this number is; zero if it is not, or no more, the one in this slot.
+    #[inline]
+    fn len_of(&self, region: RegionId) -> u64 {
+        let word = self.word.load(Ordering::Acquire);
+        let is_current = word >> LEN_BITS == u64::from(region.0 >> PLACE_BITS);
+        if is_current { word & ((1 << LEN_BITS) - 1) } else { 0 }
+    }
+}
+
+/// The place of a region in its table, which regions that come and go share.
+#[inline]
+pub(crate) const fn place_of(region: RegionId) -> u32 {
+    region.0 & ((1 << PLACE_BITS) - 1)
+}
+
+/// All of a region, or as much as a segment can name.
+fn whole(region: RegionId, len_bytes: u64) -> Segment {
+    Segment { region, offset: 0, len_bytes: u32::try_from(len_bytes).unwrap_or(u32::MAX) }
 }
 
 #[inline]

@@ -4,10 +4,10 @@ mod channel;
 mod work;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base::{Backend, Blame, Durability, Limits, Medium, Operation, Segment, Support};
-use dma::{Backing, Mapping, Regions};
+use dma::{Region, Regions};
 use host::engine::{Capacity, Choice, Engine};
 use host::file::{File, FileOptions};
 
@@ -56,16 +56,14 @@ struct Shared {
     /// Blocks that cannot be read until they are written.
     uncorrectable: Marks,
     /// [`CHUNK_BYTES`] of zeroes, for files that cannot be told to hold some.
-    zeroes: Segment,
-    /// Memory of channels that have been closed, for those that are opened next.
-    idle: Mutex<Vec<Segment>>,
+    zeroes: Region,
 }
 
-/// A piece of region memory that goes back to its medium when it is dropped.
+/// What a channel has of its medium, and the memory of its buffers.
 #[derive(Debug)]
 struct Loan {
     shared: Arc<Shared>,
-    memory: Segment,
+    memory: Region,
 }
 
 /// Bytes in the largest request, and in each of a channel's own buffers.
@@ -120,7 +118,6 @@ impl FileMedium {
             regions: regions.clone(),
             limits,
             zeroes,
-            idle: Mutex::new(Vec::new()),
         };
         Ok(Self { shared: Arc::new(shared), choice, engine })
     }
@@ -160,24 +157,13 @@ impl Medium for FileMedium {
 
 impl Loan {
     fn take(shared: &Arc<Shared>) -> Result<Self, String> {
-        let idle = shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let memory = match idle {
-            Some(memory) => memory,
-            None => memory(&shared.regions, CHUNK_BYTES * u32::from(BUFFERS))?,
-        };
+        let memory = memory(&shared.regions, CHUNK_BYTES * u32::from(BUFFERS))?;
         Ok(Self { shared: Arc::clone(shared), memory })
     }
 
-    /// The whole of buffer `index`.
     fn buffer(&self, index: u16) -> Segment {
-        let offset = self.memory.offset + u64::from(index) * u64::from(CHUNK_BYTES);
-        Segment { offset, len_bytes: CHUNK_BYTES, ..self.memory }
-    }
-}
-
-impl Drop for Loan {
-    fn drop(&mut self) {
-        self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.memory);
+        let offset = u64::from(index) * u64::from(CHUNK_BYTES);
+        Segment { offset, len_bytes: CHUNK_BYTES, ..self.memory.segment() }
     }
 }
 
@@ -208,10 +194,8 @@ fn limits(file: &File, block_size: u32) -> Limits {
     }
 }
 
-fn memory(regions: &Regions, len_bytes: u32) -> Result<Segment, String> {
-    let mapping = Mapping::new(len_bytes as usize, Backing::Private);
-    let mapping = mapping.map_err(|error| error.to_string())?;
-    regions.add(mapping).map_err(|error| error.to_string())
+fn memory(regions: &Regions, len_bytes: u32) -> Result<Region, String> {
+    regions.allocate(len_bytes as usize).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

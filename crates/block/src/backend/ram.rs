@@ -6,7 +6,7 @@ use base::{
     Answer, Answers, Backend, Blame, Durability, Instant, Limits, Medium, Memory, NoSuchMemory,
     Operation, Outcome, Request, Segment, Support, WakeSource,
 };
-use dma::{Backing, Mapping, Regions};
+use dma::{Region, Regions};
 
 use super::marks::Marks;
 use super::pieces::Pieces;
@@ -40,8 +40,8 @@ struct RamChannel {
 #[derive(Debug)]
 struct Store {
     regions: Regions,
-    /// The first byte of the blocks; its length says nothing.
-    base: Segment,
+    /// The blocks. No channel is left when they go.
+    blocks: Region,
     block_size: u64,
     /// Blocks whose bytes are what was last written there. All others read as zeroes.
     written: Marks,
@@ -90,11 +90,10 @@ impl Ram {
         let machine = |error: &dyn std::fmt::Display| {
             MediumError::new(Blame::Machine, format!("ram of {len} bytes: {error}"))
         };
-        let mapping = Mapping::new(len, Backing::Private).map_err(|error| machine(&error))?;
-        let base = regions.add(mapping).map_err(|error| machine(&error))?;
+        let blocks = regions.allocate(len).map_err(|error| machine(&error))?;
         let store = Store {
             regions: regions.clone(),
-            base,
+            blocks,
             block_size: u64::from(block_size),
             written: Marks::new(block_count),
             uncorrectable: Marks::new(block_count),
@@ -294,7 +293,7 @@ impl Store {
 
     /// A piece of the store.
     fn at(&self, offset: u64, len_bytes: u32) -> Segment {
-        Segment { region: self.base.region, offset: self.base.offset + offset, len_bytes }
+        Segment { offset, len_bytes, ..self.blocks.segment() }
     }
 }
 

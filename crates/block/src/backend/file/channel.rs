@@ -15,7 +15,7 @@ use crate::backend::range::check;
 use crate::backend::ready::Ready;
 
 /// A channel. When it is dropped the engine goes first and waits until the kernel is done with all
-/// memory; then the loan goes back.
+/// memory; then the memory goes.
 #[derive(Debug)]
 pub(super) struct FileChannel {
     engine: Engine,
@@ -94,7 +94,7 @@ impl FileChannel {
             _ => matches!(awaits, Awaits::Fetched | Awaits::Stored),
         };
         if chunk_begins {
-            let whole = work.buffer.map_or(*zeroes, |buffer| self.loan.buffer(buffer));
+            let whole = work.buffer.map_or(zeroes.segment(), |buffer| self.loan.buffer(buffer));
             work.next_chunk(whole, limits.block_size);
         }
         if awaits == Awaits::Stored && work.request.operation == Operation::Write {

@@ -1,0 +1,230 @@
+//! Regions that come and go.
+
+use std::fmt;
+
+use base::{RegionId, Segment};
+
+use super::{GENERATION_MAX, LEN_BITS, PLACE_BITS, Places, Regions, TableFull, place_of, whole};
+use crate::mapping::{Backing, Mapping, MappingError};
+
+/// Private memory in a table of regions, which goes when this is dropped: then its number names
+/// nothing, its pages are the kernel's again, and its place in the table is free.
+///
+/// Whoever hands this memory out keeps it until everything that works on the memory has ended.
+#[derive(Debug)]
+pub struct Region {
+    regions: Regions,
+    id: RegionId,
+    len_bytes: u64,
+}
+
+/// There can be no such region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRegion {
+    /// The table has no place.
+    Full(TableFull),
+    /// The kernel would not give the memory.
+    Unmapped(MappingError),
+}
+
+/// The shortest mapping of a place.
+const MAPPING_MIN: usize = 64 << 10;
+
+impl Regions {
+    /// A region of zeroed private memory, at least `len_bytes` long.
+    ///
+    /// Its mapping is as long as the next power of two, of which only the pages that are touched
+    /// take memory: so a place that was left fits most of what comes later.
+    ///
+    /// # Errors
+    ///
+    /// If the table is full or the kernel has no such memory.
+    pub fn allocate(&self, len_bytes: usize) -> Result<Region, NoRegion> {
+        let mapped = len_bytes.checked_next_power_of_two().unwrap_or(len_bytes).max(MAPPING_MIN);
+        let bytes = len_bytes.next_multiple_of(4096) as u64;
+        let mut places = self.places();
+        let whole = match self.settle(&mut places, mapped, bytes) {
+            Some(whole) => whole,
+            None => {
+                if places.mappings.len() >= self.table.slots.len() {
+                    let regions_max = self.table.slots.len();
+                    return Err(NoRegion::Full(TableFull { regions_max }));
+                }
+                let asked = if len_bytes == 0 { 0 } else { mapped };
+                let mapping = Mapping::new(asked, Backing::Private).map_err(NoRegion::Unmapped)?;
+                self.add_part(&mut places, mapping, bytes).map_err(NoRegion::Full)?
+            }
+        };
+        drop(places);
+        Ok(Region { regions: self.clone(), id: whole.region, len_bytes: bytes })
+    }
+
+    /// Gives an empty place that fits to a new region: the smallest one.
+    fn settle(&self, places: &mut Places, mapped: usize, len_bytes: u64) -> Option<Segment> {
+        let Places { mappings, empty } = places;
+        let len_of = |place: u32| mappings[place as usize].len_bytes();
+        let fitting = empty.iter().enumerate().map(|(at, place)| (len_of(*place), at));
+        let (_, at) = fitting.filter(|(len, _)| len_bytes > 0 && *len >= mapped).min()?;
+        let place = empty.swap_remove(at);
+        let slot = &self.table.slots[place as usize];
+        // The generation was counted up when the place was left.
+        let word = slot.word.load(std::sync::atomic::Ordering::Relaxed);
+        let generation = u32::try_from(word >> LEN_BITS).unwrap_or(GENERATION_MAX);
+        slot.begin(generation, len_bytes);
+        Some(whole(RegionId(generation << PLACE_BITS | place), len_bytes))
+    }
+
+    /// Ends a region. A place whose generations are used up, or whose pages the kernel keeps, stays
+    /// empty for ever.
+    fn leave(&self, id: RegionId) {
+        let (place, generation) = (place_of(id), id.0 >> PLACE_BITS);
+        let mut places = self.places();
+        let next = generation.saturating_add(1).min(GENERATION_MAX);
+        self.table.slots[place as usize].begin(next, 0);
+        let discarded = places.mappings[place as usize].discard();
+        if discarded && generation < GENERATION_MAX {
+            places.empty.push(place);
+        }
+    }
+}
+
+impl Region {
+    /// All of it, or as much as a segment can name.
+    pub fn segment(&self) -> Segment {
+        whole(self.id, self.len_bytes)
+    }
+
+    /// How long it is: what was asked for, rounded up to whole pages.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.regions.leave(self.id);
+    }
+}
+
+impl fmt::Display for NoRegion {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full(full) => full.fmt(out),
+            Self::Unmapped(error) => error.fmt(out),
+        }
+    }
+}
+
+impl std::error::Error for NoRegion {}
+
+#[cfg(test)]
+mod tests {
+    use base::{Memory, RegionId, Segment};
+
+    use super::{GENERATION_MAX, NoRegion, PLACE_BITS};
+    use crate::{Backing, Mapping, Regions};
+
+    fn bytes(regions: &Regions, segment: Segment) -> Vec<u8> {
+        let mut bytes = vec![0xaa; segment.len_bytes as usize];
+        regions.load(segment, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_region_that_has_gone_names_nothing_and_its_place_is_free() {
+        let regions = Regions::new(2);
+        let stays = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        regions.fill(stays, 1).unwrap();
+        let mut old: Vec<Segment> = Vec::new();
+        for round in 0..1_000_u32 {
+            // A different length each time, longer and shorter than the one before.
+            let len_bytes = 4096 + (round * 7919 % 60_000) as usize;
+            let region = regions.allocate(len_bytes).unwrap();
+            let all = region.segment();
+            assert!(all.len_bytes as usize >= len_bytes && region.len_bytes() < 65_536 + 4096);
+            assert!(bytes(&regions, all).iter().all(|byte| *byte == 0), "round {round}");
+            regions.fill(all, 0xff).unwrap();
+            assert!(!old.contains(&all), "a number of its own");
+            for gone in &old {
+                assert!(regions.address(*gone).is_err() && !regions.contains(*gone));
+            }
+            old.push(all);
+            old.truncate(50);
+            let full = regions.allocate(4096).unwrap_err();
+            assert_eq!(full.to_string(), "add a memory region: the table was made for 2");
+        }
+        assert!(bytes(&regions, stays).iter().all(|byte| *byte == 1));
+    }
+
+    #[test]
+    fn a_place_takes_what_fits_and_the_smallest_is_taken() {
+        let regions = Regions::new(2);
+        let small = regions.allocate(64 << 10).unwrap();
+        let large = regions.allocate(1 << 20).unwrap();
+        let (small_at, large_at) = (small.segment().region, large.segment().region);
+        drop((small, large));
+        let again = regions.allocate(5_000).unwrap();
+        assert_eq!(again.segment().region, RegionId(small_at.0 + (1 << PLACE_BITS)));
+        assert_eq!(again.len_bytes(), 8192);
+        let beyond = Segment { offset: 8192, len_bytes: 1, ..again.segment() };
+        assert!(!regions.contains(beyond), "the mapping is longer than the region");
+        assert!(matches!(regions.allocate(2 << 20), Err(NoRegion::Full(_))), "none is so long");
+        let other = regions.allocate(600 << 10).unwrap();
+        assert_eq!(other.segment().region, RegionId(large_at.0 + (1 << PLACE_BITS)));
+    }
+
+    #[test]
+    fn a_place_ends_with_its_last_generation() {
+        let regions = Regions::new(1);
+        let mut region = regions.allocate(4096).unwrap();
+        for generation in 1..=GENERATION_MAX {
+            if generation == 10 {
+                // Twenty bits of generations, without waiting for them.
+                let word = u64::from(GENERATION_MAX - 5) << super::LEN_BITS | 4096;
+                region.regions.table.slots[0]
+                    .word
+                    .store(word, std::sync::atomic::Ordering::Relaxed);
+                region.id = RegionId((GENERATION_MAX - 5) << PLACE_BITS);
+            }
+            let last = region.segment();
+            drop(region);
+            match regions.allocate(4096) {
+                Ok(next) => region = next,
+                Err(NoRegion::Full(_)) => {
+                    assert_eq!(last.region.0 >> PLACE_BITS, GENERATION_MAX);
+                    assert!(!regions.contains(last), "the last one is gone as well");
+                    return;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("generations have no end");
+    }
+
+    #[test]
+    fn memory_that_cannot_be_is_refused() {
+        let regions = Regions::new(1);
+        assert!(matches!(regions.allocate(0), Err(NoRegion::Unmapped(_))));
+        assert!(matches!(regions.allocate(1 << 61), Err(NoRegion::Unmapped(_))));
+        regions.allocate(1).unwrap();
+    }
+
+    #[test]
+    fn what_comes_and_goes_on_two_threads_is_never_shared() {
+        let regions = Regions::new(4);
+        std::thread::scope(|scope| {
+            for byte in [1, 2] {
+                let regions = &regions;
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        let region = regions.allocate(8192).unwrap();
+                        let all = region.segment();
+                        assert!(bytes(regions, all).iter().all(|found| *found == 0));
+                        regions.fill(all, byte).unwrap();
+                        assert!(bytes(regions, all).iter().all(|found| *found == byte));
+                    }
+                });
+            }
+        });
+    }
+}
