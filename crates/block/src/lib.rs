@@ -11,6 +11,7 @@
 //! | [`FileMedium`] | goes to a file, direct where that can be done | data that stays |
 //! | [`Model`] | goes to another medium and takes as long as a named device would | latency under load |
 //! | [`Delay`] | goes to another medium and is answered later, by a mean and a p99 | slowness on demand |
+//! | [`Fault`] | goes to another medium and goes wrong by rules | errors, hangs and lies on demand |
 //! | [`Split`] | goes to a part of another medium | several devices out of one |
 //! | [`Stripe`] | goes to several media, chunk by chunk in turn | one device out of several |
 //!
@@ -31,6 +32,7 @@ mod shape;
 pub mod uri;
 
 pub use backend::delay::{Delay, DelayHandle, Delays, Spread};
+pub use backend::fault::{Effect, Fault, FaultHandle, Rule, When};
 pub use backend::file::{FileMedium, FileMediumOptions};
 pub use backend::model::Model;
 pub use backend::null::Null;

@@ -7,9 +7,9 @@ use base::{Blame, Medium};
 use dma::Regions;
 use host::Clock;
 
-use crate::backend::{delay, file, model, null, ram, split, stripe};
+use crate::backend::{delay, fault, file, model, null, ram, split, stripe};
 use crate::uri::{Uri, UriError};
-use crate::{DelayHandle, Existing, MediumError};
+use crate::{DelayHandle, Existing, FaultHandle, MediumError};
 
 /// What every device of a run is opened with. Devices that stand on others open those with the same.
 pub struct Opener<'a> {
@@ -66,13 +66,20 @@ pub enum Handle {
         /// The hand.
         handle: DelayHandle,
     },
+    /// What goes wrong, and whether what hangs goes on hanging.
+    Fault {
+        /// The device by its name.
+        uri: String,
+        /// The hand.
+        handle: FaultHandle,
+    },
 }
 
 impl Handle {
     /// The name of the device that it changes.
     pub fn uri(&self) -> &str {
         match self {
-            Self::Delay { uri, .. } => uri,
+            Self::Delay { uri, .. } | Self::Fault { uri, .. } => uri,
         }
     }
 }
@@ -86,6 +93,7 @@ const KINDS: &[(&str, Open)] = &[
     ("file", file::open),
     ("model", model::open),
     ("delay", delay::open),
+    ("fault", fault::open),
     ("split", split::open),
     ("stripe", stripe::open),
 ];
@@ -199,6 +207,8 @@ mod tests {
             ("model:p4600?size=1m", 512, 2048, "a model of an Intel SSD DC P4600"),
             ("model:[ram:1m?block=4k]?device=p4800x", 4096, 256, "over ram"),
             ("delay:[ram:1m]?read=80us&read-p99=1ms", 512, 2048, "reads 80 us (p99 1 ms), writes"),
+            ("fault:[ram:1m]", 512, 2048, "fault: none, on purpose; over ram"),
+            ("fault:[ram:1m]?rule=hang:any;error:readx1", 512, 2048, "hang:any;error:readx1, on"),
             ("split:[ram:1m]?part=3&parts=4", 512, 512, "blocks 1536 to 2047 of ram"),
             ("split:[ram:1m]?offset=1k&size=4k", 512, 8, "blocks 2 to 9 of ram"),
             ("split:[ram:1m]?offset=1k", 512, 2046, "blocks 2 to 2047 of ram"),
@@ -235,6 +245,10 @@ mod tests {
             ("model:[ram:1m],[ram:1m]?device=p4600", "stands on 2 devices, expected one"),
             ("delay:ram", "stands on 0 devices, expected one"),
             ("delay:[ram:1m]?read=2us&read-p99=1us", "read-p99 is 1 us, expected from the mean"),
+            (
+                "fault:[ram:1m]?rule=burn:read",
+                "rule: `burn` is not an effect, expected one of error",
+            ),
             ("split:[ram:1m]", "which part is not clear, expected part=0&parts=4 or offset=1m"),
             ("split:[ram:1m]?part=1", "part is `1`, expected a number from 0 to 0"),
             ("split:[ram:1m]?parts=4", "which part is not clear"),
@@ -274,7 +288,7 @@ mod tests {
         assert_eq!(missing.blame(), Blame::Caller);
         assert!(missing.to_string().contains("open /no/such/directory/file: "), "{missing}");
         let regions = Regions::new(1);
-        open_in(&regions, "ram:4k").unwrap();
+        let _first = open_in(&regions, "ram:4k").unwrap();
         let full = open_in(&regions, "ram:4k").unwrap_err();
         assert_eq!(full.blame(), Blame::Machine);
         assert!(full.to_string().contains("made for 1"), "{full}");

@@ -163,7 +163,7 @@ impl Loan {
 
     fn buffer(&self, index: u16) -> Segment {
         let offset = u64::from(index) * u64::from(CHUNK_BYTES);
-        Segment { offset, len_bytes: CHUNK_BYTES, ..self.memory.segment() }
+        Segment { region: self.memory.id(), offset, len_bytes: CHUNK_BYTES }
     }
 }
 

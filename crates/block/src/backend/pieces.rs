@@ -1,5 +1,7 @@
 //! Walking a list of segments in steps that have nothing to do with where they are cut.
 
+use std::convert::Infallible;
+
 use base::Segment;
 
 /// What is left of a list of segments.
@@ -46,6 +48,14 @@ impl<'a> Pieces<'a> {
             done += u64::from(piece.len_bytes);
         }
         Ok(())
+    }
+
+    /// Moves `len_bytes`, or what is left, from the front to the end of a list.
+    pub(crate) fn take_into(&mut self, len_bytes: u64, list: &mut Vec<Segment>) {
+        let Ok(()) = self.take_each(len_bytes, |piece, _| {
+            list.push(piece);
+            Ok::<(), Infallible>(())
+        });
     }
 }
 

@@ -293,7 +293,7 @@ impl Store {
 
     /// A piece of the store.
     fn at(&self, offset: u64, len_bytes: u32) -> Segment {
-        Segment { offset, len_bytes, ..self.blocks.segment() }
+        Segment { region: self.blocks.id(), offset, len_bytes }
     }
 }
 

@@ -26,8 +26,9 @@ use crate::uri::Uri;
 ///
 /// It has as many chunks as the smallest leg, times the number of legs, and promises of an answered
 /// write what the weakest leg does. A request is answered when all its legs have answered, with the
-/// first error that came. A flush goes to all legs. Blocks cannot be copied natively, because source
-/// and target may lie on different legs; its limits say so.
+/// first error that came. A flush goes to all legs. Blocks cannot be copied, because source and
+/// target may lie on different legs, nor compared and written in one, because nobody holds the legs
+/// together; its limits say so.
 pub struct Stripe {
     legs: Vec<Arc<dyn Medium>>,
     layout: Layout,
@@ -156,7 +157,8 @@ fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
     // A write across legs is torn when one of them has it and the other has not.
     limits.atomic_write_blocks = limits.atomic_write_blocks.min(1);
     limits.optimal_boundary_blocks = layout.chunk_blocks();
-    limits.support = limits.support.without(Support::of(&[Operation::Copy]));
+    let alone = Support::of(&[Operation::Copy, Operation::CompareAndWrite]);
+    limits.support = limits.support.without(alone);
     // Each chunk after the first that a request has on a leg may cut one more of its segments: at
     // most half of what the leg takes is kept for those.
     let chunks = u64::from(limits.segments_max / 2).max(1);

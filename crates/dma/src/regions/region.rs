@@ -89,6 +89,12 @@ impl Regions {
 }
 
 impl Region {
+    /// Its number.
+    #[inline]
+    pub fn id(&self) -> RegionId {
+        self.id
+    }
+
     /// All of it, or as much as a segment can name.
     pub fn segment(&self) -> Segment {
         whole(self.id, self.len_bytes)

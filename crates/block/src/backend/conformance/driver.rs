@@ -56,6 +56,8 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "file:DISK?size=8m&block=4k&engine=auto&direct=no",
         "delay:[ram:8m?block=4k]?read=80us&read-p99=1ms&write=20us&seed=5",
         "delay:[file:DISK?size=8m&block=4k]?write=30us",
+        "fault:[ram:8m?block=4k]",
+        "fault:[file:DISK?size=8m&block=4k]?rule=error:read@2000-2001",
         "split:[ram:20m?block=4k]?part=1&parts=2",
         "split:[file:DISK?size=12m&block=4k]?offset=4m&size=8m",
         "stripe:[ram:4m?block=4k]?chunk=4k",

@@ -1,7 +1,5 @@
 //! One thread's way to a stripe.
 
-use std::convert::Infallible;
-
 use base::{
     Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Operation, Outcome, Request,
     Segment, WakeSource,
@@ -123,18 +121,11 @@ impl StripeChannel {
             };
             if blocks > 0 || is_flush {
                 let segment_first = u32::try_from(leg.segments.len()).unwrap_or(u32::MAX);
-                let token = u64::from(number);
-                let segment_count = 0;
-                leg.requests.push(Request {
-                    token,
-                    lba,
-                    // Without a second leg copies are possible, and all blocks are where they were.
-                    operand: request.operand,
-                    blocks,
-                    segment_first,
-                    segment_count,
-                    ..*request
-                });
+                let (token, segment_count) = (u64::from(number), 0);
+                // The source of a copy stays: there are copies only where there is one leg.
+                let child =
+                    Request { token, lba, blocks, segment_first, segment_count, ..*request };
+                leg.requests.push(child);
                 left += 1;
             }
         }
@@ -146,6 +137,13 @@ impl StripeChannel {
     /// Cuts the memory of a request at the ends of the chunks and deals it out to the legs' children
     /// that were just made.
     fn deal_out(&mut self, request: &Request, own: &[Segment]) {
+        if let [leg] = &mut *self.legs {
+            leg.segments.extend_from_slice(own);
+            if let Some(child) = leg.requests.last_mut() {
+                child.segment_count = request.segment_count;
+            }
+            return;
+        }
         let mut pieces = Pieces::of(own);
         let (mut lba, end) = (request.lba, request.lba + u64::from(request.blocks));
         while lba < end && !own.is_empty() {
@@ -154,10 +152,7 @@ impl StripeChannel {
             let len_bytes = blocks * u64::from(self.limits.block_size);
             let leg = &mut self.legs[place.leg];
             let before = leg.segments.len();
-            let Ok(()) = pieces.take_each(len_bytes, |piece, _| {
-                leg.segments.push(piece);
-                Ok::<(), Infallible>(())
-            });
+            pieces.take_into(len_bytes, &mut leg.segments);
             if let Some(child) = leg.requests.last_mut() {
                 let more = u16::try_from(leg.segments.len() - before).unwrap_or(u16::MAX);
                 child.segment_count = child.segment_count.saturating_add(more);
