@@ -16,7 +16,7 @@
 //! | [`Stripe`] | goes to several media, chunk by chunk in turn | one device out of several |
 //!
 //! Wrappers are generic over the backend below: a [`Shaper`] makes any request fit what a device can
-//! do.
+//! do, and a [`Limiter`] holds all channels of a device to so many requests and bytes per second.
 //!
 //! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
 //! [`Opener`].
@@ -25,6 +25,7 @@
 
 mod backend;
 mod existing;
+mod limit;
 mod open;
 mod own;
 pub mod quantity;
@@ -41,6 +42,7 @@ pub use backend::ram::Ram;
 pub use backend::split::Split;
 pub use backend::stripe::Stripe;
 pub use existing::Existing;
+pub use limit::{Caps, Class, FLOOR_PERCENT, LOOK_AGAIN, Limited, Limiter, Rate};
 pub use open::{Handle, Kind, Opened, Opener};
 pub use shape::{
     Alignment, BounceBuffers, BounceMemory, Deallocate, ForceUnitAccess, RangeLock, ShapeOptions,
