@@ -1,8 +1,9 @@
 //! Block devices.
 //!
-//! The multi-queue layer (channels, hardware contexts and the map between them, tags, schedulers)
-//! comes with an issue of its own. Here, for now, is what it will stand on, and what emulated SSDs
-//! keep their blocks in: the media, each a [`base::Medium`] that opens channels.
+//! A [`Device`] is the multi-queue layer over a medium: a name, claims and events, a [`Channel`] with
+//! tags for each thread, and a [`QueueMap`] between channels and the medium. What it stands on, and
+//! what emulated SSDs keep their blocks in, are the media, each a [`base::Medium`] that opens
+//! channels.
 //!
 //! | medium | what a request does | for |
 //! |---|---|---|
@@ -24,12 +25,18 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod channel;
+mod context;
+mod device;
 mod existing;
 mod limit;
+mod lock;
+mod map;
 mod open;
 mod own;
 pub mod quantity;
 mod shape;
+mod statistics;
 pub mod uri;
 
 pub use backend::delay::{Delay, DelayHandle, Delays, Spread};
@@ -41,13 +48,21 @@ pub use backend::profile::{Latency, PROFILES, Profile, Rates};
 pub use backend::ram::Ram;
 pub use backend::split::Split;
 pub use backend::stripe::Stripe;
+pub use channel::Channel;
+pub use device::{
+    Around, ChannelId, Claim, ClaimRefused, Descriptor, Device, DeviceOptions, Event, Found,
+    Holder, Mode, NotAUuid, Uuid,
+};
 pub use existing::Existing;
 pub use limit::{Caps, Class, FLOOR_PERCENT, LOOK_AGAIN, Limited, Limiter, Rate};
+pub use lock::{Hold, NotStill};
+pub use map::{PER_CHANNEL, QueueMap};
 pub use open::{Handle, Kind, Opened, Opener};
 pub use shape::{
     Alignment, BounceBuffers, BounceMemory, Deallocate, ForceUnitAccess, RangeLock, ShapeOptions,
     Shaper,
 };
+pub use statistics::{DepthSamples, Done, Statistics};
 
 use base::Blame;
 

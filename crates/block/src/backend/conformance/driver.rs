@@ -10,8 +10,8 @@ use dma::{Backing, Mapping, Regions};
 use host::{Clock, Sleeper};
 
 use super::reluctant::ReluctantKind;
-use crate::Opener;
 use crate::shape::tests::harsh::HarshKind;
+use crate::{Claim, Device, DeviceOptions, Mode, Opener, PER_CHANNEL, QueueMap};
 
 /// One medium under test.
 pub(super) struct Subject {
@@ -39,6 +39,8 @@ pub(super) struct Driver {
 pub(super) fn every_medium() -> Vec<Subject> {
     let mut media = vec![subject("null:?size=8m&block=4k")];
     media.push(subject("model:[null:?size=8m&block=4k]?device=p4800x"));
+    media.push(subject("null:?size=8m&block=4k").under(&LAYERS[0]));
+    media.push(subject("null:?size=8m&block=4k").under(&LAYERS[1]));
     media.extend(media_that_keep_data());
     media
 }
@@ -71,6 +73,7 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "harsh:[file:DISK?size=8m&block=4k]?force=no",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
+    media.extend(LAYERS.iter().map(|layer| subject(layer.over).under(layer)));
     // A file system in memory has holes and no way of zeroing a range in place.
     match tempfile::tempdir_in("/dev/shm") {
         Ok(directory) => media.push(subject_in(directory, "file:DISK?size=8m&block=4k")),
@@ -78,6 +81,29 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
     }
     media
 }
+
+/// The multi-queue layer over a medium.
+pub(super) struct Layer {
+    over: &'static str,
+    mode: Mode,
+    map: QueueMap,
+    channels_max: u32,
+}
+
+const fn layer(over: &'static str, mode: Mode, map: QueueMap, channels_max: u32) -> Layer {
+    Layer { over, mode, map, channels_max }
+}
+
+/// The layer in every mode, with contexts that are owned and such that are shared.
+const LAYERS: [Layer; 7] = [
+    layer("ram:8m?block=4k", Mode::Mq, QueueMap::of(PER_CHANNEL), u32::MAX),
+    layer("ram:8m?block=4k", Mode::Mq, QueueMap::of(1), 3),
+    layer("ram:8m?block=4k", Mode::Mq, QueueMap { default: 1, read: 2, poll: 0 }, 2),
+    layer("ram:4m", Mode::Single, QueueMap::of(1), 3),
+    layer("ram:4m", Mode::Bypass, QueueMap::of(1), 3),
+    layer("file:DISK?size=8m&block=4k", Mode::Mq, QueueMap::of(1), 3),
+    layer("file:DISK?size=8m&block=4k", Mode::Mq, QueueMap::of(PER_CHANNEL), 3),
+];
 
 fn subject(name: &str) -> Subject {
     subject_in(tempfile::tempdir().unwrap(), name)
@@ -115,6 +141,17 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
 }
 
 impl Subject {
+    /// The same behind a layer.
+    fn under(self, layer: &Layer) -> Self {
+        let Layer { mode, map, channels_max, .. } = *layer;
+        let options = DeviceOptions::new(Clock::start(), 1);
+        let options = DeviceOptions { mode, map, channels_max, ..options };
+        let device = Device::new("disk", self.medium, options).unwrap();
+        let medium = Arc::new(device.open(Claim::Exclusive, "conformance").unwrap());
+        let name = format!("{mode:?} {map:?} over {}", self.name);
+        Self { name, medium, ..self }
+    }
+
     pub(super) fn driver(&self) -> Driver {
         Driver {
             name: self.name.clone(),

@@ -1,0 +1,392 @@
+//! A channel: the software queue of one thread.
+//!
+//! ```text
+//!   submit   check the range and the claim ─> take tags ─> requests with tags for tokens ─> context
+//!   poll     answers with tokens again <─ give tags back, count <──────────────────────────── context
+//! ```
+//!
+//! Both go by batches. What a request needs beyond that, because its device is held still, resized
+//! or gone, or because it is one that must be refused, is done one by one beside the fast way.
+
+mod slow;
+mod tags;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{
+    Answers, Backend, DoorbellCounts, Flags, Instant, Limits, Operation, Request, Segment, Support,
+    WakeSource,
+};
+use host::watch::{Interest, Watch};
+
+use self::tags::{Tags, Traits};
+use crate::backend::ready::Ready;
+use crate::context::{Lane, SharedContext};
+use crate::device::{ChannelId, Grant, Mode, Port};
+use crate::lock::Held;
+use crate::map::Type;
+
+/// One thread's way to a device.
+pub struct Channel {
+    tags: Tags,
+    /// The default one, and those for reads and for what is polled, if they are others.
+    lanes: Vec<Lane>,
+    gate: Gate,
+    /// Requests on their way to a context.
+    outgoing: Vec<Request>,
+    port: Arc<Port>,
+    grant: Arc<Grant>,
+    /// `attention` as of the last look.
+    seen: u64,
+    block_shift: u32,
+    read_lane: u8,
+    poll_lane: u8,
+    /// Whether every request takes the slow way.
+    is_slow: bool,
+    /// The bell of the device would not be heard.
+    is_deaf: bool,
+    is_removed: bool,
+    /// Answers to what was never submitted, or was given up.
+    refused: Ready,
+    holds: Vec<Held>,
+    limits: Limits,
+    wake: Wake,
+}
+
+/// What the fast way asks of a batch.
+#[derive(Clone, Copy, Debug)]
+struct Gate {
+    /// Operations that must not be in it.
+    banned: u32,
+    block_count: u64,
+    /// What the device can do and the claim allows.
+    support: Support,
+    is_read_only: bool,
+}
+
+/// What wakes the thread of a channel.
+enum Wake {
+    /// The bell of the device.
+    Bell,
+    /// That, and what the contexts have.
+    Several(OwnedFd),
+}
+
+/// Requests that are prepared at once. They and their slots fit into a first-level cache.
+const BATCH_MAX: usize = 128;
+/// Block numbers from here on could make a sum overflow.
+const LBA_HIGH: u64 = 1 << 63;
+
+/// Operations that change blocks.
+pub(crate) const WRITING: Support = Support::of(&[
+    Operation::Write,
+    Operation::Deallocate,
+    Operation::WriteZeroes,
+    Operation::WriteUncorrectable,
+    Operation::Copy,
+    Operation::CompareAndWrite,
+]);
+
+impl Channel {
+    /// A channel for whoever has this claim.
+    pub(crate) fn open(grant: Arc<Grant>, limits: Limits) -> Result<Self, String> {
+        let shared = Arc::clone(&grant.shared);
+        let port = shared.enter(&grant.holder)?;
+        // From here on dropping the channel gives the place back.
+        let tags = limits.depth_max;
+        let support = limits.support;
+        let gate = Gate {
+            banned: u32::from(!support.bits()) | 1 << Operation::Copy as u32,
+            block_count: 0,
+            support,
+            is_read_only: grant.claim.is_read_only(),
+        };
+        let mut channel = Self {
+            tags: Tags::new(tags),
+            lanes: Vec::with_capacity(3),
+            gate,
+            outgoing: Vec::with_capacity(BATCH_MAX.min(tags as usize)),
+            port,
+            grant,
+            seen: 0,
+            block_shift: limits.block_size.trailing_zeros(),
+            read_lane: 0,
+            poll_lane: 0,
+            is_slow: true,
+            is_deaf: false,
+            is_removed: false,
+            refused: Ready::with_depth(tags),
+            holds: Vec::new(),
+            limits,
+            wake: Wake::Bell,
+        };
+        channel.open_lanes()?;
+        channel.wake = channel.join_descriptors()?;
+        channel.port.is_open.store(true, Ordering::Release);
+        channel.attend();
+        Ok(channel)
+    }
+
+    fn open_lanes(&mut self) -> Result<(), String> {
+        let options = &self.grant.shared.options;
+        let (is_mq, map) = (options.mode != Mode::Single, options.map);
+        for of in [Type::Default, Type::Read, Type::Poll] {
+            // The old way there is one queue, and one lock before it.
+            let context = if is_mq { map.context(of, self.port.index) } else { Some(0) };
+            let is_wanted = is_mq || of == Type::Default;
+            let Some(context) = context.filter(|_| is_wanted) else { continue };
+            let is_owned = is_mq && map.is_owned(of, context, options.channels_max);
+            let lane = self.open_lane(of, context, is_owned)?;
+            let index = u8::try_from(self.lanes.len()).unwrap_or(0);
+            match of {
+                Type::Default => {}
+                Type::Read => self.read_lane = index,
+                Type::Poll => self.poll_lane = index,
+            }
+            self.lanes.push(lane);
+        }
+        Ok(())
+    }
+
+    fn open_lane(&self, of: Type, context: u32, is_owned: bool) -> Result<Lane, String> {
+        let shared = &self.grant.shared;
+        let is_polled = of == Type::Poll;
+        if is_owned {
+            return Ok(Lane::owned(shared.way()?, is_polled));
+        }
+        let context = shared.context(of, context);
+        let member =
+            SharedContext::join(context, &self.port, self.limits.depth_max, || shared.way())?;
+        Ok(Lane::shared(member, is_polled))
+    }
+
+    /// One descriptor for all that may wake the thread.
+    fn join_descriptors(&self) -> Result<Wake, String> {
+        let refuse = |error: std::io::Error| format!("wait for a channel: {error}");
+        let watch = Watch::new().map_err(refuse)?;
+        let readable = Interest { readable: true, writable: false };
+        let mut added = Vec::new();
+        let mut add = |descriptor: BorrowedFd<'_>| added.push(watch.add(descriptor, 0, readable));
+        self.lanes.iter().for_each(|lane| lane.descriptors(&mut add));
+        if added.is_empty() {
+            return Ok(Wake::Bell);
+        }
+        added.extend(self.port.bell.descriptor(0).map(|bell| watch.add(bell, 0, readable)));
+        added.into_iter().collect::<Result<(), _>>().map_err(refuse)?;
+        Ok(Wake::Several(watch.into()))
+    }
+
+    /// Which channel of its device it is.
+    pub fn id(&self) -> ChannelId {
+        ChannelId(self.port.index)
+    }
+
+    /// The lane of the first request, and how many at the front go the same way.
+    #[inline]
+    fn route(&self, requests: &[Request]) -> (usize, usize) {
+        if self.lanes.len() <= 1 {
+            return (0, requests.len());
+        }
+        let lane_of = |request: &Request| {
+            if request.flags.has(Flags::POLLED) && self.poll_lane > 0 {
+                self.poll_lane
+            } else if request.operation as u8 == Operation::Read as u8 {
+                self.read_lane
+            } else {
+                0
+            }
+        };
+        let Some(lane) = requests.first().map(lane_of) else { return (0, 0) };
+        let same = requests.iter().take_while(|request| lane_of(request) == lane);
+        (usize::from(lane), same.count())
+    }
+
+    /// Submits requests that all go the same way; they are no more than there are tags.
+    #[inline]
+    fn submit_batch(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> Option<usize> {
+        let traits = self.tags.lend(now, requests, &mut self.outgoing);
+        if !self.gate.lets_pass(traits) {
+            return None;
+        }
+        Some(self.send(now, lane, traits, segments))
+    }
+
+    /// Hands over what was prepared, and returns how much of it was taken.
+    #[inline]
+    fn send(&mut self, now: Instant, lane: usize, traits: Traits, segments: &[Segment]) -> usize {
+        if Flags(traits.flags).has(Flags::POLLED) {
+            // It has told this layer what it had to tell.
+            let kept = !Flags::POLLED.0;
+            self.outgoing.iter_mut().for_each(|request| request.flags.0 &= kept);
+        }
+        let count = self.outgoing.len();
+        let taken = self.lanes[lane].submit(now, &mut self.outgoing, segments);
+        self.tags.take(count, taken);
+        taken
+    }
+
+    /// Says how much may be in flight by the end of this turn, and whether there is reason to look
+    /// what the device is about.
+    #[inline]
+    fn announce(&self, more: usize) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "both are depths")]
+        let upper = (self.tags.in_flight() + more) as u32;
+        self.port.in_flight.store(upper, Ordering::Relaxed);
+        let shared = &self.grant.shared;
+        // Between the store and the load: see `lock`.
+        shared.barrier.light();
+        shared.attention.0.load(Ordering::Relaxed) != self.seen
+    }
+
+    /// Says how much is in flight.
+    #[inline]
+    fn settle(&self) {
+        #[expect(clippy::cast_possible_truncation, reason = "a depth")]
+        let count = self.tags.in_flight() as u32;
+        self.port.in_flight.store(count, Ordering::Release);
+    }
+}
+
+impl Backend for Channel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        if self.announce(requests.len()) {
+            self.attend();
+        }
+        let mut taken = 0;
+        while taken < requests.len() {
+            let room = self.tags.room().saturating_sub(self.refused.len());
+            let rest = &requests[taken..];
+            let (lane, same) = self.route(&rest[..rest.len().min(room).min(BATCH_MAX)]);
+            if same == 0 {
+                break;
+            }
+            let batch = &rest[..same];
+            let fast = match self.is_slow {
+                true => None,
+                false => self.submit_batch(now, lane, batch, segments),
+            };
+            let count = fast.unwrap_or_else(|| self.submit_slowly(now, lane, batch, segments));
+            taken += count;
+            if count < same {
+                break;
+            }
+        }
+        self.settle();
+        taken
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::flush);
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let before = answers.as_slice().len();
+        if self.grant.shared.attention.0.load(Ordering::Relaxed) != self.seen {
+            self.attend();
+        }
+        let depth = self.tags.in_flight();
+        for index in 0..self.lanes.len() {
+            let start = answers.as_slice().len();
+            let lane = &mut self.lanes[index];
+            if lane.poll(now, answers) > 0 {
+                let given = answers.after_mut(start);
+                self.tags.give_back(now, given, self.block_shift, &self.port.meter);
+            }
+        }
+        if answers.as_slice().len() > before {
+            self.port.meter.polled(depth as u64);
+            self.settle();
+        }
+        if self.refused.len() > 0 || self.is_slow {
+            self.poll_slowly(answers);
+        }
+        answers.as_slice().len() - before
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        let mut sum = DoorbellCounts::default();
+        for rung in self.lanes.iter().map(Lane::doorbells) {
+            sum.submission += rung.submission;
+            sum.completion += rung.completion;
+        }
+        sum
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.refused.len() > 0 {
+            return Instant::default();
+        }
+        self.lanes.iter().map(Lane::wake_at).min().unwrap_or(Instant::NEVER)
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        match &self.wake {
+            Wake::Several(descriptor) => WakeSource::Descriptor(descriptor.as_fd()),
+            Wake::Bell => {
+                let bell = self.port.bell.descriptor(0);
+                bell.map_or(WakeSource::Nothing, WakeSource::Descriptor)
+            }
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        if self.grant.shared.attention.0.load(Ordering::Acquire) != self.seen {
+            // What was held back may go on, or has been given up.
+            self.attend();
+            return true;
+        }
+        if self.refused.len() > 0 || self.is_deaf {
+            return true;
+        }
+        self.lanes.iter_mut().any(Lane::arm)
+    }
+
+    fn disarm(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::disarm);
+    }
+}
+
+impl Gate {
+    /// Whether there is nothing in a batch that would have to be looked at by itself.
+    #[inline]
+    fn lets_pass(&self, traits: Traits) -> bool {
+        traits.operations & self.banned == 0
+            && traits.lbas < LBA_HIGH
+            && traits.end <= self.block_count
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.lanes.clear();
+        self.settle();
+        self.grant.shared.leave(&self.port);
+    }
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let in_flight = self.tags.in_flight();
+        out.debug_struct("Channel")
+            .field("device", &self.grant.shared.name)
+            .field("port", &self.port.index)
+            .field("in_flight", &in_flight)
+            .finish_non_exhaustive()
+    }
+}

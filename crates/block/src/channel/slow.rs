@@ -1,0 +1,159 @@
+//! What a channel does beside the fast way: looks what its device is about, refuses, holds back, and
+//! gives up.
+
+use std::sync::atomic::Ordering;
+
+use base::{Answer, Answers, Instant, Interrupts, Operation, Outcome, Request, Segment};
+
+use super::{Channel, WRITING};
+use crate::lock::{Held, Touched};
+
+/// What becomes of one request.
+enum Verdict {
+    Submit,
+    Answer(Outcome),
+    /// Not now: somebody holds its blocks still.
+    Hold,
+}
+
+impl Channel {
+    /// Looks what the device is about: its size, who holds what, whether it is still there.
+    #[cold]
+    pub(super) fn attend(&mut self) {
+        // First the bell, then the look: what changes after it rings again.
+        self.is_deaf = !self.port.bell.unmask(0);
+        let view = self.grant.shared.view();
+        self.seen = view.generation;
+        self.limits.block_count = view.block_count;
+        self.gate.block_count = view.block_count;
+        self.holds = view.holds;
+        if view.is_removed && !self.is_removed {
+            self.give_up();
+        }
+        self.is_slow = self.is_removed || !self.holds.is_empty();
+        self.tell_if_quiet();
+    }
+
+    /// The device has gone: the ways to the medium are dropped, and only then, when nothing can touch
+    /// their memory any more, the requests in flight are answered.
+    fn give_up(&mut self) {
+        self.is_removed = true;
+        let count = self.tags.in_flight();
+        let mut put_by = Answers::with_capacity(count);
+        for lane in &mut self.lanes {
+            let start = put_by.as_slice().len();
+            lane.close(&mut put_by);
+            let given = put_by.after_mut(start);
+            // The time of the last turn is not known here, and the latency of these is nobody's.
+            self.tags.give_back(Instant::default(), given, self.block_shift, &self.port.meter);
+        }
+        self.refused.extend(put_by.as_slice().iter().copied());
+        for (answer, operation) in self.tags.abandon(Outcome::ABORTED_BY_HOST) {
+            self.port.meter.failed(operation);
+            self.refused.push(answer);
+        }
+        self.port.is_open.store(false, Ordering::Release);
+        self.settle();
+    }
+
+    /// Tells those who hold blocks still that nothing of this channel is there any more.
+    fn tell_if_quiet(&mut self) {
+        let mine = self.port.index;
+        let others = self.holds.iter().filter(|held| held.except != Some(mine));
+        let is_quiet = others
+            .clone()
+            .all(|held| self.tags.touched().all(|touched| !touched.overlaps(&held.blocks)));
+        if is_quiet && self.port.quiet.load(Ordering::Relaxed) < self.seen {
+            // Pairs with the load of whoever holds: the requests there have ended before this.
+            self.port.quiet.store(self.seen, Ordering::Release);
+            others.for_each(|held| held.bell.clone().raise(0));
+        }
+    }
+
+    /// One by one, those that need to be looked at and those that do not.
+    #[cold]
+    pub(super) fn submit_slowly(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        for (index, request) in requests.iter().enumerate() {
+            if self.tags.room() <= self.refused.len() {
+                return index;
+            }
+            let is_taken = match self.verdict(request) {
+                Verdict::Hold => false,
+                Verdict::Answer(outcome) => {
+                    self.refuse(request, outcome);
+                    true
+                }
+                Verdict::Submit => self.submit_one(now, lane, request, segments),
+            };
+            if !is_taken {
+                return index;
+            }
+        }
+        requests.len()
+    }
+
+    fn submit_one(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        request: &Request,
+        segments: &[Segment],
+    ) -> bool {
+        if self.touches_a_hold(request) {
+            // Let through by an older one. For the others the channel is not quiet any more.
+            self.port.quiet.store(0, Ordering::Release);
+        }
+        let alone = std::slice::from_ref(request);
+        let traits = self.tags.lend(now, alone, &mut self.outgoing);
+        self.send(now, lane, traits, segments) == 1
+    }
+
+    fn touches_a_hold(&self, request: &Request) -> bool {
+        let touched = Touched::by(request);
+        let mut others = self.holds.iter().filter(|held| held.except != Some(self.port.index));
+        others.any(|held| touched.iter().any(|part| part.overlaps(&held.blocks)))
+    }
+
+    fn verdict(&self, request: &Request) -> Verdict {
+        let Request { lba, operand, operation, .. } = *request;
+        let blocks = u64::from(request.blocks);
+        let fits =
+            |first: u64| first.checked_add(blocks).is_some_and(|end| end <= self.gate.block_count);
+        let is_inside = match operation {
+            Operation::Flush => true,
+            Operation::Copy => fits(lba) && fits(operand),
+            _ => fits(lba),
+        };
+        if self.is_removed {
+            Verdict::Answer(Outcome::NO_DEVICE)
+        } else if self.gate.is_read_only && WRITING.has(operation) {
+            Verdict::Answer(Outcome::WRITE_PROTECTED)
+        } else if !self.gate.support.has(operation) {
+            Verdict::Answer(Outcome::INVALID_OPCODE)
+        } else if !is_inside {
+            Verdict::Answer(Outcome::LBA_OUT_OF_RANGE)
+        } else if Held::keeps_away(&self.holds, self.port.index, Touched::by(request)) {
+            Verdict::Hold
+        } else {
+            Verdict::Submit
+        }
+    }
+
+    fn refuse(&mut self, request: &Request, outcome: Outcome) {
+        self.port.meter.failed(request.operation as usize);
+        self.refused.push(Answer { token: request.token, outcome, result: 0 });
+    }
+
+    /// Gives answers that lie ready, and says if the channel has become quiet.
+    #[cold]
+    pub(super) fn poll_slowly(&mut self, answers: &mut Answers) {
+        self.refused.give(answers);
+        self.tell_if_quiet();
+    }
+}

@@ -1,0 +1,324 @@
+//! What channels promise, over a medium that answers late and out of order.
+
+pub(crate) mod late;
+mod threads;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use base::{
+    Answer, Answers, Backend, Flags, Instant, Medium, Operation, Outcome, Random, Request, Span,
+};
+use host::Clock;
+
+use self::late::{BLOCKS, Late, Log, request, result_of};
+use crate::{Claim, Descriptor, Device, DeviceOptions, Mode, PER_CHANNEL, QueueMap, Statistics};
+
+/// A device over a late medium, and what that remembers.
+pub(crate) fn device(depth: u32, change: impl FnOnce(&mut DeviceOptions)) -> (Device, Arc<Log>) {
+    let medium = Late::with_depth(depth);
+    let log = Arc::clone(&medium.log);
+    let mut options = DeviceOptions::new(Clock::kernel(), 1);
+    change(&mut options);
+    (Device::new("late0", Arc::new(medium), options).unwrap(), log)
+}
+
+fn mapped(depth: u32, map: QueueMap, channels_max: u32) -> (Device, Arc<Log>) {
+    device(depth, |options| (options.map, options.channels_max) = (map, channels_max))
+}
+
+fn open(device: &Device) -> Descriptor {
+    device.open(Claim::Exclusive, "test").unwrap()
+}
+
+/// A channel and what it waits for.
+struct User {
+    channel: Box<dyn Backend>,
+    waiting: BTreeMap<u64, Request>,
+    answered: u64,
+}
+
+impl User {
+    fn of(descriptor: &Descriptor) -> Self {
+        let channel = descriptor.channel().unwrap();
+        Self { channel, waiting: BTreeMap::new(), answered: 0 }
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request]) -> usize {
+        let taken = self.channel.submit(now, requests, &[]);
+        self.waiting.extend(requests[..taken].iter().map(|request| (request.token, *request)));
+        taken
+    }
+
+    /// Polls, and holds every answer against its request.
+    fn poll(&mut self, now: Instant, room: usize) -> Vec<Answer> {
+        let mut answers = Answers::with_capacity(room);
+        self.channel.flush();
+        assert_eq!(self.channel.poll(now, &mut answers), answers.as_slice().len());
+        let answers: Vec<Answer> = answers.drain().collect();
+        for answer in &answers {
+            let request = self.waiting.remove(&answer.token);
+            let request =
+                request.expect("an answer is to a request of this channel, and the only one");
+            let is_good = request.lba % 10 != 9;
+            assert_eq!(answer.outcome.is_success(), is_good);
+            assert_eq!(answer.result, result_of(&request));
+            self.answered += 1;
+        }
+        answers
+    }
+}
+
+#[test]
+fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
+    let maps = [
+        (QueueMap::of(PER_CHANNEL), Mode::Mq),
+        (QueueMap::of(1), Mode::Mq),
+        (QueueMap::of(2), Mode::Mq),
+        (QueueMap { default: 2, read: 1, poll: 3 }, Mode::Mq),
+        (QueueMap { default: 1, read: 5, poll: 1 }, Mode::Mq),
+        (QueueMap::of(1), Mode::Single),
+    ];
+    for (seed, (map, mode)) in (0..60).zip(maps.iter().cycle()) {
+        let mut random = Random::new(seed);
+        let depth = u32::try_from(random.below(9) + 1).unwrap();
+        let (device, log) = device(depth, |options| {
+            (options.map, options.mode, options.channels_max) = (*map, *mode, 5);
+        });
+        let descriptor = open(&device);
+        let mut users: Vec<User> = (0..5).map(|_| User::of(&descriptor)).collect();
+        let mut token = 0;
+        for turn in 0..400 {
+            let now = Instant { ns: turn * 1_000 };
+            let index = usize::try_from(random.below(5)).unwrap();
+            if random.chance(1, 60) {
+                // One leaves with all it has in flight, and another takes its place.
+                users.remove(index);
+                users.insert(index, User::of(&descriptor));
+            }
+            let user = &mut users[index];
+            let requests: Vec<Request> = (0..random.below(6))
+                .map(|_| {
+                    token += 1;
+                    let operation = Operation::ALL[usize::try_from(random.below(2)).unwrap()];
+                    let flags = if random.chance(1, 4) { Flags::POLLED } else { Flags::NONE };
+                    Request { flags, ..request(operation, token, random.below(BLOCKS)) }
+                })
+                .collect();
+            user.submit(now, &requests);
+            assert!(user.waiting.len() <= depth as usize);
+            user.poll(now, usize::try_from(random.below(5)).unwrap());
+            assert!(log.in_flight.lock().unwrap().iter().all(|(_, sent)| sent.flags.0 == 0));
+        }
+        for turn in 400..4_000 {
+            users.iter_mut().for_each(|user| drop(user.poll(Instant { ns: turn * 1_000 }, 3)));
+        }
+        assert!(users.iter().all(|user| user.waiting.is_empty()), "seed {seed}: all is answered");
+        assert!(users.iter().map(|user| user.answered).sum::<u64>() > 20);
+        drop((users, descriptor));
+        assert_eq!(log.open.load(Ordering::SeqCst), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn with_one_tag_for_all_every_channel_has_its_turn() {
+    let (device, _) = mapped(1, QueueMap::of(1), 3);
+    let descriptor = open(&device);
+    let mut users: Vec<User> = (0..3).map(|_| User::of(&descriptor)).collect();
+    for turn in 0..600 {
+        let now = Instant { ns: turn };
+        // Each wants more than there is, always, and the first one asks most often.
+        for index in [0, 0, 1, 0, 0, 2] {
+            let wanted = [request(Operation::Write, turn * 10, 1), request(Operation::Read, 5, 2)];
+            if users[index].waiting.is_empty() {
+                users[index].submit(now, &wanted[..1]);
+            }
+            users[index].poll(now, 4);
+        }
+    }
+    let answered: Vec<u64> = users.iter().map(|user| user.answered).collect();
+    // Those who ask once a round are served at least every other time.
+    assert!(answered.iter().all(|answered| *answered > 300), "{answered:?}");
+}
+
+#[test]
+fn one_who_waits_for_room_and_goes_away_does_not_hold_the_others_up() {
+    let (device, _) = mapped(1, QueueMap::of(1), 2);
+    let descriptor = open(&device);
+    let (mut stays, mut goes) = (User::of(&descriptor), User::of(&descriptor));
+    let start = Instant::default();
+    assert_eq!(stays.submit(start, &[request(Operation::Read, 1, 1)]), 1);
+    assert_eq!(goes.submit(start, &[request(Operation::Read, 2, 2)]), 0);
+    while stays.poll(start, 1).is_empty() {}
+    assert_eq!(stays.submit(start, &[request(Operation::Read, 3, 3)]), 0, "the other was first");
+    let later = start.after(Span::from_ms(100));
+    assert_eq!(stays.submit(later, &[request(Operation::Read, 3, 3)]), 1);
+    while stays.poll(later, 1).is_empty() {}
+    assert_eq!(goes.submit(later, &[request(Operation::Read, 4, 4)]), 1);
+}
+
+#[test]
+fn each_type_of_request_goes_to_the_context_of_its_type() {
+    let (device, log) = mapped(8, QueueMap { default: 1, read: 1, poll: 1 }, 1);
+    let descriptor = open(&device);
+    let mut user = User::of(&descriptor);
+    let polled =
+        Request { flags: Flags::POLLED.and(Flags::FUA), ..request(Operation::Write, 3, 3) };
+    let requests = [
+        request(Operation::Write, 0, 0),
+        request(Operation::Read, 1, 1),
+        request(Operation::Verify, 2, 2),
+        polled,
+        request(Operation::Read, 4, 4),
+    ];
+    assert_eq!(user.submit(Instant::default(), &requests), 5);
+    let mut sent: Vec<(u64, u32, Flags)> = log
+        .in_flight
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|(context, request)| (request.lba, *context, request.flags))
+        .collect();
+    sent.sort_by_key(|(lba, ..)| *lba);
+    let none = Flags::NONE;
+    assert_eq!(sent, [(0, 0, none), (1, 1, none), (2, 0, none), (3, 2, Flags::FUA), (4, 1, none)]);
+    assert!(user.channel.arm(), "what is polled for keeps its thread awake");
+}
+
+#[test]
+fn who_may_only_read_is_refused_all_that_changes_blocks() {
+    for mode in [Mode::Mq, Mode::Single, Mode::Bypass] {
+        let (device, log) = device(8, |options| options.mode = mode);
+        let reader = device.open(Claim::ReadShared, "reader").unwrap();
+        let mut channel = reader.channel().unwrap();
+        for operation in Operation::ALL {
+            let may = reader.limits().support.has(operation);
+            let reads = matches!(
+                operation,
+                Operation::Read | Operation::Flush | Operation::Compare | Operation::Verify
+            );
+            assert_eq!(may, reads, "{operation:?}");
+            let taken = channel.submit(Instant::default(), &[request(operation, 5, 1)], &[]);
+            assert_eq!(taken, 1);
+            let mut answers = Answers::with_capacity(1);
+            while channel.poll(Instant::default(), &mut answers) == 0 {}
+            let expected = if reads { Outcome::SUCCESS } else { Outcome::WRITE_PROTECTED };
+            assert_eq!(answers.as_slice()[0].outcome, expected, "{operation:?}");
+            assert_eq!(answers.as_slice()[0].token, 5);
+        }
+        assert!(log.in_flight.lock().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn what_is_past_the_end_or_not_supported_never_goes_down() {
+    let (device, log) = device(8, |_| {});
+    let descriptor = open(&device);
+    log.is_stuck.store(true, Ordering::SeqCst);
+    let mut channel = descriptor.channel().unwrap();
+    let copy = Request { operand: BLOCKS, ..request(Operation::Copy, 4, 0) };
+    let bad = [
+        request(Operation::Read, 1, BLOCKS),
+        request(Operation::Write, 2, u64::MAX),
+        Request { blocks: 2, ..request(Operation::Read, 3, BLOCKS - 1) },
+        copy,
+    ];
+    let good = request(Operation::Read, 5, BLOCKS - 1);
+    let flush = Request { lba: u64::MAX, ..request(Operation::Flush, 6, 0) };
+    let all: Vec<Request> = bad.iter().copied().chain([good, flush]).collect();
+    assert_eq!(channel.submit(Instant::default(), &all, &[]), all.len());
+    assert_eq!(channel.wake_at(), Instant::default(), "answers lie ready");
+    let mut answers = Answers::with_capacity(8);
+    assert_eq!(channel.poll(Instant::default(), &mut answers), bad.len());
+    for (answer, request) in answers.drain().zip(&bad) {
+        assert_eq!((answer.token, answer.outcome), (request.token, Outcome::LBA_OUT_OF_RANGE));
+    }
+    assert_eq!(log.in_flight.lock().unwrap().len(), 2);
+    device.resized(BLOCKS - 1);
+    let taken = channel.submit(Instant::default(), &[Request { token: 7, ..good }], &[]);
+    assert_eq!((taken, channel.limits().block_count), (1, BLOCKS - 1));
+    assert_eq!(channel.poll(Instant::default(), &mut answers), 1);
+    assert_eq!(answers.as_slice()[0].outcome, Outcome::LBA_OUT_OF_RANGE);
+}
+
+#[test]
+fn counts_are_exact_whoever_has_closed() {
+    for (map, channels_max) in [(QueueMap::of(PER_CHANNEL), 4), (QueueMap::of(1), 4)] {
+        let (device, _) = mapped(64, map, channels_max);
+        let descriptor = open(&device);
+        let mut random = Random::new(7);
+        let mut expected: BTreeMap<Operation, (u64, u64, u64)> = BTreeMap::new();
+        for round in 0..12 {
+            let mut users: Vec<User> = (0..4).map(|_| User::of(&descriptor)).collect();
+            for turn in 0..40 {
+                let now = Instant { ns: 1 + turn * 1_000 };
+                let user = &mut users[usize::try_from(random.below(4)).unwrap()];
+                let requests: Vec<Request> = (0..random.below(9))
+                    .map(|index| {
+                        let operation = Operation::ALL[usize::try_from(random.below(4)).unwrap()];
+                        let plain =
+                            request(operation, turn * 100 + index, random.below(BLOCKS - 8));
+                        let blocks = if plain.blocks > 0 {
+                            1 + u32::try_from(random.below(7)).unwrap()
+                        } else {
+                            0
+                        };
+                        Request { blocks, ..plain }
+                    })
+                    .collect();
+                let taken = user.submit(now, &requests);
+                for request in &requests[..taken] {
+                    let of = expected.entry(request.operation).or_default();
+                    let is_good = request.lba % 10 != 9;
+                    of.0 += u64::from(is_good);
+                    of.1 += if is_good { u64::from(request.blocks) * 512 } else { 0 };
+                    of.2 += u64::from(!is_good);
+                }
+                user.poll(now.after(Span { ns: 500 }), 16);
+            }
+            while users.iter().any(|user| !user.waiting.is_empty()) {
+                users.iter_mut().for_each(|user| drop(user.poll(Instant { ns: 50_000 }, 16)));
+            }
+            let counted = device.statistics();
+            check(&counted, &expected, round);
+            let mut sum = Statistics::default();
+            device.channel_statistics().iter().for_each(|(_, _, of)| sum.merge(of));
+            assert!(
+                sum.of(Operation::Read).count < counted.of(Operation::Read).count || round == 0
+            );
+        }
+        check(&device.statistics(), &expected, 99);
+        assert!(device.statistics().depth.mean() >= 1.0);
+    }
+}
+
+fn check(counted: &Statistics, expected: &BTreeMap<Operation, (u64, u64, u64)>, round: u64) {
+    for (operation, of) in expected {
+        let done = counted.of(*operation);
+        assert_eq!((done.count, done.bytes, done.errors), *of, "{operation:?} in round {round}");
+        assert_eq!(done.latency.count(), done.count);
+        assert!(done.latency.max() >= 500 && done.latency.max() < 50_000);
+    }
+}
+
+#[test]
+fn latencies_are_from_batch_to_batch() {
+    let (device, log) = device(8, |options| options.timing = false);
+    let descriptor = open(&device);
+    let mut user = User::of(&descriptor);
+    let one = |user: &mut User, at: u64| {
+        log.is_stuck.store(true, Ordering::SeqCst);
+        user.submit(Instant { ns: at }, &[request(Operation::Read, at, 1)]);
+        user.poll(Instant { ns: at + 10 }, 1);
+        log.is_stuck.store(false, Ordering::SeqCst);
+        while user.poll(Instant { ns: at + 77 }, 1).is_empty() {}
+        device.statistics().of(Operation::Read).latency.clone()
+    };
+    assert_eq!(one(&mut user, 1_000).count(), 0, "nobody asked");
+    device.time_requests(true);
+    let latency = one(&mut user, 2_000);
+    assert_eq!((latency.count(), latency.max()), (1, 77));
+    device.time_requests(false);
+    assert_eq!(one(&mut user, 3_000).count(), 1);
+}

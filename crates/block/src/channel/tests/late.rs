@@ -1,0 +1,136 @@
+//! A medium that answers late, out of order, and remembers what it was asked.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::{
+    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Operation, Outcome,
+    Random, Request, Segment, Support,
+};
+
+/// See the file.
+pub(crate) struct Late {
+    pub(crate) depth: u32,
+    pub(crate) log: Arc<Log>,
+}
+
+/// What was asked of all channels of a medium.
+#[derive(Default)]
+pub(crate) struct Log {
+    /// Channels that were opened and not dropped.
+    pub(crate) open: AtomicU32,
+    opened: AtomicU32,
+    /// In flight, with the number of the channel.
+    pub(crate) in_flight: Mutex<Vec<(u32, Request)>>,
+    /// Channels do not answer while this is set.
+    pub(crate) is_stuck: std::sync::atomic::AtomicBool,
+}
+
+struct LateChannel {
+    number: u32,
+    limits: Limits,
+    log: Arc<Log>,
+    random: Random,
+    in_flight: Vec<Request>,
+}
+
+pub(crate) const BLOCKS: u64 = 1_000;
+
+impl Late {
+    pub(crate) fn with_depth(depth: u32) -> Self {
+        Self { depth, log: Arc::default() }
+    }
+}
+
+/// What a request is answered with: it can be told from all others by that.
+pub(crate) fn result_of(request: &Request) -> u32 {
+    u32::try_from(request.lba).unwrap() * 7 + request.operation as u32
+}
+
+/// A request for one block.
+pub(crate) fn request(operation: Operation, token: u64, lba: u64) -> Request {
+    Request {
+        token,
+        lba,
+        operand: 0,
+        segment_first: 0,
+        blocks: u32::from(operation != Operation::Flush),
+        segment_count: 0,
+        metadata_count: 0,
+        operation,
+        flags: Flags::NONE,
+    }
+}
+
+impl Medium for Late {
+    fn limits(&self) -> Limits {
+        Limits {
+            block_size: 512,
+            metadata_size: 0,
+            block_count: BLOCKS,
+            request_blocks_max: 8,
+            segments_max: 1,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max: self.depth,
+            durability: Durability::None,
+            support: Support::of(&Operation::ALL),
+        }
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        self.log.open.fetch_add(1, Ordering::SeqCst);
+        let number = self.log.opened.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(LateChannel {
+            number,
+            limits: self.limits(),
+            log: Arc::clone(&self.log),
+            random: Random::new(u64::from(number)),
+            in_flight: Vec::new(),
+        }))
+    }
+}
+
+impl Backend for LateChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _: Instant, requests: &[Request], _: &[Segment]) -> usize {
+        let room = self.limits.depth_max as usize - self.in_flight.len();
+        let taken = &requests[..requests.len().min(room)];
+        self.in_flight.extend(taken);
+        let logged = taken.iter().map(|request| (self.number, *request));
+        self.log.in_flight.lock().unwrap().extend(logged);
+        taken.len()
+    }
+
+    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
+        if self.log.is_stuck.load(Ordering::SeqCst) {
+            return 0;
+        }
+        let mut count = 0;
+        while !self.in_flight.is_empty() && answers.room() > 0 && self.random.chance(3, 4) {
+            let index = self.random.below(self.in_flight.len() as u64);
+            let request = self.in_flight.swap_remove(usize::try_from(index).unwrap());
+            let mut log = self.log.in_flight.lock().unwrap();
+            let token = (self.number, request.token);
+            let logged = log.iter().position(|(number, other)| (*number, other.token) == token);
+            log.swap_remove(logged.expect("it was submitted"));
+            drop(log);
+            let is_good = request.lba % 10 != 9;
+            let outcome = if is_good { Outcome::SUCCESS } else { Outcome::UNRECOVERED_READ };
+            answers.push(Answer { token: request.token, outcome, result: result_of(&request) });
+            count += 1;
+        }
+        count
+    }
+}
+
+impl Drop for LateChannel {
+    fn drop(&mut self) {
+        let number = self.number;
+        self.log.in_flight.lock().unwrap().retain(|(other, _)| *other != number);
+        self.log.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,116 @@
+//! Channels on threads that sleep, over files: the kernel answers when it likes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base::{Answers, Backend, Instant, Medium, Operation, Segment, Span, WakeSource};
+use dma::{Backing, Mapping, Regions};
+use host::thread::Thread;
+use host::{Clock, Sleeper};
+
+use super::late::request;
+use crate::{Claim, Descriptor, Device, DeviceOptions, Mode, Opener, QueueMap};
+
+/// One thread: keeps `depth` reads in flight, sleeps whenever it may, and returns how many were
+/// answered.
+struct Reader {
+    channel: Box<dyn Backend>,
+    segment: Segment,
+    sleeper: Sleeper,
+    clock: Clock,
+}
+
+const ROUNDS: u64 = 1_500;
+
+impl Reader {
+    fn new(descriptor: &Descriptor, segment: Segment, clock: Clock) -> Self {
+        let channel = descriptor.channel().unwrap();
+        let sleeper = Sleeper::new().unwrap();
+        match channel.wake_source() {
+            WakeSource::Descriptor(descriptor) => sleeper.sources().add(descriptor, 0).unwrap(),
+            source => panic!("nothing to sleep on but {source:?}"),
+        }
+        Self { channel, segment, sleeper, clock }
+    }
+
+    fn run(&mut self, depth: u64) -> u64 {
+        let (mut sent, mut answered) = (0, 0);
+        let mut answers = Answers::with_capacity(8);
+        while answered < ROUNDS {
+            let now = self.clock.now();
+            while sent < ROUNDS && sent - answered < depth {
+                let read = request(Operation::Read, sent, sent % 64);
+                let read = base::Request { segment_count: 1, ..read };
+                if self.channel.submit(now, &[read], &[self.segment]) == 0 {
+                    break;
+                }
+                sent += 1;
+            }
+            self.channel.flush();
+            let count = self.channel.poll(now, &mut answers);
+            assert!(answers.drain().all(|answer| answer.outcome.is_success()));
+            answered += count as u64;
+            if count == 0 {
+                self.sleep();
+            }
+        }
+        answered
+    }
+
+    /// Sleeps until it is woken. One second is a wake-up that was lost.
+    fn sleep(&mut self) {
+        if !self.channel.arm() && self.channel.wake_at() == Instant::NEVER {
+            let began = self.clock.now();
+            self.sleeper.block(Span::from_secs(5), &mut Vec::new());
+            let slept = self.clock.now().since(began);
+            assert!(slept < Span::from_secs(4), "nobody woke it");
+        }
+        self.channel.disarm();
+    }
+}
+
+fn device(
+    file: &Path,
+    regions: &Regions,
+    engine: &str,
+    change: impl FnOnce(&mut DeviceOptions),
+) -> Device {
+    let uri = format!("file:{}?size=64k&engine={engine}", file.display());
+    let clock = Clock::kernel();
+    let opener = Opener { regions, clock, seed: 1, more: &[] };
+    let medium = opener.open(&uri.parse().unwrap()).unwrap().medium;
+    let mut options = DeviceOptions::new(clock, 1);
+    change(&mut options);
+    Device::new("file0", medium, options).unwrap()
+}
+
+#[test]
+fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_room() {
+    let directory = tempfile::tempdir().unwrap();
+    for (engine, mode, threads, depth, tags) in [
+        ("threads", Mode::Mq, 2, 4, 64),
+        ("threads", Mode::Mq, 3, 1, 1),
+        ("auto", Mode::Mq, 3, 2, 2),
+        ("auto", Mode::Mq, 2, 8, 3),
+        ("threads", Mode::Single, 2, 2, 1),
+    ] {
+        let regions = Regions::new(8);
+        let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let segment = memory.slice(0, 512).unwrap();
+        let device = device(&directory.path().join("disk"), &regions, engine, |options| {
+            (options.map, options.channels_max) = (QueueMap::of(1), threads);
+            (options.mode, options.depth) = (mode, tags);
+        });
+        let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
+        let running: Vec<_> = (0..threads)
+            .map(|_| {
+                let mut reader = Reader::new(&descriptor, segment, Clock::kernel());
+                Thread::spawn("reader", None, move |_: &_| reader.run(depth)).unwrap()
+            })
+            .collect();
+        let answered: u64 = running.into_iter().map(Thread::join).sum();
+        assert_eq!(answered, ROUNDS * u64::from(threads), "{engine} {mode:?} {tags}");
+        assert_eq!(device.statistics().of(Operation::Read).count, answered);
+        assert_eq!(device.ways_open(), 0);
+    }
+}

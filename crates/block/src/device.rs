@@ -1,0 +1,236 @@
+//! A block device: a name, a medium, and who may do what with it.
+//!
+//! ```text
+//!   Device ── open(claim, holder) ──> Descriptor ── channel() ──> Channel     one a thread
+//!      │                                   │                         │  tags
+//!      │ resized, removed, medium changed  │                         v
+//!      └────────── events ─────────────────┘                      Context     by the queue map
+//!                                                                    │
+//!                                                                 Backend     the medium's channel
+//! ```
+//!
+//! A [`Descriptor`] is a [`base::Medium`], and its channels are [`base::Backend`]s: whatever takes a
+//! medium can stand on it.
+
+mod claim;
+mod descriptor;
+mod event;
+mod shared;
+#[cfg(test)]
+mod tests;
+mod uuid;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use base::{Backend, Blame, Limits, Medium, Span};
+use host::Clock;
+
+pub use self::claim::{Claim, ClaimRefused, Found, Holder};
+pub use self::descriptor::Descriptor;
+pub use self::event::Event;
+pub(crate) use self::shared::{Grant, Port, Shared};
+pub use self::uuid::{NotAUuid, Uuid};
+use crate::MediumError;
+use crate::lock::{Hold, NotStill};
+use crate::map::{PER_CHANNEL, QueueMap};
+use crate::statistics::Statistics;
+
+/// A block device. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct Device(Arc<Shared>);
+
+/// How a device is made.
+#[derive(Clone)]
+pub struct DeviceOptions {
+    /// What its channels do.
+    pub mode: Mode,
+    /// Which of them share hardware contexts.
+    pub map: QueueMap,
+    /// Channels that may be open at once. A map with fewer contexts than this makes them share.
+    pub channels_max: u32,
+    /// Requests in flight in a channel, and in a context; the medium's depth if that is less.
+    pub depth: u32,
+    /// Whether latencies are counted from the start.
+    pub timing: bool,
+    /// What no other device is called.
+    pub uuid: Uuid,
+    /// What measures waits: for a lock, for a range to become still.
+    pub clock: Clock,
+    /// What is put between a context and each channel of the medium.
+    pub around: Option<Around>,
+}
+
+/// Puts something around a channel of the medium: a scheduler, limits.
+pub type Around = Arc<dyn Fn(Box<dyn Backend>) -> Result<Box<dyn Backend>, String> + Send + Sync>;
+
+/// What the channels of a device do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Software queues over hardware contexts, as the map says.
+    #[default]
+    Mq,
+    /// The old way, to be compared with: one queue behind one lock that everybody waits for.
+    Single,
+    /// Nothing: a channel is the medium's own. Claims hold, but there are no counts, no holds, and a
+    /// removal waits until the holders drop their channels.
+    Bypass,
+}
+
+/// Which channel of its device: the number by which a hold excepts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ChannelId(pub u32);
+
+impl DeviceOptions {
+    /// Mode `mq`, a context for each channel, and a UUID that `seed` draws.
+    pub fn new(clock: Clock, seed: u64) -> Self {
+        Self {
+            mode: Mode::Mq,
+            map: QueueMap::default(),
+            channels_max: u32::MAX,
+            depth: u32::MAX,
+            timing: true,
+            uuid: Uuid::from_seed(seed),
+            clock,
+            around: None,
+        }
+    }
+}
+
+impl Device {
+    /// Makes a device called `name` of a medium.
+    ///
+    /// # Errors
+    ///
+    /// If the map has no default context, or more contexts than the medium has channels.
+    pub fn new(
+        name: &str,
+        medium: Arc<dyn Medium>,
+        options: DeviceOptions,
+    ) -> Result<Self, MediumError> {
+        let refuse = |text| Err(MediumError::new(Blame::Caller, format!("{name}: {text}")));
+        if options.map.default == 0 {
+            return refuse("the queue map has 0 default contexts, expected at least 1".to_owned());
+        }
+        if options.depth == 0 || options.channels_max == 0 {
+            return refuse("depth and channels are counted from 1, found 0".to_owned());
+        }
+        let (contexts, most) = (options.map.contexts(options.channels_max), medium.channels_max());
+        let is_counted = options.map.default != PER_CHANNEL || options.channels_max != u32::MAX;
+        if options.mode == Mode::Mq && is_counted && contexts > u64::from(most) {
+            return refuse(format!(
+                "the queue map has {contexts} contexts, expected at most the {most} channels of its \
+                 medium"
+            ));
+        }
+        Ok(Self(Arc::new(Shared::new(name, medium, options))))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Its UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.0.options.uuid
+    }
+
+    /// What its channels do.
+    pub fn mode(&self) -> Mode {
+        self.0.options.mode
+    }
+
+    /// Geometry and limits as they are now.
+    pub fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    /// Opens it: grants `claim` to `holder` until the descriptor and all its channels are dropped.
+    ///
+    /// # Errors
+    ///
+    /// If somebody has a claim that does not go with this one, or the device has been removed.
+    pub fn open(&self, claim: Claim, holder: &str) -> Result<Descriptor, ClaimRefused> {
+        let grant = Shared::claim(&self.0, claim, holder)?;
+        Ok(Descriptor::new(grant))
+    }
+
+    /// Who has it open.
+    pub fn holders(&self) -> Vec<Holder> {
+        self.0.holders()
+    }
+
+    /// Takes the device away. Nothing more is opened; at its next turn, which this rings for if its
+    /// thread sleeps, each channel drops its way to the medium and then answers what was in flight
+    /// with [`ABORTED_BY_HOST`](base::Outcome::ABORTED_BY_HOST), and from then on everything with
+    /// [`NO_DEVICE`](base::Outcome::NO_DEVICE).
+    pub fn remove(&self) {
+        self.0.remove();
+    }
+
+    /// How many ways to the medium are open: zero once a removal has reached every channel.
+    pub fn ways_open(&self) -> usize {
+        self.0.ways_open()
+    }
+
+    /// The medium has another size now. Requests are checked against it from the next turn of their
+    /// channel on.
+    pub fn resized(&self, block_count: u64) {
+        self.0.resize(block_count);
+    }
+
+    /// Tells every holder what has happened to the medium.
+    pub fn tell(&self, event: &Event) {
+        self.0.tell(event);
+    }
+
+    /// What all channels have done, those that are closed too.
+    pub fn statistics(&self) -> Statistics {
+        self.0.statistics()
+    }
+
+    /// What each open channel has done, and who holds it.
+    pub fn channel_statistics(&self) -> Vec<(ChannelId, String, Statistics)> {
+        self.0.channel_statistics()
+    }
+
+    /// Switches the counting of latencies on or off, for all channels that are open and those to
+    /// come.
+    pub fn time_requests(&self, on: bool) {
+        self.0.time(on);
+    }
+
+    /// Keeps `blocks` still: waits until no channel has a request there in flight, and lets none
+    /// begin until the hold is dropped. Not for a thread that turns channels of the device: it asks
+    /// [`hold`](Self::hold).
+    ///
+    /// # Errors
+    ///
+    /// If that takes longer than `at_most`: then nothing is held.
+    pub fn quiesce(&self, blocks: Range<u64>, at_most: Span) -> Result<Hold, NotStill> {
+        let hold = self.hold(blocks, None);
+        hold.wait(at_most)?;
+        Ok(hold)
+    }
+
+    /// Begins to keep `blocks` still for all channels but `except`, and returns at once;
+    /// [`Hold::is_still`] says when nobody is there any more. Holds that overlap are granted in their
+    /// order.
+    pub fn hold(&self, blocks: Range<u64>, except: Option<ChannelId>) -> Hold {
+        Shared::hold(&self.0, blocks, except.map(|channel| channel.0))
+    }
+}
+
+impl fmt::Debug for DeviceOptions {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, map, channels_max, depth, .. } = self;
+        out.debug_struct("DeviceOptions")
+            .field("mode", mode)
+            .field("map", map)
+            .field("channels_max", channels_max)
+            .field("depth", depth)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,109 @@
+//! A device that is removed leaves nothing behind. Alone in its process, since it counts what that
+//! has open.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+use std::sync::Arc;
+
+use base::{Answers, Medium, Operation, Outcome, Request, Segment, Span, WakeSource};
+use dma::{Backing, Mapping, Regions};
+use host::thread::Thread;
+use host::{Clock, Sleeper};
+use tenmil_block::{Claim, Descriptor, Device, DeviceOptions, Event, Opener, QueueMap};
+
+/// Descriptors and threads of this process.
+fn open_here() -> (usize, usize) {
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+    (descriptors, threads)
+}
+
+fn read(token: u64) -> Request {
+    Request {
+        token,
+        lba: token % 64,
+        operand: 0,
+        segment_first: 0,
+        blocks: 1,
+        segment_count: 1,
+        metadata_count: 0,
+        operation: Operation::Read,
+        flags: base::Flags::NONE,
+    }
+}
+
+/// Reads until the device has gone, asleep whenever it may be; then what it was answered last.
+fn reader(
+    descriptor: Arc<Descriptor>,
+    segment: Segment,
+) -> impl FnOnce(&host::Stop) -> Vec<Outcome> {
+    let mut channel = descriptor.channel().unwrap();
+    move |_| {
+        let (clock, mut sleeper) = (Clock::kernel(), Sleeper::new().unwrap());
+        if let WakeSource::Descriptor(descriptor) = channel.wake_source() {
+            sleeper.sources().add(descriptor, 0).unwrap();
+        }
+        let mut answers = Answers::with_capacity(64);
+        let (mut token, mut in_flight, mut bad) = (0, 0, Vec::new());
+        while !bad.contains(&Outcome::NO_DEVICE) {
+            if in_flight < 8 {
+                let taken = channel.submit(clock.now(), &[read(token)], &[segment]);
+                (token, in_flight) = (token + taken as u64, in_flight + taken);
+            }
+            channel.flush();
+            in_flight -= channel.poll(clock.now(), &mut answers);
+            bad.extend(
+                answers.drain().map(|answer| answer.outcome).filter(|end| !end.is_success()),
+            );
+            if in_flight == 8 && !channel.arm() {
+                sleeper.block(Span::from_secs(10), &mut Vec::new());
+            }
+            channel.disarm();
+        }
+        while in_flight > 0 {
+            in_flight -= channel.poll(clock.now(), &mut answers);
+            bad.extend(answers.drain().map(|answer| answer.outcome));
+        }
+        bad
+    }
+}
+
+#[test]
+fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
+    let directory = tempfile::tempdir().unwrap();
+    let regions = Regions::new(32);
+    let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+    let segment = memory.slice(0, 512).unwrap();
+    let clock = Clock::kernel();
+    for (engine, map) in [
+        ("auto", QueueMap::default()),
+        ("auto", QueueMap::of(1)),
+        ("threads", QueueMap::default()),
+        ("threads", QueueMap::of(1)),
+    ] {
+        // What the process has open from the first time on: a clock, a pool.
+        let before = open_here();
+        let uri = format!("file:{}?size=64k&engine={engine}", directory.path().join("x").display());
+        let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
+        let opened = opener.open(&uri.parse().unwrap()).unwrap();
+        let options = DeviceOptions { map, channels_max: 2, ..DeviceOptions::new(clock, 1) };
+        let device = Device::new("file0", opened.medium, options).unwrap();
+        let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
+        let threads: Vec<_> = (0..2)
+            .map(|_| Thread::spawn("reader", None, reader(descriptor.clone(), segment)).unwrap())
+            .collect();
+        while device.statistics().of(Operation::Read).count < 5_000 {}
+        device.remove();
+        let began = clock.now();
+        while device.ways_open() > 0 {
+            assert!(clock.now().since(began) < Span::from_secs(1), "{engine} {map:?}");
+        }
+        for ended in threads.into_iter().map(Thread::join) {
+            let known = [Outcome::SUCCESS, Outcome::ABORTED_BY_HOST, Outcome::NO_DEVICE];
+            assert!(ended.iter().all(|outcome| known.contains(outcome)), "{ended:?}");
+        }
+        assert_eq!(descriptor.next_event(), Some(Event::Removed));
+        drop((descriptor, device));
+        assert_eq!(open_here(), before, "{engine} {map:?}");
+    }
+}
