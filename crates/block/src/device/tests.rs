@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Answers, Backend, Blame, Instant, Medium, Operation, Outcome, Request, Span};
 use host::Clock;
-use host::thread::Thread;
+use host::thread::{Thread, give_way};
 
 use super::{Claim, Device, DeviceOptions, Event, Mode};
 use crate::channel::tests::device;
@@ -205,6 +205,10 @@ fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Device, &Log)
                 Thread::spawn("load", None, run).unwrap()
             })
             .collect();
+        // They are at it.
+        while device.statistics().of(Operation::Write).count < 500 {
+            give_way();
+        }
         until(&device, &log);
         is_over.store(true, Ordering::SeqCst);
         let good: u64 = threads.into_iter().map(Thread::join).sum();
@@ -290,7 +294,6 @@ fn removal_under_load_reaches_every_thread_within_a_second() {
     let shapes = [(QueueMap::of(PER_CHANNEL), Mode::Mq), (QueueMap::of(1), Mode::Mq)];
     under_load(&shapes, |device, log| {
         let clock = Clock::kernel();
-        while device.statistics().of(Operation::Write).count < 1_000 {}
         device.remove();
         let began = clock.now();
         while device.ways_open() > 0 || log.open.load(Ordering::SeqCst) > 0 {
