@@ -57,6 +57,20 @@ pub enum Speed {
     Highest,
 }
 
+impl Speed {
+    /// The wish in one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lowest => "lowest",
+            Self::Down => "down",
+            Self::Keep => "keep",
+            Self::Found => "found",
+            Self::Up => "up",
+            Self::Highest => "highest",
+        }
+    }
+}
+
 /// Files of the kernel: a [`Machine`], or what a test has in its place.
 pub trait Files {
     /// The contents without the white space around them, if the file is there and can be read.

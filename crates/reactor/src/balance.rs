@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use base::{Instant, Span};
 use host::Cores;
-use host::frequency::Frequency;
+use host::frequency::{Frequency, Speed};
 use host::machine::Machine;
 use host::pool::Pool;
 use host::topology::Place;
@@ -53,6 +53,8 @@ pub struct Steering(Arc<Mutex<Steered>>);
 struct Steered {
     scheduler: Scheduler,
     plan: Plan,
+    /// How fast each core is to run, by what was seen last; nothing where nobody governs.
+    speeds: Vec<(u32, Speed)>,
 }
 
 /// Why no balancer was started.
@@ -74,7 +76,11 @@ pub fn balancer(
     let cores: Cores = places.iter().map(|place| place.core).collect();
     let period = options.period;
     let scheduler = Scheduler::new(options, cores)?;
-    let steering = Steering(Arc::new(Mutex::new(Steered { scheduler, plan: Plan::default() })));
+    let steering = Steering(Arc::new(Mutex::new(Steered {
+        scheduler,
+        plan: Plan::default(),
+        speeds: Vec::new(),
+    })));
     let balancer = Balancer {
         steering: steering.clone(),
         ground: Box::new(ground),
@@ -126,6 +132,7 @@ impl Balancer {
         for event in &plan.events {
             directory.note(now, Event::Schedule(event.clone()));
         }
+        steered.speeds = if self.ground.governs() { wishes.clone() } else { Vec::new() };
         for error in self.ground.run_at(wishes) {
             directory.note(now, Event::Frequency(error));
         }
@@ -171,8 +178,7 @@ impl Balancer {
             home: home.core,
             busy: since(thread.busy, before.map(|before| before.busy)),
             mask: thread.mask.clone(),
-            // A thread's memory may be anywhere: nobody says where it is yet.
-            node: None,
+            node: thread.node,
             last_move: self.arrived.get(&thread.id).copied(),
             // A second order before the first is carried out would take its place; the rest keeps
             // the scheduler from giving one.
@@ -216,6 +222,11 @@ impl Steering {
     /// What was planned last.
     pub fn plan(&self) -> Plan {
         self.lock().plan.clone()
+    }
+
+    /// How fast each core was last asked to run; empty where nobody governs frequencies.
+    pub fn speeds(&self) -> Vec<(u32, Speed)> {
+        self.lock().speeds.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Steered> {

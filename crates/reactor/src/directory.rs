@@ -322,6 +322,7 @@ fn sample_thread(record: &ThreadRecord, now: Instant) -> ThreadSample {
         name: record.name.clone(),
         home: record.home(),
         mask: record.mask().clone(),
+        node: record.node,
         busy: Span { ns: busy },
         idle: Span { ns: now.since(started).ns.saturating_sub(busy) },
         messages: record.messages.get(),

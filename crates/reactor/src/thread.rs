@@ -74,9 +74,8 @@ impl LightThread {
         directory: &Directory,
     ) -> Self {
         let (send, mail) = mailbox(plan.mailbox);
-        let (name, mask) = (plan.name.clone(), plan.mask.clone());
         let desk = Desk {
-            record: Arc::new(ThreadRecord::new(id, name, mask, send, home, bells)),
+            record: Arc::new(ThreadRecord::new(id, &plan, send, home, bells)),
             mail,
             number: directory.number(),
             current: None,

@@ -58,6 +58,11 @@ const THREAD: &[Field] = &[
     Field::new("name", Shape::Text, "its name"),
     Field::new("reactor", Shape::Whole, "where it lives"),
     Field::new("mask", TEXT, "the cores it may live on; everywhere if null"),
+    Field::new(
+        "node",
+        Shape::Maybe(&Shape::Whole),
+        "the memory node where its data lies, if known",
+    ),
     Field::new("busy_ns", Shape::Whole, "time in which it found work"),
     Field::new("idle_ns", Shape::Whole, "the rest of its life"),
     Field::new("busy_percent", Shape::Real, "part of its life in which it found work"),
@@ -155,6 +160,7 @@ pub(super) const METHODS: &[Method] = &[
             required("name", NAME, "the thread's name"),
             optional("reactor", NUMBER, "the reactor to move it to, which its mask must allow"),
             optional("mask", Kind::Cores, "the cores it may live on from now on"),
+            optional("anywhere", Kind::Flag, "true to let it live on every core from now on"),
         ],
         answer: Shape::Record(&[
             Field::new("id", Shape::Whole, "the thread's number"),
@@ -314,6 +320,7 @@ fn thread_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
             "name": thread.name,
             "reactor": thread.home.0,
             "mask": thread.mask.as_ref().map(ToString::to_string),
+            "node": thread.node,
             "busy_ns": thread.busy.ns,
             "idle_ns": thread.idle.ns,
             "busy_percent": percent(thread.busy, thread.idle),
@@ -368,18 +375,24 @@ fn set_thread(call: &Call<'_>) -> Result<Value, Refusal> {
         let message = format!("set thread: no thread {name}, expected {expected}");
         Refusal::caller(Code::Absent, message)
     })?;
-    let (reactor, mask) = (number(call, "reactor").map(ReactorId), call.arguments.cores("mask"));
-    let told = match (reactor, mask) {
-        (Some(reactor), None) => directory.move_thread(found.id, reactor).map(|()| reactor),
-        (None, Some(mask)) => directory.set_mask(found.id, Some(mask.clone())),
-        // Both: one could be refused when the other is done.
-        (Some(_), Some(_)) | (None, None) => {
-            let message = "set thread: expected one of `reactor` and `mask`";
+    let reactor = number(call, "reactor").map(ReactorId);
+    let mask = call.arguments.cores("mask");
+    let anywhere = call.arguments.flag("anywhere").unwrap_or(false);
+    let (home, mask) = match (reactor, mask, anywhere) {
+        (Some(reactor), None, false) => {
+            let told = directory.move_thread(found.id, reactor);
+            (told.map(|()| reactor), found.mask.as_ref())
+        }
+        (None, Some(mask), false) => (directory.set_mask(found.id, Some(mask.clone())), Some(mask)),
+        (None, None, true) => (directory.set_mask(found.id, None), None),
+        // More than one: the first could be done and the second refused.
+        _ => {
+            let message = "set thread: expected one of `reactor`, `mask` and `anywhere=true`";
             return Err(Refusal::caller(Code::BadValue, message));
         }
     };
-    let home = told.map_err(|why| refused("set thread", &why))?;
-    let mask = mask.or(found.mask.as_ref()).map(ToString::to_string);
+    let home = home.map_err(|why| refused("set thread", &why))?;
+    let mask = mask.map(ToString::to_string);
     Ok(json!({ "id": found.id.0, "reactor": home.0, "mask": mask }))
 }
 

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use base::Span;
+use host::frequency::Speed;
 use reactor::balance::Steering;
 use reactor::schedule::{Move, Options};
 use serde_json::{Value, json};
@@ -33,6 +34,11 @@ const MOVE: &[Field] = &[
     Field::new("reason", Shape::Text, "why"),
 ];
 
+const SPEED: &[Field] = &[
+    Field::new("core", Shape::Whole, "the core"),
+    Field::new("speed", Shape::Text, "what its governor was asked for last"),
+];
+
 const SCHEDULER: Shape = Shape::Record(&[
     Field::new("policy", Shape::Text, "how threads are spread"),
     Field::new("period_ns", Shape::Whole, "how often loads are collected"),
@@ -45,6 +51,7 @@ const SCHEDULER: Shape = Shape::Record(&[
     Field::new("gathering", Shape::Maybe(&Shape::Whole), "where idle threads gather now"),
     Field::new("empty", Shape::Text, "cores left without a thread by the last plan"),
     Field::new("moves", Shape::Rows(MOVE), "moves of the last plan"),
+    Field::new("speeds", Shape::Rows(SPEED), "how fast cores were asked to run, if governed"),
 ]);
 
 pub(super) const METHODS: &[Method] = &[
@@ -106,6 +113,7 @@ fn scheduler(steering: &Steering) -> Value {
             "reason": order.reason.to_string(),
         })
     };
+    let speed = |(core, speed): (u32, Speed)| json!({ "core": core, "speed": speed.name() });
     json!({
         "policy": options.policy.to_string(),
         "period_ns": options.period.ns,
@@ -118,6 +126,7 @@ fn scheduler(steering: &Steering) -> Value {
         "gathering": plan.gathering,
         "empty": plan.empty.to_string(),
         "moves": plan.moves.iter().map(row).collect::<Vec<_>>(),
+        "speeds": steering.speeds().into_iter().map(speed).collect::<Vec<_>>(),
     })
 }
 
@@ -168,6 +177,10 @@ mod tests {
     impl Ground for Nowhere {
         fn ours(&mut self) -> Ours {
             Ours::default()
+        }
+
+        fn governs(&self) -> bool {
+            false
         }
 
         fn run_at(&mut self, _: Vec<(u32, Speed)>) -> Vec<FrequencyError> {

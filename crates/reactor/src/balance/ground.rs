@@ -8,10 +8,16 @@ use host::machine::Machine;
 use host::pool::{Job, Pool};
 use host::topology::Ours;
 
-/// The machine as a balancer sees it. Neither call may block.
+/// The machine as a balancer sees it. No call may block.
+///
+/// A reactor whose core is taken away runs wherever the kernel puts it; when the core comes back,
+/// the kernel (6.2 and later) binds the thread to it again by itself.
 pub trait Ground: Send {
     /// What there is of our processors, as far as that is known.
     fn ours(&mut self) -> Ours;
+
+    /// Whether it changes how fast cores run.
+    fn governs(&self) -> bool;
 
     /// Takes note of how fast each core is to run, and gives what could not be done about earlier
     /// wishes.
@@ -24,6 +30,7 @@ pub struct KernelGround {
     pool: Arc<Pool>,
     shared: Arc<Mutex<Shared>>,
     known: Ours,
+    governs: bool,
 }
 
 struct Shared {
@@ -46,15 +53,19 @@ impl KernelGround {
     ) -> Self {
         let known = Ours::of(&machine, &cores);
         let ours = known.clone();
-        let (wishes, errors) = (Vec::new(), Vec::new());
+        let (governs, wishes, errors) = (frequency.is_some(), Vec::new(), Vec::new());
         let shared = Shared { machine, cores, ours, frequency, wishes, errors };
-        Self { pool, shared: Arc::new(Mutex::new(shared)), known }
+        Self { pool, shared: Arc::new(Mutex::new(shared)), known, governs }
     }
 }
 
 impl Ground for KernelGround {
     fn ours(&mut self) -> Ours {
         self.known.clone()
+    }
+
+    fn governs(&self) -> bool {
+        self.governs
     }
 
     fn run_at(&mut self, wishes: Vec<(u32, Speed)>) -> Vec<FrequencyError> {
@@ -125,7 +136,7 @@ mod tests {
         let frequency = Frequency::open(machine.clone(), &both, &directory).unwrap();
         let pool = || Arc::new(Pool::new(1, 4));
         let mut ground = KernelGround::new(machine.clone(), both.clone(), Some(frequency), pool());
-        assert_eq!(ground.ours().cores, both);
+        assert_eq!((ground.ours().cores, ground.governs()), (both.clone(), true));
 
         write("sys/devices/system/cpu/online", "0\n");
         assert_eq!(ground.run_at(vec![(0, Speed::Lowest)]), []);

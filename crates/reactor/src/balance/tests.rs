@@ -54,6 +54,10 @@ impl Ground for Told {
         self.ours.lock().unwrap().clone()
     }
 
+    fn governs(&self) -> bool {
+        true
+    }
+
     fn run_at(&mut self, wishes: Vec<(u32, Speed)>) -> Vec<FrequencyError> {
         *self.wishes.lock().unwrap() = wishes;
         Vec::new()
@@ -97,7 +101,8 @@ impl Balanced {
         let world = World::adaptive(seed, reactors);
         let told = Told::default();
         told.take((0..reactors).collect());
-        let place = |core| Place { core, ..Place::default() };
+        // Two cores to a memory node.
+        let place = |core| Place { core, node: Some(core / 2), ..Place::default() };
         let places = (0..reactors).map(place).collect();
         let (balancer, steering) = balancer(options, places, told.clone()).unwrap();
         let plan = ThreadPlan::new("balancer").on(ReactorId(reactors - 1)).poller(balancer);
@@ -139,11 +144,29 @@ fn idle_threads_gather_and_the_reactors_left_empty_sleep() {
     assert_eq!((plan.empty, plan.gathering), ((1..3).collect(), Some(0)));
     let speeds = [0, 1, 2].map(|core| balanced.told.speed_of(core));
     assert_eq!(speeds, [Speed::Down, Speed::Lowest, Speed::Lowest]);
+    let asked = [(0, Speed::Down), (1, Speed::Lowest), (2, Speed::Lowest)];
+    assert_eq!(balanced.steering.speeds(), asked, "whoever asks is told the same");
 
     let sleeps = |world: &World| world.directory.sample(world.now()).reactors[2].wakes;
     let before = sleeps(&balanced.world);
     balanced.world.live(A_WHILE);
     assert_eq!(sleeps(&balanced.world), before, "nothing wakes an empty reactor");
+}
+
+#[test]
+fn a_thread_goes_to_where_its_data_is() {
+    let mut balanced = Balanced::new(6, 4, options());
+    let (_busy, _, _) = balanced.worker(0, 200, None);
+    let worker = Worker {
+        clock: Arc::clone(&balanced.world.now_ns),
+        permille: Arc::new(AtomicU64::new(200)),
+        polls: Tally::default(),
+    };
+    let timed = Registration::timed("work", Span::from_ms(1), worker);
+    let plan = ThreadPlan::new("far").near(1).on(ReactorId(1)).poller(timed);
+    let far = balanced.world.directory.spawn(plan).unwrap();
+    balanced.world.live(A_WHILE);
+    assert!([2, 3].contains(&balanced.home(&far)), "node 1 has cores 2 and 3");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::{ReactorId, ThreadId};
 use crate::message::Message;
 use crate::poller::WakeKind;
 use crate::spell::PollMode;
+use crate::thread::ThreadPlan;
 
 /// A word with one writer. It carries no other data, so it orders nothing; a load and a store, and
 /// never one that is both.
@@ -103,6 +104,8 @@ pub(crate) struct ThreadRecord {
     pub(crate) name: String,
     /// The cores it may live on; everywhere if none are named. Locked when asked and when changed.
     mask: Mutex<Option<Cores>>,
+    /// The memory node where its data lies, if somebody said so.
+    pub(crate) node: Option<u32>,
     pub(crate) mail: Sender<Message>,
     home: AtomicU32,
     bells: Arc<[Bell]>,
@@ -117,8 +120,7 @@ pub(crate) struct ThreadRecord {
 impl ThreadRecord {
     pub(crate) fn new(
         id: ThreadId,
-        name: String,
-        mask: Option<Cores>,
+        plan: &ThreadPlan,
         mail: Sender<Message>,
         home: ReactorId,
         bells: Arc<[Bell]>,
@@ -126,8 +128,9 @@ impl ThreadRecord {
         let count = Count::default;
         Self {
             id,
-            name,
-            mask: Mutex::new(mask),
+            name: plan.name.clone(),
+            mask: Mutex::new(plan.mask.clone()),
+            node: plan.node,
             mail,
             home: AtomicU32::new(home.0),
             bells,

@@ -67,6 +67,8 @@ pub struct ThreadSample {
     pub home: ReactorId,
     /// Where it may live; everywhere if there is none.
     pub mask: Option<Cores>,
+    /// The memory node where its data lies, if that is known.
+    pub node: Option<u32>,
     /// Time in which it found work.
     pub busy: Span,
     /// The rest of its life.

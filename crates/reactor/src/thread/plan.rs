@@ -15,6 +15,7 @@ use crate::spell::PollMode;
 pub struct ThreadPlan {
     pub(crate) name: String,
     pub(crate) mask: Option<Cores>,
+    pub(crate) node: Option<u32>,
     pub(crate) reactor: Option<ReactorId>,
     pub(crate) mailbox: usize,
     pub(crate) pollers: Vec<Registration>,
@@ -29,13 +30,20 @@ impl ThreadPlan {
     pub fn new(name: &str) -> Self {
         let name = name.to_owned();
         let pollers = Vec::new();
-        Self { name, mask: None, reactor: None, mailbox: MAILBOX, pollers, first: None }
+        let (mask, node, reactor, first) = (None, None, None, None);
+        Self { name, mask, node, reactor, mailbox: MAILBOX, pollers, first }
     }
 
     /// It lives on these cores only.
     #[must_use]
     pub fn mask(self, cores: Cores) -> Self {
         Self { mask: Some(cores), ..self }
+    }
+
+    /// Its data lies in this memory node: the dynamic scheduler likes to have it near there.
+    #[must_use]
+    pub fn near(self, node: u32) -> Self {
+        Self { node: Some(node), ..self }
     }
 
     /// It begins on this reactor.
@@ -74,9 +82,9 @@ impl ThreadPlan {
 
 impl fmt::Debug for ThreadPlan {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, mask, reactor, mailbox, pollers, .. } = self;
+        let Self { name, mask, node, reactor, mailbox, pollers, first: _ } = self;
         let mut out = out.debug_struct("ThreadPlan");
-        out.field("name", name).field("mask", mask).field("reactor", reactor);
+        out.field("name", name).field("mask", mask).field("node", node).field("reactor", reactor);
         out.field("mailbox", mailbox).field("pollers", pollers).finish_non_exhaustive()
     }
 }

@@ -133,6 +133,7 @@ impl Rig {
         let shares = self.await_shares(&told, places.submit.len(), progress, watch)?;
         let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
         reactors.stop();
+        progress.hide_steering();
         drop(balance);
         let mut tally = Tally::new(self.descriptions(), sleeps);
         shares.into_iter().for_each(|share| tally.add(share));

@@ -127,7 +127,12 @@ impl Progress {
         *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
     }
 
-    /// What the balancer is steered by, or was last.
+    /// Says that nothing is balanced any more.
+    pub fn hide_steering(&self) {
+        *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What the balancer is steered by, if there is one.
     pub fn steering(&self) -> Option<Steering> {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

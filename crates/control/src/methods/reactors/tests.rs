@@ -145,8 +145,12 @@ fn a_threads_mask_is_changed_and_shown() {
         [json!({ "name": "first" }), json!({ "name": "first", "reactor": 0, "mask": core })]
     {
         let refusal = world.ask("set_thread", change).unwrap_err();
-        assert_eq!(refusal.message, "set thread: expected one of `reactor` and `mask`");
+        let expected = "set thread: expected one of `reactor`, `mask` and `anywhere=true`";
+        assert_eq!(refusal.message, expected);
     }
+    let told = world.ask("set_thread", json!({ "name": "first", "anywhere": true })).unwrap();
+    assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": null }));
+    assert_eq!(world.ask("threads", json!({})).unwrap()[0]["mask"], Value::Null);
 }
 
 #[test]
