@@ -6,6 +6,7 @@ pub(crate) mod file;
 mod held;
 mod joined;
 mod marks;
+pub mod mirror;
 pub(crate) mod model;
 pub(crate) mod null;
 pub(crate) mod pieces;

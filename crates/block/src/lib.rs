@@ -15,6 +15,7 @@
 //! | [`Fault`] | goes to another medium and goes wrong by rules | errors, hangs and lies on demand |
 //! | [`Split`] | goes to a part of another medium | several devices out of one |
 //! | [`Stripe`] | goes to several media, chunk by chunk in turn | one device out of several |
+//! | [`Mirror`] | writes go to all of several media, reads to one | data that outlives a device |
 //!
 //! Wrappers are generic over the backend below: a [`Shaper`] makes any request fit what a device can
 //! do, and a [`Limiter`] holds all channels of a device to so many requests and bytes per second.
@@ -42,6 +43,7 @@ pub mod uri;
 pub use backend::delay::{Delay, DelayHandle, Delays, Spread};
 pub use backend::fault::{Effect, Fault, FaultHandle, Rule, When};
 pub use backend::file::{FileMedium, FileMediumOptions};
+pub use backend::mirror::{self, Mirror};
 pub use backend::model::Model;
 pub use backend::null::Null;
 pub use backend::profile::{Latency, PROFILES, Profile, Rates};

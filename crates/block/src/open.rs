@@ -7,7 +7,7 @@ use base::{Blame, Medium};
 use dma::Regions;
 use host::Clock;
 
-use crate::backend::{delay, fault, file, model, null, ram, split, stripe};
+use crate::backend::{delay, fault, file, mirror, model, null, ram, split, stripe};
 use crate::uri::{Uri, UriError};
 use crate::{DelayHandle, Existing, FaultHandle, MediumError};
 
@@ -96,6 +96,7 @@ const KINDS: &[(&str, Open)] = &[
     ("fault", fault::open),
     ("split", split::open),
     ("stripe", stripe::open),
+    ("mirror", mirror::open),
 ];
 
 impl Opener<'_> {

@@ -1,0 +1,267 @@
+//! Which legs make a mirror, and which of them are to be believed. No I/O.
+
+use super::bits::Bits;
+use super::meta::Sequence;
+use super::superblock::{LEGS_MAX, NoSuperblock, Shape, Superblock, uuid_text};
+
+/// What was found where a leg should be.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    /// What it is called.
+    pub name: String,
+    /// Its superblock; `Err(None)` if it could not even be opened or read, and why.
+    pub found: Found,
+}
+
+/// What was found where a leg should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing that answers, and why.
+    Missing(String),
+    /// Something without a superblock, or with a bad one.
+    Strange(NoSuperblock),
+    /// A leg of some mirror.
+    Leg(Box<Superblock>),
+}
+
+/// A mirror, put together from its legs.
+#[derive(Clone, Debug)]
+pub(super) struct Assembly {
+    /// Which mirror it is.
+    pub uuid: u128,
+    /// Its geometry.
+    pub shape: Shape,
+    /// How many legs it has, there or not.
+    pub legs: u8,
+    /// The highest generation found.
+    pub generation: u64,
+    /// Which candidate each leg is.
+    pub places: [Option<usize>; LEGS_MAX],
+    /// The numbers of the legs' superblocks.
+    pub sequences: [Sequence; LEGS_MAX],
+    /// Legs that hold everything.
+    pub in_sync: u8,
+    /// Legs that are said to be in sync by a leg that is.
+    pub claimed: u8,
+    /// The generation of each leg, as found or as last heard of.
+    pub(super) known: [u64; LEGS_MAX],
+    /// Regions in which legs may differ, as any of them says.
+    pub dirty: Bits,
+}
+
+const REMEDY: &str = "a mirror is made by `tenmil mirror create --overwrite URI URI`, which \
+                      destroys what is there";
+
+/// Puts a mirror together, or says why these are not the legs of one.
+pub(super) fn assemble(candidates: &[Candidate]) -> Result<Assembly, String> {
+    let legs = sorted(candidates)?;
+    let sound = legs.iter().flatten().filter(|(_, leg)| leg.is_sound());
+    let Some((newest_name, newest)) = sound.max_by_key(|(_, leg)| leg.generation).copied() else {
+        return Err(none_in_sync(candidates));
+    };
+    let mut in_sync = 0;
+    for (name, leg) in legs.iter().flatten().filter(|(_, leg)| leg.is_sound()) {
+        // What a leg said while the newest knew of it is old news; what it said since is not.
+        let calls_it_stale = leg.in_sync & (1 << newest.leg) == 0;
+        if calls_it_stale && leg.generation > newest.known[usize::from(leg.leg)] {
+            return Err(format!(
+                "legs {} ({newest_name}, generation {}) and {} ({name}, generation {}) each say \
+                 that the other is stale, expected one to be newer: both were written without the \
+                 other; open each alone to see which data is wanted, copy that elsewhere, and make \
+                 the mirror anew; {REMEDY}",
+                newest.leg, newest.generation, leg.leg, leg.generation
+            ));
+        }
+        in_sync |= newest.in_sync & (1 << leg.leg);
+    }
+    let mut assembly = Assembly {
+        uuid: newest.uuid,
+        shape: newest.shape,
+        legs: newest.legs,
+        generation: 0,
+        places: [None; LEGS_MAX],
+        sequences: [Sequence::default(); LEGS_MAX],
+        in_sync,
+        claimed: 0,
+        dirty: Bits::new(newest.shape.regions()),
+        known: newest.known,
+    };
+    for (_, leg) in legs.iter().flatten() {
+        assembly.add(leg);
+    }
+    for (index, candidate) in candidates.iter().enumerate() {
+        if let Found::Leg(leg) = &candidate.found {
+            assembly.places[usize::from(leg.leg)] = Some(index);
+        }
+    }
+    Ok(assembly)
+}
+
+impl Assembly {
+    /// The legs that are there.
+    pub(super) fn present(&self) -> u8 {
+        let there = self.places.iter().zip(0..).filter(|(place, _)| place.is_some());
+        there.fold(0, |mask, (_, leg)| mask | 1 << leg)
+    }
+
+    fn add(&mut self, leg: &Superblock) {
+        let sequence = Sequence { good: leg.sequence, used: leg.sequence };
+        self.sequences[usize::from(leg.leg)] = sequence;
+        self.generation = self.generation.max(leg.generation);
+        self.known[usize::from(leg.leg)] = leg.generation;
+        self.dirty.add(&leg.dirty);
+        if self.in_sync & (1 << leg.leg) != 0 {
+            self.claimed |= leg.in_sync;
+        }
+    }
+}
+
+type Sorted<'a> = [Option<(&'a str, &'a Superblock)>; LEGS_MAX];
+
+/// The legs by their numbers; refuses what is not a leg, and legs of different mirrors.
+fn sorted(candidates: &[Candidate]) -> Result<Sorted<'_>, String> {
+    let mut legs: Sorted<'_> = [None; LEGS_MAX];
+    let mut first: Option<(&str, &Superblock)> = None;
+    for Candidate { name, found } in candidates {
+        let leg = match found {
+            Found::Leg(leg) => &**leg,
+            Found::Missing(_) => continue,
+            Found::Strange(NoSuperblock::Raw) => {
+                return Err(format!(
+                    "{name} is not a leg of a mirror: found no superblock, expected one; {REMEDY}"
+                ));
+            }
+            Found::Strange(NoSuperblock::Damaged(problem)) => {
+                return Err(format!(
+                    "{name} has a damaged superblock: {problem}; leave it out of the name to open \
+                     the mirror without it, or {REMEDY}"
+                ));
+            }
+        };
+        let (first_name, like) = *first.get_or_insert((name, leg));
+        if leg.uuid != like.uuid {
+            return Err(format!(
+                "{name} is a leg of mirror {}, expected {} as on {first_name}",
+                uuid_text(leg.uuid),
+                uuid_text(like.uuid)
+            ));
+        }
+        if (leg.shape, leg.legs) != (like.shape, like.legs) {
+            return Err(format!("{name} and {first_name} differ about the shape of their mirror"));
+        }
+        let place = &mut legs[usize::from(leg.leg)];
+        if let Some((other, _)) = place {
+            return Err(format!("{name} and {other} both say that they are leg {}", leg.leg));
+        }
+        *place = Some((name, leg));
+    }
+    let count = first.map_or(candidates.len(), |(_, leg)| leg.legs.into());
+    if candidates.len() > count {
+        let given = candidates.len();
+        return Err(format!("{given} legs are given, expected at most {count}: so many it has"));
+    }
+    Ok(legs)
+}
+
+fn none_in_sync(candidates: &[Candidate]) -> String {
+    let each = candidates.iter().map(|Candidate { name, found }| match found {
+        Found::Missing(why) => format!("{name} is missing ({why})"),
+        _ => format!("{name} is stale"),
+    });
+    let each: Vec<String> = each.collect();
+    format!("no leg is in sync: {}; expected at least one that is", each.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Assembly, Candidate, Found, assemble};
+    use crate::backend::mirror::bits::Bits;
+    use crate::backend::mirror::superblock::{LEGS_MAX, NoSuperblock, Shape, Superblock};
+
+    fn leg(index: u8, generation: u64, in_sync: u8) -> Superblock {
+        let shape = Shape::over(512, 1 << 16).unwrap();
+        let mut dirty = Bits::new(shape.regions());
+        dirty.set(u64::from(index) + 1);
+        dirty.set(0);
+        let (uuid, sequence, legs, known) = (7, generation + 3, 2, [1; LEGS_MAX]);
+        Superblock { uuid, sequence, generation, leg: index, legs, shape, in_sync, known, dirty }
+    }
+
+    fn put(found: [Found; 2]) -> Result<Assembly, String> {
+        let names = ["a", "b"].into_iter().map(String::from);
+        let candidates = names.zip(found).map(|(name, found)| Candidate { name, found });
+        assemble(&candidates.collect::<Vec<_>>())
+    }
+
+    fn is(superblock: Superblock) -> Found {
+        Found::Leg(Box::new(superblock))
+    }
+
+    #[test]
+    fn two_legs_in_sync_are_a_mirror_in_any_order() {
+        for found in [[leg(0, 1, 3), leg(1, 1, 3)], [leg(1, 1, 3), leg(0, 1, 3)]] {
+            let second = usize::from(found[0].leg == 0);
+            let assembly = put(found.map(is)).unwrap();
+            assert_eq!((assembly.in_sync, assembly.claimed, assembly.present()), (3, 3, 3));
+            assert_eq!(assembly.places[1], Some(second));
+            assert_eq!(assembly.dirty.iter().collect::<Vec<_>>(), [0, 1, 2], "either says so");
+        }
+    }
+
+    #[test]
+    fn the_newest_generation_is_believed() {
+        let assembly = put([is(leg(0, 1, 0b11)), is(leg(1, 2, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed, assembly.generation), (0b10, 0b10, 2));
+        // Power failed while leg 0, which knew what leg 1 had said, was called in sync again.
+        let knows = |generation, in_sync| Superblock {
+            known: [3, 2, 0, 0, 0, 0, 0, 0],
+            ..leg(0, generation, in_sync)
+        };
+        let assembly = put([is(knows(3, 0b11)), is(leg(1, 2, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed), (0b11, 0b11));
+        // And then leg 1 failed before it heard of that.
+        let assembly = put([is(knows(4, 0b01)), is(leg(1, 2, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed, assembly.known[1]), (0b01, 0b01, 2));
+        // But if it was written alone since then, nobody knows which to believe.
+        put([is(knows(4, 0b01)), is(leg(1, 3, 0b10))]).unwrap_err();
+        // The same, and leg 0 still says that it is stale.
+        let assembly = put([is(leg(0, 2, 0b10)), is(leg(1, 3, 0b11))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed), (0b10, 0b11));
+    }
+
+    #[test]
+    fn one_leg_is_enough_if_it_is_in_sync() {
+        let missing = || Found::Missing("no such file".into());
+        let assembly = put([missing(), is(leg(1, 5, 0b11))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed, assembly.present()), (2, 3, 2));
+        let refused = put([missing(), is(leg(1, 5, 0b01))]).unwrap_err();
+        let expected = "no leg is in sync: a is missing (no such file), b is stale";
+        assert!(refused.starts_with(expected), "{refused}");
+    }
+
+    #[test]
+    fn what_is_no_mirror_is_refused_with_names() {
+        let other = Superblock { uuid: 8, ..leg(1, 1, 3) };
+        let damaged = Found::Strange(NoSuperblock::Damaged("its CRC is 1, expected 2".into()));
+        for (found, expected) in [
+            ([is(leg(0, 2, 1)), is(leg(1, 2, 2))], "each say that the other is stale"),
+            ([is(leg(0, 9, 1)), is(leg(1, 2, 2))], "legs 0 (a, generation 9) and 1 (b, gen"),
+            ([is(leg(0, 1, 3)), Found::Strange(NoSuperblock::Raw)], "b is not a leg of a mirror"),
+            ([damaged, is(leg(1, 1, 3))], "a has a damaged superblock: its CRC is 1"),
+            ([is(leg(0, 1, 3)), is(other)], "b is a leg of mirror 00000000-0000-0000-0000-00000"),
+            ([is(leg(0, 1, 3)), is(leg(0, 1, 3))], "b and a both say that they are leg 0"),
+        ] {
+            let refused = put(found).unwrap_err();
+            assert!(refused.contains(expected), "{refused}");
+        }
+        let three = ["a", "b", "c"].map(|name| Candidate {
+            name: name.into(),
+            found: if name == "c" { Found::Missing("x".into()) } else { is(leg(0, 1, 3)) },
+        });
+        assert!(assemble(&three[1..]).is_ok());
+        let candidates = [three[0].clone(), three[2].clone(), three[2].clone()];
+        assert!(
+            assemble(&candidates).unwrap_err().contains("3 legs are given, expected at most 2")
+        );
+    }
+}

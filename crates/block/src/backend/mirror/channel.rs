@@ -1,0 +1,389 @@
+//! One thread's way to a mirror: a table of requests, and a channel to each leg.
+
+mod background;
+mod legs;
+mod tally;
+
+use std::sync::Arc;
+
+use base::{
+    Answer, Answers, Backend, Instant, Limits, Operation, Outcome, Request, Segment, WakeSource,
+};
+
+use self::background::Background;
+use self::legs::{Legs, Place};
+use self::tally::Tally;
+use super::meta::{Admission, Verdict};
+use super::shared::{Masks, Own, Shared};
+use super::work::{Stage, Work, is_the_callers};
+use crate::backend::range::check;
+use crate::backend::ready::Ready;
+
+/// A channel of a mirror.
+pub(super) struct MirrorChannel {
+    shared: Arc<Shared>,
+    limits: Limits,
+    legs: Legs,
+    works: Box<[Work]>,
+    free: Vec<u32>,
+    ready: Ready,
+    /// Writes of this channel that are under way.
+    tally: Tally,
+    /// Writes that no leg had a channel for.
+    stillborn: Vec<u32>,
+    /// Requests that wait for news.
+    waiting: Vec<u32>,
+    news: u64,
+    /// When this turn is.
+    now: Instant,
+    masks: Masks,
+    background: Background,
+    /// What came up from a leg.
+    below: Answers,
+}
+
+impl MirrorChannel {
+    pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, String> {
+        let limits = shared.limits.clone();
+        let depth = limits.depth_max;
+        let legs = Legs::open(shared, Own::new(shared)?)?;
+        let tally = Tally::new();
+        shared.lock().seats.push(tally.seat().clone());
+        Ok(Self {
+            legs,
+            works: vec![Work::idle(); depth as usize].into(),
+            free: (0..depth).rev().collect(),
+            ready: Ready::with_depth(depth),
+            tally,
+            stillborn: Vec::new(),
+            waiting: Vec::with_capacity(depth as usize),
+            news: 0,
+            now: Instant::default(),
+            masks: shared.masks(),
+            background: Background::default(),
+            below: Answers::with_capacity(depth as usize + 32),
+            shared: Arc::clone(shared),
+            limits,
+        })
+    }
+
+    /// Takes one request; there is a place for it.
+    fn take(&mut self, request: &Request, segments: &[Segment]) {
+        let own = match check(&self.limits, request, segments) {
+            Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
+            done => return self.answer(request.token, done.err().unwrap_or_default(), 0),
+        };
+        let Some(slot) = self.free.pop() else { return };
+        let segment_first = self.legs.keep(slot, own);
+        self.works[slot as usize] = Work::of(Request { segment_first, ..*request });
+        match request.operation {
+            Operation::Read | Operation::Compare | Operation::Verify => self.read(slot),
+            Operation::Flush => {
+                self.enter();
+                self.write_counted(slot);
+            }
+            _ => self.ask_to_write(slot),
+        }
+    }
+
+    fn answer(&mut self, token: u64, outcome: Outcome, result: u32) {
+        self.ready.push(Answer { token, outcome, result });
+    }
+
+    /// From here on this channel has a write under way, as far as others can tell, and what it looks
+    /// at is at least as new as what they had closed before.
+    fn enter(&mut self) {
+        self.tally.enter(&self.shared);
+        self.masks = self.shared.masks();
+    }
+
+    fn ask_to_write(&mut self, slot: u32) {
+        self.enter();
+        let Request { lba, blocks, .. } = self.works[slot as usize].request;
+        let (first, count) = self.shared.shape.regions_of(lba, blocks.into());
+        if !self.shared.closed.any(first, count) {
+            return self.write_counted(slot);
+        }
+        self.ask(slot);
+    }
+
+    /// Asks whoever holds the lock for the right to write.
+    fn ask(&mut self, slot: u32) {
+        let shared = Arc::clone(&self.shared);
+        let mut meta = shared.lock();
+        let work = &mut self.works[slot as usize];
+        let range = (work.request.lba, u64::from(work.request.blocks));
+        match meta.admit(&shared, self.tally.seat(), slot, range) {
+            Admission::Go => {
+                self.masks = shared.masks();
+                self.write_counted(slot);
+            }
+            Admission::Registered => {
+                self.masks = shared.masks();
+                self.write(slot, Stage::WrittenUnderCopy);
+            }
+            Admission::Wait => {
+                if work.stage != Stage::Admitted {
+                    (work.stage, work.failures) = (Stage::Admitted, meta.failures);
+                }
+                self.waiting.push(slot);
+            }
+        }
+        self.look_after(&mut meta);
+    }
+
+    /// Sends a write or a flush to all legs, as one of this channel's writes.
+    fn write_counted(&mut self, slot: u32) {
+        let bucket = self.tally.begin();
+        self.write(slot, Stage::Written { bucket });
+    }
+
+    /// Sends a write or a flush to all legs.
+    fn write(&mut self, slot: u32, stage: Stage) {
+        let work = &mut self.works[slot as usize];
+        let missing = self.legs.send_to(self.masks.write, Place::Work(slot), &work.request);
+        (work.stage, work.awaited, work.failed) = (stage, self.masks.write & !missing, missing);
+        if work.awaited == 0 {
+            work.outcome = Outcome::PATH_ERROR;
+            self.stillborn.push(slot);
+        }
+    }
+
+    fn read(&mut self, slot: u32) {
+        let work = &mut self.works[slot as usize];
+        let Request { lba, blocks, .. } = work.request;
+        let mut from = self.masks.read & !work.failed;
+        if self.masks.unequal {
+            let (first, count) = self.shared.shape.regions_of(lba, blocks.into());
+            let source = self.masks.source() & from;
+            if source != 0 && self.shared.unequal.any(first, count) {
+                from = source;
+            }
+        }
+        let leg = self.legs.idlest(from);
+        let missing = self.legs.send_to(leg, Place::Work(slot), &work.request);
+        (work.stage, work.awaited) = (Stage::Read, leg);
+        if leg == 0 || missing != 0 {
+            work.failed |= leg;
+            if work.outcome.is_success() {
+                work.outcome = Outcome::PATH_ERROR;
+            }
+            self.end_read(slot);
+        }
+    }
+
+    /// A leg has answered.
+    fn ended(&mut self, slot: u32, leg: u8, answer: &Answer) {
+        let work = &mut self.works[slot as usize];
+        work.awaited &= !leg;
+        if answer.outcome.is_success() {
+            work.done |= leg;
+            work.result = answer.result;
+        } else {
+            work.failed |= leg;
+            let tells_more =
+                is_the_callers(answer.outcome) || answer.outcome == Outcome::COMPARE_FAILURE;
+            if work.outcome.is_success() || tells_more {
+                work.outcome = answer.outcome;
+            }
+        }
+        match work.stage {
+            Stage::Read => self.end_read(slot),
+            _ if work.awaited == 0 => self.end_write(slot),
+            _ => {}
+        }
+    }
+
+    fn end_read(&mut self, slot: u32) {
+        let work = self.works[slot as usize];
+        if work.done != 0 {
+            if work.failed != 0 {
+                let Request { lba, blocks, .. } = work.request;
+                self.shared.lock().repair(&self.shared, lba, blocks);
+            }
+            return self.end(slot, Outcome::SUCCESS);
+        }
+        let is_final = is_the_callers(work.outcome) || work.outcome == Outcome::COMPARE_FAILURE;
+        self.masks = self.shared.masks();
+        if is_final || self.masks.read & !work.failed == 0 {
+            return self.end(slot, work.outcome);
+        }
+        self.read(slot);
+    }
+
+    /// All legs have answered a write or a flush.
+    fn end_write(&mut self, slot: u32) {
+        let work = self.works[slot as usize];
+        if work.failed == 0 && self.shared.masks().claimed & !work.done == 0 {
+            return self.end(slot, Outcome::SUCCESS);
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut meta = shared.lock();
+        let Request { lba, blocks, operation, .. } = work.request;
+        let at_fault = is_the_callers(work.outcome);
+        let verdict =
+            if at_fault { Verdict::Bad } else { meta.judge(&shared, work.done, work.failed) };
+        match verdict {
+            Verdict::Good => {
+                drop(meta);
+                return self.end(slot, Outcome::SUCCESS);
+            }
+            Verdict::Bad => {
+                if operation != Operation::Flush {
+                    meta.suspect(&shared, lba, blocks.into());
+                }
+                drop(meta);
+                let outcome =
+                    if work.outcome.is_success() { Outcome::WRITE_FAULT } else { work.outcome };
+                return self.end(slot, outcome);
+            }
+            Verdict::Wait => {}
+        }
+        let work = &mut self.works[slot as usize];
+        let bucket = match work.stage {
+            Stage::Written { bucket } => Some(bucket),
+            Stage::Recorded { bucket } => bucket,
+            _ => None,
+        };
+        if !matches!(work.stage, Stage::Recorded { .. }) {
+            work.failures = meta.failures;
+        }
+        work.stage = Stage::Recorded { bucket };
+        self.waiting.push(slot);
+        self.look_after(&mut meta);
+    }
+
+    /// Answers a request and frees its place.
+    fn end(&mut self, slot: u32, outcome: Outcome) {
+        let Work { request, result, stage, .. } = self.works[slot as usize];
+        match stage {
+            Stage::Written { bucket } | Stage::Recorded { bucket: Some(bucket) } => {
+                self.tally.end(bucket);
+            }
+            Stage::WrittenUnderCopy | Stage::Recorded { bucket: None } => {
+                self.shared.lock().unregister(self.tally.seat(), slot);
+            }
+            Stage::Idle | Stage::Read | Stage::Admitted => {}
+        }
+        self.works[slot as usize].stage = Stage::Idle;
+        self.free.push(slot);
+        self.answer(request.token, outcome, result);
+    }
+
+    /// Whether there is something to poll for that nobody would wake this thread for: what a request
+    /// waits for is often done by another one.
+    fn is_restless(&self) -> bool {
+        self.ready.len() > 0 || !self.waiting.is_empty() || !self.stillborn.is_empty()
+    }
+
+    /// Looks again at everything that waits for news.
+    fn hear(&mut self) {
+        let news = self.shared.news();
+        if news == self.news || self.waiting.is_empty() {
+            return;
+        }
+        self.news = news;
+        self.enter();
+        for slot in std::mem::take(&mut self.waiting) {
+            let Work { stage, failures, outcome, .. } = self.works[slot as usize];
+            if self.shared.lock().failures != failures {
+                let outcome = if outcome.is_success() { Outcome::WRITE_FAULT } else { outcome };
+                self.end(slot, outcome);
+            } else if stage == Stage::Admitted {
+                self.ask(slot);
+            } else {
+                // Which legs failed has been seen to.
+                self.works[slot as usize].failed = 0;
+                self.end_write(slot);
+            }
+        }
+        self.tally.settle(&self.shared);
+    }
+}
+
+impl Backend for MirrorChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        // An answer that waits to be polled has given its place back, and still counts.
+        let room = self.free.len().saturating_sub(self.ready.len());
+        let count = requests.len().min(room);
+        self.now = now;
+        self.masks = self.shared.masks();
+        for request in &requests[..count] {
+            self.take(request, segments);
+        }
+        self.tally.settle(&self.shared);
+        self.legs.submit(now);
+        count
+    }
+
+    fn flush(&mut self) {
+        self.legs.flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        self.now = now;
+        let mut below = std::mem::replace(&mut self.below, Answers::with_capacity(0));
+        for leg in 0..self.legs.count() {
+            self.legs.poll(leg, now, &mut below);
+            for answer in below.drain() {
+                match Place::of(answer.token) {
+                    Place::Work(slot) => self.ended(slot, 1 << leg, &answer),
+                    place => self.background_ended(place, 1 << leg, &answer),
+                }
+            }
+        }
+        self.below = below;
+        while let Some(slot) = self.stillborn.pop() {
+            self.end_write(slot);
+        }
+        self.hear();
+        if now >= self.shared.tend_at() {
+            let shared = Arc::clone(&self.shared);
+            self.look_after(&mut shared.lock());
+        }
+        self.tally.settle(&self.shared);
+        self.legs.submit(now);
+        self.legs.flush();
+        self.ready.give(answers)
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.is_restless() {
+            return Instant::default();
+        }
+        self.legs.wake_at().min(self.shared.tend_at())
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.legs.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.legs.arm() || self.is_restless()
+    }
+
+    fn disarm(&mut self) {
+        self.legs.disarm();
+    }
+}
+
+impl Drop for MirrorChannel {
+    /// First the legs end what they have; then the others learn what this channel leaves behind.
+    fn drop(&mut self) {
+        self.legs.close();
+        let shared = Arc::clone(&self.shared);
+        let mut meta = shared.lock();
+        let seat = self.tally.seat();
+        meta.seats.retain(|other| !other.is(seat));
+        meta.registered.retain(|write| !write.seat.is(seat));
+        for work in self.works.iter().filter(|work| work.may_differ()) {
+            meta.suspect(&shared, work.request.lba, work.request.blocks.into());
+        }
+        self.background.abandon(&mut meta, &shared);
+        shared.tell();
+    }
+}

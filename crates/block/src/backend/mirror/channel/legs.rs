@@ -1,0 +1,272 @@
+//! A channel to each leg of a mirror, and what waits to go down it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::{Answers, Backend, Instant, Memory, Operation, Request, Segment, WakeSource};
+
+use crate::backend::joined::Joined;
+use crate::backend::mirror::shared::{Own, Shared};
+
+/// The channels to the legs, with one table of segments for all.
+pub(super) struct Legs {
+    legs: Box<[Leg]>,
+    wake: Joined,
+    shared: Arc<Shared>,
+    own: Own,
+    /// The segments of each place, then those of the background.
+    table: Vec<Segment>,
+    segments_max: u32,
+    /// Which leg goes first when several have as little to do.
+    turn: u8,
+}
+
+struct Leg {
+    backend: Option<Box<dyn Backend>>,
+    /// What it has not taken yet.
+    queue: VecDeque<Request>,
+    under_way: u32,
+}
+
+/// What a request to a leg belongs to, as told by its token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A place in the table of requests.
+    Work(u32),
+    /// The superblocks that this channel writes.
+    Commit,
+    /// The task of the background that this channel does.
+    Task,
+}
+
+const COMMIT: u64 = 1 << 32;
+const TASK: u64 = 1 << 33;
+
+impl Place {
+    pub(super) fn of(token: u64) -> Self {
+        match u32::try_from(token) {
+            Ok(slot) => Self::Work(slot),
+            Err(_) if token == COMMIT => Self::Commit,
+            Err(_) => Self::Task,
+        }
+    }
+
+    fn token(self) -> u64 {
+        match self {
+            Self::Work(slot) => slot.into(),
+            Self::Commit => COMMIT,
+            Self::Task => TASK,
+        }
+    }
+}
+
+impl Legs {
+    /// A channel to each leg that has one to give.
+    pub(super) fn open(shared: &Arc<Shared>, own: Own) -> Result<Self, String> {
+        let depth = shared.limits.depth_max;
+        let segments_max = u32::from(shared.limits.segments_max);
+        let legs = shared.media.iter().map(|medium| Leg {
+            backend: medium.as_ref().and_then(|medium| medium.channel().ok()),
+            queue: VecDeque::with_capacity(depth as usize + 8),
+            under_way: 0,
+        });
+        let legs: Box<[Leg]> = legs.collect();
+        let mut table = vec![Segment::default(); (depth * segments_max) as usize];
+        table.extend((0..).take(legs.len()).map(|leg| own.superblock(leg)));
+        table.extend([own.chunk(); 2]);
+        let backends = legs.iter().filter_map(|leg| leg.backend.as_ref());
+        let wake = Joined::of(backends.map(|backend| backend.wake_source()))?;
+        Ok(Self { legs, wake, shared: Arc::clone(shared), own, table, segments_max, turn: 0 })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.legs.len()
+    }
+
+    /// Keeps the segments of a request for as long as its place is taken, and returns where.
+    #[inline]
+    pub(super) fn keep(&mut self, slot: u32, segments: &[Segment]) -> u32 {
+        let first = slot * self.segments_max;
+        self.table[first as usize..][..segments.len()].copy_from_slice(segments);
+        first
+    }
+
+    /// Sends a request of the mirror to some legs. Returns those that have no channel.
+    #[inline]
+    pub(super) fn send_to(&mut self, legs: u8, place: Place, request: &Request) -> u8 {
+        let below = Request {
+            token: place.token(),
+            lba: request.lba + self.shared.shape.first,
+            ..*request
+        };
+        // What a leg reads as after a deallocation is up to the leg, and legs have to be alike.
+        let below = match request.operation {
+            Operation::Deallocate => Request {
+                operation: Operation::WriteZeroes,
+                flags: request.flags.and(base::Flags::DEALLOCATE),
+                ..below
+            },
+            Operation::Flush => Request { lba: 0, ..below },
+            _ => below,
+        };
+        self.push(legs, &below, false)
+    }
+
+    /// Writes a superblock to one leg, before all that waits. False if it has no channel.
+    pub(super) fn send_superblock(&mut self, leg: u8, at: u64, bytes: &[u8]) -> bool {
+        let segment = self.own.superblock(leg);
+        let written = store_padded(&self.shared, segment, bytes);
+        let places = self.table.len() - self.legs.len() - 2;
+        let request = self.request(Place::Commit, Operation::Write, at, places + usize::from(leg));
+        let request = Request { flags: base::Flags::FUA, ..request };
+        written && self.push(1 << leg, &request, true) == 0
+    }
+
+    /// Reads both copies of a superblock into the chunk. False if the leg has no channel.
+    pub(super) fn send_probe(&mut self, leg: u8, copies: [u64; 2]) -> bool {
+        let size = self.shared.superblock_bytes();
+        let chunk = self.own.chunk();
+        let last = self.table.len() - 2;
+        let mut missing = 0;
+        for (index, at) in copies.into_iter().enumerate() {
+            let skip = if index == 0 { 0 } else { size };
+            self.table[last + index] = chunk.slice(skip, size).unwrap_or_default();
+            let request = self.request(Place::Task, Operation::Read, at, last + index);
+            missing |= self.push(leg, &request, true);
+        }
+        missing == 0
+    }
+
+    /// A request of the background for blocks of the mirror, with the chunk as its memory.
+    pub(super) fn send_chunk(
+        &mut self,
+        legs: u8,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+    ) -> u8 {
+        let last = self.table.len() - 2;
+        let len_bytes = blocks * self.shared.shape.block_size;
+        self.table[last] = self.own.chunk().slice(0, len_bytes).unwrap_or_default();
+        let moves = operation != Operation::Flush;
+        let request = self.request(Place::Task, operation, 0, last);
+        let request = Request { lba, blocks, segment_count: u16::from(moves), ..request };
+        self.send_to(legs, Place::Task, &request)
+    }
+
+    /// The bytes of a copy of a superblock that a probe has read.
+    pub(super) fn probed(&self, copy: usize, into: &mut [u8; 4096]) -> bool {
+        let segment = self.table[self.table.len() - 2 + copy];
+        let head = segment.slice(0, 4096);
+        head.is_some_and(|head| self.shared.regions.load(head, into).is_ok())
+    }
+
+    /// A request for a superblock at a byte of a leg, with one segment of the table.
+    fn request(&self, place: Place, operation: Operation, at: u64, segment: usize) -> Request {
+        let block_size = self.shared.shape.block_size;
+        Request {
+            token: place.token(),
+            lba: at / u64::from(block_size),
+            operand: 0,
+            segment_first: u32::try_from(segment).unwrap_or(u32::MAX),
+            blocks: self.shared.superblock_bytes() / block_size,
+            segment_count: 1,
+            metadata_count: 0,
+            operation,
+            flags: base::Flags::NONE,
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, legs: u8, request: &Request, first: bool) -> u8 {
+        let mut missing = legs;
+        for (leg, bit) in self.legs.iter_mut().zip((0_u32..).map(|index| 1_u8 << index)) {
+            if legs & bit == 0 || leg.backend.is_none() {
+                continue;
+            }
+            missing &= !bit;
+            leg.under_way += 1;
+            if first { leg.queue.push_front(*request) } else { leg.queue.push_back(*request) }
+        }
+        missing
+    }
+
+    /// Of some legs the one with the fewest requests under way; of those as idle, each in its turn.
+    #[inline]
+    pub(super) fn idlest(&mut self, legs: u8) -> u8 {
+        self.turn = self.turn.wrapping_add(1);
+        let count = u8::try_from(self.legs.len()).unwrap_or(u8::MAX);
+        let mut best = (u32::MAX, 0);
+        for step in 0..count {
+            let leg = (self.turn.wrapping_add(step)) % count;
+            let under_way = self.legs[usize::from(leg)].under_way;
+            if legs & (1 << leg) != 0 && under_way < best.0 {
+                best = (under_way, 1 << leg);
+            }
+        }
+        best.1
+    }
+
+    /// Hands down what waits, as much as the legs take.
+    pub(super) fn submit(&mut self, now: Instant) {
+        for leg in &mut self.legs {
+            if let Some(backend) = &mut leg.backend
+                && !leg.queue.is_empty()
+            {
+                let taken = backend.submit(now, leg.queue.make_contiguous(), &self.table);
+                leg.queue.drain(..taken);
+            }
+        }
+    }
+
+    pub(super) fn poll(&mut self, leg: usize, now: Instant, answers: &mut Answers) {
+        let Leg { backend, under_way, .. } = &mut self.legs[leg];
+        if let Some(backend) = backend {
+            let count = backend.poll(now, answers);
+            *under_way -= u32::try_from(count).unwrap_or(0);
+        }
+    }
+
+    fn backends(&mut self) -> impl Iterator<Item = &mut Box<dyn Backend>> {
+        self.legs.iter_mut().filter_map(|leg| leg.backend.as_mut())
+    }
+
+    pub(super) fn flush(&mut self) {
+        self.backends().for_each(|backend| backend.flush());
+    }
+
+    /// Ends all channels, and with them whatever is under way.
+    pub(super) fn close(&mut self) {
+        self.legs.iter_mut().for_each(|leg| leg.backend = None);
+    }
+
+    pub(super) fn wake_at(&self) -> Instant {
+        let at = |leg: &Leg| match &leg.backend {
+            Some(_) if !leg.queue.is_empty() => Instant::default(),
+            Some(backend) => backend.wake_at(),
+            None => Instant::NEVER,
+        };
+        self.legs.iter().map(at).min().unwrap_or(Instant::NEVER)
+    }
+
+    pub(super) fn wake_source(&self) -> WakeSource<'_> {
+        self.wake.source()
+    }
+
+    pub(super) fn arm(&mut self) -> bool {
+        let must_not_sleep = self.legs.iter().any(|leg| !leg.queue.is_empty());
+        self.backends().fold(must_not_sleep, |busy, backend| backend.arm() || busy)
+    }
+
+    pub(super) fn disarm(&mut self) {
+        self.backends().for_each(|backend| backend.disarm());
+    }
+}
+
+/// Stores bytes at the start of a segment and zeroes behind them.
+fn store_padded(shared: &Shared, segment: Segment, bytes: &[u8]) -> bool {
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let head = segment.slice(0, len);
+    shared.regions.fill(segment, 0).is_ok()
+        && head.is_some_and(|head| shared.regions.store(head, bytes).is_ok())
+}

@@ -1,0 +1,100 @@
+//! Superblocks: when they are to be written, what they say, and what is true once they are.
+
+use super::meta::{Commit, Meta};
+use super::shared::Shared;
+use super::superblock::{LEGS_MAX, Superblock};
+
+impl Meta {
+    /// Whether superblocks are to be written now.
+    pub(super) fn needs_commit(&self) -> bool {
+        self.commit.is_none() && self.wanted != self.settled && !self.stalled
+    }
+
+    /// Begins to write superblocks that say what is known now, and returns what they are. Until
+    /// [`end_commit`](Self::end_commit) nobody else begins.
+    pub(super) fn begin_commit(&mut self, shared: &Shared) -> Vec<Superblock> {
+        let in_sync = self.in_sync | self.promoting;
+        // A generation for each run that writes: legs that were written apart cannot be alike.
+        if in_sync != self.claimed || std::mem::take(&mut self.is_new) {
+            self.generation += 1;
+        }
+        // From the moment they are on their way, some superblock may say so.
+        self.claimed |= in_sync;
+        self.dirty.subtract(&self.clearing);
+        self.clearing.clear_all();
+        self.durable.keep(&self.dirty);
+        let targets = self.in_sync | self.returning | self.joining;
+        self.commit = Some(Commit {
+            version: self.wanted,
+            generation: self.generation,
+            targets,
+            in_sync,
+            promoting: self.promoting,
+            dirty: self.dirty.clone(),
+        });
+        shared.publish(self);
+        legs_of(targets).map(|leg| self.superblock(leg, in_sync)).collect()
+    }
+
+    fn superblock(&mut self, leg: u8, in_sync: u8) -> Superblock {
+        Superblock {
+            uuid: self.uuid,
+            sequence: self.sequences[usize::from(leg)].draw(),
+            generation: self.generation,
+            leg,
+            legs: self.legs,
+            shape: self.shape,
+            in_sync,
+            known: self.known,
+            dirty: self.dirty.clone(),
+        }
+    }
+
+    /// The superblocks have been written, except on legs that `failed`.
+    pub(super) fn end_commit(&mut self, shared: &Shared, failed: u8) {
+        let Some(commit) = self.commit.take() else { return };
+        for leg in legs_of(commit.targets & !failed) {
+            let sequence = &mut self.sequences[usize::from(leg)];
+            sequence.good = sequence.used;
+            self.known[usize::from(leg)] = commit.generation;
+        }
+        shared.tell();
+        if self.in_sync & !failed == 0 {
+            self.stalled = true;
+            self.failures += 1;
+            return;
+        }
+        self.settled = commit.version;
+        self.durable = commit.dirty;
+        if failed & commit.in_sync == 0 {
+            self.claimed = commit.in_sync;
+        }
+        self.drop_legs(shared, failed);
+        let promoted = commit.promoting & self.promoting;
+        self.in_sync |= promoted;
+        self.returning &= !promoted;
+        self.promoting = 0;
+        if promoted != 0 {
+            // Where a write has failed since, the leg that was copied to may differ again.
+            let todo = self.todo.clone();
+            todo.iter().for_each(|region| self.doubt(shared, region));
+        }
+        if self.claimed & !self.in_sync != 0 && self.wanted == self.settled {
+            // A leg was called in sync and is not.
+            self.want();
+        }
+        shared.publish(self);
+    }
+
+    /// Whoever wrote the superblocks is gone, and nobody knows how far they got.
+    pub(super) fn abandon_commit(&mut self, shared: &Shared) {
+        if self.commit.take().is_some() {
+            shared.tell();
+        }
+    }
+}
+
+/// The numbers of the legs in a mask.
+pub(super) fn legs_of(mask: u8) -> impl Iterator<Item = u8> {
+    (0_u8..).take(LEGS_MAX).filter(move |leg| mask & (1 << leg) != 0)
+}

@@ -1,0 +1,120 @@
+//! A leg before it is part of a mirror: its superblock, read and written by a caller who waits.
+//!
+//! Only opening and making a mirror do that. Nothing here is on the way of an I/O.
+
+use base::{
+    Answers, Backend, Flags, Instant, Medium, Memory, Operation, Outcome, Request, Segment, Span,
+};
+use dma::{Region, Regions};
+
+use super::assemble::Found;
+use super::shared::{memory, superblock_bytes};
+use super::superblock::{COPIES_AT, SUPERBLOCK_BYTES, Superblock};
+
+/// Memory for the superblock of any leg.
+pub(super) fn room(regions: &Regions) -> Result<Region, String> {
+    memory(regions, 64 << 10)
+}
+
+/// A channel to a leg, and memory for one superblock.
+pub(super) struct Raw<'a> {
+    backend: Box<dyn Backend>,
+    regions: &'a Regions,
+    memory: Segment,
+}
+
+/// How long a leg may take for a superblock.
+const PATIENCE: Span = Span::from_secs(30);
+
+impl<'a> Raw<'a> {
+    /// A channel, with [`room`] to read into.
+    pub(super) fn open(
+        regions: &'a Regions,
+        room: &Region,
+        medium: &dyn Medium,
+    ) -> Result<Self, String> {
+        let len_bytes = superblock_bytes(medium.limits().block_size);
+        let memory =
+            room.segment().slice(0, len_bytes).ok_or("a superblock is longer than a block")?;
+        Ok(Self { backend: medium.channel()?, regions, memory })
+    }
+
+    /// What is there.
+    pub(super) fn read(&mut self, now: &mut dyn FnMut() -> Instant) -> Found {
+        let mut copies = [[0; SUPERBLOCK_BYTES]; 2];
+        for (copy, at) in copies.iter_mut().zip(COPIES_AT) {
+            let outcome = self.run(Operation::Read, at, now);
+            let head = self.memory.slice(0, 4096);
+            let loaded = head.is_some_and(|head| self.regions.load(head, copy).is_ok());
+            match outcome {
+                Ok(()) if loaded => {}
+                Ok(()) => return Found::Missing("its superblock is out of reach".into()),
+                // One copy may be unreadable: that is what there are two for.
+                Err(_) if at != COPIES_AT[0] => {}
+                Err(problem) => {
+                    if self.run(Operation::Read, COPIES_AT[1], now).is_err() {
+                        return Found::Missing(problem);
+                    }
+                }
+            }
+        }
+        match Superblock::newer([&copies[0], &copies[1]]) {
+            Ok(superblock) => Found::Leg(Box::new(superblock)),
+            Err(none) => Found::Strange(none),
+        }
+    }
+
+    /// Writes a copy, durably.
+    pub(super) fn write(
+        &mut self,
+        superblock: &Superblock,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let head = self.memory.slice(0, 4096).unwrap_or_default();
+        let filled = self.regions.fill(self.memory, 0);
+        filled
+            .and_then(|()| self.regions.store(head, &superblock.encode()))
+            .map_err(|_| "its superblock is out of reach".to_owned())?;
+        self.run(Operation::Write, COPIES_AT[superblock.copy()], now)
+    }
+
+    fn run(
+        &mut self,
+        operation: Operation,
+        at: u64,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let limits = self.backend.limits();
+        let request = Request {
+            token: 0,
+            lba: at / u64::from(limits.block_size),
+            operand: 0,
+            segment_first: 0,
+            blocks: self.memory.len_bytes / limits.block_size,
+            segment_count: 1,
+            metadata_count: 0,
+            operation,
+            flags: if operation == Operation::Write { Flags::FUA } else { Flags::NONE },
+        };
+        let doing = format!("{} of its superblock", operation.name());
+        let until = now().after(PATIENCE);
+        let mut answers = Answers::with_capacity(1);
+        let mut taken = false;
+        loop {
+            let time = now();
+            taken = taken || self.backend.submit(time, &[request], &[self.memory]) == 1;
+            self.backend.flush();
+            self.backend.poll(time, &mut answers);
+            if let [answer] = answers.as_slice() {
+                return match answer.outcome {
+                    Outcome::SUCCESS => Ok(()),
+                    outcome => Err(format!("{doing}: status {:#x}, expected 0", outcome.0)),
+                };
+            }
+            if time > until {
+                return Err(format!("{doing}: no answer in {PATIENCE}"));
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

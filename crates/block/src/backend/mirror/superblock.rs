@@ -1,0 +1,346 @@
+//! What a leg of a mirror says about itself and about the others: one page, and nothing but bytes in
+//! and out.
+//!
+//! ```text
+//!   leg:  | copy 0 | … | copy 1 | … | blocks of the mirror …
+//!         0        64k          128k 1m
+//!
+//!   copy: 0       8       12    16     32       40         48    49     52         56
+//!         | magic | version | crc | UUID | sequence | generation | leg | legs | block size | …
+//!         56             64      72              80        88                  152      2048            4096
+//!         | block count  | first | region blocks | in sync | known generations | zeroes | dirty regions |
+//! ```
+//!
+//! The copies are written in turn, by the parity of their sequence number, so the one before is
+//! whole if the power fails in the middle of a write.
+
+use crc_fast::{CrcAlgorithm, checksum};
+
+use super::bits::Bits;
+
+/// One copy of a superblock, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Which mirror it is: drawn when the mirror was made.
+    pub uuid: u128,
+    /// How often this leg's superblock has been written.
+    pub sequence: u64,
+    /// How often legs have come and gone, as far as this leg knows.
+    pub generation: u64,
+    /// Which leg this is, from zero.
+    pub leg: u8,
+    /// How many legs the mirror has.
+    pub legs: u8,
+    /// The geometry of the mirror.
+    pub shape: Shape,
+    /// Legs that hold every block that was ever answered for, one bit each, as far as this leg
+    /// knows. The others are stale.
+    pub in_sync: u8,
+    /// The generation that each leg's superblock is known to have had.
+    pub known: [u64; LEGS_MAX],
+    /// Regions in which legs may differ.
+    pub dirty: Bits,
+}
+
+/// The geometry of a mirror.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes in a block.
+    pub block_size: u32,
+    /// Blocks of the mirror.
+    pub block_count: u64,
+    /// The block of each leg in which the mirror's first one lies.
+    pub first: u64,
+    /// Blocks in a region: what one bit of the map stands for. A power of two.
+    pub region_blocks: u64,
+}
+
+/// Why bytes are not a superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoSuperblock {
+    /// They do not begin like one.
+    Raw,
+    /// They begin like one, and this is wrong with them.
+    Damaged(String),
+}
+
+/// Bytes in a superblock.
+pub const SUPERBLOCK_BYTES: usize = 4096;
+/// Bytes from the start of a leg to each of its two copies.
+pub const COPIES_AT: [u64; 2] = [0, 64 << 10];
+/// Bytes from the start of a leg to the mirror's first block.
+pub const FIRST_BYTES: u64 = 1 << 20;
+/// How many legs a mirror may have.
+pub const LEGS_MAX: usize = 8;
+/// How many regions there may be.
+pub const REGIONS_MAX: u64 = 16_384;
+/// Bytes in the smallest region.
+const REGION_BYTES_MIN: u64 = 64 << 10;
+
+const MAGIC: [u8; 8] = *b"tenmilMR";
+const VERSION: u32 = 1;
+const CRC_AT: usize = 12;
+const KNOWN_AT: usize = 88;
+const MAP_AT: usize = 2048;
+
+const _: () = assert!(MAP_AT + (REGIONS_MAX / 8) as usize == SUPERBLOCK_BYTES, "as drawn");
+const _: () = assert!(COPIES_AT[1] >= 65_536, "a copy may fill the largest block");
+
+impl Shape {
+    /// What a mirror over legs of so many blocks looks like; `None` if they are too short.
+    pub fn over(block_size: u32, leg_blocks: u64) -> Option<Self> {
+        let block = u64::from(block_size);
+        let first = FIRST_BYTES / block;
+        let block_count = leg_blocks.checked_sub(first).filter(|count| *count > 0)?;
+        let least = block_count.div_ceil(REGIONS_MAX);
+        let region_blocks = least.max(REGION_BYTES_MIN.div_ceil(block)).checked_next_power_of_two();
+        Some(Self { block_size, block_count, first, region_blocks: region_blocks? })
+    }
+
+    /// How many regions there are.
+    pub const fn regions(&self) -> u64 {
+        self.block_count.div_ceil(self.region_blocks)
+    }
+
+    /// The region of a block.
+    #[inline]
+    pub const fn region_of(&self, lba: u64) -> u64 {
+        lba >> self.region_blocks.trailing_zeros()
+    }
+
+    /// The regions that some blocks touch, as a first one and a count.
+    #[inline]
+    pub const fn regions_of(&self, lba: u64, blocks: u64) -> (u64, u64) {
+        if blocks == 0 {
+            return (0, 0);
+        }
+        let first = self.region_of(lba);
+        (first, self.region_of(lba + blocks - 1) - first + 1)
+    }
+
+    /// The first block of a region, and how many it has.
+    pub fn blocks_of(&self, region: u64) -> (u64, u64) {
+        let first = region * self.region_blocks;
+        (first, self.region_blocks.min(self.block_count.saturating_sub(first)))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let block_size = self.block_size;
+        let whole = block_size.is_power_of_two() && (512..=65_536).contains(&block_size);
+        let placed = whole && self.first == FIRST_BYTES / u64::from(block_size);
+        let mapped = self.region_blocks.is_power_of_two()
+            && (1..=REGIONS_MAX).contains(&self.regions())
+            && self.first.checked_add(self.block_count).is_some();
+        if placed && mapped { Ok(()) } else { Err(format!("its geometry is {self:?}")) }
+    }
+}
+
+impl Superblock {
+    /// Which of the two copies this one is.
+    pub const fn copy(&self) -> usize {
+        (self.sequence % 2) as usize
+    }
+
+    /// Whether the leg that says this thinks itself in sync.
+    pub const fn is_sound(&self) -> bool {
+        self.in_sync & (1 << self.leg) != 0
+    }
+
+    /// As bytes, to be written to the place of its copy.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        let Shape { block_size, block_count, first, region_blocks } = self.shape;
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(8, &VERSION.to_le_bytes());
+        put(16, &self.uuid.to_be_bytes());
+        put(32, &self.sequence.to_le_bytes());
+        put(40, &self.generation.to_le_bytes());
+        put(48, &[self.leg, self.legs]);
+        put(52, &block_size.to_le_bytes());
+        put(56, &block_count.to_le_bytes());
+        put(64, &first.to_le_bytes());
+        put(72, &region_blocks.to_le_bytes());
+        put(80, &[self.in_sync]);
+        for (leg, generation) in self.known.iter().enumerate() {
+            put(KNOWN_AT + 8 * leg, &generation.to_le_bytes());
+        }
+        for (index, word) in self.dirty.words().iter().enumerate() {
+            put(MAP_AT + 8 * index, &word.to_le_bytes());
+        }
+        let crc = crc_of(&bytes);
+        bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads one copy.
+    ///
+    /// # Errors
+    ///
+    /// If it is none, or says what cannot be.
+    pub fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<Self, NoSuperblock> {
+        if bytes[..8] != MAGIC {
+            return Err(NoSuperblock::Raw);
+        }
+        let damaged = |problem: String| NoSuperblock::Damaged(problem);
+        let (found, expected) = (word32(bytes, CRC_AT), crc_of(bytes));
+        if found != expected {
+            return Err(damaged(format!("its CRC is {found:08x}, expected {expected:08x}")));
+        }
+        let version = word32(bytes, 8);
+        if version != VERSION {
+            return Err(damaged(format!("its version is {version}, expected {VERSION}")));
+        }
+        let shape = Shape {
+            block_size: word32(bytes, 52),
+            block_count: word64(bytes, 56),
+            first: word64(bytes, 64),
+            region_blocks: word64(bytes, 72),
+        };
+        shape.check().map_err(damaged)?;
+        let (leg, legs) = (bytes[48], bytes[49]);
+        if !(2..=LEGS_MAX).contains(&usize::from(legs)) || leg >= legs {
+            return Err(damaged(format!("it is leg {leg} of {legs}")));
+        }
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&bytes[16..32]);
+        let words = (0..).map(|index| word64(bytes, MAP_AT + 8 * index));
+        Ok(Self {
+            uuid: u128::from_be_bytes(uuid),
+            sequence: word64(bytes, 32),
+            generation: word64(bytes, 40),
+            leg,
+            legs,
+            in_sync: bytes[80],
+            known: std::array::from_fn(|leg| word64(bytes, KNOWN_AT + 8 * leg)),
+            dirty: Bits::from_words(shape.regions(), words),
+            shape,
+        })
+    }
+
+    /// The newer of two copies that are whole.
+    ///
+    /// # Errors
+    ///
+    /// If neither is; damage is told before there being nothing.
+    pub fn newer(copies: [&[u8; SUPERBLOCK_BYTES]; 2]) -> Result<Self, NoSuperblock> {
+        match copies.map(Self::decode) {
+            [Ok(one), Ok(other)] => Ok(if one.sequence > other.sequence { one } else { other }),
+            [Ok(only), Err(_)] | [Err(_), Ok(only)] => Ok(only),
+            [Err(damage @ NoSuperblock::Damaged(_)), Err(_)] | [Err(_), Err(damage)] => Err(damage),
+        }
+    }
+}
+
+/// A UUID as people write it.
+pub fn uuid_text(uuid: u128) -> String {
+    let digits = format!("{uuid:032x}");
+    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+    parts.join("-")
+}
+
+/// The CRC-32C of a superblock, its own field taken as zeroes.
+fn crc_of(bytes: &[u8; SUPERBLOCK_BYTES]) -> u32 {
+    let mut bytes = *bytes;
+    bytes[CRC_AT..CRC_AT + 4].fill(0);
+    // The algorithm has 32 bits; the crate gives every one back in 64.
+    u32::try_from(checksum(CrcAlgorithm::Crc32Iscsi, &bytes)).unwrap_or_default()
+}
+
+fn word32(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn word64(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Random;
+
+    use super::{NoSuperblock, SUPERBLOCK_BYTES, Shape, Superblock, uuid_text};
+    use crate::backend::mirror::bits::Bits;
+
+    fn superblock() -> Superblock {
+        let shape = Shape::over(512, 1 << 20).unwrap();
+        let mut dirty = Bits::new(shape.regions());
+        for region in [0, 63, 64, shape.regions() - 1] {
+            dirty.set(region);
+        }
+        let uuid = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
+        let (sequence, generation, leg, legs, in_sync) = (7, 3, 1, 2, 0b10);
+        let known = [2, 3, 0, 0, 0, 0, 0, 0];
+        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, known, dirty }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let superblock = superblock();
+        assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+    }
+
+    #[test]
+    fn the_bytes_stay_what_they_are() {
+        let bytes = superblock().encode();
+        assert_eq!(&bytes[..12], b"tenmilMR\x01\0\0\0");
+        assert_eq!(bytes[12..16], [0x1d, 0xee, 0x13, 0x3c]);
+        assert_eq!(bytes[48..50], [1, 2]);
+        assert_eq!(bytes[2048..2057], [1, 0, 0, 0, 0, 0, 0, 0x80, 1]);
+    }
+
+    #[test]
+    fn one_wrong_bit_anywhere_is_noticed() {
+        let good = superblock().encode();
+        let mut random = Random::new(1);
+        for _ in 0..2_000 {
+            let at = usize::try_from(random.below(SUPERBLOCK_BYTES as u64)).unwrap();
+            let mut bytes = good;
+            bytes[at] ^= 1 << random.below(8);
+            let refused = Superblock::decode(&bytes).unwrap_err();
+            assert_eq!(refused == NoSuperblock::Raw, at < 8, "byte {at}: {refused:?}");
+        }
+    }
+
+    #[test]
+    fn a_torn_copy_leaves_the_one_before() {
+        let older = superblock();
+        let newer = Superblock { sequence: 8, generation: 4, ..older.clone() };
+        let (odd, even) = (older.encode(), newer.encode());
+        assert_eq!(Superblock::newer([&even, &odd]), Ok(newer));
+        for cut in (0..SUPERBLOCK_BYTES).step_by(512) {
+            let mut torn = [0xee; SUPERBLOCK_BYTES];
+            torn[..cut].copy_from_slice(&even[..cut]);
+            assert_eq!(Superblock::newer([&torn, &odd]), Ok(older.clone()), "cut at {cut}");
+        }
+        let (raw, mut torn) = ([0; SUPERBLOCK_BYTES], even);
+        torn[4000] ^= 1;
+        assert_eq!(Superblock::newer([&raw, &raw]), Err(NoSuperblock::Raw));
+        for copies in [[&raw, &torn], [&torn, &raw]] {
+            assert!(matches!(Superblock::newer(copies), Err(NoSuperblock::Damaged(_))));
+        }
+    }
+
+    #[test]
+    fn the_map_is_small_whatever_the_size() {
+        for shift in 21..60 {
+            let shape = Shape::over(4096, (1 << shift) / 4096 + 256).unwrap();
+            assert!((1..=16_384).contains(&shape.regions()), "{shape:?}");
+            assert!(shape.region_blocks * 4096 >= 64 << 10);
+        }
+        assert_eq!(Shape::over(512, 2048), None, "there must be room for a block");
+        let shape = Shape::over(512, 2048 + 300).unwrap();
+        assert_eq!((shape.regions(), shape.blocks_of(2)), (3, (256, 44)));
+        assert_eq!(shape.regions_of(127, 2), (0, 2));
+        assert_eq!(shape.regions_of(128, 0), (0, 0));
+    }
+
+    #[test]
+    fn a_uuid_is_written_as_people_write_it() {
+        assert_eq!(uuid_text(superblock().uuid), "01234567-89ab-cdef-0123-456789abcdef");
+    }
+}

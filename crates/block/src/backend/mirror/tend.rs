@@ -1,0 +1,487 @@
+//! What a mirror does by itself: clear the map of what is equal again, bring legs back, copy. No I/O:
+//! whoever has time asks [`Meta::tend`] what is to be done, does it, and says how it went.
+//!
+//! ```text
+//!   rest ─┬─ quiet ── flush ──────────────────────────────────▶ rest     regions become clean
+//!         ├─ probe ── joining ── entering ────────────────────▶ rest     a leg is back
+//!         ├─ draining ── locking ── reading ── writing ─┬─────▶ rest     a region is copied
+//!         │                 ▲────────── pacing ◀────────┘
+//!         └─ flush ── promoting ──────────────────────────────▶ rest     a leg is in sync
+//! ```
+
+use base::{Instant, Span};
+
+use super::meta::{Meta, Planted};
+use super::shared::Shared;
+use super::superblock::{NoSuperblock, Superblock};
+
+/// How eager the background is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Policy {
+    /// A region that nobody has written for so long becomes clean.
+    pub(super) clear_after: Span,
+    /// A leg that has failed is looked for as often as this.
+    pub(super) probe_every: Span,
+    /// Bytes per second that are copied.
+    pub(super) copy_rate: u64,
+}
+
+/// When what is due.
+#[derive(Debug)]
+pub(super) struct Times {
+    pub(super) policy: Policy,
+    clear_at: Instant,
+    probe_at: Instant,
+    copy_at: Instant,
+}
+
+/// What is awaited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// That something is due.
+    Rest,
+    /// That nobody writes the quiet regions, and that older writes end.
+    Quiet { until: Instant, epoch: u64 },
+    /// A flush, after which the quiet regions are clean.
+    FlushedToClear,
+    /// A superblock of a leg that had failed.
+    Probed { leg: u8 },
+    /// That a leg says of itself that it is stale.
+    Joined { leg: u8, version: u64 },
+    /// The end of all writes that this leg did not get.
+    Entered { epoch: u64 },
+    /// The end of all writes to the region that nobody has registered.
+    Drained { epoch: u64 },
+    /// The end of registered writes in the chunk.
+    Locked,
+    /// A chunk, from this leg; these could not read it.
+    Read { leg: u8, tried: u8 },
+    /// That the chunk is on the other legs.
+    Written,
+    /// The time of the next chunk.
+    Paced,
+    /// A flush, after which a leg is in sync.
+    FlushedToPromote,
+    /// That all legs say so.
+    Promoted,
+}
+
+/// A region under copy.
+#[derive(Debug)]
+pub(super) struct Copying {
+    pub(super) region: u64,
+    /// The next block, and the end.
+    next: u64,
+    end: u64,
+    /// The chunk that nobody may write now.
+    pub(super) locked: Option<(u64, u32)>,
+    /// Block by block up to here, because no leg can read it in one piece.
+    single_until: u64,
+    /// The whole region, and not only what a leg could not read.
+    whole: bool,
+    /// Something has happened to the region since it was begun.
+    pub(super) again: bool,
+}
+
+/// What is to be done by whoever asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Flush these legs.
+    Flush { legs: u8 },
+    /// Read both copies of this leg's superblock.
+    Probe { leg: u8 },
+    /// Read these blocks of the mirror from this leg into the chunk.
+    Read { leg: u8, lba: u64, blocks: u32 },
+    /// Write the chunk to these legs.
+    Write { legs: u8, lba: u64, blocks: u32 },
+}
+
+enum Next {
+    Again,
+    At(Instant),
+    Do(Task),
+}
+
+/// How soon something is looked at again that other threads will have done in a moment.
+const LOOK: Span = Span::from_us(50);
+
+impl Times {
+    pub(super) const fn new(policy: Policy) -> Self {
+        let now = Instant { ns: 0 };
+        Self { policy, clear_at: Instant::NEVER, probe_at: now, copy_at: now }
+    }
+}
+
+impl Meta {
+    /// What is to be done now, if anything; else says when to ask again.
+    pub(super) fn tend(&mut self, shared: &Shared, now: Instant) -> Option<Task> {
+        loop {
+            match self.step(shared, now) {
+                Next::Again => {}
+                Next::At(at) => {
+                    shared.tend_again_at(at);
+                    return None;
+                }
+                Next::Do(task) => {
+                    shared.tend_again_at(Instant::NEVER);
+                    return Some(task);
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, shared: &Shared, now: Instant) -> Next {
+        match self.phase {
+            Phase::Rest => self.rest(shared, now),
+            Phase::Quiet { until, epoch } => self.quiet(shared, until, epoch, now),
+            Phase::Joined { leg, version } => self.joined(shared, leg, version, now),
+            Phase::Entered { epoch } => self.entered(epoch, now),
+            Phase::Drained { epoch } => self.drained(epoch, now),
+            Phase::Locked => self.locked(now),
+            Phase::Paced if now < self.times.copy_at => Next::At(self.times.copy_at),
+            Phase::Paced => self.go(Phase::Locked),
+            Phase::Promoted if self.promoting == 0 => self.go(Phase::Rest),
+            Phase::Promoted => self.wait(now),
+            Phase::FlushedToClear
+            | Phase::Probed { .. }
+            | Phase::Read { .. }
+            | Phase::Written
+            | Phase::FlushedToPromote => Next::At(Instant::NEVER),
+        }
+    }
+
+    fn go(&mut self, phase: Phase) -> Next {
+        self.phase = phase;
+        Next::Again
+    }
+
+    /// For superblocks to be written, or for writes to end.
+    fn wait(&mut self, now: Instant) -> Next {
+        if std::mem::take(&mut self.stalled) {
+            return Next::At(now.after(self.times.policy.probe_every));
+        }
+        Next::At(now.after(LOOK))
+    }
+
+    fn rest(&mut self, shared: &Shared, now: Instant) -> Next {
+        let pairs = self.in_sync.count_ones() > 1;
+        if !pairs {
+            self.repairs.clear();
+        }
+        if let Some((lba, blocks)) = self.repairs.pop() {
+            return self.begin_repair(shared, lba, blocks);
+        }
+        let todo = self.todo.first().filter(|_| pairs || self.returning != 0);
+        if let Some(region) = todo
+            && now >= self.times.copy_at
+        {
+            let (first, count) = self.shape.blocks_of(region);
+            return self.begin_copy(shared, region, first, first + count, true);
+        }
+        if self.returning != 0 && todo.is_none() {
+            self.phase = Phase::FlushedToPromote;
+            return Next::Do(Task::Flush { legs: self.returning });
+        }
+        let stale = self.present & !self.in_sync & !self.returning;
+        if stale != 0 && now >= self.times.probe_at {
+            // One after the other.
+            self.times.probe_at = now.after(self.times.policy.probe_every);
+            let leg = lowest(stale);
+            self.phase = Phase::Probed { leg };
+            return Next::Do(Task::Probe { leg });
+        }
+        let may_clear = self.is_whole() && todo.is_none() && !self.durable.is_empty();
+        if !may_clear {
+            self.times.clear_at = Instant::NEVER;
+        } else if self.times.clear_at == Instant::NEVER {
+            self.times.clear_at = now.after(self.times.policy.clear_after);
+        }
+        if now >= self.times.clear_at {
+            return self.begin_quiet(shared, now);
+        }
+        let probe_at = if stale != 0 { self.times.probe_at } else { Instant::NEVER };
+        let copy_at = if todo.is_some() { self.times.copy_at } else { Instant::NEVER };
+        Next::At(probe_at.min(copy_at).min(self.times.clear_at))
+    }
+
+    /// Closes every dirty region. Whoever writes one opens it again; what is still closed after a
+    /// while has not been written.
+    fn begin_quiet(&mut self, shared: &Shared, now: Instant) -> Next {
+        self.quiet = self.durable.clone();
+        self.quiet.iter().for_each(|region| shared.closed.set(region, 1));
+        let until = now.after(self.times.policy.clear_after);
+        self.go(Phase::Quiet { until, epoch: shared.advance() })
+    }
+
+    fn quiet(&mut self, shared: &Shared, until: Instant, epoch: u64, now: Instant) -> Next {
+        let other_work = !self.todo.is_empty() || !self.repairs.is_empty();
+        if !self.is_whole() || other_work || self.quiet.is_empty() {
+            self.quiet.clear_all();
+            self.times.clear_at = now.max(until);
+            return self.go(Phase::Rest);
+        }
+        if now < until {
+            return Next::At(until);
+        }
+        if !self.is_past(epoch) {
+            return self.wait(now);
+        }
+        if self.has(Planted::ClearsBeforeFlushing) {
+            return self.flushed_to_clear(shared, 0);
+        }
+        self.phase = Phase::FlushedToClear;
+        Next::Do(Task::Flush { legs: self.in_sync })
+    }
+
+    fn joined(&mut self, shared: &Shared, leg: u8, version: u64, now: Instant) -> Next {
+        if self.joining & leg == 0 || self.stalled {
+            self.joining = 0;
+            return self.go(Phase::Rest);
+        }
+        if self.settled < version {
+            return self.wait(now);
+        }
+        self.joining = 0;
+        self.returning |= leg;
+        shared.publish(self);
+        self.go(Phase::Entered { epoch: shared.advance() })
+    }
+
+    fn entered(&mut self, epoch: u64, now: Instant) -> Next {
+        if self.returning != 0 {
+            if !self.is_past(epoch) {
+                return self.wait(now);
+            }
+            if !self.has(Planted::PromotesBeforeCopying) {
+                let dirty = self.dirty.clone();
+                self.todo.add(&dirty);
+            }
+        }
+        self.go(Phase::Rest)
+    }
+
+    fn begin_repair(&mut self, shared: &Shared, lba: u64, blocks: u32) -> Next {
+        let region = self.shape.region_of(lba);
+        let (first, count) = self.shape.blocks_of(region);
+        let end = lba + u64::from(blocks);
+        if let Ok(left) = u32::try_from(end.saturating_sub(first + count))
+            && left > 0
+        {
+            self.repairs.push((first + count, left));
+        }
+        self.begin_copy(shared, region, lba, end.min(first + count), false)
+    }
+
+    fn begin_copy(
+        &mut self,
+        shared: &Shared,
+        region: u64,
+        next: u64,
+        end: u64,
+        whole: bool,
+    ) -> Next {
+        let (locked, single_until, again) = (None, 0, false);
+        self.copying = Some(Copying { region, next, end, locked, single_until, whole, again });
+        shared.closed.set(region, 1);
+        self.mark(region);
+        self.go(Phase::Drained { epoch: shared.advance() })
+    }
+
+    fn drained(&mut self, epoch: u64, now: Instant) -> Next {
+        let Some(region) = self.copying.as_ref().map(|one| one.region) else {
+            return self.go(Phase::Rest);
+        };
+        if !self.durable.has(region) || !self.is_past(epoch) {
+            return self.wait(now);
+        }
+        self.go(Phase::Locked)
+    }
+
+    fn locked(&mut self, now: Instant) -> Next {
+        let chunk_blocks = self.chunk_blocks;
+        let Some(copying) = &mut self.copying else { return self.go(Phase::Rest) };
+        let (lba, left) = (copying.next, copying.end - copying.next);
+        let most = if lba < copying.single_until { 1 } else { u64::from(chunk_blocks) };
+        let blocks = u32::try_from(left.min(most)).unwrap_or(1);
+        // First nobody new may write it, then those who do must end.
+        copying.locked = Some((lba, blocks));
+        if self.is_being_written((lba, u64::from(blocks))) {
+            return self.wait(now);
+        }
+        self.read_chunk(0)
+    }
+
+    /// Reads the chunk from a leg that has not failed to yet.
+    fn read_chunk(&mut self, tried: u8) -> Next {
+        let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
+            return self.go(Phase::Rest);
+        };
+        let leg = lowest(self.in_sync & !tried);
+        self.phase = Phase::Read { leg, tried };
+        Next::Do(Task::Read { leg, lba, blocks })
+    }
+
+    /// The task has been done, except by legs that `failed`. Returns the next one, if there is one
+    /// at once.
+    pub(super) fn end_task(&mut self, shared: &Shared, now: Instant, failed: u8) -> Option<Task> {
+        let next = match self.phase {
+            Phase::FlushedToClear => self.flushed_to_clear(shared, failed),
+            Phase::FlushedToPromote => self.flushed_to_promote(shared, failed),
+            Phase::Read { leg, tried } if failed != 0 => self.not_read(shared, tried | leg),
+            Phase::Read { leg, tried } => self.read(shared, leg, tried),
+            Phase::Written => self.written(shared, now, failed),
+            _ => self.go(Phase::Rest),
+        };
+        match next {
+            Next::Do(task) => Some(task),
+            _ => self.tend(shared, now),
+        }
+    }
+
+    fn flushed_to_clear(&mut self, shared: &Shared, failed: u8) -> Next {
+        if self.in_sync & !failed != 0 {
+            self.drop_legs(shared, failed);
+        }
+        let quiet = self.quiet.clone();
+        self.quiet.clear_all();
+        if failed == 0 && self.is_whole() && !quiet.is_empty() {
+            self.clearing.add(&quiet);
+            self.want();
+        }
+        self.times.clear_at = Instant::NEVER;
+        self.go(Phase::Rest)
+    }
+
+    fn flushed_to_promote(&mut self, shared: &Shared, failed: u8) -> Next {
+        if self.in_sync & !failed != 0 {
+            self.drop_legs(shared, failed);
+        }
+        if self.returning == 0 || !self.todo.is_empty() {
+            return self.go(Phase::Rest);
+        }
+        self.promoting = self.returning;
+        self.want();
+        self.go(Phase::Promoted)
+    }
+
+    /// What was found where the superblock of a leg should be.
+    pub(super) fn end_probe(
+        &mut self,
+        shared: &Shared,
+        now: Instant,
+        found: Option<Result<Superblock, NoSuperblock>>,
+    ) -> Option<Task> {
+        if let Phase::Probed { leg } = self.phase {
+            self.phase = Phase::Rest;
+            match found {
+                // It does not answer yet.
+                None => {}
+                Some(Ok(superblock)) if self.is_ours(leg, &superblock) => {
+                    let index = leg.trailing_zeros() as usize;
+                    self.sequences[index].good = superblock.sequence;
+                    self.known[index] = superblock.generation;
+                    self.joining = leg;
+                    self.want();
+                    self.phase = Phase::Joined { leg, version: self.wanted };
+                }
+                // Something else is there now, and is left alone.
+                Some(_) => self.present &= !leg,
+            }
+        }
+        self.tend(shared, now)
+    }
+
+    fn is_ours(&self, leg: u8, found: &Superblock) -> bool {
+        found.uuid == self.uuid
+            && 1_u8.checked_shl(found.leg.into()) == Some(leg)
+            && found.shape == self.shape
+            && found.generation <= self.generation
+    }
+
+    fn read(&mut self, shared: &Shared, leg: u8, tried: u8) -> Next {
+        let Some(copying) = &self.copying else { return self.go(Phase::Rest) };
+        let Some((lba, blocks)) = copying.locked else { return self.go(Phase::Rest) };
+        let everywhere = !copying.whole || self.unequal.has(copying.region);
+        let others = if everywhere { self.in_sync } else { tried & self.in_sync };
+        let legs = (others | self.returning) & !leg;
+        if legs == 0 {
+            return self.stop_copy(shared);
+        }
+        self.phase = Phase::Written;
+        Next::Do(Task::Write { legs, lba, blocks })
+    }
+
+    /// No leg of `tried` could read the chunk.
+    fn not_read(&mut self, shared: &Shared, tried: u8) -> Next {
+        if self.in_sync & !tried != 0 {
+            return self.read_chunk(tried);
+        }
+        let returning = self.returning;
+        let Some(copying) = &mut self.copying else { return self.go(Phase::Rest) };
+        match copying.locked.take() {
+            Some((lba, blocks)) if blocks > 1 => {
+                copying.single_until = lba + u64::from(blocks);
+                shared.tell();
+                self.go(Phase::Locked)
+            }
+            _ if returning != 0 => {
+                // What nobody can read cannot be brought to the leg, so it cannot be in sync.
+                self.drop_legs(shared, returning);
+                self.stop_copy(shared)
+            }
+            // All legs are alike in that they cannot read it.
+            Some((lba, _)) => self.advance_copy(shared, lba + 1),
+            None => self.stop_copy(shared),
+        }
+    }
+
+    fn written(&mut self, shared: &Shared, now: Instant, failed: u8) -> Next {
+        if self.in_sync & !failed != 0 {
+            self.drop_legs(shared, failed);
+        }
+        let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
+            return self.stop_copy(shared);
+        };
+        let bytes = u64::from(blocks) * u64::from(self.shape.block_size);
+        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.times.policy.copy_rate.max(1));
+        let pace = Span { ns: u64::try_from(ns).unwrap_or(u64::MAX) };
+        self.times.copy_at = now.after(pace);
+        self.advance_copy(shared, lba + u64::from(blocks))
+    }
+
+    fn advance_copy(&mut self, shared: &Shared, next: u64) -> Next {
+        shared.tell();
+        let Some(copying) = &mut self.copying else { return self.go(Phase::Rest) };
+        (copying.locked, copying.next) = (None, next);
+        if next < copying.end {
+            return self.go(Phase::Paced);
+        }
+        let (region, is_done) = (copying.region, copying.whole && !copying.again);
+        if is_done {
+            self.todo.clear(region);
+            self.unequal.clear(region);
+            shared.unequal.clear(region, 1);
+        }
+        self.stop_copy(shared)
+    }
+
+    fn stop_copy(&mut self, shared: &Shared) -> Next {
+        self.copying = None;
+        shared.publish(self);
+        shared.tell();
+        self.go(Phase::Rest)
+    }
+
+    /// Whoever had the task is gone.
+    pub(super) fn abandon_task(&mut self, shared: &Shared) {
+        self.quiet.clear_all();
+        self.times.clear_at = Instant::NEVER;
+        self.stop_copy(shared);
+        shared.tend_again_at(Instant::default());
+    }
+}
+
+/// The lowest leg of a mask, as a mask.
+const fn lowest(legs: u8) -> u8 {
+    legs & legs.wrapping_neg()
+}

@@ -1,0 +1,276 @@
+//! A leg in simulated time: it answers late and out of order, fails and comes back, and keeps a
+//! random part of what was not flushed when its power goes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::{
+    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Memory, Operation,
+    Outcome, Random, Request, Segment, Span, Support,
+};
+use dma::Regions;
+
+pub(super) const BLOCK: usize = 512;
+
+/// A handle to a disk.
+#[derive(Clone)]
+pub(super) struct Disk(Arc<Mutex<State>>);
+
+struct State {
+    regions: Regions,
+    random: Random,
+    limits: Limits,
+    stable: BTreeMap<u64, Vec<u8>>,
+    /// What was written since the last flush, oldest first.
+    cached: BTreeMap<u64, Vec<Vec<u8>>>,
+    under_way: Vec<(u32, Instant, Request, Vec<Segment>)>,
+    /// Blocks that cannot be read until they are written.
+    bad: BTreeSet<u64>,
+    is_failing: bool,
+    channels: u32,
+}
+
+struct Channel {
+    disk: Disk,
+    limits: Limits,
+    number: u32,
+}
+
+impl Disk {
+    pub(super) fn new(regions: &Regions, blocks: u64, random: Random) -> Self {
+        let operations = [
+            Operation::Read,
+            Operation::Write,
+            Operation::Flush,
+            Operation::WriteZeroes,
+            Operation::Compare,
+            Operation::Verify,
+        ];
+        let limits = Limits {
+            block_size: 512,
+            metadata_size: 0,
+            block_count: blocks,
+            request_blocks_max: 64,
+            segments_max: 4,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max: 16,
+            durability: Durability::VolatileCache,
+            support: Support::of(&operations),
+        };
+        Self(Arc::new(Mutex::new(State {
+            regions: regions.clone(),
+            random,
+            limits,
+            stable: BTreeMap::new(),
+            cached: BTreeMap::new(),
+            under_way: Vec::new(),
+            bad: BTreeSet::new(),
+            is_failing: false,
+            channels: 0,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// From now on everything is answered with an error, having been done or not.
+    pub(super) fn fail(&self) {
+        self.lock().is_failing = true;
+    }
+
+    /// It works again; `reset` if it has forgotten what was not flushed.
+    pub(super) fn come_back(&self, reset: bool) {
+        let mut state = self.lock();
+        state.is_failing = false;
+        if reset {
+            state.lose_power();
+        }
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.lock().is_failing
+    }
+
+    /// A block that cannot be read until it is written.
+    pub(super) fn spoil(&self, lba: u64) {
+        self.lock().bad.insert(lba);
+    }
+
+    pub(super) fn has_bad_blocks(&self) -> bool {
+        !self.lock().bad.is_empty()
+    }
+
+    /// The power goes and comes back: what was under way may have got anywhere.
+    pub(super) fn cut_power(&self) {
+        let mut state = self.lock();
+        state.drop_requests(|_| true);
+        state.lose_power();
+        state.is_failing = false;
+    }
+
+    /// Reads a block as it is.
+    pub(super) fn peek(&self, lba: u64) -> Vec<u8> {
+        self.lock().block(lba)
+    }
+
+    /// Puts a block there, durably.
+    pub(super) fn poke(&self, lba: u64, bytes: Vec<u8>) {
+        self.lock().stable.insert(lba, bytes);
+    }
+}
+
+impl Medium for Disk {
+    fn limits(&self) -> Limits {
+        self.lock().limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let mut state = self.lock();
+        state.channels += 1;
+        let (number, limits) = (state.channels, state.limits.clone());
+        Ok(Box::new(Channel { disk: self.clone(), limits, number }))
+    }
+}
+
+impl Backend for Channel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut state = self.disk.lock();
+        let mine = state.under_way.iter().filter(|one| one.0 == self.number).count();
+        let count = requests.len().min(self.limits.depth_max as usize - mine);
+        for request in &requests[..count] {
+            let first = request.segment_first as usize;
+            let own = segments[first..first + usize::from(request.segment_count)].to_vec();
+            let due = now.after(Span::from_us(5 + state.random.below(100)));
+            state.under_way.push((self.number, due, *request, own));
+        }
+        count
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let mut state = self.disk.lock();
+        let mut count = 0;
+        while answers.room() > 0 {
+            let is_due = |one: &(u32, Instant, _, _)| one.0 == self.number && one.1 <= now;
+            let next = state.under_way.iter().enumerate().filter(|(_, one)| is_due(one));
+            let Some((index, _)) = next.min_by_key(|(_, one)| one.1) else { break };
+            let (_, _, request, segments) = state.under_way.swap_remove(index);
+            let outcome = state.carry_out(&request, &segments);
+            answers.push(Answer { token: request.token, outcome, result: 0 });
+            count += 1;
+        }
+        count
+    }
+
+    fn wake_at(&self) -> Instant {
+        let state = self.disk.lock();
+        let mine = state.under_way.iter().filter(|one| one.0 == self.number);
+        mine.map(|one| one.1).min().unwrap_or(Instant::NEVER)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let number = self.number;
+        self.disk.lock().drop_requests(|one| one == number);
+    }
+}
+
+impl State {
+    fn block(&self, lba: u64) -> Vec<u8> {
+        let newest = self.cached.get(&lba).and_then(|versions| versions.last());
+        newest.or_else(|| self.stable.get(&lba)).cloned().unwrap_or(vec![0; BLOCK])
+    }
+
+    fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> Outcome {
+        if self.is_failing {
+            if self.random.chance(1, 2) {
+                self.write_some(request, segments);
+            }
+            return Outcome::INTERNAL_ERROR;
+        }
+        let range = request.lba..request.lba + u64::from(request.blocks);
+        assert!(range.end <= self.limits.block_count, "{request:?}");
+        match request.operation {
+            Operation::Read if self.bad.range(range.clone()).next().is_some() => {
+                return Outcome::UNRECOVERED_READ;
+            }
+            Operation::Read => {
+                let bytes: Vec<u8> = range.flat_map(|lba| self.block(lba)).collect();
+                self.regions.store(segments[0], &bytes).unwrap();
+            }
+            Operation::Write | Operation::WriteZeroes => {
+                let bytes = self.bytes_of(request, segments);
+                for (lba, block) in range.clone().zip(bytes.chunks(BLOCK)) {
+                    self.put(lba, block);
+                }
+                if request.flags.has(Flags::FUA) {
+                    range.for_each(|lba| self.make_stable(lba));
+                }
+            }
+            Operation::Flush => {
+                let cached: Vec<u64> = self.cached.keys().copied().collect();
+                cached.into_iter().for_each(|lba| self.make_stable(lba));
+            }
+            other => panic!("a mirror sends no {other:?} here"),
+        }
+        Outcome::SUCCESS
+    }
+
+    fn bytes_of(&self, request: &Request, segments: &[Segment]) -> Vec<u8> {
+        let mut bytes = vec![0; request.blocks as usize * BLOCK];
+        if request.operation == Operation::Write {
+            self.regions.load(segments[0], &mut bytes).unwrap();
+        }
+        bytes
+    }
+
+    fn put(&mut self, lba: u64, block: &[u8]) {
+        self.bad.remove(&lba);
+        self.cached.entry(lba).or_default().push(block.to_vec());
+    }
+
+    fn make_stable(&mut self, lba: u64) {
+        if let Some(newest) = self.cached.remove(&lba).and_then(|mut versions| versions.pop()) {
+            self.stable.insert(lba, newest);
+        }
+    }
+
+    /// A write that nobody will hear of again reaches the cache with some of its blocks.
+    fn write_some(&mut self, request: &Request, segments: &[Segment]) {
+        if !matches!(request.operation, Operation::Write | Operation::WriteZeroes) {
+            return;
+        }
+        let bytes = self.bytes_of(request, segments);
+        for (lba, block) in (request.lba..).zip(bytes.chunks(BLOCK)) {
+            if self.random.chance(1, 2) {
+                self.put(lba, block);
+            }
+        }
+    }
+
+    fn drop_requests(&mut self, is_dropped: impl Fn(u32) -> bool) {
+        for (channel, due, request, segments) in std::mem::take(&mut self.under_way) {
+            if !is_dropped(channel) {
+                self.under_way.push((channel, due, request, segments));
+            } else if self.random.chance(1, 2) {
+                self.write_some(&request, &segments);
+            }
+        }
+    }
+
+    /// Of each block that was not flushed any version may survive.
+    fn lose_power(&mut self) {
+        for (lba, mut versions) in std::mem::take(&mut self.cached) {
+            let drawn = self.random.below(versions.len() as u64 + 1);
+            if let Some(survivor) = usize::try_from(drawn).unwrap().checked_sub(1) {
+                self.stable.insert(lba, versions.swap_remove(survivor));
+            }
+        }
+    }
+}
