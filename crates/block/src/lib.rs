@@ -18,7 +18,7 @@
 //! | [`Mirror`] | writes go to all of several media, reads to one | data that outlives a device |
 //!
 //! Wrappers are generic over the backend below: a [`Shaper`] makes any request fit what a device can
-//! do, and a [`Limiter`] holds all channels of a device to so many requests and bytes per second.
+//! do, a [`Scheduler`] decides in what order requests go, and a [`Limiter`] holds all channels of a device to so many requests and bytes per second.
 //!
 //! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
 //! [`Opener`].
@@ -36,6 +36,7 @@ mod map;
 mod open;
 mod own;
 pub mod quantity;
+mod schedule;
 mod shape;
 mod statistics;
 pub mod uri;
@@ -60,6 +61,7 @@ pub use limit::{Caps, Class, FLOOR_PERCENT, LOOK_AGAIN, Limited, Limiter, Rate};
 pub use lock::{Hold, NotStill};
 pub use map::{PER_CHANNEL, QueueMap};
 pub use open::{Handle, Kind, Opened, Opener};
+pub use schedule::{Deadline, DeadlineOptions, Merge, Scheduler, StreamBatch, StreamBatchOptions};
 pub use shape::{
     Alignment, BounceBuffers, BounceMemory, Deallocate, ForceUnitAccess, RangeLock, ShapeOptions,
     Shaper,

@@ -10,6 +10,7 @@ use dma::{Backing, Mapping, Regions};
 use host::{Clock, Sleeper};
 
 use super::reluctant::ReluctantKind;
+use crate::schedule::tests::ScheduledKind;
 use crate::shape::tests::harsh::HarshKind;
 use crate::{Claim, Device, DeviceOptions, Mode, Opener, PER_CHANNEL, QueueMap};
 
@@ -71,6 +72,11 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "harsh:[ram:4m]?align=512&force=no",
         "harsh:[delay:[ram:8m?block=4k]?read=10us&write=20us]?align=4096",
         "harsh:[file:DISK?size=8m&block=4k]?force=no",
+        "merge:[ram:8m?block=4k]",
+        "deadline:[delay:[ram:8m?block=4k]?read=10us&write=20us]",
+        "stream-batch:[ram:4m]",
+        "stream-batch:[delay:[ram:8m?block=4k]?read=10us]",
+        "merge:[harsh:[ram:4m]]",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
     media.extend(LAYERS.iter().map(|layer| subject(layer.over).under(layer)));
@@ -118,7 +124,13 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         regions: &regions,
         clock: Clock::start(),
         seed: 3,
-        more: &[("reluctant", &ReluctantKind), ("harsh", &HarshKind)],
+        more: &[
+            ("reluctant", &ReluctantKind),
+            ("harsh", &HarshKind),
+            ("merge", &ScheduledKind),
+            ("deadline", &ScheduledKind),
+            ("stream-batch", &ScheduledKind),
+        ],
     };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
     let in_memory = host::file::File::open(&host::file::FileOptions {

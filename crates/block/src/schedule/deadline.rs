@@ -1,0 +1,368 @@
+//! The scheduler for slow media: reads first, in ascending order, and none too late.
+//!
+//! ```text
+//!             ┌ by block ── ascending, a batch at a time ┐
+//!   submitted ┤                                          ├── below, no more than its depth
+//!             └ by age ──── whoever is past its deadline ┘
+//! ```
+
+use std::fmt;
+
+use base::{
+    Answers, Backend, DoorbellCounts, Instant, Limits, Operation, Request, Segment, Span,
+    WakeSource,
+};
+
+use super::{conflict, reads};
+use crate::MediumError;
+use crate::uri::Fields;
+
+/// Keeps a few requests below and orders the others: reads before writes, each in ascending order of
+/// their blocks, a batch of one kind at a time. As long as there is room below nothing is held back.
+///
+/// Whoever is past its deadline is next when the current batch ends, the earliest deadline first, and
+/// begins a batch of its own. So once a deadline has passed, no more go down before that request
+/// than one batch for each that has an earlier deadline, one more, and those that it must not
+/// overtake. Writes wait for two batches of reads at most.
+///
+/// A flush does not wait here: it covers what was answered, and that has been below.
+pub struct Deadline<B> {
+    below: B,
+    options: DeadlineOptions,
+    limits: Limits,
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    /// Of reads and of writes.
+    queues: [Queue; 2],
+    /// The number of the next request.
+    next_number: u64,
+    /// Which queue the current batch is from, and how many it may still send.
+    direction: usize,
+    batch_left: u16,
+    /// How many batches of reads have gone by writes that waited.
+    passed_over: u16,
+    /// Requests below that are not answered yet.
+    under_way: usize,
+}
+
+/// Numbers of a deadline scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadlineOptions {
+    /// When a read is late.
+    pub read: Span,
+    /// When anything else is.
+    pub write: Span,
+    /// Requests that go in a row.
+    pub batch: u16,
+    /// Requests below at once.
+    pub depth: u16,
+}
+
+/// A request that waits.
+#[derive(Debug)]
+struct Slot {
+    request: Request,
+    segments: Vec<Segment>,
+    number: u64,
+    late_at: Instant,
+}
+
+/// Requests of one kind that wait, twice: by block and by age.
+#[derive(Debug)]
+struct Queue {
+    by_block: Vec<(u64, u16)>,
+    by_age: Vec<u16>,
+    /// Where the last one that was sent ended.
+    position: u64,
+}
+
+/// Requests that wait at once.
+const HELD_MAX: u16 = 256;
+/// Batches of reads that may go by a write.
+const PASSED_OVER_MAX: u16 = 2;
+const READS: usize = 0;
+const WRITES: usize = 1;
+
+impl Default for DeadlineOptions {
+    fn default() -> Self {
+        Self { read: Span::from_ms(500), write: Span::from_secs(5), batch: 16, depth: 8 }
+    }
+}
+
+impl DeadlineOptions {
+    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, MediumError> {
+        let default = Self::default();
+        let mut number = |key, most, otherwise| -> Result<u16, MediumError> {
+            let number = fields.number(key, 1..=most)?;
+            Ok(number.and_then(|number| u16::try_from(number).ok()).unwrap_or(otherwise))
+        };
+        let batch = number("batch", 1024, default.batch)?;
+        let depth = number("depth", 4096, default.depth)?;
+        let read = fields.time("read")?.unwrap_or(default.read);
+        let write = fields.time("write")?.unwrap_or(default.write);
+        Ok(Self { read, write, batch, depth })
+    }
+}
+
+impl fmt::Display for DeadlineOptions {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { read, write, batch, depth } = self;
+        write!(out, "read={}ns&write={}ns&batch={batch}&depth={depth}", read.ns, write.ns)
+    }
+}
+
+impl<B: Backend> Deadline<B> {
+    /// Orders what goes to `below`. Allocates here and never again.
+    pub fn new(below: B, options: &DeadlineOptions) -> Self {
+        let depth_max = below.limits().depth_max.min(HELD_MAX.into());
+        let limits = Limits { depth_max, ..below.limits().clone() };
+        let segments_max = usize::from(limits.segments_max);
+        let metadata_max = if limits.metadata_size > 0 { segments_max } else { 0 };
+        let slot = || Slot {
+            request: NOTHING,
+            segments: Vec::with_capacity(segments_max + metadata_max),
+            number: 0,
+            late_at: Instant::NEVER,
+        };
+        let queue = || Queue {
+            by_block: Vec::with_capacity(HELD_MAX.into()),
+            by_age: Vec::with_capacity(HELD_MAX.into()),
+            position: 0,
+        };
+        Self {
+            below,
+            options: *options,
+            limits,
+            slots: (0..HELD_MAX).map(|_| slot()).collect(),
+            free: (0..HELD_MAX).rev().collect(),
+            queues: [queue(), queue()],
+            next_number: 0,
+            direction: READS,
+            batch_left: 0,
+            passed_over: 0,
+            under_way: 0,
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// How many more may go below.
+    fn room_below(&self) -> usize {
+        usize::from(self.options.depth).saturating_sub(self.under_way)
+    }
+
+    /// Holds a request back. False if its memory is not where it says, or more than anybody takes.
+    fn hold(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+        let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
+        let own = segments.get(request.segment_first as usize..).and_then(|rest| rest.get(..count));
+        let Some(index) = self.free.last().copied() else { return false };
+        let slot = &mut self.slots[usize::from(index)];
+        let Some(own) = own.filter(|own| own.len() <= slot.segments.capacity()) else {
+            return false;
+        };
+        self.free.pop();
+        slot.segments.clear();
+        slot.segments.extend_from_slice(own);
+        slot.request = Request { segment_first: 0, ..*request };
+        slot.number = self.next_number;
+        self.next_number += 1;
+        let direction = if reads(request) { READS } else { WRITES };
+        let patience = [self.options.read, self.options.write][direction];
+        slot.late_at = now.after(patience);
+        self.queues[direction].insert(request.lba, index);
+        true
+    }
+
+    /// Sends as much of what waits as may go below. Returns whether that was anything.
+    fn send(&mut self, now: Instant) -> bool {
+        let mut has_sent = false;
+        while self.held() > 0 && self.room_below() > 0 {
+            let Some((direction, chosen)) = self.choose(now) else { break };
+            let index = self.eldest_in_the_way(chosen);
+            let slot = &self.slots[usize::from(index)];
+            if self.below.submit(now, &[slot.request], &slot.segments) == 0 {
+                break;
+            }
+            has_sent = true;
+            self.under_way += 1;
+            // Who is in the way goes on the turn of the other, who is chosen again.
+            if index == chosen {
+                self.count_turn(direction, index);
+            }
+            self.let_go(index);
+        }
+        has_sent
+    }
+
+    /// Whose turn it is: which queue, and who there. Nothing changes by asking.
+    fn choose(&self, now: Instant) -> Option<(usize, u16)> {
+        if self.batch_left > 0
+            && let Some(next) = self.queues[self.direction].next()
+        {
+            return Some((self.direction, next));
+        }
+        let eldest = |direction: usize| {
+            let index = *self.queues[direction].by_age.first()?;
+            Some((self.slots[usize::from(index)].late_at, direction, index))
+        };
+        let (read, write) = (eldest(READS), eldest(WRITES));
+        let late = [read, write].into_iter().flatten().filter(|(late_at, ..)| *late_at <= now);
+        if let Some((_, direction, index)) = late.min() {
+            return Some((direction, index));
+        }
+        let direction = match (read, write) {
+            (None, None) => return None,
+            (Some(_), None) => READS,
+            (None, Some(_)) => WRITES,
+            (Some(_), Some(_)) if self.passed_over >= PASSED_OVER_MAX => WRITES,
+            (Some(_), Some(_)) => READS,
+        };
+        let queue = &self.queues[direction];
+        let first = || queue.by_block.first().map(|(_, index)| *index);
+        Some((direction, queue.next().or_else(first)?))
+    }
+
+    /// The eldest that must not be overtaken by `index`, or `index` itself.
+    fn eldest_in_the_way(&self, index: u16) -> u16 {
+        let mut chosen = index;
+        loop {
+            let Slot { request, number, .. } = &self.slots[usize::from(chosen)];
+            let in_the_way = |other: &&u16| {
+                let other = &self.slots[usize::from(**other)];
+                other.number < *number && conflict(&other.request, request)
+            };
+            let held = self.queues.iter().flat_map(|queue| &queue.by_age);
+            match held
+                .filter(in_the_way)
+                .min_by_key(|other| self.slots[usize::from(**other)].number)
+            {
+                Some(elder) => chosen = *elder,
+                None => return chosen,
+            }
+        }
+    }
+
+    /// Counts a request that goes because it is the turn of queue `turn`.
+    fn count_turn(&mut self, turn: usize, index: u16) {
+        let Request { lba, blocks, .. } = self.slots[usize::from(index)].request;
+        if self.batch_left == 0 || self.direction != turn {
+            let others_wait = !self.queues[WRITES].by_age.is_empty();
+            self.passed_over = if turn == READS && others_wait { self.passed_over + 1 } else { 0 };
+            (self.direction, self.batch_left) = (turn, self.options.batch.max(1));
+        }
+        self.batch_left -= 1;
+        self.queues[turn].position = lba.saturating_add(u64::from(blocks));
+    }
+
+    /// Frees the place of a request that has gone.
+    fn let_go(&mut self, index: u16) {
+        let lba = self.slots[usize::from(index)].request.lba;
+        self.queues.iter_mut().for_each(|queue| queue.remove(lba, index));
+        self.free.push(index);
+    }
+
+    /// Hands requests down as they are.
+    fn pass(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let count = self.below.submit(now, requests, segments);
+        self.under_way += count;
+        count
+    }
+
+    /// Takes one request. False if there is no room.
+    fn take(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+        let waits = request.operation != Operation::Flush;
+        if waits && self.hold(now, request, segments) {
+            return true;
+        }
+        // A flush has nothing to wait for. Whatever cannot be held is refused below.
+        self.pass(now, std::slice::from_ref(request), segments) == 1
+    }
+}
+
+impl Queue {
+    fn insert(&mut self, lba: u64, index: u16) {
+        let at = self.by_block.partition_point(|entry| *entry < (lba, index));
+        self.by_block.insert(at, (lba, index));
+        self.by_age.push(index);
+    }
+
+    fn remove(&mut self, lba: u64, index: u16) {
+        if let Ok(at) = self.by_block.binary_search(&(lba, index)) {
+            self.by_block.remove(at);
+            self.by_age.retain(|other| *other != index);
+        }
+    }
+
+    /// The next in ascending order; none if the end is reached.
+    fn next(&self) -> Option<u16> {
+        let at = self.by_block.partition_point(|(lba, _)| *lba < self.position);
+        self.by_block.get(at).map(|(_, index)| *index)
+    }
+}
+
+impl<B: Backend> Backend for Deadline<B> {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let taken_before = self.under_way + self.held();
+        let room = (self.limits.depth_max as usize).saturating_sub(taken_before);
+        let requests = &requests[..requests.len().min(room)];
+        if self.held() == 0 && requests.len() <= self.room_below() {
+            return self.pass(now, requests, segments);
+        }
+        let taken = requests.iter().take_while(|request| self.take(now, request, segments)).count();
+        self.send(now);
+        taken
+    }
+
+    fn flush(&mut self) {
+        self.below.flush();
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let count = self.below.poll(now, answers);
+        self.under_way -= count;
+        if self.held() > 0 && self.send(now) {
+            self.below.flush();
+        }
+        count
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        self.below.doorbells()
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.below.wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.below.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        let nobody_wakes = self.held() > 0 && self.under_way == 0;
+        (nobody_wakes && self.below.wake_at() == Instant::NEVER) || self.below.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.below.disarm();
+    }
+}
+
+const NOTHING: Request = Request {
+    token: 0,
+    lba: 0,
+    operand: 0,
+    segment_first: 0,
+    blocks: 0,
+    segment_count: 0,
+    metadata_count: 0,
+    operation: Operation::Flush,
+    flags: base::Flags::NONE,
+};

@@ -1,0 +1,227 @@
+//! The scheduler for streams: hold back a little, send at once.
+//!
+//! ```text
+//!   submitted ── held ── count, bytes or time reached ── one batch ── flush below: the last of it
+//! ```
+
+use std::fmt;
+
+use base::{
+    Answers, Backend, DoorbellCounts, Flags, Instant, Limits, Operation, Request, Segment, Span,
+    WakeSource,
+};
+
+use crate::MediumError;
+use crate::uri::Fields;
+
+/// Holds requests back until there are enough of them, or the oldest has waited long enough, and
+/// hands them down as one batch, which it has the backend below send off at once. A caller's flush
+/// does not hurry them; a flush request or a forced write does, and so does a batch that is large
+/// enough by itself, which goes down as it is.
+pub struct StreamBatch<B> {
+    below: B,
+    options: StreamBatchOptions,
+    limits: Limits,
+    held: Vec<Request>,
+    /// The memory of what is held.
+    segments: Vec<Segment>,
+    held_bytes: u64,
+    /// When the oldest that is held has waited long enough.
+    due_at: Instant,
+    /// What is held has gone as far as there was room.
+    is_stuck: bool,
+    /// Requests below that are not answered yet.
+    under_way: usize,
+}
+
+/// When enough is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamBatchOptions {
+    /// Requests.
+    pub count: u16,
+    /// Bytes of data.
+    pub bytes: u64,
+    /// How long the oldest waits at most.
+    pub time: Span,
+}
+
+impl Default for StreamBatchOptions {
+    fn default() -> Self {
+        Self { count: 16, bytes: 64 << 10, time: Span::from_us(50) }
+    }
+}
+
+/// Most requests that may be held back.
+const COUNT_MAX: u64 = 1024;
+
+impl StreamBatchOptions {
+    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, MediumError> {
+        let default = Self::default();
+        let count = fields.number("count", 1..=COUNT_MAX)?;
+        Ok(Self {
+            count: count.and_then(|count| u16::try_from(count).ok()).unwrap_or(default.count),
+            bytes: fields.size("bytes")?.unwrap_or(default.bytes),
+            time: fields.time("time")?.unwrap_or(default.time),
+        })
+    }
+}
+
+impl fmt::Display for StreamBatchOptions {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, bytes, time } = self;
+        write!(out, "count={count}&bytes={bytes}&time={}ns", time.ns)
+    }
+}
+
+impl<B: Backend> StreamBatch<B> {
+    /// Batches for `below`. Allocates here and never again.
+    pub fn new(below: B, options: &StreamBatchOptions) -> Self {
+        let limits = below.limits().clone();
+        let count = usize::from(options.count.max(1));
+        let segments_max =
+            usize::from(limits.segments_max) * if limits.metadata_size > 0 { 2 } else { 1 };
+        Self {
+            below,
+            options: *options,
+            held: Vec::with_capacity(count),
+            segments: Vec::with_capacity(count * segments_max),
+            held_bytes: 0,
+            due_at: Instant::NEVER,
+            is_stuck: false,
+            under_way: 0,
+            limits,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.held.len() >= usize::from(self.options.count.max(1))
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.is_full() || self.held_bytes >= self.options.bytes || self.due_at <= now
+    }
+
+    /// Holds a request back. False if its memory is not where it says, or more than there is room
+    /// for.
+    fn hold(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
+        let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
+        let own = segments.get(request.segment_first as usize..).and_then(|rest| rest.get(..count));
+        let Some(own) =
+            own.filter(|own| own.len() <= self.segments.capacity() - self.segments.len())
+        else {
+            return false;
+        };
+        let segment_first = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
+        self.segments.extend_from_slice(own);
+        self.held.push(Request { segment_first, ..*request });
+        self.held_bytes += own.iter().map(|segment| u64::from(segment.len_bytes)).sum::<u64>();
+        let hurries = request.operation == Operation::Flush || request.flags.has(Flags::FUA);
+        let due_at = if hurries { now } else { now.after(self.options.time) };
+        self.due_at = self.due_at.min(due_at);
+        true
+    }
+
+    /// Sends what is held, as far as there is room below.
+    fn send(&mut self, now: Instant) {
+        if self.held.is_empty() {
+            return;
+        }
+        let count = self.below.submit(now, &self.held, &self.segments);
+        self.under_way += count;
+        self.held.drain(..count);
+        self.is_stuck = !self.held.is_empty();
+        if !self.is_stuck {
+            self.segments.clear();
+            self.held_bytes = 0;
+            self.due_at = Instant::NEVER;
+        }
+        if count > 0 {
+            self.below.flush();
+        }
+    }
+
+    /// Hands down a batch as it is.
+    fn pass(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let count = self.below.submit(now, requests, segments);
+        self.under_way += count;
+        if count > 0 {
+            self.below.flush();
+        }
+        count
+    }
+}
+
+impl<B: Backend> Backend for StreamBatch<B> {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let room =
+            (self.limits.depth_max as usize).saturating_sub(self.under_way + self.held.len());
+        let requests = &requests[..requests.len().min(room)];
+        let mut taken = 0;
+        while let Some(request) = requests.get(taken) {
+            if self.is_stuck {
+                break;
+            }
+            let rest = &requests[taken..];
+            if self.held.is_empty() && rest.len() >= usize::from(self.options.count) {
+                return taken + self.pass(now, rest, segments);
+            }
+            if self.hold(now, request, segments) {
+                taken += 1;
+            } else if self.held.is_empty() {
+                // Whoever is below refuses it, or takes it.
+                let count = self.pass(now, &rest[..1], segments);
+                taken += count;
+                if count == 0 {
+                    break;
+                }
+            } else {
+                self.send(now);
+            }
+            if self.is_due(now) {
+                self.send(now);
+            }
+        }
+        taken
+    }
+
+    fn flush(&mut self) {
+        self.below.flush();
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let count = self.below.poll(now, answers);
+        self.under_way -= count;
+        if self.is_stuck || self.due_at <= now {
+            self.send(now);
+        }
+        count
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        self.below.doorbells()
+    }
+
+    fn wake_at(&self) -> Instant {
+        // What is stuck waits for an answer, and that wakes by itself.
+        let due_at = if self.is_stuck { Instant::NEVER } else { self.due_at };
+        due_at.min(self.below.wake_at())
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.below.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        let nobody_wakes = self.is_stuck && self.under_way == 0;
+        (nobody_wakes && self.below.wake_at() == Instant::NEVER) || self.below.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.below.disarm();
+    }
+}

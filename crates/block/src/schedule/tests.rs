@@ -1,0 +1,70 @@
+//! Schedulers against a judge that knows in what order things were asked for.
+
+mod judge;
+mod order;
+
+use std::sync::Arc;
+
+use base::{Backend, Limits, Medium};
+
+use super::Scheduler;
+use crate::uri::Uri;
+use crate::{Kind, MediumError, Opened, Opener};
+
+/// Opens `merge:[URI]`, and the same for the other schedulers.
+pub(crate) struct ScheduledKind;
+
+struct Scheduled {
+    below: Arc<dyn Medium>,
+    scheduler: Scheduler,
+}
+
+impl Kind for ScheduledKind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+        let opened = opener.open(uri.only_child()?)?;
+        let scheduler = uri.scheme().parse()?;
+        let description = format!("{scheduler}: over {}", opened.description);
+        let medium = Scheduled { below: opened.medium.clone(), scheduler };
+        Ok(opened.under(Arc::new(medium), description))
+    }
+}
+
+impl Medium for Scheduled {
+    fn limits(&self) -> Limits {
+        self.channel().unwrap().limits().clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        Ok(self.scheduler.over(self.below.channel()?))
+    }
+}
+
+#[test]
+fn a_scheduler_is_read_and_written_back() {
+    for text in [
+        "none",
+        "merge",
+        "deadline?read=5000000ns&write=100000000ns&batch=4&depth=2",
+        "stream-batch?count=8&bytes=4096&time=20000ns",
+    ] {
+        assert_eq!(text.parse::<Scheduler>().unwrap().to_string(), text);
+    }
+    let short: Scheduler = "deadline?read=5ms".parse().unwrap();
+    let Scheduler::Deadline(options) = short else { panic!("{short}") };
+    assert_eq!((options.read, options.batch), (base::Span::from_ms(5), 16));
+    assert_eq!(
+        "stream-batch".parse::<Scheduler>().unwrap().to_string(),
+        "stream-batch?count=16&bytes=65536&time=50000ns"
+    );
+    for (text, problem) in [
+        ("noop", "no scheduler `noop`, expected none, merge, "),
+        ("", "no scheduler ``, expected none"),
+        ("merge?depth=1", "merge:?depth=1: no parameter `depth`, expected none"),
+        ("deadline?batch=0", "deadline:?batch=0: batch is `0`, expected a number from 1 to 1024"),
+        ("deadline?read", "no scheduler `deadline?read`"),
+    ] {
+        let error = text.parse::<Scheduler>().unwrap_err();
+        assert!(error.to_string().starts_with(problem), "{error}");
+        assert_eq!(error.blame(), base::Blame::Caller);
+    }
+}
