@@ -1,6 +1,8 @@
 //! The host's view of a controller: its registers, and the memory shared with it.
 
-use crate::{Memory, Segment};
+use core::fmt;
+
+use crate::{Memory, RegionId, Segment};
 
 /// Registers of one function.
 pub trait Mmio {
@@ -39,6 +41,19 @@ pub trait Dma: Memory + Clone {
     fn allocate(&self, len_bytes: u32) -> Option<Segment>;
     /// Gives back what [`allocate`](Self::allocate) gave.
     fn release(&self, segment: Segment);
+    /// Lets the device reach all of a region beside the memory that is allocated from here. Takes as
+    /// long as the device's IOMMU does.
+    ///
+    /// # Errors
+    ///
+    /// If the device cannot be shown that region; and always, if it can be shown none.
+    fn map(&self, region: RegionId) -> Result<(), NotMapped> {
+        Err(NotMapped { region, why: "this device reaches its own memory only" })
+    }
+    /// Takes the region away again: once this has returned, no access of the device to it begins.
+    fn unmap(&self, region: RegionId) {
+        let _ = region;
+    }
     /// The address at which the device finds the first byte of `segment`; `None` if the segment
     /// does not lie in memory that the device can reach.
     fn iova(&self, segment: Segment) -> Option<u64>;
@@ -58,6 +73,23 @@ pub trait Dma: Memory + Clone {
     /// Undoes [`cut_off`](Self::cut_off) before the device is brought up again.
     fn reconnect(&self);
 }
+
+/// A region that a device cannot be shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotMapped {
+    /// Which.
+    pub region: RegionId,
+    /// What stands in the way.
+    pub why: &'static str,
+}
+
+impl fmt::Display for NotMapped {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "show region {} to a device: {}", self.region.0, self.why)
+    }
+}
+
+impl core::error::Error for NotMapped {}
 
 /// The host's end of a submission ring: it writes and never reads.
 pub trait SubmissionRing {

@@ -35,8 +35,8 @@ mod wake;
 pub use backend::{Backend, DoorbellCounts, Durability, Extent, Holds, Limits, Medium, Support};
 pub use blame::Blame;
 pub use device::{
-    CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, SubmissionRing, entry_from_dwords,
-    entry_to_dwords,
+    CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, NotMapped, SubmissionRing,
+    entry_from_dwords, entry_to_dwords,
 };
 pub use histogram::{Histogram, LiveHistogram};
 pub use host_memory::{Ended, Fault, HostEntries, HostMemory, Interrupts, Progress, Ticket};

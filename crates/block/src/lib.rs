@@ -78,7 +78,8 @@ pub struct MediumError {
 }
 
 impl MediumError {
-    fn new(blame: Blame, text: impl Into<String>) -> Self {
+    /// A line that says what was found and what was expected, and whose move it is.
+    pub fn new(blame: Blame, text: impl Into<String>) -> Self {
         Self { text: text.into(), blame }
     }
 

@@ -29,6 +29,8 @@ mod pool;
 mod regions;
 mod ring;
 mod shared;
+mod streaming;
+mod windows;
 
 pub use barrier::DeviceKind;
 pub use command_store::{CommandStore, StoreNotSupported};

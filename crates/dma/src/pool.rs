@@ -3,15 +3,18 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Dma, Memory, NoSuchMemory, RegionId, Segment};
+use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment};
 
 use crate::arena::Arena;
 use crate::barrier::DeviceKind;
 use crate::command_store::CommandStore;
 use crate::regions::{Regions, place_of};
 use crate::ring::{HostCompletionRing, HostSubmissionRing};
+use crate::windows::Windows;
 
 /// Memory for one device: pages to allocate from, and the addresses at which the device finds them.
+///
+/// Other regions of the same table can be [mapped](Dma::map) for it: data may lie there, rings may not.
 ///
 /// A handle, cheap to clone. Allocating takes a lock; resolving an address does not.
 #[derive(Clone, Debug)]
@@ -31,6 +34,9 @@ struct Shared {
     store: CommandStore,
     arena: Mutex<Arena>,
     cut_off: AtomicBool,
+    /// The regions that have been mapped.
+    windows: Windows,
+    maps_on_use: AtomicBool,
 }
 
 /// Allocations are whole pages of this size, whatever backs them.
@@ -40,6 +46,12 @@ const PAGE: u64 = 4096;
 /// and an address says by itself which region it lies in: 64 GiB a region, and 4 095 regions in the
 /// 48 bits that every IOMMU has.
 const IOVA_SHIFT: u32 = 36;
+
+/// Bytes of a region that have addresses.
+const REGION_BYTES_MAX: u64 = 1 << IOVA_SHIFT;
+
+/// Places of a table that have addresses.
+const PLACES_MAX: u32 = (1 << (48 - IOVA_SHIFT)) - 1;
 
 /// Where a region begins, for the device.
 #[inline]
@@ -59,12 +71,19 @@ impl DevicePool {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
         let cut_off = AtomicBool::new(false);
-        let shared = Shared { kind, store, arena, cut_off };
+        let (windows, maps_on_use) = (Windows::new(&regions), AtomicBool::new(false));
+        let shared = Shared { kind, store, arena, cut_off, windows, maps_on_use };
         let region_iova = iova_of(memory.region);
         Self { memory, region_iova, regions, shared: Arc::new(shared) }
     }
 
-    /// Whether the device may reach all of `segment`.
+    /// Has whatever region the host names be mapped when it first does: for an emulated device, to
+    /// which mapping is a bit. What the host never named stays out of the device's reach.
+    pub fn map_on_use(&self) {
+        self.shared.maps_on_use.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether all of `segment` lies in the pool.
     #[inline]
     pub fn contains(&self, segment: Segment) -> bool {
         let mine = &self.memory;
@@ -75,14 +94,46 @@ impl DevicePool {
             && room.is_some_and(|room| u64::from(segment.len_bytes) <= room)
     }
 
-    /// The segment that begins at `iova`, if the device may reach all of it.
+    /// The segment of the pool that begins at `iova`, if all of it lies there.
     #[inline]
-    pub(crate) fn segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+    pub(crate) fn own_segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
         let Segment { region, offset, len_bytes: pool_bytes } = self.memory;
         let skip = iova.wrapping_sub(self.region_iova + offset);
         let room = u64::from(pool_bytes).checked_sub(skip)?;
         let fits = u64::from(len_bytes) <= room;
         fits.then_some(Segment { region, offset: offset + skip, len_bytes })
+    }
+
+    /// The segment that begins at `iova`, if the device may reach all of it.
+    #[inline]
+    pub(crate) fn segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+        match self.own_segment_at(iova, len_bytes) {
+            Some(segment) => Some(segment),
+            None => self.mapped_segment_at(iova, len_bytes),
+        }
+    }
+
+    #[inline(never)]
+    fn mapped_segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+        let place = u32::try_from((iova >> IOVA_SHIFT).checked_sub(1)?).ok()?;
+        let region = self.shared.windows.at(place)?;
+        let segment = Segment { region, offset: iova & (REGION_BYTES_MAX - 1), len_bytes };
+        // Of a region that has gone meanwhile, nothing is inside.
+        self.regions.contains(segment).then_some(segment)
+    }
+
+    /// The address of a segment that does not lie in the pool.
+    #[inline(never)]
+    fn iova_elsewhere(&self, segment: Segment) -> Option<u64> {
+        let (region, shared) = (segment.region, &*self.shared);
+        if !self.regions.contains(segment) {
+            return None;
+        }
+        if !shared.windows.has(region) {
+            let may_map = shared.maps_on_use.load(Ordering::Relaxed);
+            may_map.then(|| self.map(region).ok()).flatten()?;
+        }
+        Some(iova_of(region) + segment.offset)
     }
 
     /// The table that resolves this pool's segments.
@@ -125,9 +176,33 @@ impl Dma for DevicePool {
         self.arena(|arena| arena.release(first, pages));
     }
 
+    fn map(&self, region: RegionId) -> Result<(), NotMapped> {
+        let refuse = |why| Err(NotMapped { region, why });
+        match self.regions.len_bytes(region) {
+            0 => refuse("there is no such region"),
+            _ if region == self.memory.region => {
+                refuse("the pool is a part of it, and other parts are other devices' own")
+            }
+            len if len > REGION_BYTES_MAX || place_of(region) >= PLACES_MAX => {
+                refuse("it is longer than 64 GiB, or past the last that has addresses")
+            }
+            _ => {
+                self.shared.windows.open(region);
+                Ok(())
+            }
+        }
+    }
+
+    fn unmap(&self, region: RegionId) {
+        self.shared.windows.close(region);
+    }
+
     #[inline]
     fn iova(&self, segment: Segment) -> Option<u64> {
-        self.contains(segment).then(|| self.region_iova + segment.offset)
+        if self.contains(segment) {
+            return Some(self.region_iova + segment.offset);
+        }
+        self.iova_elsewhere(segment)
     }
 
     #[inline(always)]
@@ -138,9 +213,12 @@ impl Dma for DevicePool {
         let last = (first + u64::from(room)).checked_sub(u64::from(len_bytes));
         let skip_max = last.and_then(|last| last.checked_sub(first));
         move |segment| {
-            let fits = segment.offset.wrapping_sub(first) <= skip_max?;
-            let is_mine = fits && segment.region == region && segment.len_bytes == len_bytes;
-            is_mine.then(|| region_iova + segment.offset)
+            let fits = skip_max.is_some_and(|most| segment.offset.wrapping_sub(first) <= most);
+            let is_alike = segment.len_bytes == len_bytes;
+            if fits && segment.region == region && is_alike {
+                return Some(region_iova + segment.offset);
+            }
+            if is_alike { self.iova_elsewhere(segment) } else { None }
         }
     }
 
@@ -211,6 +289,78 @@ mod tests {
         pool.load(again, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0), "used memory was handed out again, zeroed");
         assert_eq!(pool.iova(again).unwrap() % 4096, 0);
+    }
+
+    /// A pool in the middle of region 0, and a region 1 that is two pages long.
+    fn pool_and_region() -> (DevicePool, Segment) {
+        let regions = Regions::new(4);
+        let mapping = |pages: usize| Mapping::new(pages * 4096, Backing::Private).unwrap();
+        let memory = regions.add(mapping(3)).unwrap().slice(4096, 4096).unwrap();
+        let other = regions.add(mapping(2)).unwrap();
+        let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain);
+        (pool, other)
+    }
+
+    #[test]
+    fn a_mapped_region_has_addresses_on_both_sides_until_it_is_unmapped() {
+        let (pool, other) = pool_and_region();
+        let part = other.slice(4096, 4096).unwrap();
+        let addresses = |pool: &DevicePool| (pool.iova(part), pool.iovas(4096)(part));
+        let at = (2 << 36) + 4096;
+        assert_eq!((addresses(&pool), pool.segment_at(at, 4096)), ((None, None), None));
+        pool.map(other.region).unwrap();
+        assert_eq!(addresses(&pool), (Some(at), Some(at)));
+        assert_eq!(pool.iovas(512)(part), None, "of another length");
+        assert_eq!(pool.segment_at(at, 4096), Some(part));
+        assert_eq!(pool.own_segment_at(at, 4096), None, "rings lie in the pool");
+        for (iova, len_bytes) in [(at, 4097), (at + 1, 4096), (at + 4096, 1), (3 << 36, 1), (0, 1)]
+        {
+            assert_eq!(pool.segment_at(iova, len_bytes), None, "{iova:#x}");
+        }
+        let past = Segment { offset: 4097, ..part };
+        assert_eq!((pool.iova(past), pool.iovas(4096)(past)), (None, None));
+        pool.unmap(other.region);
+        assert_eq!((addresses(&pool), pool.segment_at(at, 4096)), ((None, None), None));
+    }
+
+    #[test]
+    fn a_region_that_has_gone_is_out_of_reach_and_so_is_its_successor() {
+        let (pool, _) = pool_and_region();
+        pool.map_on_use();
+        let add = || pool.regions().allocate(4096).unwrap();
+        let first = add();
+        let at = pool.iova(first.segment()).unwrap();
+        assert!(pool.segment_at(at, 64).is_some());
+        drop(first);
+        assert_eq!(pool.segment_at(at, 64), None);
+        let second = add();
+        assert_eq!(pool.segment_at(at, 64), None, "the host has not named it yet");
+        assert_eq!(pool.iova(second.segment()), Some(at), "it has the place of the first");
+        assert_eq!(pool.segment_at(at, 64), second.segment().slice(0, 64));
+    }
+
+    #[test]
+    fn a_pool_that_maps_on_use_maps_what_the_host_names_and_nothing_else() {
+        let (pool, other) = pool_and_region();
+        pool.map_on_use();
+        let at = 2 << 36;
+        assert_eq!(pool.segment_at(at, 512), None, "the device may not ask first");
+        assert_eq!(pool.iova(Segment { len_bytes: 8193, ..other }), None);
+        assert_eq!(pool.segment_at(at, 512), None, "what was refused has mapped nothing");
+        assert_eq!(pool.iova(other), Some(at));
+        assert_eq!(pool.segment_at(at, 8192), Some(other));
+    }
+
+    #[test]
+    fn a_region_that_cannot_be_shown_is_refused_with_the_reason() {
+        let (pool, other) = pool_and_region();
+        let why = |region| pool.map(RegionId(region)).unwrap_err().to_string();
+        assert_eq!(why(3), "show region 3 to a device: there is no such region");
+        assert!(why(0).contains("the pool is a part of it"), "{}", why(0));
+        assert_eq!(pool.map(other.region), Ok(()));
+        pool.map_on_use();
+        let neighbour = Segment { region: RegionId(0), offset: 0, len_bytes: 4096 };
+        assert_eq!(pool.iova(neighbour), None, "another device's part of the same region");
     }
 
     #[test]

@@ -121,6 +121,11 @@ impl Regions {
         self.table.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// For how many regions the table was made.
+    pub fn regions_max(&self) -> usize {
+        self.table.slots.len()
+    }
+
     /// How long a region is. Zero if there is none of that number.
     #[inline]
     pub fn len_bytes(&self, region: RegionId) -> u64 {

@@ -50,7 +50,10 @@ impl HostMemory for SharedHostMemory {
 
     fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, Fault> {
         let fault = Fault { iova, len_bytes };
-        let segment = self.segment(iova, u32::try_from(len_bytes).map_err(|_| fault)?)?;
+        let len = u32::try_from(len_bytes).map_err(|_| fault)?;
+        let segment = self.pool.own_segment_at(iova, len).filter(|_| !self.pool.is_cut_off());
+        // A view lasts, and what else has been mapped may be taken away: rings lie in the pool.
+        let segment = segment.ok_or(fault)?;
         if !iova.is_multiple_of(8) {
             return Err(fault);
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use base::{
-    Answer, Answers, Backend, Blame, Durability, Instant, Limits, Medium, Memory, NoSuchMemory,
-    Operation, Outcome, Request, Segment, Support, WakeSource,
+    Answer, Answers, Backend, Blame, Durability, Extent, Holds, Instant, Limits, Medium, Memory,
+    NoSuchMemory, Operation, Outcome, Request, Segment, Support, WakeSource,
 };
 use dma::{Region, Regions};
 
@@ -43,6 +43,8 @@ struct Store {
     /// The blocks. No channel is left when they go.
     blocks: Region,
     block_size: u64,
+    /// Whether there is more than the caches hold, so that nothing is lost by going past them.
+    is_large: bool,
     /// Blocks whose bytes are what was last written there. All others read as zeroes.
     written: Marks,
     /// Blocks that cannot be read until they are written.
@@ -51,6 +53,12 @@ struct Store {
 
 const DEPTH_MAX: u32 = 4096;
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Bytes on a medium whose blocks are not in the cache when they are wanted.
+const LARGE: usize = 64 << 20;
+/// Bytes at the start of a block that are asked for during the request before; the processor sees
+/// by itself how it goes on.
+const AHEAD_BYTES: u32 = 1024;
 
 /// Opens `ram:1g?block=512`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
@@ -95,6 +103,7 @@ impl Ram {
             regions: regions.clone(),
             blocks,
             block_size: u64::from(block_size),
+            is_large: len >= LARGE,
             written: Marks::new(block_count),
             uncorrectable: Marks::new(block_count),
         };
@@ -126,6 +135,15 @@ impl Medium for Ram {
             ready: Ready::with_depth(self.limits.depth_max),
         }))
     }
+
+    fn extent(&self, lba: u64) -> Result<Extent, String> {
+        let left = self.limits.block_count.saturating_sub(lba);
+        if left == 0 {
+            return Ok(Extent { blocks: 0, holds: Holds::Hole });
+        }
+        let (written, blocks) = self.store.written.run(lba, left);
+        Ok(Extent { blocks, holds: if written { Holds::Data } else { Holds::Hole } })
+    }
 }
 
 impl Backend for RamChannel {
@@ -136,11 +154,18 @@ impl Backend for RamChannel {
     fn submit(&mut self, _now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let count = requests.len().min(self.ready.room());
         let (limits, store) = (&self.limits, &self.store);
-        self.ready.extend(requests[..count].iter().map(|request| {
+        self.ready.extend(requests[..count].iter().enumerate().map(|(index, request)| {
+            if let Some(next) = requests.get(index + 1).filter(|_| store.is_large) {
+                store.look_ahead(next);
+            }
             let done = check(limits, request, segments).and_then(|own| store.run(request, own));
             let outcome = done.err().unwrap_or(Outcome::SUCCESS);
             Answer { token: request.token, outcome, result: 0 }
         }));
+        if store.is_large {
+            // What was streamed comes before the answers, whoever is told of them.
+            store.regions.fence_streams();
+        }
         count
     }
 
@@ -189,6 +214,16 @@ impl Store {
         }
     }
 
+    /// Asks for the first bytes of what `request` will read.
+    #[inline]
+    fn look_ahead(&self, request: &Request) {
+        if request.operation == Operation::Read {
+            // Of what lies outside nothing comes, and it is refused when its turn does.
+            let offset = request.lba.wrapping_mul(self.block_size);
+            self.regions.prefetch(self.at(offset, AHEAD_BYTES));
+        }
+    }
+
     fn readable(&self, first: u64, count: u64) -> Result<(), Outcome> {
         if self.uncorrectable.any(first, count) { Err(Outcome::UNRECOVERED_READ) } else { Ok(()) }
     }
@@ -212,7 +247,12 @@ impl Store {
         let from = first * self.block_size;
         pieces
             .take_each(count * self.block_size, |piece, done| {
-                self.regions.copy(piece, self.at(from + done, piece.len_bytes))
+                let place = self.at(from + done, piece.len_bytes);
+                if self.is_large {
+                    self.regions.stream(piece, place)
+                } else {
+                    self.regions.copy(piece, place)
+                }
             })
             .map_err(|_| Outcome::DATA_TRANSFER_ERROR)?;
         self.written.set(first, count);
@@ -314,7 +354,8 @@ fn is_zero(regions: &Regions, segment: Segment) -> Result<bool, NoSuchMemory> {
 #[cfg(test)]
 mod tests {
     use base::{
-        Answers, Blame, Flags, Instant, Medium, Memory, Operation, Outcome, Request, Segment,
+        Answers, Blame, Extent, Flags, Holds, Instant, Medium, Memory, Operation, Outcome, Request,
+        Segment,
     };
     use dma::{Backing, Mapping, Regions};
     use host::Thread;
@@ -368,6 +409,68 @@ mod tests {
             Thread::spawn("hammer", None, move |_| hammer(&ram, &regions, memory, first)).unwrap()
         });
         assert_eq!(threads.map(Thread::join), [0, 0]);
+    }
+
+    #[test]
+    fn what_was_never_written_is_a_hole() {
+        let regions = Regions::new(2);
+        let ram = Ram::new(&regions, 512, 200).unwrap();
+        let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let request = |operation, lba| Request {
+            token: 0,
+            lba,
+            operand: 0,
+            segment_first: 0,
+            blocks: 8,
+            segment_count: u16::from(operation == Operation::Write),
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        };
+        let mut channel = ram.channel().unwrap();
+        let batch = [request(Operation::Write, 60), request(Operation::Deallocate, 66)];
+        assert_eq!(channel.submit(Instant::default(), &batch, &[memory]), 2);
+        let extent = |blocks, holds| Ok(Extent { blocks, holds });
+        assert_eq!(ram.extent(0), extent(60, Holds::Hole));
+        assert_eq!(ram.extent(61), extent(5, Holds::Data));
+        assert_eq!(ram.extent(66), extent(134, Holds::Hole));
+        assert_eq!(ram.extent(200), extent(0, Holds::Hole), "past the end");
+    }
+
+    #[test]
+    fn what_goes_past_the_cache_is_read_back_in_the_same_batch_and_by_another_thread() {
+        let regions = Regions::new(4);
+        let ram = Ram::new(&regions, 512, 96 << 11).unwrap();
+        let memory = regions.add(Mapping::new(3 * 4096, Backing::Private).unwrap()).unwrap();
+        let [out, back, again] = [0, 1, 2].map(|page| memory.slice(page * 4096, 4096).unwrap());
+        let bytes: Vec<u8> = (0..4096_u32).map(|byte| (byte % 249) as u8).collect();
+        regions.store(out, &bytes).unwrap();
+        let request = |operation, segment_first| Request {
+            token: 0,
+            lba: 100_000,
+            operand: 0,
+            segment_first,
+            blocks: 8,
+            segment_count: 1,
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        };
+        let mut channel = ram.channel().unwrap();
+        let batch = [request(Operation::Write, 0), request(Operation::Read, 1)];
+        assert_eq!(channel.submit(Instant::default(), &batch, &[out, back]), 2);
+        let mut found = vec![0; 4096];
+        regions.load(back, &mut found).unwrap();
+        assert_eq!(found, bytes);
+        let (ram, table) = (ram.clone(), regions.clone());
+        let other = Thread::spawn("reader", None, move |_| {
+            let mut channel = ram.channel().unwrap();
+            channel.submit(Instant::default(), &[request(Operation::Read, 0)], &[again]);
+            let mut found = vec![0; 4096];
+            table.load(again, &mut found).unwrap();
+            found
+        });
+        assert_eq!(other.unwrap().join(), bytes);
     }
 
     #[test]
