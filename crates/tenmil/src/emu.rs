@@ -13,18 +13,23 @@
 
 mod ask;
 mod device;
+mod fleet;
+mod kind;
 mod medium;
 mod shift;
 #[cfg(test)]
 mod tests;
 
-use base::{Backend, Dma, Durability, Instant, Segment, Span};
+use std::sync::Arc;
+
+use base::{Backend, Dma, Durability, Instant, Mmio, Segment, Span};
 use block::Existing;
 use ctrl::front::HostBar;
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Region, Regions};
 use host::{Bell, Clock, EventVectors};
 use nvme::{
-    Controller, ControllerOptions, Event, NamespaceQueue, QueuePairOptions, QueueSizes, State,
+    Controller, ControllerOptions, Event, NamespaceQueue, QueuePairOptions, QueueSizes, Refusal,
+    State,
 };
 
 use crate::perf::options::{self, Techniques};
@@ -32,6 +37,7 @@ use crate::perf::outcome::{Counts, DeviceOutcome};
 use crate::{EmuSpec, Refused};
 pub(crate) use ask::with_controller;
 pub(crate) use device::EmulatedSsd;
+pub use kind::Kind;
 use shift::{DeviceThread, Shift};
 
 /// Some emulated SSDs, brought up.
@@ -42,6 +48,8 @@ pub struct Emulated {
     regions: Regions,
     memory_backing: String,
     existing: Vec<Existing>,
+    /// Kept while anything of the above is there, and by whoever has queue pairs for longer.
+    memory: Option<Arc<Region>>,
 }
 
 /// What to bring up, and for whom.
@@ -52,7 +60,8 @@ pub struct EmuPlan<'a> {
     pub queue_pairs: u16,
     /// The deepest of them: commands in flight.
     pub depth: u32,
-    /// Bytes of data buffers for each SSD.
+    /// Bytes of data buffers for each SSD. Where there are some, all memory is at hand from the
+    /// start; without, it is when queue pairs are made.
     pub buffer_bytes: u64,
     /// What is switched on and off on the fast path.
     pub techniques: &'a Techniques,
@@ -76,9 +85,12 @@ struct Ssd {
     vectors: EventVectors,
     /// What the medium behind it promises; a controller has no word for memory.
     durability: Durability,
-    /// Queue pairs that have been asked for, and so the last vector that has been given away.
-    queues: u16,
+    /// Vectors that no queue pair has, the next one to be given away last.
+    vectors_free: Vec<u16>,
 }
+
+/// A queue pair of an emulated SSD, as a block device.
+pub(crate) type SsdQueue = NamespaceQueue<DevicePool, <HostBar<Bell> as Mmio>::Doorbell>;
 
 /// The one namespace that an emulated SSD has.
 const NSID: u32 = 1;
@@ -102,7 +114,8 @@ impl Emulated {
     pub fn start_in(regions: &Regions, plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, Refused> {
         let count = plan.count();
         let pool_bytes = plan.pool_bytes()?;
-        let (memory, memory_backing) = map(regions, pool_bytes * count as u64, plan.techniques)?;
+        let Memory { whole: memory, backing: memory_backing, region } =
+            Memory::of(regions, pool_bytes * count as u64, plan)?;
         let (mut ssds, mut existing) = (Vec::with_capacity(count), Vec::new());
         let shifts: Result<Vec<_>, _> =
             (0..plan.device_cores.len().max(1)).map(|_| Shift::new()).collect();
@@ -114,6 +127,8 @@ impl Emulated {
             let durability = opened.medium.limits().durability;
             let name = name_of(spec, number);
             let vectors = vectors(&name, plan)?;
+            let vectors_free = (1..=plan.queue_pairs).rev().take_while(|_| plan.interrupts);
+            let vectors_free = vectors_free.collect();
             let device =
                 EmulatedSsd::new(spec, index, opened.medium, &pool, vectors.clone(), clock.now())
                     .map_err(|error| Refused::machine(format!("{name}: {error}")))?;
@@ -128,7 +143,7 @@ impl Emulated {
             shifts[lane].push(device);
             let controller =
                 Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;
-            ssds.push(Ssd { name, controller, pool, vectors, durability, queues: 0 });
+            ssds.push(Ssd { name, controller, pool, vectors, durability, vectors_free });
         }
         let start = |(index, shift): (usize, Shift)| {
             let core = plan.device_cores.get(index).copied().flatten();
@@ -136,7 +151,8 @@ impl Emulated {
         };
         let devices = shifts.into_iter().enumerate().map(start).collect::<Result<_, _>>()?;
         let regions = regions.clone();
-        let mut emulated = Self { ssds, devices, regions, memory_backing, existing };
+        let memory = region;
+        let mut emulated = Self { ssds, devices, regions, memory_backing, existing, memory };
         emulated.await_ready(clock)?;
         Ok(emulated)
     }
@@ -208,7 +224,40 @@ impl Emulated {
         techniques: &Techniques,
         clock: &Clock,
     ) -> Result<Box<dyn Backend>, Refused> {
+        let (queue, _) = self.ssds[index].queue(depth, techniques, clock)?;
+        Ok(Box::new(queue))
+    }
+
+    /// The same as what it is, with the number of its vector, if it has one: to be
+    /// [given back](Self::release_vector) once the queue pair is gone.
+    pub(crate) fn ssd_queue(
+        &mut self,
+        index: usize,
+        depth: u32,
+        techniques: &Techniques,
+        clock: &Clock,
+    ) -> Result<(SsdQueue, Option<u16>), Refused> {
         self.ssds[index].queue(depth, techniques, clock)
+    }
+
+    /// Takes the vector of a queue pair of SSD `index` back.
+    pub(crate) fn release_vector(&mut self, index: usize, vector: u16) {
+        self.ssds[index].vectors_free.push(vector);
+    }
+
+    /// The vectors of every SSD.
+    pub(crate) fn vectors(&self) -> Vec<EventVectors> {
+        self.ssds.iter().map(|ssd| ssd.vectors.clone()).collect()
+    }
+
+    /// The memory of their rings and lists, where it goes when nobody keeps it.
+    pub(crate) fn memory(&self) -> Option<Arc<Region>> {
+        self.memory.clone()
+    }
+
+    /// Lets the host name any region of the table in requests to any of the SSDs.
+    pub(crate) fn map_on_use(&self) {
+        self.ssds.iter().for_each(|ssd| ssd.pool.map_on_use());
     }
 
     /// Lets the controllers look after themselves. Fails once one of them is dead or gone.
@@ -292,20 +341,16 @@ impl Ssd {
         depth: u32,
         techniques: &Techniques,
         clock: &Clock,
-    ) -> Result<Box<dyn Backend>, Refused> {
-        let vector = self.vectors.vector(self.queues.saturating_add(1));
-        self.queues += u16::from(vector.is_some());
+    ) -> Result<(SsdQueue, Option<u16>), Refused> {
+        let number = self.vectors_free.pop();
+        let vector = number.and_then(|number| self.vectors.vector(number));
         let options = QueuePairOptions {
             depth: ring_entries(depth),
-            vector: vector.is_some().then_some(self.queues),
+            vector: number,
             techniques: driver_techniques(techniques),
         };
-        let now = clock.now();
-        let id = self
-            .controller
-            .create_queue_pair(now, options)
-            .map_err(|refusal| Refused::peer(format!("{}: {refusal}", self.name)))?;
-        let end = now.after(PATIENCE);
+        let end = clock.now().after(PATIENCE);
+        let id = self.create(options, clock, end)?;
         let pair = loop {
             self.heed(clock.now())?;
             if let Some(pair) = self.controller.take_queue_pair(id) {
@@ -329,10 +374,31 @@ impl Ssd {
         let queue = queue.ok_or_else(|| {
             Refused::machine(format!("{}: no memory is left for its lists", self.name))
         })?;
-        Ok(match vector {
-            Some(vector) => Box::new(queue.with_vector(Box::new(vector))),
-            None => Box::new(queue),
-        })
+        let queue = match vector {
+            Some(vector) => queue.with_vector(Box::new(vector)),
+            None => queue,
+        };
+        Ok((queue, number))
+    }
+
+    /// Asks for a queue pair; one whose deletion is under way makes room until `end`.
+    fn create(
+        &mut self,
+        options: QueuePairOptions,
+        clock: &Clock,
+        end: Instant,
+    ) -> Result<u16, Refused> {
+        loop {
+            let now = clock.now();
+            match self.controller.create_queue_pair(now, options) {
+                Ok(id) => return Ok(id),
+                Err(Refusal::NoQueueLeft { .. }) if now < end => {
+                    self.heed(now)?;
+                    host::thread::give_way();
+                }
+                Err(refusal) => return Err(Refused::peer(format!("{}: {refusal}", self.name))),
+            }
+        }
     }
 
     fn describe(&self) -> DeviceOutcome {
@@ -384,32 +450,42 @@ fn ring_entries(depth: u32) -> u32 {
     (depth + 1).next_power_of_two().max(4)
 }
 
-/// Maps the memory of all pools at once; says what it is made of.
-fn map(
-    regions: &Regions,
-    bytes: u64,
-    techniques: &Techniques,
-) -> Result<(Segment, String), Refused> {
-    let refuse = |error: &dyn std::fmt::Display| Refused::machine(format!("{error}"));
-    let len = usize::try_from(bytes).map_err(|error| refuse(&error))?;
-    let mapping = if techniques.huge_pages {
-        // Explicit huge pages where somebody has reserved enough of them.
-        Mapping::new(len, Backing::SharedHuge).or_else(|_| Mapping::new(len, Backing::Private))
-    } else {
-        Mapping::with_small_pages(len)
-    };
-    let mapping = mapping.map_err(|error| refuse(&error))?;
-    mapping.populate();
-    let backing = match mapping.backing() {
-        Backing::SharedHuge => "2 MiB pages",
-        _ if mapping.transparent_huge_pages() => {
-            "transparent huge pages, where the kernel gives them"
+/// The memory of all pools.
+struct Memory {
+    whole: Segment,
+    /// What it is made of, in words.
+    backing: String,
+    /// What gives it back, where it is not there for as long as the table is.
+    region: Option<Arc<Region>>,
+}
+
+impl Memory {
+    fn of(regions: &Regions, bytes: u64, plan: &EmuPlan<'_>) -> Result<Self, Refused> {
+        let refuse = |error: &dyn std::fmt::Display| Refused::machine(format!("{error}"));
+        let len = usize::try_from(bytes).map_err(|error| refuse(&error))?;
+        if plan.buffer_bytes == 0 {
+            let region = regions.allocate(len).map_err(|error| refuse(&error))?;
+            let (whole, backing) = (region.segment(), String::new());
+            return Ok(Self { whole, backing, region: Some(Arc::new(region)) });
         }
-        _ => "4 KiB pages",
-    };
-    let backing = backing.to_owned();
-    let memory = regions.add(mapping).map_err(|error| refuse(&error))?;
-    Ok((memory, backing))
+        let mapping = if plan.techniques.huge_pages {
+            // Explicit huge pages where somebody has reserved enough of them.
+            Mapping::new(len, Backing::SharedHuge).or_else(|_| Mapping::new(len, Backing::Private))
+        } else {
+            Mapping::with_small_pages(len)
+        };
+        let mapping = mapping.map_err(|error| refuse(&error))?;
+        mapping.populate();
+        let backing = match mapping.backing() {
+            Backing::SharedHuge => "2 MiB pages",
+            _ if mapping.transparent_huge_pages() => {
+                "transparent huge pages, where the kernel gives them"
+            }
+            _ => "4 KiB pages",
+        };
+        let whole = regions.add(mapping).map_err(|error| refuse(&error))?;
+        Ok(Self { whole, backing: backing.into(), region: None })
+    }
 }
 
 /// The vectors of one SSD: that of the admin queue, which is polled, and one for each queue pair.

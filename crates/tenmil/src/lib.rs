@@ -32,6 +32,9 @@ pub use {base, host, reactor};
 pub use refused::Refused;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 
+/// Kinds of block devices that the block layer does not know by itself: what to open a device with.
+pub const KINDS: &[(&str, &dyn block::Kind)] = &[(EmuSpec::SCHEME, &emu::Kind)];
+
 /// The examples of the first page, compiled and run with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

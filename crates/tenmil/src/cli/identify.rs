@@ -6,18 +6,19 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::{Engines, write_out};
-use crate::identify::{Document, interrogate, show};
-use crate::{EmuSpec, Refused};
+use crate::identify::{Document, block_device, interrogate, show};
+use crate::{EmuSpec, Refused, Uri};
 
-/// Ask an SSD what it is, and decode all it answers: registers, Identify, log pages, features.
+/// Ask a device what it is. An SSD: registers, Identify, log pages and features, all decoded. Any
+/// other block device: size, limits, operations, what a write is worth, and what it holds.
 ///
 /// Nothing is changed by asking; outstanding events stay outstanding.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct IdentifyArguments {
-    /// One SSD, such as emu:null
+    /// One device, such as emu:null, ram:1g or file:/var/tmp/disk
     #[arg(value_name = "URI", value_parser = parse_uri)]
-    uri: EmuSpec,
+    uri: Uri,
 
     /// Print JSON
     #[arg(long)]
@@ -31,12 +32,13 @@ pub(super) struct IdentifyArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil identify emu:null
+  tenmil identify file:/var/tmp/disk
   tenmil identify emu:null --json | jq .controller.identify.mn";
 
-fn parse_uri(text: &str) -> Result<EmuSpec, Refused> {
-    let spec: EmuSpec = text.parse()?;
-    match spec.count {
-        1 => Ok(spec),
+fn parse_uri(text: &str) -> Result<Uri, Refused> {
+    let uri: Uri = text.parse()?;
+    match uri.count() {
+        1 => Ok(uri),
         count => Err(Refused::caller(format!("{text}: {count} SSDs are named, expected one"))),
     }
 }
@@ -47,13 +49,26 @@ pub(super) fn run(
     engines: &Engines,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Refused> {
+    let text = match &arguments.uri {
+        Uri::Emu(spec) => ask_ssd(spec, arguments, engines)?,
+        Uri::Block(uri) => {
+            let device = block_device(uri)?;
+            if arguments.json { device.json() } else { device.text() }
+        }
+    };
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask_ssd(
+    spec: &EmuSpec,
+    arguments: &IdentifyArguments,
+    engines: &Engines,
+) -> Result<String, Refused> {
     let mut document = Document::default();
-    (engines.identify)(&arguments.uri, &mut |controller| {
+    (engines.identify)(spec, &mut |controller| {
         document = interrogate(controller)?;
         Ok(())
     })?;
-    let text =
-        if arguments.json { show::json(&document) } else { show::text(&document, arguments.all) };
-    write_out(out, &text)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if arguments.json { show::json(&document) } else { show::text(&document, arguments.all) })
 }

@@ -12,7 +12,7 @@ use super::write_out;
 use crate::pci::{self, NvmeFunction};
 use crate::{MODELS, Refused};
 
-/// List the SSDs of this machine, and those that can be emulated.
+/// List the SSDs of this machine, those that can be emulated, and the kinds of block devices.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tenmil list --json | jq '.pci[].address'")]
 pub(super) struct ListArguments {
@@ -26,6 +26,19 @@ const MEDIA: [(&str, &str); 3] = [
     ("emu:null", "answers and moves no data: the cost of the driver alone"),
     ("emu:ram", "keeps its blocks in memory"),
     ("emu:file:PATH", "keeps its blocks in a file"),
+];
+
+/// Other block devices, by how they are named.
+const BLOCK: [(&str, &str); 9] = [
+    ("null:", "answers and moves no data, without a driver in between"),
+    ("ram:SIZE", "blocks in memory"),
+    ("file:PATH", "blocks in a file or on a block device"),
+    ("model:NAME", "blocks in memory, as slow as a real device is said to be"),
+    ("delay:[URI]", "another device, with answers kept back"),
+    ("fault:[URI]", "another device that fails on purpose"),
+    ("split:[URI]", "a part of another device"),
+    ("stripe:[URI],[URI]", "several devices side by side"),
+    ("mirror:[URI],[URI]", "every block on several devices"),
 ];
 
 /// Lists.
@@ -46,6 +59,10 @@ fn as_text(functions: &[NvmeFunction]) -> String {
     for (uri, words) in emulated() {
         let _ = writeln!(text, "  {uri:<20}{words}");
     }
+    text += "\nblock devices\n";
+    for (uri, words) in BLOCK {
+        let _ = writeln!(text, "  {uri:<20}{words}");
+    }
     text += "\nNVMe functions on the PCI bus\n";
     for function in functions {
         let driver = function.driver.as_deref().unwrap_or("none");
@@ -64,6 +81,7 @@ fn as_text(functions: &[NvmeFunction]) -> String {
 fn as_json(functions: &[NvmeFunction]) -> String {
     let emulated: Vec<_> =
         emulated().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
+    let block = BLOCK.map(|(uri, words)| json!({ "uri": uri, "what": words }));
     let functions: Vec<_> = functions
         .iter()
         .map(|function| {
@@ -76,12 +94,14 @@ fn as_json(functions: &[NvmeFunction]) -> String {
             })
         })
         .collect();
-    format!("{:#}\n", json!({ "emulated": emulated, "pci": functions }))
+    format!("{:#}\n", json!({ "emulated": emulated, "block": block, "pci": functions }))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{as_json, as_text};
+    use std::collections::BTreeSet;
+
+    use super::{BLOCK, as_json, as_text};
     use crate::Uri;
     use crate::pci::NvmeFunction;
 
@@ -102,6 +122,19 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&as_json(&[function()])).unwrap();
         assert_eq!(json["pci"][0]["driver"], "nvme");
         assert_eq!(json["pci"][0]["device"], 0x0a54);
+    }
+
+    #[test]
+    fn every_kind_that_is_listed_is_known() {
+        let regions = dma::Regions::new(1);
+        let clock = host::Clock::start();
+        let opener = block::Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
+        let refused = opener.open(&"tape:0".parse().unwrap()).unwrap_err().to_string();
+        let known = refused.split_once("expected one of ").unwrap().1;
+        let known: BTreeSet<&str> = known.split(", ").collect();
+        for (uri, _) in BLOCK {
+            assert!(known.contains(&uri[..=uri.find(':').unwrap()]), "{uri} of {known:?}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! and features. A field is shown because the structure declares it, never because somebody thought
 //! of it here. What a controller does not answer is listed with the status it gave.
 
+mod block;
 mod features;
 mod logs;
 mod pages;
@@ -13,6 +14,8 @@ use wire::layout::Decoded;
 use wire::{Command, Layout, Status};
 
 use crate::{EmuSpec, Refused};
+
+pub use self::block::{BlockDevice, block_device};
 
 /// Brings up the SSD that a URI names, and lets somebody ask it things.
 pub type WithController = fn(&EmuSpec, Ask<'_>) -> Result<(), Refused>;

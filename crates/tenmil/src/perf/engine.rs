@@ -13,6 +13,8 @@
 mod balance;
 mod bare;
 mod by_hand;
+mod copy_loop;
+mod fill;
 mod lane;
 mod media;
 mod places;
@@ -31,7 +33,7 @@ use reactor::{ReactorOptions, Reactors, Registration, ThreadPlan};
 
 use super::environment::RunEnvironment;
 use super::options::{PerfOptions, RAM_TIME};
-use super::outcome::{CeilingOutcome, Ended, PerfOutcome, RamOutcome};
+use super::outcome::{CeilingOutcome, DeviceOutcome, Ended, PerfOutcome, RamOutcome};
 use super::progress::{Phase, Progress};
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
 use balance::Balance;
@@ -66,7 +68,7 @@ pub fn run(
     environment.memory_backing = memory_backing;
     let mut outcome = tally.into_outcome(options, &places, &clock, environment);
     if outcome.ended != Ended::Interrupt {
-        outcome.ceiling = ceiling(options, &places, clock, progress, watch)?;
+        outcome.ceiling = ceiling(options, &outcome.devices, &places, clock, progress, watch)?;
     }
     if outcome.ended != Ended::Interrupt && !progress.is_stopping() {
         outcome.ram = over_ram(options, &places, clock, progress, watch)?;
@@ -194,9 +196,11 @@ fn refused(why: reactor::Refused) -> Refused {
     }
 }
 
-/// Measures the bare ring with as many rings as the run had, between the same two threads.
+/// Measures the bare ring with as many rings as the run had, between the same two threads; or bare
+/// copies, where the devices are memory.
 fn ceiling(
     options: &PerfOptions,
+    devices: &[DeviceOutcome],
     places: &Places,
     clock: Clock,
     progress: &Arc<Progress>,
@@ -205,6 +209,9 @@ fn ceiling(
     let Some(time) = options.ceiling else { return Ok(None) };
     progress.enter(Phase::Ceiling);
     watch(progress);
+    if !options.is_all_emulated() {
+        return copy_loop::measure(options, devices, places, clock, time).map(Some);
+    }
     let rings = options.device_count() * u32::from(options.queue_pairs);
     let depth = depth_of_a_pair(options, 0);
     bare::measure(&bare::Plan { options, rings, depth, time, places, clock }).map(Some)

@@ -45,7 +45,7 @@ pub struct PerfOutcome {
     pub verified: Option<Verified>,
     /// How well the intended rate was kept.
     pub open_loop: Option<OpenLoopOutcome>,
-    /// The bare ring.
+    /// The bare ring, or bare copies.
     pub ceiling: Option<CeilingOutcome>,
     /// The same workload over memory that is moved.
     pub ram: Option<RamOutcome>,
@@ -167,10 +167,12 @@ pub struct OpenLoopOutcome {
     pub delayed: u64,
 }
 
-/// What the bare ring could do.
+/// What a loop without everything else could do.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CeilingOutcome {
-    /// Entries per second.
+    /// What it was made of.
+    pub limit: Limit,
+    /// Entries or copies per second.
     pub iops: f64,
     /// How long it was measured.
     pub elapsed: Span,
@@ -180,6 +182,16 @@ pub struct CeilingOutcome {
     pub depth: u32,
     /// The median round trip, where the depth is 1.
     pub round_trip: Option<Span>,
+}
+
+/// What nothing can be faster than.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Limit {
+    /// The bare ring between two threads.
+    #[default]
+    Ring,
+    /// Bare copies between the same places in memory.
+    Copies,
 }
 
 /// What the same workload did over memory that is moved.
@@ -226,7 +238,7 @@ impl PerfOutcome {
         self.tsc_ticks.map(|ticks| ratio(ticks.saturating_mul(threads), self.totals.ios))
     }
 
-    /// What this run reached of what the bare ring could do.
+    /// What this run reached of what the bare ring, or bare copies, could do.
     pub fn ceiling_ratio(&self) -> Option<f64> {
         let ceiling = self.ceiling.filter(|ceiling| ceiling.iops > 0.0)?;
         Some(self.iops() / ceiling.iops)

@@ -20,7 +20,7 @@ use host::{Clock, Thread};
 use super::places::Places;
 use crate::Refused;
 use crate::perf::options::PerfOptions;
-use crate::perf::outcome::CeilingOutcome;
+use crate::perf::outcome::{CeilingOutcome, Limit};
 
 /// What to measure.
 pub(super) struct Plan<'a> {
@@ -101,6 +101,7 @@ pub(super) fn measure(plan: &Plan<'_>) -> Result<CeilingOutcome, Refused> {
     let (count, elapsed, trips) = this.map_err(refused)?.join();
     other.stop();
     Ok(CeilingOutcome {
+        limit: Limit::Ring,
         iops: crate::perf::outcome::per_second(count, elapsed),
         elapsed,
         rings: plan.rings,

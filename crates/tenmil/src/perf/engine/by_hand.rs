@@ -114,7 +114,7 @@ impl ByHand {
     /// One turn of the lane: takes what has completed and submits as many again. Returns how many.
     #[inline(never)]
     pub fn turn_lane(&mut self) -> usize {
-        self.lane.turn(self.now, &self.clock, &mut self.workload)
+        self.lane.turn(self.now, &self.clock, &mut self.workload).0
     }
 }
 

@@ -160,9 +160,14 @@ impl<S: Scrutiny> Lane<S> {
     }
 
     /// One turn of a closed loop: every I/O that has ended is followed by another. Returns how many
-    /// that were.
+    /// that were, and what the time was when the clock was last read.
     #[inline]
-    pub(super) fn turn(&mut self, now: Instant, clock: &Clock, workload: &mut Workload) -> usize {
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        clock: &Clock,
+        workload: &mut Workload,
+    ) -> (usize, Instant) {
         let count = self.backend.poll(now, &mut self.answers);
         self.turns.polls += 1;
         if count == 0 {
@@ -170,7 +175,7 @@ impl<S: Scrutiny> Lane<S> {
             if !(self.requests.is_empty() && self.idle.is_empty()) {
                 self.fill(now, workload);
             }
-            return 0;
+            return (0, now);
         }
         let stamp = clock.now();
         match self.fixed {
@@ -180,10 +185,12 @@ impl<S: Scrutiny> Lane<S> {
             _ => self.take(stamp, |lane, task| lane.start(task, stamp, workload)),
         }
         self.submit(stamp);
-        if count > 1 {
-            self.sums.longest_batch = self.sums.longest_batch.max(clock.now().since(stamp));
+        if count == 1 {
+            return (1, stamp);
         }
-        count
+        let end = clock.now();
+        self.sums.longest_batch = self.sums.longest_batch.max(end.since(stamp));
+        (count, end)
     }
 
     /// Where all I/Os are of one kind: each that has ended is followed by another like it, and only
@@ -247,14 +254,14 @@ impl<S: Scrutiny> Lane<S> {
     }
 
     /// One turn of an open loop: I/Os start when they arrive, and are timed from then. Returns how
-    /// many ended, and how many started.
+    /// many ended or started, and what the time was when the clock was last read.
     pub(super) fn turn_open(
         &mut self,
         now: Instant,
         clock: &Clock,
         workload: &mut Workload,
         arrivals: &mut Arrivals,
-    ) -> usize {
+    ) -> (usize, Instant) {
         let count = self.backend.poll(now, &mut self.answers);
         self.turns.polls += 1;
         self.turns.idle_polls += u64::from(count == 0);
@@ -271,7 +278,7 @@ impl<S: Scrutiny> Lane<S> {
             self.start(task, intended, workload);
         }
         self.submit(stamp);
-        count + usize::try_from(waiting - self.budget).unwrap_or(usize::MAX)
+        (count + usize::try_from(waiting - self.budget).unwrap_or(usize::MAX), stamp)
     }
 
     /// What wakes a thread that waits for this lane.

@@ -8,9 +8,10 @@ use dma::{Backing, Mapping, Regions};
 use host::Clock;
 use host::machine::Machine;
 
+use super::fill::fill;
 use crate::perf::options::{Pattern, PerfOptions, Supplies};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{Refused, Uri};
+use crate::{KINDS, Refused, Uri};
 
 /// Opened devices and the memory that is moved to and from them.
 pub(super) struct Media {
@@ -41,12 +42,16 @@ impl Media {
         regions: &Regions,
         clock: Clock,
     ) -> Result<Self, Refused> {
-        let opener = Opener { regions, clock, seed: options.seed, more: &[] };
+        let opener = Opener { regions, clock, seed: options.seed, more: KINDS };
         let mut devices = Vec::new();
         for uri in &options.uris {
             let Uri::Block(uri) = uri else { continue };
             let opened = opener.open(uri)?;
             check(options, uri, &opened)?;
+            if uri.scheme() == "ram" {
+                // What was never written takes no memory, and no read of it would move any.
+                fill(&uri.to_string(), &opened, regions, &clock)?;
+            }
             devices.push(Named { uri: uri.clone(), opened });
         }
         let each = u64::from(options.depth) * u64::from(options.thread_count());

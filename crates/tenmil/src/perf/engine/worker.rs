@@ -127,7 +127,13 @@ pub(super) const INTERVAL: Span = Span::from_ms(100);
 
 /// How often lanes are turned before a poll has found nothing: a look is several times cheaper than
 /// the turn of a reactor around it, and what comes in between is met sooner.
-const LOOKS: usize = 8;
+const LOOKS: u32 = 8;
+
+/// How often lanes are turned in one poll while they find something, and with how many I/Os found a
+/// poll is over: the turn of a reactor costs as much as two I/Os, and its messages can wait for so
+/// many.
+const ROUNDS: u32 = 32;
+const ENOUGH: usize = 32;
 
 /// How long I/Os in flight are waited for at the end.
 const DRAIN: Span = Span::from_secs(5);
@@ -180,17 +186,38 @@ impl<S: Scrutiny> Worker<S> {
         self.look_around(now);
     }
 
-    /// Turns each lane once. Returns how many I/Os ended or started late.
+    /// Turns each lane once. Returns how many I/Os ended or started, and the time as it was read
+    /// last.
     #[inline]
-    fn round(&mut self, now: Instant) -> usize {
+    fn round(&mut self, mut now: Instant) -> (usize, Instant) {
         let mut found = 0;
         for of in &mut self.lanes {
-            found += match &mut of.arrivals {
+            let count;
+            (count, now) = match &mut of.arrivals {
                 None => of.lane.turn(now, &self.clock, &mut self.workload),
                 Some(arrivals) => of.lane.turn_open(now, &self.clock, &mut self.workload, arrivals),
             };
+            found += count;
         }
-        found
+        (found, now)
+    }
+
+    /// Turns lanes for as long as they find something and it is not enough, or until some looks
+    /// have found nothing.
+    #[inline]
+    fn rounds(&mut self, mut now: Instant) -> (usize, Instant) {
+        let (mut found, mut looks) = (0, 0);
+        for _ in 0..ROUNDS {
+            let count;
+            (count, now) = self.round(now);
+            found += count;
+            looks += u32::from(count == 0);
+            let is_over = if found > 0 { count == 0 || found >= ENOUGH } else { looks >= LOOKS };
+            if is_over {
+                break;
+            }
+        }
+        (found, now)
     }
 
     /// Everything but turning lanes: the time has come for some of it.
@@ -291,10 +318,8 @@ impl<S: Scrutiny + Send> Poller for Worker<S> {
     #[inline]
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
         let now = context.now();
-        let found = match self.stage {
-            Stage::WarmUp { .. } | Stage::Measure { .. } => {
-                (0..LOOKS).map(|_| self.round(now)).find(|found| *found > 0).unwrap_or(0)
-            }
+        let (found, now) = match self.stage {
+            Stage::WarmUp { .. } | Stage::Measure { .. } => self.rounds(now),
             Stage::Begin => {
                 self.begin(now);
                 return Found::Work;
@@ -303,7 +328,7 @@ impl<S: Scrutiny + Send> Poller for Worker<S> {
                 self.drain(context);
                 return Found::Work;
             }
-            Stage::Over => 0,
+            Stage::Over => (0, now),
         };
         if now >= self.look_at || found == 0 && self.is_done() {
             self.look_around(now);

@@ -5,10 +5,10 @@ use dma::CommandStore;
 use host::Cores;
 use host::machine::Machine;
 
-use super::{DEVICES_MAX, OpenLoop, PerfOptions, SizeShare};
+use super::{DEVICES_MAX, OpenLoop, Pattern, PerfOptions, SizeShare};
 use crate::perf::ledger::Ledger;
 use crate::refused::reason;
-use crate::{EmuMedium, EmuSpec, Refused};
+use crate::{EmuMedium, EmuSpec, Refused, Uri};
 
 /// What the machine has to give.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,9 +189,7 @@ impl PerfOptions {
         if self.ram.is_some() {
             return refuse("--ram", "other medium to be put in its place");
         }
-        if self.ceiling.is_some() {
-            return refuse("--ceiling", "bare ring");
-        }
+        self.check_ceiling()?;
         if self.emulated().next().is_some() {
             return Ok(());
         }
@@ -200,6 +198,31 @@ impl PerfOptions {
         }
         match self.techniques.switched_in_driver() {
             Some(flag) => refuse(flag, "rings and doorbells"),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a limit for what has none that is known: memory has the copies of its data.
+    fn check_ceiling(&self) -> Result<(), Refused> {
+        let is_ram = |uri: &Uri| matches!(uri, Uri::Block(uri) if uri.scheme() == "ram");
+        let copies = matches!(
+            self.pattern,
+            Pattern::Read | Pattern::Write | Pattern::RandRead | Pattern::RandWrite
+        ) || self.pattern.is_mixed() && self.pattern != Pattern::FlushMix;
+        match self.uris.iter().find(|uri| !is_ram(uri)) {
+            _ if self.ceiling.is_none() => Ok(()),
+            Some(uri) => Err(Refused::caller(format!(
+                "--ceiling: {uri} has neither a bare ring nor bare copies, expected emulated SSDs \
+                 alone, or ram: alone"
+            ))),
+            None if !copies => Err(Refused::caller(format!(
+                "--ceiling: pattern {} is no copying, expected one that reads or writes",
+                self.pattern.name()
+            ))),
+            None if self.thread_count() > 1 => Err(Refused::caller(format!(
+                "--ceiling: {} submitting threads, expected one: bare copies are made by one",
+                self.thread_count()
+            ))),
             None => Ok(()),
         }
     }

@@ -175,6 +175,22 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
     assert!(
         over_ram(|options| options.ram = Some(Span::from_secs(1))).starts_with("--ram: ram:1g")
     );
+    let second = Some(Span::from_secs(1));
+    assert_eq!(
+        refusal(|options| {
+            options.uris = vec!["ram:1g".parse().unwrap(), "null:".parse().unwrap()];
+            options.ceiling = Some(Span::from_secs(1));
+        }),
+        "--ceiling: null: has neither a bare ring nor bare copies, expected emulated SSDs alone, or \
+         ram: alone"
+    );
+    let over_ram = over_ram(|options| {
+        (options.ceiling, options.pattern) = (Some(Span::from_secs(1)), Pattern::Trim);
+    });
+    assert!(over_ram.starts_with("--ceiling: pattern trim is no copying"), "{over_ram}");
+    let uris = vec!["ram:1g".parse().unwrap()];
+    let options = PerfOptions { uris, ceiling: second, ..PerfOptions::default() };
+    assert_eq!(options.check(&supplies()), Ok(()));
     let mut options = PerfOptions::default();
     options.uris.push("ram:1g".parse().unwrap());
     options.techniques.shadow_doorbells = true;

@@ -13,7 +13,7 @@ use base::Histogram;
 use wire::Status;
 
 use super::options::{OpenLoop, PerfOptions};
-use super::outcome::{Ended, PerfOutcome};
+use super::outcome::{Ended, Limit, PerfOutcome};
 use crate::EmuMedium;
 use figures::{show_count, show_iops, show_ns_f64, show_size};
 
@@ -122,9 +122,16 @@ pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
     }
 }
 
-/// How large a part of the bare ring's rate this is, in a sentence.
+/// How large a part of the rate of the bare ring, or of bare copies, this is, in a sentence.
 pub fn ceiling_line(outcome: &PerfOutcome) -> Option<String> {
     let (ratio, ceiling) = (outcome.ceiling_ratio()?, outcome.ceiling?);
+    if ceiling.limit == Limit::Copies {
+        let rate = show_iops(ceiling.iops);
+        return Some(format!(
+            "{ratio:.2} of bare copies: {rate} between addresses drawn alike, with the next one \
+             fetched ahead and stores past the cache, in the same run"
+        ));
+    }
     let mut line = format!(
         "{ratio:.2} of the bare ring: {} through {} rings with {} entries in flight each, in the \
          same run",

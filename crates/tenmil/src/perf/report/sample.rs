@@ -7,8 +7,8 @@ use base::{Durability, Histogram, Operation, Outcome, Random, Span};
 use crate::perf::environment::tests::quiet_machine;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{
-    CeilingOutcome, Counts, DeviceOutcome, Ended, PerfOutcome, RamOutcome, Series, Technique,
-    ThreadPlace, Turns,
+    CeilingOutcome, Counts, DeviceOutcome, Ended, Limit, PerfOutcome, RamOutcome, Series,
+    Technique, ThreadPlace, Turns,
 };
 
 const IOS: u64 = 314_000_000;
@@ -64,6 +64,7 @@ pub(crate) fn sample() -> PerfOutcome {
         verified: None,
         open_loop: None,
         ceiling: Some(CeilingOutcome {
+            limit: Limit::Ring,
             iops: 74_800_000.0,
             elapsed: Span::from_secs(1),
             rings: 21,

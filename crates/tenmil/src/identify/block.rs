@@ -1,0 +1,226 @@
+//! What a block device is, as the block layer has it: asked of what was opened, and of nothing else.
+
+use core::fmt::Write;
+
+use base::{Holds, Limits, Medium, Operation};
+use block::uri::Uri;
+use block::{Opened, Opener};
+use dma::Regions;
+use host::Clock;
+use serde_json::{Value, json};
+
+use crate::perf::report::figures::show_size;
+use crate::{KINDS, Refused};
+
+/// What is known of a block device.
+#[derive(Clone, Debug)]
+pub struct BlockDevice {
+    uri: String,
+    description: String,
+    limits: Limits,
+    channels_max: u32,
+    existing: Vec<String>,
+    extents: Extents,
+}
+
+/// How many bytes hold what, as far as was looked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Extents {
+    data: u64,
+    zeroes: u64,
+    holes: u64,
+    /// How many there are.
+    count: u64,
+    /// Bytes that nobody looked at: there were too many extents.
+    rest: u64,
+}
+
+/// Extents that are looked at.
+const EXTENTS_MAX: u64 = 1 << 20;
+
+/// Places in the table of regions.
+const REGIONS_MAX: usize = 4095;
+
+/// Opens the device that `uri` names, and asks it.
+///
+/// # Errors
+///
+/// If it cannot be had, or cannot say what its blocks hold.
+pub fn block_device(uri: &Uri) -> Result<BlockDevice, Refused> {
+    let regions = Regions::new(REGIONS_MAX);
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: KINDS };
+    let Opened { medium, description, existing, .. } = opener.open(uri)?;
+    let extents = Extents::of(&*medium)
+        .map_err(|found| Refused::machine(format!("{uri}: look for data: {found}")))?;
+    Ok(BlockDevice {
+        uri: uri.to_string(),
+        description,
+        limits: medium.limits(),
+        channels_max: medium.channels_max(),
+        existing: existing.iter().map(ToString::to_string).collect(),
+        extents,
+    })
+}
+
+impl Extents {
+    fn of(medium: &dyn Medium) -> Result<Self, String> {
+        let limits = medium.limits();
+        let block_size = u64::from(limits.block_size);
+        let (mut extents, mut lba) = (Self::default(), 0);
+        while lba < limits.block_count && extents.count < EXTENTS_MAX {
+            let extent = medium.extent(lba)?;
+            if extent.blocks == 0 {
+                return Err(format!("an extent of no blocks at block {lba}, expected some"));
+            }
+            let bytes = match extent.holds {
+                Holds::Data => &mut extents.data,
+                Holds::Zeroes => &mut extents.zeroes,
+                Holds::Hole => &mut extents.holes,
+            };
+            *bytes += extent.blocks * block_size;
+            extents.count += 1;
+            lba += extent.blocks;
+        }
+        extents.rest = limits.block_count.saturating_sub(lba) * block_size;
+        Ok(extents)
+    }
+}
+
+impl BlockDevice {
+    fn operations(&self) -> Vec<&'static str> {
+        let all = Operation::ALL.into_iter();
+        let there = all.filter(|operation| self.limits.support.has(*operation));
+        there.map(Operation::name).collect()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.limits.block_count.saturating_mul(u64::from(self.limits.block_size))
+    }
+
+    /// All of it as text.
+    pub fn text(&self) -> String {
+        let Limits { block_size, block_count, .. } = self.limits;
+        let blocks = |count: u32| match count {
+            0 => "none".into(),
+            count => format!("{count} blocks"),
+        };
+        let channels = match self.channels_max {
+            u32::MAX => "as many as are wanted".into(),
+            count => count.to_string(),
+        };
+        let size = self.size_bytes();
+        let mut rows = vec![
+            ("what it is", self.description.clone()),
+            ("size", format!("{size} bytes ({}), {block_count} blocks", show_size(size))),
+            ("block", format!("{block_size} bytes")),
+            ("metadata", format!("{} bytes for each block", self.limits.metadata_size)),
+            ("an answered write is", self.limits.durability.words().into()),
+            ("operations", self.operations().join(", ")),
+            ("largest request", blocks(self.limits.request_blocks_max)),
+            ("segments in a request", self.limits.segments_max.to_string()),
+            ("optimal boundary", blocks(self.limits.optimal_boundary_blocks)),
+            ("atomic write", blocks(self.limits.atomic_write_blocks)),
+            ("requests in flight", format!("{} on a channel", self.limits.depth_max)),
+            ("channels", channels),
+            ("it holds", self.extents.words()),
+        ];
+        rows.extend(self.existing.iter().map(|there| ("not of this run", there.clone())));
+        let mut text = format!("{}\n", self.uri);
+        for (name, value) in rows {
+            let _ = writeln!(text, "  {name:<22}{value}");
+        }
+        text
+    }
+
+    /// All of it as one JSON object, with a newline at its end.
+    pub fn json(&self) -> String {
+        let Limits { block_size, block_count, metadata_size, .. } = self.limits;
+        let Extents { data, zeroes, holes, count, rest } = self.extents;
+        let channels = (self.channels_max != u32::MAX).then_some(self.channels_max);
+        let document: Value = json!({
+            "uri": self.uri,
+            "description": self.description,
+            "size_bytes": self.size_bytes(),
+            "block_size": block_size,
+            "block_count": block_count,
+            "metadata_size": metadata_size,
+            "durability": self.limits.durability.words(),
+            "operations": self.operations(),
+            "request_blocks_max": self.limits.request_blocks_max,
+            "segments_max": self.limits.segments_max,
+            "optimal_boundary_blocks": self.limits.optimal_boundary_blocks,
+            "atomic_write_blocks": self.limits.atomic_write_blocks,
+            "depth_max": self.limits.depth_max,
+            "channels_max": channels,
+            "extents": {
+                "count": count,
+                "data_bytes": data,
+                "zero_bytes": zeroes,
+                "hole_bytes": holes,
+                "unseen_bytes": rest,
+            },
+            "existing": self.existing,
+        });
+        format!("{document:#}\n")
+    }
+}
+
+impl Extents {
+    fn words(&self) -> String {
+        let kinds = [(self.data, "data"), (self.zeroes, "zeroes"), (self.holes, "holes")];
+        let kinds = kinds.iter().filter(|(bytes, _)| *bytes > 0);
+        let mut parts: Vec<String> =
+            kinds.map(|(bytes, kind)| format!("{} of {kind}", show_size(*bytes))).collect();
+        if self.rest > 0 {
+            parts.push(format!("{} that nobody looked at", show_size(self.rest)));
+        }
+        let plural = if self.count == 1 { "" } else { "s" };
+        format!("{}, in {} extent{plural}", parts.join(", "), self.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::block_device;
+
+    fn ask(uri: &str) -> (String, Value) {
+        let device = block_device(&uri.parse().unwrap()).unwrap();
+        (device.text(), serde_json::from_str(&device.json()).unwrap())
+    }
+
+    #[test]
+    fn a_device_in_memory_says_what_it_is() {
+        let (text, json) = ask("ram:1m?block=4k");
+        assert!(text.starts_with("ram:1m?block=4k\n  what it is            ram: "), "{text}");
+        assert!(text.contains("1048576 bytes (1 MiB), 256 blocks"), "{text}");
+        assert!(
+            text.contains("as many as are wanted") && text.contains("1 MiB of holes"),
+            "{text}"
+        );
+        assert_eq!((&json["block_size"], &json["block_count"]), (&4096.into(), &256.into()));
+        assert_eq!(json["durability"], "nothing survives");
+        assert_eq!(json["channels_max"], Value::Null);
+        assert_eq!(json["extents"]["hole_bytes"], 1 << 20);
+        assert_eq!(json["operations"][0], "read");
+    }
+
+    #[test]
+    fn a_file_says_where_its_data_is_and_that_this_run_did_not_put_it_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        let uri = format!("file:{}?size=1m&block=4k&engine=threads", path.display());
+        let (_, json) = ask(&uri);
+        assert_eq!(json["existing"].as_array().unwrap().len(), 0, "made just now");
+        let (text, json) = ask(&format!("file:{}?engine=threads", path.display()));
+        assert!(text.contains("not of this run") && text.contains("1048576 bytes"), "{text}");
+        assert_eq!(json["existing"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_refused() {
+        let refused = block_device(&"tape:0".parse().unwrap()).unwrap_err();
+        assert!(refused.text.starts_with("tape:0: no devices of kind `tape`"), "{refused}");
+    }
+}
