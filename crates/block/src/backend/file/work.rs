@@ -80,7 +80,7 @@ impl Work {
         let offset = lba * block_size;
         let len_bytes = u64::from(self.request.blocks) * block_size;
         let own = std::slice::from_ref(&self.own);
-        let chunk = self.chunk_first(block_size);
+        let chunk = || self.chunk_first(block_size);
         let write = operation == Operation::Write;
         match self.awaits {
             Awaits::Synced | Awaits::Settled => Job::Sync,
@@ -90,11 +90,11 @@ impl Work {
             Awaits::Moved => Job::Read { offset, into: &self.segments },
             Awaits::Fetched => {
                 let from = if operation == Operation::Copy { operand } else { lba };
-                Job::Read { offset: (from + chunk) * block_size, into: own }
+                Job::Read { offset: (from + chunk()) * block_size, into: own }
             }
             Awaits::Stored => {
                 let stable = write && flags.has(Flags::FUA);
-                Job::Write { offset: (lba + chunk) * block_size, from: own, stable }
+                Job::Write { offset: (lba + chunk()) * block_size, from: own, stable }
             }
             Awaits::Holed => Job::PunchHole { offset, len_bytes },
             Awaits::Zeroed => Job::ZeroRange { offset, len_bytes },
@@ -180,6 +180,8 @@ mod tests {
                 }
             }
             assert_eq!(seen, expected);
+            work.awaits = Awaits::Settled;
+            assert!(matches!(work.job(512), Job::Sync), "a forced copy ends with that");
         }
     }
 
