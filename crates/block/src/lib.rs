@@ -30,6 +30,7 @@ mod channel;
 mod context;
 mod device;
 mod existing;
+pub mod fuzz;
 mod limit;
 mod lock;
 mod map;

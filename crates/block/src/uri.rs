@@ -10,6 +10,8 @@
 //!   body   = path  |  "[" uri "]" *( "," "[" uri "]" )
 //! ```
 //!
+//! Schemes and keys are letters, digits and hyphens.
+//!
 //! In a path or a value, `%` and two hexadecimal digits stand for a byte. What means something to
 //! the grammar has to be written so: `%` everywhere; `?` and a leading `[` in a path; `&` in a value;
 //! and brackets without a partner inside other brackets.
@@ -117,13 +119,9 @@ impl Uri {
             let problem = format!("more than {STOREYS_MAX} devices upon each other");
             return Err(refuse(problem));
         }
-        let named = |scheme: &str| {
-            !scheme.is_empty()
-                && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-        };
         let (scheme, rest) = text
             .split_once(':')
-            .filter(|(scheme, _)| named(scheme))
+            .filter(|(scheme, _)| is_word(scheme))
             .ok_or_else(|| refuse("not a device, expected KIND:… such as ram:1g".into()))?;
         let (body, query) = if rest.starts_with('[') {
             let (children, query) = cut_children(rest).map_err(refuse)?;
@@ -145,6 +143,11 @@ impl FromStr for Uri {
     fn from_str(text: &str) -> Result<Self, UriError> {
         Self::parse(text, 1)
     }
+}
+
+/// What a scheme and a key are made of.
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// Cuts `[a],[b]?query` into `a`, `b` and `query`.
@@ -181,6 +184,9 @@ fn parse_pairs(query: &str) -> Result<Vec<(String, String)>, String> {
         let (key, value) = part
             .split_once('=')
             .ok_or_else(|| format!("`{part}` is not a parameter, expected KEY=VALUE"))?;
+        if !is_word(key) {
+            return Err(format!("`{key}` is not a key, expected letters, digits and hyphens"));
+        }
         if pairs.iter().any(|(earlier, _)| earlier == key) {
             return Err(format!("{key} is given twice, expected once"));
         }
@@ -308,6 +314,8 @@ mod tests {
             ("delay:[ram:1g]x", "`x` follows a bracket, expected ,[URI] or ?KEY=VALUE"),
             ("delay:[ram:1g],ram:1g", "`,ram:1g` follows a bracket, expected ,[URI] or ?KEY=VALUE"),
             ("ram:1g?size", "`size` is not a parameter, expected KEY=VALUE"),
+            ("ram:1g?=1", "`` is not a key, expected letters, digits and hyphens"),
+            ("ram:1g?a]=1", "`a]` is not a key, expected letters, digits and hyphens"),
             ("ram:1g?size=1&size=2", "size is given twice, expected once"),
             ("file:/%2", &format!("the path is `/%2`, {escape}")),
             ("ram:?size=%zz", &format!("size is `%zz`, {escape}")),

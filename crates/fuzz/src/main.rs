@@ -23,17 +23,18 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 4] = [
+const TARGETS: [Target; 5] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
     Target { name: "control", feed: control::fuzz::fuzz },
+    Target { name: "block", feed: block::fuzz::fuzz },
 ];
 
 /// Feeds every parser what nobody would send on purpose.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only this target: wire, controller, front or control
+    /// Only this target: wire, controller, front, control or block
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -105,7 +106,9 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let Some(only) = &options.target else { return Ok(TARGETS.to_vec()) };
     let target = TARGETS.into_iter().find(|target| target.name == only);
     let target = target.ok_or_else(|| {
-        format!("--target {only}: there is none, expected wire, controller, front or control")
+        format!(
+            "--target {only}: there is none, expected wire, controller, front, control or block"
+        )
     })?;
     Ok(vec![target])
 }

@@ -24,6 +24,7 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("controller", controller()))
         .chain(of("front", front()))
         .chain(of("control", control()))
+        .chain(of("block", block()))
         .collect()
 }
 
@@ -126,6 +127,23 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
 
 fn lines(lines: &[&str]) -> Vec<u8> {
     lines.iter().flat_map(|line| format!("{line}\n").into_bytes()).collect()
+}
+
+/// Names of devices, rules and quantities.
+fn block() -> Vec<(&'static str, Vec<u8>)> {
+    [
+        ("stack", "stripe:[file:/a%20b?size=1m],[delay:[ram:2m]?read=1us]?chunk=64k"),
+        (
+            "deep",
+            "delay:[fault:[split:[model:[ram:1g?block=4k]?device=p4600]?part=0&parts=4]?seed=7]",
+        ),
+        ("escapes", "file:/odd%3f%25%5bname%5d?x=a=b%26c&y=[z]"),
+        ("rules", "error:write@0-1023x3;hang:any+100;corrupt:read,write/10;tear:write~50x1"),
+        ("time", "1.5ms"),
+        ("size", "64KiB"),
+    ]
+    .map(|(name, text)| (name, text.as_bytes().to_vec()))
+    .into()
 }
 
 #[cfg(test)]
