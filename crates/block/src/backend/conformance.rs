@@ -1,6 +1,9 @@
 //! What every medium does, tested over every medium.
 
+mod array;
 mod driver;
+mod durability;
+mod power;
 mod reluctant;
 
 use base::{

@@ -1,0 +1,279 @@
+//! What an answered write is worth when the power fails, over every device that stands on others.
+//!
+//! A file cannot have its power cut here; that its flush is `fdatasync` and its forced write
+//! `RWF_DSYNC` is in the tests of its jobs. Memory promises nothing and keeps nothing.
+
+use base::{
+    Answers, Backend, Durability, Flags, Instant, Memory, Operation, Random, Request, Segment,
+};
+use dma::{Region, Regions};
+use host::Clock;
+
+use super::power::PowerKind;
+use crate::{Opened, Opener};
+
+/// What has been written to a block. A version is a number that fills it; zero is zeroes.
+#[derive(Clone, Debug)]
+struct Block {
+    /// Oldest first.
+    versions: Vec<u64>,
+    /// The oldest of them that may be found after a cut.
+    kept: usize,
+    /// The one that was answered last.
+    answered: usize,
+    is_busy: bool,
+}
+
+/// A device, a load on it, and what it has promised.
+struct Load<'a> {
+    opened: Opened,
+    power: &'a PowerKind,
+    regions: Regions,
+    memory: Region,
+    random: Random,
+    blocks: Vec<Block>,
+    /// What has been submitted, by token: first block, how many, and what was answered by then.
+    under_way: Vec<Option<Pending>>,
+    next_version: u64,
+}
+
+struct Pending {
+    request: Request,
+    /// For a flush: which version of each block it has to keep.
+    keeps: Vec<usize>,
+}
+
+const DEPTH: usize = 8;
+const BLOCKS_MAX: u32 = 6;
+const BLOCK: u32 = 1024;
+
+const DEVICES: [(&str, Durability); 11] = [
+    ("power:cached", Durability::VolatileCache),
+    ("power:stable", Durability::Stable),
+    ("stripe:[power:stable],[delay:[power:stable]?write=9us]?chunk=1k", Durability::Stable),
+    ("model:[power:cached]?device=p4800x", Durability::VolatileCache),
+    ("delay:[power:cached]?read=5us&write=9us&write-p99=20us", Durability::VolatileCache),
+    ("fault:[power:cached]?rule=error:verify;corrupt:read@999", Durability::VolatileCache),
+    ("split:[power:cached]?part=1&parts=2", Durability::VolatileCache),
+    ("stripe:[power:cached],[power:cached],[power:cached]?chunk=2k", Durability::VolatileCache),
+    ("stripe:[power:cached],[reluctant:[power:cached]]?chunk=1k", Durability::VolatileCache),
+    ("stripe:[power:cached],[split:[power:stable]?offset=8k]?chunk=1k", Durability::VolatileCache),
+    (
+        "delay:[stripe:[delay:[power:cached]?write=5us],[power:cached]?chunk=4k]?write=1us",
+        Durability::VolatileCache,
+    ),
+];
+
+impl<'a> Load<'a> {
+    fn new(uri: &str, power: &'a PowerKind, seed: u64) -> Self {
+        let regions = Regions::new(16);
+        let more: [(&str, &dyn crate::Kind); 2] =
+            [("power", power), ("reluctant", &super::reluctant::ReluctantKind)];
+        let opener = Opener { regions: &regions, clock: Clock::start(), seed, more: &more };
+        let opened = opener.open(&uri.parse().unwrap()).unwrap();
+        let count = usize::try_from(opened.medium.limits().block_count).unwrap();
+        let memory = regions.allocate(DEPTH * (BLOCKS_MAX * BLOCK) as usize).unwrap();
+        let block = Block::new(0);
+        Self {
+            opened,
+            power,
+            memory,
+            regions,
+            random: Random::new(seed),
+            blocks: vec![block; count],
+            under_way: (0..DEPTH).map(|_| None).collect(),
+            next_version: 1,
+        }
+    }
+
+    /// Loads the device, cuts the power, and looks at what is left. Returns what should have
+    /// survived and has not.
+    fn live(&mut self, steps: u64) -> Vec<String> {
+        let mut channel = self.opened.medium.channel().unwrap();
+        let mut now = Instant { ns: 1 };
+        for _ in 0..steps {
+            self.submit(&mut *channel, now);
+            now = self.turn(&mut *channel, now);
+        }
+        self.power.cut();
+        drop(channel);
+        self.power.restore();
+        self.under_way.iter_mut().for_each(|place| *place = None);
+        let mut channel = self.opened.medium.channel().unwrap();
+        (0..self.blocks.len()).filter_map(|block| self.survey(&mut *channel, block)).collect()
+    }
+
+    fn place(&self, token: usize, blocks: u32) -> Segment {
+        let skip = u32::try_from(token).unwrap() * BLOCKS_MAX * BLOCK;
+        self.memory.segment().slice(skip, blocks * BLOCK).unwrap()
+    }
+
+    /// Submits one request, if there is room for it and none of its blocks is being written.
+    fn submit(&mut self, channel: &mut dyn Backend, now: Instant) {
+        let Some(token) = self.under_way.iter().position(Option::is_none) else { return };
+        let count = u32::try_from(self.random.below(BLOCKS_MAX.into())).unwrap() + 1;
+        let first = self.random.below(self.blocks.len() as u64 - u64::from(count) + 1);
+        let from = usize::try_from(first).unwrap();
+        let range = from..from + count as usize;
+        let drawn = self.random.below(10);
+        let operation = match drawn {
+            0 | 1 => Operation::Flush,
+            2 => Operation::WriteZeroes,
+            _ => Operation::Write,
+        };
+        let is_flush = operation == Operation::Flush;
+        if !is_flush && self.blocks[range.clone()].iter().any(|block| block.is_busy) {
+            return;
+        }
+        let flags = if drawn > 7 || drawn == 2 { Flags::FUA } else { Flags::NONE };
+        let memory = self.place(token, count);
+        let version = if operation == Operation::Write { self.next_version } else { 0 };
+        self.fill(memory, version);
+        let request = match is_flush {
+            true => request(operation, 0, 0),
+            false => Request { flags, ..request(operation, first, count) },
+        };
+        let request = Request { token: token as u64, ..request };
+        let keeps = self.blocks.iter().map(|block| block.answered).collect();
+        if channel.submit(now, &[request], &[memory]) == 0 {
+            return;
+        }
+        if !is_flush {
+            for block in &mut self.blocks[range] {
+                block.versions.push(version);
+                block.is_busy = true;
+            }
+            self.next_version += 1;
+        }
+        self.under_way[token] = Some(Pending { request, keeps });
+    }
+
+    fn fill(&self, memory: Segment, version: u64) {
+        let bytes = version.to_le_bytes().repeat(memory.len_bytes as usize / 8);
+        self.regions.store(memory, &bytes).unwrap();
+    }
+
+    fn turn(&mut self, channel: &mut dyn Backend, now: Instant) -> Instant {
+        let mut answers = Answers::with_capacity(DEPTH);
+        channel.flush();
+        channel.poll(now, &mut answers);
+        for answer in answers.drain() {
+            assert!(answer.outcome.is_success(), "{answer:?}");
+            let token = usize::try_from(answer.token).unwrap();
+            let pending = self.under_way[token].take().expect("answered once");
+            self.note(&pending);
+        }
+        Instant { ns: now.ns + 1_000 }
+    }
+
+    /// An answer has come: what does it promise?
+    fn note(&mut self, pending: &Pending) {
+        let Request { operation, lba, blocks, flags, .. } = pending.request;
+        let is_stable = self.opened.medium.limits().durability == Durability::Stable;
+        if operation == Operation::Flush {
+            for (block, keep) in self.blocks.iter_mut().zip(&pending.keeps) {
+                block.kept = block.kept.max(*keep);
+            }
+            return;
+        }
+        let first = usize::try_from(lba).unwrap();
+        for block in &mut self.blocks[first..first + blocks as usize] {
+            block.is_busy = false;
+            block.answered = block.versions.len() - 1;
+            if is_stable || flags.has(Flags::FUA) {
+                block.kept = block.answered;
+            }
+        }
+    }
+
+    /// Reads a block and says what is wrong with it. What it holds is where it goes on from.
+    fn survey(&mut self, channel: &mut dyn Backend, number: usize) -> Option<String> {
+        let memory = self.place(0, 1);
+        self.run(channel, Operation::Read, number, memory);
+        let mut bytes = vec![0; BLOCK as usize];
+        self.regions.load(memory, &mut bytes).unwrap();
+        let block = &self.blocks[number];
+        let parts = bytes.chunks(512).map(|part| u64::from_le_bytes(*part.first_chunk().unwrap()));
+        let found: Vec<u64> = parts.collect();
+        let good = found.iter().all(|version| block.versions[block.kept..].contains(version));
+        let said = format!("block {number} holds {found:?}, expected of {block:?}");
+        // A torn block is written whole, so that the next life begins with one version.
+        self.fill(memory, found[0]);
+        self.run(channel, Operation::Write, number, memory);
+        self.blocks[number] = Block::new(found[0]);
+        (!good).then_some(said)
+    }
+
+    /// Carries out one request on a block, alone and forced.
+    fn run(&self, channel: &mut dyn Backend, operation: Operation, block: usize, memory: Segment) {
+        let request = Request { flags: Flags::FUA, ..request(operation, block as u64, 1) };
+        let mut now = Instant { ns: 1 };
+        while channel.submit(now, &[request], &[memory]) == 0 {}
+        let mut answers = Answers::with_capacity(1);
+        while channel.poll(now, &mut answers) == 0 {
+            channel.flush();
+            now.ns += 1_000;
+        }
+        assert!(answers.as_slice()[0].outcome.is_success());
+    }
+}
+
+impl Block {
+    fn new(version: u64) -> Self {
+        Self { versions: vec![version], kept: 0, answered: 0, is_busy: false }
+    }
+}
+
+fn request(operation: Operation, lba: u64, blocks: u32) -> Request {
+    let moves = matches!(operation, Operation::Read | Operation::Write);
+    Request {
+        token: 0,
+        lba,
+        operand: 0,
+        segment_first: 0,
+        blocks,
+        segment_count: u16::from(moves),
+        metadata_count: 0,
+        operation,
+        flags: Flags::NONE,
+    }
+}
+
+/// Several lives of a device, each ended by a cut. Returns what was lost.
+fn lives(uri: &str, seed: u64) -> Vec<String> {
+    let power = PowerKind::default();
+    let mut load = Load::new(uri, &power, seed);
+    let mut lost = Vec::new();
+    for _ in 0..5 {
+        let steps = load.random.below(250) + 1;
+        lost.extend(load.live(steps));
+    }
+    lost
+}
+
+#[test]
+fn what_was_promised_survives_every_cut() {
+    for (uri, _) in DEVICES {
+        for seed in 0..20 {
+            let lost = lives(uri, seed);
+            assert!(lost.is_empty(), "{uri} seed {seed}: {lost:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_volatile_cache_is_reported_when_it_is_one() {
+    for (uri, durability) in DEVICES {
+        let power = PowerKind::default();
+        let load = Load::new(uri, &power, 1);
+        assert_eq!(load.opened.medium.limits().durability, durability, "{uri}");
+    }
+}
+
+#[test]
+fn a_device_that_breaks_its_promise_is_found_out() {
+    for uri in ["power:forgetful", "stripe:[power:cached],[delay:[power:forgetful]]?chunk=1k"] {
+        let found = (0..20).filter(|seed| !lives(uri, *seed).is_empty()).count();
+        assert!(found > 15, "{uri}: {found} of 20 seeds");
+    }
+}
