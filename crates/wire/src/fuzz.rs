@@ -20,7 +20,7 @@ use crate::protection::Format;
 use crate::sgl::Descriptor;
 use crate::status::Status;
 use crate::typed::{CommandVisitor, Typed};
-use crate::{directive, pointer};
+use crate::{directive, nbd, pointer};
 
 /// Gives `bytes` to every parser.
 ///
@@ -39,6 +39,7 @@ pub fn fuzz(bytes: &[u8]) {
     codes(bytes);
     protection(bytes);
     pointers(bytes);
+    network_block_device(bytes);
 }
 
 struct Bytes<'a>(&'a [u8]);
@@ -158,6 +159,38 @@ fn protection(bytes: &[u8]) {
         format.emit(&parsed, &mut emitted);
         assert_eq!(emitted, tuple[..emitted.len()]);
         assert_eq!(format.join(format.split(parsed.tags)), parsed.tags);
+    }
+}
+
+fn network_block_device(bytes: &[u8]) {
+    if let Some(header) = bytes.first_chunk()
+        && let Ok(parsed) = nbd::RequestHeader::parse(header)
+    {
+        assert_eq!(&parsed.to_bytes(), header);
+    }
+    if let Some(header) = bytes.first_chunk()
+        && let Ok(parsed) = nbd::OptionHeader::parse(header)
+    {
+        assert_eq!(&parsed.to_bytes(), header);
+    }
+    let mut emitted = Vec::new();
+    if let Ok(query) = nbd::option::InfoQuery::parse(bytes) {
+        let infos: Vec<_> = query.infos().collect();
+        nbd::option::InfoQuery::emit(query.name, &infos, &mut emitted);
+        assert_eq!(emitted, bytes);
+    }
+    emitted.clear();
+    if let Ok(query) = nbd::option::ContextQuery::parse(bytes) {
+        let queries: Vec<_> = query.queries().collect();
+        nbd::option::ContextQuery::emit(query.name, &queries, &mut emitted);
+        assert_eq!(emitted, bytes);
+    }
+    let Some((kind, payload)) = bytes.split_first_chunk::<2>() else { return };
+    emitted.clear();
+    let kind = nbd::ChunkCode(u16::from_be_bytes(*kind));
+    if let Ok(parsed) = nbd::reply::Payload::parse(kind, payload) {
+        parsed.emit(&mut emitted);
+        assert_eq!((parsed.kind(), &emitted[..]), (kind, payload));
     }
 }
 

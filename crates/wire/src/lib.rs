@@ -28,6 +28,7 @@ pub mod identify;
 pub mod io;
 pub mod layout;
 pub mod log;
+pub mod nbd;
 pub mod opcode;
 pub mod pointer;
 pub mod protection;

@@ -1,0 +1,220 @@
+//! Every structure there and back, every bit of every header, and the bytes of a recorded session.
+
+use super::handshake::{Greeting, OptionHeader, OptionReply, export_name_reply};
+use super::option::{
+    ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, finds_base_allocation,
+    parse_context, parse_server,
+};
+use super::reply::{Payload, data_chunk, extent_bytes};
+use super::{
+    ChunkCode, ChunkFlags, ChunkHeader, Command, CommandFlags, ErrorCode, Extent, ExtentFlags,
+    HandshakeFlags, InfoCode, Malformed, OptionCode, OptionReplyCode, RequestHeader, SimpleReply,
+    TransmissionFlags,
+};
+
+/// Flips each bit of `bytes`: those of the magic number are refused, all others come back as they
+/// went in, and mean something else.
+fn every_bit<const N: usize, T: PartialEq + core::fmt::Debug>(
+    bytes: [u8; N],
+    magic_bytes: usize,
+    parse: fn(&[u8; N]) -> Result<T, Malformed>,
+    emit: fn(T) -> [u8; N],
+) {
+    let plain = parse(&bytes).unwrap();
+    for bit in 0..N * 8 {
+        let mut flipped = bytes;
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        match parse(&flipped) {
+            Err(Malformed::Magic { .. }) => assert!(bit / 8 < magic_bytes, "bit {bit}"),
+            Err(other) => panic!("bit {bit}: {other}"),
+            Ok(parsed) => {
+                assert!(bit / 8 >= magic_bytes, "bit {bit} of a magic number is not looked at");
+                assert_ne!(parsed, plain, "bit {bit}");
+                assert_eq!(emit(parsed), flipped, "bit {bit}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_bit_of_every_header_means_something() {
+    let greeting = Greeting { flags: HandshakeFlags(3) };
+    every_bit(greeting.to_bytes(), 16, Greeting::parse, Greeting::to_bytes);
+    let option = OptionHeader { option: OptionCode::GO, len_bytes: 0x0102_0304 };
+    every_bit(option.to_bytes(), 8, OptionHeader::parse, OptionHeader::to_bytes);
+    let reply =
+        OptionReply { option: OptionCode::LIST, kind: OptionReplyCode::SERVER, len_bytes: 9 };
+    every_bit(reply.to_bytes(), 8, OptionReply::parse, OptionReply::to_bytes);
+    every_bit(READ.to_bytes(), 4, RequestHeader::parse, RequestHeader::to_bytes);
+    let simple = SimpleReply { error: ErrorCode::EIO, cookie: 0x1122_3344_5566_7788 };
+    every_bit(simple.to_bytes(), 4, SimpleReply::parse, SimpleReply::to_bytes);
+    let chunk = ChunkHeader {
+        flags: ChunkFlags::DONE,
+        kind: ChunkCode::ERROR,
+        cookie: 0x1122_3344_5566_7788,
+        len_bytes: 6,
+    };
+    every_bit(chunk.to_bytes(), 4, ChunkHeader::parse, ChunkHeader::to_bytes);
+}
+
+const READ: RequestHeader = RequestHeader {
+    flags: CommandFlags::DF,
+    command: Command::READ,
+    cookie: 0x0102_0304_0506_0708,
+    offset: 0x1112_1314_1516_1718,
+    len_bytes: 0x2122_2324,
+};
+
+#[test]
+fn the_bytes_are_those_that_the_protocol_draws() {
+    let greeting = Greeting { flags: HandshakeFlags(3) }.to_bytes();
+    assert_eq!(&greeting, b"NBDMAGICIHAVEOPT\x00\x03");
+    let option = OptionHeader { option: OptionCode::EXPORT_NAME, len_bytes: 5 }.to_bytes();
+    assert_eq!(&option, b"IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x05");
+    assert_eq!(
+        READ.to_bytes(),
+        [
+            0x25, 0x60, 0x95, 0x13, 0, 4, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14,
+            0x15, 0x16, 0x17, 0x18, 0x21, 0x22, 0x23, 0x24
+        ]
+    );
+    let simple = SimpleReply { error: ErrorCode::ENOSPC, cookie: 7 }.to_bytes();
+    assert_eq!(simple, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 7]);
+    let data = data_chunk(7, 0x1000, 512);
+    assert_eq!(data[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
+    assert_eq!(data[16..], [0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 0x10, 0]);
+    let name = export_name_reply(1 << 20, TransmissionFlags(0x0105));
+    assert_eq!(name, [0, 0, 0, 0, 0, 0x10, 0, 0, 1, 5]);
+    let extent = Extent { len_bytes: 512, flags: ExtentFlags::HOLE.and(ExtentFlags::ZERO) };
+    assert_eq!(extent_bytes(extent), [0, 0, 2, 0, 0, 0, 0, 3]);
+}
+
+#[test]
+fn a_payload_follows_a_write_and_nothing_else() {
+    for (command, name) in Command::NAMED {
+        let header = RequestHeader { command: *command, len_bytes: 9, ..READ };
+        let expected = if *command == Command::WRITE { 9 } else { 0 };
+        assert_eq!(header.payload_bytes(), expected, "{name}");
+    }
+}
+
+#[test]
+fn questions_about_an_export_come_back_as_they_were_asked() {
+    let mut data = Vec::new();
+    InfoQuery::emit("disk", &[InfoCode::BLOCK_SIZE, InfoCode(77)], &mut data);
+    assert_eq!(data, b"\0\0\0\x04disk\0\x02\0\x03\0\x4d");
+    let query = InfoQuery::parse(&data).unwrap();
+    assert_eq!(query.name, "disk");
+    assert!(query.infos().eq([InfoCode::BLOCK_SIZE, InfoCode(77)]));
+    for len in 0..data.len() {
+        assert_eq!(InfoQuery::parse(&data[..len]).unwrap_err(), Malformed::Length, "{len}");
+    }
+    data.push(0);
+    assert_eq!(InfoQuery::parse(&data).unwrap_err(), Malformed::Length);
+
+    let mut data = Vec::new();
+    ContextQuery::emit("disk", &["base:allocation", "", "x-y:z"], &mut data);
+    let query = ContextQuery::parse(&data).unwrap();
+    assert_eq!((query.name, query.count), ("disk", 3));
+    assert!(query.queries().eq(["base:allocation", "", "x-y:z"]));
+    for len in 0..data.len() {
+        assert_eq!(ContextQuery::parse(&data[..len]).unwrap_err(), Malformed::Length, "{len}");
+    }
+    assert!(finds_base_allocation("base:allocation", false));
+    assert!(finds_base_allocation("base:", true) && !finds_base_allocation("base:", false));
+}
+
+#[test]
+fn a_string_that_is_none_is_refused() {
+    let long = "x".repeat(super::STRING_BYTES_MAX + 1);
+    for name in ["a\0b".as_bytes(), b"\xff", long.as_bytes()] {
+        let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
+        data.extend(name);
+        data.extend([0; 2]);
+        assert_eq!(InfoQuery::parse(&data).unwrap_err(), Malformed::Text);
+    }
+    // More queries than there can be, and a length past the end.
+    assert!(ContextQuery::parse(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).is_err());
+    assert!(ContextQuery::parse(&[0xff; 12]).is_err());
+}
+
+#[test]
+fn what_is_told_about_an_export_comes_back() {
+    for info in [
+        Info::Export { size_bytes: u64::MAX, flags: TransmissionFlags(0xfff) },
+        Info::Name("disk"),
+        Info::Description("a disk"),
+        Info::BlockSize { minimum: 512, preferred: 4096, maximum: 1 << 25 },
+        Info::Other(InfoCode(9), &[1, 2]),
+    ] {
+        let mut data = Vec::new();
+        info.emit(&mut data);
+        assert_eq!(Info::parse(&data), Ok(info));
+    }
+    assert_eq!(Info::parse(&[0, 3, 0]), Err(Malformed::Length));
+    let mut reply = Vec::new();
+    emit_reply(OptionCode::LIST, OptionReplyCode::SERVER, &mut reply, |out| {
+        emit_server("disk", "big", out);
+    });
+    let (header, data) = reply.split_first_chunk::<20>().unwrap();
+    assert_eq!(OptionReply::parse(header).unwrap().len_bytes, 11);
+    assert_eq!(parse_server(data), Ok(("disk", "big")));
+    let mut data = Vec::new();
+    emit_context(1, "base:allocation", &mut data);
+    assert_eq!(parse_context(&data), Ok((1, "base:allocation")));
+}
+
+#[test]
+fn payloads_of_chunks_come_back_and_lies_are_refused() {
+    let extents = [0, 0, 2, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0];
+    let status = [&[0, 0, 0, 1][..], &extents].concat();
+    let parsed = Payload::parse(ChunkCode::BLOCK_STATUS, &status).unwrap();
+    let Payload::Status { context: 1, extents } = parsed else { panic!("{parsed:?}") };
+    assert!(
+        extents.iter().map(|extent| (extent.len_bytes, extent.flags.0)).eq([(512, 3), (1024, 0)])
+    );
+    for payload in [
+        Payload::None,
+        Payload::Data { offset: 5, data: b"x" },
+        Payload::Hole { offset: 5, len_bytes: 6 },
+        parsed,
+        Payload::Error { error: ErrorCode::EIO, text: "no", offset: None },
+        Payload::Error { error: ErrorCode::EIO, text: "", offset: Some(9) },
+    ] {
+        let mut bytes = Vec::new();
+        payload.emit(&mut bytes);
+        let again = Payload::parse(payload.kind(), &bytes).unwrap();
+        assert_eq!(format!("{again:?}"), format!("{payload:?}"));
+        for len in 0..bytes.len() {
+            let whole = matches!(payload, Payload::Data { .. }) && len > 8;
+            let extent = matches!(payload, Payload::Status { .. }) && len == 12;
+            let cut = Payload::parse(payload.kind(), &bytes[..len]);
+            assert_eq!(cut.is_ok(), whole || extent, "{payload:?} cut at {len}");
+        }
+    }
+    for (kind, payload) in [
+        (ChunkCode::NONE, &[0][..]),
+        (ChunkCode::OFFSET_HOLE, &[0; 12]),
+        (ChunkCode::BLOCK_STATUS, &[0; 12]),
+        (ChunkCode(77), &[]),
+    ] {
+        assert!(Payload::parse(kind, payload).is_err(), "{kind}");
+    }
+    let too_long = [0, 0, 0, 5, 0, 3, b'n', b'o'];
+    assert!(Payload::parse(ChunkCode::ERROR, &too_long).is_err());
+}
+
+#[test]
+fn codes_have_the_names_of_the_protocol() {
+    assert_eq!(OptionCode::GO.to_string(), "NBD_OPT_GO");
+    assert_eq!(OptionCode(99).to_string(), "0x63");
+    assert!(OptionReplyCode::ERR_UNSUP.is_error() && !OptionReplyCode::ACK.is_error());
+    assert!(ChunkCode::ERROR.is_error() && !ChunkCode::OFFSET_DATA.is_error());
+    assert!(
+        OptionReplyCode::NAMED.iter().all(|(code, name)| code.is_error() == name.contains("ERR"))
+    );
+    let flags =
+        CommandFlags::FUA.and_if(true, CommandFlags::DF).and_if(false, CommandFlags::REQ_ONE);
+    assert_eq!(flags, CommandFlags(5));
+    assert!(flags.has(CommandFlags::DF) && !flags.without(CommandFlags::DF).has(CommandFlags::DF));
+}
