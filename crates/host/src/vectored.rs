@@ -34,12 +34,17 @@ impl Vectors {
         Self { regions, list: Vec::with_capacity(capacity), capacity, done: 0 }
     }
 
-    /// Replaces the list. Segments that lie next to each other become one entry. `Ok(false)` means
-    /// that there is no room for so many.
+    /// Replaces the list. `Ok(false)` means that there is no room for so many.
     pub(crate) fn set(&mut self, segments: &[Segment]) -> Result<bool, NoSuchMemory> {
+        Ok(self.set_first(segments)? == segments.len())
+    }
+
+    /// Replaces the list by as many of `segments` as there is room for, first one first, and says
+    /// how many that were. Segments that lie next to each other become one entry.
+    pub(crate) fn set_first(&mut self, segments: &[Segment]) -> Result<usize, NoSuchMemory> {
         self.list.clear();
         self.done = 0;
-        for segment in segments {
+        for (index, segment) in segments.iter().enumerate() {
             let base = self.regions.address(*segment)?.as_ptr();
             let len = segment.len_bytes as usize;
             let full = self.list.len() == self.capacity;
@@ -47,11 +52,11 @@ impl Vectors {
                 Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == base => {
                     last.iov_len += len;
                 }
-                _ if full => return Ok(false),
+                _ if full => return Ok(index),
                 _ => self.list.push(libc::iovec { iov_base: base.cast(), iov_len: len }),
             }
         }
-        Ok(true)
+        Ok(segments.len())
     }
 
     /// What is still to be done.
@@ -118,6 +123,40 @@ impl Vectors {
             }
         };
         usize::try_from(moved).map_err(|_| last_errno())
+    }
+}
+
+impl Vectors {
+    /// Takes what a socket has, as far as the list reaches. Never waits.
+    pub(crate) fn receive(&mut self, socket: impl AsFd) -> Result<usize, Errno> {
+        let mut message = self.message();
+        // SAFETY: `message` names the entries of the list, each resolved by `Regions`, whose handle
+        // keeps the memory mapped, and nothing else; nobody holds a reference into a region; the
+        // descriptor is open as long as `socket`.
+        let moved = unsafe {
+            libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT)
+        };
+        usize::try_from(moved).map_err(|_| last_errno())
+    }
+
+    /// Gives a socket what the list names, as far as it takes it. Never waits, and raises no signal
+    /// if the other side has gone.
+    pub(crate) fn send(&mut self, socket: impl AsFd) -> Result<usize, Errno> {
+        let message = self.message();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: as above; the kernel only reads the memory.
+        let moved = unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, flags) };
+        usize::try_from(moved).map_err(|_| last_errno())
+    }
+
+    /// A message that is the list and nothing else: no address, no control data.
+    fn message(&mut self) -> libc::msghdr {
+        // SAFETY: all zeroes is a valid `msghdr`: null pointers with lengths of zero.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        let rest = &mut self.list[self.done..];
+        message.msg_iovlen = rest.len();
+        message.msg_iov = rest.as_mut_ptr();
+        message
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use base::Span;
 use rustix::event::{Timespec, epoll};
@@ -74,6 +74,13 @@ impl Watch {
             Err(errno) => return Err(errno.into()),
         }
         Ok(())
+    }
+}
+
+impl AsFd for Watch {
+    /// Readable while any descriptor in the set is as was asked for.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 }
 
