@@ -23,18 +23,19 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 5] = [
+const TARGETS: [Target; 6] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
     Target { name: "control", feed: control::fuzz::fuzz },
     Target { name: "block", feed: block::fuzz::fuzz },
+    Target { name: "nbd", feed: target::nbd::fuzz::fuzz },
 ];
 
 /// Feeds every parser what nobody would send on purpose.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only this target: wire, controller, front, control or block
+    /// Only this target: wire, controller, front, control, block or nbd
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -107,7 +108,7 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let target = TARGETS.into_iter().find(|target| target.name == only);
     let target = target.ok_or_else(|| {
         format!(
-            "--target {only}: there is none, expected wire, controller, front, control or block"
+            "--target {only}: there is none, expected wire, controller, front, control, block or nbd"
         )
     })?;
     Ok(vec![target])

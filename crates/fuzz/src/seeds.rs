@@ -25,6 +25,7 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("front", front()))
         .chain(of("control", control()))
         .chain(of("block", block()))
+        .chain(of("nbd", nbd()))
         .collect()
 }
 
@@ -123,6 +124,50 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         r#"{"event":{"kind":"set","at_ns":5,"text":"","about":{}}}"#,
     ];
     vec![("requests", lines(&requests)), ("replies", lines(&replies))]
+}
+
+/// How the bytes come, then what a client says: a handshake, and requests.
+fn nbd() -> Vec<(&'static str, Vec<u8>)> {
+    use wire::nbd::{Command, CommandFlags, OptionCode, OptionHeader, RequestHeader, option};
+    let option = |option, data: &[u8]| {
+        let len_bytes = u32::try_from(data.len()).unwrap_or(0);
+        [&OptionHeader { option, len_bytes }.to_bytes(), data].concat()
+    };
+    let (mut query, mut export) = (Vec::new(), Vec::new());
+    option::ContextQuery::emit("", &[option::BASE_ALLOCATION], &mut query);
+    option::InfoQuery::emit("fuzz", &[wire::nbd::InfoCode::NAME], &mut export);
+    let handshake = [
+        vec![0, 0, 0, 3],
+        option(OptionCode::LIST, &[]),
+        option(OptionCode::STRUCTURED_REPLY, &[]),
+        option(OptionCode::SET_META_CONTEXT, &query),
+        option(OptionCode::GO, &export),
+    ];
+    let request = |command, cookie, len_bytes| {
+        let flags = CommandFlags::NONE;
+        RequestHeader { flags, command, cookie, offset: 4096, len_bytes }.to_bytes().to_vec()
+    };
+    let requests = [
+        request(Command::READ, 1, 40_960),
+        request(Command::WRITE, 2, 512),
+        vec![0x5a; 512],
+        request(Command::FLUSH, 3, 0),
+        request(Command::TRIM, 4, 512),
+        request(Command::WRITE_ZEROES, 5, 1 << 20),
+        request(Command::BLOCK_STATUS, 6, 4096),
+        request(Command::CACHE, 7, 512),
+    ];
+    let old = option(OptionCode::EXPORT_NAME, b"fuzz");
+    let with = |how: u8, parts: &[&[Vec<u8>]]| {
+        let parts = parts.iter().map(|part| part.concat()).collect::<Vec<_>>().concat();
+        [vec![how], parts].concat()
+    };
+    vec![
+        ("session", with(0xf0, &[&handshake, &requests, &[request(Command::DISC, 8, 0)]])),
+        ("session-byte-by-byte", with(0, &[&handshake, &requests])),
+        ("read-only-and-failing", with(0x33, &[&handshake, &requests])),
+        ("old-style", with(0x40, &[&[vec![0, 0, 0, 1], old], &requests])),
+    ]
 }
 
 fn lines(lines: &[&str]) -> Vec<u8> {

@@ -1,0 +1,101 @@
+//! A client that says anything: bytes in, over a medium that does nothing.
+
+use std::sync::Arc;
+
+use base::{Answer, Durability, Limits, Memory, Operation, Outcome, Segment, Support};
+use dma::{Mapping, Regions};
+use wire::nbd::{Extent, ExtentFlags};
+
+use super::connection::Connection;
+use super::export::Export;
+use super::memory::MEMORY_BYTES;
+
+/// Gives `bytes` to a connection as a client's stream. The first byte says in what pieces they
+/// come, and how the medium answers.
+///
+/// # Panics
+///
+/// If something does not hold that must: a mistake in this crate, never in the bytes.
+pub fn fuzz(bytes: &[u8]) {
+    let Some((how, mut stream)) = bytes.split_first() else { return };
+    let (regions, memory) = memory();
+    let export = Export::new("fuzz", "a disk", limits(), how & 1 != 0).expect("it can be served");
+    let mut connection = Connection::new(Arc::new(export), regions.clone(), memory);
+    let piece = usize::from(how >> 4).pow(2) + 1;
+    let outcome = if how & 2 == 0 { Outcome::SUCCESS } else { Outcome::UNRECOVERED_READ };
+    loop {
+        let before = stream.len();
+        let count = give(&mut connection, &regions, &stream[..piece.min(stream.len())]);
+        stream = &stream[count..];
+        if stream.is_empty() {
+            connection.receive_end();
+        }
+        let worked = work(&mut connection, outcome);
+        if connection.is_over() {
+            return;
+        }
+        assert!(worked || stream.len() < before, "{connection:?} is stuck");
+    }
+}
+
+/// Stores as many of `bytes` as the connection has room for, and says how many that were.
+fn give(connection: &mut Connection, regions: &Regions, bytes: &[u8]) -> usize {
+    let mut left = bytes;
+    for segment in connection.receive_into() {
+        let count = left.len().min(segment.len_bytes as usize);
+        let (part, rest) = left.split_at(count);
+        let to = Segment { len_bytes: u32::try_from(count).unwrap_or(0), ..*segment };
+        regions.store(to, part).expect("what is named exists");
+        left = rest;
+    }
+    let count = bytes.len() - left.len();
+    connection.received(count);
+    count
+}
+
+/// Does everything that there is to do. Whether there was something.
+fn work(connection: &mut Connection, outcome: Outcome) -> bool {
+    let mut worked = false;
+    loop {
+        let mut count = connection.step();
+        let tokens: Vec<u64> = connection.requests().0.iter().map(|one| one.token).collect();
+        connection.taken(tokens.len());
+        for token in tokens {
+            connection.answer(Answer { token, outcome, result: 0 });
+            count += 1;
+        }
+        while let Some(question) = connection.next_question() {
+            let all = Extent { len_bytes: question.len_bytes, flags: ExtentFlags::HOLE };
+            connection.surveyed(question.slot, &[all]);
+            count += 1;
+        }
+        let unsent: usize = connection.to_send().iter().map(|part| part.len_bytes as usize).sum();
+        connection.sent(unsent);
+        if count + unsent == 0 {
+            return worked;
+        }
+        worked = true;
+    }
+}
+
+fn memory() -> (Regions, Segment) {
+    let regions = Regions::new(1);
+    let mapping = Mapping::with_small_pages(MEMORY_BYTES as usize).expect("there is memory");
+    let memory = regions.add(mapping).expect("there is a place");
+    (regions, memory)
+}
+
+fn limits() -> Limits {
+    Limits {
+        block_size: 512,
+        metadata_size: 0,
+        block_count: 1 << 20,
+        request_blocks_max: 128,
+        segments_max: 8,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: 64,
+        durability: Durability::VolatileCache,
+        support: Support::of(&Operation::ALL),
+    }
+}

@@ -1,0 +1,219 @@
+//! What clients do, and every way in which their stream can be cut.
+
+use wire::nbd::option::{Info, parse_context, parse_server};
+use wire::nbd::{Command, CommandFlags, OptionCode, OptionReplyCode, TransmissionFlags};
+
+use super::client::{
+    OptionAnswer, Reply, contexts, flagged, flags, go, handshake, option, options_of, replies,
+    request, write,
+};
+use super::{SIZE, Session};
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..=250).cycle().take(len).map(|byte: u8| byte ^ seed).collect()
+}
+
+/// A little of everything, each request with a cookie of its own.
+fn stream(structured: bool) -> Vec<u8> {
+    let mut bytes = handshake(structured);
+    bytes.extend(write(1, 0, &pattern(1536, 1)));
+    bytes.extend(request(Command::READ, 2, 512, 1024));
+    bytes.extend(flagged(Command::WRITE_ZEROES, CommandFlags::NO_HOLE, 3, 512, 512));
+    bytes.extend(request(Command::READ, 4, 0, 1536));
+    bytes.extend(flagged(Command::TRIM, CommandFlags::FUA, 5, 1024, 512));
+    bytes.extend(request(Command::FLUSH, 6, 0, 0));
+    bytes.extend(request(Command::READ, 7, SIZE, 512));
+    bytes.extend(write(8, SIZE, &pattern(512, 3)));
+    bytes.extend(request(Command::READ, 9, 4096, 0));
+    bytes.extend(request(Command::CACHE, 10, 0, 512));
+    if structured {
+        bytes.extend(flagged(Command::READ, CommandFlags::DF, 11, 0, 512));
+    }
+    bytes.extend(request(Command::DISC, 12, 0, 0));
+    bytes
+}
+
+fn read_len(cookie: u64) -> usize {
+    match cookie {
+        2 => 1024,
+        4 => 1536,
+        _ => 0,
+    }
+}
+
+/// All that came back, replies by their cookies: what needs no backend may overtake what does.
+fn sorted(back: &[u8]) -> (Vec<OptionAnswer>, Vec<(u64, Reply)>) {
+    let (options, rest) = options_of(back);
+    let mut replies = replies(rest, read_len);
+    replies.sort_by_key(|(cookie, _)| *cookie);
+    (options, replies)
+}
+
+#[test]
+fn every_cut_of_a_stream_comes_to_the_same() {
+    for structured in [false, true] {
+        let bytes = stream(structured);
+        let expected = Session::new().talk(&bytes, usize::MAX);
+        let expected = sorted(&expected);
+        for cut in 1..bytes.len() {
+            let mut session = Session::new();
+            let mut back = session.talk(&bytes[..cut], usize::MAX);
+            assert!(!session.connection.is_over(), "cut at {cut}");
+            back.extend(session.talk(&bytes[cut..], usize::MAX));
+            assert!(sorted(&back) == expected, "cut at {cut}");
+            assert!(session.connection.is_over(), "cut at {cut}");
+        }
+        for piece in [1, 2, 3, 7, 28, 511] {
+            let back = Session::new().talk(&bytes, piece);
+            assert!(sorted(&back) == expected, "pieces of {piece}");
+        }
+    }
+}
+
+#[test]
+fn every_request_is_answered_as_it_should_be() {
+    for structured in [false, true] {
+        let back = Session::new().talk(&stream(structured), 100);
+        let (options, rest) = options_of(&back);
+        assert!(options.iter().all(|(_, kind, _)| !kind.is_error()), "{options:?}");
+        let mut found = replies(rest, read_len);
+        found.sort_by_key(|(cookie, _)| *cookie);
+        let data = pattern(1536, 1);
+        let mut zeroed = data.clone();
+        zeroed[512..1024].fill(0);
+        let at = |offset| if structured { offset } else { 0 };
+        let failed = |code| Reply::Failed(code, None);
+        let mut expected = vec![
+            (1, Reply::Done),
+            (2, Reply::Data(at(512), data[512..].to_vec())),
+            (3, Reply::Done),
+            (4, Reply::Data(at(0), zeroed)),
+            (5, Reply::Done),
+            (6, Reply::Done),
+            (7, failed(wire::nbd::ErrorCode::EINVAL)),
+            (8, failed(wire::nbd::ErrorCode::ENOSPC)),
+            (9, Reply::Done),
+            (10, Reply::Done),
+        ];
+        if structured {
+            expected.push((11, Reply::Data(0, data[..512].to_vec())));
+        }
+        assert_eq!(found, expected, "structured: {structured}");
+    }
+}
+
+#[test]
+fn an_export_is_listed_described_and_chosen() {
+    let mut bytes = flags();
+    bytes.extend(option(OptionCode::LIST, &[]));
+    bytes.extend(option(OptionCode::STARTTLS, &[]));
+    bytes.extend(option(OptionCode::EXTENDED_HEADERS, &[]));
+    bytes.extend(option(OptionCode::STRUCTURED_REPLY, &[]));
+    bytes.extend(contexts(OptionCode::LIST_META_CONTEXT, &[]));
+    bytes.extend(contexts(OptionCode::SET_META_CONTEXT, &["x:y", "base:allocation"]));
+    let mut info = Vec::new();
+    let asked = [wire::nbd::InfoCode::NAME, wire::nbd::InfoCode::DESCRIPTION];
+    wire::nbd::option::InfoQuery::emit("disk", &asked, &mut info);
+    bytes.extend(option(OptionCode::INFO, &info));
+    bytes.extend(go("disk"));
+    let back = Session::new().talk(&bytes, usize::MAX);
+    let (options, rest) = options_of(&back);
+    assert!(rest.is_empty());
+    let kinds: Vec<_> = options.iter().map(|(option, kind, _)| (*option, *kind)).collect();
+    let of = |option, kinds: &[OptionReplyCode]| {
+        kinds.iter().map(|kind| (option, *kind)).collect::<Vec<_>>()
+    };
+    use OptionReplyCode as Kind;
+    let expected = [
+        of(OptionCode::LIST, &[Kind::SERVER, Kind::ACK]),
+        of(OptionCode::STARTTLS, &[Kind::ERR_UNSUP]),
+        of(OptionCode::EXTENDED_HEADERS, &[Kind::ERR_UNSUP]),
+        of(OptionCode::STRUCTURED_REPLY, &[Kind::ACK]),
+        of(OptionCode::LIST_META_CONTEXT, &[Kind::META_CONTEXT, Kind::ACK]),
+        of(OptionCode::SET_META_CONTEXT, &[Kind::META_CONTEXT, Kind::ACK]),
+        of(OptionCode::INFO, &[Kind::INFO, Kind::INFO, Kind::INFO, Kind::INFO, Kind::ACK]),
+        of(OptionCode::GO, &[Kind::INFO, Kind::INFO, Kind::ACK]),
+    ];
+    assert_eq!(kinds, expected.concat());
+    assert_eq!(parse_server(&options[0].2), Ok(("disk", "a disk")));
+    assert_eq!(parse_context(&options[5].2), Ok((0, "base:allocation")));
+    assert_eq!(parse_context(&options[7].2), Ok((1, "base:allocation")));
+    let Ok(Info::Export { size_bytes, flags }) = Info::parse(&options[9].2) else { panic!() };
+    assert_eq!(size_bytes, SIZE);
+    assert!(flags.has(TransmissionFlags::SEND_DF.and(TransmissionFlags::CAN_MULTI_CONN)));
+    let sizes = Info::BlockSize { minimum: 512, preferred: 4096, maximum: 32 << 20 };
+    assert_eq!(Info::parse(&options[10].2), Ok(sizes));
+    assert_eq!(Info::parse(&options[11].2), Ok(Info::Name("disk")));
+    assert_eq!(Info::parse(&options[12].2), Ok(Info::Description("a disk")));
+}
+
+#[test]
+fn the_old_way_of_choosing_has_zeroes_unless_they_are_declined() {
+    for (client_flags, zeroes) in [(1_u32, 124), (3, 0)] {
+        let mut bytes = client_flags.to_be_bytes().to_vec();
+        bytes.extend(option(OptionCode::EXPORT_NAME, b"disk"));
+        bytes.extend(request(Command::READ, 5, 0, 512));
+        let back = Session::new().talk(&bytes, usize::MAX);
+        assert_eq!(back.len(), 18 + 10 + zeroes + 16 + 512);
+        assert_eq!(back[18..26], SIZE.to_be_bytes());
+        assert!(back[28..28 + zeroes].iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn what_is_where_is_told_in_extents() {
+    let mut bytes = handshake(true);
+    bytes.extend(flagged(Command::BLOCK_STATUS, CommandFlags::REQ_ONE, 1, 0, 8192));
+    let mut session = Session::new();
+    let back = session.talk(&bytes, usize::MAX);
+    let found = replies(options_of(&back).1, |_| 0);
+    let [(1, Reply::Status(extents))] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(extents.len(), 1);
+    assert!(extents[0].0 <= 8192 && extents[0].0 > 0, "{extents:?}");
+}
+
+#[test]
+fn requests_beyond_every_limit_wait_and_are_all_answered() {
+    // More than there are slots, and together more than there is memory.
+    for (count, len) in [(600, 4096), (40, 1 << 20), (300, 20_480), (3, 32 << 20)] {
+        let mut session = Session::new();
+        let mut bytes = handshake(true);
+        (0..count).for_each(|cookie| bytes.extend(request(Command::READ, cookie, 0, len)));
+        let mut given = 0;
+        let mut back = Vec::new();
+        // Nothing is taken from it before it takes no more.
+        while given < bytes.len() || !session.connection.to_send().is_empty() {
+            let more = session.give(&bytes[given..]);
+            given += more;
+            let worked = session.work();
+            if more == 0 && !worked || session.connection.is_haggling() {
+                let taken = session.take(1 << 20);
+                assert!(!taken.is_empty() || worked || more > 0, "it is stuck at {given}");
+                back.extend(taken);
+            }
+            while session.work() {}
+        }
+        let found = replies(options_of(&back).1, |_| 0);
+        assert_eq!(found.len() as u64, count, "{count} of {len}");
+        assert!(
+            found.iter().all(
+                |(_, reply)| matches!(reply, Reply::Data(0, data) if data.len() == len as usize)
+            )
+        );
+    }
+}
+
+#[test]
+fn a_large_write_comes_back_as_it_was_sent() {
+    for len in [16 << 10, (16 << 10) + 512, 256 << 10, (1 << 20) + 512, 32 << 20] {
+        let mut session = Session::new();
+        let data = pattern(len, 9);
+        let mut bytes = handshake(true);
+        bytes.extend(write(1, 512, &data));
+        bytes.extend(write(2, 512, &data[..512]));
+        session.talk(&bytes, 100_000);
+        let back = session.talk(&request(Command::READ, 3, 512, u32::try_from(len).unwrap()), 28);
+        let found = replies(&back, |_| 0);
+        assert!(found == [(3, Reply::Data(512, data))], "{len}");
+    }
+}
