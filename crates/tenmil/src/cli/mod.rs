@@ -12,6 +12,7 @@ mod list;
 mod perf;
 mod report_file;
 mod running;
+mod serve;
 mod set;
 mod sim;
 mod top;
@@ -48,6 +49,8 @@ enum Command {
     List(list::ListArguments),
     /// Ask an SSD what it is, and decode all it answers.
     Identify(identify::IdentifyArguments),
+    /// Serve a block device to others over NBD.
+    Serve(serve::ServeArguments),
     /// Run the driver against a simulated, misbehaving controller.
     Sim(sim::SimArguments),
     /// Ask a running tenmil process; without a name, list what can be asked.
@@ -95,6 +98,7 @@ Examples:
   tenmil list                              what there is
   tenmil identify emu:null                 what an SSD says about itself
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
+  tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
   tenmil get                               what a running process can be asked
   tenmil top                               what its threads do, second by second
 
@@ -139,6 +143,7 @@ fn dispatch(
         Ok(Arguments { command: Command::Identify(identify) }) => {
             identify::run(&identify, engines, out)
         }
+        Ok(Arguments { command: Command::Serve(serve) }) => serve::run(&serve, out),
         Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),
         Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
         Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),

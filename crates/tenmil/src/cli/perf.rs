@@ -341,7 +341,9 @@ impl PerfArguments {
 }
 
 /// A parser that accepts these names and nothing else.
-fn named<T, const N: usize>(choices: [(&'static str, T); N]) -> impl TypedValueParser<Value = T>
+pub(super) fn named<T, const N: usize>(
+    choices: [(&'static str, T); N],
+) -> impl TypedValueParser<Value = T>
 where
     T: Clone + Send + Sync + 'static,
 {

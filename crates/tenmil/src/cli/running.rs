@@ -54,9 +54,16 @@ pub(super) fn sim(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refus
     crate::simulation::run(options, out)
 }
 
+/// What can be asked of a process with these reactors.
+pub(super) fn state_of(reactors: &reactor::Reactors) -> State {
+    let running =
+        control::Running { directory: Arc::clone(reactors.directory()), clock: *reactors.clock() };
+    State::new().with(Reactors::new(move || Some(running.clone())))
+}
+
 /// Serves what can be asked of this process for as long as the value lives. Without a socket the
 /// process still does what it is for, and says why there is none.
-fn serve(state: State) -> Option<(Server, Relay)> {
+pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
     match start(state) {
         Ok(served) => Some(served),
         Err(why) => {

@@ -1,0 +1,190 @@
+//! `tenmil serve`.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use base::Span;
+use block::uri::Uri;
+use block::{Opened, Opener};
+use clap::Args;
+use dma::Regions;
+use host::stream::{Address, Door};
+use host::{Clock, Cores};
+use reactor::{PollMode, ReactorOptions, Reactors};
+use serde_json::json;
+use target::nbd::{Export, Plan, Server, parse_address};
+
+use super::perf::{named, whole};
+use super::{running, write_out};
+use crate::Refused;
+
+/// The arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = MORE)]
+pub(super) struct ServeArguments {
+    /// What to serve: file:PATH, ram:1g, null:, and whatever stands on them
+    #[arg(value_name = "URI", value_parser = parse_uri)]
+    uri: Uri,
+
+    /// Where to listen: nbd:PATH or nbd://HOST:PORT, port 0 being any that is free; more than once
+    /// for more
+    #[arg(short = 'l', long, value_name = "ADDRESS", required = true, value_parser = parse_address)]
+    listen: Vec<Address>,
+
+    /// Let nobody write
+    #[arg(short = 'r', long)]
+    read_only: bool,
+
+    /// What clients call it, beside the empty name [default: the URI]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Clients that may be connected at once
+    #[arg(long, value_name = "N", default_value = "64", value_parser = whole::<u32>)]
+    connections: u32,
+
+    /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
+    #[arg(short = 'c', long, value_name = "CORES", value_parser = Cores::parse)]
+    cores: Option<Cores>,
+
+    /// What a thread does when there is nothing to do: look for ever, look for a while and then
+    /// sleep, or rest for three quarters of the usual latency first
+    #[arg(long, value_name = "MODE", default_value = "adaptive")]
+    #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
+    poll: PollMode,
+
+    /// Print what is printed when it listens as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const MORE: &str = "\
+Serves until SIGTERM or Ctrl-C. Once it listens it prints one line: `ready` and the addresses.
+A socket file is its owner's alone, replaces that of a server that has died, and goes at the end.
+
+Examples:
+  tenmil serve file:/var/tmp/disk --listen nbd:/tmp/disk.sock
+      qemu-img convert 'nbd+unix:///?socket=/tmp/disk.sock' copy.img
+  tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd://127.0.0.1:0
+      nbdinfo nbd://127.0.0.1:PORT, with the port that was printed
+  tenmil serve ram:1g -l nbd:/tmp/a.sock -l nbd://127.0.0.1:10809 --cores 0,1
+  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --read-only";
+
+/// How often it looks whether somebody wants it to end.
+const WATCH_INTERVAL: Span = Span::from_ms(50);
+
+/// Places for memory: a device takes a few for each channel, and so do those it stands on.
+const REGIONS_MAX: usize = 1 << 16;
+
+/// Serves until somebody ends it.
+pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    // Before anything exists that would have to be put away.
+    host::signal::catch_interrupts()
+        .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
+    let clock = Clock::start();
+    let regions = Regions::new(REGIONS_MAX);
+    let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
+    let opened = opener.open(&arguments.uri).map_err(|error| Refused {
+        blame: error.blame(),
+        text: format!("open {error}"),
+        hint: None,
+    })?;
+    let export = export(arguments, &opened)?;
+    let doors = arguments.listen.iter().map(open_door).collect::<Result<Vec<_>, _>>()?;
+    let reactors = start_reactors(arguments, &clock)?;
+    let _asked = running::serve(running::state_of(&reactors));
+    let server = Server::start(Plan {
+        doors,
+        export: export.clone(),
+        medium: Arc::clone(&opened.medium),
+        regions: regions.clone(),
+        reactors: Arc::clone(reactors.directory()),
+        clock,
+        connections_max: arguments.connections as usize,
+    });
+    let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
+    write_out(out, &ready(arguments, &opened, &export, &server))?;
+    while !host::signal::interrupted() {
+        while let Some(text) = server.next_trouble() {
+            eprintln!("note: {text}");
+        }
+        host::thread::rest(WATCH_INTERVAL);
+    }
+    // Nobody new first; then those who are in, whose last answers are still sent.
+    drop(server);
+    reactors.stop();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn export(arguments: &ServeArguments, opened: &Opened) -> Result<Export, Refused> {
+    let ServeArguments { uri, name, read_only, .. } = arguments;
+    let name = name.clone().unwrap_or_else(|| uri.to_string());
+    Export::new(name, opened.description.as_str(), opened.medium.limits(), *read_only)
+        .map_err(|text| Refused::caller(format!("serve {uri}: {text}")))
+}
+
+fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<Reactors, Refused> {
+    let last = || Cores::allowed().iter().last().into_iter().collect();
+    let cores = arguments.cores.clone().unwrap_or_else(last);
+    let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
+    Reactors::start(&cores, &options, clock).map_err(|why| {
+        let (blame, text) = (why.blame(), why.to_string());
+        Refused { blame, text, hint: None }
+    })
+}
+
+fn open_door(address: &Address) -> Result<Door, Refused> {
+    Door::open(address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            Refused::caller(format!("listen at {address}: somebody listens there already"))
+        }
+        io::ErrorKind::AlreadyExists => Refused::caller(format!(
+            "listen at {address}: a file lies there that is no socket, expected none"
+        )),
+        io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
+            Refused::caller(format!("listen at {address}: {error}"))
+        }
+        _ => Refused::machine(format!("listen at {address}: {error}")),
+    })
+}
+
+/// What is printed once it listens.
+fn ready(arguments: &ServeArguments, opened: &Opened, export: &Export, server: &Server) -> String {
+    let listens: Vec<String> = server.addresses().iter().map(as_typed).collect();
+    if !arguments.json {
+        return format!("ready {}\n", listens.join(" "));
+    }
+    let line = json!({
+        "ready": true,
+        "listen": listens,
+        "connect": server.addresses().iter().map(for_clients).collect::<Vec<_>>(),
+        "uri": arguments.uri.to_string(),
+        "name": export.name(),
+        "description": opened.description,
+        "size_bytes": export.size_bytes(),
+        "block_size": export.block_size(),
+        "read_only": export.is_read_only(),
+    });
+    format!("{line}\n")
+}
+
+/// An address as `--listen` takes it.
+fn as_typed(address: &Address) -> String {
+    match address {
+        Address::Path(path) => format!("nbd:{}", path.display()),
+        Address::Tcp(port) => format!("nbd://{port}"),
+    }
+}
+
+/// An address as clients take it.
+fn for_clients(address: &Address) -> String {
+    match address {
+        Address::Path(path) => format!("nbd+unix:///?socket={}", path.display()),
+        Address::Tcp(port) => format!("nbd://{port}"),
+    }
+}
+
+fn parse_uri(text: &str) -> Result<Uri, String> {
+    text.parse::<Uri>().map_err(|error| error.to_string())
+}

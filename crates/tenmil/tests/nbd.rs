@@ -1,0 +1,274 @@
+//! `tenmil serve`, and what stock NBD clients make of it: qemu-img, qemu-io, nbdinfo, nbdcopy, fio.
+//!
+//! A test whose tool is missing says so and is skipped, unless `TENMIL_REQUIRE_TOOLS` is set.
+//! Everything has a limit of time.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes the files that are served")]
+
+mod served;
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use served::{Served, run, sh, tools};
+
+const MIB: usize = 1 << 20;
+
+/// Bytes that repeat nowhere near, with a hole in the middle.
+fn write_pattern(path: &Path, len: usize) {
+    let mut bytes: Vec<u8> = (0..len / 8)
+        .flat_map(|word| (word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect();
+    bytes[len / 4..len / 2].fill(0);
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn it_says_when_it_listens_and_ends_in_order() {
+    let served = Served::start("ram:1m", &["--listen", "nbd://127.0.0.1:0"]);
+    let words: Vec<&str> = served.ready.split_whitespace().collect();
+    assert_eq!(words.len(), 3, "{}", served.ready);
+    assert_eq!(
+        (words[0], words[1]),
+        ("ready", format!("nbd:{}", served.socket.display()).as_str())
+    );
+    let port = words[2].strip_prefix("nbd://127.0.0.1:").unwrap();
+    assert_ne!(port.parse::<u16>().unwrap(), 0);
+    let _guest = UnixStream::connect(&served.socket).unwrap();
+    let socket = served.socket.clone();
+    assert_eq!(served.end(), Some(0), "with a guest who says nothing");
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_program_reads_where_to_connect() {
+    let served = Served::start("ram:1m", &["--json", "--read-only", "--name", "disk"]);
+    let ready: Value = serde_json::from_str(&served.ready).unwrap();
+    assert_eq!(ready["ready"], true);
+    assert_eq!(ready["connect"][0], served.uri());
+    assert_eq!((&ready["size_bytes"], &ready["name"]), (&(1 << 20).into(), &"disk".into()));
+    assert_eq!(ready["read_only"], true);
+}
+
+#[test]
+fn a_dead_socket_is_taken_over_and_a_living_one_is_not() {
+    let served = Served::start("ram:1m", &[]);
+    let listen = format!("nbd:{}", served.socket.display());
+    let second = Command::new(env!("CARGO_BIN_EXE_tenmil"))
+        .args(["serve", "ram:1m", "--listen", &listen])
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    let text = String::from_utf8(second.stderr).unwrap();
+    assert!(text.contains("somebody listens there already"), "{text}");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("dead");
+    drop(UnixListener::bind(&socket).unwrap());
+    let next = Served::start_at(&socket, "ram:1m", &[]);
+    assert_eq!(next.end(), Some(0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name() {
+    for (line, expected) in [
+        ("serve ram:1m", "--listen"),
+        ("serve ram:1m --listen tcp://x", "`tcp://x` is no address to listen at, expected nbd:"),
+        ("serve tape: --listen nbd:/tmp/x", "no devices of kind `tape`"),
+        ("serve ram:1m --listen nbd:/no/such/place", "listen at /no/such/place: "),
+        ("serve ram:1m --listen nbd:/tmp --read-only", "a file lies there that is no socket"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tenmil")).args(line.split(' ')).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains(expected), "{line}: {text}");
+    }
+}
+
+#[test]
+fn a_process_that_serves_can_be_asked_what_it_does() {
+    let served = Served::start("ram:1m", &[]);
+    let asked = served.ask("get reactors --json");
+    let reactors: Value = serde_json::from_str(&asked).unwrap();
+    assert!(reactors.to_string().contains("adaptive"), "{reactors}");
+}
+
+#[test]
+fn the_first_page_tells_the_truth() {
+    if !tools(&["qemu-img"]) {
+        return;
+    }
+    let page = include_str!("../../../README.md");
+    let begin = page.find("tenmil serve 'file:/tmp/disk").unwrap();
+    let lines: Vec<&str> = page[begin..].lines().take(3).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let place = |line: &str| {
+        line.replace("/tmp/", &format!("{}/", directory.path().display()))
+            .replace("tenmil serve", &format!("{} serve", env!("CARGO_BIN_EXE_tenmil")))
+    };
+    // What somebody who types them sees before the second line is that it is ready.
+    let served = Served::of(&place(lines[0].strip_suffix(" &").unwrap()));
+    write_pattern(&directory.path().join("disk"), 64 * MIB);
+    lines[1..].iter().for_each(|line| drop(sh(&place(line))));
+    assert_eq!(served.end(), Some(0));
+}
+
+#[test]
+fn qemu_img_copies_there_and_back() {
+    if !tools(&["qemu-img"]) {
+        return;
+    }
+    for more in [&[][..], &["--poll", "hybrid"]] {
+        let directory = tempfile::tempdir().unwrap();
+        let [disk, source, back] =
+            ["disk", "source", "back"].map(|name| directory.path().join(name));
+        write_pattern(&source, 16 * MIB);
+        let served = Served::start(&format!("file:{}?size=16m", disk.display()), more);
+        let uri = served.uri();
+        let (source, back) = (source.to_str().unwrap(), back.to_str().unwrap());
+        run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, &uri]);
+        run("qemu-img", &["compare", "-f", "raw", "-F", "raw", source, &uri]);
+        run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back]);
+        assert_eq!(served.end(), Some(0));
+        let written = std::fs::read(&disk).unwrap();
+        assert!(
+            written == std::fs::read(source).unwrap() && written == std::fs::read(back).unwrap()
+        );
+    }
+}
+
+#[test]
+fn qemu_io_finds_every_operation_done() {
+    if !tools(&["qemu-io"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    for uri in [format!("file:{}?size=64m", disk.display()), "ram:64m?block=4k".into()] {
+        let served = Served::start(&uri, &[]);
+        let commands = [
+            "write -P 0x5a 0 1M",
+            "read -P 0x5a 0 1M",
+            "flush",
+            "write -f -P 7 4k 8k",
+            "read -P 7 4k 8k",
+            "read -P 0x5a 12k 500k",
+            "discard 64k 64k",
+            "write -P 1 1M 2M",
+            "write -z 1M 1M",
+            "read -P 0 1M 1M",
+            "read -P 1 2M 1M",
+            "write -z -u 2M 512k",
+            "read -P 0 2M 512k",
+            "write -P 9 16M 32M",
+            "read -P 9 16M 32M",
+            "aio_write -P 3 0 64k",
+            "aio_write -P 4 64k 64k",
+            "aio_flush",
+            "read -P 3 0 64k",
+            "read -P 4 64k 64k",
+        ];
+        let uri = served.uri();
+        let mut arguments = vec!["-f", "raw"];
+        commands.iter().for_each(|command| arguments.extend(["-c", command]));
+        arguments.push(&uri);
+        let told = run("qemu-io", &arguments);
+        assert!(!told.contains("failed") && !told.contains("rror"), "{told}");
+    }
+}
+
+#[test]
+fn a_read_only_export_is_one_to_every_client() {
+    if !tools(&["qemu-io", "nbdinfo"]) {
+        return;
+    }
+    let served = Served::start("ram:1m", &["--read-only"]);
+    let uri = served.uri();
+    assert!(run("nbdinfo", &[&uri]).contains("is_read_only: true"));
+    run("qemu-io", &["-r", "-f", "raw", "-c", "read -P 0 0 64k", &uri]);
+    let refused = Command::new("timeout")
+        .args(["60", "qemu-io", "-f", "raw", "-c", "write 0 64k", &uri])
+        .output()
+        .unwrap();
+    assert!(!refused.status.success(), "{refused:?}");
+}
+
+#[test]
+fn nbdinfo_is_told_what_there_is_and_what_is_where() {
+    if !tools(&["nbdinfo"]) {
+        return;
+    }
+    let served = Served::start("ram:8m", &["--name", "disk"]);
+    let uri = served.uri();
+    let told: Value = serde_json::from_str(&run("nbdinfo", &["--json", &uri])).unwrap();
+    assert_eq!(told["protocol"], "newstyle-fixed");
+    assert_eq!(told["structured"], true);
+    let export = &told["exports"][0];
+    assert_eq!(export["export-size"], 8 << 20);
+    for (key, expected) in [
+        ("can_multi_conn", true),
+        ("can_trim", true),
+        ("can_zero", true),
+        ("can_fast_zero", true),
+        ("can_df", true),
+        // Memory forgets everything, and says so.
+        ("can_flush", false),
+        ("can_fua", false),
+        ("is_read_only", false),
+    ] {
+        assert_eq!(export[key], expected, "{key}");
+    }
+    assert_eq!(
+        (&export["block_minimum"], &export["block_maximum"]),
+        (&512.into(), &(32 << 20).into())
+    );
+    let listed = run("nbdinfo", &["--list", &uri]);
+    assert!(listed.contains("export=\"disk\""), "{listed}");
+    let map: Value = serde_json::from_str(&run("nbdinfo", &["--map", "--json", &uri])).unwrap();
+    let lengths = map.as_array().unwrap().iter().map(|extent| extent["length"].as_u64().unwrap());
+    assert_eq!(lengths.sum::<u64>(), 8 << 20, "{map}");
+}
+
+#[test]
+fn nbdcopy_copies_there_and_back_over_many_connections() {
+    if !tools(&["nbdcopy"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let [disk, source, back] = ["disk", "source", "back"].map(|name| directory.path().join(name));
+    write_pattern(&source, 16 * MIB);
+    let uri = format!("file:{}?size=16m", disk.display());
+    let served = Served::start(&uri, &["--listen", "nbd://127.0.0.1:0"]);
+    let port = served.ready.split_whitespace().nth(2).unwrap().to_owned();
+    run("nbdcopy", &["--flush", source.to_str().unwrap(), &served.uri()]);
+    run("nbdcopy", &["--connections=4", &port, back.to_str().unwrap()]);
+    assert_eq!(served.end(), Some(0));
+    let sent = std::fs::read(&source).unwrap();
+    assert!(sent == std::fs::read(&disk).unwrap() && sent == std::fs::read(&back).unwrap());
+}
+
+#[test]
+fn fio_verifies_all_it_wrote() {
+    if !tools(&["fio"]) || !run("fio", &["--enghelp"]).contains("nbd") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    for (uri, load) in [
+        (format!("file:{}?size=32m", disk.display()), &["--bs=4k", "--iodepth=64"][..]),
+        ("ram:32m".into(), &["--bsrange=512-128k", "--iodepth=200"]),
+        ("ram:32m".into(), &["--bs=1m", "--iodepth=40"]),
+    ] {
+        let served = Served::start(&uri, &[]);
+        let uri = format!("--uri={}", served.uri());
+        let mut arguments = vec!["--name=verify", "--ioengine=nbd", &uri, "--rw=randwrite"];
+        arguments.extend(["--size=32m", "--verify=crc32c", "--verify_fatal=1", "--randrepeat=1"]);
+        arguments.extend(load);
+        let told = run("fio", &arguments);
+        assert!(told.contains("err= 0"), "{told}");
+        assert_eq!(served.end(), Some(0));
+    }
+}

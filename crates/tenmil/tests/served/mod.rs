@@ -1,0 +1,127 @@
+//! A process that serves, and tools that talk to it.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A process that serves. Dropping it ends it.
+pub struct Served {
+    child: Option<Child>,
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// What it said when it listened.
+    pub ready: String,
+    root: tempfile::TempDir,
+}
+
+/// Seconds that a tool may take.
+const PATIENCE: &str = "60";
+
+impl Served {
+    /// Serves `uri` at a socket of its own.
+    pub fn start(uri: &str, more: &[&str]) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let socket = root.path().join("socket");
+        Self::start_in(root, &socket, uri, more)
+    }
+
+    /// Serves `uri` at `socket`.
+    pub fn start_at(socket: &Path, uri: &str, more: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), socket, uri, more)
+    }
+
+    fn start_in(root: tempfile::TempDir, socket: &Path, uri: &str, more: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(["serve", uri, "--listen", &format!("nbd:{}", socket.display())]).args(more);
+        Self::spawn(root, socket, command)
+    }
+
+    /// A line of a shell that serves.
+    pub fn of(line: &str) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("exec {line}")]);
+        Self::spawn(tempfile::tempdir().unwrap(), Path::new(""), command)
+    }
+
+    fn spawn(root: tempfile::TempDir, socket: &Path, mut command: Command) -> Self {
+        command.env("XDG_RUNTIME_DIR", root.path()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut ready = String::new();
+        // It ends, and the line with it, if it cannot listen.
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+        assert!(ready.contains("ready"), "{ready}");
+        Self { child: Some(child), socket: socket.into(), ready, root }
+    }
+
+    /// Where a client connects.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket.display())
+    }
+
+    /// What a command that asks this process says.
+    pub fn ask(&self, line: &str) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(line.split(' ')).env("XDG_RUNTIME_DIR", self.root.path());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Ends it as a service manager would, and says with which exit code it did. It has 5 seconds.
+    pub fn end(mut self) -> Option<i32> {
+        let mut child = self.child.take().unwrap();
+        let killed = format!("kill -TERM {}", child.id());
+        assert!(Command::new("sh").args(["-c", &killed]).status().unwrap().success());
+        // What is still there then is ended the hard way, and has no exit code.
+        let last = format!(
+            "for _ in $(seq 50); do kill -0 {0} 2>&- || exit 0; sleep 0.1; done; kill -KILL {0}",
+            child.id()
+        );
+        let last = Command::new("sh").args(["-c", &last]).spawn();
+        let status = child.wait().unwrap();
+        last.unwrap().wait().unwrap();
+        status.code()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Whether all these tools are there. If not, says so, or fails where they are required.
+pub fn tools(names: &[&str]) -> bool {
+    let is_missing = |name: &&&str| {
+        let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output();
+        !found.unwrap().status.success()
+    };
+    let Some(name) = names.iter().find(is_missing) else { return true };
+    assert!(std::env::var_os("TENMIL_REQUIRE_TOOLS").is_none(), "{name} is missing");
+    println!("skipped: there is no {name}");
+    false
+}
+
+/// Runs a tool, which must succeed in time, and returns what it says.
+pub fn run(tool: &str, arguments: &[&str]) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new("timeout")
+        .args(["-k", "5", PATIENCE, tool])
+        .args(arguments)
+        // Some leave files where they are.
+        .current_dir(directory.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{tool} {arguments:?}: {}\n{said}{errors}", output.status);
+    said
+}
+
+/// Runs a line of a shell, which must succeed in time.
+pub fn sh(line: &str) -> String {
+    run("sh", &["-c", line])
+}
