@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
-    let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
+    let opener = Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
     let opened = opener.open(&arguments.uri).map_err(|error| Refused {
         blame: error.blame(),
         text: format!("open {error}"),
