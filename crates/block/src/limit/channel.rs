@@ -46,14 +46,41 @@ struct Slice {
 /// The largest slice, unless a single request is larger.
 const SLICE: Ticks = ticks(Span::from_ms(1));
 
-/// Which of the two slices a request is taken from; none if it is not limited.
+/// Which slice a request is taken from: that of reads, that of writes, or none.
+const READS: usize = 0;
+const WRITES: usize = 1;
+const FREE: usize = 2;
+
+/// The side of every operation, by its number.
+const SIDES: [usize; Operation::ALL.len()] = {
+    let mut sides = [WRITES; Operation::ALL.len()];
+    sides[Operation::Flush as usize] = FREE;
+    sides[Operation::Read as usize] = READS;
+    sides[Operation::Compare as usize] = READS;
+    sides[Operation::Verify as usize] = READS;
+    sides
+};
+
+/// How often an operation moves its blocks as bytes, by its number.
+const MOVES: [u64; Operation::ALL.len()] = {
+    let mut moves = [0; Operation::ALL.len()];
+    moves[Operation::Read as usize] = 1;
+    moves[Operation::Write as usize] = 1;
+    moves[Operation::Compare as usize] = 1;
+    moves[Operation::Copy as usize] = 1;
+    moves[Operation::CompareAndWrite as usize] = 1;
+    moves
+};
+
 #[inline]
-fn side(operation: Operation) -> Option<usize> {
-    match operation {
-        Operation::Flush => None,
-        Operation::Read | Operation::Compare | Operation::Verify => Some(0),
-        _ => Some(1),
-    }
+fn side(request: &Request) -> usize {
+    SIDES[request.operation as usize]
+}
+
+/// The blocks that a request moves.
+#[inline]
+fn blocks_of(request: &Request) -> u64 {
+    MOVES[request.operation as usize] * u64::from(request.blocks)
 }
 
 /// The buckets that a side draws from: those of all, and its own.
@@ -61,17 +88,12 @@ const fn buckets_of(side: usize) -> [usize; 4] {
     [0, 1, 2 + 2 * side, 3 + 2 * side]
 }
 
-/// The bytes that a request moves.
-#[inline]
-fn bytes_of(request: &Request, block_size: u32) -> u64 {
-    match request.operation {
-        Operation::Read
-        | Operation::Write
-        | Operation::Compare
-        | Operation::Copy
-        | Operation::CompareAndWrite => u64::from(request.blocks) * u64::from(block_size),
-        _ => 0,
-    }
+/// Requests that may go, and what they take from the slices.
+#[derive(Default)]
+struct Admitted {
+    count: usize,
+    requests: [u64; 3],
+    blocks: [u64; 3],
 }
 
 /// Whether a bucket counts bytes.
@@ -127,24 +149,26 @@ impl<B: Backend> Limited<B> {
         if counts_bytes(bucket) { price } else { count }
     }
 
-    /// How many requests at the front may go now. If none may, a place in line has been taken.
-    fn admitted(&mut self, now: Ticks, requests: &[Request]) -> usize {
-        let mut left = [0, 1].map(|half| self.due(now, half));
-        if let Some(half) = requests.first().and_then(|first| side(first.operation))
+    /// The requests at the front that may go now. If none may, a place in line has been taken.
+    fn admit(&mut self, now: Ticks, requests: &[Request]) -> Admitted {
+        let mut left = [self.due(now, READS), self.due(now, WRITES), u64::MAX];
+        if let Some(half) = requests.first().map(side).filter(|half| *half != FREE)
             && self.slices[half].count == 0
         {
             self.draw(now, half, requests);
             left[half] = self.due(now, half);
         }
-        let may_go = |request: &&Request| match side(request.operation) {
-            None => true,
-            Some(half) if left[half] == 0 => false,
-            Some(half) => {
-                left[half] -= 1;
-                true
+        let mut admitted = Admitted::default();
+        for request in requests {
+            let side = side(request);
+            if admitted.requests[side] == left[side] {
+                break;
             }
-        };
-        requests.iter().take_while(may_go).count()
+            admitted.requests[side] += 1;
+            admitted.blocks[side] += blocks_of(request);
+            admitted.count += 1;
+        }
+        admitted
     }
 
     /// How many requests of a slice may go now.
@@ -216,32 +240,30 @@ impl<B: Backend> Limited<B> {
                 *most = (*most).min(self.shared.buckets[index].units_at_once(now, rate, SLICE));
             }
         }
-        let (mut count, mut bytes) = (0, 0_u64);
-        for request in requests.iter().filter(|other| side(other.operation) == Some(half)) {
-            let more = bytes_of(request, self.block_size);
-            if count > 0 && (count >= most[0] || bytes.saturating_add(more) > most[1]) {
+        let (requests_max, blocks_max) = (most[0].max(1), most[1] / u64::from(self.block_size));
+        let (mut count, mut blocks) = (0, 0_u64);
+        for request in requests.iter().filter(|other| side(other) == half) {
+            let more = blocks + blocks_of(request);
+            if count == requests_max || (count > 0 && more > blocks_max) {
                 break;
             }
-            (count, bytes) = (count + 1, bytes.saturating_add(more));
+            (count, blocks) = (count + 1, more);
         }
-        (count, bytes)
+        (count, blocks.saturating_mul(u64::from(self.block_size)))
     }
 
     /// Takes off the slices what has gone.
-    fn spend(&mut self, requests: &[Request]) {
-        for request in requests {
-            if let Some(half) = side(request.operation) {
-                let slice = &mut self.slices[half];
-                slice.count -= 1;
-                let bytes = bytes_of(request, self.block_size);
-                slice.bytes = slice.bytes.saturating_sub_unsigned(bytes);
-            }
+    fn spend(&mut self, gone: &Admitted) {
+        for (half, slice) in self.slices.iter_mut().enumerate() {
+            slice.count -= gone.requests[half];
+            let bytes = gone.blocks[half].saturating_mul(u64::from(self.block_size));
+            slice.bytes = slice.bytes.saturating_sub_unsigned(bytes);
         }
     }
 
     /// Notes when whoever holds `first` should try again.
     fn turn_away(&mut self, now: Instant, first: &Request) {
-        let Some(side) = side(first.operation) else { return };
+        let side = side(first);
         let slice = &self.slices[side];
         let last = |at: &dyn Fn(usize) -> Ticks| {
             buckets_of(side).into_iter().map(at).max().unwrap_or_default()
@@ -268,20 +290,31 @@ impl<B: Backend> Limited<B> {
         let mut taken = 0;
         while let Some(first) = requests.get(taken) {
             let rest = &requests[taken..];
-            let allowed = self.admitted(ticks_of(now), rest);
-            if allowed == 0 {
+            let admitted = self.admit(ticks_of(now), rest);
+            if admitted.count == 0 {
                 self.turn_away(now, first);
                 break;
             }
-            let count = self.below.submit(now, &rest[..allowed], segments);
-            self.spend(&rest[..count]);
+            let count = self.below.submit(now, &rest[..admitted.count], segments);
             taken += count;
-            if count < allowed {
+            if count < admitted.count {
+                self.spend(&sum_of(&rest[..count]));
                 break;
             }
+            self.spend(&admitted);
         }
         taken
     }
+}
+
+/// What requests take from the slices.
+fn sum_of(requests: &[Request]) -> Admitted {
+    let mut sum = Admitted::default();
+    for request in requests {
+        sum.requests[side(request)] += 1;
+        sum.blocks[side(request)] += blocks_of(request);
+    }
+    sum
 }
 
 impl<B: Backend> Backend for Limited<B> {

@@ -69,7 +69,11 @@ impl<B: Backend> Merge<B> {
     /// How many requests at the front go down as they are, and how many after those make one.
     fn plan(&self, requests: &[Request], segments: &[Segment]) -> (usize, usize) {
         let may_merge = !self.free.is_empty();
-        for (index, request) in requests.iter().enumerate() {
+        let mut from = 0;
+        while from < requests.len()
+            && let Some(index) = from_here(requests, from)
+        {
+            let request = &requests[index];
             if request.token >= OWN_FIRST {
                 return (index, 1);
             }
@@ -78,6 +82,7 @@ impl<B: Backend> Merge<B> {
             if may_merge && next.is_some_and(follows) && own(request, segments).is_some() {
                 return (index, self.length(&requests[index..], segments));
             }
+            from = index + 1;
         }
         (requests.len(), 0)
     }
@@ -185,6 +190,23 @@ impl<B: Backend> Merge<B> {
         if has_sent {
             self.below.flush();
         }
+    }
+}
+
+/// The first request from number `from` on that has to be looked at: the next one begins where it
+/// ends, or its token is not the caller's to use.
+#[inline]
+fn from_here(requests: &[Request], from: usize) -> Option<usize> {
+    let notable = |pair: &[Request]| match pair {
+        [one, next] => {
+            one.token >= OWN_FIRST || one.lba.wrapping_add(u64::from(one.blocks)) == next.lba
+        }
+        _ => false,
+    };
+    let last = || requests.last().filter(|last| last.token >= OWN_FIRST);
+    match requests[from..].windows(2).position(notable) {
+        Some(index) => Some(from + index),
+        None => last().map(|_| requests.len() - 1),
     }
 }
 

@@ -112,15 +112,16 @@ impl Rules {
         while let Some(request) = requests.get(count)
             && self.passes(request, segments)
         {
-            count += 1 + self.alike(request, &requests[count + 1..]);
+            count += self.alike(request, &requests[count..]).max(1);
         }
         count
     }
 
-    /// How many of `rest` are reads and writes that differ from `first`, which passes, in nothing
-    /// that matters. Most batches are of one kind, and then a request costs a few comparisons.
+    /// How many requests at the front are reads and writes that differ from `first`, which passes, in
+    /// nothing that matters. Most batches are of one kind, and then a request costs a few
+    /// comparisons.
     #[inline]
-    fn alike(&self, first: &Request, rest: &[Request]) -> usize {
+    fn alike(&self, first: &Request, requests: &[Request]) -> usize {
         if !self.alignment.is_any() || kind(first) > Operation::Write as u16 {
             return 0;
         }
@@ -131,12 +132,17 @@ impl Rules {
                 && request.token < OWN_FIRST
         };
         match self.boundary {
-            0 => rest.iter().take_while(|request| plain(request)).count(),
+            0 => {
+                let (chunks, _) = requests.as_chunks();
+                let alike = |chunk: &&[Request; CHUNK]| are_alike(chunk, likeness);
+                let whole = chunks.iter().take_while(alike).count() * CHUNK;
+                whole + requests[whole..].iter().take_while(|request| plain(request)).count()
+            }
             boundary if boundary.is_power_of_two() => {
                 let mask = u64::from(boundary - 1);
                 let last = u64::from(boundary.saturating_sub(first.blocks));
                 let inside = |request: &&Request| plain(request) && request.lba & mask <= last;
-                rest.iter().take_while(inside).count()
+                requests.iter().take_while(inside).count()
             }
             _ => 0,
         }
@@ -260,6 +266,24 @@ impl Rules {
 fn own<'a>(request: &Request, segments: &'a [Segment]) -> Option<&'a [Segment]> {
     let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
     segments.get(request.segment_first as usize..)?.get(..count)
+}
+
+/// Requests that are looked at in one go: a batch of 128 costs 11 instructions a request one by one
+/// and 7 by eights.
+const CHUNK: usize = 8;
+
+/// Whether a few requests are all plain reads and writes of one likeness. May say no where two
+/// tokens together look like one that is not the caller's to use.
+#[inline]
+fn are_alike(requests: &[Request; CHUNK], likeness: u64) -> bool {
+    let (mut tokens, mut kinds) = (0, 0);
+    for request in requests {
+        tokens |= request.token;
+        kinds |= kind(request);
+    }
+    tokens < OWN_FIRST
+        && kinds <= Operation::Write as u16
+        && requests.iter().all(|request| self::likeness(request) == likeness)
 }
 
 /// Operation and flags in one word: a plain read or write is at most [`Operation::Write`].
