@@ -18,7 +18,8 @@
 //! | [`Mirror`] | writes go to all of several media, reads to one | data that outlives a device |
 //!
 //! Wrappers are generic over the backend below: a [`Shaper`] makes any request fit what a device can
-//! do, a [`Scheduler`] decides in what order requests go, and a [`Limiter`] holds all channels of a device to so many requests and bytes per second.
+//! do, a [`Scheduler`] decides in what order requests go, and a [`Limiter`] holds all channels of a
+//! device to so many requests and bytes per second. [`Shaped`] puts a shaper on every channel.
 //!
 //! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
 //! [`Opener`].
@@ -64,8 +65,8 @@ pub use map::{PER_CHANNEL, QueueMap};
 pub use open::{Handle, Kind, Opened, Opener};
 pub use schedule::{Deadline, DeadlineOptions, Merge, Scheduler, StreamBatch, StreamBatchOptions};
 pub use shape::{
-    Alignment, BounceBuffers, BounceMemory, Deallocate, ForceUnitAccess, RangeLock, ShapeOptions,
-    Shaper,
+    Alignment, BounceBuffers, BounceMemory, Deallocate, ForceUnitAccess, HoldLock, RangeLock,
+    ShapeOptions, Shaped, Shaper,
 };
 pub use statistics::{DepthSamples, Done, Statistics};
 

@@ -13,6 +13,7 @@
 //! parent is answered once, after its last part: with the first error, if there was one.
 
 mod bounce;
+mod device;
 mod lock;
 mod parent;
 mod part;
@@ -28,6 +29,7 @@ use base::{
 };
 
 pub use self::bounce::{BounceBuffers, BounceMemory};
+pub use self::device::{HoldLock, Shaped};
 pub use self::lock::RangeLock;
 use self::parent::{Parent, Stage, Step};
 use self::rules::{Plan, Rules, changes};

@@ -64,6 +64,11 @@ impl BounceMemory {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// Bytes in a buffer.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.shared.chunk_bytes
+    }
+
     /// The buffers of one more channel.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Shaping for a medium that can do little.
 
+mod device;
 pub(crate) mod harsh;
 mod order;
 mod random;
