@@ -37,6 +37,7 @@ use crate::perf::outcome::{Counts, DeviceOutcome};
 use crate::{EmuSpec, Refused};
 pub(crate) use ask::with_controller;
 pub(crate) use device::EmulatedSsd;
+pub(crate) use fleet::Fleet;
 pub use kind::Kind;
 use shift::{DeviceThread, Shift};
 

@@ -3,12 +3,18 @@
 
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may")]
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use base::{Blame, Durability, Span};
+use block::QueueMap;
+use host::Cores;
+use host::machine::Machine;
 use reactor::{PollMode, SPELL_MAX};
 use tenmil::perf::engine;
-use tenmil::perf::options::{ArrivalLaw, OpenLoop, Pattern, PerfOptions, SizeMix};
+use tenmil::perf::options::{
+    ArrivalLaw, Layer, LayerOptions, OpenLoop, Pattern, PerfOptions, SizeMix, Supplies,
+};
 use tenmil::perf::outcome::{Counts, Ended, PerfOutcome};
 use tenmil::perf::progress::Progress;
 use tenmil::perf::report::text;
@@ -194,4 +200,70 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
         "-o 8192: size is 8192 bytes, expected at most the 4096 bytes of ram:4k"
     );
     assert!(refused("tape:0", |_| ()).starts_with("tape:0: no devices of kind `tape`, expected"));
+}
+
+#[test]
+fn every_mode_of_the_block_layer_carries_a_load_to_its_end() {
+    for layer in Layer::ALL {
+        let options = PerfOptions {
+            io_count: Some(300),
+            pattern: Pattern::RandRw,
+            verify: true,
+            layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
+            ..over(&["ram:1m", "emu:ram?count=2&size=1m", "stripe:[emu:ram],[ram:64m]?chunk=64k"])
+        };
+        let outcome = run(&options);
+        assert_eq!((outcome.totals.ios, outcome.totals.errors), (1_200, 0), "{layer}");
+        assert!(outcome.verified.unwrap().is_clean(), "{layer}");
+        let said = outcome.devices.iter().filter(|device| device.model.contains("block layer"));
+        assert_eq!(said.count(), if layer == Layer::None { 0 } else { 4 }, "{layer}");
+    }
+}
+
+#[test]
+fn a_limit_holds_and_a_scheduler_loses_nothing() {
+    let layer = LayerOptions {
+        limit_iops: NonZeroU64::new(1_000),
+        scheduler: "deadline".parse().unwrap(),
+        ..LayerOptions::default()
+    };
+    let outcome = run(&PerfOptions { time: Span::from_secs(1), layer, ..over(&["null:"]) });
+    assert_eq!(outcome.totals.errors, 0);
+    assert!((800.0..1_100.0).contains(&outcome.iops()), "{}", outcome.iops());
+}
+
+#[test]
+fn what_needs_a_layer_is_refused_where_there_is_none() {
+    let refused = |uri: &str, layer: LayerOptions| {
+        let supplies = Supplies::look(&Machine::this());
+        PerfOptions { layer, ..over(&[uri]) }.check(&supplies).unwrap_err().text
+    };
+    let map = LayerOptions { map: Some(QueueMap::of(2)), ..LayerOptions::default() };
+    assert_eq!(
+        refused("emu:null", map),
+        "--queue-map: emu:null is reached by --block none, expected --block mq"
+    );
+    let limit_iops = NonZeroU64::new(5);
+    let bypass = LayerOptions { layer: Some(Layer::Bypass), limit_iops, ..LayerOptions::default() };
+    assert_eq!(
+        refused("null:", bypass),
+        "--limit-iops: null: is reached by --block bypass, expected --block mq or single"
+    );
+}
+
+#[test]
+fn modes_are_compared_over_a_null_device_with_one_thread_and_more() {
+    let options =
+        PerfOptions { io_count: Some(10), null_blk: Some(Span::from_ms(20)), ..over(&["null:"]) };
+    let compared = run(&options).null_blk.unwrap();
+    let modes: Vec<&str> = compared.rows.iter().map(|row| row.mode).collect();
+    assert_eq!(modes[..3], ["single", "bypass", "mq"]);
+    let threads = Cores::allowed().len();
+    for row in &compared.rows {
+        assert_eq!(row.points.len(), threads, "{}", row.words());
+        for point in &row.points {
+            assert!(point.iops > 0.0 && point.lock_wait_share <= 1.0, "{}: {point:?}", row.words());
+        }
+    }
+    assert_eq!(compared.rows[1].points[0].lock_wait_share, 0.0, "there is no lock to wait for");
 }

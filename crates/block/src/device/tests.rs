@@ -1,7 +1,5 @@
 //! Claims, events, holds and removal.
 
-mod composed;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -39,7 +39,6 @@ const BLOCK: [(&str, &str); 9] = [
     ("split:[URI]", "a part of another device"),
     ("stripe:[URI],[URI]", "several devices side by side"),
     ("mirror:[URI],[URI]", "every block on several devices"),
-    ("crypt:[URI]", "another device, encrypted"),
 ];
 
 /// Lists.

@@ -1,6 +1,7 @@
 //! `tenmil perf`.
 
 use std::io::{IsTerminal, Write};
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -17,14 +18,16 @@ use reactor::schedule::Policy;
 use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, write_out};
 use crate::perf::options::{
-    ArrivalLaw, CEILING_TIME, CompletionCopy, CompletionDoorbell, OpenLoop, Output, Pattern,
-    PerfOptions, Prefetch, RAM_TIME, SizeMix, Supplies, Techniques,
+    ArrivalLaw, CEILING_TIME, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
+    NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, Prefetch, RAM_TIME, SizeMix, Supplies,
+    Techniques, parse_map,
 };
 use crate::perf::outcome::PerfOutcome;
 use crate::perf::progress::{LiveLine, Phase, Progress};
 use crate::perf::report::{html, json, text};
 use crate::{Refused, Uri};
 use block::quantity::{parse_count, parse_size, parse_time};
+use block::{QueueMap, Scheduler};
 
 /// The arguments of `perf`.
 #[derive(Debug, Args)]
@@ -123,6 +126,30 @@ pub(super) struct PerfArguments {
     #[arg(value_parser = parse_theta)]
     zipf: Option<f64>,
 
+    /// What stands between the load and each device: the block layer with queues, one queue behind
+    /// one lock, nothing but claims, or nothing [default: none for emulated SSDs, mq for all else]
+    #[arg(long, value_name = "MODE", help_heading = LOAD)]
+    #[arg(value_parser = named(Layer::ALL.map(|layer| (layer.name(), layer))))]
+    block: Option<Layer>,
+
+    /// Hardware contexts of the block layer by type: default=2,read=1 [default: one per channel]
+    #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = LOAD)]
+    queue_map: Option<QueueMap>,
+
+    /// In what order the block layer hands requests down: none, merge, deadline?read=5ms&depth=8,
+    /// stream-batch
+    #[arg(long, value_name = "SCHEDULER", default_value = "none", help_heading = LOAD)]
+    #[arg(value_parser = |text: &str| text.parse::<Scheduler>())]
+    block_scheduler: Scheduler,
+
+    /// Let so many requests per second through to each device
+    #[arg(long, value_name = "IOPS", value_parser = at_least_one, help_heading = LOAD)]
+    limit_iops: Option<NonZeroU64>,
+
+    /// Let so many bytes per second through to each device: 10m
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, help_heading = LOAD)]
+    limit_bytes: Option<NonZeroU64>,
+
     /// Write to devices that hold something which this run did not create
     #[arg(long, help_heading = LOAD)]
     overwrite: bool,
@@ -189,6 +216,11 @@ pub(super) struct PerfArguments {
     #[arg(long, help_heading = REPORTS)]
     ram: bool,
 
+    /// Then compare the modes of the block layer over a null device, from one thread to one on
+    /// every core, a second each: IOPS, and the share of time spent waiting for the lock
+    #[arg(long, help_heading = REPORTS)]
+    null_blk: bool,
+
     /// Print JSON in place of the text, or write it to FILE beside the text
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "", help_heading = REPORTS)]
@@ -224,6 +256,8 @@ Examples:
   tenmil perf 'emu:file:/tmp/disk?size=1g' -w randrw --verify
   tenmil perf ram:4g -w randrw                     any block device, without a driver
   tenmil perf file:/tmp/disk -w randwrite --overwrite
+  tenmil perf 'emu:null?count=21' --block mq       the same driver under the block layer
+  tenmil perf --null-blk --html null-blk.html      queues against a lock, thread by thread
   tenmil perf emu:null --json | jq .iops
 
 Without link-time optimisation: cargo run --profile release-no-lto -- perf
@@ -289,6 +323,7 @@ fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
         Phase::Measure => options.time,
         Phase::Ceiling => options.ceiling.unwrap_or_default(),
         Phase::Ram => options.ram.unwrap_or_default(),
+        Phase::NullBlk => options.null_blk.unwrap_or_default(),
     }
 }
 
@@ -301,7 +336,11 @@ impl PerfArguments {
     fn options(&self) -> PerfOptions {
         let usual = PerfOptions::default();
         PerfOptions {
-            uris: if self.uris.is_empty() { usual.uris } else { self.uris.clone() },
+            uris: match (self.uris.as_slice(), self.null_blk) {
+                ([], false) => usual.uris,
+                ([], true) => vec![Uri::Block(block::uri::Uri::new("null", ""))],
+                (uris, _) => uris.to_vec(),
+            },
             depth: self.depth,
             sizes: self.bs_mix.clone().unwrap_or_else(|| self.io_size.clone()),
             pattern: self.pattern,
@@ -314,6 +353,14 @@ impl PerfArguments {
             io_count: self.number_ios,
             rate: self.rate.map(|per_second| OpenLoop { per_second, arrivals: self.arrivals }),
             zipf: self.zipf,
+            layer: LayerOptions {
+                layer: self.block,
+                map: self.queue_map,
+                scheduler: self.block_scheduler,
+                limit_iops: self.limit_iops,
+                limit_bytes: self.limit_bytes,
+            },
+            null_blk: self.null_blk.then_some(NULL_BLK_TIME.min(self.time)),
             overwrite: self.overwrite,
             verify: self.verify,
             poll: self.poll,
@@ -362,6 +409,16 @@ pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     let most = u64::MAX >> (64 - 8 * size_of::<T>());
     let refuse = |_| format!("`{text}` is too large, expected at most {most}");
     T::try_from(parse_count(text)?).map_err(refuse)
+}
+
+fn at_least_one(text: &str) -> Result<NonZeroU64, String> {
+    let count = parse_count(text)?;
+    NonZeroU64::new(count).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
+}
+
+fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
+    let size = parse_size(text)?;
+    NonZeroU64::new(size).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
 }
 
 fn parse_percent(text: &str) -> Result<u8, String> {

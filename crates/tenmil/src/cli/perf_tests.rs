@@ -1,15 +1,17 @@
 //! The whole command with an engine that has run already.
 
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 
 use base::Span;
+use block::{QueueMap, Scheduler};
 use dma::CommandStore;
 
 use crate::Refused;
 use crate::cli::{Engines, dispatch};
 use crate::perf::options::{
-    ArrivalLaw, CompletionCopy, CompletionDoorbell, OpenLoop, Pattern, PerfOptions, Prefetch,
-    SizeMix, Techniques,
+    ArrivalLaw, CompletionCopy, CompletionDoorbell, Layer, LayerOptions, OpenLoop, Pattern,
+    PerfOptions, Prefetch, SizeMix, Techniques,
 };
 use crate::perf::report::sample::{bad_sample, sample};
 
@@ -37,7 +39,8 @@ fn every_letter_reaches_the_engine() {
                  --rate 50k --arrivals uniform --zipf 0.9 --overwrite --verify --seed 7 \
                  --no-doorbell-batching --cq-doorbell deferred --command-store plain \
                  --prefetch slots --completion-copy line --shadow-doorbells --no-huge-pages \
-                 --ceiling --ram";
+                 --ceiling --ram --null-blk --block mq --queue-map default=2,read=1 \
+                 --block-scheduler merge --limit-iops 5k --limit-bytes 10m";
     let words: Vec<&str> = words.split_whitespace().collect();
     let expected = PerfOptions {
         uris: vec!["emu:ram?count=2".parse().unwrap()],
@@ -51,6 +54,14 @@ fn every_letter_reaches_the_engine() {
         io_count: Some(100),
         rate: Some(OpenLoop { per_second: 50_000, arrivals: ArrivalLaw::Uniform }),
         zipf: Some(0.9),
+        layer: LayerOptions {
+            layer: Some(Layer::Mq),
+            map: Some(QueueMap { default: 2, read: 1, poll: 0 }),
+            scheduler: Scheduler::Merge,
+            limit_iops: NonZeroU64::new(5_000),
+            limit_bytes: NonZeroU64::new(10 << 20),
+        },
+        null_blk: Some(Span::from_secs(1)),
         overwrite: true,
         verify: true,
         techniques: Techniques {

@@ -117,6 +117,11 @@ impl Fleet {
         Ok(SsdMedium { fleet: Arc::clone(self), index, limits })
     }
 
+    /// A buffer in the memory of SSD `index`, which finds it fastest.
+    pub(crate) fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
+        self.shared.lock().emulated.as_ref()?.allocate(index, len_bytes)
+    }
+
     /// What SSD `index` is.
     pub(crate) fn describe(&self, index: usize) -> Result<DeviceOutcome, Refused> {
         let mut state = self.shared.lock();

@@ -17,6 +17,7 @@ mod copy_loop;
 mod fill;
 mod lane;
 mod media;
+mod null_blk;
 mod places;
 mod rig;
 mod scrutiny;
@@ -72,6 +73,9 @@ pub fn run(
     }
     if outcome.ended != Ended::Interrupt && !progress.is_stopping() {
         outcome.ram = over_ram(options, &places, clock, progress, watch)?;
+    }
+    if outcome.ended != Ended::Interrupt && !progress.is_stopping() {
+        outcome.null_blk = null_blk::compare(options, clock, watch)?;
     }
     Ok(outcome)
 }

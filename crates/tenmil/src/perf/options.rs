@@ -1,6 +1,7 @@
 //! What a run of `perf` is asked to do: plain values, checked before anything starts.
 
 mod check;
+mod layer;
 mod techniques;
 
 use base::Span;
@@ -12,6 +13,7 @@ use crate::{EmuMedium, EmuSpec, Uri};
 use block::quantity::{parse_count, parse_size};
 
 pub use check::Supplies;
+pub use layer::{Layer, LayerOptions, parse_map, show_map};
 pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
 
 /// Everything the engine needs to know about a run.
@@ -44,6 +46,10 @@ pub struct PerfOptions {
     pub rate: Option<OpenLoop>,
     /// Skew of the addresses: some blocks are drawn more often than others.
     pub zipf: Option<f64>,
+    /// What stands between the load and its devices.
+    pub layer: LayerOptions,
+    /// Compare the modes of the block layer over a null device, for so long each.
+    pub null_blk: Option<Span>,
     /// Write to devices that hold something which this run did not create.
     pub overwrite: bool,
     /// Stamp every block that is written, and check every block that is read.
@@ -162,6 +168,8 @@ impl Default for PerfOptions {
             io_count: None,
             rate: None,
             zipf: None,
+            layer: LayerOptions::default(),
+            null_blk: None,
             overwrite: false,
             verify: false,
             poll: PollMode::default(),
@@ -198,6 +206,11 @@ impl PerfOptions {
         self.uris.iter().filter_map(Uri::emulated)
     }
 
+    /// Whether the device that `uri` names is loaded through the bare driver.
+    pub(crate) fn is_bare(&self, uri: &Uri) -> bool {
+        uri.emulated().is_some() && self.layer.over(uri) == Layer::None
+    }
+
     /// Whether all of them are.
     pub fn is_all_emulated(&self) -> bool {
         self.uris.iter().all(|uri| uri.emulated().is_some())
@@ -219,6 +232,9 @@ impl PerfOptions {
 
 /// How long the bare ring is measured.
 pub const CEILING_TIME: Span = Span::from_secs(1);
+
+/// How long each mode of the block layer is measured.
+pub const NULL_BLK_TIME: Span = Span::from_secs(1);
 
 /// How long the phase over memory is.
 pub const RAM_TIME: Span = Span::from_secs(2);

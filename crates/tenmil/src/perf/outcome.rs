@@ -49,6 +49,8 @@ pub struct PerfOutcome {
     pub ceiling: Option<CeilingOutcome>,
     /// The same workload over memory that is moved.
     pub ram: Option<RamOutcome>,
+    /// The modes of the block layer, compared.
+    pub null_blk: Option<NullBlkOutcome>,
     /// Which submitting threads ran where.
     pub threads: Vec<ThreadPlace>,
     /// The machine.
@@ -205,6 +207,50 @@ pub struct RamOutcome {
     pub counts: Counts,
     /// Latency of every I/O.
     pub latency: Histogram,
+}
+
+/// The modes of the block layer over a null device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NullBlkOutcome {
+    /// I/Os in flight on each thread.
+    pub depth: u32,
+    /// How long each was measured.
+    pub time: Span,
+    /// Mode by mode.
+    pub rows: Vec<NullBlkRow>,
+}
+
+/// One mode of the block layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NullBlkRow {
+    /// Its name.
+    pub mode: &'static str,
+    /// Hardware contexts, where the mode has several.
+    pub contexts: Option<u32>,
+    /// By number of threads, from one on.
+    pub points: Vec<NullBlkPoint>,
+}
+
+/// One mode with so many threads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NullBlkPoint {
+    /// Threads, a core for each.
+    pub threads: usize,
+    /// I/Os per second, all together.
+    pub iops: f64,
+    /// The share of their time, from 0 to 1, that they waited for the lock.
+    pub lock_wait_share: f64,
+}
+
+impl NullBlkRow {
+    /// The mode in words: `mq, 2 contexts`.
+    pub fn words(&self) -> String {
+        match self.contexts {
+            None => self.mode.into(),
+            Some(1) => format!("{}, 1 context", self.mode),
+            Some(count) => format!("{}, {count} contexts", self.mode),
+        }
+    }
 }
 
 /// Where a thread ran.

@@ -56,6 +56,8 @@ pub enum Phase {
     Ceiling,
     /// Running over memory.
     Ram,
+    /// Comparing the modes of the block layer.
+    NullBlk,
 }
 
 /// The line on a terminal that says how far a run has come.
@@ -176,7 +178,8 @@ impl ThreadProgress {
 }
 
 impl Phase {
-    const ALL: [Self; 5] = [Self::BringUp, Self::WarmUp, Self::Measure, Self::Ceiling, Self::Ram];
+    const ALL: [Self; 6] =
+        [Self::BringUp, Self::WarmUp, Self::Measure, Self::Ceiling, Self::Ram, Self::NullBlk];
 
     /// The phase in words.
     pub const fn words(self) -> &'static str {
@@ -186,6 +189,7 @@ impl Phase {
             Self::Measure => "measuring",
             Self::Ceiling => "bare ring",
             Self::Ram => "over ram",
+            Self::NullBlk => "block layer",
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Writing a device once from end to end, so that what is read afterwards lies there.
 
-use base::{Answers, Flags, Operation, Request, Segment};
-use block::Opened;
+use base::{Answers, Flags, Medium, Operation, Request, Segment};
 use dma::{Backing, Mapping, Regions};
 use host::Clock;
 
@@ -11,15 +10,15 @@ use crate::Refused;
 const PAGES_MAX: u32 = 256;
 const PAGE: u32 = 4096;
 
-/// Writes every block of `opened`, whose name is `name`.
+/// Writes every block of `medium`, whose name is `name`.
 pub(super) fn fill(
     name: &str,
-    opened: &Opened,
+    medium: &dyn Medium,
     regions: &Regions,
     clock: &Clock,
 ) -> Result<(), Refused> {
     let refuse = |found: &dyn std::fmt::Display| Refused::machine(format!("fill {name}: {found}"));
-    let limits = opened.medium.limits();
+    let limits = medium.limits();
     let mapping = Mapping::new(PAGE.max(limits.block_size) as usize, Backing::Private);
     let page = regions.add(mapping.map_err(|error| refuse(&error))?);
     let page = page.map_err(|error| refuse(&error))?;
@@ -28,7 +27,7 @@ pub(super) fn fill(
     let pages = (limits.request_blocks_max / page_blocks).min(PAGES_MAX);
     let pages = pages.min(limits.segments_max.into()).max(1);
     let segments = vec![page; pages as usize];
-    let mut channel = opened.medium.channel().map_err(|found| refuse(&found))?;
+    let mut channel = medium.channel().map_err(|found| refuse(&found))?;
     let mut answers = Answers::with_capacity(1);
     let mut lba = 0;
     while lba < limits.block_count {
@@ -82,7 +81,7 @@ mod tests {
             let (regions, clock) = (Regions::new(4), Clock::start());
             let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
             let opened = opener.open(&uri.parse().unwrap()).unwrap();
-            fill(uri, &opened, &regions, &clock).unwrap();
+            fill(uri, &*opened.medium, &regions, &clock).unwrap();
             let extent = opened.medium.extent(0).unwrap();
             assert_eq!(extent.holds, Holds::Data, "{uri}");
             assert_eq!(extent.blocks, opened.medium.limits().block_count, "{uri}");

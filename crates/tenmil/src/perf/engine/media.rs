@@ -1,27 +1,43 @@
 //! Devices of the block layer under load: opened by name, with buffers in a region of the run.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
-use base::{Backend, Histogram, Limits, Operation, Segment};
-use block::{Existing, Opened, Opener};
+use base::{Backend, Durability, Histogram, Limits, Medium, Operation, Segment, Span};
+use block::{
+    Around, Claim, Class, Device, DeviceOptions, Existing, Limiter, Opened, Opener, Scheduler,
+};
 use dma::{Backing, Mapping, Regions};
 use host::Clock;
 use host::machine::Machine;
 
 use super::fill::fill;
-use crate::perf::options::{Pattern, PerfOptions, Supplies};
+use super::places::Places;
+use super::rig::{depth_of_a_pair, queue_pairs, start_ssds};
+use crate::emu::Fleet;
+use crate::perf::options::{Layer, LayerOptions, Pattern, PerfOptions, Supplies, show_map};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{KINDS, Refused, Uri};
+use crate::{EmuSpec, KINDS, Refused, Uri};
 
-/// Opened devices and the memory that is moved to and from them.
+/// Opened devices, with what stands above them, and the memory that is moved to and from them.
 pub(super) struct Media {
     devices: Vec<Named>,
     buffers: Option<Buffers>,
 }
 
 struct Named {
-    uri: block::uri::Uri,
-    opened: Opened,
+    name: String,
+    /// What it is, in a line.
+    description: String,
+    /// What channels are opened of: the device, or the medium where nothing stands above it.
+    medium: Arc<dyn Medium>,
+    /// What an answered write is worth.
+    durability: Durability,
+    existing: Vec<Existing>,
+    /// The block layer above it.
+    device: Option<Device>,
+    /// The SSD whose memory it finds its data in fastest.
+    ssd: Option<(Arc<Fleet>, usize)>,
 }
 
 /// Memory that is handed out from its beginning to its end.
@@ -36,27 +52,31 @@ struct Buffers {
 const PAGE: u64 = 4096;
 
 impl Media {
-    /// Opens what `options` name that is no emulated SSD, and refuses what they cannot do.
+    /// Opens what `options` name and is not loaded through the bare driver, in the order of the
+    /// names, and refuses what they cannot do.
     pub(super) fn open(
         options: &PerfOptions,
+        places: &Places,
         regions: &Regions,
         clock: Clock,
     ) -> Result<Self, Refused> {
         let opener = Opener { regions, clock, seed: options.seed, more: KINDS };
+        let mut ssds = start_under(options, places, regions, clock)?.into_iter();
         let mut devices = Vec::new();
-        for uri in &options.uris {
-            let Uri::Block(uri) = uri else { continue };
-            let opened = opener.open(uri)?;
-            check(options, uri, &opened)?;
-            if uri.scheme() == "ram" {
-                // What was never written takes no memory, and no read of it would move any.
-                fill(&uri.to_string(), &opened, regions, &clock)?;
+        for uri in options.uris.iter().filter(|uri| !options.is_bare(uri)) {
+            match uri {
+                Uri::Block(name) => devices.push(open_one(options, &opener, name)?),
+                Uri::Emu(spec) => devices.extend(ssds.by_ref().take(spec.count as usize)),
             }
-            devices.push(Named { uri: uri.clone(), opened });
+        }
+        for (device, number) in devices.iter_mut().zip(0..) {
+            device.put_layer(options, clock, number)?;
+            device.check(options)?;
         }
         let each = u64::from(options.depth) * u64::from(options.thread_count());
         let stride = u64::from(options.sizes.largest()).next_multiple_of(PAGE);
-        let len_bytes = devices.len() as u64 * each * stride;
+        let count = devices.iter().filter(|device| device.ssd.is_none()).count();
+        let len_bytes = count as u64 * each * stride;
         let huge_pages = options.techniques.huge_pages;
         let buffers = (len_bytes > 0).then(|| Buffers::new(regions, len_bytes, huge_pages));
         Ok(Self { devices, buffers: buffers.transpose()? })
@@ -64,7 +84,7 @@ impl Media {
 
     /// What lies under them that this run did not create.
     pub(super) fn existing(&self) -> impl Iterator<Item = &Existing> {
-        self.devices.iter().flat_map(|device| &device.opened.existing)
+        self.devices.iter().flat_map(|device| &device.existing)
     }
 
     /// What buffers are made of, in words.
@@ -74,28 +94,149 @@ impl Media {
 
     /// A channel of device `index`.
     pub(super) fn channel(&self, index: usize) -> Result<Box<dyn Backend>, Refused> {
-        let Named { uri, opened } = &self.devices[index];
-        opened.medium.channel().map_err(|text| Refused::machine(format!("{uri}: {text}")))
+        let Named { name, medium, .. } = &self.devices[index];
+        medium.channel().map_err(|text| Refused::machine(format!("{name}: {text}")))
     }
 
-    /// A buffer that every device can reach.
-    pub(super) fn allocate(&self, len_bytes: u32) -> Option<Segment> {
-        self.buffers.as_ref()?.allocate(len_bytes)
+    /// A buffer that device `index` can reach.
+    pub(super) fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
+        match &self.devices[index].ssd {
+            Some((fleet, ssd)) => fleet.allocate(*ssd, len_bytes),
+            None => self.buffers.as_ref()?.allocate(len_bytes),
+        }
+    }
+
+    /// How long threads have waited for locks of the block layer, all together.
+    pub(super) fn lock_wait(&self) -> Span {
+        let devices = self.devices.iter().filter_map(|device| device.device.as_ref());
+        Span { ns: devices.map(|device| device.statistics().lock_wait.ns).sum() }
     }
 
     /// Device `index`, before anything has happened to it.
     pub(super) fn describe(&self, index: usize) -> DeviceOutcome {
-        let Named { uri, opened } = &self.devices[index];
-        let limits = opened.medium.limits();
+        let Named { name, description, medium, durability, .. } = &self.devices[index];
+        let limits = medium.limits();
         DeviceOutcome {
-            name: uri.to_string(),
-            model: opened.description.clone(),
-            durability: limits.durability,
+            name: name.clone(),
+            model: description.clone(),
+            durability: *durability,
             size_bytes: size_bytes(&limits),
             block_size: limits.block_size,
             counts: Counts::default(),
             latency: Histogram::new(),
         }
+    }
+}
+
+fn open_one(
+    options: &PerfOptions,
+    opener: &Opener<'_>,
+    uri: &block::uri::Uri,
+) -> Result<Named, Refused> {
+    let Opened { medium, description, existing, .. } = opener.open(uri)?;
+    let (name, durability) = (uri.to_string(), medium.limits().durability);
+    let named = Named { name, description, medium, durability, existing, device: None, ssd: None };
+    named.check(options)?;
+    if uri.scheme() == "ram" {
+        // What was never written takes no memory, and no read of it would move any.
+        fill(&named.name, &*named.medium, opener.regions, &opener.clock)?;
+    }
+    Ok(named)
+}
+
+/// Brings up the emulated SSDs that are not loaded through the bare driver.
+fn start_under(
+    options: &PerfOptions,
+    places: &Places,
+    regions: &Regions,
+    clock: Clock,
+) -> Result<Vec<Named>, Refused> {
+    let under = options.uris.iter().filter(|uri| !options.is_bare(uri));
+    let specs: Vec<EmuSpec> = under.filter_map(Uri::emulated).cloned().collect();
+    if specs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ssds = start_ssds(options, places, &specs, regions, &clock)?;
+    let (outcomes, existing) = (ssds.descriptions(), ssds.existing().to_vec());
+    let channels_max = u32::from(queue_pairs(options));
+    let depth = depth_of_a_pair(options, 0);
+    let fleet = Fleet::new(ssds, depth, channels_max, &options.techniques, clock)?;
+    let mut named = Vec::new();
+    for (index, outcome) in outcomes.into_iter().enumerate() {
+        named.push(Named {
+            name: outcome.name,
+            description: outcome.model,
+            medium: Arc::new(fleet.medium(index)?),
+            durability: outcome.durability,
+            existing: if index == 0 { existing.clone() } else { Vec::new() },
+            device: None,
+            ssd: Some((Arc::clone(&fleet), index)),
+        });
+    }
+    Ok(named)
+}
+
+impl Named {
+    /// Puts the block layer above it, if there is to be one.
+    fn put_layer(
+        &mut self,
+        options: &PerfOptions,
+        clock: Clock,
+        number: u64,
+    ) -> Result<(), Refused> {
+        // What has the bare driver is not among the media.
+        let layer = options.layer.layer.unwrap_or(Layer::Mq);
+        let Some(mode) = layer.mode() else { return Ok(()) };
+        let map = options.layer.map.unwrap_or_default();
+        let device = DeviceOptions {
+            mode,
+            map,
+            channels_max: queue_pairs(options).into(),
+            around: around(&options.layer),
+            ..DeviceOptions::new(clock, options.seed.wrapping_add(number))
+        };
+        let device = Device::new(&self.name, Arc::clone(&self.medium), device)?;
+        let claim = if options.pattern.writes() { Claim::WriteOnce } else { Claim::ReadShared };
+        let descriptor = device
+            .open(claim, "perf")
+            .map_err(|refused| Refused::of(refused.blame(), refused.to_string()))?;
+        self.medium = Arc::new(descriptor);
+        self.description += &match mode {
+            block::Mode::Mq => format!(", under the block layer in mode mq, {}", show_map(&map)),
+            _ => format!(", under the block layer in mode {layer}"),
+        };
+        if options.layer.scheduler != Scheduler::None {
+            self.description += &format!(", scheduled by {}", options.layer.scheduler);
+        }
+        self.device = Some(device);
+        Ok(())
+    }
+
+    /// Refuses what it cannot do, naming the value and what it allows.
+    fn check(&self, options: &PerfOptions) -> Result<(), Refused> {
+        let (name, limits) = (&self.name, self.medium.limits());
+        options.check_queues(name, limits.depth_max, self.medium.channels_max())?;
+        options.check_sizes(name, limits.block_size, size_bytes(&limits))?;
+        let largest = options.sizes.largest();
+        let most = u64::from(limits.request_blocks_max) * u64::from(limits.block_size);
+        if u64::from(largest) > most {
+            return Err(Refused::caller(format!(
+                "-o {}: size is {largest} bytes, expected at most the {most} bytes of a request to \
+                 {name}",
+                options.sizes
+            )));
+        }
+        for operation in operations(options) {
+            if !limits.support.has(*operation) {
+                return Err(Refused::caller(format!(
+                    "-w {}: {name} has no {}, expected another pattern",
+                    options.pattern.name(),
+                    operation.name()
+                )));
+            }
+        }
+        let supplies = Supplies::look(&Machine::this());
+        options.check_table(name, limits.block_count, supplies.memory_available_bytes)
     }
 }
 
@@ -135,31 +276,19 @@ fn size_bytes(limits: &Limits) -> u64 {
     limits.block_count.saturating_mul(u64::from(limits.block_size))
 }
 
-/// Refuses what `opened` cannot do, naming the value and what it allows.
-fn check(options: &PerfOptions, uri: &block::uri::Uri, opened: &Opened) -> Result<(), Refused> {
-    let limits = opened.medium.limits();
-    options.check_queues(uri, limits.depth_max, opened.medium.channels_max())?;
-    options.check_sizes(uri, limits.block_size, size_bytes(&limits))?;
-    let largest = options.sizes.largest();
-    let most = u64::from(limits.request_blocks_max) * u64::from(limits.block_size);
-    if u64::from(largest) > most {
-        return Err(Refused::caller(format!(
-            "-o {}: size is {largest} bytes, expected at most the {most} bytes of a request to \
-             {uri}",
-            options.sizes
-        )));
+/// What is put between hardware contexts and the medium: limits, and under them a scheduler.
+fn around(layer: &LayerOptions) -> Option<Around> {
+    let (limiter, scheduler) = (layer.caps().map(Limiter::new), layer.scheduler);
+    if limiter.is_none() && scheduler == Scheduler::None {
+        return None;
     }
-    for operation in operations(options) {
-        if !limits.support.has(*operation) {
-            return Err(Refused::caller(format!(
-                "-w {}: {uri} has no {}, expected another pattern",
-                options.pattern.name(),
-                operation.name()
-            )));
-        }
-    }
-    let supplies = Supplies::look(&Machine::this());
-    options.check_table(uri, limits.block_count, supplies.memory_available_bytes)
+    Some(Arc::new(move |below| {
+        let below = scheduler.over(below);
+        Ok(match &limiter {
+            Some(limiter) => Box::new(limiter.over(below, Class::Foreground)),
+            None => below,
+        })
+    }))
 }
 
 /// What a run may ask of a device.

@@ -1,6 +1,6 @@
 //! The devices of a run: opened, checked, and handed out to lanes.
 
-use base::{Backend, Limits, Segment};
+use base::{Backend, Limits, Segment, Span};
 use dma::Regions;
 use host::Clock;
 
@@ -13,7 +13,7 @@ use crate::emu::{EmuPlan, Emulated};
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::DeviceOutcome;
 use crate::perf::workload::{BlockRange, Workload};
-use crate::{EmuSpec, Refused};
+use crate::{EmuSpec, Refused, Uri};
 
 /// The devices of a run, in the order in which they were named.
 pub(super) struct Rig {
@@ -45,20 +45,21 @@ impl Rig {
         clock: Clock,
     ) -> Result<Self, Refused> {
         let regions = Regions::new(REGIONS_MAX);
-        let specs: Vec<EmuSpec> = options.emulated().cloned().collect();
+        let bare = options.uris.iter().filter(|uri| options.is_bare(uri));
+        let specs: Vec<EmuSpec> = bare.filter_map(Uri::emulated).cloned().collect();
         let ssds = match specs.as_slice() {
             [] => None,
             specs => Some(start_ssds(options, places, specs, &regions, &clock)?),
         };
-        let media = Media::open(options, &regions, clock)?;
+        let media = Media::open(options, places, &regions, clock)?;
         let existing = ssds.iter().flat_map(Emulated::existing).chain(media.existing());
         refuse_to_destroy(options, &existing.map(ToString::to_string).collect::<Vec<_>>())?;
         let (mut ssd, mut medium) = (0.., 0..);
         let mut devices = Vec::new();
         for uri in &options.uris {
-            let next = || match uri.emulated() {
-                Some(_) => ssd.next().map(Device::Ssd),
-                None => medium.next().map(Device::Medium),
+            let next = || match options.is_bare(uri) {
+                true => ssd.next().map(Device::Ssd),
+                false => medium.next().map(Device::Medium),
             };
             devices.extend(std::iter::repeat_with(next).flatten().take(uri.count() as usize));
         }
@@ -88,6 +89,11 @@ impl Rig {
             Device::Medium(index) => self.media.describe(*index),
         };
         self.devices.iter().map(describe).collect()
+    }
+
+    /// How long threads have waited for locks of the block layer, all together.
+    pub(super) fn lock_wait(&self) -> Span {
+        self.media.lock_wait()
     }
 
     /// Lets controllers look after themselves. Fails once a device is lost.
@@ -120,7 +126,7 @@ impl Rig {
     fn buffers(&mut self, device: Device, depth: u32, len: u32) -> Result<Vec<Segment>, Refused> {
         let one = |_| match (device, &self.ssds) {
             (Device::Ssd(index), Some(ssds)) => ssds.allocate(index, len),
-            _ => self.media.allocate(len),
+            (Device::Ssd(index) | Device::Medium(index), _) => self.media.allocate(index, len),
         };
         (0..depth).map(one).collect::<Option<Vec<_>>>().ok_or_else(|| {
             Refused::machine(format!("allocate {depth} buffers of {len} bytes: no memory is left"))
@@ -176,18 +182,23 @@ impl Rig {
     }
 }
 
-/// Brings the emulated SSDs up.
-fn start_ssds(
+/// Queue pairs of each device, over all submitting threads.
+pub(super) fn queue_pairs(options: &PerfOptions) -> u16 {
+    let threads = u16::try_from(options.thread_count()).unwrap_or(u16::MAX);
+    options.queue_pairs.saturating_mul(threads)
+}
+
+/// Brings emulated SSDs up.
+pub(super) fn start_ssds(
     options: &PerfOptions,
     places: &Places,
     specs: &[EmuSpec],
     regions: &Regions,
     clock: &Clock,
 ) -> Result<Emulated, Refused> {
-    let threads = u16::try_from(options.thread_count()).unwrap_or(u16::MAX);
     let plan = EmuPlan {
         specs,
-        queue_pairs: options.queue_pairs.saturating_mul(threads),
+        queue_pairs: queue_pairs(options),
         depth: depth_of_a_pair(options, 0),
         buffer_bytes: options.buffer_bytes() / u64::from(options.device_count().max(1)),
         techniques: &options.techniques,

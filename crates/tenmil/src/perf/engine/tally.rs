@@ -136,9 +136,15 @@ impl Tally {
             open_loop: options.rate.map(|_| open_loop),
             ceiling: None,
             ram: None,
+            null_blk: None,
             threads: places.threads(),
             environment,
         }
+    }
+
+    /// I/Os that ended well, and in what time.
+    pub(super) fn sums(&self) -> (u64, Span) {
+        (self.totals.ios, self.elapsed)
     }
 
     /// The sums, as the phase over memory reports them.

@@ -41,6 +41,7 @@ impl PerfOptions {
         self.emulated().try_for_each(|spec| self.check_ssd(spec))?;
         self.check_verify()?;
         self.check_switches()?;
+        self.check_layer()?;
         self.check_workload()?;
         check_cores("-c", &self.cores, supplies)?;
         check_cores("--device-cores", &self.device_cores, supplies)?;
@@ -200,6 +201,20 @@ impl PerfOptions {
             Some(flag) => refuse(flag, "rings and doorbells"),
             None => Ok(()),
         }
+    }
+
+    /// Refuses what needs a layer where there is none.
+    fn check_layer(&self) -> Result<(), Refused> {
+        for uri in &self.uris {
+            let layer = self.layer.over(uri);
+            if let Some(flag) = self.layer.needs_more_than(layer) {
+                return Err(Refused::caller(format!(
+                    "{flag}: {uri} is reached by --block {layer}, expected --block mq{}",
+                    if flag == "--queue-map" { "" } else { " or single" }
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a limit for what has none that is known: memory has the copies of its data.

@@ -7,7 +7,7 @@ use super::figures::{
 };
 use super::page_style::STYLE;
 use super::{ceiling_line, error_rows, how_it_ended, latency_row, plot, what_it_is, workload_line};
-use crate::perf::outcome::{DeviceOutcome, PerfOutcome, per_second};
+use crate::perf::outcome::{DeviceOutcome, Limit, PerfOutcome, per_second};
 
 /// The whole page. `command` is the command line that repeats the run.
 pub fn render(outcome: &PerfOutcome, command: &str) -> String {
@@ -27,6 +27,7 @@ pub fn render(outcome: &PerfOutcome, command: &str) -> String {
                 (trouble(outcome))
                 (throughput(outcome))
                 (latency(outcome))
+                (null_blk(outcome))
                 (devices(outcome))
                 div.pair { (techniques(outcome)) (environment(outcome)) }
                 (remedies(outcome))
@@ -64,10 +65,10 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
             (tile("per I/O and thread", &show_ns_f64(outcome.ns_per_io()), cycles.as_deref()))
             @if let (Some(ratio), Some(ceiling)) = (outcome.ceiling_ratio(), outcome.ceiling) {
                 div.tile title=[ceiling_line(outcome)] {
-                    div.what { "of the bare ring" }
+                    div.what { "of the " (limit_words(ceiling.limit).0) }
                     div.value { (format!("{ratio:.2}")) }
                     div.meter { i style=(width(ratio)) {} }
-                    div.more { (show_iops(ceiling.iops)) " is the most these rings can do here" }
+                    div.more { (show_iops(ceiling.iops)) (limit_words(ceiling.limit).1) }
                 }
             }
             (tile("median latency", &p50, Some(&format!("p99.99 {p9999}"))))
@@ -87,6 +88,14 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
                 ))
             }
         }
+    }
+}
+
+/// What a limit is, and what its rate is.
+fn limit_words(limit: Limit) -> (&'static str, &'static str) {
+    match limit {
+        Limit::Ring => ("bare ring", " is the most these rings can do here"),
+        Limit::Copies => ("bare copies", " is what bare copies do here"),
     }
 }
 
@@ -178,6 +187,35 @@ fn latency(outcome: &PerfOutcome) -> Markup {
 fn latency_cells(name: &str, cells: [String; 6]) -> Markup {
     html! {
         tr { th { (name) } @for cell in cells { td.number { (cell) } } }
+    }
+}
+
+fn null_blk(outcome: &PerfOutcome) -> Markup {
+    html! {
+        @if let Some(compared) = &outcome.null_blk {
+            section {
+                h2 {
+                    "Block layer"
+                    small { "I/Os per second over a null device by number of threads, depth "
+                        (compared.depth) ", " (compared.time.as_secs_f64()) " s each" }
+                }
+                (PreEscaped(plot::by_threads(compared)))
+                table {
+                    thead { tr {
+                        th { "mode" } th.number { "threads" } th.number { "IOPS" }
+                        th.number { "waiting for the lock" }
+                    } }
+                    tbody { @for row in &compared.rows { @for point in &row.points {
+                        tr {
+                            td { (row.words()) }
+                            td.number { (point.threads) }
+                            td.number { (show_iops(point.iops)) }
+                            td.number { (format!("{:.1} %", point.lock_wait_share * 100.0)) }
+                        }
+                    } } }
+                }
+            }
+        }
     }
 }
 
@@ -323,7 +361,7 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part} is missing");
         }
-        assert_eq!(page.matches("<svg").count(), 2);
+        assert_eq!(page.matches("<svg").count(), 3);
     }
 
     #[test]
@@ -354,6 +392,7 @@ mod tests {
         outcome.latency = base::Histogram::new();
         outcome.series.ios.clear();
         outcome.totals.ios = 0;
+        outcome.null_blk = None;
         assert_eq!(render(&outcome, "x").matches("<svg").count(), 0);
     }
 }

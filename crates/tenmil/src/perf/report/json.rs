@@ -7,9 +7,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{PERCENTILES, error_rows, what_it_is};
-use crate::perf::options::PerfOptions;
+use crate::perf::options::{Layer, PerfOptions, show_map};
 use crate::perf::outcome::{
-    CeilingOutcome, DeviceOutcome, Ended, PerfOutcome, RamOutcome, Verified,
+    CeilingOutcome, DeviceOutcome, Ended, NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome,
+    RamOutcome, Verified,
 };
 
 /// The top level.
@@ -43,6 +44,8 @@ struct Report {
     ceiling_round_trip_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ram: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    null_blk: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     open_loop: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,6 +109,7 @@ fn report(outcome: &PerfOutcome) -> Report {
         ceiling_ratio: outcome.ceiling_ratio(),
         ceiling_round_trip_ns: outcome.ceiling.and_then(round_trip_ns),
         ram: outcome.ram.as_ref().map(ram),
+        null_blk: outcome.null_blk.as_ref().map(null_blk),
         open_loop: outcome.open_loop.map(|open| {
             json!({
                 "intended_per_s": open.intended_per_second,
@@ -159,6 +163,25 @@ fn ram(ram: &RamOutcome) -> Value {
     })
 }
 
+fn null_blk(compared: &NullBlkOutcome) -> Value {
+    let point = |point: &NullBlkPoint| {
+        json!({
+            "threads": point.threads,
+            "iops": point.iops,
+            "lock_wait_share": point.lock_wait_share,
+        })
+    };
+    let row = |row: &NullBlkRow| {
+        let points: Vec<Value> = row.points.iter().map(point).collect();
+        json!({ "mode": row.mode, "contexts": row.contexts, "points": points })
+    };
+    json!({
+        "depth": compared.depth,
+        "time_s": compared.time.as_secs_f64(),
+        "rows": compared.rows.iter().map(row).collect::<Vec<Value>>(),
+    })
+}
+
 fn verified(verified: &Verified) -> Value {
     json!({
         "good_blocks": verified.good_blocks,
@@ -198,6 +221,11 @@ fn options(options: &PerfOptions) -> Value {
         "cores": options.cores.to_string(),
         "device_cores": options.device_cores.to_string(),
         "queue_pairs": options.queue_pairs,
+        "block": options.layer.layer.map(Layer::name),
+        "queue_map": options.layer.map.as_ref().map(show_map),
+        "block_scheduler": options.layer.scheduler.to_string(),
+        "limit_iops": options.layer.limit_iops,
+        "limit_bytes": options.layer.limit_bytes,
         "io_count": options.io_count,
         "rate": options.rate.map(|rate| rate.per_second),
         "zipf": options.zipf,
@@ -280,6 +308,17 @@ mod tests {
         assert_eq!(report["errors_by_status"]["Unrecovered Read Error (SCT 0x2, SC 0x81)"], 11);
         assert_eq!(report["verified"]["torn_blocks"], 2);
         assert_eq!(report["ended"], "interrupt");
+    }
+
+    #[test]
+    fn modes_are_compared_thread_by_thread() {
+        let report = parsed(&render(&sample()));
+        let rows = report["null_blk"]["rows"].as_array().unwrap();
+        assert_eq!((&rows[0]["mode"], &rows[0]["contexts"]), (&"single".into(), &Value::Null));
+        assert_eq!(rows[1]["contexts"], 2);
+        assert_eq!(rows[0]["points"][1]["threads"], 2);
+        assert_eq!(rows[0]["points"][1]["lock_wait_share"], 0.61);
+        assert_eq!(rows[1]["points"][1]["iops"], 58e6);
     }
 
     #[test]

@@ -10,15 +10,15 @@ use base::Histogram;
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::{
-    AreaSeries, BindKeyPoints, Cartesian2d, Color, DrawingBackend, EmptyElement, IntoDrawingArea,
-    IntoFont, IntoLogRange, LineSeries, PathElement, RGBColor, SVGBackend, Text,
+    AreaSeries, BindKeyPoints, Cartesian2d, Circle, Color, DrawingBackend, EmptyElement,
+    IntoDrawingArea, IntoFont, IntoLogRange, LineSeries, PathElement, RGBColor, SVGBackend, Text,
 };
 use plotters::style::TextStyle;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::PERCENTILES;
 use super::figures::{scaled, show_ns_f64};
-use crate::perf::outcome::Series;
+use crate::perf::outcome::{NullBlkOutcome, Series};
 
 /// What a colour stands for.
 #[derive(Clone, Copy)]
@@ -99,6 +99,30 @@ pub(super) fn distribution(latency: &Histogram) -> String {
                 bottom,
                 side,
             );
+        }
+    })
+}
+
+/// I/Os per second by number of threads, a line for each mode of the block layer.
+#[expect(clippy::cast_precision_loss, reason = "a drawing")]
+pub(super) fn by_threads(compared: &NullBlkOutcome) -> String {
+    let points = || compared.rows.iter().flat_map(|row| &row.points);
+    let top = points().map(|point| point.iops).fold(1.0, f64::max) * 1.15;
+    let last = points().map(|point| point.threads).max().unwrap_or(1) as f64;
+    draw(SIZE, |backend| {
+        // Room on the right for the names of the lines.
+        let mut chart = frame(backend, 0.5..last + (last + 1.0) * 0.3, 0.0..top);
+        let whole = |x: &f64| if x.fract() == 0.0 { format!("{x:.0}") } else { String::new() };
+        mesh(&mut chart, &whole, &show_axis_rate);
+        for (row, role) in compared.rows.iter().zip([MARK, MUTED, ACCENT, ACCENT, ACCENT]) {
+            let line = || row.points.iter().map(|point| (point.threads as f64, point.iops));
+            let Some(end) = line().next_back() else { continue };
+            chart.draw_series(LineSeries::new(line(), role.colour.stroke_width(2))).ok();
+            let dots = line().map(|at| Circle::new(at, 3, role.colour.filled()));
+            chart.draw_series(dots).ok();
+            let style = text_style(&INK.colour).pos(Pos::new(HPos::Left, VPos::Center));
+            let label = EmptyElement::at(end) + Text::new(row.words(), (8, 0), style);
+            chart.draw_series([label]).ok();
         }
     })
 }

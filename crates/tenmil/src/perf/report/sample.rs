@@ -7,8 +7,8 @@ use base::{Durability, Histogram, Operation, Outcome, Random, Span};
 use crate::perf::environment::tests::quiet_machine;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{
-    CeilingOutcome, Counts, DeviceOutcome, Ended, Limit, PerfOutcome, RamOutcome, Series,
-    Technique, ThreadPlace, Turns,
+    CeilingOutcome, Counts, DeviceOutcome, Ended, Limit, NullBlkOutcome, NullBlkPoint, NullBlkRow,
+    PerfOutcome, RamOutcome, Series, Technique, ThreadPlace, Turns,
 };
 
 const IOS: u64 = 314_000_000;
@@ -77,6 +77,14 @@ pub(crate) fn sample() -> PerfOutcome {
             counts: Counts { ios: 9_000_000, bytes: 9_000_000 * 4096, ..Counts::default() },
             latency: self::latency(&mut random, 600_000),
         }),
+        null_blk: Some(NullBlkOutcome {
+            depth: 128,
+            time: Span::from_secs(1),
+            rows: vec![
+                null_blk("single", None, [(20e6, 0.02), (9e6, 0.61)]),
+                null_blk("mq", Some(2), [(30e6, 0.0), (58e6, 0.0)]),
+            ],
+        }),
         threads: vec![
             ThreadPlace { role: "submit", core: Some(0) },
             ThreadPlace { role: "device", core: Some(1) },
@@ -125,4 +133,10 @@ fn latency(random: &mut Random, median: u64) -> Histogram {
         latency.record_many(median * 5 / 8 + spread + late, 3140);
     }
     latency
+}
+
+fn null_blk(mode: &'static str, contexts: Option<u32>, points: [(f64, f64); 2]) -> NullBlkRow {
+    let point =
+        |(threads, (iops, lock_wait_share))| NullBlkPoint { threads, iops, lock_wait_share };
+    NullBlkRow { mode, contexts, points: (1..).zip(points).map(point).collect() }
 }

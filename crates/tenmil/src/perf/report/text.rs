@@ -18,6 +18,7 @@ fn write_all(out: &mut String, outcome: &PerfOutcome, written: &[String]) -> fmt
     write_latency(out, outcome)?;
     write_fast_path(out, outcome)?;
     write_trouble(out, outcome)?;
+    write_null_blk(out, outcome)?;
     write_rows(out, "techniques", &technique_rows(outcome))?;
     write_rows(out, "environment", &outcome.environment.rows())?;
     let remedies = outcome.environment.remedies();
@@ -127,6 +128,31 @@ fn write_trouble(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     Ok(())
 }
 
+fn write_null_blk(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
+    let Some(compared) = &outcome.null_blk else { return Ok(()) };
+    let seconds = compared.time.as_secs_f64();
+    writeln!(
+        out,
+        "\nblock layer over a null device, depth {}, {seconds:.2} s each: IOPS, and time waiting \
+         for the lock",
+        compared.depth
+    )?;
+    let threads = compared.rows.iter().map(|row| row.points.len()).max().unwrap_or(0);
+    write!(out, "  {:<20}", "threads")?;
+    (1..=threads).try_for_each(|count| write!(out, "{count:>22}"))?;
+    writeln!(out)?;
+    for row in &compared.rows {
+        write!(out, "  {:<20}", row.words())?;
+        for point in &row.points {
+            let rate = show_iops(point.iops);
+            let cell = format!("{rate} {:>5.1} %", point.lock_wait_share * 100.0);
+            write!(out, "{cell:>22}")?;
+        }
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
 fn technique_rows(outcome: &PerfOutcome) -> Vec<(&'static str, String)> {
     let rows = outcome.techniques.iter();
     let width = rows.clone().map(|technique| technique.setting.len()).max().unwrap_or(0);
@@ -191,6 +217,18 @@ mod tests {
             text.contains("  submission doorbell once per turn  on     --no-doorbell-batching\n")
         );
         assert!(text.contains("  huge pages                         on     --no-huge-pages\n"));
+    }
+
+    #[test]
+    fn modes_stand_under_each_other_thread_by_thread() {
+        let text = render(&sample(), &[]);
+        assert!(text.contains("block layer over a null device, depth 128, 1.00 s each"), "{text}");
+        for (name, cell) in
+            [("  single ", "20.0 M IOPS   2.0 %"), ("  mq, 2 contexts ", "30.0 M IOPS   0.0 %")]
+        {
+            let line = text.lines().find(|line| line.starts_with(name));
+            assert!(line.is_some_and(|line| line.contains(cell)), "{name} in {text}");
+        }
     }
 
     #[test]

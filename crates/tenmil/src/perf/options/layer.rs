@@ -1,0 +1,156 @@
+//! What stands between a load and its devices: the block layer, and limits.
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+use block::quantity::parse_count;
+use block::{Caps, PER_CHANNEL, QueueMap, Rate, Scheduler};
+
+use crate::Uri;
+
+/// How a load reaches its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// Straight: a channel of the medium, and for an emulated SSD the bare driver.
+    None,
+    /// Through a device that adds nothing but claims.
+    Bypass,
+    /// Through one queue behind one lock.
+    Single,
+    /// Through software queues over hardware contexts.
+    Mq,
+}
+
+/// What was asked for between a load and its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerOptions {
+    /// How; if nobody says, the bare driver of emulated SSDs and the layer over all else.
+    pub layer: Option<Layer>,
+    /// Which channels share hardware contexts.
+    pub map: Option<QueueMap>,
+    /// In what order requests go to each channel of the medium.
+    pub scheduler: Scheduler,
+    /// Requests per second that each device lets through.
+    pub limit_iops: Option<NonZeroU64>,
+    /// Bytes per second that each device lets through.
+    pub limit_bytes: Option<NonZeroU64>,
+}
+
+impl Layer {
+    /// Every way, by name.
+    pub const ALL: [Self; 4] = [Self::Mq, Self::Single, Self::Bypass, Self::None];
+
+    /// The name on the command line and in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Bypass => "bypass",
+            Self::Single => "single",
+            Self::Mq => "mq",
+        }
+    }
+
+    /// The mode of a device, if there is one.
+    pub(crate) const fn mode(self) -> Option<block::Mode> {
+        match self {
+            Self::None => None,
+            Self::Bypass => Some(block::Mode::Bypass),
+            Self::Single => Some(block::Mode::Single),
+            Self::Mq => Some(block::Mode::Mq),
+        }
+    }
+}
+
+impl LayerOptions {
+    /// How the device that `uri` names is reached.
+    pub fn over(&self, uri: &Uri) -> Layer {
+        self.layer.unwrap_or(if uri.emulated().is_some() { Layer::None } else { Layer::Mq })
+    }
+
+    /// The limits of each device, if there are any.
+    pub(crate) fn caps(&self) -> Option<Caps> {
+        let (iops, bytes) = (self.limit_iops, self.limit_bytes);
+        let total = Rate { iops, bytes };
+        (total != Rate::default()).then(|| Caps { total, ..Caps::default() })
+    }
+
+    /// The first flag that needs a layer which `layer` is not, if any is given.
+    pub(super) fn needs_more_than(&self, layer: Layer) -> Option<&'static str> {
+        let has_queues = matches!(layer, Layer::Mq | Layer::Single);
+        let given = [
+            ("--queue-map", self.map.is_some() && layer != Layer::Mq),
+            ("--block-scheduler", self.scheduler != Scheduler::None && !has_queues),
+            ("--limit-iops", self.limit_iops.is_some() && !has_queues),
+            ("--limit-bytes", self.limit_bytes.is_some() && !has_queues),
+        ];
+        given.iter().find(|(_, lacks)| *lacks).map(|(flag, _)| *flag)
+    }
+}
+
+/// Reads `default=2,read=1`.
+pub fn parse_map(text: &str) -> Result<QueueMap, String> {
+    let mut map = QueueMap::of(PER_CHANNEL);
+    for part in text.split(',') {
+        let expected = "expected some of default=N,read=N,poll=N";
+        let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}`, {expected}"))?;
+        let count = parse_count(value).ok().and_then(|count| u32::try_from(count).ok());
+        let count = count.ok_or_else(|| format!("{key} is `{value}`, expected a number"))?;
+        match key {
+            "default" if count == 0 => return Err("default is 0, expected at least 1".into()),
+            "default" => map.default = count,
+            "read" => map.read = count,
+            "poll" => map.poll = count,
+            _ => return Err(format!("no contexts of type `{key}`, {expected}")),
+        }
+    }
+    Ok(map)
+}
+
+/// A map as it is typed.
+pub fn show_map(map: &QueueMap) -> String {
+    let count = |count: u32| match count {
+        PER_CHANNEL => "one for each channel".to_owned(),
+        count => count.to_string(),
+    };
+    let mut text = format!("default={}", count(map.default));
+    for (key, value) in [("read", map.read), ("poll", map.poll)].iter().filter(|(_, n)| *n > 0) {
+        text += &format!(",{key}={}", count(*value));
+    }
+    text
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::{PER_CHANNEL, QueueMap};
+
+    use super::{Layer, LayerOptions, parse_map, show_map};
+
+    #[test]
+    fn the_bare_driver_is_for_emulated_ssds_unless_somebody_says_otherwise() {
+        let over = |layer, uri: &str| {
+            LayerOptions { layer, ..LayerOptions::default() }.over(&uri.parse().unwrap())
+        };
+        assert_eq!((over(None, "emu:null"), over(None, "null:")), (Layer::None, Layer::Mq));
+        assert_eq!(over(Some(Layer::Mq), "emu:null"), Layer::Mq);
+        assert_eq!(over(Some(Layer::None), "null:"), Layer::None);
+    }
+
+    #[test]
+    fn a_map_is_read_and_written_alike() {
+        let map = QueueMap { default: 2, read: 1, poll: 0 };
+        assert_eq!(parse_map("default=2,read=1"), Ok(map));
+        assert_eq!(show_map(&map), "default=2,read=1");
+        assert_eq!(parse_map("read=1").unwrap().default, PER_CHANNEL);
+        assert_eq!(parse_map("default=0"), Err("default is 0, expected at least 1".into()));
+        assert_eq!(parse_map("read=x"), Err("read is `x`, expected a number".into()));
+        let expected = "expected some of default=N,read=N,poll=N";
+        assert_eq!(parse_map("2"), Err(format!("`2`, {expected}")));
+        assert_eq!(parse_map("write=2"), Err(format!("no contexts of type `write`, {expected}")));
+    }
+}
