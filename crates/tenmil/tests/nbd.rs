@@ -222,7 +222,7 @@ fn nbdinfo_is_told_what_there_is_and_what_is_where() {
         assert_eq!(export[key], expected, "{key}");
     }
     assert_eq!(
-        (&export["block_minimum"], &export["block_maximum"]),
+        (&export["block_size_minimum"], &export["block_size_maximum"]),
         (&512.into(), &(32 << 20).into())
     );
     let listed = run("nbdinfo", &["--list", &uri]);

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// A process that serves. Dropping it ends it.
-pub struct Served {
+pub(crate) struct Served {
     child: Option<Child>,
     /// Where it listens.
-    pub socket: PathBuf,
+    pub(crate) socket: PathBuf,
     /// What it said when it listened.
-    pub ready: String,
+    pub(crate) ready: String,
     root: tempfile::TempDir,
 }
 
@@ -19,14 +19,14 @@ const PATIENCE: &str = "60";
 
 impl Served {
     /// Serves `uri` at a socket of its own.
-    pub fn start(uri: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(uri: &str, more: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let socket = root.path().join("socket");
         Self::start_in(root, &socket, uri, more)
     }
 
     /// Serves `uri` at `socket`.
-    pub fn start_at(socket: &Path, uri: &str, more: &[&str]) -> Self {
+    pub(crate) fn start_at(socket: &Path, uri: &str, more: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), socket, uri, more)
     }
 
@@ -37,7 +37,7 @@ impl Served {
     }
 
     /// A line of a shell that serves.
-    pub fn of(line: &str) -> Self {
+    pub(crate) fn of(line: &str) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("exec {line}")]);
         Self::spawn(tempfile::tempdir().unwrap(), Path::new(""), command)
@@ -54,12 +54,12 @@ impl Served {
     }
 
     /// Where a client connects.
-    pub fn uri(&self) -> String {
+    pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
     /// What a command that asks this process says.
-    pub fn ask(&self, line: &str) -> String {
+    pub(crate) fn ask(&self, line: &str) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
         command.args(line.split(' ')).env("XDG_RUNTIME_DIR", self.root.path());
         let output = command.output().unwrap();
@@ -68,7 +68,7 @@ impl Served {
     }
 
     /// Ends it as a service manager would, and says with which exit code it did. It has 5 seconds.
-    pub fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
         let killed = format!("kill -TERM {}", child.id());
         assert!(Command::new("sh").args(["-c", &killed]).status().unwrap().success());
@@ -94,7 +94,7 @@ impl Drop for Served {
 }
 
 /// Whether all these tools are there. If not, says so, or fails where they are required.
-pub fn tools(names: &[&str]) -> bool {
+pub(crate) fn tools(names: &[&str]) -> bool {
     let is_missing = |name: &&&str| {
         let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output();
         !found.unwrap().status.success()
@@ -106,7 +106,7 @@ pub fn tools(names: &[&str]) -> bool {
 }
 
 /// Runs a tool, which must succeed in time, and returns what it says.
-pub fn run(tool: &str, arguments: &[&str]) -> String {
+pub(crate) fn run(tool: &str, arguments: &[&str]) -> String {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new("timeout")
         .args(["-k", "5", PATIENCE, tool])
@@ -122,6 +122,6 @@ pub fn run(tool: &str, arguments: &[&str]) -> String {
 }
 
 /// Runs a line of a shell, which must succeed in time.
-pub fn sh(line: &str) -> String {
+pub(crate) fn sh(line: &str) -> String {
     run("sh", &["-c", line])
 }
