@@ -61,8 +61,8 @@ pub struct Channel {
 /// What the fast way asks of a batch.
 #[derive(Clone, Copy, Debug)]
 struct Gate {
-    /// Operations that must not be in it.
-    banned: u32,
+    /// Bits that no kind of request in it may have.
+    banned: u16,
     block_count: u64,
     /// What the device can do and the claim allows.
     support: Support,
@@ -79,6 +79,13 @@ enum Wake {
 
 /// Requests that are prepared at once. They and their slots fit into a first-level cache.
 const BATCH_MAX: usize = 128;
+/// The bit of a kind that says [`Flags::POLLED`].
+const POLLED_KIND: u16 = (Flags::POLLED.0 as u16) << 8;
+const _: () = assert!(
+    Operation::Read as u8 == 0 && Operation::Write as u8 == 1,
+    "of these two and no other operation no bit is set but the lowest"
+);
+
 /// Block numbers from here on could make a sum overflow.
 const LBA_HIGH: u64 = 1 << 63;
 
@@ -101,7 +108,7 @@ impl Channel {
         let tags = limits.depth_max;
         let support = limits.support;
         let gate = Gate {
-            banned: u32::from(!support.bits()) | 1 << Operation::Copy as u32,
+            banned: banned(support),
             block_count: 0,
             support,
             is_read_only: grant.claim.is_read_only(),
@@ -225,7 +232,7 @@ impl Channel {
     /// Hands over what was prepared, and returns how much of it was taken.
     #[inline]
     fn send(&mut self, now: Instant, lane: usize, traits: Traits, segments: &[Segment]) -> usize {
-        if Flags(traits.flags).has(Flags::POLLED) {
+        if traits.kinds & POLLED_KIND != 0 {
             // It has told this layer what it had to tell.
             let kept = !Flags::POLLED.0;
             self.outgoing.iter_mut().for_each(|request| request.flags.0 &= kept);
@@ -366,9 +373,18 @@ impl Gate {
     /// Whether there is nothing in a batch that would have to be looked at by itself.
     #[inline]
     fn lets_pass(&self, traits: Traits) -> bool {
-        traits.operations & self.banned == 0
-            && traits.lbas < LBA_HIGH
-            && traits.end <= self.block_count
+        traits.kinds & self.banned == 0 && traits.lbas < LBA_HIGH && traits.end <= self.block_count
+    }
+}
+
+/// The fast way is for reads and writes, as far as they are supported at all; flags do not matter.
+/// One may read whoever may write.
+fn banned(support: Support) -> u16 {
+    let has = |operation| support.has(operation);
+    match (has(Operation::Read), has(Operation::Write)) {
+        (true, true) => 0xfe,
+        (true, false) => 0xff,
+        (false, _) => 0xffff,
     }
 }
 

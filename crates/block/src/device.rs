@@ -24,7 +24,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::{Backend, Blame, Limits, Medium, Span};
+use base::{Blame, Limits, Medium, Span};
 use host::Clock;
 
 pub use self::claim::{Claim, ClaimRefused, Found, Holder};
@@ -33,8 +33,10 @@ pub use self::event::Event;
 pub(crate) use self::shared::{Grant, Port, Shared};
 pub use self::uuid::{NotAUuid, Uuid};
 use crate::MediumError;
+use crate::limit::Limiter;
 use crate::lock::{Hold, NotStill};
 use crate::map::{PER_CHANNEL, QueueMap};
+use crate::schedule::Scheduler;
 use crate::statistics::Statistics;
 
 /// A block device. Clones are the same device.
@@ -58,12 +60,11 @@ pub struct DeviceOptions {
     pub uuid: Uuid,
     /// What measures waits: for a lock, for a range to become still.
     pub clock: Clock,
-    /// What is put between a context and each channel of the medium.
-    pub around: Option<Around>,
+    /// In what order requests go to the medium: one for each context.
+    pub scheduler: Scheduler,
+    /// How much all channels together are given, and is there to be changed.
+    pub limiter: Option<Limiter>,
 }
-
-/// Puts something around a channel of the medium: a scheduler, limits.
-pub type Around = Arc<dyn Fn(Box<dyn Backend>) -> Result<Box<dyn Backend>, String> + Send + Sync>;
 
 /// What the channels of a device do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,8 +74,8 @@ pub enum Mode {
     Mq,
     /// The old way, to be compared with: one queue behind one lock that everybody waits for.
     Single,
-    /// Nothing: a channel is the medium's own. Claims hold, but there are no counts, no holds, and a
-    /// removal waits until the holders drop their channels.
+    /// Nothing: a channel is the medium's own. Claims hold, but there are no counts, no holds, no
+    /// scheduler and no limits, and a removal waits until the holders drop their channels.
     Bypass,
 }
 
@@ -93,7 +94,8 @@ impl DeviceOptions {
             timing: true,
             uuid: Uuid::from_seed(seed),
             clock,
-            around: None,
+            scheduler: Scheduler::None,
+            limiter: None,
         }
     }
 }

@@ -55,8 +55,8 @@ pub use backend::split::Split;
 pub use backend::stripe::Stripe;
 pub use channel::Channel;
 pub use device::{
-    Around, ChannelId, Claim, ClaimRefused, Descriptor, Device, DeviceOptions, Event, Found,
-    Holder, Mode, NotAUuid, Uuid,
+    ChannelId, Claim, ClaimRefused, Descriptor, Device, DeviceOptions, Event, Found, Holder, Mode,
+    NotAUuid, Uuid,
 };
 pub use existing::Existing;
 pub use limit::{Caps, Class, FLOOR_PERCENT, LOOK_AGAIN, Limited, Limiter, Rate};

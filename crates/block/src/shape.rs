@@ -348,6 +348,8 @@ impl<B: Backend, L: RangeLock> Backend for Shaper<B, L> {
     fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
         let before = answers.as_slice().len();
         let polled = self.below.poll(now, answers);
+        // The device may have become larger or smaller.
+        self.limits.block_count = self.below.limits().block_count;
         if self.parents_under_way() == 0 && self.ready.len() == 0 {
             self.passed -= polled;
             return polled;

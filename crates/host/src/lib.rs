@@ -15,6 +15,7 @@
 //! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
 //! | [`stream`] | streams to other programs, Unix and TCP, in and out of region memory |
 //! | [`watch`] | waiting for many descriptors, off the data path |
+//! | [`secret`] | key files, read if nobody else can |
 //! | [`process`] | what this process has used |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
@@ -50,6 +51,7 @@ pub mod pool;
 pub mod process;
 mod random;
 pub mod runtime_directory;
+pub mod secret;
 pub mod signal;
 pub mod stream;
 mod sync;

@@ -19,6 +19,8 @@ pub mod aio;
 pub mod cli;
 pub mod emu;
 pub mod identify;
+#[cfg(not(feature = "crypt"))]
+mod no_crypt;
 pub mod pci;
 pub mod perf;
 mod refused;
@@ -33,7 +35,12 @@ pub use refused::Refused;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 
 /// Kinds of block devices that the block layer does not know by itself: what to open a device with.
-pub const KINDS: &[(&str, &dyn block::Kind)] = &[(EmuSpec::SCHEME, &emu::Kind)];
+pub const KINDS: &[(&str, &dyn block::Kind)] = &[(EmuSpec::SCHEME, &emu::Kind), ("crypt", CRYPT)];
+
+#[cfg(feature = "crypt")]
+const CRYPT: &dyn block::Kind = &crypt::open;
+#[cfg(not(feature = "crypt"))]
+const CRYPT: &dyn block::Kind = &no_crypt::open;
 
 /// The examples of the first page, compiled and run with the tests.
 #[cfg(doctest)]

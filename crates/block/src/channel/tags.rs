@@ -22,41 +22,49 @@ pub(super) struct Tags {
 #[repr(C)]
 struct Slot {
     token: u64,
-    /// When it was submitted, in nanoseconds, and its operation below that: what two answers have in
+    lba: u64,
+    /// When it was submitted, in nanoseconds, and its kind below that: what two answers have in
     /// common if they are of one run.
     mark: u64,
-    lba: u64,
     blocks: u32,
 }
 
 const _: () = assert!(size_of::<Slot>() == 32, "two to a line, and none across two");
 
-/// Bits of a mark that hold the operation. Above them there is room for two years.
-const OPERATION_BITS: u32 = 8;
-const OPERATION_MASK: u64 = (1 << OPERATION_BITS) - 1;
+/// Bits of a mark that hold the kind of a request. Those above hold a time that wraps after three
+/// days; differences stay right.
+const KIND_BITS: u32 = 16;
+const KIND_MASK: u64 = (1 << KIND_BITS) - 1;
 
-/// What all requests of a batch have in common, or do not.
+/// What the requests of a batch have in common, or do not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Traits {
-    /// Operations, as the bits of a [`base::Support`].
-    pub(super) operations: u32,
-    /// Their flags.
-    pub(super) flags: u8,
+    /// All kinds, one upon the other: see [`kind_of`].
+    pub(super) kinds: u16,
     /// The end of the one that reaches furthest, unless the sum overflowed.
     pub(super) end: u64,
-    /// All block numbers: if one is so large that the sum could overflow, it shows.
+    /// All block numbers, one upon the other: if one is so large that the sum could overflow, it
+    /// shows.
     pub(super) lbas: u64,
 }
 
-/// Answers of one batch, cut into runs: only where one ends is there anything to count.
-struct Runs<'a> {
-    meter: &'a Meter,
-    now_ns: u64,
-    block_shift: u32,
-    /// The index in its batch of the answer that the present run began with.
+/// Answers in a row that were submitted together and are of one kind: only where a run ends is there
+/// anything to count.
+#[derive(Clone, Copy)]
+struct Run {
+    /// The index in its batch of the answer that it began with.
     first: usize,
     mark: u64,
     blocks: u64,
+}
+
+/// What it takes to count a run.
+#[derive(Clone, Copy)]
+struct Counting<'a> {
+    meter: &'a Meter,
+    /// The time now, as it is in a mark.
+    stamp: u64,
+    block_shift: u32,
 }
 
 /// The mark of no request.
@@ -96,20 +104,22 @@ impl Tags {
     ) -> Traits {
         let Self { slots, free } = self;
         let tags = &free[free.len() - requests.len()..];
-        let stamp = now.ns << OPERATION_BITS;
-        let mut traits = Traits::default();
+        let stamp = now.ns << KIND_BITS;
+        let Traits { mut kinds, mut end, mut lbas } = Traits::default();
         outgoing.clear();
         outgoing.extend(requests.iter().zip(tags).map(|(request, tag)| {
-            let Request { token, lba, blocks, operation, flags, .. } = *request;
-            traits.flags |= flags.0;
-            traits.operations |= 1 << operation as u32;
-            traits.lbas |= lba;
-            traits.end = traits.end.max(lba.wrapping_add(u64::from(blocks)));
-            let mark = stamp | u64::from(operation as u8);
-            slots[*tag as usize] = Slot { token, mark, lba, blocks };
-            Request { token: u64::from(*tag), ..*request }
+            let Request { token, lba, blocks, .. } = *request;
+            let kind = kind_of(request);
+            kinds |= kind;
+            lbas |= lba;
+            end = end.max(lba.wrapping_add(u64::from(blocks)));
+            slots[*tag as usize] = Slot { token, lba, mark: stamp | u64::from(kind), blocks };
+            // As a whole and not by fields: three loads and stores, and none for a byte.
+            let mut sent = *request;
+            sent.token = u64::from(*tag);
+            sent
         }));
-        traits
+        Traits { kinds, end, lbas }
     }
 
     /// Of `lent` tags the first `taken` are in flight now.
@@ -134,21 +144,21 @@ impl Tags {
         meter: &Meter,
     ) {
         let Self { slots, free } = self;
-        let mut runs =
-            Runs { meter, now_ns: now.ns, block_shift, first: 0, mark: NO_MARK, blocks: 0 };
+        let counting = Counting { meter, stamp: now.ns << KIND_BITS, block_shift };
+        let mut run = Run { first: 0, mark: NO_MARK, blocks: 0 };
         free.extend(answers.iter_mut().enumerate().map(|(index, answer)| {
             #[expect(clippy::cast_possible_truncation, reason = "a tag")]
             let tag = answer.token as u32;
             let slot = &slots[tag as usize];
             answer.token = slot.token;
             // Something has changed or gone wrong: both in one comparison.
-            if slot.mark ^ runs.mark | u64::from(answer.outcome.0) != 0 {
-                runs.turn(index, slot, answer.outcome);
+            if slot.mark ^ run.mark | u64::from(answer.outcome.0) != 0 {
+                run = counting.turn(run, index, slot, answer.outcome);
             }
-            runs.blocks = runs.blocks.wrapping_add(u64::from(slot.blocks));
+            run.blocks = run.blocks.wrapping_add(u64::from(slot.blocks));
             tag
         }));
-        runs.end(answers.len());
+        counting.end(run, answers.len());
         assert!(free.len() <= slots.len(), "a backend answered a request twice");
     }
 
@@ -189,35 +199,42 @@ impl Slot {
     }
 }
 
-impl Runs<'_> {
+impl Counting<'_> {
     /// The answer with this index begins another run, or is bad and in none.
     #[inline(never)]
-    fn turn(&mut self, index: usize, slot: &Slot, outcome: Outcome) {
-        self.end(index);
+    fn turn(self, run: Run, index: usize, slot: &Slot, outcome: Outcome) -> Run {
+        self.end(run, index);
         if outcome.is_success() {
-            (self.first, self.mark, self.blocks) = (index, slot.mark, 0);
-        } else {
-            self.meter.failed(operation_of(slot.mark));
-            // Its blocks are added next, and do not count.
-            let blocks = 0_u64.wrapping_sub(u64::from(slot.blocks));
-            (self.first, self.mark, self.blocks) = (index + 1, NO_MARK, blocks);
+            return Run { first: index, mark: slot.mark, blocks: 0 };
         }
+        self.meter.failed(operation_of(slot.mark));
+        // Its blocks are added next, and do not count.
+        let blocks = 0_u64.wrapping_sub(u64::from(slot.blocks));
+        Run { first: index + 1, mark: NO_MARK, blocks }
     }
 
-    /// Counts the present run, which ends before the answer with this index.
+    /// Counts a run that ends before the answer with this index.
     #[inline]
-    fn end(&self, index: usize) {
-        let count = (index - self.first) as u64;
+    fn end(self, run: Run, index: usize) {
+        let count = (index - run.first) as u64;
         if count > 0 {
-            let took_ns = self.now_ns.saturating_sub(self.mark >> OPERATION_BITS);
-            let bytes = self.blocks << self.block_shift;
-            self.meter.succeeded(operation_of(self.mark), count, bytes, took_ns);
+            let took = self.stamp.wrapping_sub(run.mark & !KIND_MASK);
+            // Two turns may have read their clocks in the wrong order.
+            let took_ns = if took >> 63 == 0 { took >> KIND_BITS } else { 0 };
+            let bytes = run.blocks << self.block_shift;
+            self.meter.succeeded(operation_of(run.mark), count, bytes, took_ns);
         }
     }
+}
+
+/// The operation of a request, and its flags above.
+#[inline]
+fn kind_of(request: &Request) -> u16 {
+    u16::from(request.operation as u8) | u16::from(request.flags.0) << 8
 }
 
 /// The index of the operation in a mark.
 #[inline]
 fn operation_of(mark: u64) -> usize {
-    (mark & OPERATION_MASK) as usize
+    usize::from(mark.to_le_bytes()[0])
 }

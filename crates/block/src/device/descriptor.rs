@@ -7,40 +7,65 @@ use base::{Backend, Extent, Limits, Medium};
 
 use super::{Claim, Event, Grant, Mode};
 use crate::channel::{Channel, WRITING};
+use crate::limit::Class;
 
 /// An open device: a claim to it, and a medium that opens channels. The claim is given back when
 /// this and all its channels have been dropped.
 #[derive(Debug)]
-pub struct Descriptor(Arc<Grant>);
+pub struct Descriptor {
+    grant: Arc<Grant>,
+    class: Class,
+}
 
 impl Descriptor {
-    pub(super) fn new(grant: Arc<Grant>) -> Self {
-        Self(grant)
+    pub(super) const fn new(grant: Arc<Grant>) -> Self {
+        Self { grant, class: Class::Foreground }
+    }
+
+    /// The same, for work of this class: what the limits of the device leave to its channels.
+    #[must_use]
+    pub const fn with_class(mut self, class: Class) -> Self {
+        self.class = class;
+        self
     }
 
     /// What was claimed.
     pub fn claim(&self) -> Claim {
-        self.0.claim
+        self.grant.claim
     }
 
     /// The oldest event that was not taken yet.
     pub fn next_event(&self) -> Option<Event> {
-        self.0.events.next()
+        self.grant.events.next()
     }
 
     /// Readable while there are events. `None` only if the machine ran out of descriptors.
     pub fn event_source(&self) -> Option<BorrowedFd<'_>> {
-        self.0.events.descriptor()
+        self.grant.events.descriptor()
     }
 
-    /// Opens a channel, as [`Medium::channel`] does, of mode `mq` even where the device has `bypass`.
+    /// Opens a channel as it is, of mode `mq` even where the device has `bypass`, without limits
+    /// before it.
     ///
     /// # Errors
     ///
     /// If as many are open as the device was made for, it has been removed, or the medium has none
     /// left.
     pub fn open_channel(&self) -> Result<Channel, String> {
-        Channel::open(Arc::clone(&self.0), self.limits())
+        Channel::open(Arc::clone(&self.grant), self.limits())
+    }
+
+    /// Whether its channels are those of the medium.
+    fn is_bypass(&self) -> bool {
+        self.grant.shared.options.mode == Mode::Bypass && !self.grant.claim.is_read_only()
+    }
+
+    /// Puts the limits of the device, if it has any, before a channel of it.
+    pub(crate) fn limited(&self, channel: Box<dyn Backend>) -> Box<dyn Backend> {
+        match &self.grant.shared.options.limiter {
+            Some(limiter) => Box::new(limiter.over(channel, self.class)),
+            None => channel,
+        }
     }
 }
 
@@ -48,23 +73,24 @@ impl Medium for Descriptor {
     /// Those of the medium, with the size that the device has now, the depth that it was made with,
     /// and without what the claim does not allow.
     fn limits(&self) -> Limits {
-        let mut limits = self.0.shared.limits();
-        if self.0.claim.is_read_only() {
+        let mut limits = self.grant.shared.limits();
+        if self.grant.claim.is_read_only() {
             limits.support = limits.support.without(WRITING);
         }
         limits
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
-        let shared = &self.0.shared;
-        if shared.options.mode == Mode::Bypass && !self.0.claim.is_read_only() {
-            return shared.way();
+        let shared = &self.grant.shared;
+        if self.is_bypass() {
+            let medium = shared.medium().ok_or_else(|| shared.gone())?;
+            return medium.channel();
         }
-        Ok(Box::new(self.open_channel()?))
+        Ok(self.limited(Box::new(self.open_channel()?)))
     }
 
     fn channels_max(&self) -> u32 {
-        let shared = &self.0.shared;
+        let shared = &self.grant.shared;
         let options = &shared.options;
         let of_medium = shared.medium().map_or(0, |medium| medium.channels_max());
         match options.mode {
@@ -77,8 +103,8 @@ impl Medium for Descriptor {
     }
 
     fn extent(&self, lba: u64) -> Result<Extent, String> {
-        let shared = &self.0.shared;
+        let shared = &self.grant.shared;
         let medium = shared.medium();
-        medium.ok_or_else(|| format!("{}: it has been removed", shared.name))?.extent(lba)
+        medium.ok_or_else(|| shared.gone())?.extent(lba)
     }
 }

@@ -318,14 +318,17 @@ impl Shared {
         context
     }
 
-    /// A new way to the medium, with what belongs around it.
+    /// A new way to the medium, behind a scheduler if there is to be one.
     pub(crate) fn way(&self) -> Result<Box<dyn base::Backend>, String> {
-        let medium = self.medium().ok_or_else(|| format!("{}: it has been removed", self.name))?;
-        let backend = medium.channel()?;
-        match &self.options.around {
-            Some(around) => around(backend),
-            None => Ok(backend),
-        }
+        let medium = self.medium().ok_or_else(|| self.gone())?;
+        Ok(self.options.scheduler.over(medium.channel()?))
+    }
+}
+
+impl Shared {
+    /// What is said of a device that has been removed.
+    pub(super) fn gone(&self) -> String {
+        format!("{}: it has been removed", self.name)
     }
 }
 

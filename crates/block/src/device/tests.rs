@@ -1,5 +1,7 @@
 //! Claims, events, holds and removal.
 
+mod composed;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -326,6 +326,8 @@ impl<B: Backend> Backend for Deadline<B> {
     #[inline]
     fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
         let count = self.below.poll(now, answers);
+        // The device may have become larger or smaller.
+        self.limits.block_count = self.below.limits().block_count;
         self.under_way -= count;
         if self.held() > 0 && self.send(now) {
             self.below.flush();

@@ -217,7 +217,7 @@ fn own<'a>(request: &Request, segments: &'a [Segment]) -> Option<&'a [Segment]> 
 
 impl<B: Backend> Backend for Merge<B> {
     fn limits(&self) -> &Limits {
-        &self.limits
+        self.below.limits()
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {

@@ -21,7 +21,7 @@ use crate::uri::Fields;
 pub struct StreamBatch<B> {
     below: B,
     options: StreamBatchOptions,
-    limits: Limits,
+    depth_max: usize,
     held: Vec<Request>,
     /// The memory of what is held.
     segments: Vec<Segment>,
@@ -76,12 +76,12 @@ impl fmt::Display for StreamBatchOptions {
 impl<B: Backend> StreamBatch<B> {
     /// Batches for `below`. Allocates here and never again.
     pub fn new(below: B, options: &StreamBatchOptions) -> Self {
-        let limits = below.limits().clone();
+        let limits = below.limits();
         let count = usize::from(options.count.max(1));
         let segments_max =
             usize::from(limits.segments_max) * if limits.metadata_size > 0 { 2 } else { 1 };
         Self {
-            below,
+            depth_max: limits.depth_max as usize,
             options: *options,
             held: Vec::with_capacity(count),
             segments: Vec::with_capacity(count * segments_max),
@@ -89,7 +89,7 @@ impl<B: Backend> StreamBatch<B> {
             due_at: Instant::NEVER,
             is_stuck: false,
             under_way: 0,
-            limits,
+            below,
         }
     }
 
@@ -153,12 +153,11 @@ impl<B: Backend> StreamBatch<B> {
 
 impl<B: Backend> Backend for StreamBatch<B> {
     fn limits(&self) -> &Limits {
-        &self.limits
+        self.below.limits()
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        let room =
-            (self.limits.depth_max as usize).saturating_sub(self.under_way + self.held.len());
+        let room = self.depth_max.saturating_sub(self.under_way + self.held.len());
         let requests = &requests[..requests.len().min(room)];
         let mut taken = 0;
         while let Some(request) = requests.get(taken) {

@@ -1,10 +1,10 @@
 //! Memory of the shaper's own: buffers that data takes a detour through, and zeroes to write.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base::{Blame, Outcome, Segment};
-use dma::{Backing, Mapping, Regions};
+use dma::{Region, Regions};
 
 use crate::MediumError;
 use crate::backend::pieces::Pieces;
@@ -13,7 +13,7 @@ use crate::backend::pieces::Pieces;
 ///
 /// ```text
 ///   one region        | zeroes |              shared by all channels, only ever read
-///   one per channel   | buffer | buffer | …   given back when the channel closes, for the next one
+///   one per channel   | buffer | buffer | …   goes when the channel closes
 /// ```
 #[derive(Clone, Debug)]
 pub struct BounceMemory {
@@ -23,18 +23,16 @@ pub struct BounceMemory {
 #[derive(Debug)]
 struct Shared {
     regions: Regions,
-    zeroes: Segment,
+    zeroes: Region,
     chunk_bytes: u32,
     buffers: u16,
-    /// Memory of channels that have been closed. The lock is for opening and closing.
-    idle: Mutex<Vec<Segment>>,
 }
 
 /// The buffers of one channel, and who waits for one.
 #[derive(Debug)]
 pub struct BounceBuffers {
     shared: Arc<Shared>,
-    memory: Segment,
+    memory: Region,
     free: Vec<u16>,
     waiting: VecDeque<u16>,
 }
@@ -59,8 +57,7 @@ impl BounceMemory {
             return Err(caller(text));
         }
         let zeroes = add(regions, chunk_bytes)?;
-        let (regions, idle) = (regions.clone(), Mutex::new(Vec::new()));
-        let shared = Shared { regions, zeroes, chunk_bytes, buffers, idle };
+        let shared = Shared { regions: regions.clone(), zeroes, chunk_bytes, buffers };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -75,12 +72,8 @@ impl BounceMemory {
     ///
     /// If there is no memory for them.
     pub fn channel(&self) -> Result<BounceBuffers, MediumError> {
-        let Shared { regions, chunk_bytes, buffers, idle, .. } = &*self.shared;
-        let idle = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let memory = match idle {
-            Some(memory) => memory,
-            None => add(regions, chunk_bytes * u32::from(*buffers))?,
-        };
+        let Shared { regions, chunk_bytes, buffers, .. } = &*self.shared;
+        let memory = add(regions, chunk_bytes * u32::from(*buffers))?;
         Ok(BounceBuffers {
             shared: Arc::clone(&self.shared),
             memory,
@@ -90,14 +83,10 @@ impl BounceMemory {
     }
 }
 
-fn add(regions: &Regions, len_bytes: u32) -> Result<Segment, MediumError> {
-    let machine = |error: &dyn std::fmt::Display| {
+fn add(regions: &Regions, len_bytes: u32) -> Result<Region, MediumError> {
+    regions.allocate(len_bytes as usize).map_err(|error| {
         MediumError::new(Blame::Machine, format!("bounce memory of {len_bytes} bytes: {error}"))
-    };
-    let mapping = Mapping::new(len_bytes as usize, Backing::Private);
-    let memory = regions.add(mapping.map_err(|error| machine(&error))?);
-    let memory = memory.map_err(|error| machine(&error))?;
-    Ok(Segment { len_bytes, ..memory })
+    })
 }
 
 impl BounceBuffers {
@@ -113,13 +102,13 @@ impl BounceBuffers {
 
     /// Memory that holds zeroes.
     pub(super) fn zeroes(&self) -> Segment {
-        self.shared.zeroes
+        Segment { len_bytes: self.shared.chunk_bytes, ..self.shared.zeroes.segment() }
     }
 
     /// The first `len_bytes` of a buffer.
     pub(super) fn part(&self, buffer: u16, len_bytes: u32) -> Segment {
         let offset = u64::from(buffer) * u64::from(self.shared.chunk_bytes);
-        Segment { offset: self.memory.offset + offset, len_bytes, ..self.memory }
+        Segment { region: self.memory.id(), offset, len_bytes }
     }
 
     /// A buffer for `who`, unless there is none or others wait already: then `who` waits behind
@@ -197,11 +186,5 @@ impl BounceBuffers {
             })
         });
         moved.map_err(|_| Outcome::DATA_TRANSFER_ERROR)
-    }
-}
-
-impl Drop for BounceBuffers {
-    fn drop(&mut self) {
-        self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).push(self.memory);
     }
 }

@@ -55,7 +55,8 @@ impl Medium for Shaped {
         let lock = HoldLock::new(&self.device, channel.id());
         let buffers = self.memory.channel().map_err(|error| error.to_string())?;
         let shaper = Shaper::new(channel, lock, buffers, &self.options);
-        Ok(Box::new(shaper.map_err(|error| error.to_string())?))
+        let shaper = shaper.map_err(|error| error.to_string())?;
+        Ok(self.descriptor.limited(Box::new(shaper)))
     }
 
     fn channels_max(&self) -> u32 {

@@ -1,10 +1,13 @@
 //! Regions that come and go.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 
 use base::{RegionId, Segment};
 
-use super::{GENERATION_MAX, LEN_BITS, PLACE_BITS, Places, Regions, TableFull, place_of, whole};
+use super::{
+    GENERATION_MAX, LEN_BITS, PLACE_BITS, Places, Regions, Slot, TableFull, place_of, whole,
+};
 use crate::mapping::{Backing, Mapping, MappingError};
 
 /// Private memory in a table of regions, which goes when this is dropped: then its number names
@@ -59,6 +62,12 @@ impl Regions {
         Ok(Region { regions: self.clone(), id: whole.region, len_bytes: bytes })
     }
 
+    /// How many regions there are: those that stay, and those that have not gone.
+    pub fn count(&self) -> usize {
+        let has_region = |slot: &&Slot| slot.word.load(Ordering::Relaxed) << (64 - LEN_BITS) != 0;
+        self.table.slots.iter().filter(has_region).count()
+    }
+
     /// Gives an empty place that fits to a new region: the smallest one.
     fn settle(&self, places: &mut Places, mapped: usize, len_bytes: u64) -> Option<Segment> {
         let Places { mappings, empty } = places;
@@ -68,7 +77,7 @@ impl Regions {
         let place = empty.swap_remove(at);
         let slot = &self.table.slots[place as usize];
         // The generation was counted up when the place was left.
-        let word = slot.word.load(std::sync::atomic::Ordering::Relaxed);
+        let word = slot.word.load(Ordering::Relaxed);
         let generation = u32::try_from(word >> LEN_BITS).unwrap_or(GENERATION_MAX);
         slot.begin(generation, len_bytes);
         Some(whole(RegionId(generation << PLACE_BITS | place), len_bytes))
@@ -125,6 +134,8 @@ impl std::error::Error for NoRegion {}
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use base::{Memory, RegionId, Segment};
 
     use super::{GENERATION_MAX, NoRegion, PLACE_BITS};
@@ -168,7 +179,9 @@ mod tests {
         let small = regions.allocate(64 << 10).unwrap();
         let large = regions.allocate(1 << 20).unwrap();
         let (small_at, large_at) = (small.segment().region, large.segment().region);
+        assert_eq!(regions.count(), 2);
         drop((small, large));
+        assert_eq!(regions.count(), 0);
         let again = regions.allocate(5_000).unwrap();
         assert_eq!(again.segment().region, RegionId(small_at.0 + (1 << PLACE_BITS)));
         assert_eq!(again.len_bytes(), 8192);
@@ -187,9 +200,7 @@ mod tests {
             if generation == 10 {
                 // Twenty bits of generations, without waiting for them.
                 let word = u64::from(GENERATION_MAX - 5) << super::LEN_BITS | 4096;
-                region.regions.table.slots[0]
-                    .word
-                    .store(word, std::sync::atomic::Ordering::Relaxed);
+                region.regions.table.slots[0].word.store(word, Ordering::Relaxed);
                 region.id = RegionId((GENERATION_MAX - 5) << PLACE_BITS);
             }
             let last = region.segment();

@@ -29,7 +29,7 @@ const MEDIA: [(&str, &str); 3] = [
 ];
 
 /// Other block devices, by how they are named.
-const BLOCK: [(&str, &str); 9] = [
+const BLOCK: [(&str, &str); 10] = [
     ("null:", "answers and moves no data, without a driver in between"),
     ("ram:SIZE", "blocks in memory"),
     ("file:PATH", "blocks in a file or on a block device"),
@@ -39,6 +39,7 @@ const BLOCK: [(&str, &str); 9] = [
     ("split:[URI]", "a part of another device"),
     ("stripe:[URI],[URI]", "several devices side by side"),
     ("mirror:[URI],[URI]", "every block on several devices"),
+    ("crypt:[URI]", "another device, encrypted"),
 ];
 
 /// Lists.

@@ -9,6 +9,7 @@ mod events;
 mod get;
 mod identify;
 mod list;
+mod mirror;
 mod perf;
 mod report_file;
 mod running;
@@ -59,6 +60,8 @@ enum Command {
     Set(set::SetArguments),
     /// Print what happens in a running tenmil process.
     Events(events::EventsArguments),
+    /// Make a mirror of several devices, or look at one.
+    Mirror(mirror::MirrorArguments),
     /// Watch the reactors, threads and pollers of a running tenmil process.
     Top(top::TopArguments),
     #[command(hide = true)]
@@ -147,6 +150,7 @@ fn dispatch(
         Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),
         Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
         Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),
+        Ok(Arguments { command: Command::Mirror(mirror) }) => mirror::run(&mirror, out),
         Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
         Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
         Ok(Arguments { command: Command::Sim(sim) }) => {

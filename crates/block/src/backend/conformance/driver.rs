@@ -94,10 +94,11 @@ pub(super) struct Layer {
     mode: Mode,
     map: QueueMap,
     channels_max: u32,
+    scheduler: &'static str,
 }
 
 const fn layer(over: &'static str, mode: Mode, map: QueueMap, channels_max: u32) -> Layer {
-    Layer { over, mode, map, channels_max }
+    Layer { over, mode, map, channels_max, scheduler: "none" }
 }
 
 /// The layer in every mode, with contexts that are owned and such that are shared.
@@ -107,7 +108,10 @@ const LAYERS: [Layer; 7] = [
     layer("ram:8m?block=4k", Mode::Mq, QueueMap { default: 1, read: 2, poll: 0 }, 2),
     layer("ram:4m", Mode::Single, QueueMap::of(1), 3),
     layer("ram:4m", Mode::Bypass, QueueMap::of(1), 3),
-    layer("file:DISK?size=8m&block=4k", Mode::Mq, QueueMap::of(1), 3),
+    Layer {
+        scheduler: "deadline?depth=8",
+        ..layer("file:DISK?size=8m&block=4k", Mode::Mq, QueueMap::of(1), 3)
+    },
     layer("file:DISK?size=8m&block=4k", Mode::Mq, QueueMap::of(PER_CHANNEL), 3),
 ];
 
@@ -157,7 +161,8 @@ impl Subject {
     fn under(self, layer: &Layer) -> Self {
         let Layer { mode, map, channels_max, .. } = *layer;
         let options = DeviceOptions::new(Clock::start(), 1);
-        let options = DeviceOptions { mode, map, channels_max, ..options };
+        let scheduler = layer.scheduler.parse().unwrap();
+        let options = DeviceOptions { mode, map, channels_max, scheduler, ..options };
         let device = Device::new("disk", self.medium, options).unwrap();
         let medium = Arc::new(device.open(Claim::Exclusive, "conformance").unwrap());
         let name = format!("{mode:?} {map:?} over {}", self.name);

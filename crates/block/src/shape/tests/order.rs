@@ -264,6 +264,16 @@ fn what_neither_the_device_nor_the_shaper_can_do_is_refused() {
 }
 
 #[test]
+fn a_device_that_grows_is_seen_to() {
+    let mut bench = bench(100);
+    bench.shaper.below.resize(2_000);
+    assert_eq!(poll(&mut bench.shaper, NOW), []);
+    assert_eq!(bench.shaper.limits().block_count, 2_000);
+    assert!(bench.submit(request(Operation::Read, 1, 1_500, 40)));
+    assert_eq!(bench.below.taken().len(), 2);
+}
+
+#[test]
 fn options_that_cannot_be_kept_are_refused() {
     let regions = Regions::new(8);
     let memory = BounceMemory::new(&regions, 1024, 1).unwrap();

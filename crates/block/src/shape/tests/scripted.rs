@@ -30,6 +30,11 @@ impl Scripted {
         Self { limits, shared: Arc::new(Mutex::new(shared)) }
     }
 
+    /// The device has another size from now on.
+    pub(crate) fn resize(&mut self, block_count: u64) {
+        self.limits.block_count = block_count;
+    }
+
     pub(crate) fn make_room(&self, room: usize) {
         self.shared.lock().unwrap().room += room;
     }

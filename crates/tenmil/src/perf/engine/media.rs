@@ -4,9 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use base::{Backend, Durability, Histogram, Limits, Medium, Operation, Segment, Span};
-use block::{
-    Around, Claim, Class, Device, DeviceOptions, Existing, Limiter, Opened, Opener, Scheduler,
-};
+use block::{Claim, Device, DeviceOptions, Existing, Limiter, Opened, Opener, Scheduler};
 use dma::{Backing, Mapping, Regions};
 use host::Clock;
 use host::machine::Machine;
@@ -15,7 +13,7 @@ use super::fill::fill;
 use super::places::Places;
 use super::rig::{depth_of_a_pair, queue_pairs, start_ssds};
 use crate::emu::Fleet;
-use crate::perf::options::{Layer, LayerOptions, Pattern, PerfOptions, Supplies, show_map};
+use crate::perf::options::{Layer, Pattern, PerfOptions, Supplies, show_map};
 use crate::perf::outcome::{Counts, DeviceOutcome};
 use crate::{EmuSpec, KINDS, Refused, Uri};
 
@@ -192,7 +190,8 @@ impl Named {
             mode,
             map,
             channels_max: queue_pairs(options).into(),
-            around: around(&options.layer),
+            scheduler: options.layer.scheduler,
+            limiter: options.layer.caps().map(Limiter::new),
             ..DeviceOptions::new(clock, options.seed.wrapping_add(number))
         };
         let device = Device::new(&self.name, Arc::clone(&self.medium), device)?;
@@ -274,21 +273,6 @@ impl Buffers {
 
 fn size_bytes(limits: &Limits) -> u64 {
     limits.block_count.saturating_mul(u64::from(limits.block_size))
-}
-
-/// What is put between hardware contexts and the medium: limits, and under them a scheduler.
-fn around(layer: &LayerOptions) -> Option<Around> {
-    let (limiter, scheduler) = (layer.caps().map(Limiter::new), layer.scheduler);
-    if limiter.is_none() && scheduler == Scheduler::None {
-        return None;
-    }
-    Some(Arc::new(move |below| {
-        let below = scheduler.over(below);
-        Ok(match &limiter {
-            Some(limiter) => Box::new(limiter.over(below, Class::Foreground)),
-            None => below,
-        })
-    }))
 }
 
 /// What a run may ask of a device.

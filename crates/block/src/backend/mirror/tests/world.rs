@@ -126,6 +126,12 @@ impl World {
         self.mirror.as_ref().unwrap().progress()
     }
 
+    /// Whether the mirror knows that a leg has failed.
+    fn is_given_up(&self, leg: usize) -> bool {
+        let meta = self.mirror.as_ref().unwrap().shared.lock();
+        (meta.in_sync | meta.returning) & (1 << leg) == 0
+    }
+
     fn is_recovering(&self) -> bool {
         let (in_sync, todo) = self.progress();
         todo > 0 && in_sync.count_ones() > 1
@@ -271,7 +277,7 @@ impl World {
             4..=7 => {
                 // A device that forgets what it has answered and never fails a request is a lie that
                 // no mirror can find out.
-                let reset = self.random.chance(1, 2) && in_sync & (1 << leg) == 0;
+                let reset = self.random.chance(1, 2) && self.is_given_up(leg);
                 if self.disks[leg].is_failing() {
                     self.disks[leg].come_back(reset);
                 }

@@ -1,0 +1,93 @@
+//! AES-256-XTS by AWS-LC, one data unit at a time.
+//!
+//! # Unsafe
+//!
+//! What the safe face of this room promises:
+//!
+//! - A context is made, used and freed by its one owner, and never shared: its methods that touch it
+//!   take `&mut self`, and it moves between threads only as a whole.
+//! - The library is given exactly as many bytes of key, tweak and data as it reads and writes.
+
+#![expect(unsafe_code, reason = "the library speaks C")]
+
+use std::ptr::{NonNull, null, null_mut};
+
+use aws_lc_sys::{
+    EVP_CIPHER_CTX, EVP_CIPHER_CTX_free, EVP_CIPHER_CTX_new, EVP_CipherInit_ex, EVP_CipherUpdate,
+    EVP_aes_256_xts,
+};
+
+use crate::key::Key;
+
+/// A cipher in one direction, with its key.
+pub(crate) struct Xts {
+    context: NonNull<EVP_CIPHER_CTX>,
+    direction: Direction,
+}
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Decrypt = 0,
+    Encrypt = 1,
+}
+
+/// Bytes in a data unit.
+pub(crate) const UNIT_BYTES: usize = 512;
+
+// SAFETY: the context is memory of the library's that knows no thread, and `Xts` is its only owner.
+unsafe impl Send for Xts {}
+
+impl Xts {
+    /// A cipher with this key, or `None` if the library has no memory for it.
+    pub(crate) fn new(key: &Key, direction: Direction) -> Option<Self> {
+        // SAFETY: it has no premises; a null pointer is taken care of.
+        let context = NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?;
+        let xts = Self { context, direction };
+        // SAFETY: it has no premises, and what it returns lives for ever.
+        let cipher = unsafe { EVP_aes_256_xts() };
+        let key = key.bytes().as_ptr();
+        // SAFETY: the context is ours; AES-256-XTS reads 64 bytes of key, which is how many a `Key`
+        // has; null stands for no engine and for a tweak that comes later.
+        let done = unsafe {
+            EVP_CipherInit_ex(context.as_ptr(), cipher, null_mut(), key, null(), direction as i32)
+        };
+        (done == 1).then_some(xts)
+    }
+
+    /// Encrypts or decrypts whole units in place, the first of which is number `unit`. False if the
+    /// library refuses, which it does for no unit of 512 bytes.
+    #[must_use]
+    pub(crate) fn apply(&mut self, unit: u64, bytes: &mut [u8]) -> bool {
+        (unit..).zip(bytes.chunks_exact_mut(UNIT_BYTES)).all(|(unit, bytes)| self.one(unit, bytes))
+    }
+
+    fn one(&mut self, unit: u64, bytes: &mut [u8]) -> bool {
+        let mut tweak = [0; 16];
+        tweak[..8].copy_from_slice(&unit.to_le_bytes());
+        let context = self.context.as_ptr();
+        // SAFETY: the context is ours and has its key; XTS reads 16 bytes of tweak; null leaves
+        // cipher and key as they are.
+        let ready = unsafe {
+            let way = self.direction as i32;
+            EVP_CipherInit_ex(context, null(), null_mut(), null(), tweak.as_ptr(), way)
+        };
+        let (data, mut written) = (bytes.as_mut_ptr(), 0);
+        let Ok(len) = i32::try_from(bytes.len()) else { return false };
+        if ready != 1 {
+            return false;
+        }
+        // SAFETY: XTS writes as many bytes as it reads, in place if the two pointers are the same,
+        // and `data` is a slice of `len` bytes.
+        let done = unsafe { EVP_CipherUpdate(context, data, &raw mut written, data, len) };
+        done == 1 && written == len
+    }
+}
+
+impl Drop for Xts {
+    fn drop(&mut self) {
+        // SAFETY: the context is ours, and this is the last that is heard of it. The library
+        // overwrites the key in it.
+        unsafe { EVP_CIPHER_CTX_free(self.context.as_ptr()) };
+    }
+}

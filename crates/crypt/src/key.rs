@@ -1,0 +1,112 @@
+//! The two halves of a key, from a file.
+
+use std::fmt;
+use std::hint::black_box;
+use std::path::Path;
+
+use host::secret::read_secret;
+
+/// A key for AES-256-XTS: one half for the data, one for the tweaks. Overwritten when dropped.
+pub struct Key([u8; Key::BYTES]);
+
+impl Key {
+    /// Bytes in a key.
+    pub const BYTES: usize = 64;
+
+    /// Reads a key of 64 bytes, or of 128 hexadecimal digits and at most a line's end, from a file
+    /// that nobody but its owner may read.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such file, others may read it, or it holds something else. Nothing of what it
+    /// holds is repeated.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let mut bytes = read_secret(path, 2 * Self::BYTES as u64 + 2).map_err(|e| e.to_string())?;
+        let key =
+            Self::parse(&bytes).map_err(|problem| format!("read {}: {problem}", path.display()));
+        wipe(&mut bytes);
+        key
+    }
+
+    /// A key from what a file holds.
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let mut key = Self([0; Self::BYTES]);
+        if bytes.len() == Self::BYTES {
+            key.0.copy_from_slice(bytes);
+        } else {
+            let digits = bytes.trim_ascii_end();
+            let expected = "expected 64 bytes, or 128 hexadecimal digits";
+            if digits.len() != 2 * Self::BYTES {
+                return Err(format!("found {} bytes, {expected}", bytes.len()));
+            }
+            for (byte, pair) in key.0.iter_mut().zip(digits.chunks_exact(2)) {
+                let digit = |digit: u8| char::from(digit).to_digit(16);
+                let value = digit(pair[0]).zip(digit(pair[1])).map(|(high, low)| high << 4 | low);
+                *byte = value
+                    .and_then(|value| u8::try_from(value).ok())
+                    .ok_or_else(|| format!("found other characters than digits, {expected}"))?;
+            }
+        }
+        // With equal halves the tweaks give the data away (Rogaway's attack; FIPS 140 refuses them).
+        if key.0[..32] == key.0[32..] {
+            return Err("both halves of the key are the same, expected different ones".into());
+        }
+        Ok(key)
+    }
+
+    /// The bytes, for the cipher.
+    pub(crate) const fn bytes(&self) -> &[u8; Self::BYTES] {
+        &self.0
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        wipe(&mut self.0);
+    }
+}
+
+impl fmt::Debug for Key {
+    /// Says nothing about the key.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Key")
+    }
+}
+
+/// Overwrites bytes in a way that is not optimised away.
+pub(crate) fn wipe(bytes: &mut [u8]) {
+    bytes.fill(0);
+    black_box(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Key;
+
+    #[test]
+    fn a_key_is_read_from_bytes_or_from_digits() {
+        let bytes: Vec<u8> = (0..64).collect();
+        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(Key::parse(&bytes).unwrap().bytes()[..], bytes[..]);
+        for text in [digits.clone(), digits.to_uppercase(), digits + "\n"] {
+            assert_eq!(Key::parse(text.as_bytes()).unwrap().bytes()[..], bytes[..]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused_and_not_repeated() {
+        let twice = "ab".repeat(64);
+        let odd = "xy".repeat(64);
+        for (bytes, problem) in [
+            (&b"secret"[..], "found 6 bytes, expected 64 bytes, or 128 hexadecimal digits"),
+            (&[7; 64], "both halves of the key are the same, expected different ones"),
+            (twice.as_bytes(), "both halves of the key are the same, expected different ones"),
+            (odd.as_bytes(), "found other characters than digits, expected 64 bytes, or 128 hex"),
+        ] {
+            let refused = Key::parse(bytes).unwrap_err();
+            assert!(refused.starts_with(problem), "{refused}");
+        }
+        let key = Key::parse(&(0..64).collect::<Vec<u8>>()).unwrap();
+        assert_eq!(format!("{key:?}"), "Key");
+    }
+}

@@ -1,0 +1,319 @@
+//! Known answers, and a device through the cipher against a plain array.
+
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+
+use base::{
+    Answers, Backend, Blame, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
+};
+use block::uri::Uri;
+use block::{Kind, MediumError, Opened, Opener};
+use dma::Regions;
+use host::Clock;
+
+use crate::cipher::{Direction, Xts};
+use crate::{Crypt, Key};
+
+fn bytes_of(digits: &str) -> Vec<u8> {
+    let digit = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    (0..digits.len()).step_by(2).map(digit).collect()
+}
+
+/// A key file in a directory of its own.
+fn key_file(bytes: &[u8], mode: u32) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("key");
+    #[expect(clippy::disallowed_methods, reason = "a test may")]
+    std::fs::write(&path, bytes).unwrap();
+    set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    (directory, path.display().to_string())
+}
+
+fn key(bytes: &[u8]) -> Key {
+    let (_directory, path) = key_file(bytes, 0o600);
+    Key::read(path.as_ref()).unwrap()
+}
+
+/// The halves of the key of vectors 10 to 14 of IEEE 1619-2007, annex B.
+const KEY: &str = "2718281828459045235360287471352662497757247093699959574966967627\
+                   3141592653589793238462643383279502884197169399375105820974944592";
+
+#[test]
+fn the_vectors_of_the_standard_come_out() {
+    // Vector 10: data unit ffh, whose plain text is 00h to ffh, twice.
+    let plain: Vec<u8> = (0..512_u32).map(|byte| u8::try_from(byte % 256).unwrap()).collect();
+    let start = bytes_of("1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b");
+    let end = bytes_of("c4f36ffda9fcea70b9c6e693e148c151");
+    let mut bytes = plain.clone();
+    let key = key(&bytes_of(KEY));
+    assert!(Xts::new(&key, Direction::Encrypt).unwrap().apply(0xff, &mut bytes));
+    assert_eq!(bytes[..32], start);
+    assert_eq!(bytes[496..], end);
+    assert!(Xts::new(&key, Direction::Decrypt).unwrap().apply(0xff, &mut bytes));
+    assert_eq!(bytes, plain);
+    // Vector 11: data unit ffffh.
+    assert!(Xts::new(&key, Direction::Encrypt).unwrap().apply(0xffff, &mut bytes));
+    assert_eq!(bytes[..16], bytes_of("77a31251618a15e6b92d1d66dffe7b50"));
+}
+
+#[test]
+fn units_count_in_the_tweak_one_by_one() {
+    let key = key(&bytes_of(KEY));
+    let mut cipher = Xts::new(&key, Direction::Encrypt).unwrap();
+    let mut together = vec![7; 4 * 512];
+    assert!(cipher.apply(u64::from(u32::MAX) - 1, &mut together));
+    for (unit, part) in (u64::from(u32::MAX) - 1..).zip(together.chunks(512)) {
+        let mut alone = vec![7; 512];
+        assert!(cipher.apply(unit, &mut alone));
+        assert_eq!(alone, part, "unit {unit}");
+    }
+}
+
+struct Bench {
+    regions: Regions,
+    memory: Segment,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let regions = Regions::new(32);
+        let mapping = dma::Mapping::new(1 << 20, dma::Backing::Private).unwrap();
+        let memory = regions.add(mapping).unwrap();
+        Self { regions, memory }
+    }
+
+    fn open(&self, uri: &str) -> Result<Opened, MediumError> {
+        let crypt: &dyn Kind = &crate::open;
+        let more = [("crypt", crypt)];
+        let clock = Clock::start();
+        Opener { regions: &self.regions, clock, seed: 1, more: &more }.open(&uri.parse::<Uri>()?)
+    }
+
+    /// Carries out one request, alone.
+    fn run(
+        &self,
+        channel: &mut dyn Backend,
+        operation: Operation,
+        lba: u64,
+        blocks: u32,
+        segments: &[Segment],
+    ) -> Outcome {
+        let request = Request {
+            token: 1 << 40,
+            lba,
+            operand: 0,
+            segment_first: 0,
+            blocks,
+            segment_count: u16::try_from(segments.len()).unwrap(),
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        };
+        let now = Instant::default();
+        let mut answers = Answers::with_capacity(1);
+        assert_eq!(channel.submit(now, &[request], segments), 1);
+        channel.flush();
+        while channel.poll(now, &mut answers) == 0 {}
+        let answer = answers.as_slice()[0];
+        assert_eq!(answer.token, request.token);
+        answer.outcome
+    }
+
+    /// Memory of so many bytes, cut in a few places.
+    fn cut(&self, len: usize, random: &mut Random) -> Vec<Segment> {
+        let (mut at, mut left) = (u32::try_from(random.below(100)).unwrap(), len);
+        let mut segments = Vec::new();
+        while left > 0 {
+            let most = if segments.len() == 5 { left } else { left.min(3_000) };
+            let drawn = usize::try_from(random.below(most as u64)).unwrap() + 1;
+            let count = if segments.len() == 5 { left } else { drawn };
+            segments.push(self.memory.slice(at, u32::try_from(count).unwrap()).unwrap());
+            at += u32::try_from(count).unwrap() + u32::try_from(random.below(50)).unwrap();
+            left -= count;
+        }
+        segments
+    }
+
+    fn put(&self, segments: &[Segment], mut bytes: &[u8]) {
+        for segment in segments {
+            let (part, rest) = bytes.split_at(segment.len_bytes as usize);
+            self.regions.store(*segment, part).unwrap();
+            bytes = rest;
+        }
+    }
+
+    fn get(&self, segments: &[Segment]) -> Vec<u8> {
+        let load = |segment: &Segment| {
+            let mut bytes = vec![0; segment.len_bytes as usize];
+            self.regions.load(*segment, &mut bytes).unwrap();
+            bytes
+        };
+        segments.iter().flat_map(load).collect()
+    }
+}
+
+#[test]
+fn what_was_written_is_read_whatever_the_memory_is_cut_into() {
+    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
+    for block in [512_usize, 4096] {
+        let bench = Bench::new();
+        let uri = format!("crypt:[ram:1m?block={block}]?key-file={path}");
+        let medium = bench.open(&uri).unwrap().medium;
+        let mut channels = [medium.channel().unwrap(), medium.channel().unwrap()];
+        let mut random = Random::new(9);
+        let mut blocks = vec![None; 64];
+        for round in 0..600 {
+            let channel = &mut *channels[round % 2];
+            let first = random.below(60);
+            let count = usize::try_from(random.below(4) + 1).unwrap();
+            let (lba, many) = (first, u32::try_from(count).unwrap());
+            let range = usize::try_from(first).unwrap()..usize::try_from(first).unwrap() + count;
+            let segments = bench.cut(count * block, &mut random);
+            if random.chance(1, 2) {
+                let bytes: Vec<u8> =
+                    (0..count * block).map(|_| random.draw().to_le_bytes()[0]).collect();
+                bench.put(&segments, &bytes);
+                let outcome = bench.run(channel, Operation::Write, lba, many, &segments);
+                assert_eq!(outcome, Outcome::SUCCESS);
+                assert_eq!(bench.get(&segments), bytes, "the caller's data stays as it is");
+                for (place, bytes) in blocks[range].iter_mut().zip(bytes.chunks(block)) {
+                    *place = Some(bytes.to_vec());
+                }
+                continue;
+            }
+            let outcome = bench.run(channel, Operation::Read, lba, many, &segments);
+            assert_eq!(outcome, Outcome::SUCCESS);
+            let bytes = bench.get(&segments);
+            for (place, bytes) in blocks[range].iter().zip(bytes.chunks(block)) {
+                assert!(place.as_ref().is_none_or(|expected| expected == bytes), "round {round}");
+            }
+            let outcome = bench.run(channel, Operation::Compare, lba, many, &segments);
+            assert_eq!(outcome, Outcome::SUCCESS, "what was read compares equal");
+            bench.put(&segments[..1], &vec![0x5a; segments[0].len_bytes as usize]);
+            let outcome = bench.run(channel, Operation::Compare, lba, many, &segments);
+            assert_eq!(outcome, Outcome::COMPARE_FAILURE);
+        }
+    }
+}
+
+#[test]
+fn the_device_holds_what_a_plain_cipher_makes_and_the_wrong_key_reads_garbage() {
+    let bench = Bench::new();
+    let raw = bench.open("ram:1m").unwrap().medium;
+    let with = |bytes: &[u8]| Crypt::new(&bench.regions, raw.clone(), key(bytes)).unwrap();
+    let read = |medium: &dyn base::Medium, lba| {
+        let segment = bench.memory.slice(0, 1024).unwrap();
+        let mut channel = medium.channel().unwrap();
+        let outcome = bench.run(&mut *channel, Operation::Read, lba, 2, &[segment]);
+        assert_eq!(outcome, Outcome::SUCCESS);
+        bench.get(&[segment])
+    };
+    let good = with(&bytes_of(KEY));
+    let segment = bench.memory.slice(0, 1024).unwrap();
+    bench.put(&[segment], &[0x11; 1024]);
+    let mut channel = base::Medium::channel(&good).unwrap();
+    assert_eq!(bench.run(&mut *channel, Operation::Write, 40, 2, &[segment]), Outcome::SUCCESS);
+    let mut expected = vec![0x11; 1024];
+    let mut cipher = Xts::new(&key(&bytes_of(KEY)), Direction::Encrypt).unwrap();
+    assert!(cipher.apply(40, &mut expected));
+    assert_eq!(read(&*raw, 40), expected);
+    assert_eq!(read(&good, 40), [0x11; 1024]);
+    let mut other = bytes_of(KEY);
+    other[63] ^= 1;
+    let garbage = read(&with(&other), 40);
+    assert!(garbage != [0x11; 1024] && garbage != expected);
+    // A deallocated block reads as something, and that is not zeroes.
+    assert_eq!(bench.run(&mut *channel, Operation::Deallocate, 40, 2, &[]), Outcome::SUCCESS);
+    assert!(read(&good, 40) != [0; 1024]);
+    let extent = base::Medium::extent(&good, 40).unwrap();
+    assert_eq!(extent.holds, base::Holds::Data);
+    for missing in [Operation::WriteZeroes, Operation::Copy] {
+        assert!(!base::Medium::limits(&good).support.has(missing));
+        assert_eq!(bench.run(&mut *channel, missing, 0, 1, &[]), Outcome::INVALID_OPCODE);
+    }
+}
+
+#[test]
+fn a_full_channel_gives_the_rest_back_and_answers_each_once() {
+    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
+    let bench = Bench::new();
+    let uri = format!("crypt:[model:[ram:1m]?device=p4800x]?key-file={path}");
+    let mut channel = bench.open(&uri).unwrap().medium.channel().unwrap();
+    let depth = channel.limits().depth_max as usize;
+    let segment = bench.memory.slice(0, 512).unwrap();
+    let requests: Vec<Request> = (0..depth as u64 + 9)
+        .map(|token| Request {
+            token,
+            lba: token,
+            operand: 0,
+            segment_first: 0,
+            blocks: 1,
+            segment_count: 1,
+            metadata_count: 0,
+            operation: Operation::Read,
+            flags: Flags::NONE,
+        })
+        .collect();
+    assert_eq!(channel.submit(Instant::default(), &requests, &[segment]), depth);
+    assert_eq!(channel.submit(Instant::default(), &requests[depth..], &[segment]), 0);
+    let mut seen = vec![0; depth];
+    let mut answers = Answers::with_capacity(7);
+    let mut now = Instant::default();
+    while seen.contains(&0) {
+        now = now.max(channel.wake_at());
+        channel.poll(now, &mut answers);
+        for answer in answers.drain() {
+            assert_eq!(answer.outcome, Outcome::SUCCESS);
+            seen[usize::try_from(answer.token).unwrap()] += 1;
+        }
+    }
+    assert!(seen.iter().all(|count| *count == 1));
+    assert_eq!(channel.wake_at(), Instant::NEVER);
+}
+
+#[test]
+fn requests_that_do_not_fit_are_refused() {
+    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
+    let bench = Bench::new();
+    let medium = bench.open(&format!("crypt:[ram:1m]?key-file={path}")).unwrap().medium;
+    let mut channel = medium.channel().unwrap();
+    let segment = bench.memory.slice(0, 512).unwrap();
+    let stray = Segment { region: base::RegionId(31), ..segment };
+    for operation in [Operation::Read, Operation::Write, Operation::Compare] {
+        for (lba, blocks, segments, expected) in [
+            (2048, 1, &[segment][..], Outcome::LBA_OUT_OF_RANGE),
+            (u64::MAX, 1, &[segment], Outcome::LBA_OUT_OF_RANGE),
+            (0, 2, &[segment], Outcome::INVALID_FIELD),
+            (0, 1, &[], Outcome::INVALID_FIELD),
+            (0, 1, &[stray], Outcome::DATA_TRANSFER_ERROR),
+        ] {
+            let outcome = bench.run(&mut *channel, operation, lba, blocks, segments);
+            assert_eq!(outcome, expected, "{operation:?} {lba} {blocks}");
+        }
+    }
+}
+
+#[test]
+fn a_key_is_never_in_a_name_and_never_in_a_file_that_others_may_read() {
+    let bench = Bench::new();
+    let (_directory, path) = key_file(KEY.as_bytes(), 0o600);
+    let (_other_directory, open) = key_file(KEY.as_bytes(), 0o644);
+    for (uri, expected) in [
+        (format!("crypt:[ram:1m]?key={KEY}"), "crypt: found a key in the name, where other users"),
+        ("crypt:[ram:1m]".into(), "crypt:[ram:1m]: the key is missing, expected crypt:["),
+        (format!("crypt:[ram:1m]?key-file={open}"), "its mode is 644, expected one that only its"),
+        (format!("crypt:[ram:1m]?key-file={path}x"), "No such file or directory"),
+        (format!("crypt:ram?key-file={path}"), "stands on 0 devices, expected one in brackets"),
+        (format!("crypt:[ram:1m]?key-file={path}&mode=xts"), "no parameter `mode`, expected key"),
+    ] {
+        let refused = bench.open(&uri).unwrap_err();
+        assert_eq!(refused.blame(), Blame::Caller);
+        assert!(refused.to_string().contains(expected), "{refused}");
+        assert!(!refused.to_string().contains(&KEY[..16]), "{refused}");
+    }
+    let opened = bench.open(&format!("crypt:[ram:1m]?key-file={path}")).unwrap();
+    assert_eq!(
+        opened.description,
+        "AES-256-XTS over units of 512 bytes; over ram: nothing survives"
+    );
+}

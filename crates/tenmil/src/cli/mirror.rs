@@ -1,0 +1,211 @@
+//! `tenmil mirror`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use block::Opener;
+use block::mirror::{self, Report};
+use block::uri::Uri;
+use clap::{Args, Subcommand};
+use dma::Regions;
+use host::{Clock, random_seed};
+use serde_json::{Value, json};
+
+use super::write_out;
+use crate::Refused;
+
+/// Make a mirror of several devices, or look at one.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, after_help = EXAMPLES)]
+pub(super) struct MirrorArguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a mirror: every block will be on each of these devices.
+    Create(CreateArguments),
+    /// Say what the legs of a mirror say, and whether it would open.
+    Show(ShowArguments),
+}
+
+#[derive(Debug, Args)]
+struct CreateArguments {
+    /// The devices, two to eight of them
+    #[arg(value_name = "URI", required = true, num_args = 1..)]
+    legs: Vec<Uri>,
+
+    /// Make it even over devices that hold something, which is lost
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+struct ShowArguments {
+    /// The mirror, such as mirror:[file:/a],[file:/b]
+    #[arg(value_name = "URI")]
+    uri: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil mirror create 'file:/mnt/a/disk?size=1g' 'file:/mnt/b/disk?size=1g'
+  tenmil mirror show 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'
+  tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'";
+
+/// Devices stand on others, and each takes a place or two in the table of memory.
+const REGIONS_MAX: usize = 256;
+
+/// Makes or shows.
+pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    let regions = Regions::new(REGIONS_MAX);
+    let clock = Clock::start();
+    let opener = Opener { regions: &regions, clock, seed: random_seed(), more: crate::KINDS };
+    let text = match &arguments.command {
+        Command::Create(create) => {
+            mirror::create(&opener, &create.legs, create.overwrite)?
+                + "\n"
+                + &open_with(&create.legs)
+        }
+        Command::Show(show) => {
+            let report = mirror::show(&opener, &show.uri)?;
+            if show.json { as_json(&report) } else { as_text(&report) }
+        }
+    };
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The name of a mirror that has just been made.
+fn open_with(legs: &[Uri]) -> String {
+    let legs: Vec<String> = legs.iter().map(|leg| format!("[{leg}]")).collect();
+    format!("open it as 'mirror:{}'\n", legs.join(","))
+}
+
+fn as_text(report: &Report) -> String {
+    let mut text = String::new();
+    for (name, found) in &report.legs {
+        let _ = writeln!(text, "{name}");
+        match found {
+            Err(problem) => {
+                let _ = writeln!(text, "  {problem}");
+            }
+            Ok(leg) => {
+                let uuid = mirror::superblock::uuid_text(leg.uuid);
+                let (number, legs) = (leg.leg, leg.legs);
+                let _ = writeln!(text, "  leg {number} of {legs} of mirror {uuid}");
+                let (generation, sequence) = (leg.generation, leg.sequence);
+                let _ = writeln!(text, "  generation {generation}, written {sequence} times");
+                let _ = writeln!(text, "  calls in sync: {}", numbers(leg.in_sync));
+                let (dirty, regions) = (leg.dirty.count(), leg.shape.regions());
+                let _ = writeln!(text, "  dirty: {dirty} of {regions} regions");
+            }
+        }
+    }
+    let _ = match &report.verdict {
+        Ok(description) => writeln!(text, "opens as {description}"),
+        Err(refusal) => writeln!(text, "does not open: {refusal}"),
+    };
+    text
+}
+
+/// The legs of a mask: `0, 2`.
+fn numbers(mask: u8) -> String {
+    let legs = (0..8_u8).filter(|leg| mask & (1 << leg) != 0);
+    let legs: Vec<String> = legs.map(|leg| leg.to_string()).collect();
+    if legs.is_empty() { "none".into() } else { legs.join(", ") }
+}
+
+fn as_json(report: &Report) -> String {
+    let leg = |(name, found): &(String, _)| match found {
+        Err(problem) => json!({ "uri": name, "problem": problem }),
+        Ok(leg) => as_json_leg(name, leg),
+    };
+    let legs: Vec<Value> = report.legs.iter().map(leg).collect();
+    let document = match &report.verdict {
+        Ok(description) => json!({ "legs": legs, "opens": true, "description": description }),
+        Err(refusal) => json!({ "legs": legs, "opens": false, "refusal": refusal }),
+    };
+    format!("{document:#}\n")
+}
+
+fn as_json_leg(name: &str, leg: &mirror::superblock::Superblock) -> Value {
+    let in_sync: Vec<u8> = (0..leg.legs).filter(|one| leg.in_sync & (1 << one) != 0).collect();
+    json!({
+        "uri": name,
+        "mirror": mirror::superblock::uuid_text(leg.uuid),
+        "leg": leg.leg,
+        "legs": leg.legs,
+        "generation": leg.generation,
+        "sequence": leg.sequence,
+        "in_sync": in_sync,
+        "block_size": leg.shape.block_size,
+        "block_count": leg.shape.block_count,
+        "region_blocks": leg.shape.region_blocks,
+        "regions": leg.shape.regions(),
+        "dirty_regions": leg.dirty.count(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::ExitCode;
+
+    use clap::Parser;
+    use serde_json::Value;
+
+    use super::{MirrorArguments, numbers, run};
+    use crate::Refused;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        mirror: MirrorArguments,
+    }
+
+    fn say(words: &[&str]) -> Result<String, Refused> {
+        let line = Line::try_parse_from(["mirror"].iter().chain(words)).unwrap();
+        let mut out = Vec::new();
+        assert_eq!(run(&line.mirror, &mut out)?, ExitCode::SUCCESS);
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn a_mirror_is_made_once_and_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        let [a, b] = ["a", "b"].map(|name| format!("file:{}?size=4m&engine=threads", path(name)));
+        let made = say(&["create", &a, &b]).unwrap();
+        assert!(made.contains(": 2 legs, 3145728 bytes, "), "{made}");
+        assert!(made.ends_with(&format!("open it as 'mirror:[{a}],[{b}]'\n")), "{made}");
+
+        let refused = say(&["create", &a, &b]).unwrap_err();
+        assert!(refused.text.contains("found data on ") && refused.text.contains("--overwrite"));
+        say(&["create", "--overwrite", &a, &b]).unwrap();
+
+        let mirror = format!("mirror:[{b}],[{a}]");
+        let text = say(&["show", &mirror]).unwrap();
+        assert!(text.starts_with(&format!("{b}\n  leg 1 of 2 of mirror ")), "{text}");
+        assert!(text.contains("  calls in sync: 0, 1\n  dirty: "), "{text}");
+        assert!(text.contains("\nopens as mirror "), "{text}");
+
+        let raw = format!("file:{}?size=4m&engine=threads", path("raw"));
+        let json = say(&["show", "--json", &format!("mirror:[{a}],[{raw}]")]).unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["opens"], false);
+        assert_eq!(json["legs"][0]["in_sync"], serde_json::json!([0, 1]));
+        assert_eq!(json["legs"][1]["problem"], "no superblock");
+        assert!(json["refusal"].as_str().unwrap().contains("is not a leg of a mirror"), "{json}");
+    }
+
+    #[test]
+    fn legs_are_listed_by_number() {
+        assert_eq!((numbers(0b101), numbers(0)), ("0, 2".into(), "none".into()));
+    }
+}
