@@ -46,6 +46,8 @@ struct World {
     now: Instant,
     planted: Option<Planted>,
     tale: Tale,
+    /// One request in so many is a flush. Some programs hardly ever flush.
+    flush_every: u64,
     /// Blocks that are written, most of the time: few, so that other regions become quiet.
     hot: u64,
 }
@@ -76,6 +78,7 @@ pub(super) fn run(seed: u64, planted: Option<Planted>) -> Result<Tale, String> {
 impl World {
     fn new(seed: u64, planted: Option<Planted>) -> Result<Self, String> {
         let mut random = Random::new(seed);
+        let flush_every = if random.chance(1, 2) { 20 } else { 2_000 };
         let regions = Regions::new(400);
         let len = CHANNELS * SLOTS * BLOCK * usize::try_from(REQUEST_BLOCKS_MAX).unwrap();
         let memory = regions.add(Mapping::new(len, Backing::Private).unwrap()).unwrap();
@@ -95,6 +98,7 @@ impl World {
             now: Instant { ns: 1 },
             planted,
             tale: Tale { answered: 0, faults: 0, end: Instant::default() },
+            flush_every,
             hot: 0,
         };
         let (legs, regions, mut time) = (world.legs(), world.regions.clone(), world.now);
@@ -177,9 +181,9 @@ impl World {
         let most = 1 + self.random.below(REQUEST_BLOCKS_MAX);
         let lba = (self.hot + self.random.below(spread)) % BLOCKS;
         let blocks = most.min(BLOCKS - lba);
-        let operation = match self.random.below(20) {
-            0 => Operation::Flush,
-            1..=9 => Operation::Write,
+        let operation = match self.random.below(2) {
+            _ if self.random.chance(1, self.flush_every) => Operation::Flush,
+            0 => Operation::Write,
             _ => Operation::Read,
         };
         self.send(channel, slot, operation, lba, blocks);
