@@ -299,3 +299,58 @@ fn likeness(request: &Request) -> u64 {
         | u64::from(request.segment_count) << 32
         | u64::from(request.metadata_count) << 48
 }
+
+#[cfg(test)]
+mod tests {
+    use base::{Flags, Operation, Random, Request, Support};
+
+    use super::Rules;
+    use crate::shape::tests::scripted::{limits, request};
+    use crate::shape::{ForceUnitAccess, ShapeOptions};
+
+    /// A batch of one kind, but for a few that differ in one way or another.
+    fn batch(random: &mut Random) -> Vec<Request> {
+        let blocks = u32::try_from(random.below(5) + 1).unwrap();
+        let different = random.below(4);
+        (0..random.below(40))
+            .map(|token| {
+                let lba = random.below(20) * 6;
+                let mut one = request(Operation::Read, token, lba, blocks);
+                one.segment_count = 1;
+                if random.below(20) >= different {
+                    return one;
+                }
+                match random.below(7) {
+                    0 => one.token = u64::MAX - token,
+                    1 => one.flags = Flags::FUA,
+                    2 => one.blocks = 9,
+                    3 => one.segment_count = 3,
+                    4 => one.operation = Operation::Verify,
+                    5 => one.operation = Operation::Flush,
+                    _ => one.operation = Operation::Write,
+                }
+                one
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_batch_passes_as_far_as_each_of_it_would_alone() {
+        let mut random = Random::new(1);
+        let (mut all, mut some) = (0, 0);
+        for _ in 0..5_000 {
+            let mut below = limits();
+            below.optimal_boundary_blocks = [0, 4, 8, 6][usize::try_from(random.below(4)).unwrap()];
+            below.support = Support::of(&[Operation::Read, Operation::Write, Operation::Flush]);
+            let force = ForceUnitAccess::ByFlush;
+            let options = ShapeOptions { force, ..ShapeOptions::default() };
+            let rules = Rules::new(&below, &options, 8);
+            let requests = batch(&mut random);
+            let alone = requests.iter().take_while(|request| rules.passes(request, &[])).count();
+            assert_eq!(rules.passing(&requests, &[]), alone, "{below:?} {requests:?}");
+            all += usize::from(alone == requests.len());
+            some += usize::from(alone > 8 && alone < requests.len());
+        }
+        assert!(all > 500 && some > 500, "{all} {some}");
+    }
+}
