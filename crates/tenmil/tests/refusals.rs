@@ -120,8 +120,14 @@ fn a_report_file_that_cannot_be_written_is_refused_before_the_run() {
 #[test]
 fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
     for (line, expected) in [
-        ("", "no command is given, expected perf, list, identify, sim, get, set, events or top"),
-        ("prf", "no command `prf`, expected perf, list, identify, sim, get, set, events or top"),
+        (
+            "",
+            "no command is given, expected perf, list, identify, serve, sim, get, set, events or top",
+        ),
+        (
+            "prf",
+            "no command `prf`, expected perf, list, identify, serve, sim, get, set, events or top",
+        ),
         (
             "perf -w backwards",
             "-w backwards: expected read, write, randread, randwrite, rw, randrw, trim or flush-mix",
