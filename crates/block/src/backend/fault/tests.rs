@@ -10,7 +10,7 @@ use dma::{Region, Regions};
 use host::Sleeper;
 
 use super::{Fault, FaultHandle, Rule};
-use crate::Ram;
+use crate::{Delay, Delays, Null, Ram, Spread};
 
 /// A channel with faults over memory of 64 blocks, and one past them.
 struct Bench {
@@ -167,6 +167,23 @@ fn what_hangs_can_be_aborted_once_nothing_touches_its_memory() {
     drop(bench);
     assert_eq!(handle.hanging(), 0);
     handle.lift();
+}
+
+#[test]
+fn what_is_aborted_while_it_is_below_ends_when_it_has_come_up() {
+    let null = Arc::new(Null::new(512, 64).unwrap());
+    let write = Spread { mean: Span::from_us(5), p99: None };
+    let delay = Delay::new(null, Delays { write, ..Delays::default() }, 1).unwrap();
+    let rules = Rule::parse_all("hang:flush").unwrap();
+    let fault = Fault::new(Arc::new(delay), &Regions::new(1), rules, 1).unwrap();
+    let mut channel = fault.channel().unwrap();
+    let now = Instant { ns: 1_000 };
+    let mut answers = Answers::with_capacity(1);
+    assert_eq!(channel.submit(now, &[request(Operation::Flush, 1, 0, 0)], &[]), 1);
+    fault.handle().abort();
+    assert_eq!(channel.poll(now, &mut answers), 0, "it is still below");
+    assert_eq!(channel.poll(now.after(write.mean), &mut answers), 1);
+    assert_eq!(answers.as_slice()[0].outcome, Outcome::ABORTED);
 }
 
 #[test]

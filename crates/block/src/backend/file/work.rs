@@ -149,7 +149,7 @@ pub(super) fn is_unsupported(errno: Errno) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use base::{Operation, Outcome, Segment};
+    use base::{Flags, Operation, Outcome, Segment};
     use host::Errno;
     use host::engine::Job;
 
@@ -182,6 +182,20 @@ mod tests {
             assert_eq!(seen, expected);
             work.awaits = Awaits::Settled;
             assert!(matches!(work.job(512), Job::Sync), "a forced copy ends with that");
+        }
+    }
+
+    #[test]
+    fn a_forced_write_is_a_stable_one_whichever_way_it_goes() {
+        let mut work = Work::idle(1);
+        work.request.operation = Operation::Write;
+        for flags in [Flags::NONE, Flags::FUA] {
+            work.request.flags = flags;
+            for awaits in [Awaits::Moved, Awaits::Stored] {
+                work.awaits = awaits;
+                let Job::Write { stable, .. } = work.job(512) else { panic!("{awaits:?}") };
+                assert_eq!(stable, flags == Flags::FUA, "{awaits:?}");
+            }
         }
     }
 
