@@ -108,6 +108,8 @@ impl Disk {
         state.drop_requests(|_| true);
         state.lose_power();
         state.is_failing = false;
+        // Blocks that go bad while legs differ after a power cut are a second fault.
+        state.bad.clear();
     }
 
     /// Reads a block as it is.
