@@ -155,7 +155,7 @@ impl Tags {
             if slot.mark ^ run.mark | u64::from(answer.outcome.0) != 0 {
                 run = counting.turn(run, index, slot, answer.outcome);
             }
-            run.blocks = run.blocks.wrapping_add(u64::from(slot.blocks));
+            run.blocks += u64::from(slot.blocks);
             tag
         }));
         counting.end(run, answers.len());
@@ -208,9 +208,8 @@ impl Counting<'_> {
             return Run { first: index, mark: slot.mark, blocks: 0 };
         }
         self.meter.failed(operation_of(slot.mark));
-        // Its blocks are added next, and do not count.
-        let blocks = 0_u64.wrapping_sub(u64::from(slot.blocks));
-        Run { first: index + 1, mark: NO_MARK, blocks }
+        // Whatever comes next begins a run of its own.
+        Run { first: index + 1, mark: NO_MARK, blocks: 0 }
     }
 
     /// Counts a run that ends before the answer with this index.

@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 
 use base::{
     Answer, Answers, Backend, Flags, Instant, Medium, Operation, Outcome, Random, Request, Span,
+    WakeSource,
 };
 use host::Clock;
+use host::watch::{Interest, Watch};
 
 use self::late::{BLOCKS, Late, Log, request, result_of};
 use crate::{Claim, Descriptor, Device, DeviceOptions, Mode, PER_CHANNEL, QueueMap, Statistics};
@@ -156,6 +158,53 @@ fn one_who_waits_for_room_and_goes_away_does_not_hold_the_others_up() {
     assert_eq!(stays.submit(later, &[request(Operation::Read, 3, 3)]), 1);
     while stays.poll(later, 1).is_empty() {}
     assert_eq!(goes.submit(later, &[request(Operation::Read, 4, 4)]), 1);
+}
+
+/// Whether a thread that sleeps on this channel would wake.
+pub(crate) fn is_woken(channel: &dyn Backend) -> bool {
+    let WakeSource::Descriptor(descriptor) = channel.wake_source() else { return false };
+    let watch = Watch::new().unwrap();
+    watch.add(descriptor, 0, Interest { readable: true, writable: false }).unwrap();
+    let mut found = Vec::new();
+    watch.wait(Some(Span::default()), &mut found).unwrap();
+    !found.is_empty()
+}
+
+#[test]
+fn whoever_polls_the_answer_of_one_who_sleeps_wakes_him() {
+    let (device, log) = mapped(8, QueueMap::of(1), 2);
+    let descriptor = open(&device);
+    let (mut sleeps, mut polls) = (User::of(&descriptor), User::of(&descriptor));
+    let now = Instant::default();
+    for token in 0..20 {
+        log.is_stuck.store(true, Ordering::SeqCst);
+        assert_eq!(sleeps.submit(now, &[request(Operation::Read, token, 1)]), 1);
+        assert!(!sleeps.channel.arm() && !is_woken(&*sleeps.channel));
+        log.is_stuck.store(false, Ordering::SeqCst);
+        while !log.in_flight.lock().unwrap().is_empty() {
+            assert!(polls.poll(now, 4).is_empty(), "it is not his");
+        }
+        assert!(is_woken(&*sleeps.channel));
+        sleeps.channel.disarm();
+        assert_eq!(sleeps.poll(now, 4).len(), 1);
+    }
+}
+
+#[test]
+fn one_who_sleeps_for_want_of_room_is_woken_when_there_is_some() {
+    let (device, log) = mapped(1, QueueMap::of(1), 2);
+    let descriptor = open(&device);
+    let (mut has, mut wants) = (User::of(&descriptor), User::of(&descriptor));
+    let now = Instant::default();
+    log.is_stuck.store(true, Ordering::SeqCst);
+    assert_eq!(has.submit(now, &[request(Operation::Read, 1, 1)]), 1);
+    assert_eq!(wants.submit(now, &[request(Operation::Read, 2, 2)]), 0);
+    assert!(!wants.channel.arm() && !is_woken(&*wants.channel));
+    log.is_stuck.store(false, Ordering::SeqCst);
+    while has.poll(now, 1).is_empty() {}
+    assert!(is_woken(&*wants.channel));
+    wants.channel.disarm();
+    assert_eq!(wants.submit(now, &[request(Operation::Read, 2, 2)]), 1);
 }
 
 #[test]

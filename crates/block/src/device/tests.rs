@@ -10,8 +10,8 @@ use host::Clock;
 use host::thread::{Thread, give_way};
 
 use super::{Claim, Device, DeviceOptions, Event, Mode};
-use crate::channel::tests::device;
 use crate::channel::tests::late::{BLOCKS, Late, Log, request};
+use crate::channel::tests::{device, is_woken};
 use crate::{PER_CHANNEL, QueueMap};
 
 const CLAIMS: [Claim; 3] = [Claim::ReadShared, Claim::WriteOnce, Claim::Exclusive];
@@ -267,9 +267,13 @@ fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
             assert_eq!(channel.submit(now, &requests, &[]), 6);
         }
         assert_eq!(device.ways_open(), 2);
+        for channel in &mut channels {
+            assert!(!channel.arm() && !is_woken(&**channel));
+        }
         device.remove();
         for channel in &mut channels {
-            assert!(channel.arm(), "it is woken");
+            assert!(is_woken(&**channel));
+            assert!(channel.arm(), "there is something to look at");
             channel.disarm();
             let mut answers = Answers::with_capacity(9);
             assert_eq!(channel.submit(now, &[request(Operation::Read, 99, 0)], &[]), 1);

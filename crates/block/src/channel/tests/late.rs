@@ -106,7 +106,7 @@ impl Backend for LateChannel {
     }
 
     fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
-        if self.log.is_stuck.load(Ordering::SeqCst) {
+        if self.is_stuck() {
             return 0;
         }
         let mut count = 0;
@@ -124,6 +124,17 @@ impl Backend for LateChannel {
             count += 1;
         }
         count
+    }
+
+    /// One that is stuck has nothing to say, and would say so.
+    fn arm(&mut self) -> bool {
+        !self.is_stuck()
+    }
+}
+
+impl LateChannel {
+    fn is_stuck(&self) -> bool {
+        self.log.is_stuck.load(Ordering::SeqCst)
     }
 }
 
