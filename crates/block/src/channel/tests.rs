@@ -208,6 +208,28 @@ fn one_who_sleeps_for_want_of_room_is_woken_when_there_is_some() {
 }
 
 #[test]
+fn one_who_sleeps_behind_another_who_does_not_come_is_woken_too() {
+    let (device, log) = mapped(1, QueueMap::of(1), 3);
+    let descriptor = open(&device);
+    let mut users = [User::of(&descriptor), User::of(&descriptor), User::of(&descriptor)];
+    let [has, goes, sleeps] = &mut users;
+    let now = Instant::default();
+    log.is_stuck.store(true, Ordering::SeqCst);
+    assert_eq!(has.submit(now, &[request(Operation::Read, 1, 1)]), 1);
+    assert_eq!(goes.submit(now, &[request(Operation::Read, 2, 2)]), 0);
+    assert_eq!(sleeps.submit(now, &[request(Operation::Read, 3, 3)]), 0);
+    assert!(!sleeps.channel.arm());
+    log.is_stuck.store(false, Ordering::SeqCst);
+    while has.poll(now, 1).is_empty() {}
+    assert!(!is_woken(&*sleeps.channel), "the room is for another");
+    let later = now.after(Span::from_ms(100));
+    assert_eq!(has.submit(later, &[request(Operation::Read, 4, 4)]), 0);
+    assert!(is_woken(&*sleeps.channel), "now it is for this one");
+    sleeps.channel.disarm();
+    assert_eq!(sleeps.submit(later, &[request(Operation::Read, 3, 3)]), 1);
+}
+
+#[test]
 fn each_type_of_request_goes_to_the_context_of_its_type() {
     let (device, log) = mapped(8, QueueMap { default: 1, read: 1, poll: 1 }, 1);
     let descriptor = open(&device);

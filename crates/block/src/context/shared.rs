@@ -242,9 +242,7 @@ impl Core {
         self.waiters.enter(number);
         let room = self.room();
         let has_room = self.waiters.share(number, room, now) > 0;
-        if has_room {
-            self.tell(now);
-        }
+        self.tell(now);
         has_room
     }
 
@@ -295,6 +293,8 @@ impl Member {
         if self.wants_room {
             core.waiters.enter(self.number);
         }
+        // Whoever stood before them may have lost his place, and nothing else may ever end.
+        core.tell(now);
         self.wake_at = core.wake_at();
         taken
     }
