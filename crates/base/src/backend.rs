@@ -189,17 +189,6 @@ pub enum Durability {
     None,
 }
 
-impl Durability {
-    /// The promise in words, as it appears in reports.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::Stable => "stable once answered",
-            Self::VolatileCache => "in a volatile cache until a flush",
-            Self::None => "nothing survives",
-        }
-    }
-}
-
 /// A set of operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Support(u16);

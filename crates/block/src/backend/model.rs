@@ -1,10 +1,14 @@
 //! A medium that takes as long as a named device would. It is a model, and says so.
 //!
 //! ```text
-//!   request ── rate gate ── unit of its first block ── overhead ── answered
-//!              one at a       busy for a drawn          the same
-//!              time           latency                   for all
+//!   reads ──── rate gate ─┐
+//!                         ├─ units of its blocks ── overhead ── answered
+//!   writes ─── rate gate ─┘   busy for a drawn        the same
+//!              one at a time  latency                 for all
 //! ```
+//!
+//! Reads and writes are let in each at their own rate, since a device takes writes into memory of its
+//! own and serves reads past those that wait for flash; they meet at the units.
 //!
 //! Nothing here reads a clock: when an answer is due is computed from the time of its submission and
 //! from a seed. What the request does to the blocks, the medium underneath does at once; its answer
@@ -15,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base::{Backend, Extent, Instant, Limits, Medium, Operation, Random, Request, Span};
 
 use super::held::{self, HeldChannel, Timing};
-use super::profile::{Latency, PROFILES, Profile};
+use super::profile::{PROFILES, Profile};
 use super::ram;
 use crate::MediumError;
 use crate::open::{Opened, Opener};
@@ -34,10 +38,10 @@ pub struct Model {
 struct Device {
     profile: &'static Profile,
     random: Random,
-    /// When each unit has done what it was given.
-    busy_until: Box<[Instant]>,
-    /// When the rates let the next request in.
-    open_at: Instant,
+    /// What the units have been given.
+    units: Box<[Unit]>,
+    /// When the rates let the next read in, and the next write.
+    open_at: [Instant; 2],
 }
 
 /// How a channel of a model knows when its answers are due.
@@ -117,33 +121,50 @@ impl Timing for ModelTiming {
     }
 }
 
+/// A part of the device that does one thing at a time. What it was given to write when its turn
+/// comes does not keep it from reading before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unit {
+    read_until: Instant,
+    /// The last write, which may lie ahead.
+    write_from: Instant,
+    write_until: Instant,
+}
+
+/// Which way data goes.
+#[derive(Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
 impl Device {
     fn new(profile: &'static Profile, seed: u64) -> Self {
-        let busy_until = vec![Instant::default(); profile.units as usize].into();
-        Self { profile, random: Random::new(seed), busy_until, open_at: Instant::default() }
+        let units = vec![Unit::default(); profile.units as usize].into();
+        Self { profile, random: Random::new(seed), units, open_at: [Instant::default(); 2] }
     }
 
     /// When a request that comes in now is to be answered.
     fn schedule(&mut self, now: Instant, request: &Request, block_size: u32) -> Instant {
-        let Profile { read, write, read_rates, write_rates, overhead, other, .. } = self.profile;
+        let Profile { read_rates, write_rates, overhead, other, .. } = self.profile;
         let block_size = u64::from(block_size);
         let len = u64::from(request.blocks) * block_size;
         let first = request.lba.saturating_mul(block_size);
         let done = match request.operation {
             Operation::Read | Operation::Compare | Operation::Verify => {
-                let start = self.admit(now, read_rates.spacing(len));
-                self.occupy(start, first, len, read)
+                let start = self.admit(Way::Read, now, read_rates.spacing(len));
+                self.occupy(Way::Read, start, first, len)
             }
             Operation::Write | Operation::CompareAndWrite => {
-                let start = self.admit(now, write_rates.spacing(len));
-                self.occupy(start, first, len, write)
+                let start = self.admit(Way::Write, now, write_rates.spacing(len));
+                self.occupy(Way::Write, start, first, len)
             }
             Operation::Copy => {
-                let spacing = read_rates.spacing(len).ns + write_rates.spacing(len).ns;
-                let start = self.admit(now, Span { ns: spacing });
+                let start = self.admit(Way::Read, now, read_rates.spacing(len));
                 let source = request.operand.saturating_mul(block_size);
-                let between = self.occupy(start, source, len, read);
-                self.occupy(between, first, len, write)
+                let between = self.occupy(Way::Read, start, source, len);
+                let start = self.admit(Way::Write, between, write_rates.spacing(len));
+                self.occupy(Way::Write, start, first, len)
             }
             Operation::Flush
             | Operation::Deallocate
@@ -153,28 +174,50 @@ impl Device {
         done.after(*overhead)
     }
 
-    /// Passes the gate: one request at a time, as far apart as the rates demand.
-    fn admit(&mut self, now: Instant, spacing: Span) -> Instant {
-        let start = self.open_at.max(now);
-        self.open_at = start.after(spacing);
+    /// Passes a gate: one request at a time, as far apart as the rates demand.
+    fn admit(&mut self, way: Way, now: Instant, spacing: Span) -> Instant {
+        let open_at = &mut self.open_at[way as usize];
+        let start = now.max(*open_at);
+        *open_at = start.after(spacing);
         start
     }
 
     /// Gives each stripe of a transfer to its unit, behind what the unit already has, and returns
     /// when the last one is done. A transfer of more stripes than there are units takes one turn of
     /// each; beyond that its bytes are in the rates.
-    fn occupy(&mut self, start: Instant, first: u64, len: u64, latency: &Latency) -> Instant {
+    fn occupy(&mut self, way: Way, start: Instant, first: u64, len: u64) -> Instant {
+        let latency = match way {
+            Way::Read => &self.profile.read,
+            Way::Write => &self.profile.write,
+        };
         let stripe_bytes = u64::from(self.profile.stripe_bytes);
         let stripes = len.div_ceil(stripe_bytes).clamp(1, u64::from(self.profile.units));
         let mut done = start;
         for stripe in (first / stripe_bytes..).take(usize::try_from(stripes).unwrap_or(1)) {
-            let unit = unit_of(stripe, self.busy_until.len());
-            let begin = self.busy_until[unit].max(start);
-            let end = begin.after(latency.draw(&mut self.random));
-            self.busy_until[unit] = end;
-            done = done.max(end);
+            let unit = unit_of(stripe, self.units.len());
+            done = done.max(self.units[unit].occupy(way, start, latency.draw(&mut self.random)));
         }
         done
+    }
+}
+
+impl Unit {
+    /// Does something for so long, once it is free; returns when it is done.
+    fn occupy(&mut self, way: Way, start: Instant, time: Span) -> Instant {
+        match way {
+            Way::Read => {
+                let free = start.max(self.read_until);
+                let is_writing = (self.write_from..self.write_until).contains(&free);
+                let begin = if is_writing { self.write_until } else { free };
+                self.read_until = begin.after(time);
+                self.read_until
+            }
+            Way::Write => {
+                self.write_from = start.max(self.write_until).max(self.read_until);
+                self.write_until = self.write_from.after(time);
+                self.write_until
+            }
+        }
     }
 }
 

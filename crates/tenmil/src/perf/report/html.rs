@@ -244,7 +244,7 @@ fn device_row(outcome: &PerfOutcome, device: &DeviceOutcome, most: u64) -> Marku
         tr {
             td { code { (device.name) } }
             td { (device.model) }
-            td { (device.durability.words()) }
+            td { (device.durability.describe()) }
             td.number { (show_size(device.size_bytes)) }
             td.number { (device.block_size) }
             td.number { (show_iops(per_second(device.counts.ios, outcome.elapsed))) }

@@ -198,7 +198,7 @@ fn device(device: &DeviceOutcome) -> Value {
     json!({
         "name": device.name,
         "model": device.model,
-        "durability": device.durability.words(),
+        "durability": device.durability.describe(),
         "size_bytes": device.size_bytes,
         "block_size": device.block_size,
         "ios": device.counts.ios,

@@ -64,8 +64,8 @@ pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
     let counts = options.uris.iter().flat_map(|uri| (0..uri.count()).map(move |_| uri));
     for (uri, device) in counts.zip(&outcome.devices).filter(|(uri, _)| uri.emulated().is_none()) {
         let answered = match uri.keeps_data() {
-            true => format!("what is written is {}", device.durability.words()),
-            false => "some or all of its blocks only answer".into(),
+            true => device.durability.describe(),
+            false => "some or all of its blocks only answer",
         };
         sentences.push(format!("{}: {}; {answered}.", device.name, device.model));
     }
