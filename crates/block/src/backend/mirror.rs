@@ -6,7 +6,7 @@
 //!   read ────▶ one of them
 //! ```
 //!
-//! Each leg carries a [superblock](superblock) at its start. It says which legs are in sync, and in
+//! Each leg carries a [superblock] at its start. It says which legs are in sync, and in
 //! which regions legs may differ because somebody was writing there.
 //!
 //! - A region is marked dirty on all legs before its first block is written, and clean again once

@@ -33,10 +33,7 @@ use block::{QueueMap, Scheduler};
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
 pub(super) struct PerfArguments {
-    /// Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each
-    /// with ?count=, size=, block=, entries=, queues=; or any block device: null:, ram:1g,
-    /// file:PATH?size=1g, model:p4600, and what stands on others: KIND:[URI],[URI]
-    /// [default: emu:null?count=21]
+    #[arg(help = DEVICES)]
     #[arg(value_name = "URI", value_parser = parse_uri)]
     uris: Vec<Uri>,
 
@@ -235,6 +232,12 @@ pub(super) struct PerfArguments {
 /// read as a flag that may be absent.
 #[derive(Clone, Copy, Debug)]
 struct StoreChoice(Option<CommandStore>);
+
+const DEVICES: &str = "\
+Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each \
+with ?count=, size=, block=, entries=, queues=; or any block device: null:, ram:1g, \
+file:PATH?size=1g, model:p4600, and what stands on others: KIND:[URI],[URI] [default: \
+emu:null?count=21]";
 
 const LOAD: &str = "Load";
 const TECHNIQUES: &str = "Fast path, one switch per technique";
