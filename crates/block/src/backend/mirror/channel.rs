@@ -150,19 +150,19 @@ impl MirrorChannel {
     }
 
     fn read(&mut self, slot: u32) {
-        let work = &mut self.works[slot as usize];
-        let Request { lba, blocks, .. } = work.request;
-        let mut from = self.masks.read & !work.failed;
-        if self.masks.unequal {
-            let (first, count) = self.shared.shape.regions_of(lba, blocks.into());
-            let source = self.masks.source() & from;
-            if source != 0 && self.shared.unequal.any(first, count) {
-                from = source;
-            }
+        let Work { request, failed, .. } = self.works[slot as usize];
+        let mut from = self.masks.read & !failed;
+        if self.is_unequal(request.lba, request.blocks) {
+            // If the source cannot, all have to turn to the same one again.
+            from &= from.wrapping_neg();
         }
         let leg = self.legs.idlest(from);
-        let missing = self.legs.send_to(leg, Place::Work(slot), &work.request);
-        (work.stage, work.awaited) = (Stage::Read, leg);
+        let missing = self.legs.send_to(leg, Place::Work(slot), &request);
+        let work = &mut self.works[slot as usize];
+        work.awaited = leg;
+        if work.stage != Stage::ReadAgain {
+            work.stage = Stage::Read;
+        }
         if leg == 0 || missing != 0 {
             work.failed |= leg;
             if work.outcome.is_success() {
@@ -170,6 +170,12 @@ impl MirrorChannel {
             }
             self.end_read(slot);
         }
+    }
+
+    /// Whether legs may differ in the regions of these blocks.
+    fn is_unequal(&self, lba: u64, blocks: u32) -> bool {
+        let (first, count) = self.shared.shape.regions_of(lba, blocks.into());
+        self.masks.unequal && self.shared.unequal.any(first, count)
     }
 
     /// A leg has answered.
@@ -188,14 +194,22 @@ impl MirrorChannel {
             }
         }
         match work.stage {
-            Stage::Read => self.end_read(slot),
+            Stage::Read | Stage::ReadAgain => self.end_read(slot),
             _ if work.awaited == 0 => self.end_write(slot),
             _ => {}
         }
     }
 
     fn end_read(&mut self, slot: u32) {
-        let work = self.works[slot as usize];
+        // A leg that was given up meanwhile may have come back, and have forgotten what it had not
+        // flushed, before it carried this out.
+        self.masks = self.shared.masks();
+        let work = &mut self.works[slot as usize];
+        work.done &= self.masks.read;
+        if work.outcome == Outcome::COMPARE_FAILURE && work.failed & self.masks.read == 0 {
+            work.outcome = Outcome::PATH_ERROR;
+        }
+        let work = *work;
         if work.done != 0 {
             if work.failed != 0 {
                 let Request { lba, blocks, .. } = work.request;
@@ -204,10 +218,41 @@ impl MirrorChannel {
             return self.end(slot, Outcome::SUCCESS);
         }
         let is_final = is_the_callers(work.outcome) || work.outcome == Outcome::COMPARE_FAILURE;
-        self.masks = self.shared.masks();
         if is_final || self.masks.read & !work.failed == 0 {
             return self.end(slot, work.outcome);
         }
+        let Request { lba, blocks, .. } = work.request;
+        let source_failed = work.failed & self.masks.source() != 0;
+        let is_first = work.stage == Stage::Read;
+        if is_first && blocks > 1 && source_failed && self.is_unequal(lba, blocks) {
+            return self.repair_first(slot);
+        }
+        self.read(slot);
+    }
+
+    /// The source could not read all of these blocks, and what it could must not come from another
+    /// leg, which may have older ones: they are made equal first.
+    fn repair_first(&mut self, slot: u32) {
+        let shared = Arc::clone(&self.shared);
+        let mut meta = shared.lock();
+        let work = &mut self.works[slot as usize];
+        (work.stage, work.failures) = (Stage::Repaired, meta.failures);
+        meta.repair_now(&shared, work.request.lba, work.request.blocks);
+        self.waiting.push(slot);
+        self.look_after(&mut meta);
+    }
+
+    /// Begins again once it has become safe to read from any leg.
+    fn read_repaired(&mut self, slot: u32) {
+        let Request { lba, blocks, .. } = self.works[slot as usize].request;
+        self.masks = self.shared.masks();
+        let is_unequal = self.is_unequal(lba, blocks);
+        if is_unequal && self.shared.lock().is_repairing((lba, blocks.into())) {
+            return self.waiting.push(slot);
+        }
+        // While this one waited legs may have gone and come back.
+        let work = &mut self.works[slot as usize];
+        (work.stage, work.failed, work.outcome) = (Stage::ReadAgain, 0, Outcome::SUCCESS);
         self.read(slot);
     }
 
@@ -263,7 +308,7 @@ impl MirrorChannel {
             Stage::WrittenUnderCopy | Stage::Recorded { bucket: None } => {
                 self.shared.lock().unregister(self.tally.seat(), slot);
             }
-            Stage::Idle | Stage::Read | Stage::Admitted => {}
+            Stage::Idle | Stage::Read | Stage::Repaired | Stage::ReadAgain | Stage::Admitted => {}
         }
         self.works[slot as usize].stage = Stage::Idle;
         self.free.push(slot);
@@ -291,6 +336,8 @@ impl MirrorChannel {
                 self.end(slot, outcome);
             } else if stage == Stage::Admitted {
                 self.ask(slot);
+            } else if stage == Stage::Repaired {
+                self.read_repaired(slot);
             } else {
                 // Which legs failed has been seen to.
                 self.works[slot as usize].failed = 0;

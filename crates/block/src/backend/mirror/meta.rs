@@ -374,6 +374,21 @@ impl Meta {
             self.repairs.push((lba, blocks));
         }
     }
+
+    /// The same, and somebody waits for it, so that there is always room.
+    pub(super) fn repair_now(&mut self, shared: &Shared, lba: u64, blocks: u32) {
+        shared.tend_again_at(Instant::default());
+        if !self.repairs.contains(&(lba, blocks)) {
+            self.repairs.push((lba, blocks));
+        }
+    }
+
+    /// Whether some of these blocks are still to be repaired.
+    pub(super) fn is_repairing(&self, range: (u64, u64)) -> bool {
+        let under_copy = self.copying.as_ref().and_then(Copying::repair);
+        let waiting = self.repairs.iter().chain(&under_copy);
+        waiting.into_iter().any(|(lba, blocks)| overlaps((*lba, u64::from(*blocks)), range))
+    }
 }
 
 /// Whether two ranges of blocks have a block in common.

@@ -105,6 +105,14 @@ enum Next {
 /// How soon something is looked at again that other threads will have done in a moment.
 const LOOK: Span = Span::from_us(50);
 
+impl Copying {
+    /// What is left of it, if it is a repair.
+    pub(super) fn repair(&self) -> Option<(u64, u32)> {
+        let left = u32::try_from(self.end - self.next).ok()?;
+        (!self.whole).then_some((self.next, left))
+    }
+}
+
 impl Times {
     pub(super) const fn new(policy: Policy) -> Self {
         let now = Instant { ns: 0 };
@@ -413,7 +421,12 @@ impl Meta {
 
     /// No leg of `tried` could read the chunk.
     fn not_read(&mut self, shared: &Shared, tried: u8) -> Next {
-        if self.in_sync & !tried != 0 {
+        // Where legs differ, what the first could have read must not come from another one: it may
+        // have been read before.
+        let is_one_by_one = self.copying.as_ref().is_some_and(|one| {
+            !self.unequal.has(one.region) || one.locked.is_none_or(|(_, blocks)| blocks == 1)
+        });
+        if is_one_by_one && self.in_sync & !tried != 0 {
             return self.read_chunk(tried);
         }
         let returning = self.returning;
@@ -476,6 +489,7 @@ impl Meta {
     pub(super) fn abandon_task(&mut self, shared: &Shared) {
         self.quiet.clear_all();
         self.times.clear_at = Instant::NEVER;
+        self.repairs.extend(self.copying.as_ref().and_then(Copying::repair));
         self.stop_copy(shared);
         shared.tend_again_at(Instant::default());
     }

@@ -29,6 +29,10 @@ pub(super) enum Stage {
     Idle,
     /// One leg.
     Read,
+    /// That what one leg could not read has been brought there from another.
+    Repaired,
+    /// One leg, after that.
+    ReadAgain,
     /// The right to write.
     Admitted,
     /// The legs, as one of the writes of this bucket.
