@@ -6,7 +6,7 @@ mod refusals;
 mod world;
 
 use super::meta::Planted;
-use world::run;
+use world::{read_around_a_bad_block, run};
 
 /// How many seeds a test tries that must find a bug.
 const SEEDS: u64 = 60;
@@ -42,6 +42,11 @@ fn planted_bugs_are_found() {
         let found = found.unwrap_or_else(|| panic!("{bug:?} went unnoticed"));
         println!("{bug:?}: {found}");
     }
+}
+
+#[test]
+fn a_bad_block_does_not_bring_back_older_versions_of_its_neighbours() {
+    assert_eq!(read_around_a_bad_block(), Ok(()));
 }
 
 #[test]

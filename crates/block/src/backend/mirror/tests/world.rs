@@ -75,6 +75,27 @@ pub(super) fn run(seed: u64, planted: Option<Planted>) -> Result<Tale, String> {
     Ok(world.tale)
 }
 
+/// Reads blocks of which the source cannot read one, and another leg has older versions of others.
+pub(super) fn read_around_a_bad_block() -> Result<(), String> {
+    let mut world = World::new(1, None)?;
+    while !world.is_at_rest() {
+        world.turn()?;
+    }
+    let lba = 101;
+    let block = &mut world.blocks[101];
+    let version = block.begin_write();
+    block.end_write(true, true);
+    world.disks[0].poke(FIRST + lba, stamp(lba, version));
+    world.disks[0].spoil(FIRST + lba - 1);
+    let shared = Arc::clone(&world.mirror.as_ref().unwrap().shared);
+    shared.lock().suspect(&shared, lba, 1);
+    world.send(0, 0, Operation::Read, 96, 8);
+    while world.slots[0].is_some() {
+        world.turn()?;
+    }
+    Ok(())
+}
+
 impl World {
     fn new(seed: u64, planted: Option<Planted>) -> Result<Self, String> {
         let mut random = Random::new(seed);
