@@ -58,7 +58,8 @@ pub trait Dma: Memory + Clone {
     /// does not lie in memory that the device can reach.
     fn iova(&self, segment: Segment) -> Option<u64>;
     /// [`iova`](Self::iova) for many segments of `len_bytes`: what can be found out beforehand is.
-    /// Segments of any other length have no address here.
+    /// Segments of any other length have no address here, nor do those that take a longer look:
+    /// `None` means that [`iova`](Self::iova) has to be asked.
     #[inline(always)]
     fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
         move |segment| if segment.len_bytes == len_bytes { self.iova(segment) } else { None }

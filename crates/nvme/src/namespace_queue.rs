@@ -291,11 +291,14 @@ where
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         self.queue.heed();
-        let has_runs = self.short_way.is_plain && !self.queue.is_eager();
+        let mut has_runs = self.short_way.is_plain && !self.queue.is_eager();
         let mut taken = 0;
         while taken < requests.len() {
             if has_runs {
-                taken += self.submit_run(tick_of(now), &requests[taken..], segments);
+                let run = self.submit_run(tick_of(now), &requests[taken..], segments);
+                // Where not even one went that way, the next will hardly do.
+                has_runs = run > 0;
+                taken += run;
             }
             // What ended the run is special, or there is no room.
             let Some(request) = requests.get(taken) else { break };
