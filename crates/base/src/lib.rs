@@ -23,6 +23,7 @@
 
 mod backend;
 mod blame;
+mod count;
 mod device;
 mod histogram;
 mod host_memory;
@@ -34,6 +35,7 @@ mod wake;
 
 pub use backend::{Backend, DoorbellCounts, Durability, Extent, Holds, Limits, Medium, Support};
 pub use blame::Blame;
+pub use count::Count;
 pub use device::{
     CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, NotMapped, SubmissionRing,
     entry_from_dwords, entry_to_dwords,

@@ -35,6 +35,21 @@ pub struct Request {
 
 const _: () = assert!(size_of::<Request>() == 40, "as drawn, with two bytes of padding at the end");
 
+impl Request {
+    /// A flush with token zero: what is in a place that will hold a request.
+    pub const NOTHING: Self = Self {
+        token: 0,
+        lba: 0,
+        operand: 0,
+        segment_first: 0,
+        blocks: 0,
+        segment_count: 0,
+        metadata_count: 0,
+        operation: Operation::Flush,
+        flags: Flags::NONE,
+    };
+}
+
 /// What a backend can be asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]

@@ -10,8 +10,7 @@
 use std::sync::Arc;
 
 use base::{
-    Answers, Backend, Flags, Histogram, Instant, Limits, Medium, Operation, Random, Request,
-    Segment, Span,
+    Answers, Backend, Histogram, Instant, Limits, Medium, Operation, Random, Request, Segment, Span,
 };
 use dma::Regions;
 use host::Clock;
@@ -128,17 +127,9 @@ impl Load {
         depth: usize,
         seed: usize,
     ) -> Self {
-        let request = |token| Request {
-            token,
-            lba: 0,
-            operand: 0,
-            segment_first: 0,
-            blocks,
-            segment_count: 1,
-            metadata_count: 0,
-            operation,
-            flags: Flags::NONE,
-        };
+        let segment_count = 1;
+        let request =
+            |token| Request { token, blocks, operation, segment_count, ..Request::NOTHING };
         Self {
             channel,
             operation,
@@ -170,17 +161,9 @@ impl Load {
             latency.record(now.since(sent[index]).ns);
             sent[index] = now;
             let lba = random.below(BLOCK_COUNT / 2048) * 2048;
-            waiting.push(Request {
-                token: answer.token,
-                lba,
-                operand: 0,
-                segment_first: 0,
-                blocks: self.blocks,
-                segment_count: 1,
-                metadata_count: 0,
-                operation: self.operation,
-                flags: Flags::NONE,
-            });
+            let (token, blocks, operation) = (answer.token, self.blocks, self.operation);
+            let request = Request { token, lba, blocks, operation, ..Request::NOTHING };
+            waiting.push(Request { segment_count: 1, ..request });
         }
         self.submit(now);
     }

@@ -5,9 +5,9 @@
 //! that were submitted in one batch and did the same are one entry.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::{Histogram, LiveHistogram, Operation, Span};
+use base::{Count, Histogram, LiveHistogram, Operation, Span};
 use host::Clock;
 
 /// What was done, by one channel or by several together.
@@ -78,18 +78,18 @@ impl DepthSamples {
 #[repr(align(128))]
 pub(crate) struct Meter {
     counters: [Counter; OPERATIONS],
-    depth_samples: AtomicU64,
-    depth_sum: AtomicU64,
-    lock_wait_ticks: AtomicU64,
+    depth_samples: Count,
+    depth_sum: Count,
+    lock_wait_ticks: Count,
     is_timing: AtomicBool,
     latencies: OnceLock<Box<[LiveHistogram]>>,
 }
 
 #[derive(Debug, Default)]
 struct Counter {
-    count: AtomicU64,
-    bytes: AtomicU64,
-    errors: AtomicU64,
+    count: Count,
+    bytes: Count,
+    errors: Count,
 }
 
 impl Meter {
@@ -112,8 +112,8 @@ impl Meter {
     #[inline]
     pub(crate) fn succeeded(&self, operation: usize, count: u64, bytes: u64, took_ns: u64) {
         let counter = &self.counters[operation];
-        add(&counter.count, count);
-        add(&counter.bytes, bytes);
+        counter.count.add(count);
+        counter.bytes.add(bytes);
         if self.is_timing.load(Ordering::Acquire)
             && let Some(latencies) = self.latencies.get()
         {
@@ -123,34 +123,33 @@ impl Meter {
 
     /// Counts a request that did not succeed.
     pub(crate) fn failed(&self, operation: usize) {
-        add(&self.counters[operation].errors, 1);
+        self.counters[operation].errors.add(1);
     }
 
     /// Counts a poll that found something while `depth` requests were in flight.
     #[inline]
     pub(crate) fn polled(&self, depth: u64) {
-        add(&self.depth_samples, 1);
-        add(&self.depth_sum, depth);
+        self.depth_samples.add(1);
+        self.depth_sum.add(depth);
     }
 
     /// Counts ticks that were spent waiting for a lock.
     pub(crate) fn waited(&self, ticks: u64) {
-        add(&self.lock_wait_ticks, ticks);
+        self.lock_wait_ticks.add(ticks);
     }
 
     /// What has been counted. Exact while the channel rests; otherwise each number is one that was
     /// true at some time during the call.
     pub(crate) fn read(&self, clock: &Clock) -> Statistics {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut statistics = Statistics {
-            lock_wait: clock.span(load(&self.lock_wait_ticks)),
-            depth: DepthSamples { samples: load(&self.depth_samples), sum: load(&self.depth_sum) },
+            lock_wait: clock.span(self.lock_wait_ticks.get()),
+            depth: DepthSamples { samples: self.depth_samples.get(), sum: self.depth_sum.get() },
             ..Statistics::default()
         };
         for (done, counter) in statistics.operations.iter_mut().zip(&self.counters) {
-            done.count = load(&counter.count);
-            done.bytes = load(&counter.bytes);
-            done.errors = load(&counter.errors);
+            done.count = counter.count.get();
+            done.bytes = counter.bytes.get();
+            done.errors = counter.errors.get();
         }
         if let Some(latencies) = self.latencies.get() {
             for (done, live) in statistics.operations.iter_mut().zip(latencies) {
@@ -159,12 +158,6 @@ impl Meter {
         }
         statistics
     }
-}
-
-/// What a counter with one writer needs instead of a read-modify-write.
-#[inline]
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
 #[cfg(test)]

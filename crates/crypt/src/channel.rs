@@ -67,17 +67,7 @@ impl CryptChannel {
             |way| Xts::new(key, way).ok_or("crypt: AWS-LC refuses the key, or has no memory");
         let depth = limits.depth_max;
         let idle = || Place {
-            request: Request {
-                token: 0,
-                lba: 0,
-                operand: 0,
-                segment_first: 0,
-                blocks: 0,
-                segment_count: 0,
-                metadata_count: 0,
-                operation: Operation::Flush,
-                flags: base::Flags::NONE,
-            },
+            request: Request::NOTHING,
             segments: Vec::with_capacity(SEGMENTS_MAX.into()),
         };
         let size = depth as usize * BUFFER_BYTES as usize;

@@ -1,9 +1,8 @@
 //! Bytes from region to region past the cache, for memory that is larger than it.
 //!
 //! A store that misses the cache first fetches the line that it is about to overwrite. A streaming
-//! store does not: over 2 GiB a copy of 4 KiB to a random place took 298 ns and not 457. A load that
-//! misses waits; where the address of the next copy is known, asking for its first lines during this
-//! one made 338 ns of 425.
+//! store does not. A load that misses waits; where the address of the next copy is known, its first
+//! lines can be asked for during this one. What both come to is in docs/numbers.md, under memory.
 
 use base::{NoSuchMemory, Segment};
 

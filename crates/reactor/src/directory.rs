@@ -19,7 +19,7 @@ use crate::poller::WakeKind;
 use crate::refused::Refused;
 use crate::spell::PollMode;
 use crate::thread::{LightThread, ThreadPlan};
-pub(crate) use record::{Count, PollerRecord, ReactorRecord, ThreadRecord};
+pub(crate) use record::{PollerRecord, ReactorRecord, ThreadRecord};
 pub use sample::{PollerSample, ReactorSample, Sample, ThreadSample};
 
 /// Who there is.

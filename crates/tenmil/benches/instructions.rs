@@ -41,6 +41,14 @@ fn host(mut pair: Box<ByHand>) -> Box<ByHand> {
     pair
 }
 
+// The driver and `perf` when nothing has completed.
+#[library_benchmark(setup = submitted)]
+#[bench::depth_1(1)]
+fn idle(mut pair: Box<ByHand>) -> Box<ByHand> {
+    black_box(pair.turn_lane());
+    pair
+}
+
 // The emulated controller over a null medium: takes commands and posts their completions.
 #[library_benchmark(setup = submitted)]
 #[bench::depth_1(1)]
@@ -69,5 +77,5 @@ fn parse(ring: Vec<[u8; 64]>) -> Vec<[u8; 64]> {
     ring
 }
 
-library_benchmark_group!(name = per_turn; benchmarks = host, device, parse);
+library_benchmark_group!(name = per_turn; benchmarks = host, idle, device, parse);
 main!(library_benchmark_groups = per_turn);

@@ -1,16 +1,15 @@
 //! A histogram that one thread fills and any thread reads.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use super::{BUCKETS, Histogram, VALUE_MAX, index_of};
+use crate::Count;
 
 /// A [`Histogram`] with one writer, which pays plain loads and stores, and any number of readers,
 /// which never hold it up.
 #[derive(Debug)]
 pub struct LiveHistogram {
-    counts: Box<[AtomicU64]>,
-    sum: AtomicU64,
-    max: AtomicU64,
+    counts: Box<[Count]>,
+    sum: Count,
+    max: Count,
 }
 
 impl Default for LiveHistogram {
@@ -22,8 +21,8 @@ impl Default for LiveHistogram {
 impl LiveHistogram {
     /// An empty histogram. Allocates here and never again.
     pub fn new() -> Self {
-        let counts = (0..BUCKETS).map(|_| AtomicU64::new(0)).collect();
-        Self { counts, sum: AtomicU64::new(0), max: AtomicU64::new(0) }
+        let counts = (0..BUCKETS).map(|_| Count::default()).collect();
+        Self { counts, sum: Count::default(), max: Count::default() }
     }
 
     /// Counts one value `count` times. To be called by one thread at a time: what two count at once
@@ -31,10 +30,10 @@ impl LiveHistogram {
     #[inline]
     pub fn record_many(&self, value: u64, count: u64) {
         let value = value.min(VALUE_MAX);
-        add(&self.counts[index_of(value)], count);
-        add(&self.sum, value.wrapping_mul(count));
-        if value > self.max.load(Ordering::Relaxed) {
-            self.max.store(value, Ordering::Relaxed);
+        self.counts[index_of(value)].add(count);
+        self.sum.add(value.wrapping_mul(count));
+        if value > self.max.get() {
+            self.max.set(value);
         }
     }
 
@@ -43,18 +42,12 @@ impl LiveHistogram {
     pub fn snapshot(&self) -> Histogram {
         let mut copy = Histogram::new();
         for (count, live) in copy.counts.iter_mut().zip(&self.counts) {
-            *count = live.load(Ordering::Relaxed);
+            *count = live.get();
         }
-        copy.sum = self.sum.load(Ordering::Relaxed);
-        copy.max = self.max.load(Ordering::Relaxed);
+        copy.sum = self.sum.get();
+        copy.max = self.max.get();
         copy
     }
-}
-
-/// What a counter with one writer needs instead of a read-modify-write.
-#[inline]
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
 }
 
 #[cfg(test)]

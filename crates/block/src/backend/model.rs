@@ -244,8 +244,49 @@ mod tests {
         Answers, Backend, Flags, Histogram, Instant, Medium, Operation, Random, Request, Span,
     };
 
-    use super::{Model, unit_of};
+    use super::{Device, Model, unit_of};
     use crate::{Null, Profile};
+
+    #[test]
+    fn a_read_passes_writes_that_wait_for_their_turn() {
+        let (now, mib) = (Instant::default(), 2048);
+        let read_behind = |writes| {
+            let mut device = Device::new(Profile::named("p4600").unwrap(), 1);
+            for index in 0..writes {
+                device.schedule(
+                    now,
+                    &request(Operation::Write, 0, index * u64::from(mib), mib),
+                    512,
+                );
+            }
+            device.schedule(now, &request(Operation::Read, 0, 0, 8), 512)
+        };
+        let write_until = |writes: u64| {
+            let mut device = Device::new(Profile::named("p4600").unwrap(), 1);
+            let each = (0..writes).map(|index| {
+                device.schedule(
+                    now,
+                    &request(Operation::Write, 0, index * u64::from(mib), mib),
+                    512,
+                )
+            });
+            each.last().unwrap()
+        };
+        // 32 MiB take 25 ms to write, and the read is to what is written first.
+        assert!(write_until(32) > now.after(Span::from_ms(20)));
+        assert!(read_behind(32) < now.after(Span::from_ms(3)), "{:?}", read_behind(32));
+        // What a unit is at is not interrupted.
+        let unit = &mut super::Unit::default();
+        let (write, read) = (Span::from_us(10), Span::from_us(80));
+        assert_eq!(unit.occupy(super::Way::Write, now, write), now.after(write));
+        let done = now.after(write).after(read);
+        assert_eq!(unit.occupy(super::Way::Read, now, read), done, "behind a write under way");
+        assert_eq!(
+            unit.occupy(super::Way::Write, now, write),
+            done.after(write),
+            "and the reverse"
+        );
+    }
 
     fn channel(name: &str, seed: u64) -> Box<dyn Backend> {
         let profile = Profile::named(name).unwrap();

@@ -119,7 +119,7 @@ impl<B: Backend> Deadline<B> {
         let segments_max = usize::from(limits.segments_max);
         let metadata_max = if limits.metadata_size > 0 { segments_max } else { 0 };
         let slot = || Slot {
-            request: NOTHING,
+            request: Request::NOTHING,
             segments: Vec::with_capacity(segments_max + metadata_max),
             number: 0,
             late_at: Instant::NEVER,
@@ -356,15 +356,3 @@ impl<B: Backend> Backend for Deadline<B> {
         self.below.disarm();
     }
 }
-
-const NOTHING: Request = Request {
-    token: 0,
-    lba: 0,
-    operand: 0,
-    segment_first: 0,
-    blocks: 0,
-    segment_count: 0,
-    metadata_count: 0,
-    operation: Operation::Flush,
-    flags: base::Flags::NONE,
-};

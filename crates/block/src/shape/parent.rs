@@ -10,7 +10,7 @@
 //! and the request's memory, several at a time; beside them at most one chunk takes the detour
 //! through a buffer.
 
-use base::{Flags, Operation, Outcome, Request, Segment};
+use base::{Operation, Outcome, Request, Segment};
 
 use super::rules::Plan;
 
@@ -91,7 +91,7 @@ impl Parent {
     /// A place for a parent with room for `segments_max` segments of data and as many of metadata.
     pub(super) fn idle(segments_max: u16) -> Self {
         Self {
-            request: NOTHING,
+            request: Request::NOTHING,
             segments: Vec::with_capacity(2 * usize::from(segments_max)),
             plan: Plan::Whole,
             stage: Stage::Moving,
@@ -262,18 +262,6 @@ pub(super) fn trim(slices: &mut Vec<Segment>, mut bytes: u64, wanted: u64) {
         bytes -= len_bytes;
     }
 }
-
-const NOTHING: Request = Request {
-    token: 0,
-    lba: 0,
-    operand: 0,
-    segment_first: 0,
-    blocks: 0,
-    segment_count: 0,
-    metadata_count: 0,
-    operation: Operation::Flush,
-    flags: Flags::NONE,
-};
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,10 @@
 //! What is published about reactors, threads and pollers: plain words, stored by their owner without
 //! ever waiting, loaded by anybody.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Instant, Span};
+use base::{Count, Instant};
 use host::{Bell, Cores, Sender};
 
 use super::{ReactorId, ThreadId};
@@ -12,34 +12,6 @@ use crate::message::Message;
 use crate::poller::WakeKind;
 use crate::spell::PollMode;
 use crate::thread::ThreadPlan;
-
-/// A word with one writer. It carries no other data, so it orders nothing; a load and a store, and
-/// never one that is both.
-#[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
-
-impl Count {
-    #[inline]
-    pub(crate) fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    #[inline]
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub(crate) fn add(&self, more: u64) {
-        self.set(self.get().wrapping_add(more));
-    }
-}
-
-impl From<Span> for Count {
-    fn from(span: Span) -> Self {
-        Self(AtomicU64::new(span.ns))
-    }
-}
 
 /// A reactor's books. Written by it alone; on a pair of cache lines of their own.
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::{Instant, Span};
+use base::{Count, Instant, Span};
 
 use crate::context::Context;
-use crate::directory::{Count, PollerRecord, ThreadId};
+use crate::directory::{PollerRecord, ThreadId};
 use crate::event::Event;
 use crate::panicked::panic_text;
 use crate::poller::{Poller, PollerId, Registration, WakeKind, WhenPanicked, WokenBy};

@@ -45,18 +45,7 @@ pub(super) enum Stage {
 
 impl Work {
     pub(super) fn idle() -> Self {
-        let request = Request {
-            token: 0,
-            lba: 0,
-            operand: 0,
-            segment_first: 0,
-            blocks: 0,
-            segment_count: 0,
-            metadata_count: 0,
-            operation: Operation::Flush,
-            flags: base::Flags::NONE,
-        };
-        Self::of(request)
+        Self::of(Request::NOTHING)
     }
 
     pub(super) fn of(request: Request) -> Self {
