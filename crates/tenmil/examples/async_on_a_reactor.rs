@@ -1,11 +1,12 @@
-//! A storage application as an async task, on the reactor that also polls the SSD.
+//! A storage application as an async task, on the reactor that also polls the SSD. It opens the SSD
+//! itself: what takes its time then is done elsewhere, and the reactor goes on.
 
 use std::error::Error;
 
 use host::{Clock, Cores};
 use reactor::task::Tasks;
 use reactor::{ReactorOptions, Reactors, ThreadPlan};
-use tenmil::aio::{self, Device, NotDone};
+use tenmil::aio::{Claim, Device, NotDone, Opener};
 
 async fn write_and_read_back(device: Device) -> Result<bool, NotDone> {
     let mut written = device.buffer(4096).expect("memory for a buffer");
@@ -21,10 +22,16 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
     let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
     let thread = reactors.spawn(ThreadPlan::new("storage"))?;
-    let device = aio::open(&"emu:ram".parse()?, &thread, &clock)?.remove(0);
     let tasks = Tasks::start(&thread, "tasks", 64).map_err(|_| "the thread takes no messages")?;
 
-    let same = tasks.spawn(write_and_read_back(device))?.wait()??;
+    let (opener, home) = (Opener::new(&clock)?, thread.clone());
+    let uri = "emu:ram".parse()?;
+    let application = async move {
+        let device = opener.open(&uri, Claim::WriteOnce, &home).await?;
+        Ok::<_, Box<dyn Error + Send + Sync>>(write_and_read_back(device).await?)
+    };
+    let same = tasks.spawn(application)?.wait()?;
+    let same = same.map_err(|error| -> Box<dyn Error> { error })?;
     assert!(same, "what was read is not what was written");
     println!("written and read back on {}", thread.name());
     Ok(())

@@ -5,7 +5,7 @@ use std::error::Error;
 use host::{Clock, Cores};
 use reactor::{ReactorOptions, Reactors, ThreadPlan};
 use smol::future;
-use tenmil::aio::{self, Device};
+use tenmil::aio::{Claim, Device, Opener};
 
 async fn write_and_read_back(device: &Device) -> Result<bool, Box<dyn Error>> {
     let abandoned = device.buffer(4096).ok_or("no memory for a buffer")?;
@@ -23,9 +23,16 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
     let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
     let thread = reactors.spawn(ThreadPlan::new("storage"))?;
-    let device = aio::open(&"emu:ram".parse()?, &thread, &clock)?.remove(0);
+    let opener = Opener::new(&clock)?;
 
-    assert!(smol::block_on(write_and_read_back(&device))?, "what was read is not what was written");
+    let same = smol::block_on(async {
+        let device = opener.open(&"emu:ram".parse()?, Claim::WriteOnce, &thread).await?;
+        let same = write_and_read_back(&device).await?;
+        // Not needed: it is closed once the last handle has gone. Here one waits until it is.
+        device.close().await;
+        Ok::<_, Box<dyn Error>>(same)
+    })?;
+    assert!(same, "what was read is not what was written");
     println!("written and read back by smol");
     Ok(())
 }

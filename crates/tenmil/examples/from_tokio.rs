@@ -1,16 +1,18 @@
-//! An SSD of ours, used from tokio: the reactor has threads of its own, and the handle goes anywhere.
+//! A file as a block device, used from tokio: the reactor has threads of its own, and the handle goes
+//! anywhere.
 
 use std::error::Error;
 
 use host::{Clock, Cores};
 use reactor::{ReactorOptions, Reactors, ThreadPlan};
-use tenmil::aio::{self, Device, NotDone};
+use tenmil::aio::{Claim, Device, NotDone, Opener};
 
 async fn write_and_read_back(device: Device, lba: u64) -> Result<bool, NotDone> {
     let mut written = device.buffer(4096).expect("memory for a buffer");
     let empty = device.buffer(4096).expect("memory for another");
     written.store(0, format!("block {lba}").as_bytes());
-    let written = device.write(lba, written).await?;
+    // Forced unit access: it survives a power cut once this has ended.
+    let written = device.write_fua(lba, written).await?;
     let read = device.read(lba, empty).await?;
     Ok(read.to_vec() == written.to_vec())
 }
@@ -20,7 +22,9 @@ pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
     let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
     let thread = reactors.spawn(ThreadPlan::new("storage"))?;
-    let device = aio::open(&"emu:ram?block=4k".parse()?, &thread, &clock)?.remove(0);
+    let directory = tempfile::tempdir()?;
+    let uri = format!("file:{}?size=1m&block=4k", directory.path().join("disk").display());
+    let device = Opener::new(&clock)?.open(&uri.parse()?, Claim::WriteOnce, &thread).await?;
 
     let start = |lba| tokio::spawn(write_and_read_back(device.clone(), lba));
     let tasks: Vec<_> = (0..32).map(start).collect();

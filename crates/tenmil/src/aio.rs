@@ -7,7 +7,8 @@
 //!                                         └── the waker of the place ── the device's poller: Backend
 //! ```
 //!
-//! A [`Device`] stands for a backend that lives on a light thread. It is the same handle everywhere:
+//! An [`Opener`] opens whatever has a name, and waits where others may. A [`Device`] stands for a
+//! backend that lives on a light thread. It is the same handle everywhere:
 //! it knows no runtime, only [`core::future`]. What an operation needs lies in a table that is made
 //! when the device is attached; its index is the token of the request. An operation costs no
 //! allocation, and a system call only if the light thread sleeps.
@@ -21,15 +22,19 @@
 mod buffer;
 mod device;
 mod io;
+mod later;
 mod line;
 mod open;
 mod place;
 mod poller;
 mod refused;
+mod shelf;
 #[cfg(test)]
 mod tests;
 
+pub use block::Claim;
+pub use block::uri::Uri;
 pub use buffer::{Buffer, Buffers};
-pub use device::Device;
-pub use open::open;
+pub use device::{Closing, Device};
+pub use open::{Opener, Opening};
 pub use refused::{NotDone, Why};

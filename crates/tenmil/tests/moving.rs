@@ -6,17 +6,20 @@
 mod shuttle;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use base::Span;
 use host::{Clock, Cores, Sleeper, Thread, turn};
+use reactor::task::Tasks;
 use reactor::{
     Assembly, Directory, Event, Message, PollerId, Reactor, ReactorId, ReactorOptions,
     Registration, Stopwatch, ThreadPlan, WokenBy,
 };
 use shuttle::{BUFFER_BYTES, DEPTH, Load, Told, Travel};
 use tenmil::EmuSpec;
+use tenmil::aio::{Claim, Device, NotDone, Opener};
 use tenmil::emu::{EmuPlan, Emulated};
 use tenmil::perf::options::Techniques;
 
@@ -109,6 +112,87 @@ fn shuttle(uri: &str, travel: Travel) {
     }
     drop(pair);
     emulated.shut_down(&clock);
+}
+
+/// What tasks and the test tell each other.
+#[derive(Default)]
+struct Traffic {
+    in_flight: AtomicUsize,
+    verified: AtomicUsize,
+    stops: AtomicBool,
+}
+
+/// Writes and reads a block in turn until it is told to stop.
+async fn task(device: Device, traffic: Arc<Traffic>, lba: u64) -> Result<(), NotDone> {
+    let len_bytes = device.limits().block_size;
+    let mut buffer = device.buffer(len_bytes).unwrap();
+    for version in 1_u64.. {
+        let word = (version << 16 | lba).to_le_bytes();
+        let content = word.repeat(len_bytes as usize / word.len());
+        buffer.store(0, &content);
+        traffic.in_flight.fetch_add(1, Ordering::SeqCst);
+        let write = device.write(lba, buffer).await;
+        traffic.in_flight.fetch_sub(1, Ordering::SeqCst);
+        buffer = write?;
+        buffer.store(0, &vec![0; len_bytes as usize]);
+        traffic.in_flight.fetch_add(1, Ordering::SeqCst);
+        let read = device.read(lba, buffer).await;
+        traffic.in_flight.fetch_sub(1, Ordering::SeqCst);
+        buffer = read?;
+        assert!(buffer.to_vec() == content, "block {lba} reads as something else");
+        traffic.verified.fetch_add(1, Ordering::SeqCst);
+        if traffic.stops.load(Ordering::SeqCst) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_thread_with_128_async_ios_in_flight_moves_a_hundred_times() {
+    for name in ["emu:ram?size=1m", "model:p4600?size=1m"] {
+        async_shuttle(name);
+    }
+}
+
+/// Moves a thread with a device and the tasks that use it to and fro.
+fn async_shuttle(name: &str) {
+    let clock = Clock::start();
+    let pair = Pair::start(&clock);
+    let directory = &pair.directory;
+    let homes: Vec<ReactorId> = directory.reactors().collect();
+    let thread = directory.spawn(ThreadPlan::new("shuttle").on(homes[0])).unwrap();
+    let opener = Opener::new(&clock).unwrap();
+    let opening = opener.open(&name.parse().unwrap(), Claim::WriteOnce, &thread);
+    let device = opening.wait().unwrap();
+    let tasks = Tasks::start(&thread, "tasks", 128).unwrap_or_else(|_| panic!("no room"));
+    let traffic = Arc::new(Traffic::default());
+    let begin = |lba| tasks.spawn(task(device.clone(), Arc::clone(&traffic), lba)).unwrap();
+    let joins: Vec<_> = (0..DEPTH as u64).map(begin).collect();
+
+    let give_up = clock.now().after(Span::from_secs(60));
+    let until = |is_so: &dyn Fn() -> bool, what: &str| {
+        while !is_so() {
+            assert!(clock.now() < give_up, "{name}: {what} never");
+            host::thread::give_way();
+        }
+    };
+    for index in 1..=MOVES {
+        let before = traffic.verified.load(Ordering::SeqCst);
+        until(&|| traffic.verified.load(Ordering::SeqCst) > before + DEPTH, "all go round");
+        // One may be between two I/Os: the one that is being polled.
+        let in_flight = traffic.in_flight.load(Ordering::SeqCst);
+        assert!(in_flight + 1 >= DEPTH, "{name}: {in_flight} in flight are no test");
+        let home = homes[usize::try_from(index % 2).unwrap()];
+        directory.move_thread(thread.id(), home).unwrap();
+        until(&|| thread.home() == home, "it comes home");
+    }
+    traffic.stops.store(true, Ordering::SeqCst);
+    for join in joins {
+        join.wait().unwrap().unwrap();
+    }
+    assert_eq!(moves_told(directory), MOVES);
+    device.close().wait();
 }
 
 /// Two reactors that turn: on two cores, or both on the one that there is. Stopped when dropped.

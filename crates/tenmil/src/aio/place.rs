@@ -28,7 +28,7 @@ pub(super) struct Shared {
     pub(super) thread: Handle,
     pub(super) limits: Limits,
     pub(super) buffers: Buffers,
-    /// Has room for each place.
+    /// Has room for each place, and for one more.
     pub(super) incoming: Sender<u32>,
     places: Box<[Mutex<Place>]>,
     line: Mutex<Line>,
@@ -64,12 +64,18 @@ pub(super) enum Stage {
 pub(super) struct Order {
     pub(super) operation: Operation,
     pub(super) lba: u64,
+    /// The first source block of a copy.
+    pub(super) operand: u64,
     pub(super) blocks: u32,
+    pub(super) flags: Flags,
     pub(super) buffer: Option<Buffer>,
 }
 
 /// Places in a table, however deep the device.
 const PLACES_MAX: u32 = 1024;
+
+/// No place: nobody has a handle any more, and the device is to be let go.
+pub(super) const LET_GO: u32 = u32::MAX;
 
 impl Shared {
     pub(super) fn new(
@@ -78,7 +84,7 @@ impl Shared {
         buffers: &Buffers,
     ) -> (Self, Receiver<u32>) {
         let count = limits.depth_max.clamp(1, PLACES_MAX);
-        let (incoming, receiver) = mailbox(count as usize);
+        let (incoming, receiver) = mailbox(count as usize + 1);
         let shared = Self {
             thread: thread.clone(),
             limits: limits.clone(),
@@ -138,13 +144,13 @@ impl Order {
         Request {
             token: u64::from(index),
             lba: self.lba,
-            operand: 0,
+            operand: self.operand,
             segment_first: index,
             blocks: self.blocks,
             segment_count: u16::from(self.buffer.is_some()),
             metadata_count: 0,
             operation: self.operation,
-            flags: Flags::NONE,
+            flags: self.flags,
         }
     }
 }

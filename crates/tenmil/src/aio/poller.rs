@@ -8,7 +8,8 @@ use host::Receiver;
 use reactor::{Context, Found, Poller};
 
 use super::buffer::Buffer;
-use super::place::{Place, Shared, Stage};
+use super::device::Closed;
+use super::place::{LET_GO, Place, Shared, Stage};
 use super::refused::Why;
 
 /// Takes operations from the mailbox to the backend, and answers to those who wait.
@@ -29,6 +30,10 @@ pub(super) struct DevicePoller {
     empty: Vec<u32>,
     in_flight: usize,
     is_leaving: bool,
+    /// Nobody has a handle any more.
+    is_let_go: bool,
+    /// Dropped after the backend.
+    _closed: Arc<Closed>,
 }
 
 /// How many operations are taken from the mailbox in a turn, and answers from the backend.
@@ -39,6 +44,7 @@ impl DevicePoller {
         shared: Arc<Shared>,
         backend: Box<dyn Backend>,
         incoming: Receiver<u32>,
+        closed: Arc<Closed>,
     ) -> Self {
         let count = shared.count();
         Self {
@@ -53,6 +59,8 @@ impl DevicePoller {
             empty: Vec::with_capacity(count),
             in_flight: 0,
             is_leaving: false,
+            is_let_go: false,
+            _closed: closed,
         }
     }
 
@@ -62,7 +70,9 @@ impl DevicePoller {
         while count < BATCH
             && let Some(index) = self.stuck.take().or_else(|| self.incoming.receive())
         {
-            if !self.take_in(index) {
+            if index == LET_GO {
+                self.is_let_go = true;
+            } else if !self.take_in(index) {
                 self.stuck = Some(index);
                 break;
             }
@@ -139,6 +149,12 @@ impl DevicePoller {
         waits_for_lock || !self.incoming.is_empty() || self.refuses()
     }
 
+    /// Whether nothing is left to be done, and nobody can bring anything.
+    fn is_over(&self) -> bool {
+        let has_nothing = self.in_flight == 0 && self.requests.is_empty();
+        self.is_let_go && has_nothing && self.undelivered.is_empty() && self.empty.is_empty()
+    }
+
     fn refuses(&self) -> bool {
         !self.requests.is_empty() && self.in_flight == 0
     }
@@ -180,6 +196,12 @@ impl Poller for DevicePoller {
         count += self.answer(now);
         if !(self.undelivered.is_empty() && self.empty.is_empty()) {
             self.catch_up();
+            count += 1;
+        }
+        if self.is_over()
+            && let Some(me) = context.poller()
+        {
+            context.remove(me);
             count += 1;
         }
         Found::from_count(count)

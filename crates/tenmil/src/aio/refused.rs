@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use base::{Blame, Outcome};
+use base::{Blame, Operation, Outcome};
 use wire::Status;
 
 /// An operation that was not done, with the buffer that went into it.
@@ -20,11 +20,15 @@ pub struct NotDone {
 pub enum Why {
     /// The device said so.
     Outcome(Outcome),
-    /// The buffer is empty, or no whole number of blocks.
+    /// The device has no such operation, and none that it could be made of; or whoever opened it
+    /// may only read.
+    Unsupported(Operation),
+    /// The buffer is empty, or no whole number of blocks. Compare-and-write takes two for each
+    /// block.
     Length {
         /// How long it is.
         len_bytes: u32,
-        /// Bytes in a block.
+        /// Of what it was expected to be a multiple: bytes in a block, or in two.
         block_size: u32,
     },
     /// The buffer is from a pool that the device may not reach.
@@ -38,7 +42,7 @@ impl Why {
     pub const fn blame(self) -> Blame {
         match self {
             Self::Outcome(_) => Blame::Peer,
-            Self::Length { .. } | Self::Stranger => Blame::Caller,
+            Self::Unsupported(_) | Self::Length { .. } | Self::Stranger => Blame::Caller,
             Self::Gone => Blame::Machine,
         }
     }
@@ -48,6 +52,9 @@ impl fmt::Display for Why {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Outcome(Outcome(status)) => Status(*status).fmt(out),
+            Self::Unsupported(operation) => {
+                write!(out, "{}: the device has no such operation", operation.name())
+            }
             Self::Length { len_bytes, block_size } => {
                 write!(out, "a buffer of {len_bytes} bytes, expected blocks of {block_size}")
             }

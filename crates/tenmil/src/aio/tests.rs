@@ -1,5 +1,6 @@
 mod dropping;
 mod ending;
+mod opening;
 mod waiting;
 
 use std::pin::Pin;

@@ -5,7 +5,7 @@ use host::{Clock, Cores, Thread, Turn, Wait};
 use reactor::{ReactorOptions, Reactors, ThreadPlan};
 
 use super::{BLOCK, Op, Stand, pool};
-use crate::aio::{Buffers, NotDone, Why, open};
+use crate::aio::{Buffers, Claim, NotDone, Opener, Why};
 
 /// Begins `count` reads and lets the device answer one at a time. Returns who ended, in order.
 fn one_by_one(stand: &mut Stand, count: u64) -> Vec<u64> {
@@ -141,7 +141,9 @@ fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
     let options = ReactorOptions { pin: false, ..ReactorOptions::default() };
     let reactors = Reactors::start(&cores, &options, &clock).unwrap();
     let thread = reactors.spawn(ThreadPlan::new("storage")).unwrap();
-    let device = open(&"emu:ram".parse().unwrap(), &thread, &clock).unwrap().remove(0);
+    let opener = Opener::new(&clock).unwrap();
+    let opening = opener.open(&"emu:ram".parse().unwrap(), Claim::WriteOnce, &thread);
+    let device = opening.wait().unwrap();
     let baseline = device.buffers().free_bytes();
     let work = |lane: u8| {
         let device = device.clone();

@@ -1,0 +1,183 @@
+//! Which devices are open: whoever asks for one that is gets the same one, by the claims.
+//!
+//! ```text
+//!   name ── Place ── Weak ──▶ Open ── block::Device ── Descriptor ── channel
+//!                              ▲                                        │
+//!                              └────────── Lent: until it is closed ────┘
+//! ```
+//!
+//! All of this may block, and runs on the pool.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use base::{
+    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, Segment, WakeSource,
+};
+use block::uri::Uri;
+use block::{BounceMemory, Claim, DeviceOptions, MediumError, ShapeOptions, Shaped};
+use dma::Regions;
+use host::Clock;
+use host::pool::{Job, Pool};
+
+use super::device::Closed;
+use crate::{KINDS, Refused};
+
+/// All that is open, and the table that resolves its memory.
+pub(super) struct Shelf {
+    pub(super) regions: Regions,
+    clock: Clock,
+    places: Mutex<BTreeMap<String, Arc<Place>>>,
+}
+
+/// What is open by one name, locked while it is being opened.
+pub(super) type Place = Mutex<Weak<Open>>;
+
+/// An open device.
+pub(super) struct Open {
+    device: block::Device,
+}
+
+/// A channel and the device it is of. Where it is dropped it is only let go: it is closed on the
+/// pool, if that is still there.
+pub(super) struct Lent {
+    parts: Option<Parts>,
+    pool: Weak<Pool>,
+}
+
+/// In the order in which it is closed.
+struct Parts {
+    channel: Box<dyn Backend>,
+    _device: Arc<Open>,
+    closed: Arc<Closed>,
+}
+
+/// What emulated operations, and memory that is not aligned, go through.
+const CHUNK_BYTES: u32 = 64 << 10;
+const CHUNKS: u16 = 4;
+
+impl Shelf {
+    pub(super) fn new(regions: Regions, clock: Clock) -> Self {
+        Self { regions, clock, places: Mutex::default() }
+    }
+
+    /// A channel of the device that `uri` names, which is opened if it is not open.
+    pub(super) fn lend(&self, uri: &Uri, claim: Claim, pool: Weak<Pool>) -> Result<Lent, Refused> {
+        let device = self.open(uri)?;
+        let refuse = |text: String| Refused::machine(format!("open {uri}: {text}"));
+        let descriptor = device.device.open(claim, "aio");
+        let descriptor = descriptor
+            .map_err(|refused| Refused::of(refused.blame(), format!("open {uri}: {refused}")))?;
+        let chunk_bytes = CHUNK_BYTES.max(descriptor.limits().block_size.next_power_of_two());
+        let memory = BounceMemory::new(&self.regions, chunk_bytes, CHUNKS).map_err(of(uri))?;
+        let shaped = Shaped::new(&device.device, descriptor, memory, ShapeOptions::default());
+        let channel = shaped.map_err(of(uri))?.channel().map_err(refuse)?;
+        let parts = Parts { channel, _device: device, closed: Arc::default() };
+        Ok(Lent { parts: Some(parts), pool })
+    }
+
+    fn open(&self, uri: &Uri) -> Result<Arc<Open>, Refused> {
+        let name = uri.to_string();
+        let place = self.place(&name);
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = place.upgrade() {
+            return Ok(open);
+        }
+        let opener =
+            block::Opener { regions: &self.regions, clock: self.clock, seed: 1, more: KINDS };
+        let opened = opener.open(uri).map_err(of(uri))?;
+        let seed = host::random_seed();
+        let options = DeviceOptions::new(self.clock, seed);
+        let device = block::Device::new(&name, opened.medium, options).map_err(of(uri))?;
+        let open = Arc::new(Open { device });
+        *place = Arc::downgrade(&open);
+        Ok(open)
+    }
+
+    /// The place of a name. Those of devices that are gone are forgotten.
+    pub(super) fn place(&self, name: &str) -> Arc<Place> {
+        let mut places = self.places();
+        let is_used = |place: &Arc<Place>| {
+            Arc::strong_count(place) > 1
+                || place.try_lock().is_ok_and(|open| open.strong_count() > 0)
+        };
+        places.retain(|_, place| is_used(place));
+        Arc::clone(places.entry(name.to_owned()).or_default())
+    }
+
+    fn places(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Place>>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn of(uri: &Uri) -> impl Fn(MediumError) -> Refused + '_ {
+    move |error| {
+        let (blame, text, name) = (error.blame(), error.to_string(), uri.to_string());
+        // Most errors begin with the name.
+        let text = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text).to_owned();
+        Refused::of(blame, format!("open {name}: {text}"))
+    }
+}
+
+impl Lent {
+    /// What is dropped when it has been closed.
+    pub(super) fn closed(&self) -> Arc<Closed> {
+        Arc::clone(&self.parts().closed)
+    }
+
+    fn parts(&self) -> &Parts {
+        self.parts.as_ref().unwrap_or_else(|| unreachable!("they are taken when it is dropped"))
+    }
+
+    fn channel(&mut self) -> &mut dyn Backend {
+        let parts = self.parts.as_mut();
+        &mut *parts.unwrap_or_else(|| unreachable!("they are taken when it is dropped")).channel
+    }
+}
+
+impl Backend for Lent {
+    fn limits(&self) -> &Limits {
+        self.parts().channel.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.channel().submit(now, requests, segments)
+    }
+
+    fn flush(&mut self) {
+        self.channel().flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        self.channel().poll(now, answers)
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        self.parts().channel.doorbells()
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.parts().channel.wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.parts().channel.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.channel().arm()
+    }
+
+    fn disarm(&mut self) {
+        self.channel().disarm();
+    }
+}
+
+impl Drop for Lent {
+    /// Closing joins threads, shuts controllers down and writes files: not on a reactor.
+    fn drop(&mut self) {
+        let (Some(parts), Some(pool)) = (self.parts.take(), self.pool.upgrade()) else { return };
+        // A job that is given back is dropped here, and what it was to close with it.
+        drop(pool.submit(Job::new("close", move || drop(parts))));
+    }
+}
