@@ -1,14 +1,17 @@
 //! What a device holds that this run did not put there.
 
 use std::fmt;
+use std::path::PathBuf;
 
 /// Something with contents that a write would destroy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Existing {
     /// What it is called: the path of a file, the name of a device.
     pub name: String,
-    /// What was found on it, or about it: `1 GiB, ext4 file system, in use by dm-0, serial S4EW…`.
+    /// What is known of it at once: how long it is. [`Findings`](crate::guard::Findings) looks closer.
     pub found: String,
+    /// Where the machine has it, if it is a file or a device of the kernel.
+    pub path: Option<PathBuf>,
 }
 
 impl fmt::Display for Existing {

@@ -1,6 +1,7 @@
 //! One function that reads any bytes as everything this crate reads: names of devices, rules of
 //! faults, quantities. It must never panic, whatever the bytes.
 
+use crate::guard::{Ends, probe};
 use crate::quantity::{parse_count, parse_size, parse_time};
 use crate::uri::Uri;
 use crate::{Rule, uri};
@@ -24,6 +25,25 @@ pub fn fuzz(bytes: &[u8]) {
     assert!(quantities.iter().flatten().all(|refused| refused.starts_with('`')), "{quantities:?}");
 }
 
+/// Reads `bytes` as both ends of a device: the first byte says how much lies between them.
+///
+/// # Panics
+///
+/// If something does not hold that must: a mistake in this crate, never in the bytes.
+pub fn fuzz_ends(bytes: &[u8]) {
+    let Some((between, bytes)) = bytes.split_first() else { return };
+    let (head, tail) = bytes.split_at(bytes.len() / 2);
+    let between = u64::MAX.checked_shr(u32::from(*between)).unwrap_or(0);
+    let size_bytes = between.saturating_add(bytes.len() as u64);
+    let both = [Ends { head, tail, size_bytes }, Ends { head: bytes, tail: bytes, size_bytes }];
+    for ends in both {
+        for found in probe(&ends) {
+            assert!(found.offset < size_bytes, "{found}");
+            assert!(!found.to_string().chars().any(char::is_control), "{found:?}");
+        }
+    }
+}
+
 /// A name is written so that the same is read back, and so is each of those inside it.
 fn check(uri: &Uri, storey: usize) {
     let written = uri.to_string();
@@ -34,7 +54,18 @@ fn check(uri: &Uri, storey: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::fuzz;
+    use super::{fuzz, fuzz_ends};
+
+    #[test]
+    fn ends_of_any_length_are_looked_at() {
+        for len in [0, 1, 2, 600, 1 << 14] {
+            for between in [0, 20, 63, 64, 255] {
+                let mut bytes = vec![0x5a; len];
+                bytes.splice(0..0, [between]);
+                fuzz_ends(&bytes);
+            }
+        }
+    }
 
     #[test]
     fn inputs_that_come_far_are_read_and_written_back() {

@@ -22,7 +22,7 @@
 //! device to so many requests and bytes per second. [`Shaped`] puts a shaper on every channel.
 //!
 //! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
-//! [`Opener`].
+//! [`Opener`]. What lies there that a run did not create is looked at, and kept, by [`guard`].
 
 #![forbid(unsafe_code)]
 
@@ -32,6 +32,7 @@ mod context;
 mod device;
 mod existing;
 pub mod fuzz;
+pub mod guard;
 mod limit;
 mod lock;
 mod map;

@@ -66,6 +66,25 @@ impl Uri {
         self
     }
 
+    /// The same for somebody who only reads: files say so. What a mirror stands on stays as it is,
+    /// since a mirror writes what its legs say of each other.
+    #[must_use]
+    pub fn to_read(mut self) -> Self {
+        match &mut self.body {
+            Body::Children(children) if self.scheme != "mirror" => {
+                for child in children {
+                    *child = child.clone().to_read();
+                }
+            }
+            Body::Path(_) if self.scheme == "file" => {
+                self.pairs.retain(|(key, _)| key != "read-only");
+                self.pairs.push(("read-only".into(), "yes".into()));
+            }
+            _ => {}
+        }
+        self
+    }
+
     /// What kind of device it is: `ram`, `file`, `stripe`.
     pub fn scheme(&self) -> &str {
         &self.scheme
@@ -289,6 +308,22 @@ mod tests {
         let uri = Uri::new("file", "/50%?[x]").with("size", "1g").with("note", "a&b=[c]");
         assert_eq!(uri.to_string(), "file:/50%25%3f%5bx%5d?size=1g&note=a%26b=%5bc%5d");
         assert_eq!(parse(&uri.to_string()), uri);
+    }
+
+    #[test]
+    fn a_name_to_read_says_so_wherever_there_is_a_file() {
+        for (text, expected) in [
+            ("ram:1g", "ram:1g"),
+            ("file:/a?size=1m", "file:/a?size=1m&read-only=yes"),
+            ("file:/a?read-only=no", "file:/a?read-only=yes"),
+            (
+                "stripe:[file:/a],[delay:[file:/b]]",
+                "stripe:[file:/a?read-only=yes],[delay:[file:/b?read-only=yes]]",
+            ),
+            ("mirror:[file:/a],[file:/b]", "mirror:[file:/a],[file:/b]"),
+        ] {
+            assert_eq!(parse(text).to_read(), parse(expected));
+        }
     }
 
     #[test]

@@ -23,19 +23,20 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 6] = [
+const TARGETS: [Target; 7] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
     Target { name: "control", feed: control::fuzz::fuzz },
     Target { name: "block", feed: block::fuzz::fuzz },
+    Target { name: "signatures", feed: block::fuzz::fuzz_ends },
     Target { name: "nbd", feed: target::nbd::fuzz::fuzz },
 ];
 
 /// Feeds every parser what nobody would send on purpose.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only this target: wire, controller, front, control, block or nbd
+    /// Only this target: wire, controller, front, control, block, signatures or nbd
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -108,7 +109,7 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let target = TARGETS.into_iter().find(|target| target.name == only);
     let target = target.ok_or_else(|| {
         format!(
-            "--target {only}: there is none, expected wire, controller, front, control, block or nbd"
+            "--target {only}: there is none, expected wire, controller, front, control, block, signatures or nbd"
         )
     })?;
     Ok(vec![target])

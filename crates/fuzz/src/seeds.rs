@@ -25,8 +25,35 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("front", front()))
         .chain(of("control", control()))
         .chain(of("block", block()))
+        .chain(of("signatures", signatures()))
         .chain(of("nbd", nbd()))
         .collect()
+}
+
+/// Both ends of devices, a byte of what lies between before them; see `block::guard`.
+fn signatures() -> Vec<(&'static str, Vec<u8>)> {
+    let disk = |marks: &[(usize, &[u8])]| {
+        let mut bytes = vec![0; 8 << 10];
+        bytes[0] = 40;
+        for (at, mark) in marks {
+            bytes[1 + at..][..mark.len()].copy_from_slice(mark);
+        }
+        bytes
+    };
+    let entries = [&[1_u8; 56][..], b"b\0o\0o\0t\0"].concat();
+    vec![
+        (
+            "gpt",
+            disk(&[(512, b"EFI PART"), (584, &[2]), (592, &[4, 0, 0, 0, 128]), (1024, &entries)]),
+        ),
+        ("mbr", disk(&[(450, &[0x83]), (458, &[8]), (510, &[0x55, 0xaa])])),
+        ("ext4", disk(&[(1080, &[0x53, 0xef]), (1120, &[0x40]), (1128, b"0123456789abcdefhome")])),
+        ("lvm", disk(&[(512, b"LABELONE"), (532, &[32]), (536, b"LVM2 001")])),
+        ("luks", disk(&[(0, b"LUKS\xba\xbe\0\x02"), (168, b"1-2-3")])),
+        ("md", disk(&[(4096, &[0xfc, 0x4e, 0x2b, 0xa9, 1])])),
+        ("swap", disk(&[(4086, b"SWAPSPACE2"), (1036, b"0123456789abcdefswap")])),
+        ("fat", disk(&[(82, b"FAT32   "), (71, b"EFI"), (510, &[0x55, 0xaa])])),
+    ]
 }
 
 /// Structures and lists of each length that parsers know.

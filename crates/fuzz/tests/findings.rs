@@ -56,6 +56,6 @@ fn a_target_that_is_not_there_is_named_with_those_that_are() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         said(&output),
-        "error: --target wires: there is none, expected wire, controller, front, control, block or nbd\n"
+        "error: --target wires: there is none, expected wire, controller, front, control, block, signatures or nbd\n"
     );
 }

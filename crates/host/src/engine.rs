@@ -282,6 +282,7 @@ mod tests {
                 len_bytes: Some(64 * u64::from(BLOCK)),
                 unit_bytes: BLOCK,
                 direct: true,
+                read_only: false,
             })
             .unwrap(),
         );

@@ -1,18 +1,25 @@
 //! Files that hold blocks: opened once, sized, locked, and asked what they can do.
 
 use std::fmt;
+use std::io::Seek;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use base::Blame;
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags, fcntl_getfl,
-    fcntl_setfl, flock, fstat, fstatfs, ftruncate, open, seek, statx,
+    fcntl_setfl, flock, fstat, fstatfs, ftruncate, major, minor, open, seek, stat, statx,
 };
 use rustix::io::Errno;
 
+use crate::holders::{self, InUse};
+use crate::machine::Machine;
+use crate::process::command_line;
+
 /// An open file or block device that holds blocks. Locked against a second opening, here or in
-/// another process, until it is dropped.
+/// another process, until it is dropped; readers go together. A block device that is to be written
+/// is also claimed from the kernel, so that it is refused while it is mounted or has holders.
 #[derive(Debug)]
 pub struct File {
     descriptor: OwnedFd,
@@ -35,6 +42,17 @@ pub struct FileOptions {
     pub unit_bytes: u32,
     /// Whether to go round the page cache where that can be done.
     pub direct: bool,
+    /// Whether it is only to be read. It is neither made nor grown then.
+    pub read_only: bool,
+}
+
+/// Bytes of a file that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileExtent {
+    /// How many there are; zero only past the end.
+    pub len_bytes: u64,
+    /// They take no room, and read as zeroes.
+    pub is_hole: bool,
 }
 
 /// What a direct transfer must be aligned to.
@@ -78,16 +96,9 @@ impl File {
     /// Opens, makes or grows a file, and locks it.
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         let path = options.path.as_path();
-        let create = if options.len_bytes.is_some() { OFlags::CREATE } else { OFlags::empty() };
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | create;
-        let descriptor = open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
-            let expected = match options.len_bytes {
-                Some(_) => "a file that can be read and written, in a directory that exists",
-                None => "a file that can be read and written; with a size it would be made",
-            };
-            FileError::new("open", path, errno, expected)
-        })?;
-        lock(&descriptor, path)?;
+        let descriptor = open(path, flags(options), Mode::RUSR | Mode::WUSR)
+            .map_err(|errno| not_opened(options, errno))?;
+        lock(&descriptor, options)?;
         let (found_bytes, len_bytes) = size(&descriptor, options)?;
         let direct = go_direct(&descriptor, options);
         let in_memory = fstatfs(&descriptor)
@@ -120,11 +131,50 @@ impl File {
         self.in_memory
     }
 
+    /// What lies at `offset`, and how far that goes. Where the file system does not know, it is no
+    /// hole. Blocks for as long as the file system takes to look it up.
+    pub fn extent(&self, offset: u64) -> FileExtent {
+        let left = self.len_bytes.saturating_sub(offset);
+        let extent = |until: u64, is_hole| FileExtent {
+            len_bytes: until.saturating_sub(offset).min(left),
+            is_hole,
+        };
+        if left == 0 {
+            return extent(offset, false);
+        }
+        match seek(&self.descriptor, SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => extent(data, true),
+            Ok(_) => match seek(&self.descriptor, SeekFrom::Hole(offset)) {
+                Ok(hole) => extent(hole, false),
+                Err(_) => extent(self.len_bytes, false),
+            },
+            // No data from there to the end (lseek(2)).
+            Err(Errno::NXIO) => extent(self.len_bytes, true),
+            Err(_) => extent(self.len_bytes, false),
+        }
+    }
+
     /// Bytes of storage the file takes up: less than its length while it has holes.
     pub fn allocated_bytes(&self) -> u64 {
         // Counted in units of 512 bytes on every file system (stat(2)).
         fstat(&self.descriptor).map_or(0, |found| u64::try_from(found.st_blocks).unwrap_or(0) * 512)
     }
+}
+
+/// The first and the last `most` bytes of the file or device at `path`, or all of it twice if it is
+/// shorter, and how long it is. For a look at set-up: it blocks, and goes through the page cache.
+///
+/// # Errors
+///
+/// What the kernel refuses.
+pub fn read_ends(path: &Path, most: usize) -> std::io::Result<(Vec<u8>, Vec<u8>, u64)> {
+    let file = std::fs::File::open(path)?;
+    let size_bytes = (&file).seek(std::io::SeekFrom::End(0))?;
+    let len = usize::try_from(size_bytes).map_or(most, |size| size.min(most));
+    let mut ends = (vec![0; len], vec![0; len]);
+    file.read_exact_at(&mut ends.0, 0)?;
+    file.read_exact_at(&mut ends.1, size_bytes - len as u64)?;
+    Ok((ends.0, ends.1, size_bytes))
 }
 
 impl AsFd for File {
@@ -141,13 +191,72 @@ impl Drop for File {
     }
 }
 
-fn lock(descriptor: &OwnedFd, path: &Path) -> Result<(), FileError> {
-    let expected = "to be the only one who has it open";
-    match flock(descriptor, FlockOperation::NonBlockingLockExclusive) {
+fn flags(options: &FileOptions) -> OFlags {
+    if options.read_only {
+        return OFlags::RDONLY | OFlags::CLOEXEC;
+    }
+    let create = if options.len_bytes.is_some() { OFlags::CREATE } else { OFlags::empty() };
+    let found = stat(options.path.as_path());
+    let is_device =
+        found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice);
+    // Of a block device this claims it: neither a mount nor another who claims it is there, or
+    // comes (open(2)). Together with creation it means something else, and devices are not made.
+    let claim = if is_device { OFlags::EXCL } else { create };
+    OFlags::RDWR | OFlags::CLOEXEC | claim
+}
+
+fn not_opened(options: &FileOptions, errno: Errno) -> FileError {
+    let path = options.path.as_path();
+    if errno == Errno::BUSY {
+        let expected = "a device that nobody else uses, which --overwrite does not change";
+        return FileError::found("open", path, who_uses(path), expected);
+    }
+    let expected = match options.len_bytes {
+        _ if options.read_only => "a file that can be read",
+        Some(_) => "a file that can be read and written, in a directory that exists",
+        None => "a file that can be read and written; with a size it would be made",
+    };
+    FileError::new("open", path, errno, expected)
+}
+
+fn lock(descriptor: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
+    let path = options.path.as_path();
+    let (operation, expected) = if options.read_only {
+        (FlockOperation::NonBlockingLockShared, "nobody who has it open for writing")
+    } else {
+        (FlockOperation::NonBlockingLockExclusive, "to be the only one who has it open")
+    };
+    match flock(descriptor, operation) {
         Ok(()) => Ok(()),
         // Some network file systems have no locks.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
+        Err(Errno::WOULDBLOCK) => {
+            Err(FileError::found("lock", path, who_locks(descriptor), expected))
+        }
         Err(errno) => Err(FileError::new("lock", path, errno, expected)),
+    }
+}
+
+/// `in use: mounted at /home`.
+fn who_uses(path: &Path) -> String {
+    let uses: Vec<String> =
+        InUse::look(&Machine::this(), path).iter().map(ToString::to_string).collect();
+    if uses.is_empty() { "in use".into() } else { format!("in use: {}", uses.join(", ")) }
+}
+
+/// `process 4711 (tenmil serve file:/disk) has it open`.
+fn who_locks(descriptor: &OwnedFd) -> String {
+    let pid = fstat(descriptor).ok().and_then(|found| {
+        let device = (major(found.st_dev), minor(found.st_dev));
+        holders::lock_holder(&Machine::this(), device, found.st_ino)
+    });
+    match pid {
+        None => "somebody else has it open".into(),
+        Some(pid) if pid == std::process::id() => "this process has it open already".into(),
+        Some(pid) => match command_line(pid) {
+            Some(words) => format!("process {pid} ({}) has it open", words.join(" ")),
+            None => format!("process {pid} has it open"),
+        },
     }
 }
 
@@ -159,12 +268,12 @@ fn size(descriptor: &OwnedFd, options: &FileOptions) -> Result<(u64, u64), FileE
     let regular = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
     let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
     let used = match options.len_bytes {
-        Some(wanted) if wanted > there && regular => {
+        Some(wanted) if wanted > there && regular && !options.read_only => {
             ftruncate(descriptor, wanted).map_err(refuse)?;
             wanted
         }
         Some(wanted) if wanted > there => {
-            let expected = "a device at least as large as the size asked for";
+            let expected = "at least the size asked for";
             return Err(FileError::found("size", path, format!("{there} bytes"), expected));
         }
         Some(wanted) => wanted,
@@ -254,14 +363,21 @@ impl fmt::Display for Indirect {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
     use std::path::Path;
 
     use base::Blame;
 
-    use super::{File, FileError, FileOptions, Indirect};
+    use super::{File, FileError, FileExtent, FileOptions, Indirect};
 
     fn open(path: &Path, len_bytes: Option<u64>, unit_bytes: u32) -> Result<File, FileError> {
-        File::open(&FileOptions { path: path.into(), len_bytes, unit_bytes, direct: true })
+        let (path, direct, read_only) = (path.into(), true, false);
+        File::open(&FileOptions { path, len_bytes, unit_bytes, direct, read_only })
+    }
+
+    fn read(path: &Path, len_bytes: Option<u64>) -> Result<File, FileError> {
+        let (path, unit_bytes, direct) = (path.into(), 512, true);
+        File::open(&FileOptions { path, len_bytes, unit_bytes, direct, read_only: true })
     }
 
     #[test]
@@ -307,6 +423,7 @@ mod tests {
         let first = open(&path, Some(4096), 512).unwrap();
         let error = open(&path, Some(4096), 512).unwrap_err();
         assert!(error.to_string().contains("the only one"), "{error}");
+        assert!(error.to_string().contains(": this process has it open already, "), "{error}");
         // What a ring that is on its way out does for a while.
         let lingering = first.as_fd().try_clone_to_owned().unwrap();
         drop(first);
@@ -315,10 +432,52 @@ mod tests {
     }
 
     #[test]
+    fn readers_go_together_and_change_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        assert!(read(&path, Some(4096)).is_err() && !path.exists(), "it is not made");
+        std::fs::write(&path, [1; 2048]).unwrap();
+        let error = read(&path, Some(4096)).unwrap_err();
+        assert!(error.to_string().ends_with("2048 bytes, expected at least the size asked for"));
+        let readers = [read(&path, None).unwrap(), read(&path, Some(1024)).unwrap()];
+        assert_eq!(readers.each_ref().map(File::len_bytes), [2048, 1024]);
+        let error = open(&path, None, 512).unwrap_err();
+        assert!(error.to_string().ends_with("to be the only one who has it open"), "{error}");
+        drop(readers);
+        let _writer = open(&path, None, 512).unwrap();
+        let error = read(&path, None).unwrap_err();
+        assert!(error.to_string().ends_with("nobody who has it open for writing"), "{error}");
+    }
+
+    #[test]
+    fn holes_are_told_from_data_as_far_as_the_file_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let file = open(&path, Some(4 << 20), 4096).unwrap();
+        let extent = |len_bytes, is_hole| FileExtent { len_bytes, is_hole };
+        assert_eq!(file.extent(0), extent(4 << 20, true));
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .write_all_at(&[1; 1 << 20], 1 << 20)
+            .unwrap();
+        assert_eq!(file.extent(0), extent(1 << 20, true));
+        assert_eq!(file.extent(4096), extent((1 << 20) - 4096, true));
+        assert_eq!(file.extent(3 << 19), extent(1 << 19, false));
+        assert_eq!(file.extent(2 << 20), extent(2 << 20, true));
+        assert_eq!(file.extent(4 << 20), extent(0, false));
+        drop(file);
+        let part = open(&path, Some(3 << 20), 4096).unwrap();
+        assert_eq!(part.extent(2 << 20), extent(1 << 20, true), "no further than what is used");
+    }
+
+    #[test]
     fn a_transfer_through_the_page_cache_says_why() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blocks");
-        let options = FileOptions { path, len_bytes: Some(4096), unit_bytes: 512, direct: false };
+        let (len_bytes, unit_bytes) = (Some(4096), 512);
+        let options = FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false };
         assert_eq!(File::open(&options).unwrap().direct(), Err(Indirect::Asked));
         // One byte is less than any device's alignment; where there are no direct transfers at all
         // that is the reason instead.

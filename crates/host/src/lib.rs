@@ -17,6 +17,7 @@
 //! | [`watch`] | waiting for many descriptors, off the data path |
 //! | [`secret`] | key files, read if nobody else can |
 //! | [`process`] | what this process has used |
+//! | [`holders`] | who uses a file or a block device, and which device it is |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
 //! # Unsafe
@@ -42,6 +43,7 @@ pub mod environment;
 pub mod event;
 pub mod file;
 pub mod frequency;
+pub mod holders;
 pub mod local_socket;
 pub mod machine;
 pub mod mailbox;

@@ -47,6 +47,15 @@ impl Machine {
         Cores::parse(&self.text(path)?).ok()
     }
 
+    /// The names in a directory, in order; none if there is no such directory.
+    pub fn names(&self, path: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.root.join(path)).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
     /// Whether a file or directory exists.
     pub fn has(&self, path: &str) -> bool {
         self.root.join(path).exists()

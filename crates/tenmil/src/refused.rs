@@ -62,6 +62,12 @@ impl From<block::uri::UriError> for Refused {
     }
 }
 
+impl From<block::guard::NotAllowed> for Refused {
+    fn from(error: block::guard::NotAllowed) -> Self {
+        Self::caller(error.text).with_hint(error.remedy)
+    }
+}
+
 impl From<block::MediumError> for Refused {
     fn from(error: block::MediumError) -> Self {
         Self::of(error.blame(), error.to_string())

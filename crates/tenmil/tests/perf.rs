@@ -163,7 +163,7 @@ fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
         };
         let refused = refusal(&writing(false));
         assert_eq!(refused.blame, Blame::Caller);
-        let there = format!("{} ({size} bytes)", path.display());
+        let there = format!("{} ({size} bytes; ", path.display());
         assert!(refused.text.contains(&there), "{refused}");
         assert!(refused.hint.unwrap().contains("--overwrite"));
         assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 0x5a), "untouched");

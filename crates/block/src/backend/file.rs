@@ -6,10 +6,12 @@ mod work;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use base::{Backend, Blame, Durability, Limits, Medium, Operation, Segment, Support};
+use base::{
+    Backend, Blame, Durability, Extent, Holds, Limits, Medium, Operation, Segment, Support,
+};
 use dma::{Region, Regions};
 use host::engine::{Capacity, Choice, Engine};
-use host::file::{File, FileOptions};
+use host::file::{File, FileExtent, FileOptions};
 
 use self::channel::FileChannel;
 use super::marks::Marks;
@@ -24,7 +26,7 @@ use crate::{Existing, MediumError};
 ///
 /// A write that was answered lies in a volatile cache until a flush (`fdatasync`) or unless it was
 /// forced (`RWF_DSYNC`). Deallocated blocks become holes and read as zeroes, where the file system
-/// has holes. Marks of uncorrectable blocks are kept in memory only and end with the medium.
+/// has holes; which ones are is asked of the file system. Marks of uncorrectable blocks are kept in memory only and end with the medium.
 #[derive(Debug)]
 pub struct FileMedium {
     shared: Arc<Shared>,
@@ -43,6 +45,8 @@ pub struct FileMediumOptions {
     pub block_size: u32,
     /// Whether to go round the page cache where that can be done.
     pub direct: bool,
+    /// Whether it is only to be read: it is neither made nor grown, and others may read it too.
+    pub read_only: bool,
     /// How to talk to the kernel.
     pub engine: Choice,
 }
@@ -71,11 +75,13 @@ const CHUNK_BYTES: u32 = 256 << 10;
 /// A channel's own buffers: so many requests that need one are under way at once.
 const BUFFERS: u16 = 8;
 const DEPTH_MAX: u16 = 256;
+/// Blocks whose marks one question about extents looks at.
+const EXTENT_BLOCKS_MAX: u64 = 1 << 20;
 /// 64 pages and the one that an unaligned start adds.
 const SEGMENTS_MAX: u16 = 65;
 const CAPACITY: Capacity = Capacity { depth: DEPTH_MAX, segments_max: SEGMENTS_MAX };
 
-/// Opens `file:PATH?size=1g&block=512&direct=yes&engine=auto`.
+/// Opens `file:PATH?size=1g&block=512&direct=yes&read-only=no&engine=auto`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
     let engines =
         [("auto", Choice::Best), ("io_uring", Choice::Ring), ("threads", Choice::Threads)];
@@ -86,11 +92,12 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
     let size_bytes = fields.size("size")?;
     let direct = fields.choice("direct", &[("yes", true), ("no", false)])?.unwrap_or(true);
+    let read_only = fields.choice("read-only", &[("yes", true), ("no", false)])?.unwrap_or(false);
     let engine = fields.choice("engine", &engines)?.unwrap_or_default();
     fields.finish()?;
     size_bytes.map(|size| block_count(uri, size, block_size)).transpose()?;
     let path = PathBuf::from(uri.path());
-    let options = FileMediumOptions { path, size_bytes, block_size, direct, engine };
+    let options = FileMediumOptions { path, size_bytes, block_size, direct, read_only, engine };
     let medium = FileMedium::open(opener.regions, &options)?;
     let (description, existing) = (medium.describe(), medium.existing().into_iter().collect());
     Ok(Opened { existing, ..Opened::fresh(Arc::new(medium), description) })
@@ -100,18 +107,21 @@ impl FileMedium {
     /// Opens, makes or grows the file. Requests name memory of `regions`, in which the medium and
     /// each channel take a place of their own.
     pub fn open(regions: &Regions, options: &FileMediumOptions) -> Result<Self, MediumError> {
-        let FileMediumOptions { path, size_bytes, block_size, direct, engine } = options;
-        let (block_size, direct, choice) = (*block_size, *direct, *engine);
+        let FileMediumOptions { path, size_bytes, block_size, direct, read_only, engine } = options;
+        let (block_size, direct, read_only, choice) = (*block_size, *direct, *read_only, *engine);
         check_geometry("file", block_size, size_bytes.unwrap_or(u64::MAX))?;
         let (path, len_bytes) = (path.clone(), *size_bytes);
-        let options = FileOptions { path, len_bytes, unit_bytes: block_size, direct };
+        let options = FileOptions { path, len_bytes, unit_bytes: block_size, direct, read_only };
         let file = File::open(&options)
             .map_err(|error| MediumError::new(error.blame(), format!("file: {error}")))?;
         let file = Arc::new(file);
         let engine = try_engine(&file, regions, choice)?;
         let zeroes = memory(regions, CHUNK_BYTES)
             .map_err(|text| MediumError::new(Blame::Machine, format!("file: {text}")))?;
-        let limits = limits(&file, block_size);
+        let mut limits = limits(&file, block_size);
+        if read_only {
+            limits.support = READING;
+        }
         let shared = Shared {
             uncorrectable: Marks::new(limits.block_count),
             file,
@@ -124,10 +134,11 @@ impl FileMedium {
 
     /// What a write would destroy: whatever was in the file before it was opened.
     pub fn existing(&self) -> Option<Existing> {
-        let file = &self.shared.file;
+        let Shared { file, limits, .. } = &*self.shared;
         let found = format!("{} bytes", file.found_bytes());
         let name = file.path().display().to_string();
-        (file.found_bytes() > 0).then_some(Existing { name, found })
+        let can_be_lost = file.found_bytes() > 0 && limits.support != READING;
+        can_be_lost.then_some(Existing { name, found, path: Some(file.path().into()) })
     }
 
     /// One line: which file, by which engine, and whether the page cache is in the way and why.
@@ -153,6 +164,21 @@ impl Medium for FileMedium {
         let engine = engine.map_err(|error| error.to_string())?;
         Ok(Box::new(FileChannel::new(engine, loan)))
     }
+
+    fn extent(&self, lba: u64) -> Result<Extent, String> {
+        let Shared { file, limits, uncorrectable, .. } = &*self.shared;
+        let left = limits.block_count.saturating_sub(lba);
+        if left == 0 {
+            return Ok(Extent { blocks: 0, holds: Holds::Data });
+        }
+        let block_size = u64::from(limits.block_size);
+        let found = in_blocks(file.extent(lba * block_size), block_size);
+        let blocks = found.blocks.min(left).min(EXTENT_BLOCKS_MAX);
+        let (is_lost, run) = uncorrectable.run(lba, blocks);
+        // What cannot be read does not read as zeroes.
+        let holds = if is_lost { Holds::Data } else { found.holds };
+        Ok(Extent { blocks: run, holds })
+    }
 }
 
 impl Loan {
@@ -176,6 +202,20 @@ fn try_engine(file: &Arc<File>, regions: &Regions, choice: Choice) -> Result<Str
         Some(errno) => format!("{} (io_uring is refused: {errno})", engine.name()),
         None => engine.name().into(),
     })
+}
+
+/// What can be done with a file that is only read.
+const READING: Support =
+    Support::of(&[Operation::Read, Operation::Compare, Operation::Verify, Operation::Flush]);
+
+/// Whole blocks from the start of an extent on: a hole is as many as lie in it, data as many as it
+/// touches. A block of which only the start is a hole is data.
+fn in_blocks(found: FileExtent, block_size: u64) -> Extent {
+    let whole = found.len_bytes / block_size;
+    if found.is_hole && whole > 0 {
+        return Extent { blocks: whole, holds: Holds::Hole };
+    }
+    Extent { blocks: found.len_bytes.div_ceil(block_size), holds: Holds::Data }
 }
 
 fn limits(file: &File, block_size: u32) -> Limits {
@@ -203,19 +243,21 @@ mod tests {
     use std::path::Path;
 
     use base::{
-        Answers, Backend, Blame, Flags, Instant, Medium, Memory, Operation, Outcome, Request,
-        Segment,
+        Answers, Backend, Blame, Extent, Flags, Holds, Instant, Medium, Memory, Operation, Outcome,
+        Request, Segment,
     };
     use dma::{Backing, Mapping, Regions};
     use host::engine::Choice;
+    use host::file::FileExtent;
 
-    use super::{FileMedium, FileMediumOptions};
+    use super::{FileMedium, FileMediumOptions, in_blocks};
 
     const BLOCK: u32 = 4096;
 
     fn options(path: &Path, size_bytes: Option<u64>) -> FileMediumOptions {
         let (path, engine) = (path.into(), Choice::Best);
-        FileMediumOptions { path, size_bytes, block_size: BLOCK, direct: true, engine }
+        let (direct, read_only) = (true, false);
+        FileMediumOptions { path, size_bytes, block_size: BLOCK, direct, read_only, engine }
     }
 
     fn run(
@@ -264,6 +306,64 @@ mod tests {
         let mut bytes = vec![0; 1 << 16];
         regions.load(memory, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0x5a));
+    }
+
+    #[test]
+    fn holes_are_told_as_far_as_they_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let regions = Regions::new(8);
+        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        let medium = FileMedium::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+        let extent = |blocks, holds| Ok(Extent { blocks, holds });
+        assert_eq!(medium.extent(0), extent(256, Holds::Hole));
+        let mut channel = medium.channel().unwrap();
+        assert_eq!(run(&mut *channel, Operation::Write, 16, memory), Outcome::SUCCESS);
+        assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), Outcome::SUCCESS);
+        assert_eq!(medium.extent(3), extent(13, Holds::Hole));
+        assert_eq!(medium.extent(17), extent(15, Holds::Data));
+        assert_eq!(medium.extent(32), extent(224, Holds::Hole));
+        assert_eq!(medium.extent(256), extent(0, Holds::Data), "past the end");
+        assert_eq!(run(&mut *channel, Operation::Deallocate, 16, memory), Outcome::SUCCESS);
+        assert_eq!(medium.extent(0), extent(256, Holds::Hole));
+        let lost = run(&mut *channel, Operation::WriteUncorrectable, 2, memory);
+        assert_eq!(lost, Outcome::SUCCESS);
+        assert_eq!(medium.extent(0), extent(16, Holds::Hole));
+        assert_eq!(medium.extent(16), extent(2, Holds::Data), "it cannot be read as zeroes");
+    }
+
+    #[test]
+    fn a_block_that_is_partly_a_hole_is_data() {
+        for (len_bytes, is_hole, blocks, holds) in [
+            (4096, true, 1, Holds::Hole),
+            (4095, true, 1, Holds::Data),
+            (8191, true, 1, Holds::Hole),
+            (4095, false, 1, Holds::Data),
+            (8192, false, 2, Holds::Data),
+            (8193, false, 3, Holds::Data),
+        ] {
+            let found = in_blocks(FileExtent { len_bytes, is_hole }, 4096);
+            assert_eq!(found, Extent { blocks, holds }, "{len_bytes} {is_hole}");
+        }
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test makes the file that is read")]
+    fn what_is_only_read_refuses_to_be_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        std::fs::write(&path, [7; 1 << 17]).unwrap();
+        let regions = Regions::new(8);
+        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        let to_read = FileMediumOptions { read_only: true, ..options(&path, None) };
+        let medium = FileMedium::open(&regions, &to_read).unwrap();
+        let mut channel = medium.channel().unwrap();
+        assert_eq!(run(&mut *channel, Operation::Read, 16, memory), Outcome::SUCCESS);
+        for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
+            let outcome = run(&mut *channel, operation, 16, memory);
+            assert_eq!(outcome, Outcome::INVALID_OPCODE, "{operation:?}");
+        }
+        assert!(medium.existing().is_none(), "nothing can be lost");
     }
 
     #[test]

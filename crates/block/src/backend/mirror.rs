@@ -22,7 +22,7 @@
 //! write on each: whoever sends them has to send one after the other, as file systems do.
 
 mod assemble;
-mod bits;
+pub(crate) mod bits;
 mod channel;
 mod commit;
 mod meta;
@@ -40,6 +40,7 @@ use std::sync::Arc;
 
 use base::{Backend, Blame, Durability, Instant, Limits, Medium, Operation, Span, Support};
 use dma::Regions;
+use host::machine::Machine;
 
 use self::assemble::{Assembly, Candidate, Found, assemble};
 use self::bits::Bits;
@@ -50,7 +51,7 @@ use self::superblock::{LEGS_MAX, Shape, Superblock, uuid_text};
 use self::tend::Policy;
 use crate::open::{Handle, Opened, Opener};
 use crate::uri::Uri;
-use crate::{Existing, MediumError};
+use crate::{Existing, MediumError, guard};
 
 /// Several devices that hold the same blocks.
 pub struct Mirror {
@@ -153,13 +154,8 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
     if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
         return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
     }
-    if !existing.is_empty() && !overwrite {
-        let found: Vec<String> = existing.iter().map(ToString::to_string).collect();
-        let found = found.join(" and ");
-        return Err(refuse(format!(
-            "found data on {found}, expected nothing that could be lost, or --overwrite"
-        )));
-    }
+    guard::allow("mirror create", &existing, overwrite, &Machine::this())
+        .map_err(|not| MediumError::new(Blame::Caller, not.text))?;
     let uuid = u128::from(host::random_seed()) << 64 | u128::from(host::random_seed());
     let mut now = || opener.clock.now();
     format(opener.regions, &legs, uuid, &mut now).map_err(refuse)

@@ -186,7 +186,10 @@ mod tests {
         assert!(made.ends_with(&format!("open it as 'mirror:[{a}],[{b}]'\n")), "{made}");
 
         let refused = say(&["create", &a, &b]).unwrap_err();
-        assert!(refused.text.contains("found data on ") && refused.text.contains("--overwrite"));
+        assert!(
+            refused.text.contains("would destroy what is there: ")
+                && refused.text.contains("--overwrite")
+        );
         say(&["create", "--overwrite", &a, &b]).unwrap();
 
         let mirror = format!("mirror:[{b}],[{a}]");

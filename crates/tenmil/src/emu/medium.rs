@@ -38,6 +38,7 @@ pub(super) fn open(
                 size_bytes: spec.size_bytes_known(),
                 block_size,
                 direct: true,
+                read_only: false,
                 engine: host::engine::Choice::Best,
             };
             let file = FileMedium::open(regions, &options).map_err(refuse)?;

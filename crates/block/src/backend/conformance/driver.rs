@@ -142,6 +142,7 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         len_bytes: Some(512),
         unit_bytes: 512,
         direct: false,
+        read_only: false,
     })
     .unwrap()
     .is_in_memory();

@@ -1,8 +1,10 @@
 //! The devices of a run: opened, checked, and handed out to lanes.
 
 use base::{Backend, Limits, Segment, Span};
+use block::{Existing, guard};
 use dma::Regions;
 use host::Clock;
+use host::machine::Machine;
 
 use super::lane::{Lane, LaneParts};
 use super::media::Media;
@@ -53,7 +55,7 @@ impl Rig {
         };
         let media = Media::open(options, places, &regions, clock)?;
         let existing = ssds.iter().flat_map(Emulated::existing).chain(media.existing());
-        refuse_to_destroy(options, &existing.map(ToString::to_string).collect::<Vec<_>>())?;
+        refuse_to_destroy(options, &existing.cloned().collect::<Vec<_>>())?;
         let (mut ssd, mut medium) = (0.., 0..);
         let mut devices = Vec::new();
         for uri in &options.uris {
@@ -210,17 +212,15 @@ pub(super) fn start_ssds(
     Emulated::start_in(regions, &plan, clock)
 }
 
-/// Refuses to write to what this run did not create, unless that was asked for.
-fn refuse_to_destroy(options: &PerfOptions, existing: &[String]) -> Result<(), Refused> {
-    if options.overwrite || existing.is_empty() || !options.pattern.writes() {
+/// Refuses to write to what this run did not create, unless that was asked for, and to what somebody
+/// else uses.
+fn refuse_to_destroy(options: &PerfOptions, existing: &[Existing]) -> Result<(), Refused> {
+    if !options.pattern.writes() {
         return Ok(());
     }
-    let text = format!(
-        "-w {} would destroy what is there: {}; expected devices that this run creates",
-        options.pattern.name(),
-        existing.join(", ")
-    );
-    Err(Refused::caller(text).with_hint("To write to them all the same, add --overwrite."))
+    let doing = format!("-w {}", options.pattern.name());
+    guard::allow(&doing, existing, options.overwrite, &Machine::this())?;
+    Ok(())
 }
 
 /// I/Os in flight on queue pair `pair` of those that share a depth.

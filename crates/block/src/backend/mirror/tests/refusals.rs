@@ -168,8 +168,12 @@ fn a_mirror_is_not_made_over_data_or_of_unlike_legs() {
     let size = "&size=4m";
     let [a, c] = [bench.leg("a", ""), bench.leg("c", size)];
     let refused = bench.create(&[a.clone(), c.clone()], false).unwrap_err();
-    assert!(refused.starts_with("make a mirror: found data on "), "{refused}");
-    assert!(refused.contains("/a (4194304 bytes)") && refused.contains("--overwrite"), "{refused}");
+    assert!(refused.starts_with("mirror create would destroy what is there: "), "{refused}");
+    assert!(
+        refused.contains("/a (4194304 bytes; tenmil mirror \"leg 0 of 2\" ")
+            && refused.contains("--overwrite"),
+        "{refused}"
+    );
     assert!(!refused.contains("/c ("), "{refused}");
     assert!(bench.open(&["a", "b"]).is_ok(), "nothing was touched");
     bench.create(&[a.clone(), c.clone()], true).unwrap();

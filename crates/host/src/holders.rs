@@ -1,0 +1,391 @@
+//! Who uses a file or a block device, and which device it is, as the kernel's files tell.
+//!
+//! | looked up in | what for |
+//! |---|---|
+//! | `/sys/dev/block/M:m/holders`, `dm/name`, `md` | devices that stand on it, and so on upwards |
+//! | `/sys/block/loop*/loop/backing_file` | loop devices that stand on a file |
+//! | `/proc/self/mountinfo` | file systems mounted from it, from its partitions, from what stands on it |
+//! | `/proc/swaps` | swap |
+//! | `/proc/locks` | processes that have a file locked |
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, major, minor, stat};
+
+use crate::machine::Machine;
+
+/// Something that uses a file or a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InUse {
+    /// A file system on it is mounted.
+    Mounted {
+        /// The device whose file system it is, by its name in the kernel.
+        device: String,
+        /// Where.
+        at: String,
+    },
+    /// It is swapped to.
+    Swap {
+        /// The device or the file.
+        name: String,
+    },
+    /// A device of the kernel stands on it.
+    HeldBy {
+        /// What it stands on.
+        device: String,
+        /// Its name: `dm-0 (vg-root)`.
+        holder: String,
+    },
+}
+
+/// A file or a device, and how it is found in the kernel's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Where it lies, without links on the way.
+    pub path: PathBuf,
+    /// The number of a block device; none of a file.
+    pub device: Option<(u32, u32)>,
+}
+
+/// What a block device says it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// Its model.
+    pub model: Option<String>,
+    /// Its serial number.
+    pub serial: Option<String>,
+    /// What no other has.
+    pub wwid: Option<String>,
+}
+
+/// Devices stand on devices; this many storeys are looked at.
+const STOREYS_MAX: u32 = 8;
+
+impl Place {
+    /// The file or device at `path`.
+    pub fn of(path: &Path) -> Self {
+        let is_device = |mode| FileType::from_raw_mode(mode) == FileType::BlockDevice;
+        let found = stat(path).ok().filter(|found| is_device(found.st_mode));
+        let device = found.map(|found| (major(found.st_rdev), minor(found.st_rdev)));
+        Self { path: path.canonicalize().unwrap_or_else(|_| path.into()), device }
+    }
+}
+
+impl InUse {
+    /// What uses the file or device at `path`.
+    pub fn look(machine: &Machine, path: &Path) -> Vec<Self> {
+        Self::of(machine, &Place::of(path))
+    }
+
+    /// What uses `place`: the nearest first.
+    pub fn of(machine: &Machine, place: &Place) -> Vec<Self> {
+        let mut look = Look::new(machine);
+        let path = place.path.display().to_string();
+        match place.device {
+            Some(device) => look.device(device, Some(&path), 1),
+            None => look.file(&path),
+        }
+        look.found
+    }
+}
+
+impl Hardware {
+    /// What the device at `place` says of itself; of a partition, what its disk says.
+    pub fn of(machine: &Machine, place: &Place) -> Self {
+        let Some(device) = place.device else { return Self::default() };
+        let own = directory(device);
+        let is_partition = machine.has(&format!("{own}/partition"));
+        let disk = if is_partition { format!("{own}/..") } else { own };
+        let first = |names: &[&str]| {
+            let mut texts = names.iter().filter_map(|name| machine.text(&format!("{disk}/{name}")));
+            texts.find(|text| !text.is_empty())
+        };
+        Self {
+            model: first(&["device/model"]),
+            serial: first(&["device/serial", "serial"]),
+            wwid: first(&["wwid", "device/wwid"]),
+        }
+    }
+}
+
+/// The process that has a lock on the file of this inode, on a file system of this device.
+pub fn lock_holder(machine: &Machine, device: (u32, u32), inode: u64) -> Option<u32> {
+    let (major, minor) = device;
+    let wanted = format!("{major:02x}:{minor:02x}:{inode}");
+    let text = machine.text("proc/locks")?;
+    // `1: FLOCK  ADVISORY  WRITE 4711 fd:01:123456 0 EOF` (proc_locks(5)).
+    text.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let place = words.iter().position(|word| *word == wanted)?;
+        words.get(place.checked_sub(1)?)?.parse().ok()
+    })
+}
+
+/// One look through the kernel's files.
+struct Look<'a> {
+    machine: &'a Machine,
+    mounts: Vec<Mount>,
+    swaps: Vec<String>,
+    found: Vec<InUse>,
+}
+
+struct Mount {
+    device: String,
+    source: String,
+    at: String,
+}
+
+impl<'a> Look<'a> {
+    fn new(machine: &'a Machine) -> Self {
+        let text = |path| machine.text(path).unwrap_or_default();
+        Self {
+            machine,
+            mounts: text("proc/self/mountinfo").lines().filter_map(mount).collect(),
+            swaps: text("proc/swaps").lines().skip(1).filter_map(swap).collect(),
+            found: Vec::new(),
+        }
+    }
+
+    fn file(&mut self, path: &str) {
+        if self.swaps.iter().any(|swap| swap == path) {
+            self.found.push(InUse::Swap { name: path.into() });
+        }
+        for name in self.machine.names("sys/block") {
+            let backing = self.machine.text(&format!("sys/block/{name}/loop/backing_file"));
+            if backing.as_deref() == Some(path) {
+                self.held(path, &name, &format!("sys/block/{name}"), 1);
+            }
+        }
+    }
+
+    /// A block device, its partitions, and all that stands on them.
+    fn device(&mut self, device: (u32, u32), path: Option<&str>, storey: u32) {
+        let own = directory(device);
+        let name = device_name(self.machine, &own)
+            .or_else(|| path.map(str::to_owned))
+            .unwrap_or_else(|| number(device));
+        self.used_itself(device, path, &name);
+        self.holders_of(&own, &name, storey);
+        for part in self.machine.names(&own) {
+            let part = format!("{own}/{part}");
+            if self.machine.has(&format!("{part}/partition"))
+                && let Some(device) = number_in(self.machine, &part)
+            {
+                let name = device_name(self.machine, &part).unwrap_or_else(|| number(device));
+                self.used_itself(device, None, &name);
+                self.holders_of(&part, &name, storey);
+            }
+        }
+    }
+
+    fn used_itself(&mut self, device: (u32, u32), path: Option<&str>, name: &str) {
+        let number = number(device);
+        let node = format!("/dev/{name}");
+        let is_it = |text: &str| text == node || path == Some(text);
+        // File systems over several devices have a number of their own; their source is one of them.
+        let mounts = self.mounts.iter().filter(|one| one.device == number || is_it(&one.source));
+        let mounts = mounts.map(|one| InUse::Mounted { device: name.into(), at: one.at.clone() });
+        self.found.extend(mounts);
+        if self.swaps.iter().any(|swap| is_it(swap)) {
+            self.found.push(InUse::Swap { name: node });
+        }
+    }
+
+    fn holders_of(&mut self, directory: &str, name: &str, storey: u32) {
+        for holder in self.machine.names(&format!("{directory}/holders")) {
+            self.held(name, &holder, &format!("{directory}/holders/{holder}"), storey);
+        }
+    }
+
+    fn held(&mut self, device: &str, holder: &str, directory: &str, storey: u32) {
+        let called = self.machine.text(&format!("{directory}/dm/name"));
+        let called = called.map_or_else(String::new, |name| format!(" ({name})"));
+        let (device, shown) = (device.to_owned(), format!("{holder}{called}"));
+        self.found.push(InUse::HeldBy { device, holder: shown });
+        if storey < STOREYS_MAX
+            && let Some(device) = number_in(self.machine, directory)
+        {
+            self.device(device, None, storey + 1);
+        }
+    }
+}
+
+fn directory((major, minor): (u32, u32)) -> String {
+    format!("sys/dev/block/{major}:{minor}")
+}
+
+fn number((major, minor): (u32, u32)) -> String {
+    format!("{major}:{minor}")
+}
+
+fn number_in(machine: &Machine, directory: &str) -> Option<(u32, u32)> {
+    let text = machine.text(&format!("{directory}/dev"))?;
+    let (major, minor) = text.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn device_name(machine: &Machine, directory: &str) -> Option<String> {
+    let text = machine.text(&format!("{directory}/uevent"))?;
+    text.lines().find_map(|line| line.strip_prefix("DEVNAME=")).map(str::to_owned)
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw` (proc_pid_mountinfo(5)).
+fn mount(line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let fields: Vec<&str> = before.split(' ').collect();
+    let source = after.split(' ').nth(1)?;
+    let (device, at) = (*fields.get(2)?, unescape(fields.get(4)?));
+    Some(Mount { device: device.into(), source: unescape(source), at })
+}
+
+fn swap(line: &str) -> Option<String> {
+    line.split_whitespace().next().map(unescape)
+}
+
+/// Takes `\040` for a space, as the kernel writes it.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let octal = after
+            .get(..3)
+            .filter(|_| *byte == b'\\')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(octal.unwrap_or(*byte));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+impl fmt::Display for InUse {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mounted { device, at } => write!(out, "{device} is mounted at {at}"),
+            Self::Swap { name } => write!(out, "{name} is swapped to"),
+            Self::HeldBy { device, holder } => write!(out, "{holder} stands on {device}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Hardware, InUse, Place, lock_holder};
+    use crate::machine::tests::made_of;
+
+    const DISK: &str = "sys/dev/block/8:0";
+    const DM: &str = "sys/dev/block/8:0/sda2/holders/dm-0";
+
+    fn place(path: &str, device: Option<(u32, u32)>) -> Place {
+        Place { path: path.into(), device }
+    }
+
+    fn said(uses: &[InUse]) -> Vec<String> {
+        uses.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_stands_on_a_disk_is_found_through_partitions_and_holders() {
+        let (_root, machine) = made_of(&[
+            (&format!("{DISK}/uevent"), "MAJOR=8\nDEVNAME=sda\n"),
+            (&format!("{DISK}/device/model"), "Disk 9\n"),
+            (&format!("{DISK}/device/serial"), "S4EW\n"),
+            (&format!("{DISK}/sda1/partition"), "1\n"),
+            (&format!("{DISK}/sda1/dev"), "8:1\n"),
+            (&format!("{DISK}/sda1/uevent"), "DEVNAME=sda1\n"),
+            (&format!("{DISK}/sda2/partition"), "2\n"),
+            (&format!("{DISK}/sda2/dev"), "8:2\n"),
+            (&format!("{DISK}/sda2/uevent"), "DEVNAME=sda2\n"),
+            (&format!("{DM}/dm/name"), "vg-root\n"),
+            (&format!("{DM}/dev"), "253:0\n"),
+            ("sys/dev/block/253:0/uevent", "DEVNAME=dm-0\n"),
+            (
+                "proc/self/mountinfo",
+                "22 1 253:0 / / rw shared:1 - ext4 /dev/mapper/vg-root rw\n\
+                 23 22 0:39 / /data\\040one rw - btrfs /dev/sda1 rw\n\
+                 24 22 8:16 / /other rw - xfs /dev/sdb rw\n",
+            ),
+            ("proc/swaps", "Filename Type Size Used Priority\n/dev/sda1 partition 1 0 -2\n"),
+        ]);
+        let disk = place("/dev/disk/by-id/x", Some((8, 0)));
+        assert_eq!(
+            said(&InUse::of(&machine, &disk)),
+            [
+                "sda1 is mounted at /data one",
+                "/dev/sda1 is swapped to",
+                "dm-0 (vg-root) stands on sda2",
+                "dm-0 is mounted at /"
+            ]
+        );
+        let hardware = Hardware::of(&machine, &disk);
+        assert_eq!((hardware.model.as_deref(), hardware.wwid), (Some("Disk 9"), None));
+        assert_eq!(hardware.serial.as_deref(), Some("S4EW"));
+        assert_eq!(InUse::of(&machine, &place("/dev/sdc", Some((8, 32)))), []);
+    }
+
+    #[test]
+    fn a_disk_is_found_mounted_by_its_number_and_by_the_name_it_was_given() {
+        let (_root, machine) = made_of(&[(
+            "proc/self/mountinfo",
+            "24 22 8:16 / /a rw - xfs /dev/root rw\n25 22 0:9 / /b rw - btrfs /dev/sdb rw\n",
+        )]);
+        let found = InUse::of(&machine, &place("/dev/sdb", Some((8, 16))));
+        let device = || "/dev/sdb".to_owned();
+        assert_eq!(
+            found,
+            [
+                InUse::Mounted { device: device(), at: "/a".into() },
+                InUse::Mounted { device: device(), at: "/b".into() }
+            ]
+        );
+    }
+
+    #[test]
+    fn a_file_is_found_under_a_loop_device_and_as_swap() {
+        let (_root, machine) = made_of(&[
+            ("sys/block/loop0/loop/backing_file", "/srv/other\n"),
+            ("sys/block/loop3/loop/backing_file", "/srv/disk\n"),
+            ("sys/block/loop3/dev", "7:3\n"),
+            ("sys/dev/block/7:3/uevent", "DEVNAME=loop3\n"),
+            ("proc/self/mountinfo", "24 22 7:3 / /mnt rw - ext4 /dev/loop3 rw\n"),
+            ("proc/swaps", "Filename\n/srv/swap\\040file file 1 0 -2\n"),
+        ]);
+        let of = |path| said(&InUse::of(&machine, &place(path, None)));
+        assert_eq!(of("/srv/disk"), ["loop3 stands on /srv/disk", "loop3 is mounted at /mnt"]);
+        assert_eq!(of("/srv/swap file"), ["/srv/swap file is swapped to"]);
+        assert_eq!(of("/srv/new"), [""; 0]);
+    }
+
+    #[test]
+    fn devices_that_stand_on_each_other_in_a_circle_come_to_an_end() {
+        let (_root, machine) = made_of(&[("sys/dev/block/9:0/holders/md0/dev", "9:0\n")]);
+        let found = InUse::of(&machine, &place("/dev/md0", Some((9, 0))));
+        assert_eq!(found.len(), 8);
+    }
+
+    #[test]
+    fn the_disk_of_a_partition_says_what_it_is() {
+        let (_root, machine) = made_of(&[
+            ("sys/dev/block/259:1/partition", "1\n"),
+            ("sys/dev/block/device/model", "NVMe 1\n"),
+            ("sys/dev/block/wwid", "eui.1\n"),
+        ]);
+        let hardware = Hardware::of(&machine, &place("/dev/nvme0n1p1", Some((259, 1))));
+        assert_eq!((hardware.model.as_deref(), hardware.serial), (Some("NVMe 1"), None));
+        assert_eq!(hardware.wwid.as_deref(), Some("eui.1"));
+    }
+
+    #[test]
+    fn a_lock_is_found_by_device_and_inode() {
+        let (_root, machine) = made_of(&[(
+            "proc/locks",
+            "1: POSIX  ADVISORY  WRITE 7 fd:01:12 0 EOF\n\
+             2: FLOCK  ADVISORY  WRITE 4711 fd:01:123456 0 EOF\n\
+             3: OFDLCK ADVISORY  READ -1 fd:01:99 0 EOF\n",
+        )]);
+        assert_eq!(lock_holder(&machine, (253, 1), 123_456), Some(4711));
+        assert_eq!(lock_holder(&machine, (253, 1), 1234), None);
+        assert_eq!(lock_holder(&machine, (253, 1), 99), None, "nobody's number");
+        assert_eq!(lock_holder(&machine, (8, 1), 12), None);
+    }
+}
