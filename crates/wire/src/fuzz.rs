@@ -15,12 +15,12 @@ use crate::io::copy::{CopyFormat, sources};
 use crate::io::{Blocks, dataset, reservation};
 use crate::layout::{Field, Layout, Short, Visitor, decode};
 use crate::log::event::EventResult;
-use crate::log::{ana, error, history, lba};
+use crate::log::{ana, discovery, error, history, lba};
 use crate::protection::Format;
 use crate::sgl::Descriptor;
 use crate::status::Status;
 use crate::typed::{CommandVisitor, Typed};
-use crate::{directive, nbd, pointer};
+use crate::{directive, nbd, nqn, pointer, tcp};
 
 /// Gives `bytes` to every parser.
 ///
@@ -40,6 +40,7 @@ pub fn fuzz(bytes: &[u8]) {
     protection(bytes);
     pointers(bytes);
     network_block_device(bytes);
+    fabrics(bytes);
 }
 
 struct Bytes<'a>(&'a [u8]);
@@ -54,7 +55,7 @@ struct One(Command);
 
 impl CommandVisitor for One {
     fn visit<T: Typed>(&mut self) {
-        let command = self.0.with_opcode(T::OPCODE);
+        let command = T::adopt(self.0);
         typed(T::NAME, T::FIELDS, command, |command| Ok(T::parse(&command)?.to_command()));
     }
 }
@@ -84,6 +85,40 @@ fn typed(
     assert_eq!(reread(once), Ok(once), "{name} is read again");
     assert_eq!(once.opcode(), command.opcode(), "{name} keeps its opcode");
     assert_eq!(decode(&once.to_bytes(), fields).len(), fields.len(), "{name} is shown");
+}
+
+/// Names, discovery pages, and the first bytes as each unit of NVMe/TCP. The last byte says how the
+/// connection frames them.
+fn fabrics(bytes: &[u8]) {
+    if let Some(Ok(name)) = bytes.first_chunk().map(nqn::read) {
+        assert_eq!(nqn::check(name), Ok(()));
+    }
+    assert!(discovery::entries(bytes).count() <= bytes.len() / 1024);
+    assert!(discovery::entries(bytes).all(|entry| entry.port() != Some(0)));
+    let how = bytes.last().copied().unwrap_or(0);
+    let (header_digest, data_digest) = (how & 0x80 != 0, how & 0x40 != 0);
+    let framing = tcp::Framing { header_digest, data_digest, alignment: how & 0x1f };
+    if let Ok(pdu) = tcp::CapsuleCmd::parse(bytes)
+        && let Ok(data) = pdu.check(framing, 8192)
+    {
+        let rest = pdu.plen() - u32::from(data.offset) - data.len_bytes;
+        assert!(data.len_bytes <= 8192 && rest <= 76);
+        assert_eq!(tcp::CapsuleCmd::new(framing, &pdu.command(), 0).command(), pdu.command());
+    }
+    if let Ok(pdu) = tcp::H2CData::parse(bytes)
+        && pdu.check(framing).is_ok()
+    {
+        assert!(u64::from(pdu.plen()) >= u64::from(pdu.datal()) + 24 && pdu.pdo() >= 24);
+    }
+    if let Ok(pdu) = tcp::C2HData::parse(bytes)
+        && pdu.check(framing).is_ok()
+    {
+        assert!(!pdu.success() || pdu.last());
+    }
+    if let Ok(pdu) = tcp::TermReq::parse(bytes) {
+        assert_eq!(tcp::FatalStatus::from_code(pdu.fes()), pdu.refusal().status);
+        assert!(!pdu.is_sound() || pdu.plen() <= 152);
+    }
 }
 
 fn words(command: &Command) {

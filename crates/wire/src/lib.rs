@@ -6,6 +6,8 @@
 //! - [`Command`], [`Completion`] and [`Status`] are what travels in queues; [`admin`] and [`io`]
 //!   give each command a structure of its own.
 //! - [`register`] is what lies in a controller's BAR.
+//! - [`fabrics`] is how a host reaches a controller over a network, [`tcp`] the units that travel on
+//!   an NVMe/TCP connection, [`mod@nqn`] the names of hosts and subsystems.
 //! - [`identify`] is what a controller and its namespaces say about themselves, [`log`] what has
 //!   happened to them, [`feature`] how they are set.
 //! - [`mod@pointer`] and [`sgl`] say where data lie, [`protection`] how they are guarded, [`directive`]
@@ -22,6 +24,7 @@ pub mod completion;
 pub mod directive;
 #[doc(hidden)]
 pub mod element;
+pub mod fabrics;
 pub mod feature;
 pub mod fuzz;
 pub mod identify;
@@ -29,12 +32,14 @@ pub mod io;
 pub mod layout;
 pub mod log;
 pub mod nbd;
+pub mod nqn;
 pub mod opcode;
 pub mod pointer;
 pub mod protection;
 pub mod register;
 pub mod sgl;
 pub mod status;
+pub mod tcp;
 pub mod typed;
 
 #[cfg(test)]
@@ -53,6 +58,7 @@ pub use typed::Typed;
 pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
     admin::visit(visitor);
     directive::visit(visitor);
+    fabrics::visit(visitor);
     feature::visit(visitor);
     feature::identity::visit(visitor);
     feature::media::visit(visitor);
@@ -69,6 +75,7 @@ pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
     io::dataset::visit(visitor);
     io::reservation::visit(visitor);
     log::ana::visit(visitor);
+    log::discovery::visit(visitor);
     log::effects::visit(visitor);
     log::error::visit(visitor);
     log::event::visit(visitor);
@@ -79,12 +86,14 @@ pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
     log::sanitize::visit(visitor);
     log::self_test::visit(visitor);
     register::visit(visitor);
+    tcp::pdu::visit(visitor);
 }
 
 /// Visits every command of the crate.
 pub fn visit_commands(visitor: &mut impl typed::CommandVisitor) {
     admin::visit_commands(visitor);
     admin::subsystem::visit_commands(visitor);
+    fabrics::visit_commands(visitor);
     io::visit_commands(visitor);
     io::copy::visit_commands(visitor);
     io::dataset::visit_commands(visitor);

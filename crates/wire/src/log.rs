@@ -7,6 +7,7 @@
 use crate::element::code;
 
 pub mod ana;
+pub mod discovery;
 pub mod effects;
 pub mod error;
 pub mod event;

@@ -92,7 +92,7 @@ impl<T: Layout> Subject for InMemory<T> {
 impl<T: Typed> Subject for InQueue<T> {
     fn load(&mut self, bytes: &[u8]) {
         let command = crate::Command::from_bytes(bytes.try_into().unwrap());
-        self.0 = T::parse(&command.with_opcode(T::OPCODE)).unwrap();
+        self.0 = T::parse(&T::adopt(command)).unwrap();
     }
 
     fn bytes(&self) -> Vec<u8> {

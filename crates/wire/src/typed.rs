@@ -21,6 +21,7 @@ use crate::command::Command;
 #[cfg(test)]
 use crate::layout::Accessor;
 use crate::layout::{Decoded, Field, decode};
+use crate::opcode::FabricsType;
 use crate::status::Status;
 
 /// A command with a structure of its own.
@@ -29,6 +30,8 @@ pub trait Typed: Copy + Default + PartialEq + fmt::Debug + 'static {
     const NAME: &'static str;
     /// Its opcode.
     const OPCODE: u8;
+    /// FCTYPE, if it is a fabrics command.
+    const FCTYPE: Option<FabricsType>;
     /// Its fields; bits are counted from the beginning of the 64 bytes.
     const FIELDS: &'static [Field];
     /// How a test reads and writes the fields, in the same order.
@@ -43,6 +46,23 @@ pub trait Typed: Copy + Default + PartialEq + fmt::Debug + 'static {
     /// `Status::INVALID_OPCODE` if it is another command.
     fn parse(command: &Command) -> Result<Self, Status>;
 
+    /// `command` with the opcode, and FCTYPE, of this one.
+    #[inline]
+    fn adopt(command: Command) -> Command {
+        let command = command.with_opcode(Self::OPCODE);
+        match Self::FCTYPE {
+            Some(fctype) => command.with_bits(FCTYPE_BIT, 8, fctype.code().into()),
+            None => command,
+        }
+    }
+
+    /// Whether the command has the FCTYPE of this one; yes, if this one has none.
+    #[doc(hidden)]
+    #[inline]
+    fn has_fctype(command: &Command) -> bool {
+        Self::FCTYPE.is_none_or(|own| command.bits(FCTYPE_BIT, 8) == u64::from(own.code()))
+    }
+
     /// Every field with its value, for printing.
     fn decode(&self) -> Vec<Decoded> {
         decode(&self.to_command().to_bytes(), Self::FIELDS)
@@ -55,6 +75,10 @@ pub trait CommandVisitor {
     fn visit<T: Typed>(&mut self);
 }
 
+/// The first bit of FCTYPE, which takes the place of NSID's low byte (Base 2.1 §6).
+#[doc(hidden)]
+pub const FCTYPE_BIT: usize = 32;
+
 /// The first bit of dword `dword` of a command.
 #[doc(hidden)]
 #[must_use]
@@ -64,11 +88,12 @@ pub const fn bit_of(dword: usize, low: u32) -> usize {
 
 /// Declares the commands of one module.
 ///
-/// `field @ 10[0..=7]: u8` is bits 7 to 0 of CDW10. A range may reach into the next dwords.
+/// `field @ 10[0..=7]: u8` is bits 7 to 0 of CDW10. A range may reach into the next dwords. A fabrics
+/// command has an FCTYPE behind its opcode: `pub struct Connect = OPCODE, fabrics FCTYPE, "Connect"`.
 macro_rules! commands {
     ($(
         $(#[$meta:meta])*
-        pub struct $name:ident = $opcode:expr, $opcode_name:literal {
+        pub struct $name:ident = $opcode:expr $(, fabrics $fctype:expr)?, $opcode_name:literal {
             $(
                 $(#[doc = $meaning:literal])+
                 $field:ident @ $dword:literal [$low:literal $(..= $high:literal)?] : $type:ty;
@@ -92,6 +117,8 @@ macro_rules! commands {
             impl $crate::typed::Typed for $name {
                 const NAME: &'static str = $opcode_name;
                 const OPCODE: u8 = $opcode.code();
+                const FCTYPE: Option<$crate::opcode::FabricsType> =
+                    $crate::typed::fctype!($($fctype)?);
                 const FIELDS: &'static [$crate::layout::Field] = &[$(
                     $crate::layout::Field {
                         name: stringify!($field),
@@ -123,7 +150,7 @@ macro_rules! commands {
 
                 #[inline]
                 fn to_command(&self) -> $crate::command::Command {
-                    $crate::command::Command::new(Self::OPCODE)
+                    <Self as $crate::typed::Typed>::adopt($crate::command::Command::new(0))
                         $(.with_bits(
                             $crate::typed::bit_of($dword, $low),
                             const { $crate::layout::width_of(&[$low $(, $high)?]) },
@@ -133,7 +160,7 @@ macro_rules! commands {
 
                 #[inline]
                 fn parse(command: &$crate::command::Command) -> Result<Self, $crate::status::Status> {
-                    if command.opcode() != Self::OPCODE {
+                    if command.opcode() != Self::OPCODE || !<Self as $crate::typed::Typed>::has_fctype(command) {
                         return Err($crate::status::Status::INVALID_OPCODE);
                     }
                     Ok(Self {
@@ -153,4 +180,14 @@ macro_rules! commands {
     };
 }
 
-pub(crate) use commands;
+/// FCTYPE as it is declared, or none.
+macro_rules! fctype {
+    () => {
+        None
+    };
+    ($fctype:expr) => {
+        Some($fctype)
+    };
+}
+
+pub(crate) use {commands, fctype};

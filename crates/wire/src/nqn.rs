@@ -1,0 +1,162 @@
+//! NVMe Qualified Names: what hosts and subsystems are called (Base 2.1 §4.7).
+
+use core::fmt;
+
+/// The longest name, in bytes of UTF-8 (Base 2.1 §4.7).
+pub const LEN_MAX: usize = 223;
+
+/// How many bytes a name has in a structure, zeros behind it included (Base 2.1 §4.7).
+pub const FIELD_BYTES: usize = 256;
+
+/// The discovery service, whichever subsystem it is of (Base 2.1 §3.1.3.3).
+pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// What a name made of a UUID begins with (Base 2.1 §4.7).
+pub const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+
+/// The first thing that is wrong with a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// It has this many bytes, or no end within its field.
+    Length(usize),
+    /// It is not UTF-8.
+    Text,
+    /// It holds a character that none may hold.
+    Character(char),
+    /// It does not begin with `nqn.`, a year, a month and a domain.
+    Form,
+    /// It has the prefix of a UUID and is followed by something else.
+    Uuid,
+    /// Something other than zeros follows its end.
+    Padding,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length(found) => {
+                write!(out, "NQN has {found} bytes, expected 1 to {LEN_MAX} and a zero behind them")
+            }
+            Self::Text => out.write_str("NQN is not UTF-8"),
+            Self::Character(found) => {
+                write!(out, "NQN holds {found:?}, expected no space and no control character")
+            }
+            Self::Form => out.write_str("NQN does not begin with nqn.YYYY-MM. and a domain"),
+            Self::Uuid => write!(out, "NQN begins with {UUID_PREFIX} and no UUID follows"),
+            Self::Padding => out.write_str("NQN is followed by something else than zeros"),
+        }
+    }
+}
+
+impl core::error::Error for Malformed {}
+
+/// The name in a field of a structure.
+pub fn read(field: &[u8; FIELD_BYTES]) -> Result<&str, Malformed> {
+    let end = field.iter().position(|&byte| byte == 0).ok_or(Malformed::Length(FIELD_BYTES))?;
+    let (name, rest) = field.split_at(end);
+    if rest.iter().any(|&byte| byte != 0) {
+        return Err(Malformed::Padding);
+    }
+    let name = core::str::from_utf8(name).map_err(|_| Malformed::Text)?;
+    check(name).map(|()| name)
+}
+
+/// Refuses what is no name of a host or subsystem.
+pub fn check(name: &str) -> Result<(), Malformed> {
+    if name.is_empty() || name.len() > LEN_MAX {
+        return Err(Malformed::Length(name.len()));
+    }
+    let is_foreign = |letter: &char| letter.is_whitespace() || letter.is_control();
+    if let Some(foreign) = name.chars().find(is_foreign) {
+        return Err(Malformed::Character(foreign));
+    }
+    if !has_date_and_domain(name) {
+        return Err(Malformed::Form);
+    }
+    match name.strip_prefix(UUID_PREFIX) {
+        Some(uuid) if !is_uuid(uuid) => Err(Malformed::Uuid),
+        _ => Ok(()),
+    }
+}
+
+/// `nqn.2014-08.org.example` with or without `:anything` behind it.
+fn has_date_and_domain(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("nqn.") else { return false };
+    let Some((date, rest)) = rest.split_once('.') else { return false };
+    let domain = rest.split_once(':').map_or(rest, |(domain, _)| domain);
+    let &[y0, y1, y2, y3, b'-', m0, m1] = date.as_bytes() else { return false };
+    let month = u32::from(m0.wrapping_sub(b'0')) * 10 + u32::from(m1.wrapping_sub(b'0'));
+    let is_digit = |byte: u8| byte.is_ascii_digit();
+    [y0, y1, y2, y3, m0, m1].into_iter().all(is_digit)
+        && (1..=12).contains(&month)
+        && domain.split('.').all(|label| !label.is_empty())
+}
+
+/// `11111111-2222-3333-4444-555555555555`.
+fn is_uuid(text: &str) -> bool {
+    let groups = text.split('-').map(str::len);
+    groups.eq([8, 4, 4, 4, 12]) && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DISCOVERY, FIELD_BYTES, LEN_MAX, Malformed, check, read};
+
+    fn field(name: &[u8]) -> [u8; FIELD_BYTES] {
+        let mut field = [0; FIELD_BYTES];
+        field[..name.len()].copy_from_slice(name);
+        field
+    }
+
+    #[test]
+    fn names_of_each_kind_are_taken() {
+        let longest = format!("nqn.2014-08.org.example:{}", "x".repeat(LEN_MAX - 24));
+        for name in [
+            DISCOVERY,
+            "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-55555555aAfF",
+            "nqn.2001-12.com.example:nvme.host.sys.xyz",
+            "nqn.2019-01.a:",
+            &longest,
+        ] {
+            assert_eq!(check(name), Ok(()), "{name}");
+            assert_eq!(read(&field(name.as_bytes())), Ok(name));
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_is_refused_for_its_first_fault() {
+        let too_long = format!("nqn.2014-08.org.example:{}", "x".repeat(LEN_MAX - 23));
+        for (name, why) in [
+            ("", Malformed::Length(0)),
+            (too_long.as_str(), Malformed::Length(LEN_MAX + 1)),
+            ("nqn.2014-08.org.a:b c", Malformed::Character(' ')),
+            ("nqn.2014-08.org.a:\u{7}", Malformed::Character('\u{7}')),
+            ("iqn.2014-08.org.a", Malformed::Form),
+            ("nqn.2014-13.org.a", Malformed::Form),
+            ("nqn.2014-00.org.a", Malformed::Form),
+            ("nqn.14-08.org.a", Malformed::Form),
+            ("nqn.2014-08.", Malformed::Form),
+            ("nqn.2014-08.org..a", Malformed::Form),
+            ("nqn.2014-08", Malformed::Form),
+            ("nqn.2014-08.org.nvmexpress:uuid:", Malformed::Uuid),
+            ("nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-5555", Malformed::Uuid),
+            (
+                "nqn.2014-08.org.nvmexpress:uuid:g1111111-2222-3333-4444-555555555555",
+                Malformed::Uuid,
+            ),
+        ] {
+            assert_eq!(check(name), Err(why), "{name}");
+            assert!(!why.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_field_has_a_zero_behind_the_name_and_nothing_else() {
+        assert_eq!(read(&[b'n'; FIELD_BYTES]), Err(Malformed::Length(FIELD_BYTES)));
+        assert_eq!(read(&[0; FIELD_BYTES]), Err(Malformed::Length(0)));
+        let mut late = field(DISCOVERY.as_bytes());
+        late[FIELD_BYTES - 1] = 1;
+        assert_eq!(read(&late), Err(Malformed::Padding));
+        assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(Malformed::Text));
+    }
+}

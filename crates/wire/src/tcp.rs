@@ -1,0 +1,346 @@
+//! NVMe/TCP protocol data units: bytes to meaning and back, no state.
+//!
+//! Sections are those of the NVM Express TCP Transport Specification, revision 1.0, which later
+//! revisions keep for all that is here. All numbers are little-endian.
+//!
+//! ```text
+//!   0       8          HLEN       (+4)      PDO            PDO + DATA   PLEN
+//!   | CH    | PSH      | [HDGST]  | [PAD]   | [DATA]       | [DDGST]    |
+//!
+//!   CH: type, FLAGS, HLEN, PDO, PLEN
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`pdu`] | each unit's header, every field declared once |
+//! | [`mod@check`] | what is refused in a header for its own sake, with which fatal status |
+//! | [`rule`] | the table of all that is refused, that which depends on a connection's state included |
+//! | [`digest`] | CRC32C of headers and data |
+//!
+//! What may come next is for `tcp` to know; here is only what the bytes say.
+
+pub mod check;
+pub mod digest;
+pub mod pdu;
+pub mod rule;
+#[cfg(test)]
+mod tests;
+
+pub use digest::{Crc32c, crc32c};
+pub use pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, IcReq, IcResp, R2t, TermReq};
+
+/// The length of the common header, which begins every unit (§3.6.2.1).
+pub const COMMON_BYTES: usize = 8;
+
+/// The length of a digest (§3.3.1.1).
+pub const DIGEST_BYTES: usize = 4;
+
+/// The longest header: that of the units which open a connection (§3.6.2.2).
+pub const HEADER_BYTES_MAX: usize = 128;
+
+/// The highest HPDA or CPDA: data begin at a multiple of 128 bytes (§3.6.2.2).
+pub const ALIGNMENT_MAX: u8 = 31;
+
+/// The longest termination request: its header, and 128 bytes of the header that was refused
+/// (§3.5).
+pub const TERMINATION_BYTES_MAX: usize = 152;
+
+/// What a capsule for an admin or fabrics command may always carry (§3.3.1).
+pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
+
+/// The smallest MAXH2CDATA (§3.6.2.3).
+pub const H2C_DATA_BYTES_MIN: u32 = 4096;
+
+/// The only format of units there is (§3.6.2.2).
+pub const PFV: u16 = 0;
+
+/// Where subsystems are usually found (§3.1.2).
+pub const PORT: u16 = 4420;
+
+/// Where the discovery service is found unless told otherwise (§3.1.2).
+pub const DISCOVERY_PORT: u16 = 8009;
+
+/// Which end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// The one that connects and asks.
+    Host,
+    /// The one that answers.
+    Controller,
+}
+
+/// Which unit (§3.3, Figure 10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum PduType {
+    /// Initialize Connection Request.
+    IcReq = 0x00,
+    /// Initialize Connection Response.
+    IcResp = 0x01,
+    /// Host to Controller Terminate Connection Request.
+    H2CTermReq = 0x02,
+    /// Controller to Host Terminate Connection Request.
+    C2HTermReq = 0x03,
+    /// Command Capsule.
+    CapsuleCmd = 0x04,
+    /// Response Capsule.
+    CapsuleResp = 0x05,
+    /// Host to Controller Data.
+    H2CData = 0x06,
+    /// Controller to Host Data.
+    C2HData = 0x07,
+    /// Ready to Transfer.
+    R2t = 0x09,
+}
+
+/// How units of one direction lie on the stream, as it was agreed when the connection was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Framing {
+    /// A digest follows each header.
+    pub header_digest: bool,
+    /// A digest follows all data.
+    pub data_digest: bool,
+    /// HPDA or CPDA of the end that receives: data begin at a multiple of this and one, in dwords.
+    pub alignment: u8,
+}
+
+/// FES: why a connection is terminated (§3.6.2.4, §3.6.2.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FatalStatus {
+    /// 01h: a field of the header is invalid; FEI is its offset.
+    InvalidHeaderField,
+    /// 02h: a unit came that may not come now.
+    SequenceError,
+    /// 03h: the header's digest is wrong; FEI is the one received.
+    HeaderDigestError,
+    /// 04h: data lie outside of what was asked for.
+    OutOfRange,
+    /// 05h: more than the limit, of data in a unit or of outstanding R2Ts.
+    LimitExceeded,
+    /// 06h: a parameter is not supported; FEI is its offset.
+    UnsupportedParameter,
+    /// A value that the specification does not name.
+    Reserved(u16),
+}
+
+/// Why a unit is refused: what a termination request says about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// FES.
+    pub status: FatalStatus,
+    /// FEI.
+    pub information: u32,
+}
+
+impl End {
+    /// The other one.
+    #[must_use]
+    pub const fn peer(self) -> Self {
+        match self {
+            Self::Host => Self::Controller,
+            Self::Controller => Self::Host,
+        }
+    }
+}
+
+impl PduType {
+    /// Every type there is.
+    pub const ALL: [Self; 9] = [
+        Self::IcReq,
+        Self::IcResp,
+        Self::H2CTermReq,
+        Self::C2HTermReq,
+        Self::CapsuleCmd,
+        Self::CapsuleResp,
+        Self::H2CData,
+        Self::C2HData,
+        Self::R2t,
+    ];
+
+    /// The type of this number, if there is one.
+    #[inline]
+    #[must_use]
+    pub const fn from_u8(code: u8) -> Option<Self> {
+        Some(match code {
+            0x00 => Self::IcReq,
+            0x01 => Self::IcResp,
+            0x02 => Self::H2CTermReq,
+            0x03 => Self::C2HTermReq,
+            0x04 => Self::CapsuleCmd,
+            0x05 => Self::CapsuleResp,
+            0x06 => Self::H2CData,
+            0x07 => Self::C2HData,
+            0x09 => Self::R2t,
+            _ => return None,
+        })
+    }
+
+    /// Who sends it: the lowest bit says (§3.3, Figure 10).
+    #[inline]
+    #[must_use]
+    pub const fn sender(self) -> End {
+        if self as u8 & 1 == 0 { End::Host } else { End::Controller }
+    }
+
+    /// HLEN: the length of its header without a digest (§3.6.2).
+    #[inline]
+    #[must_use]
+    pub const fn header_bytes(self) -> u8 {
+        match self {
+            Self::IcReq | Self::IcResp => 128,
+            Self::CapsuleCmd => 72,
+            _ => 24,
+        }
+    }
+
+    /// Whether a digest follows its header once digests are agreed upon (§3.3.1.1).
+    #[inline]
+    #[must_use]
+    pub const fn has_digest(self) -> bool {
+        !matches!(self, Self::IcReq | Self::IcResp | Self::H2CTermReq | Self::C2HTermReq)
+    }
+
+    /// Its name in the specification.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IcReq => "ICReq",
+            Self::IcResp => "ICResp",
+            Self::H2CTermReq => "H2CTermReq",
+            Self::C2HTermReq => "C2HTermReq",
+            Self::CapsuleCmd => "CapsuleCmd",
+            Self::CapsuleResp => "CapsuleResp",
+            Self::H2CData => "H2CData",
+            Self::C2HData => "C2HData",
+            Self::R2t => "R2T",
+        }
+    }
+}
+
+impl Framing {
+    /// Bytes of a digest behind each header.
+    #[inline]
+    #[must_use]
+    pub const fn header_digest_bytes(self) -> u8 {
+        if self.header_digest { 4 } else { 0 }
+    }
+
+    /// Bytes of a digest behind all data.
+    #[inline]
+    #[must_use]
+    pub const fn data_digest_bytes(self) -> u8 {
+        if self.data_digest { 4 } else { 0 }
+    }
+
+    /// PDO: where data begin behind a header of `header_bytes`, with the least padding (§3.3).
+    #[inline]
+    #[must_use]
+    pub const fn data_offset(self, header_bytes: u8) -> u8 {
+        let end = header_bytes + self.header_digest_bytes();
+        end.next_multiple_of((self.alignment + 1) * 4)
+    }
+
+    /// FLAGS of a unit with data (§3.6.2.6 to §3.6.2.9).
+    #[inline]
+    #[must_use]
+    pub const fn data_flags(self) -> u8 {
+        self.header_digest as u8 | (self.data_digest as u8) << 1
+    }
+}
+
+impl FatalStatus {
+    /// Every value that has a name.
+    pub const ALL: [Self; 6] = [
+        Self::InvalidHeaderField,
+        Self::SequenceError,
+        Self::HeaderDigestError,
+        Self::OutOfRange,
+        Self::LimitExceeded,
+        Self::UnsupportedParameter,
+    ];
+
+    /// The meaning of this number.
+    #[must_use]
+    pub const fn from_code(code: u16) -> Self {
+        match code {
+            1 => Self::InvalidHeaderField,
+            2 => Self::SequenceError,
+            3 => Self::HeaderDigestError,
+            4 => Self::OutOfRange,
+            5 => Self::LimitExceeded,
+            6 => Self::UnsupportedParameter,
+            other => Self::Reserved(other),
+        }
+    }
+
+    /// Its number on the wire.
+    #[must_use]
+    pub const fn code(self) -> u16 {
+        match self {
+            Self::InvalidHeaderField => 1,
+            Self::SequenceError => 2,
+            Self::HeaderDigestError => 3,
+            Self::OutOfRange => 4,
+            Self::LimitExceeded => 5,
+            Self::UnsupportedParameter => 6,
+            Self::Reserved(other) => other,
+        }
+    }
+
+    /// Its name in the specification.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidHeaderField => "Invalid PDU Header Field",
+            Self::SequenceError => "PDU Sequence Error",
+            Self::HeaderDigestError => "Header Digest Error",
+            Self::OutOfRange => "Data Transfer Out of Range",
+            Self::LimitExceeded => "R2T or Data Transfer Limit Exceeded",
+            Self::UnsupportedParameter => "Unsupported Parameter",
+            Self::Reserved(_) => "reserved",
+        }
+    }
+}
+
+impl Refusal {
+    /// A unit that may not come now (§3.3.2).
+    pub const SEQUENCE: Self = Self { status: FatalStatus::SequenceError, information: 0 };
+    /// Data outside of what was asked for (§3.3.2).
+    pub const RANGE: Self = Self { status: FatalStatus::OutOfRange, information: 0 };
+    /// More than was agreed upon (§3.3.2.2).
+    pub const LIMIT: Self = Self { status: FatalStatus::LimitExceeded, information: 0 };
+
+    /// The field at `offset` is invalid.
+    #[must_use]
+    pub const fn field(offset: u8) -> Self {
+        Self { status: FatalStatus::InvalidHeaderField, information: offset as u32 }
+    }
+
+    /// The parameter at `offset` is not supported.
+    #[must_use]
+    pub const fn parameter(offset: u8) -> Self {
+        Self { status: FatalStatus::UnsupportedParameter, information: offset as u32 }
+    }
+
+    /// A header came with digest `found`, and has another.
+    #[must_use]
+    pub const fn digest(found: u32) -> Self {
+        Self { status: FatalStatus::HeaderDigestError, information: found }
+    }
+}
+
+impl core::fmt::Display for Refusal {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { status, information } = self;
+        write!(out, "{} (FES {:#x}", status.name(), status.code())?;
+        match status {
+            FatalStatus::InvalidHeaderField | FatalStatus::UnsupportedParameter => {
+                write!(out, ", offset {information})")
+            }
+            FatalStatus::HeaderDigestError => write!(out, ", digest {information:#010x})"),
+            _ => out.write_str(")"),
+        }
+    }
+}
+
+impl core::error::Error for Refusal {}

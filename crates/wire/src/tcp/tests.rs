@@ -1,0 +1,401 @@
+//! Units as the specification draws them, and every field at the edges of what is refused.
+
+use std::collections::BTreeSet;
+
+use super::check::{self, offset};
+use super::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, IcReq, IcResp, R2t, TermReq};
+use super::rule::{Judge, RULES, Rule};
+use super::{End, FatalStatus, Framing, PduType, Refusal};
+use crate::command::Command;
+use crate::completion::Completion;
+use crate::layout::Layout;
+use crate::sgl::Descriptor;
+use crate::status::Status;
+
+const PLAIN: Framing = Framing { header_digest: false, data_digest: false, alignment: 0 };
+const BOTH: Framing = Framing { header_digest: true, data_digest: true, alignment: 3 };
+
+/// Framings that differ in all that can differ.
+fn framings() -> impl Iterator<Item = Framing> {
+    (0..4).flat_map(|digests| {
+        [0, 1, 2, 3, 15, 30, 31].map(|alignment| Framing {
+            header_digest: digests & 1 != 0,
+            data_digest: digests & 2 != 0,
+            alignment,
+        })
+    })
+}
+
+#[test]
+fn a_connection_opens_with_these_bytes() {
+    let request = IcReq::new(3, true, false, 1);
+    let begin = [0, 0, 0x80, 0, 0x80, 0, 0, 0, 0, 0, 3, 1, 1, 0, 0, 0];
+    assert_eq!(request.as_bytes()[..16], begin);
+    assert_eq!(request.as_bytes()[16..], [0; 112]);
+    let response = IcResp::new(0x1f, false, true, 0x0002_0000);
+    let begin = [1, 0, 0x80, 0, 0x80, 0, 0, 0, 0, 0, 0x1f, 2, 0, 0, 2, 0];
+    assert_eq!(response.as_bytes()[..16], begin);
+    assert_eq!(response.as_bytes()[16..], [0; 112]);
+}
+
+#[test]
+fn capsules_are_these_bytes() {
+    let read = Command::new(2).with_cid(0x0605).with_sgl1(Descriptor::transport(4096));
+    let bare = CapsuleCmd::new(BOTH, &read, 0);
+    assert_eq!(bare.as_bytes()[..12], [4, 1, 72, 0, 76, 0, 0, 0, 2, 0x40, 5, 6]);
+    assert_eq!(bare.as_bytes()[32..48], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0x5a]);
+    assert_eq!(bare.command(), read);
+    // A header of 72, a digest of 4, and padding to a multiple of 16: data begin at 80.
+    let loaded = CapsuleCmd::new(BOTH, &read, 1024);
+    assert_eq!(loaded.as_bytes()[..8], [4, 3, 72, 80, 0x54, 4, 0, 0]);
+    let completion = Completion::new(0x0605, Status::INVALID_FIELD).with_sqhd(9);
+    let response = CapsuleResp::new(PLAIN, &completion);
+    let expected = [5, 0, 24, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 5, 6, 4, 0];
+    assert_eq!(response.as_bytes(), &expected);
+    assert_eq!(response.completion(), completion);
+}
+
+#[test]
+fn data_and_what_asks_for_it_are_these_bytes() {
+    let ask = R2t::new(PLAIN, (0x0201, 0x0403), 0x1000, 0x2000);
+    let expected = [9, 0, 24, 0, 24, 0, 0, 0, 1, 2, 3, 4, 0, 0x10, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0];
+    assert_eq!(ask.as_bytes(), &expected);
+    // A header of 24, a digest of 4, and padding to a multiple of 16: data begin at 32.
+    let up = H2CData::new(BOTH, (0x0201, 0x0403), 0x1000, 0x2000, true);
+    let expected =
+        [6, 7, 24, 32, 0x24, 0x20, 0, 0, 1, 2, 3, 4, 0, 0x10, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0];
+    assert_eq!(up.as_bytes(), &expected);
+    let down = C2HData::new(PLAIN, 0x0201, 8, 4, (true, true));
+    let expected = [7, 12, 24, 24, 28, 0, 0, 0, 1, 2, 0, 0, 8, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(down.as_bytes(), &expected);
+}
+
+#[test]
+fn a_termination_request_holds_the_header_that_was_refused_and_no_more_than_128_bytes_of_it() {
+    let (bytes, whole) = TermReq::whole(PduType::C2HTermReq, Refusal::field(10), &[0xa5; 24]);
+    assert_eq!(bytes[..14], [3, 0, 24, 0, 48, 0, 0, 0, 1, 0, 10, 0, 0, 0]);
+    assert_eq!((&bytes[14..24], &bytes[24..48], whole), (&[0; 10][..], &[0xa5; 24][..], 48));
+    let (bytes, whole) = TermReq::whole(PduType::H2CTermReq, Refusal::digest(7), &[1; 200]);
+    assert_eq!((bytes[0], bytes[4], whole), (2, 152, 152));
+    for plen in 0..400 {
+        let pdu = TermReq::from_bytes(bytes.first_chunk().unwrap()).with(|pdu| pdu.plen(plen));
+        assert_eq!(pdu.is_sound(), (24..=152).contains(&plen), "PLEN {plen}");
+        assert_eq!(pdu.refusal(), Refusal::digest(7));
+    }
+    let long = TermReq::zeroed().with(|pdu| pdu.plen(24).hlen(25));
+    assert!(!long.is_sound());
+}
+
+/// §3.3: "An appropriate number of padding bytes shall be inserted"; Figures 8 and 9 are two rows.
+#[test]
+fn data_begin_at_the_first_multiple_behind_the_header() {
+    let at = |header_digest, alignment, header| {
+        Framing { header_digest, data_digest: false, alignment }.data_offset(header)
+    };
+    assert_eq!((at(false, 0x0f, 24), at(false, 3, 24)), (64, 32));
+    for framing in framings() {
+        for header in [24, 72] {
+            let (offset, unit) = (framing.data_offset(header), (framing.alignment + 1) * 4);
+            let end = header + framing.header_digest_bytes();
+            assert!(offset >= end && offset - end < unit && offset.is_multiple_of(unit));
+        }
+    }
+}
+
+#[test]
+fn a_type_is_taken_from_its_sender_and_from_nobody_else() {
+    for code in 0..=u8::MAX {
+        for end in [End::Host, End::Controller] {
+            let expected = match (end, code) {
+                (End::Controller, 0 | 2 | 4 | 6) | (End::Host, 1 | 3 | 5 | 7 | 9) => {
+                    Ok(PduType::from_u8(code).unwrap())
+                }
+                _ => Err(Refusal::field(offset::TYPE)),
+            };
+            assert_eq!(check::pdu_type(end, code), expected, "{code:#x} at {end:?}");
+        }
+    }
+    for kind in PduType::ALL {
+        assert_eq!(PduType::from_u8(kind as u8), Some(kind));
+        assert_ne!(kind.sender(), kind.sender().peer());
+    }
+}
+
+#[test]
+fn every_fatal_status_survives_and_says_what_it_is() {
+    for code in 0..=u16::MAX {
+        assert_eq!(FatalStatus::from_code(code).code(), code);
+    }
+    assert_eq!(FatalStatus::ALL.map(FatalStatus::code), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(Refusal::field(10).to_string(), "Invalid PDU Header Field (FES 0x1, offset 10)");
+    assert_eq!(Refusal::SEQUENCE.to_string(), "PDU Sequence Error (FES 0x2)");
+    assert_eq!(Refusal::digest(1).to_string(), "Header Digest Error (FES 0x3, digest 0x00000001)");
+}
+
+/// A field, what it may hold, and what else is answered with.
+struct Row {
+    at: u8,
+    width: usize,
+    takes: Box<dyn Fn(u32) -> bool>,
+    refusal: Refusal,
+}
+
+fn row(at: u8, width: usize, takes: impl Fn(u32) -> bool + 'static) -> Row {
+    Row { at, width, takes: Box::new(takes), refusal: Refusal::field(at) }
+}
+
+fn only(at: u8, width: usize, value: u32) -> Row {
+    row(at, width, move |found| found == value)
+}
+
+/// Every value of a byte; of wider fields those at which something changes.
+fn values(good: u32, width: usize) -> Vec<u32> {
+    if width == 1 {
+        return (0..256).collect();
+    }
+    let near = |at: u32| [0, 1, 3, 4, 5].map(|by| [at.wrapping_sub(by), at.wrapping_add(by)]);
+    let powers = (0..32).map(|shift| 1_u32 << shift);
+    let edges = [good, 0, u32::MAX, 4096, 8192].into_iter().chain(powers);
+    edges
+        .flat_map(near)
+        .flatten()
+        .map(|value| if width == 2 { value & 0xffff } else { value })
+        .collect()
+}
+
+/// Changes each field of a good header to each value, and compares.
+fn walk(
+    kind: PduType,
+    good: &[u8],
+    rows: &[Row],
+    judge: impl Fn(&[u8]) -> Result<(), Refusal>,
+    seen: &mut BTreeSet<(PduType, u8)>,
+) {
+    assert_eq!(judge(good), Ok(()), "{kind:?}: {good:x?}");
+    for row in rows {
+        let at = usize::from(row.at);
+        let mut raw = [0; 4];
+        raw[..row.width].copy_from_slice(&good[at..at + row.width]);
+        for value in values(u32::from_le_bytes(raw), row.width) {
+            let mut changed = good.to_vec();
+            changed[at..at + row.width].copy_from_slice(&value.to_le_bytes()[..row.width]);
+            let expected = if (row.takes)(value) { Ok(()) } else { Err(row.refusal) };
+            assert_eq!(judge(&changed), expected, "{kind:?}, offset {at}: {value:#x}");
+            if expected.is_err() {
+                seen.insert((kind, row.at));
+            }
+        }
+    }
+}
+
+fn judged<T: Layout>(
+    bytes: &[u8],
+    check: impl Fn(T) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    check(T::parse(bytes).unwrap())
+}
+
+/// Multiples of the alignment from the end of the header on, if PLEN is as it would be with `pdo`.
+fn places(framing: Framing) -> impl Fn(u32) -> bool {
+    move |pdo| pdo == u32::from(framing.data_offset(24))
+}
+
+fn digest_bits(framing: Framing, mask: u32) -> impl Fn(u32) -> bool {
+    let expected = u32::from(framing.data_flags());
+    move |flags| (flags ^ expected) & mask == 0
+}
+
+fn walk_openings(seen: &mut BTreeSet<(PduType, u8)>) {
+    let pfv = |at| Row { refusal: Refusal::parameter(at), ..only(at, 2, 0) };
+    let ends = |rest: Vec<Row>| {
+        let mut rows = vec![row(1, 1, |_| true), only(2, 1, 128), row(3, 1, |_| true)];
+        rows.extend([only(4, 4, 128), pfv(8), row(10, 1, |value| value <= 31)]);
+        rows.extend(rest);
+        rows
+    };
+    let request = IcReq::new(0, true, true, 0);
+    let rows = ends(vec![row(11, 1, |_| true), row(12, 4, |_| true), row(16, 4, |_| true)]);
+    let judge = |bytes: &[u8]| judged(bytes, |pdu: IcReq| pdu.check());
+    walk(PduType::IcReq, request.as_bytes(), &rows, judge, seen);
+    for asked in 0..4_u32 {
+        let request = IcReq::new(0, asked & 1 != 0, asked & 2 != 0, 0);
+        let response = IcResp::new(0, false, false, 4096);
+        let rows = ends(vec![
+            row(11, 1, move |dgst| dgst & 3 & !asked == 0),
+            row(12, 4, |limit| limit >= 4096 && limit % 4 == 0),
+            row(16, 4, |_| true),
+        ]);
+        let judge = |bytes: &[u8]| judged(bytes, |pdu: IcResp| pdu.check(&request));
+        walk(PduType::IcResp, response.as_bytes(), &rows, judge, seen);
+    }
+}
+
+fn walk_capsules(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
+    let command = Command::new(1).with_cid(9);
+    let least = u32::from(framing.header_digest_bytes());
+    let judge = |bytes: &[u8]| judged(bytes, |pdu: CapsuleCmd| pdu.check(framing, 4096).map(drop));
+    let bare = CapsuleCmd::new(framing, &command, 0);
+    let rows = [
+        row(1, 1, digest_bits(framing, 1)),
+        only(2, 1, 72),
+        row(3, 1, |_| true),
+        row(8, 4, |_| true),
+    ];
+    walk(PduType::CapsuleCmd, bare.as_bytes(), &rows, judge, seen);
+    let loaded = CapsuleCmd::new(framing, &command, 512);
+    let pdo = u32::from(framing.data_offset(72));
+    let around = pdo + u32::from(framing.data_digest_bytes());
+    let (unit, end) = (u32::from(framing.alignment + 1) * 4, 72 + least);
+    let plen = loaded.plen();
+    let ddgst = framing.data_digest;
+    let rows = [
+        row(1, 1, digest_bits(framing, 3)),
+        only(2, 1, 72),
+        row(3, 1, move |pdo| {
+            pdo >= end && pdo % unit == 0 && plen > pdo + if ddgst { 4 } else { 0 }
+        }),
+    ];
+    walk(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
+    // Where the flags fit both, PLEN alone says whether there are data.
+    let fits_both = !ddgst;
+    let rows = [row(4, 4, move |plen| {
+        (fits_both && plen == end) || (plen > around && plen <= around + 4096)
+    })];
+    if fits_both || pdo != end {
+        walk(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
+    }
+
+    let response = CapsuleResp::new(framing, &Completion::new(3, Status::SUCCESS));
+    let judge = |bytes: &[u8]| judged(bytes, |pdu: CapsuleResp| pdu.check(framing));
+    let rows = [
+        row(1, 1, digest_bits(framing, 1)),
+        only(2, 1, 24),
+        row(3, 1, |_| true),
+        only(4, 4, 24 + least),
+        row(8, 4, |_| true),
+        row(20, 4, |_| true),
+    ];
+    walk(PduType::CapsuleResp, response.as_bytes(), &rows, judge, seen);
+}
+
+fn walk_data(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
+    let rows = |flags: Row, plen: u32| {
+        let mut rows = vec![flags, only(2, 1, 24), only(4, 4, plen)];
+        rows.extend([row(8, 4, |_| true), row(12, 4, |value| value % 4 == 0)]);
+        rows.push(row(20, 4, |_| true));
+        rows
+    };
+    let up = H2CData::new(framing, (1, 2), 8, 64, false);
+    let judge = |bytes: &[u8]| {
+        judged(bytes, |pdu: H2CData| pdu.check(framing).and_then(|()| pdu.check_range()))
+    };
+    let flags = row(1, 1, digest_bits(framing, 3));
+    walk(PduType::H2CData, up.as_bytes(), &rows(flags, up.plen()), judge, seen);
+    let pdo = row(3, 1, places(framing));
+    let loose = |bytes: &[u8]| {
+        // Padding changes PLEN as well; see the walk of padding below.
+        judged(bytes, |pdu: H2CData| match pdu.check(framing) {
+            Err(refusal) if refusal == Refusal::field(4) => Err(Refusal::field(3)),
+            other => other,
+        })
+    };
+    walk(PduType::H2CData, up.as_bytes(), &[pdo], loose, seen);
+
+    let down = C2HData::new(framing, 1, 8, 64, (true, false));
+    let judge = |bytes: &[u8]| {
+        judged(bytes, |pdu: C2HData| pdu.check(framing).and_then(|()| pdu.check_range()))
+    };
+    let digests = digest_bits(framing, 3);
+    let flags = row(1, 1, move |flags| digests(flags) && flags & 0b1100 != 0b1000);
+    walk(PduType::C2HData, down.as_bytes(), &rows(flags, down.plen()), judge, seen);
+
+    let ask = R2t::new(framing, (1, 2), 8, 64);
+    let judge = |bytes: &[u8]| {
+        judged(bytes, |pdu: R2t| pdu.check(framing).and_then(|()| pdu.check_range()))
+    };
+    let mut bare = rows(row(1, 1, digest_bits(framing, 1)), ask.plen());
+    bare.push(row(3, 1, |_| true));
+    bare.push(row(16, 4, |len| len % 4 == 0 && len != 0));
+    walk(PduType::R2t, ask.as_bytes(), &bare, judge, seen);
+}
+
+/// PDO and PLEN together: more padding than needed is taken, as long as it is aligned.
+fn walk_padding(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
+    let rest = 64 + u32::from(framing.data_digest_bytes());
+    let (end, unit) = (24 + framing.header_digest_bytes(), (framing.alignment + 1) * 4);
+    for pdo in 0..=u8::MAX {
+        let plen = u32::from(pdo) + rest;
+        let expected = pdo >= end && pdo.is_multiple_of(unit);
+        let expected = if expected { Ok(()) } else { Err(Refusal::field(offset::PDO)) };
+        let up = H2CData::new(framing, (1, 2), 8, 64, false).with(|up| up.pdo(pdo).plen(plen));
+        let down = C2HData::new(framing, 1, 8, 64, (true, false));
+        let down = down.with(|down| down.pdo(pdo).plen(plen));
+        assert_eq!((up.check(framing), down.check(framing)), (expected, expected), "PDO {pdo}");
+        if expected.is_err() {
+            seen.extend([(PduType::H2CData, 3), (PduType::C2HData, 3)]);
+        }
+    }
+    for len in [0, 1, 2, 3, 4, 5, 8, 64, 66, u32::MAX - 200] {
+        let up = H2CData::new(framing, (1, 2), 8, len, false);
+        let down = C2HData::new(framing, 1, 8, len, (true, false));
+        let whole = if len % 4 == 0 && len != 0 { Ok(()) } else { Err(Refusal::field(16)) };
+        assert_eq!((up.check(framing), down.check(framing)), (Ok(()), Ok(())), "DATAL {len}");
+        assert_eq!((up.check_range(), down.check_range()), (whole, whole), "DATAL {len}");
+        if whole.is_err() {
+            seen.extend([(PduType::H2CData, 16), (PduType::C2HData, 16)]);
+        }
+    }
+}
+
+#[test]
+fn every_field_is_refused_at_its_edges_as_the_table_says_and_all_of_the_table_is_seen() {
+    let mut seen = BTreeSet::new();
+    walk_openings(&mut seen);
+    for framing in framings() {
+        walk_capsules(framing, &mut seen);
+        walk_data(framing, &mut seen);
+        walk_padding(framing, &mut seen);
+    }
+    for kind in PduType::ALL {
+        // Held by `a_type_is_taken_from_its_sender_and_from_nobody_else`.
+        seen.insert((kind, offset::TYPE));
+    }
+    let is_about = |rule: &&Rule| rule.judge == Judge::Header;
+    let told: BTreeSet<_> =
+        RULES.iter().filter(is_about).map(|rule| (rule.pdu, rule.offset.unwrap())).collect();
+    let spoken: BTreeSet<_> =
+        seen.into_iter().filter(|(kind, _)| told.iter().any(|(pdu, _)| pdu == kind)).collect();
+    assert_eq!(told, spoken, "the table has a row for each refusal, and a refusal for each row");
+}
+
+#[test]
+fn every_rule_cites_its_section_and_its_field() {
+    for rule in RULES {
+        assert!(rule.section.contains('§') && !rule.refused.is_empty(), "{rule:?}");
+        let has_offset = matches!(
+            rule.status,
+            FatalStatus::InvalidHeaderField | FatalStatus::UnsupportedParameter
+        );
+        assert_eq!(rule.offset.is_some(), has_offset, "{rule:?}");
+        if let Some(at) = rule.offset {
+            assert!(at < rule.pdu.header_bytes(), "{rule:?}");
+        }
+    }
+}
+
+/// Several errors: the one with the lowest offset is told (§3.6.2.4).
+#[test]
+fn of_several_errors_the_first_is_told() {
+    let up = H2CData::new(BOTH, (1, 2), 8, 64, false);
+    let broken = [offset::FLAGS, offset::HLEN, offset::PDO, offset::PLEN];
+    for (index, &first) in broken.iter().enumerate() {
+        let mut bytes = *up.as_bytes();
+        for &at in &broken[index..] {
+            bytes[usize::from(at)] ^= 1;
+        }
+        let pdu = H2CData::from_bytes(&bytes);
+        assert_eq!(pdu.check(BOTH), Err(Refusal::field(first)));
+    }
+    let odd = up.with(|pdu| pdu.datao(1).datal(1));
+    assert_eq!(odd.check_range(), Err(Refusal::field(offset::DATAO)));
+}
