@@ -4,7 +4,11 @@
 //! lies behind a lock, see [`shared`].
 
 mod inbox;
+#[cfg(test)]
+mod model;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod waiters;
 
 use std::os::fd::BorrowedFd;
@@ -12,6 +16,19 @@ use std::os::fd::BorrowedFd;
 use base::{Answers, Backend, DoorbellCounts, Instant, Request, Segment, WakeSource};
 
 pub(crate) use self::shared::{Member, SharedContext};
+
+/// The words that a shared context and its inboxes are written in. Both are compiled twice: here the
+/// words mean the real thing; in `model`, which exists in tests only, a module of the same name gives
+/// them the types of a model checker.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(super) use std::sync::{Arc, Mutex, MutexGuard};
+
+    pub(super) use host::thread::give_way;
+    pub(super) use host::{Clock, EventVectors};
+
+    pub(super) use crate::device::Port;
+}
 
 /// A channel's way to one context.
 pub(crate) struct Lane {
@@ -40,7 +57,7 @@ impl Lane {
 
     /// Takes requests off the front, whose tokens are tags. Where the context is shared they are
     /// written over.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn submit(
         &mut self,
         now: Instant,

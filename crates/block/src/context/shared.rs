@@ -18,18 +18,17 @@
 //! that took is counted.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 use base::{
     Answer, Answers, Backend, DoorbellCounts, Instant, Interrupts, Request, Segment, Span,
     WakeSource,
 };
-use host::thread::give_way;
-use host::{Clock, EventVectors};
 
 use super::inbox::Inbox;
+use super::sync::{Arc, Clock, EventVectors, Mutex, MutexGuard, Port, give_way};
 use super::waiters::Waiters;
-use crate::device::{Mode, Port};
+use crate::device::Mode;
 
 /// A backend and those who use it.
 pub(crate) struct SharedContext {
@@ -274,6 +273,8 @@ impl Core {
 }
 
 impl Member {
+    /// Not inlined, as `poll`: an owned context does not pay for the room that its variables take.
+    #[inline(never)]
     pub(super) fn submit(
         &mut self,
         now: Instant,
@@ -299,6 +300,7 @@ impl Member {
         taken
     }
 
+    #[inline(never)]
     pub(super) fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
         self.last = now;
         let count = self.desk.inbox.take(&mut self.tail, answers);

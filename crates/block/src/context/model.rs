@@ -1,0 +1,334 @@
+//! A shared context under a model checker, in every order that the memory model allows.
+//!
+//! The two files are the very ones that are shipped; only the words of `sync` mean the checker's
+//! types here. A member that sleeps for what never comes is a deadlock, which the checker reports.
+
+#![allow(clippy::duplicate_mod, reason = "that is the point of it")]
+
+#[path = "inbox.rs"]
+mod inbox;
+#[path = "shared.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the models need a part of it")]
+mod shared;
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use base::{
+    Answer, Answers, Backend, Durability, Instant, Limits, Operation, Outcome, Request, Segment,
+    Support,
+};
+use loom::thread;
+
+use self::shared::{Member, SharedContext};
+use self::sync::{Clock, EventVectors, FENCES, Port};
+use super::waiters;
+use crate::device::Mode;
+
+/// The words of `context::sync`, in the checker's types.
+mod sync {
+    use std::cell::{Cell, RefCell};
+    use std::io;
+    use std::os::fd::BorrowedFd;
+
+    use std::ops::{Deref, DerefMut};
+    // Not the checker's: who counts last is not what is looked at.
+    pub(crate) use std::sync::Arc;
+    use std::sync::{LockResult, TryLockError, TryLockResult};
+
+    use base::{Instant, Interrupts, Span};
+    use loom::sync::Condvar;
+    use loom::sync::atomic::{AtomicBool, fence};
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use loom::thread::yield_now as give_way;
+
+    /// A lock as it is made of one word. The checker's own does not try what happens while it is
+    /// held to those who only try it, and orders more than a lock does.
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T> {
+        held: AtomicBool,
+        inner: std::sync::Mutex<T>,
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T> {
+        held: &'a AtomicBool,
+        inner: Option<std::sync::MutexGuard<'a, T>>,
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self { held: AtomicBool::new(false), inner: std::sync::Mutex::new(value) }
+        }
+
+        pub(crate) fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+            let taken =
+                self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+            match taken {
+                Ok(_) => {
+                    Ok(MutexGuard { held: &self.held, inner: Some(self.inner.lock().unwrap()) })
+                }
+                Err(_) => Err(TryLockError::WouldBlock),
+            }
+        }
+
+        pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            loop {
+                match self.try_lock() {
+                    Ok(guard) => return Ok(guard),
+                    Err(_) => give_way(),
+                }
+            }
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.inner.as_ref().unwrap()
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.inner.as_mut().unwrap()
+        }
+    }
+
+    impl<T> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            self.inner = None;
+            // The checker is not asked any more once it has found something.
+            if !std::thread::panicking() {
+                self.held.store(false, Ordering::Release);
+            }
+        }
+    }
+
+    std::thread_local! {
+        /// Whether bells have their barrier. What must not be shipped has none.
+        pub(crate) static FENCES: Cell<bool> = const { Cell::new(true) };
+        /// The vector that was made last, for whoever is to wait for it.
+        static MADE: RefCell<Option<EventVectors>> = const { RefCell::new(None) };
+    }
+
+    /// A vector as `host` has it: a flag, a barrier of two halves, and an event descriptor.
+    #[derive(Clone, Debug)]
+    pub(crate) struct EventVectors(Arc<Vector>);
+
+    #[derive(Debug)]
+    struct Vector {
+        asleep: AtomicBool,
+        given: loom::sync::Mutex<bool>,
+        changed: Condvar,
+    }
+
+    impl EventVectors {
+        pub(crate) fn new(_: u16) -> io::Result<Self> {
+            let (given, changed) = (loom::sync::Mutex::new(false), Condvar::new());
+            let asleep = AtomicBool::new(true);
+            let made = Self(Arc::new(Vector { asleep, given, changed }));
+            MADE.set(Some(made.clone()));
+            Ok(made)
+        }
+
+        pub(crate) fn take_made() -> Self {
+            MADE.take().unwrap()
+        }
+
+        pub(crate) fn unmask(&self, _: u16) -> bool {
+            *self.0.given.lock().unwrap() = false;
+            self.0.asleep.store(true, Ordering::Relaxed);
+            barrier();
+            true
+        }
+
+        pub(crate) fn mask(&self, _: u16) {
+            self.0.asleep.store(false, Ordering::Relaxed);
+        }
+
+        pub(crate) fn descriptor(&self, _: u16) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        pub(crate) fn wait(&self) {
+            let mut given = self.0.given.lock().unwrap();
+            while !*given {
+                given = self.0.changed.wait(given).unwrap();
+            }
+        }
+    }
+
+    impl Interrupts for EventVectors {
+        fn raise(&mut self, _: u16) {
+            barrier();
+            if self.0.asleep.load(Ordering::Relaxed) && self.0.asleep.swap(false, Ordering::AcqRel)
+            {
+                *self.0.given.lock().unwrap() = true;
+                self.0.changed.notify_one();
+            }
+        }
+    }
+
+    fn barrier() {
+        if FENCES.get() {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Time stands still: nobody is ever late.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Clock;
+
+    impl Clock {
+        pub(crate) fn now(self) -> Instant {
+            Instant::default()
+        }
+
+        pub(crate) fn ticks(self) -> u64 {
+            0
+        }
+    }
+
+    /// What a context asks of a port.
+    #[derive(Debug, Default)]
+    pub(crate) struct Port {
+        pub(crate) meter: Meter,
+    }
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Meter;
+
+    impl Meter {
+        pub(crate) fn waited(&self, ticks: u64) -> Span {
+            Span { ns: ticks }
+        }
+    }
+}
+
+/// A device that answers at the next poll, and wakes nobody: whoever arms it while it has an answer
+/// is told so.
+struct Prompt {
+    limits: Limits,
+    answers: VecDeque<Answer>,
+}
+
+impl Prompt {
+    fn of_depth(depth_max: u32) -> Box<dyn Backend> {
+        let limits = Limits {
+            block_size: 512,
+            metadata_size: 0,
+            block_count: 8,
+            request_blocks_max: 1,
+            segments_max: 1,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max,
+            durability: Durability::None,
+            support: Support::of(&[Operation::Flush]),
+        };
+        Box::new(Self { limits, answers: VecDeque::new() })
+    }
+}
+
+impl Backend for Prompt {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _: Instant, requests: &[Request], _: &[Segment]) -> usize {
+        let room = self.limits.depth_max as usize - self.answers.len();
+        let count = room.min(requests.len());
+        let answer = |request: &Request| Answer {
+            token: request.token,
+            outcome: Outcome::SUCCESS,
+            result: u32::try_from(request.lba).unwrap(),
+        };
+        self.answers.extend(requests[..count].iter().map(answer));
+        count
+    }
+
+    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
+        let count = answers.room().min(self.answers.len());
+        self.answers.drain(..count).for_each(|answer| answers.push(answer));
+        count
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.answers.is_empty()
+    }
+}
+
+const NOW: Instant = Instant { ns: 1 };
+
+/// One thread's turns: `count` requests with tag 0, one after another, and sleeps in between. A
+/// member is not dropped once the checker has found something: that would ask it again.
+fn turn(member: Member, bell: &EventVectors, of: u64, count: u64) {
+    let mut member = ManuallyDrop::new(member);
+    let mut answers = Answers::with_capacity(1);
+    for number in 0..count {
+        let mut sent = false;
+        loop {
+            if !sent {
+                let mut request = [Request { lba: of + number, ..Request::NOTHING }];
+                sent = member.submit(NOW, &mut request, &[]) == 1;
+            }
+            if member.poll(NOW, &mut answers) > 0 {
+                break;
+            }
+            if member.arm() {
+                thread::yield_now();
+            } else {
+                bell.wait();
+            }
+            member.disarm();
+        }
+        let own = Answer { token: 0, outcome: Outcome::SUCCESS, result: as_result(of + number) };
+        assert_eq!(answers.drain().collect::<Vec<_>>(), [own]);
+    }
+    drop(ManuallyDrop::into_inner(member));
+}
+
+fn as_result(lba: u64) -> u32 {
+    u32::try_from(lba).unwrap()
+}
+
+/// Two members of one context over a device of this depth, on a thread each.
+fn two_members(depth: u32, count: u64) {
+    let context = Arc::new(SharedContext::new(Mode::Mq, Clock));
+    let join = || {
+        let open = || Ok(Prompt::of_depth(depth));
+        let port = Arc::new(Port::default());
+        let member = SharedContext::join(Arc::clone(&context), &port, 2, open).unwrap();
+        (member, EventVectors::take_made())
+    };
+    let ((one, mine), (two, theirs)) = (join(), join());
+    let other = thread::spawn(move || turn(two, &theirs, 100, count));
+    turn(one, &mine, 200, count);
+    other.join().unwrap();
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn each_gets_the_answers_that_the_other_took_away_and_sleeps_through_none() {
+    check(|| two_members(2, 2));
+}
+
+#[test]
+fn with_room_for_one_whoever_waits_for_it_is_woken() {
+    check(|| two_members(1, 1));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_a_barrier_the_checker_finds_a_sleep_that_nothing_ends() {
+    FENCES.set(false);
+    check(|| two_members(2, 1));
+}
