@@ -217,6 +217,18 @@ impl Answers {
         self.places.len() - self.count
     }
 
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Appends an answer.
     ///
     /// # Panics
@@ -236,6 +248,11 @@ impl Answers {
     /// If there is no [`room`](Self::room) for them all.
     #[inline]
     pub fn append(&mut self, answers: &[Answer]) {
+        if let [Answer { token, outcome, result }] = *answers {
+            // One is not worth the call that copies many. Field by field: it may have been written
+            // so just now, and to load it as a whole would wait for these stores.
+            return self.push(Answer { token, outcome, result });
+        }
         assert!(answers.len() <= self.room(), "a backend looks at room() before it appends");
         self.places[self.count..][..answers.len()].copy_from_slice(answers);
         self.count += answers.len();

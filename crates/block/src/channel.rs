@@ -199,18 +199,77 @@ impl Channel {
         if self.lanes.len() <= 1 {
             return (0, requests.len());
         }
-        let lane_of = |request: &Request| {
-            if request.flags.has(Flags::POLLED) && self.poll_lane > 0 {
-                self.poll_lane
-            } else if request.operation as u8 == Operation::Read as u8 {
-                self.read_lane
-            } else {
-                0
-            }
+        let Some(lane) = requests.first().map(|first| self.lane_of(first)) else { return (0, 0) };
+        let same = requests.iter().take_while(|request| self.lane_of(request) == lane);
+        (lane, same.count())
+    }
+
+    #[inline]
+    fn lane_of(&self, request: &Request) -> usize {
+        let lane = if request.flags.has(Flags::POLLED) && self.poll_lane > 0 {
+            self.poll_lane
+        } else if request.operation as u8 == Operation::Read as u8 {
+            self.read_lane
+        } else {
+            0
         };
-        let Some(lane) = requests.first().map(lane_of) else { return (0, 0) };
-        let same = requests.iter().take_while(|request| lane_of(request) == lane);
-        (usize::from(lane), same.count())
+        usize::from(lane)
+    }
+
+    /// Whether a request that comes alone has a tag and can go the fast way.
+    #[inline]
+    fn may_go_alone(&self, request: &Request) -> bool {
+        !self.is_slow
+            && self.tags.room() > self.refused.len()
+            && self.gate.lets_pass(Traits::of(request))
+    }
+
+    /// Submits a request that comes alone: nothing to be found out that a batch has in common.
+    #[inline]
+    fn submit_alone(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> usize {
+        let lane = self.lane_of(request);
+        let mut sent = self.tags.lend_one(now, request);
+        // It has told this layer what it had to tell.
+        sent.flags.0 &= !Flags::POLLED.0;
+        let taken = self.lanes[lane].submit(now, std::slice::from_mut(&mut sent), segments);
+        if taken == 0 {
+            self.settle();
+        } else {
+            self.tags.take_one();
+        }
+        taken
+    }
+
+    /// Submits batch by batch: each of requests that go the same way. Not inlined: what comes alone
+    /// does not pay for the room that its variables take.
+    #[inline(never)]
+    fn submit_batches(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        let mut taken = 0;
+        while taken < requests.len() {
+            let room = self.tags.room().saturating_sub(self.refused.len());
+            let rest = &requests[taken..];
+            let (lane, same) = self.route(&rest[..rest.len().min(room).min(BATCH_MAX)]);
+            if same == 0 {
+                break;
+            }
+            let batch = &rest[..same];
+            let fast = match self.is_slow {
+                true => None,
+                false => self.submit_batch(now, lane, batch, segments),
+            };
+            let count = fast.unwrap_or_else(|| self.submit_slowly(now, lane, batch, segments));
+            taken += count;
+            if count < same {
+                break;
+            }
+        }
+        self.settle();
+        taken
     }
 
     /// Submits requests that all go the same way; they are no more than there are tags.
@@ -274,27 +333,10 @@ impl Backend for Channel {
         if self.announce(requests.len()) {
             self.attend();
         }
-        let mut taken = 0;
-        while taken < requests.len() {
-            let room = self.tags.room().saturating_sub(self.refused.len());
-            let rest = &requests[taken..];
-            let (lane, same) = self.route(&rest[..rest.len().min(room).min(BATCH_MAX)]);
-            if same == 0 {
-                break;
-            }
-            let batch = &rest[..same];
-            let fast = match self.is_slow {
-                true => None,
-                false => self.submit_batch(now, lane, batch, segments),
-            };
-            let count = fast.unwrap_or_else(|| self.submit_slowly(now, lane, batch, segments));
-            taken += count;
-            if count < same {
-                break;
-            }
+        match requests {
+            [request] if self.may_go_alone(request) => self.submit_alone(now, request, segments),
+            _ => self.submit_batches(now, requests, segments),
         }
-        self.settle();
-        taken
     }
 
     #[inline]
@@ -303,27 +345,30 @@ impl Backend for Channel {
     }
 
     fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
-        let before = answers.as_slice().len();
+        let before = answers.len();
         if self.grant.shared.attention.0.load(Ordering::Relaxed) != self.seen {
             self.attend();
         }
-        let depth = self.tags.in_flight();
-        for index in 0..self.lanes.len() {
-            let start = answers.as_slice().len();
-            let lane = &mut self.lanes[index];
-            if lane.poll(now, answers) > 0 {
-                let given = answers.after_mut(start);
-                self.tags.give_back(now, given, self.block_shift, &self.port.meter);
+        let Self { tags, lanes, port, block_shift, .. } = self;
+        let (meter, depth) = (&port.meter, tags.in_flight());
+        for lane in lanes {
+            let start = answers.len();
+            if lane.poll(now, answers) == 0 {
+                continue;
+            }
+            match answers.after_mut(start) {
+                [answer] => tags.give_back_one(now, answer, *block_shift, meter),
+                given => tags.give_back(now, given, *block_shift, meter),
             }
         }
-        if answers.as_slice().len() > before {
-            self.port.meter.polled(depth as u64);
+        if answers.len() > before {
+            meter.polled(depth as u64);
             self.settle();
         }
         if self.refused.len() > 0 || self.is_slow {
             self.poll_slowly(answers);
         }
-        answers.as_slice().len() - before
+        answers.len() - before
     }
 
     fn doorbells(&self) -> DoorbellCounts {

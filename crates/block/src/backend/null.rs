@@ -91,16 +91,21 @@ impl Backend for NullChannel {
 
     #[inline]
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
-        let count = requests.len().min(self.ready.room());
         let block_count = self.limits.block_count;
-        self.ready.extend(requests[..count].iter().map(|request| {
+        let answer = |request: &Request| {
             // The operand is zero unless it is the first source block of a copy, so the larger of
             // the two decides, and no branch is needed to know which operation it is.
             let first = request.lba.max(request.operand);
             let fits = first.saturating_add(u64::from(request.blocks)) <= block_count;
             let outcome = if fits { Outcome::SUCCESS } else { Outcome::LBA_OUT_OF_RANGE };
             Answer { token: request.token, outcome, result: 0 }
-        }));
+        };
+        let count = requests.len().min(self.ready.room());
+        match &requests[..count] {
+            // No loop to set up.
+            [request] => self.ready.push(answer(request)),
+            requests => self.ready.extend(requests.iter().map(answer)),
+        }
         count
     }
 

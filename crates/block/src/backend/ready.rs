@@ -40,16 +40,26 @@ impl Ready {
     pub(crate) fn extend(&mut self, answers: impl ExactSizeIterator<Item = Answer>) {
         assert!(answers.len() <= self.room(), "more answers than there may be outstanding");
         if self.answers.len() + answers.len() > 2 * self.depth {
-            self.answers.drain(..self.taken);
-            self.taken = 0;
+            self.make_room();
         }
         self.answers.extend(answers);
+    }
+
+    /// Moves what waits to the front.
+    #[cold]
+    fn make_room(&mut self) {
+        self.answers.drain(..self.taken);
+        self.taken = 0;
     }
 
     /// Appends one answer.
     #[inline]
     pub(crate) fn push(&mut self, answer: Answer) {
-        self.extend(std::iter::once(answer));
+        assert!(self.room() > 0, "more answers than there may be outstanding");
+        if self.answers.len() == 2 * self.depth {
+            self.make_room();
+        }
+        self.answers.push(answer);
     }
 
     /// Moves as many as there is room for, oldest first, and returns how many that were.

@@ -9,6 +9,7 @@ use super::{Channel, WRITING};
 use crate::lock::{Held, Touched};
 
 /// What becomes of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Submit,
     Answer(Outcome),
@@ -70,7 +71,8 @@ impl Channel {
         }
     }
 
-    /// One by one, those that need to be looked at and those that do not.
+    /// Those in a row that may go down go together; each of the others is answered by itself, or ends
+    /// the batch.
     #[cold]
     pub(super) fn submit_slowly(
         &mut self,
@@ -79,39 +81,41 @@ impl Channel {
         requests: &[Request],
         segments: &[Segment],
     ) -> usize {
-        for (index, request) in requests.iter().enumerate() {
-            if self.tags.room() <= self.refused.len() {
-                return index;
-            }
-            let is_taken = match self.verdict(request) {
-                Verdict::Hold => false,
-                Verdict::Answer(outcome) => {
-                    self.refuse(request, outcome);
-                    true
+        let mut done = 0;
+        while done < requests.len() {
+            let room = self.tags.room().saturating_sub(self.refused.len());
+            let rest = &requests[done..][..room.min(requests.len() - done)];
+            let verdicts = rest.iter().map(|request| self.verdict(request));
+            let good = verdicts.take_while(|verdict| *verdict == Verdict::Submit).count();
+            if good > 0 {
+                let taken = self.submit_looked_at(now, lane, &rest[..good], segments);
+                done += taken;
+                if taken < good {
+                    break;
                 }
-                Verdict::Submit => self.submit_one(now, lane, request, segments),
-            };
-            if !is_taken {
-                return index;
+                continue;
             }
+            let Some(first) = rest.first() else { break };
+            let Verdict::Answer(outcome) = self.verdict(first) else { break };
+            self.refuse(first, outcome);
+            done += 1;
         }
-        requests.len()
+        done
     }
 
-    fn submit_one(
+    fn submit_looked_at(
         &mut self,
         now: Instant,
         lane: usize,
-        request: &Request,
+        requests: &[Request],
         segments: &[Segment],
-    ) -> bool {
-        if self.touches_a_hold(request) {
+    ) -> usize {
+        if requests.iter().any(|request| self.touches_a_hold(request)) {
             // Let through by an older one. For the others the channel is not quiet any more.
             self.port.quiet.store(0, Ordering::Release);
         }
-        let alone = std::slice::from_ref(request);
-        let traits = self.tags.lend(now, alone, &mut self.outgoing);
-        self.send(now, lane, traits, segments) == 1
+        let traits = self.tags.lend(now, requests, &mut self.outgoing);
+        self.send(now, lane, traits, segments)
     }
 
     fn touches_a_hold(&self, request: &Request) -> bool {

@@ -122,6 +122,22 @@ impl Tags {
         Traits { kinds, end, lbas }
     }
 
+    /// [`lend`](Self::lend) for a request that comes alone: no loop to set up.
+    #[inline]
+    pub(super) fn lend_one(&mut self, now: Instant, request: &Request) -> Request {
+        let tag = self.free[self.free.len() - 1];
+        let Request { token, lba, blocks, .. } = *request;
+        let mark = now.ns << KIND_BITS | u64::from(kind_of(request));
+        self.slots[tag as usize] = Slot { token, lba, mark, blocks };
+        Request { token: u64::from(tag), ..*request }
+    }
+
+    /// The tag that was [lent](Self::lend_one) to one request is in flight now.
+    #[inline]
+    pub(super) fn take_one(&mut self) {
+        self.free.pop();
+    }
+
     /// Of `lent` tags the first `taken` are in flight now.
     #[inline]
     pub(super) fn take(&mut self, lent: usize, taken: usize) {
@@ -162,6 +178,31 @@ impl Tags {
         assert!(free.len() <= slots.len(), "a backend answered a request twice");
     }
 
+    /// [`give_back`](Self::give_back) for an answer that comes alone.
+    #[inline]
+    pub(super) fn give_back_one(
+        &mut self,
+        now: Instant,
+        answer: &mut Answer,
+        block_shift: u32,
+        meter: &Meter,
+    ) {
+        let Self { slots, free } = self;
+        #[expect(clippy::cast_possible_truncation, reason = "a tag")]
+        let tag = answer.token as u32;
+        let slot = &slots[tag as usize];
+        answer.token = slot.token;
+        let counting = Counting { meter, stamp: now.ns << KIND_BITS, block_shift };
+        if answer.outcome.is_success() {
+            let run = Run { first: 0, mark: slot.mark, blocks: u64::from(slot.blocks) };
+            counting.count(run, 1);
+        } else {
+            meter.failed(operation_of(slot.mark));
+        }
+        assert!(free.len() < slots.len(), "a backend answered a request twice");
+        free.push(tag);
+    }
+
     /// What the requests in flight touch.
     pub(super) fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
         let slots = self.flying().into_iter().map(|tag| &self.slots[tag as usize]);
@@ -183,6 +224,16 @@ impl Tags {
         let mut is_free = vec![false; self.slots.len()];
         self.free.iter().for_each(|tag| is_free[*tag as usize] = true);
         (0..).zip(is_free).filter(|(_, is_free)| !is_free).map(|(tag, _)| tag).collect()
+    }
+}
+
+impl Traits {
+    /// Those of a request that comes alone.
+    #[inline]
+    pub(super) fn of(request: &Request) -> Self {
+        let Request { lba, blocks, .. } = *request;
+        let end = lba.wrapping_add(u64::from(blocks));
+        Self { kinds: kind_of(request), end, lbas: lba }
     }
 }
 
@@ -217,12 +268,18 @@ impl Counting<'_> {
     fn end(self, run: Run, index: usize) {
         let count = (index - run.first) as u64;
         if count > 0 {
-            let took = self.stamp.wrapping_sub(run.mark & !KIND_MASK);
-            // Two turns may have read their clocks in the wrong order.
-            let took_ns = if took >> 63 == 0 { took >> KIND_BITS } else { 0 };
-            let bytes = run.blocks << self.block_shift;
-            self.meter.succeeded(operation_of(run.mark), count, bytes, took_ns);
+            self.count(run, count);
         }
+    }
+
+    /// Counts a run of so many.
+    #[inline]
+    fn count(self, run: Run, count: u64) {
+        let took = self.stamp.wrapping_sub(run.mark & !KIND_MASK);
+        // Two turns may have read their clocks in the wrong order.
+        let took_ns = if took >> 63 == 0 { took >> KIND_BITS } else { 0 };
+        let bytes = run.blocks << self.block_shift;
+        self.meter.succeeded(operation_of(run.mark), count, bytes, took_ns);
     }
 }
 

@@ -314,6 +314,63 @@ fn what_is_past_the_end_or_not_supported_never_goes_down() {
 }
 
 #[test]
+fn what_may_go_down_goes_together_and_in_its_order_whatever_it_is() {
+    let (device, log) = mapped(32, QueueMap::of(PER_CHANNEL), 1);
+    let mut user = User::of(&open(&device));
+    let operations = [Operation::Write, Operation::Flush, Operation::Deallocate, Operation::Copy];
+    let mut requests: Vec<Request> =
+        (0..).zip(operations).map(|(token, of)| request(of, token, token)).collect();
+    // Past the end: answered here, and it holds nobody up.
+    requests.push(request(Operation::WriteZeroes, 4, BLOCKS));
+    requests.extend((5..7).map(|token| request(Operation::Verify, token, token)));
+    assert_eq!(user.channel.submit(Instant::default(), &requests, &[]), 7);
+    assert_eq!(*log.batches.lock().unwrap(), [4, 2]);
+    let sent = log.in_flight.lock().unwrap().iter().map(|(_, sent)| sent.lba).collect::<Vec<_>>();
+    assert_eq!(sent, [0, 1, 2, 3, 5, 6]);
+}
+
+#[test]
+fn what_is_behind_one_that_waits_for_a_hold_waits_with_it() {
+    let (device, log) = mapped(32, QueueMap::of(PER_CHANNEL), 1);
+    let mut user = User::of(&open(&device));
+    let hold = device.hold(10..11, None);
+    let requests = [1, 2, 10, 3].map(|lba| request(Operation::Deallocate, lba, lba));
+    assert_eq!(user.submit(Instant::default(), &requests), 2);
+    assert_eq!(*log.batches.lock().unwrap(), [2], "and the two before it went together");
+    drop(hold);
+    assert_eq!(user.submit(Instant::default(), &requests[2..]), 2);
+}
+
+#[test]
+fn one_request_alone_is_refused_held_and_counted_as_one_in_a_batch_is() {
+    let (device, log) = mapped(2, QueueMap { default: 1, read: 1, poll: 1 }, 1);
+    let mut user = User::of(&open(&device));
+    let now = Instant { ns: 5 };
+    let polled = Request { flags: Flags::POLLED, ..request(Operation::Read, 1, 1) };
+    assert_eq!(user.submit(now, &[polled]), 1);
+    assert_eq!(user.submit(now, &[request(Operation::Write, 2, 9)]), 1);
+    assert_eq!(user.submit(now, &[request(Operation::Read, 3, 3)]), 0, "there is no tag left");
+    let contexts: Vec<u32> = log.in_flight.lock().unwrap().iter().map(|(of, _)| *of).collect();
+    assert_eq!(contexts, [2, 0], "that of what is polled for, and the default one");
+    while !user.waiting.is_empty() {
+        user.poll(Instant { ns: 105 }, 1);
+    }
+    let hold = device.hold(7..8, None);
+    assert_eq!(user.submit(now, &[request(Operation::Read, 4, 7)]), 0);
+    drop(hold);
+    let past_the_end = request(Operation::Read, 5, BLOCKS);
+    assert_eq!(user.channel.submit(now, &[past_the_end], &[]), 1);
+    let mut answers = Answers::with_capacity(4);
+    assert_eq!(user.channel.poll(now, &mut answers), 1);
+    assert_eq!(answers.as_slice()[0].outcome, Outcome::LBA_OUT_OF_RANGE);
+    let counted = device.statistics();
+    let reads = counted.of(Operation::Read);
+    assert_eq!((reads.count, reads.bytes, reads.errors), (1, 512, 1));
+    assert_eq!(reads.latency.max(), 100);
+    assert_eq!(counted.of(Operation::Write).errors, 1, "its medium refuses every tenth block");
+}
+
+#[test]
 fn counts_are_exact_whoever_has_closed() {
     for (map, channels_max) in [(QueueMap::of(PER_CHANNEL), 4), (QueueMap::of(1), 4)] {
         let (device, _) = mapped(64, map, channels_max);

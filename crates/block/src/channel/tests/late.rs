@@ -22,6 +22,8 @@ pub(crate) struct Log {
     opened: AtomicU32,
     /// In flight, with the number of the channel.
     pub(crate) in_flight: Mutex<Vec<(u32, Request)>>,
+    /// How many requests were taken at each call.
+    pub(crate) batches: Mutex<Vec<usize>>,
     /// Channels do not answer while this is set.
     pub(crate) is_stuck: std::sync::atomic::AtomicBool,
 }
@@ -102,6 +104,7 @@ impl Backend for LateChannel {
         self.in_flight.extend(taken);
         let logged = taken.iter().map(|request| (self.number, *request));
         self.log.in_flight.lock().unwrap().extend(logged);
+        self.log.batches.lock().unwrap().push(taken.len());
         taken.len()
     }
 

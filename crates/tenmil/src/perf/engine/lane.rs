@@ -36,6 +36,9 @@ pub(super) struct Lane<S> {
     segments: Box<[Segment]>,
     /// Drawn and not yet taken by the backend.
     requests: Vec<Request>,
+    /// The request that went alone last. With one I/O in flight only its address is new each time,
+    /// and whoever takes it need not wait for the stores of the rest.
+    again: Request,
     answers: Answers,
     /// Tasks that wait for an arrival; empty in a closed loop.
     idle: Vec<u32>,
@@ -139,6 +142,7 @@ impl<S: Scrutiny> Lane<S> {
                 .map(|(operation, len_bytes)| Fixed::new(operation, len_bytes, block_size)),
             segments: parts.buffers.into(),
             requests: Vec::with_capacity(depth),
+            again: Request::NOTHING,
             answers: Answers::with_capacity(depth),
             idle: (0..tasks).rev().collect(),
             budget: parts.budget,
@@ -180,6 +184,10 @@ impl<S: Scrutiny> Lane<S> {
         let stamp = clock.now();
         match self.fixed {
             Some(fixed) if !S::IS_ON && self.budget >= count as u64 => {
+                if count == 1 && self.requests.is_empty() {
+                    self.repeat_one(stamp, fixed, workload);
+                    return (1, stamp);
+                }
                 self.repeat(stamp, fixed, workload);
             }
             _ => self.take(stamp, |lane, task| lane.start(task, stamp, workload)),
@@ -223,7 +231,7 @@ impl<S: Scrutiny> Lane<S> {
             });
         }
         let Self { sent, requests, addresses, sums, .. } = self;
-        let Fixed { operation, blocks, len_bytes, segment_count } = fixed;
+        let Fixed { operation, len_bytes, .. } = fixed;
         let mut runs = Runs { stamp, operation, first: 0, sent_ns: NO_STAMP, good: 0 };
         requests.extend(answered.iter().enumerate().map(|(index, answer)| {
             let sent_ns = std::mem::replace(&mut sent[index_of(answer.token)], stamp.ns);
@@ -231,19 +239,7 @@ impl<S: Scrutiny> Lane<S> {
             if sent_ns ^ runs.sent_ns | u64::from(answer.outcome.0) != 0 {
                 runs.turn(sums, index, sent_ns, answer);
             }
-            #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
-            let segment_first = answer.token as u32;
-            Request {
-                token: answer.token,
-                lba: address(addresses),
-                operand: 0,
-                segment_first,
-                blocks,
-                segment_count,
-                metadata_count: 0,
-                operation,
-                flags: Flags::NONE,
-            }
+            fixed.request(answer.token, address(addresses))
         }));
         runs.end(sums, answered.len());
         sums.bytes += runs.good * u64::from(len_bytes);
@@ -251,6 +247,33 @@ impl<S: Scrutiny> Lane<S> {
         self.budget -= answered.len() as u64;
         self.answers = answers;
         self.answers.clear();
+    }
+
+    /// [`repeat`](Self::repeat) and submit, for one I/O that has ended alone: no runs to be found.
+    #[inline]
+    fn repeat_one(&mut self, stamp: Instant, fixed: Fixed, workload: &mut Workload) {
+        let Fixed { operation, blocks, len_bytes, .. } = fixed;
+        let answer = self.answers.as_slice()[0];
+        self.answers.clear();
+        let sent_ns = std::mem::replace(&mut self.sent[index_of(answer.token)], stamp.ns);
+        if answer.outcome.is_success() {
+            self.sums.count(Run { sent_ns, operation, count: 1 }, stamp);
+            self.sums.bytes += u64::from(len_bytes);
+        } else {
+            self.sums.fail(answer.outcome);
+        }
+        self.turns.completions += 1;
+        self.budget -= 1;
+        if self.again.token != answer.token || self.again.blocks == 0 {
+            self.again = fixed.request(answer.token, 0);
+        }
+        self.again.lba = workload.address(&mut self.addresses, blocks);
+        let alone = std::slice::from_ref(&self.again);
+        let taken = self.backend.submit(stamp, alone, &self.segments);
+        self.backend.flush();
+        if taken == 0 {
+            self.requests.push(self.again);
+        }
     }
 
     /// One turn of an open loop: I/Os start when they arrive, and are timed from then. Returns how
@@ -372,7 +395,7 @@ impl<S: Scrutiny> Lane<S> {
                 run.count += 1;
                 self.sums.bytes += u64::from(len_bytes);
             } else {
-                self.sums.fail(answer);
+                self.sums.fail(answer.outcome);
             }
             if S::IS_ON {
                 self.scrutiny.ended(answer.outcome, index, self.segments[index]);
@@ -458,7 +481,7 @@ impl Runs {
         if answer.outcome.is_success() {
             (self.first, self.sent_ns) = (index, sent_ns);
         } else {
-            sums.fail(answer);
+            sums.fail(answer.outcome);
             (self.first, self.sent_ns) = (index + 1, NO_STAMP);
         }
     }
@@ -477,6 +500,24 @@ impl Fixed {
         let moves_data = matches!(operation, Operation::Read | Operation::Write);
         let blocks = len_bytes >> block_size.trailing_zeros();
         Self { operation, len_bytes, blocks, segment_count: u16::from(moves_data) }
+    }
+
+    /// The next I/O of the task that `token` names.
+    #[inline(always)]
+    fn request(self, token: u64, lba: u64) -> Request {
+        #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
+        let segment_first = token as u32;
+        Request {
+            token,
+            lba,
+            operand: 0,
+            segment_first,
+            blocks: self.blocks,
+            segment_count: self.segment_count,
+            metadata_count: 0,
+            operation: self.operation,
+            flags: Flags::NONE,
+        }
     }
 }
 
@@ -509,8 +550,8 @@ impl Sums {
     }
 
     #[cold]
-    fn fail(&mut self, answer: &Answer) {
-        *self.errors.entry(answer.outcome.0).or_default() += 1;
+    fn fail(&mut self, outcome: Outcome) {
+        *self.errors.entry(outcome.0).or_default() += 1;
     }
 
     /// The plain sums.
