@@ -22,6 +22,14 @@ pub trait HostMemory {
     /// [`read`](Self::read) and [`write`](Self::write).
     fn reach(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, Fault>;
 
+    /// Where every piece of `len_bytes` can be reached without asking again, if there is such a
+    /// place. It is good for the rest of the turn, and an address outside of it says nothing yet:
+    /// [`reach`](Self::reach) has to be asked.
+    fn window(&mut self, len_bytes: u32) -> Option<Window> {
+        let _ = len_bytes;
+        None
+    }
+
     /// Copies bytes from the host. With [`Progress::Done`] they are in `into`; with
     /// [`Progress::Later`] they are fetched by [`collect`](Self::collect) once `ticket` has ended.
     fn read(&mut self, ticket: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault>;
@@ -45,6 +53,30 @@ pub trait HostMemory {
 pub trait HostEntries {
     /// Loads a 64-byte submission entry, once and whole.
     fn load_command(&self, index: u32) -> Result<[u64; 8], Fault>;
+    /// Loads the [`PLAIN_WORDS`] of each submission entry from `first` on, at most `count`, and
+    /// hands them to `take` until it returns false. Returns how many it returned true for, and the
+    /// entry for which it did not, whole. No word is loaded twice. A fault ends it early, and is
+    /// told when it is the first entry that is not there.
+    #[inline(always)]
+    fn load_each(
+        &self,
+        first: u32,
+        count: u32,
+        mut take: impl FnMut([u64; 4]) -> bool,
+    ) -> Result<(u32, Option<[u64; 8]>), Fault> {
+        for (taken, index) in (first..).take(count as usize).enumerate() {
+            let taken = u32::try_from(taken).unwrap_or(count);
+            let command = match self.load_command(index) {
+                Ok(command) => command,
+                Err(fault) if taken == 0 => return Err(fault),
+                Err(_) => return Ok((taken, None)),
+            };
+            if !take(PLAIN_WORDS.map(|word| command[word])) {
+                return Ok((taken, Some(command)));
+            }
+        }
+        Ok((count, None))
+    }
     /// Stores a 16-byte completion entry, the word with the phase last.
     fn store_completion(&mut self, index: u32, entry: CompletionEntry) -> Result<(), Fault>;
     /// Stores entries from `index` on, back to back.
@@ -58,6 +90,24 @@ pub trait HostEntries {
         }
         Ok(())
     }
+    /// Stores what `make` makes of each of `items` into the entries from `first` on, until it makes
+    /// nothing of one. Returns of how many something was made. There must be an entry for each item
+    /// between `first` and the end of the ring.
+    #[inline(always)]
+    fn store_each<T>(
+        &mut self,
+        first: u32,
+        items: &[T],
+        mut make: impl FnMut(&T) -> Option<CompletionEntry>,
+    ) -> (usize, Result<(), Fault>) {
+        for (made, (item, index)) in items.iter().zip(first..).enumerate() {
+            let Some(entry) = make(item) else { return (made, Ok(())) };
+            if let Err(fault) = self.store_completion(index, entry) {
+                return (made + 1, Err(fault));
+            }
+        }
+        (items.len(), Ok(()))
+    }
     /// Loads a 32-bit word: a shadow doorbell.
     fn load_u32(&self, index: u32) -> Result<u32, Fault>;
     /// Stores a 32-bit word: an event index.
@@ -69,6 +119,37 @@ pub trait HostEntries {
     /// Says that completion entry `index` will be written soon.
     fn prefetch_completion(&self, index: u32) {
         let _ = index;
+    }
+}
+
+/// The words of a submission entry that a plain read or write is made of: what it is and on which
+/// namespace, PRP1, the first block, and how many (NVM 1.1 §3.3.4, §3.3.6).
+pub const PLAIN_WORDS: [usize; 4] = [0, 3, 5, 6];
+
+/// A stretch of a host's memory in which pieces of one length can be reached where they lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Where the last piece begins, less where the first does.
+    skip_max: u64,
+    iova: u64,
+    first: Segment,
+}
+
+impl Window {
+    /// Pieces of `len_bytes` in `memory`, which begins at `iova`. `None` if not one fits.
+    #[inline]
+    pub fn of(memory: Segment, iova: u64, len_bytes: u32) -> Option<Self> {
+        let skip_max = u64::from(memory.len_bytes.checked_sub(len_bytes)?);
+        Some(Self { skip_max, iova, first: Segment { len_bytes, ..memory } })
+    }
+
+    /// The piece that begins at `iova`, if it lies inside.
+    #[inline(always)]
+    pub fn at(&self, iova: u64) -> Option<Segment> {
+        // An address below the first wraps round to more than any length.
+        let skip = iova.wrapping_sub(self.iova);
+        let Segment { region, offset, len_bytes } = self.first;
+        (skip <= self.skip_max).then(|| Segment { region, offset: offset + skip, len_bytes })
     }
 }
 

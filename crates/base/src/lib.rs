@@ -41,7 +41,9 @@ pub use device::{
     entry_from_dwords, entry_to_dwords,
 };
 pub use histogram::{Histogram, LiveHistogram};
-pub use host_memory::{Ended, Fault, HostEntries, HostMemory, Interrupts, Progress, Ticket};
+pub use host_memory::{
+    Ended, Fault, HostEntries, HostMemory, Interrupts, PLAIN_WORDS, Progress, Ticket, Window,
+};
 pub use memory::{Memory, NoSuchMemory, RegionId, Segment};
 pub use random::Random;
 pub use request::{Answer, Answers, Flags, Operation, Outcome, Request};

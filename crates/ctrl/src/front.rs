@@ -118,6 +118,8 @@ pub enum Wait {
 const TEND_INTERVAL: Span = Span::from_us(100);
 /// So does every such turn, whatever the clock says; a power of two.
 const TEND_TURNS: u32 = 1024;
+/// While there are I/Os, every such turn looks at the admin queue; a power of two.
+const ADMIN_TURNS: u32 = 8;
 
 impl Default for FrontEndConfig {
     /// 256 commands in flight, half of them large, 64 taken at a time; ready within ten seconds.
@@ -239,13 +241,13 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         }
         let (is_busy, is_pending) = self.turn_queues(now);
         let mut is_busy = is_busy | has_changed;
-        if self.life == Life::Enabled {
+        self.turns = self.turns.wrapping_add(1);
+        let is_every = |turns| self.turns & (turns - 1) == 0;
+        let (wants_admin, wants_tending) = (is_every(ADMIN_TURNS), is_every(TEND_TURNS));
+        if self.life == Life::Enabled && (!is_busy || has_changed || wants_admin) {
             is_busy |= self.turn_admin(now);
         }
-        self.turns = self.turns.wrapping_add(1);
-        let is_due = now.since(self.tended_at) >= TEND_INTERVAL || now >= self.controller_wakes_at;
-        let is_due = is_due || self.wants_tending || self.is_in_motion();
-        if (!is_busy && is_due) || self.turns & (TEND_TURNS - 1) == 0 {
+        if wants_tending || (!is_busy && self.is_due(now)) {
             is_busy |= self.tend(now);
         }
         is_busy |= self.vectors.turn(now, &self.bar);
@@ -256,6 +258,12 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             || self.is_in_motion()
             || self.admin.as_ref().is_some_and(|admin| admin.is_pending());
         self.wait(is_pending)
+    }
+
+    #[inline]
+    fn is_due(&self, now: Instant) -> bool {
+        let is_time = now.since(self.tended_at) >= TEND_INTERVAL || now >= self.controller_wakes_at;
+        is_time || self.wants_tending || self.is_in_motion()
     }
 
     /// Looks after everything that a turn looks after only now and then: timers, long commands,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment};
+use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment, Window};
 
 use crate::arena::Arena;
 use crate::barrier::DeviceKind;
@@ -102,6 +102,12 @@ impl DevicePool {
         let room = u64::from(pool_bytes).checked_sub(skip)?;
         let fits = u64::from(len_bytes) <= room;
         fits.then_some(Segment { region, offset: offset + skip, len_bytes })
+    }
+
+    /// Where pieces of `len_bytes` of the pool can be reached without asking again.
+    #[inline]
+    pub(crate) fn window(&self, len_bytes: u32) -> Option<Window> {
+        Window::of(self.memory, self.region_iova + self.memory.offset, len_bytes)
     }
 
     /// The segment that begins at `iova`, if the device may reach all of it.

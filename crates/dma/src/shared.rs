@@ -6,7 +6,10 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use base::{CompletionEntry, Fault, HostEntries, HostMemory, Memory, Progress, Segment, Ticket};
+use base::{
+    CompletionEntry, Fault, HostEntries, HostMemory, Memory, PLAIN_WORDS, Progress, Segment,
+    Ticket, Window,
+};
 
 use crate::barrier::{prefetch_read, prefetch_write};
 use crate::pool::DevicePool;
@@ -27,6 +30,12 @@ pub struct SharedEntries {
     /// Keeps the memory mapped.
     _regions: Regions,
 }
+
+/// Words in a submission entry.
+const COMMAND_WORDS: usize = 8;
+/// How many entries ahead of the one being taken are asked for: a line that another core has just
+/// written is as far away as some commands take.
+const AHEAD: usize = 8;
 
 // SAFETY: the pointer is into a region that the handle beside it keeps mapped, whichever thread it
 // is on; all access is by atomics.
@@ -67,6 +76,11 @@ impl HostMemory for SharedHostMemory {
         self.segment(iova, len_bytes).map(Some)
     }
 
+    #[inline]
+    fn window(&mut self, len_bytes: u32) -> Option<Window> {
+        self.pool.window(len_bytes).filter(|_| !self.pool.is_cut_off())
+    }
+
     fn read(&mut self, _: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault> {
         let fault = Fault { iova, len_bytes: into.len() as u64 };
         let segment = self.segment(iova, u32::try_from(into.len()).map_err(|_| fault)?)?;
@@ -83,6 +97,12 @@ impl HostMemory for SharedHostMemory {
 }
 
 impl SharedEntries {
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the length of memory that is mapped")]
+    const fn len_words(&self) -> usize {
+        self.len_bytes as usize / 8
+    }
+
     /// The address of 64-bit word `word`, if it is followed by `count` words of the ring.
     #[inline]
     fn words(&self, word: usize, count: usize) -> Result<NonNull<u64>, Fault> {
@@ -119,17 +139,68 @@ impl HostEntries for SharedEntries {
         Ok(command)
     }
 
+    #[inline(always)]
+    fn load_each(
+        &self,
+        first: u32,
+        count: u32,
+        mut take: impl FnMut([u64; 4]) -> bool,
+    ) -> Result<(u32, Option<[u64; 8]>), Fault> {
+        let from = self.words(first as usize * COMMAND_WORDS, count as usize * COMMAND_WORDS)?;
+        let start = self.words.as_ptr();
+        let end = start.wrapping_add(self.len_words());
+        let mut ahead = from.as_ptr().wrapping_add(AHEAD * COMMAND_WORDS);
+        let mut entry = from;
+        for taken in 0..count {
+            // SAFETY: `words` vouches for `count` entries, of which this is one.
+            let plain = PLAIN_WORDS.map(|word| unsafe { load(entry, word) });
+            ahead = if ahead < end { ahead } else { start };
+            prefetch_read(ahead.cast());
+            ahead = ahead.wrapping_add(COMMAND_WORDS);
+            if !take(plain) {
+                let mut command = [0; COMMAND_WORDS];
+                for (place, word) in PLAIN_WORDS.into_iter().zip(plain) {
+                    command[place] = word;
+                }
+                for word in (0..COMMAND_WORDS).filter(|word| !PLAIN_WORDS.contains(word)) {
+                    // SAFETY: a word of the same entry.
+                    command[word] = unsafe { load(entry, word) };
+                }
+                return Ok((taken, Some(command)));
+            }
+            // SAFETY: the next of `count` entries, or the end of the last.
+            entry = unsafe { entry.add(COMMAND_WORDS) };
+        }
+        Ok((count, None))
+    }
+
     #[inline]
     fn store_completion(&mut self, index: u32, entry: CompletionEntry) -> Result<(), Fault> {
         let first = self.words(index as usize * 2, 2)?;
-        // SAFETY: the second word of the entry just checked.
-        let second = unsafe { first.add(1) };
-        // SAFETY: aligned, mapped as long as `self` holds `_regions`, accessed atomically only.
-        unsafe { AtomicU64::from_ptr(first.as_ptr()) }.store(entry[0], Ordering::Relaxed);
-        // Pairs with the driver's barrier after it has seen the phase.
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(second.as_ptr()) }.store(entry[1], Ordering::Release);
+        // SAFETY: the entry just checked, mapped as long as `self` holds `_regions`.
+        unsafe { store(first, entry) };
         Ok(())
+    }
+
+    #[inline(always)]
+    fn store_each<T>(
+        &mut self,
+        first: u32,
+        items: &[T],
+        mut make: impl FnMut(&T) -> Option<CompletionEntry>,
+    ) -> (usize, Result<(), Fault>) {
+        let mut place = match self.words(first as usize * 2, items.len() * 2) {
+            Ok(place) => place,
+            Err(fault) => return (0, Err(fault)),
+        };
+        for (made, item) in items.iter().enumerate() {
+            let Some(entry) = make(item) else { return (made, Ok(())) };
+            // SAFETY: `words` vouches for an entry for each item.
+            unsafe { store(place, entry) };
+            // SAFETY: as above: an entry, or the end of the last.
+            place = unsafe { place.add(2) };
+        }
+        (items.len(), Ok(()))
     }
 
     #[inline]
@@ -155,9 +226,38 @@ impl HostEntries for SharedEntries {
     }
 }
 
+/// Loads word `word` of the entry that begins at `entry`.
+///
+/// # Safety
+///
+/// The entry lies in a ring that is mapped, and that is only accessed by atomics and by DMA.
+#[inline(always)]
+unsafe fn load(entry: NonNull<u64>, word: usize) -> u64 {
+    // SAFETY: a word of the entry, as the caller vouches.
+    let address = unsafe { entry.add(word) };
+    // SAFETY: aligned, since rings are, and mapped and shared as the caller vouches.
+    unsafe { AtomicU64::from_ptr(address.as_ptr()) }.load(Ordering::Relaxed)
+}
+
+/// Stores a completion at `first`, the word with the phase last.
+///
+/// # Safety
+///
+/// An entry of a ring that is mapped begins there, and it is only accessed by atomics and by DMA.
+#[inline(always)]
+unsafe fn store(first: NonNull<u64>, entry: CompletionEntry) {
+    // SAFETY: the second word of the entry.
+    let second = unsafe { first.add(1) };
+    // SAFETY: aligned, since rings are, and mapped and shared as the caller vouches.
+    unsafe { AtomicU64::from_ptr(first.as_ptr()) }.store(entry[0], Ordering::Relaxed);
+    // Pairs with the driver's barrier after it has seen the phase.
+    // SAFETY: as above.
+    unsafe { AtomicU64::from_ptr(second.as_ptr()) }.store(entry[1], Ordering::Release);
+}
+
 #[cfg(test)]
 mod tests {
-    use base::{Dma, HostEntries, HostMemory, Memory, Ticket};
+    use base::{Dma, HostEntries, HostMemory, Memory, PLAIN_WORDS, Ticket};
 
     use crate::{
         Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions, SharedHostMemory,
@@ -198,6 +298,88 @@ mod tests {
         assert!(host.reach(iova, 1).is_err());
         pool.reconnect();
         assert!(host.reach(iova, 1).is_ok());
+    }
+
+    #[test]
+    fn a_window_says_what_reaching_does_and_nothing_of_what_lies_outside() {
+        let pool = pool();
+        let mut host = SharedHostMemory::new(&pool);
+        let first = pool.iova(pool.allocate(1 << 16).unwrap()).unwrap();
+        for len_bytes in [1, 512, 4096, 1 << 16] {
+            let window = host.window(len_bytes).unwrap();
+            let last = first + (1 << 16) - u64::from(len_bytes);
+            for iova in [first, first + 8, last, last.wrapping_sub(1)] {
+                assert_eq!(window.at(iova), host.reach(iova, len_bytes).ok().flatten());
+            }
+            for stray in [first - 1, last + 1, first << 1, 0, u64::MAX] {
+                assert_eq!(window.at(stray), None, "{len_bytes} at {stray:#x}");
+            }
+        }
+        assert_eq!(host.window((1 << 16) + 1), None, "not one fits");
+        pool.cut_off();
+        assert_eq!(host.window(512), None);
+    }
+
+    /// Every first entry, every number of them, and every entry that is refused.
+    #[test]
+    fn a_run_of_commands_is_loaded_in_parts_and_the_refused_one_whole() {
+        let pool = pool();
+        let segment = pool.allocate(8 * 64).unwrap();
+        let iova = pool.iova(segment).unwrap();
+        let entries = SharedHostMemory::new(&pool).entries(iova, 8 * 64).unwrap().unwrap();
+        let bytes: Vec<u8> = (0..64_u64).flat_map(u64::to_le_bytes).collect();
+        pool.store(segment, &bytes).unwrap();
+        let whole = |index: u32| std::array::from_fn(|word| u64::from(index) * 8 + word as u64);
+        for first in 0..=8_u32 {
+            for (count, good) in (0..=8 - first).flat_map(|n| (0..=n).map(move |good| (n, good))) {
+                let mut taken = Vec::new();
+                let end = entries.load_each(first, count, |plain| {
+                    taken.push(plain);
+                    taken.len() <= good as usize
+                });
+                let refused = (good < count).then(|| whole(first + good));
+                assert_eq!(end, Ok((good, refused)), "{count} from {first}, {good} good");
+                for (plain, index) in taken.iter().zip(first..) {
+                    assert_eq!(*plain, PLAIN_WORDS.map(|word| whole(index)[word]));
+                }
+            }
+        }
+        assert!(entries.load_each(4, 5, |_| true).is_err(), "past the end");
+    }
+
+    #[test]
+    fn a_run_of_completions_lies_where_it_was_said_to_and_nowhere_else() {
+        for first in 0..=8_u32 {
+            for (count, good) in (0..=8 - first).flat_map(|n| (0..=n).map(move |good| (n, good))) {
+                let pool = pool();
+                let iova = pool.iova(pool.allocate(8 * 16).unwrap()).unwrap();
+                let mut host = SharedHostMemory::new(&pool);
+                let mut entries = host.entries(iova, 8 * 16).unwrap().unwrap();
+                let items: Vec<u32> = (0..count).collect();
+                let made = entries.store_each(first, &items, |item| {
+                    (*item < good).then_some([u64::from(*item) + 1, u64::from(*item) << 32 | 7])
+                });
+                assert_eq!(made, (good as usize, Ok(())));
+                let stored = (first..first + good).flat_map(|index| {
+                    let item = u64::from(index - first);
+                    [(index * 2, item + 1), (index * 2 + 1, item << 32 | 7)]
+                });
+                let mut words = [0; 16];
+                stored.for_each(|(word, value)| words[word as usize] = value);
+                let lines = [0, 1].map(|line| entries.load_command(line).unwrap());
+                assert_eq!(lines.as_flattened(), words);
+            }
+        }
+    }
+
+    #[test]
+    fn completions_past_the_end_are_a_fault_and_none_is_stored() {
+        let pool = pool();
+        let iova = pool.iova(pool.allocate(4096).unwrap()).unwrap();
+        let mut entries = SharedHostMemory::new(&pool).entries(iova, 64).unwrap().unwrap();
+        let (made, stored) = entries.store_each(3, &[(), ()], |()| Some([1, 1]));
+        assert!(made == 0 && stored.is_err());
+        assert_eq!(entries.load_command(0), Ok([0; 8]));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! One namespace's medium as one queue uses it: requests are gathered and handed over in batches.
 
+use core::iter::Zip;
+use core::slice::IterMut;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -14,9 +16,11 @@ pub(super) struct Channel {
     medium: Arc<dyn Medium>,
     backend: Box<dyn Backend>,
     /// Requests gathered this turn, and those that the medium had no room for.
-    requests: Vec<Request>,
-    /// The segment of the request with this token: a gathered request has at most one.
+    requests: Box<[Request]>,
+    /// The segment of the request at the same place: a gathered request has at most one.
     segments: Box<[Segment]>,
+    /// How many have been gathered.
+    gathered: usize,
     /// Requests that the medium has taken and not answered.
     outstanding: u32,
     /// The namespace is gone or has another medium: no new command goes here.
@@ -28,6 +32,15 @@ pub(super) struct Channel {
     is_known: bool,
 }
 
+/// A channel during a loop that gathers requests that are alike, with what changes in registers.
+pub(super) struct Gathering<'a> {
+    places: Zip<IterMut<'a, Request>, IterMut<'a, Segment>>,
+    /// The number of the next place.
+    at: u32,
+    gathered: &'a mut usize,
+    like: Request,
+}
+
 impl Channel {
     /// Opens a channel on which `depth` commands may be gathered.
     pub(super) fn open(nsid: u32, medium: &Arc<dyn Medium>, depth: usize) -> Result<Self, String> {
@@ -37,8 +50,9 @@ impl Channel {
             limits: backend.limits().clone(),
             medium: medium.clone(),
             backend,
-            requests: Vec::with_capacity(depth),
+            requests: vec![Request::NOTHING; depth].into(),
             segments: vec![Segment::default(); depth].into(),
+            gathered: 0,
             outstanding: 0,
             is_retired: false,
             wants_flush: false,
@@ -54,7 +68,7 @@ impl Channel {
 
     /// Whether nothing is gathered and nothing is owed.
     pub(super) fn is_idle(&self) -> bool {
-        self.outstanding == 0 && self.requests.is_empty()
+        self.outstanding == 0 && self.gathered == 0
     }
 
     /// Whether the medium knows a flush.
@@ -69,15 +83,19 @@ impl Channel {
 
     /// Gathers a request with one segment or none. The table of commands is no larger than the
     /// room that was made when the channel was opened.
-    #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "tokens are indices of the table of commands"
-    )]
-    pub(super) fn gather(&mut self, mut request: Request, segment: Segment) {
-        request.segment_first = request.token as u32;
-        self.segments[request.token as usize] = segment;
-        self.requests.push(request);
+    pub(super) fn gather(&mut self, request: Request, segment: Segment) {
+        let mut gathering = self.gather_many(request);
+        gathering.put(request.token, request.lba, segment);
+        gathering.finish(1);
+    }
+
+    /// For a loop that gathers many requests that are like this one but for token, first block and
+    /// memory.
+    #[inline(always)]
+    pub(super) fn gather_many(&mut self, like: Request) -> Gathering<'_> {
+        let Self { requests, segments, gathered, .. } = self;
+        let places = requests[*gathered..].iter_mut().zip(segments[*gathered..].iter_mut());
+        Gathering { places, at: index(*gathered), gathered, like }
     }
 
     /// Hands over a single request with segments of its own. False means that the medium is full.
@@ -96,9 +114,10 @@ impl Channel {
     /// Hands over what was gathered.
     #[inline]
     pub(super) fn submit(&mut self, now: Instant) {
-        if !self.requests.is_empty() {
-            let taken = self.backend.submit(now, &self.requests, &self.segments);
-            self.forget(taken.min(self.requests.len()));
+        if self.gathered > 0 {
+            let requests = &self.requests[..self.gathered];
+            let taken = self.backend.submit(now, requests, &self.segments);
+            self.forget(taken.min(self.gathered));
         }
         if self.wants_flush {
             self.wants_flush = false;
@@ -119,7 +138,8 @@ impl Channel {
 
     /// Takes the gathered requests back that the medium has not seen: their tokens.
     pub(super) fn recall(&mut self) -> Vec<u64> {
-        self.requests.drain(..).map(|request| request.token).collect()
+        let count = core::mem::take(&mut self.gathered);
+        self.requests[..count].iter().map(|request| request.token).collect()
     }
 
     /// When the medium wants to be polled even if nothing happens.
@@ -131,7 +151,7 @@ impl Channel {
     /// come without a sign, or requests wait that no answer will make room for.
     pub(super) fn arm(&mut self) -> bool {
         if self.outstanding == 0 {
-            return !self.requests.is_empty();
+            return self.gathered > 0;
         }
         if matches!(self.backend.wake_source(), WakeSource::Nothing) {
             return true;
@@ -165,11 +185,38 @@ impl Channel {
     fn forget(&mut self, taken: usize) {
         self.outstanding += index(taken);
         self.wants_flush |= taken > 0;
-        if taken == self.requests.len() {
-            self.requests.clear();
-        } else if taken > 0 {
-            self.requests.drain(..taken);
+        if taken < self.gathered {
+            self.close_up(taken);
         }
+        self.gathered -= taken;
+    }
+
+    /// Moves what the medium did not take to the front.
+    #[cold]
+    fn close_up(&mut self, taken: usize) {
+        self.requests.copy_within(taken..self.gathered, 0);
+        self.segments.copy_within(taken..self.gathered, 0);
+        for (place, request) in (0..).zip(&mut self.requests[..self.gathered - taken]) {
+            request.segment_first = place;
+        }
+    }
+}
+
+impl Gathering<'_> {
+    /// Gathers one more.
+    #[inline(always)]
+    pub(super) fn put(&mut self, token: u64, lba: u64, segment: Segment) {
+        let place = self.places.next();
+        let (request, place) = place.expect("there is room for every command of the table");
+        *request = Request { token, lba, segment_first: self.at, ..self.like };
+        *place = segment;
+        self.at += 1;
+    }
+
+    /// The end of the loop, in which `count` were gathered.
+    #[inline(always)]
+    pub(super) fn finish(self, count: u32) {
+        *self.gathered += count as usize;
     }
 }
 
@@ -177,7 +224,7 @@ impl core::fmt::Debug for Channel {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         out.debug_struct("Channel")
             .field("nsid", &self.nsid)
-            .field("gathered", &self.requests.len())
+            .field("gathered", &self.gathered)
             .field("outstanding", &self.outstanding)
             .field("is_retired", &self.is_retired)
             .finish_non_exhaustive()

@@ -1,14 +1,13 @@
 //! The way of a command that needs nothing but one request: from the ring to the medium and back.
 
 use base::{
-    Answer, Answers, CompletionEntry, Fault, Flags, HostMemory, Instant, Operation, Request,
-    Segment, Ticket,
+    Answer, Answers, CompletionEntry, Fault, Flags, HostMemory, Instant, Operation, PLAIN_WORDS,
+    Request, Segment, Ticket,
 };
 use wire::{Command, Status};
 
-use super::channel::Channel;
-use super::directory::{Directory, Entry, FAST_READ, FAST_WRITE};
-use super::slot::{Slot, Slots, State};
+use super::directory::{Entry, FAST_READ, FAST_WRITE};
+use super::slot::{Slot, State};
 use super::{Letter, Queue, TICKET_FETCH, TICKET_POST};
 use crate::controller::contract::InvalidDoorbell;
 
@@ -88,29 +87,44 @@ impl<H: HostMemory> Queue<H> {
     }
 
     /// Begins the command in `words` and those after it that are of its kind: the same operation
-    /// on the same namespace, with the same flags. What that means is looked up once for all.
+    /// on as many blocks of the same namespace, with the same flags, and data where the first may
+    /// be found without a question. What that means is looked up once for all.
     #[inline(never)]
     fn begin_run(&mut self, index: usize, left: &mut u32, words: [u64; 8]) -> RunEnd {
-        let write_flags = self.write_flags;
-        let Some(mut run) = Run::of(&words, &mut self.directory, write_flags) else {
+        let nsid = high32(words[0]);
+        let Some(entry) = self.directory.entry(nsid).copied() else { return RunEnd::NotBegun };
+        let Some(run) = Run::of(&words, &entry, self.page_bytes, self.write_flags) else {
             return RunEnd::NotBegun;
         };
-        run.page_bytes = self.page_bytes;
-        run.slot = run.slot.for_submission(low16(index as u64));
-        let (slots, host) = (&mut self.slots, &mut self.host);
-        if !run.begin(&words, slots, host) {
+        let Some(channel) = self.directory.channel(entry.channel) else { return RunEnd::NotBegun };
+        let plain = PLAIN_WORDS.map(|word| words[word]);
+        let Ok(Some(segment)) = self.host.reach(plain[1], run.len_bytes) else {
+            return RunEnd::NotBegun;
+        };
+        if !run.has(plain) || self.slots.room() == 0 {
             return RunEnd::NotBegun;
         }
+        let window = self.host.window(run.len_bytes);
+        let slot = run.slot.for_submission(low16(index as u64));
+        let (mut taking, mut gathering) = (self.slots.take_many(), channel.gather_many(run.like));
+        let mut begin = |[word, _, lba, _]: [u64; 4], segment| {
+            let token = taking.take(slot.of(lba, low16(word >> 16)));
+            token.map(|token| gathering.put(token.into(), lba << run.medium_shift, segment))
+        };
+        begin(plain, segment);
         let queue = &mut self.submissions[index];
         queue.in_flight += 1;
-        let taken = queue.take_run(*left, |words| run.begin(words, slots, host));
-        let (is_write, bytes) = (run.operation == Operation::Write, run.bytes);
-        let taken = taken.map(|(count, next)| {
-            *left -= count + u32::from(next.is_some());
-            self.traffic.add(usize::from(!is_write) + 1, count + 1, bytes);
-            next
+        let (count, taken) = queue.take_run(*left, |plain| {
+            let segment = window.and_then(|window| window.at(plain[1]));
+            segment.is_some_and(|segment| run.has(plain) && begin(plain, segment).is_some())
         });
-        RunEnd::Over(self.heard(taken).flatten())
+        taking.finish(count + 1);
+        gathering.finish(count + 1);
+        let (class, bytes) = (run.class(), u64::from(run.len_bytes) * u64::from(count + 1));
+        self.traffic.add(class, count + 1, bytes);
+        let next = self.heard(taken).flatten();
+        *left -= count + u32::from(next.is_some());
+        RunEnd::Over(next)
     }
 
     /// What came of reading a ring; `None` if it is not there any more.
@@ -197,17 +211,18 @@ impl<H: HostMemory> Queue<H> {
         if self.is_stopping || !self.completion.is_shared() {
             return answers;
         }
-        let slots = &mut self.slots;
+        let mut releasing = self.slots.release_many();
         let same = u64::from(queue.head() & 0xffff) | u64::from(queue.id) << 16;
-        let mut left = answers.iter();
-        let posted = self.completion.post(|| {
-            let answer = left.as_slice().first().filter(|answer| answer.outcome.is_success())?;
-            let cid = slots.release_fast(answer.token)?;
-            left.next();
+        let (count, posted) = self.completion.post(answers, |answer| {
+            if !answer.outcome.is_success() {
+                return None;
+            }
+            let cid = releasing.release(answer.token)?;
             Some([answer.result.into(), same | u64::from(cid) << 32])
         });
-        let left = left.as_slice();
-        let count = u32::try_from(answers.len() - left.len()).unwrap_or(u32::MAX);
+        let (ended, left) = answers.split_at(count);
+        let count = u32::try_from(ended.len()).unwrap_or(u32::MAX);
+        releasing.finish(count);
         queue.in_flight -= count;
         self.posted += count;
         if let Err(fault) = posted {
@@ -252,90 +267,78 @@ enum RunEnd {
     NotBegun,
 }
 
-/// What commands of one kind have in common.
-struct Run<'a> {
+/// What commands of one kind have in common: each lies in one page and needs one request.
+#[derive(Clone, Copy)]
+struct Run {
     /// Opcode and namespace, with zeroes for FUSE, PSDT and the identifier.
     word: u64,
-    /// Dword 12 without the number of blocks.
-    dword: u32,
-    entry: Entry,
-    channel: &'a mut Channel,
-    operation: Operation,
-    flags: Flags,
+    cdw12: u32,
+    len_bytes: u32,
+    /// The last block at which so many fit.
+    lba_max: u64,
+    /// What of an address is an offset in its page, and the last at which so many bytes fit.
+    page_mask: u64,
+    offset_max: u64,
+    medium_shift: u8,
     /// Their slots, but for block and identifier.
     slot: Slot,
-    page_bytes: u64,
-    /// Bytes moved so far.
-    bytes: u64,
+    /// Their requests, but for token, block and segment.
+    like: Request,
 }
 
 const CID: u64 = 0xffff_0000;
 const NLB: u32 = 0xffff;
 
-impl<'a> Run<'a> {
+impl Run {
     /// The kind of the command in `words`, if it may be a simple one: a read or write that the
-    /// namespace allows.
+    /// namespace allows, and that may lie in one page.
     #[inline]
-    fn of(words: &[u64; 8], directory: &'a mut Directory, write_flags: Flags) -> Option<Self> {
+    fn of(words: &[u64; 8], entry: &Entry, page_bytes: u64, write_flags: Flags) -> Option<Self> {
         // Opcode, and zeroes for FUSE, PSDT and what lies between: one comparison.
         let (operation, forced) = match low16(words[0]) {
             opcode if opcode == u16::from(FAST_READ) => (Operation::Read, Flags::NONE),
             opcode if opcode == u16::from(FAST_WRITE) => (Operation::Write, write_flags),
             _ => return None,
         };
-        let [opcode, ..] = words[0].to_le_bytes();
-        let entry = *directory.entry(high32(words[0]))?;
-        let dword = low32(words[6]);
-        if entry.rights & opcode == 0 || dword & !CDW12_FAST != 0 {
+        let ([opcode, ..], cdw12) = (words[0].to_le_bytes(), low32(words[6]));
+        let blocks = (cdw12 & NLB) + 1;
+        let is_allowed = entry.rights & opcode != 0 && cdw12 & !CDW12_FAST == 0;
+        if !is_allowed || blocks > entry.blocks_max {
             return None;
         }
+        let len_bytes = u64::from(blocks) << entry.block_shift;
         Some(Self {
             word: words[0] & !CID,
-            dword: dword & !NLB,
-            entry,
-            channel: directory.channel(entry.channel)?,
-            operation,
-            flags: flags(dword).and(forced),
+            cdw12,
+            len_bytes: u32::try_from(len_bytes).ok()?,
+            lba_max: entry.block_count.checked_sub(blocks.into())?,
+            page_mask: page_bytes - 1,
+            offset_max: page_bytes.checked_sub(len_bytes)?,
+            medium_shift: entry.medium_shift,
             slot: Slot::new(0, 0, entry.channel, 0, opcode).in_state(State::Fast),
-            page_bytes: 0,
-            bytes: 0,
+            like: Request {
+                blocks: blocks << entry.medium_shift,
+                segment_count: 1,
+                operation,
+                flags: flags(cdw12).and(forced),
+                ..Request::NOTHING
+            },
         })
     }
 
-    /// Begins a command that is of this kind, lies in one page, and needs no more than one request.
-    /// False, with nothing done, if it is anything else or anything is wrong with it.
+    /// Whether the command with these words is one of them.
     #[inline(always)]
-    fn begin<H: HostMemory>(&mut self, words: &[u64; 8], slots: &mut Slots, host: &mut H) -> bool {
-        let (dword, lba, prp1) = (low32(words[6]), words[5], words[3]);
-        if words[0] & !CID != self.word || dword & !NLB != self.dword {
-            return false;
-        }
-        let blocks = (dword & NLB) + 1;
-        let left = self.entry.block_count.checked_sub(lba);
-        let is_inside = left.is_some_and(|left| u64::from(blocks) <= left);
-        let len_bytes = u64::from(blocks) << self.entry.block_shift;
-        let end = (prp1 & (self.page_bytes - 1)) + len_bytes;
-        if !is_inside || blocks > self.entry.blocks_max || end > self.page_bytes || prp1 & 3 != 0 {
-            return false;
-        }
-        let Ok(Some(segment)) = host.reach(prp1, low32(len_bytes)) else { return false };
-        let Some(token) = slots.take(self.slot.of(lba, low16(words[0] >> 16))) else {
-            return false;
-        };
-        let request = Request {
-            token: token.into(),
-            lba: lba << self.entry.medium_shift,
-            operand: 0,
-            blocks: blocks << self.entry.medium_shift,
-            segment_first: 0,
-            segment_count: 1,
-            metadata_count: 0,
-            operation: self.operation,
-            flags: self.flags,
-        };
-        self.channel.gather(request, segment);
-        self.bytes += len_bytes;
-        true
+    fn has(&self, [word, prp1, lba, cdw12]: [u64; 4]) -> bool {
+        word & !CID == self.word
+            && low32(cdw12) == self.cdw12
+            && lba <= self.lba_max
+            && prp1 & self.page_mask <= self.offset_max
+            && prp1 & 3 == 0
+    }
+
+    /// As [`Tally`](super::Tally) counts them.
+    fn class(&self) -> usize {
+        usize::from(self.like.operation != Operation::Write) + 1
     }
 }
 

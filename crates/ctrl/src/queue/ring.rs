@@ -84,14 +84,11 @@ pub(crate) struct Shadow<E> {
 pub(crate) struct InvalidValue;
 
 const COMMAND_BYTES: usize = 64;
-/// Completions in a cache line.
-const LINE: u32 = 4;
 /// Where the phase is in the second half of an entry.
 const PHASE_SHIFT: u32 = 48;
 /// Entries of a remote ring that are fetched at once.
 const FETCH_ENTRIES: usize = 8;
-/// How many entries ahead of the one being taken are asked for: a line that another core has just
-/// written is as far away as some commands take.
+/// How many entries ahead of the one being taken are asked for.
 const AHEAD: u32 = 8;
 
 impl<E: HostEntries> SubmissionQueue<E> {
@@ -164,32 +161,30 @@ impl<E: HostEntries> SubmissionQueue<E> {
         Ok(words)
     }
 
-    /// Takes entries of a shared ring as long as `begin` accepts them, at most `count`. How many
-    /// were accepted, and the one that was not.
-    #[inline]
+    /// Takes entries of a shared ring as long as `begin` accepts what a plain command is made of, at
+    /// most `count`. How many were accepted, and the one that was not.
+    #[inline(always)]
     pub(crate) fn take_run(
         &mut self,
         count: u32,
-        mut begin: impl FnMut(&[u64; 8]) -> bool,
-    ) -> Result<(u32, Option<[u64; 8]>), Fault> {
-        let Ring::Shared(entries) = &self.ring else { return Ok((0, None)) };
-        let (mut head, size) = (self.head, self.size);
-        let mut accepted = 0;
-        let mut refused = None;
-        while accepted < count {
-            let words = entries.load_command(head)?;
-            let ahead = head + AHEAD;
-            entries.prefetch_command(if ahead < size { ahead } else { 0 });
-            head = next(head, size);
-            if !begin(&words) {
-                refused = Some(words);
-                break;
-            }
-            accepted += 1;
+        mut begin: impl FnMut([u64; 4]) -> bool,
+    ) -> (u32, Result<Option<[u64; 8]>, Fault>) {
+        let Ring::Shared(entries) = &self.ring else { return (0, Ok(None)) };
+        let (mut head, mut accepted, mut end) = (self.head, 0, Ok(None));
+        while accepted < count && matches!(end, Ok(None)) {
+            let part = (count - accepted).min(self.size - head);
+            let (taken, refused) = match entries.load_each(head, part, &mut begin) {
+                Ok((taken, refused)) => (taken, Ok(refused)),
+                Err(fault) => (0, Err(fault)),
+            };
+            head += taken + u32::from(matches!(refused, Ok(Some(_))));
+            head = if head == self.size { 0 } else { head };
+            accepted += taken;
+            end = refused;
         }
         self.head = head;
         self.in_flight += accepted;
-        Ok((accepted, refused))
+        (accepted, end)
     }
 
     /// Takes the next entry of a remote ring, if it is here; else asks for some of those that wait.
@@ -316,36 +311,34 @@ impl<E: HostEntries> CompletionQueue<E> {
         Ok(progress)
     }
 
-    /// Fills entries of a shared ring with what `next` gives, until it gives no more, and lets the
-    /// host see them by whole cache lines: it polls the very line that is being written, and each
-    /// visit takes the line away from here. The caller knows that there is room.
-    #[inline]
-    pub(crate) fn post(
+    /// Fills entries of a shared ring with what `make` makes of each of `items`, until it makes
+    /// nothing of one. The caller knows that there is room. Returns of how many something was made.
+    #[inline(always)]
+    pub(crate) fn post<T>(
         &mut self,
-        mut next: impl FnMut() -> Option<CompletionEntry>,
-    ) -> Result<(), Fault> {
-        let Ring::Shared(entries) = &mut self.ring else { return Ok(()) };
-        let (mut tail, mut phase) = (self.tail, u64::from(self.phase) << PHASE_SHIFT);
-        loop {
-            let room = (LINE - tail % LINE).min(self.size - tail);
-            let mut line = [[0; 2]; LINE as usize];
-            let mut count = 0;
-            for place in &mut line[..room as usize] {
-                let Some([first, second]) = next() else { break };
-                *place = [first, second | phase];
-                count += 1;
+        items: &[T],
+        mut make: impl FnMut(&T) -> Option<CompletionEntry>,
+    ) -> (usize, Result<(), Fault>) {
+        let Ring::Shared(entries) = &mut self.ring else { return (0, Ok(())) };
+        let (mut done, mut end) = (0, Ok(()));
+        while done < items.len() && end.is_ok() {
+            let part = &items[done..];
+            let part = &part[..part.len().min((self.size - self.tail) as usize)];
+            let phase = u64::from(self.phase) << PHASE_SHIFT;
+            let (made, stored) = entries.store_each(self.tail, part, |item| {
+                make(item).map(|[first, second]| [first, second | phase])
+            });
+            self.tail += u32::try_from(made).unwrap_or(u32::MAX);
+            if self.tail == self.size {
+                self.tail = 0;
+                self.phase = !self.phase;
             }
-            entries.store_completions(tail, &line[..count as usize])?;
-            tail += count;
-            if tail == self.size {
-                tail = 0;
-                phase ^= 1 << PHASE_SHIFT;
-            }
-            (self.tail, self.phase) = (tail, phase != 0);
-            if count < room {
-                return Ok(());
+            (done, end) = (done + made, stored);
+            if made < part.len() {
+                break;
             }
         }
+        (done, end)
     }
 
     /// Whether entries can be filled in place.

@@ -33,6 +33,22 @@ pub(super) struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 24, "as drawn");
 
+/// The table during a loop that takes slots, with what changes in registers.
+pub(super) struct Taking<'a> {
+    slots: &'a mut [Slot],
+    free_before: &'a mut u16,
+    taken_before: &'a mut u32,
+    free: u16,
+}
+
+/// The table during a loop that releases slots of commands that are [`State::Fast`].
+pub(super) struct Releasing<'a> {
+    slots: &'a mut [Slot],
+    free_before: &'a mut u16,
+    taken_before: &'a mut u32,
+    free: u16,
+}
+
 /// The end of the list of free slots: no table is that long.
 const NONE: u16 = u16::MAX;
 
@@ -180,6 +196,20 @@ impl Slots {
         Some(index)
     }
 
+    /// For a loop that puts many commands into the table.
+    #[inline(always)]
+    pub(super) fn take_many(&mut self) -> Taking<'_> {
+        let Self { slots, free, taken } = self;
+        Taking { slots, free: *free, free_before: free, taken_before: taken }
+    }
+
+    /// For a loop that takes many commands out of the table.
+    #[inline(always)]
+    pub(super) fn release_many(&mut self) -> Releasing<'_> {
+        let Self { slots, free, taken } = self;
+        Releasing { slots, free: *free, free_before: free, taken_before: taken }
+    }
+
     /// The command under this number, if there is one.
     #[inline]
     pub(super) fn get(&self, token: u64) -> Option<&Slot> {
@@ -201,23 +231,50 @@ impl Slots {
         command
     }
 
+    /// Every command in the table, with its number.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
+        (0..).zip(self.slots.iter()).filter(|(_, slot)| slot.state() != State::Free)
+    }
+}
+
+impl Taking<'_> {
+    /// Puts a command into the table: as [`Slots::take`].
+    #[inline(always)]
+    pub(super) fn take(&mut self, command: Slot) -> Option<u16> {
+        let index = self.free;
+        let slot = self.slots.get_mut(usize::from(index))?;
+        self.free = slot.area;
+        *slot = command;
+        Some(index)
+    }
+
+    /// The end of the loop, in which `count` slots were taken.
+    #[inline(always)]
+    pub(super) fn finish(self, count: u32) {
+        *self.free_before = self.free;
+        *self.taken_before += count;
+    }
+}
+
+impl Releasing<'_> {
     /// Takes the command with this token out of the table if it is [`State::Fast`]: its identifier.
-    #[inline]
-    pub(super) fn release_fast(&mut self, token: u64) -> Option<u16> {
+    #[inline(always)]
+    pub(super) fn release(&mut self, token: u64) -> Option<u16> {
         let slot = self.slots.get_mut(usize::try_from(token).ok()?)?;
-        if slot.state() != State::Fast {
+        if slot.key >> STATE != State::Fast as u64 {
             return None;
         }
         let cid = slot.cid();
         #[expect(clippy::cast_possible_truncation, reason = "an index of the table")]
         slot.free(&mut self.free, token as u16);
-        self.taken -= 1;
         Some(cid)
     }
 
-    /// Every command in the table, with its number.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u16, &Slot)> {
-        (0..).zip(self.slots.iter()).filter(|(_, slot)| slot.state() != State::Free)
+    /// The end of the loop, in which `count` commands were taken out.
+    #[inline(always)]
+    pub(super) fn finish(self, count: u32) {
+        *self.free_before = self.free;
+        *self.taken_before -= count;
     }
 }
 
@@ -239,9 +296,17 @@ mod tests {
         assert!(slots.get(99).is_none() && slots.get(u64::MAX).is_none());
         assert_eq!(slots.iter().map(|(_, slot)| slot.cid()).collect::<Vec<_>>(), [8]);
         assert_eq!(slots.take(command(9)), Some(first), "the one used last comes first");
-        assert_eq!(slots.release_fast(second.into()), Some(8));
-        assert_eq!(slots.release_fast(second.into()), None, "once");
-        assert_eq!(slots.release_fast(u64::MAX), None);
+        let mut releasing = slots.release_many();
+        assert_eq!(releasing.release(second.into()), Some(8));
+        assert_eq!(releasing.release(second.into()), None, "once");
+        assert_eq!(releasing.release(u64::MAX), None);
+        releasing.finish(1);
+        assert_eq!((slots.taken(), slots.room()), (1, 1));
+        let mut taking = slots.take_many();
+        assert_eq!(taking.take(command(3)), Some(second));
+        assert_eq!(taking.take(command(4)), None, "full");
+        taking.finish(1);
+        assert_eq!((slots.taken(), slots.room()), (2, 0));
     }
 
     #[test]
