@@ -205,6 +205,37 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         }
     }
 
+    /// The same queue pair, which rings what `wrap` makes of its doorbell registers: for a model of
+    /// what lies between a host and a register. No doorbell pays for what another one is.
+    pub fn map_registers<C: Doorbell>(self, mut wrap: impl FnMut(B) -> C) -> QueuePair<D, C> {
+        QueuePair {
+            submission_doorbell: self.submission_doorbell.map(&mut wrap),
+            completion_doorbell: self.completion_doorbell.map(&mut wrap),
+            submission: self.submission,
+            slots: self.slots,
+            tail: self.tail,
+            rung_tail: self.rung_tail,
+            submission_depth: self.submission_depth,
+            is_eager: self.is_eager,
+            completion: self.completion,
+            head: self.head,
+            phase: self.phase,
+            completion_depth: self.completion_depth,
+            unrung: self.unrung,
+            fetched: self.fetched,
+            by_line: self.by_line,
+            techniques: self.techniques,
+            link: self.link,
+            ordinary: self.ordinary,
+            scan_at: self.scan_at,
+            polls: self.polls,
+            idle_polls: self.idle_polls,
+            submission_rings: self.submission_rings,
+            completion_rings: self.completion_rings,
+            cold: self.cold,
+        }
+    }
+
     /// Hands in a command and returns the identifier it was given. The controller hears of it at
     /// the next [`flush`](Self::flush).
     ///

@@ -16,20 +16,21 @@ mod device;
 mod fleet;
 mod kind;
 mod medium;
+mod posted;
 mod shift;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use base::{Backend, Dma, Durability, Instant, Mmio, Segment, Span};
+use base::{Backend, Dma, Doorbell, Durability, Instant, Mmio, Segment, Span, Vector};
 use block::Existing;
 use ctrl::front::HostBar;
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Region, Regions};
 use host::{Bell, Clock, EventVectors};
 use nvme::{
-    Controller, ControllerOptions, Event, NamespaceQueue, QueuePairOptions, QueueSizes, Refusal,
-    State,
+    Controller, ControllerOptions, Event, NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes,
+    Refusal, State,
 };
 
 use crate::perf::options::{self, Techniques};
@@ -39,6 +40,7 @@ pub(crate) use ask::with_controller;
 pub(crate) use device::EmulatedSsd;
 pub(crate) use fleet::Fleet;
 pub use kind::Kind;
+use posted::{Bus, PostedWrite};
 use shift::{DeviceThread, Shift};
 
 /// Some emulated SSDs, brought up.
@@ -88,10 +90,19 @@ struct Ssd {
     durability: Durability,
     /// Vectors that no queue pair has, the next one to be given away last.
     vectors_free: Vec<u16>,
+    /// What doorbells lie behind, if that is modelled.
+    bus: Option<Bus>,
 }
 
-/// A queue pair of an emulated SSD, as a block device.
-pub(crate) type SsdQueue = NamespaceQueue<DevicePool, <HostBar<Bell> as Mmio>::Doorbell>;
+/// A doorbell register of an emulated SSD.
+type Register = <HostBar<Bell> as Mmio>::Doorbell;
+
+/// A queue pair of an emulated SSD, as a block device. Each kind is a type of its own, so that an
+/// ordinary doorbell is not asked whether it is one.
+pub(crate) enum SsdQueue {
+    Direct(NamespaceQueue<DevicePool, Register>),
+    Posted(NamespaceQueue<DevicePool, PostedWrite<Register>>),
+}
 
 /// The one namespace that an emulated SSD has.
 const NSID: u32 = 1;
@@ -144,7 +155,9 @@ impl Emulated {
             shifts[lane].push(device);
             let controller =
                 Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;
-            ssds.push(Ssd { name, controller, pool, vectors, durability, vectors_free });
+            let cost = Span { ns: spec.doorbell_ns.into() };
+            let bus = (spec.doorbell_ns > 0).then(|| Bus::of(cost, clock));
+            ssds.push(Ssd { name, controller, pool, vectors, durability, vectors_free, bus });
         }
         let start = |(index, shift): (usize, Shift)| {
             let core = plan.device_cores.get(index).copied().flatten();
@@ -226,7 +239,10 @@ impl Emulated {
         clock: &Clock,
     ) -> Result<Box<dyn Backend>, Refused> {
         let (queue, _) = self.ssds[index].queue(depth, techniques, clock)?;
-        Ok(Box::new(queue))
+        Ok(match queue {
+            SsdQueue::Direct(queue) => Box::new(queue),
+            SsdQueue::Posted(queue) => Box::new(queue),
+        })
     }
 
     /// The same as what it is, with the number of its vector, if it has one: to be
@@ -365,6 +381,22 @@ impl Ssd {
             }
             host::thread::give_way();
         };
+        let queue = match self.bus {
+            None => SsdQueue::Direct(self.serve(pair, vector)?),
+            Some(bus) => {
+                let pair = pair.map_registers(|register| bus.before(register));
+                SsdQueue::Posted(self.serve(pair, vector)?)
+            }
+        };
+        Ok((queue, number))
+    }
+
+    /// The SSD's namespace behind a queue pair.
+    fn serve<B: Doorbell>(
+        &self,
+        pair: QueuePair<DevicePool, B>,
+        vector: Option<impl Vector + 'static>,
+    ) -> Result<NamespaceQueue<DevicePool, B>, Refused> {
         let limits = self.controller.identity().map(|identity| identity.limits);
         let view = self.controller.namespace(NSID).zip(limits);
         let Some((namespace, limits)) = view else {
@@ -375,11 +407,10 @@ impl Ssd {
         let queue = queue.ok_or_else(|| {
             Refused::machine(format!("{}: no memory is left for its lists", self.name))
         })?;
-        let queue = match vector {
+        Ok(match vector {
             Some(vector) => queue.with_vector(Box::new(vector)),
             None => queue,
-        };
-        Ok((queue, number))
+        })
     }
 
     /// Asks for a queue pair; one whose deletion is under way makes room until `end`.

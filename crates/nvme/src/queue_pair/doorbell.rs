@@ -89,6 +89,19 @@ impl<D: Dma, B: Doorbell> QueueDoorbell<D, B> {
     }
 }
 
+impl<D, B> QueueDoorbell<D, B> {
+    /// The same doorbell with what `wrap` makes of its register.
+    pub(crate) fn map<C>(self, wrap: &mut impl FnMut(B) -> C) -> QueueDoorbell<D, C> {
+        match self {
+            Self::Register(register) => QueueDoorbell::Register(wrap(register)),
+            Self::Shadow(ShadowDoorbell { dma, register, place, last }) => {
+                let register = wrap(register);
+                QueueDoorbell::Shadow(ShadowDoorbell { dma, register, place, last })
+            }
+        }
+    }
+}
+
 impl<D: Dma, B: Doorbell> ShadowDoorbell<D, B> {
     fn ring(&mut self, value: u32) {
         let old = core::mem::replace(&mut self.last, value);

@@ -235,7 +235,7 @@ struct StoreChoice(Option<CommandStore>);
 
 const DEVICES: &str = "\
 Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each \
-with ?count=, size=, block=, entries=, queues=; or any block device: null:, ram:1g, \
+with ?count=, size=, block=, entries=, queues=, doorbell=; or any block device: null:, ram:1g, \
 file:PATH?size=1g, model:p4600, and what stands on others: KIND:[URI],[URI] [default: \
 emu:null?count=21]";
 

@@ -61,8 +61,8 @@ pub(crate) struct SsdMedium {
 }
 
 /// A queue pair of one.
-struct SsdChannel {
-    queue: SsdQueue,
+struct SsdChannel<Q> {
+    queue: Q,
     limits: Limits,
     /// Dropped after the queue pair.
     _lease: Lease,
@@ -112,7 +112,7 @@ impl Fleet {
     /// Number `index` of its SSDs.
     pub(crate) fn medium(self: &Arc<Self>, index: usize) -> Result<SsdMedium, Refused> {
         // The first queue pair tells what all are like.
-        let mut limits = self.channel(index)?.queue.limits().clone();
+        let mut limits = self.channel(index, None)?.limits().clone();
         limits.durability = self.describe(index)?.durability;
         Ok(SsdMedium { fleet: Arc::clone(self), index, limits })
     }
@@ -134,7 +134,12 @@ impl Fleet {
         state.emulated.as_ref().map_or_else(Vec::new, |emulated| emulated.existing().to_vec())
     }
 
-    fn channel(self: &Arc<Self>, index: usize) -> Result<SsdChannel, Refused> {
+    /// A queue pair of SSD `index`, with `limits` if they are others than its own.
+    fn channel(
+        self: &Arc<Self>,
+        index: usize,
+        limits: Option<&Limits>,
+    ) -> Result<Box<dyn Backend>, Refused> {
         let mut state = self.shared.lock();
         let open = state.open[index];
         if open >= self.channels_max {
@@ -147,9 +152,11 @@ impl Fleet {
         let made = emulated.ssd_queue(index, self.depth, &self.techniques, &self.clock);
         let (queue, vector) = made?;
         state.open[index] += 1;
-        let limits = queue.limits().clone();
         let lease = Lease { fleet: Arc::clone(self), index, vector };
-        Ok(SsdChannel { queue, limits, _lease: lease })
+        Ok(match queue {
+            SsdQueue::Direct(queue) => SsdChannel::boxed(queue, limits, lease),
+            SsdQueue::Posted(queue) => SsdChannel::boxed(queue, limits, lease),
+        })
     }
 }
 
@@ -237,9 +244,7 @@ impl Medium for SsdMedium {
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
-        let channel = self.fleet.channel(self.index).map_err(|refused| refused.text)?;
-        let limits = self.limits.clone();
-        Ok(Box::new(SsdChannel { limits, ..channel }))
+        self.fleet.channel(self.index, Some(&self.limits)).map_err(|refused| refused.text)
     }
 
     fn channels_max(&self) -> u32 {
@@ -247,7 +252,14 @@ impl Medium for SsdMedium {
     }
 }
 
-impl Backend for SsdChannel {
+impl<Q: Backend + 'static> SsdChannel<Q> {
+    fn boxed(queue: Q, limits: Option<&Limits>, lease: Lease) -> Box<dyn Backend> {
+        let limits = limits.unwrap_or(queue.limits()).clone();
+        Box::new(Self { queue, limits, _lease: lease })
+    }
+}
+
+impl<Q: Backend> Backend for SsdChannel<Q> {
     fn limits(&self) -> &Limits {
         &self.limits
     }

@@ -5,6 +5,7 @@
 //!   emu:ram?size=1g&block=4k     one that keeps its blocks in memory
 //!   emu:file:/tmp/disk?size=1g   one over a file
 //!   emu:model:p4600              one that is as slow as a real device is said to be
+//!   emu:null?doorbell=250        one whose doorbells cost 250 ns, as across a bus: a model too
 //! ```
 
 use core::fmt;
@@ -31,6 +32,9 @@ pub struct EmuSpec {
     pub entries: u32,
     /// I/O queue pairs that a controller has.
     pub queues: u16,
+    /// How long writing a doorbell holds the processor, in nanoseconds: a model of a write posted
+    /// across PCIe. Zero is the truth, a store.
+    pub doorbell_ns: u32,
 }
 
 /// What stands behind an emulated controller.
@@ -61,6 +65,9 @@ pub const MODELS: [(&str, &str); 2] = [
 /// Emulated SSDs in one URI at most.
 pub const COUNT_MAX: u32 = 256;
 
+/// Nanoseconds that writing a doorbell may be made to take.
+const DOORBELL_NS_MAX: u32 = 10_000;
+
 const KINDS: &str = "emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x";
 const ENTRIES_DEFAULT: u32 = 1024;
 const QUEUES_DEFAULT: u16 = 64;
@@ -81,7 +88,7 @@ impl EmuSpec {
             EmuMedium::Model { .. } => MODEL_SIZE,
         };
         let (entries, queues) = (ENTRIES_DEFAULT, QUEUES_DEFAULT);
-        Self { medium, count: 1, size_bytes, block_size: 512, entries, queues }
+        Self { medium, count: 1, size_bytes, block_size: 512, entries, queues, doorbell_ns: 0 }
     }
 
     /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
@@ -93,7 +100,7 @@ impl EmuSpec {
         let mut spec = Self::new(medium_of(uri)?);
         let mut fields = uri.fields();
         let mut take = |key: &'static str| fields.text(key).map(|text| (key, text));
-        let values = ["count", "size", "block", "entries", "queues"].map(&mut take);
+        let values = ["count", "size", "block", "entries", "queues", "doorbell"].map(&mut take);
         fields.finish()?;
         for (key, value) in values.into_iter().flatten() {
             let refuse =
@@ -147,6 +154,10 @@ impl EmuSpec {
             "entries" => match count().and_then(|count| u32::try_from(count).ok()) {
                 Some(entries @ 2..=65_536) => self.entries = entries,
                 _ => return Err("2 to 65536".into()),
+            },
+            "doorbell" => match count().and_then(|count| u32::try_from(count).ok()) {
+                Some(ns @ 0..=DOORBELL_NS_MAX) => self.doorbell_ns = ns,
+                _ => return Err(format!("0 to {DOORBELL_NS_MAX} nanoseconds")),
             },
             _ => match count().and_then(|count| u16::try_from(count).ok()) {
                 Some(queues @ 1..=1024) => self.queues = queues,
@@ -214,6 +225,7 @@ impl fmt::Display for EmuSpec {
             ("block", u64::from(self.block_size), u64::from(usual.block_size)),
             ("entries", u64::from(self.entries), u64::from(usual.entries)),
             ("queues", u64::from(self.queues), u64::from(usual.queues)),
+            ("doorbell", u64::from(self.doorbell_ns), 0),
         ];
         for (key, value, _) in parameters.into_iter().filter(|(_, value, usual)| value != usual) {
             uri = uri.with(
@@ -269,7 +281,13 @@ mod tests {
         };
         assert_eq!(spec, expected);
         assert_eq!(spec.to_string(), "emu:ram?count=3&size=1m&block=4k");
-        for uri in ["emu:null", "emu:null?count=21", "emu:file:/tmp/a:b", "emu:model:p4800x"] {
+        for uri in [
+            "emu:null",
+            "emu:null?count=21",
+            "emu:file:/tmp/a:b",
+            "emu:model:p4800x",
+            "emu:null?doorbell=250",
+        ] {
             assert_eq!(uri.parse::<EmuSpec>().unwrap().to_string(), uri);
         }
     }
@@ -297,8 +315,8 @@ mod tests {
         );
         assert_eq!(
             refusal("emu:null?colour=1"),
-            "emu:null?colour=1: no parameter `colour`, expected count, size, block, entries or \
-             queues"
+            "emu:null?colour=1: no parameter `colour`, expected count, size, block, entries, \
+             queues or doorbell"
         );
         assert_eq!(
             refusal("emu:null?block=513"),
@@ -324,6 +342,10 @@ mod tests {
         assert_eq!(
             refusal("emu:null?queues=1025"),
             "emu:null?queues=1025: queues is `1025`, expected 1 to 1024"
+        );
+        assert_eq!(
+            refusal("emu:null?doorbell=10001"),
+            "emu:null?doorbell=10001: doorbell is `10001`, expected 0 to 10000 nanoseconds"
         );
         assert_eq!(
             refusal("emu:null?size=1"),

@@ -93,6 +93,15 @@ fn about_emulated(options: &PerfOptions) -> Vec<String> {
     if media().any(|medium| matches!(medium, EmuMedium::File { .. })) {
         sentences.push("Data moves through a file, as fast as what is below it lets it.".into());
     }
+    let mut doorbells: Vec<u32> = options.emulated().map(|spec| spec.doorbell_ns).collect();
+    doorbells.retain(|ns| *ns > 0);
+    doorbells.dedup();
+    for ns in doorbells {
+        sentences.push(format!(
+            "Each doorbell holds the processor for {ns} ns: a model of a write posted across PCIe, \
+             not a bus."
+        ));
+    }
     let mut models: Vec<&String> = media()
         .filter_map(|medium| match medium {
             EmuMedium::Model { name } => Some(name),

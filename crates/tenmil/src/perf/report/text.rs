@@ -211,6 +211,15 @@ mod tests {
     }
 
     #[test]
+    fn a_doorbell_that_costs_something_is_called_a_model() {
+        let mut outcome = sample();
+        outcome.options.uris = vec!["emu:null?doorbell=250".parse().unwrap()];
+        let text = render(&outcome, &[]);
+        assert!(text.contains("holds the processor for 250 ns: a model of a write posted"));
+        assert!(!render(&sample(), &[]).contains("posted across"));
+    }
+
+    #[test]
     fn tables_are_as_wide_as_their_longest_name() {
         let text = render(&sample(), &[]);
         assert!(
