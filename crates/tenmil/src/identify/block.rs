@@ -3,10 +3,12 @@
 use core::fmt::Write;
 
 use base::{Holds, Limits, Medium, Operation};
+use block::guard::Findings;
 use block::uri::Uri;
-use block::{Opened, Opener};
+use block::{MediumError, Opened, Opener};
 use dma::Regions;
 use host::Clock;
+use host::machine::Machine;
 use serde_json::{Value, json};
 
 use crate::perf::report::figures::show_size;
@@ -49,7 +51,9 @@ const REGIONS_MAX: usize = 4095;
 pub fn block_device(uri: &Uri) -> Result<BlockDevice, Refused> {
     let regions = Regions::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: KINDS };
-    let Opened { medium, description, existing, .. } = opener.open(uri)?;
+    let Opened { medium, description, existing, .. } = open(&opener, uri)?;
+    let machine = Machine::this();
+    let existing = existing.iter().map(|one| Findings::of(one, &machine).to_string());
     let extents = Extents::of(&*medium)
         .map_err(|found| Refused::machine(format!("{uri}: look for data: {found}")))?;
     Ok(BlockDevice {
@@ -57,8 +61,19 @@ pub fn block_device(uri: &Uri) -> Result<BlockDevice, Refused> {
         description,
         limits: medium.limits(),
         channels_max: medium.channels_max(),
-        existing: existing.iter().map(ToString::to_string).collect(),
+        existing: existing.collect(),
         extents,
+    })
+}
+
+/// Opens the device as whoever uses it would, or, while others do, for a look.
+fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    opener.open(uri).or_else(|refused| {
+        let looked_at = opener.open(&uri.clone().to_read());
+        looked_at.map_err(|_| refused.clone()).map(|mut opened| {
+            opened.description += &format!(", for reading only: {refused}");
+            opened
+        })
     })
 }
 
@@ -181,6 +196,9 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
+    use block::Opener;
+    use dma::Regions;
+    use host::Clock;
     use serde_json::Value;
 
     use super::block_device;
@@ -216,6 +234,25 @@ mod tests {
         let (text, json) = ask(&format!("file:{}?engine=threads", path.display()));
         assert!(text.contains("not of this run") && text.contains("1048576 bytes"), "{text}");
         assert_eq!(json["existing"].as_array().unwrap().len(), 1);
+        assert!(text.contains("nothing but zeroes at both ends"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_others_read_is_looked_at_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        let uri = format!("file:{}?engine=threads", path.display());
+        ask(&format!("{uri}&size=1m"));
+        let (regions, clock) = (Regions::new(8), Clock::start());
+        let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
+        let reader = opener.open(&format!("{uri}&read-only=yes").parse().unwrap()).unwrap();
+        let (text, json) = ask(&uri);
+        assert!(text.contains(", for reading only: file: lock "), "{text}");
+        assert_eq!(json["block_count"], 2048);
+        drop(reader);
+        let _writer = opener.open(&uri.parse().unwrap()).unwrap();
+        let refused = block_device(&uri.parse().unwrap()).unwrap_err();
+        assert!(refused.text.contains("to be the only one who has it open"), "{refused}");
     }
 
     #[test]
