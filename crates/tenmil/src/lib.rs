@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`aio`] | block devices for programs written with async and await |
 //! | [`cli`] | the command line of the one executable |
+//! | [`copy`] | a whole device to another |
 //! | [`perf`] | load SSDs and say what they, and the driver, can do |
 //! | [`emu`] | emulated SSDs, on threads of their own |
 //! | [`identify`] | ask a controller what it is, and decode all it answers |
@@ -17,6 +18,7 @@
 
 pub mod aio;
 pub mod cli;
+pub mod copy;
 pub mod emu;
 pub mod identify;
 #[cfg(not(feature = "crypt"))]

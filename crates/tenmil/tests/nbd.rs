@@ -8,6 +8,7 @@
 
 mod served;
 
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
@@ -230,6 +231,34 @@ fn nbdinfo_is_told_what_there_is_and_what_is_where() {
     let map: Value = serde_json::from_str(&run("nbdinfo", &["--map", "--json", &uri])).unwrap();
     let lengths = map.as_array().unwrap().iter().map(|extent| extent["length"].as_u64().unwrap());
     assert_eq!(lengths.sum::<u64>(), 8 << 20, "{map}");
+}
+
+#[test]
+fn holes_of_a_file_are_told_through_what_stands_on_it() {
+    if !tools(&["nbdinfo"]) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    let file = std::fs::File::create(&disk).unwrap();
+    file.set_len(16 << 20).unwrap();
+    file.write_all_at(&[1; MIB], 5 << 20).unwrap();
+    file.sync_all().unwrap();
+    let uri = format!("delay:[split:[file:{}]?offset=4m]?read=1us", disk.display());
+    let served = Served::start(&uri, &["--read-only"]);
+    let map = run("nbdinfo", &["--map", "--json", &served.uri()]);
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let extents: Vec<(u64, u64)> = map
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|extent| (extent["length"].as_u64().unwrap(), extent["type"].as_u64().unwrap()))
+        .collect();
+    if extents == [(12 << 20, 0)] {
+        return println!("skipped: this file system does not tell its holes");
+    }
+    // Holes that read as zeroes (3), and data (0).
+    assert_eq!(extents, [(1 << 20, 3), (1 << 20, 0), (10 << 20, 3)]);
 }
 
 #[test]

@@ -2,9 +2,11 @@
 //!
 //! Exit codes: 0 done, 1 the machine is not set up for it, 2 asked for something that cannot be,
 //! 3 a controller broke its contract, which includes every failed I/O. They are made from
-//! [`Blame`](base::Blame) and never from text.
+//! [`Blame`](base::Blame) and never from text. `copy` has two of its own: 4 two devices differ, and
+//! 130 interrupted.
 
 mod complete;
+mod copy;
 mod events;
 mod get;
 mod identify;
@@ -50,6 +52,8 @@ enum Command {
     List(list::ListArguments),
     /// Ask an SSD what it is, and decode all it answers.
     Identify(identify::IdentifyArguments),
+    /// Copy a whole device to another.
+    Copy(copy::CopyArguments),
     /// Serve a block device to others over NBD.
     Serve(serve::ServeArguments),
     /// Run the driver against a simulated, misbehaving controller.
@@ -102,6 +106,7 @@ Examples:
   tenmil identify emu:null                 what an SSD says about itself
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
   tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
+  tenmil copy file:/a file:/b --verify     a device to another, holes kept
   tenmil get                               what a running process can be asked
   tenmil top                               what its threads do, second by second
 
@@ -145,6 +150,9 @@ fn dispatch(
         Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
         Ok(Arguments { command: Command::Identify(identify) }) => {
             identify::run(&identify, engines, out)
+        }
+        Ok(Arguments { command: Command::Copy(copy) }) => {
+            copy::run(&copy, &command_line(arguments), out)
         }
         Ok(Arguments { command: Command::Serve(serve) }) => serve::run(&serve, out),
         Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),

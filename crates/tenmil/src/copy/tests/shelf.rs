@@ -1,0 +1,238 @@
+//! A medium that answers at random, has a volatile cache, and can be told to fail.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::{
+    Answer, Answers, Backend, Durability, Extent, Holds, Instant, Limits, Medium, Memory,
+    Operation, Outcome, Random, Request, Segment, Support,
+};
+use dma::Regions;
+
+/// A medium. Clones share the blocks.
+#[derive(Clone)]
+pub(super) struct Shelf(Arc<Mutex<State>>);
+
+struct State {
+    limits: Limits,
+    regions: Regions,
+    random: Random,
+    /// What a read returns.
+    bytes: Vec<u8>,
+    /// What was flushed.
+    stable: Vec<u8>,
+    /// Blocks that were written since.
+    cached: BTreeSet<usize>,
+    under_way: Vec<UnderWay>,
+    bad: BTreeSet<u64>,
+    failing: Option<(Operation, Outcome)>,
+    hanging: Option<Operation>,
+    tells_holes: bool,
+}
+
+struct UnderWay {
+    request: Request,
+    segment: Segment,
+    /// Of a flush: what was to be made stable when it was submitted, and no more.
+    cached: Vec<(usize, Vec<u8>)>,
+}
+
+struct ShelfChannel(Shelf, Limits);
+
+impl Shelf {
+    pub(super) fn new(regions: &Regions, block_size: u32, len: usize, seed: u64) -> Self {
+        let limits = Limits {
+            block_size,
+            metadata_size: 0,
+            block_count: len as u64 / u64::from(block_size),
+            request_blocks_max: (128 << 10) / block_size,
+            segments_max: 4,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max: 3,
+            durability: Durability::VolatileCache,
+            support: Support::of(&[
+                Operation::Read,
+                Operation::Write,
+                Operation::WriteZeroes,
+                Operation::Flush,
+            ]),
+        };
+        Self(Arc::new(Mutex::new(State {
+            limits,
+            regions: regions.clone(),
+            random: Random::new(seed),
+            bytes: vec![0; len],
+            stable: vec![0; len],
+            cached: BTreeSet::new(),
+            under_way: Vec::new(),
+            bad: BTreeSet::new(),
+            failing: None,
+            hanging: None,
+            tells_holes: false,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Looks at the bytes, or changes them, past all queues; what is there is stable afterwards.
+    pub(super) fn with_bytes<T>(&self, work: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let mut state = self.lock();
+        let result = work(&mut state.bytes);
+        state.stable = state.bytes.clone();
+        state.cached.clear();
+        result
+    }
+
+    /// The power fails and comes back: of what was not flushed, some blocks survive.
+    pub(super) fn cut(&self) {
+        let mut state = self.lock();
+        let block = state.limits.block_size as usize;
+        for index in std::mem::take(&mut state.cached) {
+            if state.random.below(2) == 0 {
+                let range = index * block..(index + 1) * block;
+                let old = state.stable[range.clone()].to_vec();
+                state.bytes[range].copy_from_slice(&old);
+            }
+        }
+        state.stable = state.bytes.clone();
+        state.under_way.clear();
+    }
+
+    pub(super) fn tell_holes(&self, tells: bool) {
+        self.lock().tells_holes = tells;
+    }
+
+    pub(super) fn break_block(&self, lba: u64) {
+        self.lock().bad.insert(lba);
+    }
+
+    pub(super) fn fail(&self, operation: Operation, outcome: Outcome) {
+        self.lock().failing = Some((operation, outcome));
+    }
+
+    pub(super) fn hang(&self, operation: Operation) {
+        self.lock().hanging = Some(operation);
+    }
+
+    pub(super) fn without(&self, operation: Operation) {
+        let mut state = self.lock();
+        state.limits.support = state.limits.support.without(Support::of(&[operation]));
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.lock().under_way.len()
+    }
+}
+
+impl Medium for Shelf {
+    fn limits(&self) -> Limits {
+        self.lock().limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        Ok(Box::new(ShelfChannel(self.clone(), self.limits())))
+    }
+
+    fn extent(&self, lba: u64) -> Result<Extent, String> {
+        let state = self.lock();
+        let block = state.limits.block_size as usize;
+        let blocks = state.limits.block_count - lba;
+        if !state.tells_holes {
+            return Ok(Extent { blocks, holds: Holds::Data });
+        }
+        let from = usize::try_from(lba).unwrap() * block;
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let mut rest = state.bytes[from..].chunks(block).map(is_zero);
+        let first = rest.next().unwrap_or(false);
+        let blocks = 1 + rest.take_while(|zero| *zero == first).count() as u64;
+        Ok(Extent { blocks, holds: if first { Holds::Hole } else { Holds::Data } })
+    }
+}
+
+impl Backend for ShelfChannel {
+    fn limits(&self) -> &Limits {
+        &self.1
+    }
+
+    fn submit(&mut self, _now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut state = self.0.lock();
+        let room = (self.1.depth_max as usize).saturating_sub(state.under_way.len());
+        let taken = requests.len().min(room);
+        for request in &requests[..taken] {
+            assert!(self.1.support.has(request.operation), "{request:?}");
+            let segment = segments.get(request.segment_first as usize).copied();
+            let segment = segment.unwrap_or_default();
+            let cached = if request.operation == Operation::Flush {
+                state.cached.iter().map(|index| (*index, state.block(*index).to_vec())).collect()
+            } else {
+                Vec::new()
+            };
+            state.under_way.push(UnderWay { request: *request, segment, cached });
+        }
+        taken
+    }
+
+    fn poll(&mut self, _now: Instant, answers: &mut Answers) -> usize {
+        let mut state = self.0.lock();
+        let mut count = 0;
+        while answers.room() > 0 && !state.under_way.is_empty() {
+            let len = state.under_way.len() as u64 + 1;
+            let index = usize::try_from(state.random.below(len)).unwrap();
+            let Some(UnderWay { request, .. }) = state.under_way.get(index) else { break };
+            if state.hanging == Some(request.operation) {
+                break;
+            }
+            let one = state.under_way.remove(index);
+            let (request, outcome) = (one.request, state.carry_out(one));
+            answers.push(Answer { token: request.token, outcome, result: 0 });
+            count += 1;
+        }
+        count
+    }
+}
+
+impl State {
+    fn block(&self, index: usize) -> &[u8] {
+        let block = self.limits.block_size as usize;
+        &self.bytes[index * block..(index + 1) * block]
+    }
+
+    fn carry_out(&mut self, UnderWay { request, segment, cached }: UnderWay) -> Outcome {
+        if let Some((operation, outcome)) = self.failing
+            && operation == request.operation
+        {
+            return outcome;
+        }
+        let block = self.limits.block_size as usize;
+        let first = usize::try_from(request.lba).unwrap();
+        let count = request.blocks as usize;
+        let range = first * block..(first + count) * block;
+        match request.operation {
+            Operation::Read => {
+                let blocks = request.lba..request.lba + u64::from(request.blocks);
+                if self.bad.range(blocks).next().is_some() {
+                    return Outcome::UNRECOVERED_READ;
+                }
+                self.regions.store(segment, &self.bytes[range]).unwrap();
+            }
+            Operation::Write => self.regions.load(segment, &mut self.bytes[range]).unwrap(),
+            Operation::WriteZeroes => self.bytes[range].fill(0),
+            _ => {
+                for (index, bytes) in cached {
+                    if self.block(index) == bytes {
+                        self.cached.remove(&index);
+                    }
+                    self.stable[index * block..(index + 1) * block].copy_from_slice(&bytes);
+                }
+                return Outcome::SUCCESS;
+            }
+        }
+        if request.operation != Operation::Read {
+            self.cached.extend(first..first + count);
+        }
+        Outcome::SUCCESS
+    }
+}

@@ -1,0 +1,219 @@
+//! `tenmil copy`, as somebody at a shell sees it.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes the files that are copied")]
+
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+/// A folder with a source: data, a hole, zeroes that take room, data.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new(size: u64) -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        let file = std::fs::File::create(place.path("source")).unwrap();
+        file.set_len(size).unwrap();
+        let part = usize::try_from(size / 4).unwrap();
+        let bytes: Vec<u8> = (0..part as u64 / 8)
+            .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+            .collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        file.write_all_at(&vec![0; part], size / 2).unwrap();
+        file.write_all_at(&bytes, size / 4 * 3).unwrap();
+        file.sync_all().unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn uri(&self, name: &str) -> String {
+        format!("file:{}", self.path(name).display())
+    }
+
+    fn command(&self, source: &str, target: &str, more: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(["copy", source, target]).args(more).env("XDG_RUNTIME_DIR", self.0.path());
+        command
+    }
+
+    fn copy(&self, more: &[&str]) -> Output {
+        self.command(&self.uri("source"), &self.uri("target"), more).output().unwrap()
+    }
+
+    fn start(&self, more: &[&str]) -> Child {
+        let mut command = self.command(&self.uri("source"), &self.uri("target"), more);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).unwrap()
+    }
+
+    fn is_copied(&self) -> bool {
+        self.bytes("source") == self.bytes("target")
+    }
+}
+
+fn said(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Bytes that a file takes up.
+fn taken(path: &Path) -> u64 {
+    path.metadata().map_or(0, |found| found.blocks() * 512)
+}
+
+/// Waits until a copy has written something, and has a record.
+fn wait_until_it_copies(place: &Place, child: &mut Child) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while taken(&place.path("target")) == 0 || !place.path("target.resume").exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        assert!(Instant::now() < end, "nothing is copied");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_file_is_copied_with_its_holes_and_compared() {
+    let place = Place::new(16 * MIB);
+    let (code, out, error) = said(&place.copy(&["--verify", "--json"]));
+    assert_eq!(code, Some(0), "{error}");
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["copied_bytes"], 16 * MIB);
+    assert_eq!(json["verified"]["different_blocks"], 0);
+    assert_eq!(json["written_bytes"], 8 * MIB);
+    assert!(place.is_copied() && !place.path("target.resume").exists());
+    let read = json["read_bytes"].as_u64().unwrap();
+    if read == 16 * MIB {
+        println!("skipped: this file system does not tell its holes");
+    } else {
+        assert_eq!(read, 12 * MIB);
+        assert!(taken(&place.path("target")) < 9 * MIB, "zeroes became a hole");
+    }
+}
+
+#[test]
+fn a_copy_that_is_stopped_says_how_to_go_on_and_goes_on() {
+    let place = Place::new(64 * MIB);
+    let slow = ["--limit-bytes", "4m", "--request-size", "64k"];
+    let mut child = place.start(&slow);
+    wait_until_it_copies(&place, &mut child);
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    let (code, out, error) = said(&child.wait_with_output().unwrap());
+    assert_eq!(code, Some(130), "{error}");
+    assert!(out.ends_with("  interrupted\n"), "{out}");
+    assert!(error.contains("hint: To go on from there: tenmil copy file:"), "{error}");
+
+    let mut child = place.start(&slow);
+    wait_until_it_copies(&place, &mut child);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let record: Value = serde_json::from_slice(&place.bytes("target.resume")).unwrap();
+    let until = record["until"].as_u64().unwrap();
+    assert!(until > 0, "{record}");
+
+    let (code, out, error) = said(&place.copy(&["--verify", "--json"]));
+    assert_eq!(code, Some(0), "{error}");
+    assert!(error.contains(&format!("note: goes on at byte {until} of ")), "{error}");
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["resumed_at_byte"], until);
+    assert!(place.is_copied() && !place.path("target.resume").exists());
+}
+
+#[test]
+fn a_record_of_another_copy_is_refused() {
+    let place = Place::new(MIB);
+    std::fs::write(place.path("target.resume"), "{}").unwrap();
+    let (code, _, error) = said(&place.copy(&[]));
+    assert_eq!(code, Some(2));
+    assert!(error.contains("it is not a record") && error.contains("hint: To begin anew, remove "));
+    let other = place.path("other").display().to_string();
+    let (code, _, error) = said(&place.copy(&["--resume", &other, "--overwrite"]));
+    assert_eq!(code, Some(0), "{error}");
+    let memory = place.command(&place.uri("source"), "ram:1m", &["--resume", &other]).output();
+    let (code, _, error) = said(&memory.unwrap());
+    assert_eq!(code, Some(2));
+    assert!(error.contains("--resume: ram:1m stands on no file"), "{error}");
+}
+
+#[test]
+fn what_is_there_is_named_before_it_is_lost() {
+    let place = Place::new(MIB);
+    let mut bytes = vec![0x11; 2 << 20];
+    bytes[1080..1082].copy_from_slice(&[0x53, 0xef]);
+    bytes[1144..1160].copy_from_slice(b"family pictures\0");
+    std::fs::write(place.path("target"), &bytes).unwrap();
+    let (code, _, error) = said(&place.copy(&[]));
+    assert_eq!(code, Some(2));
+    let target = place.path("target").display().to_string();
+    let expected = format!("error: copy would destroy what is there: {target} (2097152 bytes; ext");
+    assert!(error.starts_with(&expected), "{error}");
+    assert!(
+        error.contains(" \"family pictures\" 11111111-1111-1111-1111-111111111111 at byte 1080")
+    );
+    assert!(error.contains("\nhint: To write to them all the same, add --overwrite."), "{error}");
+    assert!(place.bytes("target") == bytes, "nothing was touched");
+    let (code, _, error) = said(&place.copy(&["--overwrite"]));
+    assert_eq!(code, Some(0), "{error}");
+    assert!(error.contains("is 1048576 bytes longer than "), "{error}");
+    let (source, target) = (place.bytes("source"), place.bytes("target"));
+    assert!(target[..1 << 20] == source && target[1 << 20..] == bytes[1 << 20..]);
+}
+
+#[test]
+fn a_target_that_lies_is_found_out_by_comparing() {
+    let place = Place::new(MIB);
+    let target = format!("fault:[{}?size=1m]?rule=corrupt:write@100-100", place.uri("target"));
+    let output = place.command(&place.uri("source"), &target, &["--verify"]).output().unwrap();
+    let (code, out, error) = said(&output);
+    assert_eq!(code, Some(4), "{out}{error}");
+    assert!(out.contains("blocks of 512 bytes differ, the first at byte "), "{out}");
+}
+
+#[test]
+fn blocks_that_cannot_be_read_end_it_or_are_told() {
+    let place = Place::new(MIB);
+    let source = format!("fault:[{}]?rule=error:read@100-101", place.uri("source"));
+    let output = place.command(&source, &place.uri("target"), &[]).output().unwrap();
+    let (code, _, error) = said(&output);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.contains("read of the source, bytes 51200 to 51711: "), "{error}");
+    let skip = ["--on-error", "skip"];
+    let output = place.command(&source, &place.uri("target"), &skip).output().unwrap();
+    let (code, out, error) = said(&output);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(out.contains("could not be read, zeroes now: bytes 51200 to 52223"), "{out}");
+    let (mut source, target) = (place.bytes("source"), place.bytes("target"));
+    source[51_200..52_224].fill(0);
+    assert!(source == target);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name() {
+    let place = Place::new(MIB);
+    let source = place.uri("source");
+    std::fs::write(place.path("odd"), [1; 1300]).unwrap();
+    for (source, target, expected) in [
+        (&*source, "ram:512k", "it has 524288 bytes, expected at least the 1048576 of file:"),
+        (&source, &source, "this process has it open already"),
+        (&place.uri("odd"), "ram:1m", "the last 276 bytes would be lost"),
+        ("file:/no/such/file", "ram:1m", "expected a file that can be read"),
+        (&source, "tape:", "no devices of kind `tape`"),
+    ] {
+        let output = place.command(source, target, &["--overwrite"]).output().unwrap();
+        let (code, _, error) = said(&output);
+        assert_eq!(code, Some(2), "{error}");
+        assert!(error.contains(expected), "{error}");
+    }
+}
