@@ -67,7 +67,10 @@ pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
             true => device.durability.describe(),
             false => "some or all of its blocks only answer",
         };
-        sentences.push(format!("{}: {}; {answered}.", device.name, device.model));
+        // A description may begin with the kind of device, which the name does too.
+        let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
+        let what = kind.map_or(device.model.as_str(), |(_, rest)| rest);
+        sentences.push(format!("`{}`: {what}; {answered}.", device.name));
     }
     sentences
 }

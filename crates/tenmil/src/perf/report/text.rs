@@ -201,6 +201,16 @@ mod tests {
     }
 
     #[test]
+    fn a_block_device_is_told_by_its_name_once() {
+        let mut outcome = sample();
+        outcome.options.uris = vec!["null:".parse().unwrap()];
+        let device = &mut outcome.devices[0];
+        (device.name, device.model) = ("null:".into(), "null: no data moves, in mode mq".into());
+        let text = render(&outcome, &[]);
+        assert!(text.contains("  `null:`: no data moves, in mode mq; some or all of"), "{text}");
+    }
+
+    #[test]
     fn a_model_is_called_a_model_and_bytes_are_shown_only_where_bytes_move() {
         let mut outcome = sample();
         outcome.options.uris = vec!["emu:model:p4600".parse().unwrap()];
