@@ -5,8 +5,9 @@
 //!   poll     answers with tokens again <─ give tags back, count <──────────────────────────── context
 //! ```
 //!
-//! Both go by batches. What a request needs beyond that, because its device is held still, resized
-//! or gone, or because it is one that must be refused, is done one by one beside the fast way.
+//! Both go by batches, and what comes alone has a way without what a batch is set up for. What a
+//! request needs beyond that, because its device is held still, resized or gone, because it is
+//! neither read nor write, or because it must be refused, is looked at beside the fast way.
 
 mod slow;
 mod tags;
