@@ -8,6 +8,10 @@ use crate::{Answers, Instant, Request, Segment, WakeSource};
 ///
 /// A backend may answer in any order and many turns later. It answers every request it has taken
 /// exactly once, and until it has, it may touch the memory that the request names.
+///
+/// To drop a backend gives up what it has not answered: nobody learns how that ended, and once the
+/// drop has returned, nothing touches the memory that those requests name. Where others work on them,
+/// a device or another thread, the drop waits until they have stopped.
 pub trait Backend: Send {
     /// Geometry and limits. Constant until an event says otherwise.
     fn limits(&self) -> &Limits;

@@ -127,6 +127,19 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         self.limits.block_count = block_count;
     }
 
+    /// Takes completions and tells nobody of them: for a queue that is about to be dropped. True once
+    /// the device owes none, and so touches no memory of a request any more. What was split and not
+    /// sent never is.
+    ///
+    /// The drop itself cannot wait. Whoever owns the queue as a [`Backend`] calls this until it is
+    /// true, while its controller is looked after: that ends what the device never completes.
+    pub fn abandon(&mut self, now: Instant) -> bool {
+        let mut nowhere = Answers::with_capacity(ABANDONED_AT_ONCE);
+        self.queue.flush();
+        self.queue.poll_with(now, &mut nowhere, &mut self.parents);
+        self.queue.in_flight() == 0
+    }
+
     /// Submits the requests at the front that are like the first one and go the short way: reads and
     /// writes of as many blocks, each with one segment within a page, in a namespace that wants
     /// nothing but an address in a command, on a queue that does nothing after each. Returns how
@@ -358,7 +371,8 @@ where
 }
 
 impl<D: Dma, B: Doorbell> Drop for NamespaceQueue<D, B> {
-    /// The memory for lists goes back, unless the device may still read it: then it stays.
+    /// The memory for lists goes back, unless the device may still read it: then it stays. So does
+    /// the memory of requests, if nobody has [abandoned](NamespaceQueue::abandon) them before.
     fn drop(&mut self) {
         if self.queue.in_flight() == 0 {
             self.builder.lists.release();
@@ -386,6 +400,9 @@ impl ShortWay {
         }
     }
 }
+
+/// Completions that [`NamespaceQueue::abandon`] takes in one call.
+const ABANDONED_AT_ONCE: usize = 64;
 
 /// The short way knows pages of this size only; no controller is known to want larger ones.
 const PAGE_BYTES: u32 = 4096;

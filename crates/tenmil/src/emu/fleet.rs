@@ -12,12 +12,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{
-    Answers, Backend, DoorbellCounts, Instant, Interrupts, Limits, Medium, Request, Segment, Span,
-    WakeSource,
+    Answers, Backend, Doorbell, DoorbellCounts, Instant, Interrupts, Limits, Medium, Request,
+    Segment, Span, WakeSource,
 };
 use block::Existing;
-use dma::Region;
+use dma::{DevicePool, Region};
 use host::{Bell, Clock, EventVectors, Sleeper, Stop, Thread, Turn, Wait};
+use nvme::NamespaceQueue;
 
 use super::{Emulated, SsdQueue};
 use crate::Refused;
@@ -61,11 +62,11 @@ pub(crate) struct SsdMedium {
 }
 
 /// A queue pair of one.
-struct SsdChannel<Q> {
-    queue: Q,
+struct SsdChannel<B: Doorbell> {
+    queue: NamespaceQueue<DevicePool, B>,
     limits: Limits,
     /// Dropped after the queue pair.
-    _lease: Lease,
+    lease: Lease,
 }
 
 /// A queue pair's right to be there.
@@ -252,14 +253,18 @@ impl Medium for SsdMedium {
     }
 }
 
-impl<Q: Backend + 'static> SsdChannel<Q> {
-    fn boxed(queue: Q, limits: Option<&Limits>, lease: Lease) -> Box<dyn Backend> {
+impl<B: Doorbell + Send + 'static> SsdChannel<B> {
+    fn boxed(
+        queue: NamespaceQueue<DevicePool, B>,
+        limits: Option<&Limits>,
+        lease: Lease,
+    ) -> Box<dyn Backend> {
         let limits = limits.unwrap_or(queue.limits()).clone();
-        Box::new(Self { queue, limits, _lease: lease })
+        Box::new(Self { queue, limits, lease })
     }
 }
 
-impl<Q: Backend> Backend for SsdChannel<Q> {
+impl<B: Doorbell + Send> Backend for SsdChannel<B> {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -294,6 +299,20 @@ impl<Q: Backend> Backend for SsdChannel<Q> {
 
     fn disarm(&mut self) {
         self.queue.disarm();
+    }
+}
+
+impl<B: Doorbell> Drop for SsdChannel<B> {
+    fn drop(&mut self) {
+        abandon(&mut self.queue, &self.lease.fleet.clock);
+    }
+}
+
+/// Gives up what the SSD has not completed, and waits until it touches no memory for it any more. It
+/// completes what it has; if it does not, the thread that tends it resets it, or finds it lost.
+fn abandon<B: Doorbell>(queue: &mut NamespaceQueue<DevicePool, B>, clock: &Clock) {
+    while !queue.abandon(clock.now()) {
+        host::thread::give_way();
     }
 }
 

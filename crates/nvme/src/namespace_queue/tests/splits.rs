@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base::{Backend, Operation, Outcome, Random, Request, Segment};
 use wire::IoOpcode;
 
-use super::{BLOCK, VIEW, World, nlb, read, request, segment, slba};
+use super::{BLOCK, NOW, VIEW, World, nlb, read, request, segment, slba};
 use crate::data_pointer::{MemoryRefused, SglSupport};
 use crate::fake::addresses;
 use crate::link::Order;
@@ -56,6 +56,22 @@ fn children_cover_their_request_exactly_and_keep_every_limit() {
             }
         }
     }
+}
+
+#[test]
+fn an_abandoned_queue_waits_for_what_the_device_has_and_sends_nothing_more() {
+    let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
+    let mut world = World::new(view, 4);
+    assert!(world.submit(read(0, 8, 1), &[segment(1, 0, 8 * BLOCK)]));
+    let sent = world.device.fetched.len();
+    assert!((1..8).contains(&sent), "some of its children wait for slots");
+    for _ in 0..sent {
+        assert!(!world.namespace.abandon(NOW));
+        world.device.complete_next(0);
+    }
+    assert!(world.namespace.abandon(NOW));
+    world.device.fetch();
+    assert!(world.device.fetched.is_empty(), "the others never left");
 }
 
 #[test]

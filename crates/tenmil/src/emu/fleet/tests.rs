@@ -12,6 +12,7 @@ use dma::{Backing, Mapping, Regions};
 use host::Clock;
 
 use crate::Refused;
+use crate::emu::SsdQueue;
 
 const BLOCK: u32 = 512;
 const LEN: u32 = 16 << 10;
@@ -39,17 +40,7 @@ impl Bed {
 
     /// Does one thing with all of the memory, and waits for the answer.
     fn run(&self, channel: &mut dyn Backend, operation: Operation, lba: u64) -> Outcome {
-        let request = Request {
-            token: 7,
-            lba,
-            operand: 0,
-            segment_first: 0,
-            blocks: LEN / BLOCK,
-            segment_count: 1,
-            metadata_count: 0,
-            operation,
-            flags: Flags::NONE,
-        };
+        let request = request(7, operation, lba);
         let (mut answers, end) = (Answers::with_capacity(1), self.end());
         while channel.submit(self.clock.now(), &[request], &[self.memory]) == 0 {
             assert!(self.clock.now() < end, "never taken");
@@ -64,6 +55,21 @@ impl Bed {
 
     fn end(&self) -> Instant {
         self.clock.now().after(Span::from_secs(10))
+    }
+}
+
+/// As many blocks as there is memory for.
+fn request(token: u64, operation: Operation, lba: u64) -> Request {
+    Request {
+        token,
+        lba,
+        operand: 0,
+        segment_first: 0,
+        blocks: LEN / BLOCK,
+        segment_count: 1,
+        metadata_count: 0,
+        operation,
+        flags: Flags::NONE,
     }
 }
 
@@ -98,6 +104,26 @@ fn channels_are_queue_pairs_and_a_closed_one_makes_room() {
             assert_eq!(bed.run(&mut **channel, Operation::Read, 0), Outcome::SUCCESS);
         }
     }
+}
+
+#[test]
+fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
+    let bed = Bed::new();
+    let spec = "emu:model:p4800x?size=16m".parse().unwrap();
+    let opener = Opener { regions: &bed.regions, clock: bed.clock, seed: 1, more: &[] };
+    let medium = crate::emu::kind::start(&opener, &spec).unwrap();
+    let fleet = &medium.fleet;
+    let mut state = fleet.shared.lock();
+    let emulated = state.emulated().unwrap();
+    let made = emulated.ssd_queue(0, fleet.depth, &fleet.techniques, &fleet.clock).unwrap();
+    drop(state);
+    let SsdQueue::Direct(mut queue) = made.0 else { panic!("its doorbells are plain ones") };
+    let reads: Vec<Request> = (0..8).map(|token| request(token, Operation::Read, 0)).collect();
+    assert_eq!(queue.submit(bed.clock.now(), &reads, &[bed.memory]), 8);
+    queue.flush();
+    assert!(queue.queue().in_flight() >= 8, "nobody has polled");
+    super::abandon(&mut queue, &fleet.clock);
+    assert_eq!(queue.queue().in_flight(), 0);
 }
 
 #[test]
