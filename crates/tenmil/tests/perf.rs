@@ -188,8 +188,12 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
         "-o 512: size is 512 bytes, expected a multiple of the 4096-byte blocks of null:?block=4k"
     );
     assert_eq!(
-        refused("null:", |options| options.sizes = SizeMix::of(2 << 20)),
-        "-o 2097152: size is 2097152 bytes, expected at most the 1048576 bytes of a request to null:"
+        refused("null:", |options| {
+            options.sizes = SizeMix::of(2 << 20);
+            options.layer.layer = Some(Layer::None);
+        }),
+        "-o 2097152: size is 2097152 bytes, expected at most the 1048576 bytes of a request to \
+         null:, or --block mq, which cuts it"
     );
     assert_eq!(
         refused("null:", |options| options.depth = 5000),
@@ -200,6 +204,28 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
         "-o 8192: size is 8192 bytes, expected at most the 4096 bytes of ram:4k"
     );
     assert!(refused("tape:0", |_| ()).starts_with("tape:0: no devices of kind `tape`, expected"));
+}
+
+#[test]
+fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
+    for layer in [Layer::Mq, Layer::Single] {
+        let options = PerfOptions {
+            io_count: Some(40),
+            depth: 4,
+            sizes: SizeMix::of(3 << 20),
+            pattern: Pattern::RandRw,
+            verify: true,
+            layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
+            ..over(&["ram:16m"])
+        };
+        let outcome = run(&options);
+        let said = &outcome.devices[0].model;
+        assert!(said.contains(", requests of more than 1048576 bytes cut"), "{said}");
+        assert_eq!((outcome.totals.ios, outcome.totals.errors), (40, 0), "{layer}");
+        assert!(outcome.verified.unwrap().is_clean(), "{layer}");
+    }
+    let plain = run(&PerfOptions { io_count: Some(40), ..over(&["ram:16m"]) });
+    assert!(!plain.devices[0].model.contains("cut"), "{}", plain.devices[0].model);
 }
 
 #[test]

@@ -4,7 +4,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use base::{Backend, Durability, Histogram, Limits, Medium, Operation, Segment, Span};
-use block::{Claim, Device, DeviceOptions, Existing, Limiter, Opened, Opener, Scheduler};
+use block::{
+    BounceMemory, Claim, Device, DeviceOptions, Existing, Limiter, Opened, Opener, Scheduler,
+    ShapeOptions, Shaped,
+};
 use dma::{Backing, Mapping, Regions};
 use host::Clock;
 use host::machine::Machine;
@@ -46,6 +49,9 @@ struct Buffers {
     backing: String,
 }
 
+/// Bytes in the buffer that cut requests would take a detour through, if memory had to.
+const BUFFER_BYTES: u32 = 64 << 10;
+
 /// Buffers begin on pages: direct I/O asks for no less.
 const PAGE: u64 = 4096;
 
@@ -68,8 +74,9 @@ impl Media {
             }
         }
         for (device, number) in devices.iter_mut().zip(0..) {
-            device.put_layer(options, clock, number)?;
+            device.put_layer(options, regions, clock, number)?;
             device.check(options)?;
+            device.check_largest(options)?;
         }
         let each = u64::from(options.depth) * u64::from(options.thread_count());
         let stride = u64::from(options.sizes.largest()).next_multiple_of(PAGE);
@@ -179,6 +186,7 @@ impl Named {
     fn put_layer(
         &mut self,
         options: &PerfOptions,
+        regions: &Regions,
         clock: Clock,
         number: u64,
     ) -> Result<(), Refused> {
@@ -199,11 +207,23 @@ impl Named {
         let descriptor = device
             .open(claim, "perf")
             .map_err(|refused| Refused::of(refused.blame(), refused.to_string()))?;
-        self.medium = Arc::new(descriptor);
+        let largest = largest_bytes(&self.medium.limits());
+        let cuts = u64::from(options.sizes.largest()) > largest && mode != block::Mode::Bypass;
+        self.medium = if cuts {
+            let memory = BounceMemory::new(regions, BUFFER_BYTES, 1)?;
+            let parents_max = u16::try_from(options.depth).unwrap_or(u16::MAX);
+            let shape = ShapeOptions { parents_max, ..ShapeOptions::default() };
+            Arc::new(Shaped::new(&device, descriptor, memory, shape)?)
+        } else {
+            Arc::new(descriptor)
+        };
         self.description += &match mode {
             block::Mode::Mq => format!(", under the block layer in mode mq, {}", show_map(&map)),
             _ => format!(", under the block layer in mode {layer}"),
         };
+        if cuts {
+            self.description += &format!(", requests of more than {largest} bytes cut");
+        }
         if options.layer.scheduler != Scheduler::None {
             self.description += &format!(", scheduled by {}", options.layer.scheduler);
         }
@@ -216,15 +236,6 @@ impl Named {
         let (name, limits) = (&self.name, self.medium.limits());
         options.check_queues(name, limits.depth_max, self.medium.channels_max())?;
         options.check_sizes(name, limits.block_size, size_bytes(&limits))?;
-        let largest = options.sizes.largest();
-        let most = u64::from(limits.request_blocks_max) * u64::from(limits.block_size);
-        if u64::from(largest) > most {
-            return Err(Refused::caller(format!(
-                "-o {}: size is {largest} bytes, expected at most the {most} bytes of a request to \
-                 {name}",
-                options.sizes
-            )));
-        }
         for operation in operations(options) {
             if !limits.support.has(*operation) {
                 return Err(Refused::caller(format!(
@@ -236,6 +247,19 @@ impl Named {
         }
         let supplies = Supplies::look(&Machine::this());
         options.check_table(name, limits.block_count, supplies.memory_available_bytes)
+    }
+
+    /// Refuses requests that are too large for what is loaded, where nothing cuts them.
+    fn check_largest(&self, options: &PerfOptions) -> Result<(), Refused> {
+        let (largest, most) = (options.sizes.largest(), largest_bytes(&self.medium.limits()));
+        if u64::from(largest) <= most {
+            return Ok(());
+        }
+        Err(Refused::caller(format!(
+            "-o {}: size is {largest} bytes, expected at most the {most} bytes of a request to {}, \
+             or --block mq, which cuts it",
+            options.sizes, self.name
+        )))
     }
 }
 
@@ -269,6 +293,11 @@ impl Buffers {
             Segment { offset, len_bytes, ..self.memory }
         })
     }
+}
+
+/// Bytes in the largest request.
+fn largest_bytes(limits: &Limits) -> u64 {
+    u64::from(limits.request_blocks_max) * u64::from(limits.block_size)
 }
 
 fn size_bytes(limits: &Limits) -> u64 {
