@@ -2,10 +2,12 @@
 
 mod about;
 mod environment;
+mod exports;
 mod process;
 mod reactors;
 mod scheduler;
 
+pub use exports::Exports;
 pub use process::Process;
 pub use reactors::{Reactors, Relay, Running};
 pub use scheduler::Balancing;
@@ -21,14 +23,15 @@ pub static TABLE: Table = Table::new(
         environment::METHODS,
         reactors::METHODS,
         scheduler::METHODS,
+        exports::METHODS,
     ],
-    &[&EventKind::COMMON, reactors::EVENTS],
+    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS],
 );
 
 /// Those whose answers depend neither on the machine nor on the moment: what a fuzzer calls.
 pub(crate) static SAME_EVERYWHERE: Table = Table::new(
-    &[about::METHODS, process::METHODS, reactors::METHODS, scheduler::METHODS],
-    &[&EventKind::COMMON, reactors::EVENTS],
+    &[about::METHODS, process::METHODS, reactors::METHODS, scheduler::METHODS, exports::METHODS],
+    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS],
 );
 
 #[cfg(test)]

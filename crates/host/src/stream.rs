@@ -63,6 +63,16 @@ impl Stream {
         Ok((Self::new(one.into(), regions)?, other))
     }
 
+    /// Who is at the other end, for people: `127.0.0.1:4711`, or the number of the process.
+    pub fn peer(&self) -> String {
+        if let Ok(peer) = sockopt::socket_peercred(&self.socket) {
+            return format!("process {}", peer.pid.as_raw_nonzero());
+        }
+        let peer = rustix::net::getpeername(&self.socket).ok().flatten();
+        let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
+        peer.map_or_else(|| "somebody".to_owned(), |peer| peer.to_string())
+    }
+
     /// Takes what has come into `segments`, first one first, as far as they reach.
     ///
     /// # Errors

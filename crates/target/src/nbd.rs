@@ -20,6 +20,8 @@ mod haggling;
 mod inbox;
 mod memory;
 mod outbox;
+mod seat;
+mod served;
 mod server;
 mod survey;
 
@@ -29,7 +31,9 @@ mod tests;
 
 pub use address::parse_address;
 pub use connection::Connection;
-pub use exchange::Question;
+pub use exchange::{Done, Question};
 pub use export::Export;
 pub use memory::MEMORY_BYTES;
+pub use seat::{ConnectionPhase, ConnectionSample, News, Reason};
+pub use served::{Served, ServedPlan};
 pub use server::{Plan, Server};

@@ -8,6 +8,7 @@
 
 mod served;
 
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -95,6 +96,34 @@ fn a_process_that_serves_can_be_asked_what_it_does() {
     let asked = served.ask("get reactors --json");
     let reactors: Value = serde_json::from_str(&asked).unwrap();
     assert!(reactors.to_string().contains("adaptive"), "{reactors}");
+}
+
+#[test]
+fn what_is_served_and_who_is_there_can_be_asked_and_changed() {
+    let served = Served::start("ram:1m", &["--name", "disk", "--limit-iops", "5000"]);
+    let asked = |line: &str| serde_json::from_str::<Value>(&served.ask(line)).unwrap();
+    let export = &asked("get exports --json")[0];
+    assert_eq!((&export["name"], &export["uri"]), (&"disk".into(), &"ram:1m".into()));
+    assert_eq!((&export["limit_iops"], &export["connections"]), (&5000.into(), &0.into()));
+    let changed = asked("set export limit_iops=0 read_limit_bytes=4096 --json");
+    assert_eq!(
+        (&changed["limit_iops"], &changed["read_limit_bytes"]),
+        (&Value::Null, &4096.into())
+    );
+    let mut guest = UnixStream::connect(&served.socket).unwrap();
+    // It is there once it was greeted.
+    guest.read_exact(&mut [0; 18]).unwrap();
+    let connection = &asked("get connections --json")[0];
+    assert_eq!(
+        (&connection["export"], &connection["phase"]),
+        (&"disk".into(), &"handshake".into())
+    );
+    asked("set connection id=0 disconnect=true --json");
+    assert_eq!(guest.read(&mut [0; 1]).unwrap(), 0, "it is sent away");
+    asked("set export remove=true --json");
+    let late = UnixStream::connect(&served.socket).unwrap().read(&mut [0; 1]).unwrap();
+    assert_eq!(late, 0, "nobody is let in to a device that has gone");
+    assert_eq!(served.end(), Some(0));
 }
 
 #[test]
@@ -195,6 +224,34 @@ fn a_read_only_export_is_one_to_every_client() {
         .output()
         .unwrap();
     assert!(!refused.status.success(), "{refused:?}");
+}
+
+#[test]
+fn a_file_that_is_only_read_is_open_to_be_read_and_others_may_read_it_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    write_pattern(&disk, MIB);
+    let uri = format!("file:{}", disk.display());
+    let [one, _other] = [(); 2].map(|()| Served::start(&uri, &["--read-only"]));
+    let how = format!("/proc/{}/fdinfo", one.pid());
+    let links = std::fs::read_dir(format!("/proc/{}/fd", one.pid())).unwrap().flatten();
+    let of_disk = links.filter(|link| std::fs::read_link(link.path()).is_ok_and(|at| at == disk));
+    let flags: Vec<u32> = of_disk
+        .map(|link| std::fs::read_to_string(Path::new(&how).join(link.file_name())).unwrap())
+        .filter_map(|told| {
+            let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            u32::from_str_radix(flags.trim(), 8).ok()
+        })
+        .collect();
+    assert!(!flags.is_empty());
+    // Access modes are the two lowest bits, and to read is zero (fcntl(2)).
+    assert!(flags.iter().all(|flags| flags & 3 == 0), "{flags:?}");
+    let listen = format!("nbd:{}", directory.path().join("third").display());
+    let writer = Command::new(env!("CARGO_BIN_EXE_tenmil"))
+        .args(["serve", &uri, "--listen", &listen])
+        .output()
+        .unwrap();
+    assert_eq!(writer.status.code(), Some(2), "{writer:?}");
 }
 
 #[test]

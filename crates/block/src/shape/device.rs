@@ -1,6 +1,7 @@
 //! A shaper for every channel of a device.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use base::{Backend, Extent, Limits, Medium};
 
@@ -13,7 +14,7 @@ use crate::{ChannelId, Descriptor, Device, Hold, MediumError};
 #[derive(Debug)]
 pub struct Shaped {
     device: Device,
-    descriptor: Descriptor,
+    descriptor: Arc<Descriptor>,
     memory: BounceMemory,
     options: ShapeOptions,
 }
@@ -34,10 +35,11 @@ impl Shaped {
     /// As [`Shaper::new`].
     pub fn new(
         device: &Device,
-        descriptor: Descriptor,
+        descriptor: impl Into<Arc<Descriptor>>,
         memory: BounceMemory,
         options: ShapeOptions,
     ) -> Result<Self, MediumError> {
+        let descriptor = descriptor.into();
         check_options(&descriptor.limits(), &options, memory.chunk_bytes())?;
         Ok(Self { device: device.clone(), descriptor, memory, options })
     }

@@ -216,6 +216,11 @@ impl Relay {
         Self { announcer, next: 0 }
     }
 
+    /// What it announces with, for others who have something to say.
+    pub fn announcer(&self) -> &Announcer {
+        &self.announcer
+    }
+
     /// Passes on what is new in `directory`.
     pub fn pass_on(&mut self, directory: &Directory) {
         let events = directory.events_since(self.next);

@@ -42,6 +42,10 @@ impl Failure {
             Outcome::INVALID_FIELD => (ErrorCode::EINVAL, "the medium refuses this"),
             Outcome::UNRECOVERED_READ => (ErrorCode::EIO, "the medium has lost the data"),
             Outcome::WRITE_FAULT => (ErrorCode::EIO, "the medium could not take the data"),
+            Outcome::WRITE_PROTECTED => (ErrorCode::EPERM, "the medium is only read"),
+            Outcome::NO_DEVICE | Outcome::ABORTED_BY_HOST => {
+                (ErrorCode::ESHUTDOWN, "the medium has been removed")
+            }
             Outcome::PATH_ERROR => (ErrorCode::EIO, "the path to the medium failed"),
             _ => (ErrorCode::EIO, "the medium had an error"),
         };
@@ -110,5 +114,30 @@ impl Header {
         let flags = ChunkFlags::DONE;
         let header = ChunkHeader { flags, kind: payload.kind(), cookie, len_bytes };
         Self::of([&header.to_bytes(), &bytes])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Outcome;
+    use wire::nbd::ErrorCode;
+
+    use super::Failure;
+
+    #[test]
+    fn a_medium_that_has_gone_or_may_not_be_written_is_told_from_one_that_failed() {
+        for (outcome, error) in [
+            (Outcome::NO_DEVICE, ErrorCode::ESHUTDOWN),
+            (Outcome::ABORTED_BY_HOST, ErrorCode::ESHUTDOWN),
+            (Outcome::WRITE_PROTECTED, ErrorCode::EPERM),
+            (Outcome::CAPACITY_EXCEEDED, ErrorCode::ENOSPC),
+            (Outcome::INVALID_OPCODE, ErrorCode::ENOTSUP),
+            (Outcome::UNRECOVERED_READ, ErrorCode::EIO),
+            (Outcome::INTERNAL_ERROR, ErrorCode::EIO),
+        ] {
+            let failure = Failure::of(outcome, true, 512);
+            assert_eq!((failure.error, failure.offset), (error, Some(512)), "{outcome:?}");
+            assert!(!failure.text.is_empty());
+        }
     }
 }

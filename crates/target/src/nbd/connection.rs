@@ -6,7 +6,7 @@ use base::{Answer, Memory, Request, Segment};
 use dma::Regions;
 use wire::nbd::{Extent, Greeting};
 
-use super::exchange::{Exchange, Question};
+use super::exchange::{Done, Exchange, Question};
 use super::export::Export;
 use super::haggling::{FLAGS, Haggled, Haggling};
 use super::inbox::Inbox;
@@ -28,6 +28,8 @@ pub struct Connection {
     /// Something has changed since the last step, so that it may come further.
     may_step: bool,
     ending: Option<Ending>,
+    /// What the client did that ended it, if it was the client.
+    left: Option<Left>,
 }
 
 #[derive(Debug)]
@@ -43,6 +45,17 @@ enum Ending {
     InOrder,
     /// There is nobody left to answer.
     Broken,
+}
+
+/// How a client ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// By saying so.
+    Said,
+    /// By choosing nothing, or what there is not.
+    NothingChosen,
+    /// By sending what makes no sense.
+    Nonsense,
 }
 
 /// Segments of the longest list to receive into: the largest payload, and the inbox.
@@ -67,6 +80,7 @@ impl Connection {
             into: Vec::with_capacity(INTO),
             may_step: false,
             ending: None,
+            left: None,
         };
         connection.say(&Greeting { flags: FLAGS }.to_bytes());
         connection
@@ -154,13 +168,17 @@ impl Connection {
             match exchange.take_in(&mut self.inbox, &mut self.outbox) {
                 Ok(taken) => count += taken,
                 // Nobody knows where the next request begins ("Terminating the transmission phase").
-                Err(_) => self.end(Ending::InOrder),
+                Err(_) => {
+                    self.left = Some(Left::Nonsense);
+                    self.end(Ending::InOrder);
+                }
             }
         }
         let Phase::Exchange(exchange) = &mut self.phase else { return count };
         count += exchange.fill();
         if exchange.is_ended() && self.ending.is_none() {
             self.ending = Some(Ending::InOrder);
+            self.left = Some(Left::Said);
         }
         count
     }
@@ -178,7 +196,10 @@ impl Connection {
             match haggled {
                 Haggled::Nothing => break,
                 Haggled::Step => {}
-                Haggled::Over => self.end(Ending::InOrder),
+                Haggled::Over => {
+                    self.left = Some(Left::NothingChosen);
+                    self.end(Ending::InOrder);
+                }
                 Haggled::Agreed(terms) => {
                     let (export, regions) = (Arc::clone(&self.export), self.regions.clone());
                     let exchange = Exchange::new(export, terms, regions, self.layout);
@@ -274,6 +295,29 @@ impl Connection {
                 self.outbox.sent(count, |_| {});
                 self.may_step |= self.outbox.is_empty();
             }
+        }
+    }
+
+    /// What the client did that ended it, if it was the client who did something.
+    pub(super) fn left(&self) -> Option<Left> {
+        self.left
+    }
+
+    /// What was answered.
+    #[inline]
+    pub fn done(&self) -> Done {
+        match &self.phase {
+            Phase::Exchange(exchange) => *exchange.done(),
+            Phase::Haggling(_) => Done::default(),
+        }
+    }
+
+    /// Requests whose answers have not been sent.
+    #[inline]
+    pub fn under_way(&self) -> usize {
+        match &self.phase {
+            Phase::Exchange(exchange) => exchange.under_way(),
+            Phase::Haggling(_) => 0,
         }
     }
 

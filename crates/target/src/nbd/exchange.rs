@@ -7,6 +7,8 @@
 //! ```
 
 mod admit;
+mod intake;
+mod pieces;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,15 +16,14 @@ use std::sync::Arc;
 use base::{Answer, Flags, Memory, Operation, Request, Segment};
 use dma::Regions;
 use wire::nbd::reply::extent_bytes;
-use wire::nbd::{ChunkHeader, Command, CommandFlags, ErrorCode, Extent, Malformed, RequestHeader};
+use wire::nbd::{ChunkHeader, Command, CommandFlags, ErrorCode, Extent, RequestHeader};
 
 use super::answer::{Failure, Header};
 use super::export::Export;
 use super::haggling::{ALLOCATION, Terms};
-use super::inbox::Inbox;
 use super::memory::{Holding, Layout, SLOTS, SMALL_BYTES, Store, cut};
 use super::outbox::Outbox;
-use admit::{Admitted, admit};
+use intake::Awaits;
 
 /// The requests of a connection.
 #[derive(Debug)]
@@ -45,6 +46,24 @@ pub(super) struct Exchange {
     in_flight: usize,
     /// The client has said that it ends.
     is_ended: bool,
+    done: Done,
+}
+
+/// What was answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Bytes that they moved.
+    pub read_bytes: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Bytes that they moved.
+    pub written_bytes: u64,
+    /// Everything else that succeeded.
+    pub others: u64,
+    /// Requests that did not.
+    pub errors: u64,
 }
 
 /// A request that is under way.
@@ -59,22 +78,6 @@ struct Slot {
     /// Pieces that are not answered yet, those that do not exist yet included.
     pieces: u32,
     failure: Option<Failure>,
-}
-
-/// What comes next from the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Awaits {
-    Header,
-    /// Data for a slot, from this byte on.
-    Payload {
-        slot: u16,
-        done_bytes: u32,
-    },
-    /// Data that nobody wants; then the slot tells of its failure.
-    Refused {
-        slot: u16,
-        left_bytes: u32,
-    },
 }
 
 /// What is where? Asked by a client, and not to be answered on the way of an I/O.
@@ -129,6 +132,7 @@ impl Exchange {
             questions: VecDeque::with_capacity(usize::from(SLOTS)),
             in_flight: 0,
             is_ended: false,
+            done: Done::default(),
         }
     }
 
@@ -140,6 +144,17 @@ impl Exchange {
     /// Whether nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.free.len() == self.slots.len()
+    }
+
+    /// Requests whose answers have not been sent.
+    #[inline]
+    pub(super) fn under_way(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// What was answered.
+    pub(super) fn done(&self) -> &Done {
+        &self.done
     }
 
     /// Pieces that the backend has and has not answered.
@@ -154,200 +169,6 @@ impl Exchange {
         }
         self.awaits = Awaits::Header;
         self.is_ended = true;
-    }
-
-    /// Appends where the next bytes from the client belong, if that is not the inbox.
-    #[inline]
-    pub(super) fn payload_into(&self, into: &mut Vec<Segment>) {
-        if let Awaits::Payload { slot, done_bytes } = self.awaits {
-            let Slot { holding, header, .. } = self.slots[usize::from(slot)];
-            let left = header.len_bytes - done_bytes;
-            self.store.each((slot, holding), done_bytes, left, |part| into.push(part));
-        }
-    }
-
-    /// Of `count` bytes that were received, those at the front lie where they belong. Returns how
-    /// many have gone to the inbox.
-    #[inline]
-    pub(super) fn payload_received(&mut self, count: u32) -> u32 {
-        let Awaits::Payload { slot, done_bytes } = self.awaits else { return count };
-        let left = self.slots[usize::from(slot)].header.len_bytes - done_bytes;
-        let taken = count.min(left);
-        self.awaits = Awaits::Payload { slot, done_bytes: done_bytes + taken };
-        count - taken
-    }
-
-    /// Reads what lies in the inbox, as far as there are slots and memory. Returns how many requests
-    /// have come to something.
-    #[inline]
-    pub(super) fn take_in(
-        &mut self,
-        inbox: &mut Inbox,
-        outbox: &mut Outbox,
-    ) -> Result<usize, Malformed> {
-        let mut count = 0;
-        while !self.is_ended {
-            let went_on = match self.awaits {
-                Awaits::Header => self.header(inbox, outbox)?,
-                Awaits::Payload { slot, done_bytes } => self.payload(inbox, slot, done_bytes),
-                Awaits::Refused { slot, left_bytes } => {
-                    self.refused(inbox, outbox, slot, left_bytes)
-                }
-            };
-            if !went_on {
-                break;
-            }
-            count += 1;
-        }
-        Ok(count)
-    }
-
-    fn header(&mut self, inbox: &mut Inbox, outbox: &mut Outbox) -> Result<bool, Malformed> {
-        let Some(slot) = self.free.last().copied() else { return Ok(false) };
-        let Some(bytes) = inbox.peek(&self.regions) else { return Ok(false) };
-        let header = RequestHeader::parse(&bytes)?;
-        let admitted = admit(&self.export, self.terms, &header);
-        let moves = match admitted {
-            Ok(Admitted::Run { operation: Operation::Read | Operation::Write, .. }) => {
-                header.len_bytes
-            }
-            _ => 0,
-        };
-        let Some(holding) = self.store.take(moves) else { return Ok(false) };
-        inbox.take(28);
-        self.free.pop();
-        let place = &mut self.slots[usize::from(slot)];
-        (place.header, place.holding, place.failure) = (header, holding, None);
-        match admitted {
-            Ok(Admitted::Run { operation, flags }) => {
-                (place.operation, place.flags) = (operation, flags);
-                if operation == Operation::Write {
-                    self.awaits = Awaits::Payload { slot, done_bytes: 0 };
-                } else {
-                    self.begin(slot);
-                }
-            }
-            Ok(Admitted::Nothing) => self.reply(slot, outbox),
-            Ok(Admitted::Survey) => {
-                let one = header.flags.has(CommandFlags::REQ_ONE);
-                self.questions.push_back(Question {
-                    slot,
-                    offset: header.offset,
-                    len_bytes: header.len_bytes,
-                    extents_max: if one { 1 } else { EXTENTS_MAX },
-                });
-            }
-            Ok(Admitted::End) => {
-                self.free.push(slot);
-                self.is_ended = true;
-            }
-            Err(failure) => {
-                place.failure = Some(failure);
-                self.awaits = Awaits::Refused { slot, left_bytes: header.payload_bytes() };
-            }
-        }
-        Ok(true)
-    }
-
-    /// Copies what has come with other things to where it belongs.
-    fn payload(&mut self, inbox: &mut Inbox, slot: u16, done_bytes: u32) -> bool {
-        let Slot { header, holding, .. } = self.slots[usize::from(slot)];
-        let left = header.len_bytes - done_bytes;
-        let from = inbox.take(left);
-        let mut copied = 0;
-        self.store.each((slot, holding), done_bytes, from.len_bytes, |to| {
-            let part = cut(from, copied, to.len_bytes);
-            self.regions.copy(part, to).expect("a connection has its memory as long as it lives");
-            copied += to.len_bytes;
-        });
-        if from.len_bytes == left {
-            self.awaits = Awaits::Header;
-            self.begin(slot);
-            return true;
-        }
-        self.awaits = Awaits::Payload { slot, done_bytes: done_bytes + from.len_bytes };
-        false
-    }
-
-    fn refused(
-        &mut self,
-        inbox: &mut Inbox,
-        outbox: &mut Outbox,
-        slot: u16,
-        left_bytes: u32,
-    ) -> bool {
-        let left_bytes = left_bytes - inbox.take(left_bytes).len_bytes;
-        if left_bytes > 0 {
-            self.awaits = Awaits::Refused { slot, left_bytes };
-            return false;
-        }
-        self.awaits = Awaits::Header;
-        self.reply(slot, outbox);
-        true
-    }
-
-    /// All of a request is there.
-    #[inline]
-    fn begin(&mut self, slot: u16) {
-        let place = &mut self.slots[usize::from(slot)];
-        place.next_byte = 0;
-        place.pieces = match place.operation {
-            Operation::Read | Operation::Write => {
-                place.header.len_bytes.div_ceil(self.export.piece_bytes())
-            }
-            _ => 1,
-        };
-        self.queue.push_back(slot);
-    }
-
-    /// Builds requests from what is queued, as far as a batch reaches. Returns how many that were.
-    #[inline]
-    pub(super) fn fill(&mut self) -> usize {
-        let before = self.requests.len();
-        if before == 0 {
-            self.segments.clear();
-        }
-        while self.requests.len() < BATCH
-            && self.segments.len() + 4 <= SEGMENTS
-            && let Some(slot) = self.queue.front().copied()
-        {
-            if self.piece(slot) {
-                self.queue.pop_front();
-            }
-        }
-        self.requests.len() - before
-    }
-
-    /// Builds the next piece of a request. Whether it is the last.
-    #[inline]
-    fn piece(&mut self, slot: u16) -> bool {
-        let place = &mut self.slots[usize::from(slot)];
-        let RequestHeader { offset, len_bytes, .. } = place.header;
-        let moves = matches!(place.operation, Operation::Read | Operation::Write);
-        let first = place.next_byte;
-        let left = len_bytes - first;
-        let count = if moves { left.min(self.export.piece_bytes()) } else { left };
-        place.next_byte += count;
-        let segment_first = self.segments.len();
-        if moves {
-            let segments = &mut self.segments;
-            self.store.each((slot, place.holding), first, count, |part| segments.push(part));
-        }
-        let shift = self.export.block_size().trailing_zeros();
-        let is_flush = place.operation == Operation::Flush;
-        self.requests.push(Request {
-            token: u64::from(first) << 16 | u64::from(slot),
-            lba: if is_flush { 0 } else { (offset + u64::from(first)) >> shift },
-            operand: 0,
-            segment_first: u32::try_from(segment_first).expect("a batch is short"),
-            blocks: if is_flush { 0 } else { count >> shift },
-            segment_count: u16::try_from(self.segments.len() - segment_first)
-                .expect("a piece is short"),
-            metadata_count: 0,
-            operation: place.operation,
-            flags: place.flags,
-        });
-        count == left
     }
 
     /// What the backend is to do next.
@@ -400,6 +221,7 @@ impl Exchange {
             Some(failure) => Header::failed(structured, cookie, failure),
             None => Header::done(structured, cookie, reads.then_some((offset, len_bytes))),
         };
+        self.done.count(command, place.failure.is_some(), len_bytes);
         self.queue_header(slot, &header, outbox);
         if reads && place.failure.is_none() {
             self.store.each((slot, place.holding), 0, len_bytes, |part| outbox.push(part));
@@ -437,6 +259,7 @@ impl Exchange {
             self.slots[usize::from(slot)].failure = Some(failure);
             return self.reply(slot, outbox);
         }
+        self.done.others += 1;
         let count = extents.len().min(EXTENTS_MAX);
         let bytes: Vec<u8> =
             extents[..count].iter().flat_map(|extent| extent_bytes(*extent)).collect();
@@ -453,6 +276,23 @@ impl Exchange {
     /// Whether pieces wait that no batch had room for.
     pub(super) fn has_queue(&self) -> bool {
         !self.queue.is_empty()
+    }
+}
+
+impl Done {
+    #[inline]
+    fn count(&mut self, command: Command, is_failure: bool, len_bytes: u32) {
+        if is_failure {
+            self.errors += 1;
+        } else if command == Command::READ {
+            self.reads += 1;
+            self.read_bytes += u64::from(len_bytes);
+        } else if command == Command::WRITE {
+            self.writes += 1;
+            self.written_bytes += u64::from(len_bytes);
+        } else {
+            self.others += 1;
+        }
     }
 }
 

@@ -1,16 +1,20 @@
 //! What is served: a medium in the words of the protocol.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use base::{Durability, Limits, Operation};
 use wire::nbd::{PAYLOAD_BYTES_MAX, TransmissionFlags};
 
 use super::memory::LARGE_BYTES;
 
 /// A medium by the names that clients know it by.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Export {
     name: String,
     description: String,
-    limits: Limits,
+    block_size: u32,
+    /// How many there are now: a device may become larger or smaller.
+    block_count: AtomicU64,
     is_read_only: bool,
     flags: TransmissionFlags,
     piece_bytes: u32,
@@ -46,7 +50,8 @@ impl Export {
         }
         let flags = flags(&limits, is_read_only);
         let piece_bytes = piece_bytes(&limits);
-        Ok(Self { name, description, limits, is_read_only, flags, piece_bytes })
+        let (block_size, block_count) = (limits.block_size, AtomicU64::new(limits.block_count));
+        Ok(Self { name, description, block_size, block_count, is_read_only, flags, piece_bytes })
     }
 
     /// What it is called.
@@ -59,19 +64,27 @@ impl Export {
         &self.description
     }
 
-    /// How long it is.
+    /// How long it is now.
+    #[inline]
     pub fn size_bytes(&self) -> u64 {
-        self.limits.block_count * u64::from(self.limits.block_size)
+        // A number by itself: it orders nothing.
+        self.block_count.load(Ordering::Relaxed) * u64::from(self.block_size)
+    }
+
+    /// It has so many blocks now. Whoever asks from now on is told, and requests are held to it; who
+    /// has chosen it before is not told, since the protocol has no way to ("Transmission phase").
+    pub fn resize(&self, block_count: u64) {
+        self.block_count.store(block_count, Ordering::Relaxed);
     }
 
     /// What requests must be multiples of.
     pub fn block_size(&self) -> u32 {
-        self.limits.block_size
+        self.block_size
     }
 
     /// What requests are best multiples of.
     pub(super) fn preferred_bytes(&self) -> u32 {
-        self.limits.block_size.max(PREFERRED_BYTES)
+        self.block_size.max(PREFERRED_BYTES)
     }
 
     /// The most that a request may move.

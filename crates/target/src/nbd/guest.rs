@@ -9,8 +9,9 @@ use host::stream::{Received, Stream};
 use host::watch::{Interest, Watch};
 use reactor::{Context, Found, Poller, WokenBy};
 
-use super::connection::Connection;
-use super::export::Export;
+use super::connection::{Connection, Left};
+use super::seat::{ConnectionPhase, Order, Reason, Seat};
+use super::served::Served;
 use super::server::Loan;
 use super::survey::Survey;
 
@@ -31,17 +32,31 @@ pub(super) struct Guest {
     /// Until when the client has to choose an export, or to take its last answers.
     deadline: Instant,
     is_ending: bool,
+    /// When it goes because the device has.
+    leave_at: Instant,
+    /// Why it ends, as far as that is known here.
+    reason: Option<Reason>,
+    seat: Arc<Seat>,
+    served: Arc<Served>,
     /// Kept until everything else is gone.
     loan: Loan,
 }
 
-/// How often one looks whether there is something to receive. A look is a system call, and where
-/// many connections share a reactor, those that are silent must not slow those that are not.
+/// How often one looks whether there is something to receive. A look is a system call that keeps the
+/// client from sending meanwhile, and where many connections share a reactor, those that are silent
+/// must not slow those that are not.
+///
+/// Requests come one by one from a client that sends each with a call of its own, and who takes each
+/// as it comes pays two calls for it, and a wake-up of the client. So after a look that found
+/// something the next one waits, for as long as a client takes to send what it usually has under
+/// way: not at all for one that waits for every answer, up to [`GATHER_MAX`] for one with many.
 #[derive(Debug, Default)]
 struct Looks {
     /// In vain, since something was there.
     in_vain: u32,
     next: Instant,
+    /// Requests that the client has had under way at once of late.
+    crowd: u32,
 }
 
 /// Answers that are taken from the backend at once.
@@ -50,10 +65,17 @@ const BATCH: usize = 256;
 const HAGGLING_MAX: Span = Span::from_secs(30);
 /// How long a client may take to receive its last answers.
 const ENDING_MAX: Span = Span::from_secs(2);
-/// Looks in vain until they become seldom.
-const LOOKS: u32 = 64;
-/// How seldom.
+/// How long a client may go on asking a device that has gone.
+const REMOVED_MAX: Span = Span::from_ms(500);
+/// What a client takes to send a request, or less.
+const GATHER: Span = Span { ns: 600 };
+/// The longest wait for more requests.
+const GATHER_MAX: Span = Span::from_us(40);
+/// The time between two looks in vain: at first, and after many.
+const SOON: Span = Span::from_us(1);
 const SELDOM: Span = Span::from_us(20);
+/// Looks in vain after which that time doubles.
+const LOOKS: u32 = 16;
 
 const SOCKET: u64 = 0;
 const BACKEND: u64 = 1;
@@ -63,7 +85,8 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 pub(super) struct GuestParts {
     pub(super) stream: Stream,
     pub(super) backend: Box<dyn Backend>,
-    pub(super) export: Arc<Export>,
+    pub(super) served: Arc<Served>,
+    pub(super) seat: Arc<Seat>,
     pub(super) regions: Regions,
     pub(super) survey: Survey,
     pub(super) loan: Loan,
@@ -72,16 +95,17 @@ pub(super) struct GuestParts {
 
 impl Guest {
     pub(super) fn new(parts: GuestParts) -> io::Result<Self> {
-        let GuestParts { stream, backend, export, regions, survey, loan, now } = parts;
+        let GuestParts { stream, backend, served, seat, regions, survey, loan, now } = parts;
         let watch = Watch::new()?;
         watch.add(&stream, SOCKET, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
             watch.add(descriptor, BACKEND, READABLE)?;
         }
+        let connection = Connection::new(Arc::clone(served.export()), regions, loan.memory());
         Ok(Self {
             backend,
             stream,
-            connection: Connection::new(export, regions, loan.memory()),
+            connection,
             answers: Answers::with_capacity(BATCH),
             survey,
             watch,
@@ -90,6 +114,10 @@ impl Guest {
             looks: Looks::default(),
             deadline: now.after(HAGGLING_MAX),
             is_ending: false,
+            leave_at: Instant::NEVER,
+            reason: None,
+            seat,
+            served,
             loan,
         })
     }
@@ -111,23 +139,31 @@ impl Guest {
         }
         match self.stream.receive(into) {
             Ok(Received::Bytes(count)) => {
-                self.looks.in_vain = 0;
+                self.seat.received(false);
                 self.connection.received(count);
                 1
             }
             Ok(Received::Nothing) => {
+                self.seat.received(true);
                 self.looks.was_in_vain(now);
                 0
             }
             Ok(Received::End) => {
+                self.end_for(Reason::Closed);
                 self.connection.receive_end();
                 1
             }
-            Err(_) => {
+            Err(error) => {
+                self.end_for(Reason::Broken(error.to_string()));
                 self.connection.broken();
                 1
             }
         }
+    }
+
+    /// Notes why it ends. The first reason is the one.
+    fn end_for(&mut self, reason: Reason) {
+        self.reason.get_or_insert(reason);
     }
 
     #[inline]
@@ -177,11 +213,62 @@ impl Guest {
         }
         match self.stream.send(segments) {
             Ok(count) => {
+                self.seat.sent();
                 self.connection.sent(count);
                 self.is_blocked = !self.connection.to_send().is_empty();
             }
-            Err(_) => self.connection.broken(),
+            Err(error) => {
+                self.end_for(Reason::Broken(error.to_string()));
+                self.connection.broken();
+            }
         }
+    }
+
+    /// Does what somebody has ordered. Whoever asks a device that has gone is told so for a while,
+    /// which is how a server says that it wants to end ("Terminating the transmission phase").
+    #[cold]
+    fn obey(&mut self, order: Order, now: Instant) {
+        match order {
+            Order::Leave => {
+                self.end_for(Reason::Told);
+                self.connection.receive_end();
+            }
+            Order::DeviceRemoved if self.connection.is_haggling() => {
+                self.end_for(Reason::DeviceRemoved);
+                self.connection.receive_end();
+            }
+            Order::DeviceRemoved => {
+                self.end_for(Reason::DeviceRemoved);
+                if self.leave_at == Instant::NEVER {
+                    self.leave_at = now.after(REMOVED_MAX);
+                } else if now >= self.leave_at {
+                    self.connection.receive_end();
+                }
+            }
+        }
+    }
+
+    /// Why it has ended, once it has.
+    fn reason(&mut self) -> Reason {
+        let of_client = self.connection.left().map(|left| match left {
+            Left::Said => Reason::Said,
+            Left::NothingChosen => Reason::NothingChosen,
+            Left::Nonsense => Reason::Nonsense,
+        });
+        self.reason.take().or(of_client).unwrap_or(Reason::ServerEnds)
+    }
+
+    /// Shows what it has done.
+    #[inline]
+    fn show(&self) {
+        let phase = if self.connection.is_ending() {
+            ConnectionPhase::Ending
+        } else if self.connection.is_haggling() {
+            ConnectionPhase::Handshake
+        } else {
+            ConnectionPhase::Transmission
+        };
+        self.seat.show(phase, &self.connection.done(), self.connection.under_way() as u64);
     }
 
     /// Sees to it that no wait is for ever, and that an end is one.
@@ -194,6 +281,7 @@ impl Guest {
             self.deadline = Instant::NEVER;
         }
         if now >= self.deadline {
+            self.end_for(Reason::TooSlow);
             self.connection.broken();
         }
         if self.connection.is_over() {
@@ -216,10 +304,18 @@ impl Guest {
         !self.is_blocked && !self.connection.to_send().is_empty()
     }
 
+    /// Whether the backend has not taken all it was asked for.
+    fn wants_room(&self) -> bool {
+        !self.connection.requests().0.is_empty()
+    }
+
     /// Whether only further turns bring it on.
     fn is_behind(&self) -> bool {
-        // A backend that refuses although it has nothing in flight announces nothing.
-        let refuses = !self.connection.requests().0.is_empty() && self.connection.in_flight() == 0;
+        // A backend that refuses although it has nothing in flight announces nothing, unless it says
+        // when to try again.
+        let refuses = self.wants_room()
+            && self.connection.in_flight() == 0
+            && self.backend.wake_at() == Instant::NEVER;
         self.connection.can_step() || self.has_unsent() || refuses || self.survey.has_answers()
     }
 }
@@ -227,24 +323,41 @@ impl Guest {
 impl Looks {
     #[inline]
     fn is_due(&self, now: Instant) -> bool {
-        self.in_vain < LOOKS || now >= self.next
+        now >= self.next
     }
 
     #[inline]
     fn was_in_vain(&mut self, now: Instant) {
         self.in_vain = self.in_vain.saturating_add(1);
-        self.next = now.after(SELDOM);
+        let doubled = SOON.ns << (self.in_vain / LOOKS).min(8);
+        self.next = now.after(Span { ns: doubled.min(SELDOM.ns) });
+    }
+
+    /// Something was there, and now so much is under way.
+    #[inline]
+    fn found(&mut self, now: Instant, under_way: usize) {
+        let under_way = u32::try_from(under_way).unwrap_or(u32::MAX);
+        self.in_vain = 0;
+        self.crowd = under_way.max(self.crowd - self.crowd / 8);
+        let gather = u64::from(self.crowd.saturating_sub(1)) * GATHER.ns;
+        self.next = now.after(Span { ns: gather.min(GATHER_MAX.ns) });
     }
 }
 
 impl Poller for Guest {
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
         let now = context.now();
+        if let Some(order) = self.seat.ordered() {
+            self.obey(order, now);
+        }
         if self.is_blocked && self.looks.is_due(now) {
             self.send();
         }
-        let mut count = self.receive(now);
-        count += self.connection.step();
+        let received = self.receive(now);
+        let mut count = received + self.connection.step();
+        if received > 0 {
+            self.looks.found(now, self.connection.under_way());
+        }
         count += self.submit(now);
         count += self.answer(now);
         count += self.find_out(context);
@@ -257,6 +370,7 @@ impl Poller for Guest {
     fn flush(&mut self) {
         self.backend.flush();
         self.send();
+        self.show();
     }
 
     fn arm(&mut self) -> Found {
@@ -265,25 +379,29 @@ impl Poller for Guest {
         let wanted = self.wanted();
         if wanted != self.interest {
             self.interest = wanted;
-            if self.watch.change(&self.stream, SOCKET, wanted).is_err() {
+            if let Err(error) = self.watch.change(&self.stream, SOCKET, wanted) {
+                self.end_for(Reason::Broken(error.to_string()));
                 self.connection.broken();
                 return Found::Work;
             }
         }
-        let stays_awake = self.is_behind() || (self.connection.in_flight() > 0 && has_answer);
+        let is_told = self.seat.ordered().is_some() && self.reason.is_none();
+        let stays_awake =
+            is_told || self.is_behind() || (self.connection.in_flight() > 0 && has_answer);
         Found::from_count(usize::from(stays_awake))
     }
 
     fn disarm(&mut self) {
         self.backend.disarm();
         // Something has come, perhaps for us.
-        self.looks = Looks::default();
+        self.looks.next = Instant::default();
+        self.looks.in_vain = 0;
     }
 
     fn wake_at(&self) -> Instant {
-        let backend = self.connection.in_flight() > 0;
+        let backend = self.connection.in_flight() > 0 || self.wants_room();
         let backend = if backend { self.backend.wake_at() } else { Instant::NEVER };
-        self.deadline.min(backend)
+        self.deadline.min(self.leave_at).min(backend)
     }
 
     /// Lets go when the backend has nothing of its memory any more, and what was answered has been
@@ -299,6 +417,10 @@ impl Poller for Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        self.show();
+        self.served.leave(self.seat.id());
+        let reason = self.reason();
+        self.seat.has_gone(reason);
         if self.connection.in_flight() > 0 {
             // Somebody may still touch it: it is nobody's from now on.
             self.loan.lose();

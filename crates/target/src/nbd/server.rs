@@ -3,30 +3,31 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Interrupts, Medium, Segment, Span};
-use dma::{Backing, Mapping, Regions};
+use base::{Interrupts, Segment, Span};
+use block::Event;
+use dma::{Region, Regions};
 use host::pool::Pool;
 use host::stream::{Address, Door, Stream};
 use host::watch::{Interest, Ready, Watch};
 use host::{Clock, EventVectors, Stop, Thread};
 use reactor::{Directory, Registration, ThreadPlan};
 
-use super::export::Export;
 use super::guest::{Guest, GuestParts};
 use super::memory::MEMORY_BYTES;
+use super::seat::{News, Seat};
+use super::served::Served;
 use super::survey::Survey;
 
 /// What is served to whom by whom.
 pub struct Plan {
     /// Where it listens.
     pub doors: Vec<Door>,
-    /// What it is called and can do.
-    pub export: Export,
-    /// What it is.
-    pub medium: Arc<dyn Medium>,
+    /// What it serves.
+    pub served: Arc<Served>,
     /// Where the memory of connections lies; a place for each.
     pub regions: Regions,
     /// Who serves.
@@ -44,38 +45,24 @@ pub struct Server {
     addresses: Vec<Address>,
     wake: EventVectors,
     thread: Option<Thread<()>>,
-    told: Receiver<String>,
+    told: Receiver<News>,
 }
 
 /// What the thread owns.
 struct Hall {
     plan: Plan,
-    export: Arc<Export>,
     watch: Watch,
     pool: Arc<Pool>,
-    purse: Arc<Purse>,
-    tell: Sender<String>,
-    guests: u64,
+    lent: Arc<AtomicUsize>,
+    tell: Sender<News>,
 }
 
-/// Memory for connections: what one has left, the next one gets.
-#[derive(Debug, Default)]
-struct Purse {
-    state: Mutex<PurseState>,
-}
-
-#[derive(Debug, Default)]
-struct PurseState {
-    idle: Vec<Segment>,
-    lent: usize,
-}
-
-/// The memory of a connection. It goes back when the connection is gone.
+/// The memory of a connection. It goes with the connection.
 #[derive(Debug)]
 pub(super) struct Loan {
-    purse: Arc<Purse>,
-    memory: Segment,
-    is_lost: bool,
+    lent: Arc<AtomicUsize>,
+    /// None once it is lost.
+    memory: Option<Region>,
 }
 
 /// Threads that find out what is where.
@@ -86,7 +73,8 @@ const QUESTIONS_MAX: usize = 1024;
 const ACCEPT_AGAIN: Span = Span::from_ms(100);
 
 const WAKE: u64 = 0;
-const FIRST_DOOR: u64 = 1;
+const DEVICE: u64 = 1;
+const FIRST_DOOR: u64 = 2;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl Server {
@@ -100,18 +88,19 @@ impl Server {
         let wake = EventVectors::new(1)?;
         let watch = Watch::new()?;
         watch.add(wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?, WAKE, READABLE)?;
+        if let Some(events) = plan.served.descriptor().event_source() {
+            watch.add(events, DEVICE, READABLE)?;
+        }
         for (token, door) in (FIRST_DOOR..).zip(&plan.doors) {
             watch.add(door, token, READABLE)?;
         }
         let (tell, told) = channel();
         let hall = Hall {
-            export: Arc::new(plan.export.clone()),
             plan,
             watch,
             pool: Arc::new(Pool::new(SURVEYORS, QUESTIONS_MAX)),
-            purse: Arc::default(),
+            lent: Arc::default(),
             tell,
-            guests: 0,
         };
         let thread = Thread::spawn("nbd", None, move |stop| hall.serve(stop))?;
         Ok(Self { addresses, wake, thread: Some(thread), told })
@@ -122,8 +111,8 @@ impl Server {
         &self.addresses
     }
 
-    /// The next thing that went wrong with a connection, in a line, if something did.
-    pub fn next_trouble(&self) -> Option<String> {
+    /// The next thing that has happened, if something has.
+    pub fn next_news(&self) -> Option<News> {
         self.told.try_recv().ok()
     }
 }
@@ -144,13 +133,35 @@ impl Hall {
         while !stop.is_stopped() {
             if let Err(error) = self.watch.wait(None, &mut ready) {
                 // Without its watch it could only spin.
-                self.tell(format!("wait for connections: {error}"));
+                self.tell(News::Trouble(format!("wait for connections: {error}")));
                 return;
             }
             for found in &ready {
-                let door = usize::try_from(found.token).unwrap_or(0).checked_sub(1);
-                if let Some(door) = door {
-                    self.accept(door);
+                match found.token {
+                    WAKE => {}
+                    DEVICE => self.hear(),
+                    door => self.accept(usize::try_from(door - FIRST_DOOR).unwrap_or(0)),
+                }
+            }
+        }
+    }
+
+    /// Passes on what has happened to the device.
+    fn hear(&self) {
+        let served = &self.plan.served;
+        while let Some(event) = served.descriptor().next_event() {
+            served.obey(&event);
+            match event {
+                Event::Resized { .. } | Event::Overflowed { .. } => {
+                    self.tell(News::Resized { size_bytes: served.export().size_bytes() });
+                }
+                Event::Removed => self.tell(News::Removed),
+                Event::MediumError { lba, blocks } => {
+                    let text = format!("the medium has lost {blocks} blocks from {lba} on");
+                    self.tell(News::Trouble(text));
+                }
+                Event::MediumChanged => {
+                    self.tell(News::Trouble("the medium has been changed".to_owned()));
                 }
             }
         }
@@ -162,25 +173,29 @@ impl Hall {
             Ok(None) => {}
             Ok(Some(socket)) => {
                 if let Err(text) = self.seat(socket) {
-                    self.tell(format!("connect: {text}"));
+                    self.tell(News::Trouble(format!("connect: {text}")));
                 }
             }
             Err(error) => {
-                self.tell(format!("accept: {error}"));
+                self.tell(News::Trouble(format!("accept: {error}")));
                 host::thread::rest(ACCEPT_AGAIN);
             }
         }
     }
 
     fn seat(&mut self, socket: OwnedFd) -> Result<(), String> {
-        let Plan { medium, regions, reactors, clock, connections_max, .. } = &self.plan;
+        let Plan { served, regions, reactors, clock, connections_max, .. } = &self.plan;
+        let medium = served.medium();
         let most = (*connections_max).min(medium.channels_max() as usize);
-        let loan = Loan::take(&self.purse, regions, most)?;
+        let loan = Loan::take(&self.lent, regions, most)?;
         let stream = Stream::new(socket, regions.clone()).map_err(|error| error.to_string())?;
+        let id = served.next_connection();
+        let seat = Arc::new(Seat::new(id, stream.peer(), self.tell.clone()));
         let guest = Guest::new(GuestParts {
             stream,
             backend: medium.channel()?,
-            export: Arc::clone(&self.export),
+            served: Arc::clone(served),
+            seat: Arc::clone(&seat),
             regions: regions.clone(),
             survey: Survey::new(Arc::clone(medium), Arc::clone(&self.pool)),
             loan,
@@ -188,17 +203,18 @@ impl Hall {
         });
         let guest = guest.map_err(|error| error.to_string())?;
         let woken_by = guest.woken_by().map_err(|error| error.to_string())?;
-        let name = format!("nbd-{}", self.guests);
-        self.guests += 1;
+        seat.has_come();
+        served.enter(seat);
         let registration = Registration::active("connection", woken_by, guest);
-        let plan = ThreadPlan::new(&name).mailbox(MAILBOX).poller(registration);
-        reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        let plan = ThreadPlan::new(&format!("nbd-{id}")).mailbox(MAILBOX).poller(registration);
+        let home = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        served.settle(id, home);
         Ok(())
     }
 
     /// Says what went wrong. If nobody listens, nobody wants to know.
-    fn tell(&self, text: String) {
-        let _ = self.tell.send(text);
+    fn tell(&self, news: News) {
+        let _ = self.tell.send(news);
     }
 }
 
@@ -206,40 +222,29 @@ impl Hall {
 const MAILBOX: usize = 16;
 
 impl Loan {
-    fn take(purse: &Arc<Purse>, regions: &Regions, most: usize) -> Result<Self, String> {
-        let mut state = purse.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.lent >= most {
+    fn take(lent: &Arc<AtomicUsize>, regions: &Regions, most: usize) -> Result<Self, String> {
+        if lent.load(Ordering::Relaxed) >= most {
             return Err(format!("{most} are connected, expected fewer"));
         }
-        let memory = match state.idle.pop() {
-            Some(memory) => memory,
-            None => {
-                let mapping = Mapping::new(MEMORY_BYTES as usize, Backing::Private);
-                let mapping = mapping.map_err(|error| error.to_string())?;
-                regions.add(mapping).map_err(|error| error.to_string())?
-            }
-        };
-        state.lent += 1;
-        Ok(Self { purse: Arc::clone(purse), memory, is_lost: false })
+        let memory = regions.allocate(MEMORY_BYTES as usize).map_err(|error| error.to_string())?;
+        // Only the thread at the doors adds.
+        lent.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { lent: Arc::clone(lent), memory: Some(memory) })
     }
 
     pub(super) fn memory(&self) -> Segment {
-        self.memory
+        self.memory.as_ref().map_or_else(Segment::default, Region::segment)
     }
 
-    /// The memory is never used again.
+    /// The memory is never used again, and never given back.
     pub(super) fn lose(&mut self) {
-        self.is_lost = true;
+        std::mem::forget(self.memory.take());
     }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        let mut state = self.purse.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.lent -= 1;
-        if !self.is_lost {
-            state.idle.push(self.memory);
-        }
+        self.lent.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -20,6 +20,7 @@ struct Session {
     connection: Connection,
     backend: Box<dyn Backend>,
     medium: Ram,
+    export: Arc<Export>,
     regions: Regions,
     answers: Answers,
 }
@@ -44,9 +45,10 @@ impl Session {
         change(&mut limits);
         let export = Arc::new(Export::new("disk", "a disk", limits, is_read_only).unwrap());
         Self {
-            connection: Connection::new(export, regions.clone(), memory),
+            connection: Connection::new(Arc::clone(&export), regions.clone(), memory),
             backend: medium.channel().unwrap(),
             medium,
+            export,
             regions,
             answers: Answers::with_capacity(7),
         }

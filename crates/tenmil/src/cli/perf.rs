@@ -414,12 +414,12 @@ pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     T::try_from(parse_count(text)?).map_err(refuse)
 }
 
-fn at_least_one(text: &str) -> Result<NonZeroU64, String> {
+pub(super) fn at_least_one(text: &str) -> Result<NonZeroU64, String> {
     let count = parse_count(text)?;
     NonZeroU64::new(count).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
 }
 
-fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
+pub(super) fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
     let size = parse_size(text)?;
     NonZeroU64::new(size).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
 }

@@ -1,21 +1,23 @@
 //! `tenmil serve`.
 
 use std::io::{self, Write};
+use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::Span;
 use block::uri::Uri;
-use block::{Opened, Opener};
+use block::{Caps, Device, DeviceOptions, Limiter, MediumError, Opened, Opener, Rate};
 use clap::Args;
+use control::Exports;
 use dma::Regions;
 use host::stream::{Address, Door};
 use host::{Clock, Cores};
 use reactor::{PollMode, ReactorOptions, Reactors};
 use serde_json::json;
-use target::nbd::{Export, Plan, Server, parse_address};
+use target::nbd::{News, Plan, Served, ServedPlan, Server, parse_address};
 
-use super::perf::{named, whole};
+use super::perf::{at_least_one, named, some_bytes, whole};
 use super::{running, write_out};
 use crate::Refused;
 
@@ -39,6 +41,14 @@ pub(super) struct ServeArguments {
     /// What clients call it, beside the empty name [default: the URI]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+
+    /// Let all clients together have so many requests per second
+    #[arg(long, value_name = "IOPS", value_parser = at_least_one)]
+    limit_iops: Option<NonZeroU64>,
+
+    /// Let all clients together move so many bytes per second: 10m
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    limit_bytes: Option<NonZeroU64>,
 
     /// Clients that may be connected at once
     #[arg(long, value_name = "N", default_value = "64", value_parser = whole::<u32>)]
@@ -69,7 +79,9 @@ Examples:
   tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd://127.0.0.1:0
       nbdinfo nbd://127.0.0.1:PORT, with the port that was printed
   tenmil serve ram:1g -l nbd:/tmp/a.sock -l nbd://127.0.0.1:10809 --cores 0,1
-  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --read-only";
+  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --read-only
+  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
+      tenmil get connections; tenmil set export limit_iops=0";
 
 /// How often it looks whether somebody wants it to end.
 const WATCH_INTERVAL: Span = Span::from_ms(50);
@@ -85,29 +97,38 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
-    let opened = opener.open(&arguments.uri).map_err(|error| Refused {
-        blame: error.blame(),
-        text: format!("open {error}"),
-        hint: None,
-    })?;
-    let export = export(arguments, &opened)?;
+    let uri = arguments.uri.clone();
+    let opened =
+        opener.open(&if arguments.read_only { uri.to_read() } else { uri }).map_err(|error| {
+            Refused { blame: error.blame(), text: format!("open {error}"), hint: None }
+        })?;
+    let served = Arc::new(offer(arguments, opened, &regions, clock)?);
     let doors = arguments.listen.iter().map(open_door).collect::<Result<Vec<_>, _>>()?;
     let reactors = start_reactors(arguments, &clock)?;
-    let _asked = running::serve(running::state_of(&reactors));
+    let state = running::state_of(&reactors);
+    let state = state.with(Exports::new(vec![Arc::clone(&served)], clock));
+    let mut asked = running::serve(state);
     let server = Server::start(Plan {
         doors,
-        export: export.clone(),
-        medium: Arc::clone(&opened.medium),
+        served: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.directory()),
         clock,
         connections_max: arguments.connections as usize,
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
-    write_out(out, &ready(arguments, &opened, &export, &server))?;
+    write_out(out, &ready(arguments, &served, &server))?;
     while !host::signal::interrupted() {
-        while let Some(text) = server.next_trouble() {
-            eprintln!("note: {text}");
+        while let Some(news) = server.next_news() {
+            if let News::Trouble(text) = &news {
+                eprintln!("note: {text}");
+            }
+            if let Some((_, relay)) = &asked {
+                relay.announcer().announce_export(served.export().name(), &news);
+            }
+        }
+        if let Some((_, relay)) = &mut asked {
+            relay.pass_on(reactors.directory());
         }
         host::thread::rest(WATCH_INTERVAL);
     }
@@ -117,11 +138,30 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-fn export(arguments: &ServeArguments, opened: &Opened) -> Result<Export, Refused> {
-    let ServeArguments { uri, name, read_only, .. } = arguments;
-    let name = name.clone().unwrap_or_else(|| uri.to_string());
-    Export::new(name, opened.description.as_str(), opened.medium.limits(), *read_only)
-        .map_err(|text| Refused::caller(format!("serve {uri}: {text}")))
+/// Makes a device of what was opened, and holds it for those who connect.
+fn offer(
+    arguments: &ServeArguments,
+    opened: Opened,
+    regions: &Regions,
+    clock: Clock,
+) -> Result<Served, Refused> {
+    let ServeArguments { uri, name, read_only, limit_iops, limit_bytes, .. } = arguments;
+    let uri = uri.to_string();
+    let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
+    let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
+    let limiter = Limiter::new(Caps { total, ..Caps::default() });
+    let options = DeviceOptions { limiter: Some(limiter.clone()), ..DeviceOptions::new(clock, 1) };
+    let device = Device::new(&uri, opened.medium, options).map_err(refuse)?;
+    let plan = ServedPlan {
+        name: name.clone().unwrap_or_else(|| uri.clone()),
+        description: opened.description,
+        uri: uri.clone(),
+        device: &device,
+        limiter: Some(limiter),
+        is_read_only: *read_only,
+        regions,
+    };
+    Served::new(plan).map_err(refuse)
 }
 
 fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<Reactors, Refused> {
@@ -150,18 +190,19 @@ fn open_door(address: &Address) -> Result<Door, Refused> {
 }
 
 /// What is printed once it listens.
-fn ready(arguments: &ServeArguments, opened: &Opened, export: &Export, server: &Server) -> String {
+fn ready(arguments: &ServeArguments, served: &Served, server: &Server) -> String {
     let listens: Vec<String> = server.addresses().iter().map(as_typed).collect();
     if !arguments.json {
         return format!("ready {}\n", listens.join(" "));
     }
+    let export = served.export();
     let line = json!({
         "ready": true,
         "listen": listens,
         "connect": server.addresses().iter().map(for_clients).collect::<Vec<_>>(),
-        "uri": arguments.uri.to_string(),
+        "uri": served.uri(),
         "name": export.name(),
-        "description": opened.description,
+        "description": export.description(),
         "size_bytes": export.size_bytes(),
         "block_size": export.block_size(),
         "read_only": export.is_read_only(),

@@ -53,6 +53,11 @@ impl Served {
         Self { child: Some(child), socket: socket.into(), ready, root }
     }
 
+    /// The number of its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
     /// Where a client connects.
     pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())

@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Medium, Span};
-use block::Ram;
+use base::{Medium, Operation, Span};
+use block::{Caps, Device, DeviceOptions, Limiter, Ram, Rate};
 use dma::Regions;
 use host::stream::{Address, Door};
 use host::{Clock, Cores};
@@ -17,50 +17,68 @@ use reactor::{PollMode, ReactorOptions, Reactors};
 use wire::nbd::{Command, SimpleReply};
 
 use super::client::{handshake, request, write};
-use crate::nbd::{Export, Plan, Server};
+use crate::nbd::{ConnectionPhase, Done, News, Plan, Reason, Served, ServedPlan, Server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Served {
+struct House {
     server: Option<Server>,
     reactors: Option<Reactors>,
     path: std::path::PathBuf,
+    served: Arc<Served>,
+    clock: Clock,
+    device: Device,
     regions: Regions,
     _directory: tempfile::TempDir,
 }
 
-fn serve(poll: PollMode, connections_max: usize) -> Served {
+fn serve(poll: PollMode, connections_max: usize) -> House {
     let clock = Clock::start();
     let cores: Cores = Cores::allowed().iter().take(2).collect();
     let options = ReactorOptions { poll, ..ReactorOptions::default() };
     let reactors = Reactors::start(&cores, &options, &clock).unwrap();
     let regions = Regions::new(16);
     let medium: Arc<dyn Medium> = Arc::new(Ram::new(&regions, 512, 8192).unwrap());
+    let limiter = Limiter::new(Caps::default());
+    let options = DeviceOptions { limiter: Some(limiter.clone()), ..DeviceOptions::new(clock, 1) };
+    let device = Device::new("ram0", medium, options).unwrap();
+    let served = Served::new(ServedPlan {
+        name: "disk".into(),
+        description: String::new(),
+        uri: "ram:4m".into(),
+        device: &device,
+        limiter: Some(limiter),
+        is_read_only: false,
+        regions: &regions,
+    });
+    let served = Arc::new(served.unwrap());
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("door");
     let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let doors = [Address::Path(path.clone()), any].map(|address| Door::open(&address).unwrap());
     let server = Server::start(Plan {
         doors: doors.into(),
-        export: Export::new("disk", "", medium.limits(), false).unwrap(),
-        medium,
+        served: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.directory()),
         clock,
         connections_max,
     });
-    Served {
+    House {
         server: Some(server.unwrap()),
         reactors: Some(reactors),
         path,
+        served,
+        clock,
+        device,
         regions,
         _directory: directory,
     }
 }
 
 /// A client that has chosen its export.
-fn connect(served: &Served) -> UnixStream {
-    let mut stream = UnixStream::connect(&served.path).unwrap();
+fn connect(house: &House) -> UnixStream {
+    let mut stream = UnixStream::connect(&house.path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     choose(&mut stream);
     stream
@@ -86,10 +104,10 @@ fn exchange(stream: &mut (impl Read + Write), request: &[u8], data: &mut [u8]) {
 #[test]
 fn what_one_client_wrote_another_reads_on_either_socket_in_every_poll_mode() {
     for poll in PollMode::ALL {
-        let served = serve(poll, 8);
-        let mut one = connect(&served);
+        let house = serve(poll, 8);
+        let mut one = connect(&house);
         exchange(&mut one, &write(1, 512, &[7; 4096]), &mut []);
-        let Address::Tcp(port) = served.server.as_ref().unwrap().addresses()[1].clone() else {
+        let Address::Tcp(port) = house.server.as_ref().unwrap().addresses()[1].clone() else {
             panic!("the second door is a port")
         };
         let mut other = TcpStream::connect(port).unwrap();
@@ -106,14 +124,34 @@ fn what_one_client_wrote_another_reads_on_either_socket_in_every_poll_mode() {
     }
 }
 
+/// The next news, which has to come.
+fn news(house: &House) -> News {
+    let clock = Clock::start();
+    let end = clock.now().after(Span::from_secs(20));
+    loop {
+        if let Some(news) = house.server.as_ref().unwrap().next_news() {
+            return news;
+        }
+        assert!(clock.now() < end, "nobody is told");
+        host::thread::give_way();
+    }
+}
+
+/// Why the next one who goes has gone, and what he was answered.
+fn next_to_go(house: &House) -> (Reason, Done) {
+    loop {
+        if let News::Disconnected { reason, done, .. } = news(house) {
+            return (reason, done);
+        }
+    }
+}
+
 #[test]
-fn connections_end_in_every_way_and_their_memory_serves_the_next() {
-    let served = serve(PollMode::Adaptive, 4);
-    let regions_before = |served: &Served| {
-        (0..16).filter(|id| served.regions.len_bytes(base::RegionId(*id)) > 0).count()
-    };
+fn connections_end_in_every_way_and_leave_nothing() {
+    let house = serve(PollMode::Adaptive, 4);
+    let before = house.regions.count();
     for round in 0..30 {
-        let mut stream = connect(&served);
+        let mut stream = connect(&house);
         match round % 3 {
             0 => stream.write_all(&request(Command::DISC, 0, 0, 0)).unwrap(),
             1 => stream.write_all(&write(0, 0, &[1; 700])[..300]).unwrap(),
@@ -122,40 +160,109 @@ fn connections_end_in_every_way_and_their_memory_serves_the_next() {
         if round % 3 != 1 {
             assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "the server closes");
         }
+        drop(stream);
+        let expected = [Reason::Said, Reason::Closed, Reason::Nonsense][round % 3].clone();
+        assert_eq!(next_to_go(&house).0, expected);
+        assert!(house.served.connections().is_empty());
     }
-    assert!(regions_before(&served) <= 1 + 4, "{}", regions_before(&served));
-    let trouble = served.server.as_ref().unwrap().next_trouble();
-    assert_eq!(trouble, None);
+    // The last one tells of its end before it lets go of its memory.
+    while house.regions.count() > before {
+        host::thread::give_way();
+    }
+    assert_eq!(house.served.connections_ever(), 30);
 }
 
 #[test]
 fn one_too_many_is_sent_away_and_told_of() {
-    let served = serve(PollMode::Adaptive, 1);
-    let mut first = connect(&served);
-    let mut second = UnixStream::connect(&served.path).unwrap();
+    let house = serve(PollMode::Adaptive, 1);
+    let mut first = connect(&house);
+    let come = News::Connected { connection: 0, peer: format!("process {}", std::process::id()) };
+    assert_eq!(news(&house), come);
+    let mut second = UnixStream::connect(&house.path).unwrap();
     second.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
-    // It is told a moment after the socket was closed.
-    let clock = Clock::start();
-    let end = clock.now().after(Span::from_secs(20));
-    let trouble = loop {
-        if let Some(trouble) = served.server.as_ref().unwrap().next_trouble() {
-            break trouble;
-        }
-        assert!(clock.now() < end, "nobody is told");
-        host::thread::give_way();
-    };
-    assert_eq!(trouble, "connect: 1 are connected, expected fewer");
+    let text = "connect: 1 are connected, expected fewer".to_owned();
+    assert_eq!(news(&house), News::Trouble(text));
     exchange(&mut first, &request(Command::READ, 1, 0, 512), &mut [0; 512]);
 }
 
 #[test]
+fn a_connection_is_counted_and_can_be_sent_away() {
+    let house = serve(PollMode::Adaptive, 4);
+    let (mut one, mut other) = (connect(&house), connect(&house));
+    exchange(&mut one, &write(1, 512, &[7; 4096]), &mut []);
+    exchange(&mut one, &request(Command::READ, 2, 0, 1024), &mut [0; 1024]);
+    exchange(&mut other, &request(Command::READ, 3, 0, 512), &mut [0; 512]);
+    let done =
+        Done { reads: 1, read_bytes: 1024, writes: 1, written_bytes: 4096, ..Done::default() };
+    // What was answered is shown at the end of the turn that sent it.
+    let sample = loop {
+        let samples = house.served.connections();
+        assert_eq!(samples.iter().map(|sample| sample.id).collect::<Vec<_>>(), [0, 1]);
+        if samples[0].done == done && samples[0].in_flight == 0 {
+            break samples[0].clone();
+        }
+        host::thread::give_way();
+    };
+    assert_eq!(sample.phase, ConnectionPhase::Transmission);
+    assert!(sample.receives >= 3 && sample.sends >= 3, "{sample:?}");
+    let statistics = house.served.statistics();
+    let reads = statistics.of(Operation::Read);
+    assert_eq!((reads.count, reads.bytes, reads.latency.count()), (2, 1536, 2));
+    assert!(!house.served.disconnect(7), "there is none");
+    assert!(house.served.disconnect(0));
+    assert_eq!(one.read(&mut [0; 1]).unwrap(), 0);
+    assert_eq!(next_to_go(&house), (Reason::Told, done));
+    exchange(&mut other, &request(Command::READ, 3, 0, 512), &mut [0; 512]);
+}
+
+#[test]
+fn limits_hold_from_the_moment_they_are_set() {
+    let house = serve(PollMode::Adaptive, 4);
+    let mut stream = connect(&house);
+    let clock = house.clock;
+    let rate = |iops| Rate { iops: std::num::NonZeroU64::new(iops), bytes: None };
+    let caps = Caps { total: rate(200), ..Caps::default() };
+    assert!(house.served.limit(clock.now(), caps));
+    assert_eq!(house.served.caps(), caps);
+    let timed = |stream: &mut UnixStream| {
+        let began = clock.now();
+        for cookie in 0..30 {
+            exchange(stream, &request(Command::READ, cookie, 0, 512), &mut [0; 512]);
+        }
+        clock.now().since(began)
+    };
+    let limited = timed(&mut stream);
+    // A little may go at once.
+    assert!(limited >= Span::from_ms(100), "{limited}");
+    assert!(house.served.limit(clock.now(), Caps::default()));
+    let free = timed(&mut stream);
+    assert!(free < limited, "{free}");
+}
+
+#[test]
+fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
+    let house = serve(PollMode::Adaptive, 4);
+    house.device.resized(4096);
+    assert_eq!(news(&house), News::Resized { size_bytes: 4096 * 512 });
+    let mut stream = connect(&house);
+    let past = request(Command::READ, 1, 4096 * 512, 512);
+    stream.write_all(&past).unwrap();
+    let mut header = [0; 16];
+    stream.read_exact(&mut header).unwrap();
+    assert_eq!(SimpleReply::parse(&header).unwrap().error, wire::nbd::ErrorCode::EINVAL);
+    house.device.resized(8192);
+    while !matches!(news(&house), News::Resized { .. }) {}
+    exchange(&mut stream, &past, &mut [0; 512]);
+}
+
+#[test]
 fn a_server_that_ends_takes_its_socket_and_its_guests_with_it() {
-    let mut served = serve(PollMode::Adaptive, 4);
-    let mut stream = connect(&served);
-    drop(served.server.take());
-    assert!(!served.path.exists());
+    let mut house = serve(PollMode::Adaptive, 4);
+    let mut stream = connect(&house);
+    drop(house.server.take());
+    assert!(!house.path.exists());
     exchange(&mut stream, &request(Command::READ, 1, 0, 512), &mut [0; 512]);
-    served.reactors.take().unwrap().stop();
+    house.reactors.take().unwrap().stop();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
 }

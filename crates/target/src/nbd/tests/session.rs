@@ -217,3 +217,115 @@ fn a_large_write_comes_back_as_it_was_sent() {
         assert!(found == [(3, Reply::Data(512, data))], "{len}");
     }
 }
+
+/// The size that the last reply which tells one tells.
+fn size_told(options: &[OptionAnswer]) -> Option<u64> {
+    let sizes = options.iter().filter(|(_, kind, _)| *kind == OptionReplyCode::INFO);
+    let mut sizes = sizes.filter_map(|(_, _, data)| match Info::parse(data) {
+        Ok(Info::Export { size_bytes, .. }) => Some(size_bytes),
+        _ => None,
+    });
+    sizes.next_back()
+}
+
+#[test]
+fn whoever_asks_again_is_told_the_size_that_a_device_has_now() {
+    let mut session = Session::new();
+    let mut info = Vec::new();
+    wire::nbd::option::InfoQuery::emit("", &[], &mut info);
+    let asks = option(OptionCode::INFO, &info);
+    let greeting = session.talk(&[], usize::MAX);
+    let ask = |session: &mut Session, bytes: &[u8]| {
+        let back = session.talk(bytes, usize::MAX);
+        size_told(&options_of(&[&greeting[..], &back].concat()).0)
+    };
+    assert_eq!(ask(&mut session, &[flags(), asks.clone()].concat()), Some(SIZE));
+    session.export.resize(SIZE / 1024);
+    assert_eq!(ask(&mut session, &asks), Some(SIZE / 2));
+    session.export.resize(SIZE / 2048);
+    assert_eq!(ask(&mut session, &go("")), Some(SIZE / 4), "the one that is chosen counts");
+}
+
+#[test]
+fn a_client_that_is_connected_has_the_size_that_a_device_has_now() {
+    use wire::nbd::ErrorCode;
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    let mut at_the_end = |blocks: u64| {
+        session.export.resize(blocks);
+        let last = SIZE - 512;
+        let asked = [request(Command::READ, 1, last, 512), write(2, last, &[1; 512])].concat();
+        let mut found = replies(&session.talk(&asked, usize::MAX), |_| 0);
+        found.sort_by_key(|(cookie, _)| *cookie);
+        found.into_iter().map(|(_, reply)| reply).collect::<Vec<_>>()
+    };
+    let [too_far, no_room] =
+        [ErrorCode::EINVAL, ErrorCode::ENOSPC].map(|it| Reply::Failed(it, None));
+    assert_eq!(at_the_end(SIZE / 512 - 1), [too_far, no_room]);
+    let there = at_the_end(SIZE / 512);
+    assert!(matches!(&there[..], [Reply::Data(_, _), Reply::Done]), "{there:?}");
+}
+
+#[test]
+fn requests_for_nothing_are_done_at_once() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    for command in
+        [Command::READ, Command::WRITE, Command::TRIM, Command::WRITE_ZEROES, Command::CACHE]
+    {
+        for offset in [0, SIZE] {
+            let back = session.talk(&request(command, 1, offset, 0), usize::MAX);
+            assert_eq!(replies(&back, |_| 0), [(1, Reply::Done)], "{command} at {offset}");
+        }
+    }
+}
+
+#[test]
+fn flags_that_were_told_of_may_be_used() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    for (command, flag) in [
+        (Command::READ, CommandFlags::FUA),
+        (Command::READ, CommandFlags::DF.and(CommandFlags::FUA)),
+        (Command::FLUSH, CommandFlags::FUA),
+        (Command::CACHE, CommandFlags::FUA),
+        (Command::TRIM, CommandFlags::FUA),
+        (Command::WRITE_ZEROES, CommandFlags::FUA.and(CommandFlags::NO_HOLE)),
+        (Command::WRITE_ZEROES, CommandFlags::FAST_ZERO),
+    ] {
+        let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
+        let back = session.talk(&flagged(command, flag, 1, 0, len_bytes), usize::MAX);
+        let found = replies(&back, |_| 0);
+        let is_done = matches!(&found[..], [(1, Reply::Done | Reply::Data(_, _))]);
+        assert!(is_done, "{command} {flag:?}: {found:?}");
+    }
+}
+
+#[test]
+fn a_context_that_is_not_known_is_not_told_and_not_chosen() {
+    use OptionReplyCode as Kind;
+    let chosen = [
+        (OptionCode::LIST_META_CONTEXT, &["qemu:dirty-bitmap:x"][..], 0),
+        (OptionCode::LIST_META_CONTEXT, &["base:"][..], 1),
+        (OptionCode::SET_META_CONTEXT, &["base:allocation"][..], 1),
+        // What was chosen before counts no longer.
+        (OptionCode::SET_META_CONTEXT, &["qemu:dirty-bitmap:x", "base:"][..], 0),
+    ];
+    let mut bytes = [flags(), option(OptionCode::STRUCTURED_REPLY, &[])].concat();
+    chosen.iter().for_each(|(code, queries, _)| bytes.extend(contexts(*code, queries)));
+    bytes.extend(go(""));
+    let mut session = Session::new();
+    let back = session.talk(&bytes, usize::MAX);
+    let (told, _) = options_of(&back);
+    let kinds: Vec<Kind> = told.iter().map(|(_, kind, _)| *kind).collect();
+    let mut expected = vec![Kind::ACK];
+    for (_, _, count) in chosen {
+        expected.extend(vec![Kind::META_CONTEXT; count]);
+        expected.push(Kind::ACK);
+    }
+    expected.extend([Kind::INFO, Kind::INFO, Kind::ACK]);
+    assert_eq!(kinds, expected);
+    let back = session.talk(&request(Command::BLOCK_STATUS, 7, 0, 512), usize::MAX);
+    let refused = Reply::Failed(wire::nbd::ErrorCode::EINVAL, None);
+    assert_eq!(replies(&back, |_| 0), [(7, refused)]);
+}

@@ -1,0 +1,118 @@
+//! Exports without doors: what is told of them, and what is changed.
+
+use std::sync::Arc;
+
+use block::{Caps, Device, DeviceOptions, Limiter, Null};
+use dma::Regions;
+use host::Clock;
+use serde_json::{Value, json};
+use target::nbd::{Done, News, Reason, Served, ServedPlan};
+
+use super::Exports;
+use crate::event::announcements;
+use crate::methods::TABLE;
+use crate::refusal::{Code, Refusal};
+use crate::{Arguments, Call, State};
+
+fn served(name: &str) -> Arc<Served> {
+    let clock = Clock::start();
+    let limiter = Some(Limiter::new(Caps::default()));
+    let options = DeviceOptions { limiter: limiter.clone(), ..DeviceOptions::new(clock, 1) };
+    let device = Device::new("null0", Arc::new(Null::new(512, 2048).unwrap()), options).unwrap();
+    let served = Served::new(ServedPlan {
+        name: name.into(),
+        description: String::new(),
+        uri: "null:?size=1m".into(),
+        device: &device,
+        limiter,
+        is_read_only: true,
+        regions: &Regions::new(4),
+    });
+    Arc::new(served.unwrap())
+}
+
+fn state(names: &[&str]) -> State {
+    let all = names.iter().map(|name| served(name)).collect();
+    State::new().with(Exports::new(all, Clock::start()))
+}
+
+/// What a method answers, which has the shape that its row says.
+fn ask(state: &State, method: &str, parameters: &Value) -> Result<Value, Refusal> {
+    let method = TABLE.find(method).unwrap();
+    let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
+    let answer = (method.run)(&Call { table: &TABLE, state, arguments: &arguments })?;
+    assert_eq!(method.answer.check(&answer), Ok(()));
+    Ok(answer)
+}
+
+#[test]
+fn an_export_tells_what_it_is_and_who_is_there() {
+    let state = state(&["disk"]);
+    let rows = ask(&state, "exports", &json!({})).unwrap();
+    assert_eq!((&rows[0]["name"], &rows[0]["uri"]), (&json!("disk"), &json!("null:?size=1m")));
+    assert_eq!((&rows[0]["size_bytes"], &rows[0]["read_only"]), (&json!(1 << 20), &json!(true)));
+    assert_eq!((&rows[0]["reads"], &rows[0]["read_p99_ns"]), (&json!(0), &Value::Null));
+    assert_eq!(ask(&state, "connections", &json!({ "export": "disk" })).unwrap(), json!([]));
+}
+
+#[test]
+fn limits_change_one_by_one_and_zero_takes_one_away() {
+    let state = state(&["disk"]);
+    let set = |change: Value| ask(&state, "set_export", &change).unwrap();
+    set(json!({ "limit_iops": 1000, "write_limit_bytes": 5 }));
+    let row = set(json!({ "read_limit_iops": 7, "limit_iops": 0 }));
+    for (name, expected) in [
+        ("limit_iops", Value::Null),
+        ("limit_bytes", Value::Null),
+        ("read_limit_iops", json!(7)),
+        ("read_limit_bytes", Value::Null),
+        ("write_limit_iops", Value::Null),
+        ("write_limit_bytes", json!(5)),
+    ] {
+        assert_eq!(row[name], expected, "{name}");
+    }
+    assert_eq!(ask(&state, "exports", &json!({})).unwrap()[0], row);
+}
+
+#[test]
+fn what_is_not_there_is_refused_with_what_is() {
+    let refused = |names: &[&str], method, parameters| {
+        let refusal = ask(&state(names), method, &parameters).unwrap_err();
+        assert_eq!(refusal.code, Code::Absent);
+        refusal.message
+    };
+    let message = refused(&["a", "b"], "set_export", json!({}));
+    assert_eq!(message, "set export: no name, expected a or b");
+    let message = refused(&["a"], "set_export", json!({ "name": "c" }));
+    assert_eq!(message, "set export: no `c`, expected a");
+    let message = refused(&["a"], "set_connection", json!({ "id": 3, "disconnect": true }));
+    assert!(message.contains("none has the number 3"), "{message}");
+    let refusal = ask(&State::new(), "exports", &json!({})).unwrap_err();
+    assert_eq!(refusal.message, "this process has no exports, expected one that has");
+}
+
+#[test]
+fn a_removed_device_is_gone_for_good() {
+    let state = state(&["disk"]);
+    ask(&state, "set_export", &json!({ "remove": false })).unwrap();
+    let medium = Arc::clone(state.part::<Exports>("exports").unwrap().served[0].medium());
+    assert!(medium.channel().is_ok());
+    ask(&state, "set_export", &json!({ "remove": true })).unwrap();
+    assert!(medium.channel().is_err());
+}
+
+#[test]
+fn what_happens_at_the_doors_is_announced_with_its_reason() {
+    let (announcer, announced) = announcements().unwrap();
+    let done = Done { reads: 3, ..Done::default() };
+    let (connection, peer) = (7, "process 4711".to_owned());
+    let news = News::Disconnected { connection, peer, reason: Reason::TooSlow, done };
+    announcer.announce_export("disk", &news);
+    let event = announced.next().unwrap();
+    assert_eq!(event.kind, super::DISCONNECTED);
+    let text = "disk: connection 7: process 4711 has gone: the client took too long";
+    assert_eq!(event.text, text);
+    assert_eq!((&event.about["reason"], &event.about["reads"]), (&json!("too-slow"), &json!(3)));
+    announcer.announce_export("disk", &News::Removed);
+    assert_eq!(announced.next().unwrap().kind, super::REMOVED);
+}
