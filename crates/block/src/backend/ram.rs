@@ -142,7 +142,9 @@ impl Medium for Ram {
             return Ok(Extent { blocks: 0, holds: Holds::Hole });
         }
         let (written, blocks) = self.store.written.run(lba, left);
-        Ok(Extent { blocks, holds: if written { Holds::Data } else { Holds::Hole } })
+        // What cannot be read does not read as zeroes.
+        let (is_lost, blocks) = self.store.uncorrectable.run(lba, blocks);
+        Ok(Extent { blocks, holds: if written || is_lost { Holds::Data } else { Holds::Hole } })
     }
 }
 

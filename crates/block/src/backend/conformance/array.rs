@@ -5,9 +5,11 @@
 //! the next time. `PROPTEST_CASES` says how many are drawn.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use base::{
-    Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
+    Answer, Answers, Backend, Extent, Flags, Holds, Instant, Medium, Memory, Operation, Outcome,
+    Random, Request, Segment,
 };
 use dma::{Region, Regions};
 use host::Clock;
@@ -66,6 +68,7 @@ struct Channel {
 
 /// A stack, a load on it, and the array.
 struct Bench {
+    medium: Arc<dyn Medium>,
     regions: Regions,
     memory: Region,
     block_size: u32,
@@ -186,6 +189,7 @@ impl Bench {
         Self {
             channels: (0..3).map(channel).collect(),
             memory: regions.allocate(DEPTH * MEMORY as usize).unwrap(),
+            medium: opened.medium,
             regions,
             block_size,
             array: vec![State::Holds(0); count],
@@ -430,6 +434,23 @@ impl Bench {
             self.turn();
         }
         assert!(self.channels.iter().all(|channel| channel.backend.wake_at() == Instant::NEVER));
+        self.check_extents();
+    }
+
+    /// What is told to be zeroes, without a look, is.
+    fn check_extents(&self) {
+        let mut at = 0;
+        while at < self.array.len() {
+            let Extent { blocks, holds } = self.medium.extent(at as u64).unwrap();
+            let end = at + usize::try_from(blocks).unwrap();
+            assert!(blocks > 0 && end <= self.array.len(), "{blocks} blocks from {at} on");
+            let may_be_zeroes = |state: &State| {
+                !matches!(state, State::Lost) && !matches!(state, State::Holds(1..))
+            };
+            let told = &self.array[at..end];
+            assert!(holds == Holds::Data || told.iter().all(may_be_zeroes), "{holds:?}: {told:?}");
+            at = end;
+        }
     }
 }
 
