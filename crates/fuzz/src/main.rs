@@ -23,7 +23,7 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 7] = [
+const TARGETS: [Target; 9] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
@@ -31,12 +31,15 @@ const TARGETS: [Target; 7] = [
     Target { name: "block", feed: block::fuzz::fuzz },
     Target { name: "signatures", feed: block::fuzz::fuzz_ends },
     Target { name: "nbd", feed: target::nbd::fuzz::fuzz },
+    Target { name: "tcp_host", feed: tcp::fuzz::host },
+    Target { name: "tcp_controller", feed: tcp::fuzz::controller },
 ];
 
 /// Feeds every parser what nobody would send on purpose.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only this target: wire, controller, front, control, block, signatures or nbd
+    /// Only this target: wire, controller, front, control, block, signatures, nbd, tcp_host or
+    /// tcp_controller
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -109,7 +112,8 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let target = TARGETS.into_iter().find(|target| target.name == only);
     let target = target.ok_or_else(|| {
         format!(
-            "--target {only}: there is none, expected wire, controller, front, control, block, signatures or nbd"
+            "--target {only}: there is none, expected wire, controller, front, control, block, \
+             signatures, nbd, tcp_host or tcp_controller"
         )
     })?;
     Ok(vec![target])

@@ -27,6 +27,8 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("block", block()))
         .chain(of("signatures", signatures()))
         .chain(of("nbd", nbd()))
+        .chain(of("tcp_host", tcp_host()))
+        .chain(of("tcp_controller", tcp_controller()))
         .collect()
 }
 
@@ -194,6 +196,47 @@ fn nbd() -> Vec<(&'static str, Vec<u8>)> {
         ("session-byte-by-byte", with(0, &[&handshake, &requests])),
         ("read-only-and-failing", with(0x33, &[&handshake, &requests])),
         ("old-style", with(0x40, &[&[vec![0, 0, 0, 1], old], &requests])),
+    ]
+}
+
+/// Digests and alignment, how the stream is cut, MAXH2CDATA, an opening that is not bent; then steps.
+/// Each step has an offset and a length, in words of 4, and what is done to the unit: nothing.
+fn tcp_host() -> Vec<(&'static str, Vec<u8>)> {
+    const NOTHING: &[u8] = &[0, 0, 0];
+    let submit = |kind: u8, words: u8| [kind, 0, words].to_vec();
+    let unit = |step: u8, offset: u8, words: u8| [&[step, offset, words][..], NOTHING].concat();
+    let reads = [submit(1, 8), unit(3, 0, 4), unit(0x0c, 0, 4), submit(0, 0), unit(5, 0, 0)];
+    let writes = [
+        submit(2, 4),
+        unit(5, 0, 0),
+        submit(2, 0x30),
+        unit(6, 0, 0x10),
+        unit(6, 0x10, 0x20),
+        unit(0x0d, 0, 0),
+    ];
+    let with = |how: u8, steps: &[Vec<u8>]| [&[how, 40, 1][..], NOTHING, &steps.concat()].concat();
+    vec![
+        ("reads", with(0, &reads)),
+        ("reads-with-digests", with(3, &reads)),
+        ("writes", with(0, &writes)),
+        ("writes-aligned-with-digests", with(0x3b, &writes)),
+    ]
+}
+
+/// As for the host's end, with the way that reads end in the place of MAXH2CDATA, and MAXR2T.
+fn tcp_controller() -> Vec<(&'static str, Vec<u8>)> {
+    const NOTHING: &[u8] = &[0, 0, 0];
+    let unit = |step: u8, offset: u8, words: u8| [&[step, offset, words][..], NOTHING].concat();
+    let finish = |step: u8| [step, 0, 0].to_vec();
+    let reads = [unit(0, 0, 0), unit(2, 1, 0x20), finish(4), unit(2, 1, 0x20), finish(0x0c)];
+    let writes = [unit(3, 0, 8), unit(1, 3, 0x20), unit(0x0d, 1, 0x20), unit(1, 3, 0x30)];
+    let with =
+        |how: u8, steps: &[Vec<u8>]| [&[how, 40, 2, 3][..], NOTHING, &steps.concat()].concat();
+    vec![
+        ("reads", with(0, &reads)),
+        ("reads-with-digests", with(3, &reads)),
+        ("writes", with(0, &writes)),
+        ("writes-aligned-with-digests", with(0x3b, &writes)),
     ]
 }
 

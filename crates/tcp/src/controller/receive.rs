@@ -1,0 +1,260 @@
+//! What comes from the host.
+
+use base::Instant;
+use wire::tcp::check::offset;
+use wire::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, Crc32c, H2CData, IcReq, IcResp};
+use wire::tcp::{PduType, Refusal, TermReq};
+
+use super::classify::{classify, is_fabrics};
+use super::slot::{Slot, State};
+use super::{CommandData, Controller, ControllerEvent, QueueKind};
+use crate::Terms;
+use crate::body::{Body, Read};
+use crate::events::{EVENTS_PER_UNIT, Events};
+use crate::host::{padding, whole};
+use crate::line::Refused;
+
+/// How far a step got.
+enum Step {
+    /// On to the next.
+    On,
+    /// More bytes are needed.
+    Short,
+    /// A tag is needed.
+    Full,
+}
+
+impl Controller {
+    /// Reads what has come, as far as units are whole, the table has places and `events` has room.
+    /// Returns how many bytes were taken; the others are given again, with more behind them.
+    #[inline]
+    pub fn receive(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        events: &mut Events<ControllerEvent>,
+    ) -> usize {
+        let mut at = 0;
+        let mut is_within = false;
+        while self.line.is_listening() && events.room() >= EVENTS_PER_UNIT {
+            let step = match self.body {
+                Some(_) => Ok(self.read_body(bytes, &mut at, events)),
+                None => self.read_header(&bytes[at..], &mut at, events),
+            };
+            match step {
+                Ok(Step::On) => {}
+                Ok(Step::Full) => break,
+                Ok(Step::Short) => {
+                    is_within = self.body.is_some() || at < bytes.len();
+                    break;
+                }
+                Err((refusal, header)) => {
+                    let cause = self.line.refuse(now, refusal, header);
+                    events.push(ControllerEvent::Ended(cause));
+                }
+            }
+        }
+        if !self.line.is_listening() {
+            return bytes.len();
+        }
+        self.line.note(now, is_within, at > 0);
+        at
+    }
+
+    /// So many bytes lie where [`direct`](Self::direct) said that they belong.
+    ///
+    /// # Panics
+    ///
+    /// If it did not name so many.
+    pub fn placed(&mut self, now: Instant, count: u32, events: &mut Events<ControllerEvent>) {
+        let body = self.body.as_mut().expect("data are placed where direct() said");
+        body.advance(count);
+        self.receive(now, &[], events);
+        self.line.note(now, self.body.is_some(), true);
+    }
+
+    #[inline]
+    fn read_body(
+        &mut self,
+        bytes: &[u8],
+        at: &mut usize,
+        events: &mut Events<ControllerEvent>,
+    ) -> Step {
+        let Some(body) = &mut self.body else { return Step::On };
+        let place = |place, at| events.push(ControllerEvent::Data { place, at });
+        let Read::Whole { is_intact } = body.read(bytes, at, place) else { return Step::Short };
+        let tag = body.tag;
+        self.body = None;
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.is_damaged |= !is_intact;
+        let is_all = if slot.state == State::InCapsule {
+            slot.state = State::Bare;
+            true
+        } else {
+            if slot.came == slot.ask().1 {
+                slot.pop_ask();
+            }
+            let is_all = slot.came == slot.len_bytes;
+            let needs_host = if slot.is_answered { slot.asks > 0 } else { !is_all };
+            self.starved -= u16::from(!needs_host);
+            is_all
+        };
+        if slot.is_answered {
+            if slot.completion.status().is_success() && slot.is_damaged {
+                slot.completion =
+                    slot.completion.with_status(wire::Status::TRANSIENT_TRANSPORT_ERROR);
+            }
+            self.queue_job(tag);
+        } else if is_all {
+            let is_intact = !slot.is_damaged;
+            events.push(ControllerEvent::Arrived { tag, is_intact });
+        } else if slot.asked < slot.ready {
+            self.queue_job(tag);
+        }
+        Step::On
+    }
+
+    #[inline]
+    fn read_header<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        at: &mut usize,
+        events: &mut Events<ControllerEvent>,
+    ) -> Result<Step, Refused<'a>> {
+        let Some((kind, header, len)) = self.line.header(bytes)? else { return Ok(Step::Short) };
+        let handled = match kind {
+            PduType::H2CTermReq => self.handle_termination(header, events),
+            PduType::IcReq => self.handle_opening(header, events),
+            _ if self.line.is_opening() => Err(Refusal::SEQUENCE),
+            PduType::CapsuleCmd if self.free.is_empty() && !self.is_starved() => {
+                return Ok(Step::Full);
+            }
+            PduType::CapsuleCmd => self.handle_command(header, len, events),
+            PduType::H2CData => self.handle_data(header, len),
+            _ => Err(Refusal::field(offset::TYPE)),
+        };
+        *at += len;
+        handled.map(|()| Step::On).map_err(|refusal| (refusal, header))
+    }
+
+    #[cold]
+    fn handle_termination(
+        &mut self,
+        header: &[u8],
+        events: &mut Events<ControllerEvent>,
+    ) -> Result<(), Refusal> {
+        let cause = self.line.terminated(&TermReq::from_bytes(whole(header)));
+        events.push(ControllerEvent::Ended(cause));
+        Ok(())
+    }
+
+    #[cold]
+    fn handle_opening(
+        &mut self,
+        header: &[u8],
+        events: &mut Events<ControllerEvent>,
+    ) -> Result<(), Refusal> {
+        if !self.line.is_opening() {
+            return Err(Refusal::SEQUENCE);
+        }
+        let pdu = IcReq::from_bytes(whole(header));
+        pdu.check()?;
+        let hpda = pdu.hpda();
+        let own = self.config.r2ts_max.into();
+        self.terms = Terms {
+            header_digest: pdu.hdgst() && self.config.header_digest,
+            data_digest: pdu.ddgst() && self.config.data_digest,
+            hpda,
+            cpda: if hpda == 0 { 0 } else { self.config.cpda },
+            r2ts_max: pdu.maxr2t().saturating_add(1).min(own),
+            h2c_bytes_max: self.config.h2c_bytes_max,
+        };
+        let Terms { header_digest, data_digest, cpda, h2c_bytes_max, .. } = self.terms;
+        let response = IcResp::new(cpda, header_digest, data_digest, h2c_bytes_max);
+        self.line.push(response.as_bytes(), 0);
+        self.line.opened(self.terms.to_controller(), self.terms.to_host());
+        events.push(ControllerEvent::Open(self.terms));
+        Ok(())
+    }
+
+    #[inline]
+    fn handle_command(
+        &mut self,
+        header: &[u8],
+        len: usize,
+        events: &mut Events<ControllerEvent>,
+    ) -> Result<(), Refusal> {
+        let framing = self.line.incoming;
+        let pdu = CapsuleCmd::from_bytes(whole(header));
+        let command = pdu.command();
+        let is_io = matches!(self.queue, QueueKind::Io { .. }) && !is_fabrics(&command);
+        let most = if is_io { self.config.in_capsule_bytes } else { ADMIN_IN_CAPSULE_BYTES };
+        let capsule = pdu.check(framing, most)?;
+        // Only a host that overruns its queue finds no place here: all commands under way wait for
+        // data, and those would be behind this one for ever.
+        let tag = self.free.pop().ok_or(Refusal::SEQUENCE)?;
+        let head = self.head.wrapping_add(1);
+        self.head = if head == self.queue.entries() { 0 } else { head };
+        let data = classify(&command, capsule.len_bytes, self.config.transfer_bytes_max);
+        let (state, len_bytes) = match data {
+            _ if capsule.len_bytes > 0 => (State::InCapsule, 0),
+            Ok(CommandData::FromHost(len)) => (State::FromHost, len),
+            Ok(CommandData::ToHost(len)) => (State::ToHost, len),
+            _ => (State::Bare, 0),
+        };
+        let slot = &mut self.slots[usize::from(tag)];
+        self.starved += u16::from(state == State::FromHost);
+        *slot =
+            Slot { cid: command.cid(), state, len_bytes, is_queued: slot.is_queued, ..Slot::FREE };
+        events.push(ControllerEvent::Command { tag, command, data });
+        if capsule.len_bytes > 0 {
+            self.body = Some(Body {
+                tag,
+                flags: pdu.flags(),
+                padding: padding(capsule.offset, len),
+                has_digest: framing.data_digest,
+                is_wanted: data.is_ok(),
+                offset: 0,
+                left: capsule.len_bytes,
+                digest: Crc32c::new(),
+            });
+        }
+        Ok(())
+    }
+
+    fn handle_data(&mut self, header: &[u8], len: usize) -> Result<(), Refusal> {
+        let framing = self.line.incoming;
+        let pdu = H2CData::from_bytes(whole(header));
+        pdu.check(framing)?;
+        let tag = pdu.ttag();
+        let slot = self.slots.get_mut(usize::from(tag));
+        let is_asked = |slot: &&mut Slot| slot.state == State::FromHost && slot.asks > 0;
+        let slot = slot.filter(is_asked).ok_or(Refusal::field(offset::TTAG))?;
+        if pdu.cccid() != slot.cid {
+            return Err(Refusal::field(offset::CCCID));
+        }
+        pdu.check_range()?;
+        let (begin, count) = (pdu.datao(), pdu.datal());
+        if count > self.config.h2c_bytes_max {
+            return Err(Refusal::LIMIT);
+        }
+        let (ask_begin, ask_end) = slot.ask();
+        let end = begin.checked_add(count).filter(|end| begin >= ask_begin && *end <= ask_end);
+        let end = end.ok_or(Refusal::RANGE)?;
+        if begin != slot.came || pdu.last() != (end == ask_end) {
+            return Err(Refusal::SEQUENCE);
+        }
+        slot.came = end;
+        self.body = Some(Body {
+            tag,
+            flags: pdu.flags(),
+            padding: padding(pdu.pdo(), len),
+            has_digest: framing.data_digest,
+            is_wanted: !slot.is_answered,
+            offset: begin,
+            left: count,
+            digest: Crc32c::new(),
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! R2Ts, data and answers, on their way out.
+
+use wire::fabrics::SQHD_WITHOUT_FLOW_CONTROL;
+use wire::tcp::{C2HData, CapsuleResp, R2t};
+
+use super::slot::{Slot, State};
+use super::{ANSWER_BYTES, Controller, SuccessFlag};
+use crate::Payloads;
+
+impl Controller {
+    /// Queues what was granted, replied and finished, as far as there is room: one unit of data for
+    /// each command in turn, so that a long one does not hold up a short one.
+    #[inline]
+    pub fn fill(&mut self, payloads: &impl Payloads) {
+        while let Some(tag) = self.jobs.front().copied()
+            && self.line.is_open()
+            && self.line.out.has_room(ANSWER_BYTES)
+        {
+            self.jobs.pop_front();
+            let has_more = match self.slots[usize::from(tag)].state {
+                State::FromHost => self.ask(tag),
+                State::ToHost => self.send_data(tag, payloads),
+                _ => {
+                    self.answer(tag);
+                    false
+                }
+            };
+            self.slots[usize::from(tag)].is_queued = has_more;
+            if has_more {
+                self.jobs.push_back(tag);
+            }
+        }
+    }
+
+    /// Asks for the next range that was granted, or answers. Whether another could be asked for at
+    /// once.
+    fn ask(&mut self, tag: u16) -> bool {
+        let slot = &mut self.slots[usize::from(tag)];
+        let most = self.terms.r2ts_max;
+        if slot.is_answered {
+            self.answer(tag);
+            return false;
+        }
+        if slot.asked == slot.ready || u32::from(slot.asks) >= most {
+            return false;
+        }
+        let begin = slot.asked;
+        let len_bytes = (slot.ready - begin).min(self.config.r2t_bytes_max);
+        slot.push_ask(begin + len_bytes);
+        let has_more = slot.asked < slot.ready && u32::from(slot.asks) < most;
+        let pdu = R2t::new(self.line.outgoing, (slot.cid, tag), begin, len_bytes);
+        self.line.push(pdu.as_bytes(), 0);
+        has_more
+    }
+
+    /// Sends the next data that are ready, and the answer behind the last. Whether there is more.
+    #[inline]
+    fn send_data(&mut self, tag: u16, payloads: &impl Payloads) -> bool {
+        let slot = &mut self.slots[usize::from(tag)];
+        let offset = slot.asked;
+        let len_bytes = (slot.ready - offset).min(self.config.c2h_bytes_max);
+        if len_bytes == 0 {
+            self.answer(tag);
+            return false;
+        }
+        slot.asked += len_bytes;
+        let has_more = slot.asked < slot.ready;
+        let is_last = slot.is_answered && !has_more;
+        let is_success = is_last
+            && slot.asked == slot.len_bytes
+            && slot.completion.status().is_success()
+            && slot.completion.result() == 0;
+        let cid = slot.cid;
+        let is_success = is_success && self.says_success();
+        let pdu = C2HData::new(self.line.outgoing, cid, offset, len_bytes, (is_last, is_success));
+        self.line.push(pdu.as_bytes(), pdu.pdo().into());
+        self.line.out.push_payload(tag, offset, len_bytes);
+        if self.line.outgoing.data_digest {
+            let digest = payloads.digest(tag, offset, len_bytes);
+            self.line.out.push_header(&digest.to_le_bytes(), None, 4);
+        }
+        if is_success {
+            self.answered(tag);
+        } else if is_last {
+            self.answer(tag);
+        }
+        has_more
+    }
+
+    /// Whether SUCCESS may take the place of a response.
+    #[inline]
+    fn says_success(&self) -> bool {
+        match self.config.success {
+            SuccessFlag::Never => false,
+            SuccessFlag::WithoutFlowControl => !self.queue.has_flow_control(),
+            SuccessFlag::Always => true,
+        }
+    }
+
+    /// Sends the answer, if there is one and no data are on their way: what the host was asked for
+    /// it is let finish, so that it never sends to a tag that is gone.
+    #[inline]
+    fn answer(&mut self, tag: u16) {
+        let sqhd =
+            if self.queue.has_flow_control() { self.head } else { SQHD_WITHOUT_FLOW_CONTROL };
+        let slot = &self.slots[usize::from(tag)];
+        let Slot { completion, cid, is_answered, is_sent, .. } = *slot;
+        if !is_answered || is_sent || slot.is_receiving() {
+            return;
+        }
+        let completion = completion.with_cid(cid).with_sqhd(sqhd).with_phase(false);
+        let pdu = CapsuleResp::new(self.line.outgoing, &completion);
+        self.line.push(pdu.as_bytes(), 0);
+        self.answered(tag);
+    }
+
+    #[inline]
+    fn answered(&mut self, tag: u16) {
+        self.slots[usize::from(tag)].is_sent = true;
+        self.ends.push_back((self.line.out.queued_bytes(), tag));
+    }
+}

@@ -1,0 +1,226 @@
+//! Where the stream is cut changes nothing.
+
+use base::Instant;
+
+use super::rig::{ControllerSide, HostSide, Pair, Seen};
+use crate::{ControllerConfig, Data, DigestUse, HostConfig, QueueKind, SuccessFlag};
+
+const NOW: Instant = Instant { ns: 0 };
+
+fn configs(digests: bool, alignment: u8) -> (HostConfig, ControllerConfig) {
+    let using = if digests { DigestUse::Required } else { DigestUse::Off };
+    let host = HostConfig {
+        depth: 8,
+        in_capsule_bytes: 64,
+        hpda: alignment,
+        header_digest: using,
+        data_digest: using,
+        r2ts_max: 4,
+        ..HostConfig::default()
+    };
+    let controller = ControllerConfig {
+        depth: 8,
+        in_capsule_bytes: 64,
+        cpda: alignment,
+        r2ts_max: 4,
+        r2t_bytes_max: 64,
+        c2h_bytes_max: 100,
+        success: SuccessFlag::Always,
+        ..ControllerConfig::default()
+    };
+    (host, controller)
+}
+
+/// A host's side of the session, submitted at once: nothing, two reads, a write of each kind, and
+/// one that fails.
+fn submit(side: &mut HostSide) {
+    side.submit(0, Data::None, 0);
+    side.submit(2, Data::ToHost(16), 1);
+    side.submit(1, Data::FromHost(32), 2);
+    side.submit(1, Data::FromHost(200), 3);
+    side.submit(2, Data::ToHost(220), 4);
+}
+
+/// A session, and how far the host's stream goes without an answer.
+fn recorded(digests: bool, alignment: u8) -> (Pair, usize) {
+    let (host, controller) = configs(digests, alignment);
+    let mut pair = Pair::open(host, controller);
+    pair.controller.end.connected(QueueKind::Io { entries: 8, flow_control: true });
+    submit(&mut pair.host);
+    let flight = pair.host.take(usize::MAX);
+    pair.controller.give(NOW, &flight);
+    pair.up.extend(flight);
+    let unasked = pair.up.len();
+    pair.run(&mut |_| usize::MAX);
+    assert_eq!(pair.host.done().len(), 5, "{:?}", pair.host.log);
+    (pair, unasked)
+}
+
+/// A fresh host that was brought to where the session was recorded from.
+fn fresh_host(config: HostConfig) -> HostSide {
+    let mut side = HostSide::new(config);
+    side.take(usize::MAX);
+    side
+}
+
+/// Gives the bytes that a host has got, cut at `cuts`, and answers what it has seen. It submits
+/// what it submitted when it opened.
+fn replay_host(
+    config: HostConfig,
+    bytes: &[u8],
+    cuts: &[usize],
+    is_direct: bool,
+) -> Vec<(u16, Seen)> {
+    let mut side = fresh_host(config);
+    side.is_direct = is_direct;
+    let mut submitted = false;
+    let mut from = 0;
+    let opening = [128];
+    let mut ends: Vec<usize> = cuts.iter().copied().chain(opening).chain([bytes.len()]).collect();
+    ends.sort_unstable();
+    for to in ends {
+        side.give(NOW, &bytes[from..to]);
+        from = to;
+        if side.end.is_open() && !submitted {
+            submit(&mut side);
+            submitted = true;
+        }
+        side.take(usize::MAX);
+    }
+    // `Done` of a write waits for its last byte to be sent, which is another stream's business.
+    by_command(side.log)
+}
+
+/// Gives the bytes that a controller has got, cut at `cuts`, and answers what it has seen. What the
+/// host sent when asked comes once it has been asked. Nothing is sent, so that no tag is used twice.
+fn replay_controller(
+    config: ControllerConfig,
+    (bytes, unasked): (&[u8], usize),
+    cuts: &[usize],
+    is_direct: bool,
+) -> Vec<(u16, Seen)> {
+    let mut side = ControllerSide::new(config);
+    side.is_direct = is_direct;
+    let mut ends: Vec<usize> = cuts.iter().copied().chain([unasked, bytes.len()]).collect();
+    ends.sort_unstable();
+    let mut from = 0;
+    for to in ends {
+        side.give(NOW, &bytes[from..to]);
+        from = to;
+        side.end.fill(&side.memory);
+    }
+    by_command(side.log)
+}
+
+/// Events in the order of each command, since when a command is released depends on its owner.
+fn by_command(log: Vec<(u16, Seen)>) -> Vec<(u16, Seen)> {
+    let mut log: Vec<_> = log.into_iter().filter(|(_, seen)| *seen != Seen::Released).collect();
+    log.sort_by_key(|(tag, _)| *tag);
+    let mut merged: Vec<(u16, Seen)> = Vec::new();
+    for (tag, seen) in log {
+        if let (
+            Some((last, Seen::Data { offset, len_bytes })),
+            Seen::Data { offset: next, len_bytes: more },
+        ) = (merged.last_mut(), &seen)
+            && (*last, *offset + *len_bytes) == (tag, *next)
+        {
+            *len_bytes += more;
+        } else {
+            merged.push((tag, seen));
+        }
+    }
+    merged
+}
+
+#[test]
+fn every_cut_of_a_session_leads_to_the_same_events_at_both_ends() {
+    for (digests, alignment) in [(false, 0), (true, 0), (false, 7), (true, 31)] {
+        let (host, controller) = configs(digests, alignment);
+        let (Pair { up, down, .. }, unasked) = recorded(digests, alignment);
+        for is_direct in [false, true] {
+            let expected = replay_host(host, &down, &[], is_direct);
+            assert!(expected.len() >= 8, "{expected:?}");
+            for cut in 0..=down.len() {
+                let seen = replay_host(host, &down, &[cut], is_direct);
+                assert_eq!(seen, expected, "host, cut at {cut}");
+            }
+            let expected = replay_controller(controller, (&up, unasked), &[], is_direct);
+            assert!(expected.len() >= 8, "{expected:?}");
+            for cut in 0..=up.len() {
+                let seen = replay_controller(controller, (&up, unasked), &[cut], is_direct);
+                assert_eq!(seen, expected, "controller, cut at {cut}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_cuts_and_bytes_one_by_one_lead_to_the_same_events() {
+    let (host, controller) = configs(true, 1);
+    let (Pair { up, down, .. }, unasked) = recorded(true, 1);
+    let expected = (
+        replay_host(host, &down, &[], false),
+        replay_controller(controller, (&up, unasked), &[], false),
+    );
+    // Every pair of cuts from the last byte of the opening on, as far as two short units go.
+    for first in 127..230 {
+        for second in first..230 {
+            assert_eq!(replay_host(host, &down, &[first, second], false), expected.0);
+            assert_eq!(
+                replay_controller(controller, (&up, unasked), &[first, second], false),
+                expected.1
+            );
+        }
+    }
+    let each: Vec<usize> = (0..down.len()).collect();
+    assert_eq!(replay_host(host, &down, &each, true), expected.0);
+    let each: Vec<usize> = (0..up.len()).collect();
+    assert_eq!(replay_controller(controller, (&up, unasked), &each, true), expected.1);
+}
+
+/// The stream ends at every byte: whoever waits for more says so once, and says the right thing.
+#[test]
+fn a_stream_that_ends_anywhere_is_told_as_closed_or_cut() {
+    let (host, controller) = configs(true, 0);
+    let (Pair { up, down, .. }, unasked) = recorded(true, 0);
+    let boundaries = |bytes: &[u8]| {
+        let mut at = 0;
+        let mut all = vec![0];
+        while at < bytes.len() {
+            at += u32::from_le_bytes(bytes[at + 4..at + 8].try_into().unwrap()) as usize;
+            all.push(at);
+        }
+        all
+    };
+    let between = boundaries(&down);
+    for end in 0..=down.len() {
+        let mut side = fresh_host(host);
+        side.give(NOW, &down[..end.min(128)]);
+        if side.end.is_open() {
+            submit(&mut side);
+            side.take(usize::MAX);
+            side.give(NOW, &down[128..end]);
+            side.take(usize::MAX);
+        }
+        side.receive_end();
+        let expected =
+            if between.contains(&end) { crate::Cause::Closed } else { crate::Cause::Cut };
+        assert_eq!(side.cause(), Some(expected), "host, at {end}");
+        assert!(side.end.is_over());
+        let ended = side.done().len();
+        let submitted = if end >= 128 { 5 } else { 0 };
+        assert_eq!(side.end.outstanding().count() + ended, submitted, "nothing is lost");
+    }
+    let between = boundaries(&up);
+    for end in 0..=up.len() {
+        let mut side = ControllerSide::new(controller);
+        side.give(NOW, &up[..end.min(unasked)]);
+        side.end.fill(&side.memory);
+        side.give(NOW, &up[end.min(unasked)..end]);
+        side.receive_end();
+        let expected =
+            if between.contains(&end) { crate::Cause::Closed } else { crate::Cause::Cut };
+        assert_eq!(side.cause(), Some(expected), "controller, at {end}");
+        assert!(side.end.is_over() && side.end.deadline() == Instant::NEVER);
+    }
+}

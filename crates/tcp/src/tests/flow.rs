@@ -1,0 +1,295 @@
+//! Tables that are full, answers that come early, and all that is bounded.
+
+use base::Instant;
+use wire::sgl::Descriptor;
+use wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, Framing, IcReq, IcResp};
+use wire::{Command, Completion, DataPointer, Status};
+
+use super::rig::{ControllerSide, HostSide, Manner, Pair, Seen, drawn, pattern};
+use crate::{
+    CommandData, ControllerConfig, Data, Full, HostConfig, Piece, QueueKind, SuccessFlag,
+    Undigested,
+};
+
+const NOW: Instant = Instant { ns: 0 };
+const PLAIN: Framing = Framing { header_digest: false, data_digest: false, alignment: 0 };
+
+fn pair(depth: u16) -> Pair {
+    let host = HostConfig { depth, in_capsule_bytes: 64, ..HostConfig::default() };
+    Pair::open(host, ControllerConfig { depth, ..ControllerConfig::default() })
+}
+
+#[test]
+fn a_full_table_refuses_a_command_and_takes_it_when_one_has_ended() {
+    let mut pair = pair(3);
+    for number in 0..3 {
+        pair.host.submit(2, Data::ToHost(64), number);
+    }
+    assert_eq!(pair.host.try_submit(2, Data::ToHost(64), 3), None);
+    let more = pair.host.end.submit(&Command::new(0), Data::None, &Undigested);
+    assert_eq!(more, Err(Full));
+    pair.run(&mut |_| usize::MAX);
+    assert_eq!(pair.host.end.room(), 3);
+    pair.host.submit(2, Data::ToHost(64), 3);
+}
+
+#[test]
+fn before_the_connection_is_open_nothing_is_submitted() {
+    let mut side = HostSide::new(HostConfig::default());
+    assert_eq!(side.try_submit(0, Data::None, 0), None);
+    assert_eq!(side.end.pieces(), [Piece::Headers { at: 0, len_bytes: 128 }]);
+}
+
+/// A command behind a full table waits, and is taken once one is released.
+#[test]
+fn a_full_controller_takes_no_command_and_loses_none() {
+    let mut side =
+        ControllerSide::new(ControllerConfig { depth: 2, ..ControllerConfig::default() });
+    side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
+    side.take(usize::MAX);
+    side.manner.is_idle = true;
+    for cid in 0..4 {
+        side.give(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
+    }
+    assert!(side.end.is_full());
+    assert_eq!((side.inbox.len(), side.cause()), (144, None));
+    assert_eq!(side.end.deadline(), Instant::NEVER, "the host is not to blame");
+    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS));
+    assert_eq!(side.take(usize::MAX).len(), 24);
+    side.give(NOW, &[]);
+    assert_eq!(side.inbox.len(), 72);
+    let commands = side.log.iter().filter(|(_, seen)| matches!(seen, Seen::Command { .. }));
+    assert_eq!(commands.count(), 3);
+}
+
+/// Responses and payload wait for each other in any order.
+#[test]
+fn a_write_that_is_answered_before_it_was_sent_ends_when_it_was() {
+    let mut side = HostSide::new(HostConfig { in_capsule_bytes: 64, ..HostConfig::default() });
+    side.take(usize::MAX);
+    side.give(NOW, IcResp::new(0, false, false, 4096).as_bytes());
+    let tag = side.submit(1, Data::FromHost(64), 5);
+    side.take(100);
+    let answer = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::WRITE_FAULT));
+    side.give(NOW, answer.as_bytes());
+    assert!(side.done().is_empty() && side.end.outstanding().eq([tag]));
+    side.take(35);
+    assert!(side.done().is_empty(), "a byte is left");
+    side.take(1);
+    assert_eq!(side.done(), [(Status::WRITE_FAULT, 0)]);
+    assert_eq!(side.end.outstanding().count(), 0);
+}
+
+/// The rest of what was asked for is not sent: whoever answers no longer wants it.
+#[test]
+fn a_write_that_fails_early_sends_no_further_data() {
+    let config = HostConfig { depth: 64, ..HostConfig::default() };
+    let mut side = HostSide::new(config);
+    side.take(usize::MAX);
+    side.give(NOW, IcResp::new(0, false, false, 4096).as_bytes());
+    let tag = side.submit(1, Data::FromHost(1 << 20), 5);
+    side.take(usize::MAX);
+    let all = wire::tcp::R2t::new(PLAIN, (tag, 3), 0, 1 << 20);
+    side.give(NOW, all.as_bytes());
+    let first = side.take(usize::MAX).len();
+    assert_eq!(first, 64 * (24 + 4096), "256 KiB are queued at a time");
+    let answer = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::WRITE_FAULT));
+    side.give(NOW, answer.as_bytes());
+    assert_eq!(side.done(), [(Status::WRITE_FAULT, 0)]);
+    assert!(side.take(usize::MAX).is_empty());
+    // The tag is good for another.
+    side.submit(1, Data::FromHost(4096), 6);
+    side.take(usize::MAX);
+    side.give(NOW, wire::tcp::R2t::new(PLAIN, (tag, 3), 0, 4096).as_bytes());
+    assert_eq!(side.take(usize::MAX).len(), 24 + 4096);
+}
+
+/// An owner that has had enough: its answer waits for what the host was asked for.
+#[test]
+fn a_command_that_is_finished_early_is_answered_when_no_data_are_on_their_way() {
+    for len in [64, 8192, 100_000] {
+        for seed in 0..8 {
+            let mut pair = pair(8);
+            pair.controller.manner =
+                Manner { is_rash: true, status: Status::ABORT_REQUESTED, ..Manner::default() };
+            for number in 0..4 {
+                pair.host.submit(1, Data::FromHost(len), number);
+            }
+            pair.run(&mut drawn(seed));
+            assert_eq!(pair.host.done(), vec![(Status::ABORT_REQUESTED, 0); 4], "{len} bytes");
+            assert_eq!((pair.host.cause(), pair.controller.cause()), (None, None));
+            let came =
+                pair.controller.log.iter().any(|(_, seen)| matches!(seen, Seen::Data { .. }));
+            assert!(!came, "nobody wants them");
+            assert_eq!(pair.controller.end.outstanding().count(), 0);
+        }
+    }
+}
+
+/// A successful read has transferred everything, or is none.
+#[test]
+fn a_success_without_all_data_is_none() {
+    for (success, len) in [(true, 32), (false, 32), (false, 0)] {
+        let mut side = HostSide::new(HostConfig::default());
+        side.take(usize::MAX);
+        side.give(NOW, IcResp::new(0, false, false, 4096).as_bytes());
+        let tag = side.submit(2, Data::ToHost(64), 5);
+        side.take(usize::MAX);
+        if len > 0 {
+            side.give(NOW, C2HData::new(PLAIN, tag, 0, len, (true, success)).as_bytes());
+            side.give(NOW, &vec![0; len as usize]);
+        }
+        if !success {
+            let answer = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::SUCCESS));
+            side.give(NOW, answer.as_bytes());
+        }
+        assert_eq!(side.done(), [(Status::DATA_TRANSFER_ERROR, len)]);
+    }
+}
+
+#[test]
+fn sqhd_counts_the_commands_and_goes_round_with_the_queue() {
+    let mut side = ControllerSide::new(ControllerConfig::default());
+    side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
+    side.take(usize::MAX);
+    side.end.connected(QueueKind::Io { entries: 3, flow_control: true });
+    let heads: Vec<u8> = (0..7)
+        .map(|cid| {
+            side.give(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
+            side.take(usize::MAX)[16]
+        })
+        .collect();
+    assert_eq!(heads, [1, 2, 0, 1, 2, 0, 1]);
+}
+
+/// The three ways to end a read, with SQ flow control and without.
+#[test]
+fn success_takes_the_place_of_a_response_only_where_it_may() {
+    for (success, flow_control, expected) in [
+        (SuccessFlag::Never, true, false),
+        (SuccessFlag::Never, false, false),
+        (SuccessFlag::WithoutFlowControl, true, false),
+        (SuccessFlag::WithoutFlowControl, false, true),
+        (SuccessFlag::Always, true, true),
+        (SuccessFlag::Always, false, true),
+    ] {
+        // A result, a failure and a read that is cut short need a response in any case.
+        for (completion, len, may) in [
+            (Completion::new(0, Status::SUCCESS), 64, true),
+            (Completion::new(0, Status::SUCCESS).with_dw0(1), 64, false),
+            (Completion::new(0, Status::SUCCESS).with_dw1(1), 64, false),
+            (Completion::new(0, Status::UNRECOVERED_READ_ERROR), 64, false),
+            (Completion::new(0, Status::SUCCESS), 32, false),
+        ] {
+            let mut side =
+                ControllerSide::new(ControllerConfig { success, ..ControllerConfig::default() });
+            side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
+            side.take(usize::MAX);
+            side.end.connected(QueueKind::Io { entries: 3, flow_control });
+            side.manner.is_idle = true;
+            let read = Command::new(2).with_sgl1(Descriptor::transport(64));
+            side.give(NOW, CapsuleCmd::new(PLAIN, &read, 0).as_bytes());
+            side.end.finish(0, len, completion);
+            let sent = side.take(usize::MAX);
+            let says = expected && may;
+            assert_eq!(sent[1], if says { 12 } else { 4 }, "{success:?} {flow_control}");
+            assert_eq!(sent.len(), 24 + len as usize + if says { 0 } else { 24 });
+        }
+    }
+}
+
+/// What an SGL may be, and what a command ends with whose SGL is none of it (§3.3.2).
+#[test]
+fn sgls_are_classified_before_anybody_makes_room() {
+    let config = ControllerConfig { transfer_bytes_max: 4096, ..ControllerConfig::default() };
+    let write = Command::new(1);
+    let zero = Descriptor([0, 0]);
+    let prp = |command: Command| command.with_psdt(DataPointer::Prp);
+    for (command, in_capsule, expected) in [
+        (Command::new(0).with_sgl1(zero), 0, Ok(CommandData::None)),
+        (prp(Command::new(0)), 0, Ok(CommandData::None)),
+        (Command::new(0), 8, Err(Status::DATA_SGL_LENGTH_INVALID)),
+        (write.with_sgl1(Descriptor::transport(4096)), 0, Ok(CommandData::FromHost(4096))),
+        (Command::new(2).with_sgl1(Descriptor::transport(4096)), 0, Ok(CommandData::ToHost(4096))),
+        (write.with_sgl1(Descriptor::transport(0)), 0, Ok(CommandData::None)),
+        (write.with_sgl1(Descriptor::transport(4100)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
+        (write.with_sgl1(Descriptor::transport(u32::MAX)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
+        (
+            write.with_sgl1(Descriptor::transport(6)),
+            0,
+            Err(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID),
+        ),
+        (write.with_sgl1(Descriptor::transport(8)), 8, Err(Status::DATA_SGL_LENGTH_INVALID)),
+        (write.with_sgl1(Descriptor::in_capsule(0, 8)), 8, Ok(CommandData::InCapsule(8))),
+        (write.with_sgl1(Descriptor::in_capsule(0, 0)), 0, Ok(CommandData::None)),
+        (write.with_sgl1(Descriptor::in_capsule(0, 8)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
+        (write.with_sgl1(Descriptor::in_capsule(0, 4)), 8, Err(Status::DATA_SGL_LENGTH_INVALID)),
+        (write.with_sgl1(Descriptor::in_capsule(4, 4)), 8, Err(Status::SGL_OFFSET_INVALID)),
+        (
+            Command::new(2).with_sgl1(Descriptor::in_capsule(0, 8)),
+            8,
+            Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        ),
+        (
+            write.with_sgl1(Descriptor::data_block(0, 8)),
+            0,
+            Err(Status::SGL_DESCRIPTOR_TYPE_INVALID),
+        ),
+        (write.with_sgl1(Descriptor::bit_bucket(8)), 0, Err(Status::SGL_DESCRIPTOR_TYPE_INVALID)),
+        (Command::new(3).with_sgl1(Descriptor::transport(8)), 0, Err(Status::INVALID_FIELD)),
+        (prp(write.with_sgl1(Descriptor::transport(8))), 0, Err(Status::INVALID_FIELD)),
+        // Of fabrics commands, FCTYPE says which way: Connect, and Property Get.
+        (
+            prp(Command::new(0x7f).with_nsid(1).with_sgl1(Descriptor::in_capsule(0, 8))),
+            8,
+            Ok(CommandData::InCapsule(8)),
+        ),
+        (Command::new(0x7f).with_nsid(4), 0, Ok(CommandData::None)),
+    ] {
+        let mut side = ControllerSide::new(config);
+        side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
+        side.take(usize::MAX);
+        side.manner.is_idle = true;
+        let capsule = CapsuleCmd::new(PLAIN, &command, in_capsule);
+        side.give(NOW, capsule.as_bytes());
+        side.give(NOW, &pattern(0, in_capsule));
+        assert_eq!(side.log[1], (0, Seen::Command { cid: 0, data: expected }), "{command:?}");
+        if expected.is_err() {
+            assert_eq!(side.log.len(), 2, "what came with it is passed over");
+            assert_eq!(side.take(usize::MAX).len(), 24, "and it is answered");
+        }
+    }
+}
+
+/// A command never waits behind more than a quarter of a megabyte.
+#[test]
+fn a_short_command_overtakes_a_long_write() {
+    let mut side = HostSide::new(HostConfig { depth: 4, ..HostConfig::default() });
+    side.take(usize::MAX);
+    side.give(NOW, IcResp::new(0, false, false, 1 << 20).as_bytes());
+    let long = side.submit(1, Data::FromHost(4 << 20), 1);
+    side.take(usize::MAX);
+    side.give(NOW, wire::tcp::R2t::new(PLAIN, (long, 0), 0, 4 << 20).as_bytes());
+    side.take(1);
+    side.submit(2, Data::ToHost(512), 2);
+    let queued: u64 = side.end.pieces().iter().map(len_of).sum();
+    assert!(queued <= (256 << 10) + 2 * 72, "{queued} bytes");
+}
+
+fn len_of(piece: &Piece) -> u64 {
+    match *piece {
+        Piece::Headers { len_bytes, .. } | Piece::Payload { len_bytes, .. } => len_bytes.into(),
+    }
+}
+
+/// Tables are made once: whatever happens, what is queued stays within what was stated.
+#[test]
+fn an_idle_connection_costs_what_it_says() {
+    let host = HostConfig::default().memory_bytes();
+    let controller = ControllerConfig::default().memory_bytes();
+    assert!(host < 48 << 10, "{host}");
+    assert!(controller < 24 << 10, "{controller}");
+    let deep = ControllerConfig { depth: 1024, ..ControllerConfig::default() };
+    assert!(deep.memory_bytes() < 128 << 10, "{}", deep.memory_bytes());
+    assert_eq!(deep.unasked_bytes(), 8 << 20);
+}
