@@ -273,6 +273,27 @@ mod tests {
         assert_eq!(slot.outcome(0), Some(Err(Errno::IO)), "no progress is no success");
     }
 
+    /// The opcode and the flags of an entry (io_uring.h: `struct io_uring_sqe`, bytes 0 and 28).
+    fn asked(verb: Verb) -> (u8, u32) {
+        let entry = slot(verb).entry();
+        assert_eq!(size_of_val(&entry), 64);
+        let at = (&raw const entry).cast::<u8>();
+        // SAFETY: `at` points to `entry`, which is 64 bytes long and alive.
+        let opcode = unsafe { at.read() };
+        let flags_at = at.wrapping_add(28).cast::<[u8; 4]>();
+        // SAFETY: the same; bytes 28 to 31 lie within, and need no alignment.
+        let flags = unsafe { flags_at.read() };
+        (opcode, u32::from_ne_bytes(flags))
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_what_makes_data_stable() {
+        let (writev, fsync) = (2, 3);
+        assert_eq!(asked(Verb::Write { stable: true }), (writev, 2), "RWF_DSYNC");
+        assert_eq!(asked(Verb::Write { stable: false }), (writev, 0));
+        assert_eq!(asked(Verb::Sync), (fsync, 1), "IORING_FSYNC_DATASYNC");
+    }
+
     #[test]
     fn a_sync_that_moves_nothing_has_succeeded() {
         assert_eq!(slot(Verb::Sync).outcome(0), Some(Ok(())));
