@@ -1,5 +1,7 @@
 //! Known answers, and a device through the cipher against a plain array.
 
+mod luks;
+
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 
