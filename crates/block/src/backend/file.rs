@@ -1,6 +1,7 @@
 //! The medium that is a file or a block device: what was flushed is there the next time.
 
 mod channel;
+mod jobs;
 mod work;
 
 use std::path::PathBuf;
@@ -11,9 +12,10 @@ use base::{
 };
 use dma::{Region, Regions};
 use host::engine::{Capacity, Choice, Engine};
-use host::file::{File, FileExtent, FileOptions};
+use host::file::{Alignment, File, FileExtent, FileOptions, Indirect};
 
 use self::channel::FileChannel;
+pub(crate) use self::jobs::Jobs;
 use super::marks::Marks;
 use super::range::check_geometry;
 use crate::open::{BLOCK_DEFAULT, Opened, Opener, block_count};
@@ -26,7 +28,8 @@ use crate::{Existing, MediumError};
 ///
 /// A write that was answered lies in a volatile cache until a flush (`fdatasync`) or unless it was
 /// forced (`RWF_DSYNC`). Deallocated blocks become holes and read as zeroes, where the file system
-/// has holes; which ones are is asked of the file system. Marks of uncorrectable blocks are kept in memory only and end with the medium.
+/// has holes; which ones are is asked of the file system. Marks of uncorrectable blocks are kept in
+/// memory only and end with the medium.
 #[derive(Debug)]
 pub struct FileMedium {
     shared: Arc<Shared>,
@@ -55,6 +58,8 @@ pub struct FileMediumOptions {
 #[derive(Debug)]
 struct Shared {
     file: Arc<File>,
+    /// What a transfer must be aligned to, or why it goes through the page cache.
+    direct: Result<Alignment, Indirect>,
     regions: Regions,
     limits: Limits,
     /// Blocks that cannot be read until they are written.
@@ -124,12 +129,35 @@ impl FileMedium {
         }
         let shared = Shared {
             uncorrectable: Marks::new(limits.block_count),
+            direct: file.direct(),
             file,
             regions: regions.clone(),
             limits,
             zeroes,
         };
         Ok(Self { shared: Arc::new(shared), choice, engine })
+    }
+
+    /// The same for tests, which say what transfers have to be aligned to.
+    #[cfg(test)]
+    pub(crate) fn open_as(
+        regions: &Regions,
+        options: &FileMediumOptions,
+        direct: Result<Alignment, Indirect>,
+    ) -> Result<Self, MediumError> {
+        let mut medium = Self::open(regions, options)?;
+        if let Some(shared) = Arc::get_mut(&mut medium.shared) {
+            shared.direct = direct;
+        }
+        Ok(medium)
+    }
+
+    /// A channel whose jobs are carried out by `jobs`.
+    pub(crate) fn channel_over<J: Jobs + 'static>(
+        &self,
+        jobs: J,
+    ) -> Result<Box<dyn Backend>, String> {
+        Ok(Box::new(FileChannel::new(jobs, Loan::take(&self.shared)?)))
     }
 
     /// What a write would destroy: whatever was in the file before it was opened.
@@ -159,10 +187,8 @@ impl Medium for FileMedium {
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
         let Shared { file, regions, .. } = &*self.shared;
-        let loan = Loan::take(&self.shared)?;
         let engine = Engine::new(Arc::clone(file), regions, CAPACITY, self.choice);
-        let engine = engine.map_err(|error| error.to_string())?;
-        Ok(Box::new(FileChannel::new(engine, loan)))
+        self.channel_over(engine.map_err(|error| error.to_string())?)
     }
 
     fn extent(&self, lba: u64) -> Result<Extent, String> {

@@ -25,33 +25,40 @@ mod assemble;
 pub(crate) mod bits;
 mod channel;
 mod commit;
+mod copy;
+mod make;
+mod members;
 mod meta;
 mod raw;
 mod shared;
+mod show;
 pub mod superblock;
 mod tend;
 mod work;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
-use base::{Backend, Blame, Durability, Instant, Limits, Medium, Operation, Span, Support};
+use base::{Backend, Durability, Instant, Limits, Medium, Operation, Span, Support};
 use dma::Regions;
-use host::machine::Machine;
 
-use self::assemble::{Assembly, Candidate, Found, assemble};
-use self::bits::Bits;
+use self::assemble::assemble;
 use self::channel::MirrorChannel;
+use self::make::check_leg;
+pub use self::make::create;
+pub use self::members::{add, remove, replace};
 use self::meta::Meta;
+use self::raw::look;
 use self::shared::{Shared, superblock_bytes};
-use self::superblock::{LEGS_MAX, Shape, Superblock, uuid_text};
+use self::show::describe;
+pub use self::show::{Report, share_of, show};
+use self::superblock::Shape;
 use self::tend::Policy;
 use crate::open::{Handle, Opened, Opener};
 use crate::uri::Uri;
-use crate::{Existing, MediumError, guard};
+use crate::{Existing, MediumError};
 
 /// Several devices that hold the same blocks.
 pub struct Mirror {
@@ -66,15 +73,6 @@ pub struct Leg {
     pub name: String,
     /// The device, or why it cannot be had.
     pub medium: Result<Arc<dyn Medium>, String>,
-}
-
-/// What `tenmil mirror show` tells.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// For each leg that was named: its name, and what it says or why it says nothing.
-    pub legs: Vec<(String, Result<Superblock, String>)>,
-    /// How the mirror would open: a description, or why it would not.
-    pub verdict: Result<String, String>,
 }
 
 /// Bytes per second that are copied, unless the name says otherwise.
@@ -133,59 +131,6 @@ fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> (Vec<Leg>, Vec<Existing>, Vec
         Leg { name: uri.to_string(), medium }
     });
     (legs.collect(), existing, handles)
-}
-
-/// Makes a mirror of the devices that are named, in that order.
-///
-/// # Errors
-///
-/// If a device cannot be had or is too short, they differ in their blocks, or there is something on
-/// one of them and `overwrite` is not set.
-pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, MediumError> {
-    let refuse = |text: String| MediumError::new(Blame::Caller, format!("make a mirror: {text}"));
-    if !(2..=LEGS_MAX).contains(&uris.len()) {
-        let count = uris.len();
-        return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));
-    }
-    if let Some(twice) = uris.iter().enumerate().find(|(index, uri)| uris[..*index].contains(uri)) {
-        return Err(refuse(format!("{} is given twice, expected different devices", twice.1)));
-    }
-    let (legs, existing, _) = open_legs(opener, uris);
-    if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
-        return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
-    }
-    guard::allow("mirror create", &existing, overwrite, &Machine::this())
-        .map_err(|not| MediumError::new(Blame::Caller, not.text))?;
-    let uuid = u128::from(host::random_seed()) << 64 | u128::from(host::random_seed());
-    let mut now = || opener.clock.now();
-    format(opener.regions, &legs, uuid, &mut now).map_err(refuse)
-}
-
-/// What the legs of a mirror say, and whether it would open.
-///
-/// # Errors
-///
-/// If the name is not that of a mirror.
-pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<Report, MediumError> {
-    if uri.scheme() != "mirror" {
-        return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
-    }
-    parse(uri)?;
-    let (legs, ..) = open_legs(opener, uri.children());
-    let mut now = || opener.clock.now();
-    let candidates = look(opener.regions, &legs, &mut now)
-        .map_err(|problem| MediumError::new(Blame::Machine, problem))?;
-    let verdict = assemble(&candidates).map(|assembly| describe(&assembly, &candidates));
-    let said = candidates.into_iter().map(|Candidate { name, found }| {
-        let found = match found {
-            Found::Leg(superblock) => Ok(*superblock),
-            Found::Missing(why) => Err(why),
-            Found::Strange(superblock::NoSuperblock::Raw) => Err("no superblock".into()),
-            Found::Strange(superblock::NoSuperblock::Damaged(why)) => Err(why),
-        };
-        (name, found)
-    });
-    Ok(Report { legs: said.collect(), verdict })
 }
 
 impl Mirror {
@@ -271,118 +216,6 @@ impl Medium for Mirror {
     }
 }
 
-/// Writes fresh superblocks onto every leg, all in sync.
-fn format(
-    regions: &Regions,
-    legs: &[Leg],
-    uuid: u128,
-    now: &mut dyn FnMut() -> Instant,
-) -> Result<String, String> {
-    let media: Vec<(&str, &Arc<dyn Medium>)> = legs
-        .iter()
-        .map(|leg| leg.medium.as_ref().map(|medium| (&*leg.name, medium)).map_err(Clone::clone))
-        .collect::<Result<_, _>>()?;
-    let (first_name, first) = media[0];
-    let block_size = first.limits().block_size;
-    if let Some((name, other)) = media.iter().find(|(_, leg)| leg.limits().block_size != block_size)
-    {
-        return Err(format!(
-            "{name} has blocks of {} bytes, expected {block_size} as on {first_name}",
-            other.limits().block_size
-        ));
-    }
-    let blocks = media.iter().map(|(_, leg)| leg.limits().block_count).min().unwrap_or(0);
-    let shape = Shape::over(block_size, blocks).ok_or_else(|| {
-        format!("the shortest leg has {blocks} blocks of {block_size} bytes, expected over 1 MiB")
-    })?;
-    legs.iter().try_for_each(|leg| check_leg(leg, &shape))?;
-    let count = u8::try_from(legs.len()).map_err(|_| "too many legs")?;
-    let dirty = different(&media, &shape)?;
-    let room = raw::room(regions)?;
-    for (leg, (name, medium)) in (0..).zip(&media) {
-        let mut raw = raw::Raw::open(regions, &room, &***medium)?;
-        // Both copies, so that nothing older is left.
-        for sequence in [1, 2] {
-            let (generation, in_sync) = (1, u8::MAX >> (8 - count));
-            let (legs, known, dirty) = (count, [1; LEGS_MAX], dirty.clone());
-            let superblock =
-                Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, known, dirty };
-            raw.write(&superblock, now).map_err(|problem| format!("{name}: {problem}"))?;
-        }
-    }
-    let size = shape.block_count * u64::from(block_size);
-    let (uuid, copied) = (uuid_text(uuid), dirty.count());
-    let regions = shape.regions();
-    Ok(format!("mirror {uuid}: {count} legs, {size} bytes, {copied} of {regions} regions to copy"))
-}
-
-/// Regions that are not known to read as zeroes on all legs.
-fn different(media: &[(&str, &Arc<dyn Medium>)], shape: &Shape) -> Result<Bits, String> {
-    let mut dirty = Bits::new(shape.regions());
-    for (_, medium) in media {
-        let mut at = 0;
-        while at < shape.block_count {
-            let extent = medium.extent(at + shape.first)?;
-            let blocks = extent.blocks.clamp(1, shape.block_count - at);
-            if extent.holds == base::Holds::Data {
-                let (first, count) = shape.regions_of(at, blocks);
-                (first..first + count).for_each(|region| {
-                    dirty.set(region);
-                });
-            }
-            at += blocks;
-        }
-    }
-    Ok(dirty)
-}
-
-/// What lies where each leg should be.
-fn look(
-    regions: &Regions,
-    legs: &[Leg],
-    now: &mut dyn FnMut() -> Instant,
-) -> Result<Vec<Candidate>, String> {
-    let room = raw::room(regions)?;
-    let candidates = legs.iter().map(|leg| {
-        let opened = leg.medium.clone().and_then(|medium| raw::Raw::open(regions, &room, &*medium));
-        let found = match opened {
-            Err(why) => Found::Missing(why),
-            Ok(mut raw) => raw.read(now),
-        };
-        Candidate { name: leg.name.clone(), found }
-    });
-    Ok(candidates.collect())
-}
-
-/// Refuses a leg that cannot carry a mirror of this shape.
-fn check_leg(leg: &Leg, shape: &Shape) -> Result<(), String> {
-    let Ok(medium) = &leg.medium else { return Ok(()) };
-    let limits = medium.limits();
-    let name = &leg.name;
-    if limits.block_size != shape.block_size || limits.metadata_size != 0 {
-        return Err(format!(
-            "{name} has blocks of {} and {} bytes of metadata, expected {} and none",
-            limits.block_size, limits.metadata_size, shape.block_size
-        ));
-    }
-    let needed = shape.first + shape.block_count;
-    if limits.block_count < needed {
-        return Err(format!("{name} has {} blocks, expected {needed}", limits.block_count));
-    }
-    let superblock_blocks = superblock_bytes(shape.block_size) / shape.block_size;
-    if limits.request_blocks_max < superblock_blocks {
-        return Err(format!(
-            "{name} takes {} blocks at once, expected {superblock_blocks} for a superblock",
-            limits.request_blocks_max
-        ));
-    }
-    let needs = [Operation::Read, Operation::Write, Operation::Flush];
-    if let Some(lacks) = needs.into_iter().find(|need| !limits.support.has(*need)) {
-        return Err(format!("{name} has no {}, expected one", lacks.name()));
-    }
-    Ok(())
-}
-
 /// The least of what the legs can do.
 fn limits_of(media: &[Option<Arc<dyn Medium>>], shape: &Shape) -> Limits {
     let legs: Vec<Limits> = media.iter().flatten().map(|leg| leg.limits()).collect();
@@ -411,42 +244,6 @@ fn limits_of(media: &[Option<Arc<dyn Medium>>], shape: &Shape) -> Limits {
         durability: durability.unwrap_or(Durability::None),
         support: Support::of(&operations),
     }
-}
-
-/// One line about a mirror that has been put together.
-fn describe(assembly: &Assembly, candidates: &[Candidate]) -> String {
-    let Assembly { uuid, legs, in_sync, places, dirty, .. } = assembly;
-    let (uuid, sound) = (uuid_text(*uuid), in_sync.count_ones());
-    let mut text = format!("mirror {uuid}: {sound} of {legs} legs in sync");
-    if sound < u32::from(*legs) {
-        text += ", degraded";
-    }
-    for leg in 0..*legs {
-        let place = places[usize::from(leg)];
-        match place.map(|index| &candidates[index].name) {
-            Some(_) if in_sync & (1 << leg) != 0 => {}
-            Some(name) => {
-                let _ = write!(text, "; leg {leg} ({name}) is stale and is copied to");
-            }
-            None => {
-                let _ = write!(text, "; leg {leg} is missing");
-            }
-        }
-    }
-    for Candidate { name, found } in candidates {
-        if let Found::Missing(why) = found {
-            let _ = write!(text, "; {name} cannot be had: {why}");
-        }
-    }
-    if sound > 1 && !dirty.is_empty() {
-        let _ = write!(
-            text,
-            "; {} regions are copied, from leg {}",
-            dirty.count(),
-            in_sync.trailing_zeros()
-        );
-    }
-    text
 }
 
 impl std::fmt::Debug for Mirror {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::write_out;
 use crate::Refused;
 
-/// Make a mirror of several devices, or look at one.
+/// Make a mirror of several devices, look at one, or change which devices it has.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct MirrorArguments {
@@ -27,8 +27,14 @@ pub(super) struct MirrorArguments {
 enum Command {
     /// Make a mirror: every block will be on each of these devices.
     Create(CreateArguments),
-    /// Say what the legs of a mirror say, and whether it would open.
+    /// Say what the legs of a mirror say, whether it would open, and how much is to be copied.
     Show(ShowArguments),
+    /// Give a mirror that nobody has open one more leg; it is copied to when the mirror is open.
+    Add(AddArguments),
+    /// Give the place of a leg, there or not, to another device; it is copied to when it is open.
+    Replace(ReplaceArguments),
+    /// Take a leg out of a mirror of three or more that nobody has open.
+    Remove(RemoveArguments),
 }
 
 #[derive(Debug, Args)]
@@ -53,10 +59,58 @@ struct ShowArguments {
     json: bool,
 }
 
+#[derive(Debug, Args)]
+struct AddArguments {
+    /// The mirror, with the legs that it has
+    #[arg(value_name = "URI")]
+    uri: Uri,
+
+    /// The device that is to be a leg
+    #[arg(value_name = "LEG")]
+    leg: Uri,
+
+    /// Take it even if it holds something, which is lost
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+struct ReplaceArguments {
+    /// The mirror, with all legs that are there
+    #[arg(value_name = "URI")]
+    uri: Uri,
+
+    /// The leg that goes: its number, or as in the name of the mirror
+    #[arg(value_name = "OLD")]
+    old: String,
+
+    /// The device that comes
+    #[arg(value_name = "NEW")]
+    new: Uri,
+
+    /// Take it even if it holds something, which is lost
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+struct RemoveArguments {
+    /// The mirror, with all legs that are there
+    #[arg(value_name = "URI")]
+    uri: Uri,
+
+    /// The leg that goes: its number, or as in the name of the mirror
+    #[arg(value_name = "OLD")]
+    old: String,
+}
+
 const EXAMPLES: &str = "\
 Examples:
   tenmil mirror create 'file:/mnt/a/disk?size=1g' 'file:/mnt/b/disk?size=1g'
   tenmil mirror show 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'
+  tenmil mirror add 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]' 'file:/mnt/c/disk?size=1g'
+  tenmil mirror replace 'mirror:[file:/mnt/a/disk]' 1 'file:/mnt/d/disk?size=1g'
+  tenmil mirror remove 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk],[file:/mnt/c/disk]' 2
   tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'";
 
 /// Devices stand on others, and each takes a place or two in the table of memory.
@@ -77,6 +131,11 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
             let report = mirror::show(&opener, &show.uri)?;
             if show.json { as_json(&report) } else { as_text(&report) }
         }
+        Command::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
+        Command::Replace(it) => {
+            mirror::replace(&opener, &it.uri, &it.old, &it.new, it.overwrite)? + "\n"
+        }
+        Command::Remove(it) => mirror::remove(&opener, &it.uri, &it.old)? + "\n",
     };
     write_out(out, &text)?;
     Ok(ExitCode::SUCCESS)
@@ -98,13 +157,14 @@ fn as_text(report: &Report) -> String {
             }
             Ok(leg) => {
                 let uuid = mirror::superblock::uuid_text(leg.uuid);
-                let (number, legs) = (leg.leg, leg.legs);
+                let (number, legs) = (leg.leg, leg.members());
                 let _ = writeln!(text, "  leg {number} of {legs} of mirror {uuid}");
                 let (generation, sequence) = (leg.generation, leg.sequence);
                 let _ = writeln!(text, "  generation {generation}, written {sequence} times");
                 let _ = writeln!(text, "  calls in sync: {}", numbers(leg.in_sync));
                 let (dirty, regions) = (leg.dirty.count(), leg.shape.regions());
-                let _ = writeln!(text, "  dirty: {dirty} of {regions} regions");
+                let share = mirror::share_of(dirty, regions);
+                let _ = writeln!(text, "  dirty: {dirty} of {regions} regions, {share}");
             }
         }
     }
@@ -141,7 +201,7 @@ fn as_json_leg(name: &str, leg: &mirror::superblock::Superblock) -> Value {
         "uri": name,
         "mirror": mirror::superblock::uuid_text(leg.uuid),
         "leg": leg.leg,
-        "legs": leg.legs,
+        "legs": leg.members(),
         "generation": leg.generation,
         "sequence": leg.sequence,
         "in_sync": in_sync,
@@ -205,6 +265,51 @@ mod tests {
         assert_eq!(json["legs"][0]["in_sync"], serde_json::json!([0, 1]));
         assert_eq!(json["legs"][1]["problem"], "no superblock");
         assert!(json["refusal"].as_str().unwrap().contains("is not a leg of a mirror"), "{json}");
+    }
+
+    #[test]
+    fn legs_come_and_go_by_name_and_by_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let leg = |name: &str| {
+            let path = directory.path().join(name);
+            format!("file:{}?engine=threads&size=4m", path.display())
+        };
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(leg);
+        say(&["create", &a, &b]).unwrap();
+        let two = format!("mirror:[{a}],[{b}]");
+        let said = say(&["add", &two, &c]).unwrap();
+        assert!(said.contains(&format!(": leg 2 is {c}; it is copied to")), "{said}");
+        let shown = say(&["show", &format!("mirror:[{a}],[{b}],[{c}]")]).unwrap();
+        assert!(shown.contains("\nopens as mirror "), "{shown}");
+        assert!(shown.contains("2 of 3 legs in sync, degraded; leg 2 ("), "{shown}");
+        assert!(shown.contains("; 48 regions (100.0 %) are copied, from leg 0"), "{shown}");
+
+        let three = format!("mirror:[{a}],[{b}],[{c}]");
+        for (words, expected) in [
+            (vec!["add", &three, &a], "is a leg already, expected another device"),
+            (vec!["add", &two, &c], "a new leg would destroy what is there: "),
+            (vec!["remove", &three, "3"], "no leg `3`, expected one of 0, 1, 2, or a leg as in"),
+            (vec!["remove", &three, &d], "expected one of 0, 1, 2, or a leg as in the name"),
+            (vec!["replace", &format!("mirror:[{c}]"), "0", &d], "no leg is in sync: "),
+            (vec!["remove", &a, "0"], "not a mirror, expected mirror:[URI],[URI]"),
+        ] {
+            let refused = say(&words).unwrap_err().text;
+            assert!(refused.contains(expected), "{refused}");
+        }
+
+        let said = say(&["remove", &three, &c]).unwrap();
+        assert!(said.contains(": leg 2 is gone; 2 are left"), "{said}");
+        let refused = say(&["remove", &two, "0"]).unwrap_err().text;
+        assert!(refused.contains("1 leg would be left, expected 2; replace it"), "{refused}");
+        let shown = say(&["show", &three]).unwrap();
+        assert!(shown.contains("  no superblock\ndoes not open: "), "{shown}");
+
+        // The old leg need not be there, and is none of the mirror when it is again.
+        say(&["replace", &format!("mirror:[{a}]"), "1", &d]).unwrap();
+        let shown = say(&["show", &format!("mirror:[{a}],[{d}]")]).unwrap();
+        assert!(shown.contains("1 of 2 legs in sync, degraded; leg 1 ("), "{shown}");
+        let shown = say(&["show", &format!("mirror:[{a}],[{b}]")]).unwrap();
+        assert!(shown.contains("is leg 1 of generation 3, expected 4 or later"), "{shown}");
     }
 
     #[test]

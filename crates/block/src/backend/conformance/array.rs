@@ -16,8 +16,10 @@ use host::Clock;
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
+use super::ciphered::CryptKind;
 use super::reluctant::ReluctantKind;
 use crate::Opener;
+use crate::backend::mirror::tests::MadeKind;
 
 /// What to do next. Numbers are brought into their ranges when it is known what those are.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +74,10 @@ struct Bench {
     regions: Regions,
     memory: Region,
     block_size: u32,
+    /// Whether zeroes below are read as anything.
+    is_ciphered: bool,
+    /// Whether a mirror may have something to do of its own.
+    is_busy: bool,
     channels: Vec<Channel>,
     array: Vec<State>,
     under_way: Vec<Option<Pending>>,
@@ -84,15 +90,19 @@ const DEPTH: usize = 12;
 const BLOCKS_MAX: u32 = 20;
 /// Memory of one request: twice its blocks, and gaps.
 const MEMORY: u32 = 2 * BLOCKS_MAX * 4096 + 4096;
+/// What goes wrong with a leg of a mirror while another leg is well. When it is made nothing does.
+const FAULTS: &str = "error:read+8~20;tear:write+8~30;error:write+8~20;error:flush~4";
+/// Blocks that each channel has: few, so that they meet often.
+const BLOCKS: usize = 160;
 /// Cases in a run that does not say: a few seconds.
 const CASES: u32 = 64;
 
 fn leaf() -> impl Strategy<Value = String> {
     prop_oneof![
-        4 => Just("ram:256k?block=BLOCK".to_owned()),
-        2 => Just("model:p4800x?size=256k&block=BLOCK".to_owned()),
-        1 => Just("file:DISK?size=256k&block=BLOCK&engine=threads&direct=no".to_owned()),
-        1 => Just("file:DISK?size=256k&block=BLOCK".to_owned()),
+        4 => Just("ram:6m?block=BLOCK".to_owned()),
+        2 => Just("model:p4800x?size=6m&block=BLOCK".to_owned()),
+        1 => Just("file:DISK?size=6m&block=BLOCK&engine=threads&direct=no".to_owned()),
+        1 => Just("file:DISK?size=6m&block=BLOCK".to_owned()),
     ]
 }
 
@@ -104,6 +114,12 @@ fn stack() -> impl Strategy<Value = String> {
             below.clone().prop_map(|uri| format!("reluctant:[{uri}]")),
             (below.clone(), 0..2).prop_map(|(uri, n)| format!("split:[{uri}]?part={n}&parts=2")),
             below.clone().prop_map(|uri| format!("split:[{uri}]?offset=16k")),
+            below.clone().prop_map(|uri| format!("crypt:[{uri}]")),
+            prop::collection::vec(below.clone(), 2..=3)
+                .prop_map(|legs| format!("made:[{}]", legs.join("],["))),
+            (below.clone(), below.clone(), any::<u16>()).prop_map(|(sound, sick, seed)| format!(
+                "made:[{sound}],[fault:[{sick}]?rule={FAULTS}&seed={seed}]"
+            )),
             (prop::collection::vec(below, 1..=3), 0..3).prop_map(|(legs, n)| format!(
                 "stripe:[{}]?chunk={}k",
                 legs.join("],["),
@@ -167,7 +183,7 @@ proptest! {
 
 impl Bench {
     fn new(uri: &str, block_size: u32, directory: &std::path::Path) -> Self {
-        let regions = Regions::new(100);
+        let regions = Regions::new(1_000);
         let mut uri = uri.replace("BLOCK", &block_size.to_string());
         // Each file is another one.
         for number in 0.. {
@@ -178,23 +194,33 @@ impl Bench {
             }
             uri = next;
         }
-        let more: [(&str, &dyn crate::Kind); 1] = [("reluctant", &ReluctantKind)];
-        let opener = Opener { regions: &regions, clock: Clock::start(), seed: 3, more: &more };
+        let crypt = CryptKind::new();
+        // What is read there first is anything.
+        crypt.keep();
+        let more: [(&str, &dyn crate::Kind); 3] =
+            [("reluctant", &ReluctantKind), ("made", &MadeKind), ("crypt", &crypt)];
+        let clock = Clock::start();
+        let opener = Opener { regions: &regions, clock, seed: 3, more: &more };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
         let count = usize::try_from(opened.medium.limits().block_count).unwrap();
         let channel = |number: usize| Channel {
             backend: opened.medium.channel().unwrap(),
-            blocks: count * number / 3..count * (number + 1) / 3,
+            blocks: count * number / 3..(count * number / 3 + BLOCKS).min(count * (number + 1) / 3),
         };
+        let is_ciphered = uri.contains("crypt:");
+        let first = if is_ciphered { State::Unknown } else { State::Holds(0) };
         Self {
             channels: (0..3).map(channel).collect(),
             memory: regions.allocate(DEPTH * MEMORY as usize).unwrap(),
             medium: opened.medium,
             regions,
             block_size,
-            array: vec![State::Holds(0); count],
+            array: vec![first; count],
+            is_ciphered,
+            is_busy: uri.contains("made:"),
             under_way: (0..DEPTH).map(|_| None).collect(),
-            now: Instant { ns: 1 },
+            // Models remember when they were busy while the stack was opened.
+            now: clock.now(),
             random: Random::new(1),
             stamp: 1,
         }
@@ -332,7 +358,8 @@ impl Bench {
             Operation::WriteUncorrectable => target.fill(State::Lost),
             Operation::Deallocate => target.iter_mut().for_each(|state| {
                 if let State::Holds(stamp) = *state {
-                    *state = State::Free(stamp);
+                    let free = State::Free(stamp);
+                    *state = if self.is_ciphered { State::Unknown } else { free };
                 }
             }),
             Operation::Read | Operation::Verify if is_lost(found) => {
@@ -433,7 +460,8 @@ impl Bench {
         while self.under_way.iter().any(Option::is_some) {
             self.turn();
         }
-        assert!(self.channels.iter().all(|channel| channel.backend.wake_at() == Instant::NEVER));
+        let is_idle = |channel: &Channel| channel.backend.wake_at() == Instant::NEVER;
+        assert!(self.is_busy || self.channels.iter().all(is_idle));
         self.check_extents();
     }
 

@@ -9,7 +9,9 @@ use base::{
 use dma::{Backing, Mapping, Regions};
 use host::{Clock, Sleeper};
 
+use super::ciphered::CryptKind;
 use super::reluctant::ReluctantKind;
+use crate::backend::mirror::tests::MadeKind;
 use crate::schedule::tests::ScheduledKind;
 use crate::shape::tests::harsh::HarshKind;
 use crate::{Claim, Device, DeviceOptions, Mode, Opener, PER_CHANNEL, QueueMap};
@@ -22,6 +24,10 @@ pub(super) struct Subject {
     pub(super) moves: bool,
     /// Whether data stays when the power goes, once it is flushed.
     pub(super) stays: bool,
+    /// Whether what is deallocated reads as anything.
+    pub(super) is_ciphered: bool,
+    /// Whether it has something to do of its own.
+    pub(super) is_busy: bool,
     regions: Regions,
     memory: Segment,
     _directory: tempfile::TempDir,
@@ -77,6 +83,17 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "stream-batch:[ram:4m]",
         "stream-batch:[delay:[ram:8m?block=4k]?read=10us]",
         "merge:[harsh:[ram:4m]]",
+        "made:[ram:9m?block=4k],[ram:9m?block=4k]",
+        "made:[ram:5m],[file:DISK?size=5m&engine=threads],[ram:6m]",
+        "made:[file:DISK?size=9m&block=4k],[file:DISK2?size=9m&block=4k]",
+        "made:[delay:[ram:5m]?read=10us],[fault:[ram:5m]?rule=error:any+9~9]",
+        "crypt:[ram:8m?block=4k]",
+        "crypt:[file:DISK?size=4m]",
+        "crypt:[made:[ram:9m?block=4k],[ram:9m?block=4k]]",
+        "made:[crypt:[ram:5m]],[ram:5m]",
+        "stripe:[made:[ram:3m],[ram:3m]],[made:[ram:3m],[ram:3m]]?chunk=4k",
+        "split:[made:[ram:9m],[ram:9m]]?part=1&parts=2",
+        "harsh:[crypt:[ram:8m?block=4k]]",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
     media.extend(LAYERS.iter().map(|layer| subject(layer.over).under(layer)));
@@ -122,14 +139,17 @@ fn subject(name: &str) -> Subject {
 fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
     let path = directory.path().join("blocks");
     let uri = name.replace("DISK2", "DISK.2").replace("DISK", &path.display().to_string());
-    let regions = Regions::new(8);
+    let regions = Regions::new(64);
     let memory = regions.add(Mapping::new(2 << 20, Backing::Private).unwrap()).unwrap();
+    let crypt = CryptKind::new();
     let opener = Opener {
         regions: &regions,
         clock: Clock::start(),
         seed: 3,
         more: &[
             ("reluctant", &ReluctantKind),
+            ("made", &MadeKind),
+            ("crypt", &crypt),
             ("harsh", &HarshKind),
             ("merge", &ScheduledKind),
             ("deadline", &ScheduledKind),
@@ -150,6 +170,8 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         name: format!("{name} ({})", opened.description),
         medium: opened.medium,
         moves: !name.contains("null"),
+        is_ciphered: name.contains("crypt"),
+        is_busy: name.contains("made"),
         stays: name.contains("file") && !name.contains("ram") && !in_memory,
         regions,
         memory,
@@ -269,6 +291,7 @@ impl Driver {
     /// Sleeps until the channel wakes its thread, unless it must not sleep.
     pub(super) fn sleep(&mut self, sleeper: &mut Sleeper) {
         if self.channel.arm() {
+            self.now = Instant { ns: self.now.ns + 1_000 };
             return;
         }
         let wake_at = self.channel.wake_at();

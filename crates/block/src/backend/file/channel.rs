@@ -6,8 +6,9 @@ use base::{
 };
 use dma::Regions;
 use host::Errno;
-use host::engine::{Ended, Engine, Refused};
+use host::engine::{Ended, Refused};
 
+use super::jobs::Jobs;
 use super::work::{Awaits, Work, is_unsupported};
 use super::{BUFFERS, DEPTH_MAX, Loan, SEGMENTS_MAX, Shared};
 use crate::backend::pieces::Pieces;
@@ -17,8 +18,8 @@ use crate::backend::ready::Ready;
 /// A channel. When it is dropped the engine goes first and waits until the kernel is done with all
 /// memory; then the memory goes.
 #[derive(Debug)]
-pub(super) struct FileChannel {
-    engine: Engine,
+pub(super) struct FileChannel<J> {
+    engine: J,
     loan: Loan,
     works: Box<[Work]>,
     free: Vec<u16>,
@@ -41,8 +42,8 @@ enum Begin {
     Work { awaits: Awaits, buffer: bool },
 }
 
-impl FileChannel {
-    pub(super) fn new(engine: Engine, loan: Loan) -> Self {
+impl<J: Jobs> FileChannel<J> {
+    pub(super) fn new(engine: J, loan: Loan) -> Self {
         Self {
             engine,
             loan,
@@ -205,7 +206,7 @@ impl FileChannel {
     }
 }
 
-impl Backend for FileChannel {
+impl<J: Jobs> Backend for FileChannel<J> {
     fn limits(&self) -> &Limits {
         &self.loan.shared.limits
     }
@@ -237,7 +238,7 @@ impl Backend for FileChannel {
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
-        WakeSource::Descriptor(self.engine.descriptor())
+        self.engine.wake_source()
     }
 
     fn arm(&mut self) -> bool {
@@ -292,7 +293,7 @@ fn zeroing(flags: Flags) -> (Awaits, Awaits) {
 /// Whether the memory of a request is as the file wants it. Memory that does not exist is found by
 /// the engine, which answers for it.
 fn goes_directly(shared: &Shared, segments: &[Segment]) -> bool {
-    let Ok(alignment) = shared.file.direct() else { return true };
+    let Ok(alignment) = shared.direct else { return true };
     let (memory, unit) = (alignment.memory_bytes as usize, alignment.offset_bytes);
     segments.iter().all(|segment| {
         let address = shared.regions.address(*segment);

@@ -31,8 +31,10 @@ pub(super) struct Assembly {
     pub uuid: u128,
     /// Its geometry.
     pub shape: Shape,
-    /// How many legs it has, there or not.
+    /// One more than the highest number of a leg, there or not.
     pub legs: u8,
+    /// Numbers that have no leg any more.
+    pub gone: u8,
     /// The highest generation found.
     pub generation: u64,
     /// Which candidate each leg is.
@@ -59,6 +61,13 @@ pub(super) fn assemble(candidates: &[Candidate]) -> Result<Assembly, String> {
     let Some((newest_name, newest)) = sound.max_by_key(|(_, leg)| leg.generation).copied() else {
         return Err(none_in_sync(candidates));
     };
+    for leg in legs.iter().flatten() {
+        belongs(*leg, newest)?;
+    }
+    let (given, count) = (candidates.len(), newest.members());
+    if given > count as usize {
+        return Err(format!("{given} legs are given, expected at most {count}: so many it has"));
+    }
     let mut in_sync = 0;
     for (name, leg) in legs.iter().flatten().filter(|(_, leg)| leg.is_sound()) {
         // What a leg said while the newest knew of it is old news; what it said since is not.
@@ -78,6 +87,7 @@ pub(super) fn assemble(candidates: &[Candidate]) -> Result<Assembly, String> {
         uuid: newest.uuid,
         shape: newest.shape,
         legs: newest.legs,
+        gone: newest.gone,
         generation: 0,
         places: [None; LEGS_MAX],
         sequences: [Sequence::default(); LEGS_MAX],
@@ -146,7 +156,7 @@ fn sorted(candidates: &[Candidate]) -> Result<Sorted<'_>, String> {
                 uuid_text(like.uuid)
             ));
         }
-        if (leg.shape, leg.legs) != (like.shape, like.legs) {
+        if leg.shape != like.shape {
             return Err(format!("{name} and {first_name} differ about the shape of their mirror"));
         }
         let place = &mut legs[usize::from(leg.leg)];
@@ -155,12 +165,35 @@ fn sorted(candidates: &[Candidate]) -> Result<Sorted<'_>, String> {
         }
         *place = Some((name, leg));
     }
-    let count = first.map_or(candidates.len(), |(_, leg)| leg.legs.into());
-    if candidates.len() > count {
-        let given = candidates.len();
-        return Err(format!("{given} legs are given, expected at most {count}: so many it has"));
-    }
     Ok(legs)
+}
+
+/// Refuses a device that is no leg any more, or not yet, as the newest leg knows.
+fn belongs((name, leg): (&str, &Superblock), newest: &Superblock) -> Result<(), String> {
+    let Superblock { leg: number, generation, .. } = *leg;
+    let has_place = number < newest.legs && newest.gone & 1 << number == 0;
+    if !has_place && generation > newest.generation {
+        return Err(format!(
+            "{name} is leg {number}, expected one that the others know of: adding it was not \
+             finished; leave it out of the name, or add it again with `tenmil mirror add \
+             --overwrite`"
+        ));
+    }
+    if !has_place {
+        return Err(format!(
+            "{name} is leg {number}, expected one that the mirror still has: it has been removed; \
+             leave it out of the name, or add it again with `tenmil mirror add --overwrite`"
+        ));
+    }
+    let least = newest.known[usize::from(number)];
+    if generation < least {
+        return Err(format!(
+            "{name} is leg {number} of generation {generation}, expected {least} or later: it is an \
+             old copy, or another device has its place now; leave it out of the name, or give it \
+             a place with `tenmil mirror replace --overwrite`"
+        ));
+    }
+    Ok(())
 }
 
 fn none_in_sync(candidates: &[Candidate]) -> String {
@@ -183,8 +216,9 @@ mod tests {
         let mut dirty = Bits::new(shape.regions());
         dirty.set(u64::from(index) + 1);
         dirty.set(0);
-        let (uuid, sequence, legs, known) = (7, generation + 3, 2, [1; LEGS_MAX]);
-        Superblock { uuid, sequence, generation, leg: index, legs, shape, in_sync, known, dirty }
+        let (uuid, sequence, legs, gone, known) = (7, generation + 3, 2, 0, [1; LEGS_MAX]);
+        let leg = index;
+        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, gone, known, dirty }
     }
 
     fn put(found: [Found; 2]) -> Result<Assembly, String> {
@@ -227,6 +261,32 @@ mod tests {
         // The same, and leg 0 still says that it is stale.
         let assembly = put([is(leg(0, 2, 0b10)), is(leg(1, 3, 0b11))]).unwrap();
         assert_eq!((assembly.in_sync, assembly.claimed), (0b10, 0b11));
+    }
+
+    #[test]
+    fn the_newest_leg_knows_who_belongs() {
+        let knows = |known, legs, gone, in_sync| Superblock {
+            known: [5, known, 0, 0, 0, 0, 0, 0],
+            legs,
+            gone,
+            ..leg(0, 5, in_sync)
+        };
+        // It has been replaced, and the one that came instead was in sync or was not.
+        for in_sync in [0b01, 0b11] {
+            let refused = put([is(knows(4, 2, 0, in_sync)), is(leg(1, 3, 0b11))]).unwrap_err();
+            assert!(refused.contains("b is leg 1 of generation 3, expected 4 or"), "{refused}");
+        }
+        let refused = put([is(knows(1, 3, 0b10, 0b101)), is(leg(1, 3, 0b11))]).unwrap_err();
+        assert!(refused.contains("b is leg 1, expected one that the mirror still"), "{refused}");
+        let third = Superblock { legs: 3, ..leg(2, 6, 0b11) };
+        let refused = put([is(knows(1, 2, 0, 0b11)), is(third.clone())]).unwrap_err();
+        assert!(refused.contains("adding it was not finished"), "{refused}");
+        // One leg knows of the new one, the other does not yet.
+        let two = [is(knows(1, 3, 0, 0b11)), is(leg(1, 3, 0b11))];
+        let assembly = put(two).unwrap();
+        assert_eq!((assembly.in_sync, assembly.legs, assembly.places[2]), (0b11, 3, None));
+        let assembly = put([is(knows(1, 3, 0, 0b11)), is(third)]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.present()), (0b01, 0b101));
     }
 
     #[test]

@@ -45,6 +45,7 @@ impl Meta {
             legs: self.legs,
             shape: self.shape,
             in_sync,
+            gone: self.gone,
             known: self.known,
             dirty: self.dirty.clone(),
         }

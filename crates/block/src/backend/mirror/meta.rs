@@ -4,15 +4,18 @@ use base::Instant;
 
 use super::assemble::Assembly;
 use super::bits::Bits;
+use super::copy::Copying;
 use super::shared::{Masks, Seat, Shared};
 use super::superblock::{LEGS_MAX, Shape};
-use super::tend::{Copying, Phase, Policy, Times};
+use super::tend::{Phase, Policy, Times};
 
 /// The state of a mirror, behind its lock.
 pub(super) struct Meta {
     pub(super) uuid: u128,
     pub(super) shape: Shape,
     pub(super) legs: u8,
+    /// Numbers that have no leg any more.
+    pub(super) gone: u8,
     pub(super) generation: u64,
     /// The generation that each leg's superblock is known to have.
     pub(super) known: [u64; LEGS_MAX],
@@ -156,6 +159,7 @@ impl Meta {
             uuid: assembly.uuid,
             shape: *shape,
             legs: assembly.legs,
+            gone: assembly.gone,
             generation: assembly.generation,
             sequences: assembly.sequences,
             present: assembly.present(),
@@ -223,7 +227,7 @@ impl Meta {
 
     /// Whether every leg is in sync.
     pub(super) fn is_whole(&self) -> bool {
-        u32::from(self.legs) == self.in_sync.count_ones()
+        u32::from(self.legs) == (self.in_sync | self.gone).count_ones()
     }
 
     /// Something has to become durable.

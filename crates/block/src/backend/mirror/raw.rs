@@ -1,13 +1,14 @@
 //! A leg before it is part of a mirror: its superblock, read and written by a caller who waits.
 //!
-//! Only opening and making a mirror do that. Nothing here is on the way of an I/O.
+//! Only opening, making and changing a mirror do that. Nothing here is on the way of an I/O.
 
 use base::{
     Answers, Backend, Flags, Instant, Medium, Memory, Operation, Outcome, Request, Segment, Span,
 };
 use dma::{Region, Regions};
 
-use super::assemble::Found;
+use super::Leg;
+use super::assemble::{Candidate, Found};
 use super::shared::{memory, superblock_bytes};
 use super::superblock::{COPIES_AT, SUPERBLOCK_BYTES, Superblock};
 
@@ -78,6 +79,13 @@ impl<'a> Raw<'a> {
         self.run(Operation::Write, COPIES_AT[superblock.copy()], now)
     }
 
+    /// Leaves nothing of either copy.
+    pub(super) fn wipe(&mut self, now: &mut dyn FnMut() -> Instant) -> Result<(), String> {
+        let filled = self.regions.fill(self.memory, 0);
+        filled.map_err(|_| "its superblock is out of reach".to_owned())?;
+        COPIES_AT.iter().try_for_each(|at| self.run(Operation::Write, *at, now))
+    }
+
     fn run(
         &mut self,
         operation: Operation,
@@ -117,4 +125,22 @@ impl<'a> Raw<'a> {
             std::hint::spin_loop();
         }
     }
+}
+
+/// What lies where each leg should be.
+pub(super) fn look(
+    regions: &Regions,
+    legs: &[Leg],
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<Vec<Candidate>, String> {
+    let room = room(regions)?;
+    let candidates = legs.iter().map(|leg| {
+        let opened = leg.medium.clone().and_then(|medium| Raw::open(regions, &room, &*medium));
+        let found = match opened {
+            Err(why) => Found::Missing(why),
+            Ok(mut raw) => raw.read(now),
+        };
+        Candidate { name: leg.name.clone(), found }
+    });
+    Ok(candidates.collect())
 }

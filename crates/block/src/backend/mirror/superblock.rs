@@ -8,7 +8,7 @@
 //!   copy: 0       8       12    16     32       40         48    49     52         56
 //!         | magic | version | crc | UUID | sequence | generation | leg | legs | block size | …
 //!         56             64      72              80        88                  152      2048            4096
-//!         | block count  | first | region blocks | in sync | known generations | zeroes | dirty regions |
+//!         | block count  | first | region blocks | in sync, gone | known generations | zeroes | dirty |
 //! ```
 //!
 //! The copies are written in turn, by the parity of their sequence number, so the one before is
@@ -29,13 +29,15 @@ pub struct Superblock {
     pub generation: u64,
     /// Which leg this is, from zero.
     pub leg: u8,
-    /// How many legs the mirror has.
+    /// One more than the highest number of a leg.
     pub legs: u8,
     /// The geometry of the mirror.
     pub shape: Shape,
     /// Legs that hold every block that was ever answered for, one bit each, as far as this leg
     /// knows. The others are stale.
     pub in_sync: u8,
+    /// Numbers that have no leg any more, one bit each.
+    pub gone: u8,
     /// The generation that each leg's superblock is known to have had.
     pub known: [u64; LEGS_MAX],
     /// Regions in which legs may differ.
@@ -141,6 +143,11 @@ impl Superblock {
         (self.sequence % 2) as usize
     }
 
+    /// How many legs the mirror has.
+    pub const fn members(&self) -> u32 {
+        self.legs as u32 - self.gone.count_ones()
+    }
+
     /// Whether the leg that says this thinks itself in sync.
     pub const fn is_sound(&self) -> bool {
         self.in_sync & (1 << self.leg) != 0
@@ -161,7 +168,7 @@ impl Superblock {
         put(56, &block_count.to_le_bytes());
         put(64, &first.to_le_bytes());
         put(72, &region_blocks.to_le_bytes());
-        put(80, &[self.in_sync]);
+        put(80, &[self.in_sync, self.gone]);
         for (leg, generation) in self.known.iter().enumerate() {
             put(KNOWN_AT + 8 * leg, &generation.to_le_bytes());
         }
@@ -202,6 +209,10 @@ impl Superblock {
         if !(2..=LEGS_MAX).contains(&usize::from(legs)) || leg >= legs {
             return Err(damaged(format!("it is leg {leg} of {legs}")));
         }
+        let gone = bytes[81];
+        if gone & 1 << leg != 0 || u32::from(gone) >> legs != 0 {
+            return Err(damaged(format!("it is leg {leg} of {legs} without {gone:08b}")));
+        }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[16..32]);
         let words = (0..).map(|index| word64(bytes, MAP_AT + 8 * index));
@@ -212,6 +223,7 @@ impl Superblock {
             leg,
             legs,
             in_sync: bytes[80],
+            gone,
             known: std::array::from_fn(|leg| word64(bytes, KNOWN_AT + 8 * leg)),
             dirty: Bits::from_words(shape.regions(), words),
             shape,
@@ -273,15 +285,26 @@ mod tests {
             dirty.set(region);
         }
         let uuid = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
-        let (sequence, generation, leg, legs, in_sync) = (7, 3, 1, 2, 0b10);
+        let (sequence, generation, leg, legs, in_sync, gone) = (7, 3, 1, 2, 0b10, 0);
         let known = [2, 3, 0, 0, 0, 0, 0, 0];
-        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, known, dirty }
+        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, gone, known, dirty }
     }
 
     #[test]
     fn what_was_written_is_read() {
         let superblock = superblock();
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+    }
+
+    #[test]
+    fn a_number_without_a_leg_is_remembered_and_nothing_that_cannot_be() {
+        let three = Superblock { legs: 3, gone: 0b001, ..superblock() };
+        assert_eq!(three.encode()[81], 1);
+        assert_eq!(Superblock::decode(&three.encode()), Ok(three.clone()));
+        for gone in [0b010, 0b1000] {
+            let bytes = Superblock { gone, ..three.clone() }.encode();
+            assert!(matches!(Superblock::decode(&bytes), Err(NoSuperblock::Damaged(_))), "{gone}");
+        }
     }
 
     #[test]

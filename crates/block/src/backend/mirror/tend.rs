@@ -11,6 +11,7 @@
 
 use base::{Instant, Span};
 
+use super::copy::{Copying, lowest};
 use super::meta::{Meta, Planted};
 use super::shared::Shared;
 use super::superblock::{NoSuperblock, Superblock};
@@ -32,7 +33,7 @@ pub(super) struct Times {
     pub(super) policy: Policy,
     clear_at: Instant,
     probe_at: Instant,
-    copy_at: Instant,
+    pub(super) copy_at: Instant,
 }
 
 /// What is awaited.
@@ -66,23 +67,6 @@ pub(super) enum Phase {
     Promoted,
 }
 
-/// A region under copy.
-#[derive(Debug)]
-pub(super) struct Copying {
-    pub(super) region: u64,
-    /// The next block, and the end.
-    next: u64,
-    end: u64,
-    /// The chunk that nobody may write now.
-    pub(super) locked: Option<(u64, u32)>,
-    /// Block by block up to here, because no leg can read it in one piece.
-    single_until: u64,
-    /// The whole region, and not only what a leg could not read.
-    whole: bool,
-    /// Something has happened to the region since it was begun.
-    pub(super) again: bool,
-}
-
 /// What is to be done by whoever asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
@@ -96,7 +80,8 @@ pub(super) enum Task {
     Write { legs: u8, lba: u64, blocks: u32 },
 }
 
-enum Next {
+/// What comes next for the background.
+pub(super) enum Next {
     Again,
     At(Instant),
     Do(Task),
@@ -104,14 +89,6 @@ enum Next {
 
 /// How soon something is looked at again that other threads will have done in a moment.
 const LOOK: Span = Span::from_us(50);
-
-impl Copying {
-    /// What is left of it, if it is a repair.
-    pub(super) fn repair(&self) -> Option<(u64, u32)> {
-        let left = u32::try_from(self.end - self.next).ok()?;
-        (!self.whole).then_some((self.next, left))
-    }
-}
 
 impl Times {
     pub(super) const fn new(policy: Policy) -> Self {
@@ -158,13 +135,13 @@ impl Meta {
         }
     }
 
-    fn go(&mut self, phase: Phase) -> Next {
+    pub(super) fn go(&mut self, phase: Phase) -> Next {
         self.phase = phase;
         Next::Again
     }
 
     /// For superblocks to be written, or for writes to end.
-    fn wait(&mut self, now: Instant) -> Next {
+    pub(super) fn wait(&mut self, now: Instant) -> Next {
         if std::mem::take(&mut self.stalled) {
             return Next::At(now.after(self.times.policy.probe_every));
         }
@@ -268,67 +245,6 @@ impl Meta {
         self.go(Phase::Rest)
     }
 
-    fn begin_repair(&mut self, shared: &Shared, lba: u64, blocks: u32) -> Next {
-        let region = self.shape.region_of(lba);
-        let (first, count) = self.shape.blocks_of(region);
-        let end = lba + u64::from(blocks);
-        if let Ok(left) = u32::try_from(end.saturating_sub(first + count))
-            && left > 0
-        {
-            self.repairs.push((first + count, left));
-        }
-        self.begin_copy(shared, region, lba, end.min(first + count), false)
-    }
-
-    fn begin_copy(
-        &mut self,
-        shared: &Shared,
-        region: u64,
-        next: u64,
-        end: u64,
-        whole: bool,
-    ) -> Next {
-        let (locked, single_until, again) = (None, 0, false);
-        self.copying = Some(Copying { region, next, end, locked, single_until, whole, again });
-        shared.closed.set(region, 1);
-        self.mark(region);
-        self.go(Phase::Drained { epoch: shared.advance() })
-    }
-
-    fn drained(&mut self, epoch: u64, now: Instant) -> Next {
-        let Some(region) = self.copying.as_ref().map(|one| one.region) else {
-            return self.go(Phase::Rest);
-        };
-        if !self.durable.has(region) || !self.is_past(epoch) {
-            return self.wait(now);
-        }
-        self.go(Phase::Locked)
-    }
-
-    fn locked(&mut self, now: Instant) -> Next {
-        let chunk_blocks = self.chunk_blocks;
-        let Some(copying) = &mut self.copying else { return self.go(Phase::Rest) };
-        let (lba, left) = (copying.next, copying.end - copying.next);
-        let most = if lba < copying.single_until { 1 } else { u64::from(chunk_blocks) };
-        let blocks = u32::try_from(left.min(most)).unwrap_or(1);
-        // First nobody new may write it, then those who do must end.
-        copying.locked = Some((lba, blocks));
-        if self.is_being_written((lba, u64::from(blocks))) {
-            return self.wait(now);
-        }
-        self.read_chunk(0)
-    }
-
-    /// Reads the chunk from a leg that has not failed to yet.
-    fn read_chunk(&mut self, tried: u8) -> Next {
-        let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
-            return self.go(Phase::Rest);
-        };
-        let leg = lowest(self.in_sync & !tried);
-        self.phase = Phase::Read { leg, tried };
-        Next::Do(Task::Read { leg, lba, blocks })
-    }
-
     /// The task has been done, except by legs that `failed`. Returns the next one, if there is one
     /// at once.
     pub(super) fn end_task(&mut self, shared: &Shared, now: Instant, failed: u8) -> Option<Task> {
@@ -404,85 +320,7 @@ impl Meta {
             && 1_u8.checked_shl(found.leg.into()) == Some(leg)
             && found.shape == self.shape
             && found.generation <= self.generation
-    }
-
-    fn read(&mut self, shared: &Shared, leg: u8, tried: u8) -> Next {
-        let Some(copying) = &self.copying else { return self.go(Phase::Rest) };
-        let Some((lba, blocks)) = copying.locked else { return self.go(Phase::Rest) };
-        let everywhere = !copying.whole || self.unequal.has(copying.region);
-        let others = if everywhere { self.in_sync } else { tried & self.in_sync };
-        let legs = (others | self.returning) & !leg;
-        if legs == 0 {
-            return self.stop_copy(shared);
-        }
-        self.phase = Phase::Written;
-        Next::Do(Task::Write { legs, lba, blocks })
-    }
-
-    /// No leg of `tried` could read the chunk.
-    fn not_read(&mut self, shared: &Shared, tried: u8) -> Next {
-        // Where legs differ, what the first could have read must not come from another one: it may
-        // have been read before.
-        let is_one_by_one = self.copying.as_ref().is_some_and(|one| {
-            !self.unequal.has(one.region) || one.locked.is_none_or(|(_, blocks)| blocks == 1)
-        });
-        if is_one_by_one && self.in_sync & !tried != 0 {
-            return self.read_chunk(tried);
-        }
-        let returning = self.returning;
-        let Some(copying) = &mut self.copying else { return self.go(Phase::Rest) };
-        match copying.locked.take() {
-            Some((lba, blocks)) if blocks > 1 => {
-                copying.single_until = lba + u64::from(blocks);
-                shared.tell();
-                self.go(Phase::Locked)
-            }
-            _ if returning != 0 => {
-                // What nobody can read cannot be brought to the leg, so it cannot be in sync.
-                self.drop_legs(shared, returning);
-                self.stop_copy(shared)
-            }
-            // All legs are alike in that they cannot read it.
-            Some((lba, _)) => self.advance_copy(shared, lba + 1),
-            None => self.stop_copy(shared),
-        }
-    }
-
-    fn written(&mut self, shared: &Shared, now: Instant, failed: u8) -> Next {
-        if self.in_sync & !failed != 0 {
-            self.drop_legs(shared, failed);
-        }
-        let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
-            return self.stop_copy(shared);
-        };
-        let bytes = u64::from(blocks) * u64::from(self.shape.block_size);
-        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.times.policy.copy_rate.max(1));
-        let pace = Span { ns: u64::try_from(ns).unwrap_or(u64::MAX) };
-        self.times.copy_at = now.after(pace);
-        self.advance_copy(shared, lba + u64::from(blocks))
-    }
-
-    fn advance_copy(&mut self, shared: &Shared, next: u64) -> Next {
-        shared.tell();
-        let Some(copying) = &mut self.copying else { return self.go(Phase::Rest) };
-        (copying.locked, copying.next) = (None, next);
-        if next < copying.end {
-            return self.go(Phase::Paced);
-        }
-        let (region, is_done) = (copying.region, copying.whole && !copying.again);
-        if is_done {
-            self.todo.clear(region);
-            self.unequal.clear(region);
-            shared.unequal.clear(region, 1);
-        }
-        self.stop_copy(shared)
-    }
-
-    fn stop_copy(&mut self, shared: &Shared) -> Next {
-        self.copying = None;
-        shared.publish(self);
-        shared.tell();
-        self.go(Phase::Rest)
+            && found.generation >= self.known[usize::from(found.leg)]
     }
 
     /// Whoever had the task is gone.
@@ -493,9 +331,4 @@ impl Meta {
         self.stop_copy(shared);
         shared.tend_again_at(Instant::default());
     }
-}
-
-/// The lowest leg of a mask, as a mask.
-const fn lowest(legs: u8) -> u8 {
-    legs & legs.wrapping_neg()
 }

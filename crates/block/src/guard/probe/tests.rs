@@ -199,6 +199,7 @@ fn a_leg_of_a_mirror_is_found_by_either_copy() {
         legs: 2,
         shape,
         in_sync: 3,
+        gone: 0,
         known: [1; 8],
         dirty: Bits::new(shape.regions()),
     };

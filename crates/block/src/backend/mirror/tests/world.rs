@@ -10,9 +10,10 @@ use dma::{Backing, Mapping, Regions};
 
 use super::disk::{BLOCK, Disk};
 use super::oracle::{Before, Block, stamp, version_of};
+use crate::backend::mirror::make::format;
 use crate::backend::mirror::meta::Planted;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, Mirror, format};
+use crate::backend::mirror::{Leg, Mirror};
 
 /// Blocks of the mirror: eight regions of 64 KiB.
 const BLOCKS: u64 = 1024;
@@ -21,7 +22,6 @@ const FIRST: u64 = 2048;
 const CHANNELS: usize = 2;
 const SLOTS: usize = 6;
 const REQUEST_BLOCKS_MAX: u64 = 8;
-const LEGS: usize = 2;
 
 const POLICY: Policy =
     Policy { clear_after: Span::from_ms(2), probe_every: Span::from_us(700), copy_rate: 400 << 20 };
@@ -61,9 +61,9 @@ struct Open {
     before: Vec<Before>,
 }
 
-/// Runs one seed to its end.
-pub(super) fn run(seed: u64, planted: Option<Planted>) -> Result<Tale, String> {
-    let mut world = World::new(seed, planted)?;
+/// Runs one seed to its end, with so many legs.
+pub(super) fn run(seed: u64, legs: usize, planted: Option<Planted>) -> Result<Tale, String> {
+    let mut world = World::new(seed, legs, planted)?;
     for _ in 0..1_500 {
         world.turn()?;
         if world.random.chance(1, 40) {
@@ -77,7 +77,7 @@ pub(super) fn run(seed: u64, planted: Option<Planted>) -> Result<Tale, String> {
 
 /// Reads blocks of which the source cannot read one, and another leg has older versions of others.
 pub(super) fn read_around_a_bad_block() -> Result<(), String> {
-    let mut world = World::new(1, None)?;
+    let mut world = World::new(1, 2, None)?;
     while !world.is_at_rest() {
         world.turn()?;
     }
@@ -97,14 +97,14 @@ pub(super) fn read_around_a_bad_block() -> Result<(), String> {
 }
 
 impl World {
-    fn new(seed: u64, planted: Option<Planted>) -> Result<Self, String> {
+    fn new(seed: u64, legs: usize, planted: Option<Planted>) -> Result<Self, String> {
         let mut random = Random::new(seed);
         let flush_every = if random.chance(1, 2) { 20 } else { 2_000 };
         let regions = Regions::new(400);
         let len = CHANNELS * SLOTS * BLOCK * usize::try_from(REQUEST_BLOCKS_MAX).unwrap();
         let memory = regions.add(Mapping::new(len, Backing::Private).unwrap()).unwrap();
         let disks: Vec<Disk> =
-            (0..LEGS).map(|_| Disk::new(&regions, FIRST + BLOCKS, random.fork())).collect();
+            (0..legs).map(|_| Disk::new(&regions, FIRST + BLOCKS, random.fork())).collect();
         // What lay on the second leg before is nobody's data, and must not be left different.
         (0..BLOCKS).step_by(7).for_each(|lba| disks[1].poke(FIRST + lba, stamp(lba, 0)));
         let mut world = Self {
@@ -283,12 +283,13 @@ impl World {
 
     fn go_wrong(&mut self) -> Result<(), String> {
         let (in_sync, todo) = self.progress();
-        let leg = usize::try_from(self.random.below(LEGS as u64)).unwrap();
-        let others_hold = (0..LEGS).any(|other| {
+        let legs = self.disks.len();
+        let leg = usize::try_from(self.random.below(legs as u64)).unwrap();
+        let others_hold = (0..legs).any(|other| {
             other != leg && in_sync & (1 << other) != 0 && !self.disks[other].is_failing()
         });
         let all_readable = self.disks.iter().all(|disk| !disk.has_bad_blocks());
-        let is_whole = in_sync == (1 << LEGS) - 1
+        let is_whole = in_sync.count_ones() as usize == legs
             && todo == 0
             && self.disks.iter().all(|disk| !disk.is_failing());
         self.tale.faults += 1;

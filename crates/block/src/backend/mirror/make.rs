@@ -1,0 +1,145 @@
+//! Making a mirror: superblocks on devices that have none yet.
+
+use std::sync::Arc;
+
+use base::{Blame, Holds, Instant, Medium, Operation};
+use dma::Regions;
+use host::machine::Machine;
+
+use super::bits::Bits;
+use super::shared::superblock_bytes;
+use super::superblock::{LEGS_MAX, Shape, Superblock, uuid_text};
+use super::{Leg, open_legs, raw};
+use crate::open::Opener;
+use crate::uri::Uri;
+use crate::{MediumError, guard};
+
+/// Makes a mirror of the devices that are named, in that order.
+///
+/// # Errors
+///
+/// If a device cannot be had or is too short, they differ in their blocks, or there is something on
+/// one of them and `overwrite` is not set.
+pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, MediumError> {
+    let refuse = |text: String| MediumError::new(Blame::Caller, format!("make a mirror: {text}"));
+    if !(2..=LEGS_MAX).contains(&uris.len()) {
+        let count = uris.len();
+        return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));
+    }
+    if let Some(twice) = uris.iter().enumerate().find(|(index, uri)| uris[..*index].contains(uri)) {
+        return Err(refuse(format!("{} is given twice, expected different devices", twice.1)));
+    }
+    let (legs, existing, _) = open_legs(opener, uris);
+    if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
+        return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
+    }
+    guard::allow("mirror create", &existing, overwrite, &Machine::this())
+        .map_err(|not| MediumError::new(Blame::Caller, not.text))?;
+    let uuid = u128::from(host::random_seed()) << 64 | u128::from(host::random_seed());
+    let mut now = || opener.clock.now();
+    format(opener.regions, &legs, uuid, &mut now).map_err(refuse)
+}
+
+/// Writes fresh superblocks onto every leg, all in sync.
+pub(super) fn format(
+    regions: &Regions,
+    legs: &[Leg],
+    uuid: u128,
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<String, String> {
+    let media: Vec<(&str, &Arc<dyn Medium>)> = legs
+        .iter()
+        .map(|leg| leg.medium.as_ref().map(|medium| (&*leg.name, medium)).map_err(Clone::clone))
+        .collect::<Result<_, _>>()?;
+    let (first_name, first) = media[0];
+    let block_size = first.limits().block_size;
+    if let Some((name, other)) = media.iter().find(|(_, leg)| leg.limits().block_size != block_size)
+    {
+        return Err(format!(
+            "{name} has blocks of {} bytes, expected {block_size} as on {first_name}",
+            other.limits().block_size
+        ));
+    }
+    let blocks = media.iter().map(|(_, leg)| leg.limits().block_count).min().unwrap_or(0);
+    let shape = Shape::over(block_size, blocks).ok_or_else(|| {
+        format!("the shortest leg has {blocks} blocks of {block_size} bytes, expected over 1 MiB")
+    })?;
+    legs.iter().try_for_each(|leg| check_leg(leg, &shape))?;
+    let count = u8::try_from(legs.len()).map_err(|_| "too many legs")?;
+    let dirty = different(&media, &shape)?;
+    let room = raw::room(regions)?;
+    for (leg, (name, medium)) in (0..).zip(&media) {
+        let mut raw = raw::Raw::open(regions, &room, &***medium)?;
+        // Both copies, so that nothing older is left.
+        for sequence in [1, 2] {
+            let (generation, in_sync) = (1, u8::MAX >> (8 - count));
+            let (legs, gone, known, dirty) = (count, 0, [1; LEGS_MAX], dirty.clone());
+            let superblock = Superblock {
+                uuid,
+                sequence,
+                generation,
+                leg,
+                legs,
+                shape,
+                in_sync,
+                gone,
+                known,
+                dirty,
+            };
+            raw.write(&superblock, now).map_err(|problem| format!("{name}: {problem}"))?;
+        }
+    }
+    let size = shape.block_count * u64::from(block_size);
+    let (uuid, copied) = (uuid_text(uuid), dirty.count());
+    let regions = shape.regions();
+    Ok(format!("mirror {uuid}: {count} legs, {size} bytes, {copied} of {regions} regions to copy"))
+}
+
+/// Regions that are not known to read as zeroes on all legs.
+fn different(media: &[(&str, &Arc<dyn Medium>)], shape: &Shape) -> Result<Bits, String> {
+    let mut dirty = Bits::new(shape.regions());
+    for (_, medium) in media {
+        let mut at = 0;
+        while at < shape.block_count {
+            let extent = medium.extent(at + shape.first)?;
+            let blocks = extent.blocks.clamp(1, shape.block_count - at);
+            if extent.holds == Holds::Data {
+                let (first, count) = shape.regions_of(at, blocks);
+                (first..first + count).for_each(|region| {
+                    dirty.set(region);
+                });
+            }
+            at += blocks;
+        }
+    }
+    Ok(dirty)
+}
+
+/// Refuses a leg that cannot carry a mirror of this shape.
+pub(super) fn check_leg(leg: &Leg, shape: &Shape) -> Result<(), String> {
+    let Ok(medium) = &leg.medium else { return Ok(()) };
+    let limits = medium.limits();
+    let name = &leg.name;
+    if limits.block_size != shape.block_size || limits.metadata_size != 0 {
+        return Err(format!(
+            "{name} has blocks of {} and {} bytes of metadata, expected {} and none",
+            limits.block_size, limits.metadata_size, shape.block_size
+        ));
+    }
+    let needed = shape.first + shape.block_count;
+    if limits.block_count < needed {
+        return Err(format!("{name} has {} blocks, expected {needed}", limits.block_count));
+    }
+    let superblock_blocks = superblock_bytes(shape.block_size) / shape.block_size;
+    if limits.request_blocks_max < superblock_blocks {
+        return Err(format!(
+            "{name} takes {} blocks at once, expected {superblock_blocks} for a superblock",
+            limits.request_blocks_max
+        ));
+    }
+    let needs = [Operation::Read, Operation::Write, Operation::Flush];
+    if let Some(lacks) = needs.into_iter().find(|need| !limits.support.has(*need)) {
+        return Err(format!("{name} has no {}, expected one", lacks.name()));
+    }
+    Ok(())
+}

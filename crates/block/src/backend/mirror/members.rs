@@ -1,0 +1,292 @@
+//! Which devices are the legs of a mirror that nobody has open: one more, one less, one for another.
+//!
+//! ```text
+//!   add, replace   new leg: stale ──▶ every other leg: it is one, all is dirty ──▶ old leg: wiped
+//!   remove                            every other leg: it is gone ───────────────▶ old leg: wiped
+//! ```
+//!
+//! Each arrow is a superblock that is written durably before the next one is begun, with a higher
+//! generation than any before. The first leg that has it decides, so after a power cut the mirror
+//! is what it was or what it was to become, and no data is lost either way. The new leg is stale
+//! until the mirror has been open for long enough to copy everything.
+
+use base::{Blame, Instant};
+use dma::{Region, Regions};
+use host::machine::Machine;
+
+use super::assemble::{Assembly, Candidate, Found, assemble};
+use super::bits::Bits;
+use super::commit::legs_of;
+use super::make::check_leg;
+use super::raw::{self, Raw, look};
+use super::superblock::{LEGS_MAX, Superblock, uuid_text};
+use super::{Leg, open_legs, parse};
+use crate::open::Opener;
+use crate::uri::Uri;
+use crate::{MediumError, guard};
+
+/// A mirror that nobody has open, and what its legs say.
+pub(super) struct Members<'a> {
+    regions: &'a Regions,
+    room: Region,
+    legs: &'a [Leg],
+    assembly: Assembly,
+}
+
+/// What the superblocks are to say from now on.
+struct Change {
+    generation: u64,
+    legs: u8,
+    gone: u8,
+    in_sync: u8,
+    known: [u64; LEGS_MAX],
+    dirty: Bits,
+}
+
+/// Gives a mirror one more leg. Returns what there is to say about it.
+///
+/// # Errors
+///
+/// If the legs are not those of one mirror, or the device cannot be had, does not fit, or holds
+/// something and `overwrite` is not set.
+pub fn add(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    new: &Uri,
+    overwrite: bool,
+) -> Result<String, MediumError> {
+    let doing = format!("add {new}");
+    with_members(opener, uri, &doing, |members, now| {
+        let leg = fresh(opener, uri, new, overwrite, now)?;
+        members.add(&leg, now)
+    })
+}
+
+/// Gives the place of one leg to another device. The old leg is named by its number, or as in the
+/// name of the mirror; it need not be there. If it is, it is no leg of any mirror afterwards.
+///
+/// # Errors
+///
+/// As [`add`], and if there is no such leg or no other one is in sync.
+pub fn replace(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    old: &str,
+    new: &Uri,
+    overwrite: bool,
+) -> Result<String, MediumError> {
+    let doing = format!("replace {old}");
+    with_members(opener, uri, &doing, |members, now| {
+        let number = members.number(old)?;
+        let leg = fresh(opener, uri, new, overwrite, now)?;
+        members.replace(number, &leg, now)
+    })
+}
+
+/// Takes a leg out of a mirror of three or more. The leg is named as for [`replace`].
+///
+/// # Errors
+///
+/// If the legs are not those of one mirror, there is no such leg, no other one is in sync, or only
+/// one would be left.
+pub fn remove(opener: &Opener<'_>, uri: &Uri, old: &str) -> Result<String, MediumError> {
+    let doing = format!("remove {old}");
+    with_members(opener, uri, &doing, |members, now| {
+        let number = members.number(old)?;
+        members.remove(number, now)
+    })
+}
+
+fn with_members(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    doing: &str,
+    change: impl FnOnce(&mut Members<'_>, &mut dyn FnMut() -> Instant) -> Result<String, String>,
+) -> Result<String, MediumError> {
+    if uri.scheme() != "mirror" {
+        return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
+    }
+    parse(uri)?;
+    let (legs, ..) = open_legs(opener, uri.children());
+    let mut now = || opener.clock.now();
+    let refuse = |text: String| MediumError::new(Blame::Caller, format!("{uri}: {doing}: {text}"));
+    let mut members = Members::of(opener.regions, &legs, &mut now).map_err(refuse)?;
+    change(&mut members, &mut now).map_err(refuse)
+}
+
+/// A device that is to become a leg: not one already, and with nothing on it that could be lost.
+fn fresh(
+    opener: &Opener<'_>,
+    mirror: &Uri,
+    uri: &Uri,
+    overwrite: bool,
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<Leg, String> {
+    if mirror.children().contains(uri) {
+        return Err(format!("{uri} is a leg already, expected another device"));
+    }
+    let opened = opener.open(uri).map_err(|error| error.to_string())?;
+    let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
+    guard::allow("a new leg", &opened.existing, overwrite, &Machine::this())
+        .map_err(|not| not.text)?;
+    let found = look(opener.regions, std::slice::from_ref(&leg), now)?;
+    if let Some(Found::Leg(found)) = found.first().map(|candidate| &candidate.found)
+        && !overwrite
+    {
+        let (number, uuid) = (found.leg, uuid_text(found.uuid));
+        return Err(format!(
+            "{uri} is leg {number} of mirror {uuid}, expected none, or --overwrite"
+        ));
+    }
+    Ok(leg)
+}
+
+impl<'a> Members<'a> {
+    pub(super) fn of(
+        regions: &'a Regions,
+        legs: &'a [Leg],
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<Self, String> {
+        let candidates: Vec<Candidate> = look(regions, legs, now)?;
+        let assembly = assemble(&candidates)?;
+        Ok(Self { regions, room: raw::room(regions)?, legs, assembly })
+    }
+
+    /// The number of a leg that is named by it, or as in the name of the mirror.
+    fn number(&self, name: &str) -> Result<u8, String> {
+        let Assembly { legs, gone, places, .. } = &self.assembly;
+        let named = |place: &Option<usize>| place.is_some_and(|at| self.legs[at].name == name);
+        let by_name = (0..*legs).zip(places).find(|(_, place)| named(place));
+        let number = name.parse::<u8>().ok().or(by_name.map(|(number, _)| number));
+        number.filter(|number| number < legs && gone & 1 << number == 0).ok_or_else(|| {
+            let numbers = legs_of(u8::MAX >> (8 - legs) & !gone).map(|leg| leg.to_string());
+            let numbers = numbers.collect::<Vec<_>>().join(", ");
+            format!("no leg `{name}`, expected one of {numbers}, or a leg as in the name")
+        })
+    }
+
+    pub(super) fn add(
+        &mut self,
+        new: &Leg,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<String, String> {
+        let Assembly { legs, gone, .. } = self.assembly;
+        let number = if gone == 0 { u32::from(legs) } else { gone.trailing_zeros() };
+        let number = u8::try_from(number).ok().filter(|number| usize::from(*number) < LEGS_MAX);
+        let number = number.ok_or(format!("it has {legs} legs, expected less than {LEGS_MAX}"))?;
+        let mut change = self.change(number)?;
+        (change.legs, change.gone) = (legs.max(number + 1), gone & !(1 << number));
+        self.admit(change, number, new, now)?;
+        Ok(self.said(&format!("leg {number} is {}; it is copied to while it is open", new.name)))
+    }
+
+    pub(super) fn replace(
+        &mut self,
+        number: u8,
+        new: &Leg,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<String, String> {
+        let change = self.change(number)?;
+        self.admit(change, number, new, now)?;
+        self.wipe(number, now)?;
+        Ok(self.said(&format!("leg {number} is {}; it is copied to while it is open", new.name)))
+    }
+
+    pub(super) fn remove(
+        &mut self,
+        number: u8,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<String, String> {
+        let left = u32::from(self.assembly.legs) - self.assembly.gone.count_ones() - 1;
+        if left < 2 {
+            return Err(format!("{left} leg would be left, expected 2; replace it instead"));
+        }
+        let mut change = self.change(number)?;
+        change.gone |= 1 << number;
+        self.tell(&change, number, now)?;
+        self.wipe(number, now)?;
+        Ok(self.said(&format!("leg {number} is gone; {left} are left")))
+    }
+
+    fn said(&self, text: &str) -> String {
+        format!("mirror {}: {text}", uuid_text(self.assembly.uuid))
+    }
+
+    /// What changes whatever becomes of this leg: that it is not in sync. Legs that are missing are
+    /// not either, as after a write without them.
+    fn change(&self, number: u8) -> Result<Change, String> {
+        let Assembly { legs, gone, generation, known, ref dirty, .. } = self.assembly;
+        let in_sync = self.assembly.in_sync & !(1 << number);
+        if in_sync == 0 {
+            return Err(format!("leg {number} is the only one in sync, expected another one"));
+        }
+        let (generation, dirty) = (generation + 1, dirty.clone());
+        Ok(Change { generation, legs, gone, in_sync, known, dirty })
+    }
+
+    /// Makes a device this leg, which is stale.
+    fn admit(
+        &mut self,
+        mut change: Change,
+        number: u8,
+        new: &Leg,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        check_leg(new, &self.assembly.shape)?;
+        let regions = self.assembly.shape.regions();
+        (0..regions).for_each(|region| {
+            change.dirty.set(region);
+        });
+        change.known[usize::from(number)] = change.generation;
+        // Both copies, so that nothing older is left.
+        for sequence in [1, 2] {
+            self.write(new, &self.superblock(&change, number, sequence), now)?;
+        }
+        self.tell(&change, number, now)
+    }
+
+    /// Writes the superblocks of all other legs that are there, one after the other.
+    fn tell(
+        &mut self,
+        change: &Change,
+        except: u8,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        // Those in sync first: the others decide nothing.
+        let present = self.assembly.present() & !(1 << except);
+        let (first, last) = (present & change.in_sync, present & !change.in_sync);
+        for leg in legs_of(first).chain(legs_of(last)) {
+            let sequence = self.assembly.sequences[usize::from(leg)].draw();
+            let superblock = self.superblock(change, leg, sequence);
+            let place = self.assembly.places[usize::from(leg)].ok_or("a leg has no place")?;
+            self.write(&self.legs[place], &superblock, now)?;
+        }
+        Ok(())
+    }
+
+    fn superblock(&self, change: &Change, leg: u8, sequence: u64) -> Superblock {
+        let Change { generation, legs, gone, in_sync, known, ref dirty } = *change;
+        let (uuid, shape, dirty) = (self.assembly.uuid, self.assembly.shape, dirty.clone());
+        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, gone, known, dirty }
+    }
+
+    fn write(
+        &self,
+        leg: &Leg,
+        superblock: &Superblock,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let medium = leg.medium.clone()?;
+        let mut raw = Raw::open(self.regions, &self.room, &*medium)?;
+        raw.write(superblock, now).map_err(|problem| format!("{}: {problem}", leg.name))
+    }
+
+    /// The old leg, if it is there, is no leg of anything any more.
+    fn wipe(&self, number: u8, now: &mut dyn FnMut() -> Instant) -> Result<(), String> {
+        let place = self.assembly.places[usize::from(number)];
+        let Some(leg) = place.map(|place| &self.legs[place]) else { return Ok(()) };
+        let medium = leg.medium.clone()?;
+        let mut raw = Raw::open(self.regions, &self.room, &*medium)?;
+        raw.wipe(now).map_err(|problem| format!("{}: {problem}", leg.name))
+    }
+}
