@@ -20,7 +20,7 @@ use std::{fmt, io};
 
 use base::Span;
 use rustix::event::epoll::EventFlags;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use self::epoll::{Epoll, Found};
@@ -36,6 +36,8 @@ pub struct Sleeper {
     barrier: Barrier,
     /// The kernel refused the barrier of this announcement.
     unordered: bool,
+    /// The descriptor of the bell may be readable from an old ring.
+    stale: bool,
 }
 
 /// The end of those who wake. Clones wake the same sleeper.
@@ -81,7 +83,8 @@ impl Sleeper {
         epoll.add(&event, BELL, EventFlags::IN | EventFlags::ET)?;
         let shared = Arc::new(Shared { handshake: Handshake::new(barrier), event });
         let sources = Sources(Arc::new(epoll));
-        Ok(Self { shared, sources, found: Found::nothing(), barrier, unordered: false })
+        let found = Found::nothing();
+        Ok(Self { shared, sources, found, barrier, unordered: false, stale: false })
     }
 
     /// A bell that wakes this sleeper.
@@ -106,9 +109,37 @@ impl Sleeper {
         self.unordered = !self.shared.handshake.announce();
     }
 
-    /// Takes the announcement back. A ring that came meanwhile ends the next sleep at once.
+    /// Takes an announcement back. A ring that came meanwhile ends the next sleep at once.
     pub fn cancel(&mut self) {
         self.shared.handshake.withdraw();
+    }
+
+    /// As [`announce`](Self::announce), for a [`rest`](Self::rest).
+    pub fn announce_rest(&mut self) {
+        if std::mem::take(&mut self.stale) {
+            // Before the announcement: whoever rings after it writes again.
+            let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
+        }
+        self.announce();
+    }
+
+    /// Rests until a bell rings or `at_most` has passed; descriptors are not waited for. May end for
+    /// no reason. Says whether the bell rang.
+    pub fn rest(&mut self, at_most: Span) -> bool {
+        let at_most = if self.unordered { at_most.min(UNORDERED_MAX) } else { at_most };
+        let limit = Timespec {
+            tv_sec: i64::try_from(at_most.ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(at_most.ns % 1_000_000_000).unwrap_or(0),
+        };
+        let mut bell = [PollFd::new(&self.shared.event, PollFlags::IN)];
+        let rang = match poll(&mut bell, Some(&limit)) {
+            Ok(count) => count > 0,
+            Err(Errno::INTR) => false,
+            Err(errno) => panic!("wait for the bell: {errno}"),
+        };
+        self.shared.handshake.withdraw();
+        self.stale |= rang;
+        rang
     }
 
     /// Sleeps until a bell rings, a descriptor is ready, or `at_most` has passed, and appends the
@@ -121,7 +152,7 @@ impl Sleeper {
         let mut rang = false;
         for token in self.found.tokens() {
             if token == BELL {
-                rang = true;
+                (rang, self.stale) = (true, true);
             } else {
                 ready.push(token);
             }

@@ -7,7 +7,6 @@ use rustix::thread::set_current_timer_slack;
 
 use crate::bell::Sleeper;
 use crate::clock::Clock;
-use crate::thread::rest;
 
 /// Something that does bounded work when it is called, and says when to be called again.
 pub trait Turn {
@@ -19,6 +18,12 @@ pub trait Turn {
     #[inline]
     fn wants_time(&self) -> bool {
         true
+    }
+
+    /// Asked when a rest was announced: whether there is something for which whoever brought it
+    /// would have rung, had they seen the announcement.
+    fn is_wanted(&self) -> bool {
+        false
     }
 
     /// Called when the thread has announced that it will sleep. Makes the sources of work ready to
@@ -37,7 +42,8 @@ pub enum Wait {
     Again,
     /// Nothing before this instant, unless a bell rings or a descriptor is ready: it may sleep.
     Until(Instant),
-    /// A rest of this length that nothing ends early.
+    /// A rest of this length, which only a bell ends early: nothing is armed, no descriptor is
+    /// waited for.
     Pause(Span),
     /// Nothing, ever.
     Ended,
@@ -59,7 +65,15 @@ fn turn_until_ended(turn: &mut (impl Turn + ?Sized), clock: &Clock, sleeper: &mu
         match turn.turn(now) {
             Wait::Again if !turn.wants_time() => continue,
             Wait::Again => {}
-            Wait::Pause(span) => rest(span),
+            Wait::Pause(span) => {
+                let until = now.after(span);
+                sleeper.announce_rest();
+                if turn.is_wanted() {
+                    sleeper.cancel();
+                } else {
+                    sleeper.rest(until.since(clock.now()));
+                }
+            }
             Wait::Until(deadline) => {
                 sleeper.announce();
                 now = clock.now();
@@ -244,6 +258,47 @@ mod tests {
         assert_eq!(played.calls, [Call::Turn, Call::Turn]);
         let paused = played.turns[1].since(played.turns[0]);
         assert!(paused.ns >= span.ns - span.ns / 500, "{paused}");
+    }
+
+    /// Rests once, for long, and has something for which nobody rings if so wanted.
+    struct Resting {
+        turns: u32,
+        is_wanted: bool,
+    }
+
+    impl Turn for Resting {
+        fn turn(&mut self, _: Instant) -> Wait {
+            self.turns += 1;
+            if self.turns == 1 { Wait::Pause(Span::from_secs(60)) } else { Wait::Ended }
+        }
+
+        fn is_wanted(&self) -> bool {
+            self.is_wanted
+        }
+
+        fn arm(&mut self, _: Instant) -> bool {
+            false
+        }
+
+        fn woken(&mut self, _: &[u64]) {}
+    }
+
+    #[test]
+    fn a_pause_ends_with_a_bell_or_does_not_begin_if_there_is_something_already() {
+        let clock = Clock::start();
+        let begun = clock.now();
+        let mut sleeper = Sleeper::new().unwrap();
+        run(&mut Resting { turns: 0, is_wanted: true }, &clock, &mut sleeper);
+        let bell = sleeper.bell();
+        let rest =
+            move |_: &_| run(&mut Resting { turns: 0, is_wanted: false }, &clock, &mut sleeper);
+        let thread = Thread::spawn("rests", None, rest).unwrap();
+        while !thread.is_finished() {
+            bell.ring();
+            crate::thread::give_way();
+        }
+        thread.join();
+        assert!(clock.now().since(begun) < Span::from_secs(30), "it was rested for");
     }
 
     #[test]

@@ -113,6 +113,13 @@ impl Context<'_> {
         self.add(Registration::timed("timer", span, Once(Some(call))))
     }
 
+    /// Has the pollers of the thread flushed, in this turn or the next, even if nobody finds work in
+    /// it. Not needed by one that returns [`Found::Work`], nor at the beginning: a poller that has
+    /// been added, or has come with its thread, is flushed soon.
+    pub fn flush(&mut self) {
+        self.desk.changes.push_back(Change::Flush);
+    }
+
     /// Ends the thread, once its pollers have let go.
     pub fn end(&mut self) {
         self.desk.changes.push_back(Change::End);

@@ -153,13 +153,30 @@ impl Directory {
 
     /// Changes how a reactor polls. Refused if it would sleep with a poller that nothing wakes.
     pub fn set_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), Refused> {
+        self.may_poll(reactor, mode)?;
+        self.order(reactor, Order::SetPoll(mode)).map_err(|(why, _)| why)
+    }
+
+    /// Changes how all reactors poll. Refused, before any of them is told, if one would sleep with a
+    /// poller that nothing wakes. Returns those that could not be told, and why: they have ended, or
+    /// have no room for orders now.
+    pub fn set_poll_of_all(&self, mode: PollMode) -> Result<Vec<(ReactorId, Refused)>, Refused> {
+        self.reactors().try_for_each(|reactor| self.may_poll(reactor, mode))?;
+        let tell = |reactor| match self.order(reactor, Order::SetPoll(mode)) {
+            Ok(()) => None,
+            Err((why, _)) => Some((reactor, why)),
+        };
+        Ok(self.reactors().filter_map(tell).collect())
+    }
+
+    fn may_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), Refused> {
         self.reactor(reactor)?;
         if mode != PollMode::Always
             && let Some(poller) = self.sleepless_poller(reactor)
         {
             return Err(Refused::NoWakeSource { poller, mode });
         }
-        self.order(reactor, Order::SetPoll(mode)).map_err(|(why, _)| why)
+        Ok(())
     }
 
     /// Tells a reactor to end all of its threads and then itself.
@@ -340,6 +357,7 @@ fn sample_poller(record: &PollerRecord) -> PollerSample {
         paused: record.paused.load(Ordering::Relaxed),
         polls: record.polls.get(),
         found: record.found.get(),
+        woken_in_vain: record.woken_in_vain.get(),
     }
 }
 

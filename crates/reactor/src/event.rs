@@ -9,6 +9,7 @@ use host::frequency::FrequencyError;
 
 use crate::directory::{ReactorId, ThreadId};
 use crate::spell::PollMode;
+use crate::thread::DEAF_MAX;
 
 /// Something that happened on a reactor, rare enough to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +92,18 @@ pub enum Event {
         /// What the kernel answered.
         error: String,
     },
+    /// A descriptor ended so many sleeps in a row at once, and its poller found nothing. From now on
+    /// it is listened to only now and then, until the poller finds work again.
+    WokenInVain {
+        /// Which poller.
+        poller: String,
+        /// Its thread.
+        thread: ThreadId,
+        /// The descriptor's number in this process.
+        descriptor: i32,
+        /// How many sleeps.
+        times: u32,
+    },
     /// A reactor polls in another way now.
     PollModeChanged {
         /// Which.
@@ -129,8 +142,9 @@ pub enum Culprit {
     Poller(String),
     /// A message to this thread.
     Message(String),
-    /// One of those that found nothing, or the kernel, which ran somebody else on the core. Now and
-    /// then each poller is timed for a while after this, so that it can be named the next time.
+    /// It cannot be told: the kernel ran somebody else on the core between two of them, or several
+    /// shared a tick of its clock. Now and then each poller is timed for a while after this, so that
+    /// it can be named the next time.
     Unknown,
 }
 
@@ -210,6 +224,7 @@ impl Event {
             Self::TaskPanicked { .. } => "task-panicked",
             Self::TurnTooLong { .. } => "turn-too-long",
             Self::NotWaitedFor { .. } => "not-waited-for",
+            Self::WokenInVain { .. } => "woken-in-vain",
             Self::PollModeChanged { .. } => "poll-mode-changed",
             Self::NotPinned { .. } => "not-pinned",
             Self::Schedule(event) => event.kind(),
@@ -252,6 +267,12 @@ impl fmt::Display for Event {
             Self::NotWaitedFor { poller, thread, error } => {
                 write!(out, "wait for poller '{poller}' of thread {thread}: {error}")
             }
+            Self::WokenInVain { poller, thread, descriptor, times } => write!(
+                out,
+                "poller '{poller}' of thread {thread}: descriptor {descriptor} ended {times} sleeps \
+                 in a row and there was no work, expected it to be readable only while there is \
+                 some; it is listened to every {DEAF_MAX} at the least"
+            ),
             Self::PollModeChanged { reactor, mode } => {
                 write!(out, "reactor {reactor} polls in mode {mode}")
             }
@@ -276,7 +297,7 @@ impl fmt::Display for Culprit {
         match self {
             Self::Poller(name) => write!(out, "poller '{name}'"),
             Self::Message(name) => write!(out, "a message to thread '{name}'"),
-            Self::Unknown => out.write_str("a poller that found nothing, or the kernel"),
+            Self::Unknown => out.write_str("somebody unknown, or the kernel"),
         }
     }
 }

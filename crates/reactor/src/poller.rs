@@ -17,8 +17,9 @@ pub trait Poller: Send {
     /// Does a bounded amount of work.
     fn poll(&mut self, context: &mut Context<'_>) -> Found;
 
-    /// Makes visible what was put together: doorbells, sockets. Called at the end of a turn in which
-    /// the thread found work, once.
+    /// Makes visible what was put together: doorbells, sockets. Called once at the end of a turn in
+    /// which the thread found work, or somebody asked for it with [`Context::flush`], and after the
+    /// poller was attached.
     fn flush(&mut self) {}
 
     /// Takes two words that somebody sent with [`Message::Words`](crate::Message::Words).
@@ -88,8 +89,9 @@ impl Found {
 #[derive(Debug)]
 pub enum WokenBy {
     /// This descriptor becomes readable once [`Poller::arm`] has been called, which takes away what
-    /// old signals have left: a descriptor that stays readable ends every sleep at once. Two
-    /// descriptors are one epoll instance.
+    /// old signals have left: a descriptor that stays readable ends every sleep at once. If it goes
+    /// on like that and the poller finds nothing, an event says so, and the descriptor is listened to
+    /// only now and then: every 10 ms at the least. Two descriptors are one epoll instance.
     Descriptor(OwnedFd),
     /// Time does: [`Poller::wake_at`].
     Deadline,

@@ -48,8 +48,9 @@ pub struct Reactor {
     notable: Span,
     turn_max: Span,
     publish_at: Instant,
-    /// The deadline of the sleep that was announced.
+    /// The deadline of the sleep that was announced, and when it began.
     promised: Instant,
+    armed: Instant,
     /// Threads that the inbox of their new reactor had no room for.
     parting: Vec<(ReactorId, Box<LightThread>)>,
     stopping: bool,
@@ -177,6 +178,7 @@ impl Reactor {
             turn_max: options.turn_max,
             publish_at: now,
             promised: Instant::NEVER,
+            armed: now,
             parting: Vec::new(),
             stopping: false,
         }
@@ -200,6 +202,7 @@ impl Reactor {
         self.last = now;
         if self.slept {
             self.slept = false;
+            self.local.watch.rested();
         } else {
             if self.busy {
                 self.charge(now, took);
@@ -237,12 +240,14 @@ impl Reactor {
         }
         record.turns_too_long.add(1);
         self.local.watch.look(now);
-        let number = self.local.watch.culprit(now);
+        let number = self.local.watch.culprit(took, now);
         let culprit = self.name_of(number);
         if longest {
             let mut kept = record.longest_culprit.lock().unwrap_or_else(PoisonError::into_inner);
             *kept = Some(culprit.to_string());
         }
+        // What has passed until now is nobody else's.
+        self.local.watch.rested();
         let reactor = self.local.id;
         self.local.directory.note(now, Event::TurnTooLong { reactor, took, culprit });
     }
@@ -402,8 +407,12 @@ impl Turn for Reactor {
         self.arm_all(now)
     }
 
-    fn woken(&mut self, _ready: &[u64]) {
-        self.disarm_all();
+    fn is_wanted(&self) -> bool {
+        self.has_messages()
+    }
+
+    fn woken(&mut self, ready: &[u64]) {
+        self.disarm_all(ready);
     }
 }
 

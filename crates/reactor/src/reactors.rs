@@ -69,9 +69,11 @@ impl Reactors {
         self.directory.spawn(plan)
     }
 
-    /// Changes how all of them poll: [`Directory::set_poll`].
+    /// Changes how all of them poll: [`Directory::set_poll_of_all`]. Refused if one could not be
+    /// told; the others have been.
     pub fn set_poll(&self, mode: PollMode) -> Result<(), Refused> {
-        self.directory.reactors().try_for_each(|reactor| self.directory.set_poll(reactor, mode))
+        let mut not_told = self.directory.set_poll_of_all(mode)?;
+        not_told.pop().map_or(Ok(()), |(_, why)| Err(why))
     }
 
     /// Looks at all books.

@@ -3,6 +3,7 @@
 mod plan;
 mod slots;
 mod travel;
+mod trust;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub(crate) use slots::Ids;
 use slots::{Slot, Slots};
 use travel::Leaving;
 pub(crate) use travel::Letting;
+pub(crate) use trust::DEAF_MAX;
+use trust::Trust;
 
 /// A light thread. Whoever holds it may run it: it is on one reactor, or on its way to one.
 pub(crate) struct LightThread {
@@ -59,6 +62,7 @@ pub(crate) enum Change {
     SetPeriod(PollerId, Span),
     Run(Call),
     Send(Handle, Message),
+    Flush,
     End,
 }
 
@@ -113,7 +117,7 @@ impl LightThread {
             found |= self.run_due(now, local);
         }
         if !self.desk.changes.is_empty() {
-            self.apply_changes(now, local);
+            found |= self.apply_changes(now, local);
         }
         if found {
             self.flush(local);
@@ -172,11 +176,14 @@ impl LightThread {
         for slot in self.slots.iter_mut() {
             local.watch.begin(slot.number);
             slot.poller.flush();
+            local.watch.end(false);
         }
     }
 
-    /// Does what pollers have asked for. What cannot be done yet stays.
-    fn apply_changes(&mut self, now: Instant, local: &mut Local) {
+    /// Does what pollers have asked for. What cannot be done yet stays. Returns whether there is
+    /// something to be made visible.
+    fn apply_changes(&mut self, now: Instant, local: &mut Local) -> bool {
+        let mut flush = false;
         for _ in 0..self.desk.changes.len() {
             match self.desk.changes.pop_front() {
                 Some(Change::Add(id, registration)) => self.add(id, *registration, now, local),
@@ -186,10 +193,12 @@ impl LightThread {
                 Some(Change::SetPeriod(id, period)) => self.set_period(id, period, now, local),
                 Some(Change::Run(call)) => self.run(Message::Call(call), now, local),
                 Some(Change::Send(to, message)) => self.send_again(to, message),
+                Some(Change::Flush) => flush = true,
                 Some(Change::End) => self.leave(None, now, local),
                 None => break,
             }
         }
+        flush
     }
 
     fn add(&mut self, id: PollerId, registration: Registration, now: Instant, local: &mut Local) {
@@ -232,9 +241,14 @@ impl LightThread {
         }
     }
 
+    /// Whether somebody wants something of it: a message, or what it left for later itself.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.desk.mail.is_empty() || !self.desk.changes.is_empty()
+    }
+
     /// Gets every poller ready to be slept for. True if one of them, or a message, has work.
     pub(crate) fn arm(&mut self, local: &mut Local) -> bool {
-        if !self.desk.mail.is_empty() || !self.desk.changes.is_empty() {
+        if self.is_wanted() {
             return true;
         }
         self.slots.any_active(|slot| {
@@ -252,11 +266,12 @@ impl LightThread {
     }
 
     /// When it wants to be polled even if nothing happens.
-    pub(crate) fn wake_at(&self, local: &mut Local) -> Instant {
+    pub(crate) fn wake_at(&mut self, now: Instant, local: &mut Local) -> Instant {
+        self.listen_again(now, local);
         let mut earliest = self.slots.timers.next();
         for slot in self.slots.active() {
             local.watch.begin(slot.number);
-            earliest = earliest.min(slot.poller.wake_at());
+            earliest = earliest.min(slot.poller.wake_at()).min(slot.trust.deaf_until());
         }
         earliest
     }

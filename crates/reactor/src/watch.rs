@@ -1,8 +1,10 @@
 //! Who takes the time in a turn.
 //!
 //! A look at the clock costs as much as many a poll, so it is looked at after those that found work,
-//! and only where several share the reactor: what they take goes to their thread's account. Should
-//! a turn be too long and none of these explain it, everybody is timed for a while.
+//! and only where several share the reactor: what they take goes to their thread's account. After
+//! the others the kernel's last tick is looked at, which costs a quarter of that: who has held a turn
+//! up for longer than it may last has seen ticks pass. Should a turn be too long and none of these
+//! explain it, everybody is timed for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +24,15 @@ pub enum Stopwatch {
 }
 
 impl Stopwatch {
+    /// The last tick of the kernel's clock.
+    #[inline]
+    fn tick(&self) -> Span {
+        match self {
+            Self::Clock(_) => host::clock::tick(),
+            Self::Simulated(ns) => Span { ns: ns.load(Ordering::Relaxed) },
+        }
+    }
+
     #[inline]
     pub(crate) fn now(&self) -> Instant {
         match self {
@@ -50,6 +61,11 @@ pub(crate) struct Watch {
     longest: Span,
     /// Who took the longest, by number; 0 if that is not known.
     culprit: u64,
+    /// The tick that was seen last.
+    tick: Span,
+    /// The most ticks that one has seen pass in this turn, and who that was.
+    ticked: Span,
+    ticker: u64,
 }
 
 /// For how long everybody is timed after a long turn that nobody explained.
@@ -71,7 +87,20 @@ impl Watch {
             closely: false,
             longest: Span::default(),
             culprit: 0,
+            tick: Span::default(),
+            ticked: Span::default(),
+            ticker: 0,
         }
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> Instant {
+        self.stopwatch.now()
+    }
+
+    /// Nobody ran for a while before this turn.
+    pub(crate) fn rested(&mut self) {
+        self.tick = self.stopwatch.tick();
     }
 
     /// A turn begins.
@@ -79,6 +108,7 @@ impl Watch {
     pub(crate) fn turn(&mut self, now: Instant) {
         (self.mark, self.begun) = (now, 0);
         (self.longest, self.culprit) = (Span::default(), 0);
+        (self.ticked, self.ticker) = (Span::default(), 0);
     }
 
     /// The mailbox or poller with this number begins.
@@ -91,11 +121,31 @@ impl Watch {
     /// It is done. Returns how long it took, if it found work and that was measured.
     #[inline]
     pub(crate) fn end(&mut self, found: bool) -> u64 {
+        if self.several {
+            self.look_at_tick();
+        }
         if self.closely || (found && self.several) {
             let took = self.look(self.stopwatch.now()).ns;
             if found { took } else { 0 }
         } else {
             0
+        }
+    }
+
+    #[inline]
+    fn look_at_tick(&mut self) {
+        let tick = self.stopwatch.tick();
+        if tick != self.tick {
+            self.ticks(tick);
+        }
+    }
+
+    #[cold]
+    fn ticks(&mut self, tick: Span) {
+        let passed = Span { ns: tick.ns.saturating_sub(self.tick.ns) };
+        self.tick = tick;
+        if passed > self.ticked {
+            (self.ticked, self.ticker) = (passed, self.running());
         }
     }
 
@@ -116,10 +166,12 @@ impl Watch {
         self.record.running.get()
     }
 
-    /// Who took the longest in the turn that was looked at last, by number. If that is not known,
-    /// they are all timed for a while,
-    /// so that it may be the next time.
-    pub(crate) fn culprit(&mut self, now: Instant) -> u64 {
+    /// Who took the longest in the turn that was looked at last, of which `took` is the length, by
+    /// number. If that is not known, they are all timed for a while, so that it may be the next time.
+    pub(crate) fn culprit(&mut self, took: Span, now: Instant) -> u64 {
+        if self.culprit == 0 && self.ticked.ns > took.ns / 2 {
+            return self.ticker;
+        }
         if self.culprit == 0 && now >= self.closely_again {
             self.closely = true;
             self.closely_until = now.after(CLOSELY);

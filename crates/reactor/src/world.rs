@@ -43,6 +43,10 @@ pub(crate) enum Stage {
     Tired(Instant),
     Announced(Instant),
     Asleep(Instant),
+    /// Wants to rest.
+    Weary(Instant),
+    /// Has announced a rest.
+    Leaning(Instant),
     Resting(Instant),
     Ended,
 }
@@ -86,7 +90,7 @@ impl World {
             Stage::Turning => match reactor.turn(now) {
                 Wait::Again => Stage::Turning,
                 Wait::Until(deadline) => Stage::Tired(deadline),
-                Wait::Pause(span) => Stage::Resting(now.after(span)),
+                Wait::Pause(span) => Stage::Weary(now.after(span)),
                 Wait::Ended => Stage::Ended,
             },
             Stage::Tired(deadline) => {
@@ -114,8 +118,28 @@ impl World {
                     Stage::Asleep(deadline)
                 }
             }
-            Stage::Resting(until) if now >= until => Stage::Turning,
-            stage => stage,
+            Stage::Weary(until) => {
+                sleeper.announce_rest();
+                Stage::Leaning(until)
+            }
+            Stage::Leaning(until) => {
+                if reactor.is_wanted() {
+                    sleeper.cancel();
+                    Stage::Turning
+                } else {
+                    Stage::Resting(until)
+                }
+            }
+            Stage::Resting(until) => {
+                if sleeper.rest(Span::default()) || now >= until {
+                    Stage::Turning
+                } else {
+                    // It goes on resting: nobody was there to ring in between.
+                    sleeper.announce_rest();
+                    Stage::Resting(until)
+                }
+            }
+            Stage::Ended => Stage::Ended,
         };
     }
 

@@ -48,6 +48,31 @@ fn elapsed<R>(body: impl FnOnce() -> R) -> (R, Span) {
 }
 
 #[test]
+fn a_rest_ends_with_a_bell_and_with_no_descriptor() {
+    for mut sleeper in sleepers() {
+        let (bell, event) = (sleeper.bell(), event());
+        sleeper.sources().add(&event, 7).unwrap();
+        signal(&event);
+        for _ in 0..3 {
+            sleeper.announce_rest();
+            let (rang, rested) = elapsed(|| sleeper.rest(Span::from_ms(2)));
+            assert!(
+                !rang && rested >= Span::from_ms(2),
+                "{rested}: neither a descriptor nor an old ring"
+            );
+            sleeper.announce_rest();
+            bell.ring();
+            let (rang, rested) = elapsed(|| sleeper.rest(LONG));
+            assert!(rang && rested < LONG);
+            // A ring that ended a sleep is an old one too.
+            sleeper.announce();
+            bell.ring();
+            assert!(sleeper.block(LONG, &mut Vec::new()));
+        }
+    }
+}
+
+#[test]
 fn a_ring_costs_no_system_call_while_the_sleeper_is_awake() {
     for mut sleeper in sleepers() {
         let bell = sleeper.bell();

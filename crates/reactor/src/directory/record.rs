@@ -169,4 +169,5 @@ pub(crate) struct PollerRecord {
     pub(crate) paused: AtomicBool,
     pub(crate) polls: Count,
     pub(crate) found: Count,
+    pub(crate) woken_in_vain: Count,
 }

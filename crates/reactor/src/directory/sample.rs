@@ -98,4 +98,7 @@ pub struct PollerSample {
     pub polls: u64,
     /// How often it found work.
     pub found: u64,
+    /// How often its descriptor ended a sleep at once although there was no work, several times in a
+    /// row.
+    pub woken_in_vain: u64,
 }

@@ -15,6 +15,8 @@
 //!   by [`arm`](host::Turn::arm), which looks later than the heavy half. It rings the bell of the
 //!   reactor where the thread lives; how that stays true while the thread moves is said at
 //!   `ThreadRecord::ring`.
+//! - *A rest* of hybrid mode is announced like a sleep, and ended by the same bells. Descriptors are
+//!   not waited for: it is as long as what is in flight takes at least.
 //! - *A device or a socket.* Each poller says what wakes it when it is registered, or is refused. Its
 //!   `arm` asks for the signal first and looks second, so what comes between the two is seen, and
 //!   what comes later signals. The descriptor is among the sources of the sleeper from the moment at
@@ -30,6 +32,7 @@ use base::{Instant, Span};
 use host::Wait;
 
 use super::Reactor;
+use crate::spell::REST_MIN;
 
 /// A deadline as near as this is not slept for.
 const NEAR: Span = Span::from_us(10);
@@ -39,8 +42,7 @@ impl Reactor {
     #[cold]
     pub(super) fn idle(&mut self, now: Instant) -> Wait {
         if self.spell.wants_rest() {
-            let latency = self.guarded(now, |reactor| reactor.expected_latency()).flatten();
-            let rest = self.spell.rest(now, latency);
+            let rest = self.rest(now);
             self.spell.extend(now.after(rest.unwrap_or_default()));
             self.slept = rest.is_some();
             return rest.map_or(Wait::Again, Wait::Pause);
@@ -49,7 +51,7 @@ impl Reactor {
             self.spell.extend(now);
             return Wait::Again;
         }
-        let deadline = self.guarded(now, Self::deadline).unwrap_or(now);
+        let deadline = self.guarded(now, |reactor| reactor.deadline(now)).unwrap_or(now);
         if deadline <= now.after(NEAR) {
             return Wait::Again;
         }
@@ -58,10 +60,24 @@ impl Reactor {
         Wait::Until(deadline)
     }
 
+    /// The rest that is due now in hybrid mode. No deadline is rested over, nobody who travels, and
+    /// no message: it ends the rest.
+    fn rest(&mut self, now: Instant) -> Option<Span> {
+        let expects = |reactor: &mut Self| (reactor.expected_latency(), reactor.deadline(now));
+        let (latency, deadline) = self.guarded(now, expects)?;
+        let rest = self.spell.rest(now, latency)?.min(deadline.since(now));
+        (rest >= REST_MIN && !self.local.attention).then_some(rest)
+    }
+
+    /// Whether there is something for which nobody rang, because this did not sleep.
+    pub(super) fn has_messages(&self) -> bool {
+        !self.inbox.is_empty() || self.threads.iter().any(|thread| thread.is_wanted())
+    }
+
     /// The earliest moment at which a timer or a poller wants to be called.
-    fn deadline(&mut self) -> Instant {
+    fn deadline(&mut self, now: Instant) -> Instant {
         let local = &mut self.local;
-        let moments = self.threads.iter().map(|thread| thread.wake_at(local));
+        let moments = self.threads.iter_mut().map(|thread| thread.wake_at(now, local));
         moments.min().unwrap_or(Instant::NEVER)
     }
 
@@ -76,7 +92,7 @@ impl Reactor {
             let local = &mut reactor.local;
             !reactor.inbox.is_empty()
                 || reactor.threads.iter_mut().any(|thread| thread.arm(local))
-                || reactor.deadline() < reactor.promised
+                || reactor.deadline(now) < reactor.promised
         });
         if stays.unwrap_or(true) {
             // Not at once again: announcing costs a microsecond.
@@ -87,10 +103,18 @@ impl Reactor {
         record.sleeps.add(1);
         record.asleep.store(true, Ordering::Relaxed);
         self.slept = true;
+        self.armed = now;
         false
     }
 
-    pub(super) fn disarm_all(&mut self) {
+    /// The sleep is over, or did not take place. The descriptors with these numbers have ended it.
+    pub(super) fn disarm_all(&mut self, ready: &[u64]) {
+        if !ready.is_empty() {
+            let now = self.local.watch.now();
+            let slept = now.since(self.armed);
+            let local = &mut self.local;
+            self.threads.iter_mut().for_each(|thread| thread.woken(ready, slept, now, local));
+        }
         let now = self.last;
         self.guarded(now, |reactor| {
             let local = &mut reactor.local;

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,8 @@ use crate::panicked::panic_text;
 use crate::poller::{Poller, PollerId, Registration, WakeKind, WhenPanicked, WokenBy};
 use crate::reactor::Local;
 use crate::timers::Timers;
+
+use super::Trust;
 
 /// The pollers, by number, and the order in which they are polled.
 #[derive(Default)]
@@ -44,6 +47,7 @@ pub(crate) struct Slot {
     /// Whether its descriptor could not be put there.
     unlisted: bool,
     woken_by: WokenBy,
+    pub(crate) trust: Trust,
     pub(crate) when_panicked: Option<WhenPanicked>,
     pub(crate) record: Arc<PollerRecord>,
 }
@@ -112,7 +116,7 @@ impl Slots {
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
             let runs = !slot.paused && !slot.detached;
-            if let Err(error) = slot.list(runs, local) {
+            if let Err(error) = slot.list(runs && !slot.trust.is_deaf(), local) {
                 let (poller, error) = (slot.name().to_owned(), error.to_string());
                 local.directory.note(now, Event::NotWaitedFor { poller, thread, error });
             }
@@ -143,6 +147,7 @@ impl Slot {
             paused: AtomicBool::new(paused),
             polls: Count::default(),
             found: Count::default(),
+            woken_in_vain: Count::default(),
         };
         Self {
             poller,
@@ -157,6 +162,7 @@ impl Slot {
             listed: false,
             unlisted: false,
             woken_by,
+            trust: Trust::default(),
             when_panicked,
             record: Arc::new(record),
         }
@@ -207,6 +213,7 @@ impl Slot {
     pub(crate) fn publish(&self) {
         self.record.polls.set(self.polls);
         self.record.found.set(self.found);
+        self.record.woken_in_vain.set(self.trust.in_vain());
         self.record.paused.store(self.paused, Ordering::Relaxed);
     }
 
@@ -226,6 +233,13 @@ impl Slot {
         } else {
             local.sources.remove(descriptor)
         }
+    }
+
+    /// Its descriptor has ended a sleep of this length. If that is not believed any more, and it is
+    /// the first time, returns which descriptor it is.
+    pub(crate) fn woken(&mut self, slept: Span, now: Instant) -> Option<i32> {
+        let WokenBy::Descriptor(descriptor) = &self.woken_by else { return None };
+        self.trust.woken(self.found, slept, now).then(|| descriptor.as_raw_fd())
     }
 
     /// Whether nothing would end a sleep on its behalf.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use base::{Instant, Span};
 
-use super::LightThread;
 use super::slots::Slot;
+use super::{Change, LightThread};
 use crate::directory::ReactorId;
 use crate::event::Event;
 use crate::message::Message;
@@ -87,7 +87,11 @@ impl LightThread {
             local.watch.begin(slot.number);
             slot.detached = false;
             slot.poller.attach();
+            // It may begin with something to be made visible.
+            self.desk.changes.push_back(Change::Flush);
         }
+        // Until somebody counts.
+        local.watch.several = true;
         self.slots.sort_out(self.desk.record.id, now, local);
     }
 

@@ -255,6 +255,30 @@ fn one_that_always_polls_never_sleeps_and_a_change_of_mode_wakes_one_that_does()
     world.settle();
 }
 
+#[test]
+fn all_are_told_how_to_poll_or_none_where_that_can_be_known() {
+    let mut world = World::always(2);
+    let plan = ThreadPlan::new("deaf").poller(sleepless()).on(R1);
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(2);
+    let modes = |world: &World| {
+        let sample = world.directory.sample(world.now());
+        sample.reactors.iter().map(|reactor| reactor.mode).collect::<Vec<_>>()
+    };
+    let refused = world.directory.set_poll_of_all(PollMode::Adaptive).unwrap_err();
+    assert!(matches!(refused, Refused::NoWakeSource { .. }), "{refused}");
+    world.turn_all(2);
+    assert_eq!(modes(&world), [PollMode::Always; 2], "the first would have obeyed");
+
+    let options = ReactorOptions { inbox: 2, ..ReactorOptions::default() };
+    let mut world = World::new(0, 3, &options);
+    while world.directory.set_poll(R1, PollMode::Adaptive).is_ok() {}
+    let not_told = world.directory.set_poll_of_all(PollMode::Hybrid).unwrap();
+    assert_eq!(not_told, [(R1, Refused::InboxFull(R1))]);
+    world.turn_all(2);
+    assert_eq!(modes(&world), [PollMode::Hybrid, PollMode::Adaptive, PollMode::Hybrid]);
+}
+
 /// Has something in flight that takes 80 us.
 struct Slow(Counter);
 
@@ -268,6 +292,196 @@ impl Poller for Slow {
     fn expected_latency(&self) -> Option<Span> {
         Some(Span::from_us(80))
     }
+}
+
+/// Goes on until it rests, and says until when.
+fn rests(world: &mut World) -> Instant {
+    for _ in 0..10 {
+        if let Stage::Resting(until) = world.members[0].stage {
+            return until;
+        }
+        world.step(0);
+    }
+    panic!("{:?}", world.stages())
+}
+
+fn hybrid(pollers: impl IntoIterator<Item = Registration>) -> (World, Handle) {
+    let options = ReactorOptions { poll: PollMode::Hybrid, ..ReactorOptions::default() };
+    let mut world = World::new(0, 1, &options);
+    let plan = pollers.into_iter().fold(ThreadPlan::new("slow"), ThreadPlan::poller);
+    let thread = world.directory.spawn(plan).unwrap();
+    world.live(Span::from_ms(5));
+    (world, thread)
+}
+
+#[test]
+fn a_message_ends_a_rest_at_whatever_stage_of_it_it_comes() {
+    type Is = fn(Stage) -> bool;
+    let stages: [(&str, Is); 4] = [
+        ("turning", |stage| stage == Stage::Turning),
+        ("weary", |stage| matches!(stage, Stage::Weary(_))),
+        ("leaning", |stage| matches!(stage, Stage::Leaning(_))),
+        ("resting", |stage| matches!(stage, Stage::Resting(_))),
+    ];
+    type Comes = fn(&mut World, &Handle, super::crew::Tally);
+    let comes: [(&str, Comes); 2] = [
+        ("message", |world, thread, seen| {
+            world.call(thread, move |_| _ = seen.fetch_add(1, RELAXED));
+        }),
+        ("order", |world, _, seen| {
+            let note = move |_: &mut Context<'_>| _ = seen.fetch_add(1, RELAXED);
+            world.directory.spawn(ThreadPlan::new("new").first(note)).unwrap();
+        }),
+    ];
+    for (when, is_it) in stages {
+        for (what, comes) in comes {
+            let (mut world, thread) = hybrid([active("slow", Slow(idle(&tally())))]);
+            world.call(&thread, |_| ());
+            // The reactor wakes, works, and rests for it.
+            while world.members[0].stage != Stage::Turning {
+                world.step(0);
+            }
+            world.step(0);
+            while !is_it(world.members[0].stage) {
+                world.step(0);
+            }
+            let seen = tally();
+            comes(&mut world, &thread, Arc::clone(&seen));
+            // No time passes.
+            (0..8).for_each(|_| world.step(0));
+            assert_eq!(count(&seen), 1, "a {what} while {when}: {:?}", world.stages());
+        }
+    }
+}
+
+#[test]
+fn no_deadline_is_rested_over() {
+    let due = Span::from_us(30);
+    let ticks = tally();
+    let (mut world, thread) = hybrid([
+        active("slow", Slow(idle(&tally()))),
+        Registration::timed("tick", Span::from_ms(10), idle(&ticks)),
+    ]);
+    world.call(&thread, move |context| context.set_period(crate::PollerId::planned(1), due));
+    while world.members[0].stage != Stage::Turning {
+        world.step(0);
+    }
+    let now = world.now();
+    let until = rests(&mut world);
+    assert_eq!(until, now.after(due), "and not 60 us");
+    let before = count(&ticks);
+    world.pass_time(due);
+    (0..2).for_each(|_| world.step(0));
+    assert_eq!(count(&ticks), before + 1);
+}
+
+/// Its descriptor is readable all the time, and it knows of work only now and then.
+struct Stuck {
+    work: super::crew::Tally,
+}
+
+impl Poller for Stuck {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        let found = self.work.swap(0, RELAXED);
+        Found::from_count(usize::try_from(found).unwrap())
+    }
+}
+
+#[test]
+fn a_descriptor_that_stays_readable_is_told_once_and_does_not_keep_its_reactor_awake() {
+    let mut world = World::adaptive(0, 1);
+    let vectors = host::EventVectors::new(1).unwrap();
+    vectors.unmask(0);
+    base::Interrupts::raise(&mut vectors.clone(), 0);
+    let descriptor = vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
+    let (work, polls) = (tally(), tally());
+    let stuck = Stuck { work: Arc::clone(&work) };
+    let plan = ThreadPlan::new("two")
+        .poller(Registration::active("stuck", WokenBy::Descriptor(descriptor), stuck))
+        .poller(active("beside", idle(&polls)));
+    world.directory.spawn(plan).unwrap();
+    let sleeps = |world: &World| world.directory.sample(world.now()).reactors[0].sleeps;
+    let mut live = |span: Span| {
+        let (end, before) = (world.now().after(span), sleeps(&world));
+        while world.now() < end {
+            world.step(0);
+            match world.members[0].stage {
+                // As the kernel would: it wakes at once if there is something, or at the deadline.
+                Stage::Asleep(deadline) => {
+                    world.step(0);
+                    if let Stage::Asleep(_) = world.members[0].stage {
+                        world.now_ns.store(deadline.min(end).ns, RELAXED);
+                    }
+                }
+                _ => world.pass_time(Span { ns: 500 }),
+            }
+        }
+        (sleeps(&world) - before, world.kinds(), world.directory.sample(world.now()))
+    };
+    let (spent, kinds, sample) = live(Span::from_secs(1));
+    assert_eq!(kinds, ["thread-started", "woken-in-vain"]);
+    // 32, then one each time it is listened to, and a sleep without it in between.
+    assert!(spent < 32 + 2 * 120, "{spent} sleeps in a second");
+    let pollers = &sample.threads[0].pollers;
+    assert!((32..200).contains(&pollers[0].woken_in_vain), "{pollers:?}");
+    assert_eq!(pollers[1].woken_in_vain, 0);
+    assert!(count(&polls) < 100_000, "{} polls in a second", count(&polls));
+
+    // A true signal is seen within the bound.
+    let slack = Span::from_ms(1);
+    for _ in 0..20 {
+        work.store(1, RELAXED);
+        live(Span { ns: crate::thread::DEAF_MAX.ns + slack.ns });
+        assert_eq!(count(&work), 0, "it is seen {} later at most", crate::thread::DEAF_MAX);
+    }
+    let (_, kinds, _) = live(Span::from_ms(1));
+    assert!(kinds.len() > 5, "and the descriptor is believed again, and told again: {kinds:?}");
+}
+
+/// Shows something when it is flushed.
+#[derive(Default)]
+struct Shows {
+    shown: super::crew::Tally,
+    asks: bool,
+}
+
+impl Poller for Shows {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        if std::mem::take(&mut self.asks) {
+            context.flush();
+        }
+        Found::Nothing
+    }
+
+    fn flush(&mut self) {
+        self.shown.fetch_add(1, RELAXED);
+    }
+}
+
+#[test]
+fn what_is_ready_at_the_beginning_is_made_visible_and_so_is_what_somebody_asks_for() {
+    let mut world = World::adaptive(0, 2);
+    let flushes = |asks| {
+        let shown = tally();
+        (Arc::clone(&shown), active("shows", Shows { shown, asks }))
+    };
+    let ((first, one), (later, two), (asking, three)) =
+        (flushes(false), flushes(false), flushes(true));
+    let thread = world.directory.spawn(ThreadPlan::new("shows").poller(one).on(R0)).unwrap();
+    world.settle();
+    assert_eq!(count(&first), 1, "its first words");
+    world.call(&thread, move |context| drop(context.add(two)));
+    world.settle();
+    assert!(count(&later) >= 1, "of one that came later too");
+    world.call(&thread, move |context| drop(context.add(three)));
+    world.settle();
+    let before = count(&first);
+    assert!(count(&asking) >= 2, "and what it asked for");
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.settle();
+    assert_eq!((thread.home(), count(&first)), (R1, before + 1), "and after a move");
+    world.live(Span::from_ms(50));
+    assert_eq!(count(&first), before + 1, "and not without a reason");
 }
 
 #[test]
@@ -286,9 +500,7 @@ fn in_hybrid_mode_three_quarters_of_the_latency_are_rested() {
         world.step(0);
     }
     let now = world.now();
-    world.step(0);
-    world.step(0);
-    let Stage::Resting(until) = world.members[0].stage else { panic!("{:?}", world.stages()) };
+    let until = rests(&mut world);
     assert_eq!(until.since(now), Span::from_us(60));
     let before = count(&polls);
     world.turn_all(10);
