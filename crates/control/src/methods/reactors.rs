@@ -81,7 +81,15 @@ const POLLER: &[Field] = &[
     Field::new("paused", Shape::Flag, "whether it is paused"),
     Field::new("polls", Shape::Whole, "how often it was polled"),
     Field::new("found", Shape::Whole, "how often it found work"),
+    Field::new(
+        "woken_in_vain",
+        Shape::Whole,
+        "sleeps that its descriptor ended at once, several in a row, with no work there",
+    ),
 ];
+
+const NOT_TOLD: &[Field] =
+    &[Field::new("reactor", Shape::Whole, "its number"), Field::new("why", Shape::Text, "why")];
 
 const TEXT: Shape = Shape::Maybe(&Shape::Text);
 
@@ -148,8 +156,10 @@ pub(super) const METHODS: &[Method] = &[
         answer: Shape::Record(&[
             Field::new("mode", Shape::Text, "how they were told to poll"),
             Field::new("reactors", Shape::Wholes, "which were told"),
+            Field::new("refused", Shape::Rows(NOT_TOLD), "which could not be told"),
         ]),
-        help: "Change how reactors poll; each does so in its next turn, and an event says so",
+        help: "Change how reactors poll: all or none if one of them may not sleep; each does so in its \
+               next turn, and an event says so",
         example: "tenmil set poll mode=always",
         run: set_poll,
     },
@@ -188,6 +198,7 @@ pub(super) const EVENTS: &[EventKind] = &[
     kind("task-panicked", "a task panicked; its thread goes on"),
     kind("turn-too-long", "a turn took longer than it may"),
     kind("not-waited-for", "a poller's descriptor could not be waited for"),
+    kind("woken-in-vain", "a poller's descriptor stays readable without work, and is heard rarely"),
     kind("poll-mode-changed", "a reactor polls in another way now"),
     kind("not-pinned", "a reactor could not be bound to its core"),
     kind("mask-unmatched", "no reactor's core is in a thread's mask; the thread runs where it can"),
@@ -349,6 +360,7 @@ fn poller_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
             "paused": poller.paused,
             "polls": poller.polls,
             "found": poller.found,
+            "woken_in_vain": poller.woken_in_vain,
         })
     };
     let wanted = sample.threads.iter().filter(|thread| wanted(thread));
@@ -358,15 +370,23 @@ fn poller_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
 fn set_poll(call: &Call<'_>) -> Result<Value, Refusal> {
     let directory = running(call)?.directory;
     let mode = call.arguments.text("mode").and_then(PollMode::parse).unwrap_or_default();
-    let told: Vec<ReactorId> = match number(call, "reactor") {
-        Some(reactor) => vec![ReactorId(reactor)],
-        None => directory.reactors().collect(),
+    let (asked, not_told) = match number(call, "reactor").map(ReactorId) {
+        Some(reactor) => (vec![reactor], directory.set_poll(reactor, mode).map(|()| Vec::new())),
+        None => (directory.reactors().collect(), directory.set_poll_of_all(mode)),
     };
-    for reactor in &told {
-        directory.set_poll(*reactor, mode).map_err(|why| refused("set poll", &why))?;
+    let not_told = not_told.map_err(|why| refused("set poll", &why))?;
+    match not_told.first() {
+        Some((_, why)) if not_told.len() == asked.len() => Err(refused("set poll", why)),
+        _ => Ok(told(mode, &asked, &not_told)),
     }
-    let told: Vec<u32> = told.iter().map(|reactor| reactor.0).collect();
-    Ok(json!({ "mode": mode.name(), "reactors": told }))
+}
+
+fn told(mode: PollMode, asked: &[ReactorId], not_told: &[(ReactorId, reactor::Refused)]) -> Value {
+    let is_told = |id: &&ReactorId| not_told.iter().all(|(other, _)| other != *id);
+    let told: Vec<u32> = asked.iter().filter(is_told).map(|reactor| reactor.0).collect();
+    let row = |(reactor, why): &(ReactorId, reactor::Refused)| json!({ "reactor": reactor.0, "why": why.to_string() });
+    let refused: Vec<Value> = not_told.iter().map(row).collect();
+    json!({ "mode": mode.name(), "reactors": told, "refused": refused })
 }
 
 fn set_thread(call: &Call<'_>) -> Result<Value, Refusal> {

@@ -2,7 +2,9 @@
 
 use base::Span;
 use host::{Clock, Cores};
-use reactor::{Context, Event, Found, Poller, ReactorOptions, Registration, ThreadPlan};
+use reactor::{
+    Context, Event, Found, PollMode, Poller, ReactorId, ReactorOptions, Registration, ThreadPlan,
+};
 use serde_json::{Value, json};
 
 use super::{EVENTS, Reactors, Relay, Running};
@@ -107,13 +109,36 @@ fn one_answer_holds_all_of_one_moment() {
 fn reactors_are_told_how_to_poll_and_do() {
     let world = World::new();
     let told = world.ask("set_poll", json!({ "mode": "always" })).unwrap();
-    assert_eq!(told, json!({ "mode": "always", "reactors": [0] }));
+    assert_eq!(told, json!({ "mode": "always", "reactors": [0], "refused": [] }));
     world.await_event(|event| event.kind() == "poll-mode-changed");
     assert_eq!(world.ask("reactors", json!({})).unwrap()[0]["mode"], "always");
     let refusal = world.ask("set_poll", json!({ "mode": "hybrid", "reactor": 5 })).unwrap_err();
     assert!(refusal.message.starts_with("set poll: "), "{refusal}");
     let refusal = world.ask("set_poll", json!({ "mode": "never" })).unwrap_err();
     assert_eq!(refusal.message, "set poll: mode is `never`, expected always, adaptive or hybrid");
+}
+
+#[test]
+fn who_could_not_be_told_is_named_with_the_reason() {
+    let world = World::new();
+    let stopped = ReactorId(0);
+    world.reactors.directory().stop(stopped).unwrap();
+    let end = world.reactors.clock().now().after(Span::from_secs(20));
+    let refusal = loop {
+        assert!(world.reactors.clock().now() < end, "it never stops");
+        if let Err(refusal) = world.ask("set_poll", json!({ "mode": "always" })) {
+            break refusal;
+        }
+        host::thread::give_way();
+    };
+    assert_eq!(refusal.message, "set poll: reactor 0: it has stopped");
+
+    let why = reactor::Refused::Stopped(ReactorId(1));
+    let asked: Vec<_> = (0..3).map(ReactorId).collect();
+    let answer = super::told(PollMode::Hybrid, &asked, &[(ReactorId(1), why)]);
+    let refused = json!([{ "reactor": 1, "why": "reactor 1: it has stopped" }]);
+    assert_eq!(answer, json!({ "mode": "hybrid", "reactors": [0, 2], "refused": refused }));
+    assert_eq!(TABLE.find("set_poll").unwrap().answer.check(&answer), Ok(()));
 }
 
 #[test]
