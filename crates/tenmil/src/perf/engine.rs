@@ -63,7 +63,8 @@ pub fn run(
     let memory_backing = rig.memory_backing();
     rig.shut_down();
 
-    let mut environment = RunEnvironment::of(machine);
+    let mut environment = RunEnvironment::of(machine, options);
+    environment.frequency_scaling = tally.frequency_scaling().to_owned();
     environment.stolen = ProcessorTime::read().stolen_since(before);
     environment.tsc_hz = clock.tsc_hz();
     environment.memory_backing = memory_backing;
@@ -140,8 +141,7 @@ impl Rig {
         let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
         reactors.stop();
         progress.hide_steering();
-        drop(balance);
-        let mut tally = Tally::new(self.descriptions(), sleeps);
+        let mut tally = Tally::new(self.descriptions(), sleeps, balance.into_frequency_scaling());
         shares.into_iter().for_each(|share| tally.add(share));
         Ok(tally)
     }

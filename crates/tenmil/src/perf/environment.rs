@@ -1,6 +1,10 @@
 //! What a run happened on: the machine, and what only the run itself can tell about it.
 
 use host::Environment;
+use reactor::PollMode;
+use reactor::schedule::Policy;
+
+use super::options::PerfOptions;
 
 /// What a run happened on.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +17,12 @@ pub struct RunEnvironment {
     pub tsc_hz: Option<u64>,
     /// What rings and buffers were made of, in words: `2 MiB pages`.
     pub memory_backing: String,
+    /// How reactors looked for work.
+    pub poll: PollMode,
+    /// How their threads were spread.
+    pub scheduler: Policy,
+    /// What was done about the frequency of their cores, in words: `left alone`.
+    pub frequency_scaling: String,
     /// Whether this program was built with optimisation.
     pub optimised: bool,
 }
@@ -21,11 +31,18 @@ pub struct RunEnvironment {
 const STOLEN_NOTABLE: f64 = 0.005;
 
 impl RunEnvironment {
-    /// `machine`, before a run has told anything.
-    pub fn of(machine: Environment) -> Self {
-        let memory_backing = String::new();
-        let optimised = !cfg!(debug_assertions);
-        Self { machine, stolen: 0.0, tsc_hz: None, memory_backing, optimised }
+    /// `machine`, and what a run was asked for, before it has told anything.
+    pub fn of(machine: Environment, options: &PerfOptions) -> Self {
+        Self {
+            machine,
+            stolen: 0.0,
+            tsc_hz: None,
+            memory_backing: String::new(),
+            poll: options.poll,
+            scheduler: options.scheduler,
+            frequency_scaling: String::new(),
+            optimised: !cfg!(debug_assertions),
+        }
     }
 
     /// What the machine does to the number, if it does something: the sentence under the headline.
@@ -100,6 +117,9 @@ impl RunEnvironment {
                 format!("transparent: {pages}; reserved and free: {}", machine.huge_pages_free),
             ),
             ("lockable memory", lockable(machine.lockable_bytes)),
+            ("polling", self.poll.to_string()),
+            ("scheduler", self.scheduler.to_string()),
+            ("frequency scaling", self.frequency_scaling.clone()),
         ];
         if let Some(hz) = self.tsc_hz {
             rows.push(("time stamp counter", format!("{} MHz", hz / 1_000_000)));
@@ -121,6 +141,8 @@ fn lockable(bytes: Option<u64>) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use host::{Cores, Environment};
+    use reactor::PollMode;
+    use reactor::schedule::Policy;
 
     use super::RunEnvironment;
 
@@ -145,6 +167,9 @@ pub(crate) mod tests {
             stolen: 0.001,
             tsc_hz: Some(2_596_000_000),
             memory_backing: "2 MiB pages".into(),
+            poll: PollMode::Hybrid,
+            scheduler: Policy::Dynamic,
+            frequency_scaling: "left alone".into(),
             optimised: true,
         }
     }
@@ -186,6 +211,9 @@ pub(crate) mod tests {
         assert_eq!(named(&environment, "machine").unwrap(), "virtual machine of KVM");
         assert_eq!(named(&environment, "time stamp counter").unwrap(), "2596 MHz");
         assert_eq!(named(&environment, "lockable memory").unwrap(), "64 KiB");
+        assert_eq!(named(&environment, "polling").unwrap(), "hybrid");
+        assert_eq!(named(&environment, "scheduler").unwrap(), "dynamic");
+        assert_eq!(named(&environment, "frequency scaling").unwrap(), "left alone");
         environment.tsc_hz = None;
         assert_eq!(named(&environment, "time stamp counter"), None);
     }

@@ -20,6 +20,8 @@ use crate::perf::progress::Progress;
 /// have been put back.
 pub(super) struct Balance {
     _pool: Arc<Pool>,
+    /// What became of the frequency of cores, in words.
+    frequency_scaling: String,
 }
 
 /// Once in a period there is one job, and the next is refused while it waits.
@@ -36,11 +38,29 @@ impl Balance {
     ) -> Result<Self, Refused> {
         let pool = Arc::new(Pool::new(1, JOBS_WAITING_MAX));
         let frequency = frequency(options.governor, cores, progress);
+        let frequency_scaling = words(options.governor, frequency.as_ref());
         let rules = Options { policy: options.scheduler, ..Options::default() };
         let started = balance::start(directory, rules, frequency, Arc::clone(&pool));
         let (_thread, steering) = started.map_err(refused)?;
         progress.show_steering(steering);
-        Ok(Self { _pool: pool })
+        Ok(Self { _pool: pool, frequency_scaling })
+    }
+
+    /// Ends it, and says what became of the frequency of cores.
+    pub(super) fn into_frequency_scaling(self) -> String {
+        self.frequency_scaling
+    }
+}
+
+/// What is done about the frequency of cores.
+fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
+    let cores = |frequency: &Frequency| {
+        frequency.domains().iter().flat_map(|domain| domain.cores().iter()).collect::<Cores>()
+    };
+    match frequency.map(cores).filter(|cores| !cores.is_empty()) {
+        Some(cores) => format!("lowest asleep, highest loaded, on cores {cores}"),
+        None if is_wanted => "wanted, and could not be had".into(),
+        None => "left alone".into(),
     }
 }
 
@@ -89,7 +109,7 @@ mod tests {
     use host::machine::Machine;
     use host::runtime_directory::RuntimeDirectory;
 
-    use super::take_charge;
+    use super::{take_charge, words};
     use crate::perf::progress::{LiveLine, Progress};
 
     #[test]
@@ -126,6 +146,9 @@ mod tests {
         assert_eq!(held.domains().len(), 1);
         let second = take_charge(machine(), &cores, &directory, &progress).unwrap();
         assert_eq!((second.domains().len(), second.held().len()), (0, 1), "it is taken");
+        assert_eq!(words(true, Some(&held)), "lowest asleep, highest loaded, on cores 0");
+        assert_eq!(words(true, Some(&second)), "wanted, and could not be had");
+        assert_eq!(words(false, None), "left alone");
         let mut said = Vec::new();
         let mut line = LiveLine::new(false, base::Instant::default());
         line.tell(&progress, &mut said).unwrap();

@@ -28,11 +28,13 @@ pub(super) struct Tally {
     ended: Ended,
     open_loop: OpenLoopOutcome,
     sleeps: u64,
+    frequency_scaling: String,
 }
 
 impl Tally {
-    /// Nothing yet, over these SSDs, by threads that slept so often.
-    pub(super) fn new(devices: Vec<DeviceOutcome>, sleeps: u64) -> Self {
+    /// Nothing yet, over these SSDs, by threads that slept so often, on cores whose frequency was
+    /// dealt with in this way.
+    pub(super) fn new(devices: Vec<DeviceOutcome>, sleeps: u64, frequency_scaling: String) -> Self {
         Self {
             devices,
             totals: Counts::default(),
@@ -48,7 +50,13 @@ impl Tally {
             ended: Ended::Time,
             open_loop: OpenLoopOutcome::default(),
             sleeps,
+            frequency_scaling,
         }
+    }
+
+    /// What was done about the frequency of cores.
+    pub(super) fn frequency_scaling(&self) -> &str {
+        &self.frequency_scaling
     }
 
     /// Adds one thread's share.

@@ -251,6 +251,9 @@ fn environment(outcome: &PerfOutcome) -> Value {
         "transparent_huge_pages": machine.transparent_huge_pages,
         "huge_pages_free": machine.huge_pages_free,
         "lockable_bytes": machine.lockable_bytes,
+        "poll": environment.poll.name(),
+        "scheduler": environment.scheduler.to_string(),
+        "frequency_scaling": environment.frequency_scaling,
         "optimised": environment.optimised,
         "threads": outcome.threads.iter().map(|place| {
             json!({ "role": place.role, "core": place.core })
@@ -291,6 +294,10 @@ mod tests {
         let rising = ["p50", "p99", "p999", "p9999", "max"].map(at);
         assert!(rising.is_sorted() && rising[0] > 0.0, "{rising:?}");
         assert!((50_000.0..200_000.0).contains(&at("mean")));
+        let environment = &report["environment"];
+        assert_eq!((&environment["poll"], &report["poll"]), (&"hybrid".into(), &"adaptive".into()));
+        assert_eq!(environment["scheduler"], "dynamic");
+        assert_eq!(environment["frequency_scaling"], "left alone");
     }
 
     #[test]
