@@ -291,7 +291,8 @@ impl Controller {
     }
 
     /// Connect has said which queue this is. Said before Connect is finished, so that its answer has
-    /// the right SQHD.
+    /// the right SQHD. A queue with more entries than [`ControllerConfig::depth`] is to be refused:
+    /// its host may send more than there are places.
     pub fn connected(&mut self, queue: QueueKind) {
         self.queue = queue;
         self.head = if queue.entries() > 1 { self.head % queue.entries() } else { 0 };
@@ -402,8 +403,17 @@ impl Controller {
         let slot = &mut self.slots[usize::from(tag)];
         if !slot.is_queued {
             slot.is_queued = true;
+            debug_assert!(self.jobs.len() < self.slots.len(), "each slot is in the list once");
             self.jobs.push_back(tag);
         }
+    }
+
+    /// Whether more is waiting for room behind the pieces: worth telling the socket, which then does
+    /// not send what it has as a packet of its own.
+    #[inline]
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        !self.jobs.is_empty()
     }
 
     /// What is to be sent now, oldest first.

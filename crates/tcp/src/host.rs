@@ -257,6 +257,14 @@ impl Host {
         }
     }
 
+    /// Whether more is waiting for room behind the pieces: worth telling the socket, which then does
+    /// not send what it has as a packet of its own.
+    #[inline]
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// What is to be sent now, oldest first.
     #[inline]
     #[must_use]

@@ -118,7 +118,7 @@ impl Outbox {
     /// # Panics
     ///
     /// If [`has_room`](Self::has_room) was not asked.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_header(&mut self, header: &[u8], digest: Option<u32>, whole: usize) {
         let at = self.place(whole).expect("room was asked for");
         let place = &mut self.headers[at..at + whole];
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_ring_of_headers_goes_round_and_loses_nothing() {
         for step in 1..60 {
-            let mut outbox = Outbox::new(50, 6);
+            let mut outbox = Outbox::new(50, 60);
             let (mut expected, mut out) = (Vec::new(), Vec::new());
             for number in 0..200_u8 {
                 let len = usize::from(number % 7) + 1;

@@ -210,6 +210,7 @@ impl Host {
         slot.asks += 1;
         if !slot.is_pending {
             slot.is_pending = true;
+            debug_assert!(self.pending.len() < self.slots.len(), "each slot is in the list once");
             self.pending.push_back(tag);
         }
         Ok(())

@@ -7,7 +7,7 @@ use wire::{Command, Completion, DataPointer, Status};
 
 use super::rig::{ControllerSide, HostSide, Manner, Pair, Seen, drawn, pattern};
 use crate::{
-    CommandData, ControllerConfig, Data, Full, HostConfig, Piece, QueueKind, SuccessFlag,
+    CommandData, ControllerConfig, Data, Events, Full, HostConfig, Piece, QueueKind, SuccessFlag,
     Undigested,
 };
 
@@ -62,6 +62,32 @@ fn a_full_controller_takes_no_command_and_loses_none() {
     assert_eq!(commands.count(), 3);
 }
 
+/// Only a table whose every command waits for data is a reason to refuse one more: not one that did
+/// so before, and not one with a command that its owner will finish.
+#[test]
+fn a_full_controller_waits_for_its_owner_as_long_as_it_can() {
+    for early in [false, true] {
+        let config = ControllerConfig { depth: 2, ..ControllerConfig::default() };
+        let mut pair = Pair::open(HostConfig { depth: 2, ..HostConfig::default() }, config);
+        pair.controller.manner.is_rash = early;
+        for number in 0..4 {
+            pair.host.submit(1, Data::FromHost(64), number);
+            pair.run(&mut |_| usize::MAX);
+        }
+        assert_eq!(pair.host.done().len(), 4);
+        let side = &mut pair.controller;
+        side.manner = Manner { is_idle: true, ..Manner::default() };
+        let write = Command::new(1).with_sgl1(Descriptor::transport(64));
+        side.give(NOW, CapsuleCmd::new(PLAIN, &write.with_cid(8), 0).as_bytes());
+        side.end.fill(&side.memory);
+        for cid in 9..11 {
+            side.give(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
+        }
+        assert!(side.end.is_full());
+        assert_eq!((side.cause(), side.inbox.len()), (None, 72), "the last one waits");
+    }
+}
+
 /// Responses and payload wait for each other in any order.
 #[test]
 fn a_write_that_is_answered_before_it_was_sent_ends_when_it_was() {
@@ -93,15 +119,36 @@ fn a_write_that_fails_early_sends_no_further_data() {
     side.give(NOW, all.as_bytes());
     let first = side.take(usize::MAX).len();
     assert_eq!(first, 64 * (24 + 4096), "256 KiB are queued at a time");
+    assert!(side.end.has_more());
     let answer = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::WRITE_FAULT));
     side.give(NOW, answer.as_bytes());
     assert_eq!(side.done(), [(Status::WRITE_FAULT, 0)]);
-    assert!(side.take(usize::MAX).is_empty());
+    assert!(side.take(usize::MAX).is_empty() && !side.end.has_more());
     // The tag is good for another.
     side.submit(1, Data::FromHost(4096), 6);
     side.take(usize::MAX);
     side.give(NOW, wire::tcp::R2t::new(PLAIN, (tag, 3), 0, 4096).as_bytes());
     assert_eq!(side.take(usize::MAX).len(), 24 + 4096);
+}
+
+/// A tag that is used again while it is still in the list of those with data to send.
+#[test]
+fn a_tag_is_in_the_list_of_those_with_data_once_whatever_it_was_before() {
+    let mut side = HostSide::new(HostConfig { depth: 1, ..HostConfig::default() });
+    side.take(usize::MAX);
+    side.give(NOW, IcResp::new(0, false, false, 4096).as_bytes());
+    for number in 0..3 {
+        let tag = side.submit(1, Data::FromHost(4096), number);
+        side.end.sent(72, &mut Events::with_capacity(4));
+        side.give(NOW, wire::tcp::R2t::new(PLAIN, (tag, number), 0, 4096).as_bytes());
+        let answer = CapsuleResp::new(PLAIN, &Completion::new(tag, Status::WRITE_FAULT));
+        side.give(NOW, answer.as_bytes());
+        assert_eq!(side.done().len(), usize::from(number) + 1);
+    }
+    let tag = side.submit(1, Data::FromHost(4096), 3);
+    side.give(NOW, wire::tcp::R2t::new(PLAIN, (tag, 3), 0, 4096).as_bytes());
+    assert_eq!(side.take(usize::MAX).len(), 72 + 24 + 4096, "the command and its data, once");
+    assert!(!side.end.has_more());
 }
 
 /// An owner that has had enough: its answer waits for what the host was asked for.
