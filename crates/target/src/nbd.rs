@@ -18,6 +18,7 @@ mod export;
 mod guest;
 mod haggling;
 mod inbox;
+mod looks;
 mod memory;
 mod outbox;
 mod seat;

@@ -10,6 +10,7 @@ use host::watch::{Interest, Watch};
 use reactor::{Context, Found, Poller, WokenBy};
 
 use super::connection::{Connection, Left};
+use super::looks::Looks;
 use super::seat::{ConnectionPhase, Order, Reason, Seat};
 use super::served::Served;
 use super::server::Loan;
@@ -42,23 +43,6 @@ pub(super) struct Guest {
     loan: Loan,
 }
 
-/// How often one looks whether there is something to receive. A look is a system call that keeps the
-/// client from sending meanwhile, and where many connections share a reactor, those that are silent
-/// must not slow those that are not.
-///
-/// Requests come one by one from a client that sends each with a call of its own, and who takes each
-/// as it comes pays two calls for it, and a wake-up of the client. So after a look that found
-/// something the next one waits, for as long as a client takes to send what it usually has under
-/// way: not at all for one that waits for every answer, up to [`GATHER_MAX`] for one with many.
-#[derive(Debug, Default)]
-struct Looks {
-    /// In vain, since something was there.
-    in_vain: u32,
-    next: Instant,
-    /// Requests that the client has had under way at once of late.
-    crowd: u32,
-}
-
 /// Answers that are taken from the backend at once.
 const BATCH: usize = 256;
 /// How long a client may take to choose an export.
@@ -67,16 +51,6 @@ const HAGGLING_MAX: Span = Span::from_secs(30);
 const ENDING_MAX: Span = Span::from_secs(2);
 /// How long a client may go on asking a device that has gone.
 const REMOVED_MAX: Span = Span::from_ms(500);
-/// What a client takes to send a request, or less.
-const GATHER: Span = Span { ns: 600 };
-/// The longest wait for more requests.
-const GATHER_MAX: Span = Span::from_us(40);
-/// The time between two looks in vain: at first, and after many.
-const SOON: Span = Span::from_us(1);
-const SELDOM: Span = Span::from_us(20);
-/// Looks in vain after which that time doubles.
-const LOOKS: u32 = 16;
-
 const SOCKET: u64 = 0;
 const BACKEND: u64 = 1;
 const READABLE: Interest = Interest { readable: true, writable: false };
@@ -320,30 +294,6 @@ impl Guest {
     }
 }
 
-impl Looks {
-    #[inline]
-    fn is_due(&self, now: Instant) -> bool {
-        now >= self.next
-    }
-
-    #[inline]
-    fn was_in_vain(&mut self, now: Instant) {
-        self.in_vain = self.in_vain.saturating_add(1);
-        let doubled = SOON.ns << (self.in_vain / LOOKS).min(8);
-        self.next = now.after(Span { ns: doubled.min(SELDOM.ns) });
-    }
-
-    /// Something was there, and now so much is under way.
-    #[inline]
-    fn found(&mut self, now: Instant, under_way: usize) {
-        let under_way = u32::try_from(under_way).unwrap_or(u32::MAX);
-        self.in_vain = 0;
-        self.crowd = under_way.max(self.crowd - self.crowd / 8);
-        let gather = u64::from(self.crowd.saturating_sub(1)) * GATHER.ns;
-        self.next = now.after(Span { ns: gather.min(GATHER_MAX.ns) });
-    }
-}
-
 impl Poller for Guest {
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
         let now = context.now();
@@ -353,10 +303,11 @@ impl Poller for Guest {
         if self.is_blocked && self.looks.is_due(now) {
             self.send();
         }
+        let before = self.connection.under_way();
         let received = self.receive(now);
         let mut count = received + self.connection.step();
         if received > 0 {
-            self.looks.found(now, self.connection.under_way());
+            self.looks.found(now, self.connection.under_way().saturating_sub(before));
         }
         count += self.submit(now);
         count += self.answer(now);
@@ -394,8 +345,7 @@ impl Poller for Guest {
     fn disarm(&mut self) {
         self.backend.disarm();
         // Something has come, perhaps for us.
-        self.looks.next = Instant::default();
-        self.looks.in_vain = 0;
+        self.looks.now();
     }
 
     fn wake_at(&self) -> Instant {
