@@ -68,9 +68,11 @@ pub trait Dma: Memory + Clone {
     fn submission_ring(&self, memory: Segment, depth: u32) -> Self::Submission;
     /// Wraps `memory` as a completion ring of `depth` entries.
     fn completion_ring(&self, memory: Segment, depth: u32) -> Self::Completion;
-    /// Cuts the device off from all memory. Once this has returned the device can touch nothing,
-    /// whatever it tries; the last resort when it would not stop by itself.
-    fn cut_off(&self);
+    /// Cuts the device off from all memory, the last resort when it would not stop by itself: from
+    /// now on no access of it begins, whatever it tries. True once none that had begun before is
+    /// under way either; only then can it touch nothing. To be called again until it is.
+    #[must_use]
+    fn cut_off(&self) -> bool;
     /// Undoes [`cut_off`](Self::cut_off) before the device is brought up again.
     fn reconnect(&self);
 }

@@ -38,6 +38,16 @@ pub trait HostMemory {
     /// arrived once `ticket` has ended.
     fn write(&mut self, ticket: Ticket, iova: u64, from: &[u8]) -> Result<Progress, Fault>;
 
+    /// Whether the host has cut this controller off from its memory. Then no access can be begun, and
+    /// the host waits to be told that none is under way: [`let_go`](Self::let_go).
+    fn is_cut_off(&mut self) -> bool {
+        false
+    }
+
+    /// Whatever was begun before this was last seen to be [cut off](Self::is_cut_off) has ended, at
+    /// media as well.
+    fn let_go(&mut self) {}
+
     /// The next access that has ended, in whatever order they do.
     fn poll(&mut self) -> Option<Ended> {
         None

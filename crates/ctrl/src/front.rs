@@ -275,6 +275,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         }
         self.controller.turn(now);
         let mut is_busy = self.turn_life(now);
+        // Nothing else would end a wait for the last access.
+        self.wants_tending = self.heed_cut(now);
         while let Some(signal) = self.controller.next_signal() {
             is_busy = true;
             match signal {

@@ -24,6 +24,7 @@
 mod arena;
 mod barrier;
 mod command_store;
+mod cut;
 mod mapping;
 mod pool;
 mod regions;
@@ -35,7 +36,7 @@ mod windows;
 pub use barrier::DeviceKind;
 pub use command_store::{CommandStore, StoreNotSupported};
 pub use mapping::{Backing, Mapping, MappingError};
-pub use pool::DevicePool;
+pub use pool::{Attachment, DevicePool};
 pub use regions::{NoRegion, Region, Regions, TableFull};
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};

@@ -3,11 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment, Window};
+use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment, Wake, Window};
 
 use crate::arena::Arena;
 use crate::barrier::DeviceKind;
 use crate::command_store::CommandStore;
+use crate::cut::Cut;
 use crate::regions::{Regions, place_of};
 use crate::ring::{HostCompletionRing, HostSubmissionRing};
 use crate::windows::Windows;
@@ -33,10 +34,16 @@ struct Shared {
     kind: DeviceKind,
     store: CommandStore,
     arena: Mutex<Arena>,
-    cut_off: AtomicBool,
+    cut: Cut,
     /// The regions that have been mapped.
     windows: Windows,
     maps_on_use: AtomicBool,
+}
+
+/// A device's thread, as its pool knows it.
+#[derive(Debug)]
+pub struct Attachment {
+    pool: DevicePool,
 }
 
 /// Allocations are whole pages of this size, whatever backs them.
@@ -70,9 +77,8 @@ impl DevicePool {
     pub fn new(regions: Regions, memory: Segment, kind: DeviceKind, store: CommandStore) -> Self {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
-        let cut_off = AtomicBool::new(false);
         let (windows, maps_on_use) = (Windows::new(&regions), AtomicBool::new(false));
-        let shared = Shared { kind, store, arena, cut_off, windows, maps_on_use };
+        let shared = Shared { kind, store, arena, cut: Cut::default(), windows, maps_on_use };
         let region_iova = iova_of(memory.region);
         Self { memory, region_iova, regions, shared: Arc::new(shared) }
     }
@@ -150,7 +156,24 @@ impl DevicePool {
 
     /// Whether the device has been cut off from its memory.
     pub fn is_cut_off(&self) -> bool {
-        self.shared.cut_off.load(Ordering::Acquire)
+        self.shared.cut.number() % 2 == 1
+    }
+
+    /// The device has a thread of its own, which `waker` wakes. From now on, and until what is
+    /// returned is dropped, cutting it off takes until it has said that nothing is under way.
+    pub fn attach(&self, waker: impl Wake + Send + Sync + 'static) -> Attachment {
+        self.shared.cut.attach(Box::new(waker));
+        Attachment { pool: self.clone() }
+    }
+
+    /// As the device sees it, and answers with [`let_go`](Self::let_go): the number of this cut.
+    pub(crate) fn cut(&self) -> Option<u32> {
+        Some(self.shared.cut.number()).filter(|number| number % 2 == 1)
+    }
+
+    /// The device has nothing under way that was begun before cut number `number`.
+    pub(crate) fn let_go(&self, number: u32) {
+        self.shared.cut.let_go(number);
     }
 
     /// Bytes that can still be allocated.
@@ -160,6 +183,12 @@ impl DevicePool {
 
     fn arena<T>(&self, work: impl FnOnce(&mut Arena) -> T) -> T {
         work(&mut self.shared.arena.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.pool.shared.cut.detach();
     }
 }
 
@@ -235,12 +264,12 @@ impl Dma for DevicePool {
         HostCompletionRing::new(self.regions.clone(), memory, depth, self.shared.kind)
     }
 
-    fn cut_off(&self) {
-        self.shared.cut_off.store(true, Ordering::SeqCst);
+    fn cut_off(&self) -> bool {
+        self.shared.cut.cut_off()
     }
 
     fn reconnect(&self) {
-        self.shared.cut_off.store(false, Ordering::SeqCst);
+        self.shared.cut.reconnect();
     }
 }
 

@@ -19,6 +19,8 @@ use crate::regions::Regions;
 #[derive(Clone, Debug)]
 pub struct SharedHostMemory {
     pool: DevicePool,
+    /// The cut that was seen last.
+    cut: u32,
 }
 
 /// A ring in it.
@@ -44,7 +46,7 @@ unsafe impl Send for SharedEntries {}
 impl SharedHostMemory {
     /// The controller's view of what `pool` lets it reach.
     pub fn new(pool: &DevicePool) -> Self {
-        Self { pool: pool.clone() }
+        Self { pool: pool.clone(), cut: 0 }
     }
 
     #[inline]
@@ -79,6 +81,17 @@ impl HostMemory for SharedHostMemory {
     #[inline]
     fn window(&mut self, len_bytes: u32) -> Option<Window> {
         self.pool.window(len_bytes).filter(|_| !self.pool.is_cut_off())
+    }
+
+    #[inline]
+    fn is_cut_off(&mut self) -> bool {
+        let cut = self.pool.cut();
+        self.cut = cut.unwrap_or(self.cut);
+        cut.is_some()
+    }
+
+    fn let_go(&mut self) {
+        self.pool.let_go(self.cut);
     }
 
     fn read(&mut self, _: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault> {
@@ -294,7 +307,7 @@ mod tests {
             assert!(host.write(Ticket(0), stray, b"x").is_err(), "{stray:#x}");
         }
         assert!(host.reach(iova + (1 << 16) - 1, 2).is_err(), "half inside");
-        pool.cut_off();
+        assert!(pool.cut_off(), "no thread has to be waited for");
         assert!(host.reach(iova, 1).is_err());
         pool.reconnect();
         assert!(host.reach(iova, 1).is_ok());
@@ -316,7 +329,7 @@ mod tests {
             }
         }
         assert_eq!(host.window((1 << 16) + 1), None, "not one fits");
-        pool.cut_off();
+        assert!(pool.cut_off());
         assert_eq!(host.window(512), None);
     }
 

@@ -18,11 +18,12 @@
 //! | `startup`, `scan`, `identity` | what is asked from Identify on, and what may be answered |
 //! | `notices`, `keep_alive` | asynchronous events and the log pages behind them; signs of life |
 //! | `queues`, `interrupt` | I/O queue pairs |
-//! | `ladder` | overdue → abort → reset → dead; removal |
+//! | `ladder`, `cut_off` | overdue → abort → reset → dead; removal; cut off from memory |
 //! | `owner`, `firmware` | what the owner may ask for |
 //! | `stopping`, `shutdown` | the end |
 
 mod admin;
+mod cut_off;
 mod firmware;
 mod identity;
 mod interrupt;
@@ -59,6 +60,7 @@ use crate::event::Event;
 use crate::namespace::Namespace;
 use crate::queue_pair::{QueueMemory, QueuePair};
 use admin::{Admin, Purpose};
+use cut_off::CuttingOff;
 use ladder::ResetHistory;
 use notices::Wanted;
 use queues::{IoQueue, Retired};
@@ -138,6 +140,8 @@ enum Phase {
     Ready,
     /// The deletion of the queues, before a shutdown.
     Stopping { notification: ShutdownNotification, drain_until: Instant },
+    /// That it has no access to memory under way.
+    CuttingOff(CuttingOff),
     /// Nothing any more.
     Ended(State),
 }
@@ -210,6 +214,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             Phase::Registers(walk) => return walk.wake_at(),
             Phase::Ended(_) if self.retired.is_empty() => return Instant::NEVER,
             Phase::Ended(_) => return self.polled_at.after(self.options.poll_interval),
+            Phase::CuttingOff(cutting) if cutting.ended().is_none() => {
+                return self.polled_at.after(options::BUSY_INTERVAL);
+            }
+            Phase::CuttingOff(_) => return self.polled_at.after(self.options.poll_interval),
             Phase::Starting | Phase::Ready | Phase::Stopping { .. } => {}
         }
         let is_busy =
@@ -227,6 +235,12 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             Phase::Registers(_) | Phase::Starting => State::Starting,
             Phase::Ready => State::Ready,
             Phase::Stopping { .. } => State::ShuttingDown,
+            Phase::CuttingOff(cutting) => match cutting.ended() {
+                Some(state) => state,
+                None if cutting.is_shutdown() => State::ShuttingDown,
+                None if self.has_been_ready => State::Resetting,
+                None => State::Starting,
+            },
             Phase::Ended(state) => *state,
         }
     }
@@ -278,6 +292,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         match &self.phase {
             Phase::Ended(_) => return,
             Phase::Registers(_) => return self.walk(now),
+            Phase::CuttingOff(_) => return self.turn_cutting_off(now),
             _ => {}
         }
         if self.look_at_status(now) || self.heed_wanted_resets(now) {
@@ -350,10 +365,15 @@ impl ControllerMemory {
 }
 
 impl<M: Mmio, D: Dma> Drop for Controller<M, D> {
-    /// A controller that was not shut down is cut off from memory, and its queue pairs are told.
+    /// A controller that was not shut down is cut off from memory, and its queue pairs are told. If
+    /// it has something under way at this moment, they are not, and what is parked stays parked.
     fn drop(&mut self) {
         if !matches!(self.phase, Phase::Ended(_)) {
-            self.cut_off();
+            if !self.dma.cut_off() {
+                // What it may still touch stays as it is, for ever: nobody is left to ask again.
+                self.freeze();
+                return;
+            }
             self.end_queues();
         }
         self.release_retired();

@@ -53,6 +53,11 @@ pub enum ControllerError {
         /// What the last one was for.
         cause: ResetCause,
     },
+    /// It was cut off from memory and has had an access under way ever since.
+    StillReaches {
+        /// For how long.
+        waited: Span,
+    },
 }
 
 /// Something a controller said that the specification does not allow.
@@ -179,7 +184,8 @@ impl ControllerError {
             | Self::Refused { .. }
             | Self::Lie(_)
             | Self::NeverStarted { .. }
-            | Self::Hopeless { .. } => Blame::Peer,
+            | Self::Hopeless { .. }
+            | Self::StillReaches { .. } => Blame::Peer,
         }
     }
 
@@ -234,6 +240,11 @@ impl fmt::Display for ControllerError {
             Self::Hopeless { resets, within, cause } => {
                 write!(out, "reset: {resets} resets within {within}, the last because {cause}")
             }
+            Self::StillReaches { waited } => write!(
+                out,
+                "cut off from memory: an access is under way after {waited}, expected none; what \
+                 it may touch is kept"
+            ),
         }
     }
 }
@@ -360,7 +371,7 @@ mod tests {
         let cause = ResetCause::Queue { id: 3, reason: ResetReason::Stuck { cid: 0x105 } };
         let within = Span::from_ms(60_000);
         let lie = Lie { field: "identify controller: SQES", found: 0x55, expected: "6 included" };
-        let cases: [(ControllerError, &str); 6] = [
+        let cases: [(ControllerError, &str); 7] = [
             (late.into(), "bring up: CSTS is 0x00000000 after 7500 ms, expected RDY=1"),
             (
                 BringupError::Gone { register: Register::Csts }.into(),
@@ -375,6 +386,11 @@ mod tests {
                 ControllerError::Hopeless { resets: 4, within, cause },
                 "reset: 4 resets within 60 s, the last because command 0x0105 on queue 3 missed \
                  its deadline and its abort",
+            ),
+            (
+                ControllerError::StillReaches { waited: within },
+                "cut off from memory: an access is under way after 60 s, expected none; what it \
+                 may touch is kept",
             ),
             (
                 ControllerError::Memory { what: "admin rings", len_bytes: 8192 },

@@ -160,8 +160,9 @@ impl Dma for FakeDma {
         FakeRing { dma: self.clone(), memory, depth }
     }
 
-    fn cut_off(&self) {
+    fn cut_off(&self) -> bool {
         self.is_cut_off.store(true, Ordering::Relaxed);
+        true
     }
 
     fn reconnect(&self) {

@@ -60,8 +60,14 @@ pub struct State {
     /// A store to a register was lost on the bus, so the device may believe anything of its rings
     /// until it is disabled.
     pub is_misled: bool,
+    /// How long it takes to cut the device off.
+    pub(crate) cut_off_lag: Span,
+    /// When the device will be, if it is being cut off.
+    cut_off_at: Option<Instant>,
     /// For a canary: cutting the device off does nothing.
     pub(crate) ignores_cut_off: bool,
+    /// For a canary: the device is said to be cut off while it is being cut off.
+    pub(crate) hastens_cut_off: bool,
 }
 
 /// A completion ring that the device posts to.
@@ -117,7 +123,10 @@ impl Bus {
             late: BTreeMap::new(),
             random,
             is_misled: false,
+            cut_off_lag: Span::default(),
+            cut_off_at: None,
             ignores_cut_off: false,
+            hastens_cut_off: false,
         };
         Ok(Self { state: Arc::new(Mutex::new(state)), pool, private, base, memory })
     }
@@ -325,6 +334,32 @@ impl State {
         self.trace.record(self.clock.now(), kind, detail);
     }
 
+    /// The host cuts the device off. True once it is.
+    pub fn cut_off(&mut self) -> bool {
+        let now = self.clock.now();
+        if self.cut_off_at.is_none() {
+            self.record(Kind::CutOff, [0; 3]);
+            self.cut_off_at = Some(now.after(self.cut_off_lag));
+        }
+        self.take_cut();
+        self.ignores_cut_off || self.hastens_cut_off || self.iommu.is_cut_off()
+    }
+
+    /// The device gets its memory back.
+    pub fn reconnect(&mut self) {
+        self.cut_off_at = None;
+        self.iommu.cut_off(false);
+    }
+
+    /// The time to be cut off may have come.
+    fn take_cut(&mut self) {
+        let is_due = self.cut_off_at.is_some_and(|at| self.clock.now() >= at);
+        if is_due && !self.iommu.is_cut_off() && !self.ignores_cut_off {
+            self.iommu.cut_off(true);
+            self.ledger.stopped();
+        }
+    }
+
     /// An access of the device takes up to so long: when it is made.
     pub fn defer(&mut self, longest: Span) -> Instant {
         let due = self.clock.now().after(Span { ns: self.random.below(longest.ns + 1) });
@@ -434,6 +469,7 @@ impl State {
     fn check(&mut self, actor: Actor, access: Fault, is_write: bool) -> Result<(), Fault> {
         let Fault { iova, len_bytes } = access;
         let at = self.clock.now();
+        self.take_cut();
         match self.iommu.check(iova, len_bytes) {
             Ok(()) => {
                 if actor == Actor::Device
@@ -502,7 +538,7 @@ mod tests {
         let bus = bus(&[]);
         let dma = SimDma::new(&bus);
         let iova = dma.iova(dma.allocate(4096).unwrap()).unwrap();
-        dma.cut_off();
+        assert!(dma.cut_off());
         assert!(bus.device_read(Actor::Device, iova, &mut [0; 4]).is_err());
         dma.reconnect();
         assert!(bus.device_read(Actor::Device, iova, &mut [0; 4]).is_ok());

@@ -4,7 +4,7 @@
 use base::{CompletionRing, Dma, Memory, NoSuchMemory, Segment, SubmissionRing};
 use dma::{HostCompletionRing, HostSubmissionRing};
 
-use crate::bus::Bus;
+use crate::bus::{Bus, State};
 use crate::failure::Failure;
 use crate::iommu::Refusal;
 use crate::trace::Kind;
@@ -93,19 +93,13 @@ impl Dma for SimDma {
         SimCompletionRing { bus: self.bus.clone(), inner, memory }
     }
 
-    fn cut_off(&self) {
-        self.bus.with(|state| {
-            state.record(Kind::CutOff, [0; 3]);
-            if !state.ignores_cut_off {
-                state.iommu.cut_off(true);
-                state.ledger.stopped();
-            }
-        });
+    fn cut_off(&self) -> bool {
+        self.bus.with(State::cut_off)
     }
 
     fn reconnect(&self) {
         self.bus.with(|state| {
-            state.iommu.cut_off(false);
+            state.reconnect();
             state.record(Kind::Reconnected, [0; 3]);
         });
     }
@@ -272,7 +266,7 @@ mod tests {
             let now = bus.now();
             let early = bus.with(|state| state.ledger.hand_back(token, now));
             assert!(matches!(early, Err(Failure::HandedBackEarly { .. })), "{command:x?}");
-            dma.cut_off();
+            assert!(dma.cut_off());
         }
     }
 }

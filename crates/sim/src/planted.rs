@@ -19,6 +19,8 @@ pub enum Planted {
     InventsData,
     /// Cutting the device off from memory does nothing.
     CutOffIgnored,
+    /// The device is said to be cut off while it still reaches memory.
+    CutOffNotAwaited,
     /// A buffer is unmapped while the device has its command.
     UnmapsBuffer,
     /// The host forgets to give memory back.

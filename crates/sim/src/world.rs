@@ -40,6 +40,8 @@ pub struct WorldOptions {
     pub profile: Profile,
     /// Bytes of host memory that the device could be given.
     pub pool_bytes: usize,
+    /// How long it takes to cut the device off from memory.
+    pub cut_off_lag: Span,
     /// A mistake in the host or the harness, made on purpose to see whether it is found.
     pub planted: Option<Planted>,
 }
@@ -101,6 +103,7 @@ impl Default for WorldOptions {
                 pieces: Pieces::Whole,
             },
             pool_bytes: 64 << 20,
+            cut_off_lag: Span::default(),
             planted: None,
         }
     }
@@ -117,7 +120,9 @@ impl World {
         let evil = Evil::new(&options.plan, random.fork());
         let bus = Bus::new(options.pool_bytes, PRIVATE_BYTES, evil)?;
         bus.with(|state| {
+            state.cut_off_lag = options.cut_off_lag;
             state.ignores_cut_off = options.planted == Some(Planted::CutOffIgnored);
+            state.hastens_cut_off = options.planted == Some(Planted::CutOffNotAwaited);
         });
         let medium = SimMedium::new(&bus, options.medium.clone(), random.fork());
         let function = ControllerFunction::new(&bus, &medium, &options.function)?;

@@ -46,7 +46,7 @@ use shift::{DeviceThread, Shift};
 /// Some emulated SSDs, brought up.
 pub struct Emulated {
     ssds: Vec<Ssd>,
-    /// Dropped after the controllers: somebody has to answer them to the end.
+    /// They answer the controllers to the end of a shutdown.
     devices: Vec<DeviceThread>,
     regions: Regions,
     memory_backing: String,
@@ -141,7 +141,7 @@ impl Emulated {
             let vectors = vectors(&name, plan)?;
             let vectors_free = (1..=plan.queue_pairs).rev().take_while(|_| plan.interrupts);
             let vectors_free = vectors_free.collect();
-            let device =
+            let mut device =
                 EmulatedSsd::new(spec, index, opened.medium, &pool, vectors.clone(), clock.now())
                     .map_err(|error| Refused::machine(format!("{name}: {error}")))?;
             let options = ControllerOptions {
@@ -152,6 +152,7 @@ impl Emulated {
             };
             let lane = index % shifts.len();
             let bar = device.host_bar(shifts[lane].bell());
+            device.attach(&pool, shifts[lane].bell());
             shifts[lane].push(device);
             let controller =
                 Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;
@@ -303,13 +304,14 @@ impl Emulated {
             self.ssds.iter_mut().for_each(|ssd| while ssd.controller.poll(now).is_some() {});
             host::thread::give_way();
         }
-        self.ssds.clear();
-        self.devices.clear();
     }
 }
 
 impl Drop for Emulated {
+    /// The threads end first. Then the SSDs touch nothing, so their controllers are cut off at once
+    /// and every queue pair is told.
     fn drop(&mut self) {
+        self.devices.clear();
         self.ssds.clear();
     }
 }

@@ -76,6 +76,20 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         self.life == Life::Stopping || is_flushing || !self.deletions.is_empty()
     }
 
+    /// A host that has cut the controller off is told once nothing can touch its memory any more.
+    /// True if it is still to be told.
+    pub(super) fn heed_cut(&mut self, now: Instant) -> bool {
+        if !self.host.is_cut_off() {
+            return false;
+        }
+        self.fail(now, "the host has cut the controller off from its memory");
+        let is_drained = self.is_drained();
+        if is_drained {
+            self.host.let_go();
+        }
+        !is_drained
+    }
+
     /// The controller cannot go on: CSTS.CFS, and nothing more is taken.
     pub(super) fn fail(&mut self, now: Instant, why: &str) {
         self.trouble = Some(why.to_owned());

@@ -21,6 +21,10 @@ pub(crate) struct Ram {
     is_sealed: AtomicBool,
     /// No access may be begun.
     is_closed: AtomicBool,
+    /// The host has cut the controller off.
+    is_cut: AtomicBool,
+    /// The controller has said that it has let go.
+    has_let_go: AtomicBool,
     /// How often somebody did all the same.
     violations: AtomicU64,
 }
@@ -70,6 +74,8 @@ impl Ram {
             regions: [Mutex::new(vec![0; host_bytes]), Mutex::new(vec![0; bounce_bytes])],
             is_sealed: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+            has_let_go: AtomicBool::new(false),
             violations: AtomicU64::new(0),
         })
     }
@@ -87,6 +93,19 @@ impl Ram {
     /// From now on every access that the controller begins is a violation.
     pub(crate) fn close(&self, is_closed: bool) {
         self.is_closed.store(is_closed, Ordering::SeqCst);
+    }
+
+    /// Cuts the controller off, or lets it back.
+    #[cfg(test)]
+    pub(crate) fn cut(&self, is_cut: bool) {
+        self.has_let_go.store(false, Ordering::SeqCst);
+        self.is_cut.store(is_cut, Ordering::SeqCst);
+    }
+
+    /// Whether the controller says that it touches nothing any more. If so, it had better not.
+    #[cfg(test)]
+    pub(crate) fn has_let_go(&self) -> bool {
+        self.has_let_go.load(Ordering::SeqCst)
     }
 
     pub(crate) fn violations(&self) -> u64 {
@@ -207,6 +226,15 @@ impl HostMemory for FakeHost {
             self.ram.with(HOST, iova, from.len(), |bytes| bytes.copy_from_slice(from));
         }
         Ok(progress)
+    }
+
+    fn is_cut_off(&mut self) -> bool {
+        self.ram.is_cut.load(Ordering::SeqCst)
+    }
+
+    fn let_go(&mut self) {
+        self.ram.has_let_go.store(true, Ordering::SeqCst);
+        self.ram.seal(true);
     }
 
     fn poll(&mut self) -> Option<Ended> {

@@ -14,6 +14,7 @@ use base::{Answer, Dma, Instant, Mmio};
 use wire::admin::Abort;
 
 use super::admin::{ABORTS_MAX, Purpose};
+use super::cut_off::Then;
 use super::{Controller, Phase, State};
 use crate::error::{ControllerError, ResetCause};
 use crate::event::Event;
@@ -160,26 +161,19 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Gives the controller up. It is cut off from memory, and everything is answered.
     pub(super) fn die(&mut self, now: Instant, error: ControllerError) {
-        self.cut_off();
-        self.end(now, State::Dead, Event::Dead(error));
+        self.cut_off(now, Then::Die(error));
     }
 
     /// The controller is no longer there.
     pub(super) fn remove(&mut self, now: Instant) {
-        self.cut_off();
-        self.end(now, State::Removed, Event::Removed);
+        self.cut_off(now, Then::Remove);
     }
 
-    fn end(&mut self, now: Instant, state: State, event: Event) {
+    pub(super) fn end(&mut self, now: Instant, state: State, event: Event) {
         self.asked = None;
         self.end_queues();
         self.answer_admin(now);
         self.phase = Phase::Ended(state);
         self.tell(event);
-    }
-
-    /// The device can touch nothing, whatever it tries.
-    pub(super) fn cut_off(&self) {
-        self.dma.cut_off();
     }
 }

@@ -36,6 +36,9 @@ pub struct ControllerOptions {
     pub quiesce_timeout: Span,
     /// The least a shutdown is waited for; a controller may ask for more (Identify: RTD3E).
     pub shutdown_timeout: Span,
+    /// How long a controller that has been cut off from memory may have an access under way. After
+    /// that its owner is told that it is dead, and what it may touch stays parked until it has ended.
+    pub cut_off_timeout: Span,
     /// Whether to ask for shadow doorbells, if the controller has them (Identify: OACS).
     pub shadow_doorbells: bool,
     /// The interrupt vector of the admin queue is always 0; false leaves it to polling.
@@ -69,6 +72,7 @@ impl Default for ControllerOptions {
             resets_within: Span::from_secs(300),
             quiesce_timeout: Span::from_secs(1),
             shutdown_timeout: Span::from_secs(5),
+            cut_off_timeout: Span::from_secs(1),
             shadow_doorbells: false,
             interrupts: false,
             quirks: Quirks::default(),

@@ -3,6 +3,7 @@
 use base::{Dma, Instant, Mmio, Span};
 use wire::register::{self, ControllerStatus, ShutdownNotification};
 
+use super::cut_off::Then;
 use super::shutdown::Shutdown;
 use super::{Controller, Phase, State};
 use crate::bringup::{Action, AdminQueues, Bringup, BringupError, Input, Register};
@@ -108,13 +109,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         if let BringupError::Gone { .. } = error {
             self.remove(now);
         } else if is_shutdown {
-            self.cut_off();
-            self.end_shutdown(now, false);
+            self.cut_off(now, Then::EndShutdown);
         } else if self.has_been_ready {
             // It may not have let go of memory, and it will not be asked again.
-            self.cut_off();
-            self.let_go(now);
-            self.reset_because(now, ResetCause::Bringup(error));
+            self.cut_off(now, Then::Reset(ResetCause::Bringup(error)));
         } else {
             self.die(now, error.into());
         }
@@ -181,7 +179,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         self.phase = Phase::Registers(Walk::shut_down(shutdown, now));
     }
 
-    fn end_shutdown(&mut self, now: Instant, has_completed: bool) {
+    pub(super) fn end_shutdown(&mut self, now: Instant, has_completed: bool) {
         let is_clean = has_completed || self.options.quirks.shutdown_never_completes;
         self.end_queues();
         self.answer_admin(now);

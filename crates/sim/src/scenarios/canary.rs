@@ -1,6 +1,6 @@
 //! Planted mistakes. Every one of them must be found, by name.
 
-use base::Operation;
+use base::{Operation, Span};
 
 use crate::course::{Step, Wish};
 use crate::evil::{Fault, Gate, Mischief, lies};
@@ -37,6 +37,16 @@ pub(super) fn table() -> Vec<Scenario> {
         .plan(&[Mischief::always(lies::NEVER_NOT_READY).gate(Gate::Disables(1))])
         .steps(&[Step::Attach, Step::WorkSome(20), Step::Ask(Wish::Reset), Step::Work]),
     ];
+    table.push(
+        planted(
+            "cut-off-not-awaited",
+            Planted::CutOffNotAwaited,
+            "is with a device that can reach memory",
+        )
+        .world(|options| options.cut_off_lag = Span::from_ms(5))
+        .plan(&[Mischief::always(lies::NEVER_NOT_READY).gate(Gate::Disables(1))])
+        .steps(&[Step::Attach, Step::WorkSome(20), Step::Ask(Wish::Reset), Step::Work]),
+    );
     for done in [25, 40] {
         table.push(forgotten_flush(done));
     }

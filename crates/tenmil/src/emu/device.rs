@@ -7,14 +7,16 @@ use base::{Dma, Instant, Interrupts, Medium};
 use ctrl::Buffers;
 use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
 use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd, Wait};
-use dma::{DevicePool, SharedHostMemory};
-use host::EventVectors;
+use dma::{Attachment, DevicePool, SharedHostMemory};
+use host::{Bell, EventVectors};
 
 use crate::EmuSpec;
 
 /// One emulated SSD, as its device's thread turns it.
 pub(crate) struct EmulatedSsd<I: Interrupts = EventVectors> {
     front: MemoryFrontEnd<SharedHostMemory, I>,
+    /// Dropped after the front end: who is gone touches nothing.
+    attachment: Option<Attachment>,
 }
 
 /// Commands that may need more than one request each, per queue.
@@ -61,7 +63,14 @@ impl<I: Interrupts> EmulatedSsd<I> {
         let buffers = (0..BUFFERS).map_while(|_| pool.allocate(BUFFER_BYTES)).collect();
         let buffers = Buffers::new(Arc::new(pool.clone()), buffers);
         let host = SharedHostMemory::new(pool);
-        Ok(Self { front: MemoryFrontEnd::new(controller, host, vectors, buffers, front) })
+        let front = MemoryFrontEnd::new(controller, host, vectors, buffers, front);
+        Ok(Self { front, attachment: None })
+    }
+
+    /// It is going to have a thread, which `bell` wakes: its host then waits for that thread when
+    /// it cuts the SSD off from `pool`.
+    pub(super) fn attach(&mut self, pool: &DevicePool, bell: Bell) {
+        self.attachment = Some(pool.attach(bell));
     }
 
     /// The registers, as the host holds them that wakes the device through `device`.

@@ -69,6 +69,56 @@ fn once_it_is_not_ready_nothing_touches_the_host() {
     }
 }
 
+/// A host cuts the controller off after any number of turns: once it is told that the controller has
+/// let go, nobody touches it, and after a reset the next life works.
+#[test]
+fn once_it_has_let_go_nothing_touches_the_host() {
+    for (seed, manners) in (1..).zip([SHARED, LATER].into_iter().cycle().take(60)) {
+        let mut rig = Rig::with(manners, seed, |medium| medium.later(seed), |_| {});
+        rig.enable(16);
+        rig.create(1, 1, Some(1));
+        for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
+            for blocks in [1, 16] {
+                rig.push(1, read(blocks).with_opcode(opcode.code()));
+            }
+        }
+        rig.ring(1);
+        for _ in 0..seed % 23 {
+            rig.turn();
+        }
+        rig.ram.cut(true);
+        rig.turn_until("to let go", |rig| rig.ram.has_let_go());
+        for _ in 0..30 {
+            rig.turn();
+        }
+        assert_eq!(rig.ram.violations(), 0, "seed {seed}");
+        rig.write(CC, 0);
+        rig.turn_until("the end", |rig| rig.read(CSTS) & RDY == 0);
+        rig.ram.cut(false);
+        rig.ram.seal(false);
+        rig.enable(16);
+        rig.create(1, 1, None);
+        assert!(rig.run(1, write(16)).status().is_success());
+    }
+}
+
+#[test]
+fn it_does_not_let_go_as_long_as_a_medium_may_touch_the_host() {
+    let mut rig = Rig::enabled(SHARED);
+    rig.create(1, 1, None);
+    rig.medium.blocks().is_stuck = true;
+    rig.push(1, read(1));
+    rig.ring(1);
+    rig.turn();
+    rig.ram.cut(true);
+    for _ in 0..2000 {
+        rig.turn();
+    }
+    assert!(!rig.ram.has_let_go());
+    rig.medium.blocks().is_stuck = false;
+    rig.turn_until("to let go", |rig| rig.ram.has_let_go());
+}
+
 #[test]
 fn it_stays_ready_as_long_as_a_medium_may_touch_the_host() {
     let mut rig = Rig::enabled(SHARED);

@@ -196,6 +196,19 @@ fn a_controller_that_is_dropped_is_cut_off_and_gives_its_memory_back() {
 }
 
 #[test]
+fn a_controller_that_is_dropped_with_something_under_way_keeps_all_its_memory() {
+    let World { controller, memory, mut pairs, now, .. } = World::with_pairs(1);
+    let allocations = memory.allocations();
+    memory.set_under_way(true);
+    drop(controller);
+    let mut answers = base::Answers::with_capacity(4);
+    pairs[0].0.poll(now, &mut answers);
+    assert_eq!(pairs[0].0.standing(), Order::Freeze);
+    drop(pairs);
+    assert_eq!(memory.allocations(), allocations);
+}
+
+#[test]
 fn a_controller_that_was_given_up_can_be_taken_over_by_a_new_driver() {
     let World { controller, memory, device, now, .. } = World::ready();
     drop(controller);

@@ -191,6 +191,69 @@ fn a_controller_that_cannot_be_disabled_is_cut_off_before_anything_is_answered()
     assert!(world.memory.cut_offs() > 0 && world.memory.is_cut_off());
 }
 
+/// What a controller has under way when it is cut off is waited for, and nothing is answered before.
+#[test]
+fn what_is_under_way_when_a_controller_is_cut_off_is_waited_for() {
+    let mut world = World::with_pairs(1);
+    {
+        let mut script = world.device.script();
+        script.answers_io = false;
+        script.disable_lag = Span::from_ms(700);
+    }
+    world.submit_io(0, 7);
+    world.memory.set_under_way(true);
+    world.controller.reset(world.now).unwrap();
+    while !world.memory.is_cut_off() {
+        world.step(Instant::NEVER);
+    }
+    world.run(Span::from_ms(100));
+    world.assert_state(State::Resetting);
+    assert_eq!(answered(&world, 0), vec![]);
+    world.memory.set_under_way(false);
+    world.run(Span::from_ms(10));
+    assert_eq!(answered(&world, 0), [(7, Outcome::ABORTED_BY_HOST)]);
+    world.run_until(|event| *event == Event::Recovered);
+}
+
+/// It does not end within its time: the owner hears of it, and the buffers stay where they are.
+#[test]
+fn what_stays_under_way_keeps_its_buffers_after_the_controller_is_given_up() {
+    for is_removed in [false, true] {
+        let mut world = World::with_pairs(1);
+        {
+            let mut script = world.device.script();
+            script.answers_io = false;
+            script.disable_lag = Span::from_secs(1_000);
+        }
+        world.submit_io(0, 7);
+        world.memory.set_under_way(true);
+        world.run(Span::from_ms(1));
+        match is_removed {
+            true => world.device.script().gone_at_read = 0,
+            false => world.controller.reset(world.now).unwrap(),
+        }
+        let allocations = world.memory.allocations();
+        world.run_until(|event| matches!(event, Event::Dead(_) | Event::Removed));
+        let told = world.told().pop();
+        match is_removed {
+            true => assert_eq!(told, Some(Event::Removed)),
+            false => {
+                let died = matches!(told, Some(Event::Dead(ControllerError::StillReaches { .. })));
+                assert!(died, "{told:?}");
+            }
+        }
+        world.run(Span::from_secs(10));
+        assert_eq!(answered(&world, 0), vec![]);
+        assert_eq!(world.memory.allocations(), allocations);
+        world.assert_state(if is_removed { State::Removed } else { State::Dead });
+        world.memory.set_under_way(false);
+        world.run(Span::from_secs(1));
+        assert_eq!(answered(&world, 0).len(), 1, "in the end");
+        world.assert_order(0, Order::Dead);
+        assert_eq!(world.controller.wake_at(), Instant::NEVER);
+    }
+}
+
 /// It lets go late, within a further reset: it is reconnected and works again.
 #[test]
 fn a_controller_that_lets_go_late_gets_its_memory_back_when_it_has() {

@@ -16,6 +16,8 @@ struct Inside {
     allocated: BTreeMap<u64, u32>,
     is_cut_off: bool,
     cut_offs: u32,
+    /// Something is under way that being cut off does not end.
+    has_under_way: bool,
     /// Bytes that may be allocated, all told.
     limit: Option<usize>,
 }
@@ -41,6 +43,11 @@ impl SharedMemory {
 
     pub(crate) fn cut_offs(&self) -> u32 {
         self.inside().cut_offs
+    }
+
+    /// Whether a device that is cut off has something under way.
+    pub(crate) fn set_under_way(&self, has_under_way: bool) {
+        self.inside().has_under_way = has_under_way;
     }
 
     /// How many allocations are out.
@@ -136,10 +143,11 @@ impl Dma for SharedMemory {
         Ring { memory: self.clone(), segment: memory }
     }
 
-    fn cut_off(&self) {
+    fn cut_off(&self) -> bool {
         let mut inside = self.inside();
+        inside.cut_offs += u32::from(!inside.is_cut_off);
         inside.is_cut_off = true;
-        inside.cut_offs += 1;
+        !inside.has_under_way
     }
 
     fn reconnect(&self) {
