@@ -12,6 +12,7 @@
 //! | [`turn`] | the loop that reads the clock and blocks, around turns that do neither |
 //! | [`pool`] | threads for what may block |
 //! | [`signal`] | Ctrl-C as a flag |
+//! | [`terminal`] | a terminal that is a program, to test programs on |
 //! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
 //! | [`stream`] | streams to other programs, Unix and TCP, in and out of region memory |
 //! | [`watch`] | waiting for many descriptors, off the data path |
@@ -57,6 +58,7 @@ pub mod secret;
 pub mod signal;
 pub mod stream;
 mod sync;
+pub mod terminal;
 pub mod thread;
 pub mod topology;
 pub mod turn;

@@ -16,6 +16,20 @@ pub fn catch_interrupts() -> io::Result<()> {
     Ok(())
 }
 
+/// The same for SIGHUP, which says that the terminal is gone; unless it is ignored, as under
+/// `nohup`.
+pub fn catch_hangup() -> io::Result<()> {
+    // SAFETY: all zeroes is a valid `sigaction`.
+    let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: `old` is ours and lives through the call; nothing is changed.
+    let result = unsafe { libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut old) };
+    match result {
+        0 if old.sa_sigaction == libc::SIG_IGN => Ok(()),
+        0 => install(libc::SIGHUP),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Whether somebody wants this to end.
 #[inline]
 pub fn interrupted() -> bool {

@@ -24,6 +24,10 @@ mod rates;
 mod sample;
 mod screen;
 #[cfg(test)]
+#[allow(dead_code, reason = "the tests of the program use all of it")]
+#[path = "../tests/seat/mod.rs"]
+mod seat;
+#[cfg(test)]
 mod shape;
 mod state;
 mod tables;

@@ -3,13 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-use std::process::{Command, Output};
+mod seat;
+
+use std::process::{Child, Command, Output};
 
 use base::Span;
 use control::{Process, Reactors, Running, Server, State, TABLE, announcements};
 use host::runtime_directory::RuntimeDirectory;
 use host::{Clock, Cores};
 use reactor::{Context, Found, Poller, ReactorOptions, Registration, ThreadPlan};
+use seat::{Seat, await_exit};
 use serde_json::Value;
 
 /// A poller that finds work every time.
@@ -50,10 +53,14 @@ impl World {
         Self { root, directory, _reactors: reactors, _server: server }
     }
 
-    fn run(&self, line: &str) -> Output {
+    fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
         command.args(line.split_whitespace()).env("XDG_RUNTIME_DIR", self.root.path());
-        command.output().unwrap()
+        command
+    }
+
+    fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
     }
 
     fn told(&self, line: &str) -> String {
@@ -113,4 +120,78 @@ fn what_cannot_be_is_refused_before_a_screen_is_drawn() {
     let path = world.directory.socket_of(std::process::id());
     std::fs::remove_file(path).unwrap();
     assert!(refused("top --json").starts_with("error: no tenmil process of this user runs"));
+}
+
+fn signal(name: &str, child: &Child) {
+    let line = format!("kill -{name} {}", child.id());
+    assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
+}
+
+#[test]
+fn the_terminal_is_given_back_however_it_ends() {
+    let world = World::new();
+    type End = fn(&Seat, &Child);
+    let ends: [(&str, End); 5] = [
+        ("q", |seat, _| seat.press("q")),
+        ("ctrl-c", |seat, _| seat.press("\u{3}")),
+        ("SIGTERM", |_, child| signal("TERM", child)),
+        ("SIGINT", |_, child| signal("INT", child)),
+        ("SIGHUP", |_, child| signal("HUP", child)),
+    ];
+    for (what, end) in ends {
+        let mut seat = Seat::new();
+        let mut child = seat.run(world.command("top --interval 50ms"));
+        seat.await_raw();
+        seat.await_shown("heart");
+        end(&seat, &child);
+        let (code, shown) = seat.await_end(&mut child);
+        assert_eq!(code, Some(0), "{what}: {shown}");
+        seat.is_as_it_was(&shown);
+    }
+}
+
+#[test]
+fn a_process_that_goes_leaves_the_screen_in_order_and_waits_for_another() {
+    let world = World::new();
+    let mut seat = Seat::new();
+    let mut child = seat.run(world.command("top --interval 50ms"));
+    seat.await_shown("heart");
+    let World { root, _server: server, .. } = world;
+    drop(server);
+    seat.await_shown("GONE");
+    assert!(child.try_wait().unwrap().is_none(), "it waits");
+    seat.press("q");
+    let (code, shown) = seat.await_end(&mut child);
+    assert_eq!(code, Some(0), "{shown}");
+    seat.is_as_it_was(&shown);
+    drop(root);
+}
+
+#[test]
+fn a_terminal_that_goes_takes_it_along() {
+    let world = World::new();
+    let seat = Seat::new();
+    let mut child = seat.run_unseen(world.command("top --interval 50ms"));
+    seat.await_raw();
+    seat.leave();
+    assert_ne!(await_exit(&mut child), Some(0), "it says that there is no terminal any more");
+}
+
+#[test]
+fn nohup_is_heeded() {
+    let world = World::new();
+    let mut seat = Seat::new();
+    let program = env!("CARGO_BIN_EXE_tenmil");
+    let line = format!("trap '' HUP; exec {program} top --interval 50ms");
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).env("XDG_RUNTIME_DIR", world.root.path());
+    let mut child = seat.run(command);
+    seat.await_raw();
+    seat.await_shown("heart");
+    signal("HUP", &child);
+    seat.press("?");
+    seat.await_shown("ctrl-c");
+    seat.press("q");
+    let (code, shown) = seat.await_end(&mut child);
+    assert_eq!(code, Some(0), "{shown}");
 }

@@ -1,0 +1,135 @@
+//! A terminal with somebody in front of it, for programs that draw.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use base::Span;
+use host::terminal::{Modes, Terminal};
+use host::{Clock, Thread};
+
+pub(crate) struct Seat {
+    terminal: Option<Terminal>,
+    before: Modes,
+    shown: Arc<Mutex<Vec<u8>>>,
+    reader: Option<Thread<()>>,
+}
+
+/// Longer than anything takes on the busiest machine.
+const PATIENCE: Span = Span::from_secs(30);
+
+/// What terminals are told to show another screen, and to go back to the first.
+const OTHER_SCREEN: &str = "\u{1b}[?1049h";
+const FIRST_SCREEN: &str = "\u{1b}[?1049l";
+
+impl Seat {
+    pub(crate) fn new() -> Self {
+        let terminal = Terminal::open(100, 30).unwrap();
+        let before = terminal.modes().unwrap();
+        assert!(before.is_cooked());
+        Self { terminal: Some(terminal), before, shown: Arc::default(), reader: None }
+    }
+
+    /// Starts a program here, and reads what it shows.
+    pub(crate) fn run(&mut self, command: Command) -> Child {
+        let child = self.run_unseen(command);
+        let mut screen = File::from(self.terminal().ours.try_clone().unwrap());
+        let shown = Arc::clone(&self.shown);
+        let read = move |_: &host::Stop| {
+            let mut bytes = [0; 4096];
+            // An error is the end: nobody has the other side any more.
+            while let Ok(count @ 1..) = screen.read(&mut bytes) {
+                shown.lock().unwrap().extend(&bytes[..count]);
+            }
+        };
+        self.reader = Some(Thread::spawn("reads", None, read).unwrap());
+        child
+    }
+
+    /// Starts a program here, and looks away.
+    pub(crate) fn run_unseen(&self, mut command: Command) -> Child {
+        let theirs = || Stdio::from(self.terminal().theirs.try_clone().unwrap());
+        command.env("TERM", "xterm-256color").stdin(theirs()).stdout(theirs()).stderr(theirs());
+        command.spawn().unwrap()
+    }
+
+    pub(crate) fn press(&self, keys: &str) {
+        let keyboard = self.terminal().ours.try_clone().unwrap();
+        File::from(keyboard).write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Takes the terminal away.
+    pub(crate) fn leave(mut self) {
+        self.terminal = None;
+    }
+
+    /// Waits until the program has the terminal to itself.
+    pub(crate) fn await_raw(&self) {
+        until("it takes the terminal", || !self.terminal().modes().unwrap().is_cooked());
+    }
+
+    pub(crate) fn await_shown(&self, text: &str) {
+        until(text, || self.shown().contains(text));
+    }
+
+    /// Waits for the end. Returns the exit code and all that was shown.
+    pub(crate) fn await_end(&self, child: &mut Child) -> (Option<i32>, String) {
+        let code = await_exit(child);
+        self.await_shown(FIRST_SCREEN);
+        (code, self.shown())
+    }
+
+    /// The terminal does what it did before, and shows what it showed.
+    pub(crate) fn is_as_it_was(&self, shown: &str) {
+        assert_eq!(self.terminal().modes().unwrap(), self.before, "{shown}");
+        let last = |text| shown.rfind(text);
+        assert!(last(OTHER_SCREEN).is_some() && last(OTHER_SCREEN) < last(FIRST_SCREEN), "{shown}");
+        assert!(last("\u{1b}[?25l") <= last("\u{1b}[?25h"), "the cursor is to be seen: {shown}");
+    }
+
+    fn shown(&self) -> String {
+        String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
+    }
+
+    fn terminal(&self) -> &Terminal {
+        self.terminal.as_ref().unwrap()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // With this the other side is gone, if the program has ended, and so is the reader.
+        self.terminal = None;
+        let reader = self.reader.take();
+        if std::thread::panicking() {
+            // The program may be there still, and the reader with it.
+            std::mem::forget(reader);
+        }
+    }
+}
+
+/// Waits for a program's exit code; none if a signal has ended it.
+pub(crate) fn await_exit(child: &mut Child) -> Option<i32> {
+    let mut status = None;
+    let clock = Clock::kernel();
+    let end = clock.now().after(PATIENCE);
+    while status.is_none() {
+        if clock.now() > end {
+            child.kill().unwrap();
+            panic!("it never ends");
+        }
+        status = child.try_wait().unwrap();
+        host::thread::give_way();
+    }
+    status.unwrap().code()
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let clock = Clock::kernel();
+    let end = clock.now().after(PATIENCE);
+    while !is_so() {
+        assert!(clock.now() < end, "never: {what:?}");
+        host::thread::give_way();
+    }
+}
