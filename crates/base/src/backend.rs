@@ -47,6 +47,14 @@ pub trait Backend: Send {
         WakeSource::Nothing
     }
 
+    /// Whether the kernel of this machine does all the work, on processors that it would have to
+    /// share with one who looks for answers: then a thread with nothing else to do sleeps at once
+    /// rather than after a spell of looking. Constant for as long as the backend lives. A backend
+    /// that stands on others says so if all of them do.
+    fn is_done_by_kernel(&self) -> bool {
+        false
+    }
+
     /// Gets ready for a sleep of its thread: makes everything submitted visible, has the wake source
     /// signal from now on, and looks once more. True if there is an answer to be polled, or one may
     /// come that wakes nobody: then the thread must not sleep. False if whatever comes from now on
@@ -92,6 +100,10 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn wake_source(&self) -> WakeSource<'_> {
         (**self).wake_source()
+    }
+
+    fn is_done_by_kernel(&self) -> bool {
+        (**self).is_done_by_kernel()
     }
 
     fn arm(&mut self) -> bool {

@@ -398,6 +398,10 @@ impl Backend for Channel {
         }
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.lanes.iter().all(Lane::is_done_by_kernel)
+    }
+
     fn arm(&mut self) -> bool {
         if self.grant.shared.attention.0.load(Ordering::Acquire) != self.seen {
             // What was held back may go on, or has been given up.

@@ -113,6 +113,16 @@ impl Lane {
         }
     }
 
+    /// As [`Backend::is_done_by_kernel`]; what is polled for is looked for.
+    pub(crate) fn is_done_by_kernel(&self) -> bool {
+        match &self.way {
+            _ if self.is_polled => false,
+            Way::Owned(backend) => backend.is_done_by_kernel(),
+            Way::Shared(member) => member.is_done_by_kernel(),
+            Way::Closed => false,
+        }
+    }
+
     /// As [`Backend::arm`]; what is polled for keeps its thread awake.
     pub(crate) fn arm(&mut self) -> bool {
         if self.is_polled && self.in_flight > 0 {

@@ -369,6 +369,10 @@ impl<B: Backend, L: RangeLock> Backend for Shaper<B, L> {
         self.below.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.below.is_done_by_kernel()
+    }
+
     fn arm(&mut self) -> bool {
         let must_look = self.must_look_again() && self.below.wake_at() == Instant::NEVER;
         self.ready.len() > 0 || must_look || self.below.arm()

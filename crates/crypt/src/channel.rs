@@ -250,6 +250,10 @@ impl Backend for CryptChannel {
         self.inner.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.inner.is_done_by_kernel()
+    }
+
     fn arm(&mut self) -> bool {
         let busy = !self.ready.is_empty() || !self.unsent.is_empty();
         self.inner.arm() || busy

@@ -154,6 +154,7 @@ pub struct Registration {
     pub(crate) woken_by: WokenBy,
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
+    pub(crate) sleeps_at_once: bool,
     pub(crate) when_panicked: Option<WhenPanicked>,
 }
 
@@ -192,13 +193,29 @@ impl Registration {
 
     fn new(name: &str, woken_by: WokenBy, every: Option<Span>, poller: Box<dyn Poller>) -> Self {
         let name = name.to_owned();
-        Self { name, poller, woken_by, every, paused: false, when_panicked: None }
+        Self {
+            name,
+            poller,
+            woken_by,
+            every,
+            paused: false,
+            sleeps_at_once: false,
+            when_panicked: None,
+        }
     }
 
     /// It begins paused.
     #[must_use]
     pub fn paused(self) -> Self {
         Self { paused: true, ..self }
+    }
+
+    /// Looking for what it waits for is of no use: the kernel of this machine brings it, on the same
+    /// processors. In adaptive mode a reactor sleeps as soon as there is nothing to do, rather than
+    /// after a spell, if all pollers that it polls every turn say so.
+    #[must_use]
+    pub fn sleeps_at_once(self) -> Self {
+        Self { sleeps_at_once: true, ..self }
     }
 
     /// What is done if it panics, after it has been dropped: those it served are told.

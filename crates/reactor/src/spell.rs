@@ -5,6 +5,9 @@
 //! possible. The gaps between the last pieces of work say more: if work comes sooner than
 //! [`SPELL_MAX`], looking for twice the longest recent gap meets it awake; if it comes later,
 //! looking is in vain, and [`SPELL_MIN`] is what a sleep costs.
+//!
+//! All of this is for work that others do while the thread looks. What the kernel of this machine
+//! does, it does on the same processors, and looking takes them away from it: then there is no spell.
 
 use std::fmt;
 
@@ -51,6 +54,8 @@ pub struct Spell {
     last_work: Instant,
     /// The longest recent gap that was not longer than [`SPELL_MAX`].
     gap: Span,
+    /// The longest spell after work: [`SPELL_MAX`], or none if looking is in vain.
+    longest: Span,
     /// When the turn should think about resting or sleeping.
     over_at: Instant,
     /// Whether it has rested since the last work.
@@ -60,8 +65,14 @@ pub struct Spell {
 impl Spell {
     /// A spell that begins now, for one who has not seen any work.
     pub fn new(mode: PollMode, now: Instant) -> Self {
-        let mut spell =
-            Self { mode, last_work: now, gap: Span::default(), over_at: now, rested: true };
+        let mut spell = Self {
+            mode,
+            last_work: now,
+            gap: Span::default(),
+            longest: SPELL_MAX,
+            over_at: now,
+            rested: true,
+        };
         spell.set_mode(mode, now);
         spell
     }
@@ -70,6 +81,12 @@ impl Spell {
     pub fn set_mode(&mut self, mode: PollMode, now: Instant) {
         self.mode = mode;
         self.extend(now);
+    }
+
+    /// Says whether it is any use to look for work. If not, spells after work have no length in
+    /// adaptive mode, from the next on.
+    pub fn set_useful(&mut self, is_useful: bool) {
+        self.longest = if is_useful { SPELL_MAX } else { Span::default() };
     }
 
     /// Work was found. The next spell begins, as long as the recent gaps suggest.
@@ -96,11 +113,12 @@ impl Spell {
         now >= self.over_at
     }
 
-    /// Begins another spell at `now`, with no work: the thread was about to sleep and may not.
+    /// Begins another spell at `now`, with no work: the thread was about to sleep and may not. It is
+    /// [`SPELL_MIN`] long at least.
     pub fn extend(&mut self, now: Instant) {
         self.over_at = match self.mode {
             PollMode::Always => Instant::NEVER,
-            PollMode::Adaptive | PollMode::Hybrid => now.after(self.length()),
+            PollMode::Adaptive | PollMode::Hybrid => now.after(self.length().max(SPELL_MIN)),
         };
     }
 
@@ -120,7 +138,7 @@ impl Spell {
 
     #[inline]
     fn length(&self) -> Span {
-        Span { ns: (2 * self.gap.ns).clamp(SPELL_MIN.ns, SPELL_MAX.ns) }
+        Span { ns: (2 * self.gap.ns).max(SPELL_MIN.ns).min(self.longest.ns) }
     }
 }
 
@@ -200,6 +218,31 @@ mod tests {
         spell.extend(now);
         assert!(!spell.is_over(now));
         assert!(spell.is_over(now.after(SPELL_MIN)));
+    }
+
+    #[test]
+    fn where_looking_is_of_no_use_work_is_slept_for_at_once_until_it_is() {
+        let mut now = Instant { ns: 1_000_000 };
+        let mut spell = Spell::new(PollMode::Adaptive, now);
+        spell.set_useful(false);
+        for gap in [5, 80, 800, 20_000].map(Span::from_us) {
+            now = now.after(gap);
+            spell.work(now);
+            assert!(spell.is_over(now), "after {gap}");
+        }
+        spell.extend(now);
+        assert!(!spell.is_over(now), "a sleep that was refused is not tried again at once");
+        assert!(spell.is_over(now.after(SPELL_MIN)));
+        spell.set_useful(true);
+        spell.work(now);
+        assert!(!spell.is_over(now));
+        spell.set_useful(false);
+        spell.set_mode(PollMode::Always, now);
+        spell.work(now);
+        assert!(
+            !spell.is_over(Instant { ns: u64::MAX - 1 }),
+            "who always polls looks all the same"
+        );
     }
 
     #[test]

@@ -290,6 +290,12 @@ impl LightThread {
         self.slots.timers.next()
     }
 
+    /// How many of its pollers are polled every turn, and for how many of them that is any use
+    /// before their work is announced.
+    pub(crate) fn looking(&self) -> (usize, usize) {
+        (self.slots.active.len(), self.slots.looking)
+    }
+
     /// Whether one of its pollers keeps the reactor from sleeping.
     pub(crate) fn is_sleepless(&self) -> bool {
         self.slots.sleepless > 0

@@ -346,6 +346,16 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
 }
 
 #[test]
+fn a_medium_is_done_by_the_kernel_if_all_that_it_stands_on_are_files() {
+    let others = ["ram:", "null:", "model:", "delay:[", "fault:[", "made:[", "reluctant:"];
+    for subject in every_medium() {
+        let files_only = !others.iter().any(|other| subject.name.contains(other));
+        let channel = subject.driver().channel;
+        assert_eq!(channel.is_done_by_kernel(), files_only, "{}", subject.name);
+    }
+}
+
+#[test]
 fn one_who_sleeps_on_a_medium_is_woken_for_every_answer() {
     for subject in every_medium() {
         let mut driver = subject.driver();

@@ -212,6 +212,10 @@ impl Backend for SplitChannel {
         self.inner.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.inner.is_done_by_kernel()
+    }
+
     fn arm(&mut self) -> bool {
         let busy_below = self.inner.arm();
         self.ready.len() > 0 || busy_below

@@ -314,6 +314,10 @@ impl Member {
         count + more
     }
 
+    pub(super) fn is_done_by_kernel(&self) -> bool {
+        self.context.lock().backend.as_ref().is_some_and(|backend| backend.is_done_by_kernel())
+    }
+
     pub(super) fn doorbells(&self) -> DoorbellCounts {
         let core = self.context.lock();
         core.backend.as_ref().map(|backend| backend.doorbells()).unwrap_or_default()

@@ -360,6 +360,10 @@ impl<B: Backend> Backend for Limited<B> {
         self.below.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.below.is_done_by_kernel()
+    }
+
     fn arm(&mut self) -> bool {
         self.below.arm()
     }

@@ -273,6 +273,10 @@ impl<B: Backend> Backend for Merge<B> {
         self.below.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.below.is_done_by_kernel()
+    }
+
     fn arm(&mut self) -> bool {
         let nobody_wakes = !self.failed.is_empty() && self.below.wake_at() == Instant::NEVER;
         nobody_wakes || self.ready.len() > 0 || self.below.arm()

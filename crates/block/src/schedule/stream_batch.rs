@@ -215,6 +215,10 @@ impl<B: Backend> Backend for StreamBatch<B> {
         self.below.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.below.is_done_by_kernel()
+    }
+
     fn arm(&mut self) -> bool {
         let nobody_wakes = self.is_stuck && self.under_way == 0;
         (nobody_wakes && self.below.wake_at() == Instant::NEVER) || self.below.arm()

@@ -33,6 +33,7 @@ use host::Wait;
 
 use super::Reactor;
 use crate::spell::REST_MIN;
+use crate::thread::LightThread;
 
 /// A deadline as near as this is not slept for.
 const NEAR: Span = Span::from_us(10);
@@ -51,6 +52,7 @@ impl Reactor {
             self.spell.extend(now);
             return Wait::Again;
         }
+        self.spell.set_useful(self.is_looking_useful());
         let deadline = self.guarded(now, |reactor| reactor.deadline(now)).unwrap_or(now);
         if deadline <= now.after(NEAR) {
             return Wait::Again;
@@ -58,6 +60,15 @@ impl Reactor {
         self.publish();
         self.promised = deadline;
         Wait::Until(deadline)
+    }
+
+    /// Whether it is any use to look for work before it is announced. It is asked before every sleep,
+    /// not when pollers come and go: a sleep too soon, or a spell too many, is of no account.
+    fn is_looking_useful(&self) -> bool {
+        let counts = self.threads.iter().map(LightThread::looking);
+        let (active, looking) =
+            counts.fold((0, 0), |sum, (active, looking)| (sum.0 + active, sum.1 + looking));
+        active == 0 || looking > 0
     }
 
     /// The rest that is due now in hybrid mode. No deadline is rested over, nobody who travels, and

@@ -28,6 +28,8 @@ pub(crate) struct Slots {
     pub(crate) timers: Timers,
     /// How many keep their reactor from sleeping.
     pub(crate) sleepless: usize,
+    /// How many of those that are polled every turn it is any use to poll before work is announced.
+    pub(crate) looking: usize,
 }
 
 /// One poller. What a turn touches comes first.
@@ -42,6 +44,7 @@ pub(crate) struct Slot {
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
     pub(crate) detached: bool,
+    sleeps_at_once: bool,
     /// Whether its descriptor is among the sources of the reactor's sleeper.
     listed: bool,
     /// Whether its descriptor could not be put there.
@@ -112,7 +115,7 @@ impl Slots {
     /// To be called after anything of that has changed.
     pub(crate) fn sort_out(&mut self, thread: ThreadId, now: Instant, local: &mut Local) {
         self.active.clear();
-        self.sleepless = 0;
+        (self.sleepless, self.looking) = (0, 0);
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
             let runs = !slot.paused && !slot.detached;
@@ -123,6 +126,7 @@ impl Slots {
             if runs && slot.every.is_none() {
                 self.active.push(index);
                 self.sleepless += usize::from(slot.is_sleepless());
+                self.looking += usize::from(!slot.sleeps_at_once);
             }
             if let Some(every) = slot.every.filter(|_| runs && slot.due == Instant::NEVER) {
                 slot.due = now.after(every);
@@ -138,7 +142,8 @@ impl Slots {
 
 impl Slot {
     pub(crate) fn new(id: PollerId, registration: Registration, number: u64) -> Self {
-        let Registration { name, poller, woken_by, every, paused, when_panicked } = registration;
+        let Registration { name, poller, woken_by, every, paused, sleeps_at_once, when_panicked } =
+            registration;
         let record = PollerRecord {
             number,
             name,
@@ -159,6 +164,7 @@ impl Slot {
             every,
             paused,
             detached: true,
+            sleeps_at_once,
             listed: false,
             unlisted: false,
             woken_by,

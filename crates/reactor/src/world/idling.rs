@@ -8,8 +8,8 @@ use base::{Instant, Span, WakeSource};
 use super::crew::{Counter, Device, FIRST, RELAXED, Ring, active, count, idle, tally};
 use super::{R0, R1, Stage, World};
 use crate::{
-    Context, Found, Handle, PollMode, Poller, ReactorOptions, Refused, Registration, SPELL_MAX,
-    SPELL_MIN, ThreadPlan, WokenBy,
+    Context, Found, Handle, PollMode, Poller, PollerId, ReactorOptions, Refused, Registration,
+    SPELL_MAX, SPELL_MIN, ThreadPlan, WokenBy,
 };
 
 fn sleepless() -> Registration {
@@ -90,6 +90,53 @@ fn a_spell_follows_the_gaps_between_work_within_its_bounds() {
     assert!(slow <= Span { ns: SPELL_MAX.ns + slack } && slow.ns > 900_000, "{slow}");
     let rare = spell_after(Span::from_ms(20));
     assert!(rare >= SPELL_MIN && rare.ns <= SPELL_MIN.ns + slack, "{rare}");
+}
+
+/// Whether a reactor with these pollers goes on looking after each of several pieces of work that
+/// the last of them found.
+fn looks_on(world: &mut World, device: &mut Device) -> Vec<bool> {
+    let mut looks = || {
+        device.complete();
+        while !device.is_seen() {
+            world.step(0);
+        }
+        world.pass_time(Span::from_us(1));
+        // The turn that found it; one that finds nothing; an announcement; the last look.
+        world.turn_all(4);
+        let looks = world.members[0].stage == Stage::Turning;
+        world.settle();
+        looks
+    };
+    (0..3).map(|_| looks()).collect()
+}
+
+#[test]
+fn what_the_kernel_does_is_slept_for_at_once_unless_there_is_other_work_to_look_for() {
+    let kernel = |device: &Device| device.registration("file").sleeps_at_once();
+    let mut world = World::adaptive(0, 1);
+    let mut file = Device::new();
+    let alarm = Registration::timed("timed", Span::from_secs(3600), idle(&tally()));
+    let plan = ThreadPlan::new("files").poller(kernel(&file)).poller(alarm);
+    let thread = world.directory.spawn(plan).unwrap();
+    world.settle();
+    assert_eq!(looks_on(&mut world, &mut file), [false; 3], "one that is timed looks for nothing");
+
+    let other = Device::new();
+    let ssd = other.registration("ssd");
+    world.call(&thread, move |context| drop(context.add(ssd)));
+    world.settle();
+    assert_eq!(looks_on(&mut world, &mut file), [true; 3], "an SSD on the same reactor");
+
+    let second = PollerId::planned(2);
+    world.call(&thread, move |context| context.pause(second));
+    world.settle();
+    assert_eq!(looks_on(&mut world, &mut file)[1..], [false; 2], "the SSD is not polled any more");
+
+    world.directory.set_poll(R0, PollMode::Always).unwrap();
+    world.turn_all(8);
+    file.complete();
+    world.turn_all(100);
+    assert!(file.is_seen() && world.members[0].stage == Stage::Turning, "it always polls");
 }
 
 #[test]
@@ -362,7 +409,7 @@ fn no_deadline_is_rested_over() {
         active("slow", Slow(idle(&tally()))),
         Registration::timed("tick", Span::from_ms(10), idle(&ticks)),
     ]);
-    world.call(&thread, move |context| context.set_period(crate::PollerId::planned(1), due));
+    world.call(&thread, move |context| context.set_period(PollerId::planned(1), due));
     while world.members[0].stage != Stage::Turning {
         world.step(0);
     }

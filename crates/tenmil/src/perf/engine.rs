@@ -122,7 +122,12 @@ impl Rig {
             });
             let woken_by = worker.woken_by();
             let woken_by = woken_by.map_err(|error| Refused::machine(format!("wait: {error}")))?;
-            workers.push(Registration::active("load", woken_by, worker));
+            let is_done_by_kernel = worker.is_done_by_kernel();
+            let registration = Registration::active("load", woken_by, worker);
+            workers.push(match is_done_by_kernel {
+                true => registration.sleeps_at_once(),
+                false => registration,
+            });
         }
         drop(tell);
         let cores: Cores = places.submit.iter().flatten().copied().collect();

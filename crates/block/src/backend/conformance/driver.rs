@@ -83,6 +83,7 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "stream-batch:[ram:4m]",
         "stream-batch:[delay:[ram:8m?block=4k]?read=10us]",
         "merge:[harsh:[ram:4m]]",
+        "merge:[stream-batch:[deadline:[file:DISK?size=4m&block=4k]]]",
         "made:[ram:9m?block=4k],[ram:9m?block=4k]",
         "made:[ram:5m],[file:DISK?size=5m&engine=threads],[ram:6m]",
         "made:[file:DISK?size=9m&block=4k],[file:DISK2?size=9m&block=4k]",

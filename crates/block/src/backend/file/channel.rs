@@ -241,6 +241,10 @@ impl<J: Jobs> Backend for FileChannel<J> {
         self.engine.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        true
+    }
+
     fn arm(&mut self) -> bool {
         self.ready.len() > 0 || self.engine.arm()
     }

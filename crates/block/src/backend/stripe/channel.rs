@@ -264,6 +264,10 @@ impl Backend for StripeChannel {
         self.wake.source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.legs.iter().all(|leg| leg.channel.is_done_by_kernel())
+    }
+
     fn arm(&mut self) -> bool {
         // A leg that has not taken everything wakes us when it answers something, if it owes
         // anything; else nobody would.

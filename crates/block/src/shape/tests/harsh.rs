@@ -165,6 +165,10 @@ impl Backend for HarshChannel {
         self.inner.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.inner.is_done_by_kernel()
+    }
+
     fn arm(&mut self) -> bool {
         self.inner.arm()
     }

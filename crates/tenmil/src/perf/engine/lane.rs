@@ -309,6 +309,11 @@ impl<S: Scrutiny> Lane<S> {
         self.backend.wake_source()
     }
 
+    /// Whether a thread that waits for it sleeps at once: [`Backend::is_done_by_kernel`].
+    pub(super) fn is_done_by_kernel(&self) -> bool {
+        self.backend.is_done_by_kernel()
+    }
+
     /// Gets ready for a sleep: [`Backend::arm`].
     pub(super) fn arm(&mut self) -> bool {
         !self.requests.is_empty() || self.backend.arm()

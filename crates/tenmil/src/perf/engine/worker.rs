@@ -159,6 +159,9 @@ impl<S: Scrutiny> Worker<S> {
 
     /// What wakes it: any of its lanes. Nothing, if there is one that wakes nobody.
     pub(super) fn woken_by(&self) -> io::Result<WokenBy> {
+        if let [of] = self.lanes.as_slice() {
+            return WokenBy::of(of.lane.wake_source());
+        }
         let watch = Watch::new()?;
         for (token, of) in (0..).zip(&self.lanes) {
             match of.lane.wake_source() {
@@ -170,6 +173,11 @@ impl<S: Scrutiny> Worker<S> {
             }
         }
         Ok(WokenBy::Descriptor(watch.into()))
+    }
+
+    /// Whether the kernel of this machine carries out all I/O of all its lanes.
+    pub(super) fn is_done_by_kernel(&self) -> bool {
+        self.lanes.iter().all(|of| of.lane.is_done_by_kernel())
     }
 
     fn begin(&mut self, now: Instant) {
