@@ -132,7 +132,7 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     assert_eq!(durability[4], Durability::None, "an SSD over memory is not called stable");
     let text = text::render(&outcome, &[]);
     assert!(text.starts_with("5 devices, random reads and writes"), "{text}");
-    assert!(text.contains("model:p4800x?size=1m: a model of an Intel"), "{text}");
+    assert!(text.contains("`model:p4800x?size=1m`: a model of an Intel"), "{text}");
 }
 
 #[test]
