@@ -202,7 +202,6 @@ impl Reactor {
         self.last = now;
         if self.slept {
             self.slept = false;
-            self.local.watch.rested();
         } else {
             if self.busy {
                 self.charge(now, took);
@@ -246,8 +245,6 @@ impl Reactor {
             let mut kept = record.longest_culprit.lock().unwrap_or_else(PoisonError::into_inner);
             *kept = Some(culprit.to_string());
         }
-        // What has passed until now is nobody else's.
-        self.local.watch.rested();
         let reactor = self.local.id;
         self.local.directory.note(now, Event::TurnTooLong { reactor, took, culprit });
     }
@@ -387,6 +384,7 @@ impl Turn for Reactor {
         self.account(now);
         // A turn in which something panicked counts as one that found work.
         self.busy = self.guarded(now, |reactor| reactor.work(now)).unwrap_or(true);
+        self.local.watch.finish();
         if self.busy {
             self.spell.work(now);
             return self.next();

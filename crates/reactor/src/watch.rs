@@ -1,7 +1,7 @@
 //! Who takes the time in a turn.
 //!
 //! A look at the clock costs as much as many a poll, so it is looked at after those that found work,
-//! and only where several share the reactor: what they take goes to their thread's account. After
+//! and only where several share the reactor: what they take goes to their thread's account. Between
 //! the others the kernel's last tick is looked at, which costs a quarter of that: who has held a turn
 //! up for longer than it may last has seen ticks pass. Should a turn be too long and none of these
 //! explain it, everybody is timed for a while.
@@ -98,11 +98,6 @@ impl Watch {
         self.stopwatch.now()
     }
 
-    /// Nobody ran for a while before this turn.
-    pub(crate) fn rested(&mut self) {
-        self.tick = self.stopwatch.tick();
-    }
-
     /// A turn begins.
     #[inline]
     pub(crate) fn turn(&mut self, now: Instant) {
@@ -114,17 +109,26 @@ impl Watch {
     /// The mailbox or poller with this number begins.
     #[inline]
     pub(crate) fn begin(&mut self, number: u64) {
+        if self.several && self.begun > 0 {
+            self.look_at_tick();
+        }
         self.record.running.set(number);
         self.begun += 1;
+    }
+
+    /// Nobody runs now, and what passes until somebody does is nobody's.
+    #[inline]
+    pub(crate) fn finish(&mut self) {
+        if self.several && self.begun > 1 {
+            self.look_at_tick();
+        }
     }
 
     /// It is done. Returns how long it took, if it found work and that was measured.
     #[inline]
     pub(crate) fn end(&mut self, found: bool) -> u64 {
-        if self.several {
-            self.look_at_tick();
-        }
         if self.closely || (found && self.several) {
+            self.finish();
             let took = self.look(self.stopwatch.now()).ns;
             if found { took } else { 0 }
         } else {
@@ -132,17 +136,21 @@ impl Watch {
         }
     }
 
+    /// Looks whether a tick has passed while the last one ran.
     #[inline]
     fn look_at_tick(&mut self) {
         let tick = self.stopwatch.tick();
         if tick != self.tick {
-            self.ticks(tick);
+            self.ticks(tick, self.stopwatch.now());
         }
     }
 
+    /// Ticks have passed since one was seen, which may be long ago: no more of them count than there
+    /// is time since the clock was looked at.
     #[cold]
-    fn ticks(&mut self, tick: Span) {
+    fn ticks(&mut self, tick: Span, now: Instant) {
         let passed = Span { ns: tick.ns.saturating_sub(self.tick.ns) };
+        let passed = passed.min(now.since(self.mark));
         self.tick = tick;
         if passed > self.ticked {
             (self.ticked, self.ticker) = (passed, self.running());
