@@ -11,8 +11,8 @@
 use base::Instant;
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use tenmil_tcp::{
-    CommandData, Controller, ControllerConfig, ControllerEvent, Data, DigestUse, Events, Host,
-    HostConfig, HostEvent, Payloads, Piece, QueueKind, SuccessFlag,
+    CommandData, Connection, Controller, ControllerConfig, ControllerEvent, Data, DigestUse,
+    Events, Host, HostConfig, HostEvent, Payloads, Piece, QueueKind, SuccessFlag,
 };
 use wire::sgl::Descriptor;
 use wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, Framing, IcReq, IcResp, crc32c};

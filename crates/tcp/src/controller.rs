@@ -23,11 +23,12 @@ use base::Instant;
 use wire::tcp::{ADMIN_IN_CAPSULE_BYTES, ALIGNMENT_MAX, End, H2C_DATA_BYTES_MIN};
 use wire::{Command, Completion, Status};
 
-use crate::Terms;
-use crate::body::{Body, Place};
+use crate::body::Place;
+use crate::connection::Connection;
 use crate::events::Events;
 use crate::line::{Cause, Line, Patience};
-use crate::outbox::{Outbox, Piece};
+use crate::outbox::Outbox;
+use crate::{Payloads, Terms};
 use slot::{Slot, State};
 
 /// The controller's end of a connection.
@@ -47,7 +48,6 @@ pub struct Controller {
     ends: VecDeque<(u64, u16)>,
     /// Slots that cannot be released before the host has sent data.
     starved: u16,
-    body: Option<Body>,
 }
 
 /// What a controller's end is made with.
@@ -160,7 +160,7 @@ pub enum ControllerEvent {
         /// Which.
         tag: u16,
     },
-    /// The connection has ended. What is under way is told by [`Controller::outstanding`].
+    /// The connection has ended. What is under way is told by [`Connection::outstanding`].
     Ended(Cause),
 }
 
@@ -286,7 +286,6 @@ impl Controller {
             jobs: VecDeque::with_capacity(depth),
             ends: VecDeque::with_capacity(depth),
             starved: 0,
-            body: None,
         }
     }
 
@@ -298,24 +297,6 @@ impl Controller {
         self.head = if queue.entries() > 1 { self.head % queue.entries() } else { 0 };
     }
 
-    /// Whether the host has opened the connection, and it has not ended.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.line.is_open()
-    }
-
-    /// Whether the socket can be closed: nothing more will be read or sent.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.line.is_over()
-    }
-
-    /// Whether nothing more will ever be sent: the sending half of the socket can be shut down.
-    #[must_use]
-    pub fn is_spent(&self) -> bool {
-        self.line.is_spent()
-    }
-
     /// Whether no further command is taken before one is released.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -325,13 +306,6 @@ impl Controller {
     /// Whether every command waits for data from the host.
     fn is_starved(&self) -> bool {
         usize::from(self.starved) == self.slots.len()
-    }
-
-    /// The tags of commands that have not been released. Their buffers are the owner's again once
-    /// the socket is closed.
-    pub fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
-        let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != State::Free;
-        (0..self.config.depth).filter(is_taken)
     }
 
     /// There is room for the next `len_bytes` of the data of a command, which are asked for. Whole
@@ -384,7 +358,7 @@ impl Controller {
         slot.is_answered = true;
         let is_fed = slot.state == State::FromHost && slot.came < slot.len_bytes && slot.asks == 0;
         self.starved -= u16::from(is_fed);
-        if let Some(body) = self.body.as_mut().filter(|body| body.tag == tag) {
+        if let Some(body) = self.line.body.as_mut().filter(|body| body.tag == tag) {
             body.is_wanted = false;
         }
         self.queue_job(tag);
@@ -407,37 +381,43 @@ impl Controller {
             self.jobs.push_back(tag);
         }
     }
+}
 
-    /// Whether more is waiting for room behind the pieces: worth telling the socket, which then does
-    /// not send what it has as a packet of its own.
+impl Connection for Controller {
+    type Event = ControllerEvent;
+
     #[inline]
-    #[must_use]
-    pub fn has_more(&self) -> bool {
+    fn line(&self) -> &Line {
+        &self.line
+    }
+
+    #[inline]
+    fn line_mut(&mut self) -> &mut Line {
+        &mut self.line
+    }
+
+    #[inline]
+    fn receive(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        events: &mut Events<ControllerEvent>,
+    ) -> usize {
+        self.read(now, bytes, events)
+    }
+
+    #[inline]
+    fn fill(&mut self, payloads: &impl Payloads) {
+        self.queue_units(payloads);
+    }
+
+    #[inline]
+    fn has_more(&self) -> bool {
         !self.jobs.is_empty()
     }
 
-    /// What is to be sent now, oldest first.
     #[inline]
-    #[must_use]
-    pub fn pieces(&self) -> &[Piece] {
-        self.line.out.pieces()
-    }
-
-    /// Where headers lie that pieces name.
-    #[inline]
-    #[must_use]
-    pub fn headers(&self) -> &[u8] {
-        self.line.out.headers()
-    }
-
-    /// So many bytes of the pieces are with the socket, which no longer reads them. Releases
-    /// commands as far as `events` has room; none sent again goes on with them.
-    ///
-    /// # Panics
-    ///
-    /// If there were not so many.
-    #[inline]
-    pub fn sent(&mut self, count: usize, events: &mut Events<ControllerEvent>) {
+    fn sent(&mut self, count: usize, events: &mut Events<ControllerEvent>) {
         self.line.out.sent(count);
         let sent = self.line.out.sent_bytes();
         while let Some(&(end, tag)) = self.ends.front()
@@ -451,31 +431,14 @@ impl Controller {
         }
     }
 
-    /// Where the next bytes of the stream belong, if they can be read straight to there. Asked when
-    /// all bytes that were received have been taken; answered with [`placed`](Self::placed).
-    #[must_use]
-    pub fn direct(&self) -> Option<Place> {
-        let body = self.body.as_ref().filter(|_| self.line.is_open());
-        body.and_then(Body::direct)
+    fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
+        let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != State::Free;
+        (0..self.config.depth).filter(is_taken)
     }
+}
 
-    /// When [`expired`](Self::expired) is to be called; never, if that is [`Instant::NEVER`].
-    #[must_use]
-    pub fn deadline(&self) -> Instant {
-        self.line.deadline()
-    }
-
-    /// Ends the connection if the deadline has passed.
-    pub fn expired(&mut self, now: Instant, events: &mut Events<ControllerEvent>) {
-        if let Some(cause) = self.line.expired(now) {
-            events.push(ControllerEvent::Ended(cause));
-        }
-    }
-
-    /// The stream has ended: nothing comes any more. `rest_bytes` were not taken.
-    pub fn receive_end(&mut self, rest_bytes: usize, events: &mut Events<ControllerEvent>) {
-        if let Some(cause) = self.line.closed(rest_bytes > 0 || self.body.is_some()) {
-            events.push(ControllerEvent::Ended(cause));
-        }
+impl From<Cause> for ControllerEvent {
+    fn from(cause: Cause) -> Self {
+        Self::Ended(cause)
     }
 }

@@ -18,10 +18,11 @@ use base::Instant;
 use wire::Completion;
 use wire::tcp::{ALIGNMENT_MAX, End, IcReq};
 
-use crate::body::{Body, Place};
+use crate::body::Place;
+use crate::connection::Connection;
 use crate::events::Events;
 use crate::line::{Cause, Line, Patience};
-use crate::outbox::{Outbox, Piece};
+use crate::outbox::Outbox;
 use crate::{Payloads, Terms};
 pub(crate) use receive::{padding, whole};
 use slot::{Ask, Slot, State};
@@ -41,7 +42,6 @@ pub struct Host {
     pending: VecDeque<u16>,
     /// Slots that were answered before all of them was sent.
     answered: Vec<u16>,
-    body: Option<Body>,
 }
 
 /// What a host's end is made with.
@@ -206,26 +206,7 @@ impl Host {
             asks: vec![Ask::default(); depth * asks_max].into(),
             pending: VecDeque::with_capacity(depth),
             answered: Vec::with_capacity(depth),
-            body: None,
         }
-    }
-
-    /// Whether commands can be submitted.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.line.is_open()
-    }
-
-    /// Whether the socket can be closed: nothing more will be read or sent.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.line.is_over()
-    }
-
-    /// Whether nothing more will ever be sent: the sending half of the socket can be shut down.
-    #[must_use]
-    pub fn is_spent(&self) -> bool {
-        self.line.is_spent()
     }
 
     /// How many commands can be submitted, as far as the table goes.
@@ -241,83 +222,54 @@ impl Host {
     pub fn next_tag(&self) -> Option<u16> {
         self.free.last().copied()
     }
+}
 
-    /// The tags of commands that have not ended. Their buffers are the owner's again once the
-    /// socket is closed.
-    pub fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
-        let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != State::Free;
-        (0..self.config.depth).filter(is_taken)
+impl Connection for Host {
+    type Event = HostEvent;
+
+    #[inline]
+    fn line(&self) -> &Line {
+        &self.line
     }
 
-    /// Queues units of data that the controller has asked for, as far as there is room.
     #[inline]
-    pub fn fill(&mut self, payloads: &impl Payloads) {
+    fn line_mut(&mut self) -> &mut Line {
+        &mut self.line
+    }
+
+    #[inline]
+    fn receive(&mut self, now: Instant, bytes: &[u8], events: &mut Events<HostEvent>) -> usize {
+        self.read(now, bytes, events)
+    }
+
+    #[inline]
+    fn fill(&mut self, payloads: &impl Payloads) {
         if !self.pending.is_empty() {
             self.fill_data(payloads);
         }
     }
 
-    /// Whether more is waiting for room behind the pieces: worth telling the socket, which then does
-    /// not send what it has as a packet of its own.
     #[inline]
-    #[must_use]
-    pub fn has_more(&self) -> bool {
+    fn has_more(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// What is to be sent now, oldest first.
     #[inline]
-    #[must_use]
-    pub fn pieces(&self) -> &[Piece] {
-        self.line.out.pieces()
-    }
-
-    /// Where headers lie that pieces name.
-    #[inline]
-    #[must_use]
-    pub fn headers(&self) -> &[u8] {
-        self.line.out.headers()
-    }
-
-    /// So many bytes of the pieces are with the socket, which no longer reads them. Ends commands
-    /// that were answered before, as far as `events` has room; none sent again goes on with them.
-    ///
-    /// # Panics
-    ///
-    /// If there were not so many.
-    #[inline]
-    pub fn sent(&mut self, count: usize, events: &mut Events<HostEvent>) {
+    fn sent(&mut self, count: usize, events: &mut Events<HostEvent>) {
         self.line.out.sent(count);
         if !self.answered.is_empty() {
             self.end_answered(events);
         }
     }
 
-    /// Where the next bytes of the stream belong, if they can be read straight to there. Asked when
-    /// all bytes that were received have been taken; answered with [`placed`](Self::placed).
-    #[must_use]
-    pub fn direct(&self) -> Option<Place> {
-        let body = self.body.as_ref().filter(|_| self.line.is_open());
-        body.and_then(Body::direct)
+    fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
+        let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != State::Free;
+        (0..self.config.depth).filter(is_taken)
     }
+}
 
-    /// When [`expired`](Self::expired) is to be called; never, if that is [`Instant::NEVER`].
-    #[must_use]
-    pub fn deadline(&self) -> Instant {
-        self.line.deadline()
-    }
-
-    /// Ends the connection if the deadline has passed.
-    pub fn expired(&mut self, now: Instant, events: &mut Events<HostEvent>) {
-        if let Some(cause) = self.line.expired(now) {
-            events.push(HostEvent::Ended(cause));
-        }
-    }
-
-    /// The stream has ended: nothing comes any more. `rest_bytes` were not taken.
-    pub fn receive_end(&mut self, rest_bytes: usize, events: &mut Events<HostEvent>) {
-        if let Some(cause) = self.line.closed(rest_bytes > 0 || self.body.is_some()) {
-            events.push(HostEvent::Ended(cause));
-        }
+impl From<Cause> for HostEvent {
+    fn from(cause: Cause) -> Self {
+        Self::Ended(cause)
     }
 }

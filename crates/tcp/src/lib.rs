@@ -12,7 +12,7 @@
 //! where. What it has to send is a list of [`Piece`]s: headers, which lie with it, and payload,
 //! which is named by command and offset and lies with the owner. So payload is copied once if it
 //! came in the same buffer as headers, and never if the socket reads it straight to the [`Place`]
-//! that [`Host::direct`] names.
+//! that [`Connection::direct`] names.
 //!
 //! Bytes that are not taken are given again, with more behind them. Where the stream is cut changes
 //! nothing but how many pieces `Data` comes in.
@@ -50,6 +50,7 @@
 #![forbid(unsafe_code)]
 
 mod body;
+mod connection;
 pub mod controller;
 mod events;
 pub mod fuzz;
@@ -60,12 +61,13 @@ mod outbox;
 mod tests;
 
 pub use body::Place;
+pub use connection::Connection;
 pub use controller::{
     CommandData, Controller, ControllerConfig, ControllerEvent, QueueKind, SuccessFlag,
 };
 pub use events::{EVENTS_PER_UNIT, Events};
 pub use host::{Data, DigestUse, Full, Host, HostConfig, HostEvent};
-pub use line::{Cause, Patience};
+pub use line::{Cause, Line, Patience};
 pub use outbox::Piece;
 
 /// The data of commands, as far as an end must see them: for their digest.

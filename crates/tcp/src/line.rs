@@ -3,6 +3,7 @@
 use base::{Instant, Span};
 use wire::tcp::{End, Framing, PduType, Refusal, TermReq};
 
+use crate::body::Body;
 use crate::outbox::Outbox;
 
 /// How long an end waits for its peer.
@@ -62,9 +63,9 @@ pub(crate) type Header<'a> = (PduType, &'a [u8], usize);
 /// What is refused, and the header that it is about.
 pub(crate) type Refused<'a> = (Refusal, &'a [u8]);
 
-/// The common half of an end.
+/// The half of an end that both have in common. It is used through [`Connection`](crate::Connection).
 #[derive(Debug)]
-pub(crate) struct Line {
+pub struct Line {
     end: End,
     life: Life,
     patience: Patience,
@@ -73,6 +74,8 @@ pub(crate) struct Line {
     pub(crate) incoming: Framing,
     pub(crate) outgoing: Framing,
     pub(crate) out: Outbox,
+    /// The data that are being read.
+    pub(crate) body: Option<Body>,
 }
 
 impl Line {
@@ -85,6 +88,7 @@ impl Line {
             incoming: Framing::default(),
             outgoing: Framing::default(),
             out,
+            body: None,
         }
     }
 

@@ -25,10 +25,9 @@ enum Step {
 }
 
 impl Controller {
-    /// Reads what has come, as far as units are whole, the table has places and `events` has room.
-    /// Returns how many bytes were taken; the others are given again, with more behind them.
+    /// What [`receive`](crate::Connection::receive) does.
     #[inline]
-    pub fn receive(
+    pub(super) fn read(
         &mut self,
         now: Instant,
         bytes: &[u8],
@@ -37,7 +36,7 @@ impl Controller {
         let mut at = 0;
         let mut is_within = false;
         while self.line.is_listening() && events.room() >= EVENTS_PER_UNIT {
-            let step = match self.body {
+            let step = match self.line.body {
                 Some(_) => Ok(self.read_body(bytes, &mut at, events)),
                 None => self.read_header(&bytes[at..], &mut at, events),
             };
@@ -45,7 +44,7 @@ impl Controller {
                 Ok(Step::On) => {}
                 Ok(Step::Full) => break,
                 Ok(Step::Short) => {
-                    is_within = self.body.is_some() || at < bytes.len();
+                    is_within = self.line.body.is_some() || at < bytes.len();
                     break;
                 }
                 Err((refusal, header)) => {
@@ -61,18 +60,6 @@ impl Controller {
         at
     }
 
-    /// So many bytes lie where [`direct`](Self::direct) said that they belong.
-    ///
-    /// # Panics
-    ///
-    /// If it did not name so many.
-    pub fn placed(&mut self, now: Instant, count: u32, events: &mut Events<ControllerEvent>) {
-        let body = self.body.as_mut().expect("data are placed where direct() said");
-        body.advance(count);
-        self.receive(now, &[], events);
-        self.line.note(now, self.body.is_some(), true);
-    }
-
     #[inline]
     fn read_body(
         &mut self,
@@ -80,11 +67,11 @@ impl Controller {
         at: &mut usize,
         events: &mut Events<ControllerEvent>,
     ) -> Step {
-        let Some(body) = &mut self.body else { return Step::On };
+        let Some(body) = &mut self.line.body else { return Step::On };
         let place = |place, at| events.push(ControllerEvent::Data { place, at });
         let Read::Whole { is_intact } = body.read(bytes, at, place) else { return Step::Short };
         let tag = body.tag;
-        self.body = None;
+        self.line.body = None;
         let slot = &mut self.slots[usize::from(tag)];
         slot.is_damaged |= !is_intact;
         let is_all = if slot.state == State::InCapsule {
@@ -208,7 +195,7 @@ impl Controller {
             Slot { cid: command.cid(), state, len_bytes, is_queued: slot.is_queued, ..Slot::FREE };
         events.push(ControllerEvent::Command { tag, command, data });
         if capsule.len_bytes > 0 {
-            self.body = Some(Body {
+            self.line.body = Some(Body {
                 tag,
                 flags: pdu.flags(),
                 padding: padding(capsule.offset, len),
@@ -245,7 +232,7 @@ impl Controller {
             return Err(Refusal::SEQUENCE);
         }
         slot.came = end;
-        self.body = Some(Body {
+        self.line.body = Some(Body {
             tag,
             flags: pdu.flags(),
             padding: padding(pdu.pdo(), len),

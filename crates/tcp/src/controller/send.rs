@@ -11,7 +11,7 @@ impl Controller {
     /// Queues what was granted, replied and finished, as far as there is room: one unit of data for
     /// each command in turn, so that a long one does not hold up a short one.
     #[inline]
-    pub fn fill(&mut self, payloads: &impl Payloads) {
+    pub(super) fn queue_units(&mut self, payloads: &impl Payloads) {
         while let Some(tag) = self.jobs.front().copied()
             && self.line.is_open()
             && self.line.out.has_room(ANSWER_BYTES)

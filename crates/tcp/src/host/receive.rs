@@ -17,21 +17,25 @@ const LAST: u8 = 1 << 2;
 const SUCCESS: u8 = 1 << 3;
 
 impl Host {
-    /// Reads what has come, as far as units are whole and `events` has room. Returns how many bytes
-    /// were taken; the others are given again, with more behind them.
+    /// What [`receive`](crate::Connection::receive) does.
     #[inline]
-    pub fn receive(&mut self, now: Instant, bytes: &[u8], events: &mut Events<HostEvent>) -> usize {
+    pub(super) fn read(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        events: &mut Events<HostEvent>,
+    ) -> usize {
         let mut at = 0;
         let mut is_within = false;
         while self.line.is_listening() && events.room() >= EVENTS_PER_UNIT {
-            let read = match self.body {
+            let read = match self.line.body {
                 Some(_) => Ok(self.read_body(bytes, &mut at, events)),
                 None => self.read_header(&bytes[at..], &mut at, events),
             };
             match read {
                 Ok(true) => {}
                 Ok(false) => {
-                    is_within = self.body.is_some() || at < bytes.len();
+                    is_within = self.line.body.is_some() || at < bytes.len();
                     break;
                 }
                 Err((refusal, header)) => {
@@ -47,26 +51,14 @@ impl Host {
         at
     }
 
-    /// So many bytes lie where [`direct`](Self::direct) said that they belong.
-    ///
-    /// # Panics
-    ///
-    /// If it did not name so many.
-    pub fn placed(&mut self, now: Instant, count: u32, events: &mut Events<HostEvent>) {
-        let body = self.body.as_mut().expect("data are placed where direct() said");
-        body.advance(count);
-        self.receive(now, &[], events);
-        self.line.note(now, self.body.is_some(), true);
-    }
-
     /// Whether the body was read to its end.
     #[inline]
     fn read_body(&mut self, bytes: &[u8], at: &mut usize, events: &mut Events<HostEvent>) -> bool {
-        let Some(body) = &mut self.body else { return true };
+        let Some(body) = &mut self.line.body else { return true };
         let read = body.read(bytes, at, |place, at| events.push(HostEvent::Data { place, at }));
         let Read::Whole { is_intact } = read else { return false };
         let (tag, flags) = (body.tag, body.flags);
-        self.body = None;
+        self.line.body = None;
         let slot = &mut self.slots[usize::from(tag)];
         slot.is_damaged |= !is_intact;
         slot.is_last |= flags & LAST != 0;
@@ -157,7 +149,7 @@ impl Host {
             return Err(Refusal::SEQUENCE);
         }
         slot.moved = end;
-        self.body = Some(Body {
+        self.line.body = Some(Body {
             tag,
             flags: pdu.flags(),
             padding: padding(pdu.pdo(), len),

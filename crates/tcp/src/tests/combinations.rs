@@ -4,7 +4,7 @@ use base::Random;
 use wire::Status;
 
 use super::rig::{Manner, Pair, Seen, drawn, pattern};
-use crate::{ControllerConfig, Data, DigestUse, HostConfig, QueueKind, SuccessFlag};
+use crate::{Connection, ControllerConfig, Data, DigestUse, HostConfig, QueueKind, SuccessFlag};
 
 const SUCCESS: [SuccessFlag; 3] =
     [SuccessFlag::Never, SuccessFlag::WithoutFlowControl, SuccessFlag::Always];
@@ -17,7 +17,7 @@ fn using(digest: bool) -> DigestUse {
 fn exercise(host: HostConfig, controller: ControllerConfig, manner: Manner, seed: u64) {
     let what = || format!("{host:?} {controller:?} {manner:?}, seed {seed}");
     let mut pair = Pair::open(host, controller);
-    pair.controller.manner = manner;
+    pair.controller.owner.manner = manner;
     let flow_control = seed & 1 == 0;
     pair.controller.end.connected(QueueKind::Io { entries: 8, flow_control });
     let sizes = [4, 64, 4096, 5000, 12_288, 20_000];

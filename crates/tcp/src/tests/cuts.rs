@@ -3,7 +3,7 @@
 use base::Instant;
 
 use super::rig::{ControllerSide, HostSide, Pair, Seen};
-use crate::{ControllerConfig, Data, DigestUse, HostConfig, QueueKind, SuccessFlag};
+use crate::{Connection, ControllerConfig, Data, DigestUse, HostConfig, QueueKind, SuccessFlag};
 
 const NOW: Instant = Instant { ns: 0 };
 

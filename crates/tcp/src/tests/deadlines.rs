@@ -5,7 +5,7 @@ use wire::tcp::{CapsuleCmd, Framing, H2CData, IcReq, IcResp};
 use wire::{Command, sgl::Descriptor};
 
 use super::rig::{ControllerSide, HostSide};
-use crate::{Cause, ControllerConfig, HostConfig, Patience};
+use crate::{Cause, Connection, ControllerConfig, HostConfig, Patience};
 
 const PLAIN: Framing = Framing { header_digest: false, data_digest: false, alignment: 0 };
 

@@ -77,7 +77,7 @@ fn a_write_whose_data_come_damaged_is_to_be_tried_again_and_the_connection_stays
 #[test]
 fn a_failure_of_the_command_itself_is_not_hidden_by_damaged_data() {
     let mut pair = pair(SuccessFlag::Never);
-    pair.controller.manner.status = Status::WRITE_FAULT;
+    pair.controller.owner.manner.status = Status::WRITE_FAULT;
     pair.host.submit(1, Data::FromHost(64), 1);
     up(&mut pair, 4);
     pair.run(&mut |_| usize::MAX);

@@ -222,7 +222,7 @@ fn connect_travels_with_its_data_in_its_capsule() {
     let mut side = controller(SuccessFlag::Never);
     side.give(NOW, &opening(0, 0, 0).0);
     side.take(usize::MAX);
-    side.manner.is_idle = true;
+    side.owner.manner.is_idle = true;
     side.give(NOW, &bytes);
     let data = Ok(CommandData::InCapsule(1024));
     assert_eq!(

@@ -7,8 +7,8 @@ use wire::{Command, Completion, DataPointer, Status};
 
 use super::rig::{ControllerSide, HostSide, Manner, Pair, Seen, drawn, pattern};
 use crate::{
-    CommandData, ControllerConfig, Data, Events, Full, HostConfig, Piece, QueueKind, SuccessFlag,
-    Undigested,
+    CommandData, Connection, ControllerConfig, Data, Events, Full, HostConfig, Piece, QueueKind,
+    SuccessFlag, Undigested,
 };
 
 const NOW: Instant = Instant { ns: 0 };
@@ -47,7 +47,7 @@ fn a_full_controller_takes_no_command_and_loses_none() {
         ControllerSide::new(ControllerConfig { depth: 2, ..ControllerConfig::default() });
     side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
     side.take(usize::MAX);
-    side.manner.is_idle = true;
+    side.owner.manner.is_idle = true;
     for cid in 0..4 {
         side.give(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
     }
@@ -70,7 +70,7 @@ fn a_full_controller_waits_for_its_owner_as_long_as_it_can() {
     for way in 0..3 {
         let config = ControllerConfig { depth: 2, ..ControllerConfig::default() };
         let mut pair = Pair::open(HostConfig { depth: 2, ..HostConfig::default() }, config);
-        pair.controller.manner =
+        pair.controller.owner.manner =
             Manner { is_rash: way == 1, is_idle: way == 2, ..Manner::default() };
         pair.host.submit(1, Data::FromHost(64), 0);
         let capsule = pair.host.take(usize::MAX);
@@ -81,7 +81,7 @@ fn a_full_controller_waits_for_its_owner_as_long_as_it_can() {
         pair.run(&mut |_| usize::MAX);
         assert_eq!(pair.host.done().len(), 1);
         let side = &mut pair.controller;
-        side.manner = Manner { is_idle: true, ..Manner::default() };
+        side.owner.manner = Manner { is_idle: true, ..Manner::default() };
         let write = Command::new(1).with_sgl1(Descriptor::transport(64));
         side.give(NOW, CapsuleCmd::new(PLAIN, &write.with_cid(8), 0).as_bytes());
         side.end.fill(&side.memory);
@@ -162,7 +162,7 @@ fn a_command_that_is_finished_early_is_answered_when_no_data_are_on_their_way() 
     for len in [64, 8192, 100_000] {
         for seed in 0..8 {
             let mut pair = pair(8);
-            pair.controller.manner =
+            pair.controller.owner.manner =
                 Manner { is_rash: true, status: Status::ABORT_REQUESTED, ..Manner::default() };
             for number in 0..4 {
                 pair.host.submit(1, Data::FromHost(len), number);
@@ -238,7 +238,7 @@ fn success_takes_the_place_of_a_response_only_where_it_may() {
             side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
             side.take(usize::MAX);
             side.end.connected(QueueKind::Io { entries: 3, flow_control });
-            side.manner.is_idle = true;
+            side.owner.manner.is_idle = true;
             let read = Command::new(2).with_sgl1(Descriptor::transport(64));
             side.give(NOW, CapsuleCmd::new(PLAIN, &read, 0).as_bytes());
             side.end.finish(0, len, completion);
@@ -301,7 +301,7 @@ fn sgls_are_classified_before_anybody_makes_room() {
         let mut side = ControllerSide::new(config);
         side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
         side.take(usize::MAX);
-        side.manner.is_idle = true;
+        side.owner.manner.is_idle = true;
         let capsule = CapsuleCmd::new(PLAIN, &command, in_capsule);
         side.give(NOW, capsule.as_bytes());
         side.give(NOW, &pattern(0, in_capsule));

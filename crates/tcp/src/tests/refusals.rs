@@ -12,8 +12,8 @@ use wire::tcp::{
 };
 use wire::{Command, Completion, Status};
 
-use super::rig::{ControllerSide, HostSide, refused};
-use crate::{Cause, ControllerConfig, Data, DigestUse, HostConfig};
+use super::rig::{ControllerSide, HostSide, Owned, Side, refused};
+use crate::{Cause, Connection, ControllerConfig, Data, DigestUse, HostConfig};
 
 const NOW: Instant = Instant { ns: 0 };
 const PLAIN: Framing = Framing { header_digest: false, data_digest: false, alignment: 0 };
@@ -44,7 +44,7 @@ fn controller() -> ControllerSide {
         ..ControllerConfig::default()
     });
     side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
-    side.manner.is_idle = true;
+    side.owner.manner.is_idle = true;
     let write = Command::new(1).with_sgl1(Descriptor::transport(16_384));
     side.give(NOW, CapsuleCmd::new(PLAIN, &write.with_cid(7), 0).as_bytes());
     side.take(usize::MAX);
@@ -71,13 +71,16 @@ fn has_offset(refusal: Refusal) -> Option<u8> {
     tells.then(|| u8::try_from(refusal.information).unwrap())
 }
 
-/// Gives units to a host, of which the last is refused, or none.
-fn try_host(seen: &mut Seen, units: &[Vec<u8>], expected: Option<Refusal>) {
-    let mut side = host();
-    try_on_host(&mut side, seen, units, expected);
-}
-
-fn try_on_host(side: &mut HostSide, seen: &mut Seen, units: &[Vec<u8>], expected: Option<Refusal>) {
+/// Gives units to an end, of which the last is refused, or none.
+fn try_on<E: Connection, O>(
+    side: &mut Side<E, O>,
+    told: PduType,
+    seen: &mut Seen,
+    units: &[Vec<u8>],
+    expected: Option<Refusal>,
+) where
+    Side<E, O>: Owned,
+{
     for unit in units {
         assert_eq!(side.cause(), None, "only the last is refused");
         side.give(NOW, unit);
@@ -90,14 +93,13 @@ fn try_on_host(side: &mut HostSide, seen: &mut Seen, units: &[Vec<u8>], expected
     };
     assert_eq!(side.cause(), refused(refusal), "{kind:?}");
     let header = &last[..usize::from(kind.header_bytes())];
-    is_told(&side.take(usize::MAX), PduType::H2CTermReq, refusal, header);
+    is_told(&side.take(usize::MAX), told, refusal, header);
     assert!(side.end.is_spent() && !side.end.is_over());
     seen.insert((kind, refusal.status, has_offset(refusal)));
 }
 
-fn try_controller(seen: &mut Seen, units: &[Vec<u8>], expected: Option<Refusal>) {
-    let mut side = controller();
-    try_on_controller(&mut side, seen, units, expected);
+fn try_on_host(side: &mut HostSide, seen: &mut Seen, units: &[Vec<u8>], expected: Option<Refusal>) {
+    try_on(side, PduType::H2CTermReq, seen, units, expected);
 }
 
 fn try_on_controller(
@@ -106,21 +108,15 @@ fn try_on_controller(
     units: &[Vec<u8>],
     expected: Option<Refusal>,
 ) {
-    for unit in units {
-        assert_eq!(side.cause(), None, "only the last is refused");
-        side.give(NOW, unit);
-    }
-    let last = units.last().unwrap();
-    let kind = PduType::from_u8(last[0]).unwrap();
-    let Some(refusal) = expected else {
-        assert_eq!(side.cause(), None, "{kind:?} is taken");
-        return;
-    };
-    assert_eq!(side.cause(), refused(refusal), "{kind:?}");
-    let header = &last[..usize::from(kind.header_bytes())];
-    is_told(&side.take(usize::MAX), PduType::C2HTermReq, refusal, header);
-    assert!(side.end.is_spent() && !side.end.is_over());
-    seen.insert((kind, refusal.status, has_offset(refusal)));
+    try_on(side, PduType::C2HTermReq, seen, units, expected);
+}
+
+fn try_host(seen: &mut Seen, units: &[Vec<u8>], expected: Option<Refusal>) {
+    try_on_host(&mut host(), seen, units, expected);
+}
+
+fn try_controller(seen: &mut Seen, units: &[Vec<u8>], expected: Option<Refusal>) {
+    try_on_controller(&mut controller(), seen, units, expected);
 }
 
 /// Data to the host.

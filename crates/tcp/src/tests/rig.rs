@@ -7,8 +7,8 @@ use wire::tcp::{Refusal, crc32c};
 use wire::{Command, Completion, Status};
 
 use crate::{
-    Cause, CommandData, Controller, ControllerConfig, ControllerEvent, Data, Events, Host,
-    HostConfig, HostEvent, Payloads, Piece, Terms,
+    Cause, CommandData, Connection, Controller, ControllerConfig, ControllerEvent, Data, Events,
+    Host, HostConfig, HostEvent, Payloads, Piece, Place, Terms,
 };
 
 /// Memory of commands, by tag.
@@ -22,7 +22,7 @@ impl Payloads for Memory {
 }
 
 impl Memory {
-    fn store(&mut self, place: crate::Place, bytes: &[u8], at: u32) {
+    fn store(&mut self, place: Place, bytes: &[u8], at: u32) {
         let from = &bytes[at as usize..][..place.len_bytes as usize];
         let into = &mut self.0.get_mut(&place.tag).unwrap()[place.offset as usize..];
         into[..from.len()].copy_from_slice(from);
@@ -80,29 +80,109 @@ fn note(log: &mut Vec<(u16, Seen)>, tag: u16, seen: Seen) {
     log.push((tag, seen));
 }
 
-/// A host and its owner.
+/// An end, what its owner keeps beside memory, and all that has happened there.
 #[derive(Debug)]
-pub(super) struct HostSide {
-    pub(super) end: Host,
+pub(super) struct Side<E: Connection, O> {
+    pub(super) end: E,
+    pub(super) owner: O,
     pub(super) memory: Memory,
     pub(super) log: Vec<(u16, Seen)>,
     /// Bytes that came and were not taken.
     pub(super) inbox: Vec<u8>,
-    events: Events<HostEvent>,
+    events: Events<E::Event>,
     /// Data are read straight to where they belong, where that can be.
     pub(super) is_direct: bool,
 }
 
-impl HostSide {
-    pub(super) fn new(config: HostConfig) -> Self {
+/// What a side does with the events at its end.
+pub(super) trait Owned {
+    /// Deals with what has happened, with the bytes that the events are about.
+    fn handle(&mut self, bytes: &[u8]);
+}
+
+impl<E: Connection, O> Side<E, O> {
+    fn with(end: E, owner: O) -> Self {
         Self {
-            end: Host::new(config, Instant::default()),
+            end,
+            owner,
             memory: Memory::default(),
             log: Vec::new(),
             inbox: Vec::new(),
             events: Events::with_capacity(8),
             is_direct: false,
         }
+    }
+
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.log.iter().find_map(|(_, seen)| match seen {
+            Seen::Ended(cause) => Some(*cause),
+            _ => None,
+        })
+    }
+
+    /// Bytes of data have come to where they belong.
+    fn note_data(&mut self, place: Place) {
+        let Place { tag, offset, len_bytes } = place;
+        note(&mut self.log, tag, Seen::Data { offset, len_bytes });
+    }
+}
+
+impl<E: Connection, O> Side<E, O>
+where
+    Self: Owned,
+{
+    /// The next bytes that it sends.
+    pub(super) fn take(&mut self, most: usize) -> Vec<u8> {
+        self.end.fill(&self.memory);
+        let bytes = self.memory.gather(self.end.pieces(), self.end.headers(), most);
+        self.end.sent(bytes.len(), &mut self.events);
+        self.handle(&[]);
+        bytes
+    }
+
+    pub(super) fn give(&mut self, now: Instant, mut bytes: &[u8]) {
+        if self.is_direct
+            && self.inbox.is_empty()
+            && let Some(place) = self.end.direct()
+        {
+            let count = bytes.len().min(place.len_bytes as usize);
+            let placed = Place { len_bytes: u32::try_from(count).unwrap(), ..place };
+            self.memory.store(placed, bytes, 0);
+            self.note_data(placed);
+            self.end.placed(now, placed.len_bytes, &mut self.events);
+            self.handle(&[]);
+            bytes = &bytes[count..];
+        }
+        self.inbox.extend_from_slice(bytes);
+        loop {
+            let inbox = core::mem::take(&mut self.inbox);
+            let taken = self.end.receive(now, &inbox, &mut self.events);
+            let any = !self.events.as_slice().is_empty();
+            self.handle(&inbox);
+            self.inbox = inbox[taken..].to_vec();
+            if taken == 0 && !any {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn expired(&mut self, now: Instant) {
+        self.end.expired(now, &mut self.events);
+        self.handle(&[]);
+    }
+
+    pub(super) fn receive_end(&mut self) {
+        self.end.receive_end(self.inbox.len(), &mut self.events);
+        self.handle(&[]);
+    }
+}
+
+/// A host and its owner.
+pub(super) type HostSide = Side<Host, ()>;
+
+impl HostSide {
+    pub(super) fn new(config: HostConfig) -> Self {
+        Self::with(Host::new(config, Instant::default()), ())
     }
 
     pub(super) fn submit(&mut self, opcode: u8, data: Data, number: u16) -> u16 {
@@ -124,46 +204,17 @@ impl HostSide {
         Some(tag)
     }
 
-    /// The next bytes that it sends.
-    pub(super) fn take(&mut self, most: usize) -> Vec<u8> {
-        self.end.fill(&self.memory);
-        let bytes = self.memory.gather(self.end.pieces(), self.end.headers(), most);
-        self.end.sent(bytes.len(), &mut self.events);
-        self.handle(&[]);
-        bytes
+    pub(super) fn done(&self) -> Vec<(Status, u32)> {
+        let each = self.log.iter().filter_map(|(_, seen)| match seen {
+            Seen::Done { status, moved_bytes, .. } => Some((*status, *moved_bytes)),
+            _ => None,
+        });
+        each.collect()
     }
+}
 
-    pub(super) fn give(&mut self, now: Instant, mut bytes: &[u8]) {
-        if self.is_direct
-            && self.inbox.is_empty()
-            && let Some(place) = self.end.direct()
-        {
-            let count = bytes.len().min(place.len_bytes as usize);
-            let placed = crate::Place { len_bytes: u32::try_from(count).unwrap(), ..place };
-            self.memory.store(placed, bytes, 0);
-            note(
-                &mut self.log,
-                place.tag,
-                Seen::Data { offset: place.offset, len_bytes: placed.len_bytes },
-            );
-            self.end.placed(now, placed.len_bytes, &mut self.events);
-            self.handle(&[]);
-            bytes = &bytes[count..];
-        }
-        self.inbox.extend_from_slice(bytes);
-        loop {
-            let inbox = core::mem::take(&mut self.inbox);
-            let taken = self.end.receive(now, &inbox, &mut self.events);
-            let any = !self.events.as_slice().is_empty();
-            self.handle(&inbox);
-            self.inbox = inbox[taken..].to_vec();
-            if taken == 0 && !any {
-                break;
-            }
-        }
-    }
-
-    pub(super) fn handle(&mut self, bytes: &[u8]) {
+impl Owned for HostSide {
+    fn handle(&mut self, bytes: &[u8]) {
         for event in self.events.as_slice() {
             match *event {
                 HostEvent::Open(terms) => note(&mut self.log, u16::MAX, Seen::Open(terms)),
@@ -182,35 +233,6 @@ impl HostSide {
         }
         self.events.clear();
     }
-
-    pub(super) fn expired(&mut self, now: Instant) {
-        self.end.expired(now, &mut self.events);
-        self.handle(&[]);
-    }
-
-    pub(super) fn receive_end(&mut self) {
-        self.end.receive_end(self.inbox.len(), &mut self.events);
-        self.handle(&[]);
-    }
-
-    pub(super) fn done(&self) -> Vec<(Status, u32)> {
-        let each = self.log.iter().filter_map(|(_, seen)| match seen {
-            Seen::Done { status, moved_bytes, .. } => Some((*status, *moved_bytes)),
-            _ => None,
-        });
-        each.collect()
-    }
-
-    pub(super) fn cause(&self) -> Option<Cause> {
-        cause(&self.log)
-    }
-}
-
-fn cause(log: &[(u16, Seen)]) -> Option<Cause> {
-    log.iter().find_map(|(_, seen)| match seen {
-        Seen::Ended(cause) => Some(*cause),
-        _ => None,
-    })
 }
 
 /// How a controller's owner deals with commands.
@@ -240,16 +262,10 @@ impl Default for Manner {
     }
 }
 
-/// A controller and its owner.
-#[derive(Debug)]
-pub(super) struct ControllerSide {
-    pub(super) end: Controller,
-    pub(super) memory: Memory,
-    pub(super) log: Vec<(u16, Seen)>,
-    pub(super) inbox: Vec<u8>,
+/// What a controller's owner keeps.
+#[derive(Debug, Default)]
+pub(super) struct Target {
     pub(super) manner: Manner,
-    pub(super) is_direct: bool,
-    events: Events<ControllerEvent>,
     /// Bytes of each tag that are still to be granted.
     ungranted: BTreeMap<u16, u32>,
     /// Tags that are finished: what a batch of events still says about them is passed over.
@@ -258,72 +274,23 @@ pub(super) struct ControllerSide {
     commands: BTreeMap<u16, (Command, Result<CommandData, Status>)>,
 }
 
-impl ControllerSide {
-    pub(super) fn new(config: ControllerConfig) -> Self {
-        Self {
-            end: Controller::new(config, Instant::default()),
-            memory: Memory::default(),
-            log: Vec::new(),
-            inbox: Vec::new(),
-            manner: Manner::default(),
-            is_direct: false,
-            events: Events::with_capacity(8),
-            ungranted: BTreeMap::new(),
-            finished: BTreeSet::new(),
-            commands: BTreeMap::new(),
-        }
-    }
+/// A controller and its owner.
+pub(super) type ControllerSide = Side<Controller, Target>;
 
-    pub(super) fn take(&mut self, most: usize) -> Vec<u8> {
-        self.end.fill(&self.memory);
-        let bytes = self.memory.gather(self.end.pieces(), self.end.headers(), most);
-        self.end.sent(bytes.len(), &mut self.events);
-        self.handle(&[]);
-        bytes
-    }
-
-    pub(super) fn give(&mut self, now: Instant, mut bytes: &[u8]) {
-        if self.is_direct
-            && self.inbox.is_empty()
-            && let Some(place) = self.end.direct()
-        {
-            let count = bytes.len().min(place.len_bytes as usize);
-            let placed = crate::Place { len_bytes: u32::try_from(count).unwrap(), ..place };
-            self.memory.store(placed, bytes, 0);
-            note(
-                &mut self.log,
-                place.tag,
-                Seen::Data { offset: place.offset, len_bytes: placed.len_bytes },
-            );
-            self.end.placed(now, placed.len_bytes, &mut self.events);
-            self.handle(&[]);
-            bytes = &bytes[count..];
-        }
-        self.inbox.extend_from_slice(bytes);
-        loop {
-            let inbox = core::mem::take(&mut self.inbox);
-            let taken = self.end.receive(now, &inbox, &mut self.events);
-            let any = !self.events.as_slice().is_empty();
-            self.handle(&inbox);
-            self.inbox = inbox[taken..].to_vec();
-            if taken == 0 && !any {
-                break;
-            }
-        }
-    }
-
+impl Owned for ControllerSide {
     fn handle(&mut self, bytes: &[u8]) {
         for event in self.events.as_slice().to_vec() {
             match event {
                 ControllerEvent::Open(terms) => note(&mut self.log, u16::MAX, Seen::Open(terms)),
                 ControllerEvent::Command { tag, command, data } => {
                     note(&mut self.log, tag, Seen::Command { cid: command.cid(), data });
-                    self.commands.insert(tag, (command, data));
-                    self.finished.remove(&tag);
+                    self.owner.commands.insert(tag, (command, data));
+                    self.owner.finished.remove(&tag);
                     self.begin(tag, command, data);
                 }
-                ControllerEvent::Data { place, .. } if self.finished.contains(&place.tag) => {}
-                ControllerEvent::Arrived { tag, .. } if self.finished.contains(&tag) => {}
+                ControllerEvent::Data { place, .. } if self.owner.finished.contains(&place.tag) => {
+                }
+                ControllerEvent::Arrived { tag, .. } if self.owner.finished.contains(&tag) => {}
                 ControllerEvent::Data { place, at } => {
                     self.memory.store(place, bytes, at);
                     let (offset, len_bytes) = (place.offset, place.len_bytes);
@@ -332,7 +299,7 @@ impl ControllerSide {
                 }
                 ControllerEvent::Arrived { tag, is_intact } => {
                     note(&mut self.log, tag, Seen::Arrived { is_intact });
-                    let (command, _) = self.commands[&tag];
+                    let (command, _) = self.owner.commands[&tag];
                     if is_intact {
                         let len = u32::try_from(self.memory.0[&tag].len()).unwrap();
                         let expected = pattern(number(command), len);
@@ -342,12 +309,18 @@ impl ControllerSide {
                 }
                 ControllerEvent::Released { tag } => {
                     note(&mut self.log, tag, Seen::Released);
-                    self.commands.remove(&tag);
+                    self.owner.commands.remove(&tag);
                 }
                 ControllerEvent::Ended(cause) => note(&mut self.log, u16::MAX, Seen::Ended(cause)),
             }
         }
         self.events.clear();
+    }
+}
+
+impl ControllerSide {
+    pub(super) fn new(config: ControllerConfig) -> Self {
+        Self::with(Controller::new(config, Instant::default()), Target::default())
     }
 
     fn begin(&mut self, tag: u16, command: Command, data: Result<CommandData, Status>) {
@@ -355,7 +328,7 @@ impl ControllerSide {
             Ok(CommandData::InCapsule(len) | CommandData::FromHost(len)) => len,
             Ok(CommandData::ToHost(len)) => {
                 self.memory.0.insert(tag, pattern(number(command), len));
-                if !self.manner.is_idle {
+                if !self.owner.manner.is_idle {
                     self.reply(tag, len);
                 }
                 return;
@@ -364,7 +337,7 @@ impl ControllerSide {
             Err(status) => return self.end.finish(tag, 0, Completion::new(0, status)),
         };
         self.memory.0.insert(tag, vec![0; len as usize]);
-        if self.manner.is_rash {
+        if self.owner.manner.is_rash {
             if matches!(data, Ok(CommandData::FromHost(_))) {
                 self.end.grant(tag, len);
                 self.end.fill(&self.memory);
@@ -372,53 +345,40 @@ impl ControllerSide {
             return self.finish(tag, 0);
         }
         if let Ok(CommandData::FromHost(len)) = data {
-            let first = len.min(self.manner.grant_bytes);
-            self.ungranted.insert(tag, len - first);
+            let first = len.min(self.owner.manner.grant_bytes);
+            self.owner.ungranted.insert(tag, len - first);
             self.end.grant(tag, first);
         }
     }
 
     /// Grants the next room once the last was filled.
     fn grant_more(&mut self, tag: u16, came: u32) {
-        let Some((_, Ok(CommandData::FromHost(len)))) = self.commands.get(&tag).copied() else {
+        let Some((_, Ok(CommandData::FromHost(len)))) = self.owner.commands.get(&tag).copied()
+        else {
             return;
         };
-        let left = self.ungranted[&tag];
+        let left = self.owner.ungranted[&tag];
         if left > 0 && came == len - left {
-            let next = left.min(self.manner.grant_bytes);
-            self.ungranted.insert(tag, left - next);
+            let next = left.min(self.owner.manner.grant_bytes);
+            self.owner.ungranted.insert(tag, left - next);
             self.end.grant(tag, next);
         }
     }
 
     fn reply(&mut self, tag: u16, len: u32) {
         let mut left = len;
-        while left > self.manner.reply_bytes {
-            self.end.reply(tag, self.manner.reply_bytes);
-            left -= self.manner.reply_bytes;
+        while left > self.owner.manner.reply_bytes {
+            self.end.reply(tag, self.owner.manner.reply_bytes);
+            left -= self.owner.manner.reply_bytes;
         }
         self.finish(tag, left);
     }
 
     pub(super) fn finish(&mut self, tag: u16, len: u32) {
-        if !self.manner.is_idle {
-            self.finished.insert(tag);
-            self.end.finish(tag, len, Completion::new(0, self.manner.status));
+        if !self.owner.manner.is_idle {
+            self.owner.finished.insert(tag);
+            self.end.finish(tag, len, Completion::new(0, self.owner.manner.status));
         }
-    }
-
-    pub(super) fn expired(&mut self, now: Instant) {
-        self.end.expired(now, &mut self.events);
-        self.handle(&[]);
-    }
-
-    pub(super) fn receive_end(&mut self) {
-        self.end.receive_end(self.inbox.len(), &mut self.events);
-        self.handle(&[]);
-    }
-
-    pub(super) fn cause(&self) -> Option<Cause> {
-        cause(&self.log)
     }
 }
 
