@@ -15,6 +15,7 @@
 //! | [`Vector`] | the host's | a vector to sleep on |
 //! | [`Wake`] | anyone's | the other side, which may sleep |
 //! | [`Memory`] | anyone's | bytes behind segments |
+//! | [`Stream`] | anyone's | a socket to a peer |
 //! | [`Backend`], [`Medium`] | everyone's | a block device; the only dynamic dispatch of an I/O |
 //!
 //! There is deliberately no seam for time: time is an argument.
@@ -30,6 +31,7 @@ mod host_memory;
 mod memory;
 mod random;
 mod request;
+mod stream;
 mod time;
 mod wake;
 
@@ -47,5 +49,6 @@ pub use host_memory::{
 pub use memory::{Memory, NoSuchMemory, RegionId, Segment};
 pub use random::Random;
 pub use request::{Answer, Answers, Flags, Operation, Outcome, Request};
+pub use stream::{Broken, Received, Stream, Stretch};
 pub use time::{Instant, Span};
 pub use wake::{Vector, Wake, WakeSource};
