@@ -26,6 +26,8 @@ pub enum SglSupport {
     DwordAligned,
     /// It takes them.
     Any,
+    /// It takes nothing else, and needs the length: it is at the other end of a connection.
+    Only,
 }
 
 /// Memory that a command cannot be pointed at.
@@ -108,6 +110,16 @@ impl Pointer {
         match self {
             Self::Prp(first, second) => command.with_prp(first, second),
             Self::Sgl(descriptor) => command.with_sgl1(descriptor),
+        }
+    }
+}
+
+impl SglSupport {
+    /// How a command points at memory that lies together, within a page.
+    pub(crate) const fn pointer(self, iova: u64, len_bytes: u32) -> Pointer {
+        match self {
+            Self::Only => Pointer::Sgl(Descriptor::data_block(iova, len_bytes)),
+            Self::None | Self::DwordAligned | Self::Any => Pointer::Prp(iova, 0),
         }
     }
 }
@@ -247,6 +259,13 @@ impl<D: Dma> Lists<D> {
         Ok(self.iova + u64::from(offset))
     }
 
+    /// As [`store`](Self::store), as what a command points with.
+    pub(crate) fn store_data(&self, index: usize, bytes: &[u8]) -> Result<Pointer, MemoryRefused> {
+        let iova = self.store(index, bytes)?;
+        let len_bytes = u32::try_from(bytes.len()).map_err(|_| MemoryRefused::TooShort)?;
+        Ok(self.sgl.pointer(iova, len_bytes))
+    }
+
     /// Points at `len_max` bytes from `cursor` on, or at as many of them as one command can, in
     /// multiples of `granule`, of which `len_max` is one. A list goes to the memory of slot `index`.
     pub(crate) fn build(
@@ -257,6 +276,10 @@ impl<D: Dma> Lists<D> {
         granule: u32,
     ) -> Result<Built, MemoryRefused> {
         let (first, _) = cursor.next_piece(&self.dma, len_max)?.ok_or(MemoryRefused::TooShort)?;
+        if self.sgl == SglSupport::Only {
+            let built = self.build_sgl(index, cursor, len_max, granule)?;
+            return built.ok_or(MemoryRefused::Alignment);
+        }
         if first.len_bytes == len_max
             && let Some((one, two)) = contiguous(first.iova, len_max, self.page_bytes - 1)
         {

@@ -17,13 +17,14 @@ use base::{
     Answer, Answers, Backend, Dma, Doorbell, DoorbellCounts, Instant, Limits, Operation, Outcome,
     Request, Segment,
 };
+use wire::sgl::Descriptor;
 use wire::{Command, IoOpcode};
 
 pub use commands::Stretch;
 pub use raw::{CompareAndWrite, NotSubmitted};
 pub use view::{BlocksMax, Metadata, NamespaceView, ProtectionChecks};
 
-use crate::data_pointer::{Lists, contiguous};
+use crate::data_pointer::{Lists, SglSupport, contiguous};
 use crate::link::Order;
 use crate::queue_pair::QueuePair;
 use crate::slot::{Mark, tick_of};
@@ -59,6 +60,10 @@ struct ShortWay {
     tag_mask: u64,
     /// Neither a boundary nor protection information.
     is_plain: bool,
+    /// Memory that lies together is an SGL data block and not PRPs.
+    is_sgl: bool,
+    /// Of more bytes it takes several commands.
+    len_bytes_max: u32,
 }
 
 /// Sizes of a namespace queue's tables.
@@ -157,6 +162,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         };
         let iova_of = dma.iovas(len_bytes);
         let (read_word, nlb) = (short_way.read_word, u64::from(last_block));
+        let second = if short_way.is_sgl { u64::from(len_bytes) } else { 0 };
         let likeness = likeness(first.blocks, 1, 0);
         queue.enqueue_each(tick, requests, |request| {
             // Not a flag, and a read or a write: both in one comparison.
@@ -172,7 +178,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
                 return None;
             }
             let first_word = read_word - u64::from(kind);
-            Some((request.token, Command([first_word, 0, 0, iova, 0, request.lba, nlb, 0])))
+            Some((request.token, Command([first_word, 0, 0, iova, second, request.lba, nlb, 0])))
         })
     }
 
@@ -204,10 +210,14 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             return None;
         }
         let iova = self.dma.iova(segment)?;
-        let prp2 = contiguous(iova, segment.len_bytes, PAGE_MASK)?.1;
+        let second = match way.is_sgl {
+            true if segment.len_bytes <= way.len_bytes_max => u64::from(segment.len_bytes),
+            true => return None,
+            false => contiguous(iova, segment.len_bytes, PAGE_MASK)?.1,
+        };
         let dword12 = nlb | u64::from(flag_bits(flags)) | way.prinfo_bits;
         let first_word = way.read_word - u64::from(operation as u8);
-        Some(Command([first_word, 0, 0, iova, prp2, lba, dword12, lba & way.tag_mask]))
+        Some(Command([first_word, 0, 0, iova, second, lba, dword12, lba & way.tag_mask]))
     }
 
     /// A dead queue answers what it cannot send. False if it is not dead, or has no room for that.
@@ -390,13 +400,18 @@ impl ShortWay {
             && view.page_bytes == PAGE_BYTES
             && u64::from(transfer_blocks_max) * block_bytes >= 2 * u64::from(PAGE_BYTES)
             && (boundary == 0 || boundary.is_power_of_two());
+        let is_sgl = view.sgl == SglSupport::Only;
+        let read = Command::new(IoOpcode::Read.code()).with_nsid(view.nsid);
+        let read = if is_sgl { read.with_sgl1(Descriptor::default()) } else { read };
         Self {
-            read_word: u64::from(view.nsid) << 32 | u64::from(IoOpcode::Read.code()),
+            read_word: read.0[0],
             block_bytes: if is_open { block_bytes } else { 1 << 40 },
             boundary_bits: if boundary == 0 { 0 } else { !(boundary - 1) },
             prinfo_bits: u64::from(view.protection.prinfo()) << PRINFO_SHIFT,
             tag_mask: if view.protection.reference_is_lba { u64::from(u32::MAX) } else { 0 },
             is_plain: boundary == 0 && view.protection == ProtectionChecks::default(),
+            is_sgl,
+            len_bytes_max: transfer_blocks_max.saturating_mul(view.block_bytes()),
         }
     }
 }

@@ -100,10 +100,11 @@ impl<D: Dma, B: Doorbell> Admin<D, B> {
         let pair = QueuePair::new(dma, setup);
         let slots = pair.depth() as usize;
         assert!(slots > RESERVED, "{slots} slots, of which {RESERVED} are reserved");
-        let lists = ListPages::allocate(dma).ok_or(ControllerError::Memory {
-            what: "lists of admin commands",
-            len_bytes: 4 * 4096,
-        })?;
+        let lists =
+            ListPages::allocate(dma, options.admin_pointers()).ok_or(ControllerError::Memory {
+                what: "lists of admin commands",
+                len_bytes: 4 * 4096,
+            })?;
         let admin = Self {
             pair,
             link: controller_end,

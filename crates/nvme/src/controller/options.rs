@@ -2,6 +2,8 @@
 
 use base::Span;
 
+use crate::data_pointer::SglSupport;
+
 /// While something is awaited and no interrupt will tell of it, this is how often one looks.
 pub(super) const BUSY_INTERVAL: Span = Span::from_us(20);
 
@@ -43,6 +45,9 @@ pub struct ControllerOptions {
     pub shadow_doorbells: bool,
     /// The interrupt vector of the admin queue is always 0; false leaves it to polling.
     pub interrupts: bool,
+    /// Whether commands point at their data by SGLs only, whatever the controller says of itself:
+    /// what stands between is a connection, which needs to know how long they are.
+    pub sgl_only: bool,
     /// What is known to be wrong with this controller.
     pub quirks: Quirks,
 }
@@ -54,6 +59,13 @@ pub struct Quirks {
     pub shutdown_never_completes: bool,
     /// Shadow doorbells are offered and do not work.
     pub broken_shadow_doorbells: bool,
+}
+
+impl ControllerOptions {
+    /// How admin commands point at their data: by SGLs only over fabrics (Base 2.1 §4.1.1, PSDT).
+    pub(super) const fn admin_pointers(&self) -> SglSupport {
+        if self.sgl_only { SglSupport::Only } else { SglSupport::None }
+    }
 }
 
 impl Default for ControllerOptions {
@@ -75,6 +87,7 @@ impl Default for ControllerOptions {
             cut_off_timeout: Span::from_secs(1),
             shadow_doorbells: false,
             interrupts: false,
+            sgl_only: false,
             quirks: Quirks::default(),
         }
     }

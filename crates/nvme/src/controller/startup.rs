@@ -23,6 +23,7 @@ use super::identity::Identity;
 use super::notices::LogPage;
 use super::scan::{Manner, Scan, ScanError};
 use super::{Controller, PAGE, Phase};
+use crate::data_pointer::SglSupport;
 use crate::error::{ControllerError, Lie, ResetCause};
 use crate::event::{Event, Unusable};
 
@@ -78,29 +79,32 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     pub(super) fn ask(&mut self, now: Instant, ask: Ask) {
         // Memory that was allocated for this cannot be missing; the answer would read as zeroes.
         let _ = self.dma.fill(self.memory.page, 0);
-        let page = self.dma.iova(self.memory.page).unwrap_or(0);
         let command = match &ask {
-            Ask::Step(step) => self.command_of(*step, page),
+            Ask::Step(step) => self.command_of(*step),
             Ask::Namespaces(scan) => match scan.question() {
-                Some(question) => question.to_command().with_prp(page, 0),
+                Some(question) => self.at_page(question.to_command(), PAGE),
                 None => return,
             },
             Ask::Log(log) => {
-                GetLogPage { nsid: u32::MAX, ..GetLogPage::new(log.id, log.len_bytes()) }
-                    .to_command()
-                    .with_prp(page, 0)
+                let get = GetLogPage { nsid: u32::MAX, ..GetLogPage::new(log.id, log.len_bytes()) };
+                self.at_page(get.to_command(), log.len_bytes())
             }
         };
         self.asked = Some(ask);
         self.admin.send(now, Purpose::Asked, command);
     }
 
-    fn command_of(&self, step: Step, page: u64) -> Command {
+    /// `command`, with the first `len_bytes` of the page for answers as its data.
+    fn at_page(&self, command: Command, len_bytes: u32) -> Command {
+        let page = self.dma.iova(self.memory.page).unwrap_or(0);
+        self.options.admin_pointers().pointer(page, len_bytes).put_in(command)
+    }
+
+    fn command_of(&self, step: Step) -> Command {
         let identify = |cns: Cns| {
             let csi = CommandSet::Nvm.code();
-            admin::Identify { cns: cns.code(), csi, ..admin::Identify::default() }
-                .to_command()
-                .with_prp(page, 0)
+            let identify = admin::Identify { cns: cns.code(), csi, ..admin::Identify::default() };
+            self.at_page(identify.to_command(), PAGE)
         };
         let set = |feature: Feature, cdw11| {
             SetFeatures { fid: feature.code(), cdw11, ..SetFeatures::default() }.to_command()
@@ -118,7 +122,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                     // As above: it cannot be missing.
                     let _ = self.dma.store(place, behavior.as_bytes());
                 }
-                set(Feature::HostBehaviorSupport, 0).with_prp(page, 0)
+                self.at_page(set(Feature::HostBehaviorSupport, 0), BEHAVIOR_BYTES)
             }
             Step::ShadowDoorbells => {
                 let [shadows, indexes] = self.memory.shadows.unwrap_or_default();
@@ -210,7 +214,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     fn learn_identity(&mut self, page: &[u8; BYTES]) -> Result<(), ControllerError> {
-        let identity = Identity::check(IdentifyController::from_bytes(page))?;
+        let mut identity = Identity::check(IdentifyController::from_bytes(page))?;
+        if self.options.sgl_only {
+            identity.limits.sgl = SglSupport::Only;
+        }
         if let Some(before) = &self.identity
             && !before.is_same(&identity)
         {

@@ -12,6 +12,7 @@ use crate::error::Refusal;
 pub(super) struct ListPages<D: Dma> {
     dma: D,
     lists: Lists<D>,
+    pointers: SglSupport,
     is_free: [bool; LISTS],
 }
 
@@ -23,11 +24,11 @@ const PAGE: u32 = 4096;
 pub(super) const TRANSFER_BYTES_MAX: u32 = PAGE / 8 * PAGE;
 
 impl<D: Dma> ListPages<D> {
-    pub(super) fn allocate(dma: &D) -> Option<Self> {
+    /// Room for commands that point at their data as `pointers` says.
+    pub(super) fn allocate(dma: &D, pointers: SglSupport) -> Option<Self> {
         let slots = u32::try_from(LISTS).ok()?;
-        // Admin commands take SGLs only over fabrics (Base 2.1 §4.1.1, PSDT).
-        let lists = Lists::allocate(dma, slots, TRANSFER_BYTES_MAX, PAGE, SglSupport::None)?;
-        Some(Self { dma: dma.clone(), lists, is_free: [true; LISTS] })
+        let lists = Lists::allocate(dma, slots, TRANSFER_BYTES_MAX, PAGE, pointers)?;
+        Some(Self { dma: dma.clone(), lists, pointers, is_free: [true; LISTS] })
     }
 
     /// `command` with its data at `data`, and the list it took for that.
@@ -37,6 +38,9 @@ impl<D: Dma> ListPages<D> {
         data: Segment,
     ) -> Result<(Command, Option<u8>), Refusal> {
         let iova = self.dma.iova(data).ok_or(Refusal::Memory { len_bytes: data.len_bytes })?;
+        if self.pointers == SglSupport::Only {
+            return Ok((self.pointers.pointer(iova, data.len_bytes).put_in(command), None));
+        }
         if let Some((one, two)) = contiguous(iova, data.len_bytes, u64::from(PAGE) - 1) {
             return Ok((command.with_prp(one, two), None));
         }
@@ -75,10 +79,12 @@ impl<D: Dma> ListPages<D> {
 #[cfg(test)]
 mod tests {
     use base::{Dma, Segment};
-    use wire::Command;
+    use wire::sgl::Descriptor;
+    use wire::{Command, DataPointer};
 
     use super::{LISTS, ListPages, PAGE, TRANSFER_BYTES_MAX};
     use crate::controller::tests::memory::SharedMemory;
+    use crate::data_pointer::SglSupport;
     use crate::error::Refusal;
 
     fn point(
@@ -92,7 +98,7 @@ mod tests {
     #[test]
     fn every_page_is_pointed_to_once_whatever_the_offset() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory).unwrap();
+        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
         let buffer = memory.allocate(8 * PAGE).unwrap();
         let base = memory.iova(buffer).unwrap();
         for offset in [0_u32, 4, 4092] {
@@ -119,9 +125,22 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_is_told_the_length_and_needs_no_list() {
+        let memory = SharedMemory::default();
+        let mut pages = ListPages::allocate(&memory, SglSupport::Only).unwrap();
+        let data = memory.allocate(5 * PAGE).unwrap();
+        for data in [data.slice(0, 4096).unwrap(), data.slice(2, 8).unwrap(), data] {
+            let (command, list) = pages.point(Command::new(2), data).unwrap();
+            assert_eq!((command.psdt(), list), (DataPointer::Sgl, None));
+            let iova = memory.iova(data).unwrap();
+            assert_eq!(command.sgl1(), Descriptor::data_block(iova, data.len_bytes));
+        }
+    }
+
+    #[test]
     fn there_are_as_many_lists_as_reserved_and_each_comes_back() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory).unwrap();
+        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
         let data = memory.allocate(4 * PAGE).unwrap();
         let taken: Vec<_> = (0..LISTS).map(|_| point(&mut pages, data).unwrap().2).collect();
         assert_eq!(point(&mut pages, data), Err(Refusal::Full));
@@ -132,7 +151,7 @@ mod tests {
     #[test]
     fn data_that_is_not_dword_aligned_is_refused() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory).unwrap();
+        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
         let data = memory.allocate(PAGE).unwrap().slice(2, 8).unwrap();
         assert!(matches!(point(&mut pages, data), Err(Refusal::OutOfRange { found: 2, .. })));
     }
@@ -140,7 +159,7 @@ mod tests {
     #[test]
     fn a_transfer_past_what_one_list_holds_is_refused() {
         let memory = SharedMemory::default();
-        let mut pages = ListPages::allocate(&memory).unwrap();
+        let mut pages = ListPages::allocate(&memory, SglSupport::None).unwrap();
         let most = memory.allocate(TRANSFER_BYTES_MAX).unwrap();
         assert!(point(&mut pages, most).unwrap().2.is_some());
         let more = memory.allocate(TRANSFER_BYTES_MAX + 2 * PAGE).unwrap();

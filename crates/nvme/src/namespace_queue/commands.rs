@@ -195,8 +195,8 @@ impl<D: Dma> CommandBuilder<D> {
     /// Dataset Management with one range, which lies in the slot's memory.
     fn deallocate(&self, index: usize, stretch: Stretch) -> Result<Command, MemoryRefused> {
         let range = DatasetRange::new(stretch.lba, stretch.blocks);
-        let iova = self.lists.store(index, range.as_bytes())?;
-        let command = self.bare(IoOpcode::DatasetManagement).with_prp(iova, 0);
+        let pointer = self.lists.store_data(index, range.as_bytes())?;
+        let command = pointer.put_in(self.bare(IoOpcode::DatasetManagement));
         Ok(command.with_cdw10(0).with_cdw11(ATTRIBUTE_DEALLOCATE))
     }
 
@@ -211,10 +211,10 @@ impl<D: Dma> CommandBuilder<D> {
         let nlb = u16::try_from(stretch.blocks - 1).unwrap_or(u16::MAX);
         let range = CopyRange::zeroed()
             .with(|range| range.slba(source).nlb(nlb).elbt(self.reference_tag(source)));
-        let iova = self.lists.store(index, range.as_bytes())?;
+        let pointer = self.lists.store_data(index, range.as_bytes())?;
         let prinfo = self.view.protection.prinfo();
         let cdw12 = prinfo << PRINFO_SHIFT | prinfo << COPY_READ_PRINFO_SHIFT;
-        let command = self.range(IoOpcode::Copy, stretch).with_prp(iova, 0).with_cdw12(cdw12);
+        let command = pointer.put_in(self.range(IoOpcode::Copy, stretch)).with_cdw12(cdw12);
         Ok(command.with_cdw14(self.reference_tag(stretch.lba)))
     }
 
