@@ -60,6 +60,8 @@ pub struct HostConfig {
     pub data_digest: DigestUse,
     /// R2Ts that may be outstanding for a command: at least 1.
     pub r2ts_max: u8,
+    /// Whether the caller chooses the tags of commands: one whose own table has numbers already.
+    pub names_tags: bool,
     /// How long the controller is waited for.
     pub patience: Patience,
 }
@@ -136,6 +138,7 @@ impl Default for HostConfig {
             header_digest: DigestUse::Off,
             data_digest: DigestUse::Off,
             r2ts_max: 1,
+            names_tags: false,
             patience: Patience::default(),
         }
     }
@@ -202,14 +205,14 @@ impl Host {
             request,
             terms: Terms::default(),
             slots: vec![Slot::FREE; depth].into(),
-            free: (0..config.depth).rev().collect(),
+            free: (0..config.depth).rev().filter(|_| !config.names_tags).collect(),
             asks: vec![Ask::default(); depth * asks_max].into(),
             pending: VecDeque::with_capacity(depth),
             answered: Vec::with_capacity(depth),
         }
     }
 
-    /// How many commands can be submitted, as far as the table goes.
+    /// How many commands can be submitted, as far as the table goes, if the tags are its own.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {

@@ -230,7 +230,9 @@ impl Host {
         let reads = slot.len_bytes > 0 && slot.asked == 0;
         let moved_bytes = if reads { slot.moved } else { 0 };
         slot.state = State::Free;
-        self.free.push(tag);
+        if !self.config.names_tags {
+            self.free.push(tag);
+        }
         events.push(HostEvent::Done { tag, completion, moved_bytes });
     }
 }

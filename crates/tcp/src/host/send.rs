@@ -25,8 +25,42 @@ impl Host {
         data: Data,
         payloads: &impl Payloads,
     ) -> Result<u16, Full> {
-        let is_possible = self.line.is_open() && self.line.out.has_room(CAPSULE_BYTES + 4);
+        let is_possible = self.can_submit();
         let tag = self.free.pop_if(|_| is_possible).ok_or(Full)?;
+        self.queue(tag, command, data, payloads);
+        Ok(tag)
+    }
+
+    /// As [`submit`](Self::submit), under a tag that the caller has chosen: for a host whose tags are
+    /// [the caller's](super::HostConfig::names_tags).
+    ///
+    /// # Panics
+    ///
+    /// As there; and if the tag is out, or not below the depth.
+    #[inline]
+    pub fn submit_as(
+        &mut self,
+        tag: u16,
+        command: &Command,
+        data: Data,
+        payloads: &impl Payloads,
+    ) -> Result<(), Full> {
+        if !self.can_submit() {
+            return Err(Full);
+        }
+        let is_free = self.slots[usize::from(tag)].state == State::Free;
+        assert!(is_free && self.config.names_tags, "tag {tag} is not for the caller to give");
+        self.queue(tag, command, data, payloads);
+        Ok(())
+    }
+
+    #[inline]
+    fn can_submit(&self) -> bool {
+        self.line.is_open() && self.line.out.has_room(CAPSULE_BYTES + 4)
+    }
+
+    #[inline(always)]
+    fn queue(&mut self, tag: u16, command: &Command, data: Data, payloads: &impl Payloads) {
         let (state, len_bytes, in_capsule) = match data {
             Data::ToHost(len) if len > 0 => (State::Data, len, 0),
             Data::FromHost(len) if len > 0 => self.plan(command, len),
@@ -52,7 +86,6 @@ impl Host {
             is_pending: slot.is_pending,
             ..Slot::FREE
         };
-        Ok(tag)
     }
 
     /// How data from host to controller travel: the state that awaits them, all of them, and how

@@ -34,6 +34,30 @@ fn a_full_table_refuses_a_command_and_takes_it_when_one_has_ended() {
 }
 
 #[test]
+fn a_caller_that_has_numbers_of_its_own_names_its_commands_by_them() {
+    let config = HostConfig { names_tags: true, ..HostConfig::default() };
+    let mut pair = Pair::open(config, ControllerConfig::default());
+    for tag in [127, 0, 64, 127] {
+        let read = Command::new(2).with_cid(9);
+        pair.host.memory.0.insert(tag, vec![0; 64]);
+        pair.host.end.submit_as(tag, &read, Data::ToHost(64), &Undigested).unwrap();
+        assert_eq!(pair.host.end.outstanding().collect::<Vec<_>>(), [tag]);
+        pair.run(&mut |_| usize::MAX);
+        assert_eq!(pair.host.end.outstanding().count(), 0, "answered under its number");
+    }
+}
+
+#[test]
+#[should_panic(expected = "tag 3 is not for the caller to give")]
+fn a_number_that_is_out_is_not_given_again() {
+    let config = HostConfig { names_tags: true, ..HostConfig::default() };
+    let mut pair = Pair::open(config, ControllerConfig::default());
+    let mut submit = || pair.host.end.submit_as(3, &Command::new(0), Data::None, &Undigested);
+    assert_eq!(submit(), Ok(()));
+    let _ = submit();
+}
+
+#[test]
 fn before_the_connection_is_open_nothing_is_submitted() {
     let mut side = HostSide::new(HostConfig::default());
     assert_eq!(side.try_submit(0, Data::None, 0), None);
