@@ -215,6 +215,11 @@ impl Directory {
         Sample { at: now, reactors: self.reactors().map(reactor).collect(), threads }
     }
 
+    /// Whether a reactor takes no orders any more, since it has ended.
+    pub(crate) fn has_ended(&self, reactor: ReactorId) -> bool {
+        self.reactors.get(reactor.index()).is_none_or(|entry| entry.inbox.is_closed())
+    }
+
     pub(crate) fn note(&self, at: Instant, event: Event) {
         self.events.note(at, event);
     }

@@ -83,6 +83,16 @@ pub enum Event {
         /// What took the longest in it.
         culprit: Culprit,
     },
+    /// A turn has lasted for so long that it may have no end: nothing else on its reactor runs, and
+    /// whatever it serves stands still.
+    TurnWithoutEnd {
+        /// Whose.
+        reactor: ReactorId,
+        /// How long somebody has seen it last.
+        lasts: Span,
+        /// The poller that runs, or the thread whose message does.
+        running: Option<String>,
+    },
     /// A poller's descriptor could not be waited for; its reactor does not sleep.
     NotWaitedFor {
         /// Which poller.
@@ -223,6 +233,7 @@ impl Event {
             Self::MessagePanicked { .. } => "message-panicked",
             Self::TaskPanicked { .. } => "task-panicked",
             Self::TurnTooLong { .. } => "turn-too-long",
+            Self::TurnWithoutEnd { .. } => "turn-without-end",
             Self::NotWaitedFor { .. } => "not-waited-for",
             Self::WokenInVain { .. } => "woken-in-vain",
             Self::PollModeChanged { .. } => "poll-mode-changed",
@@ -264,6 +275,11 @@ impl fmt::Display for Event {
             Self::TurnTooLong { reactor, took, culprit } => {
                 write!(out, "a turn of reactor {reactor} took {took}: {culprit}")
             }
+            Self::TurnWithoutEnd { reactor, lasts, running } => write!(
+                out,
+                "a turn of reactor {reactor} lasts for more than {lasts} and may have no end: '{}' runs",
+                running.as_deref().unwrap_or("somebody unknown")
+            ),
             Self::NotWaitedFor { poller, thread, error } => {
                 write!(out, "wait for poller '{poller}' of thread {thread}: {error}")
             }

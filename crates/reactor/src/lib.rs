@@ -53,6 +53,7 @@ mod context;
 mod directory;
 mod event;
 pub mod governor;
+mod lookout;
 mod message;
 mod panicked;
 mod poller;
@@ -74,8 +75,9 @@ pub use directory::{
     Directory, NotSpawned, PollerSample, ReactorId, ReactorSample, Sample, ThreadId, ThreadSample,
 };
 pub use event::{Culprit, Event, Events, Noted, PollerPanicked};
+pub use lookout::{ENDLESS, Lookout};
 pub use message::{Call, Handle, Message};
-pub use poller::{Found, Poller, PollerId, Registration, WakeKind, WokenBy};
+pub use poller::{Found, Parting, Poller, PollerId, Registration, WakeKind, WokenBy};
 pub use reactor::{Assembly, Reactor, ReactorOptions};
 pub use reactors::Reactors;
 pub use refused::Refused;

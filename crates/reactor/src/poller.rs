@@ -49,17 +49,27 @@ pub trait Poller: Send {
         None
     }
 
-    /// The thread is about to leave its OS thread, or to end: start nothing new, and let go of what
-    /// the kernel ties to an OS thread. False while something is still in flight; then it goes on
-    /// being polled and is asked again next turn. After true it is polled no more until
+    /// The thread is about to leave its OS thread: start nothing new, and let go of what the kernel
+    /// ties to an OS thread. False while something is still in flight; then it goes on being polled
+    /// and is asked again next turn. After true it is polled no more until
     /// [`attach`](Self::attach).
-    fn detach(&mut self) -> bool {
+    fn detach(&mut self, parting: Parting) -> bool {
+        let _ = parting;
         true
     }
 
     /// The thread has come to an OS thread: the first, another, or the old one after a move that was
     /// given up.
     fn attach(&mut self) {}
+}
+
+/// Why a thread leaves its OS thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parting {
+    /// It goes on elsewhere, or here if that comes to nothing: whom it serves does not notice.
+    Moves,
+    /// It ends.
+    Ends,
 }
 
 /// What a look for work came to.

@@ -10,14 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use base::Span;
+use base::{Backend, Segment, Span};
+use dma::Regions;
 use host::{Clock, Cores, Sleeper, Thread, turn};
 use reactor::task::Tasks;
 use reactor::{
     Assembly, Directory, Event, Message, PollerId, Reactor, ReactorId, ReactorOptions,
     Registration, Stopwatch, ThreadPlan, WokenBy,
 };
-use shuttle::{BUFFER_BYTES, DEPTH, Load, Told, Travel};
+use shuttle::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
 use tenmil::EmuSpec;
 use tenmil::aio::{Claim, Device, NotDone, Opener};
 use tenmil::emu::{EmuPlan, Emulated};
@@ -49,7 +50,7 @@ fn a_thread_that_sleeps_on_a_slow_ssd_is_woken_wherever_it_has_moved() {
     shuttle("emu:model:p4600?size=1m", Travel::Carry);
 }
 
-/// Moves a thread that loads the SSD to and fro, and looks at everything that was counted.
+/// Moves a thread that loads the SSD to and fro.
 fn shuttle(uri: &str, travel: Travel) {
     let clock = Clock::start();
     let specs = [uri.parse::<EmuSpec>().unwrap()];
@@ -68,14 +69,53 @@ fn shuttle(uri: &str, travel: Travel) {
     };
     let mut emulated = Emulated::start(&plan, &clock).unwrap();
     let queue = emulated.queue(0, depth, techniques, &clock).unwrap();
+    let regions = emulated.regions().clone();
     let buffers = (0..DEPTH).map(|_| emulated.allocate(0, BUFFER_BYTES).unwrap()).collect();
+    let look_after = || emulated.look_after(clock.now()).unwrap();
+    let tally = ride(&clock, travel, queue, (regions, buffers), look_after);
+    println!("{uri}, {travel:?}: {tally:?}");
+    if uri.contains("model") {
+        assert!(tally.sleeps.iter().all(|sleeps| *sleeps > 5), "{:?} is no test", tally.sleeps);
+    }
+    emulated.shut_down(&clock);
+}
+
+#[test]
+fn a_thread_moves_a_hundred_times_with_128_ios_in_flight_at_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    for (engine, travel) in
+        [("auto", Travel::Carry), ("auto", Travel::Drain), ("threads", Travel::Carry)]
+    {
+        let clock = Clock::start();
+        let regions = Regions::new(64);
+        let path = directory.path().join(format!("{engine}-{travel:?}"));
+        let uri = format!("file:{}?size=1m&block=4k&engine={engine}", path.display());
+        let opener = block::Opener { regions: &regions, clock, seed: 5, more: &[] };
+        let opened = opener.open(&uri.parse().unwrap()).unwrap();
+        let memory = regions.allocate(DEPTH * BUFFER_BYTES as usize).unwrap();
+        let buffer = |index| memory.segment().slice(index * BUFFER_BYTES, BUFFER_BYTES).unwrap();
+        let buffers = (0..u32::try_from(DEPTH).unwrap()).map(buffer).collect();
+        let queue = opened.medium.channel().unwrap();
+        let tally = ride(&clock, travel, queue, (regions.clone(), buffers), || ());
+        println!("{uri}, {travel:?}: {tally:?}");
+    }
+}
+
+/// Moves a thread that loads `queue` to and fro, and looks at everything that was counted.
+fn ride(
+    clock: &Clock,
+    travel: Travel,
+    queue: Box<dyn Backend>,
+    (regions, buffers): (Regions, Vec<Segment>),
+    mut look_after: impl FnMut(),
+) -> Tally {
     let (tell, told) = channel();
     let woken_by = WokenBy::of(queue.wake_source()).unwrap();
-    let load = Load::new(queue, emulated.regions().clone(), buffers, travel, tell.clone());
+    let load = Load::new(queue, regions, buffers, travel, tell.clone());
     let load = Registration::active("load", woken_by, load)
         .when_panicked(move |_, panicked| drop(tell.send(Told::Panicked(panicked.to_string()))));
 
-    let pair = Pair::start(&clock);
+    let pair = Pair::start(clock);
     let directory = &pair.directory;
     let homes: Vec<ReactorId> = directory.reactors().collect();
     let thread = directory.spawn(ThreadPlan::new("shuttle").on(homes[0]).poller(load)).unwrap();
@@ -86,7 +126,7 @@ fn shuttle(uri: &str, travel: Travel) {
     };
     for index in 1..=MOVES {
         assert!(matches!(next(), Told::Loaded));
-        emulated.look_after(clock.now()).unwrap();
+        look_after();
         directory.move_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
     }
     assert!(matches!(next(), Told::Loaded));
@@ -95,7 +135,6 @@ fn shuttle(uri: &str, travel: Travel) {
     thread.send(stop).unwrap();
     let Told::Drained(tally) = next() else { panic!("it never drained") };
 
-    println!("{uri}, {travel:?}: {tally:?}");
     assert_eq!(sample.threads[0].moves, MOVES);
     assert_eq!(sample.threads[0].home, homes[usize::try_from(MOVES % 2).unwrap()]);
     assert_eq!(sample.reactors.iter().map(|reactor| reactor.moves).sum::<u64>(), MOVES);
@@ -107,11 +146,7 @@ fn shuttle(uri: &str, travel: Travel) {
     assert_eq!(tally.submitted, tally.answered);
     assert!(tally.verified > MOVES * DEPTH as u64 / 2, "{} reads are no test", tally.verified);
     assert!(tally.latest < FORGOTTEN, "an answer took {}", tally.latest);
-    if uri.contains("model") {
-        assert!(tally.sleeps.iter().all(|sleeps| *sleeps > 5), "{:?} is no test", tally.sleeps);
-    }
-    drop(pair);
-    emulated.shut_down(&clock);
+    tally
 }
 
 /// What tasks and the test tell each other.

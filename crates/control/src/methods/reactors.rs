@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use base::Span;
 use host::Clock;
-use reactor::{Directory, PollMode, PollerSample, ReactorId, ReactorSample, Sample, ThreadSample};
+use reactor::{
+    Directory, Lookout, PollMode, PollerSample, ReactorId, ReactorSample, Sample, ThreadSample,
+};
 use serde_json::{Value, json};
 
 use crate::event::{Announcer, Event, EventKind};
@@ -197,6 +199,7 @@ pub(super) const EVENTS: &[EventKind] = &[
     kind("message-panicked", "a message panicked; its thread goes on"),
     kind("task-panicked", "a task panicked; its thread goes on"),
     kind("turn-too-long", "a turn took longer than it may"),
+    kind("turn-without-end", "a turn lasts for so long that it may have no end"),
     kind("not-waited-for", "a poller's descriptor could not be waited for"),
     kind("woken-in-vain", "a poller's descriptor stays readable without work, and is heard rarely"),
     kind("poll-mode-changed", "a reactor polls in another way now"),
@@ -218,13 +221,14 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
 #[derive(Debug)]
 pub struct Relay {
     announcer: Announcer,
+    lookout: Lookout,
     next: u64,
 }
 
 impl Relay {
     /// One that has passed nothing on yet.
     pub fn new(announcer: Announcer) -> Self {
-        Self { announcer, next: 0 }
+        Self { announcer, lookout: Lookout::default(), next: 0 }
     }
 
     /// What it announces with, for others who have something to say.
@@ -232,8 +236,9 @@ impl Relay {
         &self.announcer
     }
 
-    /// Passes on what is new in `directory`.
-    pub fn pass_on(&mut self, directory: &Directory) {
+    /// Looks after the reactors, and passes on what is new.
+    pub fn pass_on(&mut self, Running { directory, clock }: &Running) {
+        self.lookout.look(clock.now(), directory);
         let events = directory.events_since(self.next);
         self.next = events.next;
         for noted in &events.noted {

@@ -9,7 +9,7 @@ use super::{Change, LightThread};
 use crate::directory::ReactorId;
 use crate::event::Event;
 use crate::message::Message;
-use crate::poller::PollerId;
+use crate::poller::{Parting, PollerId};
 use crate::reactor::Local;
 
 /// A thread that is asked to let go of its OS thread.
@@ -109,10 +109,11 @@ impl LightThread {
     /// not, since a message may have brought it something.
     pub(crate) fn let_go(&mut self, now: Instant, local: &mut Local) -> Letting {
         let Some(Leaving { to, since }) = self.leaving else { return Letting::Stays };
+        let parting = if to.is_some() { Parting::Moves } else { Parting::Ends };
         let mut holds_on = None;
         for slot in self.slots.iter_mut() {
             local.watch.begin(slot.number);
-            slot.detached = slot.poller.detach();
+            slot.detached = slot.poller.detach(parting);
             if !slot.detached && holds_on.is_none() {
                 holds_on = Some(slot.id);
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use base::{Instant, Interrupts, Span};
 use host::EventVectors;
 
-use crate::{Context, Found, Poller, PollerId, Registration, WokenBy};
+use crate::{Context, Found, Parting, Poller, PollerId, Registration, WokenBy};
 
 /// Counters that a test shares with its pollers.
 pub(crate) type Tally = Arc<AtomicU64>;
@@ -175,7 +175,7 @@ impl Poller for Ring {
         Found::from_count(usize::from(count(&self.in_flight) > 0))
     }
 
-    fn detach(&mut self) -> bool {
+    fn detach(&mut self, _: Parting) -> bool {
         self.detaching = true;
         let drained = count(&self.in_flight) == 0;
         if drained && self.attached {

@@ -9,7 +9,7 @@ use host::Cores;
 use super::crew::{Does, FIRST, RELAXED, Ring, Tally, active, count, idle, tally};
 use super::{R0, R1, Stage, World};
 use crate::{
-    Context, Event, Found, Message, Object, Poller, ReactorId, ReactorOptions, Refused,
+    Context, Event, Found, Message, Object, Parting, Poller, ReactorId, ReactorOptions, Refused,
     Registration, Shared, ThreadPlan, WokenBy,
 };
 
@@ -86,7 +86,7 @@ impl Poller for Fragile {
         base::Instant::NEVER
     }
 
-    fn detach(&mut self) -> bool {
+    fn detach(&mut self, _: Parting) -> bool {
         self.may_panic("detach");
         true
     }
@@ -218,7 +218,7 @@ impl Poller for Reluctant {
         Found::Nothing
     }
 
-    fn detach(&mut self) -> bool {
+    fn detach(&mut self, _: Parting) -> bool {
         self.0 = self.0.saturating_sub(1);
         self.0 == 0
     }

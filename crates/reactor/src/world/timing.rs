@@ -7,7 +7,7 @@ use base::{Instant, Span};
 
 use super::crew::{Counter, Does, FIRST, active, count, idle, tally};
 use super::{R0, R1, World};
-use crate::{Culprit, Event, Found, PollerId, Registration, ThreadPlan, WokenBy};
+use crate::{Culprit, ENDLESS, Event, Found, Lookout, PollerId, Registration, ThreadPlan, WokenBy};
 
 const PERIOD: Span = Span::from_ms(2);
 
@@ -327,6 +327,51 @@ fn who_runs_and_since_when_can_be_seen_from_outside() {
     let sample = world.directory.sample(Instant::NEVER);
     assert_eq!(sample.reactors[0].running.as_deref(), Some("only"));
     assert_eq!(sample.reactors[0].turn_began, began);
+}
+
+#[test]
+fn a_turn_that_does_not_end_is_told_once_while_it_lasts() {
+    let mut world = World::adaptive(1, 2);
+    let plan = ThreadPlan::new("one").on(R0).poller(active("only", idle(&tally())));
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(3);
+    let endless =
+        |world: &World| world.kinds().iter().filter(|k| **k == "turn-without-end").count();
+    let mut lookout = Lookout::default();
+    lookout.look(world.now(), &world.directory);
+    world.pass_time(ENDLESS);
+    lookout.look(world.now(), &world.directory);
+    assert_eq!(endless(&world), 0, "not for longer than it may");
+    for _ in 0..3 {
+        world.pass_time(Span::from_ms(1));
+        lookout.look(world.now(), &world.directory);
+    }
+    let told = world.events().into_iter().find(|event| event.kind() == "turn-without-end");
+    assert!(
+        matches!(told, Some(Event::TurnWithoutEnd { running: Some(name), .. }) if name == "only")
+    );
+    assert_eq!(endless(&world), 2, "once for each turn: nobody has turned either reactor");
+    world.turn_all(1);
+    world.pass_time(ENDLESS);
+    lookout.look(world.now(), &world.directory);
+    assert_eq!(endless(&world), 2, "it has ended");
+}
+
+#[test]
+fn a_reactor_that_sleeps_or_has_ended_is_in_no_turn() {
+    let mut world = World::adaptive(1, 2);
+    world.settle();
+    assert!(world.directory.sample(world.now()).reactors.iter().all(|reactor| reactor.asleep));
+    world.directory.stop(R1).unwrap();
+    while !world.directory.has_ended(R1) {
+        world.step(1);
+    }
+    let mut lookout = Lookout::default();
+    for _ in 0..3 {
+        lookout.look(world.now(), &world.directory);
+        world.pass_time(Span { ns: 2 * ENDLESS.ns });
+    }
+    assert!(!world.kinds().contains(&"turn-without-end"));
 }
 
 #[test]

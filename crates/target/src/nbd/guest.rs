@@ -7,7 +7,7 @@ use base::{Answers, Backend, Instant, Span, WakeSource};
 use dma::Regions;
 use host::stream::{Received, Stream};
 use host::watch::{Interest, Watch};
-use reactor::{Context, Found, Poller, WokenBy};
+use reactor::{Context, Found, Parting, Poller, WokenBy};
 
 use super::connection::{Connection, Left};
 use super::looks::Looks;
@@ -33,6 +33,8 @@ pub(super) struct Guest {
     /// Until when the client has to choose an export, or to take its last answers.
     deadline: Instant,
     is_ending: bool,
+    /// Nothing is begun before its thread has come to where it goes.
+    is_travelling: bool,
     /// When it goes because the device has.
     leave_at: Instant,
     /// Why it ends, as far as that is known here.
@@ -88,6 +90,7 @@ impl Guest {
             looks: Looks::default(),
             deadline: now.after(HAGGLING_MAX),
             is_ending: false,
+            is_travelling: false,
             leave_at: Instant::NEVER,
             reason: None,
             seat,
@@ -104,7 +107,7 @@ impl Guest {
 
     #[inline]
     fn receive(&mut self, now: Instant) -> usize {
-        if !self.looks.is_due(now) {
+        if self.is_travelling || !self.looks.is_due(now) {
             return 0;
         }
         let into = self.connection.receive_into();
@@ -143,7 +146,7 @@ impl Guest {
     #[inline]
     fn submit(&mut self, now: Instant) -> usize {
         let (requests, segments) = self.connection.requests();
-        if requests.is_empty() {
+        if requests.is_empty() || self.is_travelling {
             return 0;
         }
         let taken = self.backend.submit(now, requests, segments);
@@ -354,14 +357,25 @@ impl Poller for Guest {
         self.deadline.min(self.leave_at).min(backend)
     }
 
-    /// Lets go when the backend has nothing of its memory any more, and what was answered has been
-    /// sent or cannot be.
-    fn detach(&mut self) -> bool {
+    /// Lets go when the backend has nothing of its memory any more; for ever, when what was answered
+    /// has been sent as well, or cannot be.
+    fn detach(&mut self, parting: Parting) -> bool {
+        self.is_travelling = parting == Parting::Moves;
+        let has_drained = self.connection.in_flight() == 0;
+        if self.is_travelling {
+            return has_drained;
+        }
         self.connection.receive_end();
-        self.connection.in_flight() == 0
+        has_drained
             && (self.connection.is_over()
                 || self.is_blocked
                 || self.connection.to_send().is_empty())
+    }
+
+    fn attach(&mut self) {
+        self.is_travelling = false;
+        // Something may have come on the way.
+        self.looks.now();
     }
 }
 

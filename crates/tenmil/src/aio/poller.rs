@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use base::{Answer, Answers, Backend, Instant, Outcome, Request, Segment};
 use host::Receiver;
-use reactor::{Context, Found, Poller};
+use reactor::{Context, Found, Parting, Poller};
 
 use super::buffer::Buffer;
 use super::device::Closed;
@@ -227,7 +227,7 @@ impl Poller for DevicePoller {
     }
 
     /// Lets go when the device has nothing of its memory any more.
-    fn detach(&mut self) -> bool {
+    fn detach(&mut self, _: Parting) -> bool {
         self.is_leaving = true;
         self.in_flight == 0
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use base::Span;
 use clap::Args;
 use control::{
-    Balancing, Client, Process, Reactors, Refusal, Relay, Server, State, TABLE, announcements,
+    Balancing, Client, Process, Reactors, Refusal, Relay, Running, Server, State, TABLE,
+    announcements,
 };
 use host::process::command_line;
 use host::runtime_directory::RuntimeDirectory;
@@ -42,7 +43,7 @@ pub(super) fn perf(
     let mut served = serve(state);
     engine::run(options, progress, &mut |progress| {
         if let (Some((_, relay)), Some(running)) = (&mut served, progress.reactors()) {
-            relay.pass_on(&running.directory);
+            relay.pass_on(&running);
         }
         watch(progress);
     })
@@ -56,9 +57,13 @@ pub(super) fn sim(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refus
 
 /// What can be asked of a process with these reactors.
 pub(super) fn state_of(reactors: &reactor::Reactors) -> State {
-    let running =
-        control::Running { directory: Arc::clone(reactors.directory()), clock: *reactors.clock() };
+    let running = of(reactors);
     State::new().with(Reactors::new(move || Some(running.clone())))
+}
+
+/// These reactors, for whoever looks at them.
+pub(super) fn of(reactors: &reactor::Reactors) -> Running {
+    Running { directory: Arc::clone(reactors.directory()), clock: *reactors.clock() }
 }
 
 /// Serves what can be asked of this process for as long as the value lives. Without a socket the

@@ -128,7 +128,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
             }
         }
         if let Some((_, relay)) = &mut asked {
-            relay.pass_on(reactors.directory());
+            relay.pass_on(&running::of(&reactors));
         }
         host::thread::rest(WATCH_INTERVAL);
     }

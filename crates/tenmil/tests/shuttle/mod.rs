@@ -14,7 +14,7 @@ use base::{
     Span,
 };
 use dma::Regions;
-use reactor::{Context, Found, Poller, ReactorId};
+use reactor::{Context, Found, Parting, Poller, ReactorId};
 
 /// I/Os in flight under full load.
 pub(crate) const DEPTH: usize = 128;
@@ -269,7 +269,7 @@ impl Poller for Load {
         }
     }
 
-    fn detach(&mut self) -> bool {
+    fn detach(&mut self, _: Parting) -> bool {
         if matches!(self.stage, Stage::Full { .. }) && !self.is_leaving {
             self.tally.loads_left.push(self.in_flight);
         }

@@ -26,6 +26,10 @@ struct World {
     state: State,
 }
 
+fn running(reactors: &reactor::Reactors) -> Running {
+    Running { directory: reactors.directory().clone(), clock: *reactors.clock() }
+}
+
 impl World {
     fn new() -> Self {
         let cores: Cores = Cores::allowed().iter().take(1).collect();
@@ -35,9 +39,13 @@ impl World {
             let beat = Registration::timed("beat", Span::from_ms(10), Beat);
             reactors.spawn(ThreadPlan::new(name).poller(beat)).unwrap();
         }
-        let running = Running { directory: reactors.directory().clone(), clock: *reactors.clock() };
+        let running = running(&reactors);
         let state = State::new().with(Reactors::new(move || Some(running.clone())));
         Self { reactors, state }
+    }
+
+    fn running(&self) -> Running {
+        running(&self.reactors)
     }
 
     /// What a method answers, which has the shape that its row says.
@@ -186,14 +194,14 @@ fn what_happens_on_reactors_is_passed_on_once_and_every_kind_is_described() {
     world.await_event(
         |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
     );
-    relay.pass_on(world.reactors.directory());
+    relay.pass_on(&world.running());
     let passed: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
     let started = passed.iter().filter(|event| event.kind.name == "thread-started");
     assert_eq!(started.count(), 2);
     for event in &passed {
         assert!(EVENTS.contains(&event.kind), "{event:?}");
     }
-    relay.pass_on(world.reactors.directory());
+    relay.pass_on(&world.running());
     assert!(announced.next().is_none_or(|event| !passed.contains(&event)));
 }
 

@@ -173,6 +173,48 @@ fn connections_end_in_every_way_and_leave_nothing() {
 }
 
 #[test]
+fn a_connection_goes_on_wherever_its_thread_moves() {
+    const BYTES: u32 = 64 << 10;
+    /// More than both ends of a socket hold, so that the server always has some in hand.
+    const READS: u64 = 256;
+    let house = serve(PollMode::Adaptive, 4);
+    let directory = Arc::clone(house.reactors.as_ref().unwrap().directory());
+    let homes: Vec<_> = directory.reactors().collect();
+    let mut client = connect(&house);
+    let content = |block: u64| [u8::try_from(block % 251).unwrap(); BYTES as usize];
+    for block in 0..16 {
+        let to = write(block, block * u64::from(BYTES), &content(block));
+        exchange(&mut client, &to, &mut []);
+    }
+    let thread = directory.sample(house.clock.now()).threads[0].id;
+    let thread = directory.thread(thread).unwrap();
+    let mut data = vec![0; BYTES as usize];
+    for index in 0..40 {
+        for cookie in 0..READS {
+            let read = request(Command::READ, cookie, cookie % 16 * u64::from(BYTES), BYTES);
+            client.write_all(&read).unwrap();
+        }
+        let to = homes[(index + 1) % homes.len()];
+        let _ = directory.move_thread(thread.id(), to);
+        for _ in 0..READS {
+            let mut header = [0; 16];
+            client.read_exact(&mut header).unwrap();
+            let reply = SimpleReply::parse(&header).unwrap();
+            client.read_exact(&mut data).unwrap();
+            assert!(data == content(reply.cookie % 16), "after {index} moves");
+        }
+        let end = house.clock.now().after(Span::from_secs(20));
+        while thread.home() != to {
+            assert!(house.clock.now() < end, "it never comes home");
+            host::thread::give_way();
+        }
+    }
+    drop(client);
+    let (reason, done) = next_to_go(&house);
+    assert_eq!((reason, done.reads), (Reason::Closed, 40 * READS));
+}
+
+#[test]
 fn one_too_many_is_sent_away_and_told_of() {
     let house = serve(PollMode::Adaptive, 1);
     let mut first = connect(&house);
