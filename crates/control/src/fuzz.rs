@@ -4,6 +4,7 @@
 use base::{Instant, Span};
 use serde_json::Value;
 
+use crate::configuration::Configuration;
 use crate::methods::SAME_EVERYWHERE;
 use crate::reply::Replies;
 use crate::request::Request;
@@ -34,6 +35,11 @@ pub fn fuzz(bytes: &[u8]) {
     let _ = Replies::new().receive(bytes);
     if let Ok(request) = Request::read(bytes) {
         assert_eq!(Request::read(&request.to_line()), Ok(request));
+    }
+    if let Ok(text) = core::str::from_utf8(bytes)
+        && let Err(wrong) = Configuration::parse(text)
+    {
+        assert!((1..=text.lines().count() + 1).contains(&wrong.line), "{wrong}");
     }
 }
 

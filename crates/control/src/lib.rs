@@ -18,11 +18,15 @@
 //! lines around them that have. The server has a thread of its own, which sleeps until somebody
 //! wants something; what a row answers from is a [`State`], put together by the program that serves.
 
+//!
+//! What a target serves to whom is one declarative file: [`configuration`].
+
 #![forbid(unsafe_code)]
 
 mod arguments;
 mod client;
 mod complete;
+pub mod configuration;
 mod document;
 mod event;
 pub mod fuzz;

@@ -1,0 +1,174 @@
+//! What a target serves to whom, as one file says it.
+//!
+//! ```toml
+//! memory = "64m"
+//!
+//! [[listener]]
+//! address = "127.0.0.1:4420"
+//!
+//! [[subsystem]]
+//! nqn = "nqn.2026-01.org.example:disks"
+//! hosts = ["nqn.2014-08.org.nvmexpress:uuid:4b0c28c5-5b0d-4d4f-8f4c-8e0c2e3a1d11"]
+//!
+//! [[subsystem.namespace]]
+//! uri = "file:/var/tmp/disk?size=10g"
+//! ```
+//!
+//! A file is read whole and checked whole before anything is done: [`Configuration::parse`] gives
+//! either something that can be served, as far as words can tell, or where it is wrong.
+
+mod check;
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use block::uri::Uri;
+
+/// What is served to whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    /// Bytes of memory for data on their way; nothing leaves it to the target.
+    pub memory_bytes: Option<u64>,
+    /// Where the target listens: at least one.
+    pub listeners: Vec<Listener>,
+    /// What it offers: at least one.
+    pub subsystems: Vec<Subsystem>,
+    /// Other discovery services that hosts are told of.
+    pub referrals: Vec<SocketAddr>,
+}
+
+/// A place where the target listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// Which.
+    pub address: SocketAddr,
+}
+
+/// A subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subsystem {
+    /// Its name.
+    pub nqn: String,
+    /// Its serial number; nothing has one made from its name.
+    pub serial: Option<String>,
+    /// Who may connect.
+    pub hosts: Hosts,
+    /// By which listeners it is reached, by their place in [`Configuration::listeners`]; in rising
+    /// order, and at least one.
+    pub listeners: Vec<usize>,
+    /// Its namespaces, in the order of their identifiers: at least one.
+    pub namespaces: Vec<Namespace>,
+    /// How it is reached by which listener, where that is not the best way.
+    pub paths: Vec<Path>,
+}
+
+/// Who may connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// Whoever comes.
+    Any,
+    /// Those with these names.
+    Only(Vec<String>),
+}
+
+/// A namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// Its identifier.
+    pub nsid: u32,
+    /// Where its blocks are.
+    pub uri: Uri,
+    /// Nobody may write.
+    pub is_read_only: bool,
+    /// Which of the subsystem's hosts see it; all of them, if none are named.
+    pub hosts: Hosts,
+    /// Its group for asymmetric access.
+    pub ana_group: u32,
+}
+
+/// How a group of namespaces is reached by a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Which listener, by its place.
+    pub listener: usize,
+    /// Which group.
+    pub ana_group: u32,
+    /// How.
+    pub access: Access,
+}
+
+/// How well namespaces are reached (Base 2.1 §8.1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// As well as they can be.
+    Optimized,
+    /// Not so well.
+    NonOptimized,
+    /// Not now.
+    Inaccessible,
+}
+
+/// Where a file is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misconfigured {
+    /// The line, from 1.
+    pub line: usize,
+    /// The key.
+    pub key: String,
+    /// What was found and what was expected.
+    pub problem: String,
+}
+
+impl Configuration {
+    /// What `text` says.
+    ///
+    /// # Errors
+    ///
+    /// The first place where it is wrong.
+    pub fn parse(text: &str) -> Result<Self, Misconfigured> {
+        check::check(text, file::File::parse(text)?)
+    }
+
+    /// The highest ANA group that anything names.
+    pub fn ana_groups(&self) -> u32 {
+        let of = |subsystem: &Subsystem| {
+            subsystem.namespaces.iter().map(|namespace| namespace.ana_group).max().unwrap_or(1)
+        };
+        self.subsystems.iter().map(of).max().unwrap_or(1)
+    }
+}
+
+impl Access {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Optimized, Self::NonOptimized, Self::Inaccessible];
+
+    /// It in a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non-optimized",
+            Self::Inaccessible => "inaccessible",
+        }
+    }
+}
+
+impl Hosts {
+    /// Whether `host` is among them.
+    pub fn allow(&self, host: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(hosts) => hosts.iter().any(|allowed| allowed == host),
+        }
+    }
+}
+
+impl fmt::Display for Misconfigured {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "line {}, {}: {}", self.line, self.key, self.problem)
+    }
+}
+
+impl std::error::Error for Misconfigured {}

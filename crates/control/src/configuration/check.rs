@@ -1,0 +1,276 @@
+//! What the words of a file mean, and whether they go together.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use block::quantity::parse_size;
+use block::uri::Uri;
+use toml::Spanned;
+use wire::nqn;
+
+use super::file::{File, ListenerTable, NamespaceTable, PathTable, SubsystemTable, line_of};
+use super::{Access, Configuration, Hosts, Listener, Misconfigured, Namespace, Path, Subsystem};
+
+type Checked<T> = Result<T, Misconfigured>;
+
+/// Characters in a serial number (Base 2.1 §5.1.13.2.1).
+const SERIAL_MAX: usize = 20;
+/// The highest namespace identifier that a subsystem of ours may have.
+const NSID_MAX: u32 = 1024;
+/// The highest ANA group.
+const ANA_GROUP_MAX: u32 = 128;
+/// Memory with which every command still gets on: one of the largest buffers, and small ones.
+const MEMORY_MIN: u64 = 4 << 20;
+
+/// Reads one file.
+struct Reader<'a> {
+    text: &'a str,
+    listeners: Vec<Listener>,
+}
+
+pub(super) fn check(text: &str, file: File) -> Checked<Configuration> {
+    let mut reader = Reader { text, listeners: Vec::new() };
+    let memory_bytes = file.memory.as_ref().map(|memory| reader.memory(memory)).transpose()?;
+    let referral = |address| reader.address("referrals", address);
+    let referrals = file.referrals.iter().map(referral).collect::<Checked<_>>()?;
+    reader.listeners(&file.listener)?;
+    let mut subsystems: Vec<Subsystem> = Vec::new();
+    for table in &file.subsystem {
+        let subsystem = reader.subsystem(table)?;
+        if subsystems.iter().any(|other| other.nqn == subsystem.nqn) {
+            return Err(reader.wrong(
+                "nqn",
+                &table.nqn,
+                "another subsystem has this name, expected each to have its own",
+            ));
+        }
+        subsystems.push(subsystem);
+    }
+    let missing = match (reader.listeners.is_empty(), subsystems.is_empty()) {
+        (true, _) => Some(("listener", "[[listener]] with an address")),
+        (_, true) => Some(("subsystem", "[[subsystem]] with a name and a namespace")),
+        _ => None,
+    };
+    if let Some((key, expected)) = missing {
+        let problem = format!("there is none, expected at least one {expected}");
+        let line = line_of(text, text.len());
+        return Err(Misconfigured { line, key: format!("`{key}`"), problem });
+    }
+    Ok(Configuration { memory_bytes, listeners: reader.listeners, subsystems, referrals })
+}
+
+impl Reader<'_> {
+    fn wrong<T>(&self, key: &str, found: &Spanned<T>, problem: impl Into<String>) -> Misconfigured {
+        let line = line_of(self.text, found.span().start);
+        Misconfigured { line, key: format!("`{key}`"), problem: problem.into() }
+    }
+
+    fn memory(&self, memory: &Spanned<String>) -> Checked<u64> {
+        let text = memory.get_ref();
+        let bytes = parse_size(text).ok().filter(|bytes| *bytes >= MEMORY_MIN);
+        bytes.ok_or_else(|| {
+            self.wrong("memory", memory, format!("'{text}', expected at least 4m, such as 64m"))
+        })
+    }
+
+    fn address(&self, key: &str, address: &Spanned<String>) -> Checked<SocketAddr> {
+        let text = address.get_ref();
+        let bare = text.strip_prefix("tcp://").unwrap_or(text);
+        bare.parse().map_err(|_| {
+            let problem =
+                format!("'{text}', expected an address and a port, such as 127.0.0.1:4420");
+            self.wrong(key, address, problem)
+        })
+    }
+
+    fn listeners(&mut self, tables: &[ListenerTable]) -> Checked<()> {
+        for table in tables {
+            let address = self.address("address", &table.address)?;
+            let is_twice = self.listeners.iter().any(|other| other.address == address);
+            if is_twice && address.port() != 0 {
+                let problem = format!("{address} is listened to already, expected it once");
+                return Err(self.wrong("address", &table.address, problem));
+            }
+            self.listeners.push(Listener { address });
+        }
+        Ok(())
+    }
+
+    fn subsystem(&self, table: &SubsystemTable) -> Checked<Subsystem> {
+        let name = self.nqn("nqn", &table.nqn)?;
+        if name == nqn::DISCOVERY {
+            let problem = "this is the name of discovery, which is always there, expected another";
+            return Err(self.wrong("nqn", &table.nqn, problem));
+        }
+        let serial = table.serial.as_ref().map(|serial| self.serial(serial)).transpose()?;
+        let listeners = self.reached_by(table)?;
+        let hosts = self.hosts(table, &listeners)?;
+        let namespaces = self.namespaces(table, &hosts)?;
+        let paths = table.path.iter().map(|path| self.path(path)).collect::<Checked<_>>()?;
+        Ok(Subsystem { nqn: name, serial, hosts, listeners, namespaces, paths })
+    }
+
+    fn nqn(&self, key: &str, name: &Spanned<String>) -> Checked<String> {
+        let text = name.get_ref();
+        nqn::check(text).map_err(|malformed| {
+            let problem =
+                format!("'{text}': {malformed}, expected such as nqn.2026-01.org.example:disks");
+            self.wrong(key, name, problem)
+        })?;
+        Ok(text.clone())
+    }
+
+    fn serial(&self, serial: &Spanned<String>) -> Checked<String> {
+        let text = serial.get_ref();
+        let is_printable = text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+        if text.is_empty() || text.len() > SERIAL_MAX || !is_printable {
+            let problem = format!("'{text}', expected 1 to {SERIAL_MAX} printable characters");
+            return Err(self.wrong("serial", serial, problem));
+        }
+        Ok(text.clone())
+    }
+
+    /// The listeners that a subsystem names, or all of them.
+    fn reached_by(&self, table: &SubsystemTable) -> Checked<Vec<usize>> {
+        let Some(named) = &table.listeners else { return Ok((0..self.listeners.len()).collect()) };
+        let found = named.get_ref().iter().map(|name| self.listener("listeners", name));
+        let found: BTreeSet<usize> = found.collect::<Checked<_>>()?;
+        if found.is_empty() {
+            let problem = "none are named, expected at least one, or no such key for all of them";
+            return Err(self.wrong("listeners", named, problem));
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    fn listener(&self, key: &str, name: &Spanned<String>) -> Checked<usize> {
+        let address = self.address(key, name)?;
+        let at = self.listeners.iter().position(|listener| listener.address == address);
+        at.ok_or_else(|| {
+            let all: Vec<_> = self.listeners.iter().map(|one| one.address.to_string()).collect();
+            let all = all.join(", ");
+            self.wrong(key, name, format!("{address} is no listener, expected one of {all}"))
+        })
+    }
+
+    /// Who may connect. Without a list, that has to be said for listeners that others can reach.
+    fn hosts(&self, table: &SubsystemTable, listeners: &[usize]) -> Checked<Hosts> {
+        let any = table.allow_any_host.as_ref();
+        match (&table.hosts, any.is_some_and(|any| *any.get_ref())) {
+            (Some(hosts), false) => self.named_hosts(hosts),
+            (Some(hosts), true) => {
+                let problem = "some are named and any host is allowed, expected one of the two";
+                Err(self.wrong("hosts", hosts, problem))
+            }
+            (None, true) => Ok(Hosts::Any),
+            (None, false) => {
+                let open = listeners.iter().map(|at| self.listeners[*at].address);
+                match open.into_iter().find(|address| !address.ip().is_loopback()) {
+                    None => Ok(Hosts::Any),
+                    Some(address) => Err(self.wrong(
+                        "hosts",
+                        &table.nqn,
+                        format!(
+                            "no host is named and {address} can be reached from elsewhere, \
+                             expected `hosts`, or `allow-any-host = true` if that is meant"
+                        ),
+                    )),
+                }
+            }
+        }
+    }
+
+    fn named_hosts(&self, hosts: &Spanned<Vec<Spanned<String>>>) -> Checked<Hosts> {
+        if hosts.get_ref().is_empty() {
+            let problem = "none are named, expected at least one";
+            return Err(self.wrong("hosts", hosts, problem));
+        }
+        let names = hosts.get_ref().iter().map(|host| self.nqn("hosts", host));
+        Ok(Hosts::Only(names.collect::<Checked<_>>()?))
+    }
+
+    fn namespaces(&self, table: &SubsystemTable, hosts: &Hosts) -> Checked<Vec<Namespace>> {
+        let mut namespaces: Vec<Namespace> = Vec::new();
+        for one in &table.namespace {
+            let taken = |nsid: u32| namespaces.iter().any(|other| other.nsid == nsid);
+            let nsid = match &one.nsid {
+                Some(nsid) => self.nsid(nsid, taken)?,
+                None => (1..=NSID_MAX).find(|nsid| !taken(*nsid)).unwrap_or(NSID_MAX),
+            };
+            let namespace = self.namespace(one, nsid, hosts)?;
+            if let Some(other) = namespaces.iter().find(|other| other.uri == namespace.uri) {
+                let problem = format!(
+                    "namespace {} is the same device, expected each to have its own",
+                    other.nsid
+                );
+                return Err(self.wrong("uri", &one.uri, problem));
+            }
+            namespaces.push(namespace);
+        }
+        if namespaces.is_empty() {
+            let problem = "it has no namespace, expected at least one [[subsystem.namespace]]";
+            return Err(self.wrong("nqn", &table.nqn, problem));
+        }
+        namespaces.sort_by_key(|namespace| namespace.nsid);
+        Ok(namespaces)
+    }
+
+    fn nsid(&self, nsid: &Spanned<u32>, taken: impl Fn(u32) -> bool) -> Checked<u32> {
+        let value = *nsid.get_ref();
+        if !(1..=NSID_MAX).contains(&value) {
+            return Err(self.wrong("nsid", nsid, format!("{value}, expected 1 to {NSID_MAX}")));
+        }
+        if taken(value) {
+            let problem = format!("another namespace has {value}, expected each to have its own");
+            return Err(self.wrong("nsid", nsid, problem));
+        }
+        Ok(value)
+    }
+
+    fn namespace(&self, table: &NamespaceTable, nsid: u32, hosts: &Hosts) -> Checked<Namespace> {
+        let text = table.uri.get_ref();
+        let uri: Uri = text
+            .parse()
+            .map_err(|error| self.wrong("uri", &table.uri, format!("'{text}': {error}")))?;
+        let seen_by = match &table.hosts {
+            None => Hosts::Any,
+            Some(named) => self.masked(named, hosts)?,
+        };
+        let ana_group = self.ana_group(table.ana_group.as_ref())?;
+        Ok(Namespace { nsid, uri, is_read_only: table.read_only, hosts: seen_by, ana_group })
+    }
+
+    /// The hosts that see a namespace, each of which may connect at all.
+    fn masked(&self, named: &Spanned<Vec<Spanned<String>>>, hosts: &Hosts) -> Checked<Hosts> {
+        for name in named.get_ref() {
+            if !hosts.allow(name.get_ref()) {
+                let problem = format!(
+                    "'{}' may not connect to the subsystem, expected one of its `hosts`",
+                    name.get_ref()
+                );
+                return Err(self.wrong("hosts", name, problem));
+            }
+        }
+        self.named_hosts(named)
+    }
+
+    fn ana_group(&self, group: Option<&Spanned<u32>>) -> Checked<u32> {
+        let Some(group) = group else { return Ok(1) };
+        let value = *group.get_ref();
+        if !(1..=ANA_GROUP_MAX).contains(&value) {
+            let problem = format!("{value}, expected 1 to {ANA_GROUP_MAX}");
+            return Err(self.wrong("ana-group", group, problem));
+        }
+        Ok(value)
+    }
+
+    fn path(&self, table: &PathTable) -> Checked<Path> {
+        let listener = self.listener("listener", &table.listener)?;
+        let word = table.access.get_ref();
+        let access = Access::ALL.into_iter().find(|access| access.name() == word);
+        let access = access.ok_or_else(|| {
+            let all = Access::ALL.map(Access::name).join(", ");
+            self.wrong("access", &table.access, format!("'{word}', expected one of {all}"))
+        })?;
+        Ok(Path { listener, ana_group: self.ana_group(table.ana_group.as_ref())?, access })
+    }
+}

@@ -1,0 +1,80 @@
+//! The file as it is written: tables and keys with the place of each, and nothing checked but types.
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::Misconfigured;
+
+/// The whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct File {
+    pub(super) memory: Option<Spanned<String>>,
+    #[serde(default)]
+    pub(super) referrals: Vec<Spanned<String>>,
+    #[serde(default)]
+    pub(super) listener: Vec<ListenerTable>,
+    #[serde(default)]
+    pub(super) subsystem: Vec<SubsystemTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct ListenerTable {
+    pub(super) address: Spanned<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct SubsystemTable {
+    pub(super) nqn: Spanned<String>,
+    pub(super) serial: Option<Spanned<String>>,
+    pub(super) hosts: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) allow_any_host: Option<Spanned<bool>>,
+    pub(super) listeners: Option<Spanned<Vec<Spanned<String>>>>,
+    #[serde(default)]
+    pub(super) namespace: Vec<NamespaceTable>,
+    #[serde(default)]
+    pub(super) path: Vec<PathTable>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct NamespaceTable {
+    pub(super) uri: Spanned<String>,
+    pub(super) nsid: Option<Spanned<u32>>,
+    #[serde(default)]
+    pub(super) read_only: bool,
+    pub(super) hosts: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) ana_group: Option<Spanned<u32>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct PathTable {
+    pub(super) listener: Spanned<String>,
+    pub(super) ana_group: Option<Spanned<u32>>,
+    pub(super) access: Spanned<String>,
+}
+
+impl File {
+    pub(super) fn parse(text: &str) -> Result<Self, Misconfigured> {
+        toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            let problem = error.message().trim().replace('\n', ", ");
+            Misconfigured { line: line_of(text, at), key: key_at(text, at), problem }
+        })
+    }
+}
+
+/// The line of byte `at`, from 1.
+pub(super) fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// The key, or the header of the table, in whose line byte `at` is.
+fn key_at(text: &str, at: usize) -> String {
+    let line = text.lines().nth(line_of(text, at) - 1).unwrap_or_default();
+    let key = line.split('=').next().unwrap_or_default().trim();
+    if key.is_empty() { "the file".to_owned() } else { format!("`{key}`") }
+}

@@ -1,0 +1,122 @@
+//! Files that are right, and each way of being wrong at its line.
+
+use super::{Access, Configuration, Hosts, Misconfigured};
+
+const WHOLE: &str = r#"
+memory = "64m"
+referrals = ["192.0.2.7:8009"]
+
+[[listener]]
+address = "tcp://192.0.2.1:4420"
+
+[[listener]]
+address = "127.0.0.1:4420"
+
+[[subsystem]]
+nqn = "nqn.2026-01.org.example:disks"
+serial = "D1"
+hosts = ["nqn.2026-01.org.example:one", "nqn.2026-01.org.example:two"]
+
+[[subsystem.namespace]]
+uri = "ram:1g"
+
+[[subsystem.namespace]]
+uri = "file:/var/tmp/disk?size=10g"
+nsid = 7
+read-only = true
+hosts = ["nqn.2026-01.org.example:two"]
+ana-group = 2
+
+[[subsystem.path]]
+listener = "127.0.0.1:4420"
+ana-group = 2
+access = "non-optimized"
+
+[[subsystem]]
+nqn = "nqn.2026-01.org.example:near"
+listeners = ["127.0.0.1:4420"]
+
+[[subsystem.namespace]]
+uri = "null:"
+"#;
+
+#[test]
+fn a_whole_file_says_all_there_is_to_say() {
+    let read = Configuration::parse(WHOLE).unwrap();
+    assert_eq!((read.memory_bytes, read.referrals.len()), (Some(64 << 20), 1));
+    assert_eq!(read.listeners[0].address, "192.0.2.1:4420".parse().unwrap());
+    let [disks, near] = read.subsystems.as_slice() else { panic!("two subsystems") };
+    assert_eq!((disks.serial.as_deref(), disks.listeners.as_slice()), (Some("D1"), &[0, 1][..]));
+    let names = ["one", "two"].map(|name| format!("nqn.2026-01.org.example:{name}"));
+    assert_eq!(disks.hosts, Hosts::Only(names.to_vec()));
+    let nsids: Vec<_> = disks.namespaces.iter().map(|namespace| namespace.nsid).collect();
+    assert_eq!(nsids, [1, 7]);
+    let seventh = &disks.namespaces[1];
+    assert_eq!((seventh.is_read_only, seventh.ana_group), (true, 2));
+    assert!(seventh.hosts.allow(&names[1]) && !seventh.hosts.allow(&names[0]));
+    assert!(disks.namespaces[0].hosts.allow(&names[0]), "seen by whoever may connect");
+    let path = &disks.paths[0];
+    assert_eq!((path.listener, path.ana_group, path.access), (1, 2, Access::NonOptimized));
+    assert_eq!((&near.hosts, near.listeners.as_slice()), (&Hosts::Any, &[1][..]));
+    assert_eq!(read.ana_groups(), 2);
+}
+
+/// What is said of `WHOLE` with `found` replaced.
+fn wrong(found: &str, by: &str) -> Misconfigured {
+    assert_eq!(WHOLE.matches(found).count(), 1, "{found} is in it once");
+    Configuration::parse(&WHOLE.replace(found, by)).unwrap_err()
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line_its_key_and_what_was_expected() {
+    let rows = [
+        ("\"64m\"", "\"64\"", 2, "`memory`", "'64', expected at least 4m"),
+        ("\"64m\"", "\"many\"", 2, "`memory`", "'many', expected at least 4m"),
+        ("192.0.2.7:8009", "there", 3, "`referrals`", "'there', expected an address and a port"),
+        ("tcp://192.0.2.1:4420", "here", 6, "`address`", "'here', expected an address and a port"),
+        ("tcp://192.0.2.1:4420", "127.0.0.1:4420", 9, "`address`", "is listened to already"),
+        ("org.example:near", "org.example:disks", 32, "`nqn`", "another subsystem has this name"),
+        ("nqn.2026-01.org.example:near", "near", 32, "`nqn`", "'near': NQN does not begin with"),
+        ("nqn.2026-01.org.example:near", wire::nqn::DISCOVERY, 32, "`nqn`", "name of discovery"),
+        ("\"D1\"", "\"0123456789 0123456789\"", 13, "`serial`", "expected 1 to 20 printable"),
+        ("\"D1\"", "\"\"", 13, "`serial`", "expected 1 to 20 printable"),
+        ("nqn.2026-01.org.example:one", "one", 14, "`hosts`", "'one': NQN"),
+        ("\"ram:1g\"", "\"1g\"", 17, "`uri`", "'1g': "),
+        ("\"ram:1g\"", "\"file:/var/tmp/disk?size=10g\"", 20, "`uri`", "namespace 1 is the same"),
+        ("nsid = 7", "nsid = 0", 21, "`nsid`", "0, expected 1 to 1024"),
+        ("nsid = 7", "nsid = 1025", 21, "`nsid`", "1025, expected 1 to 1024"),
+        ("nsid = 7", "nsid = 1", 21, "`nsid`", "another namespace has 1"),
+        ("nsid = 7", "nsid = \"7\"", 21, "`nsid`", "expected u32"),
+        ("nsid = 7", "nsdi = 7", 21, "`nsdi`", "unknown field `nsdi`, expected one of"),
+        ("ana-group = 2\n\n", "ana-group = 129\n\n", 24, "`ana-group`", "129, expected 1 to 128"),
+        (
+            "listener = \"127.0.0.1:4420\"",
+            "listener = \"127.0.0.1:1\"",
+            27,
+            "`listener`",
+            "127.0.0.1:1 is no listener, expected one of 192.0.2.1:4420, 127.0.0.1:4420",
+        ),
+        (
+            "non-optimized",
+            "slow",
+            29,
+            "`access`",
+            "'slow', expected one of optimized, non-optimized",
+        ),
+        ("listeners = [\"127.0.0.1:4420\"]", "listeners = []", 33, "`listeners`", "none are named"),
+        (
+            "listeners = [\"127.0.0.1:4420\"]",
+            "",
+            32,
+            "`hosts`",
+            "no host is named and 192.0.2.1:4420 can be reached from elsewhere",
+        ),
+        ("uri = \"null:\"", "", 35, "`[[subsystem.namespace]]`", "missing field `uri`"),
+        ("[[subsystem.namespace]]\nuri = \"null:\"", "", 32, "`nqn`", "it has no namespace"),
+    ];
+    for (found, by, line, key, problem) in rows {
+        let said = wrong(found, by);
+        assert_eq!((said.line, said.key.as_str()), (line, key), "{found} by {by}: {said}");
+        assert!(said.problem.contains(problem), "{found} by {by}: {said}");
+    }
+}
