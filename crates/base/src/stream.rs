@@ -56,8 +56,9 @@ pub trait Stream: Send {
     fn wake_source(&self) -> WakeSource<'_>;
 
     /// Gets ready for a sleep of its thread: has the wake source signal when there is something to
-    /// receive (`wants_bytes`), room to send (`wants_room`) or memory released, and looks once more.
-    /// True if something is there already: then the thread must not sleep.
+    /// receive (`wants_bytes`), room to send (`wants_room`) or memory released. True if something is
+    /// known to be there already: then the thread must not sleep. What is there and is not known yet
+    /// ends the sleep at once.
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool;
 
     /// The thread looks by itself again.

@@ -14,6 +14,7 @@
 //! | [`signal`] | Ctrl-C as a flag |
 //! | [`terminal`] | a terminal that is a program, to test programs on |
 //! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
+//! | [`socket`] | connections that never block, as the protocols use them |
 //! | [`stream`] | streams to other programs, Unix and TCP, in and out of region memory |
 //! | [`watch`] | waiting for many descriptors, off the data path |
 //! | [`secret`] | key files, read if nobody else can |
@@ -56,6 +57,7 @@ mod random;
 pub mod runtime_directory;
 pub mod secret;
 pub mod signal;
+pub mod socket;
 pub mod stream;
 mod sync;
 pub mod terminal;

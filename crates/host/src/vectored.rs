@@ -160,7 +160,7 @@ impl Vectors {
     }
 }
 
-fn last_errno() -> Errno {
+pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 

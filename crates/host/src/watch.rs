@@ -58,6 +58,14 @@ impl Watch {
         Ok(epoll::modify(&self.epoll, descriptor, data, flags(interest))?)
     }
 
+    /// Takes a descriptor out of the set. One that is not in it is none.
+    pub fn remove(&self, descriptor: impl AsFd) -> io::Result<()> {
+        match epoll::delete(&self.epoll, descriptor) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Waits until a descriptor wants attention or `timeout` has passed; without one, for as long
     /// as it takes. Puts those that do into `found`, in place of what was there. A signal handler
     /// that ran ends the wait too.

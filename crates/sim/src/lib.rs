@@ -16,6 +16,7 @@ pub mod host_memory;
 pub mod iommu;
 pub mod ledger;
 pub mod medium;
+pub mod network;
 pub mod oracle;
 pub mod planted;
 pub mod scenario;

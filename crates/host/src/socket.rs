@@ -1,0 +1,25 @@
+//! Sockets as the seam [`base::Stream`] wants them: TCP and Unix, never blocking.
+//!
+//! ```text
+//!   Dial ──┐                      ┌─ inboxes, lent while bytes wait in them
+//!          ├─ descriptor ─▶ Sockets::stream ─▶ Box<dyn Stream>
+//!   Door ──┘                      └─ regions, in which segments lie
+//! ```
+//!
+//! A thread has one [`Sockets`] and makes all its streams with it. A stream that has nothing that
+//! waits to be consumed owns no memory to receive into, so what a thousand idle connections take is
+//! what the kernel takes for them and a few hundred bytes each.
+
+mod dial;
+mod epoll;
+mod gather;
+mod inbox;
+mod options;
+mod sockets;
+#[cfg(test)]
+mod tests;
+
+pub use crate::stream::{Address, Door};
+pub use dial::{Dial, DialError};
+pub use options::{OptionRefused, Placement, SocketOptions};
+pub use sockets::{SocketCounts, Sockets, StreamRefused};

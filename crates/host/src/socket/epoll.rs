@@ -1,0 +1,244 @@
+//! The `epoll` engine: `recv` and `sendmsg` by whoever looks, and one descriptor to sleep on.
+//!
+//! The descriptor is level-triggered, and what it waits for is changed only when it differs from the
+//! last time: a connection that sleeps for the same thing again and again costs no system call for
+//! that. What is there before the sleep ends it at once.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use base::{Broken, Received, Segment, Stream, Stretch, WakeSource};
+use dma::Regions;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use super::gather::{Gather, scatter};
+use super::inbox::{Inbox, Inboxes};
+use super::sockets::Counts;
+use crate::watch::{Interest, Watch};
+
+/// One connection.
+pub(super) struct EpollStream {
+    socket: OwnedFd,
+    inbox: Inbox,
+    regions: Regions,
+    /// Why nothing comes any more.
+    over: Option<Received>,
+    /// So many bytes were taken to be sent, and copied by the kernel.
+    taken: u64,
+    watch: Watch,
+    /// What the watch waits for.
+    interest: Interest,
+    peer: String,
+    counts: Arc<Counts>,
+}
+
+const NOTHING: Interest = Interest { readable: false, writable: false };
+/// The one descriptor of the watch.
+const SOCKET: u64 = 0;
+
+impl EpollStream {
+    pub(super) fn new(
+        socket: OwnedFd,
+        regions: Regions,
+        inboxes: Inboxes,
+        counts: Arc<Counts>,
+    ) -> io::Result<Self> {
+        let peer = name_of_peer(&socket);
+        Ok(Self {
+            socket,
+            inbox: Inbox::new(inboxes),
+            regions,
+            over: None,
+            taken: 0,
+            watch: Watch::new()?,
+            interest: NOTHING,
+            peer,
+            counts,
+        })
+    }
+
+    /// What the kernel's answer to a look means.
+    #[inline]
+    fn outcome(&mut self, found: Result<usize, Errno>) -> Received {
+        self.counts.receives.add(1);
+        match found {
+            Ok(count) if count > 0 => Received::Bytes(count),
+            Err(Errno::AGAIN | Errno::INTR) => {
+                self.counts.receives_in_vain.add(1);
+                Received::Nothing
+            }
+            Ok(_) => self.end(Received::End),
+            Err(errno) => {
+                let broken = self.broken("receive from", errno);
+                self.end(Received::Broken(broken))
+            }
+        }
+    }
+
+    #[cold]
+    fn end(&mut self, over: Received) -> Received {
+        self.over.get_or_insert(over).clone()
+    }
+
+    #[cold]
+    fn broken(&self, doing: &str, errno: Errno) -> Broken {
+        Broken(format!("{doing} {}: {errno}", self.peer))
+    }
+
+    #[cold]
+    fn nowhere(&self, doing: &str, segment: Segment) -> Broken {
+        Broken(format!("{doing} {}: {segment:?} lies in no region", self.peer))
+    }
+
+    /// What is worth waiting for. After the end there is nothing to receive, and without an inbox
+    /// nothing could be: an inbox comes back in a turn of this thread, which arms again.
+    fn wanted(&self, wants_bytes: bool, wants_room: bool) -> Interest {
+        Interest {
+            readable: wants_bytes && self.over.is_none() && self.inbox.has_room(),
+            writable: wants_room,
+        }
+    }
+
+    fn wait_for(&mut self, wanted: Interest) -> io::Result<()> {
+        if wanted == NOTHING {
+            // Out of the set altogether: an end and an error are reported unasked.
+            self.watch.remove(&self.socket)?;
+        } else if self.interest == NOTHING {
+            self.watch.add(&self.socket, SOCKET, wanted)?;
+        } else {
+            self.watch.change(&self.socket, SOCKET, wanted)?;
+        }
+        self.interest = wanted;
+        Ok(())
+    }
+}
+
+impl Stream for EpollStream {
+    #[inline]
+    fn receive(&mut self) -> Received {
+        if let Some(over) = &self.over {
+            return over.clone();
+        }
+        let found = match self.inbox.room() {
+            Some(room) if !room.is_empty() => {
+                rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT).map(|(count, _)| count)
+            }
+            Some(_) => return Received::Nothing,
+            None => {
+                self.counts.without_inbox.add(1);
+                return Received::Nothing;
+            }
+        };
+        if let Ok(count) = found {
+            self.inbox.filled(count);
+        }
+        let received = self.outcome(found);
+        if !matches!(received, Received::Bytes(_)) {
+            self.inbox.settle();
+        }
+        received
+    }
+
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        self.inbox.bytes()
+    }
+
+    #[inline]
+    fn consume(&mut self, count: usize) {
+        self.inbox.consume(count);
+    }
+
+    #[inline]
+    fn receive_into(&mut self, into: &[Segment]) -> Received {
+        assert!(self.bytes().is_empty(), "bytes that came before have not been consumed");
+        if let Some(over) = &self.over {
+            return over.clone();
+        }
+        if into.iter().all(|segment| segment.len_bytes == 0) {
+            return Received::Nothing;
+        }
+        match scatter(&self.regions, into, self.socket.as_fd()) {
+            Ok(found) => self.outcome(found),
+            Err(nowhere) => {
+                let broken = self.nowhere("receive from", nowhere.0);
+                self.end(Received::Broken(broken))
+            }
+        }
+    }
+
+    #[inline]
+    fn send(
+        &mut self,
+        headers: &[u8],
+        stretches: &[Stretch],
+        has_more: bool,
+    ) -> Result<usize, Broken> {
+        let mut list = Gather::new(&self.regions);
+        let is_whole = list
+            .add_all(headers, stretches)
+            .map_err(|nowhere| self.nowhere("send to", nowhere.0))?;
+        if list.len_bytes() == 0 {
+            return Ok(0);
+        }
+        let flags = if has_more || !is_whole { libc::MSG_MORE } else { 0 };
+        let sent = list.send(self.socket.as_fd(), flags);
+        self.counts.sends.add(1);
+        match sent {
+            Ok(count) => {
+                self.taken += count as u64;
+                Ok(count)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            Err(errno) => Err(self.broken("send to", errno)),
+        }
+    }
+
+    #[inline]
+    fn released(&mut self) -> u64 {
+        self.taken
+    }
+
+    fn shut_down(&mut self) {
+        // A peer that has gone already is told nothing.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Descriptor(self.watch.as_fd())
+    }
+
+    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+        self.inbox.settle();
+        let wanted = self.wanted(wants_bytes, wants_room);
+        if wanted == self.interest {
+            return false;
+        }
+        match self.wait_for(wanted) {
+            Ok(()) => false,
+            Err(error) => {
+                let broken = format!("wait for {}: {error}", self.peer);
+                self.end(Received::Broken(Broken(broken)));
+                true
+            }
+        }
+    }
+
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+}
+
+/// Who is at the other end, for people: `127.0.0.1:4711`, or the number of the process.
+pub(super) fn name_of_peer(socket: &OwnedFd) -> String {
+    let peer = rustix::net::getpeername(socket).ok().flatten();
+    if let Some(peer) = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok()) {
+        return peer.to_string();
+    }
+    match rustix::net::sockopt::socket_peercred(socket) {
+        Ok(peer) => format!("process {}", peer.pid.as_raw_nonzero()),
+        Err(_) => "somebody who has gone".to_owned(),
+    }
+}

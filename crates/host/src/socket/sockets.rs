@@ -1,0 +1,126 @@
+//! What one thread makes its streams with.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use base::{Blame, Count, Stream};
+use dma::Regions;
+
+use super::epoll::EpollStream;
+use super::inbox::Inboxes;
+use super::options::{OptionRefused, SocketOptions};
+
+/// What one thread makes its streams with: options, memory to receive into, and counters.
+///
+/// Cheap to clone; clones share all of it. Its streams may be made by any thread, but are to be used
+/// by one, so that their inboxes stay in its cache and their counters count.
+#[derive(Clone, Debug)]
+pub struct Sockets {
+    options: Arc<SocketOptions>,
+    regions: Regions,
+    inboxes: Inboxes,
+    counts: Arc<Counts>,
+}
+
+/// What the streams of one thread have done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketCounts {
+    /// System calls that received, or found nothing.
+    pub receives: u64,
+    /// Those of them that found nothing.
+    pub receives_in_vain: u64,
+    /// System calls that sent, or found no room.
+    pub sends: u64,
+    /// Looks that did not take place because all inboxes were lent.
+    pub without_inbox: u64,
+}
+
+/// A descriptor that could not be made a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamRefused {
+    /// The kernel refuses an option.
+    Option(OptionRefused),
+    /// There is no descriptor left to wait with, for instance.
+    Machine {
+        /// What the kernel says.
+        found: String,
+    },
+}
+
+/// The counters behind [`SocketCounts`], as the streams see them.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) receives: Count,
+    pub(super) receives_in_vain: Count,
+    pub(super) sends: Count,
+    pub(super) without_inbox: Count,
+}
+
+impl Sockets {
+    /// Makes nothing yet but the pool of inboxes. What is sent and received directly lies in
+    /// `regions`.
+    ///
+    /// # Panics
+    ///
+    /// If `inbox_bytes` is below 1024.
+    pub fn new(regions: Regions, options: SocketOptions) -> Self {
+        let inboxes = Inboxes::new(options.inbox_bytes, options.inboxes_max);
+        Self { options: Arc::new(options), regions, inboxes, counts: Arc::default() }
+    }
+
+    /// Makes a connected socket a stream.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses an option, or has no descriptors left.
+    pub fn stream(&self, socket: OwnedFd) -> Result<Box<dyn Stream>, StreamRefused> {
+        self.options.apply(socket.as_fd()).map_err(StreamRefused::Option)?;
+        let counts = Arc::clone(&self.counts);
+        let stream = EpollStream::new(socket, self.regions.clone(), self.inboxes.clone(), counts)
+            .map_err(|error| StreamRefused::Machine { found: error.to_string() })?;
+        Ok(Box::new(stream))
+    }
+
+    /// What its streams have done so far.
+    pub fn counts(&self) -> SocketCounts {
+        let Counts { receives, receives_in_vain, sends, without_inbox } = &*self.counts;
+        SocketCounts {
+            receives: receives.get(),
+            receives_in_vain: receives_in_vain.get(),
+            sends: sends.get(),
+            without_inbox: without_inbox.get(),
+        }
+    }
+}
+
+impl StreamRefused {
+    /// Whose move it is.
+    pub fn blame(&self) -> Blame {
+        match self {
+            Self::Option(refused) => refused.blame(),
+            Self::Machine { .. } => Blame::Machine,
+        }
+    }
+
+    /// What can be done about it, if anything can.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Option(refused) => refused.hint(),
+            Self::Machine { .. } => {
+                Some("each connection takes two descriptors: raise the limit with `ulimit -n`")
+            }
+        }
+    }
+}
+
+impl fmt::Display for StreamRefused {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Option(refused) => refused.fmt(out),
+            Self::Machine { found } => write!(out, "make a stream of a socket: {found}"),
+        }
+    }
+}
+
+impl std::error::Error for StreamRefused {}

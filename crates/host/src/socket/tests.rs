@@ -1,0 +1,141 @@
+use std::net::TcpListener;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use base::{Memory, Received, Segment, Span, Stream, Stretch, WakeSource};
+use dma::{Backing, Mapping, Regions};
+use sim::network::conformance::{self, Pair, Wants};
+
+use super::{SocketOptions, Sockets};
+use crate::watch::{Interest, Watch};
+
+fn memory() -> (Regions, Segment) {
+    let regions = Regions::new(1);
+    let whole = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+    (regions, whole)
+}
+
+fn tcp() -> [OwnedFd; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [one.into(), listener.accept().unwrap().0.into()]
+}
+
+fn unix() -> [OwnedFd; 2] {
+    let (one, other) = UnixStream::pair().unwrap();
+    [one.into(), other.into()]
+}
+
+fn pair_of(options: SocketOptions, sockets: [OwnedFd; 2]) -> Pair {
+    let (regions, whole) = memory();
+    let made = Sockets::new(regions.clone(), options);
+    let [one, other] = sockets.map(|socket| made.stream(socket).unwrap());
+    let memory: Arc<dyn Memory> = Arc::new(regions);
+    Pair { one, other, memory, whole, rest: Box::new(rest) }
+}
+
+/// Sleeps until either end has what it wants. Whoever wants nothing does not sleep long.
+fn rest(ends: [(&mut dyn Stream, Wants); 2]) {
+    let watch = Watch::new().unwrap();
+    let mut stays_awake = false;
+    let mut wants_something = false;
+    let mut ends = ends;
+    for (end, wants) in &mut ends {
+        wants_something |= wants.bytes || wants.room;
+        stays_awake |= end.arm(wants.bytes, wants.room);
+        watch.add(descriptor(*end), 0, Interest { readable: true, writable: false }).unwrap();
+    }
+    if !stays_awake {
+        let patience = if wants_something { Span::from_secs(5) } else { Span::from_us(200) };
+        let mut found = Vec::new();
+        watch.wait(Some(patience), &mut found).unwrap();
+        assert!(!wants_something || !found.is_empty(), "nothing wakes it");
+    }
+    for (end, _) in ends {
+        end.disarm();
+    }
+}
+
+fn descriptor(stream: &dyn Stream) -> BorrowedFd<'_> {
+    match stream.wake_source() {
+        WakeSource::Descriptor(descriptor) => descriptor,
+        _ => panic!("a socket has a descriptor"),
+    }
+}
+
+#[test]
+fn epoll_over_tcp_is_a_stream_like_any_other() {
+    conformance::run(1, || pair_of(SocketOptions::default(), tcp()));
+}
+
+#[test]
+fn epoll_over_unix_sockets_is_a_stream_like_any_other() {
+    conformance::run(2, || pair_of(SocketOptions::default(), unix()));
+}
+
+#[test]
+fn epoll_with_little_room_is_a_stream_like_any_other() {
+    let options = SocketOptions {
+        send_buffer_bytes: Some(4096),
+        inbox_bytes: 2048,
+        ..SocketOptions::default()
+    };
+    conformance::run(3, || pair_of(options.clone(), unix()));
+}
+
+fn header(len_bytes: u32) -> [Stretch; 1] {
+    [Stretch::Headers { at: 0, len_bytes }]
+}
+
+#[test]
+fn a_sleeper_is_woken_by_bytes_and_by_ends_and_by_nothing_else() {
+    let mut pair = pair_of(SocketOptions::default(), tcp());
+    let watch = Watch::new().unwrap();
+    watch.add(descriptor(&*pair.other), 0, Interest { readable: true, writable: false }).unwrap();
+    let is_woken = |patience| {
+        let mut found = Vec::new();
+        watch.wait(Some(patience), &mut found).unwrap();
+        !found.is_empty()
+    };
+    let (short, long) = (Span::from_us(100), Span::from_secs(5));
+    assert!(!pair.other.arm(true, false));
+    assert!(!is_woken(short));
+    pair.one.send(b"x", &header(1), false).unwrap();
+    assert!(is_woken(long));
+    assert!(!pair.other.arm(false, false));
+    assert!(!is_woken(short), "it wants nothing now");
+    pair.other.arm(false, true);
+    assert!(is_woken(long), "there is room");
+    pair.other.arm(true, false);
+    assert_eq!(pair.other.receive(), Received::Bytes(1));
+    assert!(!is_woken(short));
+    pair.one.shut_down();
+    assert!(is_woken(long));
+    assert_eq!(pair.other.receive(), Received::End);
+    pair.other.arm(true, false);
+    assert!(!is_woken(short), "an end that is known wakes nobody");
+    drop(pair.one);
+    pair.other.arm(false, false);
+    assert!(!is_woken(short));
+}
+
+#[test]
+fn connections_share_the_inboxes_of_their_thread() {
+    let options = SocketOptions { inboxes_max: 1, inbox_bytes: 4096, ..SocketOptions::default() };
+    let (regions, _) = memory();
+    let sockets = Sockets::new(regions, options);
+    let [mut one, mut other] = unix().map(|socket| sockets.stream(socket).unwrap());
+    one.send(&[7; 2000], &header(2000), false).unwrap();
+    other.send(&[8; 100], &header(100), false).unwrap();
+    assert_eq!(other.receive(), Received::Bytes(2000));
+    assert_eq!(one.receive(), Received::Nothing, "the inbox is lent");
+    assert_eq!(sockets.counts().without_inbox, 1);
+    assert!(!one.arm(true, false), "and nothing is gained by staying awake");
+    other.consume(2000);
+    assert_eq!(one.receive(), Received::Bytes(100));
+    assert_eq!(other.receive(), Received::Nothing);
+    assert_eq!(one.bytes(), [8; 100]);
+    let counts = sockets.counts();
+    assert_eq!((counts.receives, counts.receives_in_vain, counts.sends), (2, 0, 2));
+}

@@ -1,0 +1,518 @@
+//! What every [`Stream`] must do, whoever carries it: one suite for all of them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::{Memory, Random, Received, RegionId, Segment, Stream, Stretch};
+
+/// Two connected streams and the memory that both send from and receive into.
+pub struct Pair {
+    /// One end.
+    pub one: Box<dyn Stream>,
+    /// The other.
+    pub other: Box<dyn Stream>,
+    /// Where segments lie.
+    pub memory: Arc<dyn Memory>,
+    /// All of it: 1 MiB at least.
+    pub whole: Segment,
+    /// Lets what is under way get on: sleeps on what both streams wait for, or moves simulated time.
+    pub rest: Rest,
+}
+
+/// How a pair rests: both ends, and for each whether it wants bytes or room.
+pub type Rest = Box<dyn FnMut([(&mut dyn Stream, Wants); 2])>;
+
+/// What an end waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// Something to receive.
+    pub bytes: bool,
+    /// Room to send.
+    pub room: bool,
+}
+
+const BYTES: Wants = Wants { bytes: true, room: false };
+const ROOM: Wants = Wants { bytes: false, room: true };
+const NOTHING: Wants = Wants { bytes: false, room: false };
+/// Rests after which something must have happened.
+const RESTS_MAX: usize = 100_000;
+
+/// Tries everything with fresh pairs, drawing from `seed`.
+///
+/// # Panics
+///
+/// If anything is not as it must be.
+pub fn run(seed: u64, mut make: impl FnMut() -> Pair) {
+    nothing_is_there_before_something_is_sent(make());
+    headers_and_memory_arrive_in_their_order(make());
+    bytes_go_straight_to_where_they_belong(make());
+    what_is_consumed_is_gone_and_the_rest_stays(make());
+    an_end_comes_behind_what_was_sent(make());
+    one_direction_may_end_before_the_other(make());
+    a_peer_that_does_not_receive_stops_its_sender(make());
+    a_peer_that_has_gone_is_noticed(make());
+    memory_may_be_used_again_once_released(make());
+    memory_that_does_not_exist_is_refused(make());
+    for step in 0..3 {
+        much_goes_both_ways_at_once(seed.wrapping_add(step), make());
+    }
+}
+
+impl Pair {
+    fn rest(&mut self, one: Wants, other: Wants) {
+        (self.rest)([(self.one.as_mut(), one), (self.other.as_mut(), other)]);
+    }
+
+    /// The other way round.
+    fn turned(self) -> Self {
+        let Self { one, other, memory, whole, mut rest } = self;
+        let turned = move |[first, second]: [(&mut dyn Stream, Wants); 2]| rest([second, first]);
+        Self { one: other, other: one, memory, whole, rest: Box::new(turned) }
+    }
+
+    fn part(&self, from: u32, len: u32) -> Segment {
+        self.whole.slice(from, len).expect("the memory is long enough")
+    }
+
+    fn load(&self, segment: Segment) -> Vec<u8> {
+        let mut bytes = vec![0; segment.len_bytes as usize];
+        self.memory.load(segment, &mut bytes).expect("it lies in the memory");
+        bytes
+    }
+
+    fn store(&self, segment: Segment, bytes: &[u8]) {
+        self.memory.store(segment, bytes).expect("it lies in the memory");
+    }
+
+    /// Sends headers from `one`, all of them.
+    fn send(&mut self, bytes: &[u8]) {
+        let mut sent = 0;
+        for _ in 0..RESTS_MAX {
+            let (at, len_bytes) = (count(sent), count(bytes.len() - sent));
+            let stretch = Stretch::Headers { at, len_bytes };
+            sent += self.one.send(bytes, &[stretch], false).expect("it is connected");
+            if sent == bytes.len() {
+                return;
+            }
+            self.rest(ROOM, NOTHING);
+        }
+        panic!("there is never room");
+    }
+
+    /// Receives at `other` until `len` bytes wait there.
+    fn receive(&mut self, len: usize) {
+        for _ in 0..RESTS_MAX {
+            if self.other.bytes().len() >= len {
+                return;
+            }
+            match self.other.receive() {
+                Received::Bytes(_) => {}
+                Received::Nothing => self.rest(NOTHING, BYTES),
+                over => panic!("{over:?} before {len} bytes"),
+            }
+        }
+        panic!("{len} bytes never come");
+    }
+
+    /// Receives at `other` until that says something else than that there is nothing.
+    fn receive_something(&mut self) -> Received {
+        for _ in 0..RESTS_MAX {
+            match self.other.receive() {
+                Received::Nothing => self.rest(NOTHING, BYTES),
+                received => return received,
+            }
+        }
+        panic!("nothing ever comes");
+    }
+}
+
+fn count(len: usize) -> u32 {
+    u32::try_from(len).expect("it is a length in a test")
+}
+
+fn nothing_is_there_before_something_is_sent(mut pair: Pair) {
+    assert_eq!(pair.one.receive(), Received::Nothing);
+    assert_eq!(pair.other.receive_into(&[pair.whole]), Received::Nothing);
+    assert_eq!(pair.one.bytes(), b"");
+    assert_eq!(pair.one.released(), 0);
+    assert_eq!(pair.one.send(b"", &[], false), Ok(0));
+    assert!(!pair.one.arm(true, false), "there is nothing to stay awake for");
+    pair.one.disarm();
+    assert!(!pair.one.peer().is_empty());
+    assert_eq!(pair.one.receive(), Received::Nothing);
+}
+
+fn headers_and_memory_arrive_in_their_order(mut pair: Pair) {
+    pair.store(pair.part(100, 8), b"ABCDEFGH");
+    let stretches = [
+        Stretch::Headers { at: 2, len_bytes: 2 },
+        Stretch::Memory(pair.part(104, 3)),
+        Stretch::Memory(pair.part(100, 2)),
+        Stretch::Headers { at: 0, len_bytes: 0 },
+        Stretch::Headers { at: 0, len_bytes: 1 },
+    ];
+    let mut rest: VecDeque<Stretch> = stretches.into();
+    for _ in 0..RESTS_MAX {
+        if rest.is_empty() {
+            break;
+        }
+        let sent = pair.one.send(b"abcd", rest.make_contiguous(), true);
+        advance(&mut rest, sent.expect("it is connected"));
+        pair.rest(ROOM, NOTHING);
+    }
+    pair.send(b"!");
+    pair.receive(9);
+    assert_eq!(pair.other.bytes(), b"cdEFGABa!");
+}
+
+/// Takes so many bytes off the front.
+fn advance(stretches: &mut VecDeque<Stretch>, sent: usize) {
+    let mut sent = count(sent);
+    while let Some(first) = stretches.front_mut() {
+        let len = match *first {
+            Stretch::Headers { len_bytes, .. } => len_bytes,
+            Stretch::Memory(segment) => segment.len_bytes,
+        };
+        if sent < len {
+            match first {
+                Stretch::Headers { at, len_bytes } => (*at, *len_bytes) = (*at + sent, len - sent),
+                Stretch::Memory(segment) => {
+                    *segment = segment.slice(sent, len - sent).expect("it is shorter");
+                }
+            }
+            return;
+        }
+        sent -= len;
+        stretches.pop_front();
+    }
+    assert_eq!(sent, 0, "more was taken than was given");
+}
+
+fn bytes_go_straight_to_where_they_belong(mut pair: Pair) {
+    let bytes: Vec<u8> = (0..100).collect();
+    pair.send(&bytes);
+    let mut into = vec![pair.part(0, 40), pair.part(1000, 50)];
+    for _ in 0..RESTS_MAX {
+        if into.is_empty() {
+            break;
+        }
+        match pair.other.receive_into(&into) {
+            Received::Bytes(mut came) => {
+                while came > 0 {
+                    let first = into[0];
+                    let taken = first.len_bytes.min(count(came));
+                    came -= taken as usize;
+                    into[0] = first.slice(taken, first.len_bytes - taken).expect("it is shorter");
+                    if into[0].len_bytes == 0 {
+                        into.remove(0);
+                    }
+                }
+            }
+            Received::Nothing => pair.rest(NOTHING, BYTES),
+            over => panic!("{over:?}"),
+        }
+    }
+    assert_eq!(pair.load(pair.part(0, 40)), bytes[..40]);
+    assert_eq!(pair.load(pair.part(1000, 50)), bytes[40..90]);
+    pair.receive(10);
+    assert_eq!(pair.other.bytes(), &bytes[90..], "what the segments had no room for");
+}
+
+fn what_is_consumed_is_gone_and_the_rest_stays(mut pair: Pair) {
+    for round in 0..50_u8 {
+        pair.send(&[round; 30]);
+        pair.receive(30 + usize::from(round % 7));
+        let keep = usize::from((round + 1) % 7);
+        let waiting = pair.other.bytes().len();
+        assert!(pair.other.bytes().ends_with(&[round; 30]));
+        pair.other.consume(waiting - keep);
+        assert_eq!(pair.other.bytes(), vec![round; keep]);
+        assert_eq!(pair.other.receive(), Received::Nothing);
+        assert_eq!(pair.other.bytes(), vec![round; keep], "a look in vain changes nothing");
+    }
+}
+
+fn an_end_comes_behind_what_was_sent(mut pair: Pair) {
+    pair.send(b"the last words");
+    pair.one.shut_down();
+    assert!(pair.one.send(b"more", &[Stretch::Headers { at: 0, len_bytes: 4 }], false).is_err());
+    pair.receive(14);
+    assert_eq!(pair.receive_something(), Received::End);
+    assert_eq!(pair.other.bytes(), b"the last words");
+    assert_eq!(pair.other.receive(), Received::End, "and it stays the end");
+}
+
+fn one_direction_may_end_before_the_other(mut pair: Pair) {
+    pair.one.shut_down();
+    assert_eq!(pair.receive_something(), Received::End);
+    let mut pair = pair.turned();
+    pair.send(b"an answer");
+    pair.receive(9);
+    assert_eq!(pair.other.bytes(), b"an answer");
+    drop(pair.one);
+    let over = (0..RESTS_MAX).find_map(|_| match pair.other.receive() {
+        Received::Nothing => None,
+        received => Some(received),
+    });
+    assert!(matches!(over, Some(Received::End | Received::Broken(_)) | None), "{over:?}");
+}
+
+fn a_peer_that_does_not_receive_stops_its_sender(mut pair: Pair) {
+    let block: Vec<u8> = (0..=250).cycle().take(100_000).collect();
+    pair.store(pair.part(0, 100_000), &block);
+    let stretch = [Stretch::Memory(pair.part(0, 100_000))];
+    let mut sent = 0_usize;
+    let mut in_vain = 0;
+    // Bytes that are on their way may leave room behind for a while.
+    while in_vain < 20 {
+        let part = part_from(&stretch, sent % 100_000);
+        match pair.one.send(&[], &[part], false).expect("it is connected") {
+            0 => {
+                in_vain += 1;
+                pair.rest(NOTHING, NOTHING);
+            }
+            count => (sent, in_vain) = (sent + count, 0),
+        }
+        assert!(sent < 1 << 30, "a network without an end");
+    }
+    assert!(sent > 0);
+    let mut came = 0;
+    while came < sent {
+        pair.receive(1);
+        let bytes = pair.other.bytes();
+        let expected = block.iter().cycle().skip(came % 100_000).take(bytes.len());
+        assert!(bytes.iter().eq(expected), "at {came} of {sent}");
+        let count = bytes.len();
+        came += count;
+        pair.other.consume(count);
+    }
+    pair.rest(ROOM, NOTHING);
+    let part = part_from(&stretch, sent % 100_000);
+    let more = (0..RESTS_MAX).find_map(|_| {
+        let count = pair.one.send(&[], &[part], false).expect("it is connected");
+        (count > 0).then_some(count).or_else(|| {
+            pair.rest(ROOM, BYTES);
+            None
+        })
+    });
+    assert!(more.is_some(), "there is room again");
+}
+
+fn part_from(stretches: &[Stretch], from: usize) -> Stretch {
+    let mut rest: VecDeque<Stretch> = stretches.to_vec().into();
+    advance(&mut rest, from);
+    rest[0]
+}
+
+fn a_peer_that_has_gone_is_noticed(mut pair: Pair) {
+    pair.send(b"x");
+    pair.receive(1);
+    drop(std::mem::replace(&mut pair.one, Box::new(Gone)));
+    let over = pair.receive_something();
+    assert!(matches!(over, Received::End | Received::Broken(_)), "{over:?}");
+    let word = [Stretch::Headers { at: 0, len_bytes: 5 }];
+    let broken = (0..RESTS_MAX).find_map(|_| {
+        let sent = pair.other.send(b"hello", &word, false);
+        let _ = pair.other.receive();
+        sent.err()
+    });
+    assert!(broken.is_some_and(|broken| !broken.0.is_empty()), "nobody is there");
+}
+
+fn memory_may_be_used_again_once_released(mut pair: Pair) {
+    // Large enough that an engine that does not copy does not.
+    let len = 256 << 10;
+    let segment = pair.part(0, len);
+    let mut sent = 0_u64;
+    let mut came = Vec::new();
+    for round in 1..=8_u8 {
+        pair.memory.fill(segment, round).expect("it lies in the memory");
+        let mut rest: VecDeque<Stretch> = [Stretch::Memory(segment)].into();
+        for _ in 0..RESTS_MAX {
+            if rest.is_empty() && pair.one.released() == sent {
+                break;
+            }
+            let taken = pair.one.send(&[], rest.make_contiguous(), false);
+            let taken = taken.expect("it is connected");
+            sent += taken as u64;
+            advance(&mut rest, taken);
+            assert!(pair.one.released() <= sent, "more than was sent");
+            let before = pair.other.bytes().len();
+            match pair.other.receive() {
+                Received::Bytes(_) => {}
+                Received::Nothing if taken == 0 => pair.rest(NOTHING, NOTHING),
+                Received::Nothing => {}
+                over => panic!("{over:?}"),
+            }
+            came.extend_from_slice(&pair.other.bytes()[before..]);
+            let waiting = pair.other.bytes().len();
+            pair.other.consume(waiting);
+        }
+        assert_eq!(pair.one.released(), sent, "all is released in the end");
+    }
+    pair.memory.fill(segment, 0xff).expect("it lies in the memory");
+    while came.len() < 8 * len as usize {
+        pair.receive(1);
+        came.extend_from_slice(pair.other.bytes());
+        let waiting = pair.other.bytes().len();
+        pair.other.consume(waiting);
+    }
+    for (round, block) in (1_u8..).zip(came.chunks(len as usize)) {
+        assert!(block.iter().all(|byte| *byte == round), "round {round} sent something else");
+    }
+}
+
+fn memory_that_does_not_exist_is_refused(mut pair: Pair) {
+    let stray = Segment { region: RegionId(999), offset: 0, len_bytes: 8 };
+    let refused = pair.one.send(&[], &[Stretch::Memory(stray)], false);
+    assert!(refused.is_err_and(|broken| broken.0.contains("999")), "it is named");
+    let mut pair = pair.turned();
+    pair.send(b"12345678");
+    let refused = (0..RESTS_MAX).find_map(|_| match pair.other.receive_into(&[stray]) {
+        Received::Nothing => {
+            pair.rest(NOTHING, BYTES);
+            None
+        }
+        received => Some(received),
+    });
+    assert!(matches!(refused, Some(Received::Broken(_))), "{refused:?}");
+}
+
+fn much_goes_both_ways_at_once(seed: u64, mut pair: Pair) {
+    let total = 2_000_000;
+    let mut random = Random::new(seed);
+    let mut flows = [Flow::default(), Flow::default()];
+    let halves = [pair.part(0, 1 << 19), pair.part(1 << 19, 1 << 19)];
+    let block: Vec<u8> = (0..1 << 19).map(pattern).collect();
+    for half in halves {
+        pair.store(half, &block);
+    }
+    for _ in 0..10 * RESTS_MAX {
+        if flows.iter().all(|flow| flow.came == total) {
+            return;
+        }
+        let mut moved = 0;
+        for (index, flow) in flows.iter_mut().enumerate() {
+            let (from, to) = match index {
+                0 => (&mut pair.one, &mut pair.other),
+                _ => (&mut pair.other, &mut pair.one),
+            };
+            moved += flow.send(from.as_mut(), halves[index], total, &mut random);
+            moved += flow.receive(to.as_mut(), &mut random);
+        }
+        if moved == 0 {
+            pair.rest(NOTHING, NOTHING);
+        }
+    }
+    panic!("{flows:?} of {total} after all these rests (seed {seed})");
+}
+
+/// The byte at such an offset of what is sent, which repeats with the memory it lies in.
+fn pattern(at: u32) -> u8 {
+    let [low, middle, high, _] = (at % (1 << 19)).wrapping_mul(2_654_435_761).to_le_bytes();
+    low ^ middle ^ high
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Flow {
+    sent: u32,
+    came: u32,
+}
+
+impl Flow {
+    /// Sends some of the memory, or the same bytes as a header.
+    fn send(
+        &mut self,
+        from: &mut dyn Stream,
+        half: Segment,
+        total: u32,
+        random: &mut Random,
+    ) -> u32 {
+        let mut headers = Vec::new();
+        let mut stretches = Vec::new();
+        let mut at = self.sent;
+        for _ in 0..random.below(8) {
+            let left = (total - at).min((1 << 19) - at % (1 << 19));
+            let len_bytes = draw(random, left.min(20_000));
+            if random.chance(1, 2) {
+                let start = count(headers.len());
+                headers.extend((at..at + len_bytes).map(pattern));
+                stretches.push(Stretch::Headers { at: start, len_bytes });
+            } else {
+                let part = half.slice(at % (1 << 19), len_bytes).expect("it lies inside");
+                stretches.push(Stretch::Memory(part));
+            }
+            at += len_bytes;
+        }
+        let has_more = random.chance(1, 4) && at < total;
+        let taken = from.send(&headers, &stretches, has_more).expect("it is connected");
+        headers.fill(0xee);
+        self.sent += count(taken);
+        count(taken)
+    }
+
+    fn receive(&mut self, to: &mut dyn Stream, random: &mut Random) -> u32 {
+        let came = match to.receive() {
+            Received::Bytes(came) => came,
+            Received::Nothing => 0,
+            over => panic!("{over:?}"),
+        };
+        let waiting = to.bytes().len();
+        let taken = match random.below(3) {
+            0 => waiting,
+            _ => draw(random, count(waiting)) as usize,
+        };
+        let expected = (self.came..).map(pattern);
+        assert!(to.bytes()[..taken].iter().copied().eq(expected.take(taken)), "at {}", self.came);
+        to.consume(taken);
+        self.came += count(taken);
+        count(came + taken)
+    }
+}
+
+/// A number up to `most`.
+fn draw(random: &mut Random, most: u32) -> u32 {
+    u32::try_from(random.below(u64::from(most) + 1)).unwrap_or(most)
+}
+
+/// Stands where an end was that has gone.
+struct Gone;
+
+impl Stream for Gone {
+    fn receive(&mut self) -> Received {
+        Received::End
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &[]
+    }
+
+    fn consume(&mut self, _count: usize) {}
+
+    fn receive_into(&mut self, _into: &[Segment]) -> Received {
+        Received::End
+    }
+
+    fn send(&mut self, _: &[u8], _: &[Stretch], _: bool) -> Result<usize, base::Broken> {
+        Ok(0)
+    }
+
+    fn released(&mut self) -> u64 {
+        0
+    }
+
+    fn shut_down(&mut self) {}
+
+    fn wake_source(&self) -> base::WakeSource<'_> {
+        base::WakeSource::Nothing
+    }
+
+    fn arm(&mut self, _wants_bytes: bool, _wants_room: bool) -> bool {
+        false
+    }
+
+    fn peer(&self) -> String {
+        String::new()
+    }
+}

@@ -1,0 +1,144 @@
+use std::sync::Arc;
+
+use base::{Instant, Memory, Received, Segment, Span, Stream, Stretch};
+use dma::{Backing, Mapping, Regions};
+
+use super::conformance::{self, Pair};
+use super::{Direction, Fault, Faults, LineOptions, Network, NetworkOptions, pair};
+
+fn memory() -> (Arc<dyn Memory>, Segment) {
+    let regions = Regions::new(1);
+    let whole = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+    (Arc::new(regions), whole)
+}
+
+fn pair_of(options: NetworkOptions) -> Pair {
+    let (memory, whole) = memory();
+    let (one, other, network) = pair(options, Arc::clone(&memory), Arc::clone(&memory));
+    let rest = move |_: [(&mut dyn Stream, conformance::Wants); 2]| pass(&network);
+    Pair { one: Box::new(one), other: Box::new(other), memory, whole, rest: Box::new(rest) }
+}
+
+/// Moves on to when something arrives, or a little.
+fn pass(network: &Network) {
+    let (now, wake) = (network.now(), network.wake_at());
+    let later = now.after(Span::from_us(100));
+    network.advance(if wake > now { wake.min(later) } else { later });
+}
+
+#[test]
+fn a_network_is_a_stream_like_any_other() {
+    conformance::run(1, || pair_of(NetworkOptions::default()));
+}
+
+#[test]
+fn a_network_that_splits_delays_and_has_little_room_is_one_too() {
+    for seed in 0..3 {
+        let line = LineOptions {
+            splits: true,
+            room_bytes: 30_000,
+            delay: Span::from_us(7),
+            jitter: Span::from_us(20),
+            ..LineOptions::default()
+        };
+        let options = NetworkOptions {
+            seed,
+            there: line.clone(),
+            back: line,
+            inbox_bytes: 8192,
+            release_lag: Span::from_us(50),
+        };
+        conformance::run(seed, || pair_of(options.clone()));
+    }
+}
+
+fn header(len_bytes: u32) -> [Stretch; 1] {
+    [Stretch::Headers { at: 0, len_bytes }]
+}
+
+#[test]
+fn memory_that_is_used_again_before_it_is_released_arrives_as_something_else() {
+    let (memory, whole) = memory();
+    let (mut one, mut other, network) =
+        pair(NetworkOptions::default(), Arc::clone(&memory), Arc::clone(&memory));
+    let part = whole.slice(0, 4).unwrap();
+    memory.store(part, b"good").unwrap();
+    assert_eq!(one.send(b"ab", &[Stretch::Memory(part), header(2)[0]], false), Ok(6));
+    assert_eq!(one.released(), 0);
+    memory.store(part, b"evil").unwrap();
+    assert_eq!(other.receive(), Received::Bytes(6));
+    assert_eq!(other.bytes(), b"evilab", "the headers were copied");
+    network.advance(network.now());
+    assert_eq!(one.released(), 6);
+}
+
+#[test]
+fn release_is_told_late_and_arm_knows() {
+    let lag = Span::from_us(10);
+    let options = NetworkOptions { release_lag: lag, ..NetworkOptions::default() };
+    let (memory, _) = memory();
+    let (mut one, mut other, network) = pair(options, Arc::clone(&memory), memory);
+    one.send(b"abcd", &header(4), false).unwrap();
+    assert_eq!(other.receive(), Received::Bytes(4));
+    assert_eq!(one.released(), 0);
+    assert!(!one.arm(false, false));
+    let told = network.now().after(lag);
+    network.advance(told);
+    assert_eq!(one.released(), 4);
+}
+
+#[test]
+fn a_cut_breaks_both_directions_after_exactly_so_many_bytes() {
+    let there = LineOptions { faults: Faults::one(3, Fault::Cut), ..LineOptions::default() };
+    let options = NetworkOptions { there, ..NetworkOptions::default() };
+    let (memory, _) = memory();
+    let (mut one, mut other, network) = pair(options, Arc::clone(&memory), memory);
+    other.send(b"never", &header(5), false).unwrap();
+    one.send(b"abcdef", &header(6), false).unwrap();
+    assert_eq!(other.receive(), Received::Bytes(3));
+    assert!(matches!(other.receive(), Received::Broken(_)));
+    assert_eq!(other.bytes(), b"abc", "what had come stays");
+    assert!(matches!(one.receive(), Received::Broken(_)));
+    assert!(one.send(b"g", &header(1), false).is_err());
+    assert_eq!(one.released(), 6, "what was thrown away is read no more");
+    assert_eq!(network.arrived(Direction::There), 6);
+}
+
+#[test]
+fn harm_from_outside_comes_with_the_next_byte() {
+    let (memory, _) = memory();
+    let (mut one, mut other, network) =
+        pair(NetworkOptions::default(), Arc::clone(&memory), memory);
+    network.harm(Direction::There, Fault::Flip(0x20));
+    one.send(b"abc", &header(3), false).unwrap();
+    assert_eq!(other.receive(), Received::Bytes(3));
+    assert_eq!(other.bytes(), b"Abc");
+    let frozen = Span::from_secs(1);
+    network.harm(Direction::There, Fault::Freeze(frozen));
+    one.send(b"d", &header(1), false).unwrap();
+    let start: Instant = network.now();
+    assert_eq!(other.receive(), Received::Nothing);
+    assert_eq!(network.wake_at(), start.after(frozen));
+    network.advance(start.after(frozen));
+    assert_eq!(other.receive(), Received::Bytes(1));
+    network.cut();
+    assert!(matches!(one.receive(), Received::Broken(_)));
+}
+
+#[test]
+fn an_end_that_goes_with_memory_under_way_is_never_read_again() {
+    let (memory, whole) = memory();
+    let part = whole.slice(0, 8).unwrap();
+    for with_memory in [false, true] {
+        let (mut one, mut other, _network) =
+            pair(NetworkOptions::default(), Arc::clone(&memory), Arc::clone(&memory));
+        let stretch = if with_memory { Stretch::Memory(part) } else { header(8)[0] };
+        assert_eq!(one.send(b"12345678", &[stretch], false), Ok(8));
+        drop(one);
+        match other.receive() {
+            Received::Bytes(8) if !with_memory => {}
+            Received::Broken(_) if with_memory => {}
+            received => panic!("{received:?}"),
+        }
+    }
+}
