@@ -129,12 +129,7 @@ fn a_queue_nowhere_or_of_the_wrong_entry_size_is_refused() {
 
 #[test]
 fn a_deletion_waits_for_the_medium_and_holds_nobody_up() {
-    let mut rig = Rig::enabled(SHARED);
-    rig.create(1, 1, None);
-    rig.medium.blocks().is_stuck = true;
-    rig.push(1, read(1));
-    rig.ring(1);
-    rig.turn();
+    let mut rig = Rig::stuck();
     let deletion = rig.push(0, delete_sq(1));
     rig.ring(0);
     for _ in 0..50 {

@@ -14,6 +14,22 @@ const COMPLETE: u64 = 2 << 2;
 const NORMAL: u32 = 1 << 14;
 const ABRUPT: u32 = 2 << 14;
 
+/// Reads, writes and compares, in one page and in several.
+fn push_each_kind(rig: &mut Rig, at: usize) {
+    for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
+        for blocks in [1, 16] {
+            rig.push(at, read(blocks).with_opcode(opcode.code()));
+        }
+    }
+}
+
+/// The controller is enabled anew and works.
+fn lives_again(rig: &mut Rig) {
+    rig.enable(16);
+    rig.create(1, 1, None);
+    assert!(rig.run(1, write(16)).status().is_success());
+}
+
 /// A reset after any number of turns, with commands of every kind in flight, over hosts and media
 /// that answer when they like: once RDY is 0 nobody touches the host, and the next life works.
 #[test]
@@ -26,11 +42,7 @@ fn once_it_is_not_ready_nothing_touches_the_host() {
             rig.create(1, 1, Some(1));
             rig.create(2, 2, None);
             for at in [1, 2] {
-                for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
-                    for blocks in [1, 16] {
-                        rig.push(at, read(blocks).with_opcode(opcode.code()));
-                    }
-                }
+                push_each_kind(&mut rig, at);
                 rig.push(
                     at,
                     Command::new(IoOpcode::ReservationReport.code()).with_nsid(1).with_prp(DATA, 0),
@@ -63,9 +75,7 @@ fn once_it_is_not_ready_nothing_touches_the_host() {
             rig.ram.close(false);
             rig.ram.seal(false);
         }
-        rig.enable(16);
-        rig.create(1, 1, None);
-        assert!(rig.run(1, write(16)).status().is_success());
+        lives_again(&mut rig);
     }
 }
 
@@ -77,11 +87,7 @@ fn once_it_has_let_go_nothing_touches_the_host() {
         let mut rig = Rig::with(manners, seed, |medium| medium.later(seed), |_| {});
         rig.enable(16);
         rig.create(1, 1, Some(1));
-        for opcode in [IoOpcode::Read, IoOpcode::Write, IoOpcode::Compare] {
-            for blocks in [1, 16] {
-                rig.push(1, read(blocks).with_opcode(opcode.code()));
-            }
-        }
+        push_each_kind(&mut rig, 1);
         rig.ring(1);
         for _ in 0..seed % 23 {
             rig.turn();
@@ -96,20 +102,13 @@ fn once_it_has_let_go_nothing_touches_the_host() {
         rig.turn_until("the end", |rig| rig.read(CSTS) & RDY == 0);
         rig.ram.cut(false);
         rig.ram.seal(false);
-        rig.enable(16);
-        rig.create(1, 1, None);
-        assert!(rig.run(1, write(16)).status().is_success());
+        lives_again(&mut rig);
     }
 }
 
 #[test]
 fn it_does_not_let_go_as_long_as_a_medium_may_touch_the_host() {
-    let mut rig = Rig::enabled(SHARED);
-    rig.create(1, 1, None);
-    rig.medium.blocks().is_stuck = true;
-    rig.push(1, read(1));
-    rig.ring(1);
-    rig.turn();
+    let mut rig = Rig::stuck();
     rig.ram.cut(true);
     for _ in 0..2000 {
         rig.turn();
@@ -121,12 +120,7 @@ fn it_does_not_let_go_as_long_as_a_medium_may_touch_the_host() {
 
 #[test]
 fn it_stays_ready_as_long_as_a_medium_may_touch_the_host() {
-    let mut rig = Rig::enabled(SHARED);
-    rig.create(1, 1, None);
-    rig.medium.blocks().is_stuck = true;
-    rig.push(1, read(1));
-    rig.ring(1);
-    rig.turn();
+    let mut rig = Rig::stuck();
     rig.write(CC, 0);
     for _ in 0..100 {
         rig.turn();

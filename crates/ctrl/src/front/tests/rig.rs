@@ -102,6 +102,17 @@ impl Rig {
         rig
     }
 
+    /// The same, with a read in flight at a medium that does not answer.
+    pub(super) fn stuck() -> Self {
+        let mut rig = Self::enabled(SHARED);
+        rig.create(1, 1, None);
+        rig.medium.blocks().is_stuck = true;
+        rig.push(1, read(1));
+        rig.ring(1);
+        rig.turn();
+        rig
+    }
+
     pub(super) fn enable(&mut self, entries: u32) {
         let pair = Pair {
             sqid: 0,
