@@ -168,7 +168,7 @@ impl Engine {
         }
     }
 
-    /// Starts what was submitted. Once per turn.
+    /// Starts what was submitted and has not been started yet. Once per turn.
     #[inline]
     pub fn flush(&mut self) {
         match &mut self.kind {

@@ -1,4 +1,6 @@
-//! The `io_uring` engine: one ring, one registered file, one system call per turn.
+//! The `io_uring` engine: one ring, one registered file, and few system calls per turn: one where
+//! little is submitted at once, else one for each piece, so that the device works on the first
+//! pieces while the rest is being prepared.
 //!
 //! No kernel thread polls the ring (SQPOLL would take a processor away from the driver), and the
 //! ring is not tied to the thread that made it, so it may move with its channel. What the kernel is
@@ -48,6 +50,10 @@ enum Verb {
 
 /// The one registered file.
 const FILE: types::Fixed = types::Fixed(0);
+/// A device that has nothing to do is told of the first entry at once, one that has of as many as it
+/// has, and any of this many. A disk of a virtual machine, which answers when it has done all that it
+/// was told of, did 113 and not 95 thousand reads a second at depth 32.
+const PIECE_MAX: usize = 16;
 const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
@@ -166,6 +172,10 @@ impl Ring {
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the ring has an entry for every slot");
         self.unsubmitted += 1;
+        let started = self.in_flight() - self.unsubmitted;
+        if self.unsubmitted >= started.clamp(1, PIECE_MAX) {
+            self.flush();
+        }
     }
 }
 
@@ -176,10 +186,18 @@ impl Slot {
         let count = u32::try_from(list.len()).unwrap_or(0);
         match self.verb {
             Verb::Read => {
+                if let Some((address, len_bytes)) = alone(list) {
+                    let read = opcode::Read::new(FILE, address, len_bytes);
+                    return read.offset(self.offset).build();
+                }
                 opcode::Readv::new(FILE, list.as_ptr(), count).offset(self.offset).build()
             }
             Verb::Write { stable } => {
                 let flags = if stable { libc::RWF_DSYNC } else { 0 };
+                if let Some((address, len_bytes)) = alone(list) {
+                    let write = opcode::Write::new(FILE, address, len_bytes);
+                    return write.offset(self.offset).rw_flags(flags).build();
+                }
                 let write = opcode::Writev::new(FILE, list.as_ptr(), count);
                 write.offset(self.offset).rw_flags(flags).build()
             }
@@ -235,24 +253,42 @@ impl std::fmt::Debug for Ring {
     }
 }
 
+/// The one piece of memory in a list, if it is only one: the kernel need not read the list then.
+fn alone(list: &[libc::iovec]) -> Option<(*mut u8, u32)> {
+    let [only] = list else { return None };
+    Some((only.iov_base.cast(), u32::try_from(only.iov_len).ok()?))
+}
+
 fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use base::Segment;
     use dma::{Backing, Mapping, Regions};
     use rustix::io::Errno;
 
-    use super::{Slot, Verb};
+    use super::{Ring, Slot, Verb};
+    use crate::engine::{Capacity, Job};
+    use crate::file::{File, FileOptions};
     use crate::vectored::Vectors;
 
     fn slot(verb: Verb) -> Slot {
+        slot_of(verb, 1)
+    }
+
+    /// A slot for 8192 bytes of memory in so many pieces.
+    fn slot_of(verb: Verb, pieces: u32) -> Slot {
         let regions = Regions::new(1);
-        let whole = regions.add(Mapping::new(8192, Backing::Private).unwrap()).unwrap();
-        let mut vectors = Vectors::with_capacity(regions, 1);
-        vectors.set(&[Segment { len_bytes: 8192, ..whole }]).unwrap();
+        let whole = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        let mut vectors = Vectors::with_capacity(regions, pieces as usize);
+        let len_bytes = 8192 / pieces;
+        let apart = |piece| whole.slice(piece * 2 * len_bytes, len_bytes).unwrap();
+        let segments: Vec<Segment> = (0..pieces).map(apart).collect();
+        vectors.set(&segments).unwrap();
         Slot { token: 0, offset: 1 << 20, verb, vectors }
     }
 
@@ -274,8 +310,8 @@ mod tests {
     }
 
     /// The opcode and the flags of an entry (io_uring.h: `struct io_uring_sqe`, bytes 0 and 28).
-    fn asked(verb: Verb) -> (u8, u32) {
-        let entry = slot(verb).entry();
+    fn asked(slot: &Slot) -> (u8, u32) {
+        let entry = slot.entry();
         assert_eq!(size_of_val(&entry), 64);
         let at = (&raw const entry).cast::<u8>();
         // SAFETY: `at` points to `entry`, which is 64 bytes long and alive.
@@ -288,10 +324,38 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_for_what_makes_data_stable() {
-        let (writev, fsync) = (2, 3);
-        assert_eq!(asked(Verb::Write { stable: true }), (writev, 2), "RWF_DSYNC");
-        assert_eq!(asked(Verb::Write { stable: false }), (writev, 0));
-        assert_eq!(asked(Verb::Sync), (fsync, 1), "IORING_FSYNC_DATASYNC");
+        let (writev, fsync, write) = (2, 3, 23);
+        for (pieces, opcode) in [(1, write), (2, writev)] {
+            let asked = |stable| asked(&slot_of(Verb::Write { stable }, pieces));
+            assert_eq!(asked(true), (opcode, 2), "RWF_DSYNC");
+            assert_eq!(asked(false), (opcode, 0));
+        }
+        assert_eq!(asked(&slot(Verb::Sync)), (fsync, 1), "IORING_FSYNC_DATASYNC");
+    }
+
+    #[test]
+    fn a_device_is_told_of_pieces_that_grow_with_what_it_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = FileOptions {
+            path: directory.path().join("blocks"),
+            len_bytes: Some(1 << 20),
+            unit_bytes: 4096,
+            direct: false,
+            read_only: false,
+        };
+        let file = Arc::new(File::open(&options).unwrap());
+        let regions = Regions::new(1);
+        let whole = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let capacity = Capacity { depth: 64, segments_max: 1 };
+        let Ok(mut ring) = Ring::new(file, &regions, capacity) else {
+            println!("skipped: io_uring is not allowed here");
+            return;
+        };
+        let told_at = (1..=50).filter(|count| {
+            ring.submit(*count, Job::Read { offset: 0, into: &[whole] }).unwrap();
+            ring.unsubmitted == 0
+        });
+        assert_eq!(told_at.collect::<Vec<u64>>(), [1, 2, 4, 8, 16, 32, 48]);
     }
 
     #[test]
