@@ -38,6 +38,7 @@ use vectors::Vectors;
 mod admin;
 mod bar;
 mod commands;
+pub mod fabrics;
 mod life;
 mod queues;
 mod shutdown;

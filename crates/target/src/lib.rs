@@ -1,7 +1,9 @@
 //! Services: what makes a block device one of somebody else's.
 //!
-//! For now there is one, [`nbd`]: any [`base::Medium`] over the NBD protocol.
+//! [`nbd`] serves any [`base::Medium`] over the NBD protocol, [`tcp`] NVMe subsystems over NVMe/TCP.
 
 #![forbid(unsafe_code)]
 
+mod looks;
 pub mod nbd;
+pub mod tcp;

@@ -18,7 +18,6 @@ mod export;
 mod guest;
 mod haggling;
 mod inbox;
-mod looks;
 mod memory;
 mod outbox;
 mod seat;

@@ -107,6 +107,8 @@ pub enum Transport {
         command_capsule_bytes: u32,
         /// Data descriptors per command (MSDBD).
         descriptors_max: u8,
+        /// How long after the end of an association commands may still take effect (CQT).
+        quiesce: Span,
     },
 }
 

@@ -10,11 +10,11 @@ use host::watch::{Interest, Watch};
 use reactor::{Context, Found, Parting, Poller, WokenBy};
 
 use super::connection::{Connection, Left};
-use super::looks::Looks;
 use super::seat::{ConnectionPhase, Order, Reason, Seat};
 use super::served::Served;
 use super::server::Loan;
 use super::survey::Survey;
+use crate::looks::Looks;
 
 /// Whoever has connected. It ends the light thread that it lives on when the connection is over.
 pub(super) struct Guest {

@@ -150,7 +150,8 @@ impl Controller {
     }
 
     fn put_transport(&self, page: &mut IdentifyController) {
-        if let Transport::Fabrics { command_capsule_bytes, descriptors_max } = self.config.transport
+        if let Transport::Fabrics { command_capsule_bytes, descriptors_max, quiesce } =
+            self.config.transport
         {
             let entries = u16::try_from(self.config.queue_entries_max).unwrap_or(u16::MAX);
             page.set()
@@ -158,7 +159,9 @@ impl Controller {
                 .maxcmd(entries)
                 .ioccsz(command_capsule_bytes / 16)
                 .iorcsz(1)
-                .msdbd(descriptors_max);
+                .msdbd(descriptors_max)
+                .cqt(u16::try_from(quiesce.ns / 1_000_000).unwrap_or(u16::MAX))
+                .disconnect(true);
         }
     }
 }

@@ -74,7 +74,11 @@ fn features_that_are_not_there_are_invalid_fields() {
         }
     }
     let stable = Shelf::with(512, &EVERYTHING, Durability::Stable);
-    let transport = Transport::Fabrics { command_capsule_bytes: 64, descriptors_max: 1 };
+    let transport = Transport::Fabrics {
+        command_capsule_bytes: 64,
+        descriptors_max: 1,
+        quiesce: Span::from_ms(500),
+    };
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
     let mut bench = Bench::with(vec![stable], |config| config.reservations = false, config);
     for feature in [
@@ -259,7 +263,11 @@ fn identifiers_of_two_lengths_do_not_mix_and_fabrics_hosts_give_none() {
     assert_eq!(bench.send(set(Feature::HostIdentifier, 0), &[1; 8]), inconsistent);
     assert_eq!(bench.send(set(Feature::HostIdentifier, 1), &[1; 16]), Ok(0));
 
-    let transport = Transport::Fabrics { command_capsule_bytes: 64, descriptors_max: 1 };
+    let transport = Transport::Fabrics {
+        command_capsule_bytes: 64,
+        descriptors_max: 1,
+        quiesce: Span::from_ms(500),
+    };
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
     let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
     let sequence = Err(Status::COMMAND_SEQUENCE_ERROR);

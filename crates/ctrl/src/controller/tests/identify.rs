@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Durability, Operation};
+use base::{Durability, Operation, Span};
 use wire::admin::Identify;
 use wire::identify::controller::ControllerType;
 use wire::identify::{
@@ -53,7 +53,11 @@ fn the_controller_says_who_it_is_and_how_much_it_takes() {
 
 #[test]
 fn over_fabrics_capsules_are_described() {
-    let transport = Transport::Fabrics { command_capsule_bytes: 8256, descriptors_max: 1 };
+    let transport = Transport::Fabrics {
+        command_capsule_bytes: 8256,
+        descriptors_max: 1,
+        quiesce: Span::from_ms(500),
+    };
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
     let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
     let id = controller_page(&mut bench);

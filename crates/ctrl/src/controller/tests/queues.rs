@@ -201,7 +201,11 @@ fn what_is_not_offered_is_an_invalid_opcode() {
 
 #[test]
 fn over_fabrics_there_are_no_queue_commands() {
-    let transport = Transport::Fabrics { command_capsule_bytes: 8256, descriptors_max: 1 };
+    let transport = Transport::Fabrics {
+        command_capsule_bytes: 8256,
+        descriptors_max: 1,
+        quiesce: Span::from_ms(500),
+    };
     let config = ControllerConfig { transport, ..ControllerConfig::default() };
     let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
     for opcode in [0x00, 0x01, 0x04, 0x05, 0x7c] {

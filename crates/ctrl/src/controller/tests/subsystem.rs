@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Durability, Instant, Medium};
+use base::{Durability, Instant, Medium, Span};
 
 use super::bench::{Bench, EVERYTHING, Shelf};
 use crate::controller::{
@@ -65,8 +65,11 @@ fn what_cannot_be_configured_is_named_with_what_is_accepted() {
 #[test]
 fn a_controller_out_of_range_is_refused() {
     let it = ControllerConfig::default;
-    let capsule =
-        |command_capsule_bytes| Transport::Fabrics { command_capsule_bytes, descriptors_max: 1 };
+    let capsule = |command_capsule_bytes| Transport::Fabrics {
+        command_capsule_bytes,
+        descriptors_max: 1,
+        quiesce: Span::from_ms(500),
+    };
     let cases = [
         (ControllerConfig { cntlid: 0xfff0, ..it() }, "cntlid"),
         (ControllerConfig { queue_entries_max: 1, ..it() }, "queue_entries_max"),
@@ -80,7 +83,7 @@ fn a_controller_out_of_range_is_refused() {
         (ControllerConfig { event_requests_max: 0, ..it() }, "event_requests_max"),
         (ControllerConfig { aborts_max: 257, ..it() }, "aborts_max"),
         (ControllerConfig { error_entries: 0, ..it() }, "error_entries"),
-        (ControllerConfig { keep_alive_step: base::Span::from_ms(99), ..it() }, "keep_alive_step"),
+        (ControllerConfig { keep_alive_step: Span::from_ms(99), ..it() }, "keep_alive_step"),
         (ControllerConfig { firmware_bytes_max: 1, ..it() }, "firmware_bytes_max"),
     ];
     let bench = Bench::new();

@@ -15,7 +15,7 @@ use base::{Instant, Span};
 
 /// The looks at one connection.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(crate) struct Looks {
     /// In vain, since something was there.
     in_vain: u32,
     next: Instant,
@@ -45,18 +45,18 @@ const LOOKS: u32 = 16;
 
 impl Looks {
     #[inline]
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         now >= self.next
     }
 
     /// The next look is due at once: something has come, perhaps for this connection.
-    pub(super) fn now(&mut self) {
+    pub(crate) fn now(&mut self) {
         self.next = Instant::default();
         self.in_vain = 0;
     }
 
     #[inline]
-    pub(super) fn was_in_vain(&mut self, now: Instant) {
+    pub(crate) fn was_in_vain(&mut self, now: Instant) {
         self.in_vain = self.in_vain.saturating_add(1);
         let doubled = SOON.ns << (self.in_vain / LOOKS).min(8);
         self.next = now.after(Span { ns: doubled.min(SELDOM.ns) });
@@ -64,7 +64,7 @@ impl Looks {
 
     /// Something was there, among it so many requests.
     #[inline]
-    pub(super) fn found(&mut self, now: Instant, requests: usize) {
+    pub(crate) fn found(&mut self, now: Instant, requests: usize) {
         self.in_vain = 0;
         if requests == 0 {
             // A part of something large: the rest is on its way.

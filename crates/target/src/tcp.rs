@@ -1,0 +1,39 @@
+//! The NVMe/TCP door: subsystems, served over streams of bytes.
+//!
+//! ```text
+//!   Service   subsystems, who may use them, the memory for all of it
+//!   Server    doors, and a thread that finds each guest a reactor
+//!   Guest     a connection: Stream → tcp::Controller → an admin queue or an I/O queue → Stream
+//! ```
+//!
+//! Without a thread and without a socket: [`Service::accept`] takes any [`base::Stream`] and returns
+//! a [`Guest`], whose [`turn`](Guest::turn) does everything that can be done just now, until it
+//! [is over](Guest::is_over).
+//!
+//! A command enters the ring of its [`ctrl::queue::Queue`] when its buffer is there and, if it
+//! writes, all its data have come; so the medium reaches all data where they lie. A host is asked for
+//! data when there is room for them, and not before.
+
+mod admin;
+mod association;
+mod connect;
+mod guest;
+mod io;
+mod memory;
+mod news;
+mod offer;
+mod outgoing;
+mod poller;
+mod rooms;
+mod seat;
+mod server;
+mod service;
+#[cfg(test)]
+mod tests;
+
+pub use guest::Guest;
+pub use memory::Budget;
+pub use news::{News, Reason};
+pub use offer::{ControllerModel, Hosts, OfferPlan};
+pub use server::{Server, ServerPlan};
+pub use service::{Limits, Port, Service};

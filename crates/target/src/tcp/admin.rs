@@ -1,0 +1,189 @@
+//! The admin queue of an association, at the end of its connection.
+
+use std::sync::Arc;
+
+use base::{Instant, Memory};
+use ctrl::controller::contract::{AdminData, AdminEnd};
+use ctrl::front::fabrics::Over;
+use tcp::Controller;
+use wire::fabrics::{PropertyGet, PropertySet, PropertySize};
+use wire::opcode::FabricsType;
+use wire::{AdminOpcode, Command, Completion, Status, Typed};
+
+use super::association::Association;
+use super::rooms::{Rooms, Way};
+
+/// An admin queue.
+#[derive(Debug)]
+pub(super) struct Admin {
+    association: Arc<Association>,
+    bytes: Vec<u8>,
+    /// When the association wants to be turned.
+    wakes_at: Instant,
+    /// Something was done that it has to look after.
+    wants_turn: bool,
+    over_since: Option<Instant>,
+}
+
+impl Admin {
+    pub(super) fn new(association: Arc<Association>) -> Self {
+        Self {
+            association,
+            bytes: Vec::new(),
+            wakes_at: Instant::default(),
+            wants_turn: true,
+            over_since: None,
+        }
+    }
+
+    /// A command has all that it needs.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        rooms: &mut Rooms,
+        end: &mut Controller,
+        tag: u16,
+    ) {
+        self.wants_turn = true;
+        // Under its tag, which is unique even if the host's identifiers are not.
+        let command = rooms.command(tag).with_cid(tag);
+        if command.opcode() == AdminOpcode::FabricsCommands.code() {
+            let completion = self.property(now, &command);
+            rooms.finish(end, tag, 0, completion);
+            return;
+        }
+        let association = Arc::clone(&self.association);
+        let mut front = association.front();
+        let data = front.data(&command).and_then(|data| self.load(rooms, tag, data));
+        let ended = match data {
+            Ok(()) => front.execute(now, &command, &mut self.bytes),
+            Err(status) => {
+                front.refused(now, &command, status);
+                Some(AdminEnd::refused(status))
+            }
+        };
+        drop(front);
+        let Some(AdminEnd { status, result }) = ended else { return };
+        let sent = if status.is_success() { self.store(rooms, tag) } else { Ok(0) };
+        let (status, len_bytes) = match sent {
+            Ok(len_bytes) => (status, len_bytes),
+            Err(why) => (why, 0),
+        };
+        let completion = Completion::new(0, status).with_dw0(result);
+        rooms.finish(end, tag, len_bytes, completion);
+    }
+
+    /// Property Get and Set (Base 2.1 §6.5, §6.6); nothing else of fabrics is known here.
+    fn property(&self, now: Instant, command: &Command) -> Completion {
+        let mut front = self.association.front();
+        let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
+        let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
+        let value = match kind {
+            Some(FabricsType::PropertyGet) => PropertyGet::parse(command)
+                .and_then(|get| front.property(now, get.ofst, bytes(get.size))),
+            Some(FabricsType::PropertySet) => PropertySet::parse(command).and_then(|set| {
+                front.set_property(now, set.ofst, bytes(set.size), set.value).map(|()| 0)
+            }),
+            // A host connects a queue once (Base 2.1 §6.3).
+            Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
+            // Only I/O queues are disconnected one by one (Base 2.1 §6.4).
+            Some(FabricsType::Disconnect) => Err(Status::INVALID_QUEUE_TYPE),
+            _ => Err(Status::INVALID_OPCODE),
+        };
+        match value {
+            Ok(value) => Completion::new(0, Status::SUCCESS).with_result(value),
+            Err(status) => {
+                let status = status.with_dnr();
+                front.refused(now, command, status);
+                Completion::new(0, status)
+            }
+        }
+    }
+
+    /// What the host has sent, if it is what the command needs.
+    fn load(&mut self, rooms: &Rooms, tag: u16, data: AdminData) -> Result<(), Status> {
+        let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+        let (way, len_bytes) = rooms.data(tag);
+        self.bytes.clear();
+        match data {
+            AdminData::None => Ok(()),
+            AdminData::ToHost(need) if way == Way::ToHost && len_bytes >= need => Ok(()),
+            AdminData::FromHost(need) if way == Way::FromHost && len_bytes == need => {
+                self.bytes.resize(need as usize, 0);
+                let buffer = rooms.buffer(tag).ok_or(wrong)?;
+                let segment = buffer.segment(rooms.budget(), need);
+                let loaded = rooms.budget().regions().load(segment, &mut self.bytes);
+                loaded.map_err(|_| Status::INTERNAL_ERROR)
+            }
+            AdminData::ToHost(_) | AdminData::FromHost(_) => Err(wrong),
+        }
+    }
+
+    /// Puts what the host gets where it is sent from. How many bytes.
+    fn store(&self, rooms: &Rooms, tag: u16) -> Result<u32, Status> {
+        let (way, room) = rooms.data(tag);
+        let len_bytes = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX);
+        if way != Way::ToHost || len_bytes == 0 {
+            return Ok(0);
+        }
+        let buffer = rooms.buffer(tag).filter(|_| len_bytes <= room);
+        let buffer = buffer.ok_or(Status::INTERNAL_ERROR)?;
+        let segment = buffer.segment(rooms.budget(), len_bytes);
+        let stored = rooms.budget().regions().store(segment, &self.bytes);
+        stored.map(|()| len_bytes).map_err(|_| Status::INTERNAL_ERROR)
+    }
+
+    /// Looks after the association if it is time to. Why it has ended, once it has.
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        is_called: bool,
+        rooms: &mut Rooms,
+        end: &mut Controller,
+    ) -> Turned {
+        if !self.wants_turn && !is_called && now < self.wakes_at {
+            return Turned::default();
+        }
+        self.wants_turn = false;
+        let mut front = self.association.front();
+        let is_busy = front.turn(now);
+        let mut count = usize::from(is_busy);
+        while let Some(done) = front.next_end() {
+            count += 1;
+            if rooms.is_ready(done.cid) {
+                let AdminEnd { status, result } = done.end;
+                let completion = Completion::new(0, status).with_dw0(result);
+                rooms.finish(end, done.cid, 0, completion);
+            }
+        }
+        self.wakes_at = front.wake_at(now);
+        Turned { count, over: front.over(), trouble: front.take_trouble() }
+    }
+
+    /// The connection ends, and with it the association.
+    pub(super) fn stop(&mut self, now: Instant) {
+        self.over_since.get_or_insert(now);
+        self.association.front().end(Over::HostLost);
+    }
+
+    /// Whether no I/O queue of the association is left.
+    pub(super) fn is_drained(&self) -> bool {
+        self.association.front().is_drained()
+    }
+
+    pub(super) fn wake_at(&self) -> Instant {
+        self.wakes_at
+    }
+
+    pub(super) fn wants_turn(&self) -> bool {
+        self.wants_turn
+    }
+}
+
+/// What a turn came to.
+#[derive(Debug, Default)]
+pub(super) struct Turned {
+    pub(super) count: usize,
+    pub(super) over: Option<Over>,
+    pub(super) trouble: Option<String>,
+}

@@ -1,0 +1,68 @@
+//! An association: a host, a controller, and the connections between the two (Base 2.1 §1.5, §3.3).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ctrl::front::fabrics::FabricsFrontEnd;
+
+use super::offer::Offer;
+
+/// What the connections of one host to one controller share. It ends with the last of them, and the
+/// controller with it.
+pub(super) struct Association {
+    pub(super) cntlid: u16,
+    pub(super) host: HostNames,
+    front: Mutex<FabricsFrontEnd>,
+    /// Goes last: its number is free when its controller is gone.
+    place: Place,
+}
+
+/// A number among those of a subsystem's controllers.
+struct Place {
+    offer: Arc<Offer>,
+    cntlid: u16,
+}
+
+/// By what a host is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HostNames {
+    pub(super) nqn: String,
+    pub(super) identifier: u128,
+}
+
+impl Association {
+    pub(super) fn new(
+        offer: Arc<Offer>,
+        cntlid: u16,
+        host: HostNames,
+        front: FabricsFrontEnd,
+    ) -> Arc<Self> {
+        let place = Place { offer, cntlid };
+        Arc::new(Self { cntlid, host, front: Mutex::new(front), place })
+    }
+
+    /// What is asked rarely: nothing of it is on the way of an I/O.
+    pub(super) fn front(&self) -> MutexGuard<'_, FabricsFrontEnd> {
+        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn offer(&self) -> &Arc<Offer> {
+        &self.place.offer
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.offer.leave(self.cntlid);
+    }
+}
+
+impl fmt::Debug for Association {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Association")
+            .field("cntlid", &self.cntlid)
+            .field("host", &self.host)
+            .field("subsystem", &self.place.offer.nqn())
+            .finish_non_exhaustive()
+    }
+}

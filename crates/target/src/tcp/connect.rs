@@ -1,0 +1,188 @@
+//! Connect: who asks for what, and what he is told (Base 2.1 §6.3).
+
+use std::sync::Arc;
+
+use base::Instant;
+use ctrl::front::fabrics::{FabricsFrontEnd, NoQueue};
+use wire::fabrics::{Connect, ConnectData, InvalidParameter};
+use wire::{Command, Status, Typed, nqn};
+
+use super::association::{Association, HostNames};
+use super::offer::NoController;
+use super::service::Service;
+
+/// What a host has asked for, and may have.
+#[derive(Debug)]
+pub(super) enum Granted {
+    /// A controller of its own.
+    Admin(Arc<Association>),
+    /// An I/O queue of a controller that it has.
+    Io { association: Arc<Association>, qid: u16 },
+}
+
+/// What a host is told that gets nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NotGranted {
+    pub(super) status: Status,
+    /// Dword 0.
+    pub(super) result: u32,
+    /// For people.
+    pub(super) why: String,
+}
+
+/// Offsets in the command and in its data (Base 2.1 §6.3).
+const RECFMT: u16 = 40;
+const QID: u16 = 42;
+const SQSIZE: u16 = 44;
+const KATO: u16 = 48;
+const CNTLID: u16 = 16;
+const SUBNQN: u16 = 256;
+const HOSTNQN: u16 = 512;
+
+/// Connect and its data, as a service answers it.
+pub(super) struct Asked<'a> {
+    pub(super) service: &'a Service,
+    pub(super) port: u16,
+    pub(super) now: Instant,
+    pub(super) connect: Connect,
+    pub(super) data: &'a ConnectData,
+}
+
+impl NotGranted {
+    fn new(status: Status, why: impl Into<String>) -> Self {
+        Self { status: status.with_dnr(), result: 0, why: why.into() }
+    }
+
+    /// This field of the command cannot be.
+    fn command(offset: u16, why: impl Into<String>) -> Self {
+        let result = InvalidParameter(0).with(|dword| dword.ipo(offset)).0;
+        Self { result, ..Self::new(InvalidParameter::STATUS, why) }
+    }
+
+    /// This field of the data cannot be.
+    fn data(offset: u16, why: impl Into<String>) -> Self {
+        let result = InvalidParameter(0).with(|dword| dword.ipo(offset).in_data(true)).0;
+        Self { result, ..Self::new(InvalidParameter::STATUS, why) }
+    }
+}
+
+/// A Connect that has come.
+pub(super) fn parse(command: &Command) -> Result<Connect, NotGranted> {
+    let connect = Connect::parse(command)
+        .map_err(|status| NotGranted::new(status, "its Connect cannot be read"))?;
+    if connect.recfmt != 0 {
+        let why = format!("RECFMT is {}, expected 0", connect.recfmt);
+        let result = InvalidParameter(0).with(|dword| dword.ipo(RECFMT)).0;
+        return Err(NotGranted {
+            result,
+            ..NotGranted::new(Status::CONNECT_INCOMPATIBLE_FORMAT, why)
+        });
+    }
+    Ok(connect)
+}
+
+impl Asked<'_> {
+    /// Grants what is asked for, or says why not.
+    pub(super) fn answer(&self) -> Result<Granted, NotGranted> {
+        let most = self.service.limits().queue_entries;
+        let entries = u32::from(self.connect.sqsize) + 1;
+        if entries < 2 || entries > most.into() {
+            let why = format!("its queue has {entries} entries, expected 2 to {most}");
+            return Err(NotGranted::command(SQSIZE, why));
+        }
+        let host = self.host()?;
+        if self.connect.qid == 0 { self.admin(host) } else { self.io(&host) }
+    }
+
+    fn host(&self) -> Result<HostNames, NotGranted> {
+        let field = self.data.hostnqn();
+        let name = nqn::read(&field.0);
+        let name = name.map_err(|why| NotGranted::data(HOSTNQN, format!("host {why}")))?;
+        Ok(HostNames { nqn: name.to_owned(), identifier: u128::from_be_bytes(self.data.hostid()) })
+    }
+
+    fn offer(&self) -> Result<Arc<super::offer::Offer>, NotGranted> {
+        let field = self.data.subnqn();
+        let name = nqn::read(&field.0);
+        let name = name.map_err(|why| NotGranted::data(SUBNQN, format!("subsystem {why}")))?;
+        self.service.find(name, self.port).ok_or_else(|| {
+            NotGranted::data(SUBNQN, format!("it asks for {name}, which is not offered here"))
+        })
+    }
+
+    fn admin(&self, host: HostNames) -> Result<Granted, NotGranted> {
+        let offer = self.offer()?;
+        let asked = self.data.cntlid();
+        let limits = self.service.limits();
+        let opened = offer.open(self.now, asked, (self.port, &host), limits);
+        let mut controller = opened.map_err(|why| no_controller(why, &host))?;
+        let cntlid = controller.configuration().cntlid;
+        let kato = controller.set_keep_alive(self.now, self.connect.kato);
+        let front = FabricsFrontEnd::new(controller, self.now);
+        let association = Association::new(Arc::clone(&offer), cntlid, host, front);
+        kato.map_err(|_| NotGranted::command(KATO, "its keep-alive time-out is too long"))?;
+        offer.enter(&association);
+        Ok(Granted::Admin(association))
+    }
+
+    fn io(&self, host: &HostNames) -> Result<Granted, NotGranted> {
+        let offer = self.offer()?;
+        let (cntlid, qid) = (self.data.cntlid(), self.connect.qid);
+        let association = offer.association(cntlid).ok_or_else(|| {
+            NotGranted::data(CNTLID, format!("it has no controller {cntlid} of {}", offer.nqn()))
+        })?;
+        if association.host != *host {
+            let why = format!("controller {cntlid} is another host's, not that of {}", host.nqn);
+            let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
+            return Err(NotGranted {
+                result,
+                ..NotGranted::new(Status::CONNECT_INVALID_HOST, why)
+            });
+        }
+        let may_create = association.front().may_create(qid);
+        may_create.map_err(no_queue)?;
+        Ok(Granted::Io { association, qid })
+    }
+}
+
+fn no_controller(why: NoController, host: &HostNames) -> NotGranted {
+    match why {
+        NoController::Host => {
+            let why = format!("{} is not among the hosts that may", host.nqn);
+            let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
+            NotGranted { result, ..NotGranted::new(Status::CONNECT_INVALID_HOST, why) }
+        }
+        NoController::Identifier(asked) => NotGranted::data(
+            CNTLID,
+            format!("it asks for controller {asked:#x}, expected one that there is, or any"),
+        ),
+        NoController::Busy => NotGranted {
+            status: Status::CONNECT_CONTROLLER_BUSY,
+            result: 0,
+            why: "all controllers are in use".to_owned(),
+        },
+        NoController::Trouble(text) => NotGranted::new(Status::INTERNAL_ERROR, text),
+    }
+}
+
+/// Why there is no queue, as a host is told.
+pub(super) fn no_queue(why: NoQueue) -> NotGranted {
+    match why {
+        NoQueue::NotEnabled => NotGranted::new(
+            Status::COMMAND_SEQUENCE_ERROR,
+            "its controller is not enabled, expected CC.EN 1, IOSQES 6 and IOCQES 4",
+        ),
+        NoQueue::Identifier { qid, granted } => {
+            NotGranted::command(QID, format!("it asks for queue {qid}, expected 1 to {granted}"))
+        }
+        NoQueue::Exists { qid } => NotGranted::new(
+            Status::COMMAND_SEQUENCE_ERROR,
+            format!("it asks for queue {qid}, which it has"),
+        ),
+        NoQueue::Memory => NotGranted {
+            status: Status::CONNECT_CONTROLLER_BUSY,
+            result: 0,
+            why: "there is no memory for its rings just now".to_owned(),
+        },
+    }
+}

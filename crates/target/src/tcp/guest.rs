@@ -1,0 +1,722 @@
+//! A connection that is served: a poller between a stream and a queue.
+//!
+//! ```text
+//!   Stream ─ bytes ─▶ Controller ─ events ─▶ Rooms ─▶ Role: a stranger, an admin queue, an I/O queue
+//!   Stream ◀─ one gathered list ─ Outgoing ◀─ Controller ◀─ finish ──┘
+//! ```
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use base::{Broken, Instant, Memory, Received, Span, Stream, WakeSource};
+use ctrl::front::fabrics::Over;
+use reactor::WokenBy;
+use tcp::{Cause, Connection, Controller, ControllerEvent, Events, QueueKind};
+use wire::fabrics::{ConnectData, Connected};
+use wire::opcode::FabricsType;
+use wire::{AdminOpcode, Command, Completion, Status};
+
+use super::admin::Admin;
+use super::connect::{Asked, Granted, NotGranted, no_queue, parse};
+use super::io::{Begun, Io};
+use super::memory::Purse;
+use super::news::{News, Reason};
+use super::outgoing::Outgoing;
+use super::poller::Bed;
+use super::rooms::{Opened, Rooms, Way};
+use super::seat::Seat;
+use super::service::Service;
+use crate::looks::Looks;
+
+/// Whoever has connected.
+pub struct Guest {
+    /// None once it is closed.
+    stream: Option<Box<dyn Stream>>,
+    end: Controller,
+    rooms: Rooms,
+    role: Role,
+    events: Events<ControllerEvent>,
+    /// The first event that was not dealt with, for want of room.
+    next_event: usize,
+    /// Bytes that events tell of.
+    taken: usize,
+    outgoing: Outgoing,
+    /// Until when it has to be connected.
+    connect_by: Instant,
+    /// Since when its stream has had no room.
+    blocked_since: Option<Instant>,
+    /// Why it ends.
+    reason: Option<Reason>,
+    /// It ends when what there is to send has been sent.
+    ends_sent: bool,
+    /// When it last worked.
+    worked_at: Instant,
+    /// What it is woken by, if it may sleep.
+    bed: Option<Bed>,
+    looks: Looks,
+    service: Service,
+    seat: Arc<Seat>,
+    id: u64,
+    peer: String,
+    port: u16,
+}
+
+/// What a connection is.
+enum Role {
+    /// Nothing yet: Connect is awaited.
+    Stranger,
+    Admin(Box<Admin>),
+    Io(Box<Io>),
+    /// Nothing any more.
+    Gone,
+}
+
+/// What a guest is made of.
+pub(super) struct GuestParts {
+    pub(super) service: Service,
+    pub(super) stream: Box<dyn Stream>,
+    pub(super) seat: Arc<Seat>,
+    pub(super) purse: Purse,
+    pub(super) connection: u64,
+    pub(super) peer: String,
+    pub(super) port: u16,
+    pub(super) now: Instant,
+}
+
+/// Events that are dealt with at a time.
+const EVENTS: usize = 64;
+/// How long a host may take to connect.
+const CONNECT_MAX: Span = Span::from_secs(10);
+/// Data that are worth a system call of their own, and no copy.
+const DIRECT_BYTES: u32 = 16 << 10;
+/// Looks at the stream in a turn, while there is more.
+const LOOKS: usize = 4;
+
+impl Guest {
+    pub(super) fn new(parts: GuestParts) -> Self {
+        let GuestParts { service, stream, seat, purse, connection, peer, port, now } = parts;
+        let config = service.limits().end();
+        Self {
+            stream: Some(stream),
+            end: Controller::new(config, now),
+            rooms: Rooms::new(config.depth, purse),
+            role: Role::Stranger,
+            events: Events::with_capacity(EVENTS),
+            next_event: 0,
+            taken: 0,
+            outgoing: Outgoing::new(config.depth),
+            connect_by: now.after(CONNECT_MAX),
+            blocked_since: None,
+            reason: None,
+            ends_sent: false,
+            worked_at: now,
+            bed: None,
+            looks: Looks::default(),
+            service,
+            seat,
+            id: connection,
+            peer,
+            port,
+        }
+    }
+
+    /// Does everything that can be done just now. True if anything was.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        self.looks.now();
+        let count = self.work(now);
+        self.send(now);
+        count > 0
+    }
+
+    /// Whether it has ended, and can be dropped: nobody works on anything of it.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let is_ended = self.reason.is_some() && (self.stream.is_none() || self.end.is_over());
+        is_ended && self.is_drained()
+    }
+
+    /// Why it ends, once it does.
+    #[must_use]
+    pub fn reason(&self) -> Option<&Reason> {
+        self.reason.as_ref()
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Receives, executes and ends commands. How many things were done.
+    #[inline]
+    pub(super) fn work(&mut self, now: Instant) -> usize {
+        self.worked_at = now;
+        let is_called = self.seat.answer();
+        let mut count = usize::from(is_called);
+        if self.reason.is_none() {
+            if self.looks.is_due(now) {
+                count += self.look(now);
+            }
+            if self.rooms.has_waiting() {
+                count += self.begin_waiting(now);
+            }
+        } else {
+            count += self.linger();
+        }
+        count += self.turn_role(now, is_called);
+        self.rooms.share();
+        if now >= self.deadline() {
+            count += self.expire(now);
+        }
+        count
+    }
+
+    /// Looks whether something has come.
+    #[inline]
+    fn look(&mut self, now: Instant) -> usize {
+        let count = self.receive(now);
+        if count == 0 {
+            self.looks.was_in_vain(now);
+        } else {
+            self.looks.found(now, count);
+        }
+        count
+    }
+
+    /// Takes what has come.
+    #[inline]
+    fn receive(&mut self, now: Instant) -> usize {
+        let mut count = self.handle_events(now);
+        for _ in 0..LOOKS {
+            if self.next_event < self.events.as_slice().len() {
+                break;
+            }
+            let Some(stream) = &mut self.stream else { break };
+            let direct = self
+                .end
+                .direct()
+                .filter(|place| place.len_bytes >= DIRECT_BYTES && stream.bytes().is_empty());
+            let segment = direct.and_then(|place| self.rooms.segment(place));
+            let received = match segment {
+                Some(segment) => stream.receive_into(&[segment]),
+                None => stream.receive(),
+            };
+            match received {
+                Received::Bytes(bytes) if segment.is_some() => {
+                    let placed = u32::try_from(bytes).unwrap_or(u32::MAX);
+                    self.end.placed(now, placed, &mut self.events);
+                    count += 1 + self.handle_events(now);
+                }
+                Received::Bytes(_) => count += 1,
+                Received::Nothing => {
+                    count += self.take_in(now);
+                    break;
+                }
+                Received::End => {
+                    count += self.take_in(now);
+                    self.stream_ended(None);
+                    break;
+                }
+                Received::Broken(why) => {
+                    count += self.take_in(now);
+                    self.stream_ended(Some(why));
+                    break;
+                }
+            }
+            count += self.take_in(now);
+        }
+        count
+    }
+
+    /// Waits for the peer to close a connection that has ended: what still comes is of no use.
+    #[cold]
+    fn linger(&mut self) -> usize {
+        let Some(stream) = &mut self.stream else { return 0 };
+        let count = stream.bytes().len();
+        stream.consume(count);
+        match stream.receive() {
+            Received::Bytes(_) => 1,
+            Received::Nothing => 0,
+            Received::End | Received::Broken(_) => {
+                self.stream = None;
+                1
+            }
+        }
+    }
+
+    /// Reads the bytes that lie there, as far as there is room for what they say.
+    #[inline]
+    fn take_in(&mut self, now: Instant) -> usize {
+        let mut count = 0;
+        while self.next_event == self.events.as_slice().len() {
+            let Some(stream) = &self.stream else { break };
+            let bytes = stream.bytes();
+            if bytes.is_empty() {
+                break;
+            }
+            self.taken = self.end.receive(now, bytes, &mut self.events);
+            let is_stuck = self.taken == 0 && self.events.as_slice().is_empty();
+            count += self.handle_events(now);
+            if is_stuck {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Deals with what has happened. Stops where there is no room for data that have come.
+    #[inline]
+    fn handle_events(&mut self, now: Instant) -> usize {
+        let first = self.next_event;
+        while let Some(event) = self.events.as_slice().get(self.next_event).copied() {
+            if !self.handle(now, event) {
+                return self.next_event - first;
+            }
+            self.next_event += 1;
+        }
+        let count = self.next_event - first;
+        self.events.clear();
+        self.next_event = 0;
+        if self.taken > 0
+            && let Some(stream) = &mut self.stream
+        {
+            stream.consume(core::mem::take(&mut self.taken));
+        }
+        count
+    }
+
+    /// False if there is no room just now.
+    #[inline]
+    fn handle(&mut self, now: Instant, event: ControllerEvent) -> bool {
+        match event {
+            ControllerEvent::Command { tag, command, data: Ok(data) } => {
+                let Self { rooms, end, role, .. } = self;
+                let is_small = !matches!(role, Role::Io(_));
+                match rooms.open(end, tag, command, data, is_small) {
+                    Opened::Ready => self.begin(now, tag),
+                    Opened::Later => {}
+                    Opened::NoRoom => return false,
+                }
+            }
+            ControllerEvent::Command { tag, command, data: Err(status) } => {
+                self.rooms.refuse(&mut self.end, tag, command, status.with_dnr());
+            }
+            ControllerEvent::Data { place, at } => {
+                let Some(stream) = &self.stream else { return true };
+                let bytes = &stream.bytes()[at as usize..][..place.len_bytes as usize];
+                let stored = self.rooms.store(place, bytes);
+                debug_assert!(stored.is_ok(), "a buffer lies in the budget's region");
+            }
+            ControllerEvent::Arrived { tag, is_intact } => {
+                if self.rooms.arrived(tag) {
+                    self.arrived(now, tag, is_intact);
+                }
+            }
+            ControllerEvent::Released { tag } => self.rooms.release(tag),
+            ControllerEvent::Open(_) => {}
+            ControllerEvent::Ended(cause) => self.line_ended(now, cause),
+        }
+        true
+    }
+
+    #[inline]
+    fn arrived(&mut self, now: Instant, tag: u16, is_intact: bool) {
+        if is_intact {
+            return self.begin(now, tag);
+        }
+        let completion = Completion::new(0, Status::TRANSIENT_TRANSPORT_ERROR);
+        self.rooms.finish(&mut self.end, tag, 0, completion);
+    }
+
+    /// A command has all that it needs.
+    #[inline]
+    fn begin(&mut self, now: Instant, tag: u16) {
+        let Self { role, rooms, end, .. } = self;
+        match role {
+            Role::Io(io) => {
+                if io.begin(rooms, end, tag) == Begun::Fabrics {
+                    self.begin_fabrics(now, tag);
+                }
+            }
+            Role::Admin(admin) => admin.begin(now, rooms, end, tag),
+            Role::Stranger => self.connect(now, tag),
+            Role::Gone => {}
+        }
+    }
+
+    /// Commands of fabrics on an I/O queue: Disconnect (Base 2.1 §6.4).
+    #[cold]
+    fn begin_fabrics(&mut self, now: Instant, tag: u16) {
+        let kind = FabricsType::from_u8(self.rooms.command(tag).nsid().to_le_bytes()[0]);
+        let status = match kind {
+            Some(FabricsType::Disconnect) => {
+                self.ends_sent = true;
+                if let Role::Io(io) = &mut self.role {
+                    io.stop(now);
+                }
+                Status::SUCCESS
+            }
+            Some(FabricsType::Connect) => Status::COMMAND_SEQUENCE_ERROR.with_dnr(),
+            _ => Status::INVALID_OPCODE.with_dnr(),
+        };
+        self.rooms.finish(&mut self.end, tag, 0, Completion::new(0, status));
+    }
+
+    fn begin_waiting(&mut self, now: Instant) -> usize {
+        let mut count = 0;
+        while let Some(tag) = self.rooms.next_ready(&mut self.end) {
+            count += 1;
+            self.begin(now, tag);
+        }
+        count
+    }
+
+    /// The first command of a connection.
+    #[cold]
+    fn connect(&mut self, now: Instant, tag: u16) {
+        let command = *self.rooms.command(tag);
+        let completion = match self.granted(now, tag, &command) {
+            Ok(cntlid) => {
+                self.connect_by = Instant::NEVER;
+                let result = Connected(0).with(|connected| connected.cntlid(cntlid)).0;
+                Completion::new(0, Status::SUCCESS).with_dw0(result)
+            }
+            Err(NotGranted { status, result, why }) => {
+                let (connection, peer) = (self.id, self.peer.clone());
+                self.service.tell(News::Refused { connection, peer, why });
+                Completion::new(0, status).with_dw0(result)
+            }
+        };
+        self.rooms.finish(&mut self.end, tag, 0, completion);
+    }
+
+    fn granted(&mut self, now: Instant, tag: u16, command: &Command) -> Result<u16, NotGranted> {
+        let refuse = |status: Status, why: &str| NotGranted {
+            status: status.with_dnr(),
+            result: 0,
+            why: why.to_owned(),
+        };
+        let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
+        let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
+        if !is_fabrics || kind != Some(FabricsType::Connect) {
+            let why = "its first command is not Connect";
+            return Err(refuse(Status::COMMAND_SEQUENCE_ERROR, why));
+        }
+        let connect = parse(command)?;
+        let mut data = ConnectData::zeroed();
+        let len = u32::try_from(ConnectData::BYTES).unwrap_or(u32::MAX);
+        if self.rooms.data(tag) != (Way::FromHost, len) {
+            let why =
+                format!("its Connect has {} bytes of data, expected {len}", self.rooms.data(tag).1);
+            return Err(refuse(Status::DATA_SGL_LENGTH_INVALID, &why));
+        }
+        let mut bytes = [0; ConnectData::BYTES];
+        if let Some(buffer) = self.rooms.buffer(tag) {
+            let segment = buffer.segment(self.rooms.budget(), len);
+            let loaded = self.rooms.budget().regions().load(segment, &mut bytes);
+            loaded.map_err(|_| refuse(Status::INTERNAL_ERROR, "its data lie nowhere"))?;
+            data = ConnectData::from_bytes(&bytes);
+        }
+        let asked = Asked { service: &self.service, port: self.port, now, connect, data: &data };
+        let granted = asked.answer()?;
+        let entries = connect.sqsize + 1;
+        let flow_control = !connect.disable_sq_flow_control;
+        match granted {
+            Granted::Admin(association) => {
+                self.end.connected(QueueKind::Admin { entries, flow_control });
+                let bell = Arc::clone(&self.seat);
+                association.front().set_bell(Arc::new(move || bell.ring()));
+                let cntlid = association.cntlid;
+                self.service.tell(News::Associated {
+                    connection: self.id,
+                    peer: self.peer.clone(),
+                    host: association.host.nqn.clone(),
+                    subsystem: association.offer().nqn().to_owned(),
+                    cntlid,
+                });
+                self.role = Role::Admin(Box::new(Admin::new(association)));
+                Ok(cntlid)
+            }
+            Granted::Io { association, qid } => {
+                let cntlid = association.cntlid;
+                let depth = self.service.limits().queue_entries;
+                let io = Io::new(&self.service, association, (qid, depth), &mut self.rooms, now);
+                let io = io.map_err(no_queue)?;
+                let bell = Arc::clone(&self.seat);
+                io.link().set_bell(Arc::new(move || bell.ring()));
+                self.end.connected(QueueKind::Io { entries, flow_control });
+                self.role = Role::Io(Box::new(io));
+                Ok(cntlid)
+            }
+        }
+    }
+
+    #[inline]
+    fn turn_role(&mut self, now: Instant, is_called: bool) -> usize {
+        let Self { role, rooms, end, .. } = self;
+        match role {
+            Role::Io(io) => {
+                let count = io.turn(now, rooms, end);
+                io.tell(now);
+                if io.is_stopping() && self.reason.is_none() && !self.ends_sent {
+                    self.end_for(now, Reason::AssociationEnded);
+                }
+                count
+            }
+            Role::Admin(admin) => {
+                let turned = admin.turn(now, is_called, rooms, end);
+                if let Some(text) = turned.trouble {
+                    self.service.tell(News::Trouble(format!("{}: {text}", self.peer)));
+                }
+                let reason = match turned.over {
+                    Some(Over::KeepAliveExpired) => Some(Reason::KeepAliveExpired),
+                    Some(Over::NotEnabled) => Some(Reason::NotEnabled),
+                    Some(Over::HostLost) => Some(Reason::AssociationEnded),
+                    None => None,
+                };
+                if let Some(reason) = reason {
+                    self.end_for(now, reason);
+                }
+                turned.count
+            }
+            Role::Stranger | Role::Gone => 0,
+        }
+    }
+
+    /// Sends what there is to send.
+    #[inline]
+    pub(super) fn send(&mut self, now: Instant) {
+        let Some(stream) = &mut self.stream else { return };
+        match self.outgoing.send(&mut **stream, &mut self.end, &mut self.rooms) {
+            Ok(count) => {
+                if !self.outgoing.is_blocked() {
+                    self.blocked_since = None;
+                } else if count > 0 || self.blocked_since.is_none() {
+                    self.blocked_since = Some(now);
+                }
+            }
+            Err(why) => self.stream_ended(Some(why)),
+        }
+        if self.ends_sent && self.end.pieces().is_empty() && !self.end.has_more() {
+            self.end_for(now, Reason::Said);
+        }
+        if self.reason.is_some() {
+            self.close(now);
+        }
+    }
+
+    /// The end has ended by itself.
+    #[cold]
+    fn line_ended(&mut self, now: Instant, cause: Cause) {
+        let reason = match cause {
+            Cause::Refused(refusal) => Reason::Refused(refusal_text(refusal)),
+            Cause::Terminated(refusal) => Reason::Terminated(refusal_text(refusal)),
+            Cause::TerminatedUnsoundly => {
+                Reason::Terminated("by a request that makes no sense".to_owned())
+            }
+            Cause::NotOpened => Reason::TooSlow("open its connection"),
+            Cause::Stalled => Reason::TooSlow("send a unit that it had begun"),
+            Cause::Closed | Cause::Cut => Reason::Closed,
+        };
+        self.end_for(now, reason);
+    }
+
+    /// Nothing comes any more.
+    #[cold]
+    fn stream_ended(&mut self, why: Option<Broken>) {
+        if let Some(Broken(text)) = why {
+            self.reason.get_or_insert(Reason::Broken(text));
+        }
+        let rest = self.stream.as_ref().map_or(0, |stream| stream.bytes().len());
+        self.reason.get_or_insert(Reason::Closed);
+        self.end.receive_end(rest, &mut self.events);
+        self.events.clear();
+        (self.next_event, self.taken) = (0, 0);
+    }
+
+    /// It ends, for the first reason that was found.
+    #[cold]
+    fn end_for(&mut self, now: Instant, reason: Reason) {
+        self.reason.get_or_insert(reason);
+        match &mut self.role {
+            Role::Io(io) => io.stop(now),
+            Role::Admin(admin) => admin.stop(now),
+            Role::Stranger | Role::Gone => {}
+        }
+    }
+
+    /// Closes the stream, unless the peer is still being told why.
+    #[cold]
+    fn close(&mut self, now: Instant) {
+        match &mut self.role {
+            Role::Io(io) => io.stop(now),
+            Role::Admin(admin) => admin.stop(now),
+            Role::Stranger | Role::Gone => {}
+        }
+        let is_telling = matches!(self.reason, Some(Reason::Refused(_))) && !self.end.is_over();
+        if !is_telling {
+            self.stream = None;
+        } else if self.end.is_spent()
+            && let Some(stream) = &mut self.stream
+        {
+            stream.shut_down();
+        }
+        if let Role::Io(io) = &self.role
+            && self.stream.is_none()
+            && io.is_drained()
+        {
+            let Role::Io(io) = core::mem::replace(&mut self.role, Role::Gone) else { return };
+            io.leave(now, &mut self.rooms);
+        }
+    }
+
+    /// Whether nobody works on anything of it.
+    fn is_drained(&self) -> bool {
+        match &self.role {
+            Role::Io(_) => false,
+            Role::Admin(admin) => admin.is_drained(),
+            Role::Stranger | Role::Gone => true,
+        }
+    }
+
+    /// It may sleep, on what is returned.
+    pub(super) fn make_bed(&mut self) -> io::Result<WokenBy> {
+        let source =
+            self.stream.as_ref().map_or(WakeSource::Nothing, |stream| stream.wake_source());
+        let bed = Bed::new(source)?;
+        let woken_by = bed.woken_by()?;
+        self.bed = Some(bed);
+        Ok(woken_by)
+    }
+
+    pub(super) fn bed_and_queue(&mut self) -> (Option<&mut Bed>, Option<&mut Io>) {
+        let io = match &mut self.role {
+            Role::Io(io) => Some(&mut **io),
+            _ => None,
+        };
+        (self.bed.as_mut(), io)
+    }
+
+    /// Nothing will be needed for a while.
+    pub(super) fn rest(&mut self) {
+        self.rooms.purse().tidy();
+        if let Role::Io(io) = &mut self.role {
+            io.tell(self.worked_at);
+        }
+    }
+
+    /// Has the stream signal. True if something is there already.
+    pub(super) fn arm_stream(&mut self) -> bool {
+        let wants_bytes = self.next_event == self.events.as_slice().len();
+        let wants_room = self.outgoing.is_blocked() || self.outgoing.is_read();
+        self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_room))
+    }
+
+    /// The thread looks by itself again.
+    pub(super) fn awake(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.disarm();
+        }
+        if let Role::Io(io) = &mut self.role {
+            io.queue().disarm();
+        }
+        self.looks.now();
+    }
+
+    /// Whether there is something to be sent that was not tried yet.
+    #[inline]
+    pub(super) fn has_unsent(&self) -> bool {
+        self.stream.is_some()
+            && !self.outgoing.is_blocked()
+            && (self.end.has_more() || self.outgoing.has_unsent(&self.end))
+    }
+
+    /// Whether only further turns bring it on.
+    pub(super) fn is_behind(&self) -> bool {
+        let wants_turn = match &self.role {
+            Role::Admin(admin) => admin.wants_turn(),
+            Role::Io(io) => self.reason.is_some() && io.is_drained(),
+            Role::Stranger | Role::Gone => false,
+        };
+        wants_turn || self.seat.is_called() || self.is_over()
+    }
+
+    /// Has it end because its thread does.
+    pub(super) fn leave(&mut self) {
+        if self.reason.is_none() {
+            self.end_for(self.worked_at, Reason::ServerEnds);
+        }
+    }
+
+    pub(super) fn worked_at(&self) -> Instant {
+        self.worked_at
+    }
+
+    pub(super) fn seat(&self) -> &Arc<Seat> {
+        &self.seat
+    }
+
+    /// When to look again even if nothing happens.
+    pub(super) fn next_deadline(&self) -> Instant {
+        let role = match &self.role {
+            Role::Admin(admin) => admin.wake_at(),
+            Role::Io(io) => io.wake_at(),
+            Role::Stranger | Role::Gone => Instant::NEVER,
+        };
+        self.deadline().min(role)
+    }
+
+    /// When something is to be looked after.
+    #[inline]
+    pub(super) fn deadline(&self) -> Instant {
+        let blocked = match self.blocked_since {
+            Some(since) => since.after(self.service.limits().patience),
+            None => Instant::NEVER,
+        };
+        self.end.deadline().min(self.connect_by).min(blocked)
+    }
+
+    #[cold]
+    fn expire(&mut self, now: Instant) -> usize {
+        if now >= self.connect_by {
+            self.connect_by = Instant::NEVER;
+            self.end_for(now, Reason::TooSlow("connect"));
+        }
+        let patience = self.service.limits().patience;
+        if self.blocked_since.is_some_and(|since| now >= since.after(patience)) {
+            self.blocked_since = None;
+            self.end_for(now, Reason::TooSlow("take what it asked for"));
+        }
+        self.end.expired(now, &mut self.events);
+        self.handle_events(now) + 1
+    }
+}
+
+fn refusal_text(refusal: wire::tcp::Refusal) -> String {
+    format!("{:?}, {:#x}", refusal.status, refusal.information)
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.service.left();
+        // Nobody reads from memory for a socket that is closed.
+        self.stream = None;
+        let (connection, peer) = (self.id, self.peer.clone());
+        let reason = self.reason.take().unwrap_or(Reason::ServerEnds);
+        self.service.tell(News::Disconnected { connection, peer, reason });
+        if !matches!(self.role, Role::Io(_)) {
+            self.rooms.clear();
+        }
+    }
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Guest")
+            .field("id", &self.id)
+            .field("peer", &self.peer)
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,281 @@
+//! The memory that connections have for data: a budget that is given at start and never exceeded.
+//!
+//! ```text
+//!   Budget   one region: blocks of 4 KiB and up, and one of the largest that is kept back
+//!     ▲ │    behind a lock
+//!     │ ▼
+//!   Purse    a connection's own: blocks that were used last, and two pages that nobody else gets
+//!     ▲ │    no lock
+//!     │ ▼
+//!   Buffer   what one command has
+//! ```
+//!
+//! Who finds nothing waits in line, and who is first in it may have the block that is kept back: so
+//! whatever one command needs it gets, and the others after it. While somebody waits nobody keeps
+//! what he does not use. The two pages are for what comes unasked and for what a connection cannot
+//! do without: Connect, admin commands, data in a capsule.
+
+mod buddy;
+mod purse;
+mod reach;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Dma, Segment};
+use ctrl::controller::Bell;
+use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
+
+use buddy::Buddy;
+pub(super) use purse::Purse;
+pub(super) use reach::{Reach, iova_of};
+
+/// Memory for the data of all connections of a service. A handle.
+#[derive(Clone)]
+pub struct Budget {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Kept for as long as anybody has a handle.
+    region: Region,
+    pool: DevicePool,
+    order_max: u8,
+    /// Somebody waits. Stored inside the lock.
+    is_scarce: AtomicBool,
+    purses: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    buddy: Buddy,
+    /// The block that is kept back, while nobody has it.
+    kept: Option<u32>,
+    /// Who waits, oldest first.
+    line: VecDeque<Waiter>,
+}
+
+struct Waiter {
+    purse: u64,
+    bell: Bell,
+}
+
+/// The memory of one command, or of something else that needs some.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Buffer {
+    page: u32,
+    order: u8,
+    source: Source,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Shared,
+    /// The block that is kept back.
+    Kept,
+    /// A connection's own pages.
+    Own,
+}
+
+/// Bytes of a page, as a power of two.
+const PAGE_SHIFT: u32 = 12;
+/// The longest budget: what a segment can name.
+const BYTES_MAX: u64 = 1 << 31;
+
+/// The smallest order of blocks that hold `len_bytes`.
+#[inline]
+fn order_of(len_bytes: u32) -> u8 {
+    let pages = len_bytes.max(1).div_ceil(1 << PAGE_SHIFT);
+    u8::try_from(pages.next_power_of_two().trailing_zeros()).unwrap_or(u8::MAX)
+}
+
+impl Budget {
+    /// `bytes` of memory in a region of its own, for commands that move at most `transfer_bytes_max`.
+    ///
+    /// # Errors
+    ///
+    /// If that is too little for one such command and one connection, too much, or not to be had.
+    pub fn new(regions: &Regions, bytes: u64, transfer_bytes_max: u32) -> Result<Self, String> {
+        let order_max = order_of(transfer_bytes_max);
+        let least = 2_u64 << (PAGE_SHIFT + u32::from(order_max));
+        if !(least..=BYTES_MAX).contains(&bytes) {
+            return Err(format!(
+                "memory for connections: {bytes} bytes, expected {least} to {BYTES_MAX}"
+            ));
+        }
+        let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
+        let region = regions
+            .allocate(len)
+            .map_err(|why| format!("memory for connections: {bytes} bytes: {why}"))?;
+        let pool = DevicePool::new(
+            regions.clone(),
+            region.segment(),
+            DeviceKind::Emulated,
+            CommandStore::Plain,
+        );
+        let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
+        let mut buddy = Buddy::new(pages, order_max);
+        let kept = buddy.take(order_max);
+        let state = State { buddy, kept, line: VecDeque::new() };
+        let shared = Shared {
+            region,
+            pool,
+            order_max,
+            is_scarce: AtomicBool::new(false),
+            purses: AtomicU64::new(0),
+            state: Mutex::new(state),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shared.region.len_bytes()
+    }
+
+    /// What nobody has, the block that is kept back included.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        let state = self.state();
+        let kept = state.kept.map_or(0, |_| 1_u64 << self.shared.order_max);
+        (u64::from(state.buddy.free_pages()) + kept) << PAGE_SHIFT
+    }
+
+    /// How many wait for memory.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.state().line.len()
+    }
+
+    /// Bytes of the largest buffer.
+    pub(super) fn buffer_bytes_max(&self) -> u32 {
+        1 << (PAGE_SHIFT + u32::from(self.shared.order_max))
+    }
+
+    pub(super) fn pool(&self) -> &DevicePool {
+        &self.shared.pool
+    }
+
+    pub(super) fn regions(&self) -> &Regions {
+        self.shared.pool.regions()
+    }
+
+    fn whole(&self) -> Segment {
+        self.shared.region.segment()
+    }
+
+    /// Where the pool's memory begins, for a device.
+    fn iova(&self) -> u64 {
+        self.shared.pool.iova(self.whole()).unwrap_or_default()
+    }
+
+    #[inline]
+    fn is_scarce(&self) -> bool {
+        // Only a hint: whoever sees it late gives back late.
+        self.shared.is_scarce.load(Ordering::Relaxed)
+    }
+
+    /// A block for the purse of this number, which waits in line if there is none for it.
+    fn take(&self, purse: u64, bell: &Bell, order: u8) -> Option<Buffer> {
+        let mut state = self.state();
+        let first = state.line.front().map(|waiter| waiter.purse);
+        let is_first = first.is_none_or(|first| first == purse);
+        let found = is_first.then(|| state.block(order)).flatten();
+        if found.is_none() {
+            if !state.line.iter().any(|waiter| waiter.purse == purse) {
+                state.line.push_back(Waiter { purse, bell: bell.clone() });
+                self.shared.is_scarce.store(true, Ordering::Relaxed);
+            }
+            return None;
+        }
+        if first.is_some() {
+            state.line.pop_front();
+            self.call_first(state);
+        }
+        found
+    }
+
+    /// A block if there is one and nobody waits: for more than is needed just now.
+    fn take_spare(&self, order: u8, places: &mut Vec<u32>, most: usize) {
+        let mut state = self.state();
+        while state.line.is_empty()
+            && places.len() < most
+            && let Some(page) = state.buddy.take(order)
+        {
+            places.push(page);
+        }
+    }
+
+    fn give(&self, buffers: impl IntoIterator<Item = Buffer>) {
+        let mut state = self.state();
+        for buffer in buffers {
+            match buffer.source {
+                Source::Kept => state.kept = Some(buffer.page),
+                Source::Shared | Source::Own => state.buddy.give(buffer.page, buffer.order),
+            }
+        }
+        self.call_first(state);
+    }
+
+    /// A purse wants nothing any more.
+    fn leave(&self, purse: u64) {
+        let mut state = self.state();
+        state.line.retain(|waiter| waiter.purse != purse);
+        self.call_first(state);
+    }
+
+    /// Whoever is first in line looks again.
+    fn call_first(&self, state: MutexGuard<'_, State>) {
+        self.shared.is_scarce.store(!state.line.is_empty(), Ordering::Relaxed);
+        let bell = state.line.front().map(|waiter| waiter.bell.clone());
+        drop(state);
+        if let Some(bell) = bell {
+            bell();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn block(&mut self, order: u8) -> Option<Buffer> {
+        if let Some(page) = self.buddy.take(order) {
+            return Some(Buffer { page, order, source: Source::Shared });
+        }
+        let page = self.kept.take()?;
+        Some(Buffer { page, order, source: Source::Kept })
+    }
+}
+
+impl Buffer {
+    /// The first `len_bytes` of it, in the memory of `budget`.
+    #[inline]
+    pub(super) fn segment(&self, budget: &Budget, len_bytes: u32) -> Segment {
+        debug_assert!(len_bytes <= 1 << (PAGE_SHIFT + u32::from(self.order)), "it lies inside");
+        let whole = budget.whole();
+        Segment { offset: whole.offset + self.offset(), len_bytes, region: whole.region }
+    }
+
+    /// Where it begins in the budget's memory.
+    #[inline]
+    fn offset(&self) -> u64 {
+        u64::from(self.page) << PAGE_SHIFT
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Budget {{ {} of {} bytes free }}", self.free_bytes(), self.bytes())
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Shared").field("region", &self.region).finish_non_exhaustive()
+    }
+}

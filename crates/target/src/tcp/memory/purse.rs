@@ -1,0 +1,168 @@
+//! What one connection has of the budget.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+use ctrl::controller::Bell;
+
+use super::{Budget, Buffer, PAGE_SHIFT, Source, order_of};
+
+/// A connection's blocks. Taking and giving back costs no lock as long as what goes out is what came
+/// back last.
+pub(in crate::tcp) struct Purse {
+    budget: Budget,
+    number: u64,
+    bell: Bell,
+    /// Blocks that nobody uses just now, by order.
+    idle: Vec<Vec<u32>>,
+    idle_bytes: u32,
+    /// The two pages, while nobody uses them.
+    own: Option<Buffer>,
+    /// It stands in line.
+    is_waiting: bool,
+}
+
+/// Idle bytes that a connection keeps: what a host with 128 small commands has under way, twice.
+const KEPT_BYTES: u32 = 1 << 20;
+/// Bytes that are fetched at a time, where blocks are smaller.
+const FETCHED_BYTES: u32 = 64 << 10;
+/// A connection's own two pages.
+const OWN_ORDER: u8 = 1;
+
+impl Purse {
+    /// A purse with its own two pages in it. `bell` is rung when it is first in line.
+    pub(in crate::tcp) fn new(budget: &Budget, bell: Bell) -> Option<Self> {
+        let number = budget.shared.purses.fetch_add(1, Ordering::Relaxed);
+        let page = {
+            let mut state = budget.state();
+            // Those who wait come first: who has just come is let in when there is room.
+            if state.line.is_empty() { state.buddy.take(OWN_ORDER) } else { None }
+        };
+        let own = Buffer { page: page?, order: OWN_ORDER, source: Source::Own };
+        let idle = (0..=budget.shared.order_max).map(|_| Vec::new()).collect();
+        Some(Self {
+            budget: budget.clone(),
+            number,
+            bell,
+            idle,
+            idle_bytes: 0,
+            own: Some(own),
+            is_waiting: false,
+        })
+    }
+
+    /// A buffer of `len_bytes`, which must not be more than the largest. Without one the connection
+    /// waits in line, and its bell is rung.
+    #[inline]
+    pub(in crate::tcp) fn take(&mut self, len_bytes: u32) -> Option<Buffer> {
+        let order = order_of(len_bytes);
+        if let Some(page) = self.idle[usize::from(order)].pop() {
+            self.idle_bytes -= 1 << (PAGE_SHIFT + u32::from(order));
+            return Some(Buffer { page, order, source: Source::Shared });
+        }
+        self.fetch(order)
+    }
+
+    /// The connection's own pages, for what is no longer than they are.
+    pub(in crate::tcp) fn take_own(&mut self, len_bytes: u32) -> Option<Buffer> {
+        let fits = order_of(len_bytes) <= OWN_ORDER;
+        fits.then(|| self.own.take()).flatten()
+    }
+
+    /// Takes a buffer back that nobody uses any more.
+    #[inline]
+    pub(in crate::tcp) fn give(&mut self, buffer: Buffer) {
+        let bytes = 1 << (PAGE_SHIFT + u32::from(buffer.order));
+        let is_kept = buffer.source == Source::Shared
+            && self.idle_bytes + bytes <= KEPT_BYTES
+            && !self.budget.is_scarce();
+        if is_kept {
+            self.idle_bytes += bytes;
+            self.idle[usize::from(buffer.order)].push(buffer.page);
+            return;
+        }
+        self.put_away(buffer);
+    }
+
+    /// Gives back what is idle: somebody waits, or nothing will be needed for a while.
+    pub(in crate::tcp) fn tidy(&mut self) {
+        if self.idle_bytes > 0 {
+            self.empty();
+        }
+    }
+
+    /// Nothing is waited for any more.
+    pub(in crate::tcp) fn stop_waiting(&mut self) {
+        if core::mem::take(&mut self.is_waiting) {
+            self.budget.leave(self.number);
+        }
+    }
+
+    /// Whether somebody waits for what may be idle here.
+    #[inline]
+    pub(in crate::tcp) fn is_wanted(&self) -> bool {
+        self.idle_bytes > 0 && self.budget.is_scarce()
+    }
+
+    pub(in crate::tcp) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    #[cold]
+    fn fetch(&mut self, order: u8) -> Option<Buffer> {
+        // What lies idle in other sizes may be what is missing.
+        if self.budget.is_scarce() {
+            self.tidy();
+        }
+        let mut found = self.budget.take(self.number, &self.bell, order);
+        if found.is_none() && self.idle_bytes > 0 {
+            self.empty();
+            found = self.budget.take(self.number, &self.bell, order);
+        }
+        self.is_waiting = found.is_none();
+        let bytes = 1 << (PAGE_SHIFT + u32::from(order));
+        if found.is_some() && bytes < FETCHED_BYTES {
+            let places = &mut self.idle[usize::from(order)];
+            self.budget.take_spare(order, places, (FETCHED_BYTES / bytes) as usize - 1);
+            self.idle_bytes += u32::try_from(places.len()).unwrap_or(0) * bytes;
+        }
+        found
+    }
+
+    #[cold]
+    fn put_away(&mut self, buffer: Buffer) {
+        if buffer.source == Source::Own {
+            self.own = Some(buffer);
+            return;
+        }
+        self.budget.give([buffer]);
+        self.tidy();
+    }
+
+    #[cold]
+    fn empty(&mut self) {
+        self.idle_bytes = 0;
+        let blocks = (0..).zip(&mut self.idle).flat_map(|(order, pages)| {
+            pages.drain(..).map(move |page| Buffer { page, order, source: Source::Shared })
+        });
+        self.budget.give(blocks);
+    }
+}
+
+impl Drop for Purse {
+    fn drop(&mut self) {
+        self.tidy();
+        if let Some(own) = self.own.take() {
+            self.budget.give([own]);
+        }
+        if self.is_waiting {
+            self.budget.leave(self.number);
+        }
+    }
+}
+
+impl fmt::Debug for Purse {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Purse {{ {} bytes idle }}", self.idle_bytes)
+    }
+}

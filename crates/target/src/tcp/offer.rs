@@ -1,0 +1,213 @@
+//! A subsystem that is offered: to whom, where, and with which controllers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use base::Instant;
+use ctrl::controller::{
+    AnaState, Controller, ControllerConfig, HostIdentity, Subsystem, Transport,
+};
+use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
+
+use super::association::{Association, HostNames};
+use super::service::Limits;
+
+/// Who may use a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// Anybody.
+    Any,
+    /// Those with these names.
+    Listed(BTreeSet<String>),
+}
+
+/// Which controllers a host may ask for (Base 2.1 §3.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControllerModel {
+    /// One is made for every association.
+    Dynamic,
+    /// There are so many, numbered from 1, and a host may ask for one of them or for any.
+    Static(u16),
+}
+
+/// What is offered.
+pub struct OfferPlan {
+    /// The subsystem.
+    pub subsystem: Subsystem,
+    /// Its NVMe Qualified Name, the one that it was made with.
+    pub nqn: String,
+    /// Who may use it.
+    pub hosts: Hosts,
+    /// At which ports it is shown, and how namespaces of which group are reached there. A port that
+    /// is not here does not show it.
+    pub ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
+    /// Which controllers there are.
+    pub model: ControllerModel,
+}
+
+/// An offer that stands.
+pub(super) struct Offer {
+    nqn: String,
+    subsystem: Subsystem,
+    model: ControllerModel,
+    state: Mutex<State>,
+}
+
+struct State {
+    hosts: Hosts,
+    ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
+    associations: BTreeMap<u16, Weak<Association>>,
+    /// Where the search for a number begins, so that one is not used again at once.
+    next: u16,
+}
+
+/// Why a host gets no controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NoController {
+    /// Its name is not among those that may use the subsystem.
+    Host,
+    /// There is no such controller, or it is not to be asked for.
+    Identifier(u16),
+    /// All are in use.
+    Busy,
+    /// There cannot be one.
+    Trouble(String),
+}
+
+impl Offer {
+    pub(super) fn new(plan: OfferPlan) -> Arc<Self> {
+        let OfferPlan { subsystem, nqn, hosts, ports, model } = plan;
+        let state = State { hosts, ports, associations: BTreeMap::new(), next: 1 };
+        Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
+    }
+
+    pub(super) fn nqn(&self) -> &str {
+        &self.nqn
+    }
+
+    /// Whether it is shown at a port.
+    pub(super) fn is_at(&self, port: u16) -> bool {
+        self.state().ports.contains_key(&port)
+    }
+
+    /// Whether a host may use it.
+    pub(super) fn admits(&self, host: &str) -> bool {
+        match &self.state().hosts {
+            Hosts::Any => true,
+            Hosts::Listed(names) => names.contains(host),
+        }
+    }
+
+    /// Opens a controller for a host that has come by `port`.
+    pub(super) fn open(
+        &self,
+        now: Instant,
+        asked: u16,
+        (port, host): (u16, &HostNames),
+        limits: &Limits,
+    ) -> Result<Controller, NoController> {
+        if !self.admits(&host.nqn) {
+            return Err(NoController::Host);
+        }
+        let cntlid = self.number(asked)?;
+        let config = ControllerConfig {
+            cntlid,
+            queue_entries_max: limits.queue_entries.into(),
+            transfer_bytes_max: limits.transfer_bytes_max,
+            io_queues_max: limits.io_queues_max,
+            vectors: 0,
+            sgls: SGLS,
+            fused_compare_and_write: false,
+            transport: Transport::Fabrics {
+                command_capsule_bytes: 64 + limits.in_capsule_bytes,
+                descriptors_max: 1,
+                quiesce: limits.quiesce,
+            },
+            ..ControllerConfig::default()
+        };
+        let opened = self.subsystem.controller(now, config);
+        let mut controller = opened.map_err(|text| {
+            self.leave(cntlid);
+            NoController::Trouble(text)
+        })?;
+        controller.set_host(HostIdentity::Extended(host.identifier));
+        let states = self.state().ports.get(&port).cloned().unwrap_or_default();
+        for (group, state) in states {
+            self.subsystem.set_ana_state(cntlid, group, state);
+        }
+        Ok(controller)
+    }
+
+    /// The number of the controller that is asked for.
+    fn number(&self, asked: u16) -> Result<u16, NoController> {
+        let mut state = self.state();
+        let last = match self.model {
+            ControllerModel::Dynamic if asked == CNTLID_DYNAMIC => CNTLID_MAX,
+            ControllerModel::Dynamic => return Err(NoController::Identifier(asked)),
+            ControllerModel::Static(count) => match asked {
+                CNTLID_DYNAMIC | CNTLID_STATIC => count,
+                1.. if asked <= count => {
+                    let is_free = !state.associations.contains_key(&asked);
+                    return is_free.then_some(asked).ok_or(NoController::Busy);
+                }
+                _ => return Err(NoController::Identifier(asked)),
+            },
+        };
+        let first = state.next.min(last);
+        let free = (first..=last)
+            .chain(1..first)
+            .find(|number| !state.associations.contains_key(number))
+            .ok_or(NoController::Busy)?;
+        state.next = if free == last { 1 } else { free + 1 };
+        // Taken until its association is entered, or has left.
+        state.associations.insert(free, Weak::new());
+        Ok(free)
+    }
+
+    /// An association has come into being.
+    pub(super) fn enter(&self, association: &Arc<Association>) {
+        let mut state = self.state();
+        state.associations.insert(association.cntlid, Arc::downgrade(association));
+    }
+
+    /// A controller is gone.
+    pub(super) fn leave(&self, cntlid: u16) {
+        self.state().associations.remove(&cntlid);
+    }
+
+    /// The association of a controller.
+    pub(super) fn association(&self, cntlid: u16) -> Option<Arc<Association>> {
+        self.state().associations.get(&cntlid).and_then(Weak::upgrade)
+    }
+
+    /// All there are.
+    pub(super) fn associations(&self) -> Vec<Arc<Association>> {
+        self.state().associations.values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// SGLs are understood, with an address or as an offset in the capsule, and the transport's data block
+/// (Base 2.1 §5.1.13.2.1).
+const SGLS: u32 = 1 | 1 << 20 | 1 << 21;
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Offer").field("nqn", &self.nqn).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for OfferPlan {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("OfferPlan")
+            .field("nqn", &self.nqn)
+            .field("hosts", &self.hosts)
+            .field("ports", &self.ports)
+            .field("model", &self.model)
+            .finish_non_exhaustive()
+    }
+}

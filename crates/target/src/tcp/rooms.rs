@@ -1,0 +1,326 @@
+//! The commands of a connection, and where the data of each lie.
+//!
+//! ```text
+//!   Command ─┬─ no data ───────────────────────────────────────────▶ ready
+//!            ├─ data to the host ─── a buffer, or a place in line ──▶ ready
+//!            ├─ data from the host ─ a buffer, or a place in line ─ R2T ─ all has come ─▶ ready
+//!            └─ data in the capsule ─ a buffer, or the socket waits ───── all has come ─▶ ready
+//! ```
+
+use std::collections::VecDeque;
+
+use base::{Memory, NoSuchMemory, Segment};
+use tcp::{CommandData, Controller, Payloads, Place};
+use wire::tcp::Crc32c;
+use wire::{Command, Completion, Status};
+
+use super::memory::{Budget, Buffer, Purse};
+
+/// The commands and their memory.
+#[derive(Debug)]
+pub(super) struct Rooms {
+    slots: Box<[Slot]>,
+    purse: Purse,
+    /// Commands that wait for a buffer, oldest first.
+    waiting: VecDeque<u16>,
+}
+
+/// One command, under its tag.
+#[derive(Debug)]
+struct Slot {
+    command: Command,
+    buffer: Option<Buffer>,
+    len_bytes: u32,
+    way: Way,
+    step: Step,
+}
+
+/// Which way its data go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    None,
+    FromHost,
+    ToHost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Free,
+    /// It waits for a buffer.
+    Waiting,
+    /// Its data come.
+    Coming,
+    /// All that it needs is there.
+    Ready,
+    /// It was finished, and its answer is on its way.
+    Answered,
+}
+
+/// What became of a command that has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opened {
+    /// It can begin.
+    Ready,
+    /// It can begin later.
+    Later,
+    /// There is no room for data that come unasked: nothing more is to be read.
+    NoRoom,
+}
+
+/// Bytes of data whose digest is computed at a time.
+const DIGEST_BYTES: u32 = 4096;
+
+impl Rooms {
+    pub(super) fn new(depth: u16, purse: Purse) -> Self {
+        let slot = || Slot {
+            command: Command([0; 8]),
+            buffer: None,
+            len_bytes: 0,
+            way: Way::None,
+            step: Step::Free,
+        };
+        Self {
+            slots: (0..depth).map(|_| slot()).collect(),
+            purse,
+            waiting: VecDeque::with_capacity(depth.into()),
+        }
+    }
+
+    /// A command has come. Nothing is kept of it if there is [no room](Opened::NoRoom).
+    #[inline]
+    pub(super) fn open(
+        &mut self,
+        end: &mut Controller,
+        tag: u16,
+        command: Command,
+        data: CommandData,
+        is_small: bool,
+    ) -> Opened {
+        let (way, len_bytes) = match data {
+            CommandData::None => (Way::None, 0),
+            CommandData::InCapsule(len) | CommandData::FromHost(len) => (Way::FromHost, len),
+            CommandData::ToHost(len) => (Way::ToHost, len),
+        };
+        let is_unasked = matches!(data, CommandData::InCapsule(_));
+        let slot = &mut self.slots[usize::from(tag)];
+        debug_assert!(slot.step == Step::Free && slot.buffer.is_none(), "a tag is used once");
+        *slot = Slot { command, buffer: None, len_bytes, way, step: Step::Ready };
+        if len_bytes == 0 {
+            return Opened::Ready;
+        }
+        let may_take = self.waiting.is_empty() || is_unasked;
+        let own = if is_small { self.purse.take_own(len_bytes) } else { None };
+        let buffer = own.or_else(|| if may_take { self.purse.take(len_bytes) } else { None });
+        let buffer = match buffer {
+            None if is_unasked => self.purse.take_own(len_bytes),
+            buffer => buffer,
+        };
+        let slot = &mut self.slots[usize::from(tag)];
+        match (buffer, is_unasked) {
+            (Some(buffer), _) => {
+                slot.buffer = Some(buffer);
+                if self.waiting.is_empty() {
+                    self.purse.stop_waiting();
+                }
+                self.placed(end, tag, is_unasked)
+            }
+            (None, true) => {
+                slot.step = Step::Free;
+                Opened::NoRoom
+            }
+            (None, false) => {
+                slot.step = Step::Waiting;
+                self.waiting.push_back(tag);
+                Opened::Later
+            }
+        }
+    }
+
+    /// A command has a buffer.
+    #[inline]
+    fn placed(&mut self, end: &mut Controller, tag: u16, is_unasked: bool) -> Opened {
+        let slot = &mut self.slots[usize::from(tag)];
+        if slot.way == Way::ToHost {
+            slot.step = Step::Ready;
+            return Opened::Ready;
+        }
+        slot.step = Step::Coming;
+        if !is_unasked {
+            end.grant(tag, slot.len_bytes);
+        }
+        Opened::Later
+    }
+
+    /// The next command that has waited long enough and can begin.
+    pub(super) fn next_ready(&mut self, end: &mut Controller) -> Option<u16> {
+        while let Some(&tag) = self.waiting.front() {
+            let len_bytes = self.slots[usize::from(tag)].len_bytes;
+            let buffer = self.purse.take(len_bytes)?;
+            self.waiting.pop_front();
+            self.slots[usize::from(tag)].buffer = Some(buffer);
+            if self.placed(end, tag, false) == Opened::Ready {
+                return Some(tag);
+            }
+        }
+        None
+    }
+
+    /// Whether commands wait for a buffer.
+    #[inline]
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Bytes have come for a command. Passed over if it has been answered.
+    #[inline]
+    pub(super) fn store(&self, place: Place, bytes: &[u8]) -> Result<(), NoSuchMemory> {
+        match self.segment(place) {
+            Some(segment) => self.purse.budget().regions().store(segment, bytes),
+            None => Ok(()),
+        }
+    }
+
+    /// Where bytes of a command that has not been answered, or whose answer is on its way, lie.
+    #[inline]
+    pub(super) fn segment(&self, place: Place) -> Option<Segment> {
+        let slot = &self.slots[usize::from(place.tag)];
+        let whole = slot.buffer.as_ref()?.segment(self.purse.budget(), slot.len_bytes);
+        whole.slice(place.offset, place.len_bytes)
+    }
+
+    /// All data of a command have come. Whether it can begin.
+    #[inline]
+    pub(super) fn arrived(&mut self, tag: u16) -> bool {
+        let slot = &mut self.slots[usize::from(tag)];
+        let is_due = slot.step == Step::Coming;
+        if is_due {
+            slot.step = Step::Ready;
+        }
+        is_due
+    }
+
+    #[inline]
+    pub(super) fn command(&self, tag: u16) -> &Command {
+        &self.slots[usize::from(tag)].command
+    }
+
+    #[inline]
+    pub(super) fn buffer(&self, tag: u16) -> Option<&Buffer> {
+        self.slots[usize::from(tag)].buffer.as_ref()
+    }
+
+    /// Bytes of its data, and which way they go.
+    #[inline]
+    pub(super) fn data(&self, tag: u16) -> (Way, u32) {
+        let slot = &self.slots[usize::from(tag)];
+        (slot.way, slot.len_bytes)
+    }
+
+    /// Whether a command has all it needs and has not been answered.
+    #[inline]
+    pub(super) fn is_ready(&self, tag: u16) -> bool {
+        self.slots.get(usize::from(tag)).is_some_and(|slot| slot.step == Step::Ready)
+    }
+
+    /// The command that the host calls `cid`, if it has not been answered: its tag, and whether it
+    /// may have begun.
+    pub(super) fn find(&self, cid: u16) -> Option<(u16, bool)> {
+        let is_it = |slot: &Slot| {
+            !matches!(slot.step, Step::Free | Step::Answered) && slot.command.cid() == cid
+        };
+        let (tag, slot) = (0..).zip(&self.slots).find(|(_, slot)| is_it(slot))?;
+        Some((tag, slot.step == Step::Ready))
+    }
+
+    /// Ends a command; `len_bytes` of its data go to the host.
+    #[inline]
+    pub(super) fn finish(
+        &mut self,
+        end: &mut Controller,
+        tag: u16,
+        len_bytes: u32,
+        completion: Completion,
+    ) {
+        let slot = &mut self.slots[usize::from(tag)];
+        if slot.step == Step::Waiting {
+            self.waiting.retain(|waiting| *waiting != tag);
+        }
+        // What is still coming may be on its way to there until its answer is sent.
+        let is_used = len_bytes > 0 || slot.step == Step::Coming;
+        slot.step = Step::Answered;
+        if !is_used && let Some(buffer) = slot.buffer.take() {
+            self.purse.give(buffer);
+        }
+        end.finish(tag, len_bytes, completion);
+    }
+
+    /// Ends a command that has no place here: it was refused as it came.
+    pub(super) fn refuse(
+        &mut self,
+        end: &mut Controller,
+        tag: u16,
+        command: Command,
+        status: Status,
+    ) {
+        let step = Step::Answered;
+        let slot = &mut self.slots[usize::from(tag)];
+        *slot = Slot { command, buffer: None, len_bytes: 0, way: Way::None, step };
+        end.finish(tag, 0, Completion::new(0, status));
+    }
+
+    /// Nothing of a command is left to send.
+    #[inline]
+    pub(super) fn release(&mut self, tag: u16) {
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.step = Step::Free;
+        if let Some(buffer) = slot.buffer.take() {
+            self.purse.give(buffer);
+        }
+    }
+
+    /// Everything goes back: the connection is over, and nobody works on any of it.
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+        for tag in 0..self.slots.len() {
+            self.release(u16::try_from(tag).unwrap_or(u16::MAX));
+        }
+        self.purse.stop_waiting();
+        self.purse.tidy();
+    }
+
+    /// Gives back what is idle if somebody waits for it.
+    #[inline]
+    pub(super) fn share(&mut self) {
+        if self.purse.is_wanted() {
+            self.purse.tidy();
+        }
+    }
+
+    pub(super) fn purse(&mut self) -> &mut Purse {
+        &mut self.purse
+    }
+
+    pub(super) fn budget(&self) -> &Budget {
+        self.purse.budget()
+    }
+}
+
+impl Payloads for Rooms {
+    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+        let mut digest = Crc32c::new();
+        let mut bytes = [0; DIGEST_BYTES as usize];
+        let end = offset + len_bytes;
+        let mut at = offset;
+        while at < end {
+            let count = (end - at).min(DIGEST_BYTES);
+            let into = &mut bytes[..count as usize];
+            if let Some(segment) = self.segment(Place { tag, offset: at, len_bytes: count }) {
+                // A buffer lies in a region that lives as long as its budget.
+                let _ = self.purse.budget().regions().load(segment, into);
+            }
+            digest.update(into);
+            at += count;
+        }
+        digest.value()
+    }
+}

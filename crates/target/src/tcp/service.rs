@@ -1,0 +1,315 @@
+//! What is served: subsystems, to whom they are shown, and the memory for all of it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Instant, Span, Stream};
+use ctrl::Buffers;
+use dma::Regions;
+use tcp::{ControllerConfig, Patience, SuccessFlag};
+
+use super::guest::{Guest, GuestParts};
+use super::memory::{Budget, Purse};
+use super::news::News;
+use super::offer::{Offer, OfferPlan};
+use super::seat::Seat;
+
+/// Subsystems that are served over NVMe/TCP, by whatever carries the bytes.
+///
+/// ```text
+///   let mut guest = service.accept(stream, port, now)?;     // a connection
+///   guest.turn(now);                                        // everything that can be done just now
+///   guest.is_over();                                        // it has ended
+/// ```
+///
+/// A handle, cheap to clone.
+#[derive(Clone)]
+pub struct Service {
+    shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) limits: Limits,
+    budget: Budget,
+    pub(super) buffers: Buffers,
+    state: Mutex<State>,
+    news: Mutex<VecDeque<News>>,
+    connections: AtomicU64,
+    connected: AtomicU64,
+}
+
+struct State {
+    offers: BTreeMap<String, Arc<Offer>>,
+    ports: BTreeMap<u16, Port>,
+    generation: u64,
+}
+
+/// What connections and controllers may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory for data and rings, of all connections together.
+    pub memory_bytes: u64,
+    /// Connections at a time.
+    pub connections_max: usize,
+    /// Entries of the longest queue: 2 to 65 535.
+    pub queue_entries: u16,
+    /// The most data of a command (MDTS): a power of two, at least 8192.
+    pub transfer_bytes_max: u32,
+    /// The most data in the capsule of an I/O command: a multiple of 16, at most 8192.
+    pub in_capsule_bytes: u32,
+    /// I/O queues of a controller.
+    pub io_queues_max: u16,
+    /// How long after its end an association is drained (CQT).
+    pub quiesce: Span,
+    /// How long a host may leave unsent what it was asked for, or untaken what it asked for.
+    pub patience: Span,
+    /// Whether headers and data may have digests.
+    pub digests: bool,
+    /// When a read ends without a response.
+    pub success: SuccessFlag,
+}
+
+/// Where hosts come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// As discovery tells it; none if nobody can be told.
+    pub address: Option<SocketAddr>,
+}
+
+/// Bounce buffers of all queues together, for the few commands that need one, and bytes in each.
+const BUFFERS: u32 = 4;
+const BUFFER_BYTES: u32 = 64 << 10;
+/// News that nobody has read.
+const NEWS_MAX: usize = 1024;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 256 << 20,
+            connections_max: 1100,
+            // So that a host whose ring keeps an entry free has 128 commands under way.
+            queue_entries: 129,
+            transfer_bytes_max: 1 << 20,
+            in_capsule_bytes: 8192,
+            io_queues_max: 64,
+            quiesce: Span::from_secs(1),
+            patience: Span::from_secs(30),
+            digests: true,
+            success: SuccessFlag::WithoutFlowControl,
+        }
+    }
+}
+
+impl Service {
+    /// A service that offers nothing yet. Its memory is a region of `regions`.
+    ///
+    /// # Errors
+    ///
+    /// If there cannot be so much memory, or a limit makes no sense.
+    pub fn new(regions: &Regions, limits: Limits) -> Result<Self, String> {
+        limits.check()?;
+        let budget = Budget::new(regions, limits.memory_bytes, limits.transfer_bytes_max)?;
+        let bounce = regions
+            .allocate((BUFFERS * BUFFER_BYTES) as usize)
+            .map_err(|why| format!("bounce buffers: {why}"))?;
+        let whole = bounce.segment();
+        let cut = |index: u32| whole.slice(index * BUFFER_BYTES, BUFFER_BYTES);
+        let segments = (0..BUFFERS).filter_map(cut).collect();
+        // It goes with the service, whose queues are gone by then.
+        let memory = Arc::new(Bounce { regions: regions.clone(), _region: bounce });
+        let state = State { offers: BTreeMap::new(), ports: BTreeMap::new(), generation: 0 };
+        let shared = Shared {
+            limits,
+            budget,
+            buffers: Buffers::new(memory, segments),
+            state: Mutex::new(state),
+            news: Mutex::default(),
+            connections: AtomicU64::new(0),
+            connected: AtomicU64::new(0),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Offers a subsystem.
+    ///
+    /// # Errors
+    ///
+    /// If its name is none, or one of that name is offered.
+    pub fn offer(&self, plan: OfferPlan) -> Result<(), String> {
+        wire::nqn::check(&plan.nqn).map_err(|why| format!("offer {}: {why}", plan.nqn))?;
+        let mut state = self.state();
+        if state.offers.contains_key(&plan.nqn) {
+            return Err(format!(
+                "offer {}: it is offered already, expected one of a name",
+                plan.nqn
+            ));
+        }
+        let offer = Offer::new(plan);
+        state.offers.insert(offer.nqn().to_owned(), offer);
+        state.generation += 1;
+        Ok(())
+    }
+
+    /// Lets hosts in at a port of this number.
+    pub fn open_port(&self, number: u16, port: Port) {
+        let mut state = self.state();
+        state.ports.insert(number, port);
+        state.generation += 1;
+    }
+
+    /// A connection has been made at a port. Whoever has it turns it, as a poller or by
+    /// [`Guest::turn`].
+    ///
+    /// # Errors
+    ///
+    /// If there are too many connections, or there is no memory for another.
+    pub fn accept(
+        &self,
+        stream: Box<dyn Stream>,
+        port: u16,
+        now: Instant,
+    ) -> Result<Guest, String> {
+        let shared = &self.shared;
+        let most = shared.limits.connections_max;
+        if shared.connected.load(Ordering::Relaxed) >= most as u64 {
+            return Err(format!("{most} are connected, expected fewer"));
+        }
+        let seat = Seat::new();
+        let bell = Arc::clone(&seat);
+        let purse = Purse::new(&shared.budget, Arc::new(move || bell.ring()));
+        let purse = purse.ok_or("all memory for connections is in use")?;
+        shared.connected.fetch_add(1, Ordering::Relaxed);
+        let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
+        let peer = stream.peer();
+        self.tell(News::Connected { connection, peer: peer.clone() });
+        let service = self.clone();
+        Ok(Guest::new(GuestParts { service, stream, seat, purse, connection, peer, port, now }))
+    }
+
+    /// The next thing that has happened, if something has.
+    #[must_use]
+    pub fn next_news(&self) -> Option<News> {
+        self.news().pop_front()
+    }
+
+    /// How many are connected.
+    #[must_use]
+    pub fn connected(&self) -> u64 {
+        self.shared.connected.load(Ordering::Relaxed)
+    }
+
+    /// How many associations there are.
+    #[must_use]
+    pub fn associations(&self) -> usize {
+        self.state().offers.values().map(|offer| offer.associations().len()).sum()
+    }
+
+    /// The memory of connections.
+    #[must_use]
+    pub fn budget(&self) -> &Budget {
+        &self.shared.budget
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    pub(super) fn buffers(&self) -> &Buffers {
+        &self.shared.buffers
+    }
+
+    /// The subsystem of this name, if it is shown at this port.
+    pub(super) fn find(&self, nqn: &str, port: u16) -> Option<Arc<Offer>> {
+        self.state().offers.get(nqn).filter(|offer| offer.is_at(port)).cloned()
+    }
+
+    /// Somebody has gone.
+    pub(super) fn left(&self) {
+        self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn tell(&self, news: News) {
+        let mut all = self.news();
+        if all.len() >= NEWS_MAX {
+            all.pop_front();
+        }
+        all.push_back(news);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
+        self.shared.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), String> {
+        let refuse = |what: &str, found: u64, expected: &str| {
+            Err(format!("limits: {what} is {found}, expected {expected}"))
+        };
+        if !self.transfer_bytes_max.is_power_of_two()
+            || !(8192..=1 << 24).contains(&self.transfer_bytes_max)
+        {
+            let found = self.transfer_bytes_max.into();
+            return refuse("transfer_bytes_max", found, "a power of two from 8192 to 16 MiB");
+        }
+        if self.in_capsule_bytes > 8192 || !self.in_capsule_bytes.is_multiple_of(16) {
+            let found = self.in_capsule_bytes.into();
+            return refuse("in_capsule_bytes", found, "a multiple of 16 up to 8192");
+        }
+        if !(2..=4096).contains(&self.queue_entries) {
+            return refuse("queue_entries", self.queue_entries.into(), "2 to 4096");
+        }
+        Ok(())
+    }
+
+    /// What the end of a connection is made with.
+    pub(super) fn end(&self) -> ControllerConfig {
+        ControllerConfig {
+            depth: self.queue_entries,
+            in_capsule_bytes: self.in_capsule_bytes,
+            transfer_bytes_max: self.transfer_bytes_max,
+            header_digest: self.digests,
+            data_digest: self.digests,
+            h2c_bytes_max: self.transfer_bytes_max,
+            success: self.success,
+            patience: Patience::default(),
+            ..ControllerConfig::default()
+        }
+    }
+}
+
+/// Bounce buffers and what keeps them.
+struct Bounce {
+    regions: Regions,
+    _region: dma::Region,
+}
+
+impl base::Memory for Bounce {
+    fn load(&self, segment: base::Segment, into: &mut [u8]) -> Result<(), base::NoSuchMemory> {
+        self.regions.load(segment, into)
+    }
+
+    fn store(&self, segment: base::Segment, from: &[u8]) -> Result<(), base::NoSuchMemory> {
+        self.regions.store(segment, from)
+    }
+
+    fn fill(&self, segment: base::Segment, byte: u8) -> Result<(), base::NoSuchMemory> {
+        self.regions.fill(segment, byte)
+    }
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Service")
+            .field("limits", &self.shared.limits)
+            .field("connected", &self.connected())
+            .finish_non_exhaustive()
+    }
+}

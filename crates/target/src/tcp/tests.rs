@@ -1,0 +1,7 @@
+//! Associations in pairs: a service, and hosts that speak the protocol to it.
+
+mod ends;
+mod exchange;
+mod refusals;
+mod rig;
+mod scarcity;

@@ -1,0 +1,170 @@
+//! How connections and associations end, and that everything is back afterwards.
+
+use base::Span;
+use tcp::Data;
+use wire::fabrics::{CNTLID_DYNAMIC, Connect, Disconnect, PropertySize};
+use wire::register::offset;
+use wire::{AdminOpcode, Command, IoOpcode, Status, Typed};
+
+use super::rig::{ENABLED, Rig, admin_config, admin_connect, connect_data, pattern, transfer};
+use crate::tcp::{News, Reason};
+
+fn reasons(rig: &Rig) -> Vec<Reason> {
+    let reason = |news: &News| match news {
+        News::Disconnected { reason, .. } => Some(reason.clone()),
+        _ => None,
+    };
+    rig.news.iter().filter_map(reason).collect()
+}
+
+#[test]
+fn the_end_of_an_admin_connection_ends_its_association_and_no_other() {
+    let mut rig = Rig::new();
+    let (_, first) = rig.admin();
+    let one = rig.io(first, 1);
+    let (_, second) = rig.admin();
+    let two = rig.io(second, 1);
+    rig.lines[0].pipe = None;
+    rig.run();
+    let reasons = reasons(&rig);
+    assert_eq!(reasons.len(), 2, "{reasons:?}");
+    assert!(reasons.contains(&Reason::AssociationEnded) && reasons.contains(&Reason::Closed));
+    assert_eq!(rig.service.associations(), 1);
+    rig.lines[one].pipe = None;
+    let bytes = pattern(1, 512);
+    let write = transfer(IoOpcode::Write.code(), 0, 1);
+    let (completion, _) = rig.command(two, &write, Data::FromHost(512), &bytes);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn an_io_connection_can_go_and_come_again() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    for _ in 0..3 {
+        let io = rig.io(cntlid, 1);
+        rig.lines[io].pipe = None;
+        rig.run();
+    }
+    assert_eq!((rig.service.associations(), rig.guests.len()), (1, 1));
+}
+
+#[test]
+fn disconnect_is_answered_and_then_the_connection_closes() {
+    let mut rig = Rig::new();
+    let (admin, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let disconnect = Disconnect::default().to_command();
+    let (completion, _) = rig.command(io, &disconnect, Data::None, &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    assert_eq!(reasons(&rig), [Reason::Said]);
+    let (completion, _) = rig.command(admin, &disconnect, Data::None, &[]);
+    assert_eq!(completion.status(), Status::INVALID_QUEUE_TYPE.with_dnr());
+    rig.io(cntlid, 1);
+}
+
+#[test]
+fn a_silent_host_loses_its_association_at_its_time_out_and_traffic_counts() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let connect = Connect { kato: 1000, ..admin_connect() };
+    let completion = rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.set_property(line, offset::CC, ENABLED);
+    let io = rig.io(u16::try_from(completion.dw0()).unwrap(), 1);
+    for _ in 0..10 {
+        rig.pass(Span::from_ms(800));
+        let read = transfer(IoOpcode::Read.code(), 0, 1);
+        let (completion, _) = rig.command(io, &read, Data::ToHost(512), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS, "its I/O keeps it alive");
+    }
+    rig.pass(Span::from_ms(999));
+    assert_eq!(rig.service.associations(), 1);
+    rig.pass(Span::from_ms(1));
+    assert!(reasons(&rig).contains(&Reason::KeepAliveExpired), "{:?}", rig.news);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn keep_alive_commands_keep_a_host_alive() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let connect = Connect { kato: 1000, ..admin_connect() };
+    rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.set_property(line, offset::CC, ENABLED);
+    for _ in 0..10 {
+        rig.pass(Span::from_ms(800));
+        let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
+        let (completion, _) = rig.command(line, &keep_alive, Data::None, &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+    rig.pass(Span::from_ms(999));
+    assert_eq!(rig.service.associations(), 1);
+    rig.pass(Span::from_ms(2));
+    assert_eq!(rig.service.associations(), 0);
+}
+
+#[test]
+fn a_reset_ends_io_queues_and_answers_what_was_parked() {
+    let mut rig = Rig::new();
+    let (admin, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    rig.io(cntlid, 2);
+    let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let tag = rig.lines[admin].submit(&event, Data::None, &[]);
+    rig.run();
+    assert_eq!(rig.set_property(admin, offset::CC, 0).status(), Status::SUCCESS);
+    rig.run();
+    let (ended, _) = rig.lines[admin].done.remove(&tag).unwrap();
+    let csts = rig.property(admin, offset::CSTS, PropertySize::Four);
+    assert_eq!(csts.result(), 0, "it is no longer ready");
+    assert_eq!(reasons(&rig), [Reason::AssociationEnded, Reason::AssociationEnded]);
+    assert_eq!(ended.status(), Status::ABORTED_SQ_DELETION);
+    rig.set_property(admin, offset::CC, ENABLED);
+    rig.io(cntlid, 1);
+}
+
+#[test]
+fn a_shutdown_is_reported_complete() {
+    let mut rig = Rig::new();
+    let (admin, _) = rig.admin();
+    rig.set_property(admin, offset::CC, ENABLED | 1 << 14);
+    rig.run();
+    let csts = rig.property(admin, offset::CSTS, PropertySize::Four).result();
+    assert_eq!(csts, 0b1001, "ready, and shut down");
+}
+
+#[test]
+fn who_does_not_connect_or_does_not_enable_is_sent_away() {
+    let mut rig = Rig::new();
+    rig.dial(admin_config());
+    rig.pass(Span::from_secs(11));
+    assert_eq!(reasons(&rig), [Reason::TooSlow("connect")]);
+    rig.news.clear();
+    let line = rig.dial(admin_config());
+    rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    rig.pass(Span::from_secs(121));
+    assert_eq!(reasons(&rig), [Reason::NotEnabled]);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn aborts_reach_commands_of_both_queues() {
+    let mut rig = Rig::new();
+    let (admin, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let parked = rig.lines[admin].submit(&event, Data::None, &[]);
+    rig.run();
+    let abort = |sqid: u32, cid: u16| {
+        Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(cid) << 16 | sqid)
+    };
+    let (completion, _) = rig.command(admin, &abort(1, 7), Data::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1), "there is none");
+    let (completion, _) = rig.command(admin, &abort(9, 7), Data::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1), "no such queue");
+    assert!(!rig.lines[admin].done.contains_key(&parked));
+}

@@ -1,0 +1,183 @@
+//! What a host is told that asks for what it may not have (Base 2.1 §6.3).
+
+use std::collections::BTreeSet;
+
+use tcp::Data;
+use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_STATIC, Connect, ConnectData, PropertySize};
+use wire::layout::Ascii;
+use wire::register::offset;
+use wire::{AdminOpcode, Command, IoOpcode, Status};
+
+use super::rig::{
+    HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits, transfer,
+};
+use crate::tcp::{ControllerModel, Hosts, News, OfferPlan};
+
+/// What a Connect on a new connection is answered with: its status, without DNR, and dword 0.
+fn asked(rig: &mut Rig, connect: &Connect, data: &ConnectData) -> (Status, u32) {
+    let line = rig.dial(admin_config());
+    let completion = rig.connect(line, connect, data);
+    let status = completion.status();
+    (Status(status.0 & 0x7ff), completion.dw0())
+}
+
+fn named(subsystem: &str, host: &str) -> ConnectData {
+    ConnectData::zeroed().with(|data| {
+        data.hostid([7; 16])
+            .cntlid(CNTLID_DYNAMIC)
+            .subnqn(Ascii::nul_padded(subsystem))
+            .hostnqn(Ascii::nul_padded(host))
+    })
+}
+
+#[test]
+fn every_field_of_connect_that_cannot_be_is_named() {
+    let mut rig = Rig::new();
+    let good = || connect_data(CNTLID_DYNAMIC);
+    let in_data = |offset: u32| (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset);
+    let in_command = |offset: u32| (Status::CONNECT_INVALID_PARAMETERS, offset);
+    let it = admin_connect;
+    let cases = [
+        (Connect { recfmt: 1, ..it() }, good(), (Status::CONNECT_INCOMPATIBLE_FORMAT, 40)),
+        (Connect { sqsize: 0, ..it() }, good(), in_command(44)),
+        (Connect { sqsize: 129, ..it() }, good(), in_command(44)),
+        (Connect { sqsize: u16::MAX, ..it() }, good(), in_command(44)),
+        (Connect { kato: u32::MAX, ..it() }, good(), in_command(48)),
+        (it(), connect_data(0), in_data(16)),
+        (it(), connect_data(CNTLID_STATIC), in_data(16)),
+        (it(), named("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
+        (it(), named("nonsense", HOST), in_data(256)),
+        (it(), named(super::rig::NQN, ""), in_data(512)),
+        (io_connect(1), connect_data(1), in_data(16)),
+    ];
+    let count = cases.len();
+    for (connect, data, expected) in cases {
+        assert_eq!(asked(&mut rig, &connect, &data), expected, "{connect:?} {:?}", data.subnqn());
+    }
+    let refused = rig.news.iter().filter(|news| matches!(news, News::Refused { .. })).count();
+    assert_eq!(refused, count, "one event for each");
+    assert_eq!(rig.service.associations(), 0);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_host_that_is_not_listed_is_told_so_and_one_that_is_comes_in() {
+    let hosts = Hosts::Listed(BTreeSet::from([HOST.to_owned()]));
+    let mut rig = Rig::with(limits(), |plan| OfferPlan { hosts, ..plan });
+    let stranger = named(super::rig::NQN, "nqn.2026-01.org.tenmil:stranger");
+    let told = asked(&mut rig, &admin_connect(), &stranger);
+    assert_eq!(told, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
+    assert!(
+        rig.news.iter().any(|news| news.to_string().contains("stranger is not among the hosts")),
+        "{:?}",
+        rig.news
+    );
+    rig.admin();
+}
+
+#[test]
+fn static_controllers_are_asked_for_by_number_and_are_as_many_as_there_are() {
+    let model = ControllerModel::Static(2);
+    let mut rig = Rig::with(limits(), |plan| OfferPlan { model, ..plan });
+    let ask = |rig: &mut Rig, cntlid| asked(rig, &admin_connect(), &connect_data(cntlid));
+    assert_eq!(ask(&mut rig, 2), (Status::SUCCESS, 2));
+    assert_eq!(ask(&mut rig, 2).0, Status::CONNECT_CONTROLLER_BUSY);
+    assert_eq!(ask(&mut rig, 3), (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 16));
+    assert_eq!(ask(&mut rig, CNTLID_STATIC), (Status::SUCCESS, 1));
+    assert_eq!(ask(&mut rig, CNTLID_DYNAMIC).0, Status::CONNECT_CONTROLLER_BUSY);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let completion = rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    let cntlid = u16::try_from(completion.dw0()).unwrap();
+    let ask = |rig: &mut Rig, qid| asked(rig, &io_connect(qid), &connect_data(cntlid)).0;
+    assert_eq!(ask(&mut rig, 1), Status::COMMAND_SEQUENCE_ERROR, "it is disabled");
+    rig.set_property(line, offset::CC, 1);
+    assert_eq!(ask(&mut rig, 1), Status::COMMAND_SEQUENCE_ERROR, "entries of no size");
+    rig.set_property(line, offset::CC, 0);
+    rig.set_property(line, offset::CC, super::rig::ENABLED);
+    assert_eq!(ask(&mut rig, 1), Status::SUCCESS);
+    assert_eq!(ask(&mut rig, 1), Status::COMMAND_SEQUENCE_ERROR, "there is one");
+    assert_eq!(ask(&mut rig, 4), Status::SUCCESS);
+    assert_eq!(ask(&mut rig, 5), Status::CONNECT_INVALID_PARAMETERS, "four were granted");
+    let other = connect_data(cntlid).with(|data| data.hostid([8; 16]));
+    assert_eq!(
+        asked(&mut rig, &io_connect(2), &other),
+        (Status::CONNECT_INVALID_HOST, 1 << 16 | 512)
+    );
+}
+
+#[test]
+fn commands_out_of_turn_are_sequence_errors() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+    let status =
+        |rig: &mut Rig, line| rig.command(line, &identify, Data::ToHost(4096), &[]).0.status();
+    let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+    assert_eq!(status(&mut rig, line), sequence, "before Connect");
+    rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    assert_eq!(status(&mut rig, line), sequence, "before it is enabled");
+    let again = rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    assert_eq!(again.status(), sequence, "a second Connect");
+}
+
+#[test]
+fn properties_that_there_are_not_and_lengths_that_are_wrong_are_invalid_fields() {
+    let mut rig = Rig::new();
+    let (line, _) = rig.admin();
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    for (at, size) in [
+        (offset::CAP, PropertySize::Four),
+        (offset::VS, PropertySize::Eight),
+        (offset::CC, PropertySize::Eight),
+        (offset::AQA, PropertySize::Four),
+        (0x4, PropertySize::Four),
+        (0x1000, PropertySize::Four),
+    ] {
+        assert_eq!(rig.property(line, at, size).status(), invalid, "{at:#x}");
+    }
+    for at in [offset::CAP, offset::VS, offset::CSTS, offset::NSSR, 0x1300] {
+        assert_eq!(rig.set_property(line, at, 0).status(), invalid, "{at:#x}");
+    }
+    assert_eq!(rig.property(line, offset::VS, PropertySize::Four).result(), 0x0002_0100);
+}
+
+#[test]
+fn a_length_that_is_not_that_of_the_blocks_is_refused_and_brings_nobody_elses_bytes() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+    for (opcode, blocks, len) in [
+        (IoOpcode::Read, 8, 512),
+        (IoOpcode::Read, 1, 4096),
+        (IoOpcode::Read, 256, 4096),
+        (IoOpcode::Write, 8, 512),
+        (IoOpcode::Write, 1, 4096),
+        (IoOpcode::Write, 8, 16384),
+        (IoOpcode::Compare, 8, 512),
+        (IoOpcode::Compare, 1, 4096),
+    ] {
+        let command = transfer(opcode.code(), 0, blocks);
+        let (data, bytes) = match opcode {
+            IoOpcode::Read => (Data::ToHost(len), Vec::new()),
+            _ => (Data::FromHost(len), vec![1; len as usize]),
+        };
+        let (completion, back) = rig.command(io, &command, data, &bytes);
+        assert_eq!(completion.status(), wrong, "{opcode:?} of {blocks} blocks, {len} bytes");
+        assert!(opcode != IoOpcode::Read || back.iter().all(|byte| *byte == 0xa5));
+    }
+    let (completion, _) = rig.command(io, &transfer(2, 0, 1), Data::None, &[]);
+    assert_eq!(completion.status(), wrong, "no data at all");
+    let beyond = transfer(IoOpcode::Read.code(), super::rig::BLOCKS, 1);
+    let (completion, _) = rig.command(io, &beyond, Data::ToHost(512), &[]);
+    assert_eq!(completion.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
+    let _ = io_config();
+}

@@ -1,0 +1,459 @@
+//! A service, hosts of a few lines, and pipes between them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use base::{Broken, Instant, Medium, Memory, Received, Segment, Span, Stream, Stretch, WakeSource};
+use block::Ram;
+use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use dma::Regions;
+use tcp::{Connection, Data, Events, Host, HostConfig, HostEvent, Payloads, Piece, Terms};
+use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, PropertyGet, PropertySet, PropertySize};
+use wire::layout::Ascii;
+use wire::register::offset;
+use wire::{Command, Completion, Status, Typed};
+
+use crate::tcp::{ControllerModel, Guest, Hosts, Limits, News, OfferPlan, Port, Service};
+
+pub(super) const NQN: &str = "nqn.2026-01.org.tenmil:test";
+pub(super) const HOST: &str = "nqn.2026-01.org.tenmil:host";
+/// CC: enabled, IOSQES 6, IOCQES 4.
+pub(super) const ENABLED: u64 = 4 << 20 | 6 << 16 | 1;
+pub(super) const BLOCKS: u64 = 4096;
+
+/// One direction of a pipe.
+#[derive(Debug, Default)]
+struct Half {
+    bytes: Vec<u8>,
+    is_closed: bool,
+    /// Bytes that it holds at most.
+    room: usize,
+}
+
+/// One end of a pipe.
+pub(super) struct Pipe {
+    regions: Regions,
+    incoming: Arc<Mutex<Half>>,
+    outgoing: Arc<Mutex<Half>>,
+    inbox: Vec<u8>,
+    taken: u64,
+    /// Bytes that one receive brings at most.
+    most: usize,
+}
+
+/// What is received at a time, into the inbox.
+const INBOX: usize = 32 << 10;
+
+impl Pipe {
+    pub(super) fn pair(regions: &Regions) -> (Self, Self) {
+        let half = || Arc::new(Mutex::new(Half { room: 1 << 20, ..Half::default() }));
+        let (up, down) = (half(), half());
+        let end = |incoming: &Arc<Mutex<Half>>, outgoing: &Arc<Mutex<Half>>| Self {
+            regions: regions.clone(),
+            incoming: Arc::clone(incoming),
+            outgoing: Arc::clone(outgoing),
+            inbox: Vec::new(),
+            taken: 0,
+            most: INBOX,
+        };
+        (end(&down, &up), end(&up, &down))
+    }
+
+    /// One receive brings so many bytes at most, and twice as many wait.
+    pub(super) fn narrow(&mut self, most: usize) {
+        self.most = most;
+        self.incoming.lock().unwrap().room = 2 * most;
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.outgoing.lock().unwrap().is_closed = true;
+        self.incoming.lock().unwrap().is_closed = true;
+    }
+}
+
+impl Stream for Pipe {
+    fn receive(&mut self) -> Received {
+        let mut half = self.incoming.lock().unwrap();
+        let count = half.bytes.len().min(self.most).min(INBOX - self.inbox.len().min(INBOX));
+        self.inbox.extend(half.bytes.drain(..count));
+        match count {
+            0 if half.is_closed && half.bytes.is_empty() => Received::End,
+            0 => Received::Nothing,
+            count => Received::Bytes(count),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.inbox
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.inbox.drain(..count);
+    }
+
+    fn receive_into(&mut self, into: &[Segment]) -> Received {
+        assert!(self.inbox.is_empty(), "what has come comes first");
+        let mut half = self.incoming.lock().unwrap();
+        let first = into[0];
+        let count = half.bytes.len().min(first.len_bytes as usize).min(self.most);
+        if count == 0 {
+            return if half.is_closed { Received::End } else { Received::Nothing };
+        }
+        let bytes: Vec<u8> = half.bytes.drain(..count).collect();
+        let place = first.slice(0, u32::try_from(count).unwrap()).unwrap();
+        self.regions.store(place, &bytes).unwrap();
+        Received::Bytes(count)
+    }
+
+    fn send(&mut self, headers: &[u8], stretches: &[Stretch], _: bool) -> Result<usize, Broken> {
+        let mut half = self.outgoing.lock().unwrap();
+        if half.is_closed {
+            return Err(Broken("the pipe is closed".to_owned()));
+        }
+        let mut bytes = Vec::new();
+        for stretch in stretches {
+            match *stretch {
+                Stretch::Headers { at, len_bytes } => {
+                    bytes.extend(&headers[at as usize..][..len_bytes as usize]);
+                }
+                Stretch::Memory(segment) => {
+                    let mut part = vec![0; segment.len_bytes as usize];
+                    self.regions.load(segment, &mut part).unwrap();
+                    bytes.extend(part);
+                }
+            }
+        }
+        let room = half.room.saturating_sub(half.bytes.len());
+        bytes.truncate(room);
+        self.taken += bytes.len() as u64;
+        half.bytes.extend(&bytes);
+        Ok(bytes.len())
+    }
+
+    fn released(&mut self) -> u64 {
+        self.taken
+    }
+
+    fn shut_down(&mut self) {
+        self.outgoing.lock().unwrap().is_closed = true;
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Nothing
+    }
+
+    fn arm(&mut self, _: bool, _: bool) -> bool {
+        false
+    }
+
+    fn peer(&self) -> String {
+        "pipe".to_owned()
+    }
+}
+
+/// A host's connection.
+pub(super) struct Line {
+    pub(super) end: Host,
+    pub(super) pipe: Option<Pipe>,
+    memory: Bytes,
+    events: Events<HostEvent>,
+    /// Commands that have ended, and what they brought.
+    pub(super) done: BTreeMap<u16, (Completion, Vec<u8>)>,
+    pub(super) terms: Option<Terms>,
+    /// All that it has sent and received.
+    pub(super) sent: Vec<u8>,
+    pub(super) received: Vec<u8>,
+    pub(super) is_deaf: bool,
+}
+
+#[derive(Default)]
+struct Bytes(BTreeMap<u16, Vec<u8>>);
+
+impl Payloads for Bytes {
+    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+        wire::tcp::crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
+    }
+}
+
+impl Line {
+    pub(super) fn new(config: HostConfig, pipe: Pipe, now: Instant) -> Self {
+        Self {
+            end: Host::new(config, now),
+            pipe: Some(pipe),
+            memory: Bytes::default(),
+            events: Events::with_capacity(16),
+            done: BTreeMap::new(),
+            terms: None,
+            sent: Vec::new(),
+            received: Vec::new(),
+            is_deaf: false,
+        }
+    }
+
+    /// Hands in a command, with bytes that it sends or room for what it receives.
+    pub(super) fn submit(&mut self, command: &Command, data: Data, bytes: &[u8]) -> u16 {
+        let tag = self.end.next_tag().expect("there is room");
+        let bytes = match data {
+            Data::ToHost(len) => vec![0xa5; len as usize],
+            _ => bytes.to_vec(),
+        };
+        self.memory.0.insert(tag, bytes);
+        self.end.submit(command, data, &self.memory).expect("there is room")
+    }
+
+    fn turn(&mut self, now: Instant) -> bool {
+        let Some(pipe) = &mut self.pipe else { return false };
+        let mut is_busy = false;
+        self.end.fill(&self.memory);
+        let mut bytes = Vec::new();
+        for piece in self.end.pieces() {
+            match *piece {
+                Piece::Headers { at, len_bytes } => {
+                    bytes.extend(&self.end.headers()[at as usize..][..len_bytes as usize]);
+                }
+                Piece::Payload { tag, offset, len_bytes } => {
+                    bytes.extend(&self.memory.0[&tag][offset as usize..][..len_bytes as usize]);
+                }
+            }
+        }
+        if !bytes.is_empty() {
+            let whole = Stretch::Headers { at: 0, len_bytes: u32::try_from(bytes.len()).unwrap() };
+            let Ok(count) = pipe.send(&bytes, &[whole], false) else {
+                self.pipe = None;
+                return true;
+            };
+            self.sent.extend(&bytes[..count]);
+            self.end.sent(count, &mut self.events);
+            is_busy |= count > 0;
+        }
+        if !self.is_deaf {
+            let before = pipe.bytes().len();
+            is_busy |= matches!(pipe.receive(), Received::Bytes(_));
+            self.received.extend(&pipe.bytes()[before..]);
+        }
+        loop {
+            let taken = self.end.receive(now, pipe.bytes(), &mut self.events);
+            let has_events = !self.events.as_slice().is_empty();
+            for event in self.events.as_slice() {
+                match *event {
+                    HostEvent::Open(terms) => self.terms = Some(terms),
+                    HostEvent::Data { place, at } => {
+                        let from = &pipe.bytes()[at as usize..][..place.len_bytes as usize];
+                        let into = self.memory.0.get_mut(&place.tag).unwrap();
+                        into[place.offset as usize..][..from.len()].copy_from_slice(from);
+                    }
+                    HostEvent::Done { tag, completion, .. } => {
+                        self.done.insert(tag, (completion, self.memory.0[&tag].clone()));
+                    }
+                    HostEvent::Ended(_) => {}
+                }
+            }
+            self.events.clear();
+            pipe.consume(taken);
+            if taken == 0 && !has_events {
+                return is_busy;
+            }
+            is_busy = true;
+        }
+    }
+}
+
+/// A service and all who are connected.
+pub(super) struct Rig {
+    pub(super) regions: Regions,
+    pub(super) service: Service,
+    pub(super) now: Instant,
+    pub(super) guests: Vec<Guest>,
+    pub(super) lines: Vec<Line>,
+    pub(super) news: Vec<News>,
+    /// Bytes that a receive brings at most, and that wait in a pipe.
+    pub(super) narrow: Option<usize>,
+}
+
+pub(super) fn limits() -> Limits {
+    Limits {
+        memory_bytes: 8 << 20,
+        connections_max: 16,
+        transfer_bytes_max: 128 << 10,
+        io_queues_max: 4,
+        ..Limits::default()
+    }
+}
+
+impl Rig {
+    pub(super) fn new() -> Self {
+        Self::with(limits(), |plan| plan)
+    }
+
+    pub(super) fn with(limits: Limits, change: impl FnOnce(OfferPlan) -> OfferPlan) -> Self {
+        let regions = Regions::new(64);
+        let service = Service::new(&regions, limits).unwrap();
+        let medium: Arc<dyn Medium> = Arc::new(Ram::new(&regions, 512, BLOCKS).unwrap());
+        let config = SubsystemConfig {
+            nqn: NQN.to_owned(),
+            ..SubsystemConfig::new("TEST", vec![NamespaceConfig::new(medium)])
+        };
+        let subsystem = Subsystem::new(config).unwrap();
+        let plan = OfferPlan {
+            subsystem,
+            nqn: NQN.to_owned(),
+            hosts: Hosts::Any,
+            ports: BTreeMap::from([(1, Vec::new())]),
+            model: ControllerModel::Dynamic,
+        };
+        service.open_port(1, Port { address: None });
+        service.offer(change(plan)).unwrap();
+        let now = Instant { ns: 1_000_000 };
+        let (guests, lines, news) = (Vec::new(), Vec::new(), Vec::new());
+        Self { regions, service, now, guests, lines, news, narrow: None }
+    }
+
+    /// A new connection; its place in the list.
+    pub(super) fn dial(&mut self, config: HostConfig) -> usize {
+        let (mut near, mut far) = Pipe::pair(&self.regions);
+        if let Some(most) = self.narrow {
+            near.narrow(most);
+            far.narrow(most);
+        }
+        let guest = self.service.accept(Box::new(far), 1, self.now).unwrap();
+        self.guests.push(guest);
+        self.lines.push(Line::new(config, near, self.now));
+        self.run();
+        self.lines.len() - 1
+    }
+
+    /// Turns everybody until nobody has anything to do.
+    pub(super) fn run(&mut self) {
+        for _ in 0..100_000 {
+            let mut is_busy = false;
+            for guest in &mut self.guests {
+                is_busy |= guest.turn(self.now);
+            }
+            let before = self.guests.len();
+            self.guests.retain(|guest| !guest.is_over());
+            is_busy |= self.guests.len() != before;
+            for line in &mut self.lines {
+                is_busy |= line.turn(self.now);
+            }
+            while let Some(news) = self.service.next_news() {
+                self.news.push(news);
+            }
+            if !is_busy {
+                return;
+            }
+        }
+        panic!("it never comes to rest");
+    }
+
+    pub(super) fn pass(&mut self, span: Span) {
+        self.now = self.now.after(span);
+        self.run();
+    }
+
+    /// A command and its end.
+    pub(super) fn command(
+        &mut self,
+        line: usize,
+        command: &Command,
+        data: Data,
+        bytes: &[u8],
+    ) -> (Completion, Vec<u8>) {
+        let tag = self.lines[line].submit(command, data, bytes);
+        self.run();
+        self.lines[line].done.remove(&tag).expect("it has ended")
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        line: usize,
+        connect: &Connect,
+        data: &ConnectData,
+    ) -> Completion {
+        let bytes = data.as_bytes();
+        let len = u32::try_from(bytes.len()).unwrap();
+        self.command(line, &connect.to_command(), Data::FromHost(len), bytes).0
+    }
+
+    pub(super) fn property(&mut self, line: usize, at: usize, size: PropertySize) -> Completion {
+        let ofst = u32::try_from(at).unwrap();
+        self.command(line, &PropertyGet { size, ofst }.to_command(), Data::None, &[]).0
+    }
+
+    pub(super) fn set_property(&mut self, line: usize, at: usize, value: u64) -> Completion {
+        let ofst = u32::try_from(at).unwrap();
+        let set = PropertySet { size: PropertySize::Four, ofst, value };
+        self.command(line, &set.to_command(), Data::None, &[]).0
+    }
+
+    /// A host with a controller that is enabled: the place of its admin connection, and the number of
+    /// the controller.
+    pub(super) fn admin(&mut self) -> (usize, u16) {
+        let line = self.dial(admin_config());
+        let completion = self.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let [low, high, ..] = completion.dw0().to_le_bytes();
+        assert_eq!(self.set_property(line, offset::CC, ENABLED).status(), Status::SUCCESS);
+        let csts = self.property(line, offset::CSTS, PropertySize::Four);
+        assert_eq!(csts.result(), 1, "it is ready");
+        (line, u16::from_le_bytes([low, high]))
+    }
+
+    /// An I/O queue of a controller.
+    pub(super) fn io(&mut self, cntlid: u16, qid: u16) -> usize {
+        let line = self.dial(io_config());
+        let completion = self.connect(line, &io_connect(qid), &connect_data(cntlid));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        line
+    }
+
+    /// Everything is back: memory, controllers, connections.
+    pub(super) fn assert_empty(&mut self) {
+        self.run();
+        assert_eq!(self.guests.len(), 0, "{:?}", self.guests);
+        assert_eq!(self.service.connected(), 0);
+        assert_eq!(self.service.associations(), 0);
+        let budget = self.service.budget();
+        assert_eq!(budget.free_bytes(), budget.bytes());
+        assert_eq!(budget.waiting(), 0);
+    }
+}
+
+pub(super) fn admin_config() -> HostConfig {
+    HostConfig { depth: 32, in_capsule_bytes: 8192, ..HostConfig::default() }
+}
+
+pub(super) fn io_config() -> HostConfig {
+    HostConfig { depth: 128, in_capsule_bytes: 8192, ..HostConfig::default() }
+}
+
+pub(super) fn admin_connect() -> Connect {
+    Connect { sqsize: 31, kato: 0, ..Connect::default() }
+}
+
+pub(super) fn io_connect(qid: u16) -> Connect {
+    Connect { qid, sqsize: 128, disable_sq_flow_control: true, ..Connect::default() }
+}
+
+pub(super) fn connect_data(cntlid: u16) -> ConnectData {
+    ConnectData::zeroed().with(|data| {
+        data.hostid([7; 16])
+            .cntlid(cntlid)
+            .subnqn(Ascii::nul_padded(NQN))
+            .hostnqn(Ascii::nul_padded(HOST))
+    })
+}
+
+/// A read or write of `blocks` blocks of namespace 1.
+pub(super) fn transfer(opcode: u8, lba: u64, blocks: u32) -> Command {
+    let [low, high] = [lba & 0xffff_ffff, lba >> 32].map(|half| u32::try_from(half).unwrap());
+    Command::new(opcode).with_nsid(1).with_cdw10(low).with_cdw11(high).with_cdw12(blocks - 1)
+}
+
+pub(super) fn pattern(seed: u32, len: usize) -> Vec<u8> {
+    (0_u32..)
+        .take(len)
+        .map(|at| (at.wrapping_mul(31) ^ (at >> 9) ^ seed).to_le_bytes()[0])
+        .collect()
+}
