@@ -15,11 +15,13 @@ mod epoll;
 mod gather;
 mod inbox;
 mod options;
+mod ring;
 mod sockets;
 #[cfg(test)]
 mod tests;
+mod waiter;
 
 pub use crate::stream::{Address, Door};
 pub use dial::{Dial, DialError};
 pub use options::{OptionRefused, Placement, SocketOptions};
-pub use sockets::{SocketCounts, Sockets, StreamRefused};
+pub use sockets::{SocketCounts, SocketEngine, Sockets, StreamRefused};

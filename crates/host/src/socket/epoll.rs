@@ -1,8 +1,4 @@
 //! The `epoll` engine: `recv` and `sendmsg` by whoever looks, and one descriptor to sleep on.
-//!
-//! The descriptor is level-triggered, and what it waits for is changed only when it differs from the
-//! last time: a connection that sleeps for the same thing again and again costs no system call for
-//! that. What is there before the sleep ends it at once.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +12,8 @@ use rustix::net::RecvFlags;
 use super::gather::{Gather, scatter};
 use super::inbox::{Inbox, Inboxes};
 use super::sockets::Counts;
-use crate::watch::{Interest, Watch};
+use super::waiter::Waiter;
+use crate::watch::Interest;
 
 /// One connection.
 pub(super) struct EpollStream {
@@ -27,16 +24,10 @@ pub(super) struct EpollStream {
     over: Option<Received>,
     /// So many bytes were taken to be sent, and copied by the kernel.
     taken: u64,
-    watch: Watch,
-    /// What the watch waits for.
-    interest: Interest,
+    waiter: Waiter,
     peer: String,
     counts: Arc<Counts>,
 }
-
-const NOTHING: Interest = Interest { readable: false, writable: false };
-/// The one descriptor of the watch.
-const SOCKET: u64 = 0;
 
 impl EpollStream {
     pub(super) fn new(
@@ -52,8 +43,7 @@ impl EpollStream {
             regions,
             over: None,
             taken: 0,
-            watch: Watch::new()?,
-            interest: NOTHING,
+            waiter: Waiter::new()?,
             peer,
             counts,
         })
@@ -99,19 +89,6 @@ impl EpollStream {
             readable: wants_bytes && self.over.is_none() && self.inbox.has_room(),
             writable: wants_room,
         }
-    }
-
-    fn wait_for(&mut self, wanted: Interest) -> io::Result<()> {
-        if wanted == NOTHING {
-            // Out of the set altogether: an end and an error are reported unasked.
-            self.watch.remove(&self.socket)?;
-        } else if self.interest == NOTHING {
-            self.watch.add(&self.socket, SOCKET, wanted)?;
-        } else {
-            self.watch.change(&self.socket, SOCKET, wanted)?;
-        }
-        self.interest = wanted;
-        Ok(())
     }
 }
 
@@ -207,16 +184,13 @@ impl Stream for EpollStream {
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
-        WakeSource::Descriptor(self.watch.as_fd())
+        WakeSource::Descriptor(self.waiter.as_fd())
     }
 
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
         self.inbox.settle();
         let wanted = self.wanted(wants_bytes, wants_room);
-        if wanted == self.interest {
-            return false;
-        }
-        match self.wait_for(wanted) {
+        match self.waiter.wait_for(self.socket.as_fd(), wanted) {
             Ok(()) => false,
             Err(error) => {
                 let broken = format!("wait for {}: {error}", self.peer);

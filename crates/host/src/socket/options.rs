@@ -8,11 +8,14 @@ use base::{Blame, Span};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
 
+use super::sockets::SocketEngine;
 use crate::vectored::last_errno;
 
 /// How a thread's streams are made. The defaults are those of [`SocketOptions::default`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
+    /// What carries the streams. `epoll`.
+    pub engine: SocketEngine,
     /// `TCP_NODELAY`: what is sent goes at once. On. Off, the kernel waits for more (Nagle), which
     /// together with delayed acknowledgements costs up to 40 ms.
     pub no_delay: bool,
@@ -64,6 +67,7 @@ const KEEPALIVE_COUNT: u32 = 3;
 impl Default for SocketOptions {
     fn default() -> Self {
         Self {
+            engine: SocketEngine::default(),
             no_delay: true,
             keepalive: true,
             user_timeout: Span::from_secs(30),

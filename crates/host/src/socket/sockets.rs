@@ -1,6 +1,7 @@
 //! What one thread makes its streams with.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -10,6 +11,8 @@ use dma::Regions;
 use super::epoll::EpollStream;
 use super::inbox::Inboxes;
 use super::options::{OptionRefused, SocketOptions};
+use super::ring::{Ring, RingStream};
+use rustix::io::Errno;
 
 /// What one thread makes its streams with: options, memory to receive into, and counters.
 ///
@@ -21,6 +24,18 @@ pub struct Sockets {
     regions: Regions,
     inboxes: Inboxes,
     counts: Arc<Counts>,
+    ring: Option<Ring>,
+    why_no_ring: Option<Errno>,
+}
+
+/// Which engine carries the streams of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SocketEngine {
+    /// `recv` and `sendmsg`, and sleeping on `epoll`.
+    #[default]
+    Epoll,
+    /// One `io_uring` for all sockets of the thread, or `epoll` where the kernel refuses that.
+    Ring,
 }
 
 /// What the streams of one thread have done.
@@ -34,6 +49,9 @@ pub struct SocketCounts {
     pub sends: u64,
     /// Looks that did not take place because all inboxes were lent.
     pub without_inbox: u64,
+    /// System calls that did all that was due, of the `io_uring` engine. With it, the other counts
+    /// are of buffers that came and of sends that were asked for.
+    pub enters: u64,
 }
 
 /// A descriptor that could not be made a stream.
@@ -55,6 +73,7 @@ pub(super) struct Counts {
     pub(super) receives_in_vain: Count,
     pub(super) sends: Count,
     pub(super) without_inbox: Count,
+    pub(super) enters: Count,
 }
 
 impl Sockets {
@@ -66,7 +85,26 @@ impl Sockets {
     /// If `inbox_bytes` is below 1024.
     pub fn new(regions: Regions, options: SocketOptions) -> Self {
         let inboxes = Inboxes::new(options.inbox_bytes, options.inboxes_max);
-        Self { options: Arc::new(options), regions, inboxes, counts: Arc::default() }
+        let counts = Arc::<Counts>::default();
+        let ring = match options.engine {
+            SocketEngine::Epoll => None,
+            SocketEngine::Ring => Some(Ring::new(&options, Arc::clone(&counts))),
+        };
+        let (ring, why_no_ring) = match ring.transpose() {
+            Ok(ring) => (ring, None),
+            Err(errno) => (None, Some(errno)),
+        };
+        Self { options: Arc::new(options), regions, inboxes, counts, ring, why_no_ring }
+    }
+
+    /// Which engine it is: `epoll` or `io_uring`.
+    pub fn engine(&self) -> &'static str {
+        if self.ring.is_some() { "io_uring" } else { "epoll" }
+    }
+
+    /// Why it is not the ring that was asked for, if it is not.
+    pub fn why_no_ring(&self) -> Option<String> {
+        self.why_no_ring.map(|errno| errno.to_string())
     }
 
     /// Makes a connected socket a stream.
@@ -76,20 +114,26 @@ impl Sockets {
     /// If the kernel refuses an option, or has no descriptors left.
     pub fn stream(&self, socket: OwnedFd) -> Result<Box<dyn Stream>, StreamRefused> {
         self.options.apply(socket.as_fd()).map_err(StreamRefused::Option)?;
+        let machine = |error: io::Error| StreamRefused::Machine { found: error.to_string() };
+        let regions = self.regions.clone();
+        if let Some(ring) = &self.ring {
+            let stream = RingStream::new(ring.clone(), socket, regions).map_err(machine)?;
+            return Ok(Box::new(stream));
+        }
         let counts = Arc::clone(&self.counts);
-        let stream = EpollStream::new(socket, self.regions.clone(), self.inboxes.clone(), counts)
-            .map_err(|error| StreamRefused::Machine { found: error.to_string() })?;
-        Ok(Box::new(stream))
+        let stream = EpollStream::new(socket, regions, self.inboxes.clone(), counts);
+        Ok(Box::new(stream.map_err(machine)?))
     }
 
     /// What its streams have done so far.
     pub fn counts(&self) -> SocketCounts {
-        let Counts { receives, receives_in_vain, sends, without_inbox } = &*self.counts;
+        let Counts { receives, receives_in_vain, sends, without_inbox, enters } = &*self.counts;
         SocketCounts {
             receives: receives.get(),
             receives_in_vain: receives_in_vain.get(),
             sends: sends.get(),
             without_inbox: without_inbox.get(),
+            enters: enters.get(),
         }
     }
 }

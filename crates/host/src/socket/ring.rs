@@ -1,0 +1,378 @@
+//! The `io_uring` engine: one ring for all sockets of a thread, and one system call a turn.
+//!
+//! A receive that goes on by itself (multishot) is under way for each socket and fills buffers that
+//! all of them share; sends are queued and go with the next enter. The first socket that is looked at
+//! a second time since the last enter enters again, for all of them: so there is one enter a turn,
+//! and nobody has to say where a turn begins. (A kernel that does 20 things per enter is entered
+//! more often if more than that have come.)
+//!
+//! The kernel works for the ring within that enter only, and only for the thread that entered first
+//! (`DEFER_TASKRUN`, `SINGLE_ISSUER`). A stream sleeps on its socket, which stays readable until the
+//! ring is entered.
+
+mod buffers;
+mod outgoing;
+mod slot;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+
+use self::buffers::{Buffers, GROUP, Lent, Memory};
+use self::slot::{Over, Slot};
+pub(super) use self::stream::RingStream;
+use super::options::SocketOptions;
+use super::sockets::Counts;
+
+/// A ring and its sockets. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Ring {
+    core: Arc<Mutex<Core>>,
+    memory: Memory,
+}
+
+struct Core {
+    uring: IoUring,
+    buffers: Buffers,
+    slots: Vec<Option<Box<Slot>>>,
+    /// Entries that the kernel has not been told of.
+    unsubmitted: usize,
+    /// How often it was entered.
+    generation: u64,
+    is_enabled: bool,
+    /// Something has come for a stream that sleeps, while another one entered.
+    has_woken: bool,
+    /// Why it does not work any more.
+    failed: Option<Errno>,
+    /// How many sockets have a place in the kernel's table.
+    files: u32,
+    counts: Arc<Counts>,
+}
+
+/// What an entry was about; the low byte of its `user_data`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Receive,
+    /// The send of that number.
+    Send(u8),
+    Cancel,
+}
+
+const ENTRIES: u32 = 512;
+/// Completions that have room before the kernel must keep them elsewhere.
+const COMPLETIONS: u32 = 4096;
+/// Sockets with a place in the kernel's table; more are looked up each time.
+const FILES_MAX: u32 = 256;
+/// No buffer is longer: of what comes for many sockets, little is in each.
+const BUFFER_MAX: usize = 32 << 10;
+/// No more of them: the kernel uses them in turn, and all of them should stay in the cache.
+const BUFFERS_MAX: usize = 64;
+/// `IORING_ENTER_GETEVENTS`: the kernel does its deferred work.
+const GET_EVENTS: u32 = 1;
+
+impl Ring {
+    /// A ring, or what the kernel says against it.
+    pub(super) fn new(options: &SocketOptions, counts: Arc<Counts>) -> Result<Self, Errno> {
+        let mut builder = IoUring::builder();
+        builder.setup_single_issuer().setup_defer_taskrun().setup_r_disabled();
+        builder.setup_taskrun_flag().setup_submit_all().setup_cqsize(COMPLETIONS);
+        let uring: IoUring = builder.build(ENTRIES).map_err(|error| errno(&error))?;
+        let count = options.inboxes_max.clamp(2, BUFFERS_MAX).next_power_of_two();
+        let len_bytes = options.inbox_bytes.min(BUFFER_MAX);
+        let buffers = Buffers::new(&uring, u16::try_from(count).unwrap_or(2), len_bytes)?;
+        // A process that may not open so many files has none in the table.
+        let has_files = uring.submitter().register_files_sparse(FILES_MAX).is_ok();
+        let memory = buffers.memory().clone();
+        let core = Core {
+            uring,
+            buffers,
+            slots: Vec::new(),
+            unsubmitted: 0,
+            generation: 0,
+            is_enabled: false,
+            has_woken: false,
+            failed: None,
+            files: if has_files { FILES_MAX } else { 0 },
+            counts,
+        };
+        Ok(Self { core: Arc::new(Mutex::new(core)), memory })
+    }
+
+    /// One user only: never contended.
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Core {
+    /// Gives a slot a number.
+    fn insert(&mut self, slot: Slot) -> u32 {
+        let free = self.slots.iter().position(Option::is_none);
+        let index = free.unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[index] = Some(Box::new(slot));
+        u32::try_from(index).unwrap_or(u32::MAX)
+    }
+
+    fn slot(&mut self, key: u32) -> &mut Slot {
+        let slot = self.slots.get_mut(key as usize).and_then(Option::as_mut);
+        slot.expect("a stream has its slot for as long as it lives")
+    }
+
+    /// Tells the kernel of all entries and has it do its work.
+    fn enter(&mut self) {
+        if self.failed.is_some() {
+            return;
+        }
+        if !self.is_enabled {
+            self.is_enabled = true;
+            if let Err(error) = self.uring.submitter().register_enable_rings() {
+                self.failed = Some(errno(&error));
+                return;
+            }
+        }
+        let count = u32::try_from(self.unsubmitted).unwrap_or(u32::MAX);
+        self.counts.enters.add(1);
+        let submitter = self.uring.submitter();
+        // SAFETY: no argument is passed; what the entries name is kept by their slots.
+        let entered = unsafe { submitter.enter::<libc::sigset_t>(count, 0, GET_EVENTS, None) };
+        match entered {
+            Ok(count) => self.unsubmitted = self.unsubmitted.saturating_sub(count),
+            Err(error) => match errno(&error) {
+                // The rest goes with the next one.
+                Errno::INTR | Errno::AGAIN | Errno::BUSY => {}
+                errno => self.failed = Some(errno),
+            },
+        }
+        self.generation += 1;
+        self.reap();
+    }
+
+    /// Takes what the kernel has completed.
+    fn reap(&mut self) {
+        loop {
+            let Some(entry) = self.uring.completion().next() else { return };
+            self.complete(&entry);
+        }
+    }
+
+    fn complete(&mut self, entry: &cqueue::Entry) {
+        let (key, kind) = from_user_data(entry.user_data());
+        match kind {
+            Kind::Receive => self.received(key, entry.result(), entry.flags()),
+            Kind::Send(number) => self.sent(key, number, entry.result(), entry.flags()),
+            // Its slot may have gone.
+            Kind::Cancel => return,
+        }
+        self.forget_if_over(key);
+    }
+
+    fn received(&mut self, key: u32, result: i32, flags: u32) {
+        let lent = cqueue::buffer_select(flags).map(|number| {
+            let len = usize::try_from(result).unwrap_or(0);
+            self.buffers.lend(number, len)
+        });
+        let slot = self.slot(key);
+        slot.is_receiving = cqueue::more(flags);
+        let useless = match lent {
+            Some(lent) if result > 0 && !slot.is_gone => {
+                slot.arrived.push_back(lent);
+                None
+            }
+            useless => useless,
+        };
+        if result == 0 {
+            slot.over.get_or_insert(Over::End);
+        } else if let Some(errno) = failure(result) {
+            slot.over.get_or_insert(Over::Broken(errno));
+        }
+        let wakes = slot.wants_bytes;
+        self.has_woken |= wakes;
+        if let Some(lent) = useless {
+            self.buffers.give_back(&lent);
+        }
+    }
+
+    fn sent(&mut self, key: u32, number: u8, result: i32, flags: u32) {
+        let is_notice = cqueue::notif(flags);
+        let slot = self.slot(key);
+        let goes_on = slot.sent(number, result, is_notice, cqueue::more(flags));
+        let wakes = slot.wants_room;
+        self.has_woken |= wakes;
+        if goes_on {
+            self.push_send(key, number);
+        }
+    }
+
+    /// Gives a slot up whose stream has gone, once the kernel has nothing of it any more.
+    fn forget_if_over(&mut self, key: u32) {
+        if self.slot(key).is_gone && self.slot(key).is_idle() {
+            self.slots[key as usize] = None;
+        }
+    }
+
+    /// Has a receive going, if there is anything to receive into.
+    fn start_receiving(&mut self, key: u32) {
+        let has_free = self.buffers.free() > 0;
+        let slot = self.slot(key);
+        if slot.is_receiving || slot.over.is_some() || !has_free {
+            return;
+        }
+        slot.is_receiving = true;
+        let entry = match slot.file {
+            Some(file) => opcode::RecvMulti::new(file, GROUP).build(),
+            None => opcode::RecvMulti::new(types::Fd(slot.descriptor()), GROUP).build(),
+        };
+        self.push(entry, key, Kind::Receive);
+    }
+
+    fn push_send(&mut self, key: u32, number: u8) {
+        let slot = self.slot(key);
+        let file = slot.file;
+        let descriptor = types::Fd(slot.descriptor());
+        let (message, flags) = slot.sends[usize::from(number)].message();
+        let entry = match file {
+            Some(file) => opcode::SendMsg::new(file, message).flags(flags).build(),
+            None => opcode::SendMsg::new(descriptor, message).flags(flags).build(),
+        };
+        self.push(entry, key, Kind::Send(number));
+    }
+
+    fn push(&mut self, entry: squeue::Entry, key: u32, kind: Kind) {
+        let entry = entry.user_data(to_user_data(key, kind));
+        // SAFETY: the entry names the socket of its slot and, if it is a send, a message, a list,
+        // headers and region memory that the slot keeps, boxed, unchanged and mapped until the
+        // kernel has said that it is done. A slot is given up only when it is idle.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        if pushed.is_ok() {
+            self.unsubmitted += 1;
+            return;
+        }
+        self.enter();
+        // SAFETY: as above.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        match pushed {
+            Ok(()) => self.unsubmitted += 1,
+            Err(_) => self.failed = self.failed.or(Some(Errno::BUSY)),
+        }
+    }
+
+    /// The first use of a socket, by the thread whose ring this is.
+    fn attach(&mut self, key: u32) {
+        let has_place = key < self.files;
+        let slot = self.slot(key);
+        if slot.is_attached {
+            return;
+        }
+        slot.is_attached = true;
+        let descriptor = slot.descriptor();
+        if !has_place {
+            return;
+        }
+        if !self.is_enabled {
+            self.enter();
+        }
+        let updated = self.uring.submitter().register_files_update(key, &[descriptor]);
+        if updated.is_ok() {
+            self.slot(key).file = Some(types::Fixed(key));
+        }
+    }
+
+    /// A stream goes: ends what is under way for it.
+    fn leave(&mut self, key: u32, held: Option<Lent>) {
+        if let Some(lent) = held {
+            self.buffers.give_back(&lent);
+        }
+        let slot = self.slot(key);
+        slot.is_gone = true;
+        (slot.wants_bytes, slot.wants_room) = (false, false);
+        let arrived = std::mem::take(&mut slot.arrived);
+        let has_place = slot.file.is_some();
+        for lent in &arrived {
+            self.buffers.give_back(lent);
+        }
+        // What was taken to be sent goes before the end does, if there is room.
+        self.enter();
+        self.cancel(key);
+        self.enter();
+        if has_place && self.failed.is_none() {
+            // So that the kernel has the socket no longer than we have.
+            let _ = self.uring.submitter().register_files_update(key, &[-1]);
+        }
+        if self.slots[key as usize].is_some() {
+            self.forget_if_over(key);
+        }
+    }
+
+    fn cancel(&mut self, key: u32) {
+        let Some(slot) = &self.slots[key as usize] else { return };
+        let receive = slot.is_receiving.then_some(Kind::Receive);
+        let kinds: Vec<Kind> = receive.into_iter().chain(slot.sending().map(Kind::Send)).collect();
+        for kind in kinds {
+            let entry = opcode::AsyncCancel::new(to_user_data(key, kind)).build();
+            self.push(entry, key, Kind::Cancel);
+        }
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let core = self.core();
+        out.debug_struct("Ring")
+            .field("slots", &core.slots.len())
+            .field("buffers", &core.buffers)
+            .field("failed", &core.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        for slot in self.slots.iter_mut().filter_map(Option::take) {
+            if !slot.is_idle() {
+                // The kernel will not say when it is done, so nothing of this may ever go.
+                std::mem::forget(slot);
+            }
+        }
+    }
+}
+
+/// What is wrong, if it is more than that nothing can be received now.
+fn failure(result: i32) -> Option<Errno> {
+    let errno = (result < 0).then(|| Errno::from_raw_os_error(-result))?;
+    let passes = matches!(errno, Errno::NOBUFS | Errno::AGAIN | Errno::INTR | Errno::CANCELED);
+    (!passes).then_some(errno)
+}
+
+const RECEIVE: u64 = 0xff;
+const CANCEL: u64 = 0xfe;
+
+fn to_user_data(key: u32, kind: Kind) -> u64 {
+    let low = match kind {
+        Kind::Receive => RECEIVE,
+        Kind::Cancel => CANCEL,
+        Kind::Send(number) => u64::from(number),
+    };
+    u64::from(key) << 8 | low
+}
+
+fn from_user_data(data: u64) -> (u32, Kind) {
+    let kind = match data & 0xff {
+        RECEIVE => Kind::Receive,
+        CANCEL => Kind::Cancel,
+        number => Kind::Send(u8::try_from(number).unwrap_or(0)),
+    };
+    (u32::try_from(data >> 8).unwrap_or(u32::MAX), kind)
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}

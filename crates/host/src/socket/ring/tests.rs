@@ -1,0 +1,124 @@
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use base::{Received, Stream, Stretch};
+use dma::Regions;
+
+use super::super::options::SocketOptions;
+use super::super::sockets::Counts;
+use super::{Kind, Ring, RingStream, from_user_data, to_user_data};
+
+/// A ring, if this kernel has it; says so if not.
+fn ring() -> Option<Ring> {
+    let options = SocketOptions { inboxes_max: 16, ..SocketOptions::default() };
+    match Ring::new(&options, Arc::<Counts>::default()) {
+        Ok(ring) => Some(ring),
+        Err(errno) => {
+            eprintln!("skipped: io_uring: {errno}");
+            None
+        }
+    }
+}
+
+fn pair(ring: &Ring) -> [RingStream; 2] {
+    let (one, other) = UnixStream::pair().unwrap();
+    [one, other].map(|socket| {
+        socket.set_nonblocking(true).unwrap();
+        RingStream::new(ring.clone(), socket.into(), Regions::new(1)).unwrap()
+    })
+}
+
+fn send(stream: &mut RingStream, bytes: &[u8]) -> usize {
+    let len_bytes = u32::try_from(bytes.len()).unwrap();
+    stream.send(bytes, &[Stretch::Headers { at: 0, len_bytes }], false).unwrap()
+}
+
+#[test]
+fn what_an_entry_is_about_comes_back() {
+    for kind in [Kind::Receive, Kind::Send(0), Kind::Send(15), Kind::Cancel] {
+        for key in [0, 1, u32::MAX] {
+            assert_eq!(from_user_data(to_user_data(key, kind)), (key, kind));
+        }
+    }
+}
+
+#[test]
+fn there_is_one_enter_a_turn_however_many_streams() {
+    let Some(ring) = ring() else { return };
+    let mut pairs: Vec<[RingStream; 2]> = (0..4).map(|_| pair(&ring)).collect();
+    let mut turn = || {
+        let before = ring.core().counts.enters.get();
+        let mut came = 0;
+        for stream in pairs.iter_mut().flatten() {
+            came += usize::from(matches!(stream.receive(), Received::Bytes(_)));
+            send(stream, b"x");
+        }
+        (ring.core().counts.enters.get() - before, came)
+    };
+    // The first turns are for getting registered.
+    for _ in 0..3 {
+        turn();
+    }
+    for _ in 0..10 {
+        assert_eq!(turn(), (1, 8));
+    }
+}
+
+#[test]
+fn streams_that_go_leave_nothing_behind() {
+    let Some(ring) = ring() else { return };
+    for round in 0..20 {
+        let [mut one, mut other] = pair(&ring);
+        // Something arrived and not looked at, something looked at and not consumed, and a receive
+        // and a send under way.
+        send(&mut one, &[7; 3000]);
+        while other.receive() == Received::Nothing {}
+        send(&mut one, &[8; 3000]);
+        one.receive();
+        one.receive();
+        if round % 2 == 0 {
+            let block = vec![0; 100_000];
+            for _ in 0..100 {
+                send(&mut other, &block);
+                other.arm(false, false);
+            }
+        }
+        drop(one);
+        drop(other);
+        let core = ring.core();
+        assert!(core.slots.iter().all(Option::is_none), "round {round}");
+        assert_eq!(core.buffers.free(), 16, "round {round}");
+    }
+}
+
+#[test]
+fn what_comes_for_one_while_another_goes_to_sleep_keeps_the_thread_awake() {
+    let Some(ring) = ring() else { return };
+    let [mut first, mut far] = pair(&ring);
+    let [mut second, _other] = pair(&ring);
+    while first.receive() != Received::Nothing || ring.core().unsubmitted > 0 {}
+    assert!(!first.arm(true, false));
+    send(&mut far, b"x");
+    // It enters, for what is to be sent.
+    assert!(second.arm(true, false), "the first one has something now");
+    first.disarm();
+    second.disarm();
+    assert_eq!(first.receive(), Received::Bytes(1));
+}
+
+#[test]
+fn another_thread_cannot_use_a_ring_and_is_told() {
+    let Some(ring) = ring() else { return };
+    let [mut one, other] = pair(&ring);
+    one.receive();
+    one.receive();
+    let received = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| {
+            let mut other = other;
+            (0..3).map(|_| other.receive()).last()
+        });
+        theirs.join().unwrap()
+    });
+    let Some(Received::Broken(broken)) = received else { panic!("{received:?}") };
+    assert!(broken.0.ends_with("its ring is another thread's"), "{broken}");
+}
