@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 15] = [
+const FLOORS: [(&str, u32); 16] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),
@@ -20,6 +20,7 @@ const FLOORS: [(&str, u32); 15] = [
     ("tenmil-sim", 2),
     ("tenmil-reactor", 2),
     ("tenmil-block", 3),
+    ("tenmil-remote", 3),
     ("tenmil-target", 4),
     ("tenmil-crypt", 4),
     ("tenmil-control", 5),

@@ -138,6 +138,11 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         true
     }
 
+    /// Has CSTS looked at by the next [`poll`](Self::poll), for whoever knows that it has changed.
+    pub fn expect_change(&mut self) {
+        self.status_at = Instant::default();
+    }
+
     /// Resets the controller. [`Event::ResetStarted`] and [`Event::Recovered`] follow.
     pub fn reset(&mut self, now: Instant) -> Result<(), Refusal> {
         self.refuse_unless_live()?;

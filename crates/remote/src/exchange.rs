@@ -1,0 +1,361 @@
+//! One connection, with its socket: commands in, answers out, data straight to their memory.
+//!
+//! ```text
+//!   submit ──▶ tcp::Host ── pieces ──▶ one gathered send ──▶ Stream
+//!   answer ◀── tcp::Host ◀── bytes where they lie ◀────────── Stream
+//!                  └── data: copied once from there, or received straight into place
+//! ```
+//!
+//! Whoever owns it calls [`send`](Exchange::send) and [`receive`](Exchange::receive) once a turn each.
+
+use std::collections::VecDeque;
+
+use base::{Broken, Instant, Received, Segment, Stream, Stretch, WakeSource};
+use dma::DevicePool;
+use tcp::{Cause, Connection, Data, Events, Full, Host, HostConfig, HostEvent, Piece};
+use wire::{Command, Completion, Status};
+
+use crate::places::{Places, TO_CONTROLLER};
+
+/// A connection that is being opened, or is open, or has been lost.
+pub(crate) struct Exchange {
+    end: Host,
+    stream: Box<dyn Stream>,
+    events: Events<HostEvent>,
+    places: Places,
+    stretches: Vec<Stretch>,
+    straight: Vec<Segment>,
+    /// Bytes that the stream has ever taken.
+    taken_bytes: u64,
+    /// Commands that were answered while the stream may still have been reading their data, and
+    /// which bytes those are.
+    held: VecDeque<(u64, Answered)>,
+    outstanding: u32,
+    lost: Option<Lost>,
+}
+
+/// A command that has been answered, and whose memory nobody touches any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answered {
+    pub(crate) tag: u16,
+    /// What it was submitted with.
+    pub(crate) name: u16,
+    pub(crate) completion: Completion,
+}
+
+/// How a connection has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    Ended(Cause),
+    Broken(Broken),
+}
+
+/// Events that one call of the connection's end may tell of.
+const EVENTS: usize = 128;
+
+/// From so many bytes on, data are received straight to where they belong: for fewer, the copy costs
+/// less than a system call of their own.
+const STRAIGHT_BYTES_MIN: u32 = 16 << 10;
+
+/// Sends of one turn, where there is more data than the connection queues at a time.
+const SENDS_MAX: usize = 4;
+
+impl Exchange {
+    /// A connection over `stream`, which begins to open. Data lie in what `memory` can resolve.
+    pub(crate) fn new(
+        stream: Box<dyn Stream>,
+        config: HostConfig,
+        memory: DevicePool,
+        now: Instant,
+    ) -> Self {
+        let depth = config.depth;
+        Self {
+            end: Host::new(HostConfig { names_tags: true, ..config }, now),
+            stream,
+            events: Events::with_capacity(EVENTS),
+            places: Places::new(memory, depth),
+            stretches: Vec::new(),
+            straight: Vec::new(),
+            taken_bytes: 0,
+            held: VecDeque::new(),
+            outstanding: 0,
+            lost: None,
+        }
+    }
+
+    /// Whether commands can be submitted.
+    pub(crate) fn is_open(&self) -> bool {
+        self.end.is_open()
+    }
+
+    /// How it has ended, if it has.
+    #[inline]
+    pub(crate) fn lost(&self) -> Option<&Lost> {
+        self.lost.as_ref()
+    }
+
+    /// Commands that have not been answered, or whose memory the stream may still read.
+    #[inline]
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// Whether anything is outstanding that would do harm if it were executed late.
+    pub(crate) fn may_linger(&self, is_admin: bool) -> bool {
+        self.end.outstanding().any(|tag| self.places.known(tag).changes(is_admin))
+    }
+
+    /// Submits `command` under `tag`, with its data in `segment`, or in the [list](Self::list) of
+    /// that tag. It is answered as `name`.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        (tag, name): (u16, u16),
+        command: &Command,
+        data: Data,
+        segment: Option<Segment>,
+    ) -> Result<(), Full> {
+        self.places.put(tag, name, command.opcode(), segment);
+        self.end.submit_as(tag, command, data, &self.places)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// The segments of the command that is submitted next under `tag`.
+    pub(crate) fn list(&mut self, tag: u16) -> &mut Vec<Segment> {
+        self.places.list(tag)
+    }
+
+    /// Sends what there is to send.
+    #[inline]
+    pub(crate) fn send(&mut self, answer: &mut impl FnMut(Answered)) {
+        for _ in 0..SENDS_MAX {
+            let has_nothing = self.end.pieces().is_empty() && !self.end.has_more();
+            if has_nothing || self.lost.is_some() || !self.send_once(answer) {
+                return;
+            }
+        }
+    }
+
+    /// Whether all of it went.
+    fn send_once(&mut self, answer: &mut impl FnMut(Answered)) -> bool {
+        self.end.fill(&self.places);
+        self.stretches.clear();
+        for piece in self.end.pieces() {
+            match *piece {
+                Piece::Headers { at, len_bytes } => {
+                    self.stretches.push(Stretch::Headers { at, len_bytes });
+                }
+                Piece::Payload { tag, offset, len_bytes } => {
+                    let place = tcp::Place { tag, offset, len_bytes };
+                    self.places
+                        .each(place, |segment| self.stretches.push(Stretch::Memory(segment)));
+                }
+            }
+        }
+        let has_more = self.end.has_more();
+        match self.stream.send(self.end.headers(), &self.stretches, has_more) {
+            Ok(count) => {
+                self.taken_bytes += count as u64;
+                self.end.sent(count, &mut self.events);
+                self.tell(answer);
+                count > 0 && self.end.pieces().is_empty()
+            }
+            Err(broken) => {
+                self.lose(Lost::Broken(broken));
+                false
+            }
+        }
+    }
+
+    /// Takes what has come.
+    #[inline]
+    pub(crate) fn receive(&mut self, now: Instant, answer: &mut impl FnMut(Answered)) {
+        if self.lost.is_some() {
+            return;
+        }
+        if !self.receive_straight(now, answer) {
+            let received = self.stream.receive();
+            self.read(now, answer);
+            match received {
+                Received::Bytes(_) => {
+                    self.receive_straight(now, answer);
+                }
+                Received::Nothing => {}
+                Received::End => self.hang_up(answer),
+                Received::Broken(broken) => self.lose(Lost::Broken(broken)),
+            }
+        }
+        if !self.held.is_empty() {
+            self.release(answer);
+        }
+    }
+
+    /// Whether data were awaited that are worth it, and can come straight to where they belong.
+    #[inline]
+    fn receive_straight(&mut self, now: Instant, answer: &mut impl FnMut(Answered)) -> bool {
+        let place = self.end.direct().filter(|place| place.len_bytes >= STRAIGHT_BYTES_MIN);
+        let Some(place) = place.filter(|_| self.stream.bytes().is_empty()) else { return false };
+        self.straight.clear();
+        self.places.each(place, |segment| self.straight.push(segment));
+        match self.stream.receive_into(&self.straight) {
+            Received::Bytes(count) => {
+                let count = u32::try_from(count).unwrap_or(u32::MAX);
+                self.end.placed(now, count, &mut self.events);
+                self.tell(answer);
+            }
+            Received::Nothing => {}
+            Received::End => self.hang_up(answer),
+            Received::Broken(broken) => self.lose(Lost::Broken(broken)),
+        }
+        true
+    }
+
+    /// Reads what lies in the stream.
+    #[inline]
+    fn read(&mut self, now: Instant, answer: &mut impl FnMut(Answered)) {
+        loop {
+            let Self { end, stream, events, places, .. } = self;
+            let bytes = stream.bytes();
+            if bytes.is_empty() {
+                return;
+            }
+            let taken = end.receive(now, bytes, events);
+            if taken == 0 {
+                return;
+            }
+            for event in events.as_slice() {
+                if let HostEvent::Data { place, at } = *event {
+                    places.store(place, &bytes[at as usize..][..place.len_bytes as usize]);
+                }
+            }
+            stream.consume(taken);
+            self.tell(answer);
+        }
+    }
+
+    /// Tells what the events say, but for data that were stored already.
+    #[inline]
+    fn tell(&mut self, answer: &mut impl FnMut(Answered)) {
+        let mut ended = None;
+        // Asked once: what is released meanwhile is found at the next turn.
+        let mut is_read = None;
+        for event in self.events.as_slice() {
+            match *event {
+                HostEvent::Done { tag, completion, .. } => {
+                    let known = self.places.known(tag);
+                    let completion = if known.has_failed && completion.status().is_success() {
+                        completion.with_status(Status::DATA_TRANSFER_ERROR)
+                    } else {
+                        completion
+                    };
+                    let answered = Answered { tag, name: known.name, completion };
+                    if known.opcode & 0b11 == TO_CONTROLLER {
+                        let taken = self.taken_bytes;
+                        let stream = &mut self.stream;
+                        if *is_read.get_or_insert_with(|| stream.released() < taken) {
+                            self.held.push_back((taken, answered));
+                            continue;
+                        }
+                    }
+                    self.outstanding -= 1;
+                    answer(answered);
+                }
+                HostEvent::Ended(cause) => ended = Some(cause),
+                HostEvent::Data { .. } | HostEvent::Open(_) => {}
+            }
+        }
+        self.events.clear();
+        if let Some(cause) = ended {
+            self.lose(Lost::Ended(cause));
+        }
+    }
+
+    /// Answers what was held back, now that the stream has let go of its data.
+    #[cold]
+    fn release(&mut self, answer: &mut impl FnMut(Answered)) {
+        let released = self.stream.released();
+        while let Some((_, answered)) = self.held.pop_front_if(|(end, _)| *end <= released) {
+            self.outstanding -= 1;
+            answer(answered);
+        }
+    }
+
+    /// The peer sends nothing any more.
+    #[cold]
+    fn hang_up(&mut self, answer: &mut impl FnMut(Answered)) {
+        self.end.receive_end(self.stream.bytes().len(), &mut self.events);
+        self.tell(answer);
+    }
+
+    /// When [`expire`](Self::expire) is to be called.
+    pub(crate) fn deadline(&self) -> Instant {
+        if self.lost.is_some() { Instant::NEVER } else { self.end.deadline() }
+    }
+
+    /// Ends the connection if the peer has taken too long over something.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        if now >= self.deadline() {
+            self.end.expired(now, &mut self.events);
+            self.tell(&mut |_| {});
+        }
+    }
+
+    #[cold]
+    fn lose(&mut self, lost: Lost) {
+        if self.lost.is_some() {
+            return;
+        }
+        if let Lost::Ended(Cause::Refused(_)) = lost {
+            // The peer is told why, as far as there is room.
+            self.stretches.clear();
+            let headers = |piece: &Piece| match *piece {
+                Piece::Headers { at, len_bytes } => Some(Stretch::Headers { at, len_bytes }),
+                Piece::Payload { .. } => None,
+            };
+            if self.end.pieces().len() == 1 {
+                self.stretches.extend(self.end.pieces().iter().filter_map(headers));
+                // It is lost either way.
+                let _ = self.stream.send(self.end.headers(), &self.stretches, false);
+            }
+            self.stream.shut_down();
+        }
+        self.lost = Some(lost);
+    }
+
+    pub(crate) fn wake_source(&self) -> WakeSource<'_> {
+        self.stream.wake_source()
+    }
+
+    /// As [`Stream::arm`]: true if there is something to do already.
+    pub(crate) fn arm(&mut self) -> bool {
+        let wants_room = !self.end.pieces().is_empty();
+        self.lost.is_some() || self.stream.arm(true, wants_room)
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.stream.disarm();
+    }
+}
+
+impl core::fmt::Display for Lost {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Broken(broken) => broken.fmt(out),
+            Self::Ended(cause) => match cause {
+                Cause::Refused(refusal) => {
+                    write!(out, "the peer sent what is refused: {refusal:?}")
+                }
+                Cause::Terminated(refusal) => {
+                    write!(out, "the peer has terminated the connection: {refusal:?}")
+                }
+                Cause::TerminatedUnsoundly => out
+                    .write_str("the peer has terminated the connection by a request that is none"),
+                Cause::NotOpened => out.write_str("the peer has not opened the connection in time"),
+                Cause::Stalled => out.write_str("the peer has begun a unit and not ended it"),
+                Cause::Closed => out.write_str("the peer has closed the connection"),
+                Cause::Cut => out.write_str("the connection has ended within a unit"),
+            },
+        }
+    }
+}

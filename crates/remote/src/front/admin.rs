@@ -1,0 +1,193 @@
+//! The admin ring over its connection. Properties share the connection and have a tag of their own.
+
+use base::{Instant, WakeSource};
+use tcp::{Data, Full};
+use wire::fabrics::{PropertyGet, PropertySet, PropertySize};
+use wire::{AdminOpcode, Command, Completion, Status, Typed};
+
+use super::Front;
+use crate::exchange::{Answered, Exchange};
+use crate::rings::{Rings, slots_of};
+
+/// The admin connection, and the rings once the driver has said where they are.
+pub(super) struct AdminLane {
+    pub(super) exchange: Exchange,
+    pub(super) rings: Option<Rings>,
+    /// The tag of properties: behind those of the ring.
+    tag: u16,
+    /// A property was asked for or set, and is to be answered by then.
+    asked_until: Option<Instant>,
+    /// What was answered.
+    property: Option<Completion>,
+    /// A Keep Alive is out, under this tag, and is to be answered by then.
+    alive_until: Option<(u16, Instant)>,
+}
+
+/// Tags beside those of the ring.
+const TAGS_OWN: u16 = 1;
+
+/// Commands that the admin queue has to take, for rings of so many entries.
+pub(super) fn depth_for(ring_depth: u32) -> u16 {
+    slots_of(ring_depth) + TAGS_OWN
+}
+
+/// Entries of the admin rings.
+pub(crate) const RING_DEPTH: u32 = 64;
+
+impl AdminLane {
+    pub(super) fn new(exchange: Exchange) -> Self {
+        Self {
+            exchange,
+            rings: None,
+            tag: depth_for(RING_DEPTH) - TAGS_OWN,
+            asked_until: None,
+            property: None,
+            alive_until: None,
+        }
+    }
+
+    /// Asks for a property.
+    pub(super) fn get(&mut self, size: PropertySize, offset: u32, until: Instant) {
+        self.ask(&PropertyGet { size, ofst: offset }.to_command(), until);
+    }
+
+    /// Sets a property of four bytes.
+    pub(super) fn set(&mut self, offset: u32, value: u32, until: Instant) {
+        let size = PropertySize::Four;
+        let set = PropertySet { size, ofst: offset, value: value.into() };
+        self.ask(&set.to_command(), until);
+    }
+
+    fn ask(&mut self, command: &Command, until: Instant) {
+        debug_assert!(self.asked_until.is_none(), "one question at a time");
+        let names = (self.tag, self.tag);
+        let nothing = Some(base::Segment::default());
+        // If the connection is full or lost it is not answered, and that is noticed.
+        let _ = self.exchange.submit(names, command, Data::None, nothing);
+        self.asked_until = Some(until);
+        self.property = None;
+        self.exchange.send(&mut |_| {});
+    }
+
+    /// What the open question was answered with.
+    pub(super) fn answer(&mut self) -> Option<Completion> {
+        self.property.take()
+    }
+
+    pub(super) fn wake_at(&self) -> Instant {
+        let asked = self.asked_until.unwrap_or(Instant::NEVER);
+        let alive = self.alive_until.map_or(Instant::NEVER, |(_, until)| until);
+        self.exchange.deadline().min(asked).min(alive)
+    }
+
+    pub(super) fn wake_source(&self) -> WakeSource<'_> {
+        self.exchange.wake_source()
+    }
+
+    /// Why the connection cannot be used any more, if so.
+    fn problem(&self, now: Instant) -> Option<String> {
+        if let Some(lost) = self.exchange.lost() {
+            return Some(lost.to_string());
+        }
+        if self.asked_until.is_some_and(|until| now >= until) {
+            return Some("a property was not answered in time".to_owned());
+        }
+        let is_silent = self.alive_until.is_some_and(|(_, until)| now >= until);
+        is_silent.then(|| "a Keep Alive was not answered in time".to_owned())
+    }
+
+    /// Takes what has come, and posts what it answers.
+    fn pull(&mut self, now: Instant) {
+        let Self { exchange, rings, tag, asked_until, property, alive_until } = self;
+        exchange.receive(now, &mut |answered: Answered| {
+            if answered.tag == *tag {
+                *property = Some(answered.completion);
+                *asked_until = None;
+                return;
+            }
+            if alive_until.is_some_and(|(tag, _)| tag == answered.tag) {
+                *alive_until = None;
+            }
+            if let Some(rings) = rings {
+                rings.answer(answered);
+            }
+        });
+        exchange.expire(now);
+    }
+}
+
+impl Front {
+    /// Takes what has come over the admin connection, and what lies in the admin ring.
+    pub(super) fn turn_admin(&mut self, now: Instant) {
+        let Some(admin) = &mut self.admin else { return };
+        admin.pull(now);
+        while let Some(admin) = &mut self.admin
+            && let Some(rings) = &mut admin.rings
+            && let Some(command) = rings.next(rings.doorbell())
+        {
+            if !self.take_command(now, &command) {
+                break;
+            }
+        }
+        let Some(admin) = &mut self.admin else { return };
+        let AdminLane { exchange, rings, .. } = admin;
+        if let Some(rings) = rings {
+            rings.post_refused();
+            exchange.send(&mut |answered| rings.answer(answered));
+        } else {
+            exchange.send(&mut |_| {});
+        }
+        if let Some(why) = admin.problem(now) {
+            self.lose(now, why);
+        }
+    }
+
+    /// Takes one command out of the admin ring. False if there is no room for it now.
+    fn take_command(&mut self, now: Instant, command: &Command) -> bool {
+        match AdminOpcode::from_u8(command.opcode()) {
+            Some(
+                AdminOpcode::CreateIoCompletionQueue
+                | AdminOpcode::CreateIoSubmissionQueue
+                | AdminOpcode::DeleteIoSubmissionQueue
+                | AdminOpcode::DeleteIoCompletionQueue,
+            ) => {
+                self.advance_ring();
+                self.handle_queue_command(now, command);
+                true
+            }
+            _ => self.pass_on(now, command),
+        }
+    }
+
+    fn pass_on(&mut self, now: Instant, command: &Command) -> bool {
+        let within = self.options.policy.asking();
+        let Some(AdminLane { exchange, rings: Some(rings), alive_until, .. }) = &mut self.admin
+        else {
+            return false;
+        };
+        match rings.submit(command, exchange) {
+            Ok(Ok(())) => {
+                if command.opcode() == AdminOpcode::KeepAlive.code() {
+                    *alive_until = Some((rings.tag_of(command), now.after(within)));
+                }
+            }
+            Ok(Err(Full)) => return false,
+            Err(status) => rings.refuse(command, status),
+        }
+        rings.advance();
+        true
+    }
+
+    fn advance_ring(&mut self) {
+        if let Some(rings) = self.admin.as_mut().and_then(|admin| admin.rings.as_mut()) {
+            rings.advance();
+        }
+    }
+
+    /// Answers a command of the admin ring from here.
+    pub(super) fn answer_here(&mut self, cid: u16, status: Status) {
+        if let Some(rings) = self.admin.as_mut().and_then(|admin| admin.rings.as_mut()) {
+            rings.post(cid, Completion::new(cid, status));
+        }
+    }
+}

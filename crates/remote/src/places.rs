@@ -1,0 +1,153 @@
+//! Where the data of the commands on a connection lie, and what else is known of each.
+
+use base::{Memory, Segment};
+use dma::DevicePool;
+use tcp::{Payloads, Place};
+use wire::tcp::Crc32c;
+use wire::{AdminOpcode, IoOpcode};
+
+/// The commands of a connection, by tag.
+#[derive(Debug)]
+pub(crate) struct Places {
+    memory: DevicePool,
+    commands: Box<[Known]>,
+    /// The segments of those whose data do not lie together.
+    lists: Box<[Vec<Segment>]>,
+}
+
+/// A command.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Known {
+    /// Where its data lie, if they lie together.
+    segment: Segment,
+    /// What its answer is to be called by.
+    pub(crate) name: u16,
+    pub(crate) opcode: u8,
+    is_listed: bool,
+    /// Data had nowhere to go.
+    pub(crate) has_failed: bool,
+}
+
+/// The two low bits of an opcode of a command that brings data to the controller (Base 2.1 §3.3.2).
+pub(crate) const TO_CONTROLLER: u8 = 0b01;
+
+/// Bytes that are loaded at a time for a digest.
+const CHUNK: u32 = 4096;
+
+impl Places {
+    pub(crate) fn new(memory: DevicePool, depth: u16) -> Self {
+        let depth = usize::from(depth);
+        let lists = (0..depth).map(|_| Vec::new()).collect();
+        Self { memory, commands: vec![Known::default(); depth].into(), lists }
+    }
+
+    /// Command `tag` has its data in `segment`, or in the segments of [`list`](Self::list).
+    #[inline]
+    pub(crate) fn put(&mut self, tag: u16, name: u16, opcode: u8, segment: Option<Segment>) {
+        self.commands[usize::from(tag)] = Known {
+            segment: segment.unwrap_or_default(),
+            name,
+            opcode,
+            is_listed: segment.is_none(),
+            has_failed: false,
+        };
+    }
+
+    /// The segments of command `tag`, to be filled before it is [put](Self::put).
+    pub(crate) fn list(&mut self, tag: u16) -> &mut Vec<Segment> {
+        &mut self.lists[usize::from(tag)]
+    }
+
+    #[inline]
+    pub(crate) fn known(&self, tag: u16) -> Known {
+        self.commands[usize::from(tag)]
+    }
+
+    /// Stores data that have come.
+    #[inline]
+    pub(crate) fn store(&mut self, place: Place, bytes: &[u8]) {
+        let Place { tag, offset, len_bytes } = place;
+        let known = &mut self.commands[usize::from(tag)];
+        if !known.is_listed {
+            let stored = known.segment.slice(offset, len_bytes);
+            let stored = stored.map(|segment| self.memory.store(segment, bytes));
+            known.has_failed |= stored != Some(Ok(()));
+            return;
+        }
+        self.store_listed(place, bytes);
+    }
+
+    #[cold]
+    fn store_listed(&mut self, place: Place, bytes: &[u8]) {
+        let (mut rest, mut failed) = (bytes, false);
+        let Self { memory, lists, commands, .. } = self;
+        each_of(&lists[usize::from(place.tag)], place, |segment| {
+            let (part, more) = rest.split_at(segment.len_bytes as usize);
+            failed |= memory.store(segment, part).is_err();
+            rest = more;
+        });
+        commands[usize::from(place.tag)].has_failed |= failed || !rest.is_empty();
+    }
+
+    /// Where data lie.
+    #[inline]
+    pub(crate) fn each(&self, place: Place, mut take: impl FnMut(Segment)) {
+        let known = &self.commands[usize::from(place.tag)];
+        if known.is_listed {
+            each_of(&self.lists[usize::from(place.tag)], place, take);
+        } else if let Some(segment) = known.segment.slice(place.offset, place.len_bytes) {
+            take(segment);
+        }
+    }
+}
+
+impl Known {
+    /// Whether it may change what others see, so that it matters when it is executed.
+    pub(crate) fn changes(self, is_admin: bool) -> bool {
+        if is_admin {
+            let is_format = self.opcode == AdminOpcode::FormatNvm.code()
+                || self.opcode == AdminOpcode::Sanitize.code();
+            return is_format || self.opcode & 0b11 == TO_CONTROLLER;
+        }
+        let is_look = [IoOpcode::Flush, IoOpcode::Compare, IoOpcode::Verify];
+        self.opcode & 0b11 != 0b10 && !is_look.iter().any(|look| look.code() == self.opcode)
+    }
+}
+
+impl Payloads for Places {
+    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+        let (mut digest, mut chunk) = (Crc32c::new(), [0; CHUNK as usize]);
+        self.each(Place { tag, offset, len_bytes }, |segment| {
+            let mut at = 0;
+            while let Some(part) = chunk_of(segment, at) {
+                let bytes = &mut chunk[..part.len_bytes as usize];
+                // Memory that has gone cannot be sent either, and that ends the connection.
+                let _ = self.memory.load(part, bytes);
+                digest.update(bytes);
+                at += part.len_bytes;
+            }
+        });
+        digest.value()
+    }
+}
+
+/// The part of `segment` from `at` on that is loaded next.
+fn chunk_of(segment: Segment, at: u32) -> Option<Segment> {
+    let len_bytes = (segment.len_bytes - at).min(CHUNK);
+    segment.slice(at, len_bytes).filter(|part| part.len_bytes > 0)
+}
+
+/// The parts of `segments` that `place` is.
+fn each_of(segments: &[Segment], place: Place, mut take: impl FnMut(Segment)) {
+    let (mut skip, mut left) = (place.offset, place.len_bytes);
+    for segment in segments {
+        if skip >= segment.len_bytes {
+            skip -= segment.len_bytes;
+            continue;
+        }
+        let part = segment.slice(skip, left.min(segment.len_bytes - skip));
+        let Some(part) = part.filter(|part| part.len_bytes > 0) else { return };
+        take(part);
+        (skip, left) = (0, left - part.len_bytes);
+    }
+}

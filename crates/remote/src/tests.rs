@@ -1,0 +1,6 @@
+//! A remote SSD and its driver, with a network between them that is cut, slow, or silent.
+
+mod bed;
+mod bringup;
+mod loss;
+mod target;

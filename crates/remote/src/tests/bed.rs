@@ -1,0 +1,196 @@
+//! A host with one remote SSD, in simulated time.
+
+use base::{
+    Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Request, Segment, Span,
+};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, State, Techniques};
+
+use super::target::{BLOCK, Target, load, pattern};
+use crate::options::Options;
+use crate::queue::RemoteQueue;
+use crate::remote::{Calling, NotReached, Remote};
+
+pub(super) const SUBSYSTEM: &str = "nqn.2024-01.example:disk";
+pub(super) const HOST: &str = "nqn.2024-01.example:host";
+
+/// How far time moves on in a turn.
+const TURN: Span = Span::from_us(50);
+
+pub(super) struct Bed {
+    pub(super) target: Target,
+    pub(super) regions: Regions,
+    pub(super) memory: Segment,
+    pub(super) now: Instant,
+    pub(super) remote: Option<Remote>,
+    pub(super) queues: Vec<RemoteQueue>,
+    pub(super) events: Vec<Event>,
+    pub(super) answers: Vec<Answer>,
+    pool: DevicePool,
+}
+
+impl Bed {
+    pub(super) fn new() -> Self {
+        let regions = Regions::new(4);
+        let pool = regions.add(Mapping::new(8 << 20, Backing::Private).unwrap()).unwrap();
+        let memory = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+        let pool = DevicePool::new(
+            regions.clone(),
+            pool,
+            DeviceKind::Emulated,
+            CommandStore::for_device(DeviceKind::Emulated),
+        );
+        pool.map_on_use();
+        Self {
+            target: Target::new(),
+            regions,
+            memory,
+            now: Instant { ns: 1_000_000 },
+            remote: None,
+            queues: Vec::new(),
+            events: Vec::new(),
+            answers: Vec::new(),
+            pool,
+        }
+    }
+
+    pub(super) fn options() -> Options {
+        Options::new(SUBSYSTEM, HOST, [7; 16])
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.pool.free_bytes()
+    }
+
+    /// Calls the target, and waits for what comes of it.
+    pub(super) fn call(&mut self, options: Options) -> Result<(), NotReached> {
+        let dial = self.target.dial(&self.regions);
+        let wishes = ControllerOptions { queue_pairs: 8, ..ControllerOptions::default() };
+        let mut calling = Calling::begin(self.pool.clone(), dial, options, wishes, self.now)?;
+        loop {
+            self.now = self.now.after(TURN);
+            self.target.turn(self.now);
+            if let Some(ended) = calling.turn(self.now) {
+                self.remote = Some(ended?);
+                return Ok(());
+            }
+        }
+    }
+
+    /// A bed with a target that was reached and a controller that is ready.
+    pub(super) fn ready() -> Self {
+        let mut bed = Self::new();
+        bed.call(Self::options()).unwrap();
+        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+        bed
+    }
+
+    /// The same, with a queue of so many entries.
+    pub(super) fn with_queue(depth: u32) -> Self {
+        let mut bed = Self::ready();
+        bed.add_queue(depth);
+        bed
+    }
+
+    pub(super) fn add_queue(&mut self, depth: u32) {
+        let techniques = Techniques::default();
+        let options = QueuePairOptions { depth, vector: None, techniques };
+        let now = self.now;
+        let id = self.remote().controller().create_queue_pair(now, options).unwrap();
+        self.turn_until(|bed| bed.events.contains(&Event::QueuePairCreated { id }));
+        let queue = self.remote().take_queue(id, 1, QueueSizes::default()).unwrap();
+        self.queues.push(queue);
+    }
+
+    pub(super) fn remote(&mut self) -> &mut Remote {
+        self.remote.as_mut().unwrap()
+    }
+
+    /// One turn of everybody.
+    pub(super) fn turn(&mut self) {
+        self.now = self.now.after(TURN);
+        self.target.turn(self.now);
+        if let Some(remote) = &mut self.remote {
+            self.events.extend(remote.poll(self.now));
+        }
+        let mut answers = Answers::with_capacity(64);
+        for queue in &mut self.queues {
+            queue.poll(self.now, &mut answers);
+            self.answers.extend(answers.drain());
+            queue.flush();
+        }
+    }
+
+    pub(super) fn turn_for(&mut self, span: Span) {
+        let end = self.now.after(span);
+        while self.now < end {
+            // Long times go by in larger steps.
+            self.now = self.now.after(Span { ns: span.ns / 1000 });
+            self.turn();
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn turn_until(&mut self, mut is_enough: impl FnMut(&mut Self) -> bool) {
+        let (begun, end) = (self.now, self.now.after(Span::from_secs(100)));
+        while !is_enough(self) {
+            // Who waits for long waits in larger steps.
+            self.now = self.now.after(Span { ns: self.now.since(begun).ns / 500 });
+            self.turn();
+            assert!(self.now < end, "it never came: {:?}", self.events);
+        }
+    }
+
+    /// The part of memory for request number `number`, of so many blocks.
+    pub(super) fn place(&self, number: u64, blocks: u32) -> Segment {
+        let len = blocks * u32::try_from(BLOCK).unwrap();
+        self.memory.slice(u32::try_from(number).unwrap() * len, len).unwrap()
+    }
+
+    /// Submits one request on queue `queue`.
+    pub(super) fn submit(
+        &mut self,
+        queue: usize,
+        operation: Operation,
+        lba: u64,
+        segments: &[Segment],
+        token: u64,
+    ) -> bool {
+        let bytes: u32 = segments.iter().map(|segment| segment.len_bytes).sum();
+        let request = Request {
+            token,
+            lba,
+            operand: 0,
+            segment_first: 0,
+            blocks: bytes / u32::try_from(BLOCK).unwrap(),
+            segment_count: u16::try_from(segments.len()).unwrap(),
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        };
+        let taken = self.queues[queue].submit(self.now, &[request], segments);
+        self.queues[queue].flush();
+        taken == 1
+    }
+
+    /// Does one request to its end.
+    #[track_caller]
+    pub(super) fn run(&mut self, operation: Operation, lba: u64, segments: &[Segment]) -> Outcome {
+        self.turn_until(|bed| bed.submit(0, operation, lba, segments, 4711));
+        self.turn_until(|bed| bed.answers.iter().any(|answer| answer.token == 4711));
+        let at = self.answers.iter().position(|answer| answer.token == 4711).unwrap();
+        self.answers.remove(at).outcome
+    }
+
+    /// Writes a pattern and reads it back elsewhere.
+    #[track_caller]
+    pub(super) fn exchange(&mut self, lba: u64, blocks: u32, seed: u64) {
+        let (from, to) = (self.place(0, blocks), self.place(1, blocks));
+        let bytes = pattern(seed, from.len_bytes as usize);
+        self.regions.store(from, &bytes).unwrap();
+        self.regions.fill(to, 0).unwrap();
+        assert_eq!(self.run(Operation::Write, lba, &[from]), Outcome::SUCCESS);
+        assert_eq!(self.run(Operation::Read, lba, &[to]), Outcome::SUCCESS);
+        assert!(load(&self.regions, to) == bytes, "{blocks} blocks at {lba}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Connections that are lost: everything is answered once, in time, and nothing is left behind.
+
+use base::{Operation, Outcome, Span};
+use nvme::{Event, State};
+
+use super::bed::Bed;
+use crate::policy::Policy;
+
+#[test]
+fn a_connection_that_is_cut_is_made_again_and_goes_on() {
+    let mut bed = Bed::with_queue(32);
+    for round in 0..5 {
+        bed.exchange(round, 8, round);
+        bed.events.clear();
+        bed.target.cut();
+        bed.turn_until(|bed| bed.events.contains(&Event::Recovered));
+        bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
+        assert_eq!(bed.target.connections(), 2, "and none is left of before");
+    }
+    bed.exchange(9, 8, 9);
+    assert_eq!(bed.remote().counts().lost, 5);
+    assert_eq!(bed.remote().why().as_deref(), Some("the network was cut"));
+}
+
+/// Reads can be answered as soon as nobody touches their memory. A write may still be executed: it
+/// is answered only when the old controller is silent for certain.
+#[test]
+fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
+    let Policy { detect, .. } = Policy::default();
+    // KATO, the granularity of its timer, and the time to come to rest: as the target has them.
+    let quiet = Span { ns: detect.ns + 100_000_000 + 500_000_000 };
+    for (operation, least, most) in [
+        (Operation::Read, Span::default(), Span::from_ms(20)),
+        (Operation::Write, quiet, Span { ns: quiet.ns + 20_000_000 }),
+    ] {
+        let mut bed = Bed::with_queue(32);
+        bed.target.state().is_idle = true;
+        let place = bed.place(0, 8);
+        assert!(bed.submit(0, operation, 0, &[place], 1));
+        bed.turn_for(Span::from_ms(1));
+        bed.target.cut();
+        let cut_at = bed.now;
+        bed.turn_until(|bed| !bed.answers.is_empty());
+        let waited = bed.now.since(cut_at);
+        assert!((least..most).contains(&waited), "{operation:?}: {waited}");
+        assert_eq!(bed.answers[0].outcome, Outcome::ABORTED_BY_HOST);
+        bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
+        bed.target.state().is_idle = false;
+        bed.answers.clear();
+        bed.exchange(3, 8, 3);
+    }
+}
+
+#[test]
+fn a_peer_that_falls_silent_is_noticed_in_time() {
+    let mut bed = Bed::with_queue(32);
+    bed.exchange(0, 8, 0);
+    for network in &bed.target.state().networks {
+        network.harm(sim::network::Direction::Back, sim::network::Fault::BlackHole);
+    }
+    let begun = bed.now;
+    bed.turn_until(|bed| bed.remote().counts().lost == 1);
+    let Policy { detect, .. } = Policy::default();
+    assert!(bed.now.since(begun) <= Span { ns: detect.ns + 100_000_000 });
+    assert_eq!(bed.remote().why().as_deref(), Some("a Keep Alive was not answered in time"));
+    bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
+    bed.exchange(1, 8, 1);
+}
+
+#[test]
+fn a_peer_that_does_not_come_back_is_given_up_in_time_and_all_is_answered() {
+    let mut bed = Bed::with_queue(32);
+    let free = bed.free_bytes();
+    bed.target.state().is_idle = true;
+    let place = bed.place(0, 1);
+    (0..10).for_each(|token| assert!(bed.submit(0, Operation::Read, token, &[place], token)));
+    bed.turn_for(Span::from_ms(1));
+    bed.target.state().is_away = true;
+    bed.target.cut();
+    let begun = bed.now;
+    while bed.remote().is_there() {
+        bed.now = bed.now.after(Span::from_ms(20));
+        bed.turn();
+        assert!(bed.now.since(begun) < Span::from_secs(700), "{:?}", bed.events);
+    }
+    let Policy { give_up, retry, .. } = Policy::default();
+    assert!(bed.now.since(begun) >= give_up, "not before its time");
+    let tries = bed.remote().counts().dialled;
+    assert!((500..=give_up.ns / retry.ns + 10).contains(&tries), "{tries}");
+    assert_eq!(bed.remote().controller().state(), State::Removed);
+    bed.turn_for(Span::from_ms(10));
+    let mut tokens: Vec<u64> = bed.answers.iter().map(|answer| answer.token).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..10).collect::<Vec<_>>());
+    assert_eq!(bed.run(Operation::Read, 0, &[place]), Outcome::PATH_ERROR);
+    assert_eq!(bed.target.connections(), 0);
+    bed.queues.clear();
+    bed.remote = None;
+    assert!(bed.free_bytes() > free, "rings and lists have come back");
+}

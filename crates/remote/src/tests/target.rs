@@ -1,0 +1,426 @@
+//! A target as small as can be: one namespace in memory, one association at a time, and as
+//! well-behaved as the test wants it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::{Broken, Instant, Memory, Received, Stream, Stretch};
+use dma::Regions;
+use sim::network::{self, Network, NetworkOptions};
+use tcp::{
+    CommandData, Connection, Controller, ControllerConfig, ControllerEvent, Events, Payloads,
+    Piece, QueueKind,
+};
+use wire::fabrics::{Connect, ConnectData, PropertyGet, PropertySet};
+use wire::identify::namespace::IdentifyNamespace;
+use wire::identify::{Cns, IdentifyController};
+use wire::register::{Capabilities, Configuration, ControllerStatus};
+use wire::tcp::crc32c;
+use wire::{AdminOpcode, Command, Completion, FabricsType, IoOpcode, Status, Typed};
+
+use crate::dial::{Dial, Dialled};
+
+pub(super) const BLOCK: usize = 512;
+pub(super) const BLOCKS: usize = 4096;
+
+/// A handle to the target and to the networks that lead there.
+#[derive(Clone)]
+pub(super) struct Target(Arc<Mutex<State>>);
+
+/// What it is and how it behaves. Every field may be changed at any time.
+pub(super) struct State {
+    pub(super) disk: Vec<u8>,
+    /// Streams are refused.
+    pub(super) is_away: bool,
+    /// Streams are neither opened nor refused.
+    pub(super) is_silent: bool,
+    /// What Connect is refused with.
+    pub(super) refuses: Option<Status>,
+    /// I/O commands are not answered.
+    pub(super) is_idle: bool,
+    /// Admin commands with this opcode are not answered.
+    pub(super) mute: Option<u8>,
+    /// What the next networks are like.
+    pub(super) network: NetworkOptions,
+    /// The networks, in the order of their making.
+    pub(super) networks: Vec<Network>,
+    pub(super) config: ControllerConfig,
+    pub(super) identity: IdentifyController,
+    pub(super) mqes: u16,
+    /// Connects that succeeded, by queue.
+    pub(super) connects: Vec<u16>,
+    /// I/O commands that were executed.
+    pub(super) executed: u64,
+    ends: Vec<End>,
+    association: u16,
+    cc: Configuration,
+    csts: ControllerStatus,
+}
+
+/// A connection.
+struct End {
+    stream: Box<dyn Stream>,
+    end: Controller,
+    events: Events<ControllerEvent>,
+    data: Bytes,
+    commands: BTreeMap<u16, Command>,
+    /// Whose it is, and which queue.
+    queue: Option<(u16, u16)>,
+    is_over: bool,
+}
+
+#[derive(Default)]
+struct Bytes(BTreeMap<u16, Vec<u8>>);
+
+impl Payloads for Bytes {
+    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+        crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
+    }
+}
+
+impl Target {
+    pub(super) fn new() -> Self {
+        let identity = IdentifyController::zeroed().with(|id| {
+            let id = id.sn(wire::element::Ascii::new("1")).mn(wire::element::Ascii::new("t"));
+            let id = id.sqes(0x66).cqes(0x44).nn(1).mdts(8).acl(3).aerl(3).kas(1).oncs(0);
+            id.sgl_support(1).ioccsz((4096 + 64) / 16).cqt(500)
+        });
+        Self(Arc::new(Mutex::new(State {
+            disk: vec![0; BLOCK * BLOCKS],
+            is_away: false,
+            is_silent: false,
+            refuses: None,
+            is_idle: false,
+            mute: None,
+            network: NetworkOptions::default(),
+            networks: Vec::new(),
+            config: ControllerConfig { transfer_bytes_max: 1 << 20, ..ControllerConfig::default() },
+            identity,
+            mqes: 127,
+            connects: Vec::new(),
+            executed: 0,
+            ends: Vec::new(),
+            association: 0,
+            cc: Configuration::zeroed(),
+            csts: ControllerStatus::zeroed(),
+        })))
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// What calls it, from a host whose data lie in `regions`.
+    pub(super) fn dial(&self, regions: &Regions) -> Box<dyn Dial> {
+        Box::new(Line { target: self.clone(), regions: regions.clone() })
+    }
+
+    pub(super) fn turn(&self, now: Instant) {
+        let mut state = self.state();
+        for network in &state.networks {
+            network.advance(now);
+        }
+        let mut ends = std::mem::take(&mut state.ends);
+        for end in &mut ends {
+            end.turn(now, &mut state);
+        }
+        ends.retain(|end| !end.is_over);
+        ends.append(&mut state.ends);
+        state.ends = ends;
+    }
+
+    /// Connections that are open.
+    pub(super) fn connections(&self) -> usize {
+        self.state().ends.len()
+    }
+
+    /// Cuts all connections.
+    pub(super) fn cut(&self) {
+        self.state().networks.iter().for_each(Network::cut);
+    }
+}
+
+struct Line {
+    target: Target,
+    regions: Regions,
+}
+
+impl Dial for Line {
+    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn Dialled> {
+        let mut state = self.target.state();
+        if state.is_silent {
+            return Box::new(Ring(None));
+        }
+        if state.is_away {
+            return Box::new(Ring(Some(Err(Broken("nobody is there".into())))));
+        }
+        let options = state.network.clone();
+        let (ours, theirs, network) =
+            network::pair(options, Arc::new(self.regions.clone()), Arc::new(Regions::new(1)));
+        network.advance(now);
+        state.networks.push(network);
+        let end = End {
+            stream: Box::new(theirs),
+            end: Controller::new(state.config, now),
+            events: Events::with_capacity(64),
+            data: Bytes::default(),
+            commands: BTreeMap::new(),
+            queue: None,
+            is_over: false,
+        };
+        state.ends.push(end);
+        Box::new(Ring(Some(Ok(Box::new(ours)))))
+    }
+
+    fn peer(&self) -> String {
+        "the target".into()
+    }
+}
+
+struct Ring(Option<Result<Box<dyn Stream>, Broken>>);
+
+impl Dialled for Ring {
+    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, Broken>> {
+        self.0.take()
+    }
+}
+
+impl End {
+    fn turn(&mut self, now: Instant, state: &mut State) {
+        match self.stream.receive() {
+            Received::Bytes(_) | Received::Nothing => {}
+            Received::End | Received::Broken(_) => self.is_over = true,
+        }
+        loop {
+            let bytes = self.stream.bytes().to_vec();
+            let taken = self.end.receive(now, &bytes, &mut self.events);
+            let events = self.events.as_slice().to_vec();
+            self.events.clear();
+            self.stream.consume(taken);
+            for event in &events {
+                self.handle(event, &bytes, state);
+            }
+            if taken == 0 && events.is_empty() {
+                break;
+            }
+        }
+        self.send(state);
+        if self.is_over
+            && self.queue.is_some_and(|(whose, queue)| queue == 0 && whose == state.association)
+        {
+            state.csts = ControllerStatus::zeroed();
+            state.cc = Configuration::zeroed();
+        }
+        // With its admin queue goes an association.
+        let is_orphan = self.queue.is_some_and(|(whose, _)| whose != state.association);
+        self.is_over |= is_orphan;
+    }
+
+    fn send(&mut self, state: &mut State) {
+        loop {
+            self.end.fill(&self.data);
+            let mut bytes = Vec::new();
+            for piece in self.end.pieces() {
+                match *piece {
+                    Piece::Headers { at, len_bytes } => {
+                        bytes.extend(&self.end.headers()[at as usize..][..len_bytes as usize]);
+                    }
+                    Piece::Payload { tag, offset, len_bytes } => {
+                        bytes.extend(&self.data.0[&tag][offset as usize..][..len_bytes as usize]);
+                    }
+                }
+            }
+            let len_bytes = u32::try_from(bytes.len()).unwrap();
+            if len_bytes == 0 {
+                return;
+            }
+            let all = [Stretch::Headers { at: 0, len_bytes }];
+            let sent = self.stream.send(&bytes, &all, false);
+            self.end.sent(*sent.as_ref().unwrap_or(&0), &mut self.events);
+            for event in self.events.as_slice().to_vec() {
+                self.events.clear();
+                self.handle(&event, &[], state);
+            }
+            if !matches!(sent, Ok(count) if count > 0) {
+                self.is_over |= sent.is_err();
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, event: &ControllerEvent, bytes: &[u8], state: &mut State) {
+        match *event {
+            ControllerEvent::Open(_) => {}
+            ControllerEvent::Command { tag, command, data } => {
+                self.commands.insert(tag, command);
+                match data {
+                    Ok(CommandData::None) => self.execute(tag, 0, state),
+                    Ok(CommandData::ToHost(len)) => {
+                        self.data.0.insert(tag, vec![0; len as usize]);
+                        self.execute(tag, len, state);
+                    }
+                    Ok(CommandData::InCapsule(len)) => {
+                        self.data.0.insert(tag, vec![0; len as usize]);
+                    }
+                    Ok(CommandData::FromHost(len)) => {
+                        self.data.0.insert(tag, vec![0; len as usize]);
+                        self.end.grant(tag, len);
+                    }
+                    Err(status) => self.end.finish(tag, 0, Completion::new(0, status)),
+                }
+            }
+            ControllerEvent::Data { place, at } => {
+                let from = &bytes[at as usize..][..place.len_bytes as usize];
+                let into = self.data.0.get_mut(&place.tag).unwrap();
+                into[place.offset as usize..][..from.len()].copy_from_slice(from);
+            }
+            ControllerEvent::Arrived { tag, .. } => self.execute(tag, 0, state),
+            ControllerEvent::Released { tag } => {
+                self.data.0.remove(&tag);
+                self.commands.remove(&tag);
+            }
+            ControllerEvent::Ended(_) => self.is_over = true,
+        }
+    }
+
+    fn execute(&mut self, tag: u16, to_host: u32, state: &mut State) {
+        let command = self.commands[&tag];
+        let answer = match self.queue {
+            _ if command.opcode() == AdminOpcode::FabricsCommands.code() => {
+                Some(self.fabrics(tag, &command, state))
+            }
+            Some((_, 0)) => self.admin(tag, &command, state),
+            Some(_) => self.io(tag, &command, state),
+            None => Some(Completion::new(0, Status::COMMAND_SEQUENCE_ERROR)),
+        };
+        if let Some(completion) = answer {
+            let moved = if completion.status().is_success() { to_host } else { 0 };
+            self.end.finish(tag, moved, completion);
+        }
+    }
+
+    fn fabrics(&mut self, tag: u16, command: &Command, state: &mut State) -> Completion {
+        let ok = Completion::new(0, Status::SUCCESS);
+        match FabricsType::from_u8(u8::try_from(command.nsid() & 0xff).unwrap()) {
+            Some(FabricsType::Connect) => self.connect(tag, command, state),
+            Some(FabricsType::PropertyGet) => {
+                let value = match PropertyGet::parse(command).unwrap().ofst {
+                    0 => {
+                        let mqes = state.mqes;
+                        Capabilities::zeroed().with(|cap| cap.mqes(mqes).css_nvm(true).to(4)).0
+                    }
+                    8 => 0x0001_0400,
+                    0x14 => state.cc.0.into(),
+                    0x1c => state.csts.0.into(),
+                    _ => 0,
+                };
+                ok.with_result(value)
+            }
+            Some(FabricsType::PropertySet) => {
+                let set = PropertySet::parse(command).unwrap();
+                if set.ofst == 0x14 {
+                    state.cc = Configuration(u32::try_from(set.value).unwrap());
+                    let (en, shn) = (state.cc.en(), state.cc.shn());
+                    let is_down = shn != wire::register::ShutdownNotification::None;
+                    state.csts = ControllerStatus::zeroed().with(|csts| {
+                        let csts = csts.rdy(en);
+                        if is_down {
+                            csts.shst(wire::register::ShutdownStatus::Complete)
+                        } else {
+                            csts
+                        }
+                    });
+                }
+                ok
+            }
+            _ => Completion::new(0, Status::INVALID_OPCODE),
+        }
+    }
+
+    fn connect(&mut self, tag: u16, command: &Command, state: &mut State) -> Completion {
+        if let Some(status) = state.refuses {
+            return Completion::new(0, status);
+        }
+        let connect = Connect::parse(command).unwrap();
+        let data = ConnectData::from_bytes(self.data.0[&tag].as_slice().try_into().unwrap());
+        assert_eq!(wire::nqn::read(&data.subnqn().0), Ok(super::bed::SUBSYSTEM));
+        let (entries, flow_control) = (connect.sqsize + 1, !connect.disable_sq_flow_control);
+        if connect.qid == 0 {
+            assert_eq!(data.cntlid(), wire::fabrics::CNTLID_DYNAMIC);
+            state.association += 1;
+            (state.cc, state.csts) = (Configuration::zeroed(), ControllerStatus::zeroed());
+            self.end.connected(QueueKind::Admin { entries, flow_control });
+        } else {
+            assert_eq!(data.cntlid(), state.association);
+            assert!(entries <= state.mqes + 1 && state.csts.rdy());
+            self.end.connected(QueueKind::Io { entries, flow_control });
+        }
+        self.queue = Some((state.association, connect.qid));
+        state.connects.push(connect.qid);
+        Completion::new(0, Status::SUCCESS).with_dw0(state.association.into())
+    }
+
+    fn admin(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        if state.mute == Some(command.opcode()) {
+            return None;
+        }
+        let ok = Completion::new(0, Status::SUCCESS);
+        match AdminOpcode::from_u8(command.opcode()) {
+            Some(AdminOpcode::AsynchronousEventRequest) => None,
+            Some(AdminOpcode::Identify) => {
+                let page = self.data.0.get_mut(&tag).unwrap();
+                assert_eq!(page.len(), 4096);
+                match Cns::from_code(u8::try_from(command.cdw10() & 0xff).unwrap()) {
+                    Cns::Controller => page.copy_from_slice(state.identity.as_bytes()),
+                    Cns::ActiveNamespaces => page[0] = u8::from(command.nsid() == 0),
+                    Cns::Namespace => {
+                        let blocks = BLOCKS as u64;
+                        let id = IdentifyNamespace::zeroed()
+                            .with(|id| id.nsze(blocks).ncap(blocks).nuse(blocks));
+                        page.copy_from_slice(id.as_bytes());
+                        // LBADS of the first format.
+                        page[130] = 9;
+                    }
+                    _ => {}
+                }
+                Some(ok)
+            }
+            Some(AdminOpcode::SetFeatures) if command.cdw10() & 0xff == 7 => {
+                Some(ok.with_dw0(0x0007_0007))
+            }
+            _ => Some(ok),
+        }
+    }
+
+    fn io(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        if state.is_idle {
+            return None;
+        }
+        state.executed += 1;
+        let lba = usize::try_from(u64::from(command.cdw11()) << 32 | u64::from(command.cdw10()));
+        let at = lba.unwrap() * BLOCK;
+        let len = ((command.cdw12() & 0xffff) as usize + 1) * BLOCK;
+        match IoOpcode::from_u8(command.opcode()) {
+            Some(IoOpcode::Read) => {
+                self.data.0.insert(tag, state.disk[at..at + len].to_vec());
+            }
+            Some(IoOpcode::Write) => {
+                state.disk[at..at + len].copy_from_slice(&self.data.0[&tag]);
+            }
+            _ => {}
+        }
+        Some(Completion::new(0, Status::SUCCESS))
+    }
+}
+
+/// Bytes that tell where they belong.
+pub(super) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(31) ^ (at >> 9) ^ seed).to_le_bytes()[0]).collect()
+}
+
+/// Reads memory of a host.
+pub(super) fn load(regions: &Regions, segment: base::Segment) -> Vec<u8> {
+    let mut bytes = vec![0; segment.len_bytes as usize];
+    regions.load(segment, &mut bytes).unwrap();
+    bytes
+}
