@@ -161,23 +161,7 @@ impl Connection {
 
     /// Who is at the other end.
     pub fn peer(&self) -> io::Result<Peer> {
-        let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut len_bytes = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
-        // SAFETY: the descriptor is open as long as `self`; `found` is a plain structure of
-        // `len_bytes` bytes, of which the kernel writes no more, and any bits are a value of it.
-        let result = unsafe {
-            libc::getsockopt(
-                self.stream.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut found).cast(),
-                &raw mut len_bytes,
-            )
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Peer { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
+        peer_of(self.stream.as_fd())
     }
 
     /// Takes what has come, up to the length of `into`.
@@ -232,6 +216,28 @@ impl Connection {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+/// Who is at the other end of a Unix socket. Of other sockets, and of processes whose number cannot
+/// be seen from here, the kernel says that their number is 0.
+pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len_bytes = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
+    // SAFETY: the descriptor is open as long as it is borrowed; `found` is a plain structure of
+    // `len_bytes` bytes, of which the kernel writes no more, and any bits are a value of it.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len_bytes,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Peer { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
 }
 
 impl AsFd for Connection {

@@ -13,7 +13,12 @@ use std::thread::JoinHandle;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The threads and their queue. Threads are started when there is work that no idle one could take.
-pub struct Pool {
+pub struct Pool(Intake);
+
+/// Where jobs are handed in to a pool. Unlike the pool itself it may go anywhere and at any time, in
+/// one of the pool's own threads too: nothing waits for jobs when it does.
+#[derive(Clone)]
+pub struct Intake {
     shared: Arc<Shared>,
     threads_max: usize,
     waiting_max: usize,
@@ -77,16 +82,38 @@ impl Pool {
             changed: Condvar::new(),
             processors: sched_getaffinity(None).ok(),
         };
-        Self { shared: Arc::new(shared), threads_max, waiting_max }
+        Self(Intake { shared: Arc::new(shared), threads_max, waiting_max })
     }
 
-    /// Hands a job in. It comes back if the queue is full, or if not even one thread could be
-    /// started. A job that was taken is run, even if the pool is dropped.
+    /// Where jobs are handed in by those who do not own the pool.
+    pub fn intake(&self) -> Intake {
+        self.0.clone()
+    }
+
+    /// As [`Intake::submit`].
+    pub fn submit(&self, job: Job) -> Result<(), Job> {
+        self.0.submit(job)
+    }
+
+    /// The names of the jobs that have begun and not ended.
+    pub fn running(&self) -> Vec<&'static str> {
+        self.0.shared.lock().running.clone()
+    }
+
+    /// Takes the reports of jobs that panicked.
+    pub fn take_panicked(&self) -> Vec<Panicked> {
+        std::mem::take(&mut self.0.shared.lock().panicked)
+    }
+}
+
+impl Intake {
+    /// Hands a job in. It comes back if the queue is full, if not even one thread could be started,
+    /// or if the pool has gone. A job that was taken is run, even if the pool is dropped.
     ///
     /// Does not wait for any job.
     pub fn submit(&self, job: Job) -> Result<(), Job> {
         let mut state = self.shared.lock();
-        if state.waiting.len() >= self.waiting_max {
+        if state.ended || state.waiting.len() >= self.waiting_max {
             return Err(job);
         }
         if state.wants_a_thread() && state.threads.len() < self.threads_max {
@@ -101,16 +128,6 @@ impl Pool {
         drop(state);
         self.shared.changed.notify_one();
         Ok(())
-    }
-
-    /// The names of the jobs that have begun and not ended.
-    pub fn running(&self) -> Vec<&'static str> {
-        self.shared.lock().running.clone()
-    }
-
-    /// Takes the reports of jobs that panicked.
-    pub fn take_panicked(&self) -> Vec<Panicked> {
-        std::mem::take(&mut self.shared.lock().panicked)
     }
 
     fn start(&self, number: usize) -> std::io::Result<JoinHandle<()>> {
@@ -130,11 +147,11 @@ impl Drop for Pool {
     /// Waits until every job that was taken has been run.
     fn drop(&mut self) {
         let threads = {
-            let mut state = self.shared.lock();
+            let mut state = self.0.shared.lock();
             state.ended = true;
             std::mem::take(&mut state.threads)
         };
-        self.shared.changed.notify_all();
+        self.0.shared.changed.notify_all();
         for thread in threads {
             // Panics of jobs do not get here.
             let _ = thread.join();
@@ -210,7 +227,7 @@ impl fmt::Debug for Job {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.shared.lock();
+        let state = self.0.shared.lock();
         out.debug_struct("Pool")
             .field("threads", &state.threads.len())
             .field("waiting", &state.waiting)
@@ -264,6 +281,24 @@ mod tests {
     }
 
     #[test]
+    fn an_intake_outlives_its_pool_and_takes_nothing_more() {
+        let pool = Pool::new(1, 4);
+        let intake = pool.intake();
+        let (send, ran) = channel();
+        let (last, again) = (intake.clone(), send.clone());
+        let job = Job::new("hands in", move || {
+            let second = Job::new("second", move || again.send(2).unwrap());
+            last.submit(second).unwrap();
+            // The job's own intake goes within a thread of the pool.
+            send.send(1).unwrap();
+        });
+        intake.submit(job).unwrap();
+        assert_eq!((ran.recv().unwrap(), ran.recv().unwrap()), (1, 2));
+        drop(pool);
+        assert_eq!(intake.submit(Job::new("late", || {})).unwrap_err().name(), "late");
+    }
+
+    #[test]
     fn a_full_queue_gives_the_job_back() {
         let pool = Pool::new(1, 2);
         let (job, begun, release) = held("first");
@@ -281,7 +316,7 @@ mod tests {
     #[test]
     fn threads_are_started_when_they_are_wanted_and_no_more_than_allowed() {
         let pool = Pool::new(3, 16);
-        let threads = || pool.shared.lock().threads.len();
+        let threads = || pool.0.shared.lock().threads.len();
         assert_eq!(threads(), 0);
         let mut releases = Vec::new();
         for (count, name) in (1..).zip(["one", "two", "three"]) {
@@ -308,11 +343,11 @@ mod tests {
             pool.submit(job).unwrap();
             begun.recv().unwrap();
             drop(release);
-            while pool.shared.lock().idle == 0 {
+            while pool.0.shared.lock().idle == 0 {
                 crate::thread::give_way();
             }
         }
-        assert_eq!(pool.shared.lock().threads.len(), 1);
+        assert_eq!(pool.0.shared.lock().threads.len(), 1);
         assert!(pool.running().is_empty());
     }
 

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 pub use crate::local_socket::Received;
+use crate::local_socket::{Peer, peer_of};
 use crate::vectored::Vectors;
 pub use door::{Address, Door};
 
@@ -65,12 +66,7 @@ impl Stream {
 
     /// Who is at the other end, for people: `127.0.0.1:4711`, or the number of the process.
     pub fn peer(&self) -> String {
-        if let Ok(peer) = sockopt::socket_peercred(&self.socket) {
-            return format!("process {}", peer.pid.as_raw_nonzero());
-        }
-        let peer = rustix::net::getpeername(&self.socket).ok().flatten();
-        let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
-        peer.map_or_else(|| "somebody".to_owned(), |peer| peer.to_string())
+        name_of_peer(self.socket.as_fd())
     }
 
     /// Takes what has come into `segments`, first one first, as far as they reach.
@@ -117,6 +113,18 @@ impl AsFd for Stream {
     }
 }
 
+/// Who is at the other end, for people: `127.0.0.1:4711`, or the number of the process.
+pub(crate) fn name_of_peer(socket: BorrowedFd<'_>) -> String {
+    let peer = rustix::net::getpeername(socket).ok().flatten();
+    if let Some(peer) = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok()) {
+        return peer.to_string();
+    }
+    match peer_of(socket) {
+        Ok(Peer { pid, .. }) if pid != 0 => format!("process {pid}"),
+        _ => "somebody".to_owned(),
+    }
+}
+
 fn nowhere(NoSuchMemory(segment): NoSuchMemory) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("{segment:?} lies in no region"))
 }
@@ -124,6 +132,7 @@ fn nowhere(NoSuchMemory(segment): NoSuchMemory) -> io::Error {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::fd::AsFd;
 
     use base::{Memory, Segment};
     use dma::{Backing, Mapping, Regions};
@@ -161,6 +170,21 @@ mod tests {
         drop(other);
         assert_eq!(stream.receive(&[part(0, 4)]).unwrap(), Received::End);
         assert!(stream.send(&[part(0, 4)]).is_err(), "and no signal ends the process");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a peer opens sockets")]
+    fn a_peer_is_named_by_its_address_or_its_process() {
+        let (regions, _) = memory();
+        let (stream, _other) = Stream::pair(regions.clone()).unwrap();
+        assert_eq!(stream.peer(), format!("process {}", std::process::id()));
+        let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = std::net::TcpStream::connect(door.local_addr().unwrap()).unwrap();
+        let (here, from) = door.accept().unwrap();
+        assert_eq!(Stream::new(here.into(), regions.clone()).unwrap().peer(), from.to_string());
+        let door = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        assert_eq!(super::name_of_peer(door.as_fd()), "somebody", "it has no peer");
+        drop(there);
     }
 
     #[test]

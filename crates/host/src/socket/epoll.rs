@@ -13,6 +13,7 @@ use super::gather::{Gather, scatter};
 use super::inbox::{Inbox, Inboxes};
 use super::sockets::Counts;
 use super::waiter::Waiter;
+use crate::stream::name_of_peer;
 use crate::watch::Interest;
 
 /// One connection.
@@ -36,7 +37,7 @@ impl EpollStream {
         inboxes: Inboxes,
         counts: Arc<Counts>,
     ) -> io::Result<Self> {
-        let peer = name_of_peer(&socket);
+        let peer = name_of_peer(socket.as_fd());
         Ok(Self {
             socket,
             inbox: Inbox::new(inboxes),
@@ -202,17 +203,5 @@ impl Stream for EpollStream {
 
     fn peer(&self) -> String {
         self.peer.clone()
-    }
-}
-
-/// Who is at the other end, for people: `127.0.0.1:4711`, or the number of the process.
-pub(super) fn name_of_peer(socket: &OwnedFd) -> String {
-    let peer = rustix::net::getpeername(socket).ok().flatten();
-    if let Some(peer) = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok()) {
-        return peer.to_string();
-    }
-    match rustix::net::sockopt::socket_peercred(socket) {
-        Ok(peer) => format!("process {}", peer.pid.as_raw_nonzero()),
-        Err(_) => "somebody who has gone".to_owned(),
     }
 }

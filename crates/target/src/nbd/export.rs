@@ -97,6 +97,13 @@ impl Export {
         self.piece_bytes
     }
 
+    /// The same, where zeroes are written like anything else: no client is told that they are faster.
+    #[must_use]
+    pub fn with_slow_zeroes(mut self) -> Self {
+        self.flags = self.flags.without(TransmissionFlags::SEND_FAST_ZERO);
+        self
+    }
+
     /// Whether writes are refused.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only

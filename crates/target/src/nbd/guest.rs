@@ -257,6 +257,10 @@ impl Guest {
         } else if !self.is_ending && !self.connection.is_haggling() {
             self.deadline = Instant::NEVER;
         }
+        if self.is_ending && self.owes() {
+            // The client takes its time from the last answer on, however long that took.
+            self.deadline = now.after(ENDING_MAX);
+        }
         if now >= self.deadline {
             self.end_for(Reason::TooSlow);
             self.connection.broken();
@@ -279,6 +283,11 @@ impl Guest {
     #[inline]
     fn has_unsent(&self) -> bool {
         !self.is_blocked && !self.connection.to_send().is_empty()
+    }
+
+    /// Whether the device has not answered all that the client has asked.
+    fn owes(&self) -> bool {
+        self.wants_room() || self.connection.in_flight() > 0
     }
 
     /// Whether the backend has not taken all it was asked for.

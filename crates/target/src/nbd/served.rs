@@ -81,6 +81,8 @@ impl Served {
         };
         let export = Export::new(name, description, medium.limits(), is_read_only)
             .map_err(|text| MediumError::new(base::Blame::Caller, text))?;
+        let zeroes_fast = descriptor.limits().support.has(Operation::WriteZeroes);
+        let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
         Ok(Self {
             export: Arc::new(export),
             uri,

@@ -63,11 +63,14 @@ impl Device {
     ) -> Result<Self, Refused> {
         let refuse = |why: &dyn fmt::Display| Refused::machine(format!("attach '{name}': {why}"));
         let woken_by = woken_by(&*backend).map_err(|error| refuse(&error))?;
+        let is_done_by_kernel = backend.is_done_by_kernel();
         let (shared, incoming) = Shared::new(thread, backend.limits(), buffers);
         let shared = Arc::new(shared);
         let hold = Hold { shared: Arc::clone(&shared), closed: Arc::downgrade(&closed) };
         let poller = DevicePoller::new(shared, backend, incoming, closed);
         let registration = Registration::active(name, woken_by, poller);
+        let registration =
+            if is_done_by_kernel { registration.sleeps_at_once() } else { registration };
         // What cannot be added is dropped, and whoever uses the device learns that it is gone.
         let sent = thread.call(move |context| drop(context.add(registration)));
         match sent {

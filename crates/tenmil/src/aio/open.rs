@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use base::Backend;
@@ -10,7 +10,7 @@ use block::Claim;
 use block::uri::Uri;
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use host::Clock;
-use host::pool::{Job, Pool};
+use host::pool::{Intake, Job, Pool};
 use reactor::Handle;
 
 use super::later::{Later, pair};
@@ -30,7 +30,7 @@ pub struct Opener(pub(super) Arc<Parts>);
 pub(super) struct Parts {
     pub(super) shelf: Arc<Shelf>,
     buffers: Buffers,
-    pool: Arc<Pool>,
+    pool: Pool,
 }
 
 /// A device that is being opened. If this is dropped, it is closed again.
@@ -77,7 +77,7 @@ impl Opener {
         let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
         let buffers = Buffers::new(DevicePool::new(regions.clone(), memory, kind, store));
         let shelf = Arc::new(Shelf::new(regions, *clock));
-        let pool = Arc::new(Pool::new(THREADS_MAX, WAITING_MAX));
+        let pool = Pool::new(THREADS_MAX, WAITING_MAX);
         Ok(Self(Arc::new(Parts { shelf, buffers, pool })))
     }
 
@@ -108,8 +108,7 @@ impl Opener {
         let (promise, later) = pair();
         let name = uri.to_string();
         let (uri, thread) = (uri.clone(), thread.clone());
-        // Not the pool itself: its last owner waits for its threads.
-        let (shelf, pool) = (Arc::clone(&self.0.shelf), Arc::downgrade(&self.0.pool));
+        let (shelf, pool) = (Arc::clone(&self.0.shelf), self.0.pool.intake());
         let buffers = self.0.buffers.clone();
         let job = move || promise.keep(open(&shelf, &uri, claim, pool, &thread, &buffers));
         let later = match self.0.pool.submit(Job::new("open", job)) {
@@ -126,7 +125,7 @@ fn open(
     shelf: &Shelf,
     uri: &Uri,
     claim: Claim,
-    pool: Weak<Pool>,
+    pool: Intake,
     thread: &Handle,
     buffers: &Buffers,
 ) -> Result<Device, Refused> {

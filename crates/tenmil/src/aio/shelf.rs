@@ -18,7 +18,7 @@ use block::uri::Uri;
 use block::{BounceMemory, Claim, DeviceOptions, MediumError, ShapeOptions, Shaped};
 use dma::Regions;
 use host::Clock;
-use host::pool::{Job, Pool};
+use host::pool::{Intake, Job};
 
 use super::device::Closed;
 use crate::{KINDS, Refused};
@@ -42,7 +42,7 @@ pub(super) struct Open {
 /// pool, if that is still there.
 pub(super) struct Lent {
     parts: Option<Parts>,
-    pool: Weak<Pool>,
+    pool: Intake,
 }
 
 /// In the order in which it is closed.
@@ -62,7 +62,7 @@ impl Shelf {
     }
 
     /// A channel of the device that `uri` names, which is opened if it is not open.
-    pub(super) fn lend(&self, uri: &Uri, claim: Claim, pool: Weak<Pool>) -> Result<Lent, Refused> {
+    pub(super) fn lend(&self, uri: &Uri, claim: Claim, pool: Intake) -> Result<Lent, Refused> {
         let device = self.open(uri)?;
         let refuse = |text: String| Refused::machine(format!("open {uri}: {text}"));
         let descriptor = device.device.open(claim, "aio");
@@ -164,6 +164,10 @@ impl Backend for Lent {
         self.parts().channel.wake_source()
     }
 
+    fn is_done_by_kernel(&self) -> bool {
+        self.parts.as_ref().is_some_and(|parts| parts.channel.is_done_by_kernel())
+    }
+
     fn arm(&mut self) -> bool {
         self.channel().arm()
     }
@@ -176,8 +180,8 @@ impl Backend for Lent {
 impl Drop for Lent {
     /// Closing joins threads, shuts controllers down and writes files: not on a reactor.
     fn drop(&mut self) {
-        let (Some(parts), Some(pool)) = (self.parts.take(), self.pool.upgrade()) else { return };
+        let Some(parts) = self.parts.take() else { return };
         // A job that is given back is dropped here, and what it was to close with it.
-        drop(pool.submit(Job::new("close", move || drop(parts))));
+        drop(self.pool.submit(Job::new("close", move || drop(parts))));
     }
 }

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use super::buffers::{HEADROOM, Lent};
 use super::slot::{Over, Slot};
 use super::{Core, Ring};
-use crate::socket::epoll::name_of_peer;
 use crate::socket::waiter::{NOTHING, Waiter};
+use crate::stream::name_of_peer;
 use crate::watch::Interest;
 
 /// One connection.
@@ -41,7 +41,7 @@ impl RingStream {
         regions: Regions,
     ) -> io::Result<Self> {
         let waiter = Waiter::new()?;
-        let peer = name_of_peer(&socket);
+        let peer = name_of_peer(socket.as_fd());
         let mut core = ring.core();
         let looked_at = core.generation;
         let key = core.insert(Slot::new(socket, regions.clone()));

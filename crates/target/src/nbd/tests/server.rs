@@ -283,6 +283,30 @@ fn limits_hold_from_the_moment_they_are_set() {
 }
 
 #[test]
+fn who_is_sent_away_is_answered_first_however_long_that_takes() {
+    let house = serve(PollMode::Adaptive, 4);
+    let mut stream = connect(&house);
+    let rate = Rate { iops: std::num::NonZeroU64::new(10), bytes: None };
+    assert!(house.served.limit(house.clock.now(), Caps { total: rate, ..Caps::default() }));
+    let reads = 35;
+    for cookie in 0..reads {
+        stream.write_all(&request(Command::READ, cookie, 0, 512)).unwrap();
+    }
+    let begun = |sample: &crate::nbd::ConnectionSample| sample.in_flight + sample.done.reads;
+    while begun(&house.served.connections()[0]) < reads {
+        host::thread::give_way();
+    }
+    assert!(house.served.disconnect(0));
+    // For longer than a client has to take its last answer.
+    for _ in 0..reads {
+        stream.read_exact(&mut [0; 16 + 512]).unwrap();
+    }
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    let (reason, done) = next_to_go(&house);
+    assert_eq!((reason, done.reads), (Reason::Told, reads));
+}
+
+#[test]
 fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
     let house = serve(PollMode::Adaptive, 4);
     house.device.resized(4096);
