@@ -55,6 +55,10 @@ pub(super) struct Pass<'a> {
     /// The first place that something went wrong at.
     failed_at: u64,
     ending: Option<Ending>,
+    /// Whether the target has failed to write, zero or flush, whatever ended the copy. A flush
+    /// after one that failed may succeed and yet not cover what that one was to (fsync(2)); so
+    /// none is asked for, and nothing is recorded, from here on.
+    target_is_lost: bool,
     is_over: bool,
 }
 
@@ -139,6 +143,7 @@ impl<'a> Pass<'a> {
             flush_next: Instant::NEVER,
             failed_at: u64::MAX,
             ending: None,
+            target_is_lost: false,
             is_over: false,
             devices,
         })
@@ -149,9 +154,19 @@ impl<'a> Pass<'a> {
         (self.tally, self.ending)
     }
 
+    /// Whether something has ended it early.
+    #[cfg(test)]
+    pub(super) fn has_ended(&self) -> bool {
+        self.ending.is_some()
+    }
+
     fn fail(&mut self, at: u64, ending: Ending) {
+        self.target_is_lost |= matches!(ending, Ending::Failed { side: Which::Target, .. });
         self.failed_at = self.failed_at.min(at);
-        self.ending.get_or_insert(ending);
+        // What failed says more than that somebody wanted it to end.
+        if matches!(self.ending, None | Some(Ending::Interrupted)) {
+            self.ending = Some(ending);
+        }
     }
 
     /// Up to where everything has been dealt with.
@@ -392,7 +407,7 @@ impl<'a> Pass<'a> {
             return;
         }
         self.flush_next = now.after(FLUSH_EVERY);
-        if self.geometry.has_flush && !self.target_has_failed() {
+        if self.geometry.has_flush && !self.target_is_lost {
             self.flush = Flush::Awaited { until };
             let (token, operation, memory) = (FLUSH, Operation::Flush, Segment::default());
             self.sides.target.ask(&Ask { token, operation, at: 0, len_bytes: 0, memory });
@@ -410,10 +425,6 @@ impl<'a> Pass<'a> {
         is_begun && self.jobs.iter().all(|job| job.awaits == Awaits::Nothing)
     }
 
-    fn target_has_failed(&self) -> bool {
-        matches!(self.ending, Some(Ending::Failed { side: Which::Target, .. }))
-    }
-
     fn after_flush(&mut self, until: u64, outcome: Outcome) {
         self.flush = Flush::Idle { recorded: until };
         if !outcome.is_success() {
@@ -422,7 +433,7 @@ impl<'a> Pass<'a> {
         }
         self.record(until);
         let is_last = self.nothing_is_left() && until == self.until();
-        self.tally.is_flushed = is_last;
+        self.tally.is_flushed = is_last && !self.target_is_lost;
         self.is_over = is_last;
     }
 

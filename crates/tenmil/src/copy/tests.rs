@@ -256,6 +256,93 @@ fn a_full_target_and_one_that_fails_end_it_with_their_reason() {
     }
 }
 
+/// What ends a copy before its target fails.
+#[derive(Clone, Copy, Debug)]
+enum Before {
+    Stopped,
+    Unread,
+    Unkept,
+}
+
+/// A record that cannot be kept from the second time on, if that is how the copy is to end.
+struct Keeper {
+    kept: Kept,
+    is_full: bool,
+}
+
+impl Keep for Keeper {
+    fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
+        if self.is_full && self.kept.count > 0 {
+            return Err("no room".into());
+        }
+        self.kept.keep(until, lost)
+    }
+}
+
+#[test]
+fn a_flush_that_fails_after_the_copy_has_ended_is_the_last_and_nothing_is_kept_after_it() {
+    for before in [Before::Stopped, Before::Unread, Before::Unkept] {
+        for fails_for_ever in [false, true] {
+            let world = World::new(1, (512, 512));
+            world.source.with_bytes(|bytes| bytes.fill(5));
+            if matches!(before, Before::Unread) {
+                world.source.break_block(1500);
+            }
+            let is_full = matches!(before, Before::Unkept);
+            let mut keeper = Keeper { kept: Kept::default(), is_full };
+            let (tally, ending, flushes) =
+                end_and_fail(&world, &mut keeper, before, fails_for_ever);
+            let context = format!("{before:?}, for ever: {fails_for_ever}");
+            assert!(matches!(
+                (before, &ending),
+                (Before::Unkept, Some(Ending::Record(_)))
+                    | (Before::Unread, Some(Ending::Failed { operation: Operation::Read, .. }))
+                    | (Before::Stopped, Some(Ending::Failed { operation: Operation::Flush, .. }))
+            ));
+            assert!(!tally.is_flushed, "{context}");
+            assert_eq!(flushes, 1, "{context}: a flush is not asked for again");
+            assert!(tally.until >= keeper.kept.until && tally.until < 1 << 20, "{context}");
+            world.target.cut();
+            let until = usize::try_from(keeper.kept.until).unwrap();
+            world.target.with_bytes(|bytes| {
+                assert!(bytes[..until].iter().all(|byte| *byte == 5), "{context}: {until} kept");
+            });
+        }
+    }
+}
+
+/// Copies until something ends it, and lets the flush fail that comes then. Says how many flushes
+/// there were from there on.
+fn end_and_fail(
+    world: &World,
+    keeper: &mut Keeper,
+    before: Before,
+    fails_for_ever: bool,
+) -> (Tally, Option<Ending>, usize) {
+    let from = Tally::default();
+    let mut pass =
+        Pass::new(&world.devices, &world.options, world.geometry(), from, keeper).unwrap();
+    let mut ended_after = None;
+    for step in 0..STEPS_MAX as u64 {
+        pass.step(Instant { ns: step * 1_000_000_000 });
+        if matches!(before, Before::Stopped) && pass.progress().0 > 300 << 10 {
+            pass.stop();
+        }
+        if ended_after.is_none() && pass.has_ended() {
+            ended_after = Some(world.target.flushes());
+            world.target.fail_one_flush();
+            if fails_for_ever {
+                world.target.fail(Operation::Flush, Outcome::WRITE_FAULT);
+            }
+        }
+        if pass.is_over() {
+            let (tally, ending) = pass.end();
+            return (tally, ending, world.target.flushes() - ended_after.unwrap());
+        }
+    }
+    panic!("{before:?}: it does not come to an end");
+}
+
 #[test]
 fn a_difference_is_found_and_counted() {
     let world = World::new(3, (512, 4096));

@@ -23,9 +23,14 @@ struct State {
     stable: Vec<u8>,
     /// Blocks that were written since.
     cached: BTreeSet<usize>,
+    /// Blocks that a flush which failed was to make stable; no other flush remembers them.
+    forgotten: BTreeSet<usize>,
     under_way: Vec<UnderWay>,
     bad: BTreeSet<u64>,
-    failing: Option<(Operation, Outcome)>,
+    /// What fails, how, and how often yet.
+    failing: Option<(Operation, Outcome, usize)>,
+    /// Flushes that were answered.
+    flushes: usize,
     hanging: Option<Operation>,
     tells_holes: bool,
 }
@@ -65,9 +70,11 @@ impl Shelf {
             bytes: vec![0; len],
             stable: vec![0; len],
             cached: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             under_way: Vec::new(),
             bad: BTreeSet::new(),
             failing: None,
+            flushes: 0,
             hanging: None,
             tells_holes: false,
         })))
@@ -83,6 +90,7 @@ impl Shelf {
         let result = work(&mut state.bytes);
         state.stable = state.bytes.clone();
         state.cached.clear();
+        state.forgotten.clear();
         result
     }
 
@@ -90,8 +98,9 @@ impl Shelf {
     pub(super) fn cut(&self) {
         let mut state = self.lock();
         let block = state.limits.block_size as usize;
-        for index in std::mem::take(&mut state.cached) {
-            if state.random.below(2) == 0 {
+        let forgotten = std::mem::take(&mut state.forgotten);
+        for index in &std::mem::take(&mut state.cached) | &forgotten {
+            if forgotten.contains(&index) || state.random.below(2) == 0 {
                 let range = index * block..(index + 1) * block;
                 let old = state.stable[range.clone()].to_vec();
                 state.bytes[range].copy_from_slice(&old);
@@ -109,8 +118,19 @@ impl Shelf {
         self.lock().bad.insert(lba);
     }
 
+    /// Every request of this kind fails.
     pub(super) fn fail(&self, operation: Operation, outcome: Outcome) {
-        self.lock().failing = Some((operation, outcome));
+        self.lock().failing = Some((operation, outcome, usize::MAX));
+    }
+
+    /// The next flush fails, as the kernel has it: what it was to make stable never will be, and
+    /// the flush after it knows nothing of that.
+    pub(super) fn fail_one_flush(&self) {
+        self.lock().failing = Some((Operation::Flush, Outcome::WRITE_FAULT, 1));
+    }
+
+    pub(super) fn flushes(&self) -> usize {
+        self.lock().flushes
     }
 
     pub(super) fn hang(&self, operation: Operation) {
@@ -201,9 +221,17 @@ impl State {
     }
 
     fn carry_out(&mut self, UnderWay { request, segment, cached }: UnderWay) -> Outcome {
-        if let Some((operation, outcome)) = self.failing
-            && operation == request.operation
+        self.flushes += usize::from(request.operation == Operation::Flush);
+        if let Some((operation, outcome, times)) = &mut self.failing
+            && *operation == request.operation
+            && *times > 0
         {
+            *times -= 1;
+            let outcome = *outcome;
+            for (index, _) in cached {
+                self.cached.remove(&index);
+                self.forgotten.insert(index);
+            }
             return outcome;
         }
         let block = self.limits.block_size as usize;
