@@ -20,6 +20,7 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 mod waiter;
+mod zero_copy;
 
 pub use crate::stream::{Address, Door};
 pub use dial::{Dial, DialError};

@@ -12,7 +12,8 @@ use rustix::net::RecvFlags;
 use super::gather::{Gather, scatter};
 use super::inbox::{Inbox, Inboxes};
 use super::sockets::Counts;
-use super::waiter::Waiter;
+use super::waiter::{ERRORS, Waiter};
+use super::zero_copy::{self, Held, Threshold};
 use crate::stream::name_of_peer;
 use crate::watch::Interest;
 
@@ -23,8 +24,13 @@ pub(super) struct EpollStream {
     regions: Regions,
     /// Why nothing comes any more.
     over: Option<Received>,
-    /// So many bytes were taken to be sent, and copied by the kernel.
+    /// So many bytes were taken to be sent.
     taken: u64,
+    /// Those of them that the kernel did not copy and may still read.
+    held: Held,
+    threshold: Threshold,
+    /// Whether sends by reference are worth trying.
+    by_reference: bool,
     waiter: Waiter,
     peer: String,
     counts: Arc<Counts>,
@@ -35,8 +41,10 @@ impl EpollStream {
         socket: OwnedFd,
         regions: Regions,
         inboxes: Inboxes,
+        threshold: Threshold,
         counts: Arc<Counts>,
     ) -> io::Result<Self> {
+        let by_reference = zero_copy::allow(socket.as_fd());
         let peer = name_of_peer(socket.as_fd());
         Ok(Self {
             socket,
@@ -44,6 +52,9 @@ impl EpollStream {
             regions,
             over: None,
             taken: 0,
+            held: Held::default(),
+            threshold,
+            by_reference,
             waiter: Waiter::new()?,
             peer,
             counts,
@@ -85,10 +96,50 @@ impl EpollStream {
 
     /// What is worth waiting for. After the end there is nothing to receive, and without an inbox
     /// nothing could be: an inbox comes back in a turn of this thread, which arms again.
-    fn wanted(&self, wants_bytes: bool, wants_room: bool) -> Interest {
-        Interest {
+    fn wanted(&self, wants_bytes: bool, wants_room: bool) -> Option<Interest> {
+        let wanted = Interest {
             readable: wants_bytes && self.over.is_none() && self.inbox.has_room(),
             writable: wants_room,
+        };
+        (wanted != ERRORS || !self.held.is_empty()).then_some(wanted)
+    }
+
+    /// Sends without copying. The headers are copied, to where the kernel may read them for longer.
+    #[cold]
+    fn send_by_reference(
+        &mut self,
+        headers: &[u8],
+        stretches: &[Stretch],
+        flags: i32,
+    ) -> Result<usize, Broken> {
+        let headers: Box<[u8]> = headers.into();
+        let mut list = Gather::new(&self.regions);
+        list.add_all(&headers, stretches).map_err(|nowhere| self.nowhere("send to", nowhere.0))?;
+        let sent = match list.send(self.socket.as_fd(), flags | libc::MSG_ZEROCOPY) {
+            Err(Errno::NOBUFS) => {
+                // As much is held as this process may lock.
+                let sent = list.send(self.socket.as_fd(), flags);
+                return self.taken(sent);
+            }
+            sent => self.taken(sent)?,
+        };
+        if sent > 0 {
+            self.held.push(self.taken - sent as u64, headers);
+            self.counts.sends_by_reference.add(1);
+        }
+        Ok(sent)
+    }
+
+    #[inline]
+    fn taken(&mut self, sent: Result<usize, Errno>) -> Result<usize, Broken> {
+        self.counts.sends.add(1);
+        match sent {
+            Ok(count) => {
+                self.taken += count as u64;
+                Ok(count)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            Err(errno) => Err(self.broken("send to", errno)),
         }
     }
 }
@@ -162,21 +213,24 @@ impl Stream for EpollStream {
             return Ok(0);
         }
         let flags = if has_more || !is_whole { libc::MSG_MORE } else { 0 };
-        let sent = list.send(self.socket.as_fd(), flags);
-        self.counts.sends.add(1);
-        match sent {
-            Ok(count) => {
-                self.taken += count as u64;
-                Ok(count)
-            }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(errno) => Err(self.broken("send to", errno)),
+        if self.by_reference && self.threshold.is_reached(list.memory_bytes()) {
+            return self.send_by_reference(headers, stretches, flags);
         }
+        let sent = list.send(self.socket.as_fd(), flags);
+        self.taken(sent)
     }
 
     #[inline]
     fn released(&mut self) -> u64 {
-        self.taken
+        if self.held.is_empty() {
+            return self.taken;
+        }
+        let copied = self.held.look(self.socket.as_fd());
+        if copied > 0 {
+            self.by_reference = false;
+            self.counts.copied_anyway.add(copied);
+        }
+        self.held.first().unwrap_or(self.taken)
     }
 
     fn shut_down(&mut self) {
@@ -203,5 +257,14 @@ impl Stream for EpollStream {
 
     fn peer(&self) -> String {
         self.peer.clone()
+    }
+}
+
+impl Drop for EpollStream {
+    fn drop(&mut self) {
+        self.released();
+        if !self.held.is_empty() {
+            zero_copy::abort_at_end(self.socket.as_fd());
+        }
     }
 }

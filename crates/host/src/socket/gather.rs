@@ -16,6 +16,7 @@ pub(crate) struct Gather<'a> {
     list: [MaybeUninit<libc::iovec>; STRETCHES_MAX],
     count: usize,
     len_bytes: usize,
+    memory_bytes: usize,
     regions: &'a Regions,
     headers: PhantomData<&'a [u8]>,
 }
@@ -27,7 +28,7 @@ impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn new(regions: &'a Regions) -> Self {
         let list = [const { MaybeUninit::uninit() }; STRETCHES_MAX];
-        Self { list, count: 0, len_bytes: 0, regions, headers: PhantomData }
+        Self { list, count: 0, len_bytes: 0, memory_bytes: 0, regions, headers: PhantomData }
     }
 
     /// Adds as many of `stretches` as there is room for, and says whether that is all of them.
@@ -60,7 +61,9 @@ impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn add_segment(&mut self, segment: Segment) -> Result<bool, NoSuchMemory> {
         let address = self.regions.address(segment)?;
-        Ok(self.add(address.as_ptr(), segment.len_bytes as usize))
+        let has_room = self.add(address.as_ptr(), segment.len_bytes as usize);
+        self.memory_bytes += if has_room { segment.len_bytes as usize } else { 0 };
+        Ok(has_room)
     }
 
     #[inline]
@@ -79,6 +82,12 @@ impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// How many of them are region memory.
+    #[inline]
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.memory_bytes
     }
 
     /// Gives a socket what it names, as far as that takes it.

@@ -36,6 +36,9 @@ pub struct SocketOptions {
     pub busy_poll: Option<Span>,
     /// `SO_PRIORITY`: the queueing class of what is sent, 0 to 6. None: 0.
     pub priority: Option<u32>,
+    /// From how many bytes of memory on a send does not copy them. 64 KiB; none: all sends copy. A
+    /// stream whose kernel reports that it copied anyway, as on loopback, goes back to copying.
+    pub zero_copy_from_bytes: Option<usize>,
     /// How long each inbox is: what one look can receive at most. 256 KiB.
     pub inbox_bytes: usize,
     /// How many inboxes a thread has at most. A stream has one only while bytes wait in it; without
@@ -75,6 +78,7 @@ impl Default for SocketOptions {
             receive_buffer_bytes: None,
             busy_poll: None,
             priority: None,
+            zero_copy_from_bytes: Some(64 << 10),
             inbox_bytes: 256 << 10,
             inboxes_max: 64,
         }
@@ -141,7 +145,7 @@ impl Placement {
     }
 }
 
-fn set_number(
+pub(super) fn set_number(
     socket: BorrowedFd<'_>,
     (option, name): (&'static str, i32),
     value: u64,

@@ -73,6 +73,8 @@ const FILES_MAX: u32 = 256;
 const BUFFER_MAX: usize = 32 << 10;
 /// No more of them: the kernel uses them in turn, and all of them should stay in the cache.
 const BUFFERS_MAX: usize = 64;
+/// `IORING_SEND_ZC_REPORT_USAGE`: say whether it was copied.
+const REPORT_USAGE: u16 = 1 << 3;
 /// `IORING_ENTER_GETEVENTS`: the kernel does its deferred work.
 const GET_EVENTS: u32 = 1;
 
@@ -202,9 +204,14 @@ impl Core {
     }
 
     fn sent(&mut self, key: u32, number: u8, result: i32, flags: u32) {
-        let is_notice = cqueue::notif(flags);
+        if cqueue::notif(flags) {
+            let copied = u64::from(self.slot(key).noticed(number, result));
+            self.counts.copied_anyway.add(copied);
+            self.has_woken |= self.slot(key).wants_room;
+            return;
+        }
         let slot = self.slot(key);
-        let goes_on = slot.sent(number, result, is_notice, cqueue::more(flags));
+        let goes_on = slot.sent(number, result, cqueue::more(flags));
         let wakes = slot.wants_room;
         self.has_woken |= wakes;
         if goes_on {
@@ -238,8 +245,17 @@ impl Core {
         let slot = self.slot(key);
         let file = slot.file;
         let descriptor = types::Fd(slot.descriptor());
-        let (message, flags) = slot.sends[usize::from(number)].message();
+        let send = &mut slot.sends[usize::from(number)];
+        let by_reference = send.by_reference;
+        let (message, flags) = send.message();
         let entry = match file {
+            _ if by_reference => {
+                self.counts.sends_by_reference.add(1);
+                opcode::SendMsgZc::new(descriptor, message)
+                    .ioprio(REPORT_USAGE)
+                    .flags(flags)
+                    .build()
+            }
             Some(file) => opcode::SendMsg::new(file, message).flags(flags).build(),
             None => opcode::SendMsg::new(descriptor, message).flags(flags).build(),
         };

@@ -12,6 +12,7 @@ use super::epoll::EpollStream;
 use super::inbox::Inboxes;
 use super::options::{OptionRefused, SocketOptions};
 use super::ring::{Ring, RingStream};
+use super::zero_copy::Threshold;
 use rustix::io::Errno;
 
 /// What one thread makes its streams with: options, memory to receive into, and counters.
@@ -23,6 +24,7 @@ pub struct Sockets {
     options: Arc<SocketOptions>,
     regions: Regions,
     inboxes: Inboxes,
+    threshold: Threshold,
     counts: Arc<Counts>,
     ring: Option<Ring>,
     why_no_ring: Option<Errno>,
@@ -47,6 +49,10 @@ pub struct SocketCounts {
     pub receives_in_vain: u64,
     /// System calls that sent, or found no room.
     pub sends: u64,
+    /// Sends whose memory was given to the kernel by reference.
+    pub sends_by_reference: u64,
+    /// Those of them of which the kernel reported that it had copied anyway.
+    pub copied_anyway: u64,
     /// Looks that did not take place because all inboxes were lent.
     pub without_inbox: u64,
     /// System calls that did all that was due, of the `io_uring` engine. With it, the other counts
@@ -72,6 +78,8 @@ pub(super) struct Counts {
     pub(super) receives: Count,
     pub(super) receives_in_vain: Count,
     pub(super) sends: Count,
+    pub(super) sends_by_reference: Count,
+    pub(super) copied_anyway: Count,
     pub(super) without_inbox: Count,
     pub(super) enters: Count,
 }
@@ -94,7 +102,14 @@ impl Sockets {
             Ok(ring) => (ring, None),
             Err(errno) => (None, Some(errno)),
         };
-        Self { options: Arc::new(options), regions, inboxes, counts, ring, why_no_ring }
+        let threshold = Threshold::new(options.zero_copy_from_bytes);
+        let options = Arc::new(options);
+        Self { options, regions, inboxes, threshold, counts, ring, why_no_ring }
+    }
+
+    /// From how many bytes of memory on a send does not copy them, from now on. None: all copy.
+    pub fn set_zero_copy_from(&self, bytes: Option<usize>) {
+        self.threshold.set(bytes);
     }
 
     /// Which engine it is: `epoll` or `io_uring`.
@@ -117,23 +132,28 @@ impl Sockets {
         let machine = |error: io::Error| StreamRefused::Machine { found: error.to_string() };
         let regions = self.regions.clone();
         if let Some(ring) = &self.ring {
-            let stream = RingStream::new(ring.clone(), socket, regions).map_err(machine)?;
+            let threshold = self.threshold.clone();
+            let stream = RingStream::new(ring.clone(), socket, regions, threshold);
+            let stream = stream.map_err(machine)?;
             return Ok(Box::new(stream));
         }
         let counts = Arc::clone(&self.counts);
-        let stream = EpollStream::new(socket, regions, self.inboxes.clone(), counts);
+        let (inboxes, threshold) = (self.inboxes.clone(), self.threshold.clone());
+        let stream = EpollStream::new(socket, regions, inboxes, threshold, counts);
         Ok(Box::new(stream.map_err(machine)?))
     }
 
     /// What its streams have done so far.
     pub fn counts(&self) -> SocketCounts {
-        let Counts { receives, receives_in_vain, sends, without_inbox, enters } = &*self.counts;
+        let counts = &*self.counts;
         SocketCounts {
-            receives: receives.get(),
-            receives_in_vain: receives_in_vain.get(),
-            sends: sends.get(),
-            without_inbox: without_inbox.get(),
-            enters: enters.get(),
+            receives: counts.receives.get(),
+            receives_in_vain: counts.receives_in_vain.get(),
+            sends: counts.sends.get(),
+            sends_by_reference: counts.sends_by_reference.get(),
+            copied_anyway: counts.copied_anyway.get(),
+            without_inbox: counts.without_inbox.get(),
+            enters: counts.enters.get(),
         }
     }
 }

@@ -127,6 +127,50 @@ fn a_ring_with_little_room_is_a_stream_like_any_other() {
     }
 }
 
+/// Every send with memory goes by reference, until the kernel says that it copies.
+fn by_reference(engine: SocketEngine) -> SocketOptions {
+    SocketOptions { engine, zero_copy_from_bytes: Some(1), ..SocketOptions::default() }
+}
+
+#[test]
+fn streams_that_do_not_copy_are_streams_like_any_other() {
+    conformance::run(7, || pair_of(by_reference(SocketEngine::Epoll), tcp()));
+    conformance::run(8, || pair_of(by_reference(SocketEngine::Ring), tcp()));
+    conformance::run(9, || pair_of(by_reference(SocketEngine::Ring), unix()));
+}
+
+#[test]
+fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
+    let engines = [SocketEngine::Epoll, SocketEngine::Ring];
+    for engine in engines.into_iter().filter(|it| *it == SocketEngine::Epoll || has_ring()) {
+        let (regions, whole) = memory();
+        let part = whole.slice(0, 10_000).unwrap();
+        let sockets = Sockets::new(regions, by_reference(engine));
+        sockets.set_zero_copy_from(Some(20_000));
+        let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+        let mut send = |sent: u64| {
+            assert_eq!(
+                one.send(b"head", &[header(4)[0], Stretch::Memory(part)], false),
+                Ok(10_004)
+            );
+            let mut came = 0;
+            while came < 10_004 || one.released() < sent {
+                if let Received::Bytes(_) = other.receive() {
+                    came += other.bytes().len();
+                    other.consume(other.bytes().len());
+                }
+                let _ = one.receive();
+            }
+            let counts = sockets.counts();
+            (counts.sends_by_reference, counts.copied_anyway)
+        };
+        assert_eq!(send(10_004), (0, 0), "{engine:?}: too little");
+        sockets.set_zero_copy_from(Some(10_000));
+        assert_eq!(send(20_008), (1, 1), "{engine:?}: loopback copies");
+        assert_eq!(send(30_012), (1, 1), "{engine:?}: so it is left");
+    }
+}
+
 fn header(len_bytes: u32) -> [Stretch; 1] {
     [Stretch::Headers { at: 0, len_bytes }]
 }

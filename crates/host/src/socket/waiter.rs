@@ -13,34 +13,38 @@ use crate::watch::{Interest, Watch};
 #[derive(Debug)]
 pub(super) struct Waiter {
     watch: Watch,
-    /// What the watch waits for.
-    interest: Interest,
+    /// What the watch waits for; none: not even for errors.
+    interest: Option<Interest>,
 }
 
-pub(super) const NOTHING: Interest = Interest { readable: false, writable: false };
+/// What is reported in any case: errors, and with them memory that was sent by reference and is
+/// released.
+pub(super) const ERRORS: Interest = Interest { readable: false, writable: false };
 /// The one descriptor of the watch.
 const SOCKET: u64 = 0;
 
 impl Waiter {
     /// Waits for nothing yet.
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { watch: Watch::new()?, interest: NOTHING })
+        Ok(Self { watch: Watch::new()?, interest: None })
     }
 
-    /// Waits for `wanted` of `socket`, which is the same each time.
+    /// Waits for `wanted` of `socket`, which is the same each time. For nothing at all if that is
+    /// none: else an end and an error are reported unasked.
     #[inline]
-    pub(super) fn wait_for(&mut self, socket: BorrowedFd<'_>, wanted: Interest) -> io::Result<()> {
+    pub(super) fn wait_for(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        wanted: Option<Interest>,
+    ) -> io::Result<()> {
         if wanted == self.interest { Ok(()) } else { self.change(socket, wanted) }
     }
 
-    fn change(&mut self, socket: BorrowedFd<'_>, wanted: Interest) -> io::Result<()> {
-        if wanted == NOTHING {
-            // Out of the set altogether: an end and an error are reported unasked.
-            self.watch.remove(socket)?;
-        } else if self.interest == NOTHING {
-            self.watch.add(socket, SOCKET, wanted)?;
-        } else {
-            self.watch.change(socket, SOCKET, wanted)?;
+    fn change(&mut self, socket: BorrowedFd<'_>, wanted: Option<Interest>) -> io::Result<()> {
+        match (self.interest, wanted) {
+            (_, None) => self.watch.remove(socket)?,
+            (None, Some(wanted)) => self.watch.add(socket, SOCKET, wanted)?,
+            (Some(_), Some(wanted)) => self.watch.change(socket, SOCKET, wanted)?,
         }
         self.interest = wanted;
         Ok(())

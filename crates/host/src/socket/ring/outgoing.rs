@@ -11,23 +11,14 @@ pub(super) struct Outgoing {
     done: usize,
     message: libc::msghdr,
     flags: i32,
-    pub(super) state: State,
+    /// The kernel has not taken all of it yet.
+    pub(super) is_sending: bool,
+    /// It does not copy it.
+    pub(super) by_reference: bool,
+    /// How often it will still say that it has let go of something.
+    pub(super) notices: u32,
     /// The first byte of it, of all that were ever taken.
     pub(super) from: u64,
-}
-
-/// Where a send is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// Nobody uses it.
-    Free,
-    /// The kernel sends.
-    Sending {
-        /// Without copying.
-        by_reference: bool,
-    },
-    /// All is on its way, and the kernel may still read the memory.
-    Held,
 }
 
 /// As many stretches go in one call, at most: half of `IOV_MAX`.
@@ -42,8 +33,22 @@ impl Outgoing {
         // SAFETY: all zeroes is a valid `msghdr`: null pointers with lengths of zero.
         let message: libc::msghdr = unsafe { std::mem::zeroed() };
         let (headers, list) = (Vec::new(), Vec::new());
-        let state = State::Free;
-        Self { headers, list, done: 0, message, flags: 0, state, from: 0 }
+        Self {
+            headers,
+            list,
+            done: 0,
+            message,
+            flags: 0,
+            is_sending: false,
+            by_reference: false,
+            notices: 0,
+            from: 0,
+        }
+    }
+
+    /// Whether the kernel has nothing of it.
+    pub(super) fn is_free(&self) -> bool {
+        !self.is_sending && self.notices == 0
     }
 
     /// Takes as many of `stretches` as go in one call, and says how many bytes that are.

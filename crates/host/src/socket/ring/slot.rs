@@ -9,7 +9,7 @@ use io_uring::types;
 use rustix::io::Errno;
 
 use super::buffers::Lent;
-use super::outgoing::{Outgoing, State};
+use super::outgoing::Outgoing;
 
 /// What the ring has of one socket. Kept until the kernel has ended all that it names.
 pub(super) struct Slot {
@@ -27,6 +27,8 @@ pub(super) struct Slot {
     /// By number.
     #[expect(clippy::vec_box, reason = "not moved: the kernel has their addresses")]
     pub(super) sends: Vec<Box<Outgoing>>,
+    /// Whether sends by reference are worth trying.
+    by_reference: bool,
     /// Why nothing can be sent any more.
     pub(super) broken: Option<Errno>,
     /// What the stream sleeps for.
@@ -47,6 +49,8 @@ pub(super) enum Over {
     Broken(Errno),
 }
 
+/// `IORING_NOTIF_USAGE_ZC_COPIED`.
+const NOTICE_COPIED: u32 = 1 << 31;
 /// Sends that the kernel may still read, at most.
 const SENDS_MAX: usize = 16;
 
@@ -61,6 +65,7 @@ impl Slot {
             arrived: VecDeque::new(),
             over: None,
             sends: Vec::new(),
+            by_reference: true,
             broken: None,
             wants_bytes: false,
             wants_room: false,
@@ -80,15 +85,13 @@ impl Slot {
 
     /// Whether the kernel has nothing of it.
     pub(super) fn is_idle(&self) -> bool {
-        !self.is_receiving && self.sends.iter().all(|send| send.state == State::Free)
+        !self.is_receiving && self.sends.iter().all(|send| send.is_free())
     }
 
     /// The sends that are not on their way yet.
     pub(super) fn sending(&self) -> impl Iterator<Item = u8> {
         let sends = self.sends.iter().zip(0_u8..);
-        sends
-            .filter(|(send, _)| matches!(send.state, State::Sending { .. }))
-            .map(|(_, number)| number)
+        sends.filter(|(send, _)| send.is_sending).map(|(_, number)| number)
     }
 
     /// Fills a send with as many of `stretches` as go at once. Returns its number and how many bytes
@@ -98,11 +101,12 @@ impl Slot {
         headers: &[u8],
         stretches: &[Stretch],
         has_more: bool,
+        by_reference: bool,
     ) -> Result<Option<(u8, usize)>, NoSuchMemory> {
         if self.sending().next().is_some() {
             return Ok(None);
         }
-        let free = self.sends.iter().position(|send| send.state == State::Free);
+        let free = self.sends.iter().position(|send| send.is_free());
         let index = match free {
             Some(index) => index,
             None if self.sends.len() == SENDS_MAX => return Ok(None),
@@ -114,29 +118,41 @@ impl Slot {
         let send = &mut self.sends[index];
         let len = send.fill(&self.regions, headers, stretches, has_more)?;
         if len > 0 {
-            send.state = State::Sending { by_reference: false };
+            send.is_sending = true;
+            send.by_reference = by_reference && self.by_reference;
             send.from = self.taken;
             self.taken += len as u64;
         }
         Ok((len > 0).then_some((u8::try_from(index).unwrap_or(u8::MAX), len)))
     }
 
-    /// The kernel has answered a send. Returns whether it must be asked again for the rest.
-    pub(super) fn sent(&mut self, number: u8, result: i32, is_notice: bool, held: bool) -> bool {
+    /// The kernel has let go of something. Returns whether it had copied it.
+    pub(super) fn noticed(&mut self, number: u8, result: i32) -> bool {
         let send = &mut self.sends[usize::from(number)];
-        if is_notice {
-            send.state = State::Free;
-            return false;
-        }
+        send.notices -= 1;
+        let was_copied = result.cast_unsigned() & NOTICE_COPIED != 0;
+        self.by_reference &= !was_copied;
+        was_copied
+    }
+
+    /// The kernel has answered a send. Returns whether it must be asked again for the rest.
+    pub(super) fn sent(&mut self, number: u8, result: i32, is_noticed_later: bool) -> bool {
+        let send = &mut self.sends[usize::from(number)];
+        send.notices += u32::from(is_noticed_later);
         let errno = (result < 0).then(|| Errno::from_raw_os_error(-result));
         let count = usize::try_from(result).unwrap_or(0);
         match errno {
             None if send.advance(count) => return true,
             Some(Errno::INTR | Errno::AGAIN) => return true,
+            Some(Errno::OPNOTSUPP | Errno::NOBUFS | Errno::NOMEM) if send.by_reference => {
+                // This kind of socket does not, or no more memory may be locked.
+                (send.by_reference, self.by_reference) = (false, false);
+                return true;
+            }
             Some(errno) => self.broken = self.broken.or(Some(errno)),
             None => {}
         }
-        send.state = if held { State::Held } else { State::Free };
+        send.is_sending = false;
         if self.is_shut && self.sending().next().is_none() {
             self.shut_down();
         }
@@ -154,7 +170,7 @@ impl Slot {
 
     /// So many bytes, from the first on, the kernel reads no more.
     pub(super) fn released(&self) -> u64 {
-        let held = self.sends.iter().filter(|send| send.state != State::Free);
+        let held = self.sends.iter().filter(|send| !send.is_free());
         held.map(|send| send.from).min().unwrap_or(self.taken)
     }
 }

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use super::buffers::{HEADROOM, Lent};
 use super::slot::{Over, Slot};
 use super::{Core, Ring};
-use crate::socket::waiter::{NOTHING, Waiter};
+use crate::socket::waiter::{ERRORS, Waiter};
+use crate::socket::zero_copy::Threshold;
 use crate::stream::name_of_peer;
 use crate::watch::Interest;
 
@@ -25,6 +26,7 @@ pub(in crate::socket) struct RingStream {
     stash: Vec<u8>,
     /// After which enter it was looked at last.
     looked_at: u64,
+    threshold: Threshold,
     /// Why nothing comes any more has been told.
     is_over: bool,
     waiter: Waiter,
@@ -39,6 +41,7 @@ impl RingStream {
         ring: Ring,
         socket: OwnedFd,
         regions: Regions,
+        threshold: Threshold,
     ) -> io::Result<Self> {
         let waiter = Waiter::new()?;
         let peer = name_of_peer(socket.as_fd());
@@ -47,7 +50,7 @@ impl RingStream {
         let key = core.insert(Slot::new(socket, regions.clone()));
         drop(core);
         let (held, stash, is_over) = (None, Vec::new(), false);
-        Ok(Self { ring, key, regions, held, stash, looked_at, is_over, waiter, peer })
+        Ok(Self { ring, key, regions, held, stash, looked_at, threshold, is_over, waiter, peer })
     }
 
     /// The next buffer of what has come, if there is one, with what waits in front of it.
@@ -120,6 +123,14 @@ fn turn(core: &mut Core, looked_at: &mut u64) {
         core.reap();
     }
     *looked_at = core.generation;
+}
+
+fn memory_bytes(stretches: &[Stretch]) -> usize {
+    let memory = |stretch: &Stretch| match stretch {
+        Stretch::Memory(segment) => segment.len_bytes as usize,
+        Stretch::Headers { .. } => 0,
+    };
+    stretches.iter().map(memory).sum()
 }
 
 impl Stream for RingStream {
@@ -198,7 +209,8 @@ impl Stream for RingStream {
             drop(core);
             return Err(self.broken("send to", errno));
         }
-        let filled = slot.fill(headers, stretches, has_more).map_err(|nowhere| {
+        let by_reference = self.threshold.is_reached(memory_bytes(stretches));
+        let filled = slot.fill(headers, stretches, has_more, by_reference).map_err(|nowhere| {
             Broken(format!("send to {}: {:?} lies in no region", self.peer, nowhere.0))
         })?;
         let Some((number, count)) = filled else { return Ok(0) };
@@ -240,8 +252,11 @@ impl Stream for RingStream {
         slot.wants_room = wants_room || is_sending;
         let wanted = Interest {
             readable: wants_bytes && has_room && has_free && slot.over.is_none(),
+            // A notice that memory is released has no signal of its own: the socket's room stands
+            // for it, which is there more often.
             writable: wants_room || is_sending,
         };
+        let wanted = (wanted != ERRORS).then_some(wanted);
         let waits = self.waiter.wait_for(slot.socket(), wanted);
         has_bytes || core.has_woken || has_failed || waits.is_err()
     }
@@ -262,7 +277,7 @@ impl Drop for RingStream {
     fn drop(&mut self) {
         let mut core = self.ring.core();
         // Out of what is slept on before the descriptor may become somebody else's.
-        let _ = self.waiter.wait_for(core.slot(self.key).socket(), NOTHING);
+        let _ = self.waiter.wait_for(core.slot(self.key).socket(), None);
         core.leave(self.key, self.held.take());
     }
 }

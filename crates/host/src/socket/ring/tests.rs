@@ -6,6 +6,7 @@ use dma::Regions;
 
 use super::super::options::SocketOptions;
 use super::super::sockets::Counts;
+use super::super::zero_copy::Threshold;
 use super::{Kind, Ring, RingStream, from_user_data, to_user_data};
 
 /// A ring, if this kernel has it; says so if not.
@@ -24,7 +25,8 @@ fn pair(ring: &Ring) -> [RingStream; 2] {
     let (one, other) = UnixStream::pair().unwrap();
     [one, other].map(|socket| {
         socket.set_nonblocking(true).unwrap();
-        RingStream::new(ring.clone(), socket.into(), Regions::new(1)).unwrap()
+        let threshold = Threshold::new(None);
+        RingStream::new(ring.clone(), socket.into(), Regions::new(1), threshold).unwrap()
     })
 }
 
