@@ -161,6 +161,15 @@ impl File {
     }
 }
 
+/// What a file of words says: one that a person has written.
+///
+/// # Errors
+///
+/// What the kernel says, or that it is no text.
+pub fn read_text(path: &Path) -> std::io::Result<String> {
+    std::fs::read_to_string(path)
+}
+
 /// The first and the last `most` bytes of the file or device at `path`, or all of it twice if it is
 /// shorter, and how long it is. For a look at set-up: it blocks, and goes through the page cache.
 ///

@@ -45,6 +45,8 @@ pub struct NamespaceConfig {
     pub is_attached: bool,
     /// Its ANA group, from 1; means nothing without ANA.
     pub ana_group: u32,
+    /// Whether it is write protected for ever (Base 2.1 §8.1.16).
+    pub is_read_only: bool,
 }
 
 /// Where the media of new namespaces come from.
@@ -123,6 +125,7 @@ impl NamespaceConfig {
             is_shared: true,
             is_attached: true,
             ana_group: 1,
+            is_read_only: false,
         }
     }
 }

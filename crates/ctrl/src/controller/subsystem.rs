@@ -186,6 +186,9 @@ impl Subsystem {
         record.is_shared = config.is_shared;
         record.greets = config.is_attached;
         record.ana_group = config.ana_group.max(1);
+        if config.is_read_only {
+            record.protection = Protection::Permanent;
+        }
         state.records.insert(nsid, record);
         if config.is_attached {
             let reach = if config.is_shared { usize::MAX } else { 1 };
@@ -202,6 +205,15 @@ impl Subsystem {
         let removed = state.delete(nsid);
         self.settle(state);
         removed
+    }
+
+    /// Takes a namespace out of what a controller sees, before its host has looked.
+    pub fn hide(&self, cntlid: u16, nsid: u32) {
+        let mut state = self.lock();
+        if let Some(record) = state.records.get_mut(&nsid) {
+            record.attached.remove(&cntlid);
+        }
+        self.settle(state);
     }
 
     /// Looks at the size of a namespace's medium again, and tells controllers if it has changed.

@@ -58,6 +58,7 @@ impl<H: HostMemory> Queue<H> {
         let plan = match self.plan_command(&command) {
             Ok(plan) => plan,
             Err(status) => {
+                let status = self.protected(&command).unwrap_or(status);
                 self.refuse(index, &command, status);
                 return true;
             }
@@ -86,6 +87,22 @@ impl<H: HostMemory> Queue<H> {
             }
         }
         true
+    }
+
+    /// A medium that nobody may write knows no writes; what stands in the way is the protection.
+    fn protected(&self, command: &Command) -> Option<Status> {
+        let opcode = IoOpcode::from_u8(command.opcode())?;
+        let writes = matches!(
+            opcode,
+            IoOpcode::Write
+                | IoOpcode::WriteZeroes
+                | IoOpcode::WriteUncorrectable
+                | IoOpcode::DatasetManagement
+                | IoOpcode::Copy
+        );
+        let entry = self.directory.entry(command.nsid()).filter(|_| writes)?;
+        let is_protected = entry.rights & WRITE_PROTECTED != 0;
+        is_protected.then_some(Status::NAMESPACE_WRITE_PROTECTED.with_dnr())
     }
 
     /// Tries again to begin the command that is held. True if it has begun.

@@ -169,6 +169,9 @@ impl Guest {
         if now >= self.deadline() {
             count += self.expire(now);
         }
+        if self.reason.is_some() && !self.has_unsent() {
+            self.close(now);
+        }
         count
     }
 
@@ -562,12 +565,16 @@ impl Guest {
         {
             stream.shut_down();
         }
-        if let Role::Io(io) = &self.role
-            && self.stream.is_none()
-            && io.is_drained()
-        {
-            let Role::Io(io) = core::mem::replace(&mut self.role, Role::Gone) else { return };
-            io.leave(now, &mut self.rooms);
+        if self.stream.is_none() {
+            self.leave_queue(now);
+        }
+    }
+
+    /// Gives its queue back, if nobody works on anything of it.
+    fn leave_queue(&mut self, now: Instant) {
+        match core::mem::replace(&mut self.role, Role::Gone) {
+            Role::Io(io) if io.is_drained() => io.leave(now, &mut self.rooms),
+            role => self.role = role,
         }
     }
 
@@ -647,6 +654,7 @@ impl Guest {
         if self.reason.is_none() {
             self.end_for(self.worked_at, Reason::ServerEnds);
         }
+        self.close(self.worked_at);
     }
 
     pub(super) fn worked_at(&self) -> Instant {
@@ -705,6 +713,7 @@ impl Drop for Guest {
         let (connection, peer) = (self.id, self.peer.clone());
         let reason = self.reason.take().unwrap_or(Reason::ServerEnds);
         self.service.tell(News::Disconnected { connection, peer, reason });
+        self.leave_queue(self.worked_at);
         if !matches!(self.role, Role::Io(_)) {
             self.rooms.clear();
         }

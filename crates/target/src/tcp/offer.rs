@@ -44,6 +44,8 @@ pub struct OfferPlan {
     pub ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
     /// Which controllers there are.
     pub model: ControllerModel,
+    /// Namespaces that only these hosts see.
+    pub masks: BTreeMap<u32, BTreeSet<String>>,
 }
 
 /// An offer that stands.
@@ -57,6 +59,7 @@ pub(super) struct Offer {
 struct State {
     hosts: Hosts,
     ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
+    masks: BTreeMap<u32, BTreeSet<String>>,
     associations: BTreeMap<u16, Weak<Association>>,
     /// Where the search for a number begins, so that one is not used again at once.
     next: u16,
@@ -77,8 +80,8 @@ pub(super) enum NoController {
 
 impl Offer {
     pub(super) fn new(plan: OfferPlan) -> Arc<Self> {
-        let OfferPlan { subsystem, nqn, hosts, ports, model } = plan;
-        let state = State { hosts, ports, associations: BTreeMap::new(), next: 1 };
+        let OfferPlan { subsystem, nqn, hosts, ports, model, masks } = plan;
+        let state = State { hosts, ports, masks, associations: BTreeMap::new(), next: 1 };
         Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
     }
 
@@ -132,7 +135,12 @@ impl Offer {
             NoController::Trouble(text)
         })?;
         controller.set_host(HostIdentity::Extended(host.identifier));
-        let states = self.state().ports.get(&port).cloned().unwrap_or_default();
+        let state = self.state();
+        for (nsid, _) in state.masks.iter().filter(|(_, hosts)| !hosts.contains(&host.nqn)) {
+            self.subsystem.hide(cntlid, *nsid);
+        }
+        let states = state.ports.get(&port).cloned().unwrap_or_default();
+        drop(state);
         for (group, state) in states {
             self.subsystem.set_ana_state(cntlid, group, state);
         }

@@ -5,3 +5,4 @@ mod exchange;
 mod refusals;
 mod rig;
 mod scarcity;
+mod server;

@@ -1,7 +1,11 @@
 //! `tenmil serve`.
 
+mod fabrics;
+mod listen;
+
 use std::io::{self, Write};
 use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,29 +14,54 @@ use block::uri::Uri;
 use block::{Caps, Device, DeviceOptions, Limiter, MediumError, Opened, Opener, Rate};
 use clap::Args;
 use control::Exports;
+use control::configuration::Configuration;
 use dma::Regions;
 use host::stream::{Address, Door};
 use host::{Clock, Cores};
 use reactor::{PollMode, ReactorOptions, Reactors};
 use serde_json::json;
-use target::nbd::{News, Plan, Served, ServedPlan, Server, parse_address};
+use target::nbd::{News, Plan, Served, ServedPlan, Server};
 
 use super::perf::{at_least_one, named, some_bytes, whole};
 use super::{running, write_out};
 use crate::Refused;
+use listen::{Listen, parse_listen};
 
 /// The arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
 pub(super) struct ServeArguments {
-    /// What to serve: file:PATH, ram:1g, null:, and whatever stands on them
-    #[arg(value_name = "URI", value_parser = parse_uri)]
-    uri: Uri,
+    /// What to serve: file:PATH, ram:1g, null:, and whatever stands on them. Over NVMe/TCP several:
+    /// namespaces 1, 2, … of one subsystem
+    #[arg(value_name = "URI", required_unless_present = "config", value_parser = parse_uri)]
+    uris: Vec<Uri>,
 
-    /// Where to listen: nbd:PATH or nbd://HOST:PORT, port 0 being any that is free; more than once
-    /// for more
-    #[arg(short = 'l', long, value_name = "ADDRESS", required = true, value_parser = parse_address)]
-    listen: Vec<Address>,
+    /// Where to listen: nbd:PATH or nbd://HOST:PORT for NBD clients, tcp://HOST:PORT for NVMe/TCP
+    /// hosts, port 0 being any that is free; more than once for more
+    #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
+    #[arg(value_parser = parse_listen)]
+    listen: Vec<Listen>,
+
+    /// Serve what this file says over NVMe/TCP, and nothing else
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "host", "read_only", "memory"])]
+    config: Option<PathBuf>,
+
+    /// The subsystem's name, over NVMe/TCP [default: nqn.2026-01.org.tenmil:disk]
+    #[arg(long, value_name = "NQN")]
+    nqn: Option<String>,
+
+    /// A host that may connect over NVMe/TCP; more than once for more. Without any, everybody who
+    /// reaches a listener of this machine alone
+    #[arg(long, value_name = "NQN")]
+    host: Vec<String>,
+
+    /// Let everybody connect over NVMe/TCP who reaches a listener, from wherever
+    #[arg(long)]
+    allow_any_host: bool,
+
+    /// Memory for data on their way over NVMe/TCP [default: 256m]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    memory: Option<NonZeroU64>,
 
     /// Let nobody write
     #[arg(short = 'r', long)]
@@ -50,9 +79,9 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     limit_bytes: Option<NonZeroU64>,
 
-    /// Clients that may be connected at once
-    #[arg(long, value_name = "N", default_value = "64", value_parser = whole::<u32>)]
-    connections: u32,
+    /// Connections at a time [default: 64 over NBD, 1100 over NVMe/TCP]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    connections: Option<u32>,
 
     /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
     #[arg(short = 'c', long, value_name = "CORES", value_parser = Cores::parse)]
@@ -80,8 +109,14 @@ Examples:
       nbdinfo nbd://127.0.0.1:PORT, with the port that was printed
   tenmil serve ram:1g -l nbd:/tmp/a.sock -l nbd://127.0.0.1:10809 --cores 0,1
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --read-only
+  tenmil serve ram:1g --listen tcp://127.0.0.1:4420
+      tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?ns=1'
+  tenmil serve file:/a file:/b -l tcp://0.0.0.0:4420 --host nqn.2014-08.org.example:client
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
       tenmil get connections; tenmil set export limit_iops=0";
+
+/// NBD clients that may be connected at once.
+const CLIENTS_MAX: u32 = 64;
 
 /// How often it looks whether somebody wants it to end.
 const WATCH_INTERVAL: Span = Span::from_ms(50);
@@ -94,16 +129,57 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     // Before anything exists that would have to be put away.
     host::signal::catch_interrupts()
         .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
+    if let Some(path) = &arguments.config {
+        return fabrics::run(arguments, &read_configuration(path)?, out);
+    }
+    let (mut clients, mut hosts) = (Vec::new(), Vec::new());
+    for listen in &arguments.listen {
+        match listen {
+            Listen::Nbd(address) => clients.push(address.clone()),
+            Listen::NvmeTcp(address) => hosts.push(*address),
+        }
+    }
+    match (arguments.uris.as_slice(), clients.is_empty(), hosts.is_empty()) {
+        (_, true, false) => fabrics::run(arguments, &fabrics::asked(arguments, hosts)?, out),
+        ([uri], false, true) => run_nbd(arguments, uri, &clients, out),
+        (uris, false, true) => Err(Refused::caller(format!(
+            "serve {} devices over NBD, expected one: its clients have no way to choose",
+            uris.len()
+        ))),
+        _ => Err(Refused::caller(
+            "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
+        )),
+    }
+}
+
+/// What a file says.
+fn read_configuration(path: &Path) -> Result<Configuration, Refused> {
+    let shown = path.display();
+    let text = host::file::read_text(path)
+        .map_err(|error| Refused::caller(format!("read {shown}: {error}")))?;
+    let configuration = Configuration::parse(&text);
+    configuration.map_err(|wrong| Refused::caller(format!("{shown}: {wrong}")))
+}
+
+/// Serves one device over NBD until somebody ends it.
+fn run_nbd(
+    arguments: &ServeArguments,
+    uri: &Uri,
+    listen: &[Address],
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
-    let uri = arguments.uri.clone();
-    let opened =
-        opener.open(&if arguments.read_only { uri.to_read() } else { uri }).map_err(|error| {
-            Refused { blame: error.blame(), text: format!("open {error}"), hint: None }
-        })?;
-    let served = Arc::new(offer(arguments, opened, &regions, clock)?);
-    let doors = arguments.listen.iter().map(open_door).collect::<Result<Vec<_>, _>>()?;
+    let uri = uri.clone();
+    let asked = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
+    let opened = opener.open(&asked).map_err(|error| Refused {
+        blame: error.blame(),
+        text: format!("open {error}"),
+        hint: None,
+    })?;
+    let served = Arc::new(offer(arguments, &uri, opened, &regions, clock)?);
+    let doors = listen.iter().map(open_door).collect::<Result<Vec<_>, _>>()?;
     let reactors = start_reactors(arguments, &clock)?;
     let state = running::state_of(&reactors);
     let state = state.with(Exports::new(vec![Arc::clone(&served)], clock));
@@ -114,7 +190,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         regions: regions.clone(),
         reactors: Arc::clone(reactors.directory()),
         clock,
-        connections_max: arguments.connections as usize,
+        connections_max: arguments.connections.unwrap_or(CLIENTS_MAX) as usize,
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
     write_out(out, &ready(arguments, &served, &server))?;
@@ -141,11 +217,12 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
 /// Makes a device of what was opened, and holds it for those who connect.
 fn offer(
     arguments: &ServeArguments,
+    uri: &Uri,
     opened: Opened,
     regions: &Regions,
     clock: Clock,
 ) -> Result<Served, Refused> {
-    let ServeArguments { uri, name, read_only, limit_iops, limit_bytes, .. } = arguments;
+    let ServeArguments { name, read_only, limit_iops, limit_bytes, .. } = arguments;
     let uri = uri.to_string();
     let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
     let total = Rate { iops: *limit_iops, bytes: *limit_bytes };

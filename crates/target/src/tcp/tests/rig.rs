@@ -156,7 +156,7 @@ impl Stream for Pipe {
 /// A host's connection.
 pub(super) struct Line {
     pub(super) end: Host,
-    pub(super) pipe: Option<Pipe>,
+    pub(super) pipe: Option<Box<dyn Stream>>,
     memory: Bytes,
     events: Events<HostEvent>,
     /// Commands that have ended, and what they brought.
@@ -178,7 +178,7 @@ impl Payloads for Bytes {
 }
 
 impl Line {
-    pub(super) fn new(config: HostConfig, pipe: Pipe, now: Instant) -> Self {
+    pub(super) fn new(config: HostConfig, pipe: Box<dyn Stream>, now: Instant) -> Self {
         Self {
             end: Host::new(config, now),
             pipe: Some(pipe),
@@ -203,7 +203,7 @@ impl Line {
         self.end.submit(command, data, &self.memory).expect("there is room")
     }
 
-    fn turn(&mut self, now: Instant) -> bool {
+    pub(super) fn turn(&mut self, now: Instant) -> bool {
         let Some(pipe) = &mut self.pipe else { return false };
         let mut is_busy = false;
         self.end.fill(&self.memory);
@@ -302,6 +302,7 @@ impl Rig {
             hosts: Hosts::Any,
             ports: BTreeMap::from([(1, Vec::new())]),
             model: ControllerModel::Dynamic,
+            masks: BTreeMap::new(),
         };
         service.open_port(1, Port { address: None });
         service.offer(change(plan)).unwrap();
@@ -319,7 +320,7 @@ impl Rig {
         }
         let guest = self.service.accept(Box::new(far), 1, self.now).unwrap();
         self.guests.push(guest);
-        self.lines.push(Line::new(config, near, self.now));
+        self.lines.push(Line::new(config, Box::new(near), self.now));
         self.run();
         self.lines.len() - 1
     }
