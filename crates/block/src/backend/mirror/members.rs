@@ -188,8 +188,9 @@ impl<'a> Members<'a> {
     ) -> Result<String, String> {
         let change = self.change(number)?;
         self.admit(change, number, new, now)?;
-        self.wipe(number, now)?;
-        Ok(self.said(&format!("leg {number} is {}; it is copied to while it is open", new.name)))
+        let left = self.wipe(number, now);
+        let text = format!("leg {number} is {}; it is copied to while it is open{left}", new.name);
+        Ok(self.said(&text))
     }
 
     pub(super) fn remove(
@@ -204,8 +205,8 @@ impl<'a> Members<'a> {
         let mut change = self.change(number)?;
         change.gone |= 1 << number;
         self.tell(&change, number, now)?;
-        self.wipe(number, now)?;
-        Ok(self.said(&format!("leg {number} is gone; {left} are left")))
+        let wiped = self.wipe(number, now);
+        Ok(self.said(&format!("leg {number} is gone; {left} are left{wiped}")))
     }
 
     fn said(&self, text: &str) -> String {
@@ -219,6 +220,16 @@ impl<'a> Members<'a> {
         let in_sync = self.assembly.in_sync & !(1 << number);
         if in_sync == 0 {
             return Err(format!("leg {number} is the only one in sync, expected another one"));
+        }
+        // What differs is read from the first leg in sync, and may have been seen by somebody.
+        let is_source = self.assembly.in_sync.trailing_zeros() == u32::from(number);
+        let unequal = dirty.iter().count();
+        if is_source && unequal > 0 {
+            return Err(format!(
+                "leg {number} is the one that is read where legs may differ, and {unequal} regions \
+                 may, expected none; keep the mirror open and idle until `tenmil mirror show` says \
+                 that nothing is dirty"
+            ));
         }
         let (generation, dirty) = (generation + 1, dirty.clone());
         Ok(Change { generation, legs, gone, in_sync, known, dirty })
@@ -281,12 +292,19 @@ impl<'a> Members<'a> {
         raw.write(superblock, now).map_err(|problem| format!("{}: {problem}", leg.name))
     }
 
-    /// The old leg, if it is there, is no leg of anything any more.
-    fn wipe(&self, number: u8, now: &mut dyn FnMut() -> Instant) -> Result<(), String> {
+    /// The old leg, if it is there, is no leg of anything any more. What there is to say if it could
+    /// not be told so: the others know, and refuse it.
+    fn wipe(&self, number: u8, now: &mut dyn FnMut() -> Instant) -> String {
         let place = self.assembly.places[usize::from(number)];
-        let Some(leg) = place.map(|place| &self.legs[place]) else { return Ok(()) };
-        let medium = leg.medium.clone()?;
-        let mut raw = Raw::open(self.regions, &self.room, &*medium)?;
-        raw.wipe(now).map_err(|problem| format!("{}: {problem}", leg.name))
+        let Some(leg) = place.map(|place| &self.legs[place]) else { return String::new() };
+        let wiped = leg.medium.clone().and_then(|medium| {
+            Raw::open(self.regions, &self.room, &*medium).and_then(|mut raw| raw.wipe(now))
+        });
+        match wiped {
+            Ok(()) => String::new(),
+            Err(problem) => {
+                format!("; {} still says that it is leg {number}: {problem}", leg.name)
+            }
+        }
     }
 }

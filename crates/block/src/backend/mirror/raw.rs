@@ -42,22 +42,21 @@ impl<'a> Raw<'a> {
 
     /// What is there.
     pub(super) fn read(&mut self, now: &mut dyn FnMut() -> Instant) -> Found {
+        // A copy that cannot be read stays zeroes: that is what there are two for.
         let mut copies = [[0; SUPERBLOCK_BYTES]; 2];
+        let mut problems = Vec::new();
         for (copy, at) in copies.iter_mut().zip(COPIES_AT) {
-            let outcome = self.run(Operation::Read, at, now);
-            let head = self.memory.slice(0, 4096);
-            let loaded = head.is_some_and(|head| self.regions.load(head, copy).is_ok());
-            match outcome {
-                Ok(()) if loaded => {}
-                Ok(()) => return Found::Missing("its superblock is out of reach".into()),
-                // One copy may be unreadable: that is what there are two for.
-                Err(_) if at != COPIES_AT[0] => {}
-                Err(problem) => {
-                    if self.run(Operation::Read, COPIES_AT[1], now).is_err() {
-                        return Found::Missing(problem);
-                    }
-                }
+            if let Err(problem) = self.run(Operation::Read, at, now) {
+                problems.push(problem);
+                continue;
             }
+            let head = self.memory.slice(0, 4096);
+            if head.is_none_or(|head| self.regions.load(head, copy).is_err()) {
+                return Found::Missing("its superblock is out of reach".into());
+            }
+        }
+        if problems.len() == copies.len() {
+            return Found::Missing(problems.swap_remove(0));
         }
         match Superblock::newer([&copies[0], &copies[1]]) {
             Ok(superblock) => Found::Leg(Box::new(superblock)),

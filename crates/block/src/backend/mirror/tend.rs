@@ -304,6 +304,8 @@ impl Meta {
                     let index = leg.trailing_zeros() as usize;
                     self.sequences[index].good = superblock.sequence;
                     self.known[index] = superblock.generation;
+                    // Where it was being written when it was last heard of.
+                    self.dirty.add(&superblock.dirty);
                     self.joining = leg;
                     self.want();
                     self.phase = Phase::Joined { leg, version: self.wanted };
@@ -315,8 +317,13 @@ impl Meta {
         self.tend(shared, now)
     }
 
+    /// Whether a leg that has come back is what it was, or older. One that was written without the
+    /// others has something to say that none of them has heard: that one of them is stale.
     fn is_ours(&self, leg: u8, found: &Superblock) -> bool {
-        found.uuid == self.uuid
+        let is_news = found.generation > self.known[usize::from(found.leg)];
+        let was_apart = is_news && found.is_sound() && self.in_sync & !found.in_sync != 0;
+        !was_apart
+            && found.uuid == self.uuid
             && 1_u8.checked_shl(found.leg.into()) == Some(leg)
             && found.shape == self.shape
             && found.generation <= self.generation

@@ -1,5 +1,6 @@
 //! A mirror in simulated time, with legs that fail and come back and a power that goes.
 
+mod apart;
 mod disk;
 mod made;
 mod members;

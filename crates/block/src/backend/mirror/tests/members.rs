@@ -54,6 +54,11 @@ impl Change {
         }
     }
 
+    /// Whether the leg goes that is read where legs may differ.
+    fn is_of_source(self) -> bool {
+        matches!(self, Self::Replace { number: 0 } | Self::Remove { number: 0 })
+    }
+
     fn run(self, bench: &mut Bench) -> Result<String, String> {
         let legs = bench.pick(self.legs().0);
         let (new, regions) = (bench.legs[3].clone(), bench.regions.clone());
@@ -88,6 +93,9 @@ impl Bench {
         bench.settle(&mirror);
         for lba in WRITTEN {
             bench.block(&mirror, Operation::Write, lba);
+        }
+        if change.is_of_source() {
+            bench.settle(&mirror);
         }
         drop(mirror);
         if matches!(change, Change::AddAgain) {

@@ -1,0 +1,178 @@
+//! Legs that come back from somewhere else, or with one of their superblocks lost.
+
+use std::sync::Arc;
+
+use base::{Answers, Flags, Instant, Medium, Memory, Operation, Outcome, Random, Request, Span};
+use dma::{Backing, Mapping, Regions};
+
+use super::disk::{BLOCK, Disk};
+use super::oracle::stamp;
+use crate::backend::mirror::make::format;
+use crate::backend::mirror::members::Members;
+use crate::backend::mirror::superblock::COPIES_AT;
+use crate::backend::mirror::tend::Policy;
+use crate::backend::mirror::{Leg, Mirror};
+
+/// Blocks of the mirror: eight regions.
+const BLOCKS: u64 = 1024;
+/// Blocks of a leg before those of the mirror.
+const FIRST: u64 = (1 << 20) / BLOCK as u64;
+const POLICY: Policy =
+    Policy { clear_after: Span::from_us(40), probe_every: Span::from_us(20), copy_rate: 4 << 30 };
+
+/// Some disks, and a mirror of them.
+struct Bench {
+    regions: Regions,
+    disks: Vec<Disk>,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(count: usize) -> Self {
+        let regions = Regions::new(100);
+        let mut random = Random::new(3);
+        let disk = |_| Disk::new(&regions, FIRST + BLOCKS, random.fork());
+        let disks = (0..count).map(disk).collect();
+        let mut bench = Self { regions, disks, now: Instant { ns: 1 } };
+        let all: Vec<usize> = (0..count).collect();
+        let legs = bench.legs(&all);
+        format(&bench.regions, &legs, 7, &mut || later(&mut bench.now)).unwrap();
+        let mirror = bench.open(&all).unwrap();
+        bench.run(&mirror, 100);
+        bench
+    }
+
+    fn legs(&self, which: &[usize]) -> Vec<Leg> {
+        let leg = |index: &usize| Leg {
+            name: format!("disk{index}"),
+            medium: Ok(Arc::new(self.disks[*index].clone())),
+        };
+        which.iter().map(leg).collect()
+    }
+
+    fn open(&mut self, which: &[usize]) -> Result<Mirror, String> {
+        let legs = self.legs(which);
+        Mirror::open_with(&self.regions, &legs, POLICY, &mut || later(&mut self.now))
+    }
+
+    /// Lets the mirror do what it does by itself.
+    fn run(&mut self, mirror: &Mirror, turns: u32) {
+        let mut channel = mirror.channel().unwrap();
+        for _ in 0..turns {
+            self.now = self.now.after(Span::from_us(10));
+            channel.poll(self.now, &mut Answers::with_capacity(1));
+        }
+    }
+
+    fn write(&mut self, mirror: &Mirror, lba: u64, version: u32) {
+        let memory = self.regions.add(Mapping::new(BLOCK, Backing::Private).unwrap()).unwrap();
+        let segment = memory.slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
+        self.regions.store(segment, &stamp(lba, version)).unwrap();
+        let (operation, flags) = (Operation::Write, Flags::FUA);
+        let request =
+            Request { lba, blocks: 1, segment_count: 1, operation, flags, ..Request::NOTHING };
+        let mut channel = mirror.channel().unwrap();
+        assert_eq!(channel.submit(self.now, &[request], &[segment]), 1);
+        let mut answers = Answers::with_capacity(1);
+        while answers.as_slice().is_empty() {
+            self.now = self.now.after(Span::from_us(10));
+            channel.poll(self.now, &mut answers);
+        }
+        assert_eq!(answers.as_slice()[0].outcome, Outcome::SUCCESS);
+    }
+}
+
+fn later(time: &mut Instant) -> Instant {
+    *time = time.after(Span::from_us(10));
+    *time
+}
+
+#[test]
+fn a_leg_that_was_written_without_the_others_is_not_taken_back() {
+    for was_apart in [false, true] {
+        let mut bench = Bench::new(2);
+        let mirror = bench.open(&[0, 1]).unwrap();
+        bench.disks[1].fail();
+        bench.write(&mirror, 5, 1);
+        assert_eq!(mirror.progress().0, 0b01, "the write was answered without it");
+        if was_apart {
+            // Somebody else has it open alone meanwhile.
+            bench.disks[1].come_back(false);
+            bench.disks[0].fail();
+            let alone = bench.open(&[1]).unwrap();
+            bench.write(&alone, 300, 2);
+            bench.run(&alone, 100);
+            drop(alone);
+            bench.disks[0].come_back(false);
+        } else {
+            bench.disks[1].come_back(false);
+        }
+        bench.run(&mirror, 2_000);
+        let expected = if was_apart { 0b01 } else { 0b11 };
+        assert_eq!(mirror.progress().0, expected, "was apart: {was_apart}");
+        let theirs = bench.disks[1].peek(FIRST + 300);
+        assert_eq!(theirs == stamp(300, 2), was_apart, "it is left alone, with what was written");
+    }
+}
+
+#[test]
+fn a_superblock_that_cannot_be_read_is_not_taken_from_the_leg_before() {
+    let mut opened = 0;
+    for copy in COPIES_AT {
+        let mut bench = Bench::new(3);
+        let mirror = bench.open(&[0, 1, 2]).unwrap();
+        bench.disks[2].fail();
+        // What two legs say of regions they write makes their superblocks newer than the third's.
+        for version in 1..5 {
+            bench.write(&mirror, 128 * u64::from(version), version);
+            bench.run(&mirror, 200);
+        }
+        drop(mirror);
+        bench.disks[2].come_back(false);
+        bench.disks[2].spoil(copy / BLOCK as u64);
+        match bench.open(&[0, 1, 2]) {
+            Ok(mirror) => {
+                assert_eq!(mirror.progress().0, 0b011, "the third has missed something");
+                opened += 1;
+            }
+            // What is left of it is older than what the others have heard.
+            Err(refused) => assert!(refused.contains("disk2 is leg 2 of generation"), "{refused}"),
+        }
+    }
+    assert!(opened > 0, "one of its copies is as good as both");
+}
+
+#[test]
+fn the_leg_that_is_read_where_legs_may_differ_stays() {
+    let mut bench = Bench::new(2);
+    let mirror = bench.open(&[0, 1]).unwrap();
+    bench.write(&mirror, 5, 1);
+    drop(mirror);
+    let (legs, regions) = (bench.legs(&[0, 1]), bench.regions.clone());
+    let new = Disk::new(&regions, FIRST + BLOCKS, Random::new(9));
+    let new = Leg { name: "new".into(), medium: Ok(Arc::new(new)) };
+    let mut replace = |number| {
+        let mut now = || later(&mut bench.now);
+        Members::of(&regions, &legs, &mut now).unwrap().replace(number, &new, &mut now)
+    };
+    let refused = replace(0).unwrap_err();
+    assert!(refused.contains("leg 0 is the one that is read where legs may differ"), "{refused}");
+    replace(1).unwrap();
+}
+
+#[test]
+fn a_leg_that_cannot_be_told_that_it_is_none_is_replaced_all_the_same() {
+    let mut bench = Bench::new(2);
+    let (legs, regions) = (bench.legs(&[0, 1]), bench.regions.clone());
+    let new = Disk::new(&regions, FIRST + BLOCKS, Random::new(9));
+    let new = Leg { name: "new".into(), medium: Ok(Arc::new(new)) };
+    let mut now = || later(&mut bench.now);
+    let mut members = Members::of(&regions, &legs, &mut now).unwrap();
+    bench.disks[1].fail();
+    let text = members.replace(1, &new, &mut now).unwrap();
+    assert!(text.contains("leg 1 is new; it is copied to"), "{text}");
+    assert!(text.contains("; disk1 still says that it is leg 1: "), "{text}");
+    bench.disks[1].come_back(false);
+    let refused = bench.open(&[0, 1]).unwrap_err();
+    assert!(refused.contains("an old copy, or another device has its place now"), "{refused}");
+}
