@@ -69,9 +69,13 @@ pub(crate) struct News {
 }
 
 impl News {
+    pub(crate) fn is_there(&self) -> bool {
+        self.is_there.load(Ordering::Acquire)
+    }
+
     /// Whether there was any since it was last asked.
     pub(crate) fn take(&self) -> bool {
-        self.is_there.load(Ordering::Relaxed) && self.is_there.swap(false, Ordering::AcqRel)
+        self.is_there() && self.is_there.swap(false, Ordering::AcqRel)
     }
 
     /// Who is woken by it.

@@ -220,6 +220,16 @@ impl Front {
         self.admin.as_ref().map_or(WakeSource::Nothing, AdminLane::wake_source)
     }
 
+    pub(crate) fn arm(&mut self) -> bool {
+        self.news.is_there() || self.admin.as_mut().is_some_and(|admin| admin.exchange.arm())
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        if let Some(admin) = &mut self.admin {
+            admin.exchange.disarm();
+        }
+    }
+
     fn memory(&self) -> SharedHostMemory {
         SharedHostMemory::new(self.reach.pool())
     }

@@ -18,6 +18,7 @@ mod berth;
 mod dial;
 mod exchange;
 mod front;
+mod kept;
 mod lane;
 mod opening;
 mod options;

@@ -58,6 +58,10 @@ pub(crate) struct NotOpened {
 /// Bytes of the data of Connect.
 pub(crate) const CONNECT_BYTES: u32 = 1024;
 
+/// How often one looks for a stream, and for an answer.
+const STREAM_PAUSE: Span = Span::from_ms(1);
+const ANSWER_PAUSE: Span = Span::from_us(100);
+
 /// How long a unit may take on its way, and a peer that has been told that this is the end.
 const UNIT: Span = Span::from_secs(5);
 const LINGER: Span = Span::from_secs(1);
@@ -160,12 +164,11 @@ impl Opening {
         })
     }
 
-    /// When to turn even if nothing comes.
+    /// When to turn even if nothing comes. It is a matter of a few turns, so its streams wake nobody.
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
-        match &self.stage {
-            Stage::Stream(_) => now.after(Span::from_ms(1)).min(self.until),
-            _ => self.until,
-        }
+        let pause =
+            if matches!(self.stage, Stage::Stream(_)) { STREAM_PAUSE } else { ANSWER_PAUSE };
+        now.after(pause).min(self.until)
     }
 }
 

@@ -142,6 +142,17 @@ impl Remote {
         self.controller.mmio().wake_source()
     }
 
+    /// Gets ready for a sleep of its thread: what comes over the admin connection from now on signals
+    /// the wake source. True if there is something already: then the thread must not sleep.
+    pub fn arm(&mut self) -> bool {
+        self.controller.mmio().arm()
+    }
+
+    /// The thread looks by itself again.
+    pub fn disarm(&mut self) {
+        self.controller.mmio().disarm();
+    }
+
     /// Who is woken when a queue has something to tell, in whichever thread it does.
     pub fn wakes(&mut self, sleeper: Arc<dyn Wake + Send + Sync>) {
         self.controller.mmio().wakes(sleeper);
@@ -159,7 +170,8 @@ impl Remote {
         let view = self.controller.namespace(nsid)?.view(&limits);
         let pair = self.controller.take_queue_pair(id)?;
         let lane = self.controller.mmio().lane(id);
-        RemoteQueue::new(&self.reach, pair, lane, view, sizes)
+        let fail_fast = self.controller.mmio().options().policy.fail_fast;
+        RemoteQueue::new(&self.reach, pair, lane, view, sizes, fail_fast)
     }
 
     /// The memory that it reaches.

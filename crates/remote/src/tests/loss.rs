@@ -22,33 +22,61 @@ fn a_connection_that_is_cut_is_made_again_and_goes_on() {
     assert_eq!(bed.remote().why().as_deref(), Some("the network was cut"));
 }
 
-/// Reads can be answered as soon as nobody touches their memory. A write may still be executed: it
-/// is answered only when the old controller is silent for certain.
+/// What reads is sent again as soon as there is a connection. A write may still be executed by the old
+/// controller: it is sent again only when that is silent for certain.
 #[test]
 fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
     let Policy { detect, .. } = Policy::default();
     // KATO, the granularity of its timer, and the time to come to rest: as the target has them.
     let quiet = Span { ns: detect.ns + 100_000_000 + 500_000_000 };
     for (operation, least, most) in [
-        (Operation::Read, Span::default(), Span::from_ms(20)),
-        (Operation::Write, quiet, Span { ns: quiet.ns + 20_000_000 }),
+        (Operation::Read, Span::default(), Span::from_ms(150)),
+        (Operation::Write, quiet, Span { ns: quiet.ns + 500_000_000 }),
     ] {
         let mut bed = Bed::with_queue(32);
+        // Who was called a moment ago is not called again at once.
+        bed.turn_for(Policy::default().retry);
         bed.target.state().is_idle = true;
         let place = bed.place(0, 8);
         assert!(bed.submit(0, operation, 0, &[place], 1));
         bed.turn_for(Span::from_ms(1));
         bed.target.cut();
+        bed.target.state().is_idle = false;
         let cut_at = bed.now;
         bed.turn_until(|bed| !bed.answers.is_empty());
         let waited = bed.now.since(cut_at);
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
-        assert_eq!(bed.answers[0].outcome, Outcome::ABORTED_BY_HOST);
-        bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
-        bed.target.state().is_idle = false;
+        assert_eq!(bed.answers[0].outcome, Outcome::SUCCESS);
         bed.answers.clear();
         bed.exchange(3, 8, 3);
     }
+}
+
+#[test]
+fn requests_fail_when_they_have_been_held_for_long_enough_and_go_on_when_it_comes_back() {
+    let mut bed = Bed::with_queue(8);
+    bed.target.state().is_idle = true;
+    let place = bed.place(0, 1);
+    (0..5).for_each(|token| assert!(bed.submit(0, Operation::Read, token, &[place], token)));
+    bed.turn_for(Span::from_ms(1));
+    bed.target.state().is_away = true;
+    bed.target.cut();
+    let begun = bed.now;
+    bed.turn_for(Span::from_ms(10));
+    assert!(!bed.submit(0, Operation::Read, 9, &[place], 9), "held by whoever has it");
+    bed.turn_until(|bed| bed.answers.len() == 5);
+    let Policy { fail_fast, .. } = Policy::default();
+    let waited = bed.now.since(begun);
+    assert!((fail_fast..Span { ns: fail_fast.ns + 200_000_000 }).contains(&waited), "{waited}");
+    assert!(bed.answers.iter().all(|answer| answer.outcome == Outcome::PATH_ERROR));
+    bed.answers.clear();
+    assert_eq!(bed.run(Operation::Read, 0, &[place]), Outcome::PATH_ERROR, "at once");
+    assert!(bed.now.since(begun) < Span { ns: fail_fast.ns + 300_000_000 });
+    bed.target.state().is_away = false;
+    bed.target.state().is_idle = false;
+    bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
+    bed.turn_for(Span::from_ms(10));
+    bed.exchange(1, 8, 1);
 }
 
 #[test]
