@@ -17,6 +17,7 @@
 mod admin;
 mod association;
 mod connect;
+mod discovery;
 mod guest;
 mod io;
 mod memory;

@@ -70,6 +70,8 @@ pub enum Over {
     HostLost,
     /// The host has not been heard of for its keep-alive time-out (Base 2.1 §3.9).
     KeepAliveExpired,
+    /// The subsystem is not offered any more.
+    Withdrawn,
     /// The host has connected and has not enabled the controller in time (Base 2.1 §3.5.2).
     NotEnabled,
 }
@@ -175,16 +177,8 @@ impl FabricsFrontEnd {
     /// If there is no such property, or it has another length.
     pub fn property(&mut self, now: Instant, at: u32, len_bytes: u32) -> Result<u64, Status> {
         self.hear(now);
-        match (at as usize, len_bytes) {
-            (offset::CAP, 8) => Ok(self.capabilities().0),
-            (offset::VS, 4) => Ok(VERSION_2_1.0.into()),
-            (offset::CC, 4) => Ok(self.configuration.0.into()),
-            (offset::CSTS, 4) => Ok(self.status().0.into()),
-            (offset::CRTO, 4) => {
-                Ok(ReadyTimeouts(0).with(|ready| ready.crwmt(READY_UNITS.into())).0.into())
-            }
-            _ => Err(REFUSED),
-        }
+        let entries = self.controller.configuration().queue_entries_max;
+        property(entries, (self.configuration, self.status()), at, len_bytes)
     }
 
     /// Property Set (Base 2.1 §6.6).
@@ -309,6 +303,7 @@ impl FabricsFrontEnd {
         if self.over.is_none() {
             self.over = Some(why);
             self.order(Order::Stop);
+            self.ring();
         }
     }
 
@@ -463,19 +458,6 @@ impl FabricsFrontEnd {
         }
     }
 
-    fn capabilities(&self) -> Capabilities {
-        let entries = self.controller.configuration().queue_entries_max;
-        Capabilities(0).with(|cap| {
-            cap.mqes(u16::try_from(entries - 1).unwrap_or(u16::MAX))
-                .cqr(true)
-                .to(READY_UNITS)
-                .css_nvm(true)
-                .css_io(true)
-                .mpsmax(4)
-                .crwms(true)
-        })
-    }
-
     fn status(&self) -> ControllerStatus {
         let shutdown = self.shutdown.as_ref().map_or(ShutdownStatus::None, Shutdown::status);
         let is_lost = self.shutdown.as_ref().is_some_and(Shutdown::has_failed);
@@ -615,6 +597,39 @@ impl FabricsFrontEnd {
         if let Some(bell) = &self.bell {
             bell();
         }
+    }
+}
+
+/// The value of a property of a controller behind connections, whose queues have at most
+/// `entries_max` entries and whose CC and CSTS are these (Base 2.1 §6.5).
+///
+/// # Errors
+///
+/// If there is no such property, or it has another length.
+pub fn property(
+    entries_max: u32,
+    (cc, csts): (Configuration, ControllerStatus),
+    at: u32,
+    len_bytes: u32,
+) -> Result<u64, Status> {
+    let capabilities = Capabilities(0).with(|cap| {
+        cap.mqes(u16::try_from(entries_max - 1).unwrap_or(u16::MAX))
+            .cqr(true)
+            .to(READY_UNITS)
+            .css_nvm(true)
+            .css_io(true)
+            .mpsmax(4)
+            .crwms(true)
+    });
+    match (at as usize, len_bytes) {
+        (offset::CAP, 8) => Ok(capabilities.0),
+        (offset::VS, 4) => Ok(VERSION_2_1.0.into()),
+        (offset::CC, 4) => Ok(cc.0.into()),
+        (offset::CSTS, 4) => Ok(csts.0.into()),
+        (offset::CRTO, 4) => {
+            Ok(ReadyTimeouts(0).with(|ready| ready.crwmt(READY_UNITS.into())).0.into())
+        }
+        _ => Err(REFUSED),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::Instant;
 use ctrl::front::fabrics::{FabricsFrontEnd, NoQueue};
-use wire::fabrics::{Connect, ConnectData, InvalidParameter};
+use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter};
 use wire::{Command, Status, Typed, nqn};
 
 use super::association::{Association, HostNames};
@@ -18,6 +18,8 @@ pub(super) enum Granted {
     Admin(Arc<Association>),
     /// An I/O queue of a controller that it has.
     Io { association: Arc<Association>, qid: u16 },
+    /// A discovery controller, for the host of this name.
+    Discovery(String),
 }
 
 /// What a host is told that gets nothing.
@@ -91,6 +93,9 @@ impl Asked<'_> {
             return Err(NotGranted::command(SQSIZE, why));
         }
         let host = self.host()?;
+        if nqn::read(&self.data.subnqn().0) == Ok(nqn::DISCOVERY) {
+            return self.discovery(host);
+        }
         if self.connect.qid == 0 { self.admin(host) } else { self.io(&host) }
     }
 
@@ -108,6 +113,19 @@ impl Asked<'_> {
         self.service.find(name, self.port).ok_or_else(|| {
             NotGranted::data(SUBNQN, format!("it asks for {name}, which is not offered here"))
         })
+    }
+
+    /// The discovery service is everybody's, and has no I/O queues (Base 2.1 §3.1.3.3).
+    fn discovery(&self, host: HostNames) -> Result<Granted, NotGranted> {
+        if self.connect.qid != 0 {
+            let why = format!("it asks for queue {} of discovery, expected 0", self.connect.qid);
+            return Err(NotGranted::command(QID, why));
+        }
+        if self.data.cntlid() != CNTLID_DYNAMIC {
+            let why = format!("it asks for controller {:#x} of discovery", self.data.cntlid());
+            return Err(NotGranted::data(CNTLID, format!("{why}, expected any, 0xffff")));
+        }
+        Ok(Granted::Discovery(host.nqn))
     }
 
     fn admin(&self, host: HostNames) -> Result<Granted, NotGranted> {

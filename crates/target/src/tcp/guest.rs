@@ -19,6 +19,7 @@ use wire::{AdminOpcode, Command, Completion, Status};
 
 use super::admin::Admin;
 use super::connect::{Asked, Granted, NotGranted, no_queue, parse};
+use super::discovery::Discovery;
 use super::io::{Begun, Io};
 use super::memory::Purse;
 use super::news::{News, Reason};
@@ -68,6 +69,7 @@ enum Role {
     Stranger,
     Admin(Box<Admin>),
     Io(Box<Io>),
+    Discovery(Box<Discovery>),
     /// Nothing any more.
     Gone,
 }
@@ -343,6 +345,7 @@ impl Guest {
                 }
             }
             Role::Admin(admin) => admin.begin(now, rooms, end, tag),
+            Role::Discovery(discovery) => discovery.begin(now, rooms, end, tag),
             Role::Stranger => self.connect(now, tag),
             Role::Gone => {}
         }
@@ -441,6 +444,15 @@ impl Guest {
                 self.role = Role::Admin(Box::new(Admin::new(association)));
                 Ok(cntlid)
             }
+            Granted::Discovery(host) => {
+                self.end.connected(QueueKind::Admin { entries, flow_control });
+                let cntlid = self.service.discover(&self.seat);
+                let (service, port) = (self.service.clone(), self.port);
+                let kato = connect.kato;
+                let discovery = Discovery::new(service, (host, port), (cntlid, kato), now);
+                self.role = Role::Discovery(Box::new(discovery));
+                Ok(cntlid)
+            }
             Granted::Io { association, qid } => {
                 let cntlid = association.cntlid;
                 let depth = self.service.limits().queue_entries;
@@ -475,13 +487,20 @@ impl Guest {
                 let reason = match turned.over {
                     Some(Over::KeepAliveExpired) => Some(Reason::KeepAliveExpired),
                     Some(Over::NotEnabled) => Some(Reason::NotEnabled),
-                    Some(Over::HostLost) => Some(Reason::AssociationEnded),
+                    Some(Over::HostLost | Over::Withdrawn) => Some(Reason::AssociationEnded),
                     None => None,
                 };
                 if let Some(reason) = reason {
                     self.end_for(now, reason);
                 }
                 turned.count
+            }
+            Role::Discovery(discovery) => {
+                let count = discovery.turn(is_called, rooms, end);
+                if discovery.is_forsaken(now) {
+                    self.end_for(now, Reason::KeepAliveExpired);
+                }
+                count
             }
             Role::Stranger | Role::Gone => 0,
         }
@@ -545,7 +564,7 @@ impl Guest {
         match &mut self.role {
             Role::Io(io) => io.stop(now),
             Role::Admin(admin) => admin.stop(now),
-            Role::Stranger | Role::Gone => {}
+            Role::Stranger | Role::Discovery(_) | Role::Gone => {}
         }
     }
 
@@ -555,7 +574,7 @@ impl Guest {
         match &mut self.role {
             Role::Io(io) => io.stop(now),
             Role::Admin(admin) => admin.stop(now),
-            Role::Stranger | Role::Gone => {}
+            Role::Stranger | Role::Discovery(_) | Role::Gone => {}
         }
         let is_telling = matches!(self.reason, Some(Reason::Refused(_))) && !self.end.is_over();
         if !is_telling {
@@ -583,7 +602,7 @@ impl Guest {
         match &self.role {
             Role::Io(_) => false,
             Role::Admin(admin) => admin.is_drained(),
-            Role::Stranger | Role::Gone => true,
+            Role::Stranger | Role::Discovery(_) | Role::Gone => true,
         }
     }
 
@@ -644,7 +663,7 @@ impl Guest {
         let wants_turn = match &self.role {
             Role::Admin(admin) => admin.wants_turn(),
             Role::Io(io) => self.reason.is_some() && io.is_drained(),
-            Role::Stranger | Role::Gone => false,
+            Role::Stranger | Role::Discovery(_) | Role::Gone => false,
         };
         wants_turn || self.seat.is_called() || self.is_over()
     }
@@ -670,6 +689,7 @@ impl Guest {
         let role = match &self.role {
             Role::Admin(admin) => admin.wake_at(),
             Role::Io(io) => io.wake_at(),
+            Role::Discovery(discovery) => discovery.wake_at(),
             Role::Stranger | Role::Gone => Instant::NEVER,
         };
         self.deadline().min(role)

@@ -102,6 +102,14 @@ impl Offer {
         }
     }
 
+    /// What discovery says of its controllers.
+    pub(super) fn cntlid_told(&self) -> u16 {
+        match self.model {
+            ControllerModel::Dynamic => CNTLID_DYNAMIC,
+            ControllerModel::Static(_) => CNTLID_STATIC,
+        }
+    }
+
     /// Opens a controller for a host that has come by `port`.
     pub(super) fn open(
         &self,

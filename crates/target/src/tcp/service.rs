@@ -4,12 +4,20 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use base::{Instant, Span, Stream};
 use ctrl::Buffers;
+use ctrl::front::fabrics::Over;
 use dma::Regions;
 use tcp::{ControllerConfig, Patience, SuccessFlag};
+use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX};
+use wire::layout::Ascii;
+use wire::log::discovery::{
+    ASQSZ_MIN, AddressFamily, DiscoveryEntry, DiscoveryHeader, SecureChannel, SubsystemType,
+    TransportType,
+};
+use wire::nqn;
 
 use super::guest::{Guest, GuestParts};
 use super::memory::{Budget, Purse};
@@ -45,6 +53,12 @@ struct State {
     offers: BTreeMap<String, Arc<Offer>>,
     ports: BTreeMap<u16, Port>,
     generation: u64,
+    /// Other discovery services that hosts are told of.
+    referrals: Vec<SocketAddr>,
+    /// Connections that want to know of changes.
+    discoverers: Vec<Weak<Seat>>,
+    /// The number of the last discovery controller.
+    discovery_cntlid: u16,
 }
 
 /// What connections and controllers may have.
@@ -120,7 +134,14 @@ impl Service {
         let segments = (0..BUFFERS).filter_map(cut).collect();
         // It goes with the service, whose queues are gone by then.
         let memory = Arc::new(Bounce { regions: regions.clone(), _region: bounce });
-        let state = State { offers: BTreeMap::new(), ports: BTreeMap::new(), generation: 0 };
+        let state = State {
+            offers: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            generation: 0,
+            referrals: Vec::new(),
+            discoverers: Vec::new(),
+            discovery_cntlid: 0,
+        };
         let shared = Shared {
             limits,
             budget,
@@ -139,7 +160,7 @@ impl Service {
     ///
     /// If its name is none, or one of that name is offered.
     pub fn offer(&self, plan: OfferPlan) -> Result<(), String> {
-        wire::nqn::check(&plan.nqn).map_err(|why| format!("offer {}: {why}", plan.nqn))?;
+        nqn::check(&plan.nqn).map_err(|why| format!("offer {}: {why}", plan.nqn))?;
         let mut state = self.state();
         if state.offers.contains_key(&plan.nqn) {
             return Err(format!(
@@ -149,7 +170,7 @@ impl Service {
         }
         let offer = Offer::new(plan);
         state.offers.insert(offer.nqn().to_owned(), offer);
-        state.generation += 1;
+        changed(state);
         Ok(())
     }
 
@@ -157,7 +178,26 @@ impl Service {
     pub fn open_port(&self, number: u16, port: Port) {
         let mut state = self.state();
         state.ports.insert(number, port);
-        state.generation += 1;
+        changed(state);
+    }
+
+    /// Tells hosts of other discovery services, in place of those that they were told of before.
+    pub fn refer_to(&self, others: Vec<SocketAddr>) {
+        let mut state = self.state();
+        state.referrals = others;
+        changed(state);
+    }
+
+    /// Takes an offer back: its associations end, and no new ones begin. False if there is none of
+    /// this name.
+    pub fn withdraw(&self, nqn: &str) -> bool {
+        let mut state = self.state();
+        let Some(offer) = state.offers.remove(nqn) else { return false };
+        changed(state);
+        for association in offer.associations() {
+            association.front().end(Over::Withdrawn);
+        }
+        true
     }
 
     /// A connection has been made at a port. Whoever has it turns it, as a poller or by
@@ -226,6 +266,46 @@ impl Service {
         self.state().offers.get(nqn).filter(|offer| offer.is_at(port)).cloned()
     }
 
+    /// Counts what discovery tells differently than before.
+    pub(super) fn generation(&self) -> u64 {
+        self.state().generation
+    }
+
+    /// The discovery log page as a host is shown it that has come by `port`, and its generation
+    /// (Base 2.1 §5.1.12.3.1).
+    pub(super) fn discovery_page(&self, host: &str, port: u16) -> (u64, Vec<u8>) {
+        let state = self.state();
+        let mut entries = Vec::new();
+        for (&number, at) in &state.ports {
+            let Some(address) = at.address else { continue };
+            if number == port {
+                entries.push(entry(nqn::DISCOVERY, SubsystemType::Discovery, number, address));
+            }
+            for offer in state.offers.values() {
+                if offer.is_at(number) && offer.admits(host) {
+                    let entry = entry(offer.nqn(), SubsystemType::Nvm, number, address);
+                    entries.push(entry.with(|entry| entry.cntlid(offer.cntlid_told())));
+                }
+            }
+        }
+        let referral = |address| entry(nqn::DISCOVERY, SubsystemType::Referral, 0, address);
+        entries.extend(state.referrals.iter().copied().map(referral));
+        let header = DiscoveryHeader::zeroed()
+            .with(|header| header.genctr(state.generation).numrec(entries.len() as u64));
+        let mut page = header.as_bytes().to_vec();
+        entries.iter().for_each(|entry| page.extend(entry.as_bytes()));
+        (state.generation, page)
+    }
+
+    /// A number for a discovery controller, and `seat` is rung when there is a change.
+    pub(super) fn discover(&self, seat: &Arc<Seat>) -> u16 {
+        let mut state = self.state();
+        state.discoverers.retain(|seat| seat.strong_count() > 0);
+        state.discoverers.push(Arc::downgrade(seat));
+        state.discovery_cntlid = state.discovery_cntlid % CNTLID_MAX + 1;
+        state.discovery_cntlid
+    }
+
     /// Somebody has gone.
     pub(super) fn left(&self) {
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
@@ -246,6 +326,34 @@ impl Service {
     fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
         self.shared.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Something has changed that discovery tells of.
+fn changed(mut state: MutexGuard<'_, State>) {
+    state.generation += 1;
+    let seats: Vec<Arc<Seat>> = state.discoverers.iter().filter_map(Weak::upgrade).collect();
+    drop(state);
+    seats.iter().for_each(|seat| seat.ring());
+}
+
+/// One way to a subsystem.
+fn entry(name: &str, kind: SubsystemType, port: u16, address: SocketAddr) -> DiscoveryEntry {
+    let family = if address.is_ipv6() { AddressFamily::Ipv6 } else { AddressFamily::Ipv4 };
+    DiscoveryEntry::zeroed().with(|entry| {
+        entry
+            .trtype(TransportType::Tcp)
+            .adrfam(family)
+            .subtype(kind)
+            .secure_channel(SecureChannel::NotRequired)
+            .disable_sq_flow_control(true)
+            .portid(port)
+            .cntlid(CNTLID_DYNAMIC)
+            .asqsz(ASQSZ_MIN)
+            .persistent(kind != SubsystemType::Nvm)
+            .trsvcid(Ascii::new(&address.port().to_string()))
+            .subnqn(Ascii::nul_padded(name))
+            .traddr(Ascii::new(&address.ip().to_string()))
+    })
 }
 
 impl Limits {

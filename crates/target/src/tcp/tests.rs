@@ -1,5 +1,7 @@
 //! Associations in pairs: a service, and hosts that speak the protocol to it.
 
+mod cuts;
+mod discovery;
 mod ends;
 mod exchange;
 mod refusals;

@@ -166,6 +166,8 @@ pub(super) struct Line {
     pub(super) sent: Vec<u8>,
     pub(super) received: Vec<u8>,
     pub(super) is_deaf: bool,
+    /// After so many bytes, sent if it is true, the connection is cut.
+    pub(super) allowance: Option<(bool, usize)>,
 }
 
 #[derive(Default)]
@@ -189,7 +191,13 @@ impl Line {
             sent: Vec::new(),
             received: Vec::new(),
             is_deaf: false,
+            allowance: None,
         }
+    }
+
+    /// Bytes that it has sent, or received.
+    pub(super) fn passed(&self, is_upwards: bool) -> usize {
+        if is_upwards { self.sent.len() } else { self.received.len() }
     }
 
     /// Hands in a command, with bytes that it sends or room for what it receives.
@@ -219,6 +227,9 @@ impl Line {
             }
         }
         if !bytes.is_empty() {
+            if let Some((true, most)) = self.allowance {
+                bytes.truncate(most - self.sent.len());
+            }
             let whole = Stretch::Headers { at: 0, len_bytes: u32::try_from(bytes.len()).unwrap() };
             let Ok(count) = pipe.send(&bytes, &[whole], false) else {
                 self.pipe = None;
@@ -227,11 +238,21 @@ impl Line {
             self.sent.extend(&bytes[..count]);
             self.end.sent(count, &mut self.events);
             is_busy |= count > 0;
+            if self.allowance == Some((true, self.sent.len())) {
+                self.pipe = None;
+                return true;
+            }
         }
         if !self.is_deaf {
             let before = pipe.bytes().len();
             is_busy |= matches!(pipe.receive(), Received::Bytes(_));
             self.received.extend(&pipe.bytes()[before..]);
+            if let Some((false, most)) = self.allowance
+                && self.received.len() >= most
+            {
+                self.pipe = None;
+                return true;
+            }
         }
         loop {
             let taken = self.end.receive(now, pipe.bytes(), &mut self.events);
@@ -270,6 +291,8 @@ pub(super) struct Rig {
     pub(super) news: Vec<News>,
     /// Bytes that a receive brings at most, and that wait in a pipe.
     pub(super) narrow: Option<usize>,
+    /// What new connections are cut after.
+    pub(super) allowance: Option<(bool, usize)>,
 }
 
 pub(super) fn limits() -> Limits {
@@ -308,7 +331,7 @@ impl Rig {
         service.offer(change(plan)).unwrap();
         let now = Instant { ns: 1_000_000 };
         let (guests, lines, news) = (Vec::new(), Vec::new(), Vec::new());
-        Self { regions, service, now, guests, lines, news, narrow: None }
+        Self { regions, service, now, guests, lines, news, narrow: None, allowance: None }
     }
 
     /// A new connection; its place in the list.
@@ -320,7 +343,9 @@ impl Rig {
         }
         let guest = self.service.accept(Box::new(far), 1, self.now).unwrap();
         self.guests.push(guest);
-        self.lines.push(Line::new(config, Box::new(near), self.now));
+        let mut line = Line::new(config, Box::new(near), self.now);
+        line.allowance = self.allowance;
+        self.lines.push(line);
         self.run();
         self.lines.len() - 1
     }

@@ -107,6 +107,7 @@ pub(super) fn run(
         service.open_port(number, Port { address });
         doors.push((door, number));
     }
+    service.refer_to(asked.referrals.clone());
     let mut served = Vec::new();
     for subsystem in &asked.subsystems {
         offer(&service, subsystem, asked.ana_groups(), (&regions, clock), &mut served)?;

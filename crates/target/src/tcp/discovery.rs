@@ -1,0 +1,324 @@
+//! The discovery controller: which subsystems there are and how each is reached (Base 2.1 §3.1.3.3).
+//!
+//! It has no namespaces, no I/O queues and nothing that lasts. What a host is told depends on who it
+//! is: a subsystem that it may not use is not mentioned.
+
+use std::collections::VecDeque;
+
+use base::{Instant, Memory, Span};
+use ctrl::front::fabrics::property;
+use tcp::Controller;
+use wire::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
+use wire::fabrics::{PropertyGet, PropertySet, PropertySize};
+use wire::feature::Feature;
+use wire::identify::IdentifyController;
+use wire::identify::controller::ControllerType;
+use wire::layout::Ascii;
+use wire::log::LogPage;
+use wire::log::event::{EventResult, EventType, NoticeEvent};
+use wire::opcode::FabricsType;
+use wire::register::{Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus};
+use wire::register::{VERSION_2_1, offset};
+use wire::{AdminOpcode, Command, Completion, Status, Typed, nqn};
+
+use super::rooms::{Rooms, Way};
+use super::service::Service;
+
+/// One host's discovery controller.
+#[derive(Debug)]
+pub(super) struct Discovery {
+    service: Service,
+    host: String,
+    port: u16,
+    cntlid: u16,
+    configuration: Configuration,
+    /// The host has to be heard of by then.
+    heard_by: Instant,
+    /// Zero: none was asked for.
+    keep_alive: Span,
+    /// Feature 0Bh.
+    event_configuration: u32,
+    /// Event requests, oldest first.
+    parked: VecDeque<u16>,
+    /// The generation that the host was last told of, or has read.
+    generation: u64,
+    /// It was told and has not read yet.
+    is_told: bool,
+    /// It may have something to tell.
+    wants_turn: bool,
+}
+
+/// How long a host without a keep-alive time-out may be silent (Base 2.1 §3.1.3.3.2).
+const SILENCE_MAX: Span = Span::from_secs(120);
+/// Event requests that may be parked.
+const EVENT_REQUESTS: usize = 4;
+/// Discovery Log Page Change, in feature 0Bh and in OAES.
+const LOG_CHANGE: u32 = 1 << 31;
+/// KAS: the granularity of keep-alive time-outs, in units of 100 ms.
+const KEEP_ALIVE_UNITS: u16 = 10;
+const PAGE_BYTES: u32 = 4096;
+
+/// What a command led to.
+type Answer = Result<(u64, Vec<u8>), Status>;
+
+impl Discovery {
+    pub(super) fn new(
+        service: Service,
+        (host, port): (String, u16),
+        (cntlid, kato): (u16, u32),
+        now: Instant,
+    ) -> Self {
+        let mut discovery = Self {
+            generation: service.generation(),
+            service,
+            host,
+            port,
+            cntlid,
+            configuration: Configuration(0),
+            heard_by: now,
+            keep_alive: Span::default(),
+            event_configuration: 0,
+            parked: VecDeque::new(),
+            is_told: false,
+            wants_turn: false,
+        };
+        discovery.set_keep_alive(kato);
+        discovery.heard(now);
+        discovery
+    }
+
+    /// A command has all that it needs.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        rooms: &mut Rooms,
+        end: &mut Controller,
+        tag: u16,
+    ) {
+        self.heard(now);
+        self.wants_turn = true;
+        let command = *rooms.command(tag);
+        if AdminOpcode::from_u8(command.opcode()) == Some(AdminOpcode::AsynchronousEventRequest)
+            && self.is_ready()
+            && self.parked.len() < EVENT_REQUESTS
+        {
+            self.parked.push_back(tag);
+            return;
+        }
+        let (way, room) = rooms.data(tag);
+        let answer = self.answer(&command).and_then(|(result, bytes)| {
+            let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            if len > 0 && (way != Way::ToHost || len > room) {
+                return Err(Status::DATA_SGL_LENGTH_INVALID);
+            }
+            Ok((result, bytes, len))
+        });
+        let (status, result, len_bytes) = match answer {
+            Ok((result, bytes, len)) => (store(rooms, tag, &bytes), result, len),
+            Err(status) => (status.with_dnr(), 0, 0),
+        };
+        let len_bytes = if status.is_success() { len_bytes } else { 0 };
+        let completion = Completion::new(0, status).with_result(result);
+        rooms.finish(end, tag, len_bytes, completion);
+    }
+
+    fn answer(&mut self, command: &Command) -> Answer {
+        let opcode = AdminOpcode::from_u8(command.opcode()).ok_or(Status::INVALID_OPCODE)?;
+        if opcode == AdminOpcode::FabricsCommands {
+            return self.property(command).map(|value| (value, Vec::new()));
+        }
+        if !self.is_ready() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR);
+        }
+        match opcode {
+            AdminOpcode::Identify => identify(&self.service, self.cntlid, command),
+            AdminOpcode::GetLogPage => self.log(&GetLogPage::parse(command)?),
+            AdminOpcode::GetFeatures => self.feature(&GetFeatures::parse(command)?),
+            AdminOpcode::SetFeatures => self.set_feature(&SetFeatures::parse(command)?),
+            AdminOpcode::KeepAlive => Ok((0, Vec::new())),
+            AdminOpcode::AsynchronousEventRequest => Err(Status::AER_LIMIT_EXCEEDED),
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    fn property(&mut self, command: &Command) -> Result<u64, Status> {
+        let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
+        match FabricsType::from_u8(command.nsid().to_le_bytes()[0]) {
+            Some(FabricsType::PropertyGet) => {
+                let get = PropertyGet::parse(command)?;
+                let entries = self.service.limits().queue_entries;
+                let known = (self.configuration, self.status());
+                property(entries.into(), known, get.ofst, bytes(get.size))
+            }
+            Some(FabricsType::PropertySet) => {
+                let set = PropertySet::parse(command)?;
+                if (set.ofst as usize, bytes(set.size)) != (offset::CC, 4) {
+                    return Err(Status::INVALID_FIELD);
+                }
+                let value = u32::try_from(set.value).map_err(|_| Status::INVALID_FIELD)?;
+                self.configuration = Configuration(value);
+                Ok(0)
+            }
+            Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
+            Some(FabricsType::Disconnect) => Err(Status::INVALID_QUEUE_TYPE),
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    fn status(&self) -> ControllerStatus {
+        let is_shut = matches!(
+            self.configuration.shn(),
+            ShutdownNotification::Normal | ShutdownNotification::Abrupt
+        );
+        let shutdown = if is_shut { ShutdownStatus::Complete } else { ShutdownStatus::None };
+        ControllerStatus(0).with(|status| status.rdy(self.configuration.en()).shst(shutdown))
+    }
+
+    fn is_ready(&self) -> bool {
+        self.configuration.en()
+    }
+
+    fn log(&mut self, get: &GetLogPage) -> Answer {
+        let most = u64::from(self.service.limits().transfer_bytes_max);
+        let len_bytes = get.len_bytes();
+        if get.ot || !get.lpo.is_multiple_of(4) || len_bytes > most {
+            return Err(Status::INVALID_FIELD);
+        }
+        let whole = match LogPage::from_code(get.lid) {
+            LogPage::Discovery => {
+                let (generation, page) = self.service.discovery_page(&self.host, self.port);
+                if !get.rae {
+                    (self.generation, self.is_told) = (generation, false);
+                }
+                page
+            }
+            LogPage::SupportedLogPages => supported(),
+            _ => return Err(Status::INVALID_LOG_PAGE),
+        };
+        let first = usize::try_from(get.lpo).map_err(|_| Status::INVALID_FIELD)?;
+        let rest = whole.get(first..).ok_or(Status::INVALID_FIELD)?;
+        let len = usize::try_from(len_bytes).map_err(|_| Status::INVALID_FIELD)?;
+        let mut bytes: Vec<u8> = rest.iter().copied().take(len).collect();
+        bytes.resize(len, 0);
+        Ok((0, bytes))
+    }
+
+    fn feature(&self, get: &GetFeatures) -> Answer {
+        let value = match Feature::from_code(get.fid) {
+            Feature::AsynchronousEventConfiguration => self.event_configuration,
+            Feature::KeepAliveTimer => {
+                u32::try_from(self.keep_alive.ns / 1_000_000).unwrap_or(u32::MAX)
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        Ok((value.into(), Vec::new()))
+    }
+
+    fn set_feature(&mut self, set: &SetFeatures) -> Answer {
+        match Feature::from_code(set.fid) {
+            Feature::AsynchronousEventConfiguration => {
+                self.event_configuration = set.cdw11 & LOG_CHANGE
+            }
+            Feature::KeepAliveTimer => self.set_keep_alive(set.cdw11),
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        Ok((0, Vec::new()))
+    }
+
+    fn set_keep_alive(&mut self, timeout_ms: u32) {
+        let step = Span::from_ms(100 * u64::from(KEEP_ALIVE_UNITS)).ns;
+        let asked = Span::from_ms(timeout_ms.into()).ns;
+        self.keep_alive = Span { ns: asked.next_multiple_of(step) };
+    }
+
+    fn heard(&mut self, now: Instant) {
+        let silence = if self.keep_alive.ns == 0 { SILENCE_MAX } else { self.keep_alive };
+        self.heard_by = now.after(silence);
+    }
+
+    /// Tells of a change if there is one and the host wants to hear of it. How many things were done.
+    pub(super) fn turn(
+        &mut self,
+        is_called: bool,
+        rooms: &mut Rooms,
+        end: &mut Controller,
+    ) -> usize {
+        if !core::mem::take(&mut self.wants_turn) && !is_called {
+            return 0;
+        }
+        let generation = self.service.generation();
+        let wants = self.event_configuration & LOG_CHANGE != 0 && !self.is_told;
+        if !wants || generation == self.generation {
+            return 0;
+        }
+        let Some(tag) = self.parked.pop_front() else { return 0 };
+        (self.generation, self.is_told) = (generation, true);
+        let result = EventResult::zeroed().with(|result| {
+            result
+                .aet(EventType::Notice)
+                .aei(NoticeEvent::Discovery.code())
+                .lid(LogPage::Discovery.code())
+        });
+        rooms.finish(end, tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(result.0));
+        1
+    }
+
+    /// Whether the host has been silent for too long.
+    pub(super) fn is_forsaken(&self, now: Instant) -> bool {
+        now >= self.heard_by
+    }
+
+    pub(super) fn wake_at(&self) -> Instant {
+        self.heard_by
+    }
+}
+
+/// Puts what the host gets where it is sent from.
+fn store(rooms: &Rooms, tag: u16, bytes: &[u8]) -> Status {
+    let Some(buffer) = rooms.buffer(tag).filter(|_| !bytes.is_empty()) else {
+        return Status::SUCCESS;
+    };
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let stored = rooms.budget().regions().store(buffer.segment(rooms.budget(), len), bytes);
+    stored.map_or(Status::INTERNAL_ERROR, |()| Status::SUCCESS)
+}
+
+/// Identify Controller; no other structure is known here (Base 2.1 §5.1.13.2.1).
+fn identify(service: &Service, cntlid: u16, command: &Command) -> Answer {
+    let asked = Identify::parse(command)?;
+    if asked.cns != 1 {
+        return Err(Status::INVALID_FIELD);
+    }
+    let limits = service.limits();
+    let pages = limits.transfer_bytes_max / PAGE_BYTES;
+    let page = IdentifyController::zeroed().with(|page| {
+        page.fr(Ascii::new(concat!("t", env!("CARGO_PKG_VERSION"))))
+            .mn(Ascii::new("tenmil discovery"))
+            .subnqn(Ascii::nul_padded(nqn::DISCOVERY))
+            .cntlid(cntlid)
+            .ver(VERSION_2_1)
+            .cntrltype(ControllerType::Discovery)
+            .oaes(LOG_CHANGE)
+            .lpeds(true)
+            .mdts(u8::try_from(pages.trailing_zeros()).unwrap_or(0))
+            .aerl(u8::try_from(EVENT_REQUESTS - 1).unwrap_or(0))
+            .kas(KEEP_ALIVE_UNITS)
+            .tbkas(true)
+            .maxcmd(limits.queue_entries)
+            .sgls(1 | 1 << 20 | 1 << 21)
+            .ioccsz(4)
+            .iorcsz(1)
+            .msdbd(1)
+    });
+    Ok((0, page.as_bytes().to_vec()))
+}
+
+/// Which log pages there are (Base 2.1 §5.1.12.1.1).
+fn supported() -> Vec<u8> {
+    let mut page = vec![0; 1024];
+    for lid in [LogPage::SupportedLogPages, LogPage::Discovery] {
+        // LSUPP, the first bit of the page's dword.
+        page[4 * usize::from(lid.code())] = 1;
+    }
+    page
+}

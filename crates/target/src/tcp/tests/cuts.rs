@@ -1,0 +1,89 @@
+//! A connection that is cut anywhere takes nothing with it and disturbs nobody.
+
+use tcp::Data;
+use wire::{AdminOpcode, Command, IoOpcode, Status};
+
+use super::rig::{Rig, pattern, transfer};
+
+/// Writes, reads and an event request on two connections, until one of them is cut.
+fn session(rig: &mut Rig, admin: usize, io: usize) {
+    let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+    rig.lines[admin].submit(&event, Data::None, &[]);
+    rig.lines[admin].submit(&identify, Data::ToHost(4096), &[]);
+    for (number, blocks) in [(1_u32, 1_u32), (2, 24), (3, 8)] {
+        let len = blocks * 512;
+        let bytes = pattern(number, len as usize);
+        let write = transfer(IoOpcode::Write.code(), 100, blocks);
+        rig.lines[io].submit(&write, Data::FromHost(len), &bytes);
+        let read = transfer(IoOpcode::Read.code(), 200, blocks);
+        rig.lines[io].submit(&read, Data::ToHost(len), &[]);
+    }
+    rig.run();
+}
+
+/// Cuts the pipe of `line` after every so many bytes of those that it sends or receives, from one
+/// end to the other; a second host goes on.
+fn cut(is_admin: bool, is_upwards: bool, step: usize) -> usize {
+    let mut at = 0;
+    loop {
+        let mut rig = Rig::new();
+        let (_, other) = rig.admin();
+        let bystander = rig.io(other, 1);
+        let (admin, cntlid) = rig.admin();
+        let io = rig.io(cntlid, 1);
+        let victim = if is_admin { admin } else { io };
+        let before = rig.lines[victim].passed(is_upwards);
+        rig.lines[victim].allowance = Some((is_upwards, before + at));
+        session(&mut rig, admin, io);
+        let is_whole = rig.lines[victim].pipe.is_some();
+        let read = transfer(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.command(bystander, &read, Data::ToHost(4096), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS, "cut at {at}");
+        if is_admin && !is_whole {
+            assert_eq!(rig.service.associations(), 1, "cut at {at}: its association has ended");
+            assert_eq!(rig.guests.len(), 2, "cut at {at}");
+        }
+        rig.lines.clear();
+        rig.assert_empty();
+        if is_whole {
+            return at;
+        }
+        at += step;
+    }
+}
+
+#[test]
+fn a_cut_at_any_byte_that_a_host_sends_leaves_nothing_behind() {
+    // Three writes with their capsules, and the commands.
+    assert!(cut(false, true, 37) > 16 << 10);
+    assert!(cut(true, true, 1) >= 144);
+}
+
+#[test]
+fn a_cut_at_any_byte_that_a_host_gets_leaves_nothing_behind() {
+    assert!(cut(false, false, 37) > 16 << 10);
+    assert!(cut(true, false, 13) >= 4096);
+}
+
+/// The opening and Connect, byte by byte.
+#[test]
+fn a_cut_before_a_connection_is_anything_leaves_nothing_behind() {
+    use super::rig::{admin_config, admin_connect, connect_data};
+    use wire::Typed;
+    use wire::fabrics::CNTLID_DYNAMIC;
+    for at in 0..128 + 72 + 1024 {
+        let mut rig = Rig::new();
+        rig.allowance = Some((true, at));
+        let line = rig.dial(admin_config());
+        let bytes = connect_data(CNTLID_DYNAMIC);
+        if rig.lines[line].terms.is_some() {
+            let connect = admin_connect().to_command();
+            rig.lines[line].submit(&connect, Data::FromHost(1024), bytes.as_bytes());
+        }
+        rig.run();
+        assert_eq!(rig.guests.len(), 0, "cut at {at}");
+        rig.lines.clear();
+        rig.assert_empty();
+    }
+}

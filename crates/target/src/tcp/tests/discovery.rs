@@ -1,0 +1,137 @@
+//! The discovery controller: what it tells, to whom, and that it says when that changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::Span;
+use ctrl::controller::{Subsystem, SubsystemConfig};
+use tcp::Data;
+use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData};
+use wire::layout::Ascii;
+use wire::log::discovery::{DiscoveryHeader, SubsystemType, entries};
+use wire::register::offset;
+use wire::{AdminOpcode, Command, Status, nqn};
+
+use super::rig::{ENABLED, HOST, NQN, Rig, admin_config, admin_connect};
+use crate::tcp::{ControllerModel, Hosts, OfferPlan, Port, Reason};
+
+const LOG: u32 = 0x70;
+
+fn visitor(host: &str) -> ConnectData {
+    ConnectData::zeroed().with(|data| {
+        data.hostid([7; 16])
+            .cntlid(CNTLID_DYNAMIC)
+            .subnqn(Ascii::nul_padded(nqn::DISCOVERY))
+            .hostnqn(Ascii::nul_padded(host))
+    })
+}
+
+fn discover(rig: &mut Rig, host: &str) -> usize {
+    let line = rig.dial(admin_config());
+    let completion = rig.connect(line, &admin_connect(), &visitor(host));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.set_property(line, offset::CC, ENABLED);
+    line
+}
+
+/// The page as this host is shown it: its generation, and name, kind and port of each entry.
+fn page(rig: &mut Rig, line: usize) -> (u64, Vec<(String, SubsystemType, Option<u16>)>) {
+    let dwords = 8192 / 4 - 1;
+    let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(dwords << 16 | LOG);
+    let (completion, bytes) = rig.command(line, &get, Data::ToHost(8192), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let header = DiscoveryHeader::from_bytes(bytes.first_chunk().unwrap());
+    let entry = |entry: wire::log::discovery::DiscoveryEntry| {
+        let name = String::from_utf8(entry.subnqn().trimmed().to_vec()).unwrap();
+        (name.trim_end_matches('\0').to_owned(), entry.subtype(), entry.port())
+    };
+    (header.genctr(), entries(&bytes).map(entry).collect())
+}
+
+fn plan(name: &str, hosts: Hosts) -> OfferPlan {
+    let config = SubsystemConfig { nqn: name.to_owned(), ..SubsystemConfig::new("S", Vec::new()) };
+    OfferPlan {
+        subsystem: Subsystem::new(config).unwrap(),
+        nqn: name.to_owned(),
+        hosts,
+        ports: BTreeMap::from([(1, Vec::new())]),
+        model: ControllerModel::Dynamic,
+        masks: BTreeMap::new(),
+    }
+}
+
+#[test]
+fn a_host_is_told_of_what_it_may_use_and_where() {
+    let mut rig = Rig::new();
+    rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    rig.service.refer_to(vec!["[::1]:8009".parse().unwrap()]);
+    let secret = "nqn.2026-01.org.tenmil:secret";
+    let hosts = Hosts::Listed(BTreeSet::from(["nqn.2026-01.org.tenmil:friend".to_owned()]));
+    rig.service.offer(plan(secret, hosts)).unwrap();
+    let line = discover(&mut rig, HOST);
+    let own = (nqn::DISCOVERY.to_owned(), SubsystemType::Discovery, Some(4420));
+    let other = (nqn::DISCOVERY.to_owned(), SubsystemType::Referral, Some(8009));
+    let disk = (NQN.to_owned(), SubsystemType::Nvm, Some(4420));
+    assert_eq!(page(&mut rig, line).1, [own.clone(), disk.clone(), other.clone()]);
+    let line = discover(&mut rig, "nqn.2026-01.org.tenmil:friend");
+    let shown = (secret.to_owned(), SubsystemType::Nvm, Some(4420));
+    assert_eq!(page(&mut rig, line).1, [own, shown, disk, other]);
+}
+
+#[test]
+fn a_change_is_told_once_until_the_page_is_read() {
+    let mut rig = Rig::new();
+    rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    let line = discover(&mut rig, HOST);
+    let (first, _) = page(&mut rig, line);
+    let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
+    rig.command(line, &events.with_cdw11(1 << 31), Data::None, &[]);
+    let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let tag = rig.lines[line].submit(&request, Data::None, &[]);
+    rig.run();
+    assert!(!rig.lines[line].done.contains_key(&tag), "nothing has changed");
+    rig.service.offer(plan("nqn.2026-01.org.tenmil:new", Hosts::Any)).unwrap();
+    rig.run();
+    let (completion, _) = rig.lines[line].done.remove(&tag).expect("it is told");
+    // Notice, discovery log page change, page 70h.
+    assert_eq!(completion.dw0(), 0x0070_f002);
+    let tag = rig.lines[line].submit(&request, Data::None, &[]);
+    assert!(rig.service.withdraw("nqn.2026-01.org.tenmil:new"));
+    rig.run();
+    assert!(!rig.lines[line].done.contains_key(&tag), "it has not read what it was told of");
+    let (second, shown) = page(&mut rig, line);
+    assert_eq!((second, shown.len()), (first + 2, 2));
+    rig.service.refer_to(Vec::new());
+    rig.run();
+    assert!(rig.lines[line].done.contains_key(&tag), "now it wants to hear again");
+}
+
+#[test]
+fn discovery_has_no_io_queues_and_a_silent_host_is_sent_away() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let io = Connect { qid: 1, ..admin_connect() };
+    let completion = rig.connect(line, &io, &visitor(HOST));
+    assert_eq!((completion.status().0 & 0x7ff, completion.dw0()), (0x182, 42));
+    rig.lines[line].pipe = None;
+    discover(&mut rig, HOST);
+    rig.pass(Span::from_secs(119));
+    assert_eq!(rig.service.connected(), 1);
+    rig.pass(Span::from_secs(2));
+    assert_eq!(rig.service.connected(), 0);
+    let expired = |news: &crate::tcp::News| {
+        matches!(news, crate::tcp::News::Disconnected { reason: Reason::KeepAliveExpired, .. })
+    };
+    assert!(rig.news.iter().any(expired));
+}
+
+#[test]
+fn an_offer_that_is_withdrawn_ends_its_associations() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    assert!(rig.service.withdraw(NQN) && !rig.service.withdraw(NQN));
+    rig.run();
+    assert_eq!(rig.service.connected(), 0);
+    rig.lines.clear();
+    rig.assert_empty();
+}
