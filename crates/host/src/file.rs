@@ -1,5 +1,7 @@
 //! Files that hold blocks: opened once, sized, locked, and asked what they can do.
 
+mod before;
+
 use std::fmt;
 use std::io::Seek;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,6 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+pub use self::before::{Before, holds_data};
 use crate::holders::{self, InUse};
 use crate::machine::Machine;
 use crate::process::command_line;

@@ -7,12 +7,16 @@
 //! | `/proc/self/mountinfo` | file systems mounted from it, from its partitions, from what stands on it |
 //! | `/proc/swaps` | swap |
 //! | `/proc/locks` | processes that have a file locked |
+//! | `/sys/dev/block/M:m/wwid`, `serial`, `dm/uuid`, `md/uuid` | which device it is |
+
+mod mark;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, major, minor, stat};
 
+pub use self::mark::{device_mark, file_mark};
 use crate::machine::Machine;
 
 /// Something that uses a file or a device.
@@ -94,9 +98,7 @@ impl Hardware {
     /// What the device at `place` says of itself; of a partition, what its disk says.
     pub fn of(machine: &Machine, place: &Place) -> Self {
         let Some(device) = place.device else { return Self::default() };
-        let own = directory(device);
-        let is_partition = machine.has(&format!("{own}/partition"));
-        let disk = if is_partition { format!("{own}/..") } else { own };
+        let disk = disk(machine, &directory(device));
         let first = |names: &[&str]| {
             let mut texts = names.iter().filter_map(|name| machine.text(&format!("{disk}/{name}")));
             texts.find(|text| !text.is_empty())
@@ -213,6 +215,12 @@ impl<'a> Look<'a> {
 
 fn directory((major, minor): (u32, u32)) -> String {
     format!("sys/dev/block/{major}:{minor}")
+}
+
+/// The disk of a partition; everything else is its own.
+fn disk(machine: &Machine, own: &str) -> String {
+    let is_partition = machine.has(&format!("{own}/partition"));
+    if is_partition { format!("{own}/..") } else { own.to_owned() }
 }
 
 fn number((major, minor): (u32, u32)) -> String {
