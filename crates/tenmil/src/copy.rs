@@ -14,6 +14,7 @@
 mod check;
 mod drive;
 mod geometry;
+mod identity;
 mod outcome;
 mod pass;
 mod record;
@@ -28,9 +29,10 @@ use dma::Regions;
 use host::Clock;
 
 pub use self::drive::Watch;
+pub use self::identity::{Identity, files_of};
 pub use self::outcome::{Comparison, Ending, Tally, Which};
 pub use self::pass::Keep;
-pub use self::record::{Identity, Record, files_of, usual_path};
+pub use self::record::{Record, usual_path};
 
 use self::check::Check;
 use self::geometry::Geometry;

@@ -10,19 +10,16 @@
 //! A new one is written beside the old one, flushed, and takes its name: at any time there is one
 //! that is whole.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
-use base::Limits;
 use block::uri::Uri;
-use host::holders::{Hardware, Place};
-use host::machine::Machine;
+use host::random_seed;
 use serde::{Deserialize, Serialize};
 
+use super::identity::{Identity, difference, files_of, number};
 use super::outcome::{Tally, Which};
 use super::pass::Keep;
 use crate::Refused;
@@ -44,51 +41,7 @@ struct Contents {
     lost: Vec<[u64; 2]>,
 }
 
-/// Which device it is: as much as can be known of it before it is read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    uri: String,
-    size_bytes: u64,
-    block_size: u32,
-    files: Vec<Leaf>,
-}
-
-/// A file or a device of the kernel that it stands on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Leaf {
-    path: String,
-    /// Where the kernel keeps it, and when it was made; of a device, which one it is.
-    which: String,
-    /// When it was changed last; of the source only, since a copy changes its target.
-    modified_ns: Option<String>,
-}
-
 const VERSION: u32 = 1;
-
-impl Identity {
-    /// The device that `uri` names, which has been opened.
-    pub fn of(which: Which, uri: &Uri, limits: &Limits) -> Self {
-        let leaf = |path: &PathBuf| Leaf {
-            path: path.canonicalize().unwrap_or_else(|_| path.clone()).display().to_string(),
-            which: describe(path).unwrap_or_default(),
-            modified_ns: (which == Which::Source).then(|| modified_ns(path)).flatten(),
-        };
-        Self {
-            uri: uri.to_string(),
-            size_bytes: super::geometry::size_bytes(limits),
-            block_size: limits.block_size,
-            files: files_of(uri).iter().map(leaf).collect(),
-        }
-    }
-}
-
-/// The files and devices of the kernel that a device stands on.
-pub fn files_of(uri: &Uri) -> Vec<PathBuf> {
-    if uri.scheme() == "file" {
-        return vec![uri.path().into()];
-    }
-    uri.children().iter().flat_map(files_of).collect()
-}
 
 /// The record of a copy to `target` where none is named: beside the first regular file that it
 /// stands on.
@@ -100,36 +53,19 @@ pub fn usual_path(target: &Uri) -> Option<PathBuf> {
     Some(name.into())
 }
 
-fn describe(path: &Path) -> Option<String> {
-    let found = path.metadata().ok()?;
-    if found.file_type().is_block_device() {
-        let hardware = Hardware::of(&Machine::this(), &Place::of(path));
-        let words = [hardware.model, hardware.serial, hardware.wwid];
-        let words: Vec<String> = words.into_iter().flatten().collect();
-        return Some(format!("device {:x} {}", found.rdev(), words.join(" ")));
-    }
-    let born = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    let born = born.map_or_else(String::new, |born| format!(", made at {}", born.as_nanos()));
-    Some(format!("inode {} of {:x}{born}", found.ino(), found.dev()))
-}
-
-fn modified_ns(path: &Path) -> Option<String> {
-    let found = path.metadata().ok()?;
-    found.is_file().then(|| format!("{}.{:09}", found.mtime(), found.mtime_nsec()))
-}
-
 impl Record {
     /// The record at `path` of a copy from `source` to `target`, and what had been done if there was
     /// one already.
     ///
     /// # Errors
     ///
-    /// If there is one that does not fit.
+    /// If there is one that does not fit, or something else has its place.
     pub fn open(
         path: PathBuf,
         source: Identity,
         target: Identity,
     ) -> Result<(Self, Option<Tally>), Refused> {
+        check_place(&path, [(Which::Source, &source), (Which::Target, &target)])?;
         let contents = Contents { version: VERSION, source, target, until: 0, lost: Vec::new() };
         let found = match std::fs::read_to_string(&path) {
             Ok(text) => Some(text),
@@ -160,6 +96,12 @@ impl Record {
         &self.path
     }
 
+    /// What of both sides nothing tells from others, so that the record may be of another.
+    pub fn unmarked(&self) -> Vec<&str> {
+        let Contents { source, target, .. } = &self.contents;
+        source.unmarked().chain(target.unmarked()).collect()
+    }
+
     /// The copy is whole, and needs no record.
     ///
     /// # Errors
@@ -175,19 +117,49 @@ impl Record {
     }
 
     fn write(&self) -> io::Result<()> {
+        // A name that nobody has: a file that lies beside the record may be anybody's.
         let mut name = self.path.clone().into_os_string();
-        name.push(".new");
+        name.push(format!(".{}-{:016x}.new", std::process::id(), random_seed()));
         let beside = PathBuf::from(name);
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&beside)?;
-        let mut text = serde_json::to_string_pretty(&self.contents)?;
-        text.push('\n');
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&beside, &self.path)?;
+        let file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
+        let taken = self.fill(file).and_then(|()| std::fs::rename(&beside, &self.path));
+        if taken.is_err() {
+            let _ = std::fs::remove_file(&beside);
+        }
+        taken?;
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or_else(|| Path::new("."));
         OpenOptions::new().read(true).open(parent)?.sync_all()
     }
+
+    fn fill(&self, mut file: File) -> io::Result<()> {
+        let mut text = serde_json::to_string_pretty(&self.contents)?;
+        text.push('\n');
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    }
+}
+
+/// Refuses a record in the place of something else, which it would take.
+fn check_place(path: &Path, sides: [(Which, &Identity); 2]) -> Result<(), Refused> {
+    let refuse = |text: String| {
+        Err(Refused::caller(text).with_hint("Name a file for the record with --resume."))
+    };
+    let Some(own) = number(path) else { return Ok(()) };
+    let shown = path.display();
+    for (which, identity) in sides {
+        if identity.stands_on(own) {
+            return refuse(format!(
+                "keep the record: {shown} is what {which} stands on, expected a file of its own"
+            ));
+        }
+    }
+    if !path.is_file() {
+        return refuse(format!(
+            "keep the record in {shown}: it is no regular file, expected a file"
+        ));
+    }
+    Ok(())
 }
 
 /// What a record says, if it is one of this copy.
@@ -216,32 +188,6 @@ fn fit(text: &str, expected: &Contents) -> Result<Contents, String> {
     Ok(Contents { lost, ..found })
 }
 
-/// What differs first, in words.
-fn difference(found: &Identity, expected: &Identity) -> String {
-    let say = |what: &str, found: &dyn std::fmt::Display, expected: &dyn std::fmt::Display| {
-        format!("the record is of {what} {found}, found {expected}")
-    };
-    if found.uri != expected.uri {
-        return say("device", &found.uri, &expected.uri);
-    }
-    if found.size_bytes != expected.size_bytes {
-        return say("size", &found.size_bytes, &expected.size_bytes);
-    }
-    if found.block_size != expected.block_size {
-        return say("block size", &found.block_size, &expected.block_size);
-    }
-    for (found, expected) in found.files.iter().zip(&expected.files) {
-        if found.path != expected.path || found.which != expected.which {
-            let file = |leaf: &Leaf| format!("{} ({})", leaf.path, leaf.which);
-            return say("file", &file(found), &file(expected));
-        }
-        if found.modified_ns != expected.modified_ns {
-            return format!("{} was changed since", expected.path);
-        }
-    }
-    "the record is of other files".into()
-}
-
 impl Keep for Record {
     fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
         self.contents.until = until;
@@ -258,7 +204,8 @@ mod tests {
     use block::Null;
     use block::uri::Uri;
 
-    use super::{Identity, Record, files_of, usual_path};
+    use super::{Record, usual_path};
+    use crate::copy::identity::{Identity, files_of};
     use crate::copy::outcome::{Tally, Which};
     use crate::copy::pass::Keep;
 
@@ -307,7 +254,44 @@ mod tests {
         assert_eq!((found.until, found.lost), (4096, vec![0..512, 2048..4096]), "and no further");
         again.remove().unwrap();
         assert_eq!(world.open().unwrap().1, None);
-        assert!(!world.path("record.new").exists());
+        assert_eq!(world.root.path().read_dir().unwrap().count(), 2, "nothing lies beside it");
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_kept_leaves_nothing_beside_it() {
+        let world = World::new();
+        let mut record = world.open().unwrap().0;
+        std::fs::create_dir(world.path("record")).unwrap();
+        std::fs::rename(world.path("source"), world.path("record.new")).unwrap();
+        let text = record.keep(0, &[]).unwrap_err();
+        assert!(text.starts_with("write the record "), "{text}");
+        assert_eq!(world.root.path().read_dir().unwrap().count(), 3);
+        assert_eq!(world.path("record.new").metadata().unwrap().len(), 1 << 20, "somebody's");
+        let refused = world.open().unwrap_err();
+        assert!(refused.text.ends_with("it is no regular file, expected a file"), "{refused}");
+    }
+
+    #[test]
+    fn a_record_does_not_take_the_place_of_what_is_copied() {
+        let world = World::new();
+        std::fs::hard_link(world.path("target"), world.path("link")).unwrap();
+        for (name, which) in [("source", "source"), ("target", "target"), ("link", "target")] {
+            let identity = |which| world.identity(which, 2048);
+            let (source, target) = (identity(Which::Source), identity(Which::Target));
+            let refused = Record::open(world.path(name), source, target).unwrap_err();
+            assert!(refused.text.contains(&format!("is what the {which} stands on")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_nothing_tells_from_others_is_named() {
+        let world = World::new();
+        let (mut record, _) = world.open().unwrap();
+        assert_eq!(record.unmarked(), [""; 0]);
+        let uri = "mirror:[ram:1m],[null:1m]".parse().unwrap();
+        let limits = Null::new(512, 2048).unwrap().limits();
+        record.contents.target = Identity::of(Which::Target, &uri, &limits);
+        assert_eq!(record.unmarked(), ["ram:1m", "null:1m"]);
     }
 
     #[test]
