@@ -139,8 +139,8 @@ fn a_record_of_another_copy_is_refused() {
     assert_eq!(code, Some(2));
     assert!(error.contains("it is not a record") && error.contains("hint: To begin anew, remove "));
     let other = place.path("other").display().to_string();
-    let (code, _, error) = said(&place.copy(&["--resume", &other, "--overwrite"]));
-    assert_eq!(code, Some(0), "{error}");
+    let (code, _, error) = said(&place.copy(&["--resume", &other]));
+    assert_eq!(code, Some(0), "what was refused has left nothing behind: {error}");
     let memory = place.command(&place.uri("source"), "ram:1m", &["--resume", &other]).output();
     let (code, _, error) = said(&memory.unwrap());
     assert_eq!(code, Some(2));
@@ -208,6 +208,11 @@ fn what_makes_no_sense_is_refused_by_name() {
         (&*source, "ram:512k", "it has 524288 bytes, expected at least the 1048576 of file:"),
         (&source, &source, "this process has it open already"),
         (&place.uri("odd"), "ram:1m", "the last 276 bytes would be lost"),
+        (
+            &format!("delay:[fault:[{}]]", place.uri("odd")),
+            "ram:1m",
+            "the last 276 bytes would be lost",
+        ),
         ("file:/no/such/file", "ram:1m", "expected a file that can be read"),
         (&source, "tape:", "no devices of kind `tape`"),
     ] {
@@ -216,4 +221,135 @@ fn what_makes_no_sense_is_refused_by_name() {
         assert_eq!(code, Some(2), "{error}");
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn a_comparison_that_is_broken_off_leaves_the_record_and_says_how_to_go_on() {
+    let place = Place::new(MIB);
+    let target = format!("fault:[{}?size=1m]?rule=error:read@100-100", place.uri("target"));
+    for go in ["first", "second"] {
+        let output = place.command(&place.uri("source"), &target, &["--verify"]).output().unwrap();
+        let (code, out, error) = said(&output);
+        assert_eq!(code, Some(3), "the {go} time: {error}");
+        assert!(out.contains("flushed: all of it is on stable media"), "{out}");
+        assert!(error.contains("read of the target, bytes "), "{error}");
+        assert!(error.contains("hint: To go on from there: tenmil copy file:"), "{error}");
+        assert!(place.path("target.resume").exists(), "the {go} time");
+        assert!(place.is_copied());
+    }
+}
+
+#[test]
+fn a_copy_that_is_refused_leaves_the_target_as_it_was() {
+    let place = Place::new(MIB);
+    let (code, _, error) = said(&place.copy(&["-o", "512", "--resume", "/no/such/folder/record"]));
+    assert_eq!(code, Some(1), "{error}");
+    let (code, _, error) = said(&place.copy(&["-o", "100"]));
+    assert_eq!(code, Some(2), "{error}");
+    let (code, _, error) = said(&place.copy(&[]));
+    assert_eq!(code, Some(0), "{error}");
+
+    let grown = format!("{}?size=2m", place.uri("target"));
+    for (text, more) in [(None, None), (Some("{}"), Some("--overwrite")), (Some("{}"), None)] {
+        if let Some(text) = text {
+            std::fs::write(place.path("target.resume"), text).unwrap();
+        }
+        let more: Vec<&str> = more.into_iter().collect();
+        let (code, _, error) =
+            said(&place.command(&place.uri("source"), &grown, &more).output().unwrap());
+        assert_eq!(code, Some(2), "{more:?}: {error}");
+        assert!(place.is_copied(), "{more:?}: it is as long as it was");
+    }
+}
+
+#[test]
+fn a_refused_copy_takes_away_what_it_made_and_what_holds_nothing_is_as_good_as_new() {
+    let place = Place::new(MIB);
+    assert_eq!(said(&place.copy(&["-o", "100"])).0, Some(2));
+    assert!(!place.path("target").exists());
+    let file = std::fs::File::create(place.path("target")).unwrap();
+    file.set_len(MIB).unwrap();
+    let (code, _, error) = said(&place.copy(&[]));
+    if error.contains("nothing but zeroes at both ends") {
+        return println!("skipped: this file system does not tell its holes");
+    }
+    assert_eq!(code, Some(0), "{error}");
+    assert!(place.is_copied());
+}
+
+#[test]
+fn a_record_of_a_target_that_is_gone_is_refused() {
+    let place = Place::new(MIB);
+    let target = format!("fault:[{}?size=1m]?rule=error:read@100-100", place.uri("target"));
+    let source = place.uri("source");
+    let output = place.command(&source, &target, &["--verify"]).output().unwrap();
+    assert_eq!(said(&output).0, Some(3));
+    assert!(place.path("target.resume").exists());
+    // The file is the same one as far as can be told, and holds nothing of what was copied.
+    std::fs::File::create(place.path("target")).unwrap();
+    let (code, _, error) = said(&place.command(&source, &target, &[]).output().unwrap());
+    assert_eq!(code, Some(2), "{error}");
+    let expected =
+        "it was not there or was empty, and the record says that 1048576 bytes are on it";
+    assert!(error.contains(expected), "{error}");
+    assert_eq!(place.path("target").metadata().unwrap().len(), 0);
+    std::fs::remove_file(place.path("target.resume")).unwrap();
+    assert_eq!(said(&place.copy(&[])).0, Some(0));
+    assert!(place.is_copied());
+}
+
+#[test]
+fn a_record_takes_nobodys_place() {
+    let place = Place::new(MIB);
+    std::fs::write(place.path("target.resume.new"), "mine").unwrap();
+    let resume = place.path("disk").display().to_string();
+    let target = place.uri("disk.new");
+    let output = place.command(&place.uri("source"), &target, &["--resume", &resume]).output();
+    let (code, _, error) = said(&output.unwrap());
+    assert_eq!(code, Some(0), "{error}");
+    assert!(place.bytes("disk.new") == place.bytes("source"));
+    assert_eq!(said(&place.copy(&[])).0, Some(0));
+    assert_eq!(place.bytes("target.resume.new"), b"mine");
+
+    for name in ["source", "target"] {
+        let path = place.path(name).display().to_string();
+        let (code, _, error) = said(&place.copy(&["--resume", &path, "--overwrite"]));
+        assert_eq!(code, Some(2), "{error}");
+        assert!(error.contains(&format!("{path} is what the {name} stands on")), "{error}");
+        assert!(place.is_copied());
+    }
+    let folder = place.path("folder").display().to_string();
+    std::fs::create_dir(&folder).unwrap();
+    let (code, _, error) = said(&place.copy(&["--resume", &folder, "--overwrite"]));
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("expected a file"), "{error}");
+    let mut names: Vec<String> = std::fs::read_dir(place.0.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let expected = ["disk.new", "folder", "source", "target", "target.resume.new"];
+    names.retain(|name| !name.starts_with("tenmil"));
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn what_nothing_tells_from_others_is_gone_on_with_only_if_somebody_says_so() {
+    let place = Place::new(MIB);
+    let target = format!("fault:[{}?size=1m]?rule=error:read@100-100", place.uri("target"));
+    let source = format!("emu:{}", place.uri("source"));
+    let copy = |more: &[&str]| said(&place.command(&source, &target, more).output().unwrap());
+    let (code, _, error) = copy(&["--verify"]);
+    assert_eq!(code, Some(3), "{error}");
+    assert!(error.lines().any(|line| line.ends_with(" --verify --overwrite")), "{error}");
+    let (code, _, error) = copy(&[]);
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains(&format!(": nothing tells {source} from others, expected ")), "{error}");
+    assert!(error.contains("; to go on all the same, add --overwrite."), "{error}");
+    let (code, _, error) = copy(&["--overwrite"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(
+        error.contains(&format!("note: {source} is taken for the one that the record is of")),
+        "{error}"
+    );
 }

@@ -1,24 +1,26 @@
 //! `tenmil copy`.
 
+mod files;
 mod line;
 mod report;
 
 use std::io::{IsTerminal, Write};
 use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::{Blame, Medium};
 use block::quantity::parse_size;
 use block::uri::Uri;
-use block::{Caps, Claim, Class, Device, DeviceOptions, Limiter, Opened, Opener, Rate, guard};
+use block::{Caps, Claim, Class, Device, DeviceOptions, Limiter, Opened, Opener, Rate};
 use clap::Args;
 use dma::Regions;
 use host::holders::InUse;
 use host::machine::Machine;
 use host::{Clock, random_seed};
 
+use self::files::{Found, allow, check_whole, sized};
 use self::line::Line;
 use self::report::Report;
 use super::perf::{named, whole};
@@ -83,7 +85,8 @@ pub(super) struct CopyArguments {
 
 const MORE: &str = "\
 Holes of SRC are not read, and become holes of DST. DST is flushed before the result is printed.
-Ctrl-C ends it in order; the same command goes on where it was, as it does after a crash.
+Ctrl-C ends it in order; the same command goes on where it was, as it does after a crash. Where
+nothing tells a device from others (no serial number, no UUID), it goes on only with --overwrite.
 Exit codes: 0 copied, 4 the two differ (--verify), 130 interrupted; else as for every command.
 
 Examples:
@@ -114,7 +117,7 @@ pub(super) fn run(
     let text = if arguments.json { report.as_json() } else { report.as_text() };
     // What has been done is worth telling whether or not it was all.
     write_out(out, &text)?;
-    job.finish(&report, command_line)
+    job.finish(&report, arguments, command_line)
 }
 
 /// A copy whose devices are open, claimed and allowed to be written.
@@ -127,31 +130,36 @@ struct Job {
 }
 
 impl Job {
+    /// Opens everything. If the copy is refused, the target is as it was.
     fn prepare(arguments: &CopyArguments, clock: Clock) -> Result<Self, Refused> {
+        let found = Found::look(&arguments.target);
+        Self::open(arguments, &found, clock).inspect_err(|_| found.put_back())
+    }
+
+    fn open(arguments: &CopyArguments, files: &Found, clock: Clock) -> Result<Self, Refused> {
         let regions = Regions::new(REGIONS_MAX);
         let seed = random_seed();
         let opener = Opener { regions: &regions, clock, seed, more: crate::KINDS };
         let source = open(&opener, &arguments.source.clone().to_read())?;
+        check_whole(&arguments.source)?;
         let source_limits = source.medium.limits();
-        check_whole(&arguments.source, source_limits.block_size)?;
         let size = source_limits.block_count * u64::from(source_limits.block_size);
-        let target_uri = sized(&arguments.target, size)?;
-        let target = open(&opener, &target_uri)?;
+        // A record that fits says that an earlier run was allowed to.
+        let has_record = record_path(arguments)?.is_some_and(|path| path.exists());
+        files.allow(arguments.overwrite || has_record)?;
+        let target = open(&opener, &sized(&arguments.target, size)?)?;
         let target_limits = target.medium.limits();
-
-        let identity = |which, uri: &Uri, limits| Identity::of(which, uri, limits);
-        let (record, found) = match record_path(arguments)? {
+        let (record, from) = match record_path(arguments)? {
             None => (None, None),
             Some(path) => {
-                let source = identity(Which::Source, &arguments.source, &source_limits);
-                let target = identity(Which::Target, &arguments.target, &target_limits);
-                let (record, found) = Record::open(path, source, target)?;
-                (Some(record), found)
+                let source = Identity::of(Which::Source, &arguments.source, &source_limits);
+                let target = Identity::of(Which::Target, &arguments.target, &target_limits);
+                let (record, from) = Record::open(path, source, target)?;
+                check_record(&record, from.as_ref(), files, arguments.overwrite)?;
+                (Some(record), from)
             }
         };
-        // A record that fits says that an earlier run was allowed to.
-        let may_go = arguments.overwrite || found.is_some();
-        guard::allow("copy", &target.existing, may_go, &Machine::this())?;
+        allow(target.existing, arguments.overwrite || from.is_some())?;
 
         let names = (arguments.source.to_string(), arguments.target.to_string());
         let durability = target_limits.durability;
@@ -162,8 +170,7 @@ impl Job {
         };
         let copy = Copy::new(devices, arguments.options(), (&names.0, &names.1))?;
         let size_of_target = target_limits.block_count * u64::from(target_limits.block_size);
-        let from = found.unwrap_or_default();
-        Ok(Self { copy, record, from, size_of_target, durability })
+        Ok(Self { copy, record, from: from.unwrap_or_default(), size_of_target, durability })
     }
 
     /// Copies, and compares if that was asked for.
@@ -233,22 +240,23 @@ impl Job {
                 self.from.until,
                 record.path().display()
             ));
+            for path in record.unmarked() {
+                say(format!("{path} is taken for the one that the record is of: nothing tells it"));
+            }
         }
     }
 
     /// Puts the record away if it has done its duty, and says how it ended.
-    fn finish(self, report: &Report, command_line: &str) -> Result<ExitCode, Refused> {
-        let is_copied = report.is_copied();
-        let hint = match (&self.record, is_copied) {
-            (_, true) => None,
-            (Some(_), false) => Some(format!("To go on from there: {command_line}")),
-            (None, false) => Some(
-                "The same command begins anew; with --resume FILE a copy can go on from where it \
-                 was."
-                    .to_owned(),
-            ),
-        };
-        if is_copied && let Some(record) = self.record {
+    fn finish(
+        self,
+        report: &Report,
+        arguments: &CopyArguments,
+        command_line: &str,
+    ) -> Result<ExitCode, Refused> {
+        let hint = report.ending.is_some().then(|| self.how_to_go_on(arguments, command_line));
+        if report.ending.is_none()
+            && let Some(record) = self.record
+        {
             record.remove().map_err(Refused::machine)?;
         }
         match &report.ending {
@@ -270,6 +278,17 @@ impl Job {
             None => Ok(ExitCode::SUCCESS),
         }
     }
+
+    fn how_to_go_on(&self, arguments: &CopyArguments, command_line: &str) -> String {
+        let Some(record) = &self.record else {
+            return "The same command begins anew; with --resume FILE a copy can go on from where \
+                    it was."
+                .to_owned();
+        };
+        let needs_more = !record.unmarked().is_empty() && !arguments.overwrite;
+        let more = if needs_more { " --overwrite" } else { "" };
+        format!("To go on from there: {command_line}{more}")
+    }
 }
 
 impl CopyArguments {
@@ -283,40 +302,28 @@ fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, Refused> {
     opener.open(uri).map_err(|error| Refused::of(error.blame(), format!("open {error}")))
 }
 
-/// Refuses a file of which a device would not see the end.
-fn check_whole(source: &Uri, block_size: u32) -> Result<(), Refused> {
-    if source.scheme() != "file" || source.fields().size("size")?.is_some() {
+/// Refuses to go on, or to write because somebody was once allowed to, where the record cannot be
+/// known to be of what is there.
+fn check_record(
+    record: &Record,
+    from: Option<&Tally>,
+    files: &Found,
+    overwrite: bool,
+) -> Result<(), Refused> {
+    let Some(from) = from else { return Ok(()) };
+    files.check(record.path(), from.until)?;
+    let unmarked = record.unmarked();
+    if overwrite || unmarked.is_empty() {
         return Ok(());
     }
-    let len = Path::new(source.path()).metadata().map_or(0, |found| found.len());
-    let rest = len % u64::from(block_size);
-    if rest == 0 {
-        return Ok(());
-    }
+    let (record, unmarked) = (record.path().display(), unmarked.join(" and "));
     let text = format!(
-        "copy {source}: it has {len} bytes, expected whole blocks of {block_size}: the last {rest} \
-         bytes would be lost"
+        "go on with the copy of {record}: nothing tells {unmarked} from others, expected a serial \
+         number, a UUID or a file"
     );
-    let path = source.path();
-    Err(Refused::caller(text)
-        .with_hint(format!("To copy it with zeroes behind: truncate --size=%{block_size} {path}")))
-}
-
-/// The target, as long as the source if it is a file that holds nothing yet.
-fn sized(target: &Uri, size: u64) -> Result<Uri, Refused> {
-    let mut fields = target.fields();
-    if target.scheme() != "file" || fields.size("size")?.is_some() {
-        return Ok(target.clone());
-    }
-    let block = u64::from(fields.block_size()?.unwrap_or(512));
-    let is_new = match Path::new(target.path()).metadata() {
-        Ok(found) => found.is_file() && found.len() == 0,
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
-    };
-    if !is_new {
-        return Ok(target.clone());
-    }
-    Ok(target.clone().with("size", size.next_multiple_of(block).to_string()))
+    Err(Refused::caller(text).with_hint(format!(
+        "To begin anew, remove {record}; to go on all the same, add --overwrite."
+    )))
 }
 
 /// Where the record of this copy lies, if it has one.
