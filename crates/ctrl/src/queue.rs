@@ -302,7 +302,8 @@ impl<H: HostMemory> Queue<H> {
         }
         let is_pending = self.slots.taken() > 0 || self.ring_accesses > 0;
         is_busy |= taken > 0 || self.posted > 0;
-        if !is_busy {
+        // One that has stopped looks at the host's memory no more.
+        if !is_busy && !self.is_stopping {
             is_busy = self.rest();
         }
         Turned { taken, posted: self.posted, is_busy, is_pending }

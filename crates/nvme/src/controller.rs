@@ -301,14 +301,20 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         for (purpose, answer) in self.admin.take(now) {
             self.handle_answer(now, purpose, answer);
         }
-        if self.is_standing_still() {
-            return;
+        let steps = [
+            Self::converse,
+            Self::move_queues,
+            Self::abort_overdue,
+            Self::keep_alive,
+            Self::stop_if_so,
+        ];
+        for step in steps {
+            // Any of them may be the end of this life.
+            if self.is_standing_still() {
+                return;
+            }
+            step(self, now);
         }
-        self.converse(now);
-        self.move_queues(now);
-        self.abort_overdue(now);
-        self.keep_alive(now);
-        self.stop_if_so(now);
         self.admin.pair.flush();
     }
 
@@ -327,7 +333,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Whether the admin queue takes nothing at the moment.
     fn is_standing_still(&self) -> bool {
-        matches!(self.phase, Phase::Registers(_) | Phase::Ended(_))
+        matches!(self.phase, Phase::Registers(_) | Phase::CuttingOff(_) | Phase::Ended(_))
     }
 
     fn tell(&mut self, event: Event) {

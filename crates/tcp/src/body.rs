@@ -90,7 +90,7 @@ impl Body {
     /// computed as it comes, so there must be none.
     #[inline]
     pub(crate) fn direct(&self) -> Option<Place> {
-        let is_plain = self.is_wanted && !self.has_digest && self.padding == 0;
+        let is_plain = self.is_wanted && !self.has_digest && self.padding == 0 && self.left > 0;
         is_plain.then_some(Place { tag: self.tag, offset: self.offset, len_bytes: self.left })
     }
 }

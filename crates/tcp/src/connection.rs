@@ -41,7 +41,7 @@ pub trait Connection {
     fn sent(&mut self, count: usize, events: &mut Events<Self::Event>);
 
     /// The tags of commands that have not ended. Their buffers are the owner's again once the socket
-    /// is closed.
+    /// is closed; until then some of them may still end, as [`sent`](Self::sent) tells.
     fn outstanding(&self) -> impl Iterator<Item = u16> + '_;
 
     /// What is to be sent now, oldest first.
@@ -106,7 +106,7 @@ pub trait Connection {
     /// Ends the connection if the deadline has passed.
     fn expired(&mut self, now: Instant, events: &mut Events<Self::Event>) {
         if let Some(cause) = self.line_mut().expired(now) {
-            events.push(cause.into());
+            events.push_end(cause.into());
         }
     }
 
@@ -114,7 +114,7 @@ pub trait Connection {
     fn receive_end(&mut self, rest_bytes: usize, events: &mut Events<Self::Event>) {
         let is_within = rest_bytes > 0 || self.line().body.is_some();
         if let Some(cause) = self.line_mut().closed(is_within) {
-            events.push(cause.into());
+            events.push_end(cause.into());
         }
     }
 }

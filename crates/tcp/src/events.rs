@@ -1,6 +1,7 @@
 //! Events, in a place that the owner keeps.
 
-/// Events of one end, oldest first. Bounded: a turn does bounded work.
+/// Events of one end, oldest first. Bounded: a turn does bounded work. There is always a place for
+/// the end of the connection, which comes once.
 #[derive(Debug)]
 pub struct Events<E> {
     places: Vec<E>,
@@ -16,14 +17,14 @@ impl<E> Events<E> {
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         let capacity = capacity.max(EVENTS_PER_UNIT);
-        Self { places: Vec::with_capacity(capacity), capacity }
+        Self { places: Vec::with_capacity(capacity + 1), capacity }
     }
 
     /// Room left.
     #[inline]
     #[must_use]
     pub fn room(&self) -> usize {
-        self.capacity - self.places.len()
+        self.capacity.saturating_sub(self.places.len())
     }
 
     /// Appends an event.
@@ -34,6 +35,12 @@ impl<E> Events<E> {
     #[inline]
     pub(crate) fn push(&mut self, event: E) {
         assert!(self.room() > 0, "an end looks at room() before it reads");
+        self.places.push(event);
+    }
+
+    /// Appends the end of the connection, which needs no room.
+    #[inline]
+    pub(crate) fn push_end(&mut self, event: E) {
         self.places.push(event);
     }
 

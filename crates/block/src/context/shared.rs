@@ -21,8 +21,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{PoisonError, TryLockError};
 
 use base::{
-    Answer, Answers, Backend, DoorbellCounts, Instant, Interrupts, Request, Segment, Span,
-    WakeSource,
+    Answer, Answers, Backend, DoorbellCounts, Instant, Interrupts, Request, Segment, WakeSource,
 };
 
 use super::inbox::Inbox;
@@ -90,8 +89,6 @@ pub(crate) struct Member {
 /// Answers that are taken from the backend at once.
 const FOUND_MAX: usize = 256;
 const NUMBER_SHIFT: u32 = 32;
-/// How long a channel that closes waits for what it has in flight.
-const FAREWELL_MAX: Span = Span::from_secs(1);
 
 impl SharedContext {
     pub(crate) fn new(mode: Mode, clock: Clock) -> Self {
@@ -382,8 +379,8 @@ impl Member {
 }
 
 impl Drop for Member {
-    /// What is still in flight is waited for, so that nobody touches its memory afterwards. The last
-    /// member leaves that to the backend, which goes with it.
+    /// What is still in flight is waited for, however long the device takes, so that nobody touches
+    /// its memory afterwards. The last member leaves that to the backend, which goes with it.
     fn drop(&mut self) {
         let Self { context, desk, number, last, .. } = self;
         let mut core = context.lock();
@@ -408,7 +405,7 @@ impl Drop for Member {
             core.poll(last.after(passed), *number, &mut nowhere);
             let seat = core.seats[*number as usize].as_ref();
             let is_there = seat.is_some_and(|seat| Arc::ptr_eq(&seat.desk, desk));
-            if !is_there || core.backend.is_none() || passed >= FAREWELL_MAX {
+            if !is_there || core.backend.is_none() {
                 return;
             }
             drop(core);

@@ -3,8 +3,8 @@
 use base::{Dma, Instant, Mmio, Span};
 use wire::admin::KeepAlive;
 
+use super::Controller;
 use super::admin::Purpose;
-use super::{Controller, Phase};
 
 impl<M: Mmio, D: Dma> Controller<M, D> {
     /// The keep-alive time to be set: what the owner wants, in the controller's units, rounded up.
@@ -24,7 +24,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Sends a Keep Alive when half of the time is over.
     pub(super) fn keep_alive(&mut self, now: Instant) {
-        if now < self.keep_alive_at || matches!(self.phase, Phase::Registers(_) | Phase::Ended(_)) {
+        if now < self.keep_alive_at || self.is_standing_still() {
             return;
         }
         self.keep_alive_at = now.after(self.keep_alive_pause());

@@ -15,7 +15,8 @@ const SHUTDOWN_MAX: Span = Span::from_secs(60);
 
 impl<M: Mmio, D: Dma> Controller<M, D> {
     /// Begins to shut the controller down. [`Event::ShutDown`](crate::Event::ShutDown) follows,
-    /// whatever the controller does; then its queue pairs are of no more use.
+    /// whatever the controller does, or [`Event::Dead`](crate::Event::Dead) if it could not even be
+    /// cut off from memory; then its queue pairs are of no more use.
     pub fn shut_down(
         &mut self,
         now: Instant,

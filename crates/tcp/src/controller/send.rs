@@ -66,13 +66,15 @@ impl Controller {
         slot.asked += len_bytes;
         let has_more = slot.asked < slot.ready;
         let is_last = slot.is_answered && !has_more;
+        // LAST_PDU, wherever the answer stands.
+        let is_final = is_last || slot.asked == slot.len_bytes;
         let is_success = is_last
             && slot.asked == slot.len_bytes
             && slot.completion.status().is_success()
             && slot.completion.result() == 0;
         let cid = slot.cid;
         let is_success = is_success && self.says_success();
-        let pdu = C2HData::new(self.line.outgoing, cid, offset, len_bytes, (is_last, is_success));
+        let pdu = C2HData::new(self.line.outgoing, cid, offset, len_bytes, (is_final, is_success));
         self.line.push(pdu.as_bytes(), pdu.pdo().into());
         self.line.out.push_payload(tag, offset, len_bytes);
         if self.line.outgoing.data_digest {

@@ -7,8 +7,8 @@ use wire::{Command, Completion, DataPointer, Status};
 
 use super::rig::{ControllerSide, HostSide, Manner, Pair, Seen, drawn, pattern};
 use crate::{
-    CommandData, Connection, ControllerConfig, Data, Events, Full, HostConfig, Piece, QueueKind,
-    SuccessFlag, Undigested,
+    Cause, CommandData, Connection, ControllerConfig, Data, Events, Full, HostConfig, HostEvent,
+    Piece, QueueKind, SuccessFlag, Terms, Undigested,
 };
 
 const NOW: Instant = Instant { ns: 0 };
@@ -31,6 +31,55 @@ fn a_full_table_refuses_a_command_and_takes_it_when_one_has_ended() {
     pair.run(&mut |_| usize::MAX);
     assert_eq!(pair.host.end.room(), 3);
     pair.host.submit(2, Data::ToHost(64), 3);
+}
+
+#[test]
+fn a_body_that_is_whole_and_not_yet_told_of_asks_for_no_bytes() {
+    let mut pair = pair(2);
+    let tag = pair.host.submit(2, Data::ToHost(8192), 0);
+    pair.host.take(usize::MAX);
+    let pdu = C2HData::new(PLAIN, tag, 0, 8192, (true, true));
+    let mut events = Events::with_capacity(3);
+    let end = &mut pair.host.end;
+    assert_eq!(end.receive(NOW, pdu.as_bytes(), &mut events), pdu.as_bytes().len());
+    assert_eq!(end.direct().map(|place| place.len_bytes), Some(8192));
+    while events.room() > 0 {
+        events.push(HostEvent::Open(Terms::default()));
+    }
+    end.placed(NOW, 8192, &mut events);
+    assert_eq!(end.direct(), None, "a socket that is asked for nothing says that it has ended");
+    // Even now there is a place for the end.
+    let mut ended = Pair::open(HostConfig::default(), ControllerConfig::default());
+    ended.host.end.receive_end(0, &mut events);
+    assert_eq!(events.as_slice().last(), Some(&HostEvent::Ended(Cause::Closed)));
+    events.clear();
+    end.receive(NOW, &[], &mut events);
+    assert!(matches!(events.as_slice(), [HostEvent::Done { .. }]), "{events:?}");
+}
+
+#[test]
+fn the_last_data_say_that_they_are_the_last_before_the_answer_is_known() {
+    let mut pair = pair(2);
+    pair.controller.owner.manner.is_idle = true;
+    pair.host.submit(2, Data::ToHost(8192), 0);
+    pair.run(&mut |_| usize::MAX);
+    let end = &mut pair.controller.end;
+    let tag = end.outstanding().next().unwrap();
+    for (len_bytes, is_last) in [(4096, false), (4096, true)] {
+        end.reply(tag, len_bytes);
+        end.fill(&Undigested);
+        let Some(Piece::Headers { at, .. }) = end.pieces().first().copied() else {
+            panic!("a header comes first")
+        };
+        let flags = end.headers()[at as usize + 1];
+        // LAST_PDU, and not SUCCESS.
+        assert_eq!(flags & 0b1100, if is_last { 0b0100 } else { 0 });
+        let sent = end.pieces().iter().map(|piece| match piece {
+            Piece::Headers { len_bytes, .. } | Piece::Payload { len_bytes, .. } => *len_bytes,
+        });
+        let sent = sent.sum::<u32>() as usize;
+        end.sent(sent, &mut Events::with_capacity(3));
+    }
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! Resets and shutdowns in the middle of everything.
 
 use base::{Durability, Operation};
-use wire::admin::GetLogPage;
+use wire::admin::{DoorbellBufferConfig, GetLogPage};
 use wire::{Command, IoOpcode, Typed};
 
 use super::rig::{CC, CSTS, DATA, ENABLED, LATER, Rig, SHARED, read, write};
 use crate::fuzz::host::Manners;
 
+/// Shadow doorbells, where there are some, and the event indices behind them.
+const SHADOW: u64 = DATA + 0x1_0000;
 const RDY: u64 = 1;
 const SHST: u64 = 3 << 2;
 const OCCURRING: u64 = 1 << 2;
@@ -86,8 +88,13 @@ fn once_it_has_let_go_nothing_touches_the_host() {
     for (seed, manners) in (1..).zip([SHARED, LATER].into_iter().cycle().take(60)) {
         let mut rig = Rig::with(manners, seed, |medium| medium.later(seed), |_| {});
         rig.enable(16);
+        if seed % 4 == 1 {
+            let config = DoorbellBufferConfig::default().to_command();
+            assert!(rig.admin(config.with_prp(SHADOW, SHADOW + 0x1000)).status().is_success());
+        }
         rig.create(1, 1, Some(1));
         push_each_kind(&mut rig, 1);
+        rig.fill(SHADOW + 64, &6_u32.to_le_bytes());
         rig.ring(1);
         for _ in 0..seed % 23 {
             rig.turn();
