@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Instant, Memory};
+use base::{Instant, Memory, Span};
 use ctrl::controller::contract::{AdminData, AdminEnd};
 use ctrl::front::fabrics::Over;
 use tcp::Controller;
@@ -22,17 +22,22 @@ pub(super) struct Admin {
     wakes_at: Instant,
     /// Something was done that it has to look after.
     wants_turn: bool,
-    over_since: Option<Instant>,
+    /// How long its I/O queues may take to end, and until when they have to.
+    quiesce: Span,
+    drained_by: Instant,
+    is_ending: bool,
 }
 
 impl Admin {
-    pub(super) fn new(association: Arc<Association>) -> Self {
+    pub(super) fn new(association: Arc<Association>, quiesce: Span) -> Self {
         Self {
             association,
             bytes: Vec::new(),
             wakes_at: Instant::default(),
             wants_turn: true,
-            over_since: None,
+            quiesce,
+            drained_by: Instant::NEVER,
+            is_ending: false,
         }
     }
 
@@ -156,13 +161,29 @@ impl Admin {
                 rooms.finish(end, done.cid, 0, completion);
             }
         }
-        self.wakes_at = front.wake_at(now);
-        Turned { count, over: front.over(), trouble: front.take_trouble() }
+        let mut trouble = front.take_trouble();
+        if now >= self.drained_by {
+            self.drained_by = Instant::NEVER;
+            let is_late = !front.is_drained();
+            trouble = trouble.or_else(|| is_late.then(|| self.late()));
+        }
+        self.wakes_at = front.wake_at(now).min(self.drained_by);
+        Turned { count, over: front.over(), trouble }
+    }
+
+    /// That commands may still take effect although its host was told that none will.
+    fn late(&self) -> String {
+        let ms = self.quiesce.ns / 1_000_000;
+        format!("a medium has not answered {ms} ms after the end of an association, expected it to")
     }
 
     /// The connection ends, and with it the association.
     pub(super) fn stop(&mut self, now: Instant) {
-        self.over_since.get_or_insert(now);
+        if self.drained_by == Instant::NEVER && !self.is_ending {
+            self.is_ending = true;
+            self.drained_by = now.after(self.quiesce);
+            self.wakes_at = self.wakes_at.min(self.drained_by);
+        }
         self.association.front().end(Over::HostLost);
     }
 

@@ -5,27 +5,27 @@
 //!   Stream ◀─ one gathered list ─ Outgoing ◀─ Controller ◀─ finish ──┘
 //! ```
 
+mod connecting;
+mod ending;
+mod sleeping;
+
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 
-use base::{Broken, Instant, Memory, Received, Span, Stream, WakeSource};
+use base::{Instant, Received, Span, Stream};
 use ctrl::front::fabrics::Over;
-use reactor::WokenBy;
-use tcp::{Cause, Connection, Controller, ControllerEvent, Events, QueueKind};
-use wire::fabrics::{ConnectData, Connected};
+use tcp::{Connection, Controller, ControllerEvent, Events};
 use wire::opcode::FabricsType;
-use wire::{AdminOpcode, Command, Completion, Status};
+use wire::{Completion, Status};
 
 use super::admin::Admin;
-use super::connect::{Asked, Granted, NotGranted, no_queue, parse};
 use super::discovery::Discovery;
 use super::io::{Begun, Io};
 use super::memory::Purse;
 use super::news::{News, Reason};
 use super::outgoing::Outgoing;
 use super::poller::Bed;
-use super::rooms::{Opened, Rooms, Way};
+use super::rooms::{Opened, Rooms};
 use super::seat::Seat;
 use super::service::Service;
 use crate::looks::Looks;
@@ -47,6 +47,10 @@ pub struct Guest {
     connect_by: Instant,
     /// Since when its stream has had no room.
     blocked_since: Option<Instant>,
+    /// When it is looked whether the host owes data for too long.
+    owed_check: Instant,
+    /// Commands that have come.
+    commands: usize,
     /// Why it ends.
     reason: Option<Reason>,
     /// It ends when what there is to send has been sent.
@@ -110,6 +114,8 @@ impl Guest {
             outgoing: Outgoing::new(config.depth),
             connect_by: now.after(CONNECT_MAX),
             blocked_since: None,
+            owed_check: Instant::NEVER,
+            commands: 0,
             reason: None,
             ends_sent: false,
             worked_at: now,
@@ -156,6 +162,15 @@ impl Guest {
         self.worked_at = now;
         let is_called = self.seat.answer();
         let mut count = usize::from(is_called);
+        if self.outgoing.is_blocked() && self.looks.is_due(now) {
+            self.send(now);
+            count += usize::from(!self.outgoing.is_blocked());
+        }
+        if self.outgoing.is_read()
+            && let Some(stream) = &mut self.stream
+        {
+            count += self.outgoing.tell(&mut **stream, &mut self.end, &mut self.rooms);
+        }
         if self.reason.is_none() {
             if self.looks.is_due(now) {
                 count += self.look(now);
@@ -180,11 +195,15 @@ impl Guest {
     /// Looks whether something has come.
     #[inline]
     fn look(&mut self, now: Instant) -> usize {
+        let before = self.commands;
         let count = self.receive(now);
         if count == 0 {
             self.looks.was_in_vain(now);
         } else {
-            self.looks.found(now, count);
+            self.looks.found(now, self.commands - before);
+        }
+        if self.owed_check == Instant::NEVER && self.rooms.is_owed() {
+            self.owed_check = now.after(self.service.limits().patience);
         }
         count
     }
@@ -296,9 +315,10 @@ impl Guest {
     fn handle(&mut self, now: Instant, event: ControllerEvent) -> bool {
         match event {
             ControllerEvent::Command { tag, command, data: Ok(data) } => {
+                self.commands += 1;
                 let Self { rooms, end, role, .. } = self;
                 let is_small = !matches!(role, Role::Io(_));
-                match rooms.open(end, tag, command, data, is_small) {
+                match rooms.open(end, (tag, now), command, data, is_small) {
                     Opened::Ready => self.begin(now, tag),
                     Opened::Later => {}
                     Opened::NoRoom => return false,
@@ -371,100 +391,11 @@ impl Guest {
 
     fn begin_waiting(&mut self, now: Instant) -> usize {
         let mut count = 0;
-        while let Some(tag) = self.rooms.next_ready(&mut self.end) {
+        while let Some(tag) = self.rooms.next_ready(&mut self.end, now) {
             count += 1;
             self.begin(now, tag);
         }
         count
-    }
-
-    /// The first command of a connection.
-    #[cold]
-    fn connect(&mut self, now: Instant, tag: u16) {
-        let command = *self.rooms.command(tag);
-        let completion = match self.granted(now, tag, &command) {
-            Ok(cntlid) => {
-                self.connect_by = Instant::NEVER;
-                let result = Connected(0).with(|connected| connected.cntlid(cntlid)).0;
-                Completion::new(0, Status::SUCCESS).with_dw0(result)
-            }
-            Err(NotGranted { status, result, why }) => {
-                let (connection, peer) = (self.id, self.peer.clone());
-                self.service.tell(News::Refused { connection, peer, why });
-                Completion::new(0, status).with_dw0(result)
-            }
-        };
-        self.rooms.finish(&mut self.end, tag, 0, completion);
-    }
-
-    fn granted(&mut self, now: Instant, tag: u16, command: &Command) -> Result<u16, NotGranted> {
-        let refuse = |status: Status, why: &str| NotGranted {
-            status: status.with_dnr(),
-            result: 0,
-            why: why.to_owned(),
-        };
-        let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
-        let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
-        if !is_fabrics || kind != Some(FabricsType::Connect) {
-            let why = "its first command is not Connect";
-            return Err(refuse(Status::COMMAND_SEQUENCE_ERROR, why));
-        }
-        let connect = parse(command)?;
-        let mut data = ConnectData::zeroed();
-        let len = u32::try_from(ConnectData::BYTES).unwrap_or(u32::MAX);
-        if self.rooms.data(tag) != (Way::FromHost, len) {
-            let why =
-                format!("its Connect has {} bytes of data, expected {len}", self.rooms.data(tag).1);
-            return Err(refuse(Status::DATA_SGL_LENGTH_INVALID, &why));
-        }
-        let mut bytes = [0; ConnectData::BYTES];
-        if let Some(buffer) = self.rooms.buffer(tag) {
-            let segment = buffer.segment(self.rooms.budget(), len);
-            let loaded = self.rooms.budget().regions().load(segment, &mut bytes);
-            loaded.map_err(|_| refuse(Status::INTERNAL_ERROR, "its data lie nowhere"))?;
-            data = ConnectData::from_bytes(&bytes);
-        }
-        let asked = Asked { service: &self.service, port: self.port, now, connect, data: &data };
-        let granted = asked.answer()?;
-        let entries = connect.sqsize + 1;
-        let flow_control = !connect.disable_sq_flow_control;
-        match granted {
-            Granted::Admin(association) => {
-                self.end.connected(QueueKind::Admin { entries, flow_control });
-                let bell = Arc::clone(&self.seat);
-                association.front().set_bell(Arc::new(move || bell.ring()));
-                let cntlid = association.cntlid;
-                self.service.tell(News::Associated {
-                    connection: self.id,
-                    peer: self.peer.clone(),
-                    host: association.host.nqn.clone(),
-                    subsystem: association.offer().nqn().to_owned(),
-                    cntlid,
-                });
-                self.role = Role::Admin(Box::new(Admin::new(association)));
-                Ok(cntlid)
-            }
-            Granted::Discovery(host) => {
-                self.end.connected(QueueKind::Admin { entries, flow_control });
-                let cntlid = self.service.discover(&self.seat);
-                let (service, port) = (self.service.clone(), self.port);
-                let kato = connect.kato;
-                let discovery = Discovery::new(service, (host, port), (cntlid, kato), now);
-                self.role = Role::Discovery(Box::new(discovery));
-                Ok(cntlid)
-            }
-            Granted::Io { association, qid } => {
-                let cntlid = association.cntlid;
-                let depth = self.service.limits().queue_entries;
-                let io = Io::new(&self.service, association, (qid, depth), &mut self.rooms, now);
-                let io = io.map_err(no_queue)?;
-                let bell = Arc::clone(&self.seat);
-                io.link().set_bell(Arc::new(move || bell.ring()));
-                self.end.connected(QueueKind::Io { entries, flow_control });
-                self.role = Role::Io(Box::new(io));
-                Ok(cntlid)
-            }
-        }
     }
 
     #[inline]
@@ -527,202 +458,6 @@ impl Guest {
             self.close(now);
         }
     }
-
-    /// The end has ended by itself.
-    #[cold]
-    fn line_ended(&mut self, now: Instant, cause: Cause) {
-        let reason = match cause {
-            Cause::Refused(refusal) => Reason::Refused(refusal_text(refusal)),
-            Cause::Terminated(refusal) => Reason::Terminated(refusal_text(refusal)),
-            Cause::TerminatedUnsoundly => {
-                Reason::Terminated("by a request that makes no sense".to_owned())
-            }
-            Cause::NotOpened => Reason::TooSlow("open its connection"),
-            Cause::Stalled => Reason::TooSlow("send a unit that it had begun"),
-            Cause::Closed | Cause::Cut => Reason::Closed,
-        };
-        self.end_for(now, reason);
-    }
-
-    /// Nothing comes any more.
-    #[cold]
-    fn stream_ended(&mut self, why: Option<Broken>) {
-        if let Some(Broken(text)) = why {
-            self.reason.get_or_insert(Reason::Broken(text));
-        }
-        let rest = self.stream.as_ref().map_or(0, |stream| stream.bytes().len());
-        self.reason.get_or_insert(Reason::Closed);
-        self.end.receive_end(rest, &mut self.events);
-        self.events.clear();
-        (self.next_event, self.taken) = (0, 0);
-    }
-
-    /// It ends, for the first reason that was found.
-    #[cold]
-    fn end_for(&mut self, now: Instant, reason: Reason) {
-        self.reason.get_or_insert(reason);
-        match &mut self.role {
-            Role::Io(io) => io.stop(now),
-            Role::Admin(admin) => admin.stop(now),
-            Role::Stranger | Role::Discovery(_) | Role::Gone => {}
-        }
-    }
-
-    /// Closes the stream, unless the peer is still being told why.
-    #[cold]
-    fn close(&mut self, now: Instant) {
-        match &mut self.role {
-            Role::Io(io) => io.stop(now),
-            Role::Admin(admin) => admin.stop(now),
-            Role::Stranger | Role::Discovery(_) | Role::Gone => {}
-        }
-        let is_telling = matches!(self.reason, Some(Reason::Refused(_))) && !self.end.is_over();
-        if !is_telling {
-            self.stream = None;
-        } else if self.end.is_spent()
-            && let Some(stream) = &mut self.stream
-        {
-            stream.shut_down();
-        }
-        if self.stream.is_none() {
-            self.leave_queue(now);
-        }
-    }
-
-    /// Gives its queue back, if nobody works on anything of it.
-    fn leave_queue(&mut self, now: Instant) {
-        match core::mem::replace(&mut self.role, Role::Gone) {
-            Role::Io(io) if io.is_drained() => io.leave(now, &mut self.rooms),
-            role => self.role = role,
-        }
-    }
-
-    /// Whether nobody works on anything of it.
-    fn is_drained(&self) -> bool {
-        match &self.role {
-            Role::Io(_) => false,
-            Role::Admin(admin) => admin.is_drained(),
-            Role::Stranger | Role::Discovery(_) | Role::Gone => true,
-        }
-    }
-
-    /// It may sleep, on what is returned.
-    pub(super) fn make_bed(&mut self) -> io::Result<WokenBy> {
-        let source =
-            self.stream.as_ref().map_or(WakeSource::Nothing, |stream| stream.wake_source());
-        let bed = Bed::new(source)?;
-        let woken_by = bed.woken_by()?;
-        self.bed = Some(bed);
-        Ok(woken_by)
-    }
-
-    pub(super) fn bed_and_queue(&mut self) -> (Option<&mut Bed>, Option<&mut Io>) {
-        let io = match &mut self.role {
-            Role::Io(io) => Some(&mut **io),
-            _ => None,
-        };
-        (self.bed.as_mut(), io)
-    }
-
-    /// Nothing will be needed for a while.
-    pub(super) fn rest(&mut self) {
-        self.rooms.purse().tidy();
-        if let Role::Io(io) = &mut self.role {
-            io.tell(self.worked_at);
-        }
-    }
-
-    /// Has the stream signal. True if something is there already.
-    pub(super) fn arm_stream(&mut self) -> bool {
-        let wants_bytes = self.next_event == self.events.as_slice().len();
-        let wants_room = self.outgoing.is_blocked() || self.outgoing.is_read();
-        self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_room))
-    }
-
-    /// The thread looks by itself again.
-    pub(super) fn awake(&mut self) {
-        if let Some(stream) = &mut self.stream {
-            stream.disarm();
-        }
-        if let Role::Io(io) = &mut self.role {
-            io.queue().disarm();
-        }
-        self.looks.now();
-    }
-
-    /// Whether there is something to be sent that was not tried yet.
-    #[inline]
-    pub(super) fn has_unsent(&self) -> bool {
-        self.stream.is_some()
-            && !self.outgoing.is_blocked()
-            && (self.end.has_more() || self.outgoing.has_unsent(&self.end))
-    }
-
-    /// Whether only further turns bring it on.
-    pub(super) fn is_behind(&self) -> bool {
-        let wants_turn = match &self.role {
-            Role::Admin(admin) => admin.wants_turn(),
-            Role::Io(io) => self.reason.is_some() && io.is_drained(),
-            Role::Stranger | Role::Discovery(_) | Role::Gone => false,
-        };
-        wants_turn || self.seat.is_called() || self.is_over()
-    }
-
-    /// Has it end because its thread does.
-    pub(super) fn leave(&mut self) {
-        if self.reason.is_none() {
-            self.end_for(self.worked_at, Reason::ServerEnds);
-        }
-        self.close(self.worked_at);
-    }
-
-    pub(super) fn worked_at(&self) -> Instant {
-        self.worked_at
-    }
-
-    pub(super) fn seat(&self) -> &Arc<Seat> {
-        &self.seat
-    }
-
-    /// When to look again even if nothing happens.
-    pub(super) fn next_deadline(&self) -> Instant {
-        let role = match &self.role {
-            Role::Admin(admin) => admin.wake_at(),
-            Role::Io(io) => io.wake_at(),
-            Role::Discovery(discovery) => discovery.wake_at(),
-            Role::Stranger | Role::Gone => Instant::NEVER,
-        };
-        self.deadline().min(role)
-    }
-
-    /// When something is to be looked after.
-    #[inline]
-    pub(super) fn deadline(&self) -> Instant {
-        let blocked = match self.blocked_since {
-            Some(since) => since.after(self.service.limits().patience),
-            None => Instant::NEVER,
-        };
-        self.end.deadline().min(self.connect_by).min(blocked)
-    }
-
-    #[cold]
-    fn expire(&mut self, now: Instant) -> usize {
-        if now >= self.connect_by {
-            self.connect_by = Instant::NEVER;
-            self.end_for(now, Reason::TooSlow("connect"));
-        }
-        let patience = self.service.limits().patience;
-        if self.blocked_since.is_some_and(|since| now >= since.after(patience)) {
-            self.blocked_since = None;
-            self.end_for(now, Reason::TooSlow("take what it asked for"));
-        }
-        self.end.expired(now, &mut self.events);
-        self.handle_events(now) + 1
-    }
-}
-
-fn refusal_text(refusal: wire::tcp::Refusal) -> String {
-    format!("{:?}, {:#x}", refusal.status, refusal.information)
 }
 
 impl Drop for Guest {

@@ -76,9 +76,7 @@ impl Io {
         if len_bytes > rooms.budget().buffer_bytes_max() {
             return Err(NoQueue::Memory);
         }
-        let rings = rooms.purse().take(len_bytes);
-        rooms.purse().stop_waiting();
-        let rings = rings.ok_or(NoQueue::Memory)?;
+        let rings = rooms.purse().take_lasting(len_bytes).ok_or(NoQueue::Memory)?;
         let made = Self::with(service, association, (qid, depth), rooms, &rings, now);
         match made {
             Ok(mut io) => {

@@ -53,6 +53,8 @@ struct State {
     buddy: Buddy,
     /// The block that is kept back, while nobody has it.
     kept: Option<u32>,
+    /// Pages for connections that may still come.
+    own: Vec<u32>,
     /// Who waits, oldest first.
     line: VecDeque<Waiter>,
 }
@@ -79,6 +81,8 @@ enum Source {
     Own,
 }
 
+/// A connection's own two pages.
+const OWN_ORDER: u8 = 1;
 /// Bytes of a page, as a power of two.
 const PAGE_SHIFT: u32 = 12;
 /// The longest budget: what a segment can name.
@@ -92,17 +96,25 @@ fn order_of(len_bytes: u32) -> u8 {
 }
 
 impl Budget {
-    /// `bytes` of memory in a region of its own, for commands that move at most `transfer_bytes_max`.
+    /// `bytes` of memory in a region of its own, for commands that move at most `transfer_bytes_max`
+    /// and for `connections_max` connections, whose own pages are set aside.
     ///
     /// # Errors
     ///
     /// If that is too little for one such command and one connection, too much, or not to be had.
-    pub fn new(regions: &Regions, bytes: u64, transfer_bytes_max: u32) -> Result<Self, String> {
+    pub fn new(
+        regions: &Regions,
+        bytes: u64,
+        transfer_bytes_max: u32,
+        connections_max: usize,
+    ) -> Result<Self, String> {
         let order_max = order_of(transfer_bytes_max);
-        let least = 2_u64 << (PAGE_SHIFT + u32::from(order_max));
+        let own_bytes = (connections_max as u64) << (PAGE_SHIFT + u32::from(OWN_ORDER));
+        let least = (2_u64 << (PAGE_SHIFT + u32::from(order_max))) + own_bytes;
         if !(least..=BYTES_MAX).contains(&bytes) {
             return Err(format!(
-                "memory for connections: {bytes} bytes, expected {least} to {BYTES_MAX}"
+                "memory for {connections_max} connections: {bytes} bytes, expected {least} to \
+                 {BYTES_MAX}"
             ));
         }
         let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
@@ -118,7 +130,8 @@ impl Budget {
         let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
         let mut buddy = Buddy::new(pages, order_max);
         let kept = buddy.take(order_max);
-        let state = State { buddy, kept, line: VecDeque::new() };
+        let own = (0..connections_max).filter_map(|_| buddy.take(OWN_ORDER)).collect();
+        let state = State { buddy, kept, own, line: VecDeque::new() };
         let shared = Shared {
             region,
             pool,
@@ -136,12 +149,13 @@ impl Budget {
         self.shared.region.len_bytes()
     }
 
-    /// What nobody has, the block that is kept back included.
+    /// What nobody has, the block that is kept back and the pages of connections to come included.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let state = self.state();
         let kept = state.kept.map_or(0, |_| 1_u64 << self.shared.order_max);
-        (u64::from(state.buddy.free_pages()) + kept) << PAGE_SHIFT
+        let own = (state.own.len() as u64) << OWN_ORDER;
+        (u64::from(state.buddy.free_pages()) + kept + own) << PAGE_SHIFT
     }
 
     /// How many wait for memory.
@@ -214,7 +228,8 @@ impl Budget {
         for buffer in buffers {
             match buffer.source {
                 Source::Kept => state.kept = Some(buffer.page),
-                Source::Shared | Source::Own => state.buddy.give(buffer.page, buffer.order),
+                Source::Own => state.own.push(buffer.page),
+                Source::Shared => state.buddy.give(buffer.page, buffer.order),
             }
         }
         self.call_first(state);

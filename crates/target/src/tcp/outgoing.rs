@@ -88,14 +88,14 @@ impl Outgoing {
         Ok(all)
     }
 
-    /// Hears what the stream does not read any more.
+    /// Hears what the stream does not read any more. How many commands that ends.
     #[inline]
     pub(super) fn tell(
         &mut self,
         stream: &mut dyn Stream,
         end: &mut Controller,
         rooms: &mut Rooms,
-    ) {
+    ) -> usize {
         let released = stream.released();
         let count = usize::try_from(released - self.told).unwrap_or(usize::MAX);
         self.told = released;
@@ -105,7 +105,9 @@ impl Outgoing {
                 rooms.release(tag);
             }
         }
+        let ended = self.released.as_slice().len();
         self.released.clear();
+        ended
     }
 
     /// Puts together what the stream has not taken. How many bytes that is.

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use base::{Memory, NoSuchMemory, Segment};
+use base::{Instant, Memory, NoSuchMemory, Segment};
 use tcp::{CommandData, Controller, Payloads, Place};
 use wire::tcp::Crc32c;
 use wire::{Command, Completion, Status};
@@ -23,6 +23,8 @@ pub(super) struct Rooms {
     purse: Purse,
     /// Commands that wait for a buffer, oldest first.
     waiting: VecDeque<u16>,
+    /// Commands whose data come.
+    coming: u32,
 }
 
 /// One command, under its tag.
@@ -33,6 +35,8 @@ struct Slot {
     len_bytes: u32,
     way: Way,
     step: Step,
+    /// When its host was asked for its data.
+    asked_at: Instant,
 }
 
 /// Which way its data go.
@@ -78,11 +82,13 @@ impl Rooms {
             len_bytes: 0,
             way: Way::None,
             step: Step::Free,
+            asked_at: Instant::NEVER,
         };
         Self {
             slots: (0..depth).map(|_| slot()).collect(),
             purse,
             waiting: VecDeque::with_capacity(depth.into()),
+            coming: 0,
         }
     }
 
@@ -91,7 +97,7 @@ impl Rooms {
     pub(super) fn open(
         &mut self,
         end: &mut Controller,
-        tag: u16,
+        (tag, now): (u16, Instant),
         command: Command,
         data: CommandData,
         is_small: bool,
@@ -104,7 +110,8 @@ impl Rooms {
         let is_unasked = matches!(data, CommandData::InCapsule(_));
         let slot = &mut self.slots[usize::from(tag)];
         debug_assert!(slot.step == Step::Free && slot.buffer.is_none(), "a tag is used once");
-        *slot = Slot { command, buffer: None, len_bytes, way, step: Step::Ready };
+        let asked_at = now;
+        *slot = Slot { command, buffer: None, len_bytes, way, step: Step::Ready, asked_at };
         if len_bytes == 0 {
             return Opened::Ready;
         }
@@ -122,7 +129,7 @@ impl Rooms {
                 if self.waiting.is_empty() {
                     self.purse.stop_waiting();
                 }
-                self.placed(end, tag, is_unasked)
+                self.placed(end, (tag, now), is_unasked)
             }
             (None, true) => {
                 slot.step = Step::Free;
@@ -138,13 +145,20 @@ impl Rooms {
 
     /// A command has a buffer.
     #[inline]
-    fn placed(&mut self, end: &mut Controller, tag: u16, is_unasked: bool) -> Opened {
+    fn placed(
+        &mut self,
+        end: &mut Controller,
+        (tag, now): (u16, Instant),
+        is_unasked: bool,
+    ) -> Opened {
         let slot = &mut self.slots[usize::from(tag)];
         if slot.way == Way::ToHost {
             slot.step = Step::Ready;
             return Opened::Ready;
         }
         slot.step = Step::Coming;
+        slot.asked_at = now;
+        self.coming += 1;
         if !is_unasked {
             end.grant(tag, slot.len_bytes);
         }
@@ -152,13 +166,13 @@ impl Rooms {
     }
 
     /// The next command that has waited long enough and can begin.
-    pub(super) fn next_ready(&mut self, end: &mut Controller) -> Option<u16> {
+    pub(super) fn next_ready(&mut self, end: &mut Controller, now: Instant) -> Option<u16> {
         while let Some(&tag) = self.waiting.front() {
             let len_bytes = self.slots[usize::from(tag)].len_bytes;
             let buffer = self.purse.take(len_bytes)?;
             self.waiting.pop_front();
             self.slots[usize::from(tag)].buffer = Some(buffer);
-            if self.placed(end, tag, false) == Opened::Ready {
+            if self.placed(end, (tag, now), false) == Opened::Ready {
                 return Some(tag);
             }
         }
@@ -169,6 +183,18 @@ impl Rooms {
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// Whether a host owes data.
+    #[inline]
+    pub(super) fn is_owed(&self) -> bool {
+        self.coming > 0
+    }
+
+    /// Since when the host has owed data for the longest.
+    pub(super) fn owed_since(&self) -> Option<Instant> {
+        let coming = self.slots.iter().filter(|slot| slot.step == Step::Coming);
+        coming.map(|slot| slot.asked_at).min()
     }
 
     /// Bytes have come for a command. Passed over if it has been answered.
@@ -195,6 +221,7 @@ impl Rooms {
         let is_due = slot.step == Step::Coming;
         if is_due {
             slot.step = Step::Ready;
+            self.coming -= 1;
         }
         is_due
     }
@@ -246,7 +273,9 @@ impl Rooms {
             self.waiting.retain(|waiting| *waiting != tag);
         }
         // What is still coming may be on its way to there until its answer is sent.
-        let is_used = len_bytes > 0 || slot.step == Step::Coming;
+        let is_coming = slot.step == Step::Coming;
+        self.coming -= u32::from(is_coming);
+        let is_used = len_bytes > 0 || is_coming;
         slot.step = Step::Answered;
         if !is_used && let Some(buffer) = slot.buffer.take() {
             self.purse.give(buffer);
@@ -264,7 +293,8 @@ impl Rooms {
     ) {
         let step = Step::Answered;
         let slot = &mut self.slots[usize::from(tag)];
-        *slot = Slot { command, buffer: None, len_bytes: 0, way: Way::None, step };
+        let asked_at = Instant::NEVER;
+        *slot = Slot { command, buffer: None, len_bytes: 0, way: Way::None, step, asked_at };
         end.finish(tag, 0, Completion::new(0, status));
     }
 

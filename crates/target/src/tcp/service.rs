@@ -125,7 +125,8 @@ impl Service {
     /// If there cannot be so much memory, or a limit makes no sense.
     pub fn new(regions: &Regions, limits: Limits) -> Result<Self, String> {
         limits.check()?;
-        let budget = Budget::new(regions, limits.memory_bytes, limits.transfer_bytes_max)?;
+        let Limits { memory_bytes, transfer_bytes_max, connections_max, .. } = limits;
+        let budget = Budget::new(regions, memory_bytes, transfer_bytes_max, connections_max)?;
         let bounce = regions
             .allocate((BUFFERS * BUFFER_BYTES) as usize)
             .map_err(|why| format!("bounce buffers: {why}"))?;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use ctrl::controller::Bell;
 
-use super::{Budget, Buffer, PAGE_SHIFT, Source, order_of};
+use super::{Budget, Buffer, OWN_ORDER, PAGE_SHIFT, Source, order_of};
 
 /// A connection's blocks. Taking and giving back costs no lock as long as what goes out is what came
 /// back last.
@@ -26,18 +26,12 @@ pub(in crate::tcp) struct Purse {
 const KEPT_BYTES: u32 = 1 << 20;
 /// Bytes that are fetched at a time, where blocks are smaller.
 const FETCHED_BYTES: u32 = 64 << 10;
-/// A connection's own two pages.
-const OWN_ORDER: u8 = 1;
 
 impl Purse {
     /// A purse with its own two pages in it. `bell` is rung when it is first in line.
     pub(in crate::tcp) fn new(budget: &Budget, bell: Bell) -> Option<Self> {
         let number = budget.shared.purses.fetch_add(1, Ordering::Relaxed);
-        let page = {
-            let mut state = budget.state();
-            // Those who wait come first: who has just come is let in when there is room.
-            if state.line.is_empty() { state.buddy.take(OWN_ORDER) } else { None }
-        };
+        let page = budget.state().own.pop();
         let own = Buffer { page: page?, order: OWN_ORDER, source: Source::Own };
         let idle = (0..=budget.shared.order_max).map(|_| Vec::new()).collect();
         Some(Self {
@@ -61,6 +55,17 @@ impl Purse {
             return Some(Buffer { page, order, source: Source::Shared });
         }
         self.fetch(order)
+    }
+
+    /// A buffer that is kept for as long as the connection is: never the block that is kept back.
+    pub(in crate::tcp) fn take_lasting(&mut self, len_bytes: u32) -> Option<Buffer> {
+        let found = self.take(len_bytes);
+        self.stop_waiting();
+        if found.as_ref().is_some_and(|buffer| buffer.source == Source::Kept) {
+            self.budget.give(found);
+            return None;
+        }
+        found
     }
 
     /// The connection's own pages, for what is no longer than they are.

@@ -1,15 +1,42 @@
 //! What a host does that means well.
 
-use tcp::Data;
+use tcp::{Data, DigestUse, HostConfig};
 use wire::fabrics::PropertySize;
 use wire::identify::IdentifyController;
 use wire::register::{Capabilities, offset};
 use wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{NQN, Rig, pattern, transfer};
+use super::rig::{NQN, Rig, connect_data, io_config, io_connect, pattern, transfer};
 
 fn identify() -> Command {
     Command::new(AdminOpcode::Identify.code()).with_cdw10(1)
+}
+
+/// Whatever goes with a digest comes back as it went.
+#[test]
+fn both_digests_change_nothing_but_the_bytes_on_the_wire() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let digests = HostConfig {
+        header_digest: DigestUse::Required,
+        data_digest: DigestUse::Required,
+        ..io_config()
+    };
+    let io = rig.dial(digests);
+    assert!(rig.lines[io].terms.is_some_and(|terms| terms.header_digest && terms.data_digest));
+    let completion = rig.connect(io, &io_connect(1), &connect_data(cntlid));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    for blocks in [1, 9, 256] {
+        let len = blocks * 512;
+        let bytes = pattern(blocks, len as usize);
+        let write = transfer(IoOpcode::Write.code(), 5, blocks);
+        let (completion, _) = rig.command(io, &write, Data::FromHost(len), &bytes);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let read = transfer(IoOpcode::Read.code(), 5, blocks);
+        let (completion, back) = rig.command(io, &read, Data::ToHost(len), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        assert!(back == bytes);
+    }
 }
 
 #[test]

@@ -166,6 +166,8 @@ pub(super) struct Line {
     pub(super) sent: Vec<u8>,
     pub(super) received: Vec<u8>,
     pub(super) is_deaf: bool,
+    /// After so many bytes it sends nothing more, and stays.
+    pub(super) mute_after: Option<usize>,
     /// After so many bytes, sent if it is true, the connection is cut.
     pub(super) allowance: Option<(bool, usize)>,
 }
@@ -191,6 +193,7 @@ impl Line {
             sent: Vec::new(),
             received: Vec::new(),
             is_deaf: false,
+            mute_after: None,
             allowance: None,
         }
     }
@@ -225,6 +228,9 @@ impl Line {
                     bytes.extend(&self.memory.0[&tag][offset as usize..][..len_bytes as usize]);
                 }
             }
+        }
+        if let Some(most) = self.mute_after {
+            bytes.truncate(most - self.sent.len());
         }
         if !bytes.is_empty() {
             if let Some((true, most)) = self.allowance {

@@ -7,6 +7,12 @@ use wire::{IoOpcode, Status};
 use super::rig::{Rig, limits, pattern, transfer};
 use crate::tcp::Limits;
 
+/// The block that is kept back and little more than three connections' own pages and rings for two
+/// of them.
+fn scarce() -> Limits {
+    Limits { memory_bytes: 280 << 10, connections_max: 3, ..limits() }
+}
+
 /// Two connections that have many commands under way, in memory for a few.
 fn crowd(rig: &mut Rig, seed: u64, rounds: usize) {
     let (_, cntlid) = rig.admin();
@@ -43,8 +49,7 @@ fn crowd(rig: &mut Rig, seed: u64, rounds: usize) {
 #[test]
 fn many_commands_end_in_memory_for_one_of_the_largest() {
     for seed in 0..4 {
-        // The block that is kept back; three connections' own pages, and rings for two of them.
-        let limits = Limits { memory_bytes: 256 << 10, ..limits() };
+        let limits = scarce();
         let mut rig = Rig::with(limits, |plan| plan);
         crowd(&mut rig, seed, 3);
         rig.lines.clear();
@@ -54,8 +59,7 @@ fn many_commands_end_in_memory_for_one_of_the_largest() {
 
 #[test]
 fn streams_that_bring_little_and_take_little_change_nothing() {
-    let limits = Limits { memory_bytes: 256 << 10, ..limits() };
-    let mut rig = Rig::with(limits, |plan| plan);
+    let mut rig = Rig::with(scarce(), |plan| plan);
     rig.narrow = Some(1500);
     crowd(&mut rig, 9, 2);
     rig.lines.clear();
@@ -67,7 +71,43 @@ fn too_little_memory_is_refused_and_says_how_much_is_needed() {
     let regions = dma::Regions::new(8);
     let limits = Limits { memory_bytes: 128 << 10, ..limits() };
     let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
-    assert!(refused.contains("131072 bytes, expected 262144"), "{refused}");
+    assert!(refused.contains("131072 bytes, expected 393216"), "{refused}");
+}
+
+#[test]
+fn a_host_that_owes_data_for_too_long_is_sent_away_and_others_get_on() {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    let (_, cntlid) = rig.admin();
+    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
+    let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[lines[0]].submit(&write, Data::FromHost(len), &bytes);
+    // It has asked, and does not answer when it is asked in turn.
+    let capsule = rig.lines[lines[0]].sent.len() + 72;
+    rig.lines[lines[0]].mute_after = Some(capsule);
+    let other = rig.lines[lines[1]].submit(&write, Data::FromHost(len), &bytes);
+    rig.run();
+    assert!(!rig.lines[lines[1]].done.contains_key(&other), "there is memory for one");
+    rig.pass(base::Span::from_secs(31));
+    assert!(rig.lines[lines[1]].done.contains_key(&other), "it comes back");
+    let gone = rig.news.iter().any(|news| news.to_string().contains("send what it was asked for"));
+    assert!(gone, "{:?}", rig.news);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_full_house_is_refused_and_has_room_again_when_somebody_leaves() {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    let (admin, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    rig.io(cntlid, 2);
+    let (_, far) = super::rig::Pipe::pair(&rig.regions);
+    let refused = rig.service.accept(Box::new(far), 1, rig.now).unwrap_err();
+    assert!(refused.contains("3 are connected, expected fewer"), "{refused}");
+    rig.lines[admin].pipe = None;
+    rig.run();
+    rig.admin();
 }
 
 #[test]

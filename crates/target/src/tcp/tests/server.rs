@@ -117,4 +117,19 @@ fn visit(client: &Client) {
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
     }
+    // More than the sockets hold, to a host that does not look for a while.
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    let tags: Vec<u16> = (0..40).map(|_| io.submit(&read, Data::ToHost(256 * 512), &[])).collect();
+    io.is_deaf = true;
+    let until = client.clock.now().after(Span::from_ms(20));
+    while client.clock.now() < until {
+        io.turn(client.clock.now());
+    }
+    assert!(io.done.is_empty());
+    io.is_deaf = false;
+    let until = client.clock.now().after(Span::from_secs(20));
+    while tags.iter().any(|tag| !io.done.contains_key(tag)) {
+        io.turn(client.clock.now());
+        assert!(client.clock.now() < until, "{} of 40 have ended", io.done.len());
+    }
 }

@@ -1,0 +1,109 @@
+//! Connect: what a connection becomes.
+
+use std::sync::Arc;
+
+use base::{Instant, Memory};
+use tcp::QueueKind;
+use wire::fabrics::{ConnectData, Connected};
+use wire::opcode::FabricsType;
+use wire::{AdminOpcode, Command, Completion, Status};
+
+use super::{Guest, Role};
+use crate::tcp::admin::Admin;
+use crate::tcp::connect::{Asked, Granted, NotGranted, no_queue, parse};
+use crate::tcp::discovery::Discovery;
+use crate::tcp::io::Io;
+use crate::tcp::news::News;
+use crate::tcp::rooms::Way;
+
+impl Guest {
+    /// The first command of a connection.
+    #[cold]
+    pub(super) fn connect(&mut self, now: Instant, tag: u16) {
+        let command = *self.rooms.command(tag);
+        let completion = match self.granted(now, tag, &command) {
+            Ok(cntlid) => {
+                self.connect_by = Instant::NEVER;
+                let result = Connected(0).with(|connected| connected.cntlid(cntlid)).0;
+                Completion::new(0, Status::SUCCESS).with_dw0(result)
+            }
+            Err(NotGranted { status, result, why }) => {
+                let (connection, peer) = (self.id, self.peer.clone());
+                self.service.tell(News::Refused { connection, peer, why });
+                Completion::new(0, status).with_dw0(result)
+            }
+        };
+        self.rooms.finish(&mut self.end, tag, 0, completion);
+    }
+
+    fn granted(&mut self, now: Instant, tag: u16, command: &Command) -> Result<u16, NotGranted> {
+        let refuse = |status: Status, why: &str| NotGranted {
+            status: status.with_dnr(),
+            result: 0,
+            why: why.to_owned(),
+        };
+        let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
+        let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
+        if !is_fabrics || kind != Some(FabricsType::Connect) {
+            let why = "its first command is not Connect";
+            return Err(refuse(Status::COMMAND_SEQUENCE_ERROR, why));
+        }
+        let connect = parse(command)?;
+        let mut data = ConnectData::zeroed();
+        let len = u32::try_from(ConnectData::BYTES).unwrap_or(u32::MAX);
+        if self.rooms.data(tag) != (Way::FromHost, len) {
+            let why =
+                format!("its Connect has {} bytes of data, expected {len}", self.rooms.data(tag).1);
+            return Err(refuse(Status::DATA_SGL_LENGTH_INVALID, &why));
+        }
+        let mut bytes = [0; ConnectData::BYTES];
+        if let Some(buffer) = self.rooms.buffer(tag) {
+            let segment = buffer.segment(self.rooms.budget(), len);
+            let loaded = self.rooms.budget().regions().load(segment, &mut bytes);
+            loaded.map_err(|_| refuse(Status::INTERNAL_ERROR, "its data lie nowhere"))?;
+            data = ConnectData::from_bytes(&bytes);
+        }
+        let asked = Asked { service: &self.service, port: self.port, now, connect, data: &data };
+        let granted = asked.answer()?;
+        let entries = connect.sqsize + 1;
+        let flow_control = !connect.disable_sq_flow_control;
+        match granted {
+            Granted::Admin(association) => {
+                self.end.connected(QueueKind::Admin { entries, flow_control });
+                let bell = Arc::clone(&self.seat);
+                association.front().set_bell(Arc::new(move || bell.ring()));
+                let cntlid = association.cntlid;
+                self.service.tell(News::Associated {
+                    connection: self.id,
+                    peer: self.peer.clone(),
+                    host: association.host.nqn.clone(),
+                    subsystem: association.offer().nqn().to_owned(),
+                    cntlid,
+                });
+                self.role =
+                    Role::Admin(Box::new(Admin::new(association, self.service.limits().quiesce)));
+                Ok(cntlid)
+            }
+            Granted::Discovery(host) => {
+                self.end.connected(QueueKind::Admin { entries, flow_control });
+                let cntlid = self.service.discover(&self.seat);
+                let (service, port) = (self.service.clone(), self.port);
+                let kato = connect.kato;
+                let discovery = Discovery::new(service, (host, port), (cntlid, kato), now);
+                self.role = Role::Discovery(Box::new(discovery));
+                Ok(cntlid)
+            }
+            Granted::Io { association, qid } => {
+                let cntlid = association.cntlid;
+                let depth = self.service.limits().queue_entries;
+                let io = Io::new(&self.service, association, (qid, depth), &mut self.rooms, now);
+                let io = io.map_err(no_queue)?;
+                let bell = Arc::clone(&self.seat);
+                io.link().set_bell(Arc::new(move || bell.ring()));
+                self.end.connected(QueueKind::Io { entries, flow_control });
+                self.role = Role::Io(Box::new(io));
+                Ok(cntlid)
+            }
+        }
+    }
+}

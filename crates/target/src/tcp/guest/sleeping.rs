@@ -1,0 +1,115 @@
+//! What a connection waits for while its thread sleeps.
+
+use std::io;
+use std::sync::Arc;
+
+use base::{Instant, WakeSource};
+use reactor::WokenBy;
+use tcp::Connection;
+
+use super::{Guest, Role};
+use crate::tcp::io::Io;
+use crate::tcp::news::Reason;
+use crate::tcp::poller::Bed;
+use crate::tcp::seat::Seat;
+
+impl Guest {
+    /// It may sleep, on what is returned.
+    pub(in crate::tcp) fn make_bed(&mut self) -> io::Result<WokenBy> {
+        let source =
+            self.stream.as_ref().map_or(WakeSource::Nothing, |stream| stream.wake_source());
+        let bed = Bed::new(source)?;
+        let woken_by = bed.woken_by()?;
+        self.bed = Some(bed);
+        Ok(woken_by)
+    }
+
+    pub(in crate::tcp) fn bed_and_queue(&mut self) -> (Option<&mut Bed>, Option<&mut Io>) {
+        let io = match &mut self.role {
+            Role::Io(io) => Some(&mut **io),
+            _ => None,
+        };
+        (self.bed.as_mut(), io)
+    }
+
+    /// Nothing will be needed for a while.
+    pub(in crate::tcp) fn rest(&mut self) {
+        self.rooms.purse().tidy();
+        if let Role::Io(io) = &mut self.role {
+            io.tell(self.worked_at);
+        }
+    }
+
+    /// Has the stream signal. True if something is there already.
+    pub(in crate::tcp) fn arm_stream(&mut self) -> bool {
+        let wants_bytes = self.next_event == self.events.as_slice().len();
+        let wants_room = self.outgoing.is_blocked() || self.outgoing.is_read();
+        self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_room))
+    }
+
+    /// The thread looks by itself again.
+    pub(in crate::tcp) fn awake(&mut self) {
+        if let Some(stream) = &mut self.stream {
+            stream.disarm();
+        }
+        if let Role::Io(io) = &mut self.role {
+            io.queue().disarm();
+        }
+        self.looks.now();
+    }
+
+    /// Whether there is something to be sent that was not tried yet.
+    #[inline]
+    pub(in crate::tcp) fn has_unsent(&self) -> bool {
+        self.stream.is_some()
+            && !self.outgoing.is_blocked()
+            && (self.end.has_more() || self.outgoing.has_unsent(&self.end))
+    }
+
+    /// Whether only further turns bring it on.
+    pub(in crate::tcp) fn is_behind(&self) -> bool {
+        let wants_turn = match &self.role {
+            Role::Admin(admin) => admin.wants_turn(),
+            Role::Io(io) => self.reason.is_some() && io.is_drained(),
+            Role::Stranger | Role::Discovery(_) | Role::Gone => false,
+        };
+        wants_turn || self.seat.is_called() || self.is_over()
+    }
+
+    /// Has it end because its thread does.
+    pub(in crate::tcp) fn leave(&mut self) {
+        if self.reason.is_none() {
+            self.end_for(self.worked_at, Reason::ServerEnds);
+        }
+        self.close(self.worked_at);
+    }
+
+    pub(in crate::tcp) fn worked_at(&self) -> Instant {
+        self.worked_at
+    }
+
+    pub(in crate::tcp) fn seat(&self) -> &Arc<Seat> {
+        &self.seat
+    }
+
+    /// When to look again even if nothing happens.
+    pub(in crate::tcp) fn next_deadline(&self) -> Instant {
+        let role = match &self.role {
+            Role::Admin(admin) => admin.wake_at(),
+            Role::Io(io) => io.wake_at(),
+            Role::Discovery(discovery) => discovery.wake_at(),
+            Role::Stranger | Role::Gone => Instant::NEVER,
+        };
+        self.deadline().min(role)
+    }
+
+    /// When something is to be looked after.
+    #[inline]
+    pub(in crate::tcp) fn deadline(&self) -> Instant {
+        let blocked = match self.blocked_since {
+            Some(since) => since.after(self.service.limits().patience),
+            None => Instant::NEVER,
+        };
+        self.end.deadline().min(self.connect_by).min(blocked).min(self.owed_check)
+    }
+}
