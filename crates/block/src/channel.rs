@@ -303,6 +303,29 @@ impl Channel {
         taken
     }
 
+    /// Takes the answers of one lane, and gives them the tokens that their requests came with.
+    #[inline(always)]
+    fn poll_lane(&mut self, lane: usize, now: Instant, answers: &mut Answers) -> usize {
+        let Self { tags, lanes, port, block_shift, .. } = self;
+        let start = answers.len();
+        if lanes[lane].poll(now, answers) == 0 {
+            return 0;
+        }
+        let given = answers.after_mut(start);
+        let count = given.len();
+        match given {
+            [answer] => tags.give_back_one(now, answer, *block_shift, &port.meter),
+            given => tags.give_back(now, given, *block_shift, &port.meter),
+        }
+        count
+    }
+
+    /// Not inlined: whoever has one lane does not pay for a loop.
+    #[inline(never)]
+    fn poll_lanes(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, answers)).sum()
+    }
+
     /// Says how much may be in flight by the end of this turn, and whether there is reason to look
     /// what the device is about.
     #[inline]
@@ -342,34 +365,29 @@ impl Backend for Channel {
 
     #[inline]
     fn flush(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::flush);
+        match self.lanes.as_mut_slice() {
+            [lane] => lane.flush(),
+            lanes => lanes.iter_mut().for_each(Lane::flush),
+        }
     }
 
     fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
-        let before = answers.len();
         if self.grant.shared.attention.0.load(Ordering::Relaxed) != self.seen {
             self.attend();
         }
-        let Self { tags, lanes, port, block_shift, .. } = self;
-        let (meter, depth) = (&port.meter, tags.in_flight());
-        for lane in lanes {
-            let start = answers.len();
-            if lane.poll(now, answers) == 0 {
-                continue;
-            }
-            match answers.after_mut(start) {
-                [answer] => tags.give_back_one(now, answer, *block_shift, meter),
-                given => tags.give_back(now, given, *block_shift, meter),
-            }
-        }
-        if answers.len() > before {
-            meter.polled(depth as u64);
+        let depth = self.tags.in_flight();
+        let mut found = match self.lanes.len() {
+            1 => self.poll_lane(0, now, answers),
+            _ => self.poll_lanes(now, answers),
+        };
+        if found > 0 {
+            self.port.meter.polled(depth as u64);
             self.settle();
         }
         if self.refused.len() > 0 || self.is_slow {
-            self.poll_slowly(answers);
+            found += self.poll_slowly(answers);
         }
-        answers.len() - before
+        found
     }
 
     fn doorbells(&self) -> DoorbellCounts {

@@ -82,7 +82,7 @@ pub(crate) struct Meter {
     depth_sum: Count,
     lock_wait_ticks: Count,
     is_timing: AtomicBool,
-    latencies: OnceLock<Box<[LiveHistogram]>>,
+    latencies: OnceLock<Box<[LiveHistogram; OPERATIONS]>>,
 }
 
 #[derive(Debug, Default)]
@@ -103,7 +103,7 @@ impl Meter {
     /// wanted, on the thread that wants them.
     pub(crate) fn time(&self, on: bool) {
         if on {
-            self.latencies.get_or_init(|| (0..OPERATIONS).map(|_| LiveHistogram::new()).collect());
+            self.latencies.get_or_init(Box::default);
         }
         self.is_timing.store(on, Ordering::Release);
     }
@@ -152,7 +152,7 @@ impl Meter {
             done.errors = counter.errors.get();
         }
         if let Some(latencies) = self.latencies.get() {
-            for (done, live) in statistics.operations.iter_mut().zip(latencies) {
+            for (done, live) in statistics.operations.iter_mut().zip(latencies.iter()) {
                 done.latency = live.snapshot();
             }
         }

@@ -40,3 +40,4 @@ pub use pool::{Attachment, DevicePool};
 pub use regions::{NoRegion, Region, Regions, TableFull};
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};
+pub use streaming::prefetch;

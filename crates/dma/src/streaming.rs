@@ -48,6 +48,12 @@ impl Regions {
     }
 }
 
+/// Says that `value` will be read soon, and does not wait for it.
+#[inline]
+pub fn prefetch<T>(value: &T) {
+    prefetch_read((&raw const *value).cast());
+}
+
 /// # Safety
 ///
 /// `from` is readable and `to` writable for so many lines; `to` is aligned to a line. Neither is

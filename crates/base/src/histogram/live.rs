@@ -7,7 +7,7 @@ use crate::Count;
 /// which never hold it up.
 #[derive(Debug)]
 pub struct LiveHistogram {
-    counts: Box<[Count]>,
+    counts: Box<[Count; BUCKETS]>,
     sum: Count,
     max: Count,
 }
@@ -21,7 +21,7 @@ impl Default for LiveHistogram {
 impl LiveHistogram {
     /// An empty histogram. Allocates here and never again.
     pub fn new() -> Self {
-        let counts = (0..BUCKETS).map(|_| Count::default()).collect();
+        let counts = Box::new(core::array::from_fn(|_| Count::default()));
         Self { counts, sum: Count::default(), max: Count::default() }
     }
 
@@ -41,7 +41,7 @@ impl LiveHistogram {
     /// of the sums and not yet in another.
     pub fn snapshot(&self) -> Histogram {
         let mut copy = Histogram::new();
-        for (count, live) in copy.counts.iter_mut().zip(&self.counts) {
+        for (count, live) in copy.counts.iter_mut().zip(self.counts.iter()) {
             *count = live.get();
         }
         copy.sum = self.sum.get();

@@ -53,13 +53,36 @@ impl Marks {
                 .any(|(word, mask)| word.load(Ordering::Acquire) & mask != 0)
     }
 
+    /// Says that it will be asked soon about the blocks from `first` on.
+    #[inline]
+    pub(crate) fn look_ahead(&self, first: u64) {
+        if let Some(word) = usize::try_from(first / 64).ok().and_then(|at| self.words.get(at)) {
+            dma::prefetch(word);
+        }
+    }
+
     /// Whether `block` is marked.
     pub(crate) fn has(&self, block: u64) -> bool {
         self.any(block, 1)
     }
 
     /// Whether `first` is marked, and how many blocks from there on, at most `count`, are alike.
+    #[inline]
     pub(crate) fn run(&self, first: u64, count: u64) -> (bool, u64) {
+        if let Some(word) = usize::try_from(first / 64).ok().and_then(|at| self.words.get(at)) {
+            // Mostly all of them are in one word, and alike. Pairs with the release in `set`.
+            let bits = word.load(Ordering::Acquire) >> (first % 64);
+            let marked = bits & 1 == 1;
+            let unlike = if marked { !bits } else { bits };
+            let alike = u64::from(unlike.trailing_zeros()).min(64 - first % 64);
+            if count > 0 && alike >= count {
+                return (marked, count);
+            }
+        }
+        self.run_of_words(first, count)
+    }
+
+    fn run_of_words(&self, first: u64, count: u64) -> (bool, u64) {
         let marked = self.has(first);
         let mut length = 0;
         for (word, mask) in self.touched(first, count) {

@@ -24,6 +24,10 @@ pub struct Null {
 #[derive(Debug)]
 struct NullChannel {
     limits: Limits,
+    /// The answer to a request that came alone when nothing was ready: it has the first place. Token
+    /// and outcome are loaded as they were stored; out of a queue an answer is loaded as a whole,
+    /// and that waits until the stores of its parts are done.
+    alone: Option<(u64, Outcome)>,
     ready: Ready,
 }
 
@@ -80,7 +84,27 @@ impl Medium for Null {
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
         let ready = Ready::with_depth(self.limits.depth_max);
-        Ok(Box::new(NullChannel { limits: self.limits.clone(), ready }))
+        Ok(Box::new(NullChannel { limits: self.limits.clone(), alone: None, ready }))
+    }
+}
+
+impl NullChannel {
+    fn has_answers(&self) -> bool {
+        self.alone.is_some() || self.ready.len() > 0
+    }
+
+    /// Not inlined: what comes alone does not pay for the loop.
+    #[inline(never)]
+    fn submit_batch(&mut self, requests: &[Request]) -> usize {
+        let waiting = usize::from(self.alone.is_some());
+        let count = requests.len().min(self.ready.room() - waiting);
+        let block_count = self.limits.block_count;
+        self.ready.extend(requests[..count].iter().map(|request| Answer {
+            token: request.token,
+            outcome: outcome(request, block_count),
+            result: 0,
+        }));
+        count
     }
 }
 
@@ -91,31 +115,29 @@ impl Backend for NullChannel {
 
     #[inline]
     fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
-        let block_count = self.limits.block_count;
-        let answer = |request: &Request| {
-            // The operand is zero unless it is the first source block of a copy, so the larger of
-            // the two decides, and no branch is needed to know which operation it is.
-            let first = request.lba.max(request.operand);
-            let fits = first.saturating_add(u64::from(request.blocks)) <= block_count;
-            let outcome = if fits { Outcome::SUCCESS } else { Outcome::LBA_OUT_OF_RANGE };
-            Answer { token: request.token, outcome, result: 0 }
-        };
-        let count = requests.len().min(self.ready.room());
-        match &requests[..count] {
-            // No loop to set up.
-            [request] => self.ready.push(answer(request)),
-            requests => self.ready.extend(requests.iter().map(answer)),
+        match requests {
+            [request] if self.alone.is_none() && self.ready.len() == 0 => {
+                self.alone = Some((request.token, outcome(request, self.limits.block_count)));
+                1
+            }
+            _ => self.submit_batch(requests),
         }
-        count
     }
 
     #[inline]
     fn poll(&mut self, _now: Instant, answers: &mut Answers) -> usize {
-        self.ready.give(answers)
+        match self.alone {
+            Some((token, outcome)) if answers.room() > 0 => {
+                self.alone = None;
+                answers.push(Answer { token, outcome, result: 0 });
+                1 + if self.ready.len() > 0 { self.ready.give(answers) } else { 0 }
+            }
+            _ => self.ready.give(answers),
+        }
     }
 
     fn wake_at(&self) -> Instant {
-        if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+        if self.has_answers() { Instant::default() } else { Instant::NEVER }
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -123,6 +145,15 @@ impl Backend for NullChannel {
     }
 
     fn arm(&mut self) -> bool {
-        self.ready.len() > 0
+        self.has_answers()
     }
+}
+
+#[inline]
+fn outcome(request: &Request, block_count: u64) -> Outcome {
+    // The operand is zero unless it is the first source block of a copy, so the larger of the two
+    // decides, and no branch is needed to know which operation it is.
+    let first = request.lba.max(request.operand);
+    let fits = first.saturating_add(u64::from(request.blocks)) <= block_count;
+    if fits { Outcome::SUCCESS } else { Outcome::LBA_OUT_OF_RANGE }
 }

@@ -216,9 +216,10 @@ impl Store {
         }
     }
 
-    /// Asks for the first bytes of what `request` will read.
+    /// Asks for the first bytes of what `request` will read, and for the marks of its blocks.
     #[inline]
     fn look_ahead(&self, request: &Request) {
+        self.written.look_ahead(request.lba);
         if request.operation == Operation::Read {
             // Of what lies outside nothing comes, and it is refused when its turn does.
             let offset = request.lba.wrapping_mul(self.block_size);

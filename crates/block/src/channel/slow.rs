@@ -154,10 +154,12 @@ impl Channel {
         self.refused.push(Answer { token: request.token, outcome, result: 0 });
     }
 
-    /// Gives answers that lie ready, and says if the channel has become quiet.
+    /// Gives answers that lie ready, and says if the channel has become quiet. Returns how many it
+    /// gave.
     #[cold]
-    pub(super) fn poll_slowly(&mut self, answers: &mut Answers) {
-        self.refused.give(answers);
+    pub(super) fn poll_slowly(&mut self, answers: &mut Answers) -> usize {
+        let given = self.refused.give(answers);
         self.tell_if_quiet();
+        given
     }
 }

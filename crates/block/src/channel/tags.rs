@@ -14,7 +14,9 @@ use crate::statistics::Meter;
 #[derive(Debug)]
 pub(super) struct Tags {
     slots: Box<[Slot]>,
-    free: Vec<u32>,
+    /// A place for each tag; those below `room` hold the free ones.
+    free: Box<[u32]>,
+    room: usize,
 }
 
 /// What a tag stands for while it is in flight.
@@ -52,9 +54,8 @@ pub(super) struct Traits {
 /// anything to count.
 #[derive(Clone, Copy)]
 struct Run {
-    /// The index in its batch of the answer that it began with.
-    first: usize,
     mark: u64,
+    count: usize,
     blocks: u64,
 }
 
@@ -67,27 +68,25 @@ struct Counting<'a> {
     block_shift: u32,
 }
 
-/// The mark of no request.
-const NO_MARK: u64 = u64::MAX;
-
 impl Tags {
     pub(super) fn new(count: u32) -> Self {
         Self {
             slots: (0..count).map(|_| Slot::default()).collect(),
             free: (0..count).rev().collect(),
+            room: count as usize,
         }
     }
 
     /// How many are free.
     #[inline]
     pub(super) fn room(&self) -> usize {
-        self.free.len()
+        self.room
     }
 
     /// How many are not.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.room
     }
 
     /// Gives the requests tags, the topmost of the stack, and puts them into `outgoing` with these as
@@ -102,8 +101,8 @@ impl Tags {
         requests: &[Request],
         outgoing: &mut Vec<Request>,
     ) -> Traits {
-        let Self { slots, free } = self;
-        let tags = &free[free.len() - requests.len()..];
+        let Self { slots, free, room } = self;
+        let tags = &free[*room - requests.len()..*room];
         let stamp = now.ns << KIND_BITS;
         let Traits { mut kinds, mut end, mut lbas } = Traits::default();
         outgoing.clear();
@@ -125,7 +124,7 @@ impl Tags {
     /// [`lend`](Self::lend) for a request that comes alone: no loop to set up.
     #[inline]
     pub(super) fn lend_one(&mut self, now: Instant, request: &Request) -> Request {
-        let tag = self.free[self.free.len() - 1];
+        let tag = self.free[self.room - 1];
         let Request { token, lba, blocks, .. } = *request;
         let mark = now.ns << KIND_BITS | u64::from(kind_of(request));
         self.slots[tag as usize] = Slot { token, lba, mark, blocks };
@@ -135,18 +134,17 @@ impl Tags {
     /// The tag that was [lent](Self::lend_one) to one request is in flight now.
     #[inline]
     pub(super) fn take_one(&mut self) {
-        self.free.pop();
+        self.room -= 1;
     }
 
     /// Of `lent` tags the first `taken` are in flight now.
     #[inline]
     pub(super) fn take(&mut self, lent: usize, taken: usize) {
-        let first = self.free.len() - lent;
-        if taken == lent {
-            self.free.truncate(first);
-        } else {
-            self.free.drain(first..first + taken);
+        // Those that were not taken move down, for which there is no need if all were.
+        if taken < lent {
+            self.free.copy_within(self.room - lent + taken..self.room, self.room - lent);
         }
+        self.room -= taken;
     }
 
     /// Puts the tokens of their requests into answers, and gives the tags back. Counts what has
@@ -159,27 +157,42 @@ impl Tags {
         block_shift: u32,
         meter: &Meter,
     ) {
-        let Self { slots, free } = self;
+        let Self { slots, free, room } = self;
         let counting = Counting { meter, stamp: now.ns << KIND_BITS, block_shift };
-        let mut run = Run { first: 0, mark: NO_MARK, blocks: 0 };
-        free.extend(answers.iter_mut().enumerate().map(|(index, answer)| {
-            #[expect(clippy::cast_possible_truncation, reason = "a tag")]
-            let tag = answer.token as u32;
-            let slot = &slots[tag as usize];
-            answer.token = slot.token;
-            // Something has changed or gone wrong: both in one comparison.
-            if slot.mark ^ run.mark | u64::from(answer.outcome.0) != 0 {
-                run = counting.turn(run, index, slot, answer.outcome);
+        let (first, count) = (*room, answers.len());
+        assert!(count <= slots.len() - first, "a backend answered a request twice");
+        let mut places = &mut free[first..first + count];
+        *room += count;
+        let mut answers = answers;
+        while let Some(answer) = answers.first() {
+            let mark = slots[tag_of(answer)].mark;
+            let mut run = Run { mark, blocks: 0, count: 0 };
+            let mut outcomes = 0;
+            for (answer, place) in answers.iter_mut().zip(places.iter_mut()) {
+                let tag = tag_of(answer);
+                let slot = &slots[tag];
+                if slot.mark != mark {
+                    break;
+                }
+                (answer.token, *place) = (slot.token, number_of(tag));
+                run.blocks += u64::from(slot.blocks);
+                outcomes |= answer.outcome.0;
+                run.count += 1;
             }
-            run.blocks += u64::from(slot.blocks);
-            tag
-        }));
-        counting.end(run, answers.len());
-        assert!(free.len() <= slots.len(), "a backend answered a request twice");
+            let (ended, rest) = answers.split_at_mut(run.count);
+            let (tags, rest_of_places) = places.split_at_mut(run.count);
+            if outcomes != 0 {
+                run = counting.without_failed(run, ended, tags, slots);
+            }
+            if run.count > 0 {
+                counting.count(run);
+            }
+            (answers, places) = (rest, rest_of_places);
+        }
     }
 
     /// [`give_back`](Self::give_back) for an answer that comes alone.
-    #[inline]
+    #[inline(always)]
     pub(super) fn give_back_one(
         &mut self,
         now: Instant,
@@ -187,20 +200,19 @@ impl Tags {
         block_shift: u32,
         meter: &Meter,
     ) {
-        let Self { slots, free } = self;
-        #[expect(clippy::cast_possible_truncation, reason = "a tag")]
-        let tag = answer.token as u32;
-        let slot = &slots[tag as usize];
+        let Self { slots, free, room } = self;
+        let tag = tag_of(answer);
+        let slot = &slots[tag];
         answer.token = slot.token;
         let counting = Counting { meter, stamp: now.ns << KIND_BITS, block_shift };
         if answer.outcome.is_success() {
-            let run = Run { first: 0, mark: slot.mark, blocks: u64::from(slot.blocks) };
-            counting.count(run, 1);
+            counting.count(Run { mark: slot.mark, count: 1, blocks: u64::from(slot.blocks) });
         } else {
             meter.failed(operation_of(slot.mark));
         }
-        assert!(free.len() < slots.len(), "a backend answered a request twice");
-        free.push(tag);
+        assert!(*room < free.len(), "a backend answered a request twice");
+        free[*room] = number_of(tag);
+        *room += 1;
     }
 
     /// What the requests in flight touch.
@@ -212,7 +224,8 @@ impl Tags {
     /// Ends everything in flight: the answers to that, and the operations they were.
     pub(super) fn abandon(&mut self, outcome: Outcome) -> impl Iterator<Item = (Answer, usize)> {
         let flying = self.flying();
-        self.free.extend(&flying);
+        self.free[self.room..].copy_from_slice(&flying);
+        self.room = self.free.len();
         flying.into_iter().map(move |tag| {
             let slot = &self.slots[tag as usize];
             (Answer { token: slot.token, outcome, result: 0 }, operation_of(slot.mark))
@@ -222,7 +235,7 @@ impl Tags {
     /// The tags in flight. Not on the way of an I/O.
     fn flying(&self) -> Vec<u32> {
         let mut is_free = vec![false; self.slots.len()];
-        self.free.iter().for_each(|tag| is_free[*tag as usize] = true);
+        self.free[..self.room].iter().for_each(|tag| is_free[*tag as usize] = true);
         (0..).zip(is_free).filter(|(_, is_free)| !is_free).map(|(tag, _)| tag).collect()
     }
 }
@@ -251,36 +264,42 @@ impl Slot {
 }
 
 impl Counting<'_> {
-    /// The answer with this index begins another run, or is bad and in none.
-    #[inline(never)]
-    fn turn(self, run: Run, index: usize, slot: &Slot, outcome: Outcome) -> Run {
-        self.end(run, index);
-        if outcome.is_success() {
-            return Run { first: index, mark: slot.mark, blocks: 0 };
+    /// What is left of a run without the answers that are bad, which are counted as such.
+    #[cold]
+    fn without_failed(self, mut run: Run, answers: &[Answer], tags: &[u32], slots: &[Slot]) -> Run {
+        for (answer, tag) in answers.iter().zip(tags) {
+            if !answer.outcome.is_success() {
+                self.meter.failed(operation_of(run.mark));
+                run.blocks -= u64::from(slots[*tag as usize].blocks);
+                run.count -= 1;
+            }
         }
-        self.meter.failed(operation_of(slot.mark));
-        // Whatever comes next begins a run of its own.
-        Run { first: index + 1, mark: NO_MARK, blocks: 0 }
+        run
     }
 
-    /// Counts a run that ends before the answer with this index.
+    /// Counts a run.
     #[inline]
-    fn end(self, run: Run, index: usize) {
-        let count = (index - run.first) as u64;
-        if count > 0 {
-            self.count(run, count);
-        }
-    }
-
-    /// Counts a run of so many.
-    #[inline]
-    fn count(self, run: Run, count: u64) {
-        let took = self.stamp.wrapping_sub(run.mark & !KIND_MASK);
+    fn count(self, Run { mark, count, blocks }: Run) {
+        let took = self.stamp.wrapping_sub(mark & !KIND_MASK);
         // Two turns may have read their clocks in the wrong order.
         let took_ns = if took >> 63 == 0 { took >> KIND_BITS } else { 0 };
-        let bytes = run.blocks << self.block_shift;
-        self.meter.succeeded(operation_of(run.mark), count, bytes, took_ns);
+        let bytes = blocks << self.block_shift;
+        self.meter.succeeded(operation_of(mark), count as u64, bytes, took_ns);
     }
+}
+
+/// The tag that an answer came with.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a tag")]
+fn tag_of(answer: &Answer) -> usize {
+    answer.token as u32 as usize
+}
+
+/// The number of a tag, which indexes a table.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a tag")]
+fn number_of(tag: usize) -> u32 {
+    tag as u32
 }
 
 /// The operation of a request, and its flags above.

@@ -10,6 +10,8 @@
 //! token. The clock is read once for each batch of answers. All tasks that were submitted in one
 //! batch carry the same stamp, so their latencies are counted as a run and not one by one.
 
+mod alone;
+
 use std::collections::BTreeMap;
 
 use base::{
@@ -18,6 +20,7 @@ use base::{
 };
 use host::Clock;
 
+pub(super) use self::alone::Bounds;
 use super::scrutiny::Scrutiny;
 use crate::perf::arrivals::Arrivals;
 use crate::perf::outcome::{Counts, Turns};
@@ -247,33 +250,6 @@ impl<S: Scrutiny> Lane<S> {
         self.budget -= answered.len() as u64;
         self.answers = answers;
         self.answers.clear();
-    }
-
-    /// [`repeat`](Self::repeat) and submit, for one I/O that has ended alone: no runs to be found.
-    #[inline]
-    fn repeat_one(&mut self, stamp: Instant, fixed: Fixed, workload: &mut Workload) {
-        let Fixed { operation, blocks, len_bytes, .. } = fixed;
-        let answer = self.answers.as_slice()[0];
-        self.answers.clear();
-        let sent_ns = std::mem::replace(&mut self.sent[index_of(answer.token)], stamp.ns);
-        if answer.outcome.is_success() {
-            self.sums.count(Run { sent_ns, operation, count: 1 }, stamp);
-            self.sums.bytes += u64::from(len_bytes);
-        } else {
-            self.sums.fail(answer.outcome);
-        }
-        self.turns.completions += 1;
-        self.budget -= 1;
-        if self.again.token != answer.token || self.again.blocks == 0 {
-            self.again = fixed.request(answer.token, 0);
-        }
-        self.again.lba = workload.address(&mut self.addresses, blocks);
-        let alone = std::slice::from_ref(&self.again);
-        let taken = self.backend.submit(stamp, alone, &self.segments);
-        self.backend.flush();
-        if taken == 0 {
-            self.requests.push(self.again);
-        }
     }
 
     /// One turn of an open loop: I/Os start when they arrive, and are timed from then. Returns how

@@ -9,7 +9,7 @@ use host::Clock;
 use host::watch::{Interest, Watch};
 use reactor::{Context, Found, Poller, WokenBy};
 
-use super::lane::{Lane, Sums};
+use super::lane::{Bounds, Lane, Sums};
 use super::places::Places;
 use super::scrutiny::Scrutiny;
 use crate::perf::arrivals::Arrivals;
@@ -135,6 +135,9 @@ const LOOKS: u32 = 8;
 const ROUNDS: u32 = 32;
 const ENOUGH: usize = 32;
 
+/// The same for a lane that goes alone.
+const ALONE: Bounds = Bounds { ios: ENOUGH as u64, looks: LOOKS as u64 };
+
 /// How long I/Os in flight are waited for at the end.
 const DRAIN: Span = Span::from_secs(5);
 
@@ -214,6 +217,11 @@ impl<S: Scrutiny> Worker<S> {
     /// have found nothing.
     #[inline]
     fn rounds(&mut self, mut now: Instant) -> (usize, Instant) {
+        if let [LaneOf { lane, arrivals: None, .. }] = self.lanes.as_mut_slice()
+            && lane.goes_alone()
+        {
+            return lane.turns_alone(now, &self.clock, &mut self.workload, ALONE);
+        }
         let (mut found, mut looks) = (0, 0);
         for _ in 0..ROUNDS {
             let count;
