@@ -14,6 +14,7 @@ use base::{Answer, Dma, Instant, Mmio};
 use wire::admin::{DoorbellBufferConfig, GetLogPage, SetFeatures};
 use wire::feature::Feature;
 use wire::feature::queue::{HostBehaviorSupport, NumberOfQueues};
+use wire::identify::controller::ControllerType;
 use wire::identify::{BYTES, Cns, CommandSet, IdentifyController, IdentifyControllerNvm};
 use wire::register::{CommandSetSelected, Version};
 use wire::{Command, Status, Typed, admin};
@@ -146,7 +147,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     /// Whether this controller is asked this question.
     fn is_asked(&self, step: Step) -> bool {
         let Some(identity) = &self.identity else { return true };
-        let has_queues = self.command_sets() != CommandSetSelected::AdminOnly;
+        let has_queues = self.has_io_queues();
         match step {
             Step::Controller => true,
             Step::ControllerNvm => has_queues && self.has_command_set_pages(),
@@ -236,7 +237,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         }
         match next {
             Some(next) => self.ask(now, Ask::Step(next)),
-            None if self.command_sets() == CommandSetSelected::AdminOnly => self.become_ready(),
+            None if !self.has_io_queues() => self.become_ready(),
             None => self.scan(now, BTreeSet::new()),
         }
     }
@@ -307,6 +308,14 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     fn command_sets(&self) -> CommandSetSelected {
         let selected = self.capabilities.map(|capabilities| capabilities.command_sets);
         selected.unwrap_or(CommandSetSelected::AdminOnly)
+    }
+
+    /// Whether there is anything but an admin queue: a discovery controller has none, whatever CAP.CSS
+    /// says (Base 2.1 §3.1.3.3).
+    fn has_io_queues(&self) -> bool {
+        let kind = self.identity.as_ref().map(|identity| identity.page.cntrltype());
+        let is_discovery = kind == Some(ControllerType::Discovery);
+        self.command_sets() != CommandSetSelected::AdminOnly && !is_discovery
     }
 
     fn has_command_set_pages(&self) -> bool {
