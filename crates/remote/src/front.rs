@@ -169,6 +169,15 @@ impl Front {
         queues.fold(admin.min(self.stage_wake_at(now)), Instant::min)
     }
 
+    /// Nobody will turn it any more: closes what can be closed.
+    pub(crate) fn abandon(&mut self) {
+        self.admin = None;
+        self.close_queues();
+        self.note_closed_queues();
+        // What the old controller still does touches no memory of ours.
+        self.reach.set_holds(!self.are_queues_closed());
+    }
+
     /// Whether something has happened that the driver finds in CSTS, since this was last asked.
     pub(crate) fn take_change(&mut self) -> bool {
         core::mem::take(&mut self.has_changed)
@@ -253,8 +262,7 @@ impl Front {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        self.admin = None;
-        self.close_queues();
+        self.abandon();
         self.reach.release(self.page);
     }
 }

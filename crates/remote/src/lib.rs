@@ -41,3 +41,4 @@ pub use reach::Reach;
 pub use remote::{Calling, NotReached, Remote};
 pub use rings::Bell;
 pub use sleep::Sleep;
+pub use tcp::DigestUse;

@@ -216,6 +216,13 @@ impl Remote {
     }
 }
 
+impl Drop for Remote {
+    /// Its connections are closed. What queues have under way stays theirs until they are dropped.
+    fn drop(&mut self) {
+        self.controller.mmio().abandon();
+    }
+}
+
 /// What suits a network.
 fn suited(wishes: ControllerOptions, policy: &Policy) -> ControllerOptions {
     ControllerOptions {

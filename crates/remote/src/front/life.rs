@@ -390,6 +390,22 @@ impl Front {
         }
     }
 
+    /// A queue can be spoken to no more. The admin connection goes on as long as it can: by it the
+    /// controller is told to stop, and then there is nothing to wait for.
+    pub(super) fn fail(&mut self, now: Instant, why: String) {
+        if !matches!(self.stage, Stage::Ready) {
+            return self.lose(now, why);
+        }
+        if self.registers.csts.cfs() {
+            return;
+        }
+        self.why = Some(why);
+        self.counts.lost += 1;
+        self.lost_since.get_or_insert(now);
+        self.registers.csts = self.registers.csts.with(|csts| csts.cfs(true));
+        self.has_changed = true;
+    }
+
     /// Closes everything, without a word.
     fn leave(&mut self, now: Instant) {
         if let Some(admin) = self.admin.take() {

@@ -129,7 +129,7 @@ impl Front {
         match ended {
             Ok(opened) => self.serve(id, cid, opened),
             // A controller whose queues cannot be connected is not there.
-            Err(NotOpened { why, is_final: false }) => self.lose(now, why),
+            Err(NotOpened { why, is_final: false }) => self.fail(now, why),
             Err(NotOpened { why, is_final: true }) => {
                 self.why = Some(why);
                 self.answer_here(cid, Status::INTERNAL_ERROR);
@@ -177,7 +177,7 @@ impl Front {
             }
         }
         if let Some(why) = lost {
-            self.lose(now, why);
+            self.fail(now, why);
         }
     }
 
@@ -192,6 +192,15 @@ impl Front {
                 }
                 Progress::Closed { .. } => queue.progress = Progress::Closed { cid: None },
                 Progress::Nothing => {}
+            }
+        }
+    }
+
+    /// Looks whether those that were to close have.
+    pub(super) fn note_closed_queues(&mut self) {
+        for queue in self.queues.values_mut() {
+            if matches!(queue.progress, Progress::Closed { .. }) && queue.berth.closed().is_some() {
+                queue.progress = Progress::Nothing;
             }
         }
     }

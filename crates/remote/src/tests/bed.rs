@@ -77,6 +77,21 @@ impl Bed {
         }
     }
 
+    /// Calls and waits until it is ready. False if that did not come about.
+    pub(super) fn is_reached(&mut self) -> bool {
+        if self.call(Self::options()).is_err() {
+            return false;
+        }
+        while self.remote().is_there() {
+            if self.remote().controller().state() == State::Ready {
+                return true;
+            }
+            self.turn();
+        }
+        self.remote = None;
+        false
+    }
+
     /// A bed with a target that was reached and a controller that is ready.
     pub(super) fn ready() -> Self {
         let mut bed = Self::new();
@@ -96,6 +111,7 @@ impl Bed {
         let techniques = Techniques::default();
         let options = QueuePairOptions { depth, vector: None, techniques };
         let now = self.now;
+        self.turn_until(|bed| bed.remote().controller().state() == State::Ready);
         let id = self.remote().controller().create_queue_pair(now, options).unwrap();
         self.turn_until(|bed| bed.events.contains(&Event::QueuePairCreated { id }));
         let queue = self.remote().take_queue(id, 1, QueueSizes::default()).unwrap();

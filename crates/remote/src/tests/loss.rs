@@ -1,7 +1,8 @@
 //! Connections that are lost: everything is answered once, in time, and nothing is left behind.
 
 use base::{Operation, Outcome, Span};
-use nvme::{Event, State};
+use nvme::{Event, ShutdownNotification, State};
+use sim::network::Direction;
 
 use super::bed::Bed;
 use crate::policy::Policy;
@@ -125,4 +126,68 @@ fn a_peer_that_does_not_come_back_is_given_up_in_time_and_all_is_answered() {
     bed.queues.clear();
     bed.remote = None;
     assert!(bed.free_bytes() > free, "rings and lists have come back");
+}
+
+/// How much goes over each stream in a session of one write and one read.
+fn lengths() -> Vec<(usize, Direction, u64)> {
+    let bed = session(None);
+    let state = bed.target.state();
+    let each = state.networks.iter().enumerate().flat_map(|(number, network)| {
+        [Direction::There, Direction::Back].map(|way| (number, way, network.arrived(way)))
+    });
+    each.collect()
+}
+
+/// A session with harm done to one stream: it is not reached, or all goes well in the end; either way
+/// nothing is left behind.
+fn session(harm: Option<(usize, Direction, u64)>) -> Bed {
+    let mut bed = Bed::new();
+    let free = bed.free_bytes();
+    bed.target.state().harm = harm;
+    if bed.is_reached() {
+        bed.add_queue(8);
+        bed.exchange(3, 16, 3);
+        bed.queues.clear();
+        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+        let now = bed.now;
+        bed.remote().controller().shut_down(now, ShutdownNotification::Normal).unwrap();
+        bed.turn_until(|bed| !bed.remote().is_there());
+    }
+    bed.remote = None;
+    (0..3).for_each(|_| bed.turn());
+    assert_eq!(bed.target.connections(), 0, "{harm:?}");
+    assert_eq!(bed.free_bytes(), free, "{harm:?}");
+    bed
+}
+
+#[test]
+fn a_stream_that_is_cut_at_any_byte_leaves_nothing_behind() {
+    let mut count = 0;
+    for (number, way, len) in lengths() {
+        // All of the first bytes, in which a connection is opened, and some of the others.
+        let all = (0..len).filter(|at| *at < 300 || at % 61 == 0 || len - at < 100);
+        for at in all {
+            session(Some((number, way, at)));
+            count += 1;
+        }
+    }
+    assert!(count > 1500, "{count} cuts");
+}
+
+/// The controller is told by the admin connection, which is still there, and says that it has stopped.
+#[test]
+fn a_queue_that_is_lost_alone_is_made_again_without_waiting_for_silence() {
+    let mut bed = Bed::with_queue(32);
+    bed.turn_for(Policy::default().retry);
+    bed.target.state().is_idle = true;
+    let place = bed.place(0, 8);
+    assert!(bed.submit(0, Operation::Write, 0, &[place], 1));
+    bed.turn_for(Span::from_ms(1));
+    bed.target.state().networks[1].cut();
+    bed.target.state().is_idle = false;
+    let cut_at = bed.now;
+    bed.turn_until(|bed| !bed.answers.is_empty());
+    assert!(bed.now.since(cut_at) < Span::from_ms(300), "{}", bed.now.since(cut_at));
+    assert_eq!(bed.answers[0].outcome, Outcome::SUCCESS);
+    bed.exchange(3, 8, 3);
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::{Broken, Instant, Memory, Received, Stream, Stretch};
 use dma::Regions;
-use sim::network::{self, Network, NetworkOptions};
+use sim::network::{self, Direction, Fault, Faults, Network, NetworkOptions};
 use tcp::{
     CommandData, Connection, Controller, ControllerConfig, ControllerEvent, Events, Payloads,
     Piece, QueueKind,
@@ -40,6 +40,8 @@ pub(super) struct State {
     pub(super) is_idle: bool,
     /// Admin commands with this opcode are not answered.
     pub(super) mute: Option<u8>,
+    /// What happens to the stream of this number.
+    pub(super) harm: Option<(usize, Direction, u64)>,
     /// What the next networks are like.
     pub(super) network: NetworkOptions,
     /// The networks, in the order of their making.
@@ -92,6 +94,7 @@ impl Target {
             refuses: None,
             is_idle: false,
             mute: None,
+            harm: None,
             network: NetworkOptions::default(),
             networks: Vec::new(),
             config: ControllerConfig { transfer_bytes_max: 1 << 20, ..ControllerConfig::default() },
@@ -154,7 +157,16 @@ impl Dial for Line {
         if state.is_away {
             return Box::new(Ring(Some(Err(Broken("nobody is there".into())))));
         }
-        let options = state.network.clone();
+        let mut options = state.network.clone();
+        if let Some((number, direction, at)) = state.harm
+            && number == state.networks.len()
+        {
+            let faults = Faults::one(at, Fault::Cut);
+            match direction {
+                Direction::There => options.there.faults = faults,
+                Direction::Back => options.back.faults = faults,
+            }
+        }
         let (ours, theirs, network) =
             network::pair(options, Arc::new(self.regions.clone()), Arc::new(Regions::new(1)));
         network.advance(now);

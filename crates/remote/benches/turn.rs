@@ -1,0 +1,285 @@
+//! Instructions per I/O of the whole host of NVMe/TCP, for reads of 4 KiB: counted and not timed.
+//!
+//! Each count is of one turn with as many reads as its name ends with: all of them are submitted and
+//! sent, and the answers to as many are received, copied to where they belong, and handed to the
+//! caller. The socket is not in it: what has come lies ready, and what is sent goes nowhere.
+
+#![expect(missing_docs, reason = "the macros make items of their own")]
+#![expect(clippy::unwrap_used, reason = "a bench may")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use base::{
+    Answers, Backend, Broken, Flags, Instant, Operation, Outcome, Received, Request, Segment, Span,
+    Stream, Stretch, WakeSource,
+};
+use block::Null;
+use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use gungraun::{library_benchmark, library_benchmark_group, main};
+use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, Techniques};
+use sim::network::{self, NetworkOptions};
+use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
+use tenmil_remote::{Calling, Dial, Dialled, Options, Remote, RemoteQueue};
+
+const BYTES: u32 = 4096;
+const NQN: &str = "nqn.2024-01.example:disk";
+
+/// A stream that can be told to go nowhere and to bring what it brought before.
+struct Tape {
+    inner: Inner,
+    reel: Arc<Mutex<Reel>>,
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+type Inner = Arc<Mutex<Box<dyn Stream>>>;
+
+#[derive(Default)]
+struct Reel {
+    is_played: bool,
+    recorded: Vec<u8>,
+    /// Every stream that was made, the last one last.
+    inner: Vec<Inner>,
+}
+
+impl Stream for Tape {
+    fn receive(&mut self) -> Received {
+        let mut reel = self.reel.lock().unwrap();
+        if reel.is_played {
+            if self.at < self.bytes.len() {
+                return Received::Nothing;
+            }
+            self.bytes = std::mem::take(&mut reel.recorded);
+            self.at = 0;
+            return Received::Bytes(self.bytes.len());
+        }
+        let mut inner = self.inner.lock().unwrap();
+        let received = inner.receive();
+        let count = inner.bytes().len();
+        self.bytes.drain(..self.at);
+        self.at = 0;
+        self.bytes.extend(inner.bytes());
+        inner.consume(count);
+        received
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[self.at..]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.at += count;
+    }
+
+    fn receive_into(&mut self, into: &[Segment]) -> Received {
+        self.inner.lock().unwrap().receive_into(into)
+    }
+
+    fn send(&mut self, headers: &[u8], all: &[Stretch], more: bool) -> Result<usize, Broken> {
+        if !self.reel.lock().unwrap().is_played {
+            return self.inner.lock().unwrap().send(headers, all, more);
+        }
+        let len = |stretch: &Stretch| match *stretch {
+            Stretch::Headers { len_bytes, .. } => len_bytes as usize,
+            Stretch::Memory(segment) => segment.len_bytes as usize,
+        };
+        Ok(all.iter().map(len).sum())
+    }
+
+    fn released(&mut self) -> u64 {
+        u64::MAX
+    }
+
+    fn shut_down(&mut self) {}
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Nothing
+    }
+
+    fn arm(&mut self, _: bool, _: bool) -> bool {
+        true
+    }
+
+    fn peer(&self) -> String {
+        String::new()
+    }
+}
+
+/// The network, and who is at its other end.
+struct Net {
+    regions: Regions,
+    service: Service,
+    guests: Arc<Mutex<Vec<Guest>>>,
+    reel: Arc<Mutex<Reel>>,
+}
+
+struct Ring(Option<Result<Box<dyn Stream>, Broken>>);
+
+impl Dialled for Ring {
+    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, Broken>> {
+        self.0.take()
+    }
+}
+
+impl Dial for Net {
+    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn Dialled> {
+        let memory = || Arc::new(self.regions.clone());
+        let options = NetworkOptions { inbox_bytes: 4 << 20, ..NetworkOptions::default() };
+        let (ours, theirs, _) = network::pair(options, memory(), memory());
+        self.guests.lock().unwrap().push(self.service.accept(Box::new(theirs), 1, now).unwrap());
+        let inner: Inner = Arc::new(Mutex::new(Box::new(ours)));
+        self.reel.lock().unwrap().inner.push(Arc::clone(&inner));
+        let reel = Arc::clone(&self.reel);
+        Box::new(Ring(Some(Ok(Box::new(Tape { inner, reel, bytes: Vec::new(), at: 0 })))))
+    }
+
+    fn peer(&self) -> String {
+        "the target".into()
+    }
+}
+
+/// A queue with the answers to all of its reads lying ready.
+struct Turn {
+    queue: RemoteQueue,
+    _remote: Remote,
+    answers: Answers,
+    requests: Vec<Request>,
+    segments: Vec<Segment>,
+    now: Instant,
+}
+
+impl Turn {
+    fn of(count: u64) -> Self {
+        let regions = Regions::new(16);
+        let service = service(&regions);
+        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+        let data = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
+        pool.map_on_use();
+        let guests = Arc::new(Mutex::new(Vec::new()));
+        let reel = Arc::new(Mutex::new(Reel::default()));
+        let (at, held) = (Arc::clone(&guests), Arc::clone(&reel));
+        let net = Net { regions, service, guests: at, reel: held };
+        let mut now = Instant { ns: 1_000_000 };
+        let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
+        let wishes = ControllerOptions::default();
+        let mut calling = Calling::begin(pool, Box::new(net), options, wishes, now).unwrap();
+        let mut turn = |guests: &Mutex<Vec<Guest>>| {
+            now = now.after(Span::from_us(100));
+            guests.lock().unwrap().iter_mut().for_each(|guest| while guest.turn(now) {});
+            now
+        };
+        let mut remote = loop {
+            let now = turn(&guests);
+            if let Some(ended) = calling.turn(now) {
+                break ended.unwrap();
+            }
+        };
+        while remote.poll(turn(&guests)) != Some(Event::Ready) {}
+        let options =
+            QueuePairOptions { depth: 129, vector: None, techniques: Techniques::default() };
+        let at = turn(&guests);
+        let id = remote.controller().create_queue_pair(at, options).unwrap();
+        while remote.poll(turn(&guests)) != Some(Event::QueuePairCreated { id }) {}
+        let queue = remote.take_queue(id, 1, QueueSizes::default()).unwrap();
+        let requests = (0..count).map(read).collect();
+        let segments = (0..256).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
+        let mut this = Self {
+            queue,
+            _remote: remote,
+            answers: Answers::with_capacity(256),
+            requests,
+            segments,
+            now: at,
+        };
+        // Twice for real, so that everything has been used.
+        for _ in 0..2 {
+            this.submit();
+            let mut ended = 0;
+            while ended < count {
+                let now = turn(&guests);
+                ended += this.queue.poll(now, &mut this.answers) as u64;
+                this.answers.clear();
+            }
+        }
+        // And then so that the answers lie ready.
+        this.submit();
+        turn(&guests);
+        record(&mut reel.lock().unwrap());
+        this
+    }
+
+    fn submit(&mut self) {
+        let taken = self.queue.submit(self.now, &self.requests, &self.segments);
+        assert_eq!(taken, self.requests.len());
+        self.queue.flush();
+    }
+
+    #[inline(never)]
+    fn turn(&mut self) {
+        let count = self.queue.poll(self.now, &mut self.answers);
+        assert_eq!(count, self.requests.len());
+        let is_well = |answer: &base::Answer| answer.outcome == Outcome::SUCCESS;
+        assert!(self.answers.as_slice().iter().all(is_well));
+        self.answers.clear();
+        self.submit();
+    }
+}
+
+/// What would come now lies ready, and nothing comes or goes any more.
+fn record(reel: &mut Reel) {
+    let inner = Arc::clone(reel.inner.last().unwrap());
+    let mut inner = inner.lock().unwrap();
+    while let Received::Bytes(_) = inner.receive() {}
+    reel.recorded = inner.bytes().to_vec();
+    reel.is_played = true;
+}
+
+fn read(number: u64) -> Request {
+    Request {
+        token: number,
+        lba: number * 8,
+        operand: 0,
+        segment_first: u32::try_from(number).unwrap(),
+        blocks: BYTES / 512,
+        segment_count: 1,
+        metadata_count: 0,
+        operation: Operation::Read,
+        flags: Flags::NONE,
+    }
+}
+
+/// A target with an SSD that answers.
+fn service(regions: &Regions) -> Service {
+    let service = Service::new(regions, Limits::default()).unwrap();
+    let medium = Arc::new(Null::new(512, 1 << 20).unwrap());
+    let config = SubsystemConfig {
+        nqn: NQN.to_owned(),
+        ..SubsystemConfig::new("1", vec![NamespaceConfig::new(medium)])
+    };
+    let plan = OfferPlan {
+        subsystem: Subsystem::new(config).unwrap(),
+        nqn: NQN.to_owned(),
+        hosts: Hosts::Any,
+        ports: BTreeMap::from([(1, Vec::new())]),
+        model: ControllerModel::Dynamic,
+        masks: BTreeMap::new(),
+    };
+    service.open_port(1, Port { address: None });
+    service.offer(plan).unwrap();
+    service
+}
+
+#[library_benchmark]
+#[bench::depth_1(args = (1), setup = Turn::of)]
+#[bench::depth_128(args = (128), setup = Turn::of)]
+fn remote_host(mut turn: Turn) -> Turn {
+    turn.turn();
+    turn
+}
+
+library_benchmark_group!(name = turn; benchmarks = remote_host);
+main!(library_benchmark_groups = turn);
