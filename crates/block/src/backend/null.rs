@@ -157,3 +157,43 @@ fn outcome(request: &Request, block_count: u64) -> Outcome {
     let fits = first.saturating_add(u64::from(request.blocks)) <= block_count;
     if fits { Outcome::SUCCESS } else { Outcome::LBA_OUT_OF_RANGE }
 }
+
+#[cfg(test)]
+mod tests {
+    use base::{Answers, Instant, Medium, Operation, Outcome, Request};
+
+    use super::Null;
+
+    #[test]
+    fn answers_come_in_the_order_of_their_requests_alone_or_in_batches() {
+        let mut channel = Null::new(512, 8).unwrap().channel().unwrap();
+        let now = Instant::default();
+        // Those from 4 on lie past the end.
+        let request = |token| Request {
+            token,
+            lba: token * 2,
+            blocks: 1,
+            operation: Operation::Read,
+            ..Request::NOTHING
+        };
+        let mut got = Vec::new();
+        let mut poll = |channel: &mut Box<dyn base::Backend>, room| {
+            let mut answers = Answers::with_capacity(room);
+            assert_eq!(channel.poll(now, &mut answers), answers.len());
+            got.extend(answers.drain().map(|answer| (answer.token, answer.outcome)));
+        };
+        assert_eq!(channel.submit(now, &[request(0)], &[]), 1);
+        assert!(channel.arm(), "it has an answer");
+        poll(&mut channel, 0);
+        assert_eq!(channel.submit(now, &[request(1), request(2)], &[]), 2);
+        poll(&mut channel, 1);
+        assert_eq!(channel.submit(now, &[request(3)], &[]), 1);
+        poll(&mut channel, 2);
+        assert_eq!(channel.submit(now, &[request(4)], &[]), 1);
+        poll(&mut channel, 9);
+        assert!(!channel.arm());
+        let expected = [0, 1, 2, 3].map(|token| (token, Outcome::SUCCESS));
+        assert_eq!(got[..4], expected);
+        assert_eq!(got[4..], [(4, Outcome::LBA_OUT_OF_RANGE)]);
+    }
+}
