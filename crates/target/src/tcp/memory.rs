@@ -18,6 +18,8 @@
 mod buddy;
 mod purse;
 mod reach;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;
