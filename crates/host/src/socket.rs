@@ -14,6 +14,7 @@ mod dial;
 mod epoll;
 mod gather;
 mod inbox;
+mod loopback;
 mod options;
 mod ring;
 mod sockets;
@@ -24,5 +25,6 @@ mod zero_copy;
 
 pub use crate::stream::{Address, Door};
 pub use dial::{Dial, DialError};
+pub use loopback::{loopback, reset_at_end};
 pub use options::{OptionRefused, Placement, SocketOptions};
 pub use sockets::{SocketCounts, SocketEngine, Sockets, StreamRefused};

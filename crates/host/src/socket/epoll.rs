@@ -112,10 +112,14 @@ impl EpollStream {
         stretches: &[Stretch],
         flags: i32,
     ) -> Result<usize, Broken> {
+        // What the kernel says meanwhile is taken here too, whether or not anybody asks for it.
+        self.released();
+        let by_reference = self.by_reference;
         let headers: Box<[u8]> = headers.into();
         let mut list = Gather::new(&self.regions);
         list.add_all(&headers, stretches).map_err(|nowhere| self.nowhere("send to", nowhere.0))?;
-        let sent = match list.send(self.socket.as_fd(), flags | libc::MSG_ZEROCOPY) {
+        let how = if by_reference { libc::MSG_ZEROCOPY } else { 0 };
+        let sent = match list.send(self.socket.as_fd(), flags | how) {
             Err(Errno::NOBUFS) => {
                 // As much is held as this process may lock.
                 let sent = list.send(self.socket.as_fd(), flags);
@@ -123,7 +127,7 @@ impl EpollStream {
             }
             sent => self.taken(sent)?,
         };
-        if sent > 0 {
+        if sent > 0 && by_reference {
             self.held.push(self.taken - sent as u64, headers);
             self.counts.sends_by_reference.add(1);
         }
@@ -213,7 +217,7 @@ impl Stream for EpollStream {
             return Ok(0);
         }
         let flags = if has_more || !is_whole { libc::MSG_MORE } else { 0 };
-        if self.by_reference && self.threshold.is_reached(list.memory_bytes()) {
+        if self.by_reference && list.has_pieces_of(self.threshold.get()) {
             return self.send_by_reference(headers, stretches, flags);
         }
         let sent = list.send(self.socket.as_fd(), flags);

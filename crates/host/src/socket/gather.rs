@@ -17,6 +17,7 @@ pub(crate) struct Gather<'a> {
     count: usize,
     len_bytes: usize,
     memory_bytes: usize,
+    memory_pieces: usize,
     regions: &'a Regions,
     headers: PhantomData<&'a [u8]>,
 }
@@ -28,7 +29,15 @@ impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn new(regions: &'a Regions) -> Self {
         let list = [const { MaybeUninit::uninit() }; STRETCHES_MAX];
-        Self { list, count: 0, len_bytes: 0, memory_bytes: 0, regions, headers: PhantomData }
+        Self {
+            list,
+            count: 0,
+            len_bytes: 0,
+            memory_bytes: 0,
+            memory_pieces: 0,
+            regions,
+            headers: PhantomData,
+        }
     }
 
     /// Adds as many of `stretches` as there is room for, and says whether that is all of them.
@@ -62,7 +71,10 @@ impl<'a> Gather<'a> {
     pub(crate) fn add_segment(&mut self, segment: Segment) -> Result<bool, NoSuchMemory> {
         let address = self.regions.address(segment)?;
         let has_room = self.add(address.as_ptr(), segment.len_bytes as usize);
-        self.memory_bytes += if has_room { segment.len_bytes as usize } else { 0 };
+        if has_room {
+            self.memory_bytes += segment.len_bytes as usize;
+            self.memory_pieces += 1;
+        }
         Ok(has_room)
     }
 
@@ -84,10 +96,10 @@ impl<'a> Gather<'a> {
         self.len_bytes
     }
 
-    /// How many of them are region memory.
+    /// Whether its pieces of region memory are so long, taken together.
     #[inline]
-    pub(crate) fn memory_bytes(&self) -> usize {
-        self.memory_bytes
+    pub(crate) fn has_pieces_of(&self, len_bytes: usize) -> bool {
+        self.memory_pieces > 0 && self.memory_bytes >= len_bytes.saturating_mul(self.memory_pieces)
     }
 
     /// Gives a socket what it names, as far as that takes it.

@@ -36,8 +36,8 @@ pub struct SocketOptions {
     pub busy_poll: Option<Span>,
     /// `SO_PRIORITY`: the queueing class of what is sent, 0 to 6. None: 0.
     pub priority: Option<u32>,
-    /// From how many bytes of memory on a send does not copy them. 64 KiB; none: all sends copy. A
-    /// stream whose kernel reports that it copied anyway, as on loopback, goes back to copying.
+    /// From how many bytes on, on average over its pieces of memory, a send does not copy them.
+    /// 32 KiB; none: all sends copy. A stream whose kernel reports that it copied anyway, as on loopback, goes back to copying.
     pub zero_copy_from_bytes: Option<usize>,
     /// How long each inbox is: what one look can receive at most. 256 KiB.
     pub inbox_bytes: usize,
@@ -78,7 +78,7 @@ impl Default for SocketOptions {
             receive_buffer_bytes: None,
             busy_poll: None,
             priority: None,
-            zero_copy_from_bytes: Some(64 << 10),
+            zero_copy_from_bytes: Some(32 << 10),
             inbox_bytes: 256 << 10,
             inboxes_max: 64,
         }

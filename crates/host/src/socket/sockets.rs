@@ -107,7 +107,8 @@ impl Sockets {
         Self { options, regions, inboxes, threshold, counts, ring, why_no_ring }
     }
 
-    /// From how many bytes of memory on a send does not copy them, from now on. None: all copy.
+    /// From how many bytes on, on average over its pieces of memory, a send does not copy them, from
+    /// now on. None: all copy.
     pub fn set_zero_copy_from(&self, bytes: Option<usize>) {
         self.threshold.set(bytes);
     }

@@ -1,6 +1,6 @@
 //! When to send without copying, and when what was sent so is nobody's any more.
 //!
-//! A send whose memory is long enough is given to the kernel by reference (`MSG_ZEROCOPY`). It says
+//! A send whose pieces of memory are long enough is given to the kernel by reference (`MSG_ZEROCOPY`). It says
 //! on the error queue when it has let go of it, and whether it had copied after all, as it does on
 //! loopback: then a stream goes back to plain sends, which copy without the talk about it.
 
@@ -55,10 +55,10 @@ impl Threshold {
         self.0.store(from_bytes.unwrap_or(usize::MAX), Ordering::Relaxed);
     }
 
-    /// Whether a send of so much memory is worth it.
+    /// How long pieces of memory must be to be worth it.
     #[inline]
-    pub(super) fn is_reached(&self, memory_bytes: usize) -> bool {
-        memory_bytes >= self.0.load(Ordering::Relaxed)
+    pub(super) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -125,12 +125,16 @@ fn turn(core: &mut Core, looked_at: &mut u64) {
     *looked_at = core.generation;
 }
 
-fn memory_bytes(stretches: &[Stretch]) -> usize {
-    let memory = |stretch: &Stretch| match stretch {
-        Stretch::Memory(segment) => segment.len_bytes as usize,
-        Stretch::Headers { .. } => 0,
-    };
-    stretches.iter().map(memory).sum()
+/// Whether the pieces of region memory are so long, taken together.
+fn has_pieces_of(len_bytes: usize, stretches: &[Stretch]) -> bool {
+    let (mut pieces, mut bytes) = (0_usize, 0);
+    for stretch in stretches {
+        if let Stretch::Memory(segment) = stretch {
+            pieces += 1;
+            bytes += segment.len_bytes as usize;
+        }
+    }
+    pieces > 0 && bytes >= len_bytes.saturating_mul(pieces)
 }
 
 impl Stream for RingStream {
@@ -209,7 +213,7 @@ impl Stream for RingStream {
             drop(core);
             return Err(self.broken("send to", errno));
         }
-        let by_reference = self.threshold.is_reached(memory_bytes(stretches));
+        let by_reference = has_pieces_of(self.threshold.get(), stretches);
         let filled = slot.fill(headers, stretches, has_more, by_reference).map_err(|nowhere| {
             Broken(format!("send to {}: {:?} lies in no region", self.peer, nowhere.0))
         })?;
