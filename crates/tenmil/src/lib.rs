@@ -25,6 +25,7 @@ pub mod identify;
 mod no_crypt;
 pub mod pci;
 pub mod perf;
+pub mod proxy;
 mod refused;
 pub mod simulation;
 mod top;

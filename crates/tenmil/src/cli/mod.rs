@@ -13,6 +13,7 @@ mod identify;
 mod list;
 mod mirror;
 mod perf;
+mod proxy;
 mod report_file;
 mod running;
 mod serve;
@@ -56,6 +57,8 @@ enum Command {
     Copy(copy::CopyArguments),
     /// Serve a block device to others over NBD.
     Serve(serve::ServeArguments),
+    /// Pass TCP connections on, and split, delay, freeze or cut them.
+    Proxy(proxy::ProxyArguments),
     /// Run the driver against a simulated, misbehaving controller.
     Sim(sim::SimArguments),
     /// Ask a running tenmil process; without a name, list what can be asked.
@@ -155,6 +158,7 @@ fn dispatch(
             copy::run(&copy, &command_line(arguments), out)
         }
         Ok(Arguments { command: Command::Serve(serve) }) => serve::run(&serve, out),
+        Ok(Arguments { command: Command::Proxy(proxy) }) => proxy::run(&proxy, out),
         Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),
         Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
         Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),

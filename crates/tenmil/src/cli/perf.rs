@@ -18,7 +18,7 @@ use reactor::schedule::Policy;
 use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, write_out};
 use crate::perf::options::{
-    ArrivalLaw, CEILING_TIME, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
+    ArrivalLaw, CEILING_TIME, CeilingOf, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
     NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, Prefetch, RAM_TIME, SizeMix, Supplies,
     Techniques, parse_map,
 };
@@ -205,9 +205,15 @@ pub(super) struct PerfArguments {
     #[arg(long, help_heading = TECHNIQUES)]
     no_huge_pages: bool,
 
-    /// Then measure the bare ring for a second: the most these rings can do, and the ratio
-    #[arg(long, help_heading = REPORTS)]
-    ceiling: bool,
+    /// Then measure for a second what is left without the protocol, and the ratio: the bare ring,
+    /// bare copies for memory, bare messages for tcp; or with a value, bare messages over loopback
+    #[arg(long, value_name = "OF", help_heading = REPORTS, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "own", value_parser = named([
+        ("own", CeilingOf::Own),
+        ("tcp", CeilingOf::Tcp),
+        ("tcp-uring", CeilingOf::TcpRing),
+    ]))]
+    ceiling: Option<CeilingOf>,
 
     /// Then run for two seconds over memory: the same with data that moves
     #[arg(long, help_heading = REPORTS)]
@@ -252,6 +258,7 @@ With any argument, only what is asked for happens.
 Examples:
   tenmil perf                                      the main job; then look at tenmil-perf.html
   tenmil perf -t 5 --ceiling                       the rate, and how much of the possible it is
+  tenmil perf null: -q 128 --ceiling=tcp           what bare messages of 4 KiB do over loopback
   tenmil perf emu:null -q 1                        the round trip of one I/O
   tenmil perf emu:null --no-doorbell-batching      what a technique is worth
   tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bs-mix 4k:70,64k:30 --zipf 0.99
@@ -378,7 +385,8 @@ impl PerfArguments {
                 shadow_doorbells: self.shadow_doorbells,
                 huge_pages: !self.no_huge_pages,
             },
-            ceiling: self.ceiling.then_some(CEILING_TIME),
+            ceiling: self.ceiling.map(|_| CEILING_TIME),
+            ceiling_of: self.ceiling.unwrap_or_default(),
             ram: self.ram.then_some(RAM_TIME),
             json: self.json.as_ref().map(|path| match path.as_str() {
                 "" | "-" => Output::Standard,

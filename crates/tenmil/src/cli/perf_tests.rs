@@ -10,8 +10,8 @@ use dma::CommandStore;
 use crate::Refused;
 use crate::cli::{Engines, dispatch};
 use crate::perf::options::{
-    ArrivalLaw, CompletionCopy, CompletionDoorbell, Layer, LayerOptions, OpenLoop, Pattern,
-    PerfOptions, Prefetch, SizeMix, Techniques,
+    ArrivalLaw, CeilingOf, CompletionCopy, CompletionDoorbell, Layer, LayerOptions, OpenLoop,
+    Pattern, PerfOptions, Prefetch, SizeMix, Techniques,
 };
 use crate::perf::report::sample::{bad_sample, sample};
 
@@ -79,6 +79,15 @@ fn every_letter_reaches_the_engine() {
         ..PerfOptions::default()
     };
     assert_eq!(asked(&words), format!("{expected:?}"));
+}
+
+#[test]
+fn a_run_can_be_compared_with_bare_messages() {
+    for (value, ceiling_of) in [("tcp", CeilingOf::Tcp), ("tcp-uring", CeilingOf::TcpRing)] {
+        let expected =
+            PerfOptions { ceiling: Some(Span::from_secs(1)), ceiling_of, ..PerfOptions::default() };
+        assert_eq!(asked(&[&format!("--ceiling={value}")]), format!("{expected:?}"));
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod balance;
 mod bare;
 mod by_hand;
 mod copy_loop;
+mod exchange;
 mod fill;
 mod lane;
 mod media;
@@ -218,6 +219,10 @@ fn ceiling(
     let Some(time) = options.ceiling else { return Ok(None) };
     progress.enter(Phase::Ceiling);
     watch(progress);
+    if let Some(engine) = options.exchange_engine() {
+        let plan = exchange::Plan { options, places, clock, time, engine };
+        return exchange::measure(&plan, depth_of_a_pair(options, 0)).map(Some);
+    }
     if !options.is_all_emulated() {
         return copy_loop::measure(options, devices, places, clock, time).map(Some);
     }

@@ -64,6 +64,8 @@ pub struct PerfOptions {
     pub techniques: Techniques,
     /// Measure the bare ring for so long, for the ratio.
     pub ceiling: Option<Span>,
+    /// What the limit is made of.
+    pub ceiling_of: CeilingOf,
     /// Run once more over a medium that moves data, for so long.
     pub ram: Option<Span>,
     /// Where the JSON report goes.
@@ -177,6 +179,7 @@ impl Default for PerfOptions {
             governor: false,
             techniques: Techniques::default(),
             ceiling: None,
+            ceiling_of: CeilingOf::Own,
             ram: None,
             json: None,
             html: None,
@@ -228,6 +231,18 @@ impl PerfOptions {
             .saturating_mul(u64::from(self.thread_count()));
         in_flight.saturating_mul(u64::from(self.sizes.largest()))
     }
+}
+
+/// What a run is compared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CeilingOf {
+    /// What its devices stand on: rings, copies, or sockets.
+    #[default]
+    Own,
+    /// Bare messages of the same sizes over TCP.
+    Tcp,
+    /// The same over the `io_uring` engine for sockets.
+    TcpRing,
 }
 
 /// How long the bare ring is measured.

@@ -174,11 +174,11 @@ pub struct OpenLoopOutcome {
 pub struct CeilingOutcome {
     /// What it was made of.
     pub limit: Limit,
-    /// Entries or copies per second.
+    /// Entries, copies or exchanges per second.
     pub iops: f64,
     /// How long it was measured.
     pub elapsed: Span,
-    /// Rings.
+    /// Rings, or connections.
     pub rings: u32,
     /// Entries in flight on each.
     pub depth: u32,
@@ -194,6 +194,8 @@ pub enum Limit {
     Ring,
     /// Bare copies between the same places in memory.
     Copies,
+    /// Bare messages over TCP, by this engine for sockets.
+    Messages(&'static str),
 }
 
 /// What the same workload did over memory that is moved.

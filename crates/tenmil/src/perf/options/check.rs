@@ -219,6 +219,9 @@ impl PerfOptions {
 
     /// Refuses a limit for what has none that is known: memory has the copies of its data.
     fn check_ceiling(&self) -> Result<(), Refused> {
+        if self.ceiling.is_some() && self.exchange_engine().is_some() {
+            return self.check_exchange();
+        }
         let is_ram = |uri: &Uri| matches!(uri, Uri::Block(uri) if uri.scheme() == "ram");
         let copies = matches!(
             self.pattern,
@@ -228,7 +231,7 @@ impl PerfOptions {
             _ if self.ceiling.is_none() => Ok(()),
             Some(uri) => Err(Refused::caller(format!(
                 "--ceiling: {uri} has neither a bare ring nor bare copies, expected emulated SSDs \
-                 alone, or ram: alone"
+                 alone, ram: alone, or --ceiling=tcp"
             ))),
             None if !copies => Err(Refused::caller(format!(
                 "--ceiling: pattern {} is no copying, expected one that reads or writes",
@@ -240,6 +243,26 @@ impl PerfOptions {
             ))),
             None => Ok(()),
         }
+    }
+
+    /// Refuses to compare bare messages with what has no one size or direction.
+    fn check_exchange(&self) -> Result<(), Refused> {
+        let is_plain = matches!(
+            self.pattern,
+            Pattern::Read | Pattern::Write | Pattern::RandRead | Pattern::RandWrite
+        );
+        if !is_plain {
+            return Err(Refused::caller(format!(
+                "--ceiling: pattern {} goes both ways, expected one that reads or writes: bare \
+                 messages go one way",
+                self.pattern.name()
+            )));
+        }
+        if self.sizes.shares.len() > 1 {
+            let text = "--ceiling: several sizes, expected one: bare messages are of one size";
+            return Err(Refused::caller(text));
+        }
+        Ok(())
     }
 
     fn check_workload(&self) -> Result<(), Refused> {

@@ -5,7 +5,9 @@ use base::{Blame, Span};
 use dma::CommandStore;
 use host::Cores;
 
-use super::{ArrivalLaw, OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, SizeShare, Supplies};
+use super::{
+    ArrivalLaw, CeilingOf, OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, SizeShare, Supplies,
+};
 
 fn cores(text: &str) -> Cores {
     Cores::parse(text).unwrap()
@@ -181,9 +183,25 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
             options.uris = vec!["ram:1g".parse().unwrap(), "null:".parse().unwrap()];
             options.ceiling = Some(Span::from_secs(1));
         }),
-        "--ceiling: null: has neither a bare ring nor bare copies, expected emulated SSDs alone, or \
-         ram: alone"
+        "--ceiling: null: has neither a bare ring nor bare copies, expected emulated SSDs alone, \
+         ram: alone, or --ceiling=tcp"
     );
+    let of_tcp = |change: fn(&mut PerfOptions)| {
+        let uris = vec!["null:".parse().unwrap()];
+        let ceiling = Some(Span::from_secs(1));
+        let ceiling_of = CeilingOf::Tcp;
+        let mut options = PerfOptions { uris, ceiling, ceiling_of, ..PerfOptions::default() };
+        change(&mut options);
+        options.check(&supplies())
+    };
+    assert_eq!(of_tcp(|_| {}), Ok(()));
+    let mixed = of_tcp(|options| options.sizes = SizeMix::parse("4k:1,8k:1").unwrap());
+    assert_eq!(
+        mixed.unwrap_err().to_string(),
+        "--ceiling: several sizes, expected one: bare messages are of one size"
+    );
+    let mixed = of_tcp(|options| options.pattern = Pattern::RandRw).unwrap_err().to_string();
+    assert!(mixed.starts_with("--ceiling: pattern randrw goes both ways"), "{mixed}");
     let over_ram = over_ram(|options| {
         (options.ceiling, options.pattern) = (Some(Span::from_secs(1)), Pattern::Trim);
     });

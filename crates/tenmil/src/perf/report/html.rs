@@ -96,6 +96,7 @@ fn limit_words(limit: Limit) -> (&'static str, &'static str) {
     match limit {
         Limit::Ring => ("bare ring", " is the most these rings can do here"),
         Limit::Copies => ("bare copies", " is what bare copies do here"),
+        Limit::Messages(_) => ("bare messages", " is what bare messages over TCP do here"),
     }
 }
 

@@ -13,7 +13,7 @@ use base::Histogram;
 use wire::Status;
 
 use super::options::{OpenLoop, PerfOptions};
-use super::outcome::{Ended, Limit, PerfOutcome};
+use super::outcome::{CeilingOutcome, Ended, Limit, PerfOutcome};
 use crate::EmuMedium;
 use figures::{show_count, show_iops, show_ns_f64, show_size};
 
@@ -144,16 +144,26 @@ pub fn ceiling_line(outcome: &PerfOutcome) -> Option<String> {
              fetched ahead and stores past the cache, in the same run"
         ));
     }
-    let mut line = format!(
-        "{ratio:.2} of the bare ring: {} through {} rings with {} entries in flight each, in the \
-         same run",
-        show_iops(ceiling.iops),
-        ceiling.rings,
-        ceiling.depth
-    );
+    let CeilingOutcome { rings, depth, .. } = ceiling;
+    let rate = show_iops(ceiling.iops);
+    let mut line = match ceiling.limit {
+        Limit::Messages(engine) => format!(
+            "{ratio:.2} of bare messages over TCP: {rate} over {rings} connections with {depth} \
+             in flight each, by {engine}, in the same run"
+        ),
+        Limit::Ring | Limit::Copies => format!(
+            "{ratio:.2} of the bare ring: {rate} through {rings} rings with {depth} entries in \
+             flight each, in the same run"
+        ),
+    };
     if let Some(round_trip) = ceiling.round_trip {
         let round_trip_ns = figures::show_ns(round_trip.ns);
         line += &format!(", {round_trip_ns} for a round trip");
+        if matches!(ceiling.limit, Limit::Messages(_)) && round_trip.ns > 0 {
+            #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+            let times = outcome.latency.percentile(500_000) as f64 / round_trip.ns as f64;
+            line += &format!(", of which the median I/O takes {times:.2}");
+        }
     }
     Some(line)
 }
