@@ -9,6 +9,7 @@
 //! | [`emu`] | emulated SSDs, on threads of their own |
 //! | [`identify`] | ask a controller what it is, and decode all it answers |
 //! | [`pci`] | NVMe functions on the PCI bus |
+//! | [`tcp`] | SSDs behind a network, over NVMe/TCP |
 //! | [`simulation`] | what the simulator is asked to do |
 //!
 //! A device is named by a [`Uri`]; why something was not done, and whose move it is, is a
@@ -28,6 +29,7 @@ pub mod perf;
 pub mod proxy;
 mod refused;
 pub mod simulation;
+pub mod tcp;
 mod top;
 mod uri;
 
@@ -35,10 +37,12 @@ mod uri;
 pub use {base, host, reactor};
 
 pub use refused::Refused;
+pub use tcp::TcpName;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 
 /// Kinds of block devices that the block layer does not know by itself: what to open a device with.
-pub const KINDS: &[(&str, &dyn block::Kind)] = &[(EmuSpec::SCHEME, &emu::Kind), ("crypt", CRYPT)];
+pub const KINDS: &[(&str, &dyn block::Kind)] =
+    &[(EmuSpec::SCHEME, &emu::Kind), (TcpName::SCHEME, &tcp::Kind), ("crypt", CRYPT)];
 
 #[cfg(feature = "crypt")]
 const CRYPT: &dyn block::Kind = &crypt::open;

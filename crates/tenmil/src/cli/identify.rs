@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{Engines, write_out};
 use crate::identify::{Document, block_device, interrogate, show};
-use crate::{EmuSpec, Refused, Uri};
+use crate::{EmuSpec, Refused, TcpName, Uri};
 
 /// Ask a device what it is. An SSD: registers, Identify, log pages and features, all decoded. Any
 /// other block device: size, limits, operations, what a write is worth, and what it holds.
@@ -33,6 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   tenmil identify emu:null
   tenmil identify file:/var/tmp/disk
+  tenmil identify tcp://127.0.0.1:4420/nqn.2024-01.example:disk
   tenmil identify emu:null --json | jq .controller.identify.mn";
 
 fn parse_uri(text: &str) -> Result<Uri, Refused> {
@@ -51,6 +52,14 @@ pub(super) fn run(
 ) -> Result<ExitCode, Refused> {
     let text = match &arguments.uri {
         Uri::Emu(spec) => ask_ssd(spec, arguments, engines)?,
+        Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
+            let mut document = Document::default();
+            crate::tcp::with_controller(&TcpName::of(uri)?, &mut |controller| {
+                document = interrogate(controller)?;
+                Ok(())
+            })?;
+            printed(&document, arguments)
+        }
         Uri::Block(uri) => {
             let device = block_device(uri)?;
             if arguments.json { device.json() } else { device.text() }
@@ -70,5 +79,9 @@ fn ask_ssd(
         document = interrogate(controller)?;
         Ok(())
     })?;
-    Ok(if arguments.json { show::json(&document) } else { show::text(&document, arguments.all) })
+    Ok(printed(&document, arguments))
+}
+
+fn printed(document: &Document, arguments: &IdentifyArguments) -> String {
+    if arguments.json { show::json(document) } else { show::text(document, arguments.all) }
 }

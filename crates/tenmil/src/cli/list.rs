@@ -29,7 +29,7 @@ const MEDIA: [(&str, &str); 3] = [
 ];
 
 /// Other block devices, by how they are named.
-const BLOCK: [(&str, &str); 10] = [
+const BLOCK: [(&str, &str); 11] = [
     ("null:", "answers and moves no data, without a driver in between"),
     ("ram:SIZE", "blocks in memory"),
     ("file:PATH", "blocks in a file or on a block device"),
@@ -40,6 +40,7 @@ const BLOCK: [(&str, &str); 10] = [
     ("stripe:[URI],[URI]", "several devices side by side"),
     ("mirror:[URI],[URI]", "every block on several devices"),
     ("crypt:[URI]", "another device, encrypted"),
+    ("tcp://HOST:PORT/NQN", "an SSD behind a network, over NVMe/TCP"),
 ];
 
 /// Lists.

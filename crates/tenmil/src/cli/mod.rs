@@ -7,12 +7,14 @@
 
 mod complete;
 mod copy;
+mod discover;
 mod events;
 mod get;
 mod identify;
 mod list;
 mod mirror;
 mod perf;
+mod policy;
 mod proxy;
 mod report_file;
 mod running;
@@ -53,6 +55,10 @@ enum Command {
     List(list::ListArguments),
     /// Ask an SSD what it is, and decode all it answers.
     Identify(identify::IdentifyArguments),
+    /// Ask a discovery service over NVMe/TCP which SSDs there are behind it.
+    Discover(discover::DiscoverArguments),
+    /// Print what is done about a peer that does not answer.
+    Policy(policy::PolicyArguments),
     /// Copy a whole device to another.
     Copy(copy::CopyArguments),
     /// Serve a block device to others over NBD.
@@ -110,6 +116,7 @@ Examples:
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
   tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
   tenmil copy file:/a file:/b --verify     a device to another, holes kept
+  tenmil discover tcp://127.0.0.1:8009     which SSDs another machine has
   tenmil get                               what a running process can be asked
   tenmil top                               what its threads do, second by second
 
@@ -154,6 +161,8 @@ fn dispatch(
         Ok(Arguments { command: Command::Identify(identify) }) => {
             identify::run(&identify, engines, out)
         }
+        Ok(Arguments { command: Command::Discover(discover) }) => discover::run(&discover, out),
+        Ok(Arguments { command: Command::Policy(policy) }) => policy::run(&policy, out),
         Ok(Arguments { command: Command::Copy(copy) }) => {
             copy::run(&copy, &command_line(arguments), out)
         }

@@ -1,0 +1,25 @@
+//! SSDs behind a network: `tcp://` names one, and whatever takes a device takes it.
+//!
+//! ```text
+//!   RemoteMedium, RemoteChannel, … ─▶ Attached ── remote::Remote (locked to make a queue, or to tend)
+//!                                        └── a thread that tends: connections, time-outs, events
+//! ```
+//!
+//! A channel has a connection of its own, which is read and written by the thread of the channel.
+
+mod ask;
+mod attached;
+mod channel;
+mod dial;
+mod discover;
+mod kind;
+mod name;
+mod sleep;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use ask::with_controller;
+pub(crate) use discover::{Discovered, discover};
+pub use kind::Kind;
+pub use name::TcpName;
+pub(crate) use name::policy_of;

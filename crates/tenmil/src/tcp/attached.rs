@@ -1,0 +1,314 @@
+//! An SSD that was called, and the thread that tends it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Instant, Span};
+use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
+use host::{Bell, Clock, Sleeper, Stop, Thread, Turn, Wait};
+use nvme::{
+    ControllerOptions, Event, QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State,
+    Techniques,
+};
+use remote::{Calling, NotReached, Remote, RemoteQueue, Sleep};
+
+use super::dial::Caller;
+use super::name::TcpName;
+use super::sleep::Pillow;
+use crate::Refused;
+
+/// An SSD and the thread that tends it. It goes with the last medium and channel.
+pub(super) struct Attached {
+    shared: Arc<Shared>,
+    /// Ends before the SSD is shut down.
+    tender: Option<Thread<()>>,
+    bell: Bell,
+    pub(super) clock: Clock,
+    name: TcpName,
+    /// Queue pairs may live on when their SSD is lost.
+    _memory: Arc<Region>,
+}
+
+struct Shared {
+    remote: Mutex<Kept>,
+}
+
+/// What the lock is around.
+struct Kept {
+    remote: Remote,
+    /// Answers of admin commands that somebody waits for.
+    answers: Vec<base::Answer>,
+    /// Queue pairs that were refused.
+    refused: Vec<(u16, wire::Status)>,
+    /// Why it is not there any more.
+    lost: Option<String>,
+}
+
+/// Pages for the admin queue and its lists.
+const ADMIN_BYTES: u64 = 256 << 10;
+const PAGE: u64 = 4096;
+/// How long a shutdown is waited for.
+const SHUTDOWN: Span = Span::from_secs(2);
+/// How long the thread sleeps at most.
+const TENDED: Span = Span::from_ms(100);
+
+impl Attached {
+    /// Calls the SSD and brings it up. What it is given or asked for lies in `regions`.
+    pub(super) fn call(name: &TcpName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
+        let machine = |what: &str, error: &dyn std::fmt::Display| {
+            Refused::machine(format!("call tcp://{}: {what}: {error}", name.address))
+        };
+        let memory = regions
+            .allocate(usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX))
+            .map_err(|error| machine("memory for its queues", &error))?;
+        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
+        pool.map_on_use();
+        let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
+        let pillow = Pillow::new().map_err(|error| machine("a descriptor to wait for", &error))?;
+        sleeper
+            .sources()
+            .add(pillow.descriptor(), ADMIN)
+            .map_err(|error| machine("a descriptor to wait for", &error))?;
+        let remote = bring_up(name, pool, regions, &clock)?;
+        let kept = Kept { remote, answers: Vec::new(), refused: Vec::new(), lost: None };
+        let shared = Arc::new(Shared { remote: Mutex::new(kept) });
+        let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
+        shared.lock().remote.wakes(Arc::new(bell.clone()));
+        let body = move |stop: &Stop| {
+            let stop = stop.clone();
+            let mut tender = Tender { shared: tended, stop, pillow, watched: 0 };
+            host::turn::run(&mut tender, &clock, &mut sleeper);
+        };
+        let tender = Thread::spawn("tend", None, body);
+        let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
+        let memory = Arc::new(memory);
+        Ok(Self { shared, tender, bell, clock, name: name.clone(), _memory: memory })
+    }
+
+    /// A queue pair with a connection of its own.
+    pub(super) fn queue(&self) -> Result<RemoteQueue, Refused> {
+        let end = self.clock.now().after(self.name.options.policy.connect);
+        let id = self.create(end)?;
+        loop {
+            let mut kept = self.shared.lock();
+            kept.look_after(self.clock.now());
+            kept.check(&self.name)?;
+            if let Some(at) = kept.refused.iter().position(|(refused, _)| *refused == id) {
+                let (_, status) = kept.refused.swap_remove(at);
+                let why = kept.remote.why().unwrap_or_else(|| status.to_string());
+                return Err(self.peer(&format!("a queue was refused: {why}")));
+            }
+            let taken = kept.remote.take_queue(id, self.name.namespace, QueueSizes::default());
+            drop(kept);
+            if let Some(queue) = taken {
+                let pillow = Pillow::new().map_err(|error| {
+                    Refused::machine(format!("make a descriptor to sleep on: {error}"))
+                })?;
+                return Ok(queue.with_sleep(Box::new(pillow)));
+            }
+            if self.clock.now() >= end {
+                return Err(self.peer("a queue was not connected in time"));
+            }
+            host::thread::give_way();
+        }
+    }
+
+    fn create(&self, end: Instant) -> Result<u16, Refused> {
+        loop {
+            let now = self.clock.now();
+            let mut kept = self.shared.lock();
+            kept.look_after(now);
+            kept.check(&self.name)?;
+            let controller = kept.remote.controller();
+            if controller.namespace(self.name.namespace).is_none() {
+                let ids: Vec<String> =
+                    controller.namespaces().map(|known| known.id.to_string()).collect();
+                let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
+                return Err(Refused::caller(format!(
+                    "tcp://{}: no namespace {} in {}, expected one of: {ids}",
+                    self.name.address, self.name.namespace, self.name.options.subsystem
+                )));
+            }
+            let most = controller.capabilities().map_or(2, |known| known.depth_max);
+            let depth = (self.name.depth + 1).clamp(2, most);
+            let options =
+                QueuePairOptions { depth, vector: None, techniques: Techniques::default() };
+            match controller.create_queue_pair(now, options) {
+                Ok(id) => return Ok(id),
+                // One whose deletion is under way makes room.
+                Err(Refusal::NoQueueLeft { .. } | Refusal::NotReady) if now < end => {}
+                Err(refusal) => return Err(self.peer(&refusal.to_string())),
+            }
+            drop(kept);
+            host::thread::give_way();
+        }
+    }
+
+    /// How many queue pairs it has.
+    pub(super) fn queues_max(&self) -> u32 {
+        self.shared.lock().remote.controller().queue_pairs_max().into()
+    }
+
+    /// Does something with the controller.
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Remote) -> T) -> T {
+        let result = work(&mut self.shared.lock().remote);
+        self.bell.ring();
+        result
+    }
+
+    /// The answer to the owner's admin command with this token.
+    pub(super) fn await_answer(&self, token: u64) -> Result<base::Answer, Refused> {
+        let end = self.clock.now().after(Span::from_secs(60));
+        loop {
+            let now = self.clock.now();
+            let mut kept = self.shared.lock();
+            kept.look_after(now);
+            let found = kept.answers.iter().position(|answer| answer.token == token);
+            if let Some(at) = found {
+                return Ok(kept.answers.swap_remove(at));
+            }
+            kept.check(&self.name)?;
+            drop(kept);
+            if now >= end {
+                return Err(self.peer("an admin command was not answered"));
+            }
+            host::thread::give_way();
+        }
+    }
+
+    fn peer(&self, problem: &str) -> Refused {
+        Refused::peer(format!("tcp://{}: {problem}", self.name.address))
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Some(tender) = self.tender.take() {
+            tender.stop_flag().stop();
+            self.bell.ring();
+            // Its own drop waits for the end.
+            drop(tender);
+        }
+        let end = self.clock.now().after(SHUTDOWN);
+        let mut kept = self.shared.lock();
+        let now = self.clock.now();
+        // One that cannot be shut down is dropped, and thereby left.
+        let _ = kept.remote.controller().shut_down(now, ShutdownNotification::Normal);
+        while kept.remote.controller().state() == State::ShuttingDown && self.clock.now() < end {
+            kept.look_after(self.clock.now());
+            host::thread::give_way();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kept {
+    fn look_after(&mut self, now: Instant) {
+        while let Some(event) = self.remote.poll(now) {
+            match event {
+                Event::AdminCompleted(answer) => self.answers.push(answer),
+                Event::QueuePairRefused { id, status } => self.refused.push((id, status)),
+                Event::Dead(error) => self.lost = Some(error.to_string()),
+                Event::Removed => {
+                    let why = self.remote.why();
+                    self.lost = Some(why.unwrap_or_else(|| "the controller is gone".to_owned()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn check(&mut self, name: &TcpName) -> Result<(), Refused> {
+        match &self.lost {
+            Some(why) => Err(Refused::peer(format!("tcp://{}: {why}", name.address))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The token of the admin connection among what the thread sleeps on.
+const ADMIN: u64 = 1;
+
+/// What the thread does.
+struct Tender {
+    shared: Arc<Shared>,
+    stop: Stop,
+    pillow: Pillow,
+    /// Which connection is watched, by its number.
+    watched: u64,
+}
+
+impl Turn for Tender {
+    fn turn(&mut self, now: Instant) -> Wait {
+        if self.stop.is_stopped() {
+            return Wait::Ended;
+        }
+        let mut kept = self.shared.lock();
+        kept.look_after(now);
+        Wait::Until(kept.remote.wake_at(now).min(now.after(TENDED)))
+    }
+
+    fn arm(&mut self, _: Instant) -> bool {
+        let mut kept = self.shared.lock();
+        let number = kept.remote.counts().connected;
+        if number != self.watched && self.pillow.watch(kept.remote.wake_source()) {
+            self.watched = number;
+        }
+        self.stop.is_stopped() || kept.remote.arm()
+    }
+
+    fn woken(&mut self, _: &[u64]) {
+        self.shared.lock().remote.disarm();
+    }
+}
+
+/// Calls, and waits until the controller is ready. Every wait on the way has an end.
+fn bring_up(
+    name: &TcpName,
+    pool: DevicePool,
+    regions: &Regions,
+    clock: &Clock,
+) -> Result<Remote, Refused> {
+    let refuse = |error: &NotReached| Refused::of(error.blame(), error.to_string());
+    let dial = Box::new(Caller::new(&name.address, regions));
+    let wishes = ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
+    let options = name.options.clone();
+    let mut calling =
+        Calling::begin(pool, dial, options, wishes, clock.now()).map_err(|error| refuse(&error))?;
+    let mut remote = loop {
+        if let Some(ended) = calling.turn(clock.now()) {
+            break ended.map_err(|error| refuse(&error))?;
+        }
+        host::thread::rest(PAUSE);
+    };
+    loop {
+        match remote.poll(clock.now()) {
+            Some(Event::Ready) => return Ok(remote),
+            Some(Event::Dead(error)) => {
+                let why = remote.why().unwrap_or_else(|| error.to_string());
+                return Err(Refused::peer(format!("call tcp://{}: {why}", name.address)));
+            }
+            Some(Event::Removed) => {
+                let why = remote.why().unwrap_or_default();
+                return Err(Refused::peer(format!("call tcp://{}: {why}", name.address)));
+            }
+            Some(_) => {}
+            None => host::thread::rest(PAUSE),
+        }
+    }
+}
+
+/// Between two looks while nobody has anything else to do.
+const PAUSE: Span = Span::from_us(50);
+
+/// Memory for the queues and lists of one SSD; what is not used is not there.
+fn pool_bytes(name: &TcpName) -> u64 {
+    let entries = u64::from(name.depth) + 1;
+    let queue = entries * (64 + 16 + PAGE) + 4 * PAGE;
+    ADMIN_BYTES + u64::from(name.queues) * queue
+}

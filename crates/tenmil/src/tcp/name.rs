@@ -1,0 +1,181 @@
+//! SSDs behind a network by name.
+//!
+//! ```text
+//!   tcp://192.0.2.7:4420/nqn.2024-01.example:disk?ns=1
+//!   tcp://[2001:db8::7]:4420/nqn.2024-01.example:disk?hdgst=yes&ddgst=yes
+//! ```
+
+use base::Span;
+use block::uri::{Uri, UriError};
+use host::machine::Machine;
+use remote::{DigestUse, Options, Policy};
+
+use crate::Refused;
+
+/// What a `tcp://` URI says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpName {
+    /// `HOST:PORT`.
+    pub address: String,
+    /// The namespace.
+    pub namespace: u32,
+    /// Commands in flight on each queue.
+    pub depth: u32,
+    /// I/O queues that the controller is asked for.
+    pub queues: u16,
+    /// Who is called, who calls, and what is agreed upon.
+    pub options: Options,
+}
+
+const DEPTH: u64 = 128;
+const DEPTH_MAX: u64 = 1023;
+const QUEUES: u64 = 32;
+const QUEUES_MAX: u64 = 1024;
+
+/// Words for yes and no.
+const DIGESTS: [(&str, DigestUse); 2] = [("no", DigestUse::Off), ("yes", DigestUse::Required)];
+
+/// What a machine's own name is made from, so that its number is not told to everybody.
+const SALT: u64 = 0x7465_6e6d_696c_0001;
+
+impl TcpName {
+    /// What stands before the colon.
+    pub const SCHEME: &str = "tcp";
+
+    /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
+    ///
+    /// # Errors
+    ///
+    /// If it names no SSD.
+    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+        let expected =
+            "expected tcp://HOST:PORT/NQN, such as tcp://127.0.0.1:4420/nqn.2024-01.example:disk";
+        let rest = uri.path().strip_prefix("//").unwrap_or("");
+        let (address, subsystem) = rest.split_once('/').unwrap_or((rest, ""));
+        if address.is_empty() || subsystem.is_empty() {
+            return Err(uri.refuse(format!("no subsystem at `{}`, {expected}", uri.path())));
+        }
+        let mut name = Self::at(address, subsystem);
+        let mut fields = uri.fields();
+        let small = |number: Option<u64>| number.and_then(|number| u32::try_from(number).ok());
+        let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?;
+        name.namespace = small(namespace).unwrap_or(1);
+        let depth = fields.number("depth", 1..=DEPTH_MAX)?.or(Some(DEPTH));
+        name.depth = small(depth).unwrap_or(1);
+        let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
+        name.queues = u16::try_from(queues).unwrap_or(1);
+        let options = &mut name.options;
+        if let Some(digest) = fields.choice("hdgst", &DIGESTS)? {
+            options.header_digest = digest;
+        }
+        if let Some(digest) = fields.choice("ddgst", &DIGESTS)? {
+            options.data_digest = digest;
+        }
+        if let Some(host) = fields.text("host") {
+            options.host = host;
+        }
+        let policy = &mut options.policy;
+        for (key, span) in times(policy) {
+            if let Some(time) = fields.time(key)? {
+                *span = time;
+            }
+        }
+        check(policy).map_err(|problem| uri.refuse(problem))?;
+        fields.finish()?;
+        name.options.check().map_err(|problem| uri.refuse(problem.to_string()))?;
+        Ok(name)
+    }
+
+    /// A subsystem at an address, with nothing out of the ordinary.
+    #[must_use]
+    pub fn at(address: &str, subsystem: &str) -> Self {
+        let host_id = host_id();
+        Self {
+            address: address.to_owned(),
+            namespace: 1,
+            depth: 128,
+            queues: 32,
+            options: Options::new(subsystem, &host_name(&host_id), host_id),
+        }
+    }
+}
+
+/// The words of a policy, as they appear in URIs and where they are printed.
+pub(crate) fn times(policy: &mut Policy) -> [(&'static str, &mut Span); 5] {
+    [
+        ("detect", &mut policy.detect),
+        ("connect", &mut policy.connect),
+        ("retry", &mut policy.retry),
+        ("fail-fast", &mut policy.fail_fast),
+        ("give-up", &mut policy.give_up),
+    ]
+}
+
+/// What each of them is good for.
+pub(crate) const MEANINGS: [(&str, &str); 5] = [
+    ("detect", "a peer that is silent is noticed within this time (keep-alive)"),
+    ("connect", "each try to connect may take so long"),
+    ("retry", "from one try to the next"),
+    ("fail-fast", "requests are held for so long, and fail from then on"),
+    ("give-up", "nobody tries any more: the device is gone"),
+];
+
+fn check(policy: &Policy) -> Result<(), String> {
+    let (least, most) = (Span::from_ms(100), Span::from_secs(8 * 3600));
+    for (key, span) in times(&mut policy.clone()) {
+        if !(least..=most).contains(span) {
+            return Err(format!("{key} is {span}, expected {least} to 8 hours"));
+        }
+    }
+    Ok(())
+}
+
+/// This machine as a number: the same each time, and not the one that others may know it by.
+fn host_id() -> [u8; 16] {
+    let text = Machine::this().text("/etc/machine-id").unwrap_or_default();
+    let digits =
+        |at: usize| text.get(at..at + 16).and_then(|part| u64::from_str_radix(part, 16).ok());
+    let (first, second) = (digits(0).unwrap_or(1), digits(16).unwrap_or(2));
+    let mut random = base::Random::new(first ^ SALT);
+    let mut mixed = base::Random::new(second ^ random.draw());
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&mixed.draw().to_le_bytes());
+    id[8..].copy_from_slice(&(mixed.draw() ^ random.draw()).to_le_bytes());
+    // A random UUID, as RFC 9562 marks it.
+    id[6] = id[6] & 0x0f | 0x40;
+    id[8] = id[8] & 0x3f | 0x80;
+    id
+}
+
+/// The number as an NQN.
+fn host_name(id: &[u8; 16]) -> String {
+    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    format!("{}{}", wire::nqn::UUID_PREFIX, parts.join("-"))
+}
+
+/// One word of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PolicyRow {
+    /// The word, as it appears in a URI.
+    pub(crate) key: &'static str,
+    pub(crate) span: Span,
+    pub(crate) meaning: &'static str,
+}
+
+/// The policy that `uri` asks for; without one, the defaults.
+pub(crate) fn policy_of(uri: Option<&str>) -> Result<Vec<PolicyRow>, Refused> {
+    let mut policy = match uri {
+        None => Policy::default(),
+        Some(text) => {
+            let uri: Uri = text.parse()?;
+            if uri.scheme() != TcpName::SCHEME {
+                let problem = "only a device behind a network has a policy, expected tcp://…";
+                return Err(uri.refuse(problem).into());
+            }
+            TcpName::of(&uri)?.options.policy
+        }
+    };
+    let rows = times(&mut policy).into_iter().zip(MEANINGS);
+    Ok(rows.map(|((key, span), (_, meaning))| PolicyRow { key, span: *span, meaning }).collect())
+}

@@ -1,0 +1,62 @@
+//! Names of SSDs behind a network.
+
+use base::Span;
+use block::uri::Uri;
+use remote::DigestUse;
+
+use super::name::{TcpName, policy_of};
+
+fn name(text: &str) -> Result<TcpName, String> {
+    let uri: Uri = text.parse().unwrap();
+    TcpName::of(&uri).map_err(|error| error.to_string())
+}
+
+const NQN: &str = "nqn.2024-01.example:disk";
+
+#[test]
+fn a_name_says_who_is_called_and_how() {
+    let plain = name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap();
+    assert_eq!((plain.address.as_str(), plain.namespace), ("127.0.0.1:4420", 1));
+    assert_eq!(plain.options.subsystem, NQN);
+    assert!(plain.options.host.starts_with(wire::nqn::UUID_PREFIX), "{}", plain.options.host);
+    assert_eq!(plain, name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap(), "the same each time");
+    let all = "ns=3&depth=16&queues=2&hdgst=yes&ddgst=no&host=nqn.2024-01.example:me&detect=2s\
+               &connect=1s&retry=500ms&fail-fast=10s&give-up=1m";
+    let full = name(&format!("tcp://[2001:db8::7]:8009/{NQN}?{all}")).unwrap();
+    assert_eq!(full.address, "[2001:db8::7]:8009");
+    assert_eq!((full.namespace, full.depth, full.queues), (3, 16, 2));
+    let digests = (full.options.header_digest, full.options.data_digest);
+    assert_eq!(digests, (DigestUse::Required, DigestUse::Off));
+    assert_eq!(full.options.host, "nqn.2024-01.example:me");
+    let policy = full.options.policy;
+    assert_eq!((policy.detect, policy.retry), (Span::from_secs(2), Span::from_ms(500)));
+    assert_eq!((policy.connect, policy.give_up), (Span::from_secs(1), Span::from_secs(60)));
+}
+
+#[test]
+fn what_names_nothing_is_refused_with_what_was_expected() {
+    for (text, expected) in [
+        ("tcp:4420", "no subsystem at `4420`, expected tcp://HOST:PORT/NQN"),
+        ("tcp://127.0.0.1:4420", "no subsystem at `//127.0.0.1:4420`, expected"),
+        ("tcp://127.0.0.1:4420/disk", "subsystem `disk`: NQN does not begin with nqn."),
+        ("tcp://a:1/nqn.2024-01.example:d?ns=0", "ns is `0`, expected a number from 1 to"),
+        (
+            "tcp://a:1/nqn.2024-01.example:d?give-up=0s",
+            "give-up is 0 ns, expected 100 ms to 8 hours",
+        ),
+        ("tcp://a:1/nqn.2024-01.example:d?colour=1", "no parameter `colour`, expected ns"),
+    ] {
+        let problem = name(text).unwrap_err();
+        assert!(problem.contains(expected), "{problem}");
+    }
+}
+
+#[test]
+fn a_policy_is_told_for_a_name_and_without_one() {
+    let words: Vec<_> = policy_of(None).unwrap().iter().map(|row| row.key).collect();
+    assert_eq!(words, ["detect", "connect", "retry", "fail-fast", "give-up"]);
+    let rows = policy_of(Some(&format!("tcp://a:1/{NQN}?retry=3s"))).unwrap();
+    assert_eq!(rows[2].span, Span::from_secs(3));
+    let refused = policy_of(Some("ram:1m")).unwrap_err();
+    assert!(refused.text.contains("only a device behind a network has a policy"), "{refused}");
+}

@@ -1,0 +1,74 @@
+//! One process serves over NVMe/TCP, and others use what it serves.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes the files that are copied")]
+
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::process::Command;
+
+use serde_json::Value;
+use served::{Served, run};
+
+const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
+const NQN: &str = "nqn.2026-01.org.tenmil:disk";
+
+/// A process that serves `uri` over NVMe/TCP, and what others call that.
+fn serve(uri: &str) -> (Served, String) {
+    let served = Served::of(&format!("{TENMIL} serve '{uri}' --listen tcp://127.0.0.1:0"));
+    let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
+    (served, address)
+}
+
+#[test]
+fn what_is_served_says_what_it_is() {
+    let (_served, address) = serve("ram:16m");
+    let said = run(TENMIL, &["identify", &format!("{address}/{NQN}"), "--json"]);
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["controller"]["identify"]["subnqn"], NQN);
+}
+
+#[test]
+fn data_go_there_and_come_back_as_they_were() {
+    let (_served, address) = serve("ram:8m");
+    let directory = tempfile::tempdir().unwrap();
+    let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+    let bytes: Vec<u8> = (0..(8_u64 << 20) / 8)
+        .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect();
+    std::fs::write(&from, &bytes).unwrap();
+    let file = |path: &std::path::Path| format!("file:{}", path.display());
+    for more in ["", "?hdgst=yes&ddgst=yes", "?depth=2"] {
+        let remote = format!("{address}/{NQN}{more}");
+        run(TENMIL, &["copy", &file(&from), &remote, "--overwrite"]);
+        let back = format!("{}?size=8m", file(&to));
+        run(TENMIL, &["copy", &remote, &back, "--overwrite"]);
+        assert!(std::fs::read(&to).unwrap() == bytes, "{more}");
+        std::fs::remove_file(&to).unwrap();
+    }
+}
+
+#[test]
+fn a_load_finds_every_block_as_it_was_written() {
+    let (_served, address) = serve("ram:16m");
+    let remote = format!("{address}/{NQN}");
+    let load = ["perf", &remote, "-w", "randrw", "--verify", "--overwrite", "-t", "1", "--json"];
+    let said: Value = serde_json::from_str(&run(TENMIL, &load)).unwrap();
+    assert!(said["iops"].as_f64().unwrap() > 0.0, "{said}");
+}
+
+#[test]
+fn what_is_not_there_is_said_and_whose_move_it_is() {
+    let (_served, address) = serve("ram:1m");
+    for (uri, code, expected) in [
+        (format!("{address}/nqn.2024-01.example:other"), 3, "there is no such subsystem"),
+        (format!("{address}/{NQN}?ns=7"), 2, "no namespace 7 in"),
+        (format!("tcp://127.0.0.1:1/{NQN}"), 3, "tcp://127.0.0.1:1"),
+    ] {
+        let output = Command::new(TENMIL).args(["perf", &uri, "-t", "1"]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(expected), "{uri}: {said}");
+        assert_eq!(output.status.code(), Some(code), "{uri}: {said}");
+    }
+}
