@@ -1,6 +1,7 @@
 //! What Identify Controller says, once it has been checked.
 
 use base::Span;
+use wire::identify::controller::ControllerType;
 use wire::identify::limits::limit_bytes;
 use wire::identify::{IdentifyController, IdentifyControllerNvm};
 
@@ -100,10 +101,13 @@ impl Identity {
             true => Ok(()),
             false => Err(Lie { field, found: found.into(), expected: "a range that holds ours" }),
         };
-        let (min, max) = (page.sqes_min(), page.sqes_max());
-        entry("identify controller: SQES", page.sqes(), min, max, SUBMISSION_ENTRY_SHIFT)?;
-        let (min, max) = (page.cqes_min(), page.cqes_max());
-        entry("identify controller: CQES", page.cqes(), min, max, COMPLETION_ENTRY_SHIFT)?;
+        // Without I/O queues there is nothing to say about their entries.
+        if page.cntrltype() != ControllerType::Discovery {
+            let (min, max) = (page.sqes_min(), page.sqes_max());
+            entry("identify controller: SQES", page.sqes(), min, max, SUBMISSION_ENTRY_SHIFT)?;
+            let (min, max) = (page.cqes_min(), page.cqes_max());
+            entry("identify controller: CQES", page.cqes(), min, max, COMPLETION_ENTRY_SHIFT)?;
+        }
         if page.sgl_support() == 3 {
             let expected = "0 to 2 in bits 1:0";
             return Err(Lie { field: "identify controller: SGLS", found: 3, expected });
@@ -180,6 +184,7 @@ fn limits_of(page: &IdentifyController) -> ControllerLimits {
 #[cfg(test)]
 mod tests {
     use base::Span;
+    use wire::identify::controller::ControllerType;
     use wire::identify::{IdentifyController, IdentifyControllerNvm};
 
     use super::Identity;
@@ -202,6 +207,8 @@ mod tests {
             assert_eq!((lie.field, lie.found), (field, found));
         }
         assert!(Identity::check(plain().with(|id| id.sqes(0x86).cqes(0x54))).is_ok());
+        let discovery = plain().with(|id| id.sqes(0).cqes(0).cntrltype(ControllerType::Discovery));
+        assert!(Identity::check(discovery).is_ok(), "it has no I/O queues");
     }
 
     #[test]
