@@ -85,7 +85,7 @@ fn a_peer_that_falls_silent_is_noticed_in_time() {
     let mut bed = Bed::with_queue(32);
     bed.exchange(0, 8, 0);
     for network in &bed.target.state().networks {
-        network.harm(sim::network::Direction::Back, sim::network::Fault::BlackHole);
+        network.harm(Direction::Back, sim::network::Fault::BlackHole);
     }
     let begun = bed.now;
     bed.turn_until(|bed| bed.remote().counts().lost == 1);
