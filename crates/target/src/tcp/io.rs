@@ -169,7 +169,9 @@ impl Io {
     /// Does a bounded amount of work. How many things were done.
     #[inline]
     pub(super) fn turn(&mut self, now: Instant, rooms: &mut Rooms, end: &mut Controller) -> usize {
-        if self.link.has_orders() {
+        // Orders and answers to letters end commands outside a turn of the queue.
+        let mut has_ends = self.link.has_orders();
+        if has_ends {
             self.obey(now, rooms, end);
         }
         if self.tail != self.rung {
@@ -182,10 +184,12 @@ impl Io {
             return 0;
         }
         let turned = self.queue.turn(now);
+        has_ends |= turned.posted > 0;
         if self.queue.has_letters() {
             self.read_letters(now, rooms);
+            has_ends = true;
         }
-        let count = if turned.posted > 0 { self.take_completions(rooms, end) } else { 0 };
+        let count = if has_ends { self.take_completions(rooms, end) } else { 0 };
         count + usize::from(turned.is_busy)
     }
 

@@ -67,3 +67,24 @@ fn a_host_connects_enables_identifies_writes_and_reads() {
     rig.lines.clear();
     rig.assert_empty();
 }
+
+/// The controller ends these, and not the queue: one at a time, with nothing else under way that
+/// would bring their ends along.
+#[test]
+fn reservation_commands_end_when_nothing_else_is_under_way() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let keys = [[0; 8], [7; 8]].concat();
+    let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+    let (completion, _) = rig.command(io, &register, Data::FromHost(16), &keys);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    // Thirty-two dwords, in the form for long host identifiers.
+    let report = Command::new(IoOpcode::ReservationReport.code()).with_nsid(1);
+    let report = report.with_cdw10(31).with_cdw11(1);
+    let (completion, bytes) = rig.command(io, &report, Data::ToHost(128), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    assert_eq!(bytes[5], 1, "one has registered");
+    rig.lines.clear();
+    rig.assert_empty();
+}
