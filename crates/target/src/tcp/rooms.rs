@@ -23,6 +23,8 @@ pub(super) struct Rooms {
     purse: Purse,
     /// Commands that wait for a buffer, oldest first.
     waiting: VecDeque<u16>,
+    /// Data that come unasked found no room, and their stream waits.
+    is_stuck: bool,
     /// Commands whose data come.
     coming: u32,
 }
@@ -88,6 +90,7 @@ impl Rooms {
             slots: (0..depth).map(|_| slot()).collect(),
             purse,
             waiting: VecDeque::with_capacity(depth.into()),
+            is_stuck: false,
             coming: 0,
         }
     }
@@ -126,13 +129,15 @@ impl Rooms {
         match (buffer, is_unasked) {
             (Some(buffer), _) => {
                 slot.buffer = Some(buffer);
-                if self.waiting.is_empty() {
-                    self.purse.stop_waiting();
+                if is_unasked {
+                    self.is_stuck = false;
                 }
+                self.leave_line();
                 self.placed(end, (tag, now), is_unasked)
             }
             (None, true) => {
                 slot.step = Step::Free;
+                self.is_stuck = true;
                 Opened::NoRoom
             }
             (None, false) => {
@@ -171,6 +176,7 @@ impl Rooms {
             let len_bytes = self.slots[usize::from(tag)].len_bytes;
             let buffer = self.purse.take(len_bytes)?;
             self.waiting.pop_front();
+            self.leave_line();
             self.slots[usize::from(tag)].buffer = Some(buffer);
             if self.placed(end, (tag, now), false) == Opened::Ready {
                 return Some(tag);
@@ -268,10 +274,11 @@ impl Rooms {
         len_bytes: u32,
         completion: Completion,
     ) {
-        let slot = &mut self.slots[usize::from(tag)];
-        if slot.step == Step::Waiting {
+        if self.slots[usize::from(tag)].step == Step::Waiting {
             self.waiting.retain(|waiting| *waiting != tag);
+            self.leave_line();
         }
+        let slot = &mut self.slots[usize::from(tag)];
         // What is still coming may be on its way to there until its answer is sent.
         let is_coming = slot.step == Step::Coming;
         self.coming -= u32::from(is_coming);
@@ -308,14 +315,42 @@ impl Rooms {
         }
     }
 
-    /// Everything goes back: the connection is over, and nobody works on any of it.
-    pub(super) fn clear(&mut self) {
-        self.waiting.clear();
-        for tag in 0..self.slots.len() {
-            self.release(u16::try_from(tag).unwrap_or(u16::MAX));
+    /// Who wants nothing any more does not stand in the way of others.
+    #[inline]
+    fn leave_line(&mut self) {
+        if self.waiting.is_empty() && !self.is_stuck {
+            self.purse.stop_waiting();
         }
+    }
+
+    /// Nothing more begins: what waits for memory never gets any, and what is idle goes back.
+    pub(super) fn forsake(&mut self) {
+        for tag in core::mem::take(&mut self.waiting) {
+            self.slots[usize::from(tag)].step = Step::Free;
+        }
+        self.is_stuck = false;
         self.purse.stop_waiting();
         self.purse.tidy();
+    }
+
+    /// The stream is closed: nobody reads or fills buffers any more but the queue, which may work on
+    /// those of commands that have begun. All others go back.
+    pub(super) fn give_back(&mut self) {
+        self.forsake();
+        for tag in (0_u16..).take(self.slots.len()) {
+            if !self.is_ready(tag) {
+                self.release(tag);
+            }
+        }
+        self.coming = 0;
+    }
+
+    /// Everything goes back: the connection is over, and nobody works on any of it.
+    pub(super) fn clear(&mut self) {
+        for tag in (0_u16..).take(self.slots.len()) {
+            self.release(tag);
+        }
+        self.give_back();
     }
 
     /// Gives back what is idle if somebody waits for it.

@@ -40,6 +40,7 @@ impl Guest {
     #[cold]
     pub(super) fn end_for(&mut self, now: Instant, reason: Reason) {
         self.reason.get_or_insert(reason);
+        self.rooms.forsake();
         match &mut self.role {
             Role::Io(io) => io.stop(now),
             Role::Admin(admin) => admin.stop(now),
@@ -50,6 +51,10 @@ impl Guest {
     /// Closes the stream, unless the peer is still being told why.
     #[cold]
     pub(super) fn close(&mut self, now: Instant) {
+        // Nothing that has come and was not dealt with matters any more.
+        self.events.clear();
+        (self.next_event, self.taken) = (0, 0);
+        self.rooms.forsake();
         match &mut self.role {
             Role::Io(io) => io.stop(now),
             Role::Admin(admin) => admin.stop(now),
@@ -65,6 +70,7 @@ impl Guest {
         }
         if self.stream.is_none() {
             self.leave_queue(now);
+            self.rooms.give_back();
         }
     }
 

@@ -1,11 +1,20 @@
 //! Little memory: the budget holds, and everybody gets on.
 
-use base::Random;
-use tcp::Data;
-use wire::{IoOpcode, Status};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::rig::{Rig, limits, pattern, transfer};
-use crate::tcp::Limits;
+use base::{Answers, Backend, Instant, Medium, Random, Request, Segment};
+use block::Ram;
+use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use tcp::Data;
+use wire::{AdminOpcode, Command, IoOpcode, Status};
+
+use super::rig::{BLOCKS, NQN, Rig, limits, pattern, transfer};
+use crate::tcp::{ControllerModel, Hosts, Limits, OfferPlan};
+
+/// Bytes of the largest command, for which there is room once.
+const LARGEST: u32 = 128 << 10;
 
 /// The block that is kept back and little more than three connections' own pages and rings for two
 /// of them.
@@ -126,5 +135,134 @@ fn a_host_that_takes_nothing_is_sent_away_and_its_memory_comes_back() {
     let gone = rig.news.iter().any(|news| news.to_string().contains("take what it asked for"));
     assert!(gone, "{:?}", rig.news);
     rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// An admin connection and two for I/O: the first has the memory, and its host sends nothing; the
+/// second waits for it with this command.
+fn contended() -> (Rig, [usize; 3], u16) {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    let (admin, cntlid) = rig.admin();
+    let (one, two) = (rig.io(cntlid, 1), rig.io(cntlid, 2));
+    let bytes = pattern(1, LARGEST as usize);
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[one].submit(&write, Data::FromHost(LARGEST), &bytes);
+    let capsule = rig.lines[one].sent.len() + 72;
+    rig.lines[one].mute_after = Some(capsule);
+    rig.run();
+    let waiting = rig.lines[two].submit(&write, Data::FromHost(LARGEST), &bytes);
+    rig.run();
+    assert_eq!(rig.service.budget().waiting(), 1);
+    (rig, [admin, one, two], waiting)
+}
+
+/// The first goes on, and has all the memory that there is once more.
+fn assert_the_first_gets_on(rig: &mut Rig, one: usize) {
+    rig.lines[one].mute_after = None;
+    rig.run();
+    assert_eq!(rig.service.budget().waiting(), 0);
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    let (completion, _) = rig.command(one, &read, Data::ToHost(LARGEST), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn whose_only_waiting_command_is_aborted_waits_no_more() {
+    let (mut rig, [admin, one, two], waiting) = contended();
+    let cdw10 = u32::from(waiting) << 16 | 2;
+    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(cdw10);
+    let (completion, _) = rig.command(admin, &abort, Data::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
+    let (ended, _) = rig.lines[two].done.remove(&waiting).unwrap();
+    assert_eq!(ended.status(), Status::ABORT_REQUESTED);
+    assert_the_first_gets_on(&mut rig, one);
+}
+
+#[test]
+fn who_is_told_why_it_ends_waits_for_memory_no_more() {
+    let (mut rig, [_, one, two], _) = contended();
+    // No unit begins so, and the host reads on after it was told.
+    let line = &mut rig.lines[two];
+    let whole = base::Stretch::Headers { at: 0, len_bytes: 24 };
+    line.pipe.as_mut().unwrap().send(&[0xff; 24], &[whole], false).unwrap();
+    line.is_deaf = true;
+    rig.run();
+    assert_eq!(rig.guests.len(), 3, "it is still being told");
+    assert_the_first_gets_on(&mut rig, one);
+}
+
+/// A medium that answers nothing while it is stuck.
+struct Stuck {
+    ram: Ram,
+    is_stuck: Arc<AtomicBool>,
+}
+
+struct StuckChannel {
+    channel: Box<dyn Backend>,
+    is_stuck: Arc<AtomicBool>,
+}
+
+impl Medium for Stuck {
+    fn limits(&self) -> base::Limits {
+        self.ram.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let (channel, is_stuck) = (self.ram.channel()?, Arc::clone(&self.is_stuck));
+        Ok(Box::new(StuckChannel { channel, is_stuck }))
+    }
+}
+
+impl Backend for StuckChannel {
+    fn limits(&self) -> &base::Limits {
+        self.channel.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.channel.submit(now, requests, segments)
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        if self.is_stuck.load(Ordering::Relaxed) { 0 } else { self.channel.poll(now, answers) }
+    }
+}
+
+#[test]
+fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
+    let is_stuck = Arc::new(AtomicBool::new(true));
+    let stuck = Arc::clone(&is_stuck);
+    let mut rig = Rig::with(limits(), |plan| plan);
+    let medium = Stuck { ram: Ram::new(&rig.regions, 512, BLOCKS).unwrap(), is_stuck: stuck };
+    let namespaces = vec![NamespaceConfig::new(Arc::new(medium))];
+    let config = SubsystemConfig { nqn: NQN.to_owned(), ..SubsystemConfig::new("S", namespaces) };
+    rig.service.withdraw(NQN);
+    rig.service
+        .offer(OfferPlan {
+            subsystem: Subsystem::new(config).unwrap(),
+            nqn: NQN.to_owned(),
+            hosts: Hosts::Any,
+            ports: BTreeMap::from([(1, Vec::new())]),
+            model: ControllerModel::Dynamic,
+            masks: BTreeMap::new(),
+        })
+        .unwrap();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    rig.lines[io].submit(&read, Data::ToHost(4096), &[]);
+    rig.run();
+    let before = rig.service.budget().free_bytes();
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
+    rig.lines[io].submit(&write, Data::FromHost(LARGEST), &pattern(1, LARGEST as usize));
+    rig.run();
+    assert_eq!(rig.service.budget().free_bytes(), before - u64::from(LARGEST));
+    rig.lines.clear();
+    rig.run();
+    assert_eq!(rig.guests.len(), 2, "its medium has not answered");
+    assert!(rig.service.budget().free_bytes() >= before);
+    is_stuck.store(false, Ordering::Relaxed);
     rig.assert_empty();
 }
