@@ -34,6 +34,9 @@ struct Mailbox {
     order: Option<Order>,
     /// The connection was closed, or has been lost.
     closed: Option<Closed>,
+    /// As [`Closed::may_linger`], of any report that the front has not taken. Not even an order to
+    /// close makes it untrue.
+    may_linger: bool,
     /// What wakes the queue's thread.
     sleeper: Option<Arc<dyn Wake + Send + Sync>>,
 }
@@ -92,6 +95,14 @@ impl News {
     }
 }
 
+impl Mailbox {
+    /// The front takes `closed`, and what earlier reports said that it has not taken.
+    fn with_what_lingers(&mut self, closed: Closed) -> Closed {
+        let may_linger = core::mem::take(&mut self.may_linger);
+        Closed { may_linger, ..closed }
+    }
+}
+
 impl Berth {
     pub(crate) fn new(news: &Arc<News>) -> Arc<Self> {
         Arc::new(Self {
@@ -110,6 +121,9 @@ impl Berth {
     pub(crate) fn order(&self, order: Order) {
         let mut mailbox = self.mailbox();
         mailbox.closed = None;
+        if matches!(order, Order::Serve(_)) {
+            mailbox.may_linger = false;
+        }
         // What was not taken up goes, and with it a connection that nobody has used.
         mailbox.order = Some(order);
         // Pairs with the acquire in `word`.
@@ -126,12 +140,15 @@ impl Berth {
     pub(crate) fn closed(&self) -> Option<Closed> {
         let mut mailbox = self.mailbox();
         let is_idle = self.busy.load(Ordering::Acquire) == 0;
-        mailbox.closed.take().or_else(|| is_idle.then(Closed::default))
+        let closed = mailbox.closed.take().or_else(|| is_idle.then(Closed::default))?;
+        Some(mailbox.with_what_lingers(closed))
     }
 
     /// The front's: that the connection was lost, if it was.
     pub(crate) fn lost(&self) -> Option<Closed> {
-        self.mailbox().closed.take_if(|closed| closed.lost.is_some())
+        let mut mailbox = self.mailbox();
+        let closed = mailbox.closed.take_if(|closed| closed.lost.is_some())?;
+        Some(mailbox.with_what_lingers(closed))
     }
 
     /// The queue's: the number of the last order.
@@ -163,7 +180,10 @@ impl Berth {
 
     /// The queue's: the connection is closed.
     pub(crate) fn report(&self, closed: Closed) {
-        self.mailbox().closed = Some(closed);
+        let mut mailbox = self.mailbox();
+        mailbox.may_linger |= closed.may_linger;
+        mailbox.closed = Some(closed);
+        drop(mailbox);
         self.end();
         self.news.tell();
     }
@@ -171,5 +191,31 @@ impl Berth {
     /// The queue's: who is woken by an order.
     pub(crate) fn wakes(&self, sleeper: Arc<dyn Wake + Send + Sync>) {
         self.mailbox().sleeper = Some(sleeper);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Berth, Closed, Order};
+
+    /// The queue's thread and the front's notice the same cut, in either order.
+    #[test]
+    fn what_may_linger_is_told_once_whatever_is_ordered_meanwhile() {
+        let lost = Closed { lost: Some("it was cut".into()), may_linger: true };
+        for obeys_late in [false, true] {
+            let berth = Berth::new(&std::sync::Arc::default());
+            berth.begin();
+            if obeys_late {
+                berth.order(Order::Close);
+            }
+            berth.report(lost.clone());
+            if obeys_late {
+                berth.report(Closed::default());
+            } else {
+                berth.order(Order::Close);
+            }
+            assert_eq!(berth.closed(), Some(Closed { lost: None, may_linger: true }));
+            assert_eq!(berth.closed(), Some(Closed::default()), "{obeys_late}");
+        }
     }
 }

@@ -44,7 +44,7 @@ pub(super) enum Stage {
     /// That the driver clears CC.EN.
     Lost,
     /// That no connection is left, and that the old controller is silent.
-    Closing { since: Instant, is_confirmed: bool },
+    Closing { is_confirmed: bool },
     /// Nothing, for ever.
     GivenUp,
 }
@@ -120,9 +120,9 @@ impl Front {
             Stage::Enabling { .. } | Stage::Disabling { .. } | Stage::ShuttingDown(_) => {
                 self.look(now);
             }
-            Stage::Closing { since, is_confirmed } => {
-                let is_silent =
-                    *is_confirmed || !self.may_linger || now.since(*since) >= self.learnt.quiet;
+            Stage::Closing { is_confirmed } => {
+                let is_quiet = now.since(self.silent_since) >= self.learnt.quiet;
+                let is_silent = *is_confirmed || !self.may_linger || is_quiet;
                 if is_silent && self.are_queues_closed() {
                     self.end_closing();
                 }
@@ -354,7 +354,7 @@ impl Front {
             }
             Stage::Disabling { .. } if !csts.rdy() => {
                 self.admin = None;
-                self.stage = Stage::Closing { since: now, is_confirmed: true };
+                self.stage = Stage::Closing { is_confirmed: true };
             }
             Stage::ShuttingDown(_) => {
                 let shst = csts.shst();
@@ -412,12 +412,10 @@ impl Front {
             self.may_linger |= admin.exchange.may_linger(true);
         }
         self.close_queues();
-        let since = match self.stage {
-            Stage::Lost => self.silent_since,
-            _ => now,
-        };
-        self.silent_since = since;
-        self.stage = Stage::Closing { since, is_confirmed: false };
+        if !matches!(self.stage, Stage::Lost) {
+            self.silent_since = now;
+        }
+        self.stage = Stage::Closing { is_confirmed: false };
     }
 
     /// The old controller is no more.

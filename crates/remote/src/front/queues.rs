@@ -112,6 +112,8 @@ impl Front {
                     let cid = *cid;
                     let Some(closed) = queue.berth.closed() else { continue };
                     queue.progress = Progress::Nothing;
+                    // Until now its thread may have gone on sending.
+                    self.silent_since = now;
                     self.end_queue(cid, closed.may_linger);
                 }
                 Progress::Nothing | Progress::Served => {}

@@ -129,6 +129,11 @@ impl Bed {
         if let Some(remote) = &mut self.remote {
             self.events.extend(remote.poll(self.now));
         }
+        self.turn_queues();
+    }
+
+    /// One turn of the queues' threads only.
+    pub(super) fn turn_queues(&mut self) {
         let mut answers = Answers::with_capacity(64);
         for queue in &mut self.queues {
             queue.poll(self.now, &mut answers);

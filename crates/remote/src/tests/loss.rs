@@ -53,6 +53,33 @@ fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
     }
 }
 
+/// Which of the two threads notices a cut first, and how late the other one, makes no difference to
+/// how long is waited before a write is sent again.
+#[test]
+fn silence_is_waited_for_whichever_thread_notices_the_end_first() {
+    let Policy { detect, .. } = Policy::default();
+    let quiet = Span { ns: detect.ns + 100_000_000 + 500_000_000 };
+    for front_is_ahead_by in [None, Some(Span::from_secs(3))] {
+        let mut bed = Bed::with_queue(32);
+        bed.turn_for(Policy::default().retry);
+        bed.target.state().is_idle = true;
+        let place = bed.place(0, 8);
+        assert!(bed.submit(0, Operation::Write, 0, &[place], 1));
+        bed.turn_for(Span::from_ms(1));
+        bed.target.cut();
+        bed.target.state().is_idle = false;
+        let queues = std::mem::take(&mut bed.queues);
+        bed.turn_for(front_is_ahead_by.unwrap_or_default());
+        bed.queues = queues;
+        bed.turn_queues();
+        let silent_since = bed.now;
+        bed.turn_until(|bed| !bed.answers.is_empty());
+        let waited = bed.now.since(silent_since);
+        assert!(waited >= quiet, "{front_is_ahead_by:?}: {waited}");
+        assert_eq!(bed.answers[0].outcome, Outcome::SUCCESS);
+    }
+}
+
 #[test]
 fn requests_fail_when_they_have_been_held_for_long_enough_and_go_on_when_it_comes_back() {
     let mut bed = Bed::with_queue(8);
