@@ -27,6 +27,8 @@ pub(crate) struct Exchange {
     straight: Vec<Segment>,
     /// Bytes that the stream has ever taken.
     taken_bytes: u64,
+    /// Those of them that it is known to have let go of.
+    released_bytes: u64,
     /// Commands that were answered while the stream may still have been reading their data, and
     /// which bytes those are.
     held: VecDeque<(u64, Answered)>,
@@ -77,6 +79,7 @@ impl Exchange {
             stretches: Vec::new(),
             straight: Vec::new(),
             taken_bytes: 0,
+            released_bytes: 0,
             held: VecDeque::new(),
             outstanding: 0,
             lost: None,
@@ -330,7 +333,22 @@ impl Exchange {
     /// As [`Stream::arm`]: true if there is something to do already.
     pub(crate) fn arm(&mut self) -> bool {
         let wants_room = !self.end.pieces().is_empty();
-        self.lost.is_some() || self.stream.arm(true, wants_room)
+        // One turn sends only so much: the socket would not wake anybody for the rest.
+        let has_unsent = !wants_room && self.end.has_more();
+        has_unsent
+            || self.lost.is_some()
+            || self.has_released()
+            || self.stream.arm(true, wants_room)
+    }
+
+    /// Takes what the stream says of memory: a notice that nobody takes would end every sleep at once.
+    /// True if there is something to answer now.
+    fn has_released(&mut self) -> bool {
+        if self.released_bytes == self.taken_bytes {
+            return false;
+        }
+        self.released_bytes = self.stream.released();
+        self.held.front().is_some_and(|(end, _)| *end <= self.released_bytes)
     }
 
     pub(crate) fn disarm(&mut self) {

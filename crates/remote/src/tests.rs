@@ -3,4 +3,6 @@
 mod bed;
 mod bringup;
 mod loss;
+mod notices;
+mod sleeping;
 mod target;

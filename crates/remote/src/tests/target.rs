@@ -18,6 +18,7 @@ use wire::register::{Capabilities, Configuration, ControllerStatus};
 use wire::tcp::crc32c;
 use wire::{AdminOpcode, Command, Completion, FabricsType, IoOpcode, Status, Typed};
 
+use super::notices::Noticing;
 use crate::dial::{Dial, Dialled};
 
 pub(super) const BLOCK: usize = 512;
@@ -181,7 +182,7 @@ impl Dial for Line {
             is_over: false,
         };
         state.ends.push(end);
-        Box::new(Ring(Some(Ok(Box::new(ours)))))
+        Box::new(Ring(Some(Ok(Box::new(Noticing::new(ours))))))
     }
 
     fn peer(&self) -> String {

@@ -1,0 +1,76 @@
+//! Threads that sleep: not with work left that nobody wakes them for, and not in vain.
+
+use std::sync::Arc;
+
+use base::{Backend, Operation, Wake, WakeSource};
+use sim::network::{Direction, LineOptions};
+
+use super::bed::Bed;
+use crate::sleep::Sleep;
+
+/// Sleep in simulated time: the test looks by itself.
+struct Nap;
+
+impl Sleep for Nap {
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Nothing
+    }
+
+    fn watch(&mut self, _: WakeSource<'_>) -> bool {
+        true
+    }
+
+    fn bell(&self) -> Arc<dyn Wake + Send + Sync> {
+        Arc::new(())
+    }
+
+    fn clear(&mut self) {}
+}
+
+/// A bed whose queue has writes of 1 MiB each under way, commands sent and answers not.
+fn bed_with_writes(count: u64) -> Bed {
+    let mut bed = Bed::new();
+    let roomy = LineOptions { room_bytes: 16 << 20, ..LineOptions::default() };
+    bed.target.state().network.there = roomy;
+    assert!(bed.is_reached());
+    bed.add_queue(8);
+    let queue = bed.queues.remove(0);
+    bed.queues.push(queue.with_sleep(Box::new(Nap)));
+    bed.turn();
+    bed.target.state().is_idle = true;
+    for number in 0..count {
+        let place = bed.place(number, 2048);
+        assert!(bed.submit(0, Operation::Write, 0, &[place], number));
+    }
+    bed
+}
+
+/// Turns the queue until its thread would sleep. False if it never would.
+fn falls_asleep(bed: &mut Bed) -> bool {
+    (0..20).any(|_| {
+        bed.turn_queues();
+        !bed.queues[0].arm()
+    })
+}
+
+#[test]
+fn nobody_sleeps_with_data_left_that_there_is_room_for() {
+    let mut bed = bed_with_writes(3);
+    bed.target.turn(bed.now);
+    assert!(falls_asleep(&mut bed));
+    (0..100).for_each(|_| bed.target.turn(bed.now));
+    let arrived = bed.target.state().networks[1].arrived(Direction::There);
+    assert!(arrived > 3 << 20, "{arrived}");
+}
+
+/// An answer may take its time. That the data are released in the meantime wakes once at most.
+#[test]
+fn released_memory_keeps_nobody_awake() {
+    let mut bed = bed_with_writes(1);
+    for _ in 0..10 {
+        bed.target.turn(bed.now);
+        assert!(falls_asleep(&mut bed));
+    }
+    let network = bed.target.state().networks[1].clone();
+    assert!(network.arrived(Direction::There) > 1 << 20);
+}
