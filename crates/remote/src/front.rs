@@ -63,8 +63,10 @@ pub struct Front {
     cntlid: u16,
     /// What its Identify data say that matters here.
     learnt: Learnt,
-    /// Since when it has been lost, if it has not been ready since.
+    /// Since when it has been lost, or reset, if it has not been brought up since.
     lost_since: Option<Instant>,
+    /// It has been brought up before: so it is called again if it cannot be reached.
+    is_known: bool,
     /// Why it was lost last, or could not be reached.
     why: Option<String>,
     /// It was lost with something outstanding that would do harm if it were executed late.
@@ -140,6 +142,7 @@ impl Front {
             cntlid: 0,
             learnt,
             lost_since: None,
+            is_known: false,
             why: None,
             may_linger: false,
             silent_since: now,
@@ -191,6 +194,7 @@ impl Front {
     /// It has been brought up completely: whatever was lost is no more.
     pub(crate) fn recovered(&mut self) {
         self.lost_since = None;
+        self.is_known = true;
     }
 
     /// Since when nobody is connected that was before.

@@ -272,6 +272,10 @@ impl Front {
         match (wanted, &self.stage) {
             (Wanted::Enabled, Stage::Idle) => self.enable(now),
             (Wanted::Enabled, Stage::Down) => {
+                // It may be away for a while, even if it was the driver who ended it.
+                if self.is_known {
+                    self.lost_since.get_or_insert(now);
+                }
                 self.stage = Stage::Pausing { until: self.next_try };
             }
             (Wanted::Disabled, Stage::Ready) => self.disable(now),

@@ -155,6 +155,21 @@ fn a_peer_that_does_not_come_back_is_given_up_in_time_and_all_is_answered() {
     assert!(bed.free_bytes() > free, "rings and lists have come back");
 }
 
+/// As when a controller is restarted from the other side, while the driver resets it.
+#[test]
+fn a_peer_that_is_away_while_the_driver_resets_it_is_called_again() {
+    let mut bed = Bed::with_queue(8);
+    let now = bed.now;
+    bed.remote().controller().reset(now).unwrap();
+    bed.target.state().is_away = true;
+    bed.turn_for(Span::from_secs(20));
+    assert!(bed.remote().is_there() && bed.remote().lost_since().is_some());
+    bed.target.state().is_away = false;
+    bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
+    assert_eq!(bed.remote().lost_since(), None);
+    bed.exchange(1, 8, 1);
+}
+
 /// How much goes over each stream in a session of one write and one read.
 fn lengths() -> Vec<(usize, Direction, u64)> {
     let bed = session(None);
