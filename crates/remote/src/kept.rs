@@ -24,12 +24,17 @@ pub(crate) struct Kept {
 struct Slot {
     request: Request,
     segment: Segment,
+    /// How often it has been sent.
+    sends: u8,
 }
+
+/// What was ended so often by a reset may well be its cause: it is not sent once more.
+const SENDS_MAX: u8 = 3;
 
 impl Kept {
     /// Room for `depth` requests.
     pub(crate) fn new(depth: u32) -> Self {
-        let slot = Slot { request: Request::NOTHING, segment: Segment::default() };
+        let slot = Slot { request: Request::NOTHING, segment: Segment::default(), sends: 0 };
         Self {
             slots: vec![slot; depth as usize].into(),
             lists: (0..depth).map(|_| Vec::new()).collect(),
@@ -46,6 +51,7 @@ impl Kept {
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         slot.request = *request;
+        slot.sends = 1;
         match count {
             0 => {}
             // A number past the table is refused by whoever gets the request next.
@@ -67,11 +73,14 @@ impl Kept {
         self.slots[index as usize].request.token
     }
 
-    /// The request in `slot` is to be sent again, if it may be. False if not.
+    /// The request in `slot` is to be sent again, if it may be, and has not been often enough. False
+    /// if not.
     pub(crate) fn send_again(&mut self, slot: u64) -> bool {
         let index = index_of(slot);
-        let may = may_be_repeated(&self.slots[index as usize].request);
+        let slot = &mut self.slots[index as usize];
+        let may = slot.sends < SENDS_MAX && may_be_repeated(&slot.request);
         if may {
+            slot.sends += 1;
             self.again.push_back(index);
         }
         may
@@ -84,7 +93,7 @@ impl Kept {
     /// The next request that is to be sent again, under the number of its slot, and its segments.
     pub(crate) fn next_again(&self) -> Option<(Request, &[Segment])> {
         let index = *self.again.front()?;
-        let Slot { request, segment } = &self.slots[index as usize];
+        let Slot { request, segment, .. } = &self.slots[index as usize];
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
         let segments = match count {
             0 | 1 => core::slice::from_ref(segment),

@@ -4,7 +4,8 @@
 //! ```text
 //!   submit ─▶ kept ─▶ NamespaceQueue ─ rings ─▶ Lane ─▶ connection     sent by the flush that follows
 //!   poll   ◀─ kept ◀─ NamespaceQueue ◀─ rings ─ Lane ◀─ connection
-//!               └── aborted by a reset: sent again once it runs, and failed if that takes too long
+//!               └── aborted by a reset: sent again once it runs, and failed if that takes too long,
+//!                   or has happened too often
 //! ```
 
 use base::{
@@ -24,7 +25,8 @@ use crate::sleep::Sleep;
 /// What is submitted is sent in the same turn, by the [`flush`](Backend::flush) that follows. When the
 /// connection is lost, what was under way is held, and goes on with the next one; after the policy's
 /// time to [fail fast](crate::Policy::fail_fast) it ends with [`Outcome::PATH_ERROR`], and so does
-/// what is submitted then.
+/// what is submitted then. What three resets in a row have ended, whoever asked for them, ends with
+/// [`Outcome::ABORTED_BY_HOST`].
 pub struct RemoteQueue {
     queue: NamespaceQueue<Reach, Bell>,
     lane: Lane,

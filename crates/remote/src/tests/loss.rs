@@ -170,6 +170,29 @@ fn a_peer_that_is_away_while_the_driver_resets_it_is_called_again() {
     bed.exchange(1, 8, 1);
 }
 
+/// It is not worth a reset of everything again and again, least of all if it is what breaks the peer.
+#[test]
+fn a_request_that_is_never_answered_fails_after_a_few_resets_and_the_others_go_on() {
+    let mut bed = Bed::with_queue(8);
+    bed.target.state().is_idle = true;
+    bed.target.state().mute = Some(wire::AdminOpcode::Abort.code());
+    let place = bed.place(0, 1);
+    assert!(bed.submit(0, Operation::Read, 1, &[place], 1));
+    let begun = bed.now;
+    while bed.answers.is_empty() {
+        bed.now = bed.now.after(Span::from_ms(5));
+        bed.turn();
+        assert!(bed.now.since(begun) < Span::from_secs(600), "it is repeated without end");
+    }
+    assert_eq!(bed.answers.remove(0).outcome, Outcome::ABORTED_BY_HOST);
+    let resets = bed.events.iter().filter(|event| **event == Event::Recovered).count();
+    assert_eq!(resets, 2, "it was sent three times");
+    bed.target.state().is_idle = false;
+    bed.target.state().mute = None;
+    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+    bed.exchange(3, 8, 3);
+}
+
 /// How much goes over each stream in a session of one write and one read.
 fn lengths() -> Vec<(usize, Direction, u64)> {
     let bed = session(None);
