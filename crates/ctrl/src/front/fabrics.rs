@@ -52,7 +52,7 @@ pub struct FabricsFrontEnd {
     /// Event requests, oldest first.
     parked: VecDeque<u16>,
     /// Commands that end later, event requests among them.
-    waiting: Vec<Command>,
+    waiting: Vec<Waiting>,
     ends: VecDeque<AdminDone>,
     /// Until when the host has to enable the controller.
     enable_by: Instant,
@@ -61,6 +61,14 @@ pub struct FabricsFrontEnd {
     bell: Option<Bell>,
     over: Option<Over>,
     trouble: Option<String>,
+}
+
+/// A command that ends later.
+struct Waiting {
+    /// Under the identifier that it was brought with.
+    command: Command,
+    /// What its host calls it.
+    host_cid: u16,
 }
 
 /// Why an association has ended.
@@ -217,11 +225,13 @@ impl FabricsFrontEnd {
     }
 
     /// Carries out an admin command; its end, and the bytes that go to the host, may be there at
-    /// once. If not, it ends through [`next_end`](Self::next_end).
+    /// once. If not, it ends through [`next_end`](Self::next_end). `host_cid` is what its host calls
+    /// it, and is told of it.
     pub fn execute(
         &mut self,
         now: Instant,
         command: &Command,
+        host_cid: u16,
         bytes: &mut Vec<u8>,
     ) -> Option<AdminEnd> {
         if !self.is_enabled() {
@@ -233,8 +243,8 @@ impl FabricsFrontEnd {
             self.configure();
         }
         match step {
-            AdminStep::Done(end) => return Some(self.told(now, command, end)),
-            AdminStep::Abort { sqid, cid } => return self.abort(command, sqid, cid),
+            AdminStep::Done(end) => return Some(self.told(now, (command, host_cid), end)),
+            AdminStep::Abort { sqid, cid } => return self.abort((command, host_cid), sqid, cid),
             AdminStep::AsyncEvent => self.parked.push_back(command.cid()),
             AdminStep::Later => {}
             // Queues come with connections, and so the controller knows no such commands.
@@ -246,14 +256,15 @@ impl FabricsFrontEnd {
                 return Some(AdminEnd::refused(Status::INVALID_OPCODE.with_dnr()));
             }
         }
-        self.waiting.push(*command);
+        self.waiting.push(Waiting { command: *command, host_cid });
         None
     }
 
-    /// Takes note of an admin command that was refused before it came here.
+    /// Takes note of an admin command that was refused before it came here, under the identifier
+    /// that its host has for it.
     pub fn refused(&mut self, now: Instant, command: &Command, status: Status) {
         let end = AdminEnd::refused(status);
-        self.controller.report_error(now, &report(command, end));
+        self.controller.report_error(now, &report(command, command.cid(), end));
     }
 
     /// The next command that has ended after [`execute`](Self::execute) had not ended it.
@@ -513,9 +524,9 @@ impl FabricsFrontEnd {
         self.order(Order::Stop);
         self.controller.reset(now);
         self.parked.clear();
-        for command in core::mem::take(&mut self.waiting) {
+        for waiting in core::mem::take(&mut self.waiting) {
             let end = AdminEnd::refused(Status::ABORTED_SQ_DELETION);
-            self.ends.push_back(AdminDone { cid: command.cid(), end });
+            self.ends.push_back(AdminDone { cid: waiting.command.cid(), end });
         }
         self.enable_by = now.after(ENABLE_MAX);
         self.life = Life::Stopping;
@@ -538,11 +549,16 @@ impl FabricsFrontEnd {
     }
 
     /// Tries to abort a command of any queue (Base 2.1 §5.1.1).
-    fn abort(&mut self, command: &Command, sqid: u16, cid: u16) -> Option<AdminEnd> {
+    fn abort(
+        &mut self,
+        (command, host_cid): (&Command, u16),
+        sqid: u16,
+        cid: u16,
+    ) -> Option<AdminEnd> {
         if sqid != 0 {
             if let Some(link) = self.links.get(&sqid) {
                 link.order(Order::Abort { cid, admin_cid: command.cid() });
-                self.waiting.push(*command);
+                self.waiting.push(Waiting { command: *command, host_cid });
                 return None;
             }
             self.controller.abort_ended();
@@ -553,7 +569,7 @@ impl FabricsFrontEnd {
         if let Some(at) = at {
             self.parked.remove(at);
             self.controller.event_request_aborted();
-            self.waiting.retain(|waiting| waiting.cid() != cid);
+            self.waiting.retain(|waiting| waiting.command.cid() != cid);
             let end = AdminEnd::refused(Status::ABORT_REQUESTED);
             self.ends.push_back(AdminDone { cid, end });
         }
@@ -562,20 +578,25 @@ impl FabricsFrontEnd {
 
     /// Ends a command that was waiting. True if there is one.
     fn ended(&mut self, now: Instant, cid: u16, end: AdminEnd) -> bool {
-        let Some(at) = self.waiting.iter().position(|command| command.cid() == cid) else {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.command.cid() == cid) else {
             return false;
         };
-        let command = self.waiting.swap_remove(at);
+        let Waiting { command, host_cid } = self.waiting.swap_remove(at);
         if !end.status.is_success() {
-            self.controller.report_error(now, &report(&command, end));
+            self.controller.report_error(now, &report(&command, host_cid, end));
         }
         self.ends.push_back(AdminDone { cid, end });
         true
     }
 
-    fn told(&mut self, now: Instant, command: &Command, end: AdminEnd) -> AdminEnd {
+    fn told(
+        &mut self,
+        now: Instant,
+        (command, host_cid): (&Command, u16),
+        end: AdminEnd,
+    ) -> AdminEnd {
         if !end.status.is_success() {
-            self.controller.report_error(now, &report(command, end));
+            self.controller.report_error(now, &report(command, host_cid, end));
         }
         end
     }
@@ -636,10 +657,10 @@ pub fn property(
 /// Commands taken from a submission queue in a turn, unless the host wants fewer.
 const BURST: u32 = 64;
 
-fn report(command: &Command, end: AdminEnd) -> ErrorReport {
+fn report(command: &Command, host_cid: u16, end: AdminEnd) -> ErrorReport {
     ErrorReport {
         sqid: 0,
-        cid: command.cid(),
+        cid: host_cid,
         opcode: command.opcode(),
         status: end.status,
         lba: 0,

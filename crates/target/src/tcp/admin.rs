@@ -50,20 +50,22 @@ impl Admin {
         tag: u16,
     ) {
         self.wants_turn = true;
-        // Under its tag, which is unique even if the host's identifiers are not.
-        let command = rooms.command(tag).with_cid(tag);
+        let command = *rooms.command(tag);
+        let host_cid = command.cid();
         if command.opcode() == AdminOpcode::FabricsCommands.code() {
             let completion = self.property(now, &command);
             rooms.finish(end, tag, 0, completion);
             return;
         }
+        // Under its tag, which is unique even if the host's identifiers are not.
+        let command = under_tags(rooms, &command).with_cid(tag);
         let association = Arc::clone(&self.association);
         let mut front = association.front();
         let data = front.data(&command).and_then(|data| self.load(rooms, tag, data));
         let ended = match data {
-            Ok(()) => front.execute(now, &command, &mut self.bytes),
+            Ok(()) => front.execute(now, &command, host_cid, &mut self.bytes),
             Err(status) => {
-                front.refused(now, &command, status);
+                front.refused(now, &command.with_cid(host_cid), status);
                 Some(AdminEnd::refused(status))
             }
         };
@@ -199,6 +201,19 @@ impl Admin {
     pub(super) fn wants_turn(&self) -> bool {
         self.wants_turn
     }
+}
+
+/// The command, with the tag of the one it aborts if that came on the same connection: a front end
+/// knows commands by their tags, and an Abort names what the host calls them (Base 2.1 §5.1.1).
+fn under_tags(rooms: &Rooms, command: &Command) -> Command {
+    if command.opcode() != AdminOpcode::Abort.code() || command.cdw10() & 0xffff != 0 {
+        return *command;
+    }
+    let [_, _, low, high] = command.cdw10().to_le_bytes();
+    let found = rooms.find(u16::from_le_bytes([low, high]));
+    // No command is under this tag.
+    let tag = found.map_or(u16::MAX, |(tag, _)| tag);
+    command.with_cdw10(u32::from(tag) << 16)
 }
 
 /// What a turn came to.

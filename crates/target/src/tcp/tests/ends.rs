@@ -168,3 +168,37 @@ fn aborts_reach_commands_of_both_queues() {
     assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1), "no such queue");
     assert!(!rig.lines[admin].done.contains_key(&parked));
 }
+
+/// A host's identifiers are its own: what it calls a command is not the tag that the command has here.
+#[test]
+fn an_abort_and_the_error_log_mean_commands_by_what_the_host_calls_them() {
+    let mut rig = Rig::new();
+    let (admin, _) = rig.admin();
+    let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    // A command that has ended here is still under way for a host that does not listen.
+    let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
+    rig.lines[admin].is_deaf = true;
+    rig.lines[admin].submit(&keep_alive, Data::None, &[]);
+    rig.run();
+    let parked = [0; 3].map(|_| rig.lines[admin].submit(&event, Data::None, &[]));
+    rig.lines[admin].is_deaf = false;
+    rig.run();
+    let abort = |cid: u16| Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(cid) << 16);
+    let (completion, _) = rig.command(admin, &abort(parked[1]), Data::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
+    rig.run();
+    let (ended, _) = rig.lines[admin].done.remove(&parked[1]).unwrap();
+    assert_eq!(ended.status(), Status::ABORT_REQUESTED);
+    assert!(parked.iter().all(|tag| !rig.lines[admin].done.contains_key(tag)), "no other");
+    let (completion, _) = rig.command(admin, &abort(parked[1]), Data::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1), "it has ended");
+
+    let unknown = Command::new(AdminOpcode::Identify.code()).with_cdw10(0xff);
+    let cid = rig.lines[admin].submit(&unknown, Data::ToHost(4096), &[]);
+    rig.run();
+    assert!(!rig.lines[admin].done.remove(&cid).unwrap().0.status().is_success());
+    let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(15 << 16 | 1);
+    let (completion, entry) = rig.command(admin, &get, Data::ToHost(64), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    assert_eq!(u16::from_le_bytes([entry[10], entry[11]]), cid);
+}
