@@ -21,6 +21,7 @@ use wire::register::{Configuration, ControllerStatus, ShutdownNotification, Shut
 use wire::register::{VERSION_2_1, offset};
 use wire::{AdminOpcode, Command, Completion, Status, Typed, nqn};
 
+use super::memory::OWN_BYTES;
 use super::rooms::{Rooms, Way};
 use super::service::Service;
 
@@ -179,7 +180,7 @@ impl Discovery {
     }
 
     fn log(&mut self, get: &GetLogPage) -> Answer {
-        let most = u64::from(self.service.limits().transfer_bytes_max);
+        let most = u64::from(OWN_BYTES);
         let len_bytes = get.len_bytes();
         if get.ot || !get.lpo.is_multiple_of(4) || len_bytes > most {
             return Err(Status::INVALID_FIELD);
@@ -290,7 +291,7 @@ fn identify(service: &Service, cntlid: u16, command: &Command) -> Answer {
         return Err(Status::INVALID_FIELD);
     }
     let limits = service.limits();
-    let pages = limits.transfer_bytes_max / PAGE_BYTES;
+    let pages = OWN_BYTES / PAGE_BYTES;
     let page = IdentifyController::zeroed().with(|page| {
         page.fr(Ascii::new(concat!("t", env!("CARGO_PKG_VERSION"))))
             .mn(Ascii::new("tenmil discovery"))

@@ -316,9 +316,7 @@ impl Guest {
         match event {
             ControllerEvent::Command { tag, command, data: Ok(data) } => {
                 self.commands += 1;
-                let Self { rooms, end, role, .. } = self;
-                let is_small = !matches!(role, Role::Io(_));
-                match rooms.open(end, (tag, now), command, data, is_small) {
+                match self.rooms.open(&mut self.end, (tag, now), command, data) {
                     Opened::Ready => self.begin(now, tag),
                     Opened::Later => {}
                     Opened::NoRoom => return false,

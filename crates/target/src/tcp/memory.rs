@@ -87,6 +87,8 @@ enum Source {
 const OWN_ORDER: u8 = 1;
 /// Bytes of a page, as a power of two.
 const PAGE_SHIFT: u32 = 12;
+/// Bytes of a connection's own two pages.
+pub(super) const OWN_BYTES: u32 = 1 << (PAGE_SHIFT + OWN_ORDER as u32);
 /// The longest budget: what a segment can name.
 const BYTES_MAX: u64 = 1 << 31;
 

@@ -14,7 +14,7 @@ use tcp::{CommandData, Controller, Payloads, Place};
 use wire::tcp::Crc32c;
 use wire::{Command, Completion, Status};
 
-use super::memory::{Budget, Buffer, Purse};
+use super::memory::{Budget, Buffer, OWN_BYTES, Purse};
 
 /// The commands and their memory.
 #[derive(Debug)]
@@ -27,6 +27,18 @@ pub(super) struct Rooms {
     is_stuck: bool,
     /// Commands whose data come.
     coming: u32,
+    share: Share,
+}
+
+/// What the commands of a connection may have of the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Share {
+    /// The connection's own pages and no more: nobody knows whether its host may have any.
+    Own,
+    /// Its own pages first.
+    OwnFirst,
+    /// Everything that others leave.
+    Common,
 }
 
 /// One command, under its tag.
@@ -92,6 +104,7 @@ impl Rooms {
             waiting: VecDeque::with_capacity(depth.into()),
             is_stuck: false,
             coming: 0,
+            share: Share::Own,
         }
     }
 
@@ -103,7 +116,6 @@ impl Rooms {
         (tag, now): (u16, Instant),
         command: Command,
         data: CommandData,
-        is_small: bool,
     ) -> Opened {
         let (way, len_bytes) = match data {
             CommandData::None => (Way::None, 0),
@@ -118,8 +130,14 @@ impl Rooms {
         if len_bytes == 0 {
             return Opened::Ready;
         }
-        let may_take = self.waiting.is_empty() || is_unasked;
+        if self.share == Share::Own && len_bytes > OWN_BYTES {
+            let completion = Completion::new(0, Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+            self.finish(end, tag, 0, completion);
+            return Opened::Later;
+        }
+        let is_small = self.share != Share::Common;
         let own = if is_small { self.purse.take_own(len_bytes) } else { None };
+        let may_take = self.share != Share::Own && (self.waiting.is_empty() || is_unasked);
         let buffer = own.or_else(|| if may_take { self.purse.take(len_bytes) } else { None });
         let buffer = match buffer {
             None if is_unasked => self.purse.take_own(len_bytes),
@@ -148,6 +166,30 @@ impl Rooms {
         }
     }
 
+    /// A buffer for who is first of those that wait.
+    fn take(&mut self, len_bytes: u32) -> Option<Buffer> {
+        match self.share {
+            Share::Common => self.purse.take(len_bytes),
+            Share::OwnFirst => {
+                let own = self.purse.take_own(len_bytes);
+                own.or_else(|| self.purse.take(len_bytes))
+            }
+            Share::Own => self.purse.take_own(len_bytes),
+        }
+    }
+
+    /// Its host is known now, and may have so much.
+    pub(super) fn admit(&mut self, share: Share) {
+        self.share = share;
+    }
+
+    /// Whether something waits for the connection's own pages, which are there.
+    pub(super) fn can_go_on(&self) -> bool {
+        self.share == Share::Own
+            && (self.is_stuck || !self.waiting.is_empty())
+            && self.purse.has_own()
+    }
+
     /// A command has a buffer.
     #[inline]
     fn placed(
@@ -174,7 +216,7 @@ impl Rooms {
     pub(super) fn next_ready(&mut self, end: &mut Controller, now: Instant) -> Option<u16> {
         while let Some(&tag) = self.waiting.front() {
             let len_bytes = self.slots[usize::from(tag)].len_bytes;
-            let buffer = self.purse.take(len_bytes)?;
+            let buffer = self.take(len_bytes)?;
             self.waiting.pop_front();
             self.leave_line();
             self.slots[usize::from(tag)].buffer = Some(buffer);

@@ -20,8 +20,8 @@ pub(crate) struct Discovered {
 
 /// The discovery log page (Base 2.1 §5.1.12.3.1).
 const PAGE: u8 = 0x70;
-/// Entries that are asked for at a time.
-const ENTRIES: u64 = 15;
+/// Entries that are asked for at a time: the least that a controller sends which has a limit (MDTS).
+const ENTRIES: u64 = 8;
 /// Entries that are believed.
 const ENTRIES_MAX: u64 = 65_536;
 /// Times that a page which changes meanwhile is read again.

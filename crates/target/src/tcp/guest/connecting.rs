@@ -14,7 +14,7 @@ use crate::tcp::connect::{Asked, Granted, NotGranted, no_queue, parse};
 use crate::tcp::discovery::Discovery;
 use crate::tcp::io::Io;
 use crate::tcp::news::News;
-use crate::tcp::rooms::Way;
+use crate::tcp::rooms::{Share, Way};
 
 impl Guest {
     /// The first command of a connection.
@@ -80,6 +80,7 @@ impl Guest {
                     subsystem: association.offer().nqn().to_owned(),
                     cntlid,
                 });
+                self.rooms.admit(Share::OwnFirst);
                 self.role =
                     Role::Admin(Box::new(Admin::new(association, self.service.limits().quiesce)));
                 Ok(cntlid)
@@ -101,6 +102,7 @@ impl Guest {
                 let bell = Arc::clone(&self.seat);
                 io.link().set_bell(Arc::new(move || bell.ring()));
                 self.end.connected(QueueKind::Io { entries, flow_control });
+                self.rooms.admit(Share::Common);
                 self.role = Role::Io(Box::new(io));
                 Ok(cntlid)
             }

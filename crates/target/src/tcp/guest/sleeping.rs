@@ -73,7 +73,7 @@ impl Guest {
             Role::Io(io) => self.reason.is_some() && io.is_drained(),
             Role::Stranger | Role::Discovery(_) | Role::Gone => false,
         };
-        wants_turn || self.seat.is_called() || self.is_over()
+        wants_turn || self.rooms.can_go_on() || self.seat.is_called() || self.is_over()
     }
 
     /// Has it end because its thread does.

@@ -74,6 +74,11 @@ impl Purse {
         fits.then(|| self.own.take()).flatten()
     }
 
+    /// Whether nobody uses the connection's own pages.
+    pub(in crate::tcp) fn has_own(&self) -> bool {
+        self.own.is_some()
+    }
+
     /// Takes a buffer back that nobody uses any more.
     #[inline]
     pub(in crate::tcp) fn give(&mut self, buffer: Buffer) {

@@ -6,6 +6,7 @@ use base::Span;
 use ctrl::controller::{Subsystem, SubsystemConfig};
 use tcp::Data;
 use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData};
+use wire::identify::IdentifyController;
 use wire::layout::Ascii;
 use wire::log::discovery::{DiscoveryHeader, SubsystemType, entries};
 use wire::register::offset;
@@ -134,4 +135,29 @@ fn an_offer_that_is_withdrawn_ends_its_associations() {
     assert_eq!(rig.service.connected(), 0);
     rig.lines.clear();
     rig.assert_empty();
+}
+
+#[test]
+fn nobody_is_told_more_at_a_time_than_fits_into_the_pages_of_a_connection() {
+    let mut rig = Rig::new();
+    let line = discover(&mut rig, HOST);
+    let before = rig.service.budget().free_bytes();
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+    let (_, bytes) = rig.command(line, &identify, Data::ToHost(4096), &[]);
+    let page = IdentifyController::from_bytes(bytes.first_chunk().unwrap());
+    assert_eq!(page.mdts(), 1, "8 KiB");
+    let get = |len: u32| {
+        let dwords = len / 4 - 1;
+        Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(dwords << 16 | LOG)
+    };
+    let (completion, _) = rig.command(line, &get(16384), Data::ToHost(16384), &[]);
+    assert_eq!(completion.status(), Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+    // Four at once wait for the same two pages, and get them one after the other.
+    let asked = [0; 4].map(|_| rig.lines[line].submit(&get(8192), Data::ToHost(8192), &[]));
+    rig.run();
+    for tag in asked {
+        let (completion, _) = rig.lines[line].done.remove(&tag).unwrap();
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+    assert_eq!(rig.service.budget().free_bytes(), before);
 }

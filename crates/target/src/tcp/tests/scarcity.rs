@@ -8,9 +8,12 @@ use base::{Answers, Backend, Instant, Medium, Random, Request, Segment};
 use block::Ram;
 use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tcp::Data;
-use wire::{AdminOpcode, Command, IoOpcode, Status};
+use wire::fabrics::CNTLID_DYNAMIC;
+use wire::{AdminOpcode, Command, IoOpcode, Status, Typed};
 
-use super::rig::{BLOCKS, NQN, Rig, limits, pattern, transfer};
+use super::rig::{
+    BLOCKS, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+};
 use crate::tcp::{ControllerModel, Hosts, Limits, OfferPlan};
 
 /// Bytes of the largest command, for which there is room once.
@@ -264,5 +267,36 @@ fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
     assert_eq!(rig.guests.len(), 2, "its medium has not answered");
     assert!(rig.service.budget().free_bytes() >= before);
     is_stuck.store(false, Ordering::Relaxed);
+    rig.assert_empty();
+}
+
+#[test]
+fn who_has_not_connected_has_no_memory_but_its_own_pages() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let before = rig.service.budget().free_bytes();
+    let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    let asked = [0; 8].map(|_| {
+        let bytes = pattern(1, LARGEST as usize);
+        rig.lines[line].submit(&write, Data::FromHost(LARGEST), &bytes)
+    });
+    // One that fits, whose data never come: it has the two pages.
+    rig.lines[line].mute_after = Some(9 * 72 + rig.lines[line].sent.len());
+    let fits = transfer(IoOpcode::Write.code(), 0, 16);
+    rig.lines[line].submit(&fits, Data::FromHost(8192), &[0; 8192]);
+    rig.run();
+    for tag in asked {
+        assert_eq!(rig.lines[line].done.remove(&tag).unwrap().0.status(), wrong);
+    }
+    let budget = rig.service.budget();
+    assert_eq!((budget.free_bytes(), budget.waiting()), (before, 0));
+    // Connect takes its place behind it.
+    let (connect, data) = (admin_connect().to_command(), connect_data(CNTLID_DYNAMIC));
+    let connect = rig.lines[line].submit(&connect, Data::FromHost(1024), data.as_bytes());
+    rig.lines[line].mute_after = None;
+    rig.run();
+    assert_eq!(rig.lines[line].done.remove(&connect).unwrap().0.status(), Status::SUCCESS);
+    rig.lines.clear();
     rig.assert_empty();
 }
