@@ -50,6 +50,8 @@ struct Core {
     has_woken: bool,
     /// Why it does not work any more.
     failed: Option<Errno>,
+    /// It was entered by a thread that must not. That is an error of this call and no other.
+    is_foreign: bool,
     /// How many sockets have a place in the kernel's table.
     files: u32,
     counts: Arc<Counts>,
@@ -100,6 +102,7 @@ impl Ring {
             is_enabled: false,
             has_woken: false,
             failed: None,
+            is_foreign: false,
             files: if has_files { FILES_MAX } else { 0 },
             counts,
         };
@@ -147,15 +150,25 @@ impl Core {
         // SAFETY: no argument is passed; what the entries name is kept by their slots.
         let entered = unsafe { submitter.enter::<libc::sigset_t>(count, 0, GET_EVENTS, None) };
         match entered {
-            Ok(count) => self.unsubmitted = self.unsubmitted.saturating_sub(count),
+            Ok(count) => {
+                self.unsubmitted = self.unsubmitted.saturating_sub(count);
+                self.is_foreign = false;
+            }
             Err(error) => match errno(&error) {
                 // The rest goes with the next one.
                 Errno::INTR | Errno::AGAIN | Errno::BUSY => {}
+                Errno::EXIST => self.is_foreign = true,
                 errno => self.failed = Some(errno),
             },
         }
         self.generation += 1;
         self.reap();
+    }
+
+    /// What keeps this call from being answered.
+    fn problem(&mut self) -> Option<Errno> {
+        let is_foreign = std::mem::take(&mut self.is_foreign);
+        self.failed.or(is_foreign.then_some(Errno::EXIST))
     }
 
     /// Takes what the kernel has completed.
@@ -221,9 +234,15 @@ impl Core {
 
     /// Gives a slot up whose stream has gone, once the kernel has nothing of it any more.
     fn forget_if_over(&mut self, key: u32) {
-        if self.slot(key).is_gone && self.slot(key).is_idle() {
-            self.slots[key as usize] = None;
+        let slot = self.slot(key);
+        if !slot.is_gone || !slot.is_idle() {
+            return;
         }
+        if slot.file.is_some() && self.failed.is_none() {
+            // So that the kernel has the socket no longer than we have.
+            let _ = self.uring.submitter().register_files_update(key, &[-1]);
+        }
+        self.slots[key as usize] = None;
     }
 
     /// Has a receive going, if there is anything to receive into.
@@ -311,21 +330,32 @@ impl Core {
         slot.is_gone = true;
         (slot.wants_bytes, slot.wants_room) = (false, false);
         let arrived = std::mem::take(&mut slot.arrived);
-        let has_place = slot.file.is_some();
+        let was_used = slot.is_attached;
         for lent in &arrived {
             self.buffers.give_back(lent);
         }
-        // What was taken to be sent goes before the end does, if there is room.
-        self.enter();
-        self.cancel(key);
-        self.enter();
-        if has_place && self.failed.is_none() {
-            // So that the kernel has the socket no longer than we have.
-            let _ = self.uring.submitter().register_files_update(key, &[-1]);
+        // What nobody has used has nothing under way. Whoever enters first, the ring is theirs.
+        if was_used {
+            // What was taken to be sent goes before the end does, if there is room.
+            self.enter();
+            self.cancel(key);
+            self.enter();
+            self.abort_if_held(key);
         }
+        self.is_foreign = false;
         if self.slots[key as usize].is_some() {
             self.forget_if_over(key);
         }
+    }
+
+    /// Memory that a stream has not released when it goes is its owner's again all the same.
+    fn abort_if_held(&mut self, key: u32) {
+        let Some(slot) = &self.slots[key as usize] else { return };
+        if slot.has_released() {
+            return;
+        }
+        slot.abort();
+        self.enter();
     }
 
     fn cancel(&mut self, key: u32) {
@@ -353,6 +383,9 @@ impl fmt::Debug for Ring {
 impl Drop for Core {
     fn drop(&mut self) {
         for slot in self.slots.iter_mut().filter_map(Option::take) {
+            if !slot.has_released() {
+                slot.abort();
+            }
             if !slot.is_idle() {
                 // The kernel will not say when it is done, so nothing of this may ever go.
                 std::mem::forget(slot);

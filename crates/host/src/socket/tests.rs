@@ -171,6 +171,34 @@ fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
     }
 }
 
+/// Whoever drops a stream uses the memory again at once.
+#[test]
+fn memory_of_a_stream_that_has_gone_arrives_as_it_was_or_not_at_all() {
+    use std::io::Read;
+    let engines = [SocketEngine::Epoll, SocketEngine::Ring];
+    for engine in engines.into_iter().filter(|it| *it == SocketEngine::Epoll || has_ring()) {
+        let regions = Regions::new(1);
+        let whole = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+        regions.fill(whole, 1).unwrap();
+        let sockets = Sockets::new(regions.clone(), by_reference(engine));
+        let [one, other] = tcp();
+        let mut one = sockets.stream(one).unwrap();
+        assert!(one.send(&[], &[Stretch::Memory(whole)], false).unwrap() > 0);
+        (0..3).for_each(|_| assert_eq!(one.receive(), Received::Nothing));
+        drop(one);
+        regions.fill(whole, 2).unwrap();
+        let mut other = std::net::TcpStream::from(other);
+        other.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
+        let mut came = vec![0; 1 << 20];
+        while let Ok(count @ 1..) = other.read(&mut came) {
+            assert!(
+                came[..count].iter().all(|byte| *byte == 1),
+                "{engine:?}: used again too early"
+            );
+        }
+    }
+}
+
 fn header(len_bytes: u32) -> [Stretch; 1] {
     [Stretch::Headers { at: 0, len_bytes }]
 }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::buffers::Lent;
 use super::outgoing::Outgoing;
+use crate::socket::zero_copy::abort_at_end;
 
 /// What the ring has of one socket. Kept until the kernel has ended all that it names.
 pub(super) struct Slot {
@@ -142,6 +143,8 @@ impl Slot {
         let errno = (result < 0).then(|| Errno::from_raw_os_error(-result));
         let count = usize::try_from(result).unwrap_or(0);
         match errno {
+            // Memory of a stream that has gone is sent no more of.
+            _ if self.is_gone => {}
             None if send.advance(count) => return true,
             Some(Errno::INTR | Errno::AGAIN) => return true,
             Some(Errno::OPNOTSUPP | Errno::NOBUFS | Errno::NOMEM) if send.by_reference => {
@@ -172,5 +175,18 @@ impl Slot {
     pub(super) fn released(&self) -> u64 {
         let held = self.sends.iter().filter(|send| !send.is_free());
         held.map(|send| send.from).min().unwrap_or(self.taken)
+    }
+    /// Whether the kernel reads no memory any more that was taken to be sent.
+    pub(super) fn has_released(&self) -> bool {
+        self.released() == self.taken
+    }
+
+    /// Throws away what was not sent, at once: neither the ring nor its table keeps a connection.
+    pub(super) fn abort(&self) {
+        abort_at_end(self.socket());
+        if rustix::net::connect_unspec(&self.socket).is_err() {
+            // Not TCP. One that is not connected has nothing to throw away.
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        }
     }
 }

@@ -63,7 +63,7 @@ impl RingStream {
             turn(&mut core, looked_at);
         }
         *looked_at = core.generation;
-        let failed = core.failed;
+        let failed = core.problem();
         let slot = core.slot(*key);
         let Some(mut lent) = slot.arrived.pop_front() else {
             let over = slot.over.or(failed.map(Over::Broken));
@@ -206,7 +206,7 @@ impl Stream for RingStream {
         if core.slot(self.key).sending().next().is_some() {
             turn(&mut core, &mut self.looked_at);
         }
-        let failed = core.failed;
+        let failed = core.problem();
         let slot = core.slot(self.key);
         let broken = slot.broken.or(slot.is_shut.then_some(Errno::PIPE)).or(failed);
         if let Some(errno) = broken {
@@ -247,7 +247,7 @@ impl Stream for RingStream {
             core.enter();
         }
         let has_free = core.buffers.free() > 0;
-        let has_failed = core.failed.is_some();
+        let has_failed = core.problem().is_some();
         let slot = core.slot(self.key);
         let is_sending = slot.released() < slot.taken;
         let has_more = !slot.arrived.is_empty() || (slot.over.is_some() && !self.is_over);

@@ -123,4 +123,22 @@ fn another_thread_cannot_use_a_ring_and_is_told() {
     });
     let Some(Received::Broken(broken)) = received else { panic!("{received:?}") };
     assert!(broken.0.ends_with("its ring is another thread's"), "{broken}");
+    // That was the other thread's mistake, and no harm to the ring.
+    let [mut first, mut second] = pair(&ring);
+    send(&mut first, b"x");
+    let came = (0..3).find_map(|_| Some(second.receive()).filter(|it| *it != Received::Nothing));
+    assert_eq!(came, Some(Received::Bytes(1)));
+    let ended = (0..3).find_map(|_| Some(one.receive()).filter(|it| *it != Received::Nothing));
+    assert_eq!(ended, Some(Received::End), "what went in the other thread has gone");
+}
+
+#[test]
+fn streams_that_were_never_used_may_go_in_any_thread() {
+    let Some(ring) = ring() else { return };
+    let unused = pair(&ring);
+    std::thread::scope(|scope| scope.spawn(|| drop(unused)).join().unwrap());
+    let [mut first, mut second] = pair(&ring);
+    send(&mut first, b"x");
+    let came = (0..3).find_map(|_| Some(second.receive()).filter(|it| *it != Received::Nothing));
+    assert_eq!(came, Some(Received::Bytes(1)));
 }
