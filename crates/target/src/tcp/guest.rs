@@ -47,6 +47,8 @@ pub struct Guest {
     connect_by: Instant,
     /// Since when its stream has had no room.
     blocked_since: Option<Instant>,
+    /// When data have come last.
+    brought_at: Instant,
     /// When it is looked whether the host owes data for too long.
     owed_check: Instant,
     /// Commands that have come.
@@ -114,6 +116,7 @@ impl Guest {
             outgoing: Outgoing::new(config.depth),
             connect_by: now.after(CONNECT_MAX),
             blocked_since: None,
+            brought_at: now,
             owed_check: Instant::NEVER,
             commands: 0,
             reason: None,
@@ -229,6 +232,7 @@ impl Guest {
             match received {
                 Received::Bytes(bytes) if segment.is_some() => {
                     let placed = u32::try_from(bytes).unwrap_or(u32::MAX);
+                    self.brought_at = now;
                     self.end.placed(now, placed, &mut self.events);
                     count += 1 + self.handle_events(now);
                 }
@@ -326,6 +330,7 @@ impl Guest {
                 self.rooms.refuse(&mut self.end, tag, command, status.with_dnr());
             }
             ControllerEvent::Data { place, at } => {
+                self.brought_at = now;
                 let Some(stream) = &self.stream else { return true };
                 let bytes = &stream.bytes()[at as usize..][..place.len_bytes as usize];
                 let stored = self.rooms.store(place, bytes);

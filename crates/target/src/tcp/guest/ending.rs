@@ -104,7 +104,9 @@ impl Guest {
             self.end_for(now, Reason::TooSlow("take what it asked for"));
         }
         if now >= self.owed_check {
-            let until = self.rooms.owed_since().map(|since| since.after(patience));
+            // A host that sends something sends the rest in its turn.
+            let since = self.rooms.owed_since().map(|since| since.max(self.brought_at));
+            let until = since.map(|since| since.after(patience));
             self.owed_check = until.unwrap_or(Instant::NEVER);
             if now >= self.owed_check {
                 self.owed_check = Instant::NEVER;

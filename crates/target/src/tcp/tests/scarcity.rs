@@ -300,3 +300,27 @@ fn who_has_not_connected_has_no_memory_but_its_own_pages() {
     rig.lines.clear();
     rig.assert_empty();
 }
+
+#[test]
+fn a_slow_host_that_sends_one_thing_after_the_other_stays() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let (before, len) = (rig.lines[io].sent.len(), 16 << 10);
+    // It is asked for all of them at once, and has a line on which each takes long.
+    rig.lines[io].mute_after = Some(before + 4 * 72);
+    let asked = [0, 100, 200, 300].map(|lba| {
+        let write = transfer(IoOpcode::Write.code(), lba, 32);
+        rig.lines[io].submit(&write, Data::FromHost(len), &pattern(1, len as usize))
+    });
+    rig.run();
+    for count in 1..=4 {
+        rig.pass(base::Span::from_secs(20));
+        rig.lines[io].mute_after = Some(before + 4 * 72 + count * (24 + len as usize));
+        rig.run();
+    }
+    for tag in asked {
+        let (completion, _) = rig.lines[io].done.remove(&tag).expect("it was not sent away");
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+}
