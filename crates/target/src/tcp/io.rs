@@ -68,15 +68,8 @@ impl Io {
         rooms: &mut Rooms,
         now: Instant,
     ) -> Result<Self, NoQueue> {
-        // A ring keeps an entry free.
-        let entries = u32::from(depth) + 1;
-        // The completion ring begins on a line of its own.
-        let submission_bytes = entries * SUBMISSION_BYTES;
-        let len_bytes = submission_bytes + entries * COMPLETION_BYTES;
-        if len_bytes > rooms.budget().buffer_bytes_max() {
-            return Err(NoQueue::Memory);
-        }
-        let rings = rooms.purse().take_lasting(len_bytes).ok_or(NoQueue::Memory)?;
+        let len_bytes = ring_bytes(depth);
+        let rings = rooms.purse().take_rings(len_bytes).ok_or(NoQueue::Memory)?;
         let made = Self::with(service, association, (qid, depth), rooms, &rings, now);
         match made {
             Ok(mut io) => {
@@ -326,6 +319,12 @@ impl Io {
     pub(super) fn wake_at(&self) -> Instant {
         if self.under_way > 0 { self.queue.wake_at() } else { Instant::NEVER }
     }
+}
+
+/// Bytes of the rings of a queue with `depth` commands at most. A ring keeps an entry free; the
+/// completion ring begins on a line of its own.
+pub(super) fn ring_bytes(depth: u16) -> u32 {
+    (u32::from(depth) + 1) * (SUBMISSION_BYTES + COMPLETION_BYTES)
 }
 
 /// Whether a command was begun.

@@ -13,7 +13,8 @@
 //! Who finds nothing waits in line, and who is first in it may have the block that is kept back: so
 //! whatever one command needs it gets, and the others after it. While somebody waits nobody keeps
 //! what he does not use. The two pages are for what comes unasked and for what a connection cannot
-//! do without: Connect, admin commands, data in a capsule.
+//! do without: Connect, admin commands, data in a capsule. For the rings of an I/O queue as much is set
+//! aside as all connections need: whoever is let in can connect, however much is wanted for data.
 
 mod buddy;
 mod purse;
@@ -45,6 +46,7 @@ struct Shared {
     region: Region,
     pool: DevicePool,
     order_max: u8,
+    ring_order: u8,
     /// Somebody waits. Stored inside the lock.
     is_scarce: AtomicBool,
     purses: AtomicU64,
@@ -57,6 +59,8 @@ struct State {
     kept: Option<u32>,
     /// Pages for connections that may still come.
     own: Vec<u32>,
+    /// Blocks for the rings of queues that may still come.
+    rings: Vec<u32>,
     /// Who waits, oldest first.
     line: VecDeque<Waiter>,
 }
@@ -81,6 +85,8 @@ enum Source {
     Kept,
     /// A connection's own pages.
     Own,
+    /// The block that is set aside for the rings of a connection.
+    Rings,
 }
 
 /// A connection's own two pages.
@@ -101,7 +107,8 @@ fn order_of(len_bytes: u32) -> u8 {
 
 impl Budget {
     /// `bytes` of memory in a region of its own, for commands that move at most `transfer_bytes_max`
-    /// and for `connections_max` connections, whose own pages are set aside.
+    /// and for `connections_max` connections, whose own pages are set aside, and `ring_bytes` for the
+    /// queue of each.
     ///
     /// # Errors
     ///
@@ -111,10 +118,19 @@ impl Budget {
         bytes: u64,
         transfer_bytes_max: u32,
         connections_max: usize,
+        ring_bytes: u32,
     ) -> Result<Self, String> {
         let order_max = order_of(transfer_bytes_max);
-        let own_bytes = (connections_max as u64) << (PAGE_SHIFT + u32::from(OWN_ORDER));
-        let least = (2_u64 << (PAGE_SHIFT + u32::from(order_max))) + own_bytes;
+        let ring_order = order_of(ring_bytes);
+        if ring_order > order_max {
+            return Err(format!(
+                "memory for connections: the rings of a queue are {ring_bytes} bytes, expected at \
+                 most the {transfer_bytes_max} of a transfer"
+            ));
+        }
+        let each = (1_u64 << OWN_ORDER) + (1 << ring_order);
+        let set_aside = (each << PAGE_SHIFT) * connections_max as u64;
+        let least = (1_u64 << (PAGE_SHIFT + u32::from(order_max))) + set_aside;
         if !(least..=BYTES_MAX).contains(&bytes) {
             return Err(format!(
                 "memory for {connections_max} connections: {bytes} bytes, expected {least} to \
@@ -134,12 +150,21 @@ impl Budget {
         let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
         let mut buddy = Buddy::new(pages, order_max);
         let kept = buddy.take(order_max);
-        let own = (0..connections_max).filter_map(|_| buddy.take(OWN_ORDER)).collect();
-        let state = State { buddy, kept, own, line: VecDeque::new() };
+        // The larger first: so no room is lost between them.
+        let mut cut = |order| (0..connections_max).filter_map(|_| buddy.take(order)).collect();
+        let (rings, own) = if ring_order > OWN_ORDER {
+            let rings = cut(ring_order);
+            (rings, cut(OWN_ORDER))
+        } else {
+            let own = cut(OWN_ORDER);
+            (cut(ring_order), own)
+        };
+        let state = State { buddy, kept, own, rings, line: VecDeque::new() };
         let shared = Shared {
             region,
             pool,
             order_max,
+            ring_order,
             is_scarce: AtomicBool::new(false),
             purses: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -153,13 +178,15 @@ impl Budget {
         self.shared.region.len_bytes()
     }
 
-    /// What nobody has, the block that is kept back and the pages of connections to come included.
+    /// What nobody has, the block that is kept back and what is set aside for connections to come
+    /// included.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let state = self.state();
         let kept = state.kept.map_or(0, |_| 1_u64 << self.shared.order_max);
         let own = (state.own.len() as u64) << OWN_ORDER;
-        (u64::from(state.buddy.free_pages()) + kept + own) << PAGE_SHIFT
+        let rings = (state.rings.len() as u64) << self.shared.ring_order;
+        (u64::from(state.buddy.free_pages()) + kept + own + rings) << PAGE_SHIFT
     }
 
     /// How many wait for memory.
@@ -233,6 +260,7 @@ impl Budget {
             match buffer.source {
                 Source::Kept => state.kept = Some(buffer.page),
                 Source::Own => state.own.push(buffer.page),
+                Source::Rings => state.rings.push(buffer.page),
                 Source::Shared => state.buddy.give(buffer.page, buffer.order),
             }
         }

@@ -20,6 +20,7 @@ use wire::log::discovery::{
 use wire::nqn;
 
 use super::guest::{Guest, GuestParts};
+use super::io::ring_bytes;
 use super::memory::{Budget, Purse};
 use super::news::News;
 use super::offer::{Offer, OfferPlan};
@@ -126,7 +127,9 @@ impl Service {
     pub fn new(regions: &Regions, limits: Limits) -> Result<Self, String> {
         limits.check()?;
         let Limits { memory_bytes, transfer_bytes_max, connections_max, .. } = limits;
-        let budget = Budget::new(regions, memory_bytes, transfer_bytes_max, connections_max)?;
+        let rings = ring_bytes(limits.queue_entries);
+        let budget =
+            Budget::new(regions, memory_bytes, transfer_bytes_max, connections_max, rings)?;
         let bounce = regions
             .allocate((BUFFERS * BUFFER_BYTES) as usize)
             .map_err(|why| format!("bounce buffers: {why}"))?;

@@ -57,15 +57,11 @@ impl Purse {
         self.fetch(order)
     }
 
-    /// A buffer that is kept for as long as the connection is: never the block that is kept back.
-    pub(in crate::tcp) fn take_lasting(&mut self, len_bytes: u32) -> Option<Buffer> {
-        let found = self.take(len_bytes);
-        self.stop_waiting();
-        if found.as_ref().is_some_and(|buffer| buffer.source == Source::Kept) {
-            self.budget.give(found);
-            return None;
-        }
-        found
+    /// The block that is set aside for the connection's rings.
+    pub(in crate::tcp) fn take_rings(&mut self, len_bytes: u32) -> Option<Buffer> {
+        let order = self.budget.shared.ring_order;
+        let page = (order_of(len_bytes) <= order).then(|| self.budget.state().rings.pop());
+        page.flatten().map(|page| Buffer { page, order, source: Source::Rings })
     }
 
     /// The connection's own pages, for what is no longer than they are.

@@ -23,8 +23,8 @@ fn purse(budget: &Budget) -> (Purse, Arc<AtomicU32>) {
 #[test]
 fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
     // The block that is kept back, and one more beside the pages of three connections.
-    let bytes = u64::from(2 * LARGEST + 3 * 8192);
-    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3).unwrap();
+    let bytes = u64::from(2 * LARGEST + 3 * (8192 + 4096));
+    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3, 4096).unwrap();
     let [(mut one, _), (mut two, second), (mut three, third)] = [0; 3].map(|_| purse(&budget));
     let first = one.take(LARGEST).unwrap();
     let kept = one.take(LARGEST).unwrap();
@@ -47,8 +47,8 @@ fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
 
 #[test]
 fn a_connection_that_goes_while_it_waits_holds_up_nobody() {
-    let bytes = u64::from(2 * LARGEST + 3 * 8192);
-    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3).unwrap();
+    let bytes = u64::from(2 * LARGEST + 3 * (8192 + 4096));
+    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3, 4096).unwrap();
     let [(mut one, _), (mut two, _), (mut three, third)] = [0; 3].map(|_| purse(&budget));
     let held = [one.take(LARGEST).unwrap(), one.take(LARGEST).unwrap()];
     assert!(two.take(LARGEST).is_none() && three.take(LARGEST).is_none());

@@ -19,10 +19,9 @@ use crate::tcp::{ControllerModel, Hosts, Limits, OfferPlan};
 /// Bytes of the largest command, for which there is room once.
 const LARGEST: u32 = 128 << 10;
 
-/// The block that is kept back and little more than three connections' own pages and rings for two
-/// of them.
+/// The block that is kept back, own pages and rings of three connections, and little more.
 fn scarce() -> Limits {
-    Limits { memory_bytes: 280 << 10, connections_max: 3, ..limits() }
+    Limits { memory_bytes: 296 << 10, connections_max: 3, ..limits() }
 }
 
 /// Two connections that have many commands under way, in memory for a few.
@@ -83,7 +82,7 @@ fn too_little_memory_is_refused_and_says_how_much_is_needed() {
     let regions = dma::Regions::new(8);
     let limits = Limits { memory_bytes: 128 << 10, ..limits() };
     let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
-    assert!(refused.contains("131072 bytes, expected 393216"), "{refused}");
+    assert!(refused.contains("131072 bytes, expected 524288"), "{refused}");
 }
 
 #[test]
@@ -323,4 +322,24 @@ fn a_slow_host_that_sends_one_thing_after_the_other_stays() {
         let (completion, _) = rig.lines[io].done.remove(&tag).expect("it was not sent away");
         assert_eq!(completion.status(), Status::SUCCESS);
     }
+}
+
+#[test]
+fn a_host_gets_its_queue_however_much_is_wanted_for_data() {
+    let mut rig =
+        Rig::with(Limits { connections_max: 4, memory_bytes: 320 << 10, ..scarce() }, |plan| plan);
+    let (_, cntlid) = rig.admin();
+    let one = rig.io(cntlid, 1);
+    // All there is, for data that never come, and a line of those who want more.
+    rig.lines[one].mute_after = Some(rig.lines[one].sent.len() + 4 * 72);
+    for _ in 0..4 {
+        let write = transfer(IoOpcode::Write.code(), 0, 128);
+        rig.lines[one].submit(&write, Data::FromHost(64 << 10), &pattern(1, 64 << 10));
+    }
+    rig.run();
+    assert_eq!(rig.service.budget().waiting(), 1);
+    rig.io(cntlid, 2);
+    rig.io(cntlid, 3);
+    rig.lines.clear();
+    rig.assert_empty();
 }
