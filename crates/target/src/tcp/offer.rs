@@ -8,6 +8,7 @@ use base::Instant;
 use ctrl::controller::{
     AnaState, Controller, ControllerConfig, HostIdentity, Subsystem, Transport,
 };
+use ctrl::front::fabrics::Over;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
 use super::association::{Association, HostNames};
@@ -63,6 +64,8 @@ struct State {
     associations: BTreeMap<u16, Weak<Association>>,
     /// Where the search for a number begins, so that one is not used again at once.
     next: u16,
+    /// It is not offered any more.
+    is_withdrawn: bool,
 }
 
 /// Why a host gets no controller.
@@ -81,7 +84,8 @@ pub(super) enum NoController {
 impl Offer {
     pub(super) fn new(plan: OfferPlan) -> Arc<Self> {
         let OfferPlan { subsystem, nqn, hosts, ports, model, masks } = plan;
-        let state = State { hosts, ports, masks, associations: BTreeMap::new(), next: 1 };
+        let (associations, next, is_withdrawn) = (BTreeMap::new(), 1, false);
+        let state = State { hosts, ports, masks, associations, next, is_withdrawn };
         Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
     }
 
@@ -155,7 +159,8 @@ impl Offer {
         Ok(controller)
     }
 
-    /// The number of the controller that is asked for.
+    /// The number of the controller that is asked for: taken until its association is entered, or has
+    /// left.
     fn number(&self, asked: u16) -> Result<u16, NoController> {
         let mut state = self.state();
         let last = match self.model {
@@ -164,8 +169,11 @@ impl Offer {
             ControllerModel::Static(count) => match asked {
                 CNTLID_DYNAMIC | CNTLID_STATIC => count,
                 1.. if asked <= count => {
-                    let is_free = !state.associations.contains_key(&asked);
-                    return is_free.then_some(asked).ok_or(NoController::Busy);
+                    if state.associations.contains_key(&asked) {
+                        return Err(NoController::Busy);
+                    }
+                    state.associations.insert(asked, Weak::new());
+                    return Ok(asked);
                 }
                 _ => return Err(NoController::Identifier(asked)),
             },
@@ -176,15 +184,28 @@ impl Offer {
             .find(|number| !state.associations.contains_key(number))
             .ok_or(NoController::Busy)?;
         state.next = if free == last { 1 } else { free + 1 };
-        // Taken until its association is entered, or has left.
         state.associations.insert(free, Weak::new());
         Ok(free)
     }
 
-    /// An association has come into being.
+    /// An association has come into being. It ends at once if its host had asked before the offer was
+    /// withdrawn.
     pub(super) fn enter(&self, association: &Arc<Association>) {
         let mut state = self.state();
         state.associations.insert(association.cntlid, Arc::downgrade(association));
+        let is_withdrawn = state.is_withdrawn;
+        drop(state);
+        if is_withdrawn {
+            association.front().end(Over::Withdrawn);
+        }
+    }
+
+    /// It is not offered any more: all associations end.
+    pub(super) fn withdraw(&self) {
+        self.state().is_withdrawn = true;
+        for association in self.associations() {
+            association.front().end(Over::Withdrawn);
+        }
     }
 
     /// A controller is gone.

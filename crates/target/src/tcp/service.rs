@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use base::{Instant, Span, Stream};
 use ctrl::Buffers;
-use ctrl::front::fabrics::Over;
 use dma::Regions;
 use tcp::{ControllerConfig, Patience, SuccessFlag};
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX};
@@ -198,9 +197,7 @@ impl Service {
         let mut state = self.state();
         let Some(offer) = state.offers.remove(nqn) else { return false };
         changed(state);
-        for association in offer.associations() {
-            association.front().end(Over::Withdrawn);
-        }
+        offer.withdraw();
         true
     }
 

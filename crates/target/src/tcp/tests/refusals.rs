@@ -1,7 +1,9 @@
 //! What a host is told that asks for what it may not have (Base 2.1 §6.3).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use ctrl::front::fabrics::{FabricsFrontEnd, Over};
 use tcp::Data;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_STATIC, Connect, ConnectData, PropertySize};
 use wire::layout::Ascii;
@@ -11,6 +13,8 @@ use wire::{AdminOpcode, Command, IoOpcode, Status};
 use super::rig::{
     HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits, transfer,
 };
+use crate::tcp::association::{Association, HostNames};
+use crate::tcp::offer::NoController;
 use crate::tcp::{ControllerModel, Hosts, News, OfferPlan};
 
 /// What a Connect on a new connection is answered with: its status, without DNR, and dword 0.
@@ -180,4 +184,23 @@ fn a_length_that_is_not_that_of_the_blocks_is_refused_and_brings_nobody_elses_by
     let (completion, _) = rig.command(io, &beyond, Data::ToHost(512), &[]);
     assert_eq!(completion.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
     let _ = io_config();
+}
+
+/// What two threads come to that answer Connect at once.
+#[test]
+fn a_controller_that_is_being_opened_is_taken_and_one_of_a_withdrawn_subsystem_ends() {
+    let model = ControllerModel::Static(2);
+    let rig = Rig::with(limits(), |plan| OfferPlan { model, ..plan });
+    let offer = rig.service.find(super::rig::NQN, 1).unwrap();
+    let host = HostNames { nqn: HOST.to_owned(), identifier: 7 };
+    let open = |asked| offer.open(rig.now, asked, (1, &host), rig.service.limits());
+    let controller = open(2).unwrap();
+    assert!(matches!(open(2), Err(NoController::Busy)));
+    assert!(rig.service.withdraw(super::rig::NQN));
+    let front = FabricsFrontEnd::new(controller, rig.now);
+    let association = Association::new(Arc::clone(&offer), 2, host.clone(), front);
+    offer.enter(&association);
+    assert_eq!(association.front().over(), Some(Over::Withdrawn));
+    drop(association);
+    assert!(open(2).is_ok(), "its number is free again");
 }
