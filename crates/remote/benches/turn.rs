@@ -207,8 +207,7 @@ impl Turn {
         }
         // And then so that the answers lie ready.
         this.submit();
-        turn(&guests);
-        record(&mut reel.lock().unwrap());
+        record(&reel, || _ = turn(&guests));
         this
     }
 
@@ -229,12 +228,21 @@ impl Turn {
     }
 }
 
-/// What would come now lies ready, and nothing comes or goes any more.
-fn record(reel: &mut Reel) {
-    let inner = Arc::clone(reel.inner.last().unwrap());
-    let mut inner = inner.lock().unwrap();
-    while let Received::Bytes(_) = inner.receive() {}
-    reel.recorded = inner.bytes().to_vec();
+/// What would come now lies ready, and nothing comes or goes any more. The line holds less than all
+/// answers, so the target has to go on when some have been taken from it.
+fn record(reel: &Mutex<Reel>, mut target: impl FnMut()) {
+    let inner = Arc::clone(reel.lock().unwrap().inner.last().unwrap());
+    loop {
+        target();
+        let mut inner = inner.lock().unwrap();
+        let before = inner.bytes().len();
+        while let Received::Bytes(_) = inner.receive() {}
+        if inner.bytes().len() == before {
+            break;
+        }
+    }
+    let mut reel = reel.lock().unwrap();
+    reel.recorded = inner.lock().unwrap().bytes().to_vec();
     reel.is_played = true;
 }
 

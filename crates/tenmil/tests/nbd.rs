@@ -77,7 +77,7 @@ fn a_dead_socket_is_taken_over_and_a_living_one_is_not() {
 fn what_makes_no_sense_is_refused_by_name() {
     for (line, expected) in [
         ("serve ram:1m", "--listen"),
-        ("serve ram:1m --listen tcp://x", "`tcp://x` is no address to listen at, expected nbd:"),
+        ("serve ram:1m --listen udp://x", "`udp://x` is no address to listen at, expected nbd:"),
         ("serve tape: --listen nbd:/tmp/x", "no devices of kind `tape`"),
         ("serve ram:1m --listen nbd:/no/such/place", "listen at /no/such/place: "),
         ("serve ram:1m --listen nbd:/tmp --read-only", "a file lies there that is no socket"),
