@@ -14,7 +14,7 @@ use wire::tcp::TERMINATION_BYTES_MAX;
 /// A piece of the stream, for a gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// So many bytes of [`headers`](crate::Host::headers), from there on.
+    /// So many bytes of [`headers`](crate::Connection::headers), from there on.
     Headers {
         /// The first.
         at: u32,
