@@ -28,6 +28,21 @@ pub(crate) enum Direction {
     ToFile,
 }
 
+/// Takes `count` bytes off the front of a list, of which `done` entries are done. Returns whether
+/// anything is left.
+pub(crate) fn advance(list: &mut [libc::iovec], done: &mut usize, mut count: usize) -> bool {
+    while let Some(first) = list.get_mut(*done) {
+        if count < first.iov_len {
+            first.iov_base = first.iov_base.cast::<u8>().wrapping_add(count).cast();
+            first.iov_len -= count;
+            return true;
+        }
+        count -= first.iov_len;
+        *done += 1;
+    }
+    false
+}
+
 impl Vectors {
     /// An empty list with room for `capacity` entries. Allocates here and never again.
     pub(crate) fn with_capacity(regions: Regions, capacity: usize) -> Self {
@@ -65,17 +80,8 @@ impl Vectors {
     }
 
     /// Takes `count` bytes off the front. Returns whether anything is left.
-    pub(crate) fn advance(&mut self, mut count: usize) -> bool {
-        while let Some(first) = self.list.get_mut(self.done) {
-            if count < first.iov_len {
-                first.iov_base = first.iov_base.cast::<u8>().wrapping_add(count).cast();
-                first.iov_len -= count;
-                return true;
-            }
-            count -= first.iov_len;
-            self.done += 1;
-        }
-        false
+    pub(crate) fn advance(&mut self, count: usize) -> bool {
+        advance(&mut self.list, &mut self.done, count)
     }
 
     /// Moves everything, and waits until it is done.

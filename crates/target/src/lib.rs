@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod hall;
 mod looks;
 pub mod nbd;
 pub mod tcp;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use base::{HostMemory, Instant, Span};
 use wire::register::{
     Arbitration, Capabilities, CommandSetSelected, Configuration, ControllerStatus, ReadyTimeouts,
-    ShutdownNotification, ShutdownStatus, VERSION_2_1, offset,
+    ShutdownStatus, VERSION_2_1, offset,
 };
 use wire::{AdminOpcode, Command, Status};
 
@@ -533,19 +533,8 @@ impl FabricsFrontEnd {
     }
 
     fn turn_shutdown(&mut self, now: Instant) {
-        if self.shutdown.is_none() {
-            let is_abrupt = match self.configuration.shn() {
-                ShutdownNotification::Normal => false,
-                ShutdownNotification::Abrupt => true,
-                _ => return,
-            };
-            self.controller.shutdown();
-            let namespaces = self.controller.namespaces().reader();
-            self.shutdown = Some(Shutdown::begin(namespaces.get(), is_abrupt));
-        }
-        if let Some(shutdown) = &mut self.shutdown {
-            shutdown.turn(now);
-        }
+        let notice = self.configuration.shn();
+        Shutdown::heed(&mut self.shutdown, now, notice, &mut self.controller);
     }
 
     /// Tries to abort a command of any queue (Base 2.1 §5.1.1).

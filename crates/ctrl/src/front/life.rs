@@ -200,19 +200,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
 
     /// CC.SHN (Base 2.1 §3.6.1).
     fn turn_shutdown(&mut self, now: Instant, notice: ShutdownNotification) {
-        if self.shutdown.is_none() {
-            let is_abrupt = match notice {
-                ShutdownNotification::Normal => false,
-                ShutdownNotification::Abrupt => true,
-                _ => return,
-            };
-            self.controller.shutdown();
-            let namespaces = self.controller.namespaces().reader();
-            self.shutdown = Some(Shutdown::begin(namespaces.get(), is_abrupt));
-        }
-        if let Some(shutdown) = &mut self.shutdown {
-            shutdown.turn(now);
-        }
+        Shutdown::heed(&mut self.shutdown, now, notice, &mut self.controller);
         self.publish();
     }
 }

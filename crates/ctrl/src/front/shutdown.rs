@@ -2,8 +2,9 @@
 //! cache is flushed (Base 2.1 §3.6.1).
 
 use base::{Answers, Backend, Durability, Flags, Instant, Operation, Request};
-use wire::register::ShutdownStatus;
+use wire::register::{ShutdownNotification, ShutdownStatus};
 
+use crate::controller::Controller;
 use crate::namespace::Namespaces;
 
 /// A shutdown under way, or complete.
@@ -19,9 +20,30 @@ struct Flush {
 }
 
 impl Shutdown {
+    /// What the host has said of the end (CC.SHN): the controller's is begun in `this` with the first
+    /// word of it, and goes on from there.
+    pub(super) fn heed(
+        this: &mut Option<Self>,
+        now: Instant,
+        notice: ShutdownNotification,
+        controller: &mut Controller,
+    ) {
+        let is_abrupt = match notice {
+            ShutdownNotification::Abrupt => true,
+            ShutdownNotification::Normal => false,
+            _ if this.is_none() => return,
+            _ => false,
+        };
+        let shutdown = this.get_or_insert_with(|| {
+            controller.shutdown();
+            Self::begin(controller.namespaces().reader().get(), is_abrupt)
+        });
+        shutdown.turn(now);
+    }
+
     /// Opens a channel to every medium that has something to lose. An abrupt shutdown flushes
     /// nothing.
-    pub(super) fn begin(namespaces: &Namespaces, is_abrupt: bool) -> Self {
+    fn begin(namespaces: &Namespaces, is_abrupt: bool) -> Self {
         let mut shutdown =
             Self { flushes: Vec::new(), answers: Answers::with_capacity(1), has_failed: false };
         let has_cache = |durability| durability == Durability::VolatileCache;
@@ -37,7 +59,7 @@ impl Shutdown {
     }
 
     /// Flushes as far as the media let it.
-    pub(super) fn turn(&mut self, now: Instant) {
+    fn turn(&mut self, now: Instant) {
         let Self { flushes, answers, has_failed } = self;
         flushes.retain_mut(|flush| {
             if !flush.is_submitted {

@@ -1,4 +1,4 @@
-//! Doors, and the thread that stands at them.
+//! An export at its doors: who comes in is given memory and a thread.
 
 use std::fmt;
 use std::io;
@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use base::{Interrupts, Segment, Span};
+use base::Segment;
 use block::Event;
 use dma::{Region, Regions};
+use host::Clock;
 use host::pool::Pool;
 use host::stream::{Address, Door, Stream};
-use host::watch::{Interest, Ready, Watch};
-use host::{Clock, EventVectors, Stop, Thread};
 use reactor::{Directory, Registration, ThreadPlan};
 
 use super::guest::{Guest, GuestParts};
@@ -21,6 +20,7 @@ use super::memory::MEMORY_BYTES;
 use super::seat::{News, Seat};
 use super::served::Served;
 use super::survey::Survey;
+use crate::hall::{Hall, Keeper};
 
 /// What is served to whom by whom.
 pub struct Plan {
@@ -42,16 +42,13 @@ pub struct Plan {
 /// end, or as long as he likes.
 #[derive(Debug)]
 pub struct Server {
-    addresses: Vec<Address>,
-    wake: EventVectors,
-    thread: Option<Thread<()>>,
+    hall: Hall,
     told: Receiver<News>,
 }
 
 /// What the thread owns.
-struct Hall {
+struct Usher {
     plan: Plan,
-    watch: Watch,
     pool: Arc<Pool>,
     lent: Arc<AtomicUsize>,
     tell: Sender<News>,
@@ -69,13 +66,6 @@ pub(super) struct Loan {
 const SURVEYORS: usize = 2;
 /// Questions that wait for them.
 const QUESTIONS_MAX: usize = 1024;
-/// How long nobody is let in after that went wrong, which is when descriptors have run out.
-const ACCEPT_AGAIN: Span = Span::from_ms(100);
-
-const WAKE: u64 = 0;
-const DEVICE: u64 = 1;
-const FIRST_DOOR: u64 = 2;
-const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl Server {
     /// Serves.
@@ -83,32 +73,19 @@ impl Server {
     /// # Errors
     ///
     /// What the kernel says.
-    pub fn start(plan: Plan) -> io::Result<Self> {
-        let addresses = plan.doors.iter().map(|door| door.address().clone()).collect();
-        let wake = EventVectors::new(1)?;
-        let watch = Watch::new()?;
-        watch.add(wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?, WAKE, READABLE)?;
-        if let Some(events) = plan.served.descriptor().event_source() {
-            watch.add(events, DEVICE, READABLE)?;
-        }
-        for (token, door) in (FIRST_DOOR..).zip(&plan.doors) {
-            watch.add(door, token, READABLE)?;
-        }
+    pub fn start(mut plan: Plan) -> io::Result<Self> {
         let (tell, told) = channel();
-        let hall = Hall {
-            plan,
-            watch,
-            pool: Arc::new(Pool::new(SURVEYORS, QUESTIONS_MAX)),
-            lent: Arc::default(),
-            tell,
-        };
-        let thread = Thread::spawn("nbd", None, move |stop| hall.serve(stop))?;
-        Ok(Self { addresses, wake, thread: Some(thread), told })
+        let doors = std::mem::take(&mut plan.doors);
+        let served = Arc::clone(&plan.served);
+        let pool = Arc::new(Pool::new(SURVEYORS, QUESTIONS_MAX));
+        let usher = Usher { plan, pool, lent: Arc::default(), tell };
+        let hall = Hall::open("nbd", doors, served.descriptor().event_source(), usher)?;
+        Ok(Self { hall, told })
     }
 
     /// Where it listens, with the ports that were picked.
     pub fn addresses(&self) -> &[Address] {
-        &self.addresses
+        self.hall.addresses()
     }
 
     /// The next thing that has happened, if something has.
@@ -117,37 +94,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        thread.stop_flag().stop();
-        self.wake.raise(0);
-        // Its own drop waits for its end.
-        drop(thread);
-    }
-}
-
-impl Hall {
-    fn serve(mut self, stop: &Stop) {
-        let mut ready: Vec<Ready> = Vec::new();
-        while !stop.is_stopped() {
-            if let Err(error) = self.watch.wait(None, &mut ready) {
-                // Without its watch it could only spin.
-                self.tell(News::Trouble(format!("wait for connections: {error}")));
-                return;
-            }
-            for found in &ready {
-                match found.token {
-                    WAKE => {}
-                    DEVICE => self.hear(),
-                    door => self.accept(usize::try_from(door - FIRST_DOOR).unwrap_or(0)),
-                }
-            }
-        }
-    }
-
+impl Keeper for Usher {
     /// Passes on what has happened to the device.
-    fn hear(&self) {
+    fn hear(&mut self) {
         let served = &self.plan.served;
         while let Some(event) = served.descriptor().next_event() {
             served.obey(&event);
@@ -167,23 +116,7 @@ impl Hall {
         }
     }
 
-    /// Lets in who waits at a door.
-    fn accept(&mut self, door: usize) {
-        match self.plan.doors[door].accept() {
-            Ok(None) => {}
-            Ok(Some(socket)) => {
-                if let Err(text) = self.seat(socket) {
-                    self.tell(News::Trouble(format!("connect: {text}")));
-                }
-            }
-            Err(error) => {
-                self.tell(News::Trouble(format!("accept: {error}")));
-                host::thread::rest(ACCEPT_AGAIN);
-            }
-        }
-    }
-
-    fn seat(&mut self, socket: OwnedFd) -> Result<(), String> {
+    fn seat(&mut self, socket: OwnedFd, _: usize) -> Result<(), String> {
         let Plan { served, regions, reactors, clock, connections_max, .. } = &self.plan;
         let medium = served.medium();
         let most = (*connections_max).min(medium.channels_max() as usize);
@@ -212,8 +145,14 @@ impl Hall {
         Ok(())
     }
 
-    /// Says what went wrong. If nobody listens, nobody wants to know.
+    fn trouble(&self, text: String) {
+        self.tell(News::Trouble(text));
+    }
+}
+
+impl Usher {
     fn tell(&self, news: News) {
+        // If nobody listens, nobody wants to know.
         let _ = self.tell.send(news);
     }
 }

@@ -21,6 +21,7 @@ mod media;
 mod null_blk;
 mod places;
 mod rig;
+mod rounds;
 mod scrutiny;
 mod tally;
 mod worker;

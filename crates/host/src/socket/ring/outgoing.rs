@@ -3,6 +3,8 @@
 use base::{NoSuchMemory, Stretch};
 use dma::Regions;
 
+use crate::vectored::advance;
+
 /// Addresses, and the headers they name. Boxed and not moved while the kernel has it.
 pub(super) struct Outgoing {
     headers: Vec<u8>,
@@ -94,17 +96,8 @@ impl Outgoing {
     }
 
     /// Takes `count` bytes off the front. Returns whether anything is left.
-    pub(super) fn advance(&mut self, mut count: usize) -> bool {
-        while let Some(first) = self.list.get_mut(self.done) {
-            if count < first.iov_len {
-                first.iov_base = first.iov_base.cast::<u8>().wrapping_add(count).cast();
-                first.iov_len -= count;
-                return true;
-            }
-            count -= first.iov_len;
-            self.done += 1;
-        }
-        false
+    pub(super) fn advance(&mut self, count: usize) -> bool {
+        advance(&mut self.list, &mut self.done, count)
     }
 }
 

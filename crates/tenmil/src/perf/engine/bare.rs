@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use base::{
-    CompletionRing, Dma, Histogram, HostEntries, HostMemory, Instant, Segment, Span, SubmissionRing,
+    CompletionRing, Dma, Histogram, HostEntries, HostMemory, Segment, Span, SubmissionRing,
 };
 use dma::{
     Backing, DeviceKind, DevicePool, HostCompletionRing, HostSubmissionRing, Mapping, Regions,
@@ -18,6 +18,7 @@ use dma::{
 use host::{Clock, Thread};
 
 use super::places::Places;
+use super::rounds::keep_going;
 use crate::Refused;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{CeilingOutcome, Limit};
@@ -67,9 +68,6 @@ struct BareDevice {
 }
 
 const LINE: u32 = 4;
-
-/// Rounds between two looks at the clock.
-const ROUNDS_PER_LOOK: u32 = 16;
 
 /// Measures with one thread on each side, and with one entry in flight for a while where the run has
 /// one: then a round trip is what counts.
@@ -168,36 +166,12 @@ fn submit(
     single: bool,
     gives_way: bool,
 ) -> (u64, Span, Histogram) {
-    let mut trips = Histogram::new();
-    let mut count = 0;
-    let begun = clock.now();
-    let end = begun.after(time);
-    let mut last = begun;
     hosts.iter_mut().for_each(BareHost::start);
-    loop {
-        for _ in 0..ROUNDS_PER_LOOK {
-            let mut done = 0;
-            for host in &mut *hosts {
-                let taken = host.turn();
-                if taken > 0 && single {
-                    let now = clock.now();
-                    trips.record(now.since(last).ns);
-                    last = now;
-                }
-                done += taken;
-            }
-            count += u64::from(done);
-            if done == 0 && gives_way {
-                host::thread::give_way();
-            }
-        }
-        let now: Instant = clock.now();
-        if now >= end {
-            let checksum = hosts.iter().fold(0_u64, |sum, host| sum.wrapping_add(host.checksum));
-            std::hint::black_box(checksum);
-            return (count, now.since(begun), trips);
-        }
-    }
+    let round = || hosts.iter_mut().map(|host| u64::from(host.turn())).sum();
+    let found = keep_going(*clock, time, single, gives_way, round);
+    let checksum = hosts.iter().fold(0_u64, |sum, host| sum.wrapping_add(host.checksum));
+    std::hint::black_box(checksum);
+    found
 }
 
 impl BareHost {

@@ -11,6 +11,7 @@ use host::socket::{SocketEngine, SocketOptions, Sockets, loopback};
 use host::{Clock, Cores, Thread};
 
 use super::places::Places;
+use super::rounds::keep_going;
 use crate::perf::options::{CeilingOf, Pattern, PerfOptions};
 use crate::perf::outcome::{CeilingOutcome, Limit, per_second};
 use crate::{Refused, Uri};
@@ -57,8 +58,6 @@ const ANSWER_BYTES: usize = 24;
 const BATCH: usize = 256;
 /// No more memory than this is sent from.
 const DATA_MAX: u32 = 16 << 20;
-/// Rounds between two looks at the clock.
-const ROUNDS_PER_LOOK: u32 = 16;
 
 impl PerfOptions {
     /// The engine whose bare messages the run is compared with, if it is.
@@ -144,30 +143,9 @@ fn exchange(
     single: bool,
     gives_way: bool,
 ) -> (u64, Span, Histogram) {
-    let mut trips = Histogram::new();
-    let mut count = 0;
-    let begun = clock.now();
-    let end = begun.after(time);
-    let mut last = begun;
     ends.iter_mut().for_each(End::send);
-    loop {
-        for _ in 0..ROUNDS_PER_LOOK {
-            let done: usize = ends.iter_mut().map(End::turn).sum();
-            if done > 0 && single {
-                let now = clock.now();
-                trips.record(now.since(last).ns);
-                last = now;
-            }
-            count += done as u64;
-            if done == 0 && gives_way {
-                host::thread::give_way();
-            }
-        }
-        let now = clock.now();
-        if now >= end {
-            return (count, now.since(begun), trips);
-        }
-    }
+    let round = || ends.iter_mut().map(End::turn).sum::<usize>() as u64;
+    keep_going(clock, time, single, gives_way, round)
 }
 
 /// What the ends of one side share.
