@@ -4,10 +4,15 @@
 //!   submit ──▶ slot: the request as it came, its segments ──▶ queue pair, under the slot's number
 //!   answer ◀── its own token again ◀──────────────────────────┘  or: aborted by a reset ──▶ again
 //! ```
+//!
+//! What is sent again without end may be what breaks the peer each time, so somebody has to find out
+//! which request that is. A reset that others have caused says nothing about a request. Whose own
+//! connection broke under it is a suspect, and goes alone from then on: if it breaks again, it is known
+//! who did it.
 
 use std::collections::VecDeque;
 
-use base::{Operation, Request, Segment};
+use base::{Instant, Operation, Request, Segment, Span};
 
 /// The requests.
 #[derive(Debug)]
@@ -18,40 +23,81 @@ pub(crate) struct Kept {
     free: Vec<u32>,
     /// Slots to be sent again.
     again: VecDeque<u32>,
+    /// A suspect that has been sent, alone.
+    probe: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     request: Request,
     segment: Segment,
-    /// How often it has been sent.
-    sends: u8,
+    /// When it was sent, in [ticks](TICK_BITS).
+    sent_tick: u32,
+    /// Resets that it has caused, and whether it is a suspect.
+    record: u8,
 }
 
-/// What was ended so often by a reset may well be its cause: it is not sent once more.
-const SENDS_MAX: u8 = 3;
+const _: () = assert!(size_of::<Slot>() == 64, "a line of the cache");
+
+/// Whether a connection has broken by itself, and what was on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    No,
+    UnderMany,
+    UnderOne,
+}
+
+/// How something that was sent has ended without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Others had it reset.
+    Innocent,
+    /// The connection broke that it was on, and others with it.
+    Suspect,
+    /// It was alone on the connection that broke, or had missed its deadline.
+    Guilty,
+}
+
+/// What has caused so many resets is not sent once more.
+const GUILT_MAX: u8 = 3;
+const SUSPECT: u8 = 0x80;
+
+/// A tick is a bit more than a second.
+const TICK_BITS: u32 = 30;
 
 impl Kept {
     /// Room for `depth` requests.
     pub(crate) fn new(depth: u32) -> Self {
-        let slot = Slot { request: Request::NOTHING, segment: Segment::default(), sends: 0 };
+        let slot = Slot {
+            request: Request::NOTHING,
+            segment: Segment::default(),
+            sent_tick: 0,
+            record: 0,
+        };
         Self {
             slots: vec![slot; depth as usize].into(),
             lists: (0..depth).map(|_| Vec::new()).collect(),
             free: (0..depth).rev().collect(),
             again: VecDeque::with_capacity(depth as usize),
+            probe: None,
         }
     }
 
     /// Keeps a request, and returns it under the number of its slot. `None` if there is no room.
     #[inline]
-    pub(crate) fn keep(&mut self, request: &Request, segments: &[Segment]) -> Option<Request> {
+    pub(crate) fn keep(
+        &mut self,
+        now: Instant,
+        request: &Request,
+        segments: &[Segment],
+    ) -> Option<Request> {
         let first = request.segment_first as usize;
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
         let index = self.free.pop()?;
         let slot = &mut self.slots[index as usize];
         slot.request = *request;
-        slot.sends = 1;
+        slot.sent_tick = tick_of(now);
+        slot.record = 0;
         match count {
             0 => {}
             // A number past the table is refused by whoever gets the request next.
@@ -73,27 +119,72 @@ impl Kept {
         self.slots[index as usize].request.token
     }
 
-    /// The request in `slot` is to be sent again, if it may be, and has not been often enough. False
-    /// if not.
-    pub(crate) fn send_again(&mut self, slot: u64) -> bool {
+    /// How many have been sent and not answered.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len() - self.again.len()
+    }
+
+    /// How the request in `slot` has ended, whose connection broke by itself or not, alone on it or
+    /// not, and which had `limit` to be answered.
+    pub(crate) fn ending(&self, now: Instant, slot: u64, broken: Broken, limit: Span) -> Ending {
         let index = index_of(slot);
+        let age = tick_of(now).wrapping_sub(self.slots[index as usize].sent_tick);
+        let is_overdue = u64::from(age) << TICK_BITS >= limit.ns;
+        match broken {
+            Broken::UnderOne => Ending::Guilty,
+            Broken::UnderMany if self.probe == Some(index) => Ending::Guilty,
+            Broken::UnderMany => Ending::Suspect,
+            Broken::No => {
+                if is_overdue {
+                    Ending::Guilty
+                } else {
+                    Ending::Innocent
+                }
+            }
+        }
+    }
+
+    /// The request in `slot` is to be sent again, if it may be, and has not done harm often enough.
+    /// False if not.
+    pub(crate) fn send_again(&mut self, slot: u64, ending: Ending) -> bool {
+        let index = index_of(slot);
+        self.end_probe(index);
         let slot = &mut self.slots[index as usize];
-        let may = slot.sends < SENDS_MAX && may_be_repeated(&slot.request);
+        match ending {
+            Ending::Innocent => {}
+            Ending::Suspect => slot.record |= SUSPECT,
+            Ending::Guilty => slot.record = (slot.record | SUSPECT) + 1,
+        }
+        let may = slot.record & !SUSPECT < GUILT_MAX && may_be_repeated(&slot.request);
         if may {
-            slot.sends += 1;
             self.again.push_back(index);
         }
         may
     }
 
-    pub(crate) fn has_again(&self) -> bool {
-        !self.again.is_empty()
+    /// Whether nothing new is to be sent: something is to be sent again first, or a suspect is out.
+    #[inline]
+    pub(crate) fn is_cautious(&self) -> bool {
+        !self.again.is_empty() || self.probe.is_some()
+    }
+
+    /// The request in `slot` was answered: if it was a suspect, it was no harm.
+    pub(crate) fn acquit(&mut self, slot: u64) {
+        self.end_probe(index_of(slot));
+    }
+
+    fn end_probe(&mut self, index: u32) {
+        self.probe = self.probe.filter(|probe| *probe != index);
     }
 
     /// The next request that is to be sent again, under the number of its slot, and its segments.
-    pub(crate) fn next_again(&self) -> Option<(Request, &[Segment])> {
+    /// `in_flight` others are where it would go: a suspect waits for them, and others for it.
+    pub(crate) fn next_again(&self, in_flight: usize) -> Option<(Request, &[Segment])> {
         let index = *self.again.front()?;
-        let Slot { request, segment, .. } = &self.slots[index as usize];
+        let Slot { request, segment, record, .. } = &self.slots[index as usize];
+        if self.probe.is_some() || record & SUSPECT != 0 && in_flight > 0 {
+            return None;
+        }
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
         let segments = match count {
             0 | 1 => core::slice::from_ref(segment),
@@ -102,9 +193,24 @@ impl Kept {
         Some((Request { token: index.into(), segment_first: 0, ..*request }, segments))
     }
 
-    /// The next one has been sent, or is given up: its slot.
-    pub(crate) fn pop_again(&mut self) -> Option<u64> {
+    /// The next one has been sent.
+    pub(crate) fn sent_again(&mut self, now: Instant) {
+        let Some(index) = self.again.pop_front() else { return };
+        let slot = &mut self.slots[index as usize];
+        slot.sent_tick = tick_of(now);
+        if slot.record & SUSPECT != 0 {
+            self.probe = Some(index);
+        }
+    }
+
+    /// The next one is given up: its slot.
+    pub(crate) fn give_up(&mut self) -> Option<u64> {
         self.again.pop_front().map(u64::from)
+    }
+
+    /// Whether anything is to be sent again.
+    pub(crate) fn has_again(&self) -> bool {
+        !self.again.is_empty()
     }
 }
 
@@ -124,44 +230,11 @@ const fn index_of(slot: u64) -> u32 {
     slot as u32
 }
 
-#[cfg(test)]
-mod tests {
-    use base::{Operation, Request, Segment};
-
-    use super::{Kept, may_be_repeated};
-
-    fn request(token: u64, first: u32, count: u16) -> Request {
-        Request { token, segment_first: first, segment_count: count, ..Request::NOTHING }
-    }
-
-    #[test]
-    fn what_is_sent_again_is_what_was_kept() {
-        let mut kept = Kept::new(2);
-        let table: Vec<Segment> =
-            (0..5).map(|at| Segment { offset: at, ..Segment::default() }).collect();
-        let one = kept.keep(&request(70, 3, 1), &table).unwrap();
-        let three = kept.keep(&request(71, 1, 3), &table).unwrap();
-        assert_eq!(kept.keep(&request(72, 0, 0), &table), None, "there are two places");
-        assert!(kept.send_again(three.token) && kept.send_again(one.token));
-        for (expected, token, slot) in [(&table[1..4], 71, three), (&table[3..4], 70, one)] {
-            let (again, segments) = kept.next_again().unwrap();
-            assert_eq!((again.token, again.segment_first), (slot.token, 0));
-            assert_eq!(segments, expected);
-            assert_eq!(kept.pop_again(), Some(slot.token));
-            assert_eq!(kept.forget(slot.token), token);
-        }
-        assert!(!kept.has_again() && kept.free.len() == 2);
-    }
-
-    #[test]
-    fn only_what_does_the_same_twice_is_repeated() {
-        for operation in Operation::ALL {
-            let request =
-                Request { operation, lba: 100, operand: 200, blocks: 100, ..Request::NOTHING };
-            assert_eq!(may_be_repeated(&request), operation != Operation::CompareAndWrite);
-            let overlapping = Request { operand: 199, ..request };
-            let copies = matches!(operation, Operation::Copy | Operation::CompareAndWrite);
-            assert_eq!(may_be_repeated(&overlapping), !copies, "{operation:?}");
-        }
-    }
+#[expect(clippy::cast_possible_truncation, reason = "ticks wrap after a century")]
+#[inline]
+const fn tick_of(now: Instant) -> u32 {
+    (now.ns >> TICK_BITS) as u32
 }
+
+#[cfg(test)]
+mod tests;

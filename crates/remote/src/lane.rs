@@ -17,11 +17,14 @@ pub(crate) struct Lane {
     is_busy: bool,
     /// What the thread sleeps on knows of the connection.
     is_watched: bool,
+    /// The last connection has ended by itself, and there is none yet after it.
+    is_broken: bool,
 }
 
 impl Lane {
     pub(crate) fn new(berth: Arc<Berth>) -> Self {
-        Self { berth, obeyed: 0, serving: None, is_busy: false, is_watched: false }
+        let (is_busy, is_watched, is_broken) = (false, false, false);
+        Self { berth, obeyed: 0, serving: None, is_busy, is_watched, is_broken }
     }
 
     /// Puts what has been submitted onto the connection.
@@ -71,6 +74,10 @@ impl Lane {
         }
     }
 
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
     /// When it wants to turn even if nothing comes.
     pub(crate) fn wake_at(&self) -> Instant {
         let serving = self.serving.as_ref();
@@ -88,7 +95,7 @@ impl Lane {
                 // What it served before had nothing under way, or it would have been closed first.
                 drop(before);
                 self.serving = Some(serving);
-                self.is_watched = false;
+                (self.is_watched, self.is_broken) = (false, false);
                 self.berth.end();
             }
             Some(Order::Close) => {
@@ -106,7 +113,7 @@ impl Lane {
         let lost = serving.exchange.lost().map(ToString::to_string);
         let may_linger = serving.exchange.may_linger(false);
         drop(serving);
-        self.is_busy = false;
+        (self.is_busy, self.is_broken) = (false, true);
         self.berth.report(Closed { lost, may_linger });
     }
 

@@ -31,6 +31,7 @@ mod rings;
 mod sleep;
 #[cfg(test)]
 mod tests;
+mod way;
 
 pub use dial::{Dial, Dialled};
 pub use front::{Counts, Front};

@@ -13,11 +13,14 @@ use crate::options::{NotAName, Options};
 use crate::policy::Policy;
 use crate::queue::RemoteQueue;
 use crate::reach::Reach;
+use crate::way::Way;
 
 /// An SSD behind a network that has answered, from the thread that looks after it.
 pub struct Remote {
     controller: Controller<Front, Reach>,
     reach: Reach,
+    /// How long a command may take.
+    io_timeout: Span,
 }
 
 /// One that is being called.
@@ -85,9 +88,9 @@ impl Calling {
         }
         let made = Controller::new(self.front.take()?, self.reach.clone(), self.wishes);
         let reach = self.reach.clone();
-        let peer = self.peer.clone();
+        let (peer, io_timeout) = (self.peer.clone(), self.wishes.io_timeout);
         Some(match made {
-            Ok(controller) => Ok(Remote { controller, reach }),
+            Ok(controller) => Ok(Remote { controller, reach, io_timeout }),
             Err(error) => Err(NotReached::Controller { peer, error }),
         })
     }
@@ -166,12 +169,18 @@ impl Remote {
     /// Queue pair `id` with its connection, once it has been created, as a block device over
     /// namespace `nsid`. Once each. `None` if there is no such queue pair or namespace, or no memory.
     pub fn take_queue(&mut self, id: u16, nsid: u32, sizes: QueueSizes) -> Option<RemoteQueue> {
+        let way = self.take_way(id, nsid, sizes)?;
+        let fail_fast = self.controller.mmio().options().policy.fail_fast;
+        Some(RemoteQueue::new(way, sizes.parents, fail_fast))
+    }
+
+    /// As [`take_queue`](Self::take_queue), without anything that sends again.
+    pub(crate) fn take_way(&mut self, id: u16, nsid: u32, sizes: QueueSizes) -> Option<Way> {
         let limits = self.controller.identity()?.limits;
         let view = self.controller.namespace(nsid)?.view(&limits);
         let pair = self.controller.take_queue_pair(id)?;
         let lane = self.controller.mmio().lane(id);
-        let fail_fast = self.controller.mmio().options().policy.fail_fast;
-        RemoteQueue::new(&self.reach, pair, lane, view, sizes, fail_fast)
+        Way::new(&self.reach, pair, lane, view, sizes, self.io_timeout)
     }
 
     /// The memory that it reaches.

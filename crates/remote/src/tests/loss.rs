@@ -193,6 +193,49 @@ fn a_request_that_is_never_answered_fails_after_a_few_resets_and_the_others_go_o
     bed.exchange(3, 8, 3);
 }
 
+/// Whoever resets the controller for reasons of their own says nothing about what is under way.
+#[test]
+fn a_request_outlives_any_number_of_resets_that_it_has_not_caused() {
+    let mut bed = Bed::with_queue(8);
+    bed.target.state().is_idle = true;
+    let place = bed.place(0, 1);
+    assert!(bed.submit(0, Operation::Read, 1, &[place], 1));
+    for _ in 0..8 {
+        bed.turn_for(Span::from_ms(1));
+        bed.events.clear();
+        let now = bed.now;
+        bed.remote().controller().reset(now).unwrap();
+        bed.turn_until(|bed| bed.events.contains(&Event::QueuePairResumed { id: 1 }));
+    }
+    assert_eq!(bed.answers, []);
+    bed.target.state().is_idle = false;
+    bed.turn_for(Span::from_ms(1));
+    bed.events.clear();
+    let now = bed.now;
+    bed.remote().controller().reset(now).unwrap();
+    bed.turn_until(|bed| !bed.answers.is_empty());
+    assert_eq!(bed.answers[0].outcome, Outcome::SUCCESS);
+}
+
+/// What breaks the connection each time is found among those that were on it with it.
+#[test]
+fn who_breaks_the_connection_fails_and_its_neighbours_do_not() {
+    let mut bed = Bed::with_queue(8);
+    bed.target.state().poison = Some(5);
+    let place = bed.place(0, 1);
+    for lba in 3..8 {
+        assert!(bed.submit(0, Operation::Read, lba, &[place], lba));
+    }
+    bed.turn_until(|bed| bed.answers.len() == 5);
+    for answer in &bed.answers {
+        let is_guilty = answer.token == 5;
+        let expected = if is_guilty { Outcome::ABORTED_BY_HOST } else { Outcome::SUCCESS };
+        assert_eq!(answer.outcome, expected, "{answer:?}");
+    }
+    bed.answers.clear();
+    bed.exchange(9, 8, 9);
+}
+
 /// How much goes over each stream in a session of one write and one read.
 fn lengths() -> Vec<(usize, Direction, u64)> {
     let bed = session(None);

@@ -39,6 +39,8 @@ pub(super) struct State {
     pub(super) refuses: Option<Status>,
     /// I/O commands are not answered.
     pub(super) is_idle: bool,
+    /// The connection ends that brings a command for this block.
+    pub(super) poison: Option<u64>,
     /// Admin commands with this opcode are not answered.
     pub(super) mute: Option<u8>,
     /// What happens to the stream of this number.
@@ -94,6 +96,7 @@ impl Target {
             is_silent: false,
             refuses: None,
             is_idle: false,
+            poison: None,
             mute: None,
             harm: None,
             network: NetworkOptions::default(),
@@ -406,6 +409,11 @@ impl End {
     }
 
     fn io(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        let first = u64::from(command.cdw11()) << 32 | u64::from(command.cdw10());
+        if state.poison == Some(first) {
+            self.is_over = true;
+            return None;
+        }
         if state.is_idle {
             return None;
         }

@@ -1,0 +1,96 @@
+//! What is kept, and who is to blame.
+
+use base::{Instant, Operation, Request, Segment, Span};
+
+use super::{Broken, Ending, GUILT_MAX, Kept, may_be_repeated};
+
+const NOW: Instant = Instant { ns: 5_000_000_000 };
+
+fn request(token: u64, first: u32, count: u16) -> Request {
+    Request { token, segment_first: first, segment_count: count, ..Request::NOTHING }
+}
+
+#[test]
+fn what_is_sent_again_is_what_was_kept() {
+    let mut kept = Kept::new(2);
+    let table: Vec<Segment> =
+        (0..5).map(|at| Segment { offset: at, ..Segment::default() }).collect();
+    let one = kept.keep(NOW, &request(70, 3, 1), &table).unwrap();
+    let three = kept.keep(NOW, &request(71, 1, 3), &table).unwrap();
+    assert_eq!(kept.keep(NOW, &request(72, 0, 0), &table), None, "there are two places");
+    assert!(kept.send_again(three.token, Ending::Innocent));
+    assert!(kept.send_again(one.token, Ending::Innocent));
+    for (expected, token, slot) in [(&table[1..4], 71, three), (&table[3..4], 70, one)] {
+        let (again, segments) = kept.next_again(0).unwrap();
+        assert_eq!((again.token, again.segment_first), (slot.token, 0));
+        assert_eq!(segments, expected);
+        kept.sent_again(NOW);
+        assert_eq!(kept.forget(slot.token), token);
+    }
+    assert!(!kept.has_again() && kept.free.len() == 2);
+}
+
+#[test]
+fn only_what_does_the_same_twice_is_repeated() {
+    for operation in Operation::ALL {
+        let request =
+            Request { operation, lba: 100, operand: 200, blocks: 100, ..Request::NOTHING };
+        assert_eq!(may_be_repeated(&request), operation != Operation::CompareAndWrite);
+        let overlapping = Request { operand: 199, ..request };
+        let copies = matches!(operation, Operation::Copy | Operation::CompareAndWrite);
+        assert_eq!(may_be_repeated(&overlapping), !copies, "{operation:?}");
+    }
+}
+
+/// Whether a reset is somebody's fault.
+#[test]
+fn who_was_alone_or_late_is_guilty_and_who_had_company_is_a_suspect() {
+    let limit = Span::from_secs(30);
+    let late = NOW.after(Span::from_secs(32));
+    for (now, broken, expected) in [
+        (NOW, Broken::No, Ending::Innocent),
+        (late, Broken::No, Ending::Guilty),
+        (NOW, Broken::UnderMany, Ending::Suspect),
+        (late, Broken::UnderMany, Ending::Suspect),
+        (NOW, Broken::UnderOne, Ending::Guilty),
+    ] {
+        let mut kept = Kept::new(2);
+        let slot = kept.keep(NOW, &request(7, 0, 0), &[]).unwrap().token;
+        assert_eq!(kept.ending(now, slot, broken, limit), expected, "{broken:?}");
+    }
+}
+
+#[test]
+fn no_number_of_resets_of_others_is_held_against_a_request() {
+    let mut kept = Kept::new(2);
+    let slot = kept.keep(NOW, &request(7, 0, 0), &[]).unwrap().token;
+    for _ in 0..1000 {
+        assert!(kept.send_again(slot, Ending::Innocent));
+        kept.sent_again(NOW);
+        assert!(!kept.is_cautious());
+    }
+}
+
+#[test]
+fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
+    let mut kept = Kept::new(3);
+    let slots = [1, 2].map(|token| kept.keep(NOW, &request(token, 0, 0), &[]).unwrap().token);
+    slots.iter().for_each(|slot| assert!(kept.send_again(*slot, Ending::Suspect)));
+    assert!(kept.next_again(1).is_none(), "not while others are there");
+    for guilt in 1..=GUILT_MAX {
+        assert_eq!(kept.next_again(0).unwrap().0.token, slots[0]);
+        kept.sent_again(NOW);
+        assert!(kept.is_cautious() && kept.next_again(0).is_none(), "nor others with it");
+        let ending = kept.ending(NOW, slots[0], Broken::UnderMany, Span::from_secs(30));
+        assert_eq!(ending, Ending::Guilty);
+        assert_eq!(kept.send_again(slots[0], ending), guilt < GUILT_MAX);
+        // The other one is answered in between.
+        if guilt == 1 {
+            kept.sent_again(NOW);
+            kept.acquit(slots[1]);
+            kept.forget(slots[1]);
+        }
+    }
+    kept.forget(slots[0]);
+    assert!(!kept.is_cautious() && kept.in_flight() == 0);
+}
