@@ -10,8 +10,9 @@
 //! out last what came back last, so a thread with many connections works in memory that its cache
 //! knows.
 
+use std::cell::RefCell;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Weak};
 
 /// The bytes of one stream that wait to be consumed.
 pub(crate) struct Inbox {
@@ -23,21 +24,29 @@ pub(crate) struct Inbox {
     stash: Vec<u8>,
 }
 
-/// The memory that inboxes of one thread are lent.
+/// The memory that inboxes are lent: each thread has its own of it, which no other thread touches, so
+/// lending costs neither a lock nor an atomic operation.
 #[derive(Clone)]
 pub(crate) struct Inboxes {
-    shared: Arc<Shared>,
+    shape: Arc<Shape>,
 }
 
-struct Shared {
+struct Shape {
     len_bytes: usize,
-    free: Mutex<Free>,
+    count_max: usize,
 }
 
-struct Free {
-    memory: Vec<Box<[u8]>>,
+/// What a thread has of a pool.
+struct Share {
+    shape: Weak<Shape>,
+    /// What nobody has just now.
+    free: Vec<Box<[u8]>>,
     /// How many more may be made.
     unmade: usize,
+}
+
+thread_local! {
+    static SHARES: RefCell<Vec<Share>> = const { RefCell::new(Vec::new()) };
 }
 
 /// So few bytes do not keep memory lent. A header with its digest is at most 132.
@@ -46,34 +55,55 @@ const STASH_MAX: usize = 512;
 const MOVED_MAX: usize = 4096;
 
 impl Inboxes {
-    /// A pool of up to `count_max` pieces of `len_bytes`, made when they are first needed.
+    /// A pool of up to `count_max` pieces of `len_bytes` for each thread, made when they are first
+    /// needed.
     pub(crate) fn new(len_bytes: usize, count_max: usize) -> Self {
         assert!(len_bytes >= 2 * STASH_MAX, "{len_bytes} bytes are no room to receive into");
-        let free = Mutex::new(Free { memory: Vec::new(), unmade: count_max });
-        Self { shared: Arc::new(Shared { len_bytes, free }) }
+        Self { shape: Arc::new(Shape { len_bytes, count_max }) }
     }
 
-    /// Whether there is memory that nobody has.
+    /// Whether this thread has memory that nobody uses.
     pub(crate) fn has_free(&self) -> bool {
-        let free = self.free();
-        free.unmade > 0 || !free.memory.is_empty()
+        self.with(|share| share.unmade > 0 || !share.free.is_empty()).unwrap_or(false)
     }
 
-    /// One user only, as a rule: never contended.
-    fn free(&self) -> MutexGuard<'_, Free> {
-        self.shared.free.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Does something with this thread's share. Nothing if the thread is ending.
+    #[inline]
+    fn with<R>(&self, act: impl FnOnce(&mut Share) -> R) -> Option<R> {
+        let act = |shares: &RefCell<Vec<Share>>| {
+            let shares = &mut *shares.borrow_mut();
+            let mine = Arc::as_ptr(&self.shape);
+            let place = shares.iter().position(|share| share.shape.as_ptr() == mine);
+            let place = place.unwrap_or_else(|| self.begin(shares));
+            act(&mut shares[place])
+        };
+        SHARES.try_with(act).ok()
     }
 
+    /// The first use by this thread. Where that is kept.
+    #[cold]
+    fn begin(&self, shares: &mut Vec<Share>) -> usize {
+        shares.retain(|share| share.shape.strong_count() > 0);
+        let (shape, unmade) = (Arc::downgrade(&self.shape), self.shape.count_max);
+        shares.push(Share { shape, free: Vec::new(), unmade });
+        shares.len() - 1
+    }
+
+    #[inline]
     fn take(&self) -> Option<Box<[u8]>> {
-        let mut free = self.free();
-        free.memory.pop().or_else(|| {
-            free.unmade = free.unmade.checked_sub(1)?;
-            Some(vec![0; self.shared.len_bytes].into_boxed_slice())
-        })
+        let taken = self.with(|share| share.free.pop().or_else(|| self.make(share)));
+        taken.flatten()
     }
 
+    #[cold]
+    fn make(&self, share: &mut Share) -> Option<Box<[u8]>> {
+        share.unmade = share.unmade.checked_sub(1)?;
+        Some(vec![0; self.shape.len_bytes].into_boxed_slice())
+    }
+
+    #[inline]
     fn give_back(&self, memory: Box<[u8]>) {
-        self.free().memory.push(memory);
+        self.with(|share| share.free.push(memory));
     }
 }
 
@@ -155,6 +185,12 @@ impl Inbox {
         }
     }
 
+    /// Gives memory back unless much waits in it. Whether it has none of its thread's.
+    pub(crate) fn let_go(&mut self) -> bool {
+        self.settle();
+        self.memory.is_none()
+    }
+
     fn release(&mut self) {
         if let Some(memory) = self.memory.take() {
             self.pool.give_back(memory);
@@ -177,11 +213,9 @@ impl fmt::Debug for Inbox {
 
 impl fmt::Debug for Inboxes {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let free = self.free();
         out.debug_struct("Inboxes")
-            .field("len_bytes", &self.shared.len_bytes)
-            .field("free", &free.memory.len())
-            .field("unmade", &free.unmade)
+            .field("len_bytes", &self.shape.len_bytes)
+            .field("count_max", &self.shape.count_max)
             .finish()
     }
 }
@@ -233,6 +267,36 @@ mod tests {
         assert!(pool.has_free());
         assert_eq!(put(&mut inbox, &bytes[4096..]), 904);
         assert_eq!(inbox.bytes(), &bytes[4096 - STASH_MAX..]);
+    }
+
+    #[test]
+    fn each_thread_has_memory_of_its_own_and_an_inbox_may_go_where_it_has_let_go() {
+        let pool = Inboxes::new(4096, 1);
+        let (mut one, mut other) = (Inbox::new(pool.clone()), Inbox::new(pool.clone()));
+        assert_eq!(put(&mut one, &[1; 4096]), 4096);
+        assert!(!one.let_go(), "much waits");
+        one.consume(4096 - 3);
+        assert!(one.let_go() && pool.has_free());
+        assert_eq!(put(&mut other, b"here"), 4);
+        std::thread::scope(|scope| {
+            let theirs = scope.spawn(|| {
+                assert_eq!(put(&mut one, b"there"), 5);
+                assert_eq!(one.bytes(), b"\x01\x01\x01there");
+                one.consume(8);
+                pool.has_free()
+            });
+            assert!(theirs.join().unwrap());
+        });
+        assert!(!pool.has_free(), "what came back there is not lent here");
+        assert_eq!(other.bytes(), b"here");
+    }
+
+    #[test]
+    fn pools_that_have_gone_leave_nothing_with_their_threads() {
+        for _ in 0..10 {
+            put(&mut Inbox::new(Inboxes::new(4096, 2)), b"abc");
+        }
+        assert_eq!(super::SHARES.with_borrow(Vec::len), 1);
     }
 
     #[test]
