@@ -5,6 +5,7 @@
 //! received straight to where it belongs. What goes is one gathered list per call.
 
 use core::fmt;
+use core::net::SocketAddr;
 
 use crate::{Segment, WakeSource};
 
@@ -52,6 +53,14 @@ pub trait Stream: Send {
     /// Sends nothing any more: the peer sees the end of the stream behind what was taken.
     fn shut_down(&mut self);
 
+    /// Throws away what was taken and has not gone, and all that still comes: the peer sees the stream
+    /// break. What a machine may read nevertheless is [`released`](Self::released) when it does so no
+    /// more: whoever uses that memory again waits for it before the stream is dropped, and looks by the
+    /// clock, for [`arm`](Self::arm) has nothing to signal any more. A stream that copies only ends.
+    fn abandon(&mut self) {
+        self.shut_down();
+    }
+
     /// What wakes a thread that waits for this stream. Constant for as long as the stream lives.
     fn wake_source(&self) -> WakeSource<'_>;
 
@@ -64,8 +73,25 @@ pub trait Stream: Send {
     /// The thread looks by itself again.
     fn disarm(&mut self) {}
 
+    /// Whether it belongs to the thread that uses it for as long as it lives.
+    fn is_tied(&self) -> bool {
+        false
+    }
+
+    /// Gives back what it has of its thread's own, so that another thread may use it from now on.
+    /// False if it cannot just now, because much waits to be consumed, or ever, because it
+    /// [is tied](Self::is_tied).
+    fn let_go(&mut self) -> bool {
+        !self.is_tied()
+    }
+
     /// Who is at the other end, for people.
     fn peer(&self) -> String;
+
+    /// The address at which the peer has reached it; none if what carries it has none.
+    fn local_address(&self) -> Option<SocketAddr> {
+        None
+    }
 }
 
 /// A part of what is sent.

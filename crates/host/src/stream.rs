@@ -7,6 +7,7 @@
 mod door;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -116,13 +117,19 @@ impl AsFd for Stream {
 /// Who is at the other end, for people: `127.0.0.1:4711`, or the number of the process.
 pub(crate) fn name_of_peer(socket: BorrowedFd<'_>) -> String {
     let peer = rustix::net::getpeername(socket).ok().flatten();
-    if let Some(peer) = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok()) {
+    if let Some(peer) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
         return peer.to_string();
     }
     match peer_of(socket) {
         Ok(Peer { pid, .. }) if pid != 0 => format!("process {pid}"),
         _ => "somebody".to_owned(),
     }
+}
+
+/// Where its peer has reached a socket; an IPv4 address is one, by whatever kind of socket.
+pub(crate) fn local_address_of(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
+    let address = SocketAddr::try_from(rustix::net::getsockname(socket).ok()?).ok()?;
+    Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
 fn nowhere(NoSuchMemory(segment): NoSuchMemory) -> io::Error {

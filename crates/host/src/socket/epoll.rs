@@ -1,6 +1,7 @@
 //! The `epoll` engine: `recv` and `sendmsg` by whoever looks, and one descriptor to sleep on.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::inbox::{Inbox, Inboxes};
 use super::sockets::Counts;
 use super::waiter::{ERRORS, Waiter};
 use super::zero_copy::{self, Held, Threshold};
-use crate::stream::name_of_peer;
+use crate::stream::{local_address_of, name_of_peer};
 use crate::watch::Interest;
 
 /// One connection.
@@ -31,6 +32,7 @@ pub(super) struct EpollStream {
     threshold: Threshold,
     /// Whether sends by reference are worth trying.
     by_reference: bool,
+    is_abandoned: bool,
     waiter: Waiter,
     peer: String,
     counts: Arc<Counts>,
@@ -55,6 +57,7 @@ impl EpollStream {
             held: Held::default(),
             threshold,
             by_reference,
+            is_abandoned: false,
             waiter: Waiter::new()?,
             peer,
             counts,
@@ -101,7 +104,9 @@ impl EpollStream {
             readable: wants_bytes && self.over.is_none() && self.inbox.has_room(),
             writable: wants_room,
         };
-        (wanted != ERRORS || !self.held.is_empty()).then_some(wanted)
+        // One that was abandoned has a hang-up for ever, which says nothing.
+        let has_news = wanted != ERRORS || !self.held.is_empty();
+        (has_news && !self.is_abandoned).then_some(wanted)
     }
 
     /// Sends without copying. The headers are copied, to where the kernel may read them for longer.
@@ -242,6 +247,15 @@ impl Stream for EpollStream {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
+    fn abandon(&mut self) {
+        zero_copy::abort(self.socket.as_fd());
+        self.is_abandoned = true;
+        // A hang-up that is asked for by nobody may still be reported, which ends a sleep too early.
+        let _ = self.waiter.wait_for(self.socket.as_fd(), None);
+        let broken = Broken(format!("receive from {}: the connection was abandoned", self.peer));
+        self.end(Received::Broken(broken));
+    }
+
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Descriptor(self.waiter.as_fd())
     }
@@ -259,8 +273,16 @@ impl Stream for EpollStream {
         }
     }
 
+    fn let_go(&mut self) -> bool {
+        self.inbox.let_go()
+    }
+
     fn peer(&self) -> String {
         self.peer.clone()
+    }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        local_address_of(self.socket.as_fd())
     }
 }
 
@@ -268,7 +290,11 @@ impl Drop for EpollStream {
     fn drop(&mut self) {
         self.released();
         if !self.held.is_empty() {
-            zero_copy::abort_at_end(self.socket.as_fd());
+            zero_copy::abort(self.socket.as_fd());
+            self.released();
+        }
+        if !self.held.is_empty() {
+            self.held.keep();
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The `io_uring` engine: one ring for all sockets of a thread, and one system call a turn.
 //!
-//! A receive that goes on by itself (multishot) is under way for each socket and fills buffers that
-//! all of them share; sends are queued and go with the next enter. The first socket that is looked at
+//! A receive is under way for each socket and fills buffers that all of them share; one that is alone
+//! has a receive that goes on by itself (multishot). With others a socket has the buffer that is
+//! consumed and one behind it, and no more: whoever consumes nothing leaves the rest to them. Sends are queued and go with the next enter. The first socket that is looked at
 //! a second time since the last enter enters again, for all of them: so there is one enter a turn,
 //! and nobody has to say where a turn begins. (A kernel that does 20 things per enter is entered
 //! more often if more than that have come.)
@@ -54,6 +55,8 @@ struct Core {
     is_foreign: bool,
     /// How many sockets have a place in the kernel's table.
     files: u32,
+    /// How many sockets are in use.
+    attached: usize,
     counts: Arc<Counts>,
 }
 
@@ -75,6 +78,11 @@ const FILES_MAX: u32 = 256;
 const BUFFER_MAX: usize = 32 << 10;
 /// No more of them: the kernel uses them in turn, and all of them should stay in the cache.
 const BUFFERS_MAX: usize = 64;
+/// Buffers that a receive which goes on by itself may fill before anybody can tell it to stop
+/// (`MULTISHOT_MAX_RETRY` of the kernel).
+const BURST: usize = 32;
+/// When it is told.
+const PLENTY: usize = 16;
 /// `IORING_SEND_ZC_REPORT_USAGE`: say whether it was copied.
 const REPORT_USAGE: u16 = 1 << 3;
 /// `IORING_ENTER_GETEVENTS`: the kernel does its deferred work.
@@ -104,6 +112,7 @@ impl Ring {
             failed: None,
             is_foreign: false,
             files: if has_files { FILES_MAX } else { 0 },
+            attached: 0,
             counts,
         };
         Ok(Self { core: Arc::new(Mutex::new(core)), memory })
@@ -209,8 +218,12 @@ impl Core {
         } else if let Some(errno) = failure(result) {
             slot.over.get_or_insert(Over::Broken(errno));
         }
-        let wakes = slot.wants_bytes;
+        let wakes = slot.wants_bytes && (!slot.arrived.is_empty() || slot.over.is_some());
+        let has_plenty = slot.is_receiving && slot.arrived.len() == PLENTY;
         self.has_woken |= wakes;
+        if has_plenty {
+            self.cancel_receive(key);
+        }
         if let Some(lent) = useless {
             self.buffers.give_back(&lent);
         }
@@ -245,19 +258,43 @@ impl Core {
         self.slots[key as usize] = None;
     }
 
-    /// Has a receive going, if there is anything to receive into.
+    /// Has a receive going, if there is anything to receive into and the socket may have more.
     fn start_receiving(&mut self, key: u32) {
         let has_free = self.buffers.free() > 0;
+        let goes_on = self.attached == 1 && self.buffers.count() >= BURST + 2 * PLENTY;
+        let most = if goes_on { PLENTY } else { 1 };
         let slot = self.slot(key);
-        if slot.is_receiving || slot.over.is_some() || !has_free {
+        if slot.is_receiving || slot.over.is_some() || !has_free || slot.arrived.len() >= most {
             return;
         }
         slot.is_receiving = true;
+        slot.goes_on = goes_on;
+        let descriptor = types::Fd(slot.descriptor());
+        let one = |entry: opcode::Recv| {
+            entry.buf_group(GROUP).build().flags(squeue::Flags::BUFFER_SELECT)
+        };
         let entry = match slot.file {
-            Some(file) => opcode::RecvMulti::new(file, GROUP).build(),
-            None => opcode::RecvMulti::new(types::Fd(slot.descriptor()), GROUP).build(),
+            Some(file) if goes_on => opcode::RecvMulti::new(file, GROUP).build(),
+            None if goes_on => opcode::RecvMulti::new(descriptor, GROUP).build(),
+            Some(file) => one(opcode::Recv::new(file, std::ptr::null_mut(), 0)),
+            None => one(opcode::Recv::new(descriptor, std::ptr::null_mut(), 0)),
         };
         self.push(entry, key, Kind::Receive);
+    }
+
+    fn cancel_going_on(&mut self) {
+        let goes_on = |slot: &Option<Box<Slot>>| {
+            slot.as_ref().is_some_and(|slot| slot.is_receiving && slot.goes_on)
+        };
+        let keys = (0_u32..).zip(&self.slots).filter(|(_, slot)| goes_on(slot));
+        for key in keys.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.cancel_receive(key);
+        }
+    }
+
+    fn cancel_receive(&mut self, key: u32) {
+        let entry = opcode::AsyncCancel::new(to_user_data(key, Kind::Receive)).build();
+        self.push(entry, key, Kind::Cancel);
     }
 
     fn push_send(&mut self, key: u32, number: u8) {
@@ -309,6 +346,11 @@ impl Core {
         }
         slot.is_attached = true;
         let descriptor = slot.descriptor();
+        self.attached += 1;
+        if self.attached == 2 {
+            // Whoever was alone is no more.
+            self.cancel_going_on();
+        }
         if !has_place {
             return;
         }
@@ -328,9 +370,10 @@ impl Core {
         }
         let slot = self.slot(key);
         slot.is_gone = true;
+        let was_used = slot.is_attached;
         (slot.wants_bytes, slot.wants_room) = (false, false);
         let arrived = std::mem::take(&mut slot.arrived);
-        let was_used = slot.is_attached;
+        self.attached -= usize::from(was_used);
         for lent in &arrived {
             self.buffers.give_back(lent);
         }
@@ -350,7 +393,7 @@ impl Core {
 
     /// Memory that a stream has not released when it goes is its owner's again all the same.
     fn abort_if_held(&mut self, key: u32) {
-        let Some(slot) = &self.slots[key as usize] else { return };
+        let Some(slot) = &mut self.slots[key as usize] else { return };
         if slot.has_released() {
             return;
         }
@@ -382,7 +425,7 @@ impl fmt::Debug for Ring {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        for slot in self.slots.iter_mut().filter_map(Option::take) {
+        for mut slot in self.slots.iter_mut().filter_map(Option::take) {
             if !slot.has_released() {
                 slot.abort();
             }

@@ -80,6 +80,12 @@ impl Held {
         self.sends.front().map(|send| send.from)
     }
 
+    /// The kernel has not let go of all that it names, and nobody asks any more: that stays for ever.
+    #[cold]
+    pub(super) fn keep(&mut self) {
+        std::mem::forget(std::mem::take(self));
+    }
+
     /// Takes what the kernel says. Returns how many sends it had copied.
     pub(super) fn look(&mut self, socket: BorrowedFd<'_>) -> u64 {
         let mut copied = 0;
@@ -113,6 +119,15 @@ pub(super) fn allow(socket: BorrowedFd<'_>) -> bool {
 pub(super) fn abort_at_end(socket: BorrowedFd<'_>) {
     // If the kernel refuses that, it has nothing to throw away.
     let _ = rustix::net::sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
+}
+
+/// Throws away what was not sent, at once, whoever else has the socket.
+pub(super) fn abort(socket: BorrowedFd<'_>) {
+    abort_at_end(socket);
+    if rustix::net::connect_unspec(socket).is_err() {
+        // Not TCP. One that is not connected has nothing to throw away.
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    }
 }
 
 /// Room for one control message with an extended error and the address behind it.

@@ -175,6 +175,10 @@ impl Stream for End {
         self.network.cables().lines[self.sends as usize].close();
     }
 
+    fn abandon(&mut self) {
+        self.network.cables().cut("the other end has gone");
+    }
+
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Nothing
     }

@@ -80,6 +80,11 @@ impl Buffers {
         &self.memory
     }
 
+    /// How many buffers there are.
+    pub(super) fn count(&self) -> usize {
+        self.count.into()
+    }
+
     /// How many buffers the kernel has left.
     pub(super) fn free(&self) -> usize {
         self.free

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::buffers::Lent;
 use super::outgoing::Outgoing;
-use crate::socket::zero_copy::abort_at_end;
+use crate::socket::zero_copy::abort;
 
 /// What the ring has of one socket. Kept until the kernel has ended all that it names.
 pub(super) struct Slot {
@@ -21,6 +21,8 @@ pub(super) struct Slot {
     /// Its place in the kernel's table.
     pub(super) file: Option<types::Fixed>,
     pub(super) is_receiving: bool,
+    /// The receive goes on by itself.
+    pub(super) goes_on: bool,
     /// What has come, oldest first.
     pub(super) arrived: VecDeque<Lent>,
     /// Why nothing comes any more.
@@ -63,6 +65,7 @@ impl Slot {
             is_attached: false,
             file: None,
             is_receiving: false,
+            goes_on: false,
             arrived: VecDeque::new(),
             over: None,
             sends: Vec::new(),
@@ -182,11 +185,8 @@ impl Slot {
     }
 
     /// Throws away what was not sent, at once: neither the ring nor its table keeps a connection.
-    pub(super) fn abort(&self) {
-        abort_at_end(self.socket());
-        if rustix::net::connect_unspec(&self.socket).is_err() {
-            // Not TCP. One that is not connected has nothing to throw away.
-            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        }
+    pub(super) fn abort(&mut self) {
+        self.broken.get_or_insert(Errno::CONNABORTED);
+        abort(self.socket());
     }
 }

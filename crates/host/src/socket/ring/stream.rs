@@ -1,6 +1,7 @@
 //! A stream over a ring.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use base::{Broken, Memory as _, Received, Segment, Stream, Stretch, WakeSource};
@@ -12,7 +13,7 @@ use super::slot::{Over, Slot};
 use super::{Core, Ring};
 use crate::socket::waiter::{ERRORS, Waiter};
 use crate::socket::zero_copy::Threshold;
-use crate::stream::name_of_peer;
+use crate::stream::{local_address_of, name_of_peer};
 use crate::watch::Interest;
 
 /// One connection.
@@ -29,6 +30,7 @@ pub(in crate::socket) struct RingStream {
     threshold: Threshold,
     /// Why nothing comes any more has been told.
     is_over: bool,
+    is_abandoned: bool,
     waiter: Waiter,
     peer: String,
 }
@@ -49,8 +51,19 @@ impl RingStream {
         let looked_at = core.generation;
         let key = core.insert(Slot::new(socket, regions.clone()));
         drop(core);
-        let (held, stash, is_over) = (None, Vec::new(), false);
-        Ok(Self { ring, key, regions, held, stash, looked_at, threshold, is_over, waiter, peer })
+        Ok(Self {
+            ring,
+            key,
+            regions,
+            held: None,
+            stash: Vec::new(),
+            looked_at,
+            threshold,
+            is_over: false,
+            is_abandoned: false,
+            waiter,
+            peer,
+        })
     }
 
     /// The next buffer of what has come, if there is one, with what waits in front of it.
@@ -83,6 +96,8 @@ impl RingStream {
             }
         }
         *held = Some(lent);
+        // The next one, with the next enter.
+        core.start_receiving(*key);
         core.counts.receives.add(1);
         Received::Bytes(count)
     }
@@ -224,7 +239,12 @@ impl Stream for RingStream {
     }
 
     fn released(&mut self) -> u64 {
-        self.ring.core().slot(self.key).released()
+        let mut core = self.ring.core();
+        if self.is_abandoned {
+            // Nothing else asks the kernel any more.
+            core.enter();
+        }
+        core.slot(self.key).released()
     }
 
     fn shut_down(&mut self) {
@@ -233,11 +253,25 @@ impl Stream for RingStream {
         core.slot(self.key).shut_down();
     }
 
+    fn abandon(&mut self) {
+        self.is_abandoned = true;
+        let mut core = self.ring.core();
+        core.attach(self.key);
+        core.cancel(self.key);
+        core.enter();
+        core.slot(self.key).abort();
+        core.enter();
+        let _ = self.waiter.wait_for(core.slot(self.key).socket(), None);
+    }
+
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Descriptor(self.waiter.as_fd())
     }
 
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+        if self.is_abandoned {
+            return false;
+        }
         self.settle();
         let has_room = self.bytes().len() <= HEADROOM;
         let mut core = self.ring.core();
@@ -272,8 +306,16 @@ impl Stream for RingStream {
         (slot.wants_bytes, slot.wants_room) = (false, false);
     }
 
+    fn is_tied(&self) -> bool {
+        true
+    }
+
     fn peer(&self) -> String {
         self.peer.clone()
+    }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        local_address_of(self.ring.core().slot(self.key).socket())
     }
 }
 

@@ -11,7 +11,10 @@ use super::{Kind, Ring, RingStream, from_user_data, to_user_data};
 
 /// A ring, if this kernel has it; says so if not.
 fn ring() -> Option<Ring> {
-    let options = SocketOptions { inboxes_max: 16, ..SocketOptions::default() };
+    ring_of(SocketOptions { inboxes_max: 16, ..SocketOptions::default() })
+}
+
+fn ring_of(options: SocketOptions) -> Option<Ring> {
     match Ring::new(&options, Arc::<Counts>::default()) {
         Ok(ring) => Some(ring),
         Err(errno) => {
@@ -141,4 +144,65 @@ fn streams_that_were_never_used_may_go_in_any_thread() {
     send(&mut first, b"x");
     let came = (0..3).find_map(|_| Some(second.receive()).filter(|it| *it != Received::Nothing));
     assert_eq!(came, Some(Received::Bytes(1)));
+}
+
+/// Another socket floods its own, and nobody consumes what came.
+#[test]
+fn a_socket_whose_bytes_nobody_consumes_leaves_the_buffers_to_others() {
+    for inboxes_max in [4, 64] {
+        let inbox_bytes = 1024;
+        let Some(ring) =
+            ring_of(SocketOptions { inboxes_max, inbox_bytes, ..SocketOptions::default() })
+        else {
+            return;
+        };
+        let [mut flood, mut full] = pair(&ring);
+        // It was alone at first.
+        for _ in 0..4 {
+            full.receive();
+        }
+        let [mut one, mut other] = pair(&ring);
+        send(&mut flood, &[7; 100_000]);
+        for round in 0..100 {
+            full.receive();
+            flood.receive();
+            assert_eq!(send(&mut one, b"x"), 1);
+            let came = (0..4).any(|_| other.receive() != Received::Nothing);
+            assert!(came, "{inboxes_max}, round {round}");
+            assert_eq!(other.bytes(), b"x");
+            other.consume(1);
+        }
+        let core = ring.core();
+        assert!(core.buffers.free() >= inboxes_max - 3, "{:?} of {inboxes_max}", core.buffers);
+    }
+}
+
+#[test]
+fn a_socket_that_is_alone_stops_before_it_has_all_buffers() {
+    let Some(ring) =
+        ring_of(SocketOptions { inboxes_max: 64, inbox_bytes: 1024, ..SocketOptions::default() })
+    else {
+        return;
+    };
+    let (near, mut far) = UnixStream::pair().unwrap();
+    near.set_nonblocking(true).unwrap();
+    let threshold = Threshold::new(None);
+    let mut full = RingStream::new(ring.clone(), near.into(), Regions::new(1), threshold).unwrap();
+    far.set_nonblocking(true).unwrap();
+    for _ in 0..20 {
+        let _ = std::io::Write::write(&mut far, &[7; 100_000]);
+        full.receive();
+        full.arm(true, false);
+        full.disarm();
+    }
+    let free = ring.core().buffers.free();
+    assert!((1..64).contains(&free), "{free} of 64");
+    // And it all comes, once somebody consumes it.
+    let mut came = 0;
+    for _ in 0..1_000 {
+        came += full.bytes().len();
+        full.consume(full.bytes().len());
+        full.receive();
+    }
+    assert!(came >= 100_000, "{came}");
 }
