@@ -4,6 +4,7 @@
 //! is: a subsystem that it may not use is not mentioned.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 
 use base::{Instant, Memory, Span};
 use ctrl::front::fabrics::property;
@@ -30,7 +31,9 @@ use super::service::Service;
 pub(super) struct Discovery {
     service: Service,
     host: String,
+    /// By which port it has come, and where that has been reached.
     port: u16,
+    here: Option<SocketAddr>,
     cntlid: u16,
     configuration: Configuration,
     /// The host has to be heard of by then.
@@ -65,7 +68,8 @@ type Answer = Result<(u64, Vec<u8>), Status>;
 impl Discovery {
     pub(super) fn new(
         service: Service,
-        (host, port): (String, u16),
+        host: String,
+        (port, here): (u16, Option<SocketAddr>),
         (cntlid, kato): (u16, u32),
         now: Instant,
     ) -> Self {
@@ -74,6 +78,7 @@ impl Discovery {
             service,
             host,
             port,
+            here,
             cntlid,
             configuration: Configuration(0),
             heard_by: now,
@@ -187,7 +192,8 @@ impl Discovery {
         }
         let whole = match LogPage::from_code(get.lid) {
             LogPage::Discovery => {
-                let (generation, page) = self.service.discovery_page(&self.host, self.port);
+                let (generation, page) =
+                    self.service.discovery_page(&self.host, (self.port, self.here));
                 if !get.rae {
                     (self.generation, self.is_told) = (generation, false);
                 }

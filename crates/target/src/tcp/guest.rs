@@ -7,6 +7,7 @@
 
 mod connecting;
 mod ending;
+mod farewell;
 mod sleeping;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use tcp::{Connection, Controller, ControllerEvent, Events};
 use wire::opcode::FabricsType;
 use wire::{Completion, Status};
 
+use self::farewell::Farewell;
 use super::admin::Admin;
 use super::discovery::Discovery;
 use super::io::{Begun, Io};
@@ -34,6 +36,8 @@ use crate::looks::Looks;
 pub struct Guest {
     /// None once it is closed.
     stream: Option<Box<dyn Stream>>,
+    /// It is closed, and its memory still read.
+    farewell: Option<Farewell>,
     end: Controller,
     rooms: Rooms,
     role: Role,
@@ -49,8 +53,8 @@ pub struct Guest {
     blocked_since: Option<Instant>,
     /// When data have come last.
     brought_at: Instant,
-    /// When it is looked whether the host owes data for too long.
-    owed_check: Instant,
+    /// When it is looked whether the host owes data, or leaves answers untaken, for too long.
+    debts_check: Instant,
     /// Commands that have come.
     commands: usize,
     /// Why it ends.
@@ -62,6 +66,8 @@ pub struct Guest {
     /// What it is woken by, if it may sleep.
     bed: Option<Bed>,
     looks: Looks,
+    /// It is about to go to another thread, and takes in nothing more before.
+    is_travelling: bool,
     service: Service,
     seat: Arc<Seat>,
     id: u64,
@@ -107,6 +113,7 @@ impl Guest {
         let config = service.limits().end();
         Self {
             stream: Some(stream),
+            farewell: None,
             end: Controller::new(config, now),
             rooms: Rooms::new(config.depth, purse),
             role: Role::Stranger,
@@ -117,13 +124,14 @@ impl Guest {
             connect_by: now.after(CONNECT_MAX),
             blocked_since: None,
             brought_at: now,
-            owed_check: Instant::NEVER,
+            debts_check: Instant::NEVER,
             commands: 0,
             reason: None,
             ends_sent: false,
             worked_at: now,
             bed: None,
             looks: Looks::default(),
+            is_travelling: false,
             service,
             seat,
             id: connection,
@@ -144,7 +152,7 @@ impl Guest {
     #[must_use]
     pub fn is_over(&self) -> bool {
         let is_ended = self.reason.is_some() && (self.stream.is_none() || self.end.is_over());
-        is_ended && self.is_drained()
+        is_ended && self.farewell.is_none() && self.is_drained()
     }
 
     /// Why it ends, once it does.
@@ -175,14 +183,16 @@ impl Guest {
             count += self.outgoing.tell(&mut **stream, &mut self.end, &mut self.rooms);
         }
         if self.reason.is_none() {
-            if self.looks.is_due(now) {
+            if self.is_travelling {
+                count += self.handle_events(now) + self.take_in(now);
+            } else if self.looks.is_due(now) {
                 count += self.look(now);
             }
             if self.rooms.has_waiting() {
                 count += self.begin_waiting(now);
             }
         } else {
-            count += self.linger();
+            count += self.linger(now) + self.wait_for_release(now);
         }
         count += self.turn_role(now, is_called);
         self.rooms.share();
@@ -205,8 +215,8 @@ impl Guest {
         } else {
             self.looks.found(now, self.commands - before);
         }
-        if self.owed_check == Instant::NEVER && self.rooms.is_owed() {
-            self.owed_check = now.after(self.service.limits().patience);
+        if self.debts_check == Instant::NEVER && self.rooms.is_owed() {
+            self.debts_check = now.after(self.service.limits().patience);
         }
         count
     }
@@ -259,7 +269,7 @@ impl Guest {
 
     /// Waits for the peer to close a connection that has ended: what still comes is of no use.
     #[cold]
-    fn linger(&mut self) -> usize {
+    fn linger(&mut self, now: Instant) -> usize {
         let Some(stream) = &mut self.stream else { return 0 };
         let count = stream.bytes().len();
         stream.consume(count);
@@ -267,7 +277,7 @@ impl Guest {
             Received::Bytes(_) => 1,
             Received::Nothing => 0,
             Received::End | Received::Broken(_) => {
-                self.stream = None;
+                self.part(now);
                 1
             }
         }
@@ -451,6 +461,9 @@ impl Guest {
                 } else if count > 0 || self.blocked_since.is_none() {
                     self.blocked_since = Some(now);
                 }
+                if self.outgoing.is_blocked() || self.outgoing.is_read() {
+                    self.watch_untaken(now);
+                }
             }
             Err(why) => self.stream_ended(Some(why)),
         }
@@ -466,8 +479,10 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.service.left();
-        // Nobody reads from memory for a socket that is closed.
-        self.stream = None;
+        self.part(self.worked_at);
+        if self.farewell.is_some() {
+            self.keep_for_ever();
+        }
         let (connection, peer) = (self.id, self.peer.clone());
         let reason = self.reason.take().unwrap_or(Reason::ServerEnds);
         self.service.tell(News::Disconnected { connection, peer, reason });

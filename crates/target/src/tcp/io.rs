@@ -275,6 +275,11 @@ impl Io {
         self.is_stopping
     }
 
+    /// Whether all that was begun has been answered.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way == 0
+    }
+
     /// Whether nobody works on anything of it.
     pub(super) fn is_drained(&self) -> bool {
         self.queue.is_drained()

@@ -217,8 +217,9 @@ impl Budget {
         self.shared.pool.iova(self.whole()).unwrap_or_default()
     }
 
+    /// Whether somebody waits.
     #[inline]
-    fn is_scarce(&self) -> bool {
+    pub(super) fn is_scarce(&self) -> bool {
         // Only a hint: whoever sees it late gives back late.
         self.shared.is_scarce.load(Ordering::Relaxed)
     }
@@ -306,6 +307,16 @@ impl Buffer {
         debug_assert!(len_bytes <= 1 << (PAGE_SHIFT + u32::from(self.order)), "it lies inside");
         let whole = budget.whole();
         Segment { offset: whole.offset + self.offset(), len_bytes, region: whole.region }
+    }
+
+    /// How long it is.
+    pub(super) fn len_bytes(&self) -> u64 {
+        1 << (PAGE_SHIFT + u32::from(self.order))
+    }
+
+    /// Whether nobody but its connection could have it.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self.source, Source::Own | Source::Rings)
     }
 
     /// Where it begins in the budget's memory.

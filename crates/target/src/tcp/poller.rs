@@ -85,12 +85,15 @@ impl Poller for Guest {
 
     fn detach(&mut self, parting: Parting) -> bool {
         match parting {
-            // Everything that it has goes with it.
-            Parting::Moves => true,
+            Parting::Moves => self.may_move(),
             Parting::Ends => {
                 self.leave();
                 self.is_over()
             }
         }
+    }
+
+    fn attach(&mut self) {
+        self.arrive();
     }
 }

@@ -51,6 +51,19 @@ struct Slot {
     step: Step,
     /// When its host was asked for its data.
     asked_at: Instant,
+    /// How often in a row its answer was found untaken while others waited for memory.
+    found_untaken: u8,
+}
+
+/// What a look at answers came to whose memory is everybody's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Untaken {
+    /// There are none.
+    Nothing,
+    /// There are some.
+    Some,
+    /// One of them was found so often.
+    TooLong,
 }
 
 /// Which way its data go.
@@ -97,6 +110,7 @@ impl Rooms {
             way: Way::None,
             step: Step::Free,
             asked_at: Instant::NEVER,
+            found_untaken: 0,
         };
         Self {
             slots: (0..depth).map(|_| slot()).collect(),
@@ -125,8 +139,8 @@ impl Rooms {
         let is_unasked = matches!(data, CommandData::InCapsule(_));
         let slot = &mut self.slots[usize::from(tag)];
         debug_assert!(slot.step == Step::Free && slot.buffer.is_none(), "a tag is used once");
-        let asked_at = now;
-        *slot = Slot { command, buffer: None, len_bytes, way, step: Step::Ready, asked_at };
+        let (step, asked_at, found_untaken) = (Step::Ready, now, 0);
+        *slot = Slot { command, buffer: None, len_bytes, way, step, asked_at, found_untaken };
         if len_bytes == 0 {
             return Opened::Ready;
         }
@@ -245,6 +259,26 @@ impl Rooms {
         coming.map(|slot| slot.asked_at).min()
     }
 
+    /// Looks at answers that are on their way. One that has been there at so many looks, with others
+    /// waiting for memory at each, was there for too long.
+    #[cold]
+    pub(super) fn untaken(&mut self, looks_max: u8) -> Untaken {
+        let is_wanted = self.purse.budget().is_scarce();
+        let mut found = Untaken::Nothing;
+        for slot in &mut self.slots {
+            let is_everybodys = slot.buffer.as_ref().is_some_and(|buffer| !buffer.is_own());
+            if slot.step != Step::Answered || !is_everybodys {
+                continue;
+            }
+            slot.found_untaken = if is_wanted { slot.found_untaken + 1 } else { 0 };
+            if slot.found_untaken > looks_max {
+                return Untaken::TooLong;
+            }
+            found = Untaken::Some;
+        }
+        found
+    }
+
     /// Bytes have come for a command. Passed over if it has been answered.
     #[inline]
     pub(super) fn store(&self, place: Place, bytes: &[u8]) -> Result<(), NoSuchMemory> {
@@ -340,10 +374,9 @@ impl Rooms {
         command: Command,
         status: Status,
     ) {
-        let step = Step::Answered;
+        let (way, step, asked_at) = (Way::None, Step::Answered, Instant::NEVER);
         let slot = &mut self.slots[usize::from(tag)];
-        let asked_at = Instant::NEVER;
-        *slot = Slot { command, buffer: None, len_bytes: 0, way: Way::None, step, asked_at };
+        *slot = Slot { command, buffer: None, len_bytes: 0, way, step, asked_at, found_untaken: 0 };
         end.finish(tag, 0, Completion::new(0, status));
     }
 
@@ -375,16 +408,26 @@ impl Rooms {
         self.purse.tidy();
     }
 
-    /// The stream is closed: nobody reads or fills buffers any more but the queue, which may work on
-    /// those of commands that have begun. All others go back.
-    pub(super) fn give_back(&mut self) {
+    /// The stream is closed: nobody fills buffers any more but the queue, which may work on those of
+    /// commands that have begun, and nobody reads them, unless answers are still read. All others go
+    /// back.
+    pub(super) fn give_back(&mut self, answers_are_read: bool) {
         self.forsake();
         for tag in (0_u16..).take(self.slots.len()) {
-            if !self.is_ready(tag) {
+            let is_read = answers_are_read && self.slots[usize::from(tag)].step == Step::Answered;
+            if !self.is_ready(tag) && !is_read {
                 self.release(tag);
             }
         }
         self.coming = 0;
+    }
+
+    /// Nobody ever gets the buffers of answers again, since somebody may read them for ever. Bytes in
+    /// them.
+    pub(super) fn keep_answers(&mut self) -> u64 {
+        let answered = self.slots.iter_mut().filter(|slot| slot.step == Step::Answered);
+        let kept = answered.filter_map(|slot| slot.buffer.take());
+        kept.map(|buffer| buffer.len_bytes()).sum()
     }
 
     /// Everything goes back: the connection is over, and nobody works on any of it.
@@ -392,7 +435,7 @@ impl Rooms {
         for tag in (0_u16..).take(self.slots.len()) {
             self.release(tag);
         }
-        self.give_back();
+        self.give_back(false);
     }
 
     /// Gives back what is idle if somebody waits for it.

@@ -89,7 +89,8 @@ pub struct Limits {
 /// Where hosts come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// As discovery tells it; none if nobody can be told.
+    /// As discovery tells it; none if nobody can be told. In place of an address that stands for all
+    /// of them (`0.0.0.0`, `::`) a host is told the one by which it has come.
     pub address: Option<SocketAddr>,
 }
 
@@ -272,13 +273,17 @@ impl Service {
         self.state().generation
     }
 
-    /// The discovery log page as a host is shown it that has come by `port`, and its generation
-    /// (Base 2.1 §5.1.12.3.1).
-    pub(super) fn discovery_page(&self, host: &str, port: u16) -> (u64, Vec<u8>) {
+    /// The discovery log page as a host is shown it that has come by `port` and has reached the address
+    /// `here`, and its generation (Base 2.1 §5.1.12.3.1).
+    pub(super) fn discovery_page(
+        &self,
+        host: &str,
+        (port, here): (u16, Option<SocketAddr>),
+    ) -> (u64, Vec<u8>) {
         let state = self.state();
         let mut entries = Vec::new();
         for (&number, at) in &state.ports {
-            let Some(address) = at.address else { continue };
+            let Some(address) = at.reached_by(here) else { continue };
             if number == port {
                 entries.push(entry(nqn::DISCOVERY, SubsystemType::Discovery, number, address));
             }
@@ -335,6 +340,20 @@ fn changed(mut state: MutexGuard<'_, State>) {
     let seats: Vec<Arc<Seat>> = state.discoverers.iter().filter_map(Weak::upgrade).collect();
     drop(state);
     seats.iter().for_each(|seat| seat.ring());
+}
+
+impl Port {
+    /// Its address for a host that has reached `here`; none if no such host can reach it.
+    fn reached_by(&self, here: Option<SocketAddr>) -> Option<SocketAddr> {
+        let address = self.address?;
+        match address.ip() {
+            ip if !ip.is_unspecified() => Some(address),
+            // `::` takes IPv4 as well.
+            ip => here
+                .filter(|here| ip.is_ipv6() || here.is_ipv4())
+                .map(|here| SocketAddr::new(here.ip(), address.port())),
+        }
+    }
 }
 
 /// One way to a subsystem.

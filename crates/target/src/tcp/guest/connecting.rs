@@ -88,9 +88,9 @@ impl Guest {
             Granted::Discovery(host) => {
                 self.end.connected(QueueKind::Admin { entries, flow_control });
                 let cntlid = self.service.discover(&self.seat);
-                let (service, port) = (self.service.clone(), self.port);
-                let kato = connect.kato;
-                let discovery = Discovery::new(service, (host, port), (cntlid, kato), now);
+                let here = self.stream.as_ref().and_then(|stream| stream.local_address());
+                let (came_by, known) = ((self.port, here), (cntlid, connect.kato));
+                let discovery = Discovery::new(self.service.clone(), host, came_by, known, now);
                 self.role = Role::Discovery(Box::new(discovery));
                 Ok(cntlid)
             }

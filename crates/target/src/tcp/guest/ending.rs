@@ -1,10 +1,14 @@
 //! How a connection ends, and by when what has to be done.
 
-use base::{Broken, Instant};
+use base::{Broken, Instant, Span};
 use tcp::{Cause, Connection};
 
 use super::{Guest, Role};
 use crate::tcp::news::Reason;
+use crate::tcp::rooms::Untaken;
+
+/// Looks at what a host leaves untaken in the time that it is given for it.
+const LOOKS_PATIENT: u8 = 8;
 
 impl Guest {
     /// The end has ended by itself.
@@ -62,7 +66,7 @@ impl Guest {
         }
         let is_telling = matches!(self.reason, Some(Reason::Refused(_))) && !self.end.is_over();
         if !is_telling {
-            self.stream = None;
+            self.part(now);
         } else if self.end.is_spent()
             && let Some(stream) = &mut self.stream
         {
@@ -70,7 +74,7 @@ impl Guest {
         }
         if self.stream.is_none() {
             self.leave_queue(now);
-            self.rooms.give_back();
+            self.rooms.give_back(self.farewell.is_some());
         }
     }
 
@@ -103,18 +107,43 @@ impl Guest {
             self.blocked_since = None;
             self.end_for(now, Reason::TooSlow("take what it asked for"));
         }
-        if now >= self.owed_check {
-            // A host that sends something sends the rest in its turn.
-            let since = self.rooms.owed_since().map(|since| since.max(self.brought_at));
-            let until = since.map(|since| since.after(patience));
-            self.owed_check = until.unwrap_or(Instant::NEVER);
-            if now >= self.owed_check {
-                self.owed_check = Instant::NEVER;
-                self.end_for(now, Reason::TooSlow("send what it was asked for"));
-            }
+        if now >= self.debts_check {
+            self.check_debts(now);
         }
         self.end.expired(now, &mut self.events);
         self.handle_events(now) + 1
+    }
+
+    /// Its stream has no room: it is looked, again and again, how long answers stay in memory.
+    #[cold]
+    pub(super) fn watch_untaken(&mut self, now: Instant) {
+        self.debts_check = self.debts_check.min(now.after(self.interval()));
+    }
+
+    /// How often that is looked at.
+    fn interval(&self) -> Span {
+        Span { ns: self.service.limits().patience.ns / u64::from(LOOKS_PATIENT) }
+    }
+
+    /// Looks whether the host owes data for too long, or takes its answers too slowly.
+    fn check_debts(&mut self, now: Instant) {
+        self.debts_check = Instant::NEVER;
+        let patience = self.service.limits().patience;
+        // A host that sends something sends the rest in its turn.
+        let since = self.rooms.owed_since().map(|since| since.max(self.brought_at));
+        if let Some(until) = since.map(|since| since.after(patience)) {
+            if now >= until {
+                return self.end_for(now, Reason::TooSlow("send what it was asked for"));
+            }
+            self.debts_check = until;
+        }
+        match self.rooms.untaken(LOOKS_PATIENT) {
+            Untaken::Nothing => {}
+            Untaken::Some => self.watch_untaken(now),
+            Untaken::TooLong => {
+                self.end_for(now, Reason::TooSlow("take what it asked for, while others waited"));
+            }
+        }
     }
 }
 

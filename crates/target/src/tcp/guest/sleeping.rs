@@ -76,6 +76,24 @@ impl Guest {
         wants_turn || self.rooms.can_go_on() || self.seat.is_called() || self.is_over()
     }
 
+    /// Gets ready to go to another thread. True once nothing of it is this thread's: its stream has let
+    /// go, and no medium works for it. One whose stream stays goes on as if nobody had asked.
+    pub(in crate::tcp) fn may_move(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else { return true };
+        self.is_travelling = !stream.is_tied();
+        let is_idle = match &self.role {
+            Role::Io(io) => io.is_idle(),
+            Role::Stranger | Role::Admin(_) | Role::Discovery(_) | Role::Gone => true,
+        };
+        is_idle && stream.let_go()
+    }
+
+    /// It has come to its thread.
+    pub(in crate::tcp) fn arrive(&mut self) {
+        self.is_travelling = false;
+        self.looks.now();
+    }
+
     /// Has it end because its thread does.
     pub(in crate::tcp) fn leave(&mut self) {
         if self.reason.is_none() {
@@ -100,7 +118,7 @@ impl Guest {
             Role::Discovery(discovery) => discovery.wake_at(),
             Role::Stranger | Role::Gone => Instant::NEVER,
         };
-        self.deadline().min(role)
+        self.deadline().min(role).min(self.next_release())
     }
 
     /// When something is to be looked after.
@@ -110,6 +128,6 @@ impl Guest {
             Some(since) => since.after(self.service.limits().patience),
             None => Instant::NEVER,
         };
-        self.end.deadline().min(self.connect_by).min(blocked).min(self.owed_check)
+        self.end.deadline().min(self.connect_by).min(blocked).min(self.debts_check)
     }
 }

@@ -8,7 +8,7 @@ use tcp::Data;
 use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData};
 use wire::identify::IdentifyController;
 use wire::layout::Ascii;
-use wire::log::discovery::{DiscoveryHeader, SubsystemType, entries};
+use wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, SubsystemType, entries};
 use wire::register::offset;
 use wire::{AdminOpcode, Command, Status, nqn};
 
@@ -34,14 +34,18 @@ fn discover(rig: &mut Rig, host: &str) -> usize {
     line
 }
 
-/// The page as this host is shown it: its generation, and name, kind and port of each entry.
-fn page(rig: &mut Rig, line: usize) -> (u64, Vec<(String, SubsystemType, Option<u16>)>) {
+fn log(rig: &mut Rig, line: usize) -> (DiscoveryHeader, Vec<u8>) {
     let dwords = 8192 / 4 - 1;
     let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(dwords << 16 | LOG);
     let (completion, bytes) = rig.command(line, &get, Data::ToHost(8192), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
-    let header = DiscoveryHeader::from_bytes(bytes.first_chunk().unwrap());
-    let entry = |entry: wire::log::discovery::DiscoveryEntry| {
+    (DiscoveryHeader::from_bytes(bytes.first_chunk().unwrap()), bytes)
+}
+
+/// The page as this host is shown it: its generation, and name, kind and port of each entry.
+fn page(rig: &mut Rig, line: usize) -> (u64, Vec<(String, SubsystemType, Option<u16>)>) {
+    let (header, bytes) = log(rig, line);
+    let entry = |entry: DiscoveryEntry| {
         let name = String::from_utf8(entry.subnqn().trimmed().to_vec()).unwrap();
         (name.trim_end_matches('\0').to_owned(), entry.subtype(), entry.port())
     };
@@ -160,4 +164,33 @@ fn nobody_is_told_more_at_a_time_than_fits_into_the_pages_of_a_connection() {
         assert_eq!(completion.status(), Status::SUCCESS);
     }
     assert_eq!(rig.service.budget().free_bytes(), before);
+}
+
+/// The addresses that a host is told which has come by port 1 of these ports and has reached `here`.
+fn told(ports: &[&str], here: Option<&str>) -> Vec<String> {
+    let mut rig = Rig::new();
+    for (number, address) in (1..).zip(ports) {
+        rig.service.open_port(number, Port { address: Some(address.parse().unwrap()) });
+    }
+    rig.traits.here = here.map(|here| here.parse().unwrap());
+    let line = discover(&mut rig, HOST);
+    let (_, bytes) = log(&mut rig, line);
+    let address = |entry: DiscoveryEntry| {
+        let [ip, port] = [entry.traddr().trimmed().to_vec(), entry.trsvcid().trimmed().to_vec()];
+        let [ip, port] = [ip, port].map(|bytes| String::from_utf8(bytes).unwrap());
+        (entry.subtype() == SubsystemType::Discovery).then(|| format!("{ip} {port}"))
+    };
+    entries(&bytes).filter_map(address).collect()
+}
+
+#[test]
+fn a_host_is_told_the_address_it_has_reached_in_place_of_all_of_them() {
+    let wild = ["0.0.0.0:4420"];
+    assert_eq!(told(&wild, Some("10.1.2.3:4420")), ["10.1.2.3 4420"]);
+    assert_eq!(told(&["[::]:4421"], Some("10.1.2.3:4421")), ["10.1.2.3 4421"]);
+    assert_eq!(told(&["[::]:4421"], Some("[fe80::1]:4421")), ["fe80::1 4421"]);
+    assert_eq!(told(&["127.0.0.1:4420"], Some("10.1.2.3:9")), ["127.0.0.1 4420"]);
+    // Nobody who comes by IPv6 has an address for it, and nobody is told one that stands for all.
+    assert!(told(&wild, Some("[fe80::1]:4420")).is_empty());
+    assert!(told(&wild, None).is_empty());
 }

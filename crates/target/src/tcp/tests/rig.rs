@@ -1,6 +1,8 @@
 //! A service, hosts of a few lines, and pipes between them.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use base::{Broken, Instant, Medium, Memory, Received, Segment, Span, Stream, Stretch, WakeSource};
@@ -37,8 +39,19 @@ pub(super) struct Pipe {
     outgoing: Arc<Mutex<Half>>,
     inbox: Vec<u8>,
     taken: u64,
+    released: u64,
     /// Bytes that one receive brings at most.
     most: usize,
+    traits: Traits,
+}
+
+/// What a pipe is like, as its service sees it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Traits {
+    /// While this is true what it was given is still read.
+    pub(super) reads: Arc<AtomicBool>,
+    pub(super) is_tied: bool,
+    pub(super) here: Option<SocketAddr>,
 }
 
 /// What is received at a time, into the inbox.
@@ -54,7 +67,9 @@ impl Pipe {
             outgoing: Arc::clone(outgoing),
             inbox: Vec::new(),
             taken: 0,
+            released: 0,
             most: INBOX,
+            traits: Traits::default(),
         };
         (end(&down, &up), end(&up, &down))
     }
@@ -133,7 +148,10 @@ impl Stream for Pipe {
     }
 
     fn released(&mut self) -> u64 {
-        self.taken
+        if !self.traits.reads.load(Ordering::Relaxed) {
+            self.released = self.taken;
+        }
+        self.released
     }
 
     fn shut_down(&mut self) {
@@ -148,8 +166,16 @@ impl Stream for Pipe {
         false
     }
 
+    fn is_tied(&self) -> bool {
+        self.traits.is_tied
+    }
+
     fn peer(&self) -> String {
         "pipe".to_owned()
+    }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        self.traits.here
     }
 }
 
@@ -297,6 +323,8 @@ pub(super) struct Rig {
     pub(super) news: Vec<News>,
     /// Bytes that a receive brings at most, and that wait in a pipe.
     pub(super) narrow: Option<usize>,
+    /// What new connections are like.
+    pub(super) traits: Traits,
     /// What new connections are cut after.
     pub(super) allowance: Option<(bool, usize)>,
 }
@@ -337,7 +365,8 @@ impl Rig {
         service.offer(change(plan)).unwrap();
         let now = Instant { ns: 1_000_000 };
         let (guests, lines, news) = (Vec::new(), Vec::new(), Vec::new());
-        Self { regions, service, now, guests, lines, news, narrow: None, allowance: None }
+        let traits = Traits::default();
+        Self { regions, service, now, guests, lines, news, narrow: None, traits, allowance: None }
     }
 
     /// A new connection; its place in the list.
@@ -347,6 +376,7 @@ impl Rig {
             near.narrow(most);
             far.narrow(most);
         }
+        far.traits = self.traits.clone();
         let guest = self.service.accept(Box::new(far), 1, self.now).unwrap();
         self.guests.push(guest);
         let mut line = Line::new(config, Box::new(near), self.now);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::{Answers, Backend, Instant, Medium, Random, Request, Segment};
 use block::Ram;
 use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use reactor::{Parting, Poller};
 use tcp::Data;
 use wire::fabrics::CNTLID_DYNAMIC;
 use wire::{AdminOpcode, Command, IoOpcode, Status, Typed};
@@ -140,6 +141,37 @@ fn a_host_that_takes_nothing_is_sent_away_and_its_memory_comes_back() {
     rig.assert_empty();
 }
 
+/// For a minute a host takes a little of its answer every second. Whether it is served to the end of
+/// that, and whether another one gets memory that asks for some (if it does).
+fn trickle(is_wanted: bool) -> (bool, bool) {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    rig.narrow = Some(1000);
+    let (_, cntlid) = rig.admin();
+    let (one, two) = (rig.io(cntlid, 1), rig.io(cntlid, 2));
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    rig.lines[one].is_deaf = true;
+    rig.lines[one].submit(&read, Data::ToHost(LARGEST), &[]);
+    rig.run();
+    let waiting = is_wanted.then(|| rig.lines[two].submit(&read, Data::ToHost(LARGEST), &[]));
+    for _ in 0..60 {
+        rig.pass(base::Span::from_secs(1));
+        let pipe = rig.lines[one].pipe.as_mut().unwrap();
+        pipe.receive();
+        pipe.consume(pipe.bytes().len());
+    }
+    let said = |news: &crate::tcp::News| news.to_string().contains("while others waited");
+    let is_gone = rig.news.iter().any(said);
+    assert_eq!(rig.guests.len(), if is_gone { 2 } else { 3 });
+    let has_ended = waiting.is_some_and(|tag| rig.lines[two].done.contains_key(&tag));
+    (!is_gone, has_ended)
+}
+
+#[test]
+fn who_takes_little_by_little_what_others_wait_for_is_sent_away() {
+    assert_eq!(trickle(true), (false, true));
+    assert_eq!(trickle(false), (true, false));
+}
+
 /// An admin connection and two for I/O: the first has the memory, and its host sends nothing; the
 /// second waits for it with this command.
 fn contended() -> (Rig, [usize; 3], u16) {
@@ -231,11 +263,11 @@ impl Backend for StuckChannel {
     }
 }
 
-#[test]
-fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
+/// A service whose medium answers nothing while this is true.
+fn stuck() -> (Rig, Arc<AtomicBool>) {
     let is_stuck = Arc::new(AtomicBool::new(true));
     let stuck = Arc::clone(&is_stuck);
-    let mut rig = Rig::with(limits(), |plan| plan);
+    let rig = Rig::with(limits(), |plan| plan);
     let medium = Stuck { ram: Ram::new(&rig.regions, 512, BLOCKS).unwrap(), is_stuck: stuck };
     let namespaces = vec![NamespaceConfig::new(Arc::new(medium))];
     let config = SubsystemConfig { nqn: NQN.to_owned(), ..SubsystemConfig::new("S", namespaces) };
@@ -250,6 +282,12 @@ fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
             masks: BTreeMap::new(),
         })
         .unwrap();
+    (rig, is_stuck)
+}
+
+#[test]
+fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
+    let (mut rig, is_stuck) = stuck();
     let (_, cntlid) = rig.admin();
     let io = rig.io(cntlid, 1);
     let read = transfer(IoOpcode::Read.code(), 0, 8);
@@ -342,4 +380,83 @@ fn a_host_gets_its_queue_however_much_is_wanted_for_data() {
     rig.io(cntlid, 3);
     rig.lines.clear();
     rig.assert_empty();
+}
+
+#[test]
+fn a_connection_moves_once_no_medium_works_for_it_and_takes_in_nothing_meanwhile() {
+    let (mut rig, is_stuck) = stuck();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let first = rig.lines[io].submit(&read, Data::ToHost(4096), &[]);
+    rig.run();
+    assert!(!rig.guests[io].detach(Parting::Moves), "its medium works for it");
+    let second = rig.lines[io].submit(&read, Data::ToHost(4096), &[]);
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    let has_ended = |rig: &Rig, tag| rig.lines[io].done.contains_key(&tag);
+    assert!(has_ended(&rig, first) && !has_ended(&rig, second));
+    assert!(rig.guests[io].detach(Parting::Moves));
+    rig.guests[io].attach();
+    rig.run();
+    assert!(has_ended(&rig, second));
+}
+
+#[test]
+fn a_connection_whose_stream_is_its_threads_stays_and_goes_on() {
+    let mut rig = Rig::new();
+    rig.traits.is_tied = true;
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    assert!(!rig.guests[io].detach(Parting::Moves));
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let (completion, _) = rig.command(io, &read, Data::ToHost(4096), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+}
+
+/// A host has got its answer and gone, and the kernel still reads what was sent; so many bytes are
+/// free but for that.
+fn gone_while_read() -> (Rig, u64) {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let free = rig.service.budget().free_bytes();
+    let io = rig.io(cntlid, 1);
+    rig.traits.reads.store(true, Ordering::Relaxed);
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    rig.lines[io].submit(&read, Data::ToHost(LARGEST), &[]);
+    rig.run();
+    rig.lines[io].pipe = None;
+    rig.run();
+    (rig, free)
+}
+
+#[test]
+fn memory_that_is_still_read_for_a_host_that_has_gone_is_nobody_elses() {
+    let (mut rig, free) = gone_while_read();
+    assert_eq!(rig.guests.len(), 2, "its end waits for the kernel");
+    assert_eq!(rig.service.budget().free_bytes(), free - 8192 - u64::from(LARGEST));
+    rig.pass(base::Span::from_secs(10));
+    assert_eq!(rig.service.budget().free_bytes(), free - 8192 - u64::from(LARGEST));
+    rig.traits.reads.store(false, Ordering::Relaxed);
+    rig.pass(base::Span::from_ms(1));
+    assert_eq!(rig.guests.len(), 1);
+    assert_eq!(rig.service.budget().free_bytes(), free);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn memory_that_is_read_for_too_long_is_never_used_again_and_that_is_said() {
+    let (mut rig, free) = gone_while_read();
+    rig.pass(base::Span::from_secs(31));
+    assert_eq!(rig.guests.len(), 1);
+    assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
+    let said = |news: &crate::tcp::News| news.to_string().contains("still reads 131072 bytes");
+    assert!(rig.news.iter().any(said), "{:?}", rig.news);
+    // The same if there is no time to wait.
+    let (mut rig, free) = gone_while_read();
+    rig.guests.pop();
+    rig.run();
+    assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
+    assert!(rig.news.iter().any(said), "{:?}", rig.news);
 }
