@@ -10,6 +10,10 @@
 //! the longest there may be, and what came in it is how many requests the client sends when it is
 //! let. If those are few, nobody is kept waiting; if they are many, the wait becomes as long as most
 //! of them take to come.
+//!
+//! A host of NVMe/TCP sends all that it has in a turn in one call, so a connection of it does not
+//! wait ([`Looks::found`]): while one end gathers, the other has nothing to do, and both take turns
+//! instead of working at the same time.
 
 use base::{Instant, Span};
 
@@ -22,7 +26,7 @@ pub(crate) struct Looks {
     /// How long the client is given to send more.
     wait: Span,
     /// Looks that found something, since the last trial.
-    found: u32,
+    fruitful: u32,
     /// Whether one of those found more than one request.
     is_plural: bool,
     /// What came in the last trial.
@@ -62,23 +66,29 @@ impl Looks {
         self.next = now.after(Span { ns: doubled.min(SELDOM.ns) });
     }
 
-    /// Something was there, among it so many requests.
+    /// Something was there, and there may be more at once.
     #[inline]
-    pub(crate) fn found(&mut self, now: Instant, requests: usize) {
+    pub(crate) fn found(&mut self, now: Instant) {
         self.in_vain = 0;
+        self.next = now;
+    }
+
+    /// Something was there, among it so many requests of a client that sends each by itself.
+    #[inline]
+    pub(crate) fn found_requests(&mut self, now: Instant, requests: usize) {
+        self.found(now);
         if requests == 0 {
             // A part of something large: the rest is on its way.
-            self.next = now;
             return;
         }
-        self.found += 1;
+        self.fruitful += 1;
         self.is_plural |= requests > 1;
-        if self.found > TRIAL {
+        if self.fruitful > TRIAL {
             // The look that has ended was the trial.
-            (self.found, self.is_plural, self.crowd) = (0, false, requests);
+            (self.fruitful, self.is_plural, self.crowd) = (0, false, requests);
         }
         self.adapt(requests);
-        let is_trial = self.found == TRIAL && self.is_plural;
+        let is_trial = self.fruitful == TRIAL && self.is_plural;
         self.next = now.after(if is_trial { WAIT_MAX } else { self.wait });
     }
 
@@ -109,7 +119,7 @@ mod tests {
             let until = looks.next.max(now.after(Span::from_us(1)));
             let sent = usize::try_from(until.since(now).ns / 1_000).unwrap().min(depth);
             now = until;
-            looks.found(now, sent);
+            looks.found_requests(now, sent);
             sent
         };
         let came = (0..1_000).map(look).collect();
@@ -147,7 +157,7 @@ mod tests {
     fn a_client_that_has_fewer_now_is_not_kept_waiting_for_long() {
         let mut looks = Looks { crowd: 64, wait: WAIT_MAX, ..Looks::default() };
         for _ in 0..=super::TRIAL {
-            looks.found(Instant { ns: 1 }, 1);
+            looks.found_requests(Instant { ns: 1 }, 1);
         }
         assert_eq!((looks.crowd, looks.wait), (1, Span::default()));
     }
@@ -167,9 +177,18 @@ mod tests {
     }
 
     #[test]
+    fn who_sends_all_at_once_is_never_kept_waiting() {
+        let mut looks = Looks { is_plural: true, crowd: 64, wait: WAIT_MAX, ..Looks::default() };
+        for ns in 0..=u64::from(2 * super::TRIAL) {
+            looks.found(Instant { ns });
+            assert!(looks.is_due(Instant { ns }));
+        }
+    }
+
+    #[test]
     fn a_part_of_a_request_makes_nobody_wait() {
         let mut looks = Looks { crowd: 64, wait: WAIT_MAX, ..Looks::default() };
-        looks.found(Instant { ns: 5 }, 0);
+        looks.found_requests(Instant { ns: 5 }, 0);
         assert!(looks.is_due(Instant { ns: 5 }));
     }
 }

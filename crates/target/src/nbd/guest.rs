@@ -319,7 +319,7 @@ impl Poller for Guest {
         let received = self.receive(now);
         let mut count = received + self.connection.step();
         if received > 0 {
-            self.looks.found(now, self.connection.under_way().saturating_sub(before));
+            self.looks.found_requests(now, self.connection.under_way().saturating_sub(before));
         }
         count += self.submit(now);
         count += self.answer(now);

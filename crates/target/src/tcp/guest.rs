@@ -55,8 +55,6 @@ pub struct Guest {
     brought_at: Instant,
     /// When it is looked whether the host owes data, or leaves answers untaken, for too long.
     debts_check: Instant,
-    /// Commands that have come.
-    commands: usize,
     /// Why it ends.
     reason: Option<Reason>,
     /// It ends when what there is to send has been sent.
@@ -125,7 +123,6 @@ impl Guest {
             blocked_since: None,
             brought_at: now,
             debts_check: Instant::NEVER,
-            commands: 0,
             reason: None,
             ends_sent: false,
             worked_at: now,
@@ -208,12 +205,11 @@ impl Guest {
     /// Looks whether something has come.
     #[inline]
     fn look(&mut self, now: Instant) -> usize {
-        let before = self.commands;
         let count = self.receive(now);
         if count == 0 {
             self.looks.was_in_vain(now);
         } else {
-            self.looks.found(now, self.commands - before);
+            self.looks.found(now);
         }
         if self.debts_check == Instant::NEVER && self.rooms.is_owed() {
             self.debts_check = now.after(self.service.limits().patience);
@@ -329,7 +325,6 @@ impl Guest {
     fn handle(&mut self, now: Instant, event: ControllerEvent) -> bool {
         match event {
             ControllerEvent::Command { tag, command, data: Ok(data) } => {
-                self.commands += 1;
                 match self.rooms.open(&mut self.end, (tag, now), command, data) {
                     Opened::Ready => self.begin(now, tag),
                     Opened::Later => {}
