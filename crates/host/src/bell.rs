@@ -205,6 +205,17 @@ impl Sources {
         self.0.add(source, token, EventFlags::IN)
     }
 
+    /// From now on a descriptor that was added ends a sleep when something new comes to it, and once
+    /// if it is readable now: not for as long as it is.
+    pub fn hear_changes(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        self.0.modify(source, token, EventFlags::IN | EventFlags::ET)
+    }
+
+    /// From now on it ends sleeps while it is readable, as at first.
+    pub fn hear_readable(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        self.0.modify(source, token, EventFlags::IN)
+    }
+
     /// Forgets a descriptor. To be called before it is closed.
     pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
         self.0.remove(source)

@@ -9,7 +9,7 @@ use host::frequency::FrequencyError;
 
 use crate::directory::{ReactorId, ThreadId};
 use crate::spell::PollMode;
-use crate::thread::DEAF_MAX;
+use crate::thread::WARY_MAX;
 
 /// Something that happened on a reactor, rare enough to be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,8 +102,9 @@ pub enum Event {
         /// What the kernel answered.
         error: String,
     },
-    /// A descriptor ended so many sleeps in a row at once, and its poller found nothing. From now on
-    /// it is listened to only now and then, until the poller finds work again.
+    /// A descriptor ended so many sleeps in a row at once, its poller found nothing, and it stays
+    /// readable. From now on it is heard when that changes, and else only now and then, until the
+    /// poller finds work again.
     WokenInVain {
         /// Which poller.
         poller: String,
@@ -287,7 +288,7 @@ impl fmt::Display for Event {
                 out,
                 "poller '{poller}' of thread {thread}: descriptor {descriptor} ended {times} sleeps \
                  in a row and there was no work, expected it to be readable only while there is \
-                 some; it is listened to every {DEAF_MAX} at the least"
+                 some; it is heard when it changes, and every {WARY_MAX} at the least"
             ),
             Self::PollModeChanged { reactor, mode } => {
                 write!(out, "reactor {reactor} polls in mode {mode}")

@@ -23,8 +23,8 @@ pub(crate) use slots::Ids;
 use slots::{Slot, Slots};
 use travel::Leaving;
 pub(crate) use travel::Letting;
-pub(crate) use trust::DEAF_MAX;
 use trust::Trust;
+pub(crate) use trust::WARY_MAX;
 
 /// A light thread. Whoever holds it may run it: it is on one reactor, or on its way to one.
 pub(crate) struct LightThread {
@@ -267,11 +267,11 @@ impl LightThread {
 
     /// When it wants to be polled even if nothing happens.
     pub(crate) fn wake_at(&mut self, now: Instant, local: &mut Local) -> Instant {
-        self.listen_again(now, local);
+        self.reconcile(now, local);
         let mut earliest = self.slots.timers.next();
         for slot in self.slots.active() {
             local.watch.begin(slot.number);
-            earliest = earliest.min(slot.poller.wake_at()).min(slot.trust.deaf_until());
+            earliest = earliest.min(slot.poller.wake_at()).min(slot.trust.wary_until());
         }
         earliest
     }

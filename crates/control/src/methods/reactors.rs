@@ -201,7 +201,10 @@ pub(super) const EVENTS: &[EventKind] = &[
     kind("turn-too-long", "a turn took longer than it may"),
     kind("turn-without-end", "a turn lasts for so long that it may have no end"),
     kind("not-waited-for", "a poller's descriptor could not be waited for"),
-    kind("woken-in-vain", "a poller's descriptor stays readable without work, and is heard rarely"),
+    kind(
+        "woken-in-vain",
+        "a poller's descriptor stays readable without work, and is heard when that changes",
+    ),
     kind("poll-mode-changed", "a reactor polls in another way now"),
     kind("not-pinned", "a reactor could not be bound to its core"),
     kind("mask-unmatched", "no reactor's core is in a thread's mask; the thread runs where it can"),

@@ -39,6 +39,15 @@ impl Epoll {
         Ok(epoll::add(&self.descriptor, source, epoll::EventData::new_u64(token), flags)?)
     }
 
+    pub(crate) fn modify(
+        &self,
+        source: impl AsFd,
+        token: u64,
+        flags: epoll::EventFlags,
+    ) -> io::Result<()> {
+        Ok(epoll::modify(&self.descriptor, source, epoll::EventData::new_u64(token), flags)?)
+    }
+
     pub(crate) fn remove(&self, source: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.descriptor, source)?)
     }

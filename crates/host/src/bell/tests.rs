@@ -202,6 +202,43 @@ fn descriptors_that_are_ready_end_a_sleep_and_are_named() {
 }
 
 #[test]
+fn a_descriptor_of_which_changes_are_heard_ends_a_sleep_for_each_and_no_other() {
+    for mut sleeper in sleepers() {
+        let (plain, inner) = (event(), event());
+        let nest = crate::watch::Watch::new().unwrap();
+        let readable = crate::watch::Interest { readable: true, writable: false };
+        nest.add(&inner, 0, readable).unwrap();
+        let sources = sleeper.sources();
+        sources.add(&plain, 1).unwrap();
+        sources.add(&nest, 2).unwrap();
+        let mut slept = |at_most| {
+            let mut ready = Vec::new();
+            sleeper.announce();
+            sleeper.block(at_most, &mut ready);
+            ready.sort_unstable();
+            ready
+        };
+        signal(&plain);
+        signal(&inner);
+        assert_eq!(slept(LONG), [1, 2]);
+        sources.hear_changes(&plain, 1).unwrap();
+        sources.hear_changes(&nest, 2).unwrap();
+        assert_eq!(slept(LONG), [1, 2], "once for what it was readable for");
+        for _ in 0..3 {
+            assert_eq!(slept(NOW), [], "they have been readable all the time");
+            signal(&plain);
+            assert_eq!(slept(LONG), [1]);
+            signal(&inner);
+            assert_eq!(slept(LONG), [2], "through the set that it is in");
+        }
+        sources.hear_readable(&plain, 1).unwrap();
+        assert_eq!((slept(LONG), slept(LONG)), (vec![1], vec![1]));
+        sources.hear_readable(&nest, 2).unwrap();
+        assert_eq!((slept(LONG), slept(LONG)), (vec![1, 2], vec![1, 2]));
+    }
+}
+
+#[test]
 fn more_descriptors_than_a_wait_can_name_are_all_named_in_time() {
     for mut sleeper in sleepers() {
         let events: Vec<_> = (0..100).map(|_| event()).collect();

@@ -45,14 +45,25 @@ pub(crate) struct Slot {
     pub(crate) paused: bool,
     pub(crate) detached: bool,
     sleeps_at_once: bool,
-    /// Whether its descriptor is among the sources of the reactor's sleeper.
-    listed: bool,
+    /// What the reactor's sleeper hears of its descriptor.
+    hearing: Hearing,
     /// Whether its descriptor could not be put there.
     unlisted: bool,
     woken_by: WokenBy,
     pub(crate) trust: Trust,
     pub(crate) when_panicked: Option<WhenPanicked>,
     pub(crate) record: Arc<PollerRecord>,
+}
+
+/// When a descriptor ends a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hearing {
+    /// Never.
+    Nothing,
+    /// While it is readable.
+    Readable,
+    /// When it becomes so once more: it is not quite believed.
+    Changes,
 }
 
 /// Which numbers are free.
@@ -119,7 +130,12 @@ impl Slots {
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
             let runs = !slot.paused && !slot.detached;
-            if let Err(error) = slot.list(runs && !slot.trust.is_deaf(), local) {
+            let hearing = match (runs, slot.trust.is_wary()) {
+                (false, _) => Hearing::Nothing,
+                (true, false) => Hearing::Readable,
+                (true, true) => Hearing::Changes,
+            };
+            if let Err(error) = slot.list(hearing, local) {
                 let (poller, error) = (slot.name().to_owned(), error.to_string());
                 local.directory.note(now, Event::NotWaitedFor { poller, thread, error });
             }
@@ -165,7 +181,7 @@ impl Slot {
             paused,
             detached: true,
             sleeps_at_once,
-            listed: false,
+            hearing: Hearing::Nothing,
             unlisted: false,
             woken_by,
             trust: Trust::default(),
@@ -223,26 +239,29 @@ impl Slot {
         self.record.paused.store(self.paused, Ordering::Relaxed);
     }
 
-    /// Puts its descriptor among the sources of the reactor's sleeper, or takes it out.
-    fn list(&mut self, wanted: bool, local: &Local) -> io::Result<()> {
+    /// Puts its descriptor among the sources of the reactor's sleeper, takes it out, or listens in
+    /// another way.
+    fn list(&mut self, wanted: Hearing, local: &Local) -> io::Result<()> {
         let WokenBy::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
-        if wanted == self.listed {
+        let before = std::mem::replace(&mut self.hearing, wanted);
+        if wanted == before || self.unlisted && before != Hearing::Nothing {
             return Ok(());
         }
-        self.listed = wanted;
-        if wanted {
-            let added = local.sources.add(descriptor, self.number);
-            self.unlisted = added.is_err();
-            added
-        } else if self.unlisted {
-            Ok(())
-        } else {
-            local.sources.remove(descriptor)
+        let sources = &local.sources;
+        match (before, wanted) {
+            (Hearing::Nothing, _) => {
+                let added = sources.add(descriptor, self.number);
+                self.unlisted = added.is_err();
+                added
+            }
+            (_, Hearing::Nothing) => sources.remove(descriptor),
+            (_, Hearing::Readable) => sources.hear_readable(descriptor, self.number),
+            (_, Hearing::Changes) => sources.hear_changes(descriptor, self.number),
         }
     }
 
-    /// Its descriptor has ended a sleep of this length. If that is not believed any more, and it is
-    /// the first time, returns which descriptor it is.
+    /// Its descriptor has ended a sleep of this length. If it is stuck, and that was not known,
+    /// returns which descriptor it is.
     pub(crate) fn woken(&mut self, slept: Span, now: Instant) -> Option<i32> {
         let WokenBy::Descriptor(descriptor) = &self.woken_by else { return None };
         self.trust.woken(self.found, slept, now).then(|| descriptor.as_raw_fd())
@@ -256,7 +275,7 @@ impl Slot {
     /// Drops the poller. Should that panic, returns what the panic said.
     pub(crate) fn dispose(mut self, local: &Local) -> Option<String> {
         // It is closed just below, which takes it out as well unless it has been cloned.
-        let _ = self.list(false, local);
+        let _ = self.list(Hearing::Nothing, local);
         catch_unwind(AssertUnwindSafe(|| drop(self.poller))).err().map(|panic| panic_text(&*panic))
     }
 }

@@ -2,13 +2,16 @@
 //! that believes it announces a sleep every other microsecond and never sleeps.
 //!
 //! ```text
-//!   believed ── 32 sleeps in a row ended at once, and nothing found ──▶ deaf for 100 us
-//!      ▲                                                                  │ listens again
-//!      └──────────── the poller finds work ◀── ended at once ──▶ deaf for twice as long, to 10 ms
+//!   believed ── 32 sleeps in a row ended at once, and nothing found ──▶ heard when it changes
+//!      ▲                                                                  │ for 100 us
+//!      ├────── it changed meanwhile, or the poller finds work ◀───────────┤
+//!      └── no more ◀── ended at once again: it is stuck, and told ◀────────┘ twice as long, to 10 ms
 //! ```
 //!
-//! While a reactor is deaf to a descriptor it sleeps no longer than that lasts. So a signal that is
-//! true after all is seen so much later at most.
+//! A descriptor that others use too, such as that of a device which several threads wait for, may end
+//! many sleeps with what is for somebody else. It is not stuck: each signal is new, and so is heard.
+//! One that is stuck is silent as long as it does not change, and the reactor sleeps. Should it have
+//! something to say and not change, that is seen when it is believed again: 10 ms later at most.
 
 use base::{Instant, Span};
 
@@ -24,8 +27,11 @@ pub(crate) struct Trust {
     /// Sleeps in a row that it has ended at once, for nothing.
     row: u32,
     in_vain: u64,
-    deaf_for: Span,
-    deaf_until: Instant,
+    /// How long it is heard only when it changes, and until when it is now.
+    wary_for: Span,
+    wary_until: Instant,
+    /// Sleeps that it has ended meanwhile.
+    changes: u32,
     is_told: bool,
 }
 
@@ -33,9 +39,11 @@ pub(crate) struct Trust {
 pub(crate) const ROW: u32 = 32;
 /// A sleep that was ended by what comes now and then has lasted longer.
 const AT_ONCE: Span = Span::from_us(20);
-const DEAF_MIN: Span = Span::from_us(100);
-/// How late a true signal may be seen.
-pub(crate) const DEAF_MAX: Span = Span::from_ms(10);
+const WARY_MIN: Span = Span::from_us(100);
+/// How late a signal may be seen that changes nothing about a descriptor that is readable.
+pub(crate) const WARY_MAX: Span = Span::from_ms(10);
+/// One that was readable at the beginning ends one sleep by that. More are changes.
+const ECHO: u32 = 1;
 
 impl Default for Trust {
     fn default() -> Self {
@@ -43,8 +51,9 @@ impl Default for Trust {
             found: 0,
             row: 0,
             in_vain: 0,
-            deaf_for: Span::default(),
-            deaf_until: Instant::NEVER,
+            wary_for: Span::default(),
+            wary_until: Instant::NEVER,
+            changes: 0,
             is_told: false,
         }
     }
@@ -52,33 +61,39 @@ impl Default for Trust {
 
 impl Trust {
     /// The descriptor has ended a sleep, and its poller has found work `found` times in all. True if
-    /// it is believed no more, and that should be told.
+    /// it is stuck, and that should be told.
     pub(super) fn woken(&mut self, found: u64, slept: Span, now: Instant) -> bool {
         if found != self.found {
             *self = Self { found, in_vain: self.in_vain, ..Self::default() };
             return false;
         }
+        if self.is_wary() {
+            self.changes = self.changes.saturating_add(1);
+            return false;
+        }
         if slept > AT_ONCE {
-            self.row = 0;
+            (self.row, self.wary_for) = (0, Span::default());
             return false;
         }
         self.row = self.row.saturating_add(1);
         if self.row < ROW {
             return false;
         }
-        self.in_vain += if self.row == ROW { u64::from(ROW) } else { 1 };
-        self.deaf_for.ns = (2 * self.deaf_for.ns).clamp(DEAF_MIN.ns, DEAF_MAX.ns);
-        self.deaf_until = now.after(self.deaf_for);
-        !std::mem::replace(&mut self.is_told, true)
+        let is_first = self.row == ROW;
+        self.in_vain += if is_first { u64::from(ROW) } else { 1 };
+        self.wary_for.ns = (2 * self.wary_for.ns).clamp(WARY_MIN.ns, WARY_MAX.ns);
+        (self.wary_until, self.changes) = (now.after(self.wary_for), 0);
+        !is_first && !std::mem::replace(&mut self.is_told, true)
     }
 
-    pub(super) fn is_deaf(&self) -> bool {
-        self.deaf_until != Instant::NEVER
+    /// Whether it is heard only when it changes.
+    pub(super) fn is_wary(&self) -> bool {
+        self.wary_until != Instant::NEVER
     }
 
-    /// When it is listened to again; never if it is.
-    pub(super) fn deaf_until(&self) -> Instant {
-        self.deaf_until
+    /// When it is believed again; never if it is.
+    pub(super) fn wary_until(&self) -> Instant {
+        self.wary_until
     }
 
     /// Sleeps that it has ended in vain, as far as they are counted.
@@ -86,11 +101,14 @@ impl Trust {
         self.in_vain
     }
 
-    /// True if it is to be listened to again from now on.
-    fn listens_again(&mut self, now: Instant) -> bool {
-        let is_over = self.is_deaf() && now >= self.deaf_until;
+    /// True if it is to be believed again from now on.
+    fn is_reconciled(&mut self, now: Instant) -> bool {
+        let is_over = self.is_wary() && now >= self.wary_until;
         if is_over {
-            self.deaf_until = Instant::NEVER;
+            self.wary_until = Instant::NEVER;
+            if self.changes > ECHO {
+                (self.row, self.wary_for) = (0, Span::default());
+            }
         }
         is_over
     }
@@ -101,24 +119,25 @@ impl LightThread {
     #[cold]
     pub(crate) fn woken(&mut self, ready: &[u64], slept: Span, now: Instant, local: &mut Local) {
         let thread = self.desk.record.id;
-        let mut is_deaf = false;
+        let mut is_wary = false;
         for slot in self.slots.iter_mut().filter(|slot| ready.contains(&slot.number)) {
+            is_wary |= slot.trust.is_wary();
             if let Some(descriptor) = slot.woken(slept, now) {
                 let poller = slot.name().to_owned();
                 let event = Event::WokenInVain { poller, thread, descriptor, times: ROW };
                 local.directory.note(now, event);
             }
-            is_deaf |= slot.trust.is_deaf();
+            is_wary |= slot.trust.is_wary();
         }
-        if is_deaf {
+        if is_wary {
             self.slots.sort_out(thread, now, local);
         }
     }
 
-    /// Listens again to those descriptors for which it is time.
-    pub(super) fn listen_again(&mut self, now: Instant, local: &mut Local) {
-        let listens = |slot: &mut super::Slot| slot.trust.listens_again(now);
-        if self.slots.iter_mut().filter_map(|slot| listens(slot).then_some(())).count() > 0 {
+    /// Believes those descriptors again for which it is time.
+    pub(super) fn reconcile(&mut self, now: Instant, local: &mut Local) {
+        let is_reconciled = |slot: &mut super::Slot| slot.trust.is_reconciled(now);
+        if self.slots.iter_mut().filter_map(|slot| is_reconciled(slot).then_some(())).count() > 0 {
             self.slots.sort_out(self.desk.record.id, now, local);
         }
     }
@@ -128,7 +147,7 @@ impl LightThread {
 mod tests {
     use base::{Instant, Random, Span};
 
-    use super::{AT_ONCE, DEAF_MAX, DEAF_MIN, ROW, Trust};
+    use super::{AT_ONCE, ROW, Trust, WARY_MAX, WARY_MIN};
 
     const SOON: Span = Span::from_us(2);
 
@@ -139,34 +158,54 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stays_readable_is_told_once_and_heard_ever_more_rarely() {
+    fn one_that_stays_readable_is_told_once_and_believed_ever_more_rarely() {
         let mut trust = Trust::default();
         assert_eq!(stuck(&mut trust, 0, ROW - 1), 0);
-        assert!(!trust.is_deaf());
+        assert!(!trust.is_wary());
         let mut now = Instant { ns: 5_000 };
-        assert!(trust.woken(0, SOON, now));
+        let mut told = usize::from(trust.woken(0, SOON, now));
+        assert!(told == 0 && trust.is_wary(), "it may be that of many");
         let mut spans = Vec::new();
         for _ in 0..12 {
-            let span = trust.deaf_until().since(now);
-            spans.push(span);
-            assert!(!trust.listens_again(Instant { ns: trust.deaf_until().ns - 1 }));
-            now = trust.deaf_until();
-            assert!(trust.listens_again(now) && !trust.is_deaf());
-            assert!(!trust.woken(0, SOON, now), "it was told");
+            // It was readable when changes were begun to be listened for, and has not changed.
+            assert!(!trust.woken(0, SOON, now));
+            spans.push(trust.wary_until().since(now));
+            assert!(!trust.is_reconciled(Instant { ns: trust.wary_until().ns - 1 }));
+            now = trust.wary_until();
+            assert!(trust.is_reconciled(now) && !trust.is_wary());
+            told += usize::from(trust.woken(0, SOON, now));
+            assert_eq!(told, 1);
         }
-        assert_eq!((spans[0], spans[1]), (DEAF_MIN, Span { ns: 2 * DEAF_MIN.ns }));
-        assert_eq!(spans[11], DEAF_MAX);
+        assert_eq!((spans[0], spans[1]), (WARY_MIN, Span { ns: 2 * WARY_MIN.ns }));
+        assert_eq!(spans[11], WARY_MAX);
         assert_eq!(trust.in_vain(), u64::from(ROW) + 12);
+    }
+
+    #[test]
+    fn one_that_changes_is_never_told_and_never_doubted_for_long() {
+        let mut trust = Trust::default();
+        for _ in 0..20 {
+            let now = Instant { ns: 5_000 };
+            assert_eq!(stuck(&mut trust, 0, ROW), 0);
+            assert_eq!(trust.wary_until().since(Instant { ns: 1_000 }), WARY_MIN);
+            assert_eq!(stuck(&mut trust, 0, 2), 0);
+            assert!(trust.is_reconciled(now.after(WARY_MIN)));
+        }
     }
 
     #[test]
     fn one_whose_poller_finds_work_is_believed_again_and_told_again() {
         let mut trust = Trust::default();
-        assert_eq!(stuck(&mut trust, 0, ROW), 1);
-        assert_eq!(stuck(&mut trust, 1, ROW), 0, "the first of them was true");
-        assert!(!trust.is_deaf());
-        assert_eq!(stuck(&mut trust, 1, 1), 1);
-        assert_eq!(trust.deaf_for, DEAF_MIN);
+        let later = Instant { ns: 1_000 }.after(WARY_MIN);
+        for found in 0..3 {
+            assert_eq!(stuck(&mut trust, found, ROW), 0);
+            assert!(trust.is_wary());
+            assert_eq!(trust.wary_until(), later);
+            assert!(trust.is_reconciled(later));
+            assert_eq!(stuck(&mut trust, found, 1), 1);
+            assert!(!trust.woken(found + 1, SOON, later), "while it was not believed");
+            assert!(!trust.is_wary());
+        }
     }
 
     #[test]
@@ -182,6 +221,6 @@ mod tests {
             let slept = if brings { SOON } else { Span { ns: AT_ONCE.ns + 1 } };
             assert!(!trust.woken(found, slept, Instant::default()));
         }
-        assert_eq!((trust.is_deaf(), trust.in_vain()), (false, 0));
+        assert_eq!((trust.is_wary(), trust.in_vain()), (false, 0));
     }
 }
