@@ -150,9 +150,15 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     /// nothing but an address in a command, on a queue that does nothing after each. Returns how
     /// many. What they have in common is looked at once.
     ///
-    /// Not inlined: with its loop for itself, more of what the loop needs fits into registers.
+    /// Not inlined: with its loop for itself, more of what the loop needs fits into registers. One
+    /// loop for SGLs and one for PRPs, whose second word is always zero.
     #[inline(never)]
-    fn submit_run(&mut self, tick: u32, requests: &[Request], segments: &[Segment]) -> usize {
+    fn submit_run<const IS_SGL: bool>(
+        &mut self,
+        tick: u32,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
         let Self { queue, dma, short_way, .. } = self;
         let Some(first) = requests.first() else { return 0 };
         let Some(last_block) = first.blocks.checked_sub(1) else { return 0 };
@@ -162,7 +168,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         };
         let iova_of = dma.iovas(len_bytes);
         let (read_word, nlb) = (short_way.read_word, u64::from(last_block));
-        let second = if short_way.is_sgl { u64::from(len_bytes) } else { 0 };
+        let second = if IS_SGL { u64::from(len_bytes) } else { 0 };
         let likeness = likeness(first.blocks, 1, 0);
         queue.enqueue_each(tick, requests, |request| {
             // Not a flag, and a read or a write: both in one comparison.
@@ -318,7 +324,11 @@ where
         let mut taken = 0;
         while taken < requests.len() {
             if has_runs {
-                let run = self.submit_run(tick_of(now), &requests[taken..], segments);
+                let (tick, rest) = (tick_of(now), &requests[taken..]);
+                let run = match self.short_way.is_sgl {
+                    true => self.submit_run::<true>(tick, rest, segments),
+                    false => self.submit_run::<false>(tick, rest, segments),
+                };
                 // Where not even one went that way, the next will hardly do.
                 has_runs = run > 0;
                 taken += run;
