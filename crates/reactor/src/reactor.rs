@@ -42,7 +42,7 @@ pub struct Reactor {
     slept: bool,
     busy_ns: u64,
     turns: u64,
-    /// Turns that found nothing.
+    /// Turns that found nothing, since it last thought of sleeping.
     looks: u32,
     /// A turn longer than this has something to tell.
     notable: Span,

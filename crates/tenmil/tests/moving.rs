@@ -7,7 +7,7 @@ mod shuttle;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Backend, Segment, Span};
@@ -34,10 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const FORGOTTEN: Span = Span::from_secs(10);
 
 const DRAIN_MAX: Span = Span::from_secs(10);
-
-/// Held by the test that runs: each has two reactors that poll and a device beside them, and what one
-/// of them waits for must not be another.
-static TURN: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_thread_moves_a_hundred_times_with_128_ios_in_flight() {
@@ -113,7 +109,6 @@ fn ride(
     (regions, buffers): (Regions, Vec<Segment>),
     mut look_after: impl FnMut(),
 ) -> Tally {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (tell, told) = channel();
     let woken_by = WokenBy::of(queue.wake_source()).unwrap();
     let load = Load::new(queue, regions, buffers, travel, tell.clone());
@@ -197,7 +192,6 @@ fn a_thread_with_128_async_ios_in_flight_moves_a_hundred_times() {
 
 /// Moves a thread with a device and the tasks that use it to and fro.
 fn async_shuttle(name: &str) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let clock = Clock::start();
     let pair = Pair::start(&clock);
     let directory = &pair.directory;

@@ -42,6 +42,9 @@ impl Reactor {
     /// What to do after a turn that found nothing, when the spell is over.
     #[cold]
     pub(super) fn idle(&mut self, now: Instant) -> Wait {
+        // Whatever becomes of this, the next turn wants to know the time: a deadline that is near
+        // comes only for one who looks.
+        self.looks = 0;
         if self.spell.wants_rest() {
             let rest = self.rest(now);
             self.spell.extend(now.after(rest.unwrap_or_default()));

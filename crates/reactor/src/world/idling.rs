@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::{Instant, Span, WakeSource};
+use host::{Turn, Wait};
 
 use super::crew::{Counter, Device, FIRST, RELAXED, Ring, active, count, idle, tally};
 use super::{R0, R1, Stage, World};
@@ -420,6 +421,60 @@ fn no_deadline_is_rested_over() {
     world.pass_time(due);
     (0..2).for_each(|_| world.step(0));
     assert_eq!(count(&ticks), before + 1);
+}
+
+/// Has something to do two milliseconds after it was asked.
+struct Later {
+    asked: super::crew::Tally,
+    done: super::crew::Tally,
+    at: Instant,
+}
+
+impl Poller for Later {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        if self.asked.swap(0, RELAXED) > 0 {
+            self.at = context.now().after(Span::from_ms(2));
+            return Found::Work;
+        }
+        let is_due = context.now() >= self.at;
+        if is_due {
+            self.at = Instant::NEVER;
+            self.done.fetch_add(1, RELAXED);
+        }
+        Found::from_count(usize::from(is_due))
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.at
+    }
+}
+
+#[test]
+fn time_does_not_stand_still_for_a_reactor_that_awaits_a_deadline_awake() {
+    // However many looks share the last reading of the clock.
+    for looks in 0..8 {
+        let mut world = World::adaptive(0, 1);
+        let (asked, done) = (tally(), tally());
+        let later = Later { asked: asked.clone(), done: done.clone(), at: Instant::NEVER };
+        world.directory.spawn(ThreadPlan::new("later").poller(active("later", later))).unwrap();
+        (0..8 + looks).for_each(|_| world.step(0));
+        asked.store(1, RELAXED);
+        world.step(0);
+        // As if it had not had a processor: the deadline is near when it looks again.
+        world.pass_time(Span::from_us(1_995));
+        let mut now = world.now();
+        for _ in 0..100 {
+            let reactor = &mut world.members[0].reactor;
+            assert_eq!(reactor.turn(now), Wait::Again, "too near to sleep for");
+            let wants_time = reactor.wants_time();
+            world.pass_time(Span::from_us(1));
+            now = if wants_time { world.now() } else { now };
+            if count(&done) > 0 {
+                break;
+            }
+        }
+        assert_eq!(count(&done), 1, "after {looks} looks");
+    }
 }
 
 /// Its descriptor is readable all the time, and it knows of work only now and then.
