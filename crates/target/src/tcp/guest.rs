@@ -13,7 +13,7 @@ mod sleeping;
 use std::fmt;
 use std::sync::Arc;
 
-use base::{Instant, Received, Span, Stream};
+use base::{Instant, Received, Segment, Span, Stream};
 use ctrl::front::fabrics::Over;
 use tcp::{Connection, Controller, ControllerEvent, Events};
 use wire::opcode::FabricsType;
@@ -217,32 +217,33 @@ impl Guest {
         count
     }
 
-    /// Takes what has come.
+    /// Takes what has come. A look takes all there is: another would be in vain, unless the first
+    /// has ended where data begin that go elsewhere, or has filled them.
     #[inline]
     fn receive(&mut self, now: Instant) -> usize {
         let mut count = self.handle_events(now);
+        let mut is_last = false;
         for _ in 0..LOOKS {
             if self.next_event < self.events.as_slice().len() {
                 break;
             }
+            let segment = self.direct();
             let Some(stream) = &mut self.stream else { break };
-            let direct = self
-                .end
-                .direct()
-                .filter(|place| place.len_bytes >= DIRECT_BYTES && stream.bytes().is_empty());
-            let segment = direct.and_then(|place| self.rooms.segment(place));
             let received = match segment {
                 Some(segment) => stream.receive_into(&[segment]),
                 None => stream.receive(),
             };
             match received {
-                Received::Bytes(bytes) if segment.is_some() => {
-                    let placed = u32::try_from(bytes).unwrap_or(u32::MAX);
-                    self.brought_at = now;
-                    self.end.placed(now, placed, &mut self.events);
-                    count += 1 + self.handle_events(now);
+                Received::Bytes(bytes) => {
+                    count += 1;
+                    if let Some(segment) = segment {
+                        let placed = u32::try_from(bytes).unwrap_or(u32::MAX);
+                        self.brought_at = now;
+                        self.end.placed(now, placed, &mut self.events);
+                        count += self.handle_events(now);
+                        is_last = placed < segment.len_bytes;
+                    }
                 }
-                Received::Bytes(_) => count += 1,
                 Received::Nothing => {
                     count += self.take_in(now);
                     break;
@@ -259,8 +260,19 @@ impl Guest {
                 }
             }
             count += self.take_in(now);
+            if is_last || segment.is_none() && self.direct().is_none() {
+                break;
+            }
         }
         count
+    }
+
+    /// Where data that come next are received straight to.
+    #[inline]
+    fn direct(&self) -> Option<Segment> {
+        let place = self.end.direct().filter(|place| place.len_bytes >= DIRECT_BYTES)?;
+        let stream = self.stream.as_ref()?;
+        if stream.bytes().is_empty() { self.rooms.segment(place) } else { None }
     }
 
     /// Waits for the peer to close a connection that has ended: what still comes is of no use.

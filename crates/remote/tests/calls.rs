@@ -1,0 +1,251 @@
+//! System calls per I/O over real sockets, counted by the engine of the sockets and held to a bound.
+//!
+//! Host and target take turns in one thread, over TCP on loopback, where what is sent has come when
+//! the call returns: the counts are the same each time, however busy the machine is.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use base::{
+    Answers, Backend, Broken, Flags, Instant, Operation, Outcome, Request, Segment, Span, Stream,
+};
+use block::Null;
+use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use host::socket::{SocketCounts, SocketOptions, Sockets, loopback};
+use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, Techniques};
+use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
+use tenmil_remote::{Calling, Dial, Dialled, Options, Remote, RemoteQueue};
+
+const BYTES: u32 = 4096;
+const NQN: &str = "nqn.2024-01.example:disk";
+/// Memory for the data of all queues together.
+const DATA_BYTES: usize = 1 << 20;
+/// Turns of both sides that are counted.
+const TURNS: u32 = 200;
+
+/// What is shared by both sides: sockets of the host's, and of the target's, which serves here.
+struct Net {
+    ours: Sockets,
+    theirs: Sockets,
+    service: Service,
+    guests: Arc<Mutex<Vec<Guest>>>,
+}
+
+/// A call that is answered at once.
+struct Answered(Option<Box<dyn Stream>>);
+
+impl Dialled for Answered {
+    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, Broken>> {
+        self.0.take().map(Ok)
+    }
+}
+
+impl Dial for Net {
+    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn Dialled> {
+        let [one, other] = loopback().unwrap();
+        let stream = self.theirs.stream(other).unwrap();
+        self.guests.lock().unwrap().push(self.service.accept(stream, 1, now).unwrap());
+        Box::new(Answered(Some(self.ours.stream(one).unwrap())))
+    }
+
+    fn peer(&self) -> String {
+        "the target".into()
+    }
+}
+
+/// A host with some connections, and who serves it.
+struct Pair {
+    queues: Vec<RemoteQueue>,
+    _remote: Remote,
+    guests: Arc<Mutex<Vec<Guest>>>,
+    ours: Sockets,
+    theirs: Sockets,
+    segments: Vec<Segment>,
+    answers: Answers,
+    now: Instant,
+}
+
+/// What was counted, for each I/O.
+#[derive(Debug)]
+struct Calls {
+    ios: u64,
+    host: SocketCounts,
+    target: SocketCounts,
+}
+
+impl Pair {
+    /// So many connections with I/O queues.
+    fn of(queues: u16) -> Self {
+        let regions = Regions::new(16);
+        let service = service(&regions);
+        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+        let data = regions.add(Mapping::new(DATA_BYTES, Backing::Private).unwrap()).unwrap();
+        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
+        pool.map_on_use();
+        let sockets = || Sockets::new(regions.clone(), SocketOptions::default());
+        let (ours, theirs, guests) = (sockets(), sockets(), Arc::default());
+        let (mine, its) = (ours.clone(), theirs.clone());
+        let net = Net { ours: mine, theirs: its, service, guests: Arc::clone(&guests) };
+        let mut now = Instant { ns: 1_000_000 };
+        let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
+        let wishes = ControllerOptions { queue_pairs: queues, ..ControllerOptions::default() };
+        let mut calling = Calling::begin(pool, Box::new(net), options, wishes, now).unwrap();
+        let mut turn = || {
+            now = now.after(Span::from_us(100));
+            turn_all(&guests, now);
+            now
+        };
+        let mut remote = loop {
+            if let Some(ended) = calling.turn(turn()) {
+                break ended.unwrap();
+            }
+        };
+        while remote.poll(turn()) != Some(Event::Ready) {}
+        let mut make = |_| {
+            let techniques = Techniques::default();
+            let options = QueuePairOptions { depth: 129, vector: None, techniques };
+            let id = remote.controller().create_queue_pair(turn(), options).unwrap();
+            while remote.poll(turn()) != Some(Event::QueuePairCreated { id }) {}
+            remote.take_queue(id, 1, QueueSizes::default()).unwrap()
+        };
+        let queues: Vec<RemoteQueue> = (0..queues).map(&mut make).collect();
+        let places = u32::try_from(DATA_BYTES).unwrap() / BYTES;
+        let segments = (0..places).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
+        let answers = Answers::with_capacity(256);
+        Self { queues, _remote: remote, guests, ours, theirs, segments, answers, now }
+    }
+
+    /// Keeps `depth` I/Os under way on each connection for some turns.
+    fn load(&mut self, depth: u64, operation: Operation) -> Calls {
+        let requests: Vec<Request> = (0..depth).map(|number| request(number, operation)).collect();
+        self.now = self.now.after(Span::from_us(100));
+        for queue in &mut self.queues {
+            assert_eq!(queue.submit(self.now, &requests, &self.segments), requests.len());
+            queue.flush();
+        }
+        let (host, target) = (self.ours.counts(), self.theirs.counts());
+        let mut ios = 0;
+        for _ in 0..TURNS {
+            self.now = self.now.after(Span::from_us(20));
+            turn_all(&self.guests, self.now);
+            ios += self.turn_host(operation);
+        }
+        let (host, target) = (since(&self.ours, host), since(&self.theirs, target));
+        Calls { ios, host, target }
+    }
+
+    /// Each I/O that has ended is followed by another.
+    fn turn_host(&mut self, operation: Operation) -> u64 {
+        let mut ios = 0;
+        for queue in &mut self.queues {
+            queue.poll(self.now, &mut self.answers);
+            let again: Vec<Request> = self
+                .answers
+                .drain()
+                .map(|answer| {
+                    assert_eq!(answer.outcome, Outcome::SUCCESS);
+                    request(answer.token, operation)
+                })
+                .collect();
+            if !again.is_empty() {
+                assert_eq!(queue.submit(self.now, &again, &self.segments), again.len());
+                queue.flush();
+            }
+            ios += again.len() as u64;
+        }
+        ios
+    }
+}
+
+fn turn_all(guests: &Mutex<Vec<Guest>>, now: Instant) {
+    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.turn(now));
+}
+
+fn since(sockets: &Sockets, before: SocketCounts) -> SocketCounts {
+    let now = sockets.counts();
+    SocketCounts {
+        receives: now.receives - before.receives,
+        receives_in_vain: now.receives_in_vain - before.receives_in_vain,
+        sends: now.sends - before.sends,
+        ..SocketCounts::default()
+    }
+}
+
+impl Calls {
+    fn per_io(&self, calls: u64) -> f64 {
+        calls as f64 / self.ios as f64
+    }
+
+    /// Fails unless both sides stay below so many calls for each I/O, together.
+    #[track_caller]
+    fn are_at_most(&self, host: f64, target: f64) {
+        let found = [self.host, self.target].map(|of| self.per_io(of.receives + of.sends));
+        println!("{:.3} calls per I/O at the host, {:.3} at the target", found[0], found[1]);
+        assert!(self.ios > 0 && found[0] <= host && found[1] <= target, "{found:?}: {self:?}");
+    }
+}
+
+fn request(number: u64, operation: Operation) -> Request {
+    Request {
+        token: number,
+        lba: number * 8,
+        operand: 0,
+        segment_first: u32::try_from(number).unwrap(),
+        blocks: BYTES / 512,
+        segment_count: 1,
+        metadata_count: 0,
+        operation,
+        flags: Flags::NONE,
+    }
+}
+
+/// A target with an SSD that answers.
+fn service(regions: &Regions) -> Service {
+    let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+    let service = Service::new(regions, limits).unwrap();
+    let medium = Arc::new(Null::new(512, 1 << 20).unwrap());
+    let config = SubsystemConfig {
+        nqn: NQN.to_owned(),
+        ..SubsystemConfig::new("1", vec![NamespaceConfig::new(medium)])
+    };
+    let plan = OfferPlan {
+        subsystem: Subsystem::new(config).unwrap(),
+        nqn: NQN.to_owned(),
+        hosts: Hosts::Any,
+        ports: BTreeMap::from([(1, Vec::new())]),
+        model: ControllerModel::Dynamic,
+        masks: BTreeMap::new(),
+    };
+    service.open_port(1, Port { address: None });
+    service.offer(plan).unwrap();
+    service
+}
+
+#[test]
+fn at_depth_32_a_read_takes_a_tenth_of_a_system_call_at_either_end() {
+    let calls = Pair::of(1).load(32, Operation::Read);
+    calls.are_at_most(0.07, 0.1);
+}
+
+#[test]
+fn at_depth_32_a_write_takes_a_tenth_of_a_system_call_at_either_end() {
+    let calls = Pair::of(1).load(32, Operation::Write);
+    calls.are_at_most(0.07, 0.1);
+}
+
+#[test]
+fn an_io_alone_is_received_by_one_call_and_sent_by_another_at_either_end() {
+    let calls = Pair::of(1).load(1, Operation::Read);
+    // One more at the target is a look at the admin connection, in each turn here.
+    calls.are_at_most(2.02, 3.02);
+}
+
+#[test]
+fn many_connections_gather_what_each_has() {
+    let calls = Pair::of(16).load(4, Operation::Read);
+    calls.are_at_most(0.51, 0.53);
+}
