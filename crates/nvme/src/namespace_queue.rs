@@ -145,6 +145,14 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         self.queue.in_flight() == 0
     }
 
+    /// Requests that were split send nothing more: they end with [`Outcome::ABORTED_BY_HOST`], once
+    /// what they have sent has ended.
+    pub fn give_up_unsent(&mut self) {
+        while self.parents.has_unsent() {
+            self.ready.extend(self.parents.fail_unsent(Outcome::ABORTED_BY_HOST));
+        }
+    }
+
     /// Submits the requests at the front that are like the first one and go the short way: reads and
     /// writes of as many blocks, each with one segment within a page, in a namespace that wants
     /// nothing but an address in a command, on a queue that does nothing after each. Returns how

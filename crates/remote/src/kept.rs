@@ -33,7 +33,11 @@ struct Slot {
     segment: Segment,
     /// When it was sent, in [ticks](TICK_BITS).
     sent_tick: u32,
-    /// Resets that it has caused, and whether it is a suspect.
+    /// Counts the times that it went elsewhere and an answer is still to come from where it was.
+    attempt: u16,
+    /// Where it has been sent, if there is a choice.
+    path: u8,
+    /// Resets that it has caused, times that it was turned away, and whether it is a suspect.
     record: u8,
 }
 
@@ -60,7 +64,17 @@ pub(crate) enum Ending {
 
 /// What has caused so many resets is not sent once more.
 const GUILT_MAX: u8 = 3;
+/// Where a record counts that, and where it counts how often a path has turned the request away.
+const GUILT: u8 = 0x03;
+const TURN: u8 = 0x04;
+const TURNS: u8 = 0x7c;
 const SUSPECT: u8 = 0x80;
+
+/// No path.
+const NOWHERE: u8 = u8::MAX;
+
+/// Where the attempt stands in a token, above the slot.
+const ATTEMPT_SHIFT: u32 = 32;
 
 /// A tick is a bit more than a second.
 const TICK_BITS: u32 = 30;
@@ -72,6 +86,8 @@ impl Kept {
             request: Request::NOTHING,
             segment: Segment::default(),
             sent_tick: 0,
+            attempt: 0,
+            path: NOWHERE,
             record: 0,
         };
         Self {
@@ -116,7 +132,9 @@ impl Kept {
     pub(crate) fn forget(&mut self, slot: u64) -> u64 {
         let index = index_of(slot);
         self.free.push(index);
-        self.slots[index as usize].request.token
+        let slot = &mut self.slots[index as usize];
+        slot.path = NOWHERE;
+        slot.request.token
     }
 
     /// How many have been sent and not answered.
@@ -155,7 +173,8 @@ impl Kept {
             Ending::Suspect => slot.record |= SUSPECT,
             Ending::Guilty => slot.record = (slot.record | SUSPECT) + 1,
         }
-        let may = slot.record & !SUSPECT < GUILT_MAX && may_be_repeated(&slot.request);
+        let may = slot.record & GUILT < GUILT_MAX && may_be_repeated(&slot.request);
+        slot.path = NOWHERE;
         if may {
             self.again.push_back(index);
         }
@@ -206,6 +225,75 @@ impl Kept {
     /// The next one is given up: its slot.
     pub(crate) fn give_up(&mut self) -> Option<u64> {
         self.again.pop_front().map(u64::from)
+    }
+
+    /// The request in `slot` goes to `path`: the token it goes by there.
+    #[inline]
+    pub(crate) fn send_to(&mut self, slot: u64, path: usize) -> u64 {
+        let slot_of = &mut self.slots[index_of(slot) as usize];
+        slot_of.path = u8::try_from(path).unwrap_or(NOWHERE);
+        slot | u64::from(slot_of.attempt) << ATTEMPT_SHIFT
+    }
+
+    /// Whether whoever has sent the request with this token still waits for the answer to it.
+    #[inline]
+    pub(crate) fn is_awaited(&self, token: u64) -> bool {
+        u64::from(self.slots[index_of(token) as usize].attempt) == token >> ATTEMPT_SHIFT
+    }
+
+    /// The request in `slot` has not been sent after all, or was answered by somebody who has not
+    /// done it: it is sent later.
+    pub(crate) fn hold(&mut self, slot: u64) {
+        let index = index_of(slot);
+        self.end_probe(index);
+        self.slots[index as usize].path = NOWHERE;
+        self.again.push_back(index);
+    }
+
+    /// The request in `slot` was answered by a path that has not done it: it is to be sent again, if
+    /// it may be, and has not been turned away often enough. False if not.
+    pub(crate) fn turn_away(&mut self, slot: u64, is_undone: bool) -> bool {
+        self.acquit(slot);
+        let of = &mut self.slots[index_of(slot) as usize];
+        let may = of.record & TURNS < TURNS && (is_undone || may_be_repeated(&of.request));
+        if may {
+            of.record += TURN;
+            self.hold(slot);
+        }
+        may
+    }
+
+    /// What was sent to `path`, has not been answered, and `may` go elsewhere without an answer is to
+    /// be sent again. `broken` says how the path has ended. Returns how many there are, whose answers
+    /// nobody waits for any more, and those that are not to be sent once more.
+    pub(crate) fn leave(
+        &mut self,
+        path: usize,
+        broken: Broken,
+        may: impl Fn(Operation) -> bool,
+    ) -> (u32, Vec<u64>) {
+        let (mut count, mut guilty) = (0, Vec::new());
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if usize::from(slot.path) != path || !may(slot.request.operation) {
+                continue;
+            }
+            slot.path = NOWHERE;
+            slot.attempt = slot.attempt.wrapping_add(1);
+            count += 1;
+            let ending = match broken {
+                Broken::No => Ending::Innocent,
+                Broken::UnderOne => Ending::Guilty,
+                Broken::UnderMany if self.probe.is_some_and(|probe| probe as usize == index) => {
+                    Ending::Guilty
+                }
+                Broken::UnderMany => Ending::Suspect,
+            };
+            if !self.send_again(index as u64, ending) {
+                guilty.push(index as u64);
+            }
+        }
+        (count, guilty)
     }
 
     /// Whether anything is to be sent again.

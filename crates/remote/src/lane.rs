@@ -74,6 +74,13 @@ impl Lane {
         }
     }
 
+    /// Whether there is a connection.
+    #[inline]
+    pub(crate) fn is_connected(&self) -> bool {
+        self.serving.is_some()
+    }
+
+    /// Whether the last connection has ended by itself.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
     }

@@ -20,6 +20,7 @@ mod exchange;
 mod front;
 mod kept;
 mod lane;
+mod multipath;
 mod opening;
 mod options;
 mod places;
@@ -35,6 +36,10 @@ mod way;
 
 pub use dial::{Dial, Dialled};
 pub use front::{Counts, Front};
+pub use multipath::{
+    Access, Multipath, MultipathOptions, MultipathQueue, PATHS_MAX, PathEvent, PathSetup,
+    QueueTicket, Spread,
+};
 pub use options::{NotAName, Options};
 pub use policy::Policy;
 pub use queue::RemoteQueue;

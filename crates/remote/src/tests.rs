@@ -2,7 +2,9 @@
 
 mod bed;
 mod bringup;
+mod failover;
 mod loss;
+mod multipath;
 mod notices;
 mod sleeping;
 mod target;

@@ -24,6 +24,18 @@ pub(crate) struct Way {
     pub(crate) limit: Span,
 }
 
+/// What can be done with a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// It takes requests.
+    Open,
+    /// It takes none, and may still answer some.
+    Closing,
+    /// There is no connection. What it has not answered it answers when the old controller can do
+    /// nothing of it any more.
+    Cut,
+}
+
 impl Way {
     pub(crate) fn new(
         reach: &Reach,
@@ -49,6 +61,14 @@ impl Way {
     #[inline]
     pub(crate) fn standing(&self) -> Order {
         self.queue.queue().standing()
+    }
+
+    pub(crate) fn condition(&self) -> Condition {
+        match (self.lane.is_connected(), self.standing()) {
+            (false, _) => Condition::Cut,
+            (true, Order::Run) => Condition::Open,
+            (true, _) => Condition::Closing,
+        }
     }
 
     /// Whether the connection has broken by itself, and has not been made again.

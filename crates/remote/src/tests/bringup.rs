@@ -38,7 +38,7 @@ fn data_in_many_pieces_are_gathered_and_scattered() {
             rest = more;
         }
         assert_eq!(bed.run(Operation::Write, 5, &pieces), Outcome::SUCCESS);
-        assert!(bed.target.state().disk[5 * BLOCK..][..bytes.len()] == bytes);
+        assert!(bed.target.state().disk.lock().unwrap()[5 * BLOCK..][..bytes.len()] == bytes);
         let back: Vec<_> = pieces.iter().rev().copied().collect();
         assert_eq!(bed.run(Operation::Read, 5, &back), Outcome::SUCCESS);
         let found: Vec<u8> = back.iter().flat_map(|piece| load(&bed.regions, *piece)).collect();

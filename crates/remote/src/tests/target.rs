@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use base::{Broken, Instant, Memory, Received, Stream, Stretch};
+use base::{Broken, Instant, Memory, Random, Received, Span, Stream, Stretch};
 use dma::Regions;
 use sim::network::{self, Direction, Fault, Faults, Network, NetworkOptions};
 use tcp::{
@@ -14,6 +14,7 @@ use tcp::{
 use wire::fabrics::{Connect, ConnectData, PropertyGet, PropertySet};
 use wire::identify::namespace::IdentifyNamespace;
 use wire::identify::{Cns, IdentifyController};
+use wire::log::ana::{self, AnaGroup, AnaHeader, AnaState};
 use wire::register::{Capabilities, Configuration, ControllerStatus};
 use wire::tcp::crc32c;
 use wire::{AdminOpcode, Command, Completion, FabricsType, IoOpcode, Status, Typed};
@@ -30,7 +31,20 @@ pub(super) struct Target(Arc<Mutex<State>>);
 
 /// What it is and how it behaves. Every field may be changed at any time.
 pub(super) struct State {
-    pub(super) disk: Vec<u8>,
+    /// Targets that are paths to the same namespace share it.
+    pub(super) disk: Arc<Mutex<Vec<u8>>>,
+    /// How well it leads there, and whether its host is to be told that this has changed.
+    pub(super) ana: AnaState,
+    pub(super) ana_has_changed: bool,
+    /// The last byte of the namespace's NGUID.
+    pub(super) nguid: u8,
+    /// Some I/O commands are executed much later, as long as the association may go on.
+    pub(super) late: Option<Random>,
+    held: Vec<Held>,
+    /// Associations, and how long they may go on executing what they were told.
+    until: BTreeMap<u16, Instant>,
+    kato: Span,
+    now: Instant,
     /// Streams are refused.
     pub(super) is_away: bool,
     /// Streams are neither opened nor refused.
@@ -62,8 +76,30 @@ pub(super) struct State {
     csts: ControllerStatus,
 }
 
+/// A command that is executed later.
+struct Held {
+    at: Instant,
+    association: u16,
+    stream: u64,
+    tag: u16,
+    command: Command,
+    bytes: Vec<u8>,
+}
+
+/// How much later than its keep-alive time an association ends (KAS), and how long it may go on with
+/// what it was told from then on (CQT).
+const SLACK: Span = Span::from_ms(100);
+const CQT: Span = Span::from_ms(500);
+pub(super) const QUIESCE: Span = Span { ns: SLACK.ns + CQT.ns };
+
+/// Networks that may be alive at once.
+const NETWORKS: usize = 12;
+
 /// A connection.
 struct End {
+    number: u64,
+    /// Asynchronous Event Requests.
+    event_tags: Vec<u16>,
     stream: Box<dyn Stream>,
     end: Controller,
     events: Events<ControllerEvent>,
@@ -88,10 +124,19 @@ impl Target {
         let identity = IdentifyController::zeroed().with(|id| {
             let id = id.sn(wire::element::Ascii::new("1")).mn(wire::element::Ascii::new("t"));
             let id = id.sqes(0x66).cqes(0x44).nn(1).mdts(8).acl(3).aerl(3).kas(1).oncs(0);
-            id.sgl_support(1).ioccsz((4096 + 64) / 16).cqt(500)
+            let id = id.sgl_support(1).ioccsz((4096 + 64) / 16).cqt(500);
+            id.anars(true).ana_change_notices(true).anatt(2).anagrpmax(1).nanagrpid(1)
         });
         Self(Arc::new(Mutex::new(State {
-            disk: vec![0; BLOCK * BLOCKS],
+            disk: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
+            ana: AnaState::Optimized,
+            ana_has_changed: false,
+            nguid: 1,
+            late: None,
+            held: Vec::new(),
+            until: BTreeMap::new(),
+            kato: Span::default(),
+            now: Instant::default(),
             is_away: false,
             is_silent: false,
             refuses: None,
@@ -124,10 +169,13 @@ impl Target {
 
     pub(super) fn turn(&self, now: Instant) {
         let mut state = self.state();
-        for network in &state.networks {
+        state.now = now;
+        // Nothing moves any more on those of long ago.
+        for network in state.networks.iter().rev().take(NETWORKS) {
             network.advance(now);
         }
         let mut ends = std::mem::take(&mut state.ends);
+        state.execute_held(&mut ends);
         for end in &mut ends {
             end.turn(now, &mut state);
         }
@@ -176,6 +224,8 @@ impl Dial for Line {
         network.advance(now);
         state.networks.push(network);
         let end = End {
+            number: state.networks.len() as u64,
+            event_tags: Vec::new(),
             stream: Box::new(theirs),
             end: Controller::new(state.config, now),
             events: Events::with_capacity(64),
@@ -201,11 +251,107 @@ impl Dialled for Ring {
     }
 }
 
+impl State {
+    /// Whether an association may still execute what it was told.
+    fn may_execute(&self, association: u16) -> bool {
+        self.until.get(&association).is_some_and(|until| self.now < *until)
+    }
+
+    /// Whether an association takes commands.
+    fn is_alive(&self, association: u16) -> bool {
+        self.until.get(&association).is_some_and(|until| self.now.after(CQT) < *until)
+    }
+
+    /// The host of an association was heard of. One that has ended stays so.
+    fn hear(&mut self, association: u16) {
+        if self.is_alive(association) {
+            let until = self.now.after(self.kato).after(QUIESCE);
+            self.until.insert(association, until);
+        }
+    }
+
+    /// The host of an association has closed its admin connection.
+    fn part(&mut self, association: u16) {
+        let latest = self.now.after(CQT);
+        if let Some(until) = self.until.get_mut(&association) {
+            *until = latest.min(*until);
+        }
+    }
+
+    /// Executes what is due, and answers whoever is still connected.
+    fn execute_held(&mut self, ends: &mut [End]) {
+        let (due, later) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition::<Vec<_>, _>(|held| held.at <= self.now);
+        self.held = later;
+        for mut held in due {
+            if !self.may_execute(held.association) {
+                continue;
+            }
+            let completion = self.execute(&held.command, &mut held.bytes);
+            if let Some(end) = ends.iter_mut().find(|end| end.number == held.stream) {
+                let is_read = held.command.opcode() == IoOpcode::Read.code();
+                let moved = if is_read { u32::try_from(held.bytes.len()).unwrap() } else { 0 };
+                end.data.0.insert(held.tag, held.bytes);
+                end.end.finish(held.tag, moved, completion);
+            }
+        }
+    }
+
+    /// Executes an I/O command now.
+    fn execute(&mut self, command: &Command, bytes: &mut Vec<u8>) -> Completion {
+        self.executed += 1;
+        let lba = usize::try_from(u64::from(command.cdw11()) << 32 | u64::from(command.cdw10()));
+        let at = lba.unwrap() * BLOCK;
+        let len = ((command.cdw12() & 0xffff) as usize + 1) * BLOCK;
+        let mut disk = self.disk.lock().unwrap();
+        match IoOpcode::from_u8(command.opcode()) {
+            Some(IoOpcode::Read) => *bytes = disk[at..at + len].to_vec(),
+            Some(IoOpcode::Write) => disk[at..at + len].copy_from_slice(bytes),
+            _ => {}
+        }
+        Completion::new(0, Status::SUCCESS)
+    }
+
+    /// How much later a command is executed: most at once, some in a moment, some when their host may
+    /// be long gone.
+    fn lateness(&mut self) -> Option<Span> {
+        let random = self.late.as_mut()?;
+        match random.below(10) {
+            0..5 => None,
+            5..8 => Some(Span::from_us(random.below(2000))),
+            _ => Some(Span::from_ms(random.below(4000))),
+        }
+    }
+
+    /// The ANA log page.
+    fn access_page(&self) -> Vec<u8> {
+        let mut page = AnaHeader::zeroed().with(|it| it.ngrps(1)).as_bytes().to_vec();
+        ana::emit(AnaGroup::zeroed().with(|it| it.grpid(1).state(self.ana)), &[], &mut page);
+        page
+    }
+
+    const fn access_status(&self) -> Option<Status> {
+        match self.ana {
+            AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
+            AnaState::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
+            AnaState::Change => Some(Status::ANA_TRANSITION),
+            _ => None,
+        }
+    }
+}
+
 impl End {
     fn turn(&mut self, now: Instant, state: &mut State) {
+        let mut has_parted = false;
         match self.stream.receive() {
             Received::Bytes(_) | Received::Nothing => {}
-            Received::End | Received::Broken(_) => self.is_over = true,
+            Received::End => {
+                self.is_over = true;
+                has_parted = true;
+            }
+            // Nobody says when that was.
+            Received::Broken(_) => self.is_over = true,
         }
         loop {
             let bytes = self.stream.bytes().to_vec();
@@ -219,6 +365,17 @@ impl End {
             if taken == 0 && events.is_empty() {
                 break;
             }
+        }
+        if let (true, Some((whose, 0))) = (has_parted, self.queue) {
+            state.part(whose);
+        }
+        if state.ana_has_changed
+            && let Some(tag) = self.event_tags.pop()
+        {
+            state.ana_has_changed = false;
+            // A notice: the ANA state has changed, see the log page.
+            let completion = Completion::new(0, Status::SUCCESS).with_dw0(0x000c_0302);
+            self.end.finish(tag, 0, completion);
         }
         self.send(state);
         if self.is_over
@@ -337,6 +494,9 @@ impl End {
                 if set.ofst == 0x14 {
                     state.cc = Configuration(u32::try_from(set.value).unwrap());
                     let (en, shn) = (state.cc.en(), state.cc.shn());
+                    if let (false, Some((association, _))) = (en, self.queue) {
+                        state.held.retain(|held| held.association != association);
+                    }
                     let is_down = shn != wire::register::ShutdownNotification::None;
                     state.csts = ControllerStatus::zeroed().with(|csts| {
                         let csts = csts.rdy(en);
@@ -364,6 +524,9 @@ impl End {
         if connect.qid == 0 {
             assert_eq!(data.cntlid(), wire::fabrics::CNTLID_DYNAMIC);
             state.association += 1;
+            state.kato = Span::from_ms(connect.kato.into());
+            let until = state.now.after(state.kato).after(QUIESCE);
+            state.until.insert(state.association, until);
             (state.cc, state.csts) = (Configuration::zeroed(), ControllerStatus::zeroed());
             self.end.connected(QueueKind::Admin { entries, flow_control });
         } else {
@@ -382,7 +545,21 @@ impl End {
         }
         let ok = Completion::new(0, Status::SUCCESS);
         match AdminOpcode::from_u8(command.opcode()) {
-            Some(AdminOpcode::AsynchronousEventRequest) => None,
+            Some(AdminOpcode::AsynchronousEventRequest) => {
+                self.event_tags.push(tag);
+                None
+            }
+            Some(AdminOpcode::KeepAlive) => {
+                let (whose, _) = self.queue?;
+                state.hear(whose);
+                Some(ok)
+            }
+            Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x0c => {
+                let page = self.data.0.get_mut(&tag).unwrap();
+                let bytes = state.access_page();
+                page[..bytes.len()].copy_from_slice(&bytes);
+                Some(ok)
+            }
             Some(AdminOpcode::Identify) => {
                 let page = self.data.0.get_mut(&tag).unwrap();
                 assert_eq!(page.len(), 4096);
@@ -392,8 +569,11 @@ impl End {
                     Cns::Namespace => {
                         let blocks = BLOCKS as u64;
                         let id = IdentifyNamespace::zeroed()
-                            .with(|id| id.nsze(blocks).ncap(blocks).nuse(blocks));
+                            .with(|id| id.nsze(blocks).ncap(blocks).nuse(blocks).anagrpid(1));
                         page.copy_from_slice(id.as_bytes());
+                        page[119] = state.nguid;
+                        // NMIC: it is shared.
+                        page[30] = 1;
                         // LBADS of the first format.
                         page[130] = 9;
                     }
@@ -417,20 +597,24 @@ impl End {
         if state.is_idle {
             return None;
         }
-        state.executed += 1;
-        let lba = usize::try_from(u64::from(command.cdw11()) << 32 | u64::from(command.cdw10()));
-        let at = lba.unwrap() * BLOCK;
-        let len = ((command.cdw12() & 0xffff) as usize + 1) * BLOCK;
-        match IoOpcode::from_u8(command.opcode()) {
-            Some(IoOpcode::Read) => {
-                self.data.0.insert(tag, state.disk[at..at + len].to_vec());
-            }
-            Some(IoOpcode::Write) => {
-                state.disk[at..at + len].copy_from_slice(&self.data.0[&tag]);
-            }
-            _ => {}
+        if let Some(status) = state.access_status() {
+            return Some(Completion::new(0, status));
         }
-        Some(Completion::new(0, Status::SUCCESS))
+        let (association, _) = self.queue?;
+        if !state.is_alive(association) {
+            self.is_over = true;
+            return None;
+        }
+        let mut bytes = self.data.0.get(&tag).cloned().unwrap_or_default();
+        if let Some(lateness) = state.lateness() {
+            let (at, stream) = (state.now.after(lateness), self.number);
+            let command = *command;
+            state.held.push(Held { at, association, stream, tag, command, bytes });
+            return None;
+        }
+        let completion = state.execute(command, &mut bytes);
+        self.data.0.insert(tag, bytes);
+        Some(completion)
     }
 }
 

@@ -1,0 +1,70 @@
+//! What is told of paths.
+
+use core::fmt;
+
+use super::route::Access;
+
+/// Something that has happened to a path. Paths are told by their numbers, in the order in which they
+/// were given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PathEvent {
+    /// A path can be used.
+    Up {
+        /// Which.
+        path: usize,
+        /// How well it leads there.
+        access: Access,
+    },
+    /// A path cannot be used any more, or could not be.
+    Down {
+        /// Which.
+        path: usize,
+        /// Why.
+        why: String,
+    },
+    /// A path leads there better or worse than before.
+    Access {
+        /// Which.
+        path: usize,
+        /// How well it leads there now.
+        access: Access,
+    },
+    /// Another path than before is the best.
+    Failover {
+        /// The best one before.
+        from: usize,
+        /// The best one now.
+        to: usize,
+    },
+    /// No path leads there.
+    NoPath,
+    /// What a path leads to is not the same namespace. It is tried again now and then.
+    Unfit {
+        /// Which.
+        path: usize,
+        /// What was found, and what was expected.
+        why: String,
+    },
+    /// The controller of a path has something to say.
+    Controller {
+        /// Of which.
+        path: usize,
+        /// What.
+        event: nvme::Event,
+    },
+}
+
+impl fmt::Display for PathEvent {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Up { path, access } => write!(out, "path {path} is up, {}", access.name()),
+            Self::Down { path, why } => write!(out, "path {path} is down: {why}"),
+            Self::Access { path, access } => write!(out, "path {path} is {}", access.name()),
+            Self::Failover { from, to } => write!(out, "path {to} instead of path {from}"),
+            Self::NoPath => out.write_str("no path is left"),
+            Self::Unfit { path, why } => write!(out, "path {path} is not used: {why}"),
+            Self::Controller { path, event } => write!(out, "path {path}: {event:?}"),
+        }
+    }
+}

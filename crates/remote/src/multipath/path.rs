@@ -1,0 +1,359 @@
+//! One path: a controller that is called, brought up, asked how well it leads to the namespace, and
+//! called again when it has gone.
+//!
+//! ```text
+//!   Away ── retry ──▶ Calling ──▶ There: ready ── ANA log ──▶ up ── lost ──▶ down, and up again
+//!     ▲                  │                │
+//!     └── not reached ───┴── given up, or it leads elsewhere
+//! ```
+
+use base::{Dma, Instant, Memory, Outcome, Segment, Span};
+use dma::DevicePool;
+use nvme::{ControllerOptions, Event, Namespace};
+use wire::admin::GetLogPage;
+use wire::log::ana::{AnaState, groups};
+
+use super::route::Access;
+use crate::dial::Dial;
+use crate::options::Options;
+use crate::remote::{Calling, Remote};
+
+/// Where a path begins, and what it may use.
+pub struct PathSetup {
+    /// Memory for its rings and lists.
+    pub pool: DevicePool,
+    /// Makes what calls it: once for each controller that is found there.
+    pub dial: Box<dyn FnMut() -> Box<dyn Dial> + Send>,
+}
+
+/// A path.
+pub(super) struct Path {
+    setup: PathSetup,
+    pub(super) stage: Stage,
+    /// Counts the controllers that were found there.
+    pub(super) epoch: u32,
+    /// How well it leads there; `None` if nobody knows.
+    pub(super) access: Option<Access>,
+    /// When a change will have taken too long (ANATT).
+    change_until: Option<Instant>,
+    log: Log,
+    /// Before this, the log page is not read again.
+    log_at: Instant,
+    page: Option<Segment>,
+    /// Whether it was told that it is down.
+    is_told_down: bool,
+    /// Whether it was told that it leads elsewhere.
+    is_told_unfit: bool,
+    /// Which connection the thread is woken by.
+    pub(super) watched: u64,
+}
+
+/// What stands at its other end.
+pub(super) enum Stage {
+    /// Nothing, until then.
+    Away { until: Instant },
+    /// Somebody who is called.
+    Calling(Box<Calling>),
+    /// A controller.
+    There(Box<Remote>),
+}
+
+/// How far the log page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Log {
+    Known,
+    Wanted,
+    Asked,
+}
+
+/// What comes of a look at a path.
+pub(super) enum News {
+    /// It can be used, or is better or worse than before.
+    Access(Access),
+    /// It cannot be used.
+    Down(String),
+    /// It leads elsewhere.
+    Unfit(String),
+    /// A controller is no more: its queues are gone.
+    Gone(String),
+    /// Something else that its controller says.
+    Controller(Event),
+}
+
+/// The token of the command that reads the log page, which no owner's command has.
+const LOG_TOKEN: u64 = u64::MAX;
+const LOG_PAGE: u8 = 0x0c;
+/// Return Groups Only (Base 2.1 §5.1.12.1.13).
+const GROUPS_ONLY: u8 = 1;
+/// A group; the header is shorter.
+const GROUP_BYTES: u32 = 32;
+/// A page of the size that every controller transfers: 127 groups.
+const PAGE_BYTES: u32 = 4096;
+/// Before somebody who leads elsewhere is called again.
+const UNFIT_PAUSE: Span = Span::from_secs(30);
+/// Between two looks at the log page.
+const LOG_PAUSE: Span = Span::from_ms(200);
+/// For a controller that does not say how long a change takes (ANATT).
+const CHANGE_DEFAULT: Span = Span::from_secs(10);
+
+impl Path {
+    pub(super) fn new(setup: PathSetup, now: Instant) -> Self {
+        Self {
+            setup,
+            stage: Stage::Away { until: now },
+            epoch: 0,
+            access: None,
+            change_until: None,
+            log: Log::Known,
+            log_at: now,
+            page: None,
+            is_told_down: false,
+            is_told_unfit: false,
+            watched: 0,
+        }
+    }
+
+    pub(super) fn remote(&mut self) -> Option<&mut Remote> {
+        match &mut self.stage {
+            Stage::There(remote) => Some(remote),
+            _ => None,
+        }
+    }
+
+    /// Does a bounded amount of work. What has happened, if something has.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        options: &Options,
+        wishes: ControllerOptions,
+        fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
+    ) -> Option<News> {
+        match &mut self.stage {
+            Stage::Away { until } if now < *until => None,
+            Stage::Away { .. } => self.call(now, options, wishes),
+            Stage::Calling(calling) => match calling.turn(now)? {
+                Ok(remote) => {
+                    self.epoch += 1;
+                    self.stage = Stage::There(Box::new(remote));
+                    None
+                }
+                Err(error) => self.miss(now, options, error.to_string()),
+            },
+            Stage::There(remote) => match remote.poll(now) {
+                Some(event) => self.handle(now, options, event, fits),
+                None => self.look(now),
+            },
+        }
+    }
+
+    fn call(&mut self, now: Instant, options: &Options, wishes: ControllerOptions) -> Option<News> {
+        let dial = (self.setup.dial)();
+        match Calling::begin(self.setup.pool.clone(), dial, options.clone(), wishes, now) {
+            Ok(calling) => {
+                self.stage = Stage::Calling(Box::new(calling));
+                None
+            }
+            Err(error) => self.miss(now, options, error.to_string()),
+        }
+    }
+
+    /// Nobody was reached.
+    fn miss(&mut self, now: Instant, options: &Options, why: String) -> Option<News> {
+        self.stage = Stage::Away { until: now.after(options.policy.retry) };
+        self.tell_down(why)
+    }
+
+    /// Once each time.
+    fn tell_down(&mut self, why: String) -> Option<News> {
+        self.access = None;
+        (!core::mem::replace(&mut self.is_told_down, true)).then_some(News::Down(why))
+    }
+
+    fn handle(
+        &mut self,
+        now: Instant,
+        options: &Options,
+        event: Event,
+        fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
+    ) -> Option<News> {
+        let Stage::There(remote) = &mut self.stage else { return None };
+        match event {
+            Event::Ready | Event::Recovered => match fits(remote) {
+                Ok(_) => self.arrive(now),
+                Err(why) => {
+                    self.leave();
+                    self.stage = Stage::Away { until: now.after(UNFIT_PAUSE) };
+                    let is_new = !core::mem::replace(&mut self.is_told_unfit, true);
+                    is_new.then_some(News::Unfit(why))
+                }
+            },
+            Event::NamespaceAttached { .. } | Event::NamespaceDetached { .. } => {
+                match fits(remote) {
+                    Ok(_) => self.arrive(now),
+                    Err(_) => self.is(now, Access::Inaccessible),
+                }
+            }
+            Event::AccessChanged | Event::NamespaceChanged { .. } => {
+                self.doubt();
+                None
+            }
+            Event::AdminCompleted(answer) if answer.token == LOG_TOKEN => {
+                self.handle_log(now, answer.outcome, fits)
+            }
+            Event::ResetStarted { .. } => {
+                let why = remote.why().unwrap_or_else(|| "its controller is being reset".into());
+                self.tell_down(why)
+            }
+            Event::Dead(_) | Event::Removed | Event::ShutDown { .. } => {
+                let why = remote.why().unwrap_or_else(|| "its controller is gone".into());
+                self.leave();
+                self.stage = Stage::Away { until: now.after(options.policy.retry) };
+                self.is_told_down = true;
+                Some(News::Gone(why))
+            }
+            other => Some(News::Controller(other)),
+        }
+    }
+
+    /// Lets go of the controller.
+    fn leave(&mut self) {
+        if let (Stage::There(remote), Some(page)) = (&mut self.stage, self.page.take()) {
+            remote.reach().release(page);
+        }
+        (self.access, self.change_until, self.log) = (None, None, Log::Known);
+        self.watched = 0;
+    }
+
+    /// The controller is ready, for the first time or again.
+    fn arrive(&mut self, now: Instant) -> Option<News> {
+        self.log_at = now;
+        let remote = self.remote()?;
+        let reports = remote.controller().identity().is_some_and(|identity| identity.page.anars());
+        if reports {
+            self.log = Log::Wanted;
+            return None;
+        }
+        self.log = Log::Known;
+        self.is(now, Access::Optimized)
+    }
+
+    /// It may lead there better or worse than was said.
+    pub(super) fn doubt(&mut self) {
+        if self.log == Log::Known {
+            self.log = Log::Wanted;
+        }
+    }
+
+    /// Reads the log page if somebody wants to know, and looks whether a change takes too long.
+    fn look(&mut self, now: Instant) -> Option<News> {
+        if self.log == Log::Wanted && now >= self.log_at {
+            self.read(now);
+        }
+        if self.change_until.is_some_and(|until| now >= until) {
+            self.change_until = None;
+            self.log = Log::Wanted;
+            self.log_at = now.after(CHANGE_DEFAULT);
+            self.access = Some(Access::Inaccessible);
+            return Some(News::Access(Access::Inaccessible));
+        }
+        None
+    }
+
+    fn read(&mut self, now: Instant) {
+        self.log_at = now.after(LOG_PAUSE);
+        let Stage::There(remote) = &mut self.stage else { return };
+        let count = remote.controller().identity().map_or(0, |identity| identity.page.nanagrpid());
+        let len_bytes = count.saturating_mul(GROUP_BYTES).saturating_add(GROUP_BYTES);
+        let page = match self.page {
+            Some(page) => page,
+            None => {
+                let Some(page) = remote.reach().allocate(len_bytes.min(PAGE_BYTES)) else { return };
+                *self.page.insert(page)
+            }
+        };
+        let log = GetLogPage { lsp: GROUPS_ONLY, ..GetLogPage::new(LOG_PAGE, page.len_bytes) };
+        if remote.controller().get_log_page(now, LOG_TOKEN, log, page).is_ok() {
+            self.log = Log::Asked;
+        }
+    }
+
+    fn handle_log(
+        &mut self,
+        now: Instant,
+        outcome: Outcome,
+        fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
+    ) -> Option<News> {
+        self.log = Log::Wanted;
+        let (Stage::There(remote), Some(page)) = (&mut self.stage, self.page) else { return None };
+        if !outcome.is_success() {
+            return None;
+        }
+        let Ok(group) = fits(remote) else { return self.is(now, Access::Inaccessible) };
+        let mut bytes = vec![0; page.len_bytes as usize];
+        remote.reach().load(page, &mut bytes).ok()?;
+        self.log = Log::Known;
+        let access = access_of(&bytes, group);
+        self.is(now, access)
+    }
+
+    /// How well it leads there is known.
+    fn is(&mut self, now: Instant, access: Access) -> Option<News> {
+        if access != Access::Change {
+            self.change_until = None;
+        } else if self.change_until.is_none() && self.access != Some(Access::Inaccessible) {
+            let allowed = self.remote().and_then(|remote| {
+                let identity = remote.controller().identity()?;
+                Some(Span::from_secs(identity.page.anatt().into())).filter(|span| span.ns > 0)
+            });
+            self.change_until = Some(now.after(allowed.unwrap_or(CHANGE_DEFAULT)));
+        } else if self.change_until.is_none() {
+            // It has taken too long already.
+            return Some(News::Access(Access::Inaccessible));
+        }
+        (self.is_told_down, self.is_told_unfit) = (false, false);
+        self.access = Some(access);
+        Some(News::Access(access))
+    }
+
+    pub(super) fn wake_at(&mut self, now: Instant) -> Instant {
+        let at = match &mut self.stage {
+            Stage::Away { until } => *until,
+            Stage::Calling(calling) => calling.wake_at(now),
+            Stage::There(remote) => remote.wake_at(now),
+        };
+        let log = if self.log == Log::Wanted { self.log_at } else { Instant::NEVER };
+        at.min(log).min(self.change_until.unwrap_or(Instant::NEVER))
+    }
+}
+
+/// What a log page says of a group.
+fn access_of(page: &[u8], group: u32) -> Access {
+    // A controller whose namespaces are in no group reports nothing of them.
+    let known = groups(page).find(|(known, _)| known.grpid() == group);
+    match known.map(|(group, _)| group.state()) {
+        Some(AnaState::Optimized) => Access::Optimized,
+        Some(AnaState::NonOptimized) => Access::NonOptimized,
+        Some(AnaState::PersistentLoss) => Access::PersistentLoss,
+        Some(AnaState::Change) => Access::Change,
+        Some(AnaState::Inaccessible | AnaState::Reserved(_)) | None => Access::Inaccessible,
+    }
+}
+
+/// Whether two controllers show the same namespace. The error says what differs.
+pub(super) fn is_same(one: &Namespace, other: &Namespace) -> Result<(), String> {
+    let nothing = nvme::Names::default();
+    if one.names != other.names {
+        return Err("its names (EUI64, NGUID, UUID) are others than those of the first path".into());
+    }
+    if one.names == nothing && !(one.is_shared && other.is_shared) {
+        return Err("it has no name and is not shared (NMIC), so it may be another".into());
+    }
+    let shape = |it: &Namespace| (it.block_size, it.metadata_size);
+    if shape(one) != shape(other) {
+        let ((expected, _), (found, _)) = (shape(one), shape(other));
+        return Err(format!(
+            "its blocks are of {found} bytes, expected {expected}, as the first path"
+        ));
+    }
+    Ok(())
+}

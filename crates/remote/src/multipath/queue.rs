@@ -1,0 +1,438 @@
+//! A namespace that several paths lead to, as a block device: a way for each path, and requests that
+//! are kept until one of them has answered.
+//!
+//! ```text
+//!   submit ─▶ kept ─▶ route ─┬─▶ way 0 ─▶ connection
+//!                            └─▶ way 1 ─▶ connection
+//!   poll   ◀─ kept ◀─ fate ◀─┴── answers, or a connection that is gone
+//!               └── sent again by another way, at once or when it may (see `fate`)
+//! ```
+
+use std::sync::Arc;
+
+use base::{
+    Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Outcome, Request, Segment, Span,
+    WakeSource,
+};
+use nvme::Order;
+
+use super::fate::{self, Fate};
+use super::route::{Route, Spread, View};
+use super::standings::{Desk, Standings};
+use crate::kept::{Broken, Kept};
+use crate::sleep::Sleep;
+use crate::way::{Condition, Way};
+
+/// A queue pair with its connection for each path.
+///
+/// What is submitted is sent in the same turn, by the [`flush`](Backend::flush) that follows. When a
+/// path is lost, what was under way there goes elsewhere as soon as it may: reads at once, whatever
+/// changes a block when the old controller can do nothing of it any more. When no path is left,
+/// requests are held for the policy's time to [fail fast](crate::Policy::fail_fast), and end with
+/// [`Outcome::PATH_ERROR`] from then on.
+pub struct MultipathQueue {
+    shared: Arc<Standings>,
+    desk: Arc<Desk>,
+    /// The number of the news that was heeded last.
+    heeded: u32,
+    lanes: Box<[PathLane]>,
+    views: Box<[View]>,
+    route: Route,
+    kept: Kept,
+    limits: Limits,
+    fail_fast: Span,
+    /// Since when there is no path.
+    down_since: Option<Instant>,
+    /// Answers to what was not even tried, or is not tried once more.
+    failed: Vec<Answer>,
+    sleep: Option<Box<dyn Sleep>>,
+}
+
+/// A path, from one queue.
+struct PathLane {
+    way: Option<Way>,
+    /// What it was when it was looked at last.
+    condition: Condition,
+    /// Requests that it still owes an answer to, and nobody waits for it.
+    stale: u32,
+    /// Requests under the numbers of their slots, on their way.
+    batch: Vec<Request>,
+    /// Something was submitted and not sent.
+    is_dirty: bool,
+    /// The way of a later controller, for when this one owes nothing.
+    next: Option<Way>,
+}
+
+/// Requests that go to the queue pairs in one go.
+const BATCH: usize = 64;
+
+impl MultipathQueue {
+    /// A queue over the ways that have come to `desk`. `None` if there is none yet.
+    pub(super) fn new(
+        shared: Arc<Standings>,
+        desk: Arc<Desk>,
+        count: usize,
+        spread: Spread,
+        parents: u16,
+        fail_fast: Span,
+    ) -> Option<Self> {
+        let ways = desk.take();
+        let limits = ways.first()?.1.limits().clone();
+        // Beside the commands in flight there are requests that were split.
+        let depth = limits.depth_max + u32::from(parents);
+        let mut queue = Self {
+            heeded: shared.word(),
+            shared,
+            desk,
+            lanes: (0..count).map(|_| PathLane::new()).collect(),
+            views: vec![View::default(); count].into(),
+            route: Route::new(spread),
+            kept: Kept::new(depth),
+            limits,
+            fail_fast,
+            down_since: None,
+            failed: Vec::new(),
+            sleep: None,
+        };
+        ways.into_iter().for_each(|(path, way)| queue.welcome(path, way));
+        queue.heed();
+        Some(queue)
+    }
+
+    /// What its thread sleeps on. Without it, a thread cannot sleep while the queue owes an answer.
+    #[must_use]
+    pub fn with_sleep(mut self, sleep: Box<dyn Sleep>) -> Self {
+        self.ways().for_each(|way| way.wakes(&*sleep));
+        self.desk.wakes(sleep.bell());
+        self.sleep = Some(sleep);
+        self
+    }
+
+    /// Takes what comes and tells nobody, for a queue that is about to be dropped. True once nothing
+    /// is owed any more.
+    pub fn abandon(&mut self, now: Instant) -> bool {
+        let ways = self.lanes.iter_mut().filter_map(|lane| lane.way.as_mut());
+        // Each of them goes on, whatever the others owe.
+        ways.map(|way| way.abandon(now)).filter(|is_done| !is_done).count() == 0
+    }
+
+    /// How many paths take requests now.
+    pub fn open_paths(&self) -> usize {
+        self.views.iter().filter(|view| view.is_usable()).count()
+    }
+
+    fn ways(&self) -> impl Iterator<Item = &Way> {
+        self.lanes.iter().filter_map(|lane| lane.way.as_ref())
+    }
+
+    #[inline]
+    fn is_ordinary(&self) -> bool {
+        self.heeded == self.shared.word() && self.down_since.is_none() && !self.kept.is_cautious()
+    }
+
+    /// Hands requests to the ways, as far as there is room to keep them.
+    #[inline]
+    fn pass_on(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut taken = 0;
+        for run in requests.chunks(BATCH) {
+            let count = self.share_out(now, run, segments);
+            self.send_batches(now, segments);
+            taken += count;
+            if count < run.len() {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// Finds a path for each request.
+    #[inline]
+    fn share_out(&mut self, now: Instant, run: &[Request], segments: &[Segment]) -> usize {
+        let mut count = 0;
+        for request in run {
+            let Some(path) = self.route.choose(&self.views) else { break };
+            let Some(mut kept) = self.kept.keep(now, request, segments) else { break };
+            kept.token = self.kept.send_to(kept.token, path);
+            self.views[path].in_flight += 1;
+            self.lanes[path].batch.push(kept);
+            count += 1;
+        }
+        count
+    }
+
+    /// Submits what goes to each path. What one has no room for waits.
+    #[inline]
+    fn send_batches(&mut self, now: Instant, segments: &[Segment]) {
+        for (path, lane) in self.lanes.iter_mut().enumerate() {
+            let (Some(way), false) = (&mut lane.way, lane.batch.is_empty()) else { continue };
+            let count = way.submit(now, &lane.batch, segments);
+            lane.is_dirty |= count > 0;
+            for request in &lane.batch[count..] {
+                self.views[path].in_flight -= 1;
+                self.kept.hold(request.token);
+            }
+            lane.batch.clear();
+        }
+    }
+
+    /// While there is no path, or something else goes first.
+    #[cold]
+    fn submit_slowly(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.settle(now);
+        if self.has_failed(now) {
+            let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
+            let count = requests.len().min(room);
+            self.failed.extend(requests[..count].iter().map(|request| failed(request.token)));
+            return count;
+        }
+        if self.is_ordinary() { self.pass_on(now, requests, segments) } else { 0 }
+    }
+
+    /// Whether it is to fail what it has, or gets.
+    fn has_failed(&self, now: Instant) -> bool {
+        self.down_since.is_some_and(|since| now.since(since) >= self.fail_fast)
+    }
+
+    /// Takes news, looks which paths there are, and sends again what waits for one.
+    fn settle(&mut self, now: Instant) {
+        if self.heeded != self.shared.word() {
+            self.heed();
+        }
+        (0..self.lanes.len()).for_each(|path| self.succeed(path));
+        if self.views.iter().any(View::is_usable) {
+            self.down_since = None;
+        } else {
+            self.down_since.get_or_insert(now);
+        }
+        if self.has_failed(now) {
+            while let Some(slot) = self.kept.give_up() {
+                self.failed.push(failed(self.kept.forget(slot)));
+            }
+        } else {
+            self.send_again(now);
+        }
+    }
+
+    /// Takes what the tending thread has said.
+    fn heed(&mut self) {
+        self.heeded = self.shared.word();
+        for (path, view) in self.views.iter_mut().enumerate() {
+            view.access = self.shared.access(path);
+        }
+        self.desk.take().into_iter().for_each(|(path, way)| self.welcome(path, way));
+    }
+
+    fn welcome(&mut self, path: usize, way: Way) {
+        if let Some(sleep) = &self.sleep {
+            way.wakes(&**sleep);
+        }
+        self.lanes[path].next = Some(way);
+        self.succeed(path);
+    }
+
+    /// A controller that has ended, and owes nothing, gives way to a later one.
+    fn succeed(&mut self, path: usize) {
+        let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
+        let is_over = lane.way.as_ref().is_none_or(|way| way.standing() == Order::Dead);
+        let owes_nothing = view.in_flight == 0 && lane.stale == 0;
+        if is_over && owes_nothing && (lane.way.is_some() || lane.next.is_some()) {
+            lane.way = lane.next.take();
+            lane.condition = Condition::Cut;
+            view.is_open = false;
+        }
+    }
+
+    /// Sends what is to be sent again, as far as there are paths.
+    fn send_again(&mut self, now: Instant) {
+        while self.kept.has_again() {
+            let Some(path) = self.route.choose(&self.views) else { return };
+            let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
+            let Some(way) = &mut lane.way else { return };
+            let Some((request, _)) = self.kept.next_again(view.in_flight as usize) else { return };
+            let token = self.kept.send_to(request.token, path);
+            let Some((request, segments)) = self.kept.next_again(view.in_flight as usize) else {
+                return;
+            };
+            if way.submit(now, &[Request { token, ..request }], segments) == 0 {
+                return;
+            }
+            view.in_flight += 1;
+            lane.is_dirty = true;
+            self.kept.sent_again(now);
+        }
+    }
+
+    /// Answers that are not plain successes, or a path that is not what it was.
+    #[cold]
+    fn sort_out(&mut self, now: Instant, path: usize, first: usize, answers: &mut Answers) {
+        let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
+        let Some(way) = &mut lane.way else { return };
+        let (kept, shared, stale) = (&mut self.kept, &self.shared, &mut lane.stale);
+        let broken = match (way.is_broken(), view.in_flight) {
+            (false, _) => Broken::No,
+            (true, 1) => Broken::UnderOne,
+            (true, _) => Broken::UnderMany,
+        };
+        answers.sift(first, |answer| {
+            let Answer { token, outcome, .. } = *answer;
+            if !kept.is_awaited(token) {
+                *stale -= 1;
+                return true;
+            }
+            view.in_flight -= 1;
+            match fate::of_answer(outcome) {
+                Fate::Told => {
+                    kept.acquit(token);
+                    false
+                }
+                Fate::NotDone(access) => {
+                    view.access = access;
+                    shared.doubt(path);
+                    kept.turn_away(token, true)
+                }
+                Fate::Unclear => kept.turn_away(token, false),
+                Fate::Ended => {
+                    let ending = kept.ending(now, token, broken, way.limit);
+                    kept.send_again(token, ending)
+                }
+            }
+        });
+        self.leave_if_cut(path, broken);
+        self.succeed(path);
+    }
+
+    /// What may go elsewhere does, if there is no connection any more.
+    fn leave_if_cut(&mut self, path: usize, broken: Broken) {
+        let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
+        let Some(way) = &mut lane.way else { return };
+        lane.condition = way.condition();
+        view.is_open = lane.condition == Condition::Open;
+        if lane.condition == Condition::Cut && view.in_flight > 0 {
+            // What was split and has not been sent whole must not go on when others have its memory.
+            way.queue().give_up_unsent();
+            let (count, guilty) = self.kept.leave(path, broken, fate::only_looks);
+            view.in_flight -= count;
+            lane.stale += count;
+            for slot in guilty {
+                let (token, outcome) = (self.kept.forget(slot), Outcome::ABORTED_BY_HOST);
+                self.failed.push(Answer { token, outcome, result: 0 });
+            }
+        }
+    }
+
+    #[inline]
+    fn poll_path(&mut self, now: Instant, path: usize, answers: &mut Answers) {
+        let first = answers.len();
+        let lane = &mut self.lanes[path];
+        let Some(way) = &mut lane.way else { return };
+        way.poll(now, answers);
+        let new = answers.after_mut(first);
+        let is_plain = lane.condition == way.condition()
+            && lane.stale == 0
+            && lane.next.is_none()
+            && new.iter().all(|answer| answer.outcome.is_success())
+            && !self.kept.is_cautious();
+        if is_plain {
+            self.views[path].in_flight -= u32::try_from(new.len()).unwrap_or(u32::MAX);
+        } else {
+            self.sort_out(now, path, first, answers);
+        }
+        for answer in answers.after_mut(first) {
+            answer.token = self.kept.forget(answer.token);
+        }
+        if let Some(way) = &mut self.lanes[path].way {
+            way.send_rest();
+        }
+    }
+}
+
+impl PathLane {
+    fn new() -> Self {
+        Self {
+            way: None,
+            condition: Condition::Cut,
+            stale: 0,
+            batch: Vec::with_capacity(BATCH),
+            is_dirty: false,
+            next: None,
+        }
+    }
+}
+
+const fn failed(token: u64) -> Answer {
+    Answer { token, outcome: Outcome::PATH_ERROR, result: 0 }
+}
+
+impl Backend for MultipathQueue {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    #[inline]
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        if !self.is_ordinary() {
+            return self.submit_slowly(now, requests, segments);
+        }
+        self.pass_on(now, requests, segments)
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        for lane in self.lanes.iter_mut().filter(|lane| lane.is_dirty) {
+            lane.is_dirty = false;
+            if let Some(way) = &mut lane.way {
+                way.flush();
+            }
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let first = answers.len();
+        (0..self.lanes.len()).for_each(|path| self.poll_path(now, path, answers));
+        if !self.is_ordinary() || !self.views.iter().any(View::is_usable) {
+            self.settle(now);
+            self.flush();
+        }
+        let count = self.failed.len().min(answers.room());
+        self.failed.drain(..count).for_each(|answer| answers.push(answer));
+        answers.len() - first
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        let sum = |sum: DoorbellCounts, way: &Way| {
+            let DoorbellCounts { submission, completion } = way.doorbells();
+            DoorbellCounts {
+                submission: sum.submission + submission,
+                completion: sum.completion + completion,
+            }
+        };
+        self.ways().fold(DoorbellCounts::default(), sum)
+    }
+
+    fn wake_at(&self) -> Instant {
+        if !self.failed.is_empty() {
+            return Instant::default();
+        }
+        let end = self.down_since.filter(|_| self.kept.has_again());
+        let end = end.map_or(Instant::NEVER, |since| since.after(self.fail_fast));
+        self.ways().map(Way::wake_at).fold(end, Instant::min)
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.sleep.as_ref().map_or(WakeSource::Nothing, |sleep| sleep.wake_source())
+    }
+
+    fn arm(&mut self) -> bool {
+        let Some(sleep) = &mut self.sleep else { return true };
+        sleep.clear();
+        let ways = self.lanes.iter_mut().filter_map(|lane| lane.way.as_mut());
+        // Each of them is armed, whatever the others have to do.
+        let busy = ways.map(|way| way.arm(&mut **sleep)).filter(|is_busy| *is_busy).count();
+        busy > 0 || !self.failed.is_empty() || self.heeded != self.shared.word()
+    }
+
+    fn disarm(&mut self) {
+        self.lanes.iter_mut().filter_map(|lane| lane.way.as_mut()).for_each(Way::disarm);
+    }
+}

@@ -1,0 +1,302 @@
+//! Failovers by the hundred, each from a seed: paths that are cut, silent, slow, away and moved, under
+//! reads and writes; and old controllers that execute what they were told as late as they may.
+//!
+//! Every cell of the disk has its writes numbered. An answered write is never undone, no answered read
+//! is older than what was answered before it was sent, memory is not touched behind an answer, and
+//! everything is answered once.
+//!
+//! `FAILOVERS=5000 cargo test -p tenmil-remote --release failovers` runs more of them.
+
+use std::collections::BTreeMap;
+
+use base::{Memory, Operation, Random, Segment, Span};
+use sim::network::{Direction, Fault};
+use wire::log::ana::AnaState;
+
+use super::multipath::{DETECT, Field};
+use super::target::{BLOCK, QUIESCE, load};
+use crate::multipath::Spread;
+
+/// Blocks in a cell: enough of them for data that do not travel in a capsule.
+const CELL_BLOCKS: u32 = 16;
+const CELLS: usize = 8;
+/// Requests of a schedule.
+const REQUESTS: u64 = 100;
+/// Requests under way at once, each with memory of its own.
+const PLACES: u64 = 12;
+const SCHEDULES: u64 = 24;
+/// What memory holds that nobody may touch, or whose bytes nobody may send any more.
+const CANARY: u8 = 0xa5;
+
+struct Schedule {
+    field: Field,
+    random: Random,
+    cells: Vec<Cell>,
+    under_way: BTreeMap<u64, Sent>,
+    /// Places that nobody uses, and that hold the canary.
+    free: Vec<u64>,
+    next: u64,
+    failed: u64,
+    faults: u64,
+    /// When the next fault comes, and which paths are to be healed when.
+    calm_until: base::Instant,
+    ill: Vec<Option<base::Instant>>,
+    seed: u64,
+}
+
+/// What is known of a part of the disk.
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    /// The last write that was answered.
+    answered: u64,
+    /// The last write that was sent.
+    sent: u64,
+    is_written: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Sent {
+    place: u64,
+    cell: usize,
+    operation: Operation,
+    /// Of a read: the last answered write when it was sent. Of a write: its number.
+    number: u64,
+}
+
+impl Schedule {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let (count, spread) = (2 + index(&mut random, 2), Spread::NAMES[index(&mut random, 3)].1);
+        let field = Field::ready(count, spread);
+        for target in &field.targets {
+            let mut state = target.state();
+            state.late = Some(random.fork());
+            if random.chance(1, 2) {
+                state.network.there.splits = true;
+                state.network.seed = random.draw();
+            }
+        }
+        let calm_until = field.now;
+        let ill = vec![None; count];
+        let schedule = Self {
+            field,
+            random,
+            cells: vec![Cell::default(); CELLS],
+            under_way: BTreeMap::new(),
+            free: (0..PLACES).collect(),
+            next: 0,
+            failed: 0,
+            faults: 0,
+            calm_until,
+            ill,
+            seed,
+        };
+        (0..PLACES).for_each(|place| schedule.hide(place));
+        schedule
+    }
+
+    fn place(&self, place: u64) -> Segment {
+        self.field.place(place, CELL_BLOCKS)
+    }
+
+    fn hide(&self, place: u64) {
+        self.field.regions.fill(self.place(place), CANARY).unwrap();
+    }
+
+    /// A cell as write `number` leaves it.
+    fn content(cell: usize, number: u64) -> Vec<u8> {
+        let word = number << 8 | cell as u64;
+        let count = CELL_BLOCKS as usize * BLOCK / 8;
+        (0..count).flat_map(|_| word.to_le_bytes()).collect()
+    }
+
+    /// Sends one request, if there is a place for it.
+    fn submit(&mut self) {
+        let Some(place) = self.free.pop() else { return };
+        let cell = index(&mut self.random, CELLS);
+        let is_write = !self.cells[cell].is_written && self.random.chance(1, 2);
+        let segment = self.place(place);
+        let (operation, number) = if is_write {
+            let number = self.cells[cell].sent + 1;
+            self.field.regions.store(segment, &Self::content(cell, number)).unwrap();
+            (Operation::Write, number)
+        } else {
+            (Operation::Read, self.cells[cell].answered)
+        };
+        let (lba, token) = (cell as u64 * u64::from(CELL_BLOCKS), self.next);
+        if !self.field.submit(operation, lba, segment, token) {
+            self.hide(place);
+            return self.free.push(place);
+        }
+        if is_write {
+            (self.cells[cell].sent, self.cells[cell].is_written) = (number, true);
+        }
+        self.next += 1;
+        self.under_way.insert(token, Sent { place, cell, operation, number });
+    }
+
+    /// Looks at what was answered.
+    fn check(&mut self) {
+        for answer in std::mem::take(&mut self.field.answers) {
+            let seed = self.seed;
+            let sent = self.under_way.remove(&answer.token);
+            let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {answer:?} came unasked"));
+            let is_success = answer.outcome.is_success();
+            self.failed += u64::from(!is_success);
+            let cell = &mut self.cells[sent.cell];
+            if sent.operation == Operation::Write {
+                cell.is_written = false;
+                if is_success {
+                    cell.answered = sent.number;
+                }
+            } else if is_success {
+                let (sent_last, bytes) =
+                    (cell.sent, load(&self.field.regions, self.place(sent.place)));
+                let word = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+                let found = word >> 8;
+                let whole = bytes == Self::content(sent.cell, found) || found == 0;
+                assert!(whole, "seed {seed}: cell {} holds what was never written", sent.cell);
+                let believed = (sent.number..=sent_last).contains(&found);
+                assert!(
+                    believed,
+                    "seed {seed}: cell {} holds write {found}, expected {} to {sent_last}",
+                    sent.cell, sent.number
+                );
+            }
+            self.hide(sent.place);
+            self.free.insert(0, sent.place);
+        }
+    }
+
+    /// Whether memory is as it was left by whoever was answered.
+    fn check_memory(&self) {
+        for place in &self.free {
+            let bytes = load(&self.field.regions, self.place(*place));
+            let is_whole = bytes.iter().all(|byte| *byte == CANARY);
+            assert!(is_whole, "seed {}: memory was touched behind its answer", self.seed);
+        }
+    }
+
+    /// Makes a path ill, or well again.
+    fn harm(&mut self) {
+        let now = self.field.now;
+        for path in 0..self.ill.len() {
+            if self.ill[path].is_some_and(|until| now >= until) {
+                self.heal(path);
+            }
+        }
+        if now < self.calm_until {
+            return;
+        }
+        self.calm_until = now.after(Span::from_us(self.random.below(800_000)));
+        let path = index(&mut self.random, self.ill.len());
+        let for_a_while = Span::from_ms(self.random.below(4000));
+        self.ill[path] = Some(now.after(for_a_while));
+        self.faults += 1;
+        let target = &self.field.targets[path];
+        match self.random.below(7) {
+            0 | 1 => target.cut(),
+            2 => {
+                target.state().is_away = true;
+                target.cut();
+            }
+            3 => {
+                let way = if self.random.chance(1, 2) { Direction::There } else { Direction::Back };
+                target.state().networks.iter().for_each(|it| it.harm(way, Fault::BlackHole));
+            }
+            4 => {
+                let fault = Fault::Freeze(Span::from_ms(self.random.below(3000)));
+                target.state().networks.iter().for_each(|it| it.harm(Direction::There, fault));
+            }
+            5 => {
+                let state = target.state();
+                if let Some(last) = state.networks.last() {
+                    last.cut();
+                }
+            }
+            _ => {
+                let all = [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Change];
+                self.field.set_access(path, all[index(&mut self.random, 3)]);
+            }
+        }
+    }
+
+    fn heal(&mut self, path: usize) {
+        self.ill[path] = None;
+        self.field.targets[path].state().is_away = false;
+        if self.field.targets[path].state().ana != AnaState::Optimized {
+            self.field.set_access(path, AnaState::Optimized);
+        }
+    }
+
+    /// A turn; long ones while there is nothing to do but wait.
+    fn turn(&mut self, idle: &mut u64) {
+        let before = self.under_way.len();
+        self.field.now = self.field.now.after(Span::from_us((*idle * 50).min(10_000)));
+        self.field.turn();
+        self.check();
+        *idle = if self.under_way.len() == before { *idle + 1 } else { 0 };
+    }
+
+    fn run(mut self) -> Self {
+        let mut idle = 0;
+        while self.next < REQUESTS {
+            self.harm();
+            if self.random.chance(1, 3) {
+                self.submit();
+            }
+            self.turn(&mut idle);
+            if self.random.chance(1, 16) {
+                self.check_memory();
+            }
+        }
+        // From here on all is well, and everything has to be answered.
+        (0..self.ill.len()).for_each(|path| self.heal(path));
+        let end = self.field.now.after(Span::from_secs(40));
+        while !self.under_way.is_empty() {
+            self.turn(&mut idle);
+            assert!(self.field.now < end, "seed {}: {} left", self.seed, self.under_way.len());
+        }
+        // What old controllers still had has been executed by now, if ever.
+        self.field.turn_for(Span { ns: 2 * (DETECT.ns + QUIESCE.ns) });
+        self.check();
+        self.check_memory();
+        self.read_all();
+        self
+    }
+
+    fn read_all(&mut self) {
+        for cell in 0..CELLS {
+            let Cell { answered, sent, .. } = self.cells[cell];
+            let (place, lba) = (self.place(0), cell as u64 * u64::from(CELL_BLOCKS));
+            assert!(self.field.run(Operation::Read, lba, place).is_success());
+            let bytes = load(&self.field.regions, place);
+            let found = u64::from_le_bytes(bytes[..8].try_into().unwrap()) >> 8;
+            assert!(
+                (answered..=sent).contains(&found),
+                "seed {}: in the end cell {cell} holds write {found}, expected {answered} to {sent}",
+                self.seed
+            );
+        }
+    }
+}
+
+/// One of the first `count`.
+fn index(random: &mut Random, count: usize) -> usize {
+    usize::try_from(random.below(count as u64)).unwrap()
+}
+
+#[test]
+fn failovers_lose_nothing_undo_nothing_and_answer_everything_once() {
+    let count = std::env::var("FAILOVERS").ok().and_then(|text| text.parse().ok());
+    let (mut faults, mut failed) = (0, 0);
+    let count = count.unwrap_or(SCHEDULES);
+    for seed in 0..count {
+        let schedule = Schedule::new(seed).run();
+        faults += schedule.faults;
+        failed += schedule.failed;
+    }
+    println!("{count} schedules: {faults} faults, {failed} requests failed");
+    assert!(faults > 2 * count, "{faults} faults");
+    assert!(failed * 100 < count * REQUESTS, "{failed} failed");
+}

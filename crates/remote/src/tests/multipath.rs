@@ -1,0 +1,368 @@
+//! Several paths to one namespace, in simulated time.
+
+use base::{
+    Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Request, Segment, Span,
+};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
+use sim::network::{Direction, Fault};
+use wire::log::ana::AnaState;
+
+use super::bed::{HOST, SUBSYSTEM};
+use super::target::{BLOCK, QUIESCE, Target, load, pattern};
+use crate::multipath::{
+    Access, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Spread,
+};
+use crate::options::Options;
+
+const TURN: Span = Span::from_us(50);
+pub(super) const DETECT: Span = Span::from_secs(1);
+
+/// A host with targets that are paths to one namespace.
+pub(super) struct Field {
+    pub(super) targets: Vec<Target>,
+    pub(super) regions: Regions,
+    memory: Segment,
+    pub(super) now: Instant,
+    pub(super) multipath: Multipath,
+    pub(super) queues: Vec<MultipathQueue>,
+    pub(super) events: Vec<PathEvent>,
+    pub(super) answers: Vec<Answer>,
+}
+
+impl Field {
+    pub(super) fn new(count: usize, spread: Spread) -> Self {
+        let regions = Regions::new(count + 1);
+        let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+        let first = Target::new();
+        let targets: Vec<Target> = (0..count).map(|_| Target::new()).collect();
+        for target in &targets {
+            target.state().disk = std::sync::Arc::clone(&first.state().disk);
+        }
+        let now = Instant { ns: 1_000_000 };
+        let setups = targets.iter().map(|target| setup(target, &regions)).collect();
+        let mut options = Options::new(SUBSYSTEM, HOST, [7; 16]);
+        options.policy.detect = DETECT;
+        options.policy.retry = Span::from_ms(100);
+        let wishes = MultipathOptions {
+            options,
+            controller: ControllerOptions { queue_pairs: 4, ..ControllerOptions::default() },
+            namespace: 1,
+            spread,
+            queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
+            sizes: QueueSizes::default(),
+        };
+        let multipath = Multipath::begin(setups, wishes, now).unwrap();
+        let (queues, events, answers) = (Vec::new(), Vec::new(), Vec::new());
+        Self { targets, regions, memory, now, multipath, queues, events, answers }
+    }
+
+    /// The same, once all paths are up and a queue has them all.
+    pub(super) fn ready(count: usize, spread: Spread) -> Self {
+        let mut field = Self::new(count, spread);
+        field.turn_until(|field| (0..count).all(|path| field.multipath.access(path).is_some()));
+        field.add_queue();
+        field.turn_until(|field| field.queues[0].open_paths() == count);
+        field
+    }
+
+    pub(super) fn add_queue(&mut self) {
+        let ticket = self.multipath.open_queue();
+        self.turn_until(|field| {
+            let taken = field.multipath.take_queue(ticket);
+            field.queues.extend(taken);
+            !field.queues.is_empty()
+        });
+    }
+
+    pub(super) fn turn(&mut self) {
+        self.now = self.now.after(TURN);
+        self.targets.iter().for_each(|target| target.turn(self.now));
+        self.events.extend(self.multipath.poll(self.now));
+        let mut answers = Answers::with_capacity(16);
+        for queue in &mut self.queues {
+            queue.poll(self.now, &mut answers);
+            self.answers.extend(answers.drain());
+            queue.flush();
+        }
+    }
+
+    pub(super) fn turn_for(&mut self, span: Span) {
+        let end = self.now.after(span);
+        while self.now < end {
+            self.now = self.now.after(Span { ns: span.ns / 500 });
+            self.turn();
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn turn_until(&mut self, mut is_enough: impl FnMut(&mut Self) -> bool) {
+        let (begun, end) = (self.now, self.now.after(Span::from_secs(100)));
+        while !is_enough(self) {
+            self.now = self.now.after(Span { ns: self.now.since(begun).ns / 500 });
+            self.turn();
+            assert!(self.now < end, "it never came: {:?}", self.events);
+        }
+    }
+
+    /// The part of memory for request number `number`, of so many blocks.
+    pub(super) fn place(&self, number: u64, blocks: u32) -> Segment {
+        let len = blocks * u32::try_from(BLOCK).unwrap();
+        self.memory.slice(u32::try_from(number).unwrap() * len, len).unwrap()
+    }
+
+    pub(super) fn submit(&mut self, op: Operation, lba: u64, place: Segment, token: u64) -> bool {
+        let request = Request {
+            token,
+            lba,
+            operand: 0,
+            segment_first: 0,
+            blocks: place.len_bytes / u32::try_from(BLOCK).unwrap(),
+            segment_count: 1,
+            metadata_count: 0,
+            operation: op,
+            flags: Flags::NONE,
+        };
+        let taken = self.queues[0].submit(self.now, &[request], &[place]);
+        self.queues[0].flush();
+        taken == 1
+    }
+
+    /// Does one request to its end.
+    #[track_caller]
+    pub(super) fn run(&mut self, operation: Operation, lba: u64, place: Segment) -> Outcome {
+        self.turn_until(|field| field.submit(operation, lba, place, 4711));
+        self.turn_until(|field| field.answers.iter().any(|answer| answer.token == 4711));
+        let at = self.answers.iter().position(|answer| answer.token == 4711).unwrap();
+        self.answers.remove(at).outcome
+    }
+
+    #[track_caller]
+    fn exchange(&mut self, lba: u64, seed: u64) {
+        let (from, to) = (self.place(0, 8), self.place(1, 8));
+        let bytes = pattern(seed, from.len_bytes as usize);
+        self.regions.store(from, &bytes).unwrap();
+        self.regions.fill(to, 0).unwrap();
+        assert_eq!(self.run(Operation::Write, lba, from), Outcome::SUCCESS);
+        assert_eq!(self.run(Operation::Read, lba, to), Outcome::SUCCESS);
+        assert!(load(&self.regions, to) == bytes);
+    }
+
+    fn executed(&self) -> Vec<u64> {
+        self.targets.iter().map(|target| target.state().executed).collect()
+    }
+
+    pub(super) fn set_access(&self, path: usize, ana: AnaState) {
+        let mut state = self.targets[path].state();
+        (state.ana, state.ana_has_changed) = (ana, true);
+    }
+
+    /// Nobody answers there, and what was connected is cut.
+    fn take_away(&self, path: usize) {
+        self.targets[path].state().is_away = true;
+        self.targets[path].cut();
+    }
+}
+
+fn setup(target: &Target, regions: &Regions) -> PathSetup {
+    let pool = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+    let store = CommandStore::for_device(DeviceKind::Emulated);
+    let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
+    pool.map_on_use();
+    let (target, regions) = (target.clone(), regions.clone());
+    PathSetup { pool, dial: Box::new(move || target.dial(&regions)) }
+}
+
+#[test]
+fn requests_go_where_the_spread_says() {
+    for (spread, expected) in [
+        (Spread::ActivePassive, [20, 0, 0]),
+        (Spread::RoundRobin, [6, 7, 7]),
+        (Spread::QueueDepth, [6, 7, 7]),
+    ] {
+        let mut field = Field::ready(3, spread);
+        for number in 0..20 {
+            assert!(field.submit(Operation::Read, 0, field.place(number, 1), number));
+        }
+        field.turn_until(|field| field.answers.len() == 20);
+        assert_eq!(field.executed(), expected, "{spread:?}");
+        assert!(field.answers.iter().all(|answer| answer.outcome.is_success()));
+    }
+}
+
+#[test]
+fn a_non_optimized_path_is_taken_when_no_better_one_is_there_and_left_again() {
+    let mut field = Field::new(2, Spread::ActivePassive);
+    field.targets[0].state().ana = AnaState::NonOptimized;
+    field.turn_until(|field| (0..2).all(|path| field.multipath.access(path).is_some()));
+    field.add_queue();
+    field.turn_until(|field| field.queues[0].open_paths() == 2);
+    field.exchange(0, 1);
+    assert_eq!(field.executed(), [0, 2]);
+    field.take_away(1);
+    field.exchange(8, 2);
+    assert_eq!(field.executed(), [2, 2]);
+    field.targets[1].state().is_away = false;
+    field.turn_until(|field| field.queues[0].open_paths() == 2);
+    field.exchange(8, 3);
+    assert_eq!(field.executed(), [2, 4]);
+    let told: Vec<String> = field.events.iter().map(ToString::to_string).collect();
+    for expected in [
+        "path 0 is up, non-optimized",
+        "path 1 is down: the network was cut",
+        "path 0 instead of path 1",
+        "path 1 is up, optimized",
+        "path 1 instead of path 0",
+    ] {
+        assert!(told.iter().any(|told| told == expected), "{expected}: {told:?}");
+    }
+}
+
+/// What only looks goes elsewhere at once. What changes a block waits until the old controller has had
+/// its time, or has said that it has stopped.
+#[test]
+fn a_read_goes_elsewhere_at_once_and_a_write_when_the_old_controller_can_do_nothing_any_more() {
+    let quiet = Span { ns: DETECT.ns + QUIESCE.ns };
+    for (operation, least, most) in [
+        (Operation::Read, Span::default(), Span::from_ms(2)),
+        (Operation::Flush, Span::default(), Span::from_ms(2)),
+        (Operation::Write, quiet, Span { ns: quiet.ns + 100_000_000 }),
+    ] {
+        let mut field = Field::ready(2, Spread::ActivePassive);
+        field.targets[0].state().is_idle = true;
+        let place = field.place(0, 8);
+        assert!(field.submit(operation, 0, place, 1));
+        field.turn_for(Span::from_ms(1));
+        field.take_away(0);
+        let cut_at = field.now;
+        field.turn_until(|field| !field.answers.is_empty());
+        let waited = field.now.since(cut_at);
+        assert!((least..most).contains(&waited), "{operation:?}: {waited}");
+        assert_eq!(field.answers[0].outcome, Outcome::SUCCESS);
+        assert_eq!(field.executed()[1], 1);
+        field.turn_for(Span::from_secs(3));
+        assert_eq!(field.answers.len(), 1, "once");
+    }
+}
+
+/// The admin connection is still there: the controller says that it has stopped.
+#[test]
+fn a_write_goes_elsewhere_as_soon_as_the_old_controller_says_that_it_has_stopped() {
+    let mut field = Field::ready(2, Spread::ActivePassive);
+    field.targets[0].state().is_idle = true;
+    let place = field.place(0, 8);
+    assert!(field.submit(Operation::Write, 0, place, 1));
+    field.turn_for(Span::from_ms(1));
+    field.targets[0].state().networks[1].cut();
+    let cut_at = field.now;
+    field.turn_until(|field| !field.answers.is_empty());
+    let waited = field.now.since(cut_at);
+    assert!(waited < Span::from_ms(50), "{waited}");
+    assert_eq!(field.executed(), [0, 1]);
+}
+
+#[test]
+fn a_path_that_does_not_lead_there_any_more_is_left_at_once_even_by_writes() {
+    for ana in [AnaState::Inaccessible, AnaState::PersistentLoss, AnaState::Change] {
+        let mut field = Field::ready(2, Spread::ActivePassive);
+        // Nobody is told: the answers say so.
+        field.targets[0].state().ana = ana;
+        let begun = field.now;
+        field.exchange(0, 1);
+        assert!(field.now.since(begun) < Span::from_ms(2), "{}", field.now.since(begun));
+        assert_eq!(field.executed(), [0, 2], "{ana:?}");
+        field.turn_until(|field| field.multipath.access(0) != Some(Access::Optimized));
+        // Told: nobody tries there.
+        field.set_access(0, AnaState::Optimized);
+        field.turn_until(|field| field.multipath.access(0) == Some(Access::Optimized));
+        field.exchange(0, 2);
+        assert_eq!(field.executed(), [2, 2], "{ana:?}");
+    }
+}
+
+/// A change may take as long as the controller says (ANATT, two seconds), and requests are held.
+#[test]
+fn a_change_is_waited_for_as_long_as_it_may_take() {
+    let mut field = Field::ready(1, Spread::ActivePassive);
+    field.set_access(0, AnaState::Change);
+    let place = field.place(0, 8);
+    field.turn_until(|field| field.multipath.access(0) == Some(Access::Change));
+    field.turn();
+    let _ = field.submit(Operation::Write, 0, place, 1);
+    field.turn_for(Span::from_ms(1500));
+    assert_eq!((field.multipath.access(0), field.answers.len()), (Some(Access::Change), 0));
+    field.turn_for(Span::from_ms(1000));
+    assert_eq!(field.multipath.access(0), Some(Access::Inaccessible));
+    field.set_access(0, AnaState::NonOptimized);
+    field.turn_until(|field| field.multipath.access(0) == Some(Access::NonOptimized));
+    field.exchange(0, 1);
+    assert_eq!(field.events.iter().filter(|event| **event == PathEvent::NoPath).count(), 1);
+}
+
+#[test]
+fn without_a_path_requests_fail_in_time_and_go_on_when_one_comes_back() {
+    let mut field = Field::ready(2, Spread::RoundRobin);
+    (0..2).for_each(|path| field.take_away(path));
+    field.turn_for(Span::from_ms(10));
+    let (place, begun) = (field.place(0, 1), field.now);
+    field.turn_until(|field| field.submit(Operation::Read, 0, place, 1));
+    field.turn_until(|field| !field.answers.is_empty());
+    assert_eq!(field.answers.remove(0).outcome, Outcome::PATH_ERROR);
+    let waited = field.now.since(begun);
+    assert!(waited < Span::from_secs(31) && waited > Span::from_secs(29), "{waited}");
+    assert!(field.multipath.is_there(field.now) && field.multipath.down_since().is_some());
+    field.targets[1].state().is_away = false;
+    field.turn_until(|field| field.queues[0].open_paths() == 1);
+    field.exchange(0, 1);
+}
+
+/// Also one whose controller was given up meanwhile, and one that was never reached before.
+#[test]
+fn a_path_that_comes_back_after_any_time_is_used_again() {
+    let mut field = Field::new(2, Spread::ActivePassive);
+    field.targets[0].state().is_away = true;
+    field.turn_until(|field| field.multipath.access(1).is_some());
+    field.add_queue();
+    field.turn_until(|field| field.queues[0].open_paths() == 1);
+    field.exchange(0, 1);
+    field.targets[0].state().is_away = false;
+    field.turn_until(|field| field.queues[0].open_paths() == 2);
+    field.exchange(0, 2);
+    assert_eq!(field.executed(), [2, 2]);
+    field.take_away(0);
+    for _ in 0..130 {
+        field.turn_for(Span::from_secs(5));
+    }
+    field.exchange(0, 3);
+    field.targets[0].state().is_away = false;
+    field.turn_until(|field| field.queues[0].open_paths() == 2);
+    field.exchange(0, 4);
+    assert_eq!(field.executed(), [4, 4]);
+}
+
+/// Two subsystems of the same name need not be the same.
+#[test]
+fn a_path_that_leads_elsewhere_is_not_used() {
+    let mut field = Field::new(2, Spread::RoundRobin);
+    field.targets[1].state().nguid = 9;
+    field.turn_until(|field| field.events.len() == 2);
+    let told: Vec<String> = field.events.iter().map(ToString::to_string).collect();
+    assert!(told[1].starts_with("path 1 is not used: its names"), "{told:?}");
+    field.add_queue();
+    field.turn_until(|field| field.queues[0].open_paths() == 1);
+    field.exchange(0, 1);
+    assert_eq!(field.executed()[1], 0);
+}
+
+#[test]
+fn a_silent_path_is_left_when_it_is_noticed() {
+    let mut field = Field::ready(2, Spread::ActivePassive);
+    for network in &field.targets[0].state().networks {
+        network.harm(Direction::Back, Fault::BlackHole);
+    }
+    let (place, begun) = (field.place(0, 8), field.now);
+    assert!(field.submit(Operation::Read, 0, place, 1));
+    field.turn_until(|field| !field.answers.is_empty());
+    assert!(field.now.since(begun) <= Span { ns: DETECT.ns + 100_000_000 });
+    assert_eq!(field.answers[0].outcome, Outcome::SUCCESS);
+}
