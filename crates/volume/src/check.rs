@@ -1,0 +1,353 @@
+//! Walks a whole store and compares everything with everything. It changes nothing.
+//!
+//! Every block of metadata is read once, however many trees it belongs to. Memory grows with the
+//! metadata: an entry for each block of it and each run of data.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use base::Outcome;
+
+use crate::error::{Damage, Flaw};
+use crate::format::{
+    Block, Body, Kind, Page, Pointer, Record, Superblock, VolumeBody, flags, hash, unpadded,
+};
+use crate::ranges::Deltas;
+use crate::store::Store;
+use crate::tree::{ALL, Tree, child_bounds};
+
+/// A check under way. Nothing may be written to the store meanwhile.
+#[derive(Debug)]
+pub struct Check {
+    store: u128,
+    superblock: Superblock,
+    to_visit: Vec<Visit>,
+    /// Every block of metadata, and how often it is pointed to.
+    references: BTreeMap<u64, i64>,
+    /// How often each unit of data is used.
+    data: Deltas,
+    /// What the space map says.
+    recorded: Vec<Record>,
+    /// Nodes of maps: blocks mapped in the node itself, and its children.
+    nodes: BTreeMap<u64, (u64, Vec<u64>)>,
+    volumes: BTreeMap<u64, VolumeBody>,
+    names: BTreeMap<u64, u64>,
+    findings: Vec<Finding>,
+}
+
+/// What a check has found to be wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// A block of metadata; what is under it has not been seen, so counts are not compared.
+    Damaged(Damage),
+    /// Blocks are counted otherwise than they are used.
+    Count {
+        /// The first of them.
+        first: u64,
+        /// How many.
+        blocks: u64,
+        /// How much too high the count is; below zero, how much too low.
+        excess: i64,
+    },
+    /// A block of metadata lies where data lie.
+    Overlap(u64),
+    /// Blocks that a map sends to places that are not in step with the volume's units.
+    Alignment {
+        /// The volume.
+        volume: u64,
+        /// The first block of the run.
+        block: u64,
+    },
+    /// A number is not what it should be.
+    Number {
+        /// Which one.
+        what: &'static str,
+        /// The volume; zero if it is a number of the store.
+        volume: u64,
+        /// What is written down.
+        recorded: u64,
+        /// What was counted.
+        counted: u64,
+    },
+    /// A name leads to no volume of that name, or a volume is not found by its name.
+    Name(u64),
+}
+
+/// What a check has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+    /// Volumes, snapshots included.
+    pub volumes: u64,
+    /// Blocks of metadata, superblocks not included.
+    pub metadata: u64,
+    /// Blocks with a count, superblocks not included.
+    pub used: u64,
+}
+
+/// A block that is to be read.
+#[derive(Clone, Debug)]
+struct Visit {
+    at: Pointer,
+    tree: Tree,
+    level: Option<u8>,
+    bounds: Range<u64>,
+}
+
+impl Check {
+    /// A check of what the last durable superblock of a store leads to.
+    pub fn of(store: &Store) -> Self {
+        let (id, superblock) = store.durable();
+        let mut check = Self {
+            store: id,
+            superblock,
+            to_visit: Vec::new(),
+            references: BTreeMap::new(),
+            data: Deltas::default(),
+            recorded: Vec::new(),
+            nodes: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            names: BTreeMap::new(),
+            findings: Vec::new(),
+        };
+        let roots = [
+            (Kind::Space, superblock.space),
+            (Kind::Names, superblock.names),
+            (Kind::Work, superblock.work),
+            (Kind::Catalogue, superblock.catalogue),
+        ];
+        for (kind, at) in roots {
+            check.visit(Visit {
+                at,
+                tree: Tree { kind, owner: 0, unit: 1 },
+                level: None,
+                bounds: ALL,
+            });
+        }
+        check
+    }
+
+    /// The next block that has to be read; `None` once that was all.
+    pub fn next_read(&self) -> Option<u64> {
+        self.to_visit.last().map(|visit| visit.at.address)
+    }
+
+    /// The block that was to be read has been, or not.
+    pub fn handle_read(&mut self, bytes: Result<&Block, Outcome>) {
+        let Some(visit) = self.to_visit.pop() else { return };
+        let address = visit.at.address;
+        let page = bytes
+            .map_err(|outcome| Damage::at(address, Flaw::Unread(outcome)))
+            .and_then(|bytes| Page::decode(bytes, self.store, address))
+            .and_then(|page| visit.check(page));
+        match page {
+            Ok(page) => self.take_in(&visit, &page),
+            Err(damage) => {
+                let (kind, owner) = (Some(visit.tree.kind), visit.tree.owner);
+                self.findings.push(Finding::Damaged(Damage { kind, owner, ..damage }));
+            }
+        }
+    }
+
+    /// Notes one more reference to a block, and has it read if that is the first one.
+    fn visit(&mut self, visit: Visit) {
+        let address = visit.at.address;
+        if visit.at.is_none() {
+            return;
+        }
+        if !self.superblock.room().contains(&address) {
+            let (kind, owner) = (Some(visit.tree.kind), visit.tree.owner);
+            let damage = Damage { address, kind, owner, flaw: Flaw::Bounds };
+            return self.findings.push(Finding::Damaged(damage));
+        }
+        let references = self.references.entry(address).or_default();
+        *references += 1;
+        if *references == 1 {
+            self.to_visit.push(visit);
+        }
+    }
+
+    fn take_in(&mut self, visit: &Visit, page: &Page) {
+        let Body::Node { level, records } = &page.body else {
+            if let Body::Volume(body) = &page.body {
+                self.take_in_volume(visit, body);
+            }
+            return;
+        };
+        if visit.tree.kind == Kind::Map {
+            let blocks = |run: &Record| if *level == 0 { run.extra } else { 0 };
+            let below = |line: &Record| (*level > 0).then_some(line.value);
+            let mapped = records.iter().map(blocks).sum();
+            let children = records.iter().filter_map(below).collect();
+            self.nodes.insert(visit.at.address, (mapped, children));
+        }
+        for (index, record) in records.iter().enumerate() {
+            if *level > 0 {
+                let bounds = child_bounds(records, index, &visit.bounds);
+                let level = Some(level - 1);
+                self.visit(Visit { at: record.child(), tree: visit.tree, level, bounds });
+            } else {
+                self.take_in_line(visit, record);
+            }
+        }
+    }
+
+    fn take_in_line(&mut self, visit: &Visit, line: &Record) {
+        match visit.tree.kind {
+            Kind::Space => self.recorded.push(*line),
+            Kind::Map => {
+                let units = visit.tree.units_of(line);
+                let room = self.superblock.room();
+                let is_inside = room.start <= units.start && units.end <= room.end;
+                if line.key % visit.tree.unit != line.value % visit.tree.unit || !is_inside {
+                    let (volume, block) = (visit.tree.owner, line.key);
+                    self.findings.push(Finding::Alignment { volume, block });
+                }
+                self.data.add(units, 1);
+            }
+            Kind::Names => drop(self.names.insert(line.key, line.value)),
+            // A line of the work list without an address is about a volume of the catalogue.
+            _ => {
+                let tree = Tree { kind: Kind::Volume, owner: line.key, unit: 1 };
+                self.visit(Visit { at: line.child(), tree, level: None, bounds: ALL });
+            }
+        }
+    }
+
+    fn take_in_volume(&mut self, visit: &Visit, body: &VolumeBody) {
+        if body.id != visit.tree.owner {
+            let (address, kind) = (visit.at.address, Some(Kind::Volume));
+            let damage = Damage { address, kind, owner: visit.tree.owner, flaw: Flaw::Bounds };
+            return self.findings.push(Finding::Damaged(damage));
+        }
+        self.volumes.insert(body.id, *body);
+        self.visit(Visit { at: body.map, tree: body.tree(), level: None, bounds: ALL });
+    }
+
+    /// What was found, once everything was read.
+    pub fn finish(mut self) -> Report {
+        let is_whole = self.findings.is_empty();
+        let used = self.recorded.iter().map(|run| run.extra).sum();
+        if is_whole {
+            self.compare_counts();
+            self.compare_mapped();
+            self.compare_names();
+            self.compare("used blocks", 0, self.superblock.used, used);
+        }
+        let live = self.volumes.values().filter(|body| !body.has(flags::DOOMED)).count() as u64;
+        if is_whole {
+            self.compare("volumes", 0, self.superblock.volumes, live);
+        }
+        let metadata = self.references.len() as u64;
+        Report { findings: self.findings, volumes: live, metadata, used }
+    }
+
+    fn compare(&mut self, what: &'static str, volume: u64, recorded: u64, counted: u64) {
+        if recorded != counted {
+            self.findings.push(Finding::Number { what, volume, recorded, counted });
+        }
+    }
+
+    fn compare_counts(&mut self) {
+        for (&address, &count) in &self.references {
+            if self.data.at(address) != 0 {
+                self.findings.push(Finding::Overlap(address));
+            }
+            self.data.add(address..address + 1, count);
+        }
+        for run in &self.recorded {
+            let count = i64::try_from(run.value).unwrap_or(i64::MAX);
+            self.data.add(run.key..run.key + run.extra, -count);
+        }
+        for (range, missing) in self.data.iter().filter(|(_, missing)| *missing != 0) {
+            let (first, blocks) = (range.start, range.end - range.start);
+            self.findings.push(Finding::Count { first, blocks, excess: -missing });
+        }
+    }
+
+    /// Adds up what is mapped under each root; a node that several trees share is added up once.
+    fn compare_mapped(&mut self) {
+        let mut sums: BTreeMap<u64, u64> = BTreeMap::new();
+        let volumes: Vec<VolumeBody> = self.volumes.values().copied().collect();
+        for body in volumes.iter().filter(|body| !body.has(flags::DOOMED)) {
+            let counted =
+                if body.map.is_none() { 0 } else { self.sum(body.map.address, &mut sums) };
+            self.compare("mapped blocks", body.id, body.mapped, counted);
+            let children = volumes.iter().filter(|other| other.origin == body.id);
+            let children = children.filter(|other| !other.has(flags::DOOMED)).count() as u64;
+            self.compare("children", body.id, body.children, children);
+        }
+    }
+
+    /// The recursion goes as deep as the tree is high: every level is one less than the one above.
+    fn sum(&self, address: u64, sums: &mut BTreeMap<u64, u64>) -> u64 {
+        if let Some(sum) = sums.get(&address) {
+            return *sum;
+        }
+        let Some((own, children)) = self.nodes.get(&address) else { return 0 };
+        let below = children.iter().map(|child| self.sum(*child, sums));
+        // A crafted store may have a child so often that no number holds the sum.
+        let sum = below.fold(*own, u64::saturating_add);
+        sums.insert(address, sum);
+        sum
+    }
+
+    fn compare_names(&mut self) {
+        for body in self.volumes.values().filter(|body| !body.has(flags::DOOMED)) {
+            let key = hash(unpadded(&body.name).as_bytes());
+            if self.names.remove(&key) != Some(body.id) {
+                self.findings.push(Finding::Name(body.id));
+            }
+        }
+        self.findings.extend(self.names.values().map(|id| Finding::Name(*id)));
+    }
+}
+
+impl Visit {
+    /// Compares a block with what points to it.
+    fn check(&self, page: Page) -> Result<Page, Damage> {
+        let damage = |flaw| Damage::at(self.at.address, flaw);
+        let (found, expected) = (page.generation, self.at.generation);
+        if page.kind != self.tree.kind || self.level.is_some_and(|level| level != page.level()) {
+            return Err(damage(Flaw::Kind { found: page.kind, level: page.level() }));
+        }
+        if found != expected {
+            return Err(damage(Flaw::Generation { found, expected }));
+        }
+        let end = |record: &Record| match page.level() {
+            0 => self.tree.kind.end(record).unwrap_or(u64::MAX),
+            _ => record.key + 1,
+        };
+        let records = page.records();
+        let begins = records.first().is_none_or(|record| record.key >= self.bounds.start);
+        let ends = records.last().is_none_or(|record| end(record) <= self.bounds.end);
+        if begins && ends { Ok(page) } else { Err(damage(Flaw::Bounds)) }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged(damage) => write!(out, "{damage}"),
+            Self::Count { first, blocks, excess } => write!(
+                out,
+                "space map: the count of {blocks} blocks from block {first} on is off by {excess}"
+            ),
+            Self::Overlap(address) => {
+                write!(
+                    out,
+                    "block {address}: it holds metadata, and a volume's map has it for data"
+                )
+            }
+            Self::Alignment { volume, block } => {
+                write!(out, "map of volume {volume}: block {block} lies where it must not")
+            }
+            Self::Number { what, volume, recorded, counted } => {
+                write!(out, "volume {volume}: {what}: {recorded} on record, {counted} counted")
+            }
+            Self::Name(id) => write!(out, "volume {id}: its name and the tree of names disagree"),
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! Copy-on-write trees of runs: changing them, a leaf at a time.
+//!
+//! On the way down every node is made the tree's own and, if it is nearly full, split, so that
+//! nothing has to be carried up again. A node that becomes empty goes, and so does a root with one
+//! child.
+
+use std::ops::Range;
+
+use crate::books::{Books, Stop};
+use crate::error::{Damage, Flaw};
+use crate::format::{Body, Kind, LEVEL_MAX, Page, Pointer, RECORDS_MAX, Record};
+use crate::ranges::{Deltas, RangeSet};
+use crate::tree::{ALL, Tree, child_bounds, child_index};
+
+/// A leaf gains two records at most with one change, and one more when it is split.
+pub(crate) const FULL: usize = RECORDS_MAX - 3;
+
+/// How far a change went, and how many blocks more (or fewer) are mapped.
+pub(crate) type Changed = (u64, i64);
+
+impl Books {
+    /// Replaces what a range of keys holds, as far as one leaf goes: by `line`, cut to fit, or by
+    /// nothing. Returns where it stopped.
+    pub(crate) fn splice(
+        &mut self,
+        tree: &Tree,
+        root: &mut Pointer,
+        range: Range<u64>,
+        line: Option<Record>,
+    ) -> Result<Changed, Stop> {
+        if root.is_none() {
+            return self.plant(tree, root, range, line);
+        }
+        *root = self.shadow(tree, *root, None, &ALL)?;
+        if self.records(*root)?.len() > self.full {
+            self.grow(tree, root)?;
+        }
+        let changed = self.splice_in(tree, *root, &ALL, &range, line)?;
+        self.tidy(tree, root)?;
+        Ok(changed)
+    }
+
+    /// The first leaf of an empty tree.
+    fn plant(
+        &mut self,
+        tree: &Tree,
+        root: &mut Pointer,
+        range: Range<u64>,
+        line: Option<Record>,
+    ) -> Result<Changed, Stop> {
+        let Some(line) = line else { return Ok((range.end, 0)) };
+        let mut records = Vec::new();
+        let (removed, added) = replace(&mut records, tree.kind, &range, Some(line));
+        let blocks = self.recount(tree, &removed, &added);
+        *root = self.put_new(tree.kind, tree.owner, Body::Node { level: 0, records })?;
+        Ok((range.end, blocks))
+    }
+
+    /// Puts a new root over one that is full.
+    fn grow(&mut self, tree: &Tree, root: &mut Pointer) -> Result<(), Stop> {
+        let page = self.node(tree, *root, None, &ALL)?;
+        let level = page.level() + 1;
+        if level > LEVEL_MAX {
+            return Err(damaged(tree, *root, Flaw::Contents));
+        }
+        let records = vec![line_to(0, *root)];
+        let above = self.put_new(tree.kind, tree.owner, Body::Node { level, records })?;
+        self.split_child(tree, above, 0)?;
+        *root = above;
+        Ok(())
+    }
+
+    fn splice_in(
+        &mut self,
+        tree: &Tree,
+        pointer: Pointer,
+        bounds: &Range<u64>,
+        range: &Range<u64>,
+        line: Option<Record>,
+    ) -> Result<Changed, Stop> {
+        let page = self.node(tree, pointer, None, bounds)?;
+        if page.level() == 0 {
+            let range = range.start..range.end.min(bounds.end);
+            let (removed, added) = replace(self.lines(pointer)?, tree.kind, &range, line);
+            return Ok((range.end, self.recount(tree, &removed, &added)));
+        }
+        let index = child_index(page.records(), range.start);
+        self.own_child(tree, pointer, index, bounds)?;
+        let child = self.records(pointer)?[index].child();
+        if self.records(child)?.len() > self.full {
+            self.split_child(tree, pointer, index)?;
+        }
+        let records = self.records(pointer)?;
+        let index = child_index(records, range.start);
+        let (child, inner) = (records[index].child(), child_bounds(records, index, bounds));
+        let changed = self.splice_in(tree, child, &inner, range, line)?;
+        self.drop_if_empty(pointer, index)?;
+        Ok(changed)
+    }
+
+    /// Takes out what a range holds, as far as one leaf goes. If the `whole` tree is given up, it
+    /// may also go as far as a subtree that others keep; then nobody counts what was mapped.
+    pub(crate) fn clear(
+        &mut self,
+        tree: &Tree,
+        root: &mut Pointer,
+        range: &Range<u64>,
+        whole: bool,
+    ) -> Result<Changed, Stop> {
+        let first = self.next_run(tree, *root, range.start)?;
+        let Some(first) = first.filter(|run| run.key < range.end) else {
+            return Ok((range.end, 0));
+        };
+        if whole && self.count(root.address)? > 1 {
+            self.leave(root.address..root.address + 1);
+            *root = Pointer::NONE;
+            return Ok((range.end, 0));
+        }
+        *root = self.shadow(tree, *root, None, &ALL)?;
+        let at = first.key.max(range.start);
+        let changed = self.clear_in(tree, *root, &ALL, range, at, whole)?;
+        self.tidy(tree, root)?;
+        Ok(changed)
+    }
+
+    fn clear_in(
+        &mut self,
+        tree: &Tree,
+        pointer: Pointer,
+        bounds: &Range<u64>,
+        range: &Range<u64>,
+        at: u64,
+        whole: bool,
+    ) -> Result<Changed, Stop> {
+        let page = self.node(tree, pointer, None, bounds)?;
+        if page.level() == 0 {
+            let range = range.start.max(bounds.start)..range.end.min(bounds.end);
+            let (removed, added) = replace(self.lines(pointer)?, tree.kind, &range, None);
+            return Ok((range.end, self.recount(tree, &removed, &added)));
+        }
+        let index = child_index(page.records(), at);
+        let inner = child_bounds(page.records(), index, bounds);
+        let is_covered = range.start <= inner.start && inner.end <= range.end;
+        if is_covered && (page.level() == 1 || whole) {
+            let child = page.records()[index].child();
+            let is_shared = self.count(child.address)? > 1;
+            if is_shared || page.level() == 1 {
+                let blocks = self.drop_child(tree, &page, index, is_shared, &inner)?;
+                self.lines(pointer)?.remove(index);
+                return Ok((inner.end, blocks));
+            }
+        }
+        self.own_child(tree, pointer, index, bounds)?;
+        let child = self.records(pointer)?[index].child();
+        let changed = self.clear_in(tree, child, &inner, range, at, whole)?;
+        self.drop_if_empty(pointer, index)?;
+        Ok(changed)
+    }
+
+    /// Gives up a child with all that is under it: a shared one, or a leaf.
+    fn drop_child(
+        &mut self,
+        tree: &Tree,
+        parent: &Page,
+        index: usize,
+        is_shared: bool,
+        bounds: &Range<u64>,
+    ) -> Result<i64, Stop> {
+        let child = parent.records()[index].child();
+        if parent.level() > 1 {
+            self.leave(child.address..child.address + 1);
+            return Ok(0);
+        }
+        let leaf = self.node(tree, child, Some(0), bounds)?;
+        if is_shared {
+            self.leave(child.address..child.address + 1);
+        } else {
+            leaf.records().iter().for_each(|run| self.leave(tree.units_of(run)));
+            self.drop_page(child.address);
+        }
+        Ok(-blocks_of(leaf.records()))
+    }
+
+    /// Makes a node the tree's own: unshared, and of this transaction.
+    fn shadow(
+        &mut self,
+        tree: &Tree,
+        pointer: Pointer,
+        level: Option<u8>,
+        bounds: &Range<u64>,
+    ) -> Result<Pointer, Stop> {
+        let page = self.node(tree, pointer, level, bounds)?;
+        let count = if tree.may_share() { self.count(pointer.address)? } else { 1 };
+        match count {
+            0 => Err(damaged(tree, pointer, Flaw::Count)),
+            1 if page.generation == self.generation => Ok(pointer),
+            1 => {
+                let copy = self.put_new(tree.kind, tree.owner, page.body.clone())?;
+                self.drop_page(pointer.address);
+                if self.space.is_lowered(pointer.address) {
+                    // What another tree may get back with this node is under the copy as well.
+                    let children = page.records().iter();
+                    children.for_each(|line| {
+                        self.space.lower(self.generation, under(tree, &page, line))
+                    });
+                }
+                Ok(copy)
+            }
+            _ => {
+                let copy = self.put_new(tree.kind, tree.owner, page.body.clone())?;
+                self.add(pointer.address..pointer.address + 1, -1);
+                self.share_children(tree, &page);
+                Ok(copy)
+            }
+        }
+    }
+
+    /// One node more refers to all that this one refers to.
+    fn share_children(&mut self, tree: &Tree, page: &Page) {
+        page.records().iter().for_each(|line| self.add(under(tree, page, line), 1));
+    }
+
+    /// A tree ceases to refer to blocks.
+    fn leave(&mut self, range: Range<u64>) {
+        self.space.lower(self.generation, range.clone());
+        self.add(range, -1);
+    }
+
+    fn own_child(
+        &mut self,
+        tree: &Tree,
+        parent: Pointer,
+        index: usize,
+        bounds: &Range<u64>,
+    ) -> Result<(), Stop> {
+        let page = self.node(tree, parent, None, bounds)?;
+        let Record { key, .. } = page.records()[index];
+        let child = page.records()[index].child();
+        let inner = child_bounds(page.records(), index, bounds);
+        let own = self.shadow(tree, child, Some(page.level() - 1), &inner)?;
+        if own != child {
+            self.lines(parent)?[index] = line_to(key, own);
+        }
+        Ok(())
+    }
+
+    /// Splits a child that is the tree's own in two.
+    fn split_child(&mut self, tree: &Tree, parent: Pointer, index: usize) -> Result<(), Stop> {
+        let child = self.records(parent)?[index].child();
+        let page = self.page(child, tree.kind, None)?;
+        let (level, records) = (page.level(), page.records());
+        let middle = records[records.len() / 2].key;
+        let parting = if level == 0 { middle / tree.unit * tree.unit } else { middle };
+        let at = records.partition_point(|record| record.key < parting);
+        if at == 0 {
+            // All of it is in one unit, which has fewer blocks than a leaf has room for records.
+            return Ok(());
+        }
+        let (mut left, mut right) = (records[..at].to_vec(), records[at..].to_vec());
+        if let Some(last) = left.last_mut().filter(|_| level == 0 && tree.kind.has_runs())
+            && last.key + last.extra > parting
+        {
+            right.insert(0, from(tree.kind, last, parting));
+            last.extra = parting - last.key;
+        }
+        // The first child also has what is below the key that it was found by.
+        let first = left.first().map_or(0, |record| record.key);
+        let body = Body::Node { level, records: right };
+        let right = self.put_new(tree.kind, tree.owner, body)?;
+        *self.lines(child)? = left;
+        let lines = self.lines(parent)?;
+        lines[index].key = lines[index].key.min(first);
+        lines.insert(index + 1, line_to(parting, right));
+        Ok(())
+    }
+
+    fn drop_if_empty(&mut self, parent: Pointer, index: usize) -> Result<(), Stop> {
+        let child = self.records(parent)?[index].child();
+        if self.records(child)?.is_empty() {
+            self.drop_page(child.address);
+            self.lines(parent)?.remove(index);
+        }
+        Ok(())
+    }
+
+    /// Gives up a root that is empty, or has one child, which then is the root.
+    fn tidy(&mut self, tree: &Tree, root: &mut Pointer) -> Result<(), Stop> {
+        let page = self.page(*root, tree.kind, None)?;
+        let below = match page.records() {
+            [] => Pointer::NONE,
+            [only] if page.level() > 0 => only.child(),
+            _ => return Ok(()),
+        };
+        self.drop_page(root.address);
+        *root = below;
+        Ok(())
+    }
+
+    /// Counts blocks of data as a change of a leaf wants it. Returns how many more are mapped.
+    fn recount(&mut self, tree: &Tree, removed: &[Record], added: &[Record]) -> i64 {
+        if !tree.may_share() {
+            return 0;
+        }
+        let mut deltas = Deltas::default();
+        removed.iter().for_each(|run| deltas.add(tree.units_of(run), -1));
+        added.iter().for_each(|run| deltas.add(tree.units_of(run), 1));
+        let changes = deltas.iter().filter(|(_, delta)| *delta != 0);
+        changes.for_each(|(range, delta)| self.add(range, delta));
+        for left in units_left(tree, removed, added) {
+            self.space.lower(self.generation, left);
+        }
+        blocks_of(added) - blocks_of(removed)
+    }
+
+    /// The records of a page that this transaction has made.
+    fn records(&self, pointer: Pointer) -> Result<&[Record], Stop> {
+        let damage = Damage { address: pointer.address, kind: None, owner: 0, flaw: Flaw::Bounds };
+        Ok(self.dirty.get(&pointer.address).ok_or(damage)?.records())
+    }
+
+    /// The same, to be changed.
+    fn lines(&mut self, pointer: Pointer) -> Result<&mut Vec<Record>, Stop> {
+        let address = pointer.address;
+        match &mut self.edit(address)?.body {
+            Body::Node { records, .. } => Ok(records),
+            Body::Superblock(_) | Body::Volume(_) => {
+                Err(Damage { address, kind: None, owner: 0, flaw: Flaw::Contents }.into())
+            }
+        }
+    }
+}
+
+/// Replaces what a range holds in a leaf, and joins what then fits together. Returns the records that
+/// went and those that came.
+fn replace(
+    records: &mut Vec<Record>,
+    kind: Kind,
+    range: &Range<u64>,
+    line: Option<Record>,
+) -> (Vec<Record>, Vec<Record>) {
+    let end = |record: &Record| kind.end(record).unwrap_or(u64::MAX);
+    let mut first = records.partition_point(|record| end(record) <= range.start);
+    let mut last = records.partition_point(|record| record.key < range.end).max(first);
+    let mut fresh = Vec::with_capacity(5);
+    if let Some(left) = records[first..last].first().filter(|left| left.key < range.start) {
+        fresh.push(Record { extra: range.start - left.key, ..*left });
+    }
+    if let Some(line) = line {
+        let extra = if kind.has_runs() { range.end - range.start } else { line.extra };
+        fresh.push(Record { key: range.start, extra, ..line });
+    }
+    if let Some(right) = records[first..last].last().filter(|right| end(right) > range.end) {
+        fresh.push(from(kind, right, range.end));
+    }
+    if let (Some(before), Some(head)) = (first.checked_sub(1), fresh.first())
+        && join(kind, &records[before], head).is_some()
+    {
+        first = before;
+        fresh.insert(0, records[before]);
+    }
+    if let (Some(after), Some(tail)) = (records.get(last), fresh.last())
+        && join(kind, tail, after).is_some()
+    {
+        fresh.push(*after);
+        last += 1;
+    }
+    let mut joined: Vec<Record> = Vec::with_capacity(fresh.len());
+    for record in fresh {
+        match joined.last_mut().and_then(|before| Some((join(kind, before, &record)?, before))) {
+            Some((both, before)) => *before = both,
+            None => joined.push(record),
+        }
+    }
+    (records.splice(first..last, joined.iter().copied()).collect(), joined)
+}
+
+/// The one run that two make, if they do.
+fn join(kind: Kind, left: &Record, right: &Record) -> Option<Record> {
+    let follows = kind.has_runs() && left.key + left.extra == right.key;
+    let fits = match kind {
+        Kind::Map => left.value + left.extra == right.value,
+        _ => left.value == right.value,
+    };
+    (follows && fits).then(|| Record { extra: left.extra + right.extra, ..*left })
+}
+
+/// What is left of a run from `key` on.
+pub(crate) fn from(kind: Kind, run: &Record, key: u64) -> Record {
+    let off = key - run.key;
+    let value = if kind == Kind::Map { run.value + off } else { run.value };
+    Record { key, value, extra: run.extra - off }
+}
+
+/// What a line of a node refers to.
+fn under(tree: &Tree, page: &Page, line: &Record) -> Range<u64> {
+    if page.level() == 0 { tree.units_of(line) } else { line.value..line.value + 1 }
+}
+
+/// Units to which records referred that went, and none does that came.
+fn units_left(tree: &Tree, removed: &[Record], added: &[Record]) -> Vec<Range<u64>> {
+    let mut left = RangeSet::default();
+    removed.iter().for_each(|run| left.insert(tree.units_of(run)));
+    added.iter().for_each(|run| left.remove(tree.units_of(run)));
+    left.iter().collect()
+}
+
+const fn line_to(key: u64, child: Pointer) -> Record {
+    Record { key, value: child.address, extra: child.generation }
+}
+
+fn blocks_of(runs: &[Record]) -> i64 {
+    let sum: u64 = runs.iter().map(|run| run.extra).sum();
+    i64::try_from(sum).unwrap_or(i64::MAX)
+}
+
+fn damaged(tree: &Tree, pointer: Pointer, flaw: Flaw) -> Stop {
+    let (address, owner) = (pointer.address, tree.owner);
+    Damage { address, kind: Some(tree.kind), owner, flaw }.into()
+}

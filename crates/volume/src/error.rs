@@ -1,0 +1,317 @@
+//! What can go wrong, worded for whoever reads it.
+
+use core::fmt;
+
+use base::{Blame, Outcome};
+
+use crate::format::{Kind, VERSION};
+use crate::volumes::VOLUMES_MAX;
+
+/// A block of metadata that is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Where it lies, in blocks of 4 KiB.
+    pub address: u64,
+    /// What it should be, if that is known.
+    pub kind: Option<Kind>,
+    /// The volume that it belongs to; zero if it serves all, or nobody knows.
+    pub owner: u64,
+    /// What is wrong with it.
+    pub flaw: Flaw,
+}
+
+/// What is wrong with a block of metadata.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// The device has not given it.
+    Unread(Outcome),
+    /// It does not begin like metadata.
+    Magic,
+    /// Its checksum.
+    Checksum {
+        /// What it says.
+        found: u32,
+        /// What its bytes give.
+        expected: u32,
+    },
+    /// It says that it lies elsewhere: a write went astray.
+    Address {
+        /// Where it says.
+        found: u64,
+    },
+    /// It belongs to another store.
+    Store {
+        /// Which one.
+        found: u128,
+    },
+    /// It is of another kind, or another level, than what points to it says.
+    Kind {
+        /// What it says it is.
+        found: Kind,
+        /// The level it says.
+        level: u8,
+    },
+    /// It is of another generation than what points to it says: a write was lost.
+    Generation {
+        /// What it says.
+        found: u64,
+        /// What points to it says.
+        expected: u64,
+    },
+    /// What is in it is beyond the format's limits.
+    Contents,
+    /// Its records are out of order, overlap, or are beyond the format's limits.
+    Records,
+    /// Its keys are not those that its parent says, or it points out of the store.
+    Bounds,
+    /// The count of a block would fall below zero.
+    Count,
+}
+
+/// Why something that was asked of a store has not been done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// A block of metadata is damaged.
+    Damaged(Damage),
+    /// None of the superblocks can be read: here is what is wrong with each.
+    NoStore(Vec<Damage>),
+    /// The superblocks tell of different stores.
+    TwoStores {
+        /// One.
+        first: u128,
+        /// Another.
+        second: u128,
+    },
+    /// The store has a format or features that this program does not know.
+    Newer {
+        /// Its version.
+        version: u32,
+        /// The bits that are not known.
+        features: u64,
+    },
+    /// The device is shorter than the store.
+    DeviceTooSmall {
+        /// Blocks of the device.
+        blocks: u64,
+        /// Blocks that are needed.
+        needed: u64,
+    },
+    /// The device is larger than any store.
+    DeviceTooLarge {
+        /// Blocks of the device.
+        blocks: u64,
+    },
+    /// A volume of this name exists.
+    NameTaken(String),
+    /// The store has as many volumes as it can.
+    TooManyVolumes,
+    /// No volume may have this name.
+    BadName(String),
+    /// There is no such volume.
+    NoVolume(String),
+    /// A size beyond the limits, or that does not fit.
+    BadSize {
+        /// The volume.
+        name: String,
+        /// What was asked for, in blocks of 4 KiB.
+        blocks: u64,
+    },
+    /// A unit of allocation beyond the limits.
+    BadUnit(u64),
+    /// Blocks behind the end of the volume.
+    OutOfRange {
+        /// The volume.
+        name: String,
+        /// The first block that was asked for.
+        block: u64,
+        /// How many.
+        count: u64,
+        /// How many the volume has.
+        blocks: u64,
+    },
+    /// Nothing can be written to a snapshot.
+    ReadOnly(String),
+    /// Only a snapshot of the volume can be gone back to.
+    NotASnapshotOf {
+        /// What was named.
+        snapshot: String,
+        /// The volume.
+        volume: String,
+    },
+    /// Volumes were made from this snapshot.
+    HasChildren {
+        /// The snapshot.
+        name: String,
+        /// How many.
+        children: u64,
+    },
+    /// There is no room.
+    NoSpace {
+        /// Blocks that are free.
+        free: u64,
+        /// Blocks of them that are kept for deletions and commits.
+        kept: u64,
+    },
+    /// The device has not done what it was told.
+    Device {
+        /// What it was told.
+        what: &'static str,
+        /// Its answer.
+        outcome: Outcome,
+    },
+    /// A write of metadata went wrong earlier; the store takes no changes until it is opened anew.
+    Stopped,
+}
+
+impl Damage {
+    /// Damage of a block of which nothing else is known.
+    pub(crate) const fn at(address: u64, flaw: Flaw) -> Self {
+        Self { address, kind: None, owner: 0, flaw }
+    }
+}
+
+impl StoreError {
+    /// Whose move it is.
+    pub const fn blame(&self) -> Blame {
+        match self {
+            Self::Damaged(_) | Self::Device { .. } | Self::Stopped => Blame::Peer,
+            Self::NoSpace { .. } | Self::TwoStores { .. } => Blame::Machine,
+            _ => Blame::Caller,
+        }
+    }
+
+    /// What a request for blocks is answered with.
+    pub const fn outcome(&self) -> Outcome {
+        match self {
+            Self::Damaged(_) => Outcome::UNRECOVERED_READ,
+            Self::NoSpace { .. } => Outcome::CAPACITY_EXCEEDED,
+            Self::OutOfRange { .. } => Outcome::LBA_OUT_OF_RANGE,
+            Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
+            Self::Device { outcome, .. } => *outcome,
+            Self::Stopped => Outcome::WRITE_FAULT,
+            _ => Outcome::INTERNAL_ERROR,
+        }
+    }
+
+    /// What can be done about it, if there is something.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::Damaged(_) => "what this block describes is lost; check the whole store.",
+            Self::NoStore(_) => "name a device that a store was made on, or make one.",
+            Self::TwoStores { .. } => "two stores claim the device; wipe the end of the older one.",
+            Self::Newer { .. } => "open it with a newer tenmil.",
+            Self::NameTaken(_) => "choose another name, or delete that volume first.",
+            Self::TooManyVolumes => "delete volumes or snapshots that nobody needs.",
+            Self::BadName(_) => "a name has 1 to 128 bytes and no control characters.",
+            Self::BadSize { .. } => {
+                "a volume has 1 block of 4 KiB at least and 2^60 bytes at most."
+            }
+            Self::BadUnit(_) => "a unit is 4, 8, 16, 32 or 64 KiB.",
+            Self::ReadOnly(_) => "make a clone of it and write to that.",
+            Self::HasChildren { .. } => {
+                "delete those first, or say that they are to be on their own."
+            }
+            Self::NoSpace { .. } => {
+                "delete volumes or trim them; nothing that was written is lost."
+            }
+            Self::Stopped => "see to the device, then open the store again.",
+            _ => return None,
+        };
+        Some(text.into())
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = self.kind.map_or("block of metadata", Kind::name);
+        write!(out, "{what} at block {}", self.address)?;
+        if self.owner != 0 {
+            write!(out, " (volume {})", self.owner)?;
+        }
+        write!(out, ": {}", self.flaw)
+    }
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unread(outcome) => write!(out, "the device answered {outcome:?}"),
+            Self::Magic => write!(out, "it does not begin like metadata of a store"),
+            Self::Checksum { found, expected } => {
+                write!(out, "its checksum is {found:#010x}, expected {expected:#010x}")
+            }
+            Self::Address { found } => write!(out, "it says that it lies at block {found}"),
+            Self::Store { found } => write!(out, "it belongs to store {found:032x}"),
+            Self::Kind { found, level } => {
+                write!(out, "it says that it is a {} of level {level}", found.name())
+            }
+            Self::Generation { found, expected } => {
+                write!(out, "its generation is {found}, expected {expected}")
+            }
+            Self::Contents => write!(out, "what it holds is beyond the limits of the format"),
+            Self::Records => write!(out, "its records are out of order or beyond the limits"),
+            Self::Bounds => write!(out, "its keys or children are not those its parent allows"),
+            Self::Count => write!(out, "it is counted less often than it is used"),
+        }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Damaged(damage) => write!(out, "{damage}"),
+            Self::NoStore(found) => {
+                write!(out, "open the store: no superblock can be read")?;
+                found.iter().try_for_each(|damage| write!(out, "; {damage}"))
+            }
+            Self::TwoStores { first, second } => {
+                write!(out, "open the store: found both {first:032x} and {second:032x}")
+            }
+            Self::Newer { version, features } => write!(
+                out,
+                "open the store: version {version} with unknown features {features:#x}, expected version {VERSION} and none"
+            ),
+            Self::DeviceTooSmall { blocks, needed } => {
+                write!(out, "the device has {blocks} blocks of 4 KiB, expected {needed} at least")
+            }
+            Self::DeviceTooLarge { blocks } => {
+                write!(out, "the device has {blocks} blocks of 4 KiB, expected 2^48 at most")
+            }
+            Self::NameTaken(name) => write!(out, "volume `{name}`: the name is in use"),
+            Self::TooManyVolumes => {
+                write!(
+                    out,
+                    "the store has {VOLUMES_MAX} volumes and snapshots, and no room for more"
+                )
+            }
+            Self::BadName(name) => write!(out, "volume {name:?}: not a name"),
+            Self::NoVolume(name) => write!(out, "volume `{name}`: there is none"),
+            Self::BadSize { name, blocks } => {
+                write!(out, "volume `{name}`: it cannot have {blocks} blocks of 4 KiB")
+            }
+            Self::BadUnit(blocks) => write!(out, "a unit cannot have {blocks} blocks of 4 KiB"),
+            Self::OutOfRange { name, block, count, blocks } => write!(
+                out,
+                "volume `{name}`: {count} blocks from block {block} on, expected an end at {blocks} at most"
+            ),
+            Self::ReadOnly(name) => write!(out, "volume `{name}`: it is a snapshot"),
+            Self::NotASnapshotOf { snapshot, volume } => {
+                write!(out, "volume `{volume}`: `{snapshot}` is not a snapshot of it")
+            }
+            Self::HasChildren { name, children } => {
+                write!(out, "delete `{name}`: {children} volumes were made from it")
+            }
+            Self::NoSpace { free, kept } => write!(
+                out,
+                "the store is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions"
+            ),
+            Self::Device { what, outcome } => {
+                write!(out, "{what}: the device answered {outcome:?}")
+            }
+            Self::Stopped => write!(out, "the store takes no changes since a write went wrong"),
+        }
+    }
+}
+
+impl core::error::Error for StoreError {}

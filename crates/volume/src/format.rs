@@ -1,0 +1,497 @@
+//! What lies on the device, block by block; docs/volume-format.md is this file drawn.
+//!
+//! ```text
+//!   store:  0    1    2                                            n-2    n-1     blocks of 4 KiB
+//!           | S0 | S1 | metadata and data, wherever there was room | S0' | S1' |
+//!
+//!   block:  0                64                                              4096
+//!           | Header         | Superblock, VolumeBody or up to 168 Records   |
+//! ```
+//!
+//! A superblock of an even generation lies in S0 and S0', one of an odd generation in S1 and S1'.
+//! So the one before is whole while one is written, and one block that is destroyed takes neither.
+
+use crate::error::{Damage, Flaw};
+use crate::layout::{Layout, layout};
+
+layout! {
+    /// What every block of metadata begins with.
+    pub struct Header[64] {
+        /// CRC-32C of all that follows, to the end of the block.
+        checksum: u32,
+        /// What the block is: a [`Kind`].
+        kind: u8,
+        /// Height of a node above its leaves; zero for whatever else.
+        level: u8,
+        /// Records in a node; zero for whatever else.
+        count: u16,
+        /// [`MAGIC`].
+        magic: [u8; 8],
+        /// Whose block it is.
+        store: u128,
+        /// Where it lies.
+        address: u64,
+        /// The transaction that wrote it.
+        generation: u64,
+        /// The volume that it was written for; zero if it serves all.
+        owner: u64,
+        /// Zero.
+        reserved: u64,
+    }
+}
+
+layout! {
+    /// Where a block is, and of which generation it must be. All zeroes is none.
+    #[derive(Default)]
+    pub struct Pointer[16] {
+        /// Its address, in blocks.
+        address: u64,
+        /// The generation that its header has.
+        generation: u64,
+    }
+}
+
+layout! {
+    /// What stands behind the header of a superblock.
+    pub struct Superblock[256] {
+        /// [`VERSION`].
+        version: u32,
+        /// Bytes in a block, as a power of two: 12.
+        block_shift: u32,
+        /// Who does not know one of these bits must not open the store.
+        incompatible: u64,
+        /// Who does not know one of these bits must not write to the store.
+        read_only_compatible: u64,
+        /// Who does not know one of these bits may ignore it.
+        compatible: u64,
+        /// Blocks in the store, superblocks included.
+        blocks: u64,
+        /// Blocks with a count, superblocks not included.
+        used: u64,
+        /// How many volumes there are, snapshots included.
+        volumes: u64,
+        /// The number that the next volume gets.
+        next_volume: u64,
+        /// Tree: number of a volume to its block.
+        catalogue: Pointer,
+        /// Tree: hash of a name to the number of the volume.
+        names: Pointer,
+        /// Tree: volumes with blocks that are to be given back.
+        work: Pointer,
+        /// Tree: runs of blocks to their counts.
+        space: Pointer,
+        /// The store's name, UTF-8, padded with zeroes.
+        name: [u8; 64],
+        /// Zero.
+        reserved: [u8; 64],
+    }
+}
+
+layout! {
+    /// What stands behind the header of a volume's block.
+    pub struct VolumeBody[320] {
+        /// Its number.
+        id: u64,
+        /// The volume or snapshot that it was made from; zero if it was made empty.
+        origin: u64,
+        /// [`flags`].
+        flags: u32,
+        /// Blocks in its unit of allocation, as a power of two.
+        unit_shift: u32,
+        /// How many blocks it has.
+        blocks: u64,
+        /// How many of them are mapped.
+        mapped: u64,
+        /// What is mapped from this block on is to be given back. [`u64::MAX`] if nothing is.
+        cut: u64,
+        /// How many volumes say that it is their origin.
+        children: u64,
+        /// The generation in which it was made.
+        born: u64,
+        /// Tree: block of the volume to block of the store.
+        map: Pointer,
+        /// Drawn when it was made.
+        uuid: u128,
+        /// Its name, UTF-8, padded with zeroes.
+        name: [u8; 128],
+        /// Zero.
+        reserved: [u8; 96],
+    }
+}
+
+layout! {
+    /// A line of a tree. In an inner node: first key, address and generation of a child.
+    pub struct Record[24] {
+        /// What is looked up: the first of a run, where the tree is one of runs.
+        key: u64,
+        /// What is found: see [`Kind`].
+        value: u64,
+        /// What else is found, or the length of the run.
+        extra: u64,
+    }
+}
+
+/// Bits of [`VolumeBody::flags`].
+pub mod flags {
+    /// Nothing is written to it: a snapshot.
+    pub const READ_ONLY: u32 = 1;
+    /// It has been deleted, and its blocks are being given back.
+    pub const DOOMED: u32 = 2;
+}
+
+/// What a block of metadata is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A superblock.
+    Superblock,
+    /// A node of the catalogue: a volume's number to address and generation of its block.
+    Catalogue,
+    /// A node of the names: hash of a name to a volume's number; extra is one.
+    Names,
+    /// A node of the work to be done: a volume's number to address and generation of its block if
+    /// it has been deleted, to zeroes if it is in the catalogue and is to be cut.
+    Work,
+    /// A node of the space map: first block of a run to its count; extra is the run's length.
+    Space,
+    /// A node of a volume's map: first block of a run to where it lies; extra is its length.
+    Map,
+    /// A volume's block.
+    Volume,
+}
+
+/// Eight bytes that every block of metadata has.
+pub const MAGIC: [u8; 8] = *b"tenmilVS";
+/// The version of this format.
+pub const VERSION: u32 = 1;
+/// Bytes in a block, as a power of two.
+pub const BLOCK_SHIFT: u32 = 12;
+/// Bytes in a block.
+pub const BLOCK_BYTES: usize = 1 << BLOCK_SHIFT;
+/// Records in the fullest node.
+pub const RECORDS_MAX: usize = (BLOCK_BYTES - Header::BYTES) / Record::BYTES;
+/// The highest level of a node: no tree of more blocks than there can be is higher.
+pub const LEVEL_MAX: u8 = 12;
+/// Superblocks at either end of a store.
+pub const SLOTS: u64 = 2;
+/// Blocks in the smallest store.
+pub const STORE_BLOCKS_MIN: u64 = 512;
+/// Blocks in the largest store, and in the largest volume: 2^60 bytes.
+pub const BLOCKS_MAX: u64 = 1 << 48;
+/// Generations, numbers of volumes and counts of them are below this.
+pub const NUMBER_MAX: u64 = 1 << 56;
+/// The largest unit of allocation: 64 KiB, so that all runs of a unit have room in one leaf.
+pub const UNIT_SHIFT_MAX: u32 = 4;
+
+const _: () = assert!(RECORDS_MAX == 168, "as drawn");
+const _: () = assert!(Header::BYTES + Superblock::BYTES <= BLOCK_BYTES, "it has room");
+const _: () = assert!(Header::BYTES + VolumeBody::BYTES <= BLOCK_BYTES, "it has room");
+const _: () = assert!(RECORDS_MAX / 4 > 1 << UNIT_SHIFT_MAX, "a leaf can be split between units");
+
+/// The bytes of one block.
+pub type Block = [u8; BLOCK_BYTES];
+
+impl Kind {
+    /// Every kind, in the order of their codes.
+    pub const ALL: [Self; 7] = [
+        Self::Superblock,
+        Self::Catalogue,
+        Self::Names,
+        Self::Work,
+        Self::Space,
+        Self::Map,
+        Self::Volume,
+    ];
+
+    /// What stands in a header.
+    pub const fn code(self) -> u8 {
+        self as u8 + 1
+    }
+
+    /// What a header means by a code.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+
+    /// What messages call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Superblock => "superblock",
+            Self::Catalogue => "node of the catalogue",
+            Self::Names => "node of the names",
+            Self::Work => "node of the work list",
+            Self::Space => "node of the space map",
+            Self::Map => "node of a volume's map",
+            Self::Volume => "volume's block",
+        }
+    }
+}
+
+impl Pointer {
+    /// Points to nothing.
+    pub const NONE: Self = Self { address: 0, generation: 0 };
+
+    /// Whether it points to nothing.
+    pub const fn is_none(self) -> bool {
+        self.address == 0
+    }
+}
+
+impl Record {
+    /// The child that this line of an inner node points to.
+    pub const fn child(&self) -> Pointer {
+        Pointer { address: self.value, generation: self.extra }
+    }
+}
+
+impl Superblock {
+    /// Where the superblocks of a generation lie in a store of so many blocks.
+    pub const fn places(generation: u64, blocks: u64) -> [u64; 2] {
+        let slot = generation % SLOTS;
+        [slot, blocks - SLOTS + slot]
+    }
+
+    /// The blocks in which metadata and data lie.
+    pub const fn room(&self) -> core::ops::Range<u64> {
+        SLOTS..self.blocks - SLOTS
+    }
+
+    /// What must hold of one whose checksum is right; else what is wrong.
+    pub fn check(&self) -> Result<(), Flaw> {
+        let sized = (STORE_BLOCKS_MIN..=BLOCKS_MAX).contains(&self.blocks);
+        let counted = sized && self.used <= self.blocks && self.volumes < NUMBER_MAX;
+        let numbered = (1..NUMBER_MAX).contains(&self.next_volume);
+        let is_right = self.block_shift == BLOCK_SHIFT && counted && numbered;
+        if is_right { Ok(()) } else { Err(Flaw::Contents) }
+    }
+}
+
+impl VolumeBody {
+    /// Blocks in its unit of allocation.
+    pub const fn unit(&self) -> u64 {
+        1 << self.unit_shift
+    }
+
+    /// Whether a flag is set.
+    pub const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// What must hold of one whose checksum is right; else what is wrong.
+    fn check(&self) -> Result<(), Flaw> {
+        let sized = self.blocks <= BLOCKS_MAX && self.unit_shift <= UNIT_SHIFT_MAX;
+        let known = self.flags & !(flags::READ_ONLY | flags::DOOMED) == 0;
+        let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
+        if sized && known && numbered { Ok(()) } else { Err(Flaw::Contents) }
+    }
+}
+
+/// A name as it stands on disk; `None` if it is empty, too long, or has control characters.
+pub fn padded<const N: usize>(name: &str) -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    let fits = !name.is_empty() && name.len() <= N && !name.contains(char::is_control);
+    bytes.get_mut(..name.len()).filter(|_| fits)?.copy_from_slice(name.as_bytes());
+    Some(bytes)
+}
+
+/// The name that stands on disk; what is not UTF-8 is replaced.
+pub fn unpadded(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// The key of a name in the tree of names: FNV-1a, 64 bits.
+pub fn hash(name: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    // One less than the greatest, for the end of a run must be a number too.
+    name.iter().fold(0xcbf2_9ce4_8422_2325, step).min(u64::MAX - 1)
+}
+
+/// A block of metadata, its header checked against where it lies and whose it is, and decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// What it is.
+    pub kind: Kind,
+    /// The transaction that wrote it.
+    pub generation: u64,
+    /// The volume that it was written for; zero if it serves all.
+    pub owner: u64,
+    /// What it holds.
+    pub body: Body,
+}
+
+/// What a block of metadata holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// A superblock.
+    Superblock(Superblock),
+    /// A volume.
+    Volume(VolumeBody),
+    /// A node.
+    Node {
+        /// Height above the leaves.
+        level: u8,
+        /// Its lines, by ascending keys.
+        records: Vec<Record>,
+    },
+}
+
+impl Page {
+    /// The records of a node; none if it is none.
+    pub fn records(&self) -> &[Record] {
+        if let Body::Node { records, .. } = &self.body { records } else { &[] }
+    }
+
+    /// How high it is above the leaves.
+    pub const fn level(&self) -> u8 {
+        if let Body::Node { level, .. } = self.body { level } else { 0 }
+    }
+
+    /// The block as it lies at `address` in the store.
+    pub fn encode(&self, store: u128, address: u64) -> Box<Block> {
+        let mut bytes = Box::new([0; BLOCK_BYTES]);
+        let body = &mut bytes[Header::BYTES..];
+        match &self.body {
+            Body::Superblock(superblock) => superblock.encode(body),
+            Body::Volume(volume) => volume.encode(body),
+            Body::Node { records, .. } => {
+                let lines = body.chunks_exact_mut(Record::BYTES);
+                records.iter().zip(lines).for_each(|(record, line)| record.encode(line));
+            }
+        }
+        let header = Header {
+            checksum: 0,
+            kind: self.kind.code(),
+            level: self.level(),
+            count: u16::try_from(self.records().len()).unwrap_or(u16::MAX),
+            magic: MAGIC,
+            store,
+            address,
+            generation: self.generation,
+            owner: self.owner,
+            reserved: 0,
+        };
+        header.encode(&mut bytes[..]);
+        let checksum = checksum(&bytes);
+        Header { checksum, ..header }.encode(&mut bytes[..]);
+        bytes
+    }
+
+    /// Takes a block apart that was read at `address`. Nothing in it is believed: what it says of
+    /// itself must be true, and every number in it within the format's limits.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn decode(bytes: &Block, store: u128, address: u64) -> Result<Self, Damage> {
+        let damage = |flaw| Damage { address, kind: None, owner: 0, flaw };
+        let header = check_header(bytes, address).map_err(damage)?;
+        if header.store != store {
+            return Err(damage(Flaw::Store { found: header.store }));
+        }
+        Self::decode_body(bytes, &header).map_err(|flaw| Damage {
+            address,
+            kind: Kind::from_code(header.kind),
+            owner: header.owner,
+            flaw,
+        })
+    }
+
+    fn decode_body(bytes: &Block, header: &Header) -> Result<Self, Flaw> {
+        let kind = Kind::from_code(header.kind).ok_or(Flaw::Contents)?;
+        let bytes = &bytes[Header::BYTES..];
+        let body = match kind {
+            Kind::Superblock => Body::Superblock(Superblock::decode(bytes)),
+            Kind::Volume => Body::Volume(VolumeBody::decode(bytes)),
+            _ => decode_node(bytes, header, kind)?,
+        };
+        match &body {
+            Body::Superblock(superblock) => superblock.check()?,
+            Body::Volume(volume) => volume.check()?,
+            Body::Node { .. } => {}
+        }
+        Ok(Self { kind, generation: header.generation, owner: header.owner, body })
+    }
+}
+
+/// The superblock in a block that was read at `address`, whatever the store.
+///
+/// # Errors
+///
+/// What is wrong with the block.
+pub fn decode_superblock(bytes: &Block, address: u64) -> Result<(u128, u64, Superblock), Flaw> {
+    let header = check_header(bytes, address)?;
+    match Page::decode_body(bytes, &header)?.body {
+        Body::Superblock(superblock) => Ok((header.store, header.generation, superblock)),
+        Body::Volume(_) | Body::Node { .. } => Err(Flaw::Contents),
+    }
+}
+
+fn check_header(bytes: &Block, address: u64) -> Result<Header, Flaw> {
+    let header = Header::decode(bytes);
+    let expected = checksum(bytes);
+    if header.magic != MAGIC {
+        Err(Flaw::Magic)
+    } else if header.checksum != expected {
+        Err(Flaw::Checksum { found: header.checksum, expected })
+    } else if header.address != address {
+        Err(Flaw::Address { found: header.address })
+    } else if header.generation >= NUMBER_MAX {
+        Err(Flaw::Contents)
+    } else {
+        Ok(header)
+    }
+}
+
+fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<Body, Flaw> {
+    let (count, level) = (usize::from(header.count), header.level);
+    if count == 0 || count > RECORDS_MAX || level > LEVEL_MAX {
+        return Err(Flaw::Contents);
+    }
+    let lines = bytes.chunks_exact(Record::BYTES);
+    let records: Vec<Record> = lines.take(count).map(Record::decode).collect();
+    let last = records.iter().try_fold(0, |end, record| {
+        let (next, whole) = match level {
+            0 => (kind.end(record)?, kind.holds(record)),
+            _ => (record.key.checked_add(1)?, !record.child().is_none()),
+        };
+        (record.key >= end && whole).then_some(next)
+    });
+    last.map(|_| Body::Node { level, records }).ok_or(Flaw::Records)
+}
+
+impl Kind {
+    /// The key behind the last one that a line of a leaf stands for; `None` if there is no such
+    /// number.
+    pub(crate) fn end(self, record: &Record) -> Option<u64> {
+        let len = if self.has_runs() { record.extra } else { 1 };
+        record.key.checked_add(len).filter(|_| len > 0)
+    }
+
+    /// Whether the lines of its leaves stand for runs of keys.
+    pub(crate) const fn has_runs(self) -> bool {
+        matches!(self, Self::Space | Self::Map)
+    }
+
+    /// Whether the numbers in a line of a leaf are within the limits.
+    fn holds(self, record: &Record) -> bool {
+        let within =
+            |start: u64| start.checked_add(record.extra).is_some_and(|end| end <= BLOCKS_MAX);
+        match self {
+            Self::Space => (1..NUMBER_MAX).contains(&record.value) && within(record.key),
+            Self::Map => record.value >= SLOTS && within(record.key) && within(record.value),
+            _ => true,
+        }
+    }
+}
+
+/// Makes a block's header say whose it is and where it lies, and its checksum right.
+pub(crate) fn reseal(bytes: &mut Block, store: u128, address: u64) {
+    let header = Header { magic: MAGIC, store, address, ..Header::decode(&bytes[..]) };
+    header.encode(&mut bytes[..]);
+    let checksum = checksum(bytes);
+    Header { checksum, ..header }.encode(&mut bytes[..]);
+}
+
+fn checksum(bytes: &Block) -> u32 {
+    crc_fast::crc32_iscsi(&bytes[size_of::<u32>()..])
+}

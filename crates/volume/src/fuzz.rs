@@ -1,0 +1,206 @@
+//! Gives any bytes to every decoder, and whole stores that were tampered with to the code that walks
+//! them. It must never panic, and never ask for more than there is.
+
+use crate::check::Check;
+use crate::format::{
+    BLOCK_BYTES, Block, Body, Header, Kind, Page, Record, decode_superblock, reseal,
+};
+use crate::layout::Layout;
+use crate::open::{NewStore, Opening, Step};
+use crate::store::{Action, Answer, Ask, End, Store};
+use crate::volumes::Change;
+
+/// Blocks of the store that is tampered with.
+const BLOCKS: u64 = 600;
+/// More actions than any question needs in a store that small.
+const ACTIONS_MAX: usize = 100_000;
+/// Bytes of a patch: block, place, length and value.
+const PATCH_BYTES: usize = 6;
+
+/// Gives `bytes` to every decoder.
+///
+/// # Panics
+///
+/// If something does not hold that must: a mistake in this crate, never in the bytes.
+pub fn fuzz(bytes: &[u8]) {
+    one_block(bytes);
+    if let Some((how, patches)) = bytes.split_first() {
+        whole_store(*how, patches);
+    }
+}
+
+/// A block with these bytes, made whole in all that a decoder checks first.
+fn one_block(bytes: &[u8]) {
+    let mut block = [0; BLOCK_BYTES];
+    let len = bytes.len().min(BLOCK_BYTES);
+    block[..len].copy_from_slice(&bytes[..len]);
+    let _ = Page::decode(&block, 0, 0);
+    let header = Header::decode(&block);
+    reseal(&mut block, header.store, header.address);
+    let _ = decode_superblock(&block, header.address);
+    if let Ok(page) = Page::decode(&block, header.store, header.address) {
+        let again = page.encode(header.store, header.address);
+        assert_eq!(Page::decode(&again, header.store, header.address), Ok(page));
+    }
+}
+
+/// A store with volumes, changed here and there with all checksums made right again.
+fn whole_store(how: u8, patches: &[u8]) {
+    let mut image = sample();
+    for patch in patches.chunks_exact(PATCH_BYTES).take(64) {
+        let at = usize::from(patch[0]) % (image.len() / BLOCK_BYTES);
+        let from = usize::from(u16::from_le_bytes([patch[1], patch[2]])) % BLOCK_BYTES;
+        let to = (from + usize::from(patch[3] % 16)).min(BLOCK_BYTES);
+        if let Some(block) = image[at * BLOCK_BYTES..].first_chunk_mut::<BLOCK_BYTES>() {
+            block[from..to].fill(patch[4]);
+            if how & 1 == 0 || patch[5] & 1 == 0 {
+                reseal(block, Header::decode(&block[..]).store, at as u64);
+            }
+        }
+    }
+    let Some(mut store) = open(&image) else { return };
+    let mut check = Check::of(&store);
+    while let Some(at) = check.next_read() {
+        check.handle_read(Ok(block_at(&image, at)));
+    }
+    drop(check.finish());
+    work(&mut store, &mut image);
+}
+
+/// Asks all there is to ask.
+fn work(store: &mut Store, image: &mut [u8]) {
+    let Some(Answer::Volumes(volumes)) = ask(store, image, Ask::List) else { return };
+    for info in volumes.iter().take(8) {
+        let (volume, blocks) = (info.id, info.blocks.min(64));
+        ask(store, image, Ask::Read { volume, block: 0, blocks });
+        ask(store, image, Ask::Write { volume, block: blocks / 2, blocks: blocks.min(3) });
+        ask(store, image, Ask::Trim { volume, block: 0, blocks: blocks.min(2) });
+        ask(store, image, Ask::Unique(info.name.clone()));
+    }
+    for info in volumes.into_iter().take(4) {
+        let name = info.name;
+        let snapshot = Change::Snapshot { volume: name.clone(), name: format!("{name}s"), uuid: 1 };
+        ask(store, image, Ask::Change(snapshot));
+        ask(store, image, Ask::Change(Change::Resize { name: name.clone(), blocks: 7 }));
+        ask(store, image, Ask::Change(Change::Delete { name, orphan: true }));
+    }
+    ask(store, image, Ask::Flush);
+}
+
+fn ask(store: &mut Store, image: &mut [u8], ask: Ask) -> Option<Answer> {
+    store.submit(0, ask);
+    for _ in 0..ACTIONS_MAX {
+        let Some(action) = store.next_action() else {
+            let (_, answer) = store.next_answer().expect("every question is answered");
+            return answer.ok();
+        };
+        carry_out(store, image, action);
+    }
+    panic!("a question never ends");
+}
+
+fn carry_out(store: &mut Store, image: &mut [u8], action: Action) {
+    match action {
+        Action::ReadPage { io, at } => store.complete(io, End::Read(block_at(image, at))),
+        Action::WritePages { io, at, bytes } => {
+            let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
+            let room = image.get_mut(from..from.saturating_add(bytes.len()));
+            room.expect("metadata stay within the store").copy_from_slice(&bytes);
+            store.complete(io, End::Done);
+        }
+        Action::ReadData { io, .. } | Action::WriteData { io, .. } | Action::Flush { io } => {
+            store.complete(io, End::Done);
+        }
+        Action::Zero { .. } => {}
+    }
+}
+
+fn open(image: &[u8]) -> Option<Store> {
+    let mut opening = Opening::new(BLOCKS, 0);
+    while let Some(at) = opening.next_read() {
+        opening.handle_read(Ok(block_at(image, at)));
+    }
+    opening.finish().ok().map(|opened| opened.store.with_fanout(6))
+}
+
+fn block_at(image: &[u8], at: u64) -> &Block {
+    let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
+    let block = image.get(from..).and_then(|bytes| bytes.first_chunk());
+    block.expect("only blocks of the store are read")
+}
+
+/// A store with a volume, a snapshot of it and a clone.
+fn sample() -> Vec<u8> {
+    let mut image = vec![0; usize::try_from(BLOCKS).unwrap_or(0) * BLOCK_BYTES];
+    let new = NewStore { name: "fuzz".into(), uuid: 1, blocks: BLOCKS };
+    for step in new.steps().expect("a store that may be") {
+        if let Step::Write { at, bytes } = step {
+            let from = usize::try_from(at).unwrap_or(0) * BLOCK_BYTES;
+            image[from..from + BLOCK_BYTES].copy_from_slice(&bytes[..]);
+        }
+    }
+    let mut store = open(&image).expect("a store that was just made");
+    let create = Change::Create { name: "a".into(), blocks: 64, unit: 4, uuid: 1 };
+    ask(&mut store, &mut image, Ask::Change(create));
+    for block in [0, 9, 22, 35, 41, 50] {
+        ask(&mut store, &mut image, Ask::Write { volume: 1, block, blocks: 3 });
+    }
+    let snapshot = Change::Snapshot { volume: "a".into(), name: "b".into(), uuid: 2 };
+    ask(&mut store, &mut image, Ask::Change(snapshot));
+    ask(&mut store, &mut image, Ask::Write { volume: 1, block: 10, blocks: 30 });
+    let clone = Change::Clone { from: "b".into(), name: "c".into(), uuid: 3 };
+    ask(&mut store, &mut image, Ask::Change(clone));
+    image
+}
+
+/// Inputs that come far, for the mutator to start from.
+#[must_use]
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let record = |key, value, extra| Record { key, value, extra };
+    let node = |kind, level, records| Page {
+        kind,
+        generation: 3,
+        owner: 1,
+        body: Body::Node { level, records },
+    };
+    let map = node(Kind::Map, 0, vec![record(0, 64, 8), record(16, 100, 3)]);
+    let inner = node(Kind::Space, 1, vec![record(0, 7, 3), record(90, 8, 2)]);
+    let patch = |block: u8, from: u16, len: u8, value: u8| {
+        let [low, high] = from.to_le_bytes();
+        [block, low, high, len, value, 0]
+    };
+    vec![
+        ("map", map.encode(1, 5).to_vec()),
+        ("inner", inner.encode(1, 6).to_vec()),
+        ("untouched", vec![0]),
+        ("count", [&[0][..], &patch(2, 6, 1, 3), &patch(3, 64, 8, 1)].concat()),
+        ("pointers", [&[1][..], &patch(0, 136, 8, 2), &patch(1, 144, 2, 9)].concat()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PATCH_BYTES, fuzz, seeds};
+    use base::Random;
+
+    #[test]
+    fn any_bytes_and_any_tampering_end_in_answers() {
+        seeds().iter().for_each(|(_, bytes)| fuzz(bytes));
+        let mut random = Random::new(8);
+        for _ in 0..400 {
+            let mut bytes = vec![u8::from(random.chance(1, 2))];
+            for _ in 0..=random.below(6) {
+                let block = random.below(60).to_le_bytes()[0];
+                // Mostly where something stands: headers, and the first records.
+                let most = if random.chance(3, 4) { 200 } else { 4096 };
+                let from = random.below(most).to_le_bytes();
+                let most = if random.chance(1, 2) { 8 } else { 256 };
+                let value = random.below(most).to_le_bytes()[0];
+                let len = random.below(9).to_le_bytes()[0];
+                let patch: [u8; PATCH_BYTES] = [block, from[0], from[1], len, value, 0];
+                bytes.extend(patch);
+            }
+            fuzz(&bytes);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Structures on disk: one declaration gives the fields, their offsets, and bytes to and fro.
+//!
+//! Fields lie in the order of declaration, little-endian, without gaps, so an offset is never
+//! written down: it is the sum of what lies before it. Under each declaration a `const` assertion
+//! compares the sum of all with the length that the declaration states.
+
+/// A structure that is declared with `layout!`.
+pub trait Layout: Sized {
+    /// Its name, as docs/volume-format.md calls it.
+    const NAME: &'static str;
+    /// Its length on disk.
+    const BYTES: usize;
+    /// The names of its fields, and how many bytes each takes.
+    const FIELDS: &'static [(&'static str, usize)];
+
+    /// Takes it out of the first [`Self::BYTES`] bytes, which must be there.
+    fn decode(bytes: &[u8]) -> Self;
+
+    /// Puts it into the first [`Self::BYTES`] bytes, which must be there.
+    fn encode(&self, bytes: &mut [u8]);
+}
+
+/// What a field may hold.
+pub(crate) trait Scalar: Sized {
+    /// How many bytes it takes.
+    const WIDTH: usize;
+
+    /// Takes it out of bytes of just that length.
+    fn load(bytes: &[u8]) -> Self;
+
+    /// Puts it into bytes of just that length.
+    fn store(&self, bytes: &mut [u8]);
+}
+
+macro_rules! numbers {
+    ($($type:ty)*) => {$(
+        impl Scalar for $type {
+            const WIDTH: usize = size_of::<$type>();
+
+            #[inline]
+            fn load(bytes: &[u8]) -> Self {
+                let mut raw = [0; size_of::<$type>()];
+                raw.copy_from_slice(bytes);
+                Self::from_le_bytes(raw)
+            }
+
+            #[inline]
+            fn store(&self, bytes: &mut [u8]) {
+                bytes.copy_from_slice(&self.to_le_bytes());
+            }
+        }
+    )*};
+}
+
+numbers! { u8 u16 u32 u64 u128 }
+
+impl<const N: usize> Scalar for [u8; N] {
+    const WIDTH: usize = N;
+
+    fn load(bytes: &[u8]) -> Self {
+        let mut raw = [0; N];
+        raw.copy_from_slice(bytes);
+        raw
+    }
+
+    fn store(&self, bytes: &mut [u8]) {
+        bytes.copy_from_slice(self);
+    }
+}
+
+/// Declares a structure; see the [module](crate::layout).
+macro_rules! layout {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident[$bytes:literal] {
+            $( $(#[$field_meta:meta])* $field:ident: $type:ty, )*
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $name {
+            $( $(#[$field_meta])* pub $field: $type, )*
+        }
+
+        impl $crate::layout::Layout for $name {
+            const NAME: &'static str = stringify!($name);
+            const BYTES: usize = $bytes;
+            const FIELDS: &'static [(&'static str, usize)] = &[
+                $( (stringify!($field), <$type as $crate::layout::Scalar>::WIDTH), )*
+            ];
+
+            #[inline]
+            fn decode(bytes: &[u8]) -> Self {
+                <Self as $crate::layout::Scalar>::load(&bytes[..$bytes])
+            }
+
+            #[inline]
+            fn encode(&self, bytes: &mut [u8]) {
+                $crate::layout::Scalar::store(self, &mut bytes[..$bytes]);
+            }
+        }
+
+        impl $crate::layout::Scalar for $name {
+            const WIDTH: usize = $bytes;
+
+            #[inline]
+            fn load(bytes: &[u8]) -> Self {
+                $(
+                    let (field, bytes) =
+                        bytes.split_at(<$type as $crate::layout::Scalar>::WIDTH);
+                    let $field = <$type as $crate::layout::Scalar>::load(field);
+                )*
+                let _ = bytes;
+                Self { $( $field, )* }
+            }
+
+            #[inline]
+            fn store(&self, bytes: &mut [u8]) {
+                $(
+                    let (field, bytes) =
+                        bytes.split_at_mut(<$type as $crate::layout::Scalar>::WIDTH);
+                    $crate::layout::Scalar::store(&self.$field, field);
+                )*
+                let _ = bytes;
+            }
+        }
+
+        const _: () = assert!(
+            0 $( + <$type as $crate::layout::Scalar>::WIDTH )* == $bytes,
+            "the fields fill the structure"
+        );
+    };
+}
+
+pub(crate) use layout;
+
+#[cfg(test)]
+mod tests {
+    #![allow(unreachable_pub, reason = "the macro serves public modules")]
+
+    use super::Layout;
+
+    layout! {
+        /// A made-up structure.
+        pub struct Inner[3] {
+            /// A byte.
+            small: u8,
+            /// Two.
+            wide: u16,
+        }
+    }
+
+    layout! {
+        /// One that holds another.
+        pub struct Outer[11] {
+            /// The other.
+            inner: Inner,
+            /// A number.
+            number: u64,
+        }
+    }
+
+    #[test]
+    fn fields_lie_one_behind_the_other_little_endian() {
+        let outer =
+            Outer { inner: Inner { small: 1, wide: 0x0302 }, number: 0x0b0a_0908_0706_0504 };
+        let mut bytes = [0xff; 12];
+        outer.encode(&mut bytes);
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0xff]);
+        assert_eq!(Outer::decode(&bytes), outer);
+        assert_eq!(Outer::FIELDS, [("inner", 3), ("number", 8)]);
+    }
+}

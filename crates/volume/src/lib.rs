@@ -1,0 +1,34 @@
+//! Logical volumes: a store that always opens, thin volumes, snapshots and clones. No I/O.
+//!
+//! [`NewStore`] says what makes a store, [`Opening`] which blocks have to be read to open one. An
+//! open [`Store`] is asked things and says what the device is to do; [`Check`] walks a whole store.
+//! What lies where on the device is drawn in docs/volume-format.md.
+//!
+//! Nothing that was read from a device is believed. Every block of metadata says what it is, where
+//! it lies, whose it is and which transaction wrote it, and whatever points to it says so too; a
+//! block for which that does not hold is a [`Damage`] that names it.
+
+#![forbid(unsafe_code)]
+
+mod books;
+mod cache;
+mod check;
+mod edit;
+mod error;
+pub mod format;
+pub mod fuzz;
+mod layout;
+mod open;
+mod plan;
+mod ranges;
+mod space;
+mod store;
+mod tree;
+mod volumes;
+
+pub use check::{Check, Finding, Report};
+pub use error::{Damage, Flaw, StoreError};
+pub use layout::Layout;
+pub use open::{NewStore, Opened, Opening, Step};
+pub use store::{Action, Answer, Ask, End, Store, Usage};
+pub use volumes::{Change, VOLUMES_MAX, VolumeInfo};

@@ -1,0 +1,190 @@
+//! Making a store, and opening one: four blocks are read, whatever its size, and there is nothing
+//! to repair.
+
+use base::Outcome;
+
+use crate::error::{Damage, Flaw, StoreError};
+use crate::format::{
+    BLOCK_BYTES, BLOCK_SHIFT, BLOCKS_MAX, Block, Body, Kind, Page, Pointer, SLOTS,
+    STORE_BLOCKS_MIN, Superblock, VERSION, decode_superblock, padded,
+};
+use crate::store::Store;
+
+/// What a new store is to be like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewStore {
+    /// Its name.
+    pub name: String,
+    /// Drawn by the caller.
+    pub uuid: u128,
+    /// Blocks of 4 KiB on the device.
+    pub blocks: u64,
+}
+
+/// What has to be done, one after the other, to make a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Write these bytes.
+    Write {
+        /// The first block.
+        at: u64,
+        /// One block.
+        bytes: Box<Block>,
+    },
+    /// Make all writes survive a loss of power.
+    Flush,
+}
+
+/// A store that is being opened.
+#[derive(Debug)]
+pub struct Opening {
+    /// Blocks on the device.
+    blocks: u64,
+    cache_bytes: usize,
+    to_read: Vec<u64>,
+    found: Vec<(u64, Found)>,
+    damaged: Vec<Damage>,
+}
+
+/// A store that is open, and what was found to be wrong with its superblocks.
+#[derive(Debug)]
+pub struct Opened {
+    /// The store.
+    pub store: Store,
+    /// Copies of the superblock that cannot be read. Each is written anew by one of the next two
+    /// commits.
+    pub damaged: Vec<Damage>,
+}
+
+/// A superblock that can be read.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    store: u128,
+    generation: u64,
+    superblock: Superblock,
+}
+
+/// Bits of features that a store must not have, for this program knows none.
+const UNKNOWN: u64 = u64::MAX;
+
+impl NewStore {
+    /// What has to be done to make it. Whatever the device held is lost.
+    ///
+    /// # Errors
+    ///
+    /// A name that is none, or a device that is too small or too large.
+    pub fn steps(&self) -> Result<Vec<Step>, StoreError> {
+        let name = padded(&self.name).ok_or_else(|| StoreError::BadName(self.name.clone()))?;
+        if self.blocks < STORE_BLOCKS_MIN {
+            let needed = STORE_BLOCKS_MIN;
+            return Err(StoreError::DeviceTooSmall { blocks: self.blocks, needed });
+        }
+        if self.blocks > BLOCKS_MAX {
+            return Err(StoreError::DeviceTooLarge { blocks: self.blocks });
+        }
+        let superblock = Superblock {
+            version: VERSION,
+            block_shift: BLOCK_SHIFT,
+            incompatible: 0,
+            read_only_compatible: 0,
+            compatible: 0,
+            blocks: self.blocks,
+            used: 0,
+            volumes: 0,
+            next_volume: 1,
+            catalogue: Pointer::NONE,
+            names: Pointer::NONE,
+            work: Pointer::NONE,
+            space: Pointer::NONE,
+            name,
+            reserved: [0; 64],
+        };
+        let mut steps = Vec::new();
+        for generation in 1..=SLOTS {
+            let body = Body::Superblock(superblock);
+            let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
+            for at in Superblock::places(generation, self.blocks) {
+                steps.push(Step::Write { at, bytes: page.encode(self.uuid, at) });
+            }
+            steps.push(Step::Flush);
+        }
+        Ok(steps)
+    }
+}
+
+impl Opening {
+    /// Begins to open the store on a device of so many blocks of 4 KiB. Its cache of metadata will
+    /// take `cache_bytes`, and 512 KiB at least.
+    pub fn new(blocks: u64, cache_bytes: usize) -> Self {
+        let ends = [0, 1, blocks.saturating_sub(1), blocks.saturating_sub(2)];
+        let mut to_read: Vec<u64> = ends.into_iter().filter(|at| *at < blocks).collect();
+        to_read.sort_unstable();
+        to_read.dedup();
+        Self { blocks, cache_bytes, to_read, found: Vec::new(), damaged: Vec::new() }
+    }
+
+    /// The next block that has to be read; `None` once that was all.
+    pub fn next_read(&self) -> Option<u64> {
+        self.to_read.last().copied()
+    }
+
+    /// The block that was to be read has been, or not.
+    pub fn handle_read(&mut self, bytes: Result<&Block, Outcome>) {
+        let Some(at) = self.to_read.pop() else { return };
+        let decoded = bytes.map_err(Flaw::Unread).and_then(|bytes| decode_superblock(bytes, at));
+        match decoded {
+            Ok((store, generation, superblock)) => {
+                self.found.push((at, Found { store, generation, superblock }));
+                self.look_at_the_old_end(&superblock);
+            }
+            Err(flaw) => {
+                let kind = Some(Kind::Superblock);
+                self.damaged.push(Damage { address: at, kind, owner: 0, flaw });
+            }
+        }
+    }
+
+    /// If the device is longer than the store, the last superblocks are not at the device's end.
+    fn look_at_the_old_end(&mut self, superblock: &Superblock) {
+        if superblock.blocks >= self.blocks {
+            return;
+        }
+        let device_end = self.blocks - SLOTS;
+        self.damaged.retain(|damage| damage.address < device_end);
+        self.to_read.retain(|at| *at < device_end);
+        for at in superblock.blocks - SLOTS..superblock.blocks {
+            let is_known = self.to_read.contains(&at)
+                || self.found.iter().any(|(found, _)| *found == at)
+                || self.damaged.iter().any(|damage| damage.address == at);
+            if !is_known {
+                self.to_read.push(at);
+            }
+        }
+    }
+
+    /// The open store: what its newest superblock says.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be opened.
+    pub fn finish(self) -> Result<Opened, StoreError> {
+        let newest = self.found.iter().map(|(_, found)| found).max_by_key(|found| found.generation);
+        let Some(newest) = newest.copied() else { return Err(StoreError::NoStore(self.damaged)) };
+        let Found { store, generation, superblock } = newest;
+        if let Some((_, other)) = self.found.iter().find(|(_, found)| found.store != store) {
+            return Err(StoreError::TwoStores { first: store, second: other.store });
+        }
+        let features = (superblock.incompatible | superblock.read_only_compatible) & UNKNOWN;
+        if superblock.version != VERSION || features != 0 {
+            return Err(StoreError::Newer { version: superblock.version, features });
+        }
+        if superblock.blocks > self.blocks {
+            let (blocks, needed) = (self.blocks, superblock.blocks);
+            return Err(StoreError::DeviceTooSmall { blocks, needed });
+        }
+        let store = Store::new(store, generation, superblock, self.cache_bytes);
+        Ok(Opened { store, damaged: self.damaged })
+    }
+}
+
+const _: () = assert!(BLOCK_BYTES == 4096, "as the documentation of `Opening` counts");

@@ -1,0 +1,266 @@
+//! From blocks of a volume to blocks of the store, for reading and for writing.
+//!
+//! A unit of the store serves one unit of a volume, block by block: what is the third block of one
+//! is the third of the other. So if nobody else refers to a unit of the store, the places in it that
+//! nothing is mapped to are free for the blocks of just this unit of just this volume; and after a
+//! snapshot, the blocks that are written go to a new unit while the map sends reads of the others to
+//! the old one. Nothing is copied.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::books::{Books, Stop};
+use crate::format::{Record, VolumeBody};
+use crate::ranges::Deltas;
+use crate::tree::{Leaf, Tree};
+
+/// Blocks of a volume that lie together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// The first one.
+    pub(crate) block: u64,
+    /// How many.
+    pub(crate) blocks: u64,
+    /// Where they lie; `None` if they read as zeroes.
+    pub(crate) at: Option<u64>,
+}
+
+/// Blocks of a volume that are written together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    /// The first one.
+    pub(crate) block: u64,
+    /// How many.
+    pub(crate) blocks: u64,
+    /// Where they go.
+    pub(crate) at: u64,
+    /// Whether the map has to be told.
+    pub(crate) is_new: bool,
+}
+
+/// Units to which data are on their way, by volume and unit.
+pub(crate) type Pending = BTreeMap<(u64, u64), Grant>;
+
+/// A unit of the store that has been set aside for a unit of a volume.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    /// Its first block.
+    pub(crate) at: u64,
+    /// Writes that are on their way to it.
+    pub(crate) users: u32,
+    /// Whether the map refers to it.
+    pub(crate) is_mapped: bool,
+}
+
+/// Where a unit of a volume is to be written.
+enum Home {
+    /// To this unit of the store; and where its blocks lie now.
+    Here(u64, Vec<Record>),
+    /// It needs a unit.
+    Nowhere,
+}
+
+impl Books {
+    /// Where blocks of a volume lie.
+    pub(crate) fn plan_read(
+        &mut self,
+        body: &VolumeBody,
+        range: Range<u64>,
+    ) -> Result<Vec<Piece>, Stop> {
+        let (tree, mut at, mut pieces) = (body.tree(), range.start, Vec::new());
+        while at < range.end {
+            let run = self.next_run(&tree, body.map, at)?.filter(|run| run.key < range.end);
+            let start = run.map_or(range.end, |run| run.key.max(at));
+            if start > at {
+                pieces.push(Piece { block: at, blocks: start - at, at: None });
+            }
+            let Some(run) = run else { break };
+            let end = (run.key + run.extra).min(range.end);
+            let from = Some(run.value + (start - run.key));
+            pieces.push(Piece { block: start, blocks: end - start, at: from });
+            at = end;
+        }
+        Ok(pieces)
+    }
+
+    /// Where blocks of a volume are to be written. Units that are missing are set aside, and `mine`
+    /// lists those that this write uses; it does so also if the plan stops half way.
+    pub(crate) fn plan_write(
+        &mut self,
+        body: &VolumeBody,
+        range: &Range<u64>,
+        pending: &mut Pending,
+        mine: &mut Vec<u64>,
+    ) -> Result<Vec<Segment>, Stop> {
+        let (tree, unit) = (body.tree(), body.unit());
+        let numbers = range.start / unit..range.end.div_ceil(unit);
+        let blocks_of =
+            |number: u64| (number * unit).max(range.start)..((number + 1) * unit).min(range.end);
+        let mut leaf: Option<Leaf> = None;
+        let mut homes = Vec::new();
+        for number in numbers.clone() {
+            let start = number * unit;
+            if let Some(grant) = pending.get_mut(&(body.id, number)) {
+                if !mine.contains(&number) {
+                    grant.users += 1;
+                    mine.push(number);
+                }
+                homes.push(Home::Here(grant.at, Vec::new()));
+                continue;
+            }
+            if leaf.as_ref().is_none_or(|leaf| !leaf.bounds.contains(&start)) {
+                leaf = self.leaf_and_sharing(&tree, body.map, start, true)?;
+            }
+            homes.push(self.home(&tree, leaf.as_ref(), start, &blocks_of(number))?);
+        }
+        self.settle(body.id, numbers.start, unit, &mut homes, pending, mine)?;
+        let mut segments = Vec::new();
+        for (number, home) in numbers.zip(&homes) {
+            if let Home::Here(at, runs) = home {
+                push(
+                    &mut segments,
+                    segment(blocks_of(number), at + blocks_of(number).start % unit, runs),
+                );
+            }
+        }
+        Ok(segments)
+    }
+
+    /// Sets units aside for those that have no home, together as far as there is room together.
+    fn settle(
+        &mut self,
+        id: u64,
+        first: u64,
+        unit: u64,
+        homes: &mut [Home],
+        pending: &mut Pending,
+        mine: &mut Vec<u64>,
+    ) -> Result<(), Stop> {
+        let mut index = 0;
+        while index < homes.len() {
+            let missing = homes[index..].iter().take_while(|home| matches!(home, Home::Nowhere));
+            let missing = missing.count();
+            if missing == 0 {
+                index += 1;
+                continue;
+            }
+            let found = self.take_units(unit, missing as u64)?;
+            for at in (found.start..found.end).step_by(step(unit)) {
+                let number = first + index as u64;
+                pending.insert((id, number), Grant { at, users: 1, is_mapped: false });
+                mine.push(number);
+                homes[index] = Home::Here(at, Vec::new());
+                index += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The unit of the store that this volume alone uses for one of its units, if there is one: the
+    /// one in which the blocks lie that are to be written, if possible.
+    fn home(
+        &mut self,
+        tree: &Tree,
+        leaf: Option<&Leaf>,
+        start: u64,
+        blocks: &Range<u64>,
+    ) -> Result<Home, Stop> {
+        let Some(leaf) = leaf.filter(|leaf| !leaf.is_shared) else { return Ok(Home::Nowhere) };
+        let records = leaf.page.records();
+        let from = records.partition_point(|run| run.key + run.extra <= start);
+        let to = records.partition_point(|run| run.key < start + tree.unit);
+        let runs = &records[from.min(to)..to];
+        // A run that began before the unit lies so that the unit begins `start - key` behind it.
+        let place = |run: &Record| (run.value + start).wrapping_sub(run.key);
+        let touches = |run: &Record| run.key < blocks.end && run.key + run.extra > blocks.start;
+        let (near, far): (Vec<&Record>, Vec<&Record>) = runs.iter().partition(|run| touches(run));
+        for run in near.into_iter().chain(far) {
+            let at = place(run);
+            let uses = runs.iter().filter(|other| place(other) == at).count() as u64;
+            if self.count(at)? == uses && !self.space.is_lowered(at) {
+                return Ok(Home::Here(at, runs.to_vec()));
+            }
+        }
+        Ok(Home::Nowhere)
+    }
+
+    /// Has the map say where a part of a segment lies, as far as one leaf goes. Returns where it
+    /// stopped.
+    pub(crate) fn map_segment(&mut self, id: u64, segment: &Segment) -> Result<u64, Stop> {
+        let mut body = self.expect_volume(id)?;
+        let range = segment.block..segment.block + segment.blocks;
+        let line = Record { key: segment.block, value: segment.at, extra: segment.blocks };
+        let tree = body.tree();
+        let (end, blocks) = self.splice(&tree, &mut body.map, range, Some(line))?;
+        body.mapped = body.mapped.saturating_add_signed(blocks);
+        self.put_volume(&body)?;
+        Ok(end)
+    }
+
+    /// Takes blocks out of a volume's map, as far as one leaf goes. Returns where it stopped.
+    pub(crate) fn unmap(&mut self, id: u64, range: &Range<u64>) -> Result<u64, Stop> {
+        let mut body = self.expect_volume(id)?;
+        let (map, tree) = (body.map, body.tree());
+        let (end, blocks) = self.clear(&tree, &mut body.map, range, false)?;
+        body.mapped = body.mapped.saturating_add_signed(blocks);
+        if body.map != map || blocks != 0 {
+            self.put_volume(&body)?;
+        }
+        Ok(end)
+    }
+
+    /// How many blocks only this volume keeps, from a key on as far as one leaf goes; and where that
+    /// ends.
+    pub(crate) fn unique_from(&mut self, body: &VolumeBody, key: u64) -> Result<(u64, u64), Stop> {
+        let tree = body.tree();
+        let Some(leaf) = self.leaf_and_sharing(&tree, body.map, key, true)? else {
+            return Ok((u64::MAX, 0));
+        };
+        if leaf.is_shared {
+            return Ok((leaf.bounds.end, 0));
+        }
+        let mut uses = Deltas::default();
+        leaf.page.records().iter().for_each(|run| uses.add(tree.units_of(run), 1));
+        let mut blocks = 0;
+        for (range, uses) in uses.iter() {
+            let mut at = range.start;
+            while at < range.end {
+                let (end, count) = self.count_run(at)?;
+                let end = end.min(range.end);
+                if i64::try_from(count) == Ok(uses) {
+                    blocks += end - at;
+                }
+                at = end;
+            }
+        }
+        Ok((leaf.bounds.end, blocks))
+    }
+}
+
+/// One unit's part of a write: new to the map, unless a run has the blocks there already.
+fn segment(blocks: Range<u64>, at: u64, runs: &[Record]) -> Segment {
+    let holds = |run: &Record| {
+        run.key <= blocks.start
+            && run.key + run.extra >= blocks.end
+            && run.value + (blocks.start - run.key) == at
+    };
+    let is_new = !runs.iter().any(holds);
+    Segment { block: blocks.start, blocks: blocks.end - blocks.start, at, is_new }
+}
+
+fn step(unit: u64) -> usize {
+    usize::try_from(unit).unwrap_or(1)
+}
+
+/// Adds a segment, or makes the last one longer.
+fn push(segments: &mut Vec<Segment>, next: Segment) {
+    if let Some(last) = segments.last_mut()
+        && last.is_new == next.is_new
+        && last.at + last.blocks == next.at
+        && last.block + last.blocks == next.block
+    {
+        last.blocks += next.blocks;
+    } else {
+        segments.push(next);
+    }
+}

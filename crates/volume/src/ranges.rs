@@ -1,0 +1,219 @@
+//! Ranges of blocks in memory: sets of them, and what is to be added to their counts.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A set of blocks, kept as ranges that neither touch nor overlap.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RangeSet {
+    /// First block to the one behind the last.
+    ranges: BTreeMap<u64, u64>,
+    blocks: u64,
+}
+
+/// What is to be added to counts: ranges that do not overlap, each with a number, which may be zero.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Deltas {
+    ranges: BTreeMap<u64, (u64, i64)>,
+}
+
+/// What a look at one place of a set finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It is in a range that ends here.
+    Taken(u64),
+    /// It is not, and the next range begins here.
+    Free(u64),
+}
+
+impl RangeSet {
+    /// How many blocks there are in it.
+    pub(crate) const fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Puts blocks in; those that are in already stay.
+    pub(crate) fn insert(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let (mut start, mut end) = (range.start, range.end);
+        while let Some((&first, &last)) = self.ranges.range(..=end).next_back() {
+            if last < start {
+                break;
+            }
+            (start, end) = (start.min(first), end.max(last));
+            self.ranges.remove(&first);
+            self.blocks -= last - first;
+        }
+        self.ranges.insert(start, end);
+        self.blocks += end - start;
+    }
+
+    /// Takes blocks out, as far as they are in.
+    pub(crate) fn remove(&mut self, range: Range<u64>) {
+        while let Some((&first, &last)) = self.ranges.range(..range.end).next_back() {
+            if last <= range.start || range.is_empty() {
+                break;
+            }
+            self.ranges.remove(&first);
+            self.blocks -= last - first;
+            self.keep(range.end.max(first)..last);
+            if first < range.start {
+                self.keep(first..range.start);
+                break;
+            }
+        }
+    }
+
+    fn keep(&mut self, range: Range<u64>) {
+        if !range.is_empty() {
+            self.ranges.insert(range.start, range.end);
+            self.blocks += range.end - range.start;
+        }
+    }
+
+    /// Every range.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.ranges.iter().map(|(&start, &end)| start..end)
+    }
+
+    /// Takes the first block out.
+    pub(crate) fn take_first(&mut self) -> Option<u64> {
+        let first = *self.ranges.first_key_value()?.0;
+        self.remove(first..first + 1);
+        Some(first)
+    }
+
+    /// What is at a block.
+    pub(crate) fn look(&self, at: u64) -> Place {
+        match self.ranges.range(..=at).next_back() {
+            Some((_, &end)) if end > at => Place::Taken(end),
+            _ => Place::Free(self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start)),
+        }
+    }
+}
+
+impl Deltas {
+    /// Adds to every block of a range.
+    pub(crate) fn add(&mut self, range: Range<u64>, delta: i64) {
+        if range.is_empty() {
+            return;
+        }
+        self.cut(range.start);
+        self.cut(range.end);
+        let (mut at, mut gaps) = (range.start, Vec::new());
+        for (&start, (end, sum)) in self.ranges.range_mut(range.clone()) {
+            if start > at {
+                gaps.push((at, start));
+            }
+            *sum += delta;
+            at = *end;
+        }
+        if at < range.end {
+            gaps.push((at, range.end));
+        }
+        self.ranges.extend(gaps.into_iter().map(|(start, end)| (start, (end, delta))));
+    }
+
+    /// `delta` has been added to the counts of a range: what remains to be added, if anything does,
+    /// stays.
+    pub(crate) fn settle(&mut self, range: Range<u64>, delta: i64) {
+        self.add(range.clone(), -delta);
+        let settled = |(&start, &(_, left)): (&u64, &(u64, i64))| (left == 0).then_some(start);
+        let settled: Vec<u64> = self.ranges.range(range).filter_map(settled).collect();
+        for start in settled {
+            self.ranges.remove(&start);
+        }
+    }
+
+    fn cut(&mut self, at: u64) {
+        if let Some((_, (end, delta))) = self.ranges.range_mut(..at).next_back()
+            && *end > at
+        {
+            let right = (*end, *delta);
+            *end = at;
+            self.ranges.insert(at, right);
+        }
+    }
+
+    /// The first range and what is to be added to it.
+    pub(crate) fn first(&self) -> Option<(Range<u64>, i64)> {
+        self.ranges.first_key_value().map(|(&start, &(end, delta))| (start..end, delta))
+    }
+
+    /// What is to be added to a block.
+    pub(crate) fn at(&self, block: u64) -> i64 {
+        match self.ranges.range(..=block).next_back() {
+            Some((_, &(end, delta))) if end > block => delta,
+            _ => 0,
+        }
+    }
+
+    /// What is at a block.
+    pub(crate) fn look(&self, at: u64) -> Place {
+        match self.ranges.range(..=at).next_back() {
+            Some((_, &(end, _))) if end > at => Place::Taken(end),
+            _ => Place::Free(self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start)),
+        }
+    }
+
+    /// How many ranges there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Every range with what is to be added to it.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Range<u64>, i64)> + '_ {
+        self.ranges.iter().map(|(&start, &(end, delta))| (start..end, delta))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Deltas, Place, RangeSet};
+    use base::Random;
+
+    #[test]
+    fn a_set_of_ranges_is_a_set_of_blocks() {
+        let mut random = Random::new(3);
+        let (mut set, mut plain) = (RangeSet::default(), [false; 64]);
+        for _ in 0..20_000 {
+            let start = random.below(64);
+            let end = start + random.below(65 - start);
+            let insert = random.chance(1, 2);
+            if insert {
+                set.insert(start..end)
+            } else {
+                set.remove(start..end)
+            }
+            (start..end).for_each(|at| plain[usize::try_from(at).unwrap()] = insert);
+            for at in 0..64 {
+                let taken = matches!(set.look(at), Place::Taken(end) if end > at);
+                assert_eq!(taken, plain[usize::try_from(at).unwrap()], "{at} in {set:?}");
+            }
+            assert_eq!(set.blocks(), plain.iter().filter(|taken| **taken).count() as u64);
+        }
+    }
+
+    #[test]
+    fn sums_are_those_of_every_block() {
+        let mut random = Random::new(4);
+        let (mut deltas, mut plain) = (Deltas::default(), [0_i64; 64]);
+        for _ in 0..5_000 {
+            let start = random.below(64);
+            let end = start + random.below(65 - start);
+            if random.chance(1, 8) {
+                let Some((range, delta)) = deltas.first() else { continue };
+                range.clone().for_each(|at| plain[usize::try_from(at).unwrap()] -= delta);
+                deltas.settle(range.clone(), delta);
+                assert_ne!(deltas.first().map(|(range, _)| range.start), Some(range.start));
+            } else {
+                let delta = if random.chance(1, 2) { 1 } else { -1 };
+                deltas.add(start..end, delta);
+                (start..end).for_each(|at| plain[usize::try_from(at).unwrap()] += delta);
+            }
+            (0..64).for_each(|at| assert_eq!(deltas.at(at), plain[usize::try_from(at).unwrap()]));
+        }
+    }
+}

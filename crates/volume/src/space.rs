@@ -1,0 +1,307 @@
+//! Which blocks are used, how often, and which may be given out.
+//!
+//! The space map, a tree of runs, has the count of every block as it was when the last commit
+//! began; what has been added since is in `deltas`, and goes into the tree with the next commit. So
+//! to change the tree never asks for a change of the tree.
+//!
+//! A block may be given out if neither the tree, nor a delta, nor one of three sets has it: `pool`,
+//! blocks set aside for metadata; `pending`, units to which data are on their way; and the
+//! quarantine, blocks that some transaction has freed, but the last durable superblock still
+//! refers to, or a transfer that began before may still touch.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::books::{Books, Stop};
+use crate::error::{Damage, Flaw, StoreError};
+use crate::format::{Kind, Pointer, Record, Superblock};
+use crate::ranges::{Deltas, Place, RangeSet};
+use crate::tree::Tree;
+
+/// Which blocks are used.
+#[derive(Debug)]
+pub(crate) struct Space {
+    pub(crate) deltas: Deltas,
+    pub(crate) pool: RangeSet,
+    pub(crate) pending: RangeSet,
+    /// By the transaction that freed them.
+    quarantine: BTreeMap<u64, RangeSet>,
+    /// Blocks that someone has ceased to refer to, by the transaction in which that was.
+    lowered: BTreeMap<u64, RangeSet>,
+    /// Blocks given out that the tree does not know of yet.
+    pub(crate) fresh: u64,
+    /// The level of the root of the tree, as far as that is known.
+    height: u8,
+    /// Where to look for a block for metadata, and for a unit for data.
+    cursors: [Search; 2],
+    /// Blocks kept for commits and deletions.
+    pub(crate) kept: u64,
+}
+
+/// Where to look next, and how many blocks have not been looked at since something was found.
+#[derive(Clone, Copy, Debug)]
+struct Search {
+    at: u64,
+    left: u64,
+}
+
+/// What blocks are wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Metadata,
+    Data,
+}
+
+/// Blocks in the pool before a change begins, if there is room.
+pub(crate) const POOL_BLOCKS: u64 = 64;
+/// Blocks that the pool must have for any change.
+pub(crate) const CHANGE_BLOCKS: u64 = 48;
+/// Blocks that the pool must have to change one count.
+pub(crate) const COUNT_BLOCKS: u64 = 28;
+/// The level of the root of a tree of counts before it has been looked at: enough for any store.
+const HEIGHT: u8 = 5;
+/// Blocks kept for commits and deletions in the largest store.
+const KEPT_MAX: u64 = 16_384;
+
+/// The tree of counts.
+pub(crate) const SPACE: Tree = Tree { kind: Kind::Space, owner: 0, unit: 1 };
+
+impl Space {
+    pub(crate) fn new(superblock: &Superblock) -> Self {
+        let room = superblock.room();
+        let total = room.end - room.start;
+        // Metadata keep to the front, so that units of data find whole runs behind them.
+        let search = |at| Search { at, left: total };
+        Self {
+            deltas: Deltas::default(),
+            pool: RangeSet::default(),
+            pending: RangeSet::default(),
+            quarantine: BTreeMap::new(),
+            lowered: BTreeMap::new(),
+            fresh: 0,
+            height: HEIGHT,
+            cursors: [search(room.start), search(room.start + total / 64)],
+            kept: (total / 64).clamp(2 * POOL_BLOCKS, KEPT_MAX),
+        }
+    }
+
+    /// Blocks that may be given out at once.
+    pub(crate) fn free(&self, superblock: &Superblock) -> u64 {
+        let room = superblock.room();
+        let quarantined: u64 = self.quarantine.values().map(RangeSet::blocks).sum();
+        let taken = superblock.used + self.fresh + self.pool.blocks() + self.pending.blocks();
+        (room.end - room.start).saturating_sub(taken + quarantined)
+    }
+
+    /// Whether a commit would bring blocks that cannot be given out now.
+    pub(crate) fn awaits_commit(&self) -> bool {
+        self.deltas.iter().any(|(_, delta)| delta <= 0) || !self.quarantine.is_empty()
+    }
+
+    /// Keeps freed blocks from being given out for as long as `generation` is not durable.
+    pub(crate) fn quarantine(&mut self, generation: u64, range: Range<u64>) {
+        self.quarantine.entry(generation).or_default().insert(range);
+    }
+
+    /// Lets blocks go that were freed by transactions up to this one.
+    pub(crate) fn release(&mut self, generation: u64) {
+        self.quarantine.retain(|freed, _| *freed > generation);
+        self.cursors.iter_mut().for_each(|search| search.left = u64::MAX);
+    }
+
+    /// Notes that someone has ceased to refer to blocks. Until that is durable, they may be his again
+    /// after a loss of power, so nobody else may write to them.
+    pub(crate) fn lower(&mut self, generation: u64, range: Range<u64>) {
+        self.lowered.entry(generation).or_default().insert(range);
+    }
+
+    /// Whether someone has ceased to refer to a block, and it is not durable that he has.
+    pub(crate) fn is_lowered(&self, block: u64) -> bool {
+        self.lowered.values().any(|set| matches!(set.look(block), Place::Taken(_)))
+    }
+
+    /// A transaction is durable.
+    pub(crate) fn settle(&mut self, generation: u64) {
+        self.lowered.retain(|since, _| *since > generation);
+    }
+
+    /// What memory alone knows about a block.
+    fn look(&self, at: u64) -> Place {
+        let sets = [&self.pool, &self.pending].into_iter().chain(self.quarantine.values());
+        let places = sets.map(|set| set.look(at)).chain([self.deltas.look(at)]);
+        places.fold(Place::Free(u64::MAX), |so_far, place| match (so_far, place) {
+            (Place::Taken(a), Place::Taken(b)) => Place::Taken(a.max(b)),
+            (Place::Taken(end), _) | (_, Place::Taken(end)) => Place::Taken(end),
+            (Place::Free(a), Place::Free(b)) => Place::Free(a.min(b)),
+        })
+    }
+}
+
+impl Books {
+    /// How often a block is referred to.
+    pub(crate) fn count(&mut self, block: u64) -> Result<u64, Stop> {
+        Ok(self.count_run(block)?.1)
+    }
+
+    /// How often a block is referred to, and how far that is true of those behind it.
+    pub(crate) fn count_run(&mut self, block: u64) -> Result<(u64, u64), Stop> {
+        let run = self.next_run(&SPACE, self.superblock.space, block)?;
+        let (end, count) = match run {
+            Some(run) if run.key <= block => (run.key + run.extra, run.value),
+            Some(run) => (run.key, 0),
+            None => (u64::MAX, 0),
+        };
+        let until = match self.space.deltas.look(block) {
+            Place::Taken(end) | Place::Free(end) => end,
+        };
+        let sum = count.checked_add_signed(self.space.deltas.at(block));
+        Ok((end.min(until), sum.ok_or_else(|| miscounted(block))?))
+    }
+
+    /// Fills the pool as far as there is room; a change needs more of it than a step of a commit.
+    /// Whoever has no right to it leaves alone half of what is kept.
+    pub(crate) fn fill_pool(&mut self, needed: u64, may_use_kept: bool) -> Result<(), Stop> {
+        if !may_use_kept && self.room() <= self.space.kept / 2 {
+            return Err(Stop::Full);
+        }
+        while self.space.pool.blocks() < POOL_BLOCKS {
+            let missing = POOL_BLOCKS - self.space.pool.blocks();
+            let is_enough = self.space.pool.blocks() >= needed;
+            if self.space.free(&self.superblock) == 0 {
+                return if is_enough { Ok(()) } else { Err(Stop::Full) };
+            }
+            match self.find(Purpose::Metadata, 1, missing) {
+                Ok(found) => self.space.pool.insert(found),
+                Err(Stop::Full) if is_enough => return Ok(()),
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that metadata may still be put in before the next commit.
+    fn room(&self) -> u64 {
+        self.space.free(&self.superblock) + self.space.pool.blocks()
+    }
+
+    /// Whether there is room for a commit of what has been changed: for every node on the way to
+    /// every delta, or for the whole tree of counts, which half of what is kept is enough for.
+    pub(crate) fn has_room_for_commit(&self) -> bool {
+        let ways = self.space.deltas.len() as u64 * (u64::from(self.space.height) + 1);
+        self.room() >= (ways + POOL_BLOCKS).min(self.space.kept / 2)
+    }
+
+    /// Sets units aside for data: up to `units` that lie together, each of `unit` blocks.
+    pub(crate) fn take_units(&mut self, unit: u64, units: u64) -> Result<Range<u64>, Stop> {
+        let free = self.space.free(&self.superblock);
+        if free < self.space.kept + unit {
+            return Err(Stop::Full);
+        }
+        let found = self.find(Purpose::Data, unit, units * unit)?;
+        self.space.pending.insert(found.clone());
+        Ok(found)
+    }
+
+    /// Keeps what high trees need in a small store.
+    pub(crate) fn keep_more(&mut self) {
+        self.space.kept = self.space.kept.max(self.superblock.blocks / 3);
+    }
+
+    /// What is to be said to whoever found no room.
+    pub(crate) fn no_space(&self) -> StoreError {
+        StoreError::NoSpace { free: self.space.free(&self.superblock), kept: self.space.kept }
+    }
+
+    /// A free run of whole units, `blocks_max` at most. Stops where a page has to be read, and goes
+    /// on from there.
+    fn find(&mut self, purpose: Purpose, unit: u64, blocks_max: u64) -> Result<Range<u64>, Stop> {
+        let room = self.superblock.room();
+        let total = room.end - room.start;
+        loop {
+            let Search { at, left } = self.space.cursors[purpose as usize];
+            if left == 0 {
+                self.space.cursors[purpose as usize].left = total;
+                return Err(Stop::Full);
+            }
+            let left = left.min(total);
+            if at >= room.end {
+                self.space.cursors[purpose as usize] = Search { at: room.start, left };
+                continue;
+            }
+            let gap = self.gap(at)?;
+            let start = gap.start.next_multiple_of(unit);
+            let fits = gap.end.min(room.end).saturating_sub(start) / unit * unit;
+            let search = &mut self.space.cursors[purpose as usize];
+            if fits > 0 {
+                let found = start..start + fits.min(blocks_max);
+                *search = Search { at: found.end, left: total };
+                return Ok(found);
+            }
+            *search = Search { at: gap.end, left: left.saturating_sub(gap.end - at) };
+        }
+    }
+
+    /// The first free run that ends behind `at`; an empty one at the end of the store.
+    fn gap(&mut self, at: u64) -> Result<Range<u64>, Stop> {
+        let (mut at, end) = (at, self.superblock.room().end);
+        while at < end {
+            let next = match self.space.look(at) {
+                Place::Taken(end) => {
+                    at = end;
+                    continue;
+                }
+                Place::Free(next) => next,
+            };
+            match self.next_run(&SPACE, self.superblock.space, at)? {
+                Some(run) if run.key <= at => at = run.key + run.extra,
+                Some(run) => return Ok(at..next.min(run.key).min(end)),
+                None => return Ok(at..next.min(end)),
+            }
+        }
+        Ok(at..at)
+    }
+
+    /// Puts the first delta into the tree, or as much of it as one leaf and one count allow. False
+    /// if there is none.
+    pub(crate) fn apply_delta(&mut self) -> Result<bool, Stop> {
+        let Some((range, delta)) = self.space.deltas.first() else { return Ok(false) };
+        let run = self.next_run(&SPACE, self.superblock.space, range.start)?;
+        let (count, end) = match run {
+            Some(run) if run.key <= range.start => (run.value, run.key + run.extra),
+            Some(run) => (0, run.key),
+            None => (0, range.end),
+        };
+        let piece = range.start..end.min(range.end);
+        let sum = count.checked_add_signed(delta).ok_or_else(|| miscounted(piece.start))?;
+        let piece = if delta == 0 { piece } else { self.set_count(piece, sum)? };
+        let blocks = piece.end - piece.start;
+        match (count, sum) {
+            (0, 1..) => self.superblock.used += blocks,
+            (1.., 0) => self.superblock.used = self.superblock.used.saturating_sub(blocks),
+            _ => {}
+        }
+        if sum == 0 {
+            self.space.quarantine(self.generation, piece.clone());
+        }
+        // The change of the tree may itself have added to the counts of these blocks.
+        self.space.deltas.settle(piece, delta);
+        Ok(true)
+    }
+
+    /// Sets the count of a run, as far as one leaf goes, and returns how far that was.
+    fn set_count(&mut self, piece: Range<u64>, count: u64) -> Result<Range<u64>, Stop> {
+        self.attempt(|books| {
+            let mut root: Pointer = books.superblock.space;
+            let line = Record { key: piece.start, value: count, extra: 0 };
+            let line = (count > 0).then_some(line);
+            let (end, _) = books.splice(&SPACE, &mut root, piece.clone(), line)?;
+            books.superblock.space = root;
+            books.space.height = books.height(&SPACE, root)?;
+            Ok(piece.start..end)
+        })
+    }
+}
+
+fn miscounted(address: u64) -> Damage {
+    Damage { address, kind: None, owner: 0, flaw: Flaw::Count }
+}

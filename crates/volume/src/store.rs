@@ -1,0 +1,466 @@
+//! An open store: questions in, reads, writes and flushes out, their ends in, answers out.
+//!
+//! ```text
+//!   submit(token, ask) --> | tasks | --> next_action()   what the device is to do
+//!   complete(io, end)  --> |       | --> next_answer()   token and outcome
+//! ```
+//!
+//! A task is tried; if a page is missing, the page is asked for and the task is tried again when it
+//! has come. Only tasks wait, never the store. Data never pass through here: an action names the
+//! token, and which of its blocks go where.
+//!
+//! A write is answered when its data are on the device and the map in memory refers to them; it
+//! survives a loss of power once a flush that was asked for later is answered. A [`Change`] is
+//! answered once it survives.
+
+mod commit;
+mod task;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::Outcome;
+
+use crate::books::{Books, Stop};
+use crate::edit::FULL;
+use crate::error::{Damage, Flaw, StoreError};
+use crate::format::{Block, Page, Superblock, unpadded};
+use crate::plan::Pending;
+use crate::space::CHANGE_BLOCKS;
+use crate::volumes::{Change, VolumeInfo};
+use commit::Commit;
+use task::{Task, Wait};
+
+/// An open store.
+#[derive(Debug)]
+pub struct Store {
+    books: Books,
+    /// What the last durable superblock says.
+    durable: (u64, Superblock),
+    tasks: BTreeMap<u64, Task>,
+    ready: VecDeque<u64>,
+    next_task: u64,
+    on_page: BTreeMap<u64, Vec<u64>>,
+    /// Tasks that wait for a transaction to be durable.
+    on_commit: Vec<(u64, u64)>,
+    /// Tasks that wait for a commit to be put together.
+    on_apply: Vec<u64>,
+    traffic: BTreeMap<u64, Traffic>,
+    pending: Pending,
+    /// Transfers of data that are on their way, by the transaction in which they began.
+    transfers: BTreeMap<u64, u64>,
+    ios: BTreeMap<u64, Purpose>,
+    next_io: u64,
+    commit: Commit,
+    wants_commit: bool,
+    /// What the superblock was when the last commit began.
+    frozen: Superblock,
+    /// Whether giving back has come upon damage, or has no room.
+    is_sweep_stuck: bool,
+    stopped: bool,
+    actions: VecDeque<Action>,
+    answers: VecDeque<(u64, Result<Answer, StoreError>)>,
+}
+
+/// What a store is asked. Blocks have 4 KiB.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Something to be done with a volume as a whole.
+    Change(Change),
+    /// What is known of the volume with this name.
+    Find(String),
+    /// What is known of all volumes, in the order in which they were made.
+    List,
+    /// How many blocks only the volume with this name keeps: what deleting it would give back.
+    Unique(String),
+    /// How the room is used.
+    Usage,
+    /// Blocks of a volume are to be read.
+    Read {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Blocks of a volume are to be written.
+    Write {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Blocks of a volume are to read as zeroes and take no room.
+    Trim {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Whatever was answered before is to survive a loss of power.
+    Flush,
+}
+
+/// What comes of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// The volume as it is now.
+    Volume(VolumeInfo),
+    /// All volumes.
+    Volumes(Vec<VolumeInfo>),
+    /// A number of blocks.
+    Blocks(u64),
+    /// How the room is used.
+    Usage(Usage),
+}
+
+/// How the room of a store is used, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// In the whole store, superblocks included.
+    pub blocks: u64,
+    /// Taken by data and metadata, as of the last commit: each once, however often it is shared.
+    pub used: u64,
+    /// May be given out now.
+    pub free: u64,
+    /// Kept for deletions and commits; no data are ever put there.
+    pub kept: u64,
+    /// Volumes, snapshots included.
+    pub volumes: u64,
+}
+
+/// What the device is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Read one block, and complete with its bytes.
+    ReadPage {
+        /// To be named when it is done.
+        io: u64,
+        /// Which block.
+        at: u64,
+    },
+    /// Write these bytes: one block or several.
+    WritePages {
+        /// To be named when it is done.
+        io: u64,
+        /// The first block.
+        at: u64,
+        /// What is to be written.
+        bytes: Vec<u8>,
+    },
+    /// Make all writes that are completed survive a loss of power.
+    Flush {
+        /// To be named when it is done.
+        io: u64,
+    },
+    /// Move blocks from the device to whoever asked to read.
+    ReadData {
+        /// To be named when it is done.
+        io: u64,
+        /// Who asked.
+        token: u64,
+        /// The first of the blocks that were asked for, counted from zero.
+        offset: u64,
+        /// Where it lies.
+        at: u64,
+        /// How many blocks.
+        blocks: u64,
+    },
+    /// Give zeroes to whoever asked to read. There is nothing to complete.
+    Zero {
+        /// Who asked.
+        token: u64,
+        /// The first of the blocks that were asked for, counted from zero.
+        offset: u64,
+        /// How many blocks.
+        blocks: u64,
+    },
+    /// Move blocks from whoever asked to write to the device.
+    WriteData {
+        /// To be named when it is done.
+        io: u64,
+        /// Who asked.
+        token: u64,
+        /// The first of the blocks that were asked for, counted from zero.
+        offset: u64,
+        /// Where it goes.
+        at: u64,
+        /// How many blocks.
+        blocks: u64,
+    },
+}
+
+/// How an action has ended.
+#[derive(Clone, Copy, Debug)]
+pub enum End<'a> {
+    /// Done.
+    Done,
+    /// Done, and these bytes were read.
+    Read(&'a Block),
+    /// Not done.
+    Failed(Outcome),
+}
+
+/// What an action was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Page(u64),
+    Data(u64),
+    Flush(u64),
+    Commit,
+}
+
+/// What is going on with a volume.
+#[derive(Debug, Default)]
+struct Traffic {
+    /// Writes that have been planned and are not done.
+    writes: u64,
+    /// Changes that wait for those, or are being made.
+    quieting: u64,
+    /// Tasks that wait for either.
+    waiting: Vec<u64>,
+}
+
+impl Store {
+    /// A store as its superblock describes it.
+    pub(crate) fn new(
+        store: u128,
+        generation: u64,
+        superblock: Superblock,
+        cache_bytes: usize,
+    ) -> Self {
+        Self {
+            books: Books::new(store, generation, superblock, cache_bytes),
+            durable: (generation, superblock),
+            tasks: BTreeMap::new(),
+            ready: VecDeque::new(),
+            next_task: 0,
+            on_page: BTreeMap::new(),
+            on_commit: Vec::new(),
+            on_apply: Vec::new(),
+            traffic: BTreeMap::new(),
+            pending: Pending::new(),
+            transfers: BTreeMap::new(),
+            ios: BTreeMap::new(),
+            next_io: 0,
+            commit: Commit::Idle,
+            wants_commit: false,
+            frozen: superblock,
+            is_sweep_stuck: false,
+            stopped: false,
+            actions: VecDeque::new(),
+            answers: VecDeque::new(),
+        }
+    }
+
+    /// Splits nodes of trees as soon as they have more than so many records, 4 at least, instead of
+    /// when they are full. The trees of a small store become as high as those of a large one, which
+    /// is what tests want.
+    #[must_use]
+    pub fn with_fanout(mut self, records: usize) -> Self {
+        self.books.full = records.clamp(4, FULL);
+        self.books.keep_more();
+        self
+    }
+
+    /// Which store it is.
+    pub const fn uuid(&self) -> u128 {
+        self.books.store
+    }
+
+    /// The store's name.
+    pub fn name(&self) -> String {
+        unpadded(&self.books.superblock.name)
+    }
+
+    /// The last transaction that survives a loss of power.
+    pub const fn generation(&self) -> u64 {
+        self.durable.0
+    }
+
+    /// Which store it is, and what the last durable superblock says.
+    pub(crate) const fn durable(&self) -> (u128, Superblock) {
+        (self.books.store, self.durable.1)
+    }
+
+    /// Bytes of metadata in memory now.
+    pub fn memory_bytes(&self) -> usize {
+        let pages = self.books.cache.len() + self.books.dirty.len() + self.books.writing.len();
+        pages * crate::format::BLOCK_BYTES
+    }
+
+    /// Whether nothing is asked, under way, or left to be given back.
+    pub fn is_idle(&self) -> bool {
+        let is_done = self.books.superblock.work.is_none();
+        let is_swept = self.stopped || self.is_sweep_stuck || is_done;
+        let is_still = matches!(self.commit, Commit::Idle) && !self.wants_commit;
+        self.tasks.is_empty() && self.ios.is_empty() && is_still && is_swept
+    }
+
+    /// Asks something. The answer bears `token`.
+    pub fn submit(&mut self, token: u64, ask: Ask) {
+        let id = self.next_task;
+        self.next_task += 1;
+        self.tasks.insert(id, Task::new(token, ask));
+        self.ready.push_back(id);
+    }
+
+    /// The next thing that the device is to do; `None` if there is nothing before something is
+    /// asked or completed.
+    pub fn next_action(&mut self) -> Option<Action> {
+        if self.actions.is_empty() {
+            self.turn();
+        }
+        self.actions.pop_front()
+    }
+
+    /// The next answer. Those to what was asked may come in any order.
+    pub fn next_answer(&mut self) -> Option<(u64, Result<Answer, StoreError>)> {
+        self.answers.pop_front()
+    }
+
+    /// An action has ended. Whoever reports one that is not under way is not heard.
+    pub fn complete(&mut self, io: u64, end: End<'_>) {
+        match self.ios.remove(&io) {
+            Some(Purpose::Page(address)) => self.handle_page(address, end),
+            Some(Purpose::Data(task) | Purpose::Flush(task)) => self.handle_transfer(task, end),
+            Some(Purpose::Commit) => self.handle_commit(end),
+            None => {}
+        }
+        self.turn();
+    }
+
+    fn handle_page(&mut self, address: u64, end: End<'_>) {
+        let page = match end {
+            End::Read(bytes) => Page::decode(bytes, self.books.store, address),
+            End::Failed(outcome) => Err(Damage::at(address, Flaw::Unread(outcome))),
+            End::Done => Err(Damage::at(address, Flaw::Unread(Outcome::INTERNAL_ERROR))),
+        };
+        self.books.handle_read(address, page);
+        // They run before anything else is read, so what they waited for is still there.
+        for task in self.on_page.remove(&address).unwrap_or_default() {
+            self.run(task);
+        }
+        self.turn();
+        self.books.damaged.remove(&address);
+    }
+
+    /// Does what can be done now.
+    fn turn(&mut self) {
+        loop {
+            self.apply();
+            while let Some(task) = self.ready.pop_front() {
+                self.run(task);
+            }
+            // To give back may itself want a commit first.
+            if !self.begin_commit() && !self.sweep() && !self.begin_commit() {
+                return;
+            }
+        }
+    }
+
+    /// Has a page read, unless it is being read.
+    fn ask_for(&mut self, address: u64) {
+        if !self.on_page.contains_key(&address) {
+            let io = self.enter(Purpose::Page(address));
+            self.actions.push_back(Action::ReadPage { io, at: address });
+            self.on_page.insert(address, Vec::new());
+        }
+    }
+
+    fn enter(&mut self, purpose: Purpose) -> u64 {
+        let io = self.next_io;
+        self.next_io += 1;
+        self.ios.insert(io, purpose);
+        io
+    }
+
+    /// Whether nothing has been changed since the last commit began.
+    fn is_clean(&self) -> bool {
+        let is_same = self.frozen == self.books.superblock;
+        is_same && self.books.dirty.is_empty() && self.books.space.deltas.len() == 0
+    }
+
+    /// Lets a task wait.
+    fn wait(&mut self, task: u64, wait: Wait) {
+        match wait {
+            Wait::Page(address) => {
+                self.ask_for(address);
+                self.on_page.entry(address).or_default().push(task);
+            }
+            Wait::Commit(generation) => {
+                let is_open = generation == self.books.generation;
+                self.wants_commit |= is_open && !self.commit.is_applying();
+                self.on_commit.push((generation, task));
+            }
+            Wait::Apply => self.on_apply.push(task),
+            Wait::Volume(id) => self.traffic.entry(id).or_default().waiting.push(task),
+            Wait::Transfers => {}
+        }
+    }
+
+    /// What a change is kept waiting by: a commit that is being put together, or one that is so far
+    /// behind that memory would fill.
+    fn may_change(&mut self) -> Result<(), Wait> {
+        let is_tight = !self.books.has_room_for_commit() && !self.is_clean();
+        match &self.commit {
+            Commit::Applying => Err(Wait::Apply),
+            Commit::Idle if is_tight || self.backlog() > BACKLOG => {
+                self.wants_commit = true;
+                Err(Wait::Apply)
+            }
+            Commit::Idle => Ok(()),
+            _ if is_tight || self.backlog() > BACKLOG_MAX => Err(Wait::Commit(self.durable.0 + 1)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Pages and ranges that the next commit will have to write.
+    fn backlog(&self) -> usize {
+        self.books.dirty.len() + self.books.space.deltas.len()
+    }
+
+    /// Gives back a little of what is no longer needed. False if there is nothing to do, or it has
+    /// to wait.
+    fn sweep(&mut self) -> bool {
+        let is_done = self.books.superblock.work.is_none();
+        if self.stopped || self.is_sweep_stuck || is_done || self.may_change().is_err() {
+            return false;
+        }
+        let swept = match self.books.fill_pool(CHANGE_BLOCKS, true) {
+            Ok(()) => self.books.attempt(Books::sweep),
+            Err(stop) => Err(stop),
+        };
+        match swept {
+            Ok(did) => {
+                self.wants_commit |= self.books.superblock.work.is_none();
+                did
+            }
+            Err(Stop::Need(address)) => {
+                self.ask_for(address);
+                false
+            }
+            Err(Stop::Full) => {
+                self.is_sweep_stuck = !self.books.space.awaits_commit();
+                self.wants_commit |= !self.is_sweep_stuck;
+                false
+            }
+            // What is damaged is named by a check; nothing else is held up by it.
+            Err(Stop::Error(_)) => {
+                self.is_sweep_stuck = true;
+                false
+            }
+        }
+    }
+}
+
+/// Pages and ranges that may be waiting for a commit to begin while another is under way.
+const BACKLOG_MAX: usize = 4096;
+/// Pages and ranges that make a commit begin although nobody asks for it.
+const BACKLOG: usize = 1024;

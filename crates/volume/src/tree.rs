@@ -1,0 +1,153 @@
+//! Copy-on-write trees of runs: looking up.
+//!
+//! ```text
+//!   inner:   | key 0, child | key 1, child | …     child i has the keys from key i up to key i + 1
+//!   leaf:    | key, value, length | …              runs that do not overlap
+//! ```
+//!
+//! A node that is shared, or that an earlier transaction has written, is never changed but copied.
+//! The keys at which leaves of a volume's map part are multiples of its unit, so all that is mapped
+//! of one unit is in one leaf, and one look tells whether a unit has other users.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::books::{Books, Stop};
+use crate::error::{Damage, Flaw};
+use crate::format::{Kind, Page, Pointer, Record};
+
+/// What a tree is of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tree {
+    pub(crate) kind: Kind,
+    /// Whose it is; zero if it serves all.
+    pub(crate) owner: u64,
+    /// Leaves part at multiples of this.
+    pub(crate) unit: u64,
+}
+
+/// A leaf, and what was learnt on the way to it.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaf {
+    pub(crate) page: Arc<Page>,
+    /// The keys it answers for.
+    pub(crate) bounds: Range<u64>,
+    /// Whether it, or a node above it, belongs to several trees, or may again after a loss of power.
+    pub(crate) is_shared: bool,
+}
+
+/// Every key there is.
+pub(crate) const ALL: Range<u64> = 0..u64::MAX;
+
+impl Tree {
+    /// The blocks of the store that a run of a map keeps from others: all of every unit it touches.
+    pub(crate) const fn units_of(&self, run: &Record) -> Range<u64> {
+        let start = run.value / self.unit * self.unit;
+        start..(run.value + run.extra).next_multiple_of(self.unit)
+    }
+
+    /// Whether nodes may belong to several trees.
+    pub(crate) const fn may_share(&self) -> bool {
+        matches!(self.kind, Kind::Map)
+    }
+}
+
+impl Books {
+    /// The leaf that answers for a key; `None` if the tree is empty.
+    pub(crate) fn leaf(
+        &mut self,
+        tree: &Tree,
+        root: Pointer,
+        key: u64,
+    ) -> Result<Option<Leaf>, Stop> {
+        self.leaf_and_sharing(tree, root, key, false)
+    }
+
+    /// The same, and whether it is shared: else that is said to be false.
+    pub(crate) fn leaf_and_sharing(
+        &mut self,
+        tree: &Tree,
+        root: Pointer,
+        key: u64,
+        wants_sharing: bool,
+    ) -> Result<Option<Leaf>, Stop> {
+        if root.is_none() {
+            return Ok(None);
+        }
+        let (mut pointer, mut bounds, mut level, mut is_shared) = (root, ALL, None, false);
+        loop {
+            let page = self.node(tree, pointer, level, &bounds)?;
+            if wants_sharing && !is_shared {
+                let at = pointer.address;
+                is_shared = self.count(at)? > 1 || self.space.is_lowered(at);
+            }
+            if page.level() == 0 {
+                return Ok(Some(Leaf { page, bounds, is_shared }));
+            }
+            let index = child_index(page.records(), key);
+            bounds = child_bounds(page.records(), index, &bounds);
+            pointer = page.records()[index].child();
+            level = Some(page.level() - 1);
+        }
+    }
+
+    /// A node, whose keys must be within `bounds`.
+    pub(crate) fn node(
+        &mut self,
+        tree: &Tree,
+        pointer: Pointer,
+        level: Option<u8>,
+        bounds: &Range<u64>,
+    ) -> Result<Arc<Page>, Stop> {
+        let page = self.page(pointer, tree.kind, level)?;
+        let records = page.records();
+        let end = |record: &Record| match page.level() {
+            0 => tree.kind.end(record).unwrap_or(u64::MAX),
+            _ => record.key + 1,
+        };
+        let begins = records.first().is_none_or(|record| record.key >= bounds.start);
+        if begins && records.last().is_none_or(|record| end(record) <= bounds.end) {
+            return Ok(page);
+        }
+        let (address, owner) = (pointer.address, page.owner);
+        Err(Damage { address, kind: Some(tree.kind), owner, flaw: Flaw::Bounds }.into())
+    }
+
+    /// The level of a tree's root; zero if it is empty.
+    pub(crate) fn height(&mut self, tree: &Tree, root: Pointer) -> Result<u8, Stop> {
+        if root.is_none() { Ok(0) } else { Ok(self.page(root, tree.kind, None)?.level()) }
+    }
+
+    /// The first run that ends behind `key`.
+    pub(crate) fn next_run(
+        &mut self,
+        tree: &Tree,
+        root: Pointer,
+        key: u64,
+    ) -> Result<Option<Record>, Stop> {
+        let mut at = key;
+        while let Some(leaf) = self.leaf(tree, root, at)? {
+            let records = leaf.page.records();
+            let ends = |record: &Record| tree.kind.end(record).is_some_and(|end| end <= key);
+            if let Some(run) = records.get(records.partition_point(ends)) {
+                return Ok(Some(*run));
+            }
+            if leaf.bounds.end == ALL.end {
+                break;
+            }
+            at = leaf.bounds.end;
+        }
+        Ok(None)
+    }
+}
+
+/// Which child of an inner node has a key.
+pub(crate) fn child_index(records: &[Record], key: u64) -> usize {
+    records.partition_point(|record| record.key <= key).saturating_sub(1)
+}
+
+/// The keys that a child of an inner node answers for.
+pub(crate) fn child_bounds(records: &[Record], index: usize, bounds: &Range<u64>) -> Range<u64> {
+    let start = if index == 0 { bounds.start } else { records[index].key };
+    start..records.get(index + 1).map_or(bounds.end, |next| next.key)
+}

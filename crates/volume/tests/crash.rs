@@ -1,0 +1,34 @@
+//! The power is cut at any moment: what was flushed is there, what was answered is there, and nothing
+//! is to be repaired.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod rig;
+
+use rig::world::World;
+
+fn run(blocks: u64, seed: u64, operations: u64, cut_every: u64) -> World {
+    let mut world = World::new(blocks, seed);
+    world.cut_every = cut_every;
+    while world.operations < operations {
+        world.work();
+    }
+    world.compare();
+    world
+}
+
+#[test]
+fn a_store_comes_back_from_any_cut_of_the_power() {
+    let mut cuts = 0;
+    for seed in 1..=4 {
+        cuts += run(if seed % 2 == 0 { 700 } else { 4096 }, seed, 800, 3).cuts;
+    }
+    assert!(cuts > 500, "only {cuts} cuts");
+}
+
+#[test]
+#[ignore = "a cut at every step of 10 000 operations: run it with --release"]
+fn a_store_comes_back_from_a_cut_at_every_step() {
+    run(4096, 5, 5_000, 1);
+    run(700, 6, 5_000, 1);
+}

@@ -1,0 +1,169 @@
+//! Every block of metadata destroyed, one at a time: the damage is named, and what the block does not
+//! describe is still there.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod rig;
+
+use std::sync::Arc;
+
+use base::Random;
+use rig::disk::{Image, Shared};
+use rig::world::World;
+use rig::{Rig, check, open};
+use tenmil_volume::format::Page;
+use tenmil_volume::{Answer, Ask, Finding, Flaw, StoreError};
+
+const BLOCKS: u64 = 4096;
+
+/// A store with volumes, snapshots and clones in it, and all blocks of metadata that are in use.
+fn world() -> (World, Vec<u64>) {
+    let mut world = World::new(BLOCKS, 12);
+    while world.operations < 900 {
+        world.work();
+    }
+    world.compare();
+    let image = world.rig.disk.image().clone();
+    let opened = open(&image, BLOCKS).unwrap();
+    let mut walk = tenmil_volume::Check::of(&opened.store);
+    let mut metadata = Vec::new();
+    while let Some(at) = walk.next_read() {
+        metadata.push(at);
+        walk.handle_read(Ok(&image[&at]));
+    }
+    assert!(metadata.len() > 20, "only {}", metadata.len());
+    (world, metadata)
+}
+
+fn destroyed(image: &Image, at: u64, how: impl Fn(&mut [u8; 4096])) -> Image {
+    let mut image = image.clone();
+    let mut block = *image[&at];
+    how(&mut block);
+    image.insert(at, block.into());
+    image
+}
+
+/// Reads all there is; returns what was answered to each volume.
+fn read_all(image: &Image) -> Vec<Result<(), StoreError>> {
+    let mut rig = Rig::new(image.clone(), BLOCKS, Random::new(1)).unwrap();
+    match rig.ask(Ask::List) {
+        Ok(Answer::Volumes(volumes)) => {
+            volumes.iter().map(|info| rig.read(info.id, 0, info.blocks).map(drop)).collect()
+        }
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => vec![Err(error)],
+    }
+}
+
+#[test]
+fn any_block_of_metadata_that_is_destroyed_is_named() {
+    let (world, metadata) = world();
+    let image = world.rig.disk.image();
+    let mut random = Random::new(5);
+    for at in metadata {
+        let bit = usize::try_from(random.below(4096 * 8)).unwrap();
+        let ways: [(&str, Image); 3] = [
+            ("zeroes", destroyed(image, at, |block| block.fill(0))),
+            ("a flipped bit", destroyed(image, at, |block| block[bit / 8] ^= 1 << (bit % 8))),
+            ("a torn sector", destroyed(image, at, |block| block[1024..1536].fill(0xa5))),
+        ];
+        for (how, image) in &ways {
+            let store = open(image, BLOCKS).unwrap().store;
+            let report = check(&store, image);
+            let named = |finding: &Finding| matches!(finding, Finding::Damaged(damage) if damage.address == at);
+            assert!(report.findings.iter().any(named), "{how} in {at}: {:?}", report.findings);
+            for outcome in read_all(image).into_iter().filter_map(Result::err) {
+                let StoreError::Damaged(damage) = &outcome else { panic!("{outcome}") };
+                assert_eq!(damage.address, at, "{how}: {outcome}");
+                assert!(outcome.to_string().contains(&format!("at block {at}")), "{outcome}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_of_one_volumes_map_that_is_destroyed_leaves_the_other_volumes() {
+    let (mut world, _) = world();
+    let names: Vec<String> = world.model.volumes.keys().cloned().collect();
+    let Ok(Answer::Volumes(volumes)) = world.rig.ask(Ask::List) else { panic!("no list") };
+    let image = world.rig.disk.image().clone();
+    assert_eq!(names.len(), volumes.len());
+    let opened = open(&image, BLOCKS).unwrap();
+    let mut walk = tenmil_volume::Check::of(&opened.store);
+    let mut hit = 0;
+    while let Some(at) = walk.next_read() {
+        let damaged = destroyed(&image, at, |block| block.fill(0xff));
+        let block: Shared = Arc::clone(&image[&at]);
+        walk.handle_read(Ok(&block));
+        if block[4] != tenmil_volume::format::Kind::Map.code() {
+            continue;
+        }
+        let answers = read_all(&damaged);
+        assert_eq!(answers.len(), volumes.len(), "all are listed");
+        hit += answers.iter().filter(|answer| answer.is_err()).count();
+    }
+    assert!(hit > 0, "some volume was hit");
+}
+
+#[test]
+fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
+    let (world, metadata) = world();
+    let image = world.rig.disk.image();
+    let store = open(image, BLOCKS).unwrap().store;
+    for pair in metadata.windows(2) {
+        let (at, other) = (pair[0], pair[1]);
+        let page = Page::decode(&image[&at], store.uuid(), at).unwrap();
+        let stale = Page { generation: page.generation - 1, ..page.clone() };
+        let foreign = page.encode(store.uuid() + 1, at);
+        let ways: [(Flaw, Shared); 3] = [
+            (
+                Flaw::Generation { found: page.generation - 1, expected: page.generation },
+                stale.encode(store.uuid(), at).into(),
+            ),
+            (Flaw::Address { found: other }, Arc::clone(&image[&other])),
+            (Flaw::Store { found: store.uuid() + 1 }, foreign.into()),
+        ];
+        for (flaw, block) in ways {
+            let mut wrong = image.clone();
+            wrong.insert(at, block);
+            let report = check(&store, &wrong);
+            let [Finding::Damaged(damage)] = &report.findings[..] else { panic!("{report:?}") };
+            assert_eq!((damage.address, &damage.flaw), (at, &flaw));
+        }
+    }
+}
+
+#[test]
+fn a_copy_of_the_superblock_that_is_destroyed_is_named_and_written_anew() {
+    let (mut world, _) = world();
+    let generation = world.rig.store.generation();
+    for at in tenmil_volume::format::Superblock::places(generation, BLOCKS) {
+        let image = destroyed(world.rig.disk.image(), at, |block| block.fill(0));
+        let opened = open(&image, BLOCKS).unwrap();
+        assert_eq!(opened.store.generation(), generation, "the other copy has it");
+        let named: Vec<u64> = opened.damaged.iter().map(|damage| damage.address).collect();
+        assert_eq!(named, [at]);
+
+        let mut rig = Rig::new(image, BLOCKS, Random::new(2)).unwrap();
+        rig::world::compare(&mut rig, &world.model).unwrap();
+        for name in ["one more", "and another"] {
+            let (name, uuid) = (name.into(), 1);
+            rig.ask(Ask::Change(tenmil_volume::Change::Create { name, blocks: 1, unit: 1, uuid }))
+                .unwrap();
+        }
+        assert_eq!(open(rig.disk.image(), BLOCKS).unwrap().damaged, []);
+    }
+    world.compare();
+}
+
+#[test]
+fn a_store_without_any_superblock_names_all_four() {
+    let mut image = rig::new_store(BLOCKS);
+    for at in [0, 1, BLOCKS - 2, BLOCKS - 1] {
+        image = destroyed(&image, at, |block| block[100] ^= 1);
+    }
+    let error = open(&image, BLOCKS).unwrap_err();
+    let StoreError::NoStore(damaged) = &error else { panic!("{error}") };
+    assert_eq!(damaged.len(), 4);
+    assert!(error.to_string().contains("superblock at block 4095: its checksum is"), "{error}");
+}

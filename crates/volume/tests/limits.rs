@@ -1,0 +1,215 @@
+//! What is refused, and how large things may be.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod rig;
+
+use base::Random;
+use rig::{Rig, check, new_store, open};
+use tenmil_volume::{Answer, Ask, Change, NewStore, StoreError, VolumeInfo};
+
+const TIB: u64 = 1 << 28;
+
+fn rig(blocks: u64) -> Rig {
+    Rig::new(new_store(blocks), blocks, Random::new(9)).unwrap()
+}
+
+fn create(rig: &mut Rig, name: &str, blocks: u64) -> VolumeInfo {
+    let change = Change::Create { name: name.into(), blocks, unit: 16, uuid: 1 };
+    match rig.ask(Ask::Change(change)).unwrap() {
+        Answer::Volume(info) => info,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn snapshot(rig: &mut Rig, volume: &str, name: &str) -> Result<Answer, StoreError> {
+    let (volume, name) = (volume.into(), name.into());
+    rig.ask(Ask::Change(Change::Snapshot { volume, name, uuid: 2 }))
+}
+
+fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
+    let token = rig.submit_write(volume, block, blocks, value);
+    rig.settle();
+    assert_eq!(rig.answers.remove(&token), Some(Ok(Answer::Done)));
+}
+
+fn used(rig: &mut Rig) -> u64 {
+    rig.ask(Ask::Flush).unwrap();
+    rig.settle();
+    rig.ask(Ask::Flush).unwrap();
+    match rig.ask(Ask::Usage).unwrap() {
+        Answer::Usage(usage) => usage.used,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_store_with_a_thousand_volumes_opens_with_four_reads() {
+    let mut rig = rig(TIB);
+    for number in 0..1000 {
+        let info = create(&mut rig, &format!("volume {number}"), TIB);
+        write(&mut rig, info.id, number * 1000, 3, number + 1);
+    }
+    rig.ask(Ask::Flush).unwrap();
+    let opened = open(rig.disk.image(), TIB).unwrap();
+    assert_eq!(opened.damaged, []);
+    assert_eq!(check(&opened.store, rig.disk.image()).findings, []);
+    let mut again = Rig::new(rig.disk.image().clone(), TIB, Random::new(1)).unwrap();
+    let Answer::Volume(info) = again.ask(Ask::Find("volume 777".into())).unwrap() else { panic!() };
+    assert_eq!(again.read(info.id, 777_000, 3).unwrap(), [[778; 8]; 3]);
+    let most = again.store.memory_bytes();
+    assert!(most < 64 << 10, "{most} bytes of metadata were needed to get there");
+}
+
+#[test]
+fn a_sequential_volume_has_one_run_and_a_trim_gives_all_of_it_back() {
+    let mut rig = rig(1 << 16);
+    let empty = used(&mut rig);
+    let info = create(&mut rig, "v", 20_000);
+    for block in (0..20_000).step_by(100) {
+        write(&mut rig, info.id, block, 100, block + 1);
+    }
+    let full = used(&mut rig);
+    assert!(full - empty < 20_000 + 16, "{} blocks of metadata", full - empty - 20_000);
+    rig.ask(Ask::Trim { volume: info.id, block: 0, blocks: 20_000 }).unwrap();
+    let trimmed = used(&mut rig);
+    assert!(trimmed - empty < 8, "{trimmed} blocks are used after the trim, {empty} before all");
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+}
+
+#[test]
+fn a_write_after_a_snapshot_writes_its_own_blocks_and_takes_one_unit() {
+    let mut rig = rig(1 << 14);
+    let info = create(&mut rig, "v", 64);
+    write(&mut rig, info.id, 0, 64, 1);
+    snapshot(&mut rig, "v", "s").unwrap();
+    let Answer::Blocks(0) = rig.ask(Ask::Unique("v".into())).unwrap() else { panic!("shared") };
+    let before = rig.disk.writes;
+    write(&mut rig, info.id, 17, 1, 2);
+    assert_eq!(rig.disk.writes - before, 1, "one block was written, and none was copied");
+    write(&mut rig, info.id, 19, 1, 3);
+    assert_eq!(rig.ask(Ask::Unique("v".into())), Ok(Answer::Blocks(16)), "both are in one unit");
+    let values: Vec<u64> = rig.read(info.id, 16, 5).unwrap().iter().map(|block| block[0]).collect();
+    assert_eq!(values, [1, 2, 1, 3, 1]);
+    let change = Change::Delete { name: "s".into(), orphan: false };
+    rig.ask(Ask::Change(change)).unwrap();
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(rig.ask(Ask::Unique("v".into())), Ok(Answer::Blocks(80)), "all is its own again");
+}
+
+#[test]
+fn a_snapshot_costs_the_same_whatever_the_size() {
+    let mut costs = Vec::new();
+    for blocks in [64, 1 << 20] {
+        let mut rig = rig(1 << 22);
+        let info = create(&mut rig, "v", blocks);
+        for block in (0..blocks).step_by(usize::try_from(blocks / 32).unwrap()) {
+            write(&mut rig, info.id, block, 1, 5);
+        }
+        rig.ask(Ask::Flush).unwrap();
+        let before = rig.disk.writes;
+        snapshot(&mut rig, "v", "s").unwrap();
+        costs.push(rig.disk.writes - before);
+    }
+    assert_eq!(costs[0], costs[1], "blocks written");
+    assert!(costs[0] < 12, "{costs:?}");
+}
+
+#[test]
+fn a_chain_of_64_snapshots_keeps_what_each_of_them_held() {
+    let mut rig = rig(1 << 14);
+    let info = create(&mut rig, "v", 64);
+    for number in 0..64 {
+        write(&mut rig, info.id, number, 1, number + 1);
+        snapshot(&mut rig, "v", &format!("s{number}")).unwrap();
+    }
+    for number in [0, 31, 63] {
+        let Answer::Volume(info) = rig.ask(Ask::Find(format!("s{number}"))).unwrap() else {
+            panic!()
+        };
+        let found = rig.read(info.id, 0, 64).unwrap();
+        for (block, values) in (0..).zip(found) {
+            assert_eq!(values, [if block <= number { block + 1 } else { 0 }; 8]);
+        }
+    }
+    for number in 0..64 {
+        let change = Change::Delete { name: format!("s{number}"), orphan: false };
+        rig.ask(Ask::Change(change)).unwrap();
+    }
+    used(&mut rig);
+    assert!(rig.store.is_idle());
+    let report = check(&rig.store, rig.disk.image());
+    assert_eq!((report.findings, report.volumes), (vec![], 1));
+    // Each of its four units was written once after every snapshot but the first.
+    assert!(report.used < 64 * 16 + 64, "{} blocks are used", report.used);
+}
+
+#[test]
+fn names_sizes_and_devices_beyond_the_limits_are_refused() {
+    let mut rig = rig(1024);
+    let info = create(&mut rig, "v", 10);
+    let mut refusal = |ask: Ask| rig.ask(ask).unwrap_err().to_string();
+    let create = |name: &str, blocks, unit| {
+        Ask::Change(Change::Create { name: name.into(), blocks, unit, uuid: 1 })
+    };
+    assert_eq!(refusal(create("v", 1, 1)), "volume `v`: the name is in use");
+    assert_eq!(refusal(create("", 1, 1)), "volume \"\": not a name");
+    assert_eq!(refusal(create("a\nb", 1, 1)), "volume \"a\\nb\": not a name");
+    assert_eq!(
+        refusal(create(&"x".repeat(129), 1, 1)).len(),
+        129 + "volume \"\": not a name".len()
+    );
+    assert_eq!(refusal(create("w", 0, 1)), "volume `w`: it cannot have 0 blocks of 4 KiB");
+    assert_eq!(refusal(create("w", 1, 3)), "a unit cannot have 3 blocks of 4 KiB");
+    assert_eq!(refusal(create("w", 1, 32)), "a unit cannot have 32 blocks of 4 KiB");
+    assert_eq!(refusal(Ask::Find("w".into())), "volume `w`: there is none");
+    let outside = Ask::Read { volume: info.id, block: 9, blocks: 2 };
+    assert_eq!(
+        refusal(outside),
+        "volume `v`: 2 blocks from block 9 on, expected an end at 10 at most"
+    );
+    let wrapping = Ask::Write { volume: info.id, block: u64::MAX, blocks: 2 };
+    assert!(refusal(wrapping).starts_with("volume `v`: 2 blocks from"));
+    let new = |blocks, name: &str| NewStore { name: name.into(), uuid: 1, blocks }.steps();
+    assert!(matches!(new(511, "s"), Err(StoreError::DeviceTooSmall { blocks: 511, needed: 512 })));
+    assert!(matches!(new((1 << 48) + 1, "s"), Err(StoreError::DeviceTooLarge { .. })));
+    assert!(matches!(new(512, ""), Err(StoreError::BadName(_))));
+}
+
+#[test]
+fn a_snapshot_is_not_written_to_and_not_deleted_under_its_clones() {
+    let mut rig = rig(2048);
+    create(&mut rig, "v", 10);
+    let Answer::Volume(snap) = snapshot(&mut rig, "v", "s").unwrap() else { panic!() };
+    let write = Ask::Write { volume: snap.id, block: 0, blocks: 1 };
+    assert_eq!(rig.ask(write), Err(StoreError::ReadOnly("s".into())));
+    let clone = Change::Clone { from: "s".into(), name: "c".into(), uuid: 3 };
+    rig.ask(Ask::Change(clone)).unwrap();
+    let delete = |orphan| Ask::Change(Change::Delete { name: "s".into(), orphan });
+    let error = rig.ask(delete(false)).unwrap_err();
+    assert_eq!(error.to_string(), "delete `s`: 1 volumes were made from it");
+    assert!(error.hint().unwrap().starts_with("delete those first"));
+    rig.ask(delete(true)).unwrap();
+    assert_eq!(rig.ask(delete(true)), Err(StoreError::NoVolume("s".into())));
+    used(&mut rig);
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+}
+
+#[test]
+fn a_device_that_has_grown_or_shrunk_and_two_stores_on_one_are_told_apart() {
+    let image = new_store(1024);
+    assert_eq!(open(&image, 4096).unwrap().damaged, [], "the old end is looked at");
+    assert!(matches!(
+        open(&image, 1000),
+        Err(StoreError::DeviceTooSmall { blocks: 1000, needed: 1024 })
+    ));
+    let mut two = image.clone();
+    for step in (NewStore { name: "x".into(), uuid: 99, blocks: 1024 }).steps().unwrap() {
+        if let tenmil_volume::Step::Write { at, bytes } = step
+            && at > 2
+        {
+            two.insert(at, (*bytes).into());
+        }
+    }
+    assert!(matches!(open(&two, 1024), Err(StoreError::TwoStores { .. })));
+}

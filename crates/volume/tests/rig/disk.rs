@@ -1,0 +1,152 @@
+//! A sparse device: what reads see, what survives, and what may or may not have reached the medium.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::Random;
+
+pub type Shared = Arc<[u8; 4096]>;
+pub type Image = BTreeMap<u64, Shared>;
+
+pub static ZEROES: [u8; 4096] = [0; 4096];
+
+/// The device.
+pub struct Disk {
+    now: Image,
+    stable: Image,
+    volatile: Vec<Volatile>,
+    flushes: BTreeMap<u64, u64>,
+    clock: u64,
+    pub writes: u64,
+}
+
+/// A write of one block that no flush has made survive.
+struct Volatile {
+    io: u64,
+    at: u64,
+    block: Shared,
+    ended: Option<u64>,
+}
+
+/// What a cut of the power does to writes that were not flushed.
+#[derive(Clone, Copy, Debug)]
+pub enum Cut {
+    /// All that was completed is there, and nothing else.
+    AsSeen,
+    /// Nothing is there that was not flushed.
+    Nothing,
+    /// A random subset, in a random order, with torn sectors.
+    Random,
+}
+
+/// A block of which every sector bears a value and its own place; all zeroes for zero.
+pub fn stamped(value: u64) -> Shared {
+    let mut block = [0; 4096];
+    if value != 0 {
+        for (index, sector) in (1_u64..).zip(block.chunks_exact_mut(512)) {
+            sector[..8].copy_from_slice(&value.to_le_bytes());
+            sector[8..16].copy_from_slice(&index.to_le_bytes());
+            sector[504..].copy_from_slice(&(value ^ index).to_le_bytes());
+        }
+    }
+    block.into()
+}
+
+/// The value that each sector of a block bears.
+pub fn values(block: &[u8; 4096]) -> [u64; 8] {
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    let mut values = [0; 8];
+    for (index, sector) in block.chunks_exact(512).enumerate() {
+        let (value, place) = (word(&sector[..8]), index as u64 + 1);
+        let is_whole = word(&sector[8..16]) == place && word(&sector[504..]) == value ^ place;
+        let is_zero = sector.iter().all(|byte| *byte == 0);
+        values[index] = if is_whole || is_zero { value } else { u64::MAX - 1 };
+    }
+    values
+}
+
+impl Disk {
+    pub fn new(image: Image) -> Self {
+        Self {
+            now: image.clone(),
+            stable: image,
+            volatile: Vec::new(),
+            flushes: BTreeMap::new(),
+            clock: 0,
+            writes: 0,
+        }
+    }
+
+    pub fn image(&self) -> &Image {
+        &self.now
+    }
+
+    pub fn read(&self, at: u64) -> Shared {
+        self.now.get(&at).cloned().unwrap_or_else(|| Arc::new(ZEROES))
+    }
+
+    pub fn issue_write(&mut self, io: u64, at: u64, block: Shared) {
+        self.writes += 1;
+        self.volatile.push(Volatile { io, at, block, ended: None });
+    }
+
+    pub fn drop_write(&mut self, io: u64) {
+        self.volatile.retain(|write| write.io != io || write.ended.is_some());
+    }
+
+    pub fn end_write(&mut self, io: u64) {
+        self.clock += 1;
+        for write in self.volatile.iter_mut().filter(|write| write.io == io) {
+            write.ended = Some(self.clock);
+            self.now.insert(write.at, Arc::clone(&write.block));
+        }
+    }
+
+    pub fn issue_flush(&mut self, io: u64) {
+        self.flushes.insert(io, self.clock);
+    }
+
+    /// What had been completed when the flush was issued survives; what came later may not.
+    pub fn end_flush(&mut self, io: u64) {
+        let issued = self.flushes.remove(&io).expect("a flush");
+        let mut safe: Vec<&Volatile> = self
+            .volatile
+            .iter()
+            .filter(|write| write.ended.is_some_and(|at| at <= issued))
+            .collect();
+        safe.sort_by_key(|write| write.ended);
+        for write in safe {
+            self.stable.insert(write.at, Arc::clone(&write.block));
+        }
+        self.volatile.retain(|write| write.ended.is_none_or(|at| at > issued));
+    }
+
+    /// What is on the medium if the power fails now.
+    pub fn cut(&self, cut: Cut, random: &mut Random) -> Image {
+        match cut {
+            Cut::AsSeen => self.now.clone(),
+            Cut::Nothing => self.stable.clone(),
+            Cut::Random => self.random_cut(random),
+        }
+    }
+
+    fn random_cut(&self, random: &mut Random) -> Image {
+        let mut image = self.stable.clone();
+        let mut writes: Vec<&Volatile> = self.volatile.iter().collect();
+        while !writes.is_empty() {
+            let index = random.below(writes.len() as u64);
+            let write = writes.swap_remove(usize::try_from(index).unwrap());
+            let sectors = match random.below(3) {
+                0 => 0,
+                1 => 0xff,
+                _ => random.below(256),
+            };
+            let mut block = image.get(&write.at).map_or(ZEROES, |block| **block);
+            for sector in (0..8).filter(|sector| sectors >> sector & 1 == 1) {
+                block[sector * 512..][..512].copy_from_slice(&write.block[sector * 512..][..512]);
+            }
+            image.insert(write.at, block.into());
+        }
+        image
+    }
+}

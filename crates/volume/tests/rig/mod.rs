@@ -1,0 +1,204 @@
+//! A store over a device that remembers what was not flushed, driven in an order drawn from a seed.
+
+#![allow(dead_code, reason = "each program that uses the rig uses a part of it")]
+#![allow(unreachable_pub, reason = "each program that uses the rig has it as a module")]
+
+pub mod disk;
+pub mod model;
+pub mod world;
+
+use std::collections::BTreeMap;
+
+use base::Random;
+use disk::{Disk, Image, ZEROES, stamped};
+use tenmil_volume::{Action, Answer, Ask, Check, End, NewStore, Opened, Opening, Report, Step};
+use tenmil_volume::{Store, StoreError};
+
+/// A store and its device.
+pub struct Rig {
+    pub store: Store,
+    pub disk: Disk,
+    pub random: Random,
+    /// What the store wants done.
+    under_way: Vec<Action>,
+    /// Data of reads and writes, by token.
+    pub buffers: BTreeMap<u64, Vec<disk::Shared>>,
+    pub answers: BTreeMap<u64, Result<Answer, StoreError>>,
+    next_token: u64,
+    /// The next data write is answered with an error.
+    pub fails_writes: bool,
+}
+
+pub const CACHE_BYTES: usize = 1 << 20;
+
+/// The image of a new store.
+pub fn new_store(blocks: u64) -> Image {
+    let mut image = Image::new();
+    let new = NewStore { name: "proof".into(), uuid: 0x7e57, blocks };
+    for step in new.steps().unwrap() {
+        if let Step::Write { at, bytes } = step {
+            image.insert(at, (*bytes).into());
+        }
+    }
+    image
+}
+
+/// Opens the store in an image; counts the blocks that it reads.
+pub fn open(image: &Image, blocks: u64) -> Result<Opened, StoreError> {
+    let mut opening = Opening::new(blocks, CACHE_BYTES);
+    while let Some(at) = opening.next_read() {
+        opening.handle_read(Ok(image.get(&at).map_or(&ZEROES, |block| &**block)));
+    }
+    opening.finish()
+}
+
+/// Checks the store in an image.
+pub fn check(store: &Store, image: &Image) -> Report {
+    let mut check = Check::of(store);
+    while let Some(at) = check.next_read() {
+        check.handle_read(Ok(image.get(&at).map_or(&ZEROES, |block| &**block)));
+    }
+    check.finish()
+}
+
+impl Rig {
+    pub fn new(image: Image, blocks: u64, random: Random) -> Result<Self, StoreError> {
+        // Low trees and high ones.
+        let mut random = random;
+        let fanout = if random.chance(1, 4) { 168 } else { 4 + random.below(12) };
+        let store = open(&image, blocks)?.store.with_fanout(usize::try_from(fanout).unwrap());
+        Ok(Self {
+            store,
+            disk: Disk::new(image),
+            random,
+            under_way: Vec::new(),
+            buffers: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            next_token: 0,
+            fails_writes: false,
+        })
+    }
+
+    pub fn submit(&mut self, ask: Ask) -> u64 {
+        let token = self.next_token;
+        self.next_token += 1;
+        if let Ask::Read { blocks, .. } = ask {
+            let unread = stamped(u64::MAX);
+            self.buffers.insert(token, vec![unread; usize::try_from(blocks).unwrap()]);
+        }
+        self.store.submit(token, ask);
+        token
+    }
+
+    /// Writes blocks that all bear one value.
+    pub fn submit_write(&mut self, volume: u64, block: u64, blocks: u64, value: u64) -> u64 {
+        let token = self.submit(Ask::Write { volume, block, blocks });
+        self.buffers.insert(token, vec![stamped(value); usize::try_from(blocks).unwrap()]);
+        token
+    }
+
+    /// Does one thing that the store wants done, whichever. False if there is none.
+    pub fn step(&mut self) -> bool {
+        while let Some(action) = self.store.next_action() {
+            self.issue(&action);
+            self.under_way.push(action);
+        }
+        if self.under_way.is_empty() {
+            self.collect();
+            return false;
+        }
+        let index = self.random.below(self.under_way.len() as u64);
+        let action = self.under_way.swap_remove(usize::try_from(index).unwrap());
+        self.carry_out(action);
+        self.collect();
+        true
+    }
+
+    fn collect(&mut self) {
+        while let Some((token, answer)) = self.store.next_answer() {
+            assert!(self.answers.insert(token, answer).is_none(), "answered twice");
+        }
+    }
+
+    fn issue(&mut self, action: &Action) {
+        match action {
+            Action::WritePages { io, at, bytes } => {
+                for (index, block) in (0..).zip(bytes.chunks_exact(4096)) {
+                    let block: [u8; 4096] = block.try_into().unwrap();
+                    self.disk.issue_write(*io, at + index, block.into());
+                }
+            }
+            Action::WriteData { io, token, offset, at, blocks } => {
+                for index in 0..*blocks {
+                    let data =
+                        self.buffers[token][usize::try_from(offset + index).unwrap()].clone();
+                    self.disk.issue_write(*io, at + index, data);
+                }
+            }
+            Action::Flush { io } => self.disk.issue_flush(*io),
+            _ => {}
+        }
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::ReadPage { io, at } => {
+                let block = self.disk.read(at);
+                self.store.complete(io, End::Read(&block));
+            }
+            Action::WriteData { io, .. } if self.fails_writes => {
+                self.disk.drop_write(io);
+                self.fails_writes = false;
+                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+            }
+            Action::WritePages { io, .. } | Action::WriteData { io, .. } => {
+                self.disk.end_write(io);
+                self.store.complete(io, End::Done);
+            }
+            Action::Flush { io } => {
+                self.disk.end_flush(io);
+                self.store.complete(io, End::Done);
+            }
+            Action::ReadData { io, token, offset, at, blocks } => {
+                for index in 0..blocks {
+                    let block = self.disk.read(at + index);
+                    let place = usize::try_from(offset + index).unwrap();
+                    self.buffers.get_mut(&token).unwrap()[place] = block;
+                }
+                self.store.complete(io, End::Done);
+            }
+            Action::Zero { token, offset, blocks } => {
+                for index in offset..offset + blocks {
+                    let place = usize::try_from(index).unwrap();
+                    self.buffers.get_mut(&token).unwrap()[place] = stamped(0);
+                }
+            }
+        }
+    }
+
+    /// Goes on until there is nothing to do.
+    pub fn settle(&mut self) {
+        while self.step() {}
+    }
+
+    /// Asks, and goes on until there is nothing to do.
+    pub fn ask(&mut self, ask: Ask) -> Result<Answer, StoreError> {
+        let token = self.submit(ask);
+        self.settle();
+        self.answers.remove(&token).expect("an answer")
+    }
+
+    /// The values that blocks of a volume bear, one for each sector.
+    pub fn read(
+        &mut self,
+        volume: u64,
+        block: u64,
+        blocks: u64,
+    ) -> Result<Vec<[u64; 8]>, StoreError> {
+        let token = self.submit(Ask::Read { volume, block, blocks });
+        self.settle();
+        self.answers.remove(&token).expect("an answer")?;
+        let data = self.buffers.remove(&token).unwrap();
+        Ok(data.iter().map(|block| disk::values(block)).collect())
+    }
+}

@@ -1,0 +1,140 @@
+//! What a store should hold, in plain maps.
+
+use std::collections::BTreeMap;
+
+use tenmil_volume::{Change, StoreError};
+
+/// Volumes by name.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub volumes: BTreeMap<String, Volume>,
+    next: u64,
+}
+
+/// A volume.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    pub number: u64,
+    pub origin: u64,
+    pub is_read_only: bool,
+    pub cells: Vec<Cell>,
+}
+
+/// What a block may hold: the oldest value that may come back after a loss of power, and those that
+/// were written later. The last is what it holds. Zero if it was never written, or was trimmed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    pub values: Vec<(u64, u64)>,
+}
+
+impl Cell {
+    pub fn new(value: u64) -> Self {
+        Self { values: vec![(0, value)] }
+    }
+
+    pub fn value(&self) -> u64 {
+        self.values.last().map_or(0, |(_, value)| *value)
+    }
+
+    pub fn may_be(&self, value: u64) -> bool {
+        self.values.iter().any(|(_, may)| *may == value)
+    }
+
+    fn collapse(&mut self, time: u64) {
+        let last = self.values.iter().rposition(|(at, _)| *at <= time).unwrap_or(0);
+        self.values.drain(..last);
+    }
+}
+
+impl Volume {
+    fn copy(&self, number: u64, is_read_only: bool) -> Self {
+        let cells = self.cells.iter().map(|cell| Cell::new(cell.value())).collect();
+        Self { number, origin: self.number, is_read_only, cells }
+    }
+
+    pub fn mapped(&self) -> u64 {
+        self.cells.iter().filter(|cell| cell.value() != 0).count() as u64
+    }
+}
+
+impl Model {
+    /// What was written up to this time survives.
+    pub fn collapse(&mut self, time: u64) {
+        for cell in self.volumes.values_mut().flat_map(|volume| &mut volume.cells) {
+            cell.collapse(time);
+        }
+    }
+
+    pub fn get(&self, name: &str) -> Result<&Volume, StoreError> {
+        self.volumes.get(name).ok_or_else(|| StoreError::NoVolume(name.into()))
+    }
+
+    fn free(&self, name: &str) -> Result<(), StoreError> {
+        match self.volumes.get(name) {
+            Some(_) => Err(StoreError::NameTaken(name.into())),
+            None => Ok(()),
+        }
+    }
+
+    /// The model after a change, which makes all that was written survive.
+    pub fn after(&self, change: &Change) -> Result<Self, StoreError> {
+        let mut after = self.clone();
+        after.collapse(u64::MAX);
+        after.apply(change)?;
+        Ok(after)
+    }
+
+    fn apply(&mut self, change: &Change) -> Result<(), StoreError> {
+        let number = self.next + 1;
+        match change {
+            Change::Create { name, blocks, .. } => {
+                self.free(name)?;
+                let cells = vec![Cell::new(0); usize::try_from(*blocks).unwrap()];
+                let volume = Volume { number, origin: 0, is_read_only: false, cells };
+                self.volumes.insert(name.clone(), volume);
+            }
+            Change::Snapshot { volume: from, name, .. } | Change::Clone { from, name, .. } => {
+                let is_read_only = matches!(change, Change::Snapshot { .. });
+                let copy = self.get(from)?.copy(number, is_read_only);
+                self.free(name)?;
+                self.volumes.insert(name.clone(), copy);
+            }
+            Change::Delete { name, orphan } => {
+                let volume = self.get(name)?;
+                let children = |other: &&Volume| other.origin == volume.number;
+                let children = self.volumes.values().filter(children).count() as u64;
+                if volume.is_read_only && children > 0 && !orphan {
+                    return Err(StoreError::HasChildren { name: name.clone(), children });
+                }
+                self.volumes.remove(name);
+            }
+            Change::Rename { name, to } => {
+                self.get(name)?;
+                self.free(to)?;
+                let volume = self.volumes.remove(name).unwrap();
+                self.volumes.insert(to.clone(), volume);
+            }
+            Change::Resize { name, blocks } => {
+                if self.get(name)?.is_read_only {
+                    return Err(StoreError::ReadOnly(name.clone()));
+                }
+                let cells = &mut self.volumes.get_mut(name).unwrap().cells;
+                cells.resize(usize::try_from(*blocks).unwrap(), Cell::new(0));
+            }
+            Change::Revert { volume, snapshot } => {
+                let (to, from) = (self.get(volume)?, self.get(snapshot)?);
+                if from.origin != to.number || !from.is_read_only {
+                    let (snapshot, volume) = (snapshot.clone(), volume.clone());
+                    return Err(StoreError::NotASnapshotOf { snapshot, volume });
+                }
+                if to.is_read_only {
+                    return Err(StoreError::ReadOnly(volume.clone()));
+                }
+                let cells = from.copy(0, false).cells;
+                self.volumes.get_mut(volume).unwrap().cells = cells;
+            }
+        }
+        self.next = number;
+        Ok(())
+    }
+}

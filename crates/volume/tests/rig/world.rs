@@ -1,0 +1,307 @@
+//! Random work on a store and on the model of it, and cuts of the power at any moment.
+
+use base::Random;
+use tenmil_volume::{Answer, Ask, Change, StoreError, VolumeInfo};
+
+use super::disk::{Cut, Image};
+use super::model::{Model, Volume};
+use super::{Rig, check, new_store};
+
+/// A store, what it should hold, and what is done to both.
+pub struct World {
+    pub rig: Rig,
+    pub model: Model,
+    pub blocks: u64,
+    random: Random,
+    time: u64,
+    next_value: u64,
+    /// The power is cut once in so many steps; never if it is zero.
+    pub cut_every: u64,
+    pub cuts: u64,
+    pub operations: u64,
+    pub refused_for_room: u64,
+    /// Blocks in the largest volume.
+    pub size_max: u64,
+}
+
+const NAMES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+
+impl World {
+    pub fn new(blocks: u64, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let rig = Rig::new(new_store(blocks), blocks, random.fork()).unwrap();
+        Self {
+            rig,
+            model: Model::default(),
+            blocks,
+            random,
+            time: 1,
+            next_value: 1,
+            cut_every: 0,
+            cuts: 0,
+            operations: 0,
+            refused_for_room: 0,
+            size_max: 160,
+        }
+    }
+
+    /// Some reads, writes, trims and flushes at once, or one change.
+    pub fn work(&mut self) {
+        if self.random.chance(1, 10) || self.model.volumes.is_empty() {
+            self.change();
+        } else {
+            self.batch();
+        }
+    }
+
+    fn change(&mut self) {
+        let change = self.draw_change();
+        self.operations += 1;
+        let after = self.model.after(&change);
+        let token = self.rig.submit(Ask::Change(change.clone()));
+        while self.rig.step() {
+            self.maybe_cut(after.as_ref().ok());
+        }
+        let answer = self.rig.answers.remove(&token).expect("an answer");
+        match (answer, after) {
+            (Ok(_), Ok(after)) => self.model = after,
+            (Err(StoreError::NoSpace { .. }), Ok(_))
+                if !matches!(change, Change::Delete { .. }) =>
+            {
+                self.refused_for_room += 1;
+            }
+            (Err(found), Err(expected)) => assert_eq!(found, expected, "{change:?}"),
+            (found, expected) => panic!("{change:?}: {found:?}, expected {expected:?}"),
+        }
+    }
+
+    fn draw_change(&mut self) -> Change {
+        let mut pick = || NAMES[usize::try_from(self.random.below(12)).unwrap()].to_owned();
+        let (one, two) = (pick(), pick());
+        let blocks = 1 + self.random.below(self.size_max);
+        let uuid = u128::from(self.random.draw());
+        match self.random.below(16) {
+            0..=2 => Change::Create { name: one, blocks, unit: 1 << self.random.below(5), uuid },
+            3..=6 => Change::Snapshot { volume: one, name: two, uuid },
+            7..=8 => Change::Clone { from: one, name: two, uuid },
+            9..=11 => Change::Delete { name: one, orphan: self.random.chance(1, 2) },
+            12 => Change::Rename { name: one, to: two },
+            13..=14 => Change::Resize { name: one, blocks },
+            _ => Change::Revert { volume: one, snapshot: two },
+        }
+    }
+
+    fn batch(&mut self) {
+        let began = self.time;
+        let mut tokens = Vec::new();
+        let mut busy: Vec<(String, u64, u64)> = Vec::new();
+        for _ in 0..=self.random.below(8) {
+            self.operations += 1;
+            if self.random.chance(1, 12) {
+                tokens.push((self.rig.submit(Ask::Flush), Work::Flush));
+                continue;
+            }
+            let Some((name, first, blocks)) = self.draw_range(&busy) else { continue };
+            busy.push((name.clone(), first, blocks));
+            tokens.push(self.submit_io(name, first, blocks));
+        }
+        while self.rig.step() {
+            self.maybe_cut(None);
+        }
+        for (token, work) in tokens {
+            let answer = self.rig.answers.remove(&token).expect("an answer");
+            self.judge(token, work, answer, began);
+        }
+    }
+
+    fn draw_range(&mut self, busy: &[(String, u64, u64)]) -> Option<(String, u64, u64)> {
+        let names: Vec<&String> = self.model.volumes.keys().collect();
+        let name = names[usize::try_from(self.random.below(names.len() as u64)).unwrap()].clone();
+        let size = self.model.volumes[&name].cells.len() as u64;
+        let first = self.random.below(size);
+        let most = if self.random.chance(1, 8) { size } else { 12 };
+        let blocks = 1 + self.random.below(most.min(size - first));
+        let meets = |(other, start, count): &(String, u64, u64)| {
+            *other == name && *start < first + blocks && first < start + count
+        };
+        (!busy.iter().any(meets)).then_some((name, first, blocks))
+    }
+
+    fn submit_io(&mut self, name: String, block: u64, blocks: u64) -> (u64, Work) {
+        let volume = self.number(&name);
+        let is_read_only = self.model.volumes[&name].is_read_only;
+        let at = |first: u64| usize::try_from(first).unwrap();
+        let range = at(block)..at(block + blocks);
+        let kind = self.random.below(10);
+        if kind < 3 || is_read_only {
+            return (self.rig.submit(Ask::Read { volume, block, blocks }), Work::Read(name, block));
+        }
+        self.time += 1;
+        let value = if kind == 3 { 0 } else { self.next_value };
+        self.next_value += 1;
+        for cell in &mut self.model.volumes.get_mut(&name).unwrap().cells[range] {
+            cell.values.push((self.time, value));
+        }
+        let token = if kind == 3 {
+            self.rig.submit(Ask::Trim { volume, block, blocks })
+        } else {
+            if self.random.chance(1, 200) {
+                self.rig.fails_writes = true;
+            }
+            self.rig.submit_write(volume, block, blocks, value)
+        };
+        (token, Work::Write(name, block, blocks))
+    }
+
+    fn judge(&mut self, token: u64, work: Work, answer: Result<Answer, StoreError>, began: u64) {
+        let data = self.rig.buffers.remove(&token);
+        match (work, answer) {
+            (Work::Flush, Ok(_)) => self.model.collapse(began),
+            (Work::Read(name, first), Ok(_)) => {
+                let cells = &self.model.volumes[&name].cells[usize::try_from(first).unwrap()..];
+                for (cell, block) in cells.iter().zip(data.unwrap()) {
+                    let values = super::disk::values(&block);
+                    assert_eq!(values, [cell.value(); 8], "`{name}` from block {first} on");
+                }
+            }
+            (Work::Write(..), Ok(_)) => {}
+            (Work::Write(name, first, blocks), Err(error)) => {
+                let is_full = matches!(error, StoreError::NoSpace { .. });
+                assert!(is_full || matches!(error, StoreError::Device { .. }), "{error}");
+                self.refused_for_room += u64::from(is_full);
+                self.look_again(&name, first, blocks);
+            }
+            (_, Err(error)) => panic!("{error}"),
+        }
+    }
+
+    /// A write that was refused may have been done in part: what is there now stays.
+    fn look_again(&mut self, name: &str, first: u64, blocks: u64) {
+        let id = self.number(name);
+        let found = self.rig.read(id, first, blocks).unwrap();
+        let at = usize::try_from(first).unwrap();
+        let volume = self.model.volumes.get_mut(name).unwrap();
+        for (cell, values) in volume.cells[at..].iter_mut().zip(found) {
+            assert!(cell.may_be(values[0]) && values == [values[0]; 8], "{values:?}");
+            self.time += 1;
+            cell.values.push((self.time, values[0]));
+        }
+    }
+
+    fn number(&mut self, name: &str) -> u64 {
+        match self.rig.ask(Ask::Find(name.into())) {
+            Ok(Answer::Volume(info)) => info.id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Compares everything: every block, every count.
+    pub fn compare(&mut self) {
+        self.rig.ask(Ask::Flush).unwrap();
+        self.rig.settle();
+        self.rig.ask(Ask::Flush).unwrap();
+        self.model.collapse(u64::MAX);
+        let report = check(&self.rig.store, self.rig.disk.image());
+        assert_eq!(report.findings, [], "the check is clean");
+        let Ok(Answer::Usage(usage)) = self.rig.ask(Ask::Usage) else { panic!("no usage") };
+        assert_eq!(usage.used, report.used);
+        compare(&mut self.rig, &self.model).unwrap();
+    }
+
+    fn maybe_cut(&mut self, after: Option<&Model>) {
+        if self.cut_every > 0 && self.random.below(self.cut_every) == 0 {
+            let cut = match self.random.below(6) {
+                0 => Cut::AsSeen,
+                1 => Cut::Nothing,
+                _ => Cut::Random,
+            };
+            let image = self.rig.disk.cut(cut, &mut self.random);
+            self.cuts += 1;
+            let found = self.come_back(image, after);
+            found.unwrap_or_else(|error| {
+                panic!("{cut:?} after {} writes: {error}", self.rig.disk.writes)
+            });
+        }
+    }
+
+    /// Opens what is left after a loss of power, and compares it with what must be there.
+    fn come_back(&mut self, image: Image, after: Option<&Model>) -> Result<(), String> {
+        let mut rig =
+            Rig::new(image, self.blocks, self.random.fork()).map_err(|e| e.to_string())?;
+        let report = check(&rig.store, rig.disk.image());
+        if !report.findings.is_empty() {
+            return Err(format!("check: {:?}", report.findings));
+        }
+        compare(&mut rig, &self.model).or_else(|error| match after {
+            Some(after) => compare(&mut rig, after).map_err(|other| format!("{error}; or {other}")),
+            None => Err(error),
+        })?;
+        self.go_on(&mut rig)
+    }
+
+    /// What came back takes writes and changes as ever.
+    fn go_on(&mut self, rig: &mut Rig) -> Result<(), String> {
+        let Ok(Answer::Volumes(volumes)) = rig.ask(Ask::List) else { return Err("no list".into()) };
+        for info in volumes.iter().filter(|info| !info.is_read_only).take(3) {
+            let block = self.random.below(info.blocks);
+            let token = rig.submit_write(info.id, block, 1, 77);
+            rig.settle();
+            if rig.answers.remove(&token).expect("an answer").is_ok() {
+                let found = rig.read(info.id, block, 1).map_err(|error| error.to_string())?;
+                if found != [[77; 8]] {
+                    return Err(format!("`{}` block {block}: {found:?} after a write", info.name));
+                }
+            }
+        }
+        if let Some(info) = volumes.first() {
+            let change = Change::Delete { name: info.name.clone(), orphan: true };
+            rig.ask(Ask::Change(change)).map_err(|error| error.to_string())?;
+        }
+        rig.ask(Ask::Flush).map_err(|error| error.to_string())?;
+        let report = check(&rig.store, rig.disk.image());
+        if report.findings.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("later: {:?}", report.findings))
+        }
+    }
+}
+
+enum Work {
+    Flush,
+    Read(String, u64),
+    Write(String, u64, u64),
+}
+
+/// Compares all volumes of a store with the model.
+pub fn compare(rig: &mut Rig, model: &Model) -> Result<(), String> {
+    let Ok(Answer::Volumes(found)) = rig.ask(Ask::List) else { return Err("no list".into()) };
+    let mut names: Vec<&String> = found.iter().map(|info| &info.name).collect();
+    names.sort();
+    if !names.iter().copied().eq(model.volumes.keys()) {
+        return Err(format!("found {names:?}, expected {:?}", model.volumes.keys()));
+    }
+    for info in &found {
+        let expected = &model.volumes[&info.name];
+        compare_volume(rig, info, expected).map_err(|error| format!("`{}`: {error}", info.name))?;
+    }
+    Ok(())
+}
+
+fn compare_volume(rig: &mut Rig, info: &VolumeInfo, expected: &Volume) -> Result<(), String> {
+    let size = expected.cells.len() as u64;
+    if info.blocks != size || info.is_read_only != expected.is_read_only {
+        return Err(format!("{info:?}, expected {size} blocks"));
+    }
+    let is_certain = expected.cells.iter().all(|cell| cell.values.len() == 1);
+    if is_certain && info.mapped != expected.mapped() {
+        return Err(format!("{} blocks mapped, expected {}", info.mapped, expected.mapped()));
+    }
+    let found = rig.read(info.id, 0, size).map_err(|error| error.to_string())?;
+    for (block, (values, cell)) in found.iter().zip(&expected.cells).enumerate() {
+        if !values.iter().all(|value| cell.may_be(*value)) {
+            return Err(format!("block {block}: {values:?}, expected one of {:?}", cell.values));
+        }
+    }
+    Ok(())
+}
