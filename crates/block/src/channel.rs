@@ -228,11 +228,19 @@ impl Channel {
     /// Submits a request that comes alone: nothing to be found out that a batch has in common.
     #[inline]
     fn submit_alone(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> usize {
-        let lane = self.lane_of(request);
         let mut sent = self.tags.lend_one(now, request);
-        // It has told this layer what it had to tell.
-        sent.flags.0 &= !Flags::POLLED.0;
-        let taken = self.lanes[lane].submit(now, std::slice::from_mut(&mut sent), segments);
+        let lane = match self.lanes.as_mut_slice() {
+            [lane] => lane,
+            _ => {
+                let lane = self.lane_of(request);
+                &mut self.lanes[lane]
+            }
+        };
+        if sent.flags.has(Flags::POLLED) {
+            // It has told this layer what it had to tell.
+            sent.flags.0 &= !Flags::POLLED.0;
+        }
+        let taken = lane.submit(now, std::slice::from_mut(&mut sent), segments);
         if taken == 0 {
             self.settle();
         } else {
@@ -326,6 +334,12 @@ impl Channel {
         (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, answers)).sum()
     }
 
+    /// Not inlined, as [`poll_lanes`](Self::poll_lanes).
+    #[inline(never)]
+    fn flush_lanes(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::flush);
+    }
+
     /// Says how much may be in flight by the end of this turn, and whether there is reason to look
     /// what the device is about.
     #[inline]
@@ -367,7 +381,7 @@ impl Backend for Channel {
     fn flush(&mut self) {
         match self.lanes.as_mut_slice() {
             [lane] => lane.flush(),
-            lanes => lanes.iter_mut().for_each(Lane::flush),
+            _ => self.flush_lanes(),
         }
     }
 

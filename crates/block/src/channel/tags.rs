@@ -128,7 +128,10 @@ impl Tags {
         let Request { token, lba, blocks, .. } = *request;
         let mark = now.ns << KIND_BITS | u64::from(kind_of(request));
         self.slots[tag as usize] = Slot { token, lba, mark, blocks };
-        Request { token: u64::from(tag), ..*request }
+        // As a whole, as in `lend`.
+        let mut sent = *request;
+        sent.token = u64::from(tag);
+        sent
     }
 
     /// The tag that was [lent](Self::lend_one) to one request is in flight now.
