@@ -7,6 +7,7 @@ use std::io::Seek;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use base::Blame;
 use rustix::fs::{
@@ -18,7 +19,7 @@ use rustix::io::Errno;
 pub use self::before::{Before, holds_data};
 use crate::holders::{self, InUse};
 use crate::machine::Machine;
-use crate::process::command_line;
+use crate::process::{command_line, has_ended};
 
 /// An open file or block device that holds blocks. Locked against a second opening, here or in
 /// another process, until it is dropped; readers go together. A block device that is to be written
@@ -90,6 +91,11 @@ pub struct FileError {
 
 /// What a direct transfer is aligned to where the kernel is too old to say (before 6.1): a page
 /// satisfies every device there is.
+/// How often, and how long after another, a lock is looked at that somebody has left behind: five
+/// seconds, which is what a slow device takes to do what it was asked.
+const LINGER_LOOKS: u32 = 500;
+const LINGER_PAUSE: Duration = Duration::from_millis(10);
+
 const ALIGNMENT_UNKNOWN: Alignment = Alignment { memory_bytes: 4096, offset_bytes: 4096 };
 
 /// File systems that lie in memory: tmpfs and ramfs (statfs(2)).
@@ -243,10 +249,33 @@ fn lock(descriptor: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
         // Some network file systems have no locks.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
         Err(Errno::WOULDBLOCK) => {
+            let takes = || flock(descriptor, operation).is_ok();
+            let is_left = || holder(descriptor).is_some_and(has_ended);
+            if outlives(takes, is_left, || std::thread::sleep(LINGER_PAUSE)) {
+                return Ok(());
+            }
             Err(FileError::found("lock", path, who_locks(descriptor), expected))
         }
         Err(errno) => Err(FileError::new("lock", path, errno, expected)),
     }
+}
+
+/// A lock belongs to the open file, and an io_uring has its files open until the kernel has done the
+/// last of its I/O: for a while after its process was killed. Waits for that as long as whoever has
+/// the lock is gone. Whether the lock is ours now.
+fn outlives(takes: impl Fn() -> bool, is_left: impl Fn() -> bool, pause: impl Fn()) -> bool {
+    for _ in 0..LINGER_LOOKS {
+        // Asked first: whoever gives it back in between leaves it to us.
+        let is_left = is_left();
+        if takes() {
+            return true;
+        }
+        if !is_left {
+            return false;
+        }
+        pause();
+    }
+    false
 }
 
 /// `in use: mounted at /home`.
@@ -256,14 +285,20 @@ fn who_uses(path: &Path) -> String {
     if uses.is_empty() { "in use".into() } else { format!("in use: {}", uses.join(", ")) }
 }
 
+/// The process that has locked the file.
+fn holder(descriptor: &OwnedFd) -> Option<u32> {
+    let found = fstat(descriptor).ok()?;
+    let device = (major(found.st_dev), minor(found.st_dev));
+    holders::lock_holder(&Machine::this(), device, found.st_ino)
+}
+
 /// `process 4711 (tenmil serve file:/disk) has it open`.
 fn who_locks(descriptor: &OwnedFd) -> String {
-    let pid = fstat(descriptor).ok().and_then(|found| {
-        let device = (major(found.st_dev), minor(found.st_dev));
-        holders::lock_holder(&Machine::this(), device, found.st_ino)
-    });
-    match pid {
+    match holder(descriptor) {
         None => "somebody else has it open".into(),
+        Some(pid) if has_ended(pid) => {
+            format!("process {pid} has ended, and the kernel has not done its I/O yet")
+        }
         Some(pid) if pid == std::process::id() => "this process has it open already".into(),
         Some(pid) => match command_line(pid) {
             Some(words) => format!("process {pid} ({}) has it open", words.join(" ")),
@@ -374,6 +409,7 @@ impl fmt::Display for Indirect {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
     use std::path::Path;
@@ -506,5 +542,45 @@ mod tests {
             return println!("skipped: no /dev/shm to write to");
         };
         assert!(open(file.path(), Some(4096), 512).unwrap().is_in_memory());
+    }
+
+    #[test]
+    fn what_a_process_that_has_ended_still_holds_is_waited_for_and_nobody_else() {
+        let (looks, pauses) = (Cell::new(0), Cell::new(0));
+        let wait = |free_after: u32, left_until: u32| {
+            looks.set(0);
+            pauses.set(0);
+            let takes = || looks.get() > free_after;
+            let is_left = || looks.replace(looks.get() + 1) < left_until;
+            let pause = || pauses.set(pauses.get() + 1);
+            (super::outlives(takes, is_left, pause), pauses.get())
+        };
+        assert_eq!(wait(7, u32::MAX), (true, 7));
+        assert_eq!(wait(0, 0), (true, 0), "it was given back after all");
+        assert_eq!(wait(9, 4), (false, 4), "somebody else has it now");
+        assert_eq!(wait(u32::MAX, u32::MAX), (false, super::LINGER_LOOKS), "and not for ever");
+    }
+
+    #[test]
+    fn who_has_locked_a_file_and_is_gone_is_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let file = std::fs::File::create_new(&path).unwrap();
+        file.set_len(4096).unwrap();
+        let theirs = file.try_clone().unwrap();
+        let locker = std::process::Command::new("flock").args(["-x", "0"]).stdin(theirs).spawn();
+        let Ok(mut locker) = locker else {
+            println!("skipped: there is no command `flock`");
+            return;
+        };
+        assert!(locker.wait().unwrap().success());
+        let descriptor = std::os::fd::OwnedFd::from(file.try_clone().unwrap());
+        assert_eq!(super::holder(&descriptor), Some(locker.id()), "it is still locked");
+        assert!(super::has_ended(locker.id()));
+        let said = super::who_locks(&descriptor);
+        assert!(said.ends_with("has ended, and the kernel has not done its I/O yet"), "{said}");
+        let opening = std::thread::spawn(move || open(&path, None, 512).is_ok());
+        drop((descriptor, file));
+        assert!(opening.join().unwrap(), "it carries on");
     }
 }

@@ -59,6 +59,25 @@ fn words(machine: &Machine, pid: u32) -> Option<Vec<String>> {
     Some(words.map(str::to_owned).collect())
 }
 
+/// Whether process `pid` is not there any more, or is about to be: what the kernel still does in its
+/// name nobody will answer for.
+pub fn has_ended(pid: u32) -> bool {
+    ended(&Machine::this(), pid)
+}
+
+/// proc_pid_stat(5), field 3, the state, and field 9, the flags.
+fn ended(machine: &Machine, pid: u32) -> bool {
+    const FLAGS_AFTER_STATE: usize = 9 - 3;
+    /// `PF_EXITING` (linux/sched.h).
+    const EXITING: u64 = 4;
+    let Some(text) = machine.text(&format!("proc/{pid}/stat")) else { return true };
+    let Some((_, after_name)) = text.rsplit_once(')') else { return false };
+    let mut words = after_name.split_whitespace();
+    let is_dead = words.clone().next().is_some_and(|state| matches!(state, "Z" | "X"));
+    let flags = words.nth(FLAGS_AFTER_STATE).and_then(|word| word.parse::<u64>().ok());
+    is_dead || flags.is_some_and(|flags| flags & EXITING != 0)
+}
+
 /// When the process was started, after the machine was: proc_pid_stat(5), field 22, in ticks of
 /// which the kernel promises 100 a second. The second field is a name that may hold anything.
 fn started(machine: &Machine) -> Option<Span> {
@@ -85,7 +104,7 @@ fn time(clock: ClockId) -> Span {
 mod tests {
     use base::Span;
 
-    use super::{Usage, command_line, words};
+    use super::{Usage, command_line, ended, has_ended, words};
     use crate::machine::tests::made_of;
 
     #[test]
@@ -118,5 +137,18 @@ mod tests {
         assert!(usage.age.is_some() && usage.resident_bytes > Some(0));
         assert!(usage.threads >= Some(1) && usage.descriptors >= Some(3));
         assert!(!command_line(std::process::id()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_process_has_ended_when_it_is_gone_dead_or_on_its_way_out() {
+        let stat = |state, flags| format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 162 0\n");
+        for (state, flags, expected) in
+            [("S", 0x40_0000, false), ("R", 0x40_0004, true), ("Z", 0x40_0000, true)]
+        {
+            let (_root, machine) = made_of(&[("proc/7/stat", &stat(state, flags))]);
+            assert_eq!(ended(&machine, 7), expected, "{state} {flags:x}");
+            assert!(ended(&machine, 8), "nobody has that number");
+        }
+        assert!(!has_ended(std::process::id()));
     }
 }
