@@ -23,7 +23,7 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 9] = [
+const TARGETS: [Target; 10] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
@@ -33,13 +33,14 @@ const TARGETS: [Target; 9] = [
     Target { name: "nbd", feed: target::nbd::fuzz::fuzz },
     Target { name: "tcp_host", feed: tcp::fuzz::host },
     Target { name: "tcp_controller", feed: tcp::fuzz::controller },
+    Target { name: "volume", feed: volume::fuzz::fuzz },
 ];
 
 /// Feeds every parser what nobody would send on purpose.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only this target: wire, controller, front, control, block, signatures, nbd, tcp_host or
-    /// tcp_controller
+    /// Only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
+    /// tcp_controller or volume
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -113,7 +114,7 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let target = target.ok_or_else(|| {
         format!(
             "--target {only}: there is none, expected wire, controller, front, control, block, \
-             signatures, nbd, tcp_host or tcp_controller"
+             signatures, nbd, tcp_host, tcp_controller or volume"
         )
     })?;
     Ok(vec![target])

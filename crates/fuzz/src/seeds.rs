@@ -29,6 +29,7 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("nbd", nbd()))
         .chain(of("tcp_host", tcp_host()))
         .chain(of("tcp_controller", tcp_controller()))
+        .chain(of("volume", volume::fuzz::seeds()))
         .collect()
 }
 

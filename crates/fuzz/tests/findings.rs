@@ -43,9 +43,17 @@ fn every_target_goes_through_its_corpus_and_some_inputs_and_nothing_is_found() {
     let output = fuzz(folder.path(), &["--count", "50", "--seconds", "60"]);
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for target in
-        ["wire", "controller", "front", "control", "block", "nbd", "tcp_host", "tcp_controller"]
-    {
+    for target in [
+        "wire",
+        "controller",
+        "front",
+        "control",
+        "block",
+        "nbd",
+        "tcp_host",
+        "tcp_controller",
+        "volume",
+    ] {
         assert!(text.contains(&format!("fuzz {target}: 50 inputs from seed 1")), "{text}");
     }
     assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is kept");
@@ -58,6 +66,6 @@ fn a_target_that_is_not_there_is_named_with_those_that_are() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         said(&output),
-        "error: --target wires: there is none, expected wire, controller, front, control, block, signatures, nbd, tcp_host or tcp_controller\n"
+        "error: --target wires: there is none, expected wire, controller, front, control, block, signatures, nbd, tcp_host, tcp_controller or volume\n"
     );
 }
