@@ -52,11 +52,11 @@ pub enum Finding {
     },
     /// A block of metadata lies where data lie.
     Overlap(u64),
-    /// Blocks that a map sends to places that are not in step with the volume's units.
+    /// A map sends blocks to places that are not in step with the volume's units, or parts a unit.
     Alignment {
         /// The volume.
         volume: u64,
-        /// The first block of the run.
+        /// The first block of the run, or of the part.
         block: u64,
     },
     /// A number is not what it should be.
@@ -185,6 +185,10 @@ impl Check {
         }
         for (index, record) in records.iter().enumerate() {
             if *level > 0 {
+                if index > 0 && record.key % visit.tree.unit != 0 {
+                    let (volume, block) = (visit.tree.owner, record.key);
+                    self.findings.push(Finding::Alignment { volume, block });
+                }
                 let bounds = child_bounds(records, index, &visit.bounds);
                 let level = Some(level - 1);
                 self.visit(Visit { at: record.child(), tree: visit.tree, level, bounds });
@@ -342,7 +346,7 @@ impl fmt::Display for Finding {
                 )
             }
             Self::Alignment { volume, block } => {
-                write!(out, "map of volume {volume}: block {block} lies where it must not")
+                write!(out, "map of volume {volume}: block {block} is out of step with the units")
             }
             Self::Number { what, volume, recorded, counted } => {
                 write!(out, "volume {volume}: {what}: {recorded} on record, {counted} counted")

@@ -10,6 +10,7 @@ use rig::world::World;
 fn run(blocks: u64, seed: u64, operations: u64, cut_every: u64) -> World {
     let mut world = World::new(blocks, seed);
     world.cut_every = cut_every;
+    world.changes = 10 + seed % 3 * 15;
     while world.operations < operations {
         world.work();
     }

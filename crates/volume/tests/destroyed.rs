@@ -110,6 +110,7 @@ fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
     let (world, metadata) = world();
     let image = world.rig.disk.image();
     let store = open(image, BLOCKS).unwrap().store;
+    let mut seen = 0;
     for pair in metadata.windows(2) {
         let (at, other) = (pair[0], pair[1]);
         let page = Page::decode(&image[&at], store.uuid(), at).unwrap();
@@ -129,8 +130,14 @@ fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
             let report = check(&store, &wrong);
             let [Finding::Damaged(damage)] = &report.findings[..] else { panic!("{report:?}") };
             assert_eq!((damage.address, &damage.flaw), (at, &flaw));
+            for error in read_all(&wrong).into_iter().filter_map(Result::err) {
+                let StoreError::Damaged(damage) = &error else { panic!("{error}") };
+                assert_eq!((damage.address, &damage.flaw), (at, &flaw));
+                seen += 1;
+            }
         }
     }
+    assert!(seen > 30, "only {seen} reads came upon it");
 }
 
 #[test]

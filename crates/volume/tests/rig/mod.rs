@@ -27,6 +27,10 @@ pub struct Rig {
     next_token: u64,
     /// The next data write is answered with an error.
     pub fails_writes: bool,
+    /// Transfers of data stay under way.
+    pub holds_data: bool,
+    /// Flushes stay under way, so that no commit ends.
+    pub holds_flushes: bool,
 }
 
 pub const CACHE_BYTES: usize = 1 << 20;
@@ -62,11 +66,17 @@ pub fn check(store: &Store, image: &Image) -> Report {
 }
 
 impl Rig {
-    pub fn new(image: Image, blocks: u64, random: Random) -> Result<Self, StoreError> {
-        // Low trees and high ones.
-        let mut random = random;
+    /// A rig with low trees or high ones.
+    pub fn new(image: Image, blocks: u64, mut random: Random) -> Result<Self, StoreError> {
         let fanout = if random.chance(1, 4) { 168 } else { 4 + random.below(12) };
-        let store = open(&image, blocks)?.store.with_fanout(usize::try_from(fanout).unwrap());
+        let mut rig = Self::plain(image, blocks, random)?;
+        rig.store = rig.store.with_fanout(usize::try_from(fanout).unwrap());
+        Ok(rig)
+    }
+
+    /// A rig with trees as they are.
+    pub fn plain(image: Image, blocks: u64, random: Random) -> Result<Self, StoreError> {
+        let store = open(&image, blocks)?.store;
         Ok(Self {
             store,
             disk: Disk::new(image),
@@ -76,6 +86,8 @@ impl Rig {
             answers: BTreeMap::new(),
             next_token: 0,
             fails_writes: false,
+            holds_data: false,
+            holds_flushes: false,
         })
     }
 
@@ -103,12 +115,19 @@ impl Rig {
             self.issue(&action);
             self.under_way.push(action);
         }
-        if self.under_way.is_empty() {
+        let is_held = |action: &Action| match action {
+            Action::ReadData { .. } | Action::WriteData { .. } => self.holds_data,
+            Action::Flush { .. } => self.holds_flushes,
+            _ => false,
+        };
+        let may = |(index, action): (usize, &Action)| (!is_held(action)).then_some(index);
+        let choice: Vec<usize> = self.under_way.iter().enumerate().filter_map(may).collect();
+        if choice.is_empty() {
             self.collect();
             return false;
         }
-        let index = self.random.below(self.under_way.len() as u64);
-        let action = self.under_way.swap_remove(usize::try_from(index).unwrap());
+        let index = self.random.below(choice.len() as u64);
+        let action = self.under_way.swap_remove(choice[usize::try_from(index).unwrap()]);
         self.carry_out(action);
         self.collect();
         true
@@ -174,6 +193,11 @@ impl Rig {
                 }
             }
         }
+    }
+
+    /// What is under way.
+    pub fn under_way(&self) -> &[Action] {
+        &self.under_way
     }
 
     /// Goes on until there is nothing to do.

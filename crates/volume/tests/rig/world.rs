@@ -20,6 +20,8 @@ pub struct World {
     pub cuts: u64,
     pub operations: u64,
     pub refused_for_room: u64,
+    /// How many of a hundred operations are changes of volumes.
+    pub changes: u64,
     /// Blocks in the largest volume.
     pub size_max: u64,
 }
@@ -41,13 +43,14 @@ impl World {
             cuts: 0,
             operations: 0,
             refused_for_room: 0,
+            changes: 10,
             size_max: 160,
         }
     }
 
     /// Some reads, writes, trims and flushes at once, or one change.
     pub fn work(&mut self) {
-        if self.random.chance(1, 10) || self.model.volumes.is_empty() {
+        if self.random.chance(self.changes, 100) || self.model.volumes.is_empty() {
             self.change();
         } else {
             self.batch();

@@ -1,0 +1,212 @@
+//! What waits for what: transfers that are under way while volumes change.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod rig;
+
+use base::Random;
+use rig::{Rig, check, new_store};
+use tenmil_volume::{Action, Answer, Ask, Change, VolumeInfo};
+
+const BLOCKS: u64 = 2048;
+
+fn rig() -> Rig {
+    Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap()
+}
+
+fn change(rig: &mut Rig, change: Change) -> VolumeInfo {
+    match rig.ask(Ask::Change(change)).unwrap() {
+        Answer::Volume(info) => info,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn create(rig: &mut Rig, name: &str, blocks: u64) -> VolumeInfo {
+    change(rig, Change::Create { name: name.into(), blocks, unit: 16, uuid: 1 })
+}
+
+fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
+    let token = rig.submit_write(volume, block, blocks, value);
+    rig.settle();
+    assert_eq!(rig.answers.remove(&token), Some(Ok(Answer::Done)));
+}
+
+fn snapshot(volume: &str, name: &str) -> Ask {
+    Ask::Change(Change::Snapshot { volume: volume.into(), name: name.into(), uuid: 2 })
+}
+
+#[test]
+fn a_snapshot_waits_for_writes_under_way_and_those_behind_it_wait_for_the_snapshot() {
+    let mut rig = rig();
+    let info = create(&mut rig, "v", 64);
+    write(&mut rig, info.id, 0, 64, 1);
+    rig.holds_data = true;
+    let before = rig.submit_write(info.id, 3, 1, 2);
+    rig.settle();
+    let taken = rig.submit(snapshot("v", "s"));
+    rig.settle();
+    let behind = rig.submit_write(info.id, 3, 1, 3);
+    rig.settle();
+    assert!(rig.answers.is_empty(), "{:?}", rig.answers);
+    assert_eq!(rig.under_way().len(), 1, "the first write alone is under way");
+    rig.holds_data = false;
+    rig.settle();
+    for token in [before, taken, behind] {
+        assert!(rig.answers.remove(&token).unwrap().is_ok());
+    }
+    let Answer::Volume(kept) = rig.ask(Ask::Find("s".into())).unwrap() else { panic!() };
+    assert_eq!(rig.read(kept.id, 3, 1).unwrap(), [[2; 8]]);
+    assert_eq!(rig.read(info.id, 3, 1).unwrap(), [[3; 8]]);
+}
+
+#[test]
+fn blocks_that_a_read_may_still_touch_are_not_given_out() {
+    let mut rig = rig();
+    let (one, two) = (create(&mut rig, "one", 600), create(&mut rig, "two", 1500));
+    write(&mut rig, one.id, 0, 600, 1);
+    rig.ask(Ask::Flush).unwrap();
+    rig.holds_data = true;
+    let token = rig.submit(Ask::Read { volume: one.id, block: 0, blocks: 600 });
+    rig.settle();
+    rig.holds_data = false;
+    let held: Vec<(u64, u64)> = rig.under_way().iter().filter_map(place).collect();
+    assert!(!held.is_empty());
+    rig.holds_data = true;
+    rig.ask(Ask::Trim { volume: one.id, block: 0, blocks: 600 }).unwrap();
+    for _ in 0..4 {
+        rig.ask(Ask::Flush).unwrap();
+    }
+    for block in (0..1500).step_by(100) {
+        rig.submit_write(two.id, block, 100, 9);
+        rig.settle();
+    }
+    let written: Vec<(u64, u64)> = rig.under_way().iter().filter_map(place).collect();
+    assert!(written.len() > held.len(), "some writes have found room elsewhere");
+    for (at, blocks) in &written[held.len()..] {
+        let meets = |(other, count): &(u64, u64)| *at < other + count && *other < at + blocks;
+        assert!(!held.iter().any(meets), "{at} is still being read");
+    }
+    rig.holds_data = false;
+    rig.settle();
+    assert!(rig.answers.remove(&token).unwrap().is_ok());
+    let data = rig.buffers.remove(&token).unwrap();
+    assert!(data.iter().all(|block| rig::disk::values(block) == [1; 8]), "what was there");
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+}
+
+fn place(action: &Action) -> Option<(u64, u64)> {
+    match action {
+        Action::ReadData { at, blocks, .. } | Action::WriteData { at, blocks, .. } => {
+            Some((*at, *blocks))
+        }
+        _ => None,
+    }
+}
+
+/// A volume with two written units and a clone of it, both durable.
+fn volume_and_clone(rig: &mut Rig) -> (VolumeInfo, VolumeInfo) {
+    let one = create(rig, "one", 32);
+    write(rig, one.id, 0, 32, 1);
+    let clone = Change::Clone { from: "one".into(), name: "two".into(), uuid: 3 };
+    let two = change(rig, clone);
+    (one, two)
+}
+
+/// What the volume called `two` holds if the power fails now, though all that was written is there.
+fn two_after_a_cut(rig: &mut Rig) -> Vec<[u64; 8]> {
+    let image = rig.disk.cut(rig::disk::Cut::AsSeen, &mut Random::new(1));
+    let mut again = Rig::plain(image, BLOCKS, Random::new(1)).unwrap();
+    let Answer::Volume(info) = again.ask(Ask::Find("two".into())).unwrap() else { panic!() };
+    again.read(info.id, 0, info.blocks).unwrap()
+}
+
+#[test]
+fn what_a_clone_has_trimmed_is_not_written_over_until_that_is_durable() {
+    let mut rig = rig();
+    let (one, two) = volume_and_clone(&mut rig);
+    rig.ask(Ask::Trim { volume: two.id, block: 0, blocks: 32 }).unwrap();
+    write(&mut rig, one.id, 0, 20, 2);
+    assert_eq!(two_after_a_cut(&mut rig), [[1; 8]; 32], "the trim was never flushed");
+}
+
+#[test]
+fn what_a_deleted_clone_held_is_not_written_over_until_that_is_durable() {
+    let mut rig = rig();
+    let (one, _) = volume_and_clone(&mut rig);
+    rig.holds_flushes = true;
+    let delete = Change::Delete { name: "two".into(), orphan: false };
+    let token = rig.submit(Ask::Change(delete));
+    rig.settle();
+    // The first of these makes the map's node the volume's own; the second finds it so.
+    write(&mut rig, one.id, 3, 1, 2);
+    write(&mut rig, one.id, 19, 1, 3);
+    assert_eq!(two_after_a_cut(&mut rig), [[1; 8]; 32], "the deletion was never answered");
+    assert!(!rig.answers.contains_key(&token));
+}
+
+#[test]
+fn a_volume_that_is_cut_and_grown_again_at_once_has_zeroes_behind_the_cut() {
+    let mut rig = rig();
+    let info = create(&mut rig, "v", 64);
+    write(&mut rig, info.id, 0, 64, 1);
+    let resize = |blocks| Ask::Change(Change::Resize { name: "v".into(), blocks });
+    let read = Ask::Read { volume: info.id, block: 0, blocks: 64 };
+    let tokens = [rig.submit(resize(10)), rig.submit(resize(64)), rig.submit(read)];
+    rig.settle();
+    for token in tokens {
+        assert!(rig.answers.remove(&token).unwrap().is_ok());
+    }
+    let found = rig.buffers.remove(&tokens[2]).unwrap();
+    for (block, data) in found.iter().enumerate() {
+        assert_eq!(rig::disk::values(data), [u64::from(block < 10); 8], "block {block}");
+    }
+    let Answer::Volume(info) = rig.ask(Ask::Find("v".into())).unwrap() else { panic!() };
+    assert_eq!((info.blocks, info.mapped), (64, 10));
+}
+
+#[test]
+fn a_full_store_has_room_for_trims_however_much_they_have_to_copy() {
+    let mut rig = rig();
+    let one = Change::Create { name: "one".into(), blocks: 700, unit: 1, uuid: 1 };
+    let one = change(&mut rig, one);
+    for block in (0..700).step_by(2) {
+        write(&mut rig, one.id, block, 1, 1);
+    }
+    let mut clones = Vec::new();
+    for number in 0..60 {
+        let name = format!("clone {number}");
+        clones.push(change(&mut rig, Change::Clone { from: "one".into(), name, uuid: 3 }));
+    }
+    let filler = create(&mut rig, "filler", 4096);
+    let mut refused = 0;
+    for block in (0..4096).step_by(16) {
+        let token = rig.submit_write(filler.id, block, 16, 7);
+        rig.settle();
+        refused += u64::from(rig.answers.remove(&token).unwrap().is_err());
+    }
+    assert!(refused > 100, "the store is full");
+    for clone in &clones {
+        for block in [0, 300, 600] {
+            let trim = Ask::Trim { volume: clone.id, block, blocks: 1 };
+            assert_eq!(rig.ask(trim), Ok(Answer::Done), "`{}` block {block}", clone.name);
+        }
+    }
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+}
+
+#[test]
+fn a_flush_of_a_store_in_which_nothing_has_changed_still_reaches_the_device() {
+    let mut rig = rig();
+    let info = create(&mut rig, "v", 16);
+    write(&mut rig, info.id, 0, 16, 1);
+    rig.ask(Ask::Flush).unwrap();
+    let generation = rig.store.generation();
+    write(&mut rig, info.id, 0, 16, 2);
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(rig.store.generation(), generation, "in place: no commit");
+    let image = rig.disk.cut(rig::disk::Cut::Nothing, &mut Random::new(1));
+    let mut again = Rig::new(image, BLOCKS, Random::new(1)).unwrap();
+    assert_eq!(again.read(info.id, 0, 16).unwrap(), [[2; 8]; 16]);
+}
