@@ -132,7 +132,12 @@ impl Multipath {
         self.drop_queues();
         for index in 0..self.paths.len() {
             self.poll_path(now, index);
-            self.make_pairs(now, index);
+            if self.paths[index].remote().is_some() {
+                self.make_pairs(now, index);
+            } else {
+                // With a controller go its queue pairs.
+                self.queues.iter_mut().for_each(|queue| queue.pairs[index] = Pair::None);
+            }
         }
         self.events.pop_front()
     }
@@ -149,12 +154,9 @@ impl Multipath {
         match news {
             News::Access(access) => self.handle_access(now, index, before, access),
             News::Down(why) => self.handle_down(now, index, why),
-            News::Gone(why) => {
-                self.queues.iter_mut().for_each(|queue| queue.pairs[index] = Pair::None);
-                self.handle_down(now, index, why);
-            }
             News::Unfit(why) => {
-                self.queues.iter_mut().for_each(|queue| queue.pairs[index] = Pair::None);
+                self.shared.set_access(index, Access::default());
+                self.tell();
                 self.events.push_back(PathEvent::Unfit { path: index, why });
             }
             News::Controller(event) => self.handle_event(index, event),

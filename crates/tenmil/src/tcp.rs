@@ -13,7 +13,9 @@ mod channel;
 mod dial;
 mod discover;
 mod kind;
+mod maps;
 mod name;
+mod paths;
 mod sleep;
 #[cfg(test)]
 mod tests;
@@ -21,5 +23,7 @@ mod tests;
 pub(crate) use ask::with_controller;
 pub(crate) use discover::{Discovered, discover};
 pub use kind::Kind;
+pub use maps::Maps;
 pub use name::TcpName;
 pub(crate) use name::policy_of;
+pub use paths::tell_paths_to;

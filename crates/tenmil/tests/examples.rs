@@ -10,6 +10,10 @@ mod from_smol;
 #[path = "../examples/from_tokio.rs"]
 mod from_tokio;
 
+#[allow(dead_code, reason = "its `run` is called here")]
+#[path = "../examples/mixed.rs"]
+mod mixed;
+
 use std::error::Error;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -50,4 +54,9 @@ fn from_tokio_writes_and_reads_back() {
 #[test]
 fn from_smol_writes_and_reads_back() {
     ends_well("from_smol", from_smol::main);
+}
+
+#[test]
+fn mixed_reads_beside_writes() {
+    ends_well("mixed", || mixed::run("ram:64m", base::Span::from_ms(50)));
 }

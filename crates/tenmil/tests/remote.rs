@@ -6,7 +6,8 @@
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
 
-use std::process::Command;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use served::{Served, run};
@@ -39,7 +40,7 @@ fn data_go_there_and_come_back_as_they_were() {
         .collect();
     std::fs::write(&from, &bytes).unwrap();
     let file = |path: &std::path::Path| format!("file:{}", path.display());
-    for more in ["", "?hdgst=yes&ddgst=yes", "?depth=2"] {
+    for more in ["", "?hdgst=yes&ddgst=yes", "?depth=2", "?read-queue=yes&poll-queue=yes"] {
         let remote = format!("{address}/{NQN}{more}");
         run(TENMIL, &["copy", &file(&from), &remote, "--overwrite"]);
         let back = format!("{}?size=8m", file(&to));
@@ -71,4 +72,58 @@ fn what_is_not_there_is_said_and_whose_move_it_is() {
         assert!(said.contains(expected), "{uri}: {said}");
         assert_eq!(output.status.code(), Some(code), "{uri}: {said}");
     }
+}
+
+/// What leads to `address`, until it is dropped.
+fn proxy(address: &str) -> (Served, String) {
+    let to = address.trim_start_matches("tcp://");
+    let served = Served::of(&format!("{TENMIL} proxy 127.0.0.1:0 {to}"));
+    let ready = served.ready.trim().strip_prefix("ready ").unwrap();
+    let address = ready.split_whitespace().next().unwrap().trim_start_matches("tcp://").to_owned();
+    (served, address)
+}
+
+#[test]
+fn a_load_goes_over_two_paths_and_outlives_one_of_them() {
+    let (_served, address) = serve("ram:16m");
+    for spread in ["active-passive", "round-robin", "queue-depth"] {
+        let ((first, one), (_second, two)) = (proxy(&address), proxy(&address));
+        let remote = format!("tcp://{one},{two}/{NQN}?spread={spread}&detect=500ms");
+        let mut load = Command::new(TENMIL);
+        load.args([
+            "perf",
+            &remote,
+            "-w",
+            "randrw",
+            "--verify",
+            "--overwrite",
+            "-t",
+            "3",
+            "--json",
+        ]);
+        let mut load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        let mut errors = BufReader::new(load.stderr.take().unwrap());
+        while !(said.contains("path 0 is up") && said.contains("path 1 is up")) {
+            assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
+        }
+        drop(first);
+        errors.read_to_string(&mut said).unwrap();
+        let output = load.wait_with_output().unwrap();
+        assert!(output.status.success(), "{said}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(report["iops"].as_f64().unwrap() > 0.0, "{report}");
+        assert!(said.contains("path 0 is down"), "{said}");
+        assert!(said.contains(&format!("path 1 instead of path 0 ({two})")), "{said}");
+    }
+}
+
+#[test]
+fn paths_that_all_lead_nowhere_are_each_told() {
+    let remote = format!("tcp://127.0.0.1:1,127.0.0.1:2/{NQN}");
+    let output = Command::new(TENMIL).args(["perf", &remote, "-t", "1"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("no path leads there: 127.0.0.1:1: "), "{said}");
+    assert!(said.contains("; 127.0.0.1:2: "), "{said}");
+    assert_eq!(output.status.code(), Some(3), "{said}");
 }

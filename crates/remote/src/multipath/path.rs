@@ -30,8 +30,6 @@ pub struct PathSetup {
 pub(super) struct Path {
     setup: PathSetup,
     pub(super) stage: Stage,
-    /// Counts the controllers that were found there.
-    pub(super) epoch: u32,
     /// How well it leads there; `None` if nobody knows.
     pub(super) access: Option<Access>,
     /// When a change will have taken too long (ANATT).
@@ -63,7 +61,10 @@ pub(super) enum Stage {
 enum Log {
     Known,
     Wanted,
-    Asked,
+    /// What is read may be old when it comes, if it is doubted meanwhile.
+    Asked {
+        is_doubted: bool,
+    },
 }
 
 /// What comes of a look at a path.
@@ -74,8 +75,6 @@ pub(super) enum News {
     Down(String),
     /// It leads elsewhere.
     Unfit(String),
-    /// A controller is no more: its queues are gone.
-    Gone(String),
     /// Something else that its controller says.
     Controller(Event),
 }
@@ -101,7 +100,6 @@ impl Path {
         Self {
             setup,
             stage: Stage::Away { until: now },
-            epoch: 0,
             access: None,
             change_until: None,
             log: Log::Known,
@@ -133,7 +131,6 @@ impl Path {
             Stage::Away { .. } => self.call(now, options, wishes),
             Stage::Calling(calling) => match calling.turn(now)? {
                 Ok(remote) => {
-                    self.epoch += 1;
                     self.stage = Stage::There(Box::new(remote));
                     None
                 }
@@ -208,8 +205,7 @@ impl Path {
                 let why = remote.why().unwrap_or_else(|| "its controller is gone".into());
                 self.leave();
                 self.stage = Stage::Away { until: now.after(options.policy.retry) };
-                self.is_told_down = true;
-                Some(News::Gone(why))
+                self.tell_down(why)
             }
             other => Some(News::Controller(other)),
         }
@@ -239,9 +235,10 @@ impl Path {
 
     /// It may lead there better or worse than was said.
     pub(super) fn doubt(&mut self) {
-        if self.log == Log::Known {
-            self.log = Log::Wanted;
-        }
+        self.log = match self.log {
+            Log::Known | Log::Wanted => Log::Wanted,
+            Log::Asked { .. } => Log::Asked { is_doubted: true },
+        };
     }
 
     /// Reads the log page if somebody wants to know, and looks whether a change takes too long.
@@ -273,7 +270,7 @@ impl Path {
         };
         let log = GetLogPage { lsp: GROUPS_ONLY, ..GetLogPage::new(LOG_PAGE, page.len_bytes) };
         if remote.controller().get_log_page(now, LOG_TOKEN, log, page).is_ok() {
-            self.log = Log::Asked;
+            self.log = Log::Asked { is_doubted: false };
         }
     }
 
@@ -283,7 +280,7 @@ impl Path {
         outcome: Outcome,
         fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
     ) -> Option<News> {
-        self.log = Log::Wanted;
+        let before = core::mem::replace(&mut self.log, Log::Wanted);
         let (Stage::There(remote), Some(page)) = (&mut self.stage, self.page) else { return None };
         if !outcome.is_success() {
             return None;
@@ -291,7 +288,9 @@ impl Path {
         let Ok(group) = fits(remote) else { return self.is(now, Access::Inaccessible) };
         let mut bytes = vec![0; page.len_bytes as usize];
         remote.reach().load(page, &mut bytes).ok()?;
-        self.log = Log::Known;
+        if before == (Log::Asked { is_doubted: false }) {
+            self.log = Log::Known;
+        }
         let access = access_of(&bytes, group);
         self.is(now, access)
     }

@@ -126,6 +126,7 @@ An emulated SSD needs no hardware, no root and no huge pages.";
 pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut out = io::stdout().lock();
+    crate::tcp::tell_paths_to(|text| eprintln!("note: {text}"));
     match dispatch(&arguments, engines, &mut out) {
         Ok(code) => code,
         Err(refused) => {

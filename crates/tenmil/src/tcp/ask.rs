@@ -25,7 +25,20 @@ pub(super) struct AskedRemote {
 }
 
 impl AskedRemote {
+    /// Calls the first path that leads there.
     pub(super) fn call(name: &TcpName) -> Result<Self, Refused> {
+        let mut refused = None;
+        for address in name.addresses() {
+            let name = TcpName { address: address.to_owned(), others: Vec::new(), ..name.clone() };
+            match Self::call_one(&name) {
+                Ok(asked) => return Ok(asked),
+                Err(problem) => drop(refused.get_or_insert(problem)),
+            }
+        }
+        Err(refused.unwrap_or_else(|| Refused::caller("call nobody: no address".to_owned())))
+    }
+
+    fn call_one(name: &TcpName) -> Result<Self, Refused> {
         let name = TcpName { queues: 1, depth: MEMORY_DEPTH, ..name.clone() };
         let regions = Regions::new(4);
         let attached = Attached::call(&name, &regions, Clock::start())?;

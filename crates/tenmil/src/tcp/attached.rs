@@ -307,7 +307,7 @@ fn bring_up(
 const PAUSE: Span = Span::from_us(50);
 
 /// Memory for the queues and lists of one SSD; what is not used is not there.
-fn pool_bytes(name: &TcpName) -> u64 {
+pub(super) fn pool_bytes(name: &TcpName) -> u64 {
     let entries = u64::from(name.depth) + 1;
     let queue = entries * (64 + 16 + PAGE) + 4 * PAGE;
     ADMIN_BYTES + u64::from(name.queues) * queue

@@ -3,20 +3,28 @@
 //! ```text
 //!   tcp://192.0.2.7:4420/nqn.2024-01.example:disk?ns=1
 //!   tcp://[2001:db8::7]:4420/nqn.2024-01.example:disk?hdgst=yes&ddgst=yes
+//!   tcp://192.0.2.7:4420,198.51.100.7:4420/nqn.2024-01.example:disk?spread=round-robin
 //! ```
 
 use base::Span;
 use block::uri::{Uri, UriError};
 use host::machine::Machine;
-use remote::{DigestUse, Options, Policy};
+use remote::{DigestUse, Options, PATHS_MAX, Policy, Spread};
 
+use super::maps::Maps;
 use crate::Refused;
 
 /// What a `tcp://` URI says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpName {
-    /// `HOST:PORT`.
+    /// `HOST:PORT`, of the first path.
     pub address: String,
+    /// Of the other paths to the same namespace.
+    pub others: Vec<String>,
+    /// How requests are spread over paths that lead equally well.
+    pub spread: Spread,
+    /// Which kinds of requests have connections of their own.
+    pub maps: Maps,
     /// The namespace.
     pub namespace: u32,
     /// Commands in flight on each queue.
@@ -34,6 +42,8 @@ const QUEUES_MAX: u64 = 1024;
 
 /// Words for yes and no.
 const DIGESTS: [(&str, DigestUse); 2] = [("no", DigestUse::Off), ("yes", DigestUse::Required)];
+
+const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
 /// What a machine's own name is made from, so that its number is not told to everybody.
 const SALT: u64 = 0x7465_6e6d_696c_0001;
@@ -56,6 +66,10 @@ impl TcpName {
             return Err(uri.refuse(format!("no subsystem at `{}`, {expected}", uri.path())));
         }
         let mut name = Self::at(address, subsystem);
+        let mut addresses = address.split(',').map(str::to_owned);
+        name.address = addresses.next().unwrap_or_default();
+        name.others = addresses.collect();
+        check_paths(&name).map_err(|problem| uri.refuse(problem))?;
         let mut fields = uri.fields();
         let small = |number: Option<u64>| number.and_then(|number| u32::try_from(number).ok());
         let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?;
@@ -64,6 +78,15 @@ impl TcpName {
         name.depth = small(depth).unwrap_or(1);
         let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
         name.queues = u16::try_from(queues).unwrap_or(1);
+        name.maps.read = fields.choice("read-queue", &YES_OR_NO)?.unwrap_or(false);
+        name.maps.poll = fields.choice("poll-queue", &YES_OR_NO)?.unwrap_or(false);
+        if let Some(spread) = fields.choice("spread", &Spread::NAMES)? {
+            if name.others.is_empty() {
+                let problem = "spread is for several paths, expected tcp://HOST:PORT,HOST:PORT/NQN";
+                return Err(uri.refuse(problem));
+            }
+            name.spread = spread;
+        }
         let options = &mut name.options;
         if let Some(digest) = fields.choice("hdgst", &DIGESTS)? {
             options.header_digest = digest;
@@ -92,12 +115,39 @@ impl TcpName {
         let host_id = host_id();
         Self {
             address: address.to_owned(),
+            others: Vec::new(),
+            spread: Spread::default(),
+            maps: Maps::default(),
             namespace: 1,
             depth: 128,
             queues: 32,
             options: Options::new(subsystem, &host_name(&host_id), host_id),
         }
     }
+}
+
+impl TcpName {
+    /// Where all the paths begin.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        core::iter::once(&self.address).chain(&self.others).map(String::as_str)
+    }
+}
+
+/// Whether the paths are some.
+fn check_paths(name: &TcpName) -> Result<(), String> {
+    let addresses: Vec<&str> = name.addresses().collect();
+    for (index, address) in addresses.iter().enumerate() {
+        if address.is_empty() {
+            return Err("a path has no address, expected HOST:PORT,HOST:PORT".to_owned());
+        }
+        if addresses[..index].contains(address) {
+            return Err(format!("{address} is given twice, expected each path once"));
+        }
+    }
+    if addresses.len() > PATHS_MAX {
+        return Err(format!("{} paths are given, expected at most {PATHS_MAX}", addresses.len()));
+    }
+    Ok(())
 }
 
 /// The words of a policy, as they appear in URIs and where they are printed.

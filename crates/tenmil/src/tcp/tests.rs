@@ -2,8 +2,9 @@
 
 use base::Span;
 use block::uri::Uri;
-use remote::DigestUse;
+use remote::{DigestUse, Spread};
 
+use super::maps::Maps;
 use super::name::{TcpName, policy_of};
 
 fn name(text: &str) -> Result<TcpName, String> {
@@ -21,13 +22,15 @@ fn a_name_says_who_is_called_and_how() {
     assert!(plain.options.host.starts_with(wire::nqn::UUID_PREFIX), "{}", plain.options.host);
     assert_eq!(plain, name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap(), "the same each time");
     let all = "ns=3&depth=16&queues=2&hdgst=yes&ddgst=no&host=nqn.2024-01.example:me&detect=2s\
-               &connect=1s&retry=500ms&fail-fast=10s&give-up=1m";
+               &connect=1s&retry=500ms&fail-fast=10s&give-up=1m&read-queue=yes";
     let full = name(&format!("tcp://[2001:db8::7]:8009/{NQN}?{all}")).unwrap();
     assert_eq!(full.address, "[2001:db8::7]:8009");
     assert_eq!((full.namespace, full.depth, full.queues), (3, 16, 2));
     let digests = (full.options.header_digest, full.options.data_digest);
     assert_eq!(digests, (DigestUse::Required, DigestUse::Off));
     assert_eq!(full.options.host, "nqn.2024-01.example:me");
+    assert_eq!(full.maps, Maps { read: true, poll: false });
+    assert_eq!(plain.maps, Maps::default());
     let policy = full.options.policy;
     assert_eq!((policy.detect, policy.retry), (Span::from_secs(2), Span::from_ms(500)));
     assert_eq!((policy.connect, policy.give_up), (Span::from_secs(1), Span::from_secs(60)));
@@ -47,6 +50,24 @@ fn what_names_nothing_is_refused_with_what_was_expected() {
         ("tcp://a:1/nqn.2024-01.example:d?colour=1", "no parameter `colour`, expected ns"),
     ] {
         let problem = name(text).unwrap_err();
+        assert!(problem.contains(expected), "{problem}");
+    }
+}
+
+#[test]
+fn several_addresses_are_paths_to_the_same_namespace() {
+    let two = name(&format!("tcp://127.0.0.1:4420,[::1]:8009/{NQN}?spread=round-robin")).unwrap();
+    assert_eq!(two.addresses().collect::<Vec<_>>(), ["127.0.0.1:4420", "[::1]:8009"]);
+    assert_eq!((two.spread, two.others.len()), (Spread::RoundRobin, 1));
+    let plain = name(&format!("tcp://a:1,b:1/{NQN}")).unwrap();
+    assert_eq!(plain.spread, Spread::ActivePassive);
+    for (text, expected) in [
+        (format!("tcp://a:1,/{NQN}"), "a path has no address, expected HOST:PORT,HOST:PORT"),
+        (format!("tcp://a:1,a:1/{NQN}"), "a:1 is given twice, expected each path once"),
+        (format!("tcp://a:1/{NQN}?spread=round-robin"), "spread is for several paths"),
+        (format!("tcp://a:1,b:1/{NQN}?spread=x"), "expected active-passive, round-robin or"),
+    ] {
+        let problem = name(&text).unwrap_err();
         assert!(problem.contains(expected), "{problem}");
     }
 }

@@ -1,0 +1,355 @@
+//! A namespace that several paths lead to: the thread that tends their controllers, and the medium.
+//!
+//! ```text
+//!   Medium, channels ─▶ Tended ── remote::Multipath (locked to ask for a queue, or to tend)
+//!                          └── a thread that tends: connections, ANA states, time-outs, events
+//! ```
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use base::{
+    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, Segment, Span, WakeSource,
+};
+use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
+use host::{Bell, Clock, Sleeper, Stop, Thread, Turn, Wait};
+use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
+use remote::{
+    Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket, Sleep as _,
+};
+
+use super::attached::pool_bytes;
+use super::dial::Caller;
+use super::name::TcpName;
+use super::sleep::Pillow;
+use crate::Refused;
+
+/// The namespace. The thread goes with the last medium and channel.
+pub(super) struct PathsMedium {
+    /// The queue that told what all are like, until somebody wants it. Dropped before its thread.
+    first: Mutex<Option<MultipathQueue>>,
+    tended: Arc<Tended>,
+    limits: Limits,
+}
+
+/// A queue of it.
+struct PathsChannel {
+    queue: MultipathQueue,
+    /// Dropped after the queue.
+    tended: Arc<Tended>,
+}
+
+/// The paths, and the thread that tends them.
+struct Tended {
+    shared: Arc<Mutex<Multipath>>,
+    tender: Option<Thread<()>>,
+    bell: Bell,
+    clock: Clock,
+    name: TcpName,
+    /// Queue pairs may live on when their path is lost.
+    _memory: Vec<Arc<Region>>,
+}
+
+/// Who is told what happens to paths.
+static TELLER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// How long a shutdown is waited for.
+const SHUTDOWN: Span = Span::from_secs(2);
+/// How long the thread sleeps at most, and while somebody is being called.
+const TENDED: Span = Span::from_ms(100);
+const PAUSE: Span = Span::from_us(50);
+
+/// From now on `teller` is told in a line what happens to paths of devices that have several: which
+/// are up, down, better or worse, and which one takes over. The first one counts.
+pub fn tell_paths_to(teller: fn(&str)) {
+    // Whoever comes later is not told.
+    let _ = TELLER.set(teller);
+}
+
+impl PathsMedium {
+    /// Calls all paths, and waits until one leads there and the others have been tried.
+    pub(super) fn call(name: &TcpName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
+        let tended = Tended::call(name, regions, clock)?;
+        let first = tended.queue()?;
+        let limits = first.limits().clone();
+        Ok(Self { first: Mutex::new(Some(first)), tended: Arc::new(tended), limits })
+    }
+}
+
+impl Tended {
+    fn call(name: &TcpName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
+        let machine = |what: &str, error: &dyn std::fmt::Display| {
+            Refused::machine(format!("call tcp://{}: {what}: {error}", name.address))
+        };
+        let mut memory = Vec::new();
+        let mut setups = Vec::new();
+        for address in name.addresses() {
+            // A path that comes back has new queues while the old ones may still be there.
+            let bytes = usize::try_from(2 * pool_bytes(name)).unwrap_or(usize::MAX);
+            let region = regions.allocate(bytes);
+            let region = region.map_err(|error| machine("memory for its queues", &error))?;
+            let store = CommandStore::for_device(DeviceKind::Emulated);
+            let kind = DeviceKind::Emulated;
+            let pool = DevicePool::new(regions.clone(), region.segment(), kind, store);
+            pool.map_on_use();
+            let (address, regions) = (address.to_owned(), regions.clone());
+            let dial = move || Box::new(Caller::new(&address, &regions)) as Box<dyn remote::Dial>;
+            setups.push(PathSetup { pool, dial: Box::new(dial) });
+            memory.push(Arc::new(region));
+        }
+        let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
+        let pillow = Pillow::new().map_err(|error| machine("a descriptor to wait for", &error))?;
+        sleeper
+            .sources()
+            .add(pillow.descriptor(), 1)
+            .map_err(|error| machine("a descriptor to wait for", &error))?;
+        let multipath = Multipath::begin(setups, wishes(name), clock.now())
+            .map_err(|error| Refused::caller(error.to_string()))?;
+        let shared = Arc::new(Mutex::new(multipath));
+        reach(name, &shared, &clock)?;
+        let bell = sleeper.bell();
+        lock(&shared).wakes(pillow.bell());
+        let (tended, mine) = (Arc::clone(&shared), name.clone());
+        let body = move |stop: &Stop| {
+            let stop = stop.clone();
+            let mut tender = Tender { shared: tended, stop, pillow, name: mine };
+            host::turn::run(&mut tender, &clock, &mut sleeper);
+        };
+        let tender = Thread::spawn("tend", None, body);
+        let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
+        Ok(Self { shared, tender, bell, clock, name: name.clone(), _memory: memory })
+    }
+
+    /// A queue, with a connection on each path that is there.
+    fn queue(&self) -> Result<MultipathQueue, Refused> {
+        let end = self.clock.now().after(self.name.options.policy.connect);
+        let ticket = lock(&self.shared).open_queue();
+        self.bell.ring();
+        loop {
+            let now = self.clock.now();
+            if let Some(queue) = self.take(ticket, now)? {
+                let pillow = Pillow::new().map_err(|error| {
+                    Refused::machine(format!("make a descriptor to sleep on: {error}"))
+                })?;
+                return Ok(queue.with_sleep(Box::new(pillow)));
+            }
+            if now >= end {
+                lock(&self.shared).close_queue(ticket);
+                let address = &self.name.address;
+                return Err(Refused::peer(format!(
+                    "tcp://{address}: no path has connected a queue in time"
+                )));
+            }
+            host::thread::give_way();
+        }
+    }
+
+    fn take(&self, ticket: QueueTicket, now: Instant) -> Result<Option<MultipathQueue>, Refused> {
+        let mut multipath = lock(&self.shared);
+        tell(&self.name, multipath.poll(now).as_ref());
+        if !multipath.is_there(now) {
+            let address = &self.name.address;
+            return Err(Refused::peer(format!("tcp://{address}: all paths have been given up")));
+        }
+        Ok(multipath.take_queue(ticket))
+    }
+}
+
+/// What the paths are asked for.
+fn wishes(name: &TcpName) -> MultipathOptions {
+    let techniques = Techniques::default();
+    MultipathOptions {
+        options: name.options.clone(),
+        controller: ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() },
+        namespace: name.namespace,
+        spread: name.spread,
+        queue: QueuePairOptions { depth: name.depth + 1, vector: None, techniques },
+        sizes: QueueSizes::default(),
+    }
+}
+
+/// Waits until each path is up, or has been tried once in vain. Every wait on the way has an end.
+fn reach(name: &TcpName, shared: &Mutex<Multipath>, clock: &Clock) -> Result<(), Refused> {
+    let mut troubles: Vec<Option<String>> = vec![None; name.addresses().count()];
+    loop {
+        let now = clock.now();
+        let mut multipath = lock(shared);
+        let event = multipath.poll(now);
+        tell(name, event.as_ref());
+        match event {
+            Some(PathEvent::Down { path, why } | PathEvent::Unfit { path, why }) => {
+                troubles[path] = Some(why);
+            }
+            Some(_) => continue,
+            None => {}
+        }
+        let is_known = |path: usize| multipath.access(path).is_some() || troubles[path].is_some();
+        if (0..troubles.len()).all(is_known) {
+            if (0..troubles.len()).any(|path| multipath.access(path).is_some()) {
+                return Ok(());
+            }
+            let troubles = name.addresses().zip(&troubles);
+            let each: Vec<String> = troubles
+                .map(|(address, why)| format!("{address}: {}", why.as_deref().unwrap_or("")))
+                .collect();
+            let address = &name.address;
+            let each = each.join("; ");
+            return Err(Refused::peer(format!(
+                "call tcp://{address}: no path leads there: {each}"
+            )));
+        }
+        drop(multipath);
+        host::thread::rest(PAUSE);
+    }
+}
+
+/// Tells what has happened to a path.
+fn tell(name: &TcpName, event: Option<&PathEvent>) {
+    // What controllers say besides is of no use to people.
+    let Some(event) = event.filter(|event| !matches!(event, PathEvent::Controller { .. })) else {
+        return;
+    };
+    if let Some(teller) = TELLER.get() {
+        let NamedPath { text } = NamedPath::of(name, event);
+        teller(&format!("tcp://{}/{}: {text}", name.address, name.options.subsystem));
+    }
+}
+
+/// An event with the address of its path.
+struct NamedPath {
+    text: String,
+}
+
+impl NamedPath {
+    fn of(name: &TcpName, event: &PathEvent) -> Self {
+        let path = match event {
+            PathEvent::Up { path, .. }
+            | PathEvent::Down { path, .. }
+            | PathEvent::Access { path, .. }
+            | PathEvent::Unfit { path, .. }
+            | PathEvent::Failover { to: path, .. } => name.addresses().nth(*path),
+            _ => None,
+        };
+        let text = path.map_or_else(|| event.to_string(), |path| format!("{event} ({path})"));
+        Self { text }
+    }
+}
+
+fn lock(shared: &Mutex<Multipath>) -> MutexGuard<'_, Multipath> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Tended {
+    fn drop(&mut self) {
+        if let Some(tender) = self.tender.take() {
+            tender.stop_flag().stop();
+            self.bell.ring();
+            // Its own drop waits for the end.
+            drop(tender);
+        }
+        let end = self.clock.now().after(SHUTDOWN);
+        let mut multipath = lock(&self.shared);
+        multipath.shut_down(self.clock.now());
+        while multipath.is_shutting_down() && self.clock.now() < end {
+            // Nobody is left who would want to know.
+            let _ = multipath.poll(self.clock.now());
+            host::thread::give_way();
+        }
+    }
+}
+
+/// What the thread does.
+struct Tender {
+    shared: Arc<Mutex<Multipath>>,
+    stop: Stop,
+    pillow: Pillow,
+    name: TcpName,
+}
+
+impl Turn for Tender {
+    fn turn(&mut self, now: Instant) -> Wait {
+        if self.stop.is_stopped() {
+            return Wait::Ended;
+        }
+        let mut multipath = lock(&self.shared);
+        while let Some(event) = multipath.poll(now) {
+            tell(&self.name, Some(&event));
+        }
+        Wait::Until(multipath.wake_at(now).min(now.after(TENDED)))
+    }
+
+    fn arm(&mut self, _: Instant) -> bool {
+        self.pillow.clear();
+        self.stop.is_stopped() || lock(&self.shared).arm(&mut self.pillow)
+    }
+
+    fn woken(&mut self, _: &[u64]) {
+        lock(&self.shared).disarm();
+    }
+}
+
+impl Medium for PathsMedium {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let queue = match first {
+            Some(queue) => queue,
+            None => self.tended.queue().map_err(|refused| refused.text)?,
+        };
+        Ok(Box::new(PathsChannel { queue, tended: Arc::clone(&self.tended) }))
+    }
+
+    fn channels_max(&self) -> u32 {
+        self.tended.name.queues.into()
+    }
+}
+
+impl Backend for PathsChannel {
+    fn limits(&self) -> &Limits {
+        self.queue.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.queue.submit(now, requests, segments)
+    }
+
+    fn flush(&mut self) {
+        self.queue.flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        self.queue.poll(now, answers)
+    }
+
+    fn doorbells(&self) -> DoorbellCounts {
+        self.queue.doorbells()
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.queue.wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.queue.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.queue.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.queue.disarm();
+    }
+}
+
+impl Drop for PathsChannel {
+    /// Waits until no path touches memory of a request any more: it answers what it has, or is found
+    /// lost by the thread that tends it.
+    fn drop(&mut self) {
+        while !self.queue.abandon(self.tended.clock.now()) {
+            host::thread::give_way();
+        }
+    }
+}
