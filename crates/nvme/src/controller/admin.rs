@@ -53,9 +53,10 @@ pub(super) enum Purpose {
     Owner { token: u64, list: Option<u8> },
 }
 
-/// Slots that the owner's commands cannot take: 8 events, 4 aborts, a keep-alive, a conversation,
-/// and 2 to spare for queues.
-pub(super) const RESERVED: usize = 16;
+/// Slots that the owner's commands cannot take: 8 events, 4 aborts, the 4 commands that those name
+/// and whose slots stay theirs until the abort is answered, a keep-alive, a conversation, and 2 to
+/// spare for queues.
+pub(super) const RESERVED: usize = 20;
 /// Asynchronous Event Requests that there is room for.
 pub(super) const EVENTS_MAX: u16 = 8;
 /// Aborts that there is room for.

@@ -76,7 +76,10 @@ impl Scan {
             step: Step::List { after: 0 },
         };
         if manner.version < LISTS_SINCE {
-            (1..=manner.highest).for_each(|id| scan.add(id));
+            // The highest identifier is whatever the controller says, four billion included.
+            let most = manner.highest.min(manner.namespaces_max);
+            (1..=most).for_each(|id| scan.add(id));
+            scan.ignored = manner.highest - most;
             scan.step = scan.first_step_at(0);
         }
         scan
@@ -403,5 +406,17 @@ mod tests {
                 Event::NamespaceAttached { id: 2 }
             ]
         ));
+    }
+
+    #[test]
+    fn a_controller_without_a_list_may_claim_four_billion_namespaces() {
+        let oldest = Version(0x0001_0000);
+        let manner = Manner { version: oldest, highest: u32::MAX, namespaces_max: 8, ..MANNER };
+        let (events, questions) =
+            run(manner, &truth([1, 3]), &mut BTreeMap::new(), BTreeSet::new());
+        let attached = |id| Event::NamespaceAttached { id };
+        let ignored = Event::NamespacesIgnored { count: u32::MAX - 8 };
+        assert_eq!(events.unwrap(), [attached(1), attached(3), ignored]);
+        assert_eq!(questions, 8);
     }
 }

@@ -323,7 +323,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 }
 
-/// How many I/O queue pairs there can be (Base 2.1 §5.2.26.2.1): both numbers are zeroes-based.
+/// How many I/O queue pairs there can be (Base 2.1 §5.1.25.2.1): both numbers are zeroes-based.
 fn granted(result: u32, wanted: u16) -> Result<u16, Lie> {
     let count = NumberOfQueues(result).count();
     match u16::try_from(count) {

@@ -47,7 +47,8 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     /// Submits a command as the caller has built it, pointed at `data` and `metadata`. Without data
     /// segments its data pointer stays as it is, and so does its metadata pointer without metadata.
     ///
-    /// The answer's result is dword 0 of the completion.
+    /// The answer's result is dword 0 of the completion. Reservations go this way, as `wire` builds
+    /// them: a thread that wants one knows what it is.
     pub fn submit_raw(
         &mut self,
         now: Instant,
@@ -84,8 +85,8 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         sent.map(|_| ()).ok_or(NotSubmitted::Full)
     }
 
-    /// Writes some blocks if they hold what they must, as one operation that nothing comes between (NVM 1.1 §2.1.4). The answer is [`Outcome::COMPARE_FAILURE`] if they do
-    /// not.
+    /// Writes some blocks if they hold what they must, as one operation that nothing comes between
+    /// (NVM 1.1 §2.1.4). The answer is [`Outcome::COMPARE_FAILURE`] if they do not.
     pub fn submit_compare_and_write(
         &mut self,
         now: Instant,

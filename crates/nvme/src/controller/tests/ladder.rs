@@ -1,7 +1,7 @@
 //! What does not answer: aborted, reset, parked, answered once, given up in the end.
 
 use base::{Instant, Outcome, Span};
-use wire::Status;
+use wire::{Command, Status};
 
 use super::{World, options};
 use crate::bringup::BringupError;
@@ -119,6 +119,51 @@ fn aborts_keep_to_the_limit_of_the_controller() {
         let fetched = world.device.script().fetched[before..].to_vec();
         let aborts = fetched.iter().filter(|(opcode, _)| *opcode == 8).count();
         assert_eq!(aborts, most, "ACL {acl}");
+    }
+}
+
+/// Commands that were answered while their abort was not keep their slots, and the owner may have
+/// all the slots there are for owners: what the driver has to ask all the same finds room.
+#[test]
+fn an_event_finds_room_beside_as_many_commands_as_there_may_be() {
+    let asked = ControllerOptions { event_requests: 8, ..options() };
+    let mut world = World::ready_with(asked, |script| {
+        script.identity.extend([(258, vec![3]), (259, vec![7])]);
+        script.mute.extend([0x08, 0x0a]);
+    });
+    world.run(Span::from_ms(20));
+    let fill = |world: &mut World, count: usize| {
+        let command = || Command::new(0x0a);
+        let now = world.now;
+        (0..count)
+            .take_while(|_| world.controller.submit_admin(now, 1, command(), None).is_ok())
+            .count()
+    };
+    assert_eq!(fill(&mut world, 4), 4);
+    world.run(Span::from_ms(100));
+    let others = fill(&mut world, usize::MAX);
+    assert!(others > 20, "{others} are no load");
+    world.run(Span::from_ms(110));
+    let overdue: Vec<u16> = world.told().iter().filter_map(overdue_admin_command).collect();
+    assert_eq!(overdue.len(), 4);
+    for cid in overdue {
+        world.device.script().answer(0, cid, Status::SUCCESS, 0);
+    }
+    world.run(Span::from_ms(5));
+    assert_eq!(fill(&mut world, usize::MAX), 4, "as many as were answered");
+    {
+        let mut script = world.device.script();
+        script.critical_warning = 1;
+        script.raise(1, 2, 2);
+    }
+    world.run(Span::from_ms(5));
+    assert!(world.told().iter().any(|event| matches!(event, Event::Health(_))));
+}
+
+fn overdue_admin_command(event: &Event) -> Option<u16> {
+    match event {
+        Event::CommandOverdue { queue: 0, cid } => Some(*cid),
+        _ => None,
     }
 }
 

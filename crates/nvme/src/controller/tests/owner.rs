@@ -61,7 +61,7 @@ fn events_and_aborts_keep_their_room_however_much_the_owner_sends() {
             Err(refusal) => break refusal,
         }
     };
-    assert_eq!((refused, sent), (Refusal::Full, 63 - 16));
+    assert_eq!((refused, sent), (Refusal::Full, 63 - 20));
     // A namespace comes: its event, its log page and its scan find room.
     let one = super::device::ScriptedNamespace { blocks: 1, block_shift: 9 };
     world.device.script().change(2, Some(one));

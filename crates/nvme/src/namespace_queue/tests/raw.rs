@@ -1,7 +1,9 @@
 //! Commands beyond requests.
 
 use base::{Backend, Flags, Instant, Outcome, Segment, Span};
-use wire::{Command, Fuse};
+use wire::io::reservation::{AcquireAction, ReservationAcquire, ReservationType};
+use wire::typed::Typed;
+use wire::{Command, Fuse, Status};
 
 use super::{NOW, VIEW, World, nlb, read, segment, slba};
 use crate::data_pointer::MemoryRefused;
@@ -82,6 +84,26 @@ fn a_raw_command_goes_as_it_is() {
     world.device.fetch();
     let sent = world.device.complete_next(0);
     assert_eq!((sent.prp1(), sent.prp2(), sent.mptr()), (0x1000, 0x2000, 0));
+}
+
+#[test]
+fn a_reservation_goes_with_its_keys_and_comes_back_with_its_conflict() {
+    let mut world = World::new(VIEW, 4);
+    let acquire = ReservationAcquire {
+        nsid: 1,
+        racqa: AcquireAction::Preempt,
+        rtype: ReservationType::ExclusiveAccess,
+        ..ReservationAcquire::default()
+    };
+    let keys = [segment(1, 64, 16)];
+    world.namespace.submit_raw(NOW, 5, acquire.to_command(), &keys, &[], None).unwrap();
+    world.namespace.flush();
+    world.device.fetch();
+    let conflict = Status::RESERVATION_CONFLICT.0;
+    let sent = world.device.complete_next(conflict);
+    assert_eq!(world.poll(), [(5, Outcome(conflict))]);
+    assert_eq!(ReservationAcquire::parse(&sent), Ok(acquire));
+    assert_eq!(world.dma.walk(&sent, 16, 4096), addresses(&keys));
 }
 
 #[test]
