@@ -7,6 +7,8 @@ use core::fmt;
 
 use crate::command::Command;
 use crate::completion::Completion;
+use crate::feature::identity::HostMetadata;
+use crate::identify::list::EnduranceGroupList;
 use crate::identify::namespace::GuardFormat;
 use crate::identify::{
     CommandSets, ControllerList, NamespaceIdentifier, NamespaceList, descriptors,
@@ -15,6 +17,8 @@ use crate::io::copy::{CopyFormat, sources};
 use crate::io::{Blocks, dataset, reservation};
 use crate::layout::{Field, Layout, Short, Visitor, decode};
 use crate::log::event::EventResult;
+use crate::log::firmware::TelemetryHost;
+use crate::log::self_test::{SelfTestOutcome, SelfTestPage};
 use crate::log::{ana, discovery, error, history, lba};
 use crate::protection::Format;
 use crate::sgl::Descriptor;
@@ -168,6 +172,19 @@ fn lists(bytes: &[u8]) {
     }
     if let Ok(sets) = CommandSets::parse(bytes) {
         assert!(sets.iter().all(|vector| vector.0 != 0));
+    }
+    if let Ok(list) = EnduranceGroupList::parse(bytes) {
+        assert!(list.iter().count() <= usize::from(list.count()));
+    }
+    if let Ok(page) = HostMetadata::parse(bytes) {
+        let told: usize = page.iter().map(|(_, _, value)| 4 + value.len()).sum();
+        assert!(told <= 4094);
+    }
+    if let Ok(page) = SelfTestPage::parse(bytes) {
+        assert!(page.results().all(|result| result.outcome() != SelfTestOutcome::Unused));
+    }
+    if let Ok(page) = TelemetryHost::parse(bytes) {
+        assert!((1..=4).all(|area| page.len_bytes(area) % 512 == 0 && page.len_bytes(area) > 0));
     }
     let named: Vec<NamespaceIdentifier> = descriptors(bytes).collect();
     let mut emitted = Vec::new();

@@ -15,7 +15,8 @@ pub const SUBSYSTEM_SHUTDOWN_NORMAL: u32 = 0x4e72_6d6c;
 /// What NSSD takes to shut the NVM subsystem down at once: "Abpt" (Base 2.1 §3.1.4.20).
 pub const SUBSYSTEM_SHUTDOWN_ABRUPT: u32 = 0x4162_7074;
 
-/// What every register of a controller that is gone reads as.
+/// What every register of a controller that is gone reads as: PCIe answers a read that nobody
+/// answers with ones (PCI Express Base 6.0 §2.3.2).
 pub const ALL_ONES: u32 = u32::MAX;
 
 /// One unit of CAP.TO and of CRTO: 500 ms (Base 2.1 §3.1.4.1).

@@ -89,7 +89,7 @@ pub(super) const RULES: [Rule; 19] = [
     Rule { is_per_namespace: true, ..rule(Feature::NamespaceWriteProtection) },
 ];
 
-/// Bits of the Asynchronous Event Configuration (Base 2.1 §5.1.25.1.7).
+/// Bits of the Asynchronous Event Configuration (Base 2.1 §5.1.25.1.5).
 pub(super) mod event_bit {
     /// The SMART warnings that can be told, bit for bit those of the Critical Warning byte.
     pub(in crate::controller) const WARNINGS: u32 = 0x0f;

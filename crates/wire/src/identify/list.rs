@@ -50,7 +50,7 @@ layout! {
 }
 
 impl NamespaceList {
-    /// How many identifiers one list holds.
+    /// How many identifiers one list holds (Base 2.1 §4.6.2): 4 096 bytes, 4 for each.
     pub const CAPACITY: usize = 1024;
 
     /// A list of these identifiers, as many as fit.
@@ -70,7 +70,7 @@ impl NamespaceList {
 }
 
 impl ControllerList {
-    /// How many identifiers one list holds.
+    /// How many identifiers one list holds (Base 2.1 §4.6.1): their count comes first.
     pub const CAPACITY: u16 = 2047;
 
     /// A list of these identifiers, as many as fit.

@@ -275,6 +275,8 @@ statuses! {
             "The controller is not suspended and would have to be.";
         0x3b CONTROLLER_DATA_QUEUE_FULL "Controller Data Queue Full":
             "The controller data queue is full.";
+        0x7f STREAM_RESOURCE_ALLOCATION_FAILED "Stream Resource Allocation Failed":
+            "The controller cannot open one more stream.";
     }
     "NVM 1.1 §3.1.2" sct 1 fabrics false {
         0x80 CONFLICTING_ATTRIBUTES "Conflicting Attributes":
