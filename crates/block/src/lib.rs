@@ -51,7 +51,7 @@ pub use backend::mirror::{self, Mirror};
 pub use backend::model::Model;
 pub use backend::null::Null;
 pub use backend::profile::{Latency, PROFILES, Profile, Rates};
-pub use backend::ram::Ram;
+pub use backend::ram::{Ram, open_ram_filled};
 pub use backend::split::Split;
 pub use backend::stripe::Stripe;
 pub use channel::Channel;

@@ -20,7 +20,8 @@ pub struct Opener<'a> {
     pub clock: Clock,
     /// What all that is random comes from, unless a name says otherwise.
     pub seed: u64,
-    /// Kinds of devices that are made on higher floors.
+    /// Kinds of devices that are made on higher floors. One that is called like a kind of this
+    /// floor stands in for it.
     pub more: &'a [(&'a str, &'a dyn Kind)],
 }
 
@@ -108,11 +109,11 @@ impl Opener<'_> {
     /// had.
     pub fn open(&self, uri: &Uri) -> Result<Opened, MediumError> {
         let scheme = uri.scheme();
-        if let Some((_, open)) = KINDS.iter().find(|(name, _)| *name == scheme) {
-            return open(self, uri);
+        if let Some((_, kind)) = self.more.iter().find(|(name, _)| *name == scheme) {
+            return kind.open(self, uri);
         }
-        match self.more.iter().find(|(name, _)| *name == scheme) {
-            Some((_, kind)) => kind.open(self, uri),
+        match KINDS.iter().find(|(name, _)| *name == scheme) {
+            Some((_, open)) => open(self, uri),
             None => {
                 let names = KINDS.iter().map(|(name, _)| *name);
                 let names = names.chain(self.more.iter().map(|(name, _)| *name));

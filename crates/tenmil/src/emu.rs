@@ -75,6 +75,9 @@ pub struct EmuPlan<'a> {
     /// Whether threads may sleep on the queue pairs: each then takes a descriptor, and costs the
     /// device a load per batch.
     pub interrupts: bool,
+    /// Whether every block of an SSD in memory is written before it is there, so that a read of it
+    /// moves bytes.
+    pub fills: bool,
     /// What random numbers of models are made from.
     pub seed: u64,
 }
@@ -134,7 +137,7 @@ impl Emulated {
         let mut shifts = shifts?;
         for (index, (spec, number)) in each_of(plan.specs).enumerate() {
             let pool = pool(regions, memory, index as u64 * pool_bytes, pool_bytes, plan)?;
-            let opened = medium::open(spec, number, regions, plan.seed)?;
+            let opened = medium::open(spec, number, regions, plan)?;
             existing.extend(opened.existing);
             let durability = opened.medium.limits().durability;
             let name = name_of(spec, number);

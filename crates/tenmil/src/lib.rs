@@ -41,8 +41,20 @@ pub use tcp::TcpName;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 
 /// Kinds of block devices that the block layer does not know by itself: what to open a device with.
-pub const KINDS: &[(&str, &dyn block::Kind)] =
-    &[(EmuSpec::SCHEME, &emu::Kind), (TcpName::SCHEME, &tcp::Kind), ("crypt", CRYPT)];
+pub const KINDS: &[(&str, &dyn block::Kind)] = &[
+    (EmuSpec::SCHEME, &emu::Kind { fills: false }),
+    (TcpName::SCHEME, &tcp::Kind),
+    ("crypt", CRYPT),
+];
+
+/// The same for who measures: what is in memory was written before it is there, since a read of what
+/// was never written moves no bytes from anywhere.
+pub(crate) const FILLED_KINDS: &[(&str, &dyn block::Kind)] = &[
+    ("ram", &block::open_ram_filled),
+    (EmuSpec::SCHEME, &emu::Kind { fills: true }),
+    (TcpName::SCHEME, &tcp::Kind),
+    ("crypt", CRYPT),
+];
 
 #[cfg(feature = "crypt")]
 const CRYPT: &dyn block::Kind = &crypt::open;

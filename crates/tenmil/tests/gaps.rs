@@ -67,6 +67,7 @@ fn go_through_gaps(count: u64) {
         device_cores: &[None, None],
         gives_way: true,
         interrupts: true,
+        fills: false,
         seed: 1,
     };
     let mut emulated = Emulated::start(&plan, &clock).unwrap();

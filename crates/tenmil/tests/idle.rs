@@ -27,6 +27,7 @@ fn idle_ssds_use_less_than_a_hundredth_of_a_processor() {
         device_cores: &[None, None],
         gives_way: false,
         interrupts: true,
+        fills: false,
         seed: 1,
     };
     let mut emulated = Emulated::start(&plan, &clock).unwrap();

@@ -65,6 +65,7 @@ fn shuttle(uri: &str, travel: Travel) {
         device_cores: &[None],
         gives_way: true,
         interrupts: true,
+        fills: false,
         seed: 5,
     };
     let mut emulated = Emulated::start(&plan, &clock).unwrap();

@@ -20,7 +20,6 @@ use base::{Backend, Extent, Instant, Limits, Medium, Operation, Random, Request,
 
 use super::held::{self, HeldChannel, Timing};
 use super::profile::{PROFILES, Profile};
-use super::ram;
 use crate::MediumError;
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
@@ -65,7 +64,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
         let block = fields.text("block").unwrap_or("512".into());
         fields.finish()?;
         let ram: Uri = format!("ram:{size}?block={block}").parse()?;
-        (profile, ram::open(opener, &ram)?)
+        (profile, opener.open(&ram)?)
     } else {
         let child = uri.only_child()?;
         let device = fields

@@ -62,6 +62,23 @@ const AHEAD_BYTES: u32 = 1024;
 
 /// Opens `ram:1g?block=512`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    Ok(opened(named(opener, uri)?))
+}
+
+/// Opens the same with every block [written](Ram::filled): a kind of device for whoever measures.
+///
+/// # Errors
+///
+/// If the name says what the kind does not know, or there is no such memory.
+pub fn open_ram_filled(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    Ok(opened(named(opener, uri)?.filled()))
+}
+
+fn opened(ram: Ram) -> Opened {
+    Opened::fresh(Arc::new(ram), "ram: nothing survives")
+}
+
+fn named(opener: &Opener<'_>, uri: &Uri) -> Result<Ram, MediumError> {
     let mut fields = uri.fields();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
     let by_key = fields.size("size")?;
@@ -77,8 +94,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
             return Err(uri.refuse("the size is given twice, expected once: ram:1g").into());
         }
     };
-    let ram = Ram::new(opener.regions, block_size, block_count(uri, size_bytes, block_size)?)?;
-    Ok(Opened::fresh(Arc::new(ram), "ram: nothing survives"))
+    Ram::new(opener.regions, block_size, block_count(uri, size_bytes, block_size)?)
 }
 
 impl Ram {
@@ -120,6 +136,18 @@ impl Ram {
             support: Support::of(&Operation::ALL),
         };
         Ok(Self { limits, store: Arc::new(store) })
+    }
+
+    /// The same with zeroes written to every block, so that each takes its memory from now on and a
+    /// read of it moves bytes.
+    #[must_use]
+    pub fn filled(self) -> Self {
+        let store = &*self.store;
+        for block in 0..self.limits.block_count {
+            store.regions.fill(store.block(block), 0).expect("the region is as long as its blocks");
+        }
+        store.written.set(0, self.limits.block_count);
+        self
     }
 }
 
@@ -364,6 +392,15 @@ mod tests {
     use host::Thread;
 
     use super::Ram;
+
+    #[test]
+    fn every_block_of_one_that_is_filled_lies_there() {
+        let regions = Regions::new(2);
+        let ram = Ram::new(&regions, 512, 1000).unwrap();
+        assert_eq!(ram.extent(0), Ok(Extent { blocks: 1000, holds: Holds::Hole }));
+        let ram = ram.filled();
+        assert_eq!(ram.extent(0), Ok(Extent { blocks: 1000, holds: Holds::Data }));
+    }
 
     /// Writes every block of its share over and over, its round in every byte, and reads each back
     /// at once. Returns how many were not as written.

@@ -22,6 +22,7 @@ pub(crate) fn with_controller(spec: &EmuSpec, ask: Ask<'_>) -> Result<(), Refuse
         device_cores: &[None],
         gives_way: true,
         interrupts: false,
+        fills: false,
         seed: 0,
     };
     let mut ssd = AskedSsd { emulated: Emulated::start(&plan, &clock)?, clock, asked: 0 };

@@ -16,7 +16,10 @@ const DEPTH: u32 = 127;
 
 /// Opens emulated SSDs, each with its driver, on a device's thread of its own.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind;
+pub struct Kind {
+    /// Whether every block of one in memory is written first, so that a read of it moves bytes.
+    pub fills: bool,
+}
 
 impl block::Kind for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
@@ -25,7 +28,7 @@ impl block::Kind for Kind {
             let problem = format!("count is {}, expected 1: one device is one SSD", spec.count);
             return Err(uri.refuse(problem).into());
         }
-        let medium = start(opener, &spec)
+        let medium = start(opener, &spec, self.fills)
             .map_err(|refused| MediumError::new(refused.blame, refused.text))?;
         let existing = medium.existing();
         Ok(Opened {
@@ -36,7 +39,11 @@ impl block::Kind for Kind {
 }
 
 /// Brings one SSD up.
-pub(super) fn start(opener: &Opener<'_>, spec: &EmuSpec) -> Result<SsdMedium, Refused> {
+pub(super) fn start(
+    opener: &Opener<'_>,
+    spec: &EmuSpec,
+    fills: bool,
+) -> Result<SsdMedium, Refused> {
     let techniques = Techniques::default();
     let plan = EmuPlan {
         specs: std::slice::from_ref(spec),
@@ -47,6 +54,7 @@ pub(super) fn start(opener: &Opener<'_>, spec: &EmuSpec) -> Result<SsdMedium, Re
         device_cores: &[None],
         gives_way: Cores::allowed().len() < 2,
         interrupts: true,
+        fills,
         seed: opener.seed,
     };
     let emulated = Emulated::start_in(opener.regions, &plan, &opener.clock)?;

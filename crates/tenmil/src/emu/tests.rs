@@ -41,6 +41,7 @@ impl Bed {
             device_cores: &[None],
             gives_way: true,
             interrupts: true,
+            fills: false,
             seed: 1,
         };
         let mut emulated = Emulated::start(&plan, &clock).unwrap();

@@ -111,7 +111,7 @@ fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
     let bed = Bed::new();
     let spec = "emu:model:p4800x?size=16m".parse().unwrap();
     let opener = Opener { regions: &bed.regions, clock: bed.clock, seed: 1, more: &[] };
-    let medium = crate::emu::kind::start(&opener, &spec).unwrap();
+    let medium = crate::emu::kind::start(&opener, &spec, false).unwrap();
     let fleet = &medium.fleet;
     let mut state = fleet.shared.lock();
     let emulated = state.emulated().unwrap();
@@ -138,7 +138,7 @@ fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
     let bed = Bed::new();
     let spec = "emu:ram?size=1m".parse().unwrap();
     let opener = Opener { regions: &bed.regions, clock: bed.clock, seed: 1, more: &[] };
-    let medium = Arc::new(crate::emu::kind::start(&opener, &spec).unwrap());
+    let medium = Arc::new(crate::emu::kind::start(&opener, &spec, false).unwrap());
     let fleet = Arc::clone(&medium.fleet);
     let mut channel = medium.channel().unwrap();
     assert_eq!(bed.run(&mut *channel, Operation::Read, 0), Outcome::SUCCESS);

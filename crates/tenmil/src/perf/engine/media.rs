@@ -12,13 +12,12 @@ use dma::{Backing, Mapping, Regions};
 use host::Clock;
 use host::machine::Machine;
 
-use super::fill::fill;
 use super::places::Places;
 use super::rig::{depth_of_a_pair, queue_pairs, start_ssds};
 use crate::emu::Fleet;
 use crate::perf::options::{Layer, Pattern, PerfOptions, Supplies, show_map};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{EmuSpec, KINDS, Refused, Uri};
+use crate::{EmuSpec, FILLED_KINDS, Refused, Uri};
 
 /// Opened devices, with what stands above them, and the memory that is moved to and from them.
 pub(super) struct Media {
@@ -64,7 +63,7 @@ impl Media {
         regions: &Regions,
         clock: Clock,
     ) -> Result<Self, Refused> {
-        let opener = Opener { regions, clock, seed: options.seed, more: KINDS };
+        let opener = Opener { regions, clock, seed: options.seed, more: FILLED_KINDS };
         let mut ssds = start_under(options, places, regions, clock)?.into_iter();
         let mut devices = Vec::new();
         for uri in options.uris.iter().filter(|uri| !options.is_bare(uri)) {
@@ -142,10 +141,6 @@ fn open_one(
     let (name, durability) = (uri.to_string(), medium.limits().durability);
     let named = Named { name, description, medium, durability, existing, device: None, ssd: None };
     named.check(options)?;
-    if uri.scheme() == "ram" {
-        // What was never written takes no memory, and no read of it would move any.
-        fill(&named.name, &*named.medium, opener.regions, &opener.clock)?;
-    }
     Ok(named)
 }
 

@@ -207,6 +207,7 @@ pub(super) fn start_ssds(
         device_cores: &places.device,
         gives_way: places.gives_way,
         interrupts: true,
+        fills: true,
         seed: options.seed,
     };
     Emulated::start_in(regions, &plan, clock)
