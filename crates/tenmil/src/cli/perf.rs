@@ -31,7 +31,7 @@ use block::{QueueMap, Scheduler};
 
 /// The arguments of `perf`.
 #[derive(Debug, Args)]
-#[command(after_help = MORE)]
+#[command(after_help = MORE, allow_negative_numbers = true)]
 pub(super) struct PerfArguments {
     #[arg(help = DEVICES)]
     #[arg(value_name = "URI", value_parser = parse_uri)]
@@ -119,7 +119,7 @@ pub(super) struct PerfArguments {
     arrivals: ArrivalLaw,
 
     /// Draw some addresses more often than others: the one of rank k as often as 1/k^THETA
-    #[arg(long, value_name = "THETA", help_heading = LOAD, allow_negative_numbers = true)]
+    #[arg(long, value_name = "THETA", help_heading = LOAD)]
     #[arg(value_parser = parse_theta)]
     zipf: Option<f64>,
 
@@ -285,26 +285,37 @@ pub(super) fn run(
         options = options.with_extras();
     }
     options.check(&Supplies::look(&Machine::this()))?;
-    let json_file = match &options.json {
-        Some(Output::File(path)) => Some(ReportFile::promise("--json", path)?),
+    let json_path = match &options.json {
+        Some(Output::File(path)) => Some(path.as_str()),
         _ => None,
     };
-    let html_file =
-        options.html.as_deref().map(|path| ReportFile::promise("--html", path)).transpose()?;
+    let html_path = options.html.as_deref();
+    if let (Some(json), Some(html)) = (json_path, html_path)
+        && json == html
+    {
+        let text = format!("--json and --html: both are {html}, expected a file for each");
+        return Err(Refused::caller(text));
+    }
+    let promise = |flag, path: Option<&str>| path.map(|path| ReportFile::promise(flag, path));
+    let json_file = promise("--json", json_path).transpose()?;
+    let html_file = promise("--html", html_path).transpose()?;
     let outcome = measure(&options, engines.perf)?;
-    let mut written = Vec::new();
-    if let Some(file) = json_file {
-        written.push(file.write(&json::render(&outcome))?);
-    }
-    if let Some(file) = html_file {
-        written.push(file.write(&html::render(&outcome, command))?);
-    }
+    let files = [
+        json_file.map(|file| file.write(&json::render(&outcome))),
+        html_file.map(|file| file.write(&html::render(&outcome, command))),
+    ];
+    // A disk that is full is no reason to keep the result to ourselves.
+    let (written, lost): (Vec<_>, Vec<_>) = files.into_iter().flatten().partition(Result::is_ok);
+    let written: Vec<String> = written.into_iter().flatten().collect();
     let report = match options.json {
         Some(Output::Standard) => json::render(&outcome),
         _ => text::render(&outcome, &written),
     };
     write_out(out, &report)?;
-    Ok(exit_code(&outcome))
+    match lost.into_iter().find_map(Result::err) {
+        Some(lost) => Err(lost),
+        None => Ok(exit_code(&outcome)),
+    }
 }
 
 /// Runs the engine, with a live line where somebody can see it, until it is done or Ctrl-C.
@@ -339,7 +350,11 @@ fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
 
 /// A failed I/O, or a block that is not what was written, is the controller's doing.
 fn exit_code(outcome: &PerfOutcome) -> ExitCode {
-    if outcome.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(Blame::Peer.exit_code()) }
+    match outcome.missing.first() {
+        _ if !outcome.is_clean() => ExitCode::from(Blame::Peer.exit_code()),
+        Some(refused) => ExitCode::from(refused.blame.exit_code()),
+        None => ExitCode::SUCCESS,
+    }
 }
 
 impl PerfArguments {

@@ -36,14 +36,19 @@ impl ReportFile {
     /// Fills the file, in place of what it held.
     pub(super) fn write(mut self, text: &str) -> Result<String, Refused> {
         let path = self.path.display().to_string();
-        let result = self
-            .file
-            .set_len(0)
-            .and_then(|()| self.file.rewind())
-            .and_then(|()| self.file.write_all(text.as_bytes()));
+        let result = self.replace(text);
         result.map_err(|error| Refused::machine(format!("write {path}: {error}")))?;
         self.is_new = false;
         Ok(path)
+    }
+
+    /// A pipe, a terminal or another device has nothing to be cut off.
+    fn replace(&mut self, text: &str) -> io::Result<()> {
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+            self.file.rewind()?;
+        }
+        self.file.write_all(text.as_bytes())
     }
 }
 
@@ -82,6 +87,16 @@ mod tests {
         ReportFile::promise("--html", &path).unwrap().write("short").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "short");
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_file_takes_the_report_all_the_same() {
+        let null = ReportFile::promise("--html", "/dev/null").unwrap();
+        assert_eq!(null.write("nothing is kept").unwrap(), "/dev/null");
+        let full = ReportFile::promise("--html", "/dev/full").unwrap();
+        let refused = full.write("there is no room").unwrap_err();
+        assert!(refused.text.starts_with("write /dev/full: "), "{}", refused.text);
+        assert!(std::fs::exists("/dev/full").unwrap());
     }
 
     #[test]

@@ -15,7 +15,6 @@ mod bare;
 mod by_hand;
 mod copy_loop;
 mod exchange;
-mod fill;
 mod lane;
 mod media;
 mod null_blk;
@@ -71,16 +70,33 @@ pub fn run(
     environment.tsc_hz = clock.tsc_hz();
     environment.memory_backing = memory_backing;
     let mut outcome = tally.into_outcome(options, &places, &clock, environment);
-    if outcome.ended != Ended::Interrupt {
-        outcome.ceiling = ceiling(options, &outcome.devices, &places, clock, progress, watch)?;
-    }
-    if outcome.ended != Ended::Interrupt && !progress.is_stopping() {
-        outcome.ram = over_ram(options, &places, clock, progress, watch)?;
-    }
-    if outcome.ended != Ended::Interrupt && !progress.is_stopping() {
-        outcome.null_blk = null_blk::compare(options, clock, watch)?;
-    }
+    compare(&mut outcome, options, &places, clock, progress, watch);
     Ok(outcome)
+}
+
+/// Measures what the run is compared with, until somebody has seen enough. What was measured before
+/// stands, whatever becomes of this.
+fn compare(
+    outcome: &mut PerfOutcome,
+    options: &PerfOptions,
+    places: &Places,
+    clock: Clock,
+    progress: &Arc<Progress>,
+    watch: Watch<'_>,
+) {
+    let is_over = |ended| ended == Ended::Interrupt || host::signal::interrupted();
+    let PerfOutcome { ended, devices, ceiling: bare, ram, null_blk, missing, .. } = outcome;
+    let mut known = |found: Result<(), Refused>| missing.extend(found.err());
+    if !is_over(*ended) {
+        let found = ceiling(options, devices, places, clock, progress, watch);
+        known(found.map(|found| *bare = found));
+    }
+    if !is_over(*ended) {
+        known(over_ram(options, places, clock, progress, watch).map(|found| *ram = found));
+    }
+    if !is_over(*ended) {
+        known(null_blk::compare(options, clock, watch).map(|found| *null_blk = found));
+    }
 }
 
 impl Rig {
@@ -256,7 +272,7 @@ fn over_ram(
     let mut rig = Rig::bring_up(&options, places, clock)?;
     let tally = rig.load(&options, places, progress, watch)?;
     rig.shut_down();
-    Ok(Some(tally.into_ram_outcome(&options)))
+    Ok(tally.into_ram_outcome(&options))
 }
 
 /// How much each SSD of the phase over memory holds: together more than the caches do.

@@ -7,7 +7,7 @@ use base::{Durability, Histogram, Operation, Span};
 use super::environment::RunEnvironment;
 use super::options::PerfOptions;
 use super::report::figures::show_count;
-use crate::Uri;
+use crate::{Refused, Uri};
 
 /// Everything a run has found out.
 #[derive(Clone, Debug)]
@@ -51,6 +51,8 @@ pub struct PerfOutcome {
     pub ram: Option<RamOutcome>,
     /// The modes of the block layer, compared.
     pub null_blk: Option<NullBlkOutcome>,
+    /// What was to follow the run and did not, and why.
+    pub missing: Vec<Refused>,
     /// Which submitting threads ran where.
     pub threads: Vec<ThreadPlace>,
     /// The machine.
@@ -265,6 +267,13 @@ pub struct ThreadPlace {
 }
 
 impl PerfOutcome {
+    /// What one should know before one believes the number, and what is missing beside it.
+    pub fn caveats(&self) -> Vec<String> {
+        let mut caveats = self.environment.caveats();
+        caveats.extend(self.missing.iter().map(|refused| refused.text.clone()));
+        caveats
+    }
+
     /// I/Os per second.
     pub fn iops(&self) -> f64 {
         per_second(self.totals.ios, self.elapsed)

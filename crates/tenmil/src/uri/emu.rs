@@ -58,8 +58,8 @@ pub enum EmuMedium {
 
 /// The timing models there are, with what they stand for.
 pub const MODELS: [(&str, &str); 2] = [
-    ("p4600", "Intel P4600: NAND flash, 512-byte sectors, about 80 us to read 4 KiB"),
-    ("p4800x", "Intel P4800X: 3D XPoint, about 9 us to read 4 KiB"),
+    ("p4600", "a model of an Intel P4600: NAND flash, 512-byte sectors, about 80 us to read 4 KiB"),
+    ("p4800x", "a model of an Intel P4800X: 3D XPoint, about 9 us to read 4 KiB"),
 ];
 
 /// Emulated SSDs in one URI at most.

@@ -145,6 +145,7 @@ impl Tally {
             ceiling: None,
             ram: None,
             null_blk: None,
+            missing: Vec::new(),
             threads: places.threads(),
             environment,
         }
@@ -155,10 +156,11 @@ impl Tally {
         (self.totals.ios, self.elapsed)
     }
 
-    /// The sums, as the phase over memory reports them.
-    pub(super) fn into_ram_outcome(self, options: &PerfOptions) -> RamOutcome {
+    /// The sums, as the phase over memory reports them; none if it was cut short.
+    pub(super) fn into_ram_outcome(self, options: &PerfOptions) -> Option<RamOutcome> {
         let uri = options.uris.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        RamOutcome { uri, elapsed: self.elapsed, counts: self.totals, latency: self.latency }
+        let Self { elapsed, totals: counts, latency, ended, .. } = self;
+        (ended != Ended::Interrupt).then_some(RamOutcome { uri, elapsed, counts, latency })
     }
 }
 

@@ -179,6 +179,7 @@ impl PerfOptions {
 
     /// Refuses what is switched on a fast path that no device of the run has.
     fn check_switches(&self) -> Result<(), Refused> {
+        self.techniques.check()?;
         let Some(uri) = self.uris.iter().find(|uri| uri.emulated().is_none()) else {
             return Ok(());
         };

@@ -2,6 +2,8 @@
 
 use dma::CommandStore;
 
+use crate::Refused;
+
 /// What can be switched on the fast path, each with its default first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Techniques {
@@ -67,6 +69,24 @@ impl Default for Techniques {
 }
 
 impl Techniques {
+    /// Refuses what has no effect beside what else was asked for.
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        let by_line = self.completion_copy == CompletionCopy::Line;
+        if by_line && self.completion_doorbell == CompletionDoorbell::Each {
+            return Err(Refused::caller(
+                "--completion-copy line: completions are taken one by one with --cq-doorbell each, \
+                 expected --cq-doorbell poll or deferred",
+            ));
+        }
+        if self.prefetch.slots && !by_line {
+            return Err(Refused::caller(
+                "--prefetch slots: completions are copied one by one, expected --completion-copy \
+                 line beside it",
+            ));
+        }
+        Ok(())
+    }
+
     /// The first flag by which something is switched in the driver, if any is.
     pub(super) fn switched_in_driver(&self) -> Option<&'static str> {
         let usual = Self::default();

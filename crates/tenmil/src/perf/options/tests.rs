@@ -6,7 +6,8 @@ use dma::CommandStore;
 use host::Cores;
 
 use super::{
-    ArrivalLaw, CeilingOf, OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, SizeShare, Supplies,
+    ArrivalLaw, CeilingOf, CompletionCopy, CompletionDoorbell, OpenLoop, Pattern, PerfOptions,
+    Prefetch, SizeMix, SizeShare, Supplies,
 };
 
 fn cores(text: &str) -> Cores {
@@ -154,6 +155,17 @@ fn verification_needs_a_medium_that_keeps_data() {
         refusal(|options| options.verify = true),
         "--verify: emu:null?count=21 keeps no data, expected a medium that does, such as emu:ram"
     );
+}
+
+#[test]
+fn a_switch_without_effect_beside_another_is_refused() {
+    let text = refusal(|options| options.techniques.prefetch = Prefetch::parse("all").unwrap());
+    assert!(text.starts_with("--prefetch slots: completions are copied one by one"), "{text}");
+    let text = refusal(|options| {
+        options.techniques.completion_copy = CompletionCopy::Line;
+        options.techniques.completion_doorbell = CompletionDoorbell::Each;
+    });
+    assert!(text.contains("expected --cq-doorbell poll or deferred"), "{text}");
 }
 
 #[test]

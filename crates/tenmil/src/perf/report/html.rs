@@ -49,7 +49,7 @@ fn header(outcome: &PerfOutcome) -> Markup {
             h1 { (number) " " (prefix) " " small { "I/Os per second" } }
             p.workload { (workload_line(&outcome.options)) ", " (format!("{seconds:.2}")) " s" }
             @for sentence in what_it_is(outcome) { p.note { (sentence) } }
-            @for caveat in outcome.environment.caveats() { p.mind { "Mind: " (caveat) "." } }
+            @for caveat in outcome.caveats() { p.mind { "Mind: " (caveat) "." } }
             @if let Some(ended) = how_it_ended(outcome) { p.mind { (ended) } }
         }
     }

@@ -258,7 +258,7 @@ fn environment(outcome: &PerfOutcome) -> Value {
         "threads": outcome.threads.iter().map(|place| {
             json!({ "role": place.role, "core": place.core })
         }).collect::<Vec<_>>(),
-        "caveats": environment.caveats(),
+        "caveats": outcome.caveats(),
         "remedies": environment.remedies(),
     })
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use base::{Durability, Histogram, Operation, Outcome, Random, Span};
 
+use crate::Refused;
 use crate::perf::environment::tests::quiet_machine;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{
@@ -85,6 +86,7 @@ pub(crate) fn sample() -> PerfOutcome {
                 null_blk("mq", Some(2), [(30e6, 0.0), (58e6, 0.0)]),
             ],
         }),
+        missing: Vec::new(),
         threads: vec![
             ThreadPlace { role: "submit", core: Some(0) },
             ThreadPlace { role: "device", core: Some(1) },
@@ -100,6 +102,7 @@ pub(crate) fn bad_sample() -> PerfOutcome {
     outcome.errors_by_status =
         BTreeMap::from([(Outcome::UNRECOVERED_READ.0, 11), (Outcome::LBA_OUT_OF_RANGE.0, 1)]);
     outcome.ended = Ended::Interrupt;
+    outcome.missing = vec![Refused::machine("allocate 336 MiB of memory: there is no such room")];
     outcome.elapsed = Span::from_secs(4);
     outcome.environment.stolen = 0.05;
     outcome.environment.machine.governor = Some("powersave".into());

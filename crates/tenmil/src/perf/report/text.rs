@@ -47,7 +47,7 @@ fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     writeln!(out, "\n")?;
     let sentences = what_it_is(outcome);
     sentences.iter().try_for_each(|sentence| writeln!(out, "  {sentence}"))?;
-    for caveat in outcome.environment.caveats() {
+    for caveat in outcome.caveats() {
         writeln!(out, "  Mind: {caveat}.")?;
     }
     if let Some(ended) = how_it_ended(outcome) {
