@@ -1,12 +1,14 @@
 //! The rows of the table. A new method is a row here, in the group of what it is about.
 
 mod about;
+mod copying;
 mod environment;
 mod exports;
 mod process;
 mod reactors;
 mod scheduler;
 
+pub use copying::Copying;
 pub use exports::Exports;
 pub use process::Process;
 pub use reactors::{Reactors, Relay, Running};
@@ -24,13 +26,21 @@ pub static TABLE: Table = Table::new(
         reactors::METHODS,
         scheduler::METHODS,
         exports::METHODS,
+        copying::METHODS,
     ],
     &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS],
 );
 
 /// Those whose answers depend neither on the machine nor on the moment: what a fuzzer calls.
 pub(crate) static SAME_EVERYWHERE: Table = Table::new(
-    &[about::METHODS, process::METHODS, reactors::METHODS, scheduler::METHODS, exports::METHODS],
+    &[
+        about::METHODS,
+        process::METHODS,
+        reactors::METHODS,
+        scheduler::METHODS,
+        exports::METHODS,
+        copying::METHODS,
+    ],
     &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS],
 );
 

@@ -54,6 +54,15 @@ impl Place {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
+    /// What another process is told of the copy that runs here.
+    fn asked_how_far(&self) -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(["get", "copy", "--json"]).env("XDG_RUNTIME_DIR", self.0.path());
+        let (code, out, error) = said(&command.output().unwrap());
+        assert_eq!(code, Some(0), "{error}");
+        serde_json::from_str(&out).unwrap()
+    }
+
     fn bytes(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path(name)).unwrap()
     }
@@ -108,6 +117,10 @@ fn a_copy_that_is_stopped_says_how_to_go_on_and_goes_on() {
     let slow = ["--limit-bytes", "4m", "--request-size", "64k"];
     let mut child = place.start(&slow);
     wait_until_it_copies(&place, &mut child);
+    let row = place.asked_how_far();
+    assert_eq!((&row["source"], &row["phase"]), (&place.uri("source").into(), &"copying".into()));
+    let (done, size) = (row["done_bytes"].as_u64().unwrap(), row["size_bytes"].as_u64().unwrap());
+    assert!(done < size && size == 64 * MIB, "{row}");
     let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(status.success());
     let (code, out, error) = said(&child.wait_with_output().unwrap());
@@ -208,6 +221,7 @@ fn what_makes_no_sense_is_refused_by_name() {
         (&*source, "ram:512k", "it has 524288 bytes, expected at least the 1048576 of file:"),
         (&source, &source, "this process has it open already"),
         (&place.uri("odd"), "ram:1m", "the last 276 bytes would be lost"),
+        (&format!("emu:{}", place.uri("odd")), "ram:1m", "the last 276 bytes would be lost"),
         (
             &format!("delay:[fault:[{}]]", place.uri("odd")),
             "ram:1m",

@@ -5,9 +5,9 @@
 
 mod shuttle;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Backend, Segment, Span};

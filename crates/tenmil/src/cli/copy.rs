@@ -15,6 +15,7 @@ use block::quantity::parse_size;
 use block::uri::Uri;
 use block::{Caps, Claim, Class, Device, DeviceOptions, Limiter, Opened, Opener, Rate};
 use clap::Args;
+use control::{Copying, State};
 use dma::Regions;
 use host::holders::InUse;
 use host::machine::Machine;
@@ -24,7 +25,7 @@ use self::files::{Found, allow, check_whole, sized};
 use self::line::Line;
 use self::report::Report;
 use super::perf::{named, whole};
-use super::write_out;
+use super::{running, write_out};
 use crate::Refused;
 use crate::copy::{
     Copy, CopyOptions, Devices, Ending, Identity, OnError, Record, Tally, Which, files_of,
@@ -87,6 +88,7 @@ const MORE: &str = "\
 Holes of SRC are not read, and become holes of DST. DST is flushed before the result is printed.
 Ctrl-C ends it in order; the same command goes on where it was, as it does after a crash. Where
 nothing tells a device from others (no serial number, no UUID), it goes on only with --overwrite.
+`tenmil get copy` tells how far it is, from anywhere.
 Exit codes: 0 copied, 4 the two differ (--verify), 130 interrupted; else as for every command.
 
 Examples:
@@ -178,6 +180,10 @@ impl Job {
         let mut line = Line::new(std::io::stderr().is_terminal(), clock.now());
         self.say(arguments, &mut line);
         let began = (clock.now(), self.from.until);
+        let names = (arguments.source.to_string(), arguments.target.to_string());
+        let copying = Copying::new(&names.0, &names.1, self.copy.size_bytes());
+        copying.begin(false, began.0, began.1);
+        let _served = running::serve(State::new().with(copying.clone()));
         let mut nothing = ();
         let keep: &mut dyn crate::copy::Keep = match &mut self.record {
             Some(record) => record,
@@ -188,14 +194,15 @@ impl Job {
         let (tally, ending) = match kept {
             Err(text) => (self.from.clone(), Some(Ending::Record(text))),
             Ok(()) => self.copy.run(self.from.clone(), clock, keep, &mut |now, progress| {
+                copying.reach(now, progress.0);
                 line.turn("copying", now, progress, &mut std::io::stderr());
                 !host::signal::interrupted()
             }),
         };
         let copied_at = clock.now();
         let mut report = Report {
-            source: arguments.source.to_string(),
-            target: arguments.target.to_string(),
+            source: names.0,
+            target: names.1,
             size_bytes: self.copy.size_bytes(),
             resumed_at: began.1,
             tally,
@@ -206,8 +213,10 @@ impl Job {
         };
         if arguments.verify && report.ending.is_none() {
             line.begin(copied_at);
+            copying.begin(true, copied_at, 0);
             let (comparison, ending) =
                 self.copy.compare(&report.tally, clock, &mut |now, progress| {
+                    copying.reach(now, progress.0);
                     line.turn("comparing", now, progress, &mut std::io::stderr());
                     !host::signal::interrupted()
                 });

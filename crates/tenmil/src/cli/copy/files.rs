@@ -8,8 +8,8 @@ use block::{Existing, guard};
 use host::file::{Before, holds_data};
 use host::machine::Machine;
 
-use crate::Refused;
 use crate::copy::files_of;
+use crate::{EmuMedium, EmuSpec, Refused};
 
 /// The files of a target as they were found.
 pub(super) struct Found {
@@ -68,19 +68,32 @@ pub(super) fn allow(mut existing: Vec<Existing>, may_go: bool) -> Result<(), Ref
 pub(super) fn check_whole(source: &Uri) -> Result<(), Refused> {
     match source.scheme() {
         "mirror" | "stripe" => Ok(()),
-        "file" => check_file(source),
+        "file" => {
+            let mut fields = source.fields();
+            let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
+            // A size that is asked for is of whole blocks, or the file is not opened.
+            let has_size = fields.size("size")?.is_some();
+            if has_size { Ok(()) } else { check_file(source, source.path(), block_size) }
+        }
+        "emu" => check_emulated(source),
         _ => source.children().iter().try_for_each(check_whole),
     }
 }
 
-fn check_file(source: &Uri) -> Result<(), Refused> {
-    let mut fields = source.fields();
-    let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
-    // A size that is asked for is of whole blocks, or the file is not opened.
-    if fields.size("size")?.is_some() {
-        return Ok(());
+/// An emulated SSD over a file is as long as the file.
+fn check_emulated(source: &Uri) -> Result<(), Refused> {
+    // What is wrong with its name is told when it is opened.
+    let Ok(spec) = source.to_string().parse::<EmuSpec>() else { return Ok(()) };
+    match &spec.medium {
+        EmuMedium::File { path } if spec.size_bytes_known().is_none() => {
+            check_file(source, path, spec.block_size)
+        }
+        _ => Ok(()),
     }
-    let len = Path::new(source.path()).metadata().map_or(0, |found| found.len());
+}
+
+fn check_file(source: &Uri, path: &str, block_size: u32) -> Result<(), Refused> {
+    let len = Path::new(path).metadata().map_or(0, |found| found.len());
     let rest = len % u64::from(block_size);
     if rest == 0 {
         return Ok(());
@@ -89,7 +102,6 @@ fn check_file(source: &Uri) -> Result<(), Refused> {
         "copy {source}: it has {len} bytes, expected whole blocks of {block_size}: the last {rest} \
          bytes would be lost"
     );
-    let path = source.path();
     Err(Refused::caller(text)
         .with_hint(format!("To copy it with zeroes behind: truncate --size=%{block_size} {path}")))
 }
