@@ -11,8 +11,12 @@
 //! A superblock of an even generation lies in S0 and S0', one of an odd generation in S1 and S1'.
 //! So the one before is whole while one is written, and one block that is destroyed takes neither.
 
-use crate::error::{Damage, Flaw};
+mod page;
+
+use crate::error::Flaw;
 use crate::layout::{Layout, layout};
+pub(crate) use page::reseal;
+pub use page::{Body, Page, decode_superblock};
 
 layout! {
     /// What every block of metadata begins with.
@@ -277,7 +281,7 @@ impl VolumeBody {
     }
 
     /// What must hold of one whose checksum is right; else what is wrong.
-    fn check(&self) -> Result<(), Flaw> {
+    pub(crate) fn check(&self) -> Result<(), Flaw> {
         let sized = self.blocks <= BLOCKS_MAX && self.unit_shift <= UNIT_SHIFT_MAX;
         let known = self.flags & !(flags::READ_ONLY | flags::DOOMED) == 0;
         let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
@@ -306,159 +310,6 @@ pub fn hash(name: &[u8]) -> u64 {
     name.iter().fold(0xcbf2_9ce4_8422_2325, step).min(u64::MAX - 1)
 }
 
-/// A block of metadata, its header checked against where it lies and whose it is, and decoded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Page {
-    /// What it is.
-    pub kind: Kind,
-    /// The transaction that wrote it.
-    pub generation: u64,
-    /// The volume that it was written for; zero if it serves all.
-    pub owner: u64,
-    /// What it holds.
-    pub body: Body,
-}
-
-/// What a block of metadata holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
-    /// A superblock.
-    Superblock(Superblock),
-    /// A volume.
-    Volume(VolumeBody),
-    /// A node.
-    Node {
-        /// Height above the leaves.
-        level: u8,
-        /// Its lines, by ascending keys.
-        records: Vec<Record>,
-    },
-}
-
-impl Page {
-    /// The records of a node; none if it is none.
-    pub fn records(&self) -> &[Record] {
-        if let Body::Node { records, .. } = &self.body { records } else { &[] }
-    }
-
-    /// How high it is above the leaves.
-    pub const fn level(&self) -> u8 {
-        if let Body::Node { level, .. } = self.body { level } else { 0 }
-    }
-
-    /// The block as it lies at `address` in the store.
-    pub fn encode(&self, store: u128, address: u64) -> Box<Block> {
-        let mut bytes = Box::new([0; BLOCK_BYTES]);
-        let body = &mut bytes[Header::BYTES..];
-        match &self.body {
-            Body::Superblock(superblock) => superblock.encode(body),
-            Body::Volume(volume) => volume.encode(body),
-            Body::Node { records, .. } => {
-                let lines = body.chunks_exact_mut(Record::BYTES);
-                records.iter().zip(lines).for_each(|(record, line)| record.encode(line));
-            }
-        }
-        let header = Header {
-            checksum: 0,
-            kind: self.kind.code(),
-            level: self.level(),
-            count: u16::try_from(self.records().len()).unwrap_or(u16::MAX),
-            magic: MAGIC,
-            store,
-            address,
-            generation: self.generation,
-            owner: self.owner,
-            reserved: 0,
-        };
-        header.encode(&mut bytes[..]);
-        let checksum = checksum(&bytes);
-        Header { checksum, ..header }.encode(&mut bytes[..]);
-        bytes
-    }
-
-    /// Takes a block apart that was read at `address`. Nothing in it is believed: what it says of
-    /// itself must be true, and every number in it within the format's limits.
-    ///
-    /// # Errors
-    ///
-    /// What is wrong with it.
-    pub fn decode(bytes: &Block, store: u128, address: u64) -> Result<Self, Damage> {
-        let damage = |flaw| Damage { address, kind: None, owner: 0, flaw };
-        let header = check_header(bytes, address).map_err(damage)?;
-        if header.store != store {
-            return Err(damage(Flaw::Store { found: header.store }));
-        }
-        Self::decode_body(bytes, &header).map_err(|flaw| Damage {
-            address,
-            kind: Kind::from_code(header.kind),
-            owner: header.owner,
-            flaw,
-        })
-    }
-
-    fn decode_body(bytes: &Block, header: &Header) -> Result<Self, Flaw> {
-        let kind = Kind::from_code(header.kind).ok_or(Flaw::Contents)?;
-        let bytes = &bytes[Header::BYTES..];
-        let body = match kind {
-            Kind::Superblock => Body::Superblock(Superblock::decode(bytes)),
-            Kind::Volume => Body::Volume(VolumeBody::decode(bytes)),
-            _ => decode_node(bytes, header, kind)?,
-        };
-        match &body {
-            Body::Superblock(superblock) => superblock.check()?,
-            Body::Volume(volume) => volume.check()?,
-            Body::Node { .. } => {}
-        }
-        Ok(Self { kind, generation: header.generation, owner: header.owner, body })
-    }
-}
-
-/// The superblock in a block that was read at `address`, whatever the store.
-///
-/// # Errors
-///
-/// What is wrong with the block.
-pub fn decode_superblock(bytes: &Block, address: u64) -> Result<(u128, u64, Superblock), Flaw> {
-    let header = check_header(bytes, address)?;
-    match Page::decode_body(bytes, &header)?.body {
-        Body::Superblock(superblock) => Ok((header.store, header.generation, superblock)),
-        Body::Volume(_) | Body::Node { .. } => Err(Flaw::Contents),
-    }
-}
-
-fn check_header(bytes: &Block, address: u64) -> Result<Header, Flaw> {
-    let header = Header::decode(bytes);
-    let expected = checksum(bytes);
-    if header.magic != MAGIC {
-        Err(Flaw::Magic)
-    } else if header.checksum != expected {
-        Err(Flaw::Checksum { found: header.checksum, expected })
-    } else if header.address != address {
-        Err(Flaw::Address { found: header.address })
-    } else if header.generation >= NUMBER_MAX {
-        Err(Flaw::Contents)
-    } else {
-        Ok(header)
-    }
-}
-
-fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<Body, Flaw> {
-    let (count, level) = (usize::from(header.count), header.level);
-    if count == 0 || count > RECORDS_MAX || level > LEVEL_MAX {
-        return Err(Flaw::Contents);
-    }
-    let lines = bytes.chunks_exact(Record::BYTES);
-    let records: Vec<Record> = lines.take(count).map(Record::decode).collect();
-    let last = records.iter().try_fold(0, |end, record| {
-        let (next, whole) = match level {
-            0 => (kind.end(record)?, kind.holds(record)),
-            _ => (record.key.checked_add(1)?, !record.child().is_none()),
-        };
-        (record.key >= end && whole).then_some(next)
-    });
-    last.map(|_| Body::Node { level, records }).ok_or(Flaw::Records)
-}
-
 impl Kind {
     /// The key behind the last one that a line of a leaf stands for; `None` if there is no such
     /// number.
@@ -473,7 +324,7 @@ impl Kind {
     }
 
     /// Whether the numbers in a line of a leaf are within the limits.
-    fn holds(self, record: &Record) -> bool {
+    pub(crate) fn holds(self, record: &Record) -> bool {
         let within =
             |start: u64| start.checked_add(record.extra).is_some_and(|end| end <= BLOCKS_MAX);
         match self {
@@ -482,16 +333,4 @@ impl Kind {
             _ => true,
         }
     }
-}
-
-/// Makes a block's header say whose it is and where it lies, and its checksum right.
-pub(crate) fn reseal(bytes: &mut Block, store: u128, address: u64) {
-    let header = Header { magic: MAGIC, store, address, ..Header::decode(&bytes[..]) };
-    header.encode(&mut bytes[..]);
-    let checksum = checksum(bytes);
-    Header { checksum, ..header }.encode(&mut bytes[..]);
-}
-
-fn checksum(bytes: &Block) -> u32 {
-    crc_fast::crc32_iscsi(&bytes[size_of::<u32>()..])
 }

@@ -10,9 +10,10 @@
 //! token, and which of its blocks go where.
 //!
 //! A write is answered when its data are on the device and the map in memory refers to them; it
-//! survives a loss of power once a flush that was asked for later is answered. A [`Change`] is
-//! answered once it survives.
+//! survives a loss of power once a flush that was asked for later is answered. A
+//! [`Change`](crate::Change) is answered once it survives.
 
+mod ask;
 mod commit;
 mod task;
 
@@ -23,10 +24,10 @@ use base::Outcome;
 use crate::books::{Books, Stop};
 use crate::edit::FULL;
 use crate::error::{Damage, Flaw, StoreError};
-use crate::format::{Block, Page, Superblock, unpadded};
+use crate::format::{Page, Superblock, unpadded};
 use crate::plan::Pending;
 use crate::space::CHANGE_BLOCKS;
-use crate::volumes::{Change, VolumeInfo};
+pub use ask::{Action, Answer, Ask, End, Usage};
 use commit::Commit;
 use task::{Task, Wait};
 
@@ -59,152 +60,6 @@ pub struct Store {
     stopped: bool,
     actions: VecDeque<Action>,
     answers: VecDeque<(u64, Result<Answer, StoreError>)>,
-}
-
-/// What a store is asked. Blocks have 4 KiB.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
-    /// Something to be done with a volume as a whole.
-    Change(Change),
-    /// What is known of the volume with this name.
-    Find(String),
-    /// What is known of all volumes, in the order in which they were made.
-    List,
-    /// How many blocks only the volume with this name keeps: what deleting it would give back.
-    Unique(String),
-    /// How the room is used.
-    Usage,
-    /// Blocks of a volume are to be read.
-    Read {
-        /// Its number.
-        volume: u64,
-        /// The first block.
-        block: u64,
-        /// How many.
-        blocks: u64,
-    },
-    /// Blocks of a volume are to be written.
-    Write {
-        /// Its number.
-        volume: u64,
-        /// The first block.
-        block: u64,
-        /// How many.
-        blocks: u64,
-    },
-    /// Blocks of a volume are to read as zeroes and take no room.
-    Trim {
-        /// Its number.
-        volume: u64,
-        /// The first block.
-        block: u64,
-        /// How many.
-        blocks: u64,
-    },
-    /// Whatever was answered before is to survive a loss of power.
-    Flush,
-}
-
-/// What comes of a question.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It is done.
-    Done,
-    /// The volume as it is now.
-    Volume(VolumeInfo),
-    /// All volumes.
-    Volumes(Vec<VolumeInfo>),
-    /// A number of blocks.
-    Blocks(u64),
-    /// How the room is used.
-    Usage(Usage),
-}
-
-/// How the room of a store is used, in blocks of 4 KiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
-    /// In the whole store, superblocks included.
-    pub blocks: u64,
-    /// Taken by data and metadata, as of the last commit: each once, however often it is shared.
-    pub used: u64,
-    /// May be given out now.
-    pub free: u64,
-    /// Kept for deletions and commits; no data are ever put there.
-    pub kept: u64,
-    /// Volumes, snapshots included.
-    pub volumes: u64,
-}
-
-/// What the device is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Read one block, and complete with its bytes.
-    ReadPage {
-        /// To be named when it is done.
-        io: u64,
-        /// Which block.
-        at: u64,
-    },
-    /// Write these bytes: one block or several.
-    WritePages {
-        /// To be named when it is done.
-        io: u64,
-        /// The first block.
-        at: u64,
-        /// What is to be written.
-        bytes: Vec<u8>,
-    },
-    /// Make all writes that are completed survive a loss of power.
-    Flush {
-        /// To be named when it is done.
-        io: u64,
-    },
-    /// Move blocks from the device to whoever asked to read.
-    ReadData {
-        /// To be named when it is done.
-        io: u64,
-        /// Who asked.
-        token: u64,
-        /// The first of the blocks that were asked for, counted from zero.
-        offset: u64,
-        /// Where it lies.
-        at: u64,
-        /// How many blocks.
-        blocks: u64,
-    },
-    /// Give zeroes to whoever asked to read. There is nothing to complete.
-    Zero {
-        /// Who asked.
-        token: u64,
-        /// The first of the blocks that were asked for, counted from zero.
-        offset: u64,
-        /// How many blocks.
-        blocks: u64,
-    },
-    /// Move blocks from whoever asked to write to the device.
-    WriteData {
-        /// To be named when it is done.
-        io: u64,
-        /// Who asked.
-        token: u64,
-        /// The first of the blocks that were asked for, counted from zero.
-        offset: u64,
-        /// Where it goes.
-        at: u64,
-        /// How many blocks.
-        blocks: u64,
-    },
-}
-
-/// How an action has ended.
-#[derive(Clone, Copy, Debug)]
-pub enum End<'a> {
-    /// Done.
-    Done,
-    /// Done, and these bytes were read.
-    Read(&'a Block),
-    /// Not done.
-    Failed(Outcome),
 }
 
 /// What an action was for.

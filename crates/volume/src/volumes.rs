@@ -3,13 +3,15 @@
 //! A snapshot is one more reference to the root of a map, so it costs the same whatever the size.
 //! To delete a volume puts it on the list of work: its blocks are given back in the background.
 
+mod work;
+
 use crate::books::{Books, Stop};
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{
     BLOCKS_MAX, Body, Kind, Pointer, Record, UNIT_SHIFT_MAX, VolumeBody, flags, hash, padded,
     unpadded,
 };
-use crate::tree::{ALL, Tree};
+use crate::tree::Tree;
 
 /// Something to be done with a volume as a whole. It is done at once, and answered when it survives
 /// a loss of power.
@@ -263,13 +265,6 @@ impl Books {
         Ok(Progress::Made(None))
     }
 
-    /// Puts a volume that is no longer in the catalogue on the list of work, in a block of its own.
-    fn doom(&mut self, body: VolumeBody) -> Result<(), Stop> {
-        let body = VolumeBody { flags: body.flags | flags::DOOMED, ..body };
-        let at = self.put_new(Kind::Volume, body.id, Body::Volume(body))?;
-        self.put_work(body.id, at)
-    }
-
     fn rename(&mut self, name: &str, to: &str) -> Result<Progress, Stop> {
         let mut body = self.lookup(name)?;
         body.name = self.free_name(to)?;
@@ -377,14 +372,6 @@ impl Books {
         Ok(())
     }
 
-    fn put_work(&mut self, id: u64, at: Pointer) -> Result<(), Stop> {
-        let mut root = self.superblock.work;
-        let line = Record { key: id, value: at.address, extra: at.generation };
-        self.splice(&WORK, &mut root, id..id + 1, Some(line))?;
-        self.superblock.work = root;
-        Ok(())
-    }
-
     fn remove_line(&mut self, tree: &Tree, key: u64) -> Result<(), Stop> {
         let superblock = &mut self.superblock;
         let mut root = match tree.kind {
@@ -405,46 +392,6 @@ impl Books {
             _ => self.superblock.work = root,
         }
         Ok(())
-    }
-
-    /// Does a part of the first work on the list. False if there is none.
-    pub(crate) fn sweep(&mut self) -> Result<bool, Stop> {
-        let root = self.superblock.work;
-        let Some(line) = self.next_run(&WORK, root, 0)? else { return Ok(false) };
-        if line.value == 0 {
-            match self.volume(line.key)? {
-                Some(mut body) => self.cut(&mut body)?,
-                None => self.remove_line(&WORK, line.key)?,
-            }
-            return Ok(true);
-        }
-        let mut body = self.volume_at(line.key, line.child())?;
-        let tree = body.tree();
-        if !body.map.is_none() {
-            self.clear(&tree, &mut body.map, &ALL, true)?;
-        }
-        if body.map.is_none() {
-            self.remove_line(&WORK, body.id)?;
-        } else if line.child().generation == self.generation {
-            self.edit(line.value)?.body = Body::Volume(body);
-        } else {
-            self.drop_page(line.value);
-            let at = self.put_new(Kind::Volume, body.id, Body::Volume(body))?;
-            self.put_work(body.id, at)?;
-        }
-        Ok(true)
-    }
-
-    /// Gives back a part of what is mapped behind the place where a volume was cut.
-    fn cut(&mut self, body: &mut VolumeBody) -> Result<(), Stop> {
-        let tree = body.tree();
-        let (end, blocks) = self.clear(&tree, &mut body.map, &(body.cut..ALL.end), false)?;
-        body.mapped = body.mapped.saturating_add_signed(blocks);
-        if end == ALL.end {
-            body.cut = u64::MAX;
-            self.remove_line(&WORK, body.id)?;
-        }
-        self.put_volume(body)
     }
 }
 

@@ -98,6 +98,29 @@ fn a_write_after_a_snapshot_writes_its_own_blocks_and_takes_one_unit() {
 }
 
 #[test]
+fn random_writes_after_a_snapshot_write_little_more_than_themselves() {
+    const SIZE: u64 = 1 << 16;
+    const WRITES: u64 = 4096;
+    let mut rig = Rig::plain(new_store(1 << 19), 1 << 19, Random::new(3)).unwrap();
+    let info = create(&mut rig, "v", SIZE);
+    for block in (0..SIZE).step_by(256) {
+        write(&mut rig, info.id, block, 256, 1);
+    }
+    snapshot(&mut rig, "v", "s").unwrap();
+    let mut random = Random::new(7);
+    let before = rig.disk.writes;
+    for number in 0..WRITES {
+        write(&mut rig, info.id, random.below(SIZE), 1, 2);
+        if number % 256 == 255 {
+            rig.ask(Ask::Flush).unwrap();
+        }
+    }
+    let written = rig.disk.writes - before;
+    assert!(written * 2 < WRITES * 5, "{written} blocks for {WRITES}");
+    println!("{written} blocks written for {WRITES}");
+}
+
+#[test]
 fn a_snapshot_costs_the_same_whatever_the_size() {
     let mut costs = Vec::new();
     for blocks in [64, 1 << 20] {

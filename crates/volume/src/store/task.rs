@@ -1,10 +1,12 @@
 //! What is asked, step by step.
 
+mod transfer;
+
 use std::ops::Range;
 
 use base::Outcome;
 
-use super::{Action, Answer, Ask, Commit, End, Purpose, Store, Usage};
+use super::{Answer, Ask, Store, Usage};
 use crate::books::Stop;
 use crate::error::StoreError;
 use crate::format::{VolumeBody, flags, unpadded};
@@ -267,181 +269,6 @@ impl Store {
         }
     }
 
-    fn read(
-        &mut self,
-        id: u64,
-        task: &mut Task,
-        volume: u64,
-        block: u64,
-        blocks: u64,
-    ) -> Result<Next, Halt> {
-        if let State::Transfers(_, failed, _) = &task.state {
-            return ended(*failed, "read blocks of a volume");
-        }
-        let (_, range) = self.volume_and_range(volume, block, blocks)?;
-        let body = self.books.expect_volume(volume)?;
-        let pieces = self.books.plan_read(&body, range)?;
-        let mut transfers = 0;
-        for piece in pieces {
-            let (offset, blocks, token) = (piece.block - block, piece.blocks, task.token);
-            let Some(at) = piece.at else {
-                self.actions.push_back(Action::Zero { token, offset, blocks });
-                continue;
-            };
-            let io = self.enter(Purpose::Data(id));
-            self.actions.push_back(Action::ReadData { io, token, offset, at, blocks });
-            transfers += 1;
-        }
-        if transfers == 0 {
-            return Ok(Next::Done(Answer::Done));
-        }
-        self.begin_transfers(task);
-        task.state = State::Transfers(transfers, None, Vec::new());
-        Ok(Next::Wait(Wait::Transfers))
-    }
-
-    fn write(
-        &mut self,
-        id: u64,
-        task: &mut Task,
-        volume: u64,
-        block: u64,
-        blocks: u64,
-    ) -> Result<Next, Halt> {
-        match &mut task.state {
-            State::Transfers(_, failed, segments) => {
-                let segments = std::mem::take(segments);
-                ended(*failed, "write blocks of a volume")?;
-                task.state = State::Map(segments);
-                self.map(task, volume)
-            }
-            State::Map(_) => self.map(task, volume),
-            _ => self.begin_write(id, task, volume, block, blocks),
-        }
-    }
-
-    fn begin_write(
-        &mut self,
-        id: u64,
-        task: &mut Task,
-        volume: u64,
-        block: u64,
-        blocks: u64,
-    ) -> Result<Next, Halt> {
-        self.refuse_if_stopped()?;
-        let (body, range) = self.writable(volume, block, blocks)?;
-        if task.writes_to.is_none() {
-            let traffic = self.traffic.entry(volume).or_default();
-            if traffic.quieting > 0 {
-                return Ok(Next::Wait(Wait::Volume(volume)));
-            }
-            traffic.writes += 1;
-            task.writes_to = Some(volume);
-            task.mine.1 = body.unit();
-            self.begin_transfers(task);
-        }
-        let Self { books, pending, .. } = self;
-        let segments = books.plan_write(&body, &range, pending, &mut task.mine.0)?;
-        for segment in &segments {
-            let io = self.enter(Purpose::Data(id));
-            let Segment { at, blocks, .. } = *segment;
-            let (token, offset) = (task.token, segment.block - block);
-            self.actions.push_back(Action::WriteData { io, token, offset, at, blocks });
-        }
-        if segments.is_empty() {
-            return Ok(Next::Done(Answer::Done));
-        }
-        task.state = State::Transfers(segments.len() as u64, None, segments);
-        Ok(Next::Wait(Wait::Transfers))
-    }
-
-    /// The data are there: has the map refer to them.
-    fn map(&mut self, task: &mut Task, volume: u64) -> Result<Next, Halt> {
-        self.refuse_if_stopped()?;
-        let State::Map(segments) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
-        while let Some(segment) = segments.last_mut() {
-            if segment.is_new {
-                self.may_change()?;
-                self.books.fill_pool(CHANGE_BLOCKS, true)?;
-                let end = self.books.attempt(|books| books.map_segment(volume, segment))?;
-                let done = end - segment.block;
-                (segment.block, segment.at) = (end, segment.at + done);
-                segment.blocks = segment.blocks.saturating_sub(done);
-            }
-            if !segment.is_new || segment.blocks == 0 {
-                segments.pop();
-            }
-        }
-        let (units, unit) = &task.mine;
-        for number in units {
-            if let Some(grant) = self.pending.get_mut(&(volume, *number))
-                && !grant.is_mapped
-            {
-                grant.is_mapped = true;
-                self.books.space.fresh += unit;
-            }
-        }
-        Ok(Next::Done(Answer::Done))
-    }
-
-    fn trim(
-        &mut self,
-        task: &mut Task,
-        volume: u64,
-        block: u64,
-        blocks: u64,
-    ) -> Result<Next, Halt> {
-        self.refuse_if_stopped()?;
-        let (_, range) = self.writable(volume, block, blocks)?;
-        if matches!(task.state, State::Start) {
-            task.state = State::From(range.start);
-        }
-        let State::From(at) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
-        while *at < range.end {
-            self.may_change()?;
-            self.books.fill_pool(CHANGE_BLOCKS, true)?;
-            *at = self.books.attempt(|books| books.unmap(volume, &(*at..range.end)))?;
-        }
-        Ok(Next::Done(Answer::Done))
-    }
-
-    fn flush(&mut self, id: u64, task: &mut Task) -> Result<Next, Halt> {
-        if let State::Transfers(_, failed, _) = &task.state {
-            return ended(*failed, "flush the device");
-        }
-        self.refuse_if_stopped()?;
-        if !self.is_clean() {
-            task.state = State::Durable(Answer::Done);
-            return Ok(Next::Wait(Wait::Commit(self.books.generation)));
-        }
-        if !matches!(self.commit, Commit::Idle) {
-            // Its last flush may have begun before the last write of data had ended.
-            return Ok(Next::Wait(Wait::Commit(self.durable.0 + 1)));
-        }
-        let io = self.enter(Purpose::Flush(id));
-        self.actions.push_back(Action::Flush { io });
-        task.state = State::Transfers(1, None, Vec::new());
-        Ok(Next::Wait(Wait::Transfers))
-    }
-
-    /// A transfer of a task has ended; once all have, it goes on.
-    pub(super) fn handle_transfer(&mut self, id: u64, end: End<'_>) {
-        let Some(task) = self.tasks.get_mut(&id) else { return };
-        let State::Transfers(left, failed, _) = &mut task.state else { return };
-        *left -= 1;
-        if let End::Failed(outcome) = end {
-            *failed = Some(outcome);
-        }
-        if *left == 0 {
-            self.run(id);
-        }
-    }
-
-    fn begin_transfers(&mut self, task: &mut Task) {
-        *self.transfers.entry(self.books.generation).or_default() += 1;
-        task.began = Some(self.books.generation);
-    }
-
     fn refuse_if_stopped(&self) -> Result<(), Halt> {
         if self.stopped { Err(StoreError::Stopped.into()) } else { Ok(()) }
     }
@@ -473,12 +300,5 @@ impl Store {
             return Err(StoreError::ReadOnly(unpadded(&body.name)).into());
         }
         Ok((body, range))
-    }
-}
-
-fn ended(failed: Option<Outcome>, what: &'static str) -> Result<Next, Halt> {
-    match failed {
-        Some(outcome) => Err(StoreError::Device { what, outcome }.into()),
-        None => Ok(Next::Done(Answer::Done)),
     }
 }

@@ -1,0 +1,152 @@
+//! What a store is asked and answers, and what it wants of the device.
+
+use base::Outcome;
+
+use crate::format::Block;
+use crate::volumes::{Change, VolumeInfo};
+
+/// What a store is asked. Blocks have 4 KiB.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Something to be done with a volume as a whole.
+    Change(Change),
+    /// What is known of the volume with this name.
+    Find(String),
+    /// What is known of all volumes, in the order in which they were made.
+    List,
+    /// How many blocks only the volume with this name keeps: what deleting it would give back.
+    Unique(String),
+    /// How the room is used.
+    Usage,
+    /// Blocks of a volume are to be read.
+    Read {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Blocks of a volume are to be written.
+    Write {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Blocks of a volume are to read as zeroes and take no room.
+    Trim {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Whatever was answered before is to survive a loss of power.
+    Flush,
+}
+
+/// What comes of a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// The volume as it is now.
+    Volume(VolumeInfo),
+    /// All volumes.
+    Volumes(Vec<VolumeInfo>),
+    /// A number of blocks.
+    Blocks(u64),
+    /// How the room is used.
+    Usage(Usage),
+}
+
+/// How the room of a store is used, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// In the whole store, superblocks included.
+    pub blocks: u64,
+    /// Taken by data and metadata, as of the last commit: each once, however often it is shared.
+    pub used: u64,
+    /// May be given out now.
+    pub free: u64,
+    /// Kept for deletions and commits; no data are ever put there.
+    pub kept: u64,
+    /// Volumes, snapshots included.
+    pub volumes: u64,
+}
+
+/// What the device is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Read one block, and complete with its bytes.
+    ReadPage {
+        /// To be named when it is done.
+        io: u64,
+        /// Which block.
+        at: u64,
+    },
+    /// Write these bytes: one block or several.
+    WritePages {
+        /// To be named when it is done.
+        io: u64,
+        /// The first block.
+        at: u64,
+        /// What is to be written.
+        bytes: Vec<u8>,
+    },
+    /// Make all writes that are completed survive a loss of power.
+    Flush {
+        /// To be named when it is done.
+        io: u64,
+    },
+    /// Move blocks from the device to whoever asked to read.
+    ReadData {
+        /// To be named when it is done.
+        io: u64,
+        /// Who asked.
+        token: u64,
+        /// The first of the blocks that were asked for, counted from zero.
+        offset: u64,
+        /// Where it lies.
+        at: u64,
+        /// How many blocks.
+        blocks: u64,
+    },
+    /// Give zeroes to whoever asked to read. There is nothing to complete.
+    Zero {
+        /// Who asked.
+        token: u64,
+        /// The first of the blocks that were asked for, counted from zero.
+        offset: u64,
+        /// How many blocks.
+        blocks: u64,
+    },
+    /// Move blocks from whoever asked to write to the device.
+    WriteData {
+        /// To be named when it is done.
+        io: u64,
+        /// Who asked.
+        token: u64,
+        /// The first of the blocks that were asked for, counted from zero.
+        offset: u64,
+        /// Where it goes.
+        at: u64,
+        /// How many blocks.
+        blocks: u64,
+    },
+}
+
+/// How an action has ended.
+#[derive(Clone, Copy, Debug)]
+pub enum End<'a> {
+    /// Done.
+    Done,
+    /// Done, and these bytes were read.
+    Read(&'a Block),
+    /// Not done.
+    Failed(Outcome),
+}
