@@ -7,11 +7,12 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static RELOAD: AtomicBool = AtomicBool::new(false);
 
 /// From now on the first SIGINT or SIGTERM sets [`interrupted`] instead of ending the process.
 pub fn catch_interrupts() -> io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        install(signal)?;
+        install(signal, on_signal)?;
     }
     Ok(())
 }
@@ -25,9 +26,19 @@ pub fn catch_hangup() -> io::Result<()> {
     let result = unsafe { libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut old) };
     match result {
         0 if old.sa_sigaction == libc::SIG_IGN => Ok(()),
-        0 => install(libc::SIGHUP),
+        0 => install(libc::SIGHUP, on_signal),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// From now on SIGHUP sets [`reload_asked`] instead of ending the process.
+pub fn catch_reload() -> io::Result<()> {
+    install(libc::SIGHUP, on_reload)
+}
+
+/// Whether somebody has asked since this was last called that what was read at start be read again.
+pub fn reload_asked() -> bool {
+    RELOAD.swap(false, Ordering::Relaxed)
 }
 
 /// Whether somebody wants this to end.
@@ -36,8 +47,7 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-fn install(signal: libc::c_int) -> io::Result<()> {
-    let handler: extern "C" fn(libc::c_int) = on_signal;
+fn install(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Result<()> {
     // SAFETY: all zeroes is a valid `sigaction`: no flags, an empty mask, the default action.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as libc::sighandler_t;
@@ -55,4 +65,9 @@ extern "C" fn on_signal(signal: libc::c_int) {
         // SAFETY: `_exit` is async-signal-safe (signal-safety(7)) and does not return.
         unsafe { libc::_exit(128 + signal) };
     }
+}
+
+/// Runs on top of whatever was going on.
+extern "C" fn on_reload(_: libc::c_int) {
+    RELOAD.store(true, Ordering::Relaxed);
 }

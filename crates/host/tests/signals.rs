@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tenmil_host::signal::{catch_interrupts, interrupted};
+use tenmil_host::signal::{catch_interrupts, catch_reload, interrupted, reload_asked};
 
 fn main() {
     if std::env::args().nth(1).as_deref() == Some("child") {
@@ -15,15 +15,20 @@ fn main() {
         the_first_signal_ends_it_in_order(signal);
         the_second_signal_ends_it_at_once(signal);
     }
-    println!("signals: the first ends a run in order, the second at once");
+    each_hangup_is_told_once_and_ends_nothing();
+    println!("signals: the first ends a run in order, the second at once; SIGHUP is told");
 }
 
 /// Says `ready`, says `interrupted` when the flag is up, and ends when its input does.
 fn child() {
     assert!(!interrupted());
     catch_interrupts().expect("handlers can be installed");
+    catch_reload().expect("handlers can be installed");
     say("ready");
     while !interrupted() {
+        if reload_asked() {
+            say("reload");
+        }
         std::thread::park_timeout(std::time::Duration::from_millis(1));
     }
     say("interrupted");
@@ -50,6 +55,18 @@ fn the_second_signal_ends_it_at_once(signal: Signal) {
     assert_eq!(hear(&mut heard), "interrupted");
     send(&child, signal);
     assert_eq!(wait(&mut child).code(), Some(128 + signal.as_raw()));
+}
+
+fn each_hangup_is_told_once_and_ends_nothing() {
+    let (mut child, mut heard) = start();
+    for _ in 0..2 {
+        send(&child, Signal::HUP);
+        assert_eq!(hear(&mut heard), "reload");
+    }
+    send(&child, Signal::TERM);
+    assert_eq!(hear(&mut heard), "interrupted");
+    drop(child.stdin.take());
+    assert!(wait(&mut child).success());
 }
 
 fn start() -> (Child, BufReader<ChildStdout>) {
