@@ -63,7 +63,9 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 
-pub use config::{ControllerConfig, MediumPool, NamespaceConfig, SubsystemConfig, Transport};
+pub use config::{
+    ControllerConfig, Keeper, MediumPool, NamespaceConfig, Persistence, SubsystemConfig, Transport,
+};
 pub use firmware::image as firmware_image;
 pub use fuzz::fuzz;
 pub use health::Vitals;

@@ -47,6 +47,32 @@ pub struct NamespaceConfig {
     pub ana_group: u32,
     /// Whether it is write protected for ever (Base 2.1 §8.1.16).
     pub is_read_only: bool,
+    /// What survives of its reservations.
+    pub persistence: Persistence,
+}
+
+/// What a loss of power leaves of the reservations of a namespace whose hosts want them to persist
+/// (PTPL, Base 2.1 §8.1.22.1).
+#[derive(Default)]
+pub enum Persistence {
+    /// All of it, as long as the subsystem is not dropped: its loss of power is a game.
+    #[default]
+    Simulated,
+    /// What was written down here.
+    Kept(Box<dyn Keeper>),
+    /// Nothing: hosts are told that there is no such thing.
+    None,
+}
+
+/// Where the reservations of one namespace are written down. Called with a lock held, by whoever
+/// carries out a reservation command that changes something that persists.
+pub trait Keeper: Send {
+    /// What was written down last, if anything was. The error says, in a line, what was found.
+    fn load(&self) -> Result<Option<Vec<u8>>, String>;
+
+    /// Writes this down in place of what was, or that there is nothing. Once it returns, it stays
+    /// written; if the power goes before, either that or what was before is there, whole.
+    fn store(&mut self, record: Option<&[u8]>) -> Result<(), String>;
 }
 
 /// Where the media of new namespaces come from.
@@ -126,6 +152,7 @@ impl NamespaceConfig {
             is_attached: true,
             ana_group: 1,
             is_read_only: false,
+            persistence: Persistence::default(),
         }
     }
 }

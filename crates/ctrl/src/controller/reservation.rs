@@ -23,6 +23,7 @@ use wire::log::event::ReservationEvent;
 use crate::namespace::{Reservation, ReservationKind};
 
 mod commands;
+mod record;
 #[cfg(test)]
 mod tests;
 

@@ -19,7 +19,7 @@ use wire::Status;
 use wire::log::event::ReservationEvent;
 
 use super::Controller;
-use super::config::{ControllerConfig, MediumPool, NamespaceConfig, SubsystemConfig};
+use super::config::{ControllerConfig, MediumPool, NamespaceConfig, Persistence, SubsystemConfig};
 use super::firmware::Slots;
 use super::reservation::{Host, Reservations};
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
@@ -84,6 +84,7 @@ pub(super) struct Record {
     pub(super) ana_group: u32,
     pub(super) protection: Protection,
     pub(super) reservations: Reservations,
+    pub(super) persistence: Persistence,
     pub(super) is_formatting: bool,
     /// Whether its room is the pool's.
     is_pooled: bool,
@@ -153,6 +154,51 @@ impl Subsystem {
 
     /// Adds a namespace and returns its identifier; controllers that get it are told.
     pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, String> {
+        self.add_namespace_for(config, |_| true)
+    }
+
+    /// Adds a namespace that of all controllers there are only these get. Those that come later get it
+    /// all the same.
+    pub fn add_namespace_for(
+        &self,
+        config: NamespaceConfig,
+        gets_it: impl Fn(u16) -> bool,
+    ) -> Result<u32, String> {
+        self.check_namespace(&config)?;
+        let mut state = self.lock();
+        let nsid = match config.nsid {
+            Some(nsid) => nsid,
+            None => state.free_nsid().ok_or("add namespace: every identifier is in use")?,
+        };
+        if state.records.contains_key(&nsid) {
+            return Err(format!("add namespace: identifier {nsid} is in use, expected a free one"));
+        }
+        let limits = config.medium.limits();
+        let block_size = config.block_size.unwrap_or(limits.block_size);
+        let mut record = Record::new(nsid, config.medium, limits, block_size);
+        record.identity = self.identity_of(nsid, config.identity);
+        record.is_shared = config.is_shared;
+        record.greets = config.is_attached;
+        record.reservations = kept(&config.persistence)?;
+        record.persistence = config.persistence;
+        record.ana_group = config.ana_group.max(1);
+        if config.is_read_only {
+            record.protection = Protection::Permanent;
+        }
+        state.records.insert(nsid, record);
+        if config.is_attached {
+            let reach = if config.is_shared { usize::MAX } else { 1 };
+            let cntlids = state.seats.keys().copied().filter(|cntlid| gets_it(*cntlid));
+            let cntlids: Vec<u16> = cntlids.take(reach).collect();
+            state.attach(nsid, &cntlids);
+        }
+        self.settle(state);
+        Ok(nsid)
+    }
+
+    /// Whether such a namespace could be added, but for its identifier, which may be in use. The error
+    /// says, in a line, what was found and what was expected.
+    pub fn check_namespace(&self, config: &NamespaceConfig) -> Result<(), String> {
         let limits = config.medium.limits();
         if limits.metadata_size != 0 {
             let size = limits.metadata_size;
@@ -172,31 +218,14 @@ impl Subsystem {
             let group = config.ana_group;
             return Err(format!("add namespace: ANA group is {group}, expected 1 to {groups}"));
         }
-        let mut state = self.lock();
-        let nsid = match config.nsid {
-            Some(nsid) => nsid,
-            None => state.free_nsid().ok_or("add namespace: every identifier is in use")?,
-        };
-        if !(1..=self.about().nsid_max).contains(&nsid) || state.records.contains_key(&nsid) {
-            let max = self.about().nsid_max;
-            return Err(format!("add namespace: identifier {nsid} is in use or above {max}"));
+        kept(&config.persistence)?;
+        let max = self.about().nsid_max;
+        match config.nsid {
+            Some(nsid) if !(1..=max).contains(&nsid) => {
+                Err(format!("add namespace: identifier is {nsid}, expected 1 to {max}"))
+            }
+            _ => Ok(()),
         }
-        let mut record = Record::new(nsid, config.medium, limits, block_size);
-        record.identity = self.identity_of(nsid, config.identity);
-        record.is_shared = config.is_shared;
-        record.greets = config.is_attached;
-        record.ana_group = config.ana_group.max(1);
-        if config.is_read_only {
-            record.protection = Protection::Permanent;
-        }
-        state.records.insert(nsid, record);
-        if config.is_attached {
-            let reach = if config.is_shared { usize::MAX } else { 1 };
-            let cntlids: Vec<u16> = state.seats.keys().copied().take(reach).collect();
-            state.attach(nsid, &cntlids);
-        }
-        self.settle(state);
-        Ok(nsid)
     }
 
     /// Removes a namespace from under its controllers, which are told.
@@ -212,6 +241,19 @@ impl Subsystem {
         let mut state = self.lock();
         if let Some(record) = state.records.get_mut(&nsid) {
             record.attached.remove(&cntlid);
+        }
+        self.settle(state);
+    }
+
+    /// Gives a namespace to a controller, or takes it away, and tells it if that is a change.
+    pub fn show(&self, cntlid: u16, nsid: u32, is_shown: bool) {
+        let mut state = self.lock();
+        let record = state.records.get(&nsid);
+        let is_change = record.is_some_and(|record| record.attached.contains(&cntlid) != is_shown);
+        match is_change && state.seats.contains_key(&cntlid) {
+            true if is_shown => state.attach(nsid, &[cntlid]),
+            true => state.detach(nsid, &[cntlid]),
+            false => {}
         }
         self.settle(state);
     }
@@ -469,6 +511,7 @@ impl Record {
             ana_group: 1,
             protection: Protection::None,
             reservations: Reservations::default(),
+            persistence: Persistence::default(),
             is_formatting: false,
             is_pooled: false,
         }
@@ -514,6 +557,16 @@ impl Protection {
         [Self::None, Self::Protected, Self::UntilPowerCycle, Self::Permanent]
             .into_iter()
             .find(|state| *state as u32 == code)
+    }
+}
+
+/// The reservations that were written down.
+fn kept(persistence: &Persistence) -> Result<Reservations, String> {
+    let Persistence::Kept(keeper) = persistence else { return Ok(Reservations::default()) };
+    match keeper.load()? {
+        Some(record) => Reservations::from_record(&record)
+            .map_err(|why| format!("add namespace: its reservations cannot be read: {why}")),
+        None => Ok(Reservations::default()),
     }
 }
 

@@ -10,6 +10,7 @@ mod hostile;
 mod identify;
 mod logs;
 mod management;
+mod persistence;
 mod queues;
 mod reservations;
 mod self_test;

@@ -239,7 +239,11 @@ impl Controller {
         let feature = Feature::from_code(set.fid);
         match feature {
             Feature::ReservationPersistence => {
-                record.reservations.set_persists(set.cdw11 & 1 != 0);
+                let persists = set.cdw11 & 1 != 0;
+                record.change_reservations(|reservations| {
+                    reservations.set_persists(persists);
+                    Ok(())
+                })?;
             }
             Feature::NamespaceWriteProtection => {
                 let wanted = Protection::from_code(set.cdw11).ok_or(Status::INVALID_FIELD)?;

@@ -6,12 +6,15 @@ use wire::Status;
 use wire::identify::{IdentifyNamespace, IdentifyNamespaceIndependent, LbaFormat, NSID_ALL};
 
 use crate::controller::Controller;
+use crate::controller::config::Persistence;
 use crate::controller::subsystem::{Record, format_sizes, shift_of};
 use crate::namespace::CopyLimits;
 
 /// Every type of reservation, persistence, and the newer meaning of IEKEY
 /// (NVM 1.1 §4.1.5.1, RESCAP).
 const EVERY_RESERVATION: u8 = 0xff;
+/// PTPLS.
+const PERSISTS: u8 = 1;
 
 impl Controller {
     pub(super) fn identify_namespace(
@@ -63,7 +66,7 @@ impl Controller {
             .nguid(record.identity.nguid)
             .eui64(record.identity.eui64);
         if self.subsystem.about().reservations {
-            page.set().rescap(EVERY_RESERVATION);
+            page.set().rescap(capabilities(record));
         }
         if self.subsystem.about().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
@@ -79,12 +82,19 @@ impl Controller {
             .cwp(record.is_protected())
             .nrdy(!record.is_formatting);
         if self.subsystem.about().reservations {
-            page.set().rescap(EVERY_RESERVATION);
+            page.set().rescap(capabilities(record));
         }
         if self.subsystem.about().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
         }
         page
+    }
+}
+
+fn capabilities(record: &Record) -> u8 {
+    match record.persistence {
+        Persistence::None => EVERY_RESERVATION & !PERSISTS,
+        Persistence::Simulated | Persistence::Kept(_) => EVERY_RESERVATION,
     }
 }
 

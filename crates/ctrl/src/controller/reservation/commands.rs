@@ -67,7 +67,8 @@ impl Controller {
         }
         let host = self.host;
         let record = state.records.get_mut(&nsid).ok_or(Status::INVALID_FIELD)?;
-        let news = change(&mut record.reservations, host, command, data)?;
+        let news =
+            record.change_reservations(|reservations| change(reservations, host, command, data))?;
         for (to, notice) in news.notices {
             state.post_notice(nsid, to, notice);
         }

@@ -1,0 +1,195 @@
+//! Reservations as they are written down.
+//!
+//! ```text
+//!   "TMLRSV01" │ generation u32 │ type u8 │ holder: host │ count u16 │ (host, key u64) × count │ CRC-32C
+//!   host: kind u8 (0 none, 1 short, 2 extended) │ identifier u128
+//! ```
+//!
+//! All numbers are little-endian. Hosts without an identifier are not written: they never come back.
+
+use std::collections::BTreeMap;
+
+use wire::Status;
+use wire::tcp::crc32c;
+
+use super::{Held, Host, REGISTRANTS_MAX, Reservations, is_held_by_all};
+use crate::controller::config::Persistence;
+use crate::controller::subsystem::Record;
+use crate::namespace::ReservationKind;
+
+const MAGIC: [u8; 8] = *b"TMLRSV01";
+const NOBODY: u8 = 0;
+const SHORT: u8 = 1;
+const EXTENDED: u8 = 2;
+
+impl Record {
+    /// Makes a change, and writes down what persists. What cannot be written down does not change.
+    pub(in crate::controller) fn change_reservations<T>(
+        &mut self,
+        change: impl FnOnce(&mut Reservations) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let before = self.reservations.clone();
+        let changed = change(&mut self.reservations)?;
+        let stored = match &mut self.persistence {
+            _ if self.reservations == before => Ok(()),
+            Persistence::Simulated => Ok(()),
+            Persistence::None if self.reservations.persists => Err(Status::INVALID_FIELD),
+            Persistence::None => Ok(()),
+            Persistence::Kept(keeper) => {
+                let after = self.reservations.persists.then(|| self.reservations.to_record());
+                let is_written = before.persists || after.is_some();
+                let stored = if is_written { keeper.store(after.as_deref()) } else { Ok(()) };
+                stored.map_err(|_| Status::INTERNAL_ERROR)
+            }
+        };
+        if let Err(status) = stored {
+            self.reservations = before;
+            return Err(status);
+        }
+        Ok(changed)
+    }
+}
+
+impl Reservations {
+    /// It, to be written down.
+    pub(super) fn to_record(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.generation.to_le_bytes());
+        let is_known = |host: &Host| !matches!(host, Host::Anonymous(_));
+        let known = || self.registrants.iter().filter(|(host, _)| is_known(host));
+        let is_kept = |held: &Held| match held.holder {
+            Some(holder) => is_known(&holder),
+            None => known().next().is_some(),
+        };
+        let held = self.held.filter(is_kept);
+        bytes.push(held.map_or(0, |held| held.kind as u8));
+        put_host(held.and_then(|held| held.holder), &mut bytes);
+        let count = u16::try_from(known().count()).unwrap_or(u16::MAX);
+        bytes.extend(count.to_le_bytes());
+        for (host, key) in known() {
+            put_host(Some(*host), &mut bytes);
+            bytes.extend(key.to_le_bytes());
+        }
+        let digest = crc32c(&bytes);
+        bytes.extend(digest.to_le_bytes());
+        bytes
+    }
+
+    /// What was written down. The error says what was found and what was expected.
+    pub(in crate::controller) fn from_record(record: &[u8]) -> Result<Self, String> {
+        let (bytes, digest) = record.split_last_chunk().ok_or("it is too short")?;
+        let (found, expected) = (crc32c(bytes), u32::from_le_bytes(*digest));
+        if found != expected {
+            return Err(format!("its CRC-32C is {found:08x}, expected {expected:08x}"));
+        }
+        let mut rest = bytes;
+        if take::<8>(&mut rest)? != MAGIC {
+            return Err("it does not begin with TMLRSV01".to_owned());
+        }
+        let generation = u32::from_le_bytes(take(&mut rest)?);
+        let [code] = take(&mut rest)?;
+        let holder = take_host(&mut rest)?;
+        let kind = ReservationKind::from_code(code);
+        let held = match (code, kind) {
+            (0, _) => None,
+            (_, None) => return Err(format!("its type is {code}, expected 0 to 6")),
+            (_, Some(kind)) if holder.is_none() != is_held_by_all(kind) => {
+                return Err(format!("a reservation of type {code} is held by {holder:?}"));
+            }
+            (_, Some(kind)) => Some(Held { kind, holder }),
+        };
+        let count = u16::from_le_bytes(take(&mut rest)?);
+        let mut registrants = BTreeMap::new();
+        for _ in 0..count {
+            let host = take_host(&mut rest)?.ok_or("a registrant has no identifier")?;
+            registrants.insert(host, u64::from_le_bytes(take(&mut rest)?));
+        }
+        if !rest.is_empty() || registrants.len() > REGISTRANTS_MAX {
+            return Err(format!(
+                "{} bytes follow {} registrants, expected none and at most {REGISTRANTS_MAX}",
+                rest.len(),
+                registrants.len()
+            ));
+        }
+        let is_orphaned = holder.is_some_and(|holder| !registrants.contains_key(&holder));
+        if held.is_some() && (is_orphaned || registrants.is_empty()) {
+            return Err("its holder is not registered".to_owned());
+        }
+        Ok(Self { registrants, held, generation, persists: true })
+    }
+}
+
+fn put_host(host: Option<Host>, bytes: &mut Vec<u8>) {
+    let (kind, id) = match host {
+        None | Some(Host::Anonymous(_)) => (NOBODY, 0),
+        Some(Host::Short(id)) => (SHORT, id.into()),
+        Some(Host::Extended(id)) => (EXTENDED, id),
+    };
+    bytes.push(kind);
+    bytes.extend(id.to_le_bytes());
+}
+
+fn take_host(rest: &mut &[u8]) -> Result<Option<Host>, String> {
+    let [kind] = take(rest)?;
+    let id = u128::from_le_bytes(take(rest)?);
+    match (kind, u64::try_from(id)) {
+        (NOBODY, Ok(0)) => Ok(None),
+        (SHORT, Ok(id)) => Ok(Some(Host::Short(id))),
+        (EXTENDED, _) => Ok(Some(Host::Extended(id))),
+        _ => Err(format!("a host is {kind}, {id:x}, expected none, a short or an extended one")),
+    }
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
+    let (first, others) = rest.split_first_chunk().ok_or("it ends too early")?;
+    *rest = others;
+    Ok(*first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Host, ReservationKind, Reservations};
+
+    /// Two registrants, one of which holds it.
+    fn some(kind: ReservationKind) -> Reservations {
+        let mut reservations = Reservations::default();
+        reservations.register(Host::Extended(7), 1).unwrap();
+        reservations.register(Host::Short(8), 2).unwrap();
+        reservations.acquire(Host::Extended(7), 1, kind).unwrap();
+        reservations.set_persists(true);
+        reservations
+    }
+
+    #[test]
+    fn what_was_written_down_is_what_there_was() {
+        for code in 1..=6 {
+            let before = some(ReservationKind::from_code(code).unwrap());
+            assert_eq!(Reservations::from_record(&before.to_record()), Ok(before));
+        }
+        let mut none = Reservations::default();
+        none.set_persists(true);
+        assert_eq!(Reservations::from_record(&none.to_record()), Ok(none));
+    }
+
+    #[test]
+    fn hosts_that_never_come_back_are_not_written_down() {
+        let mut reservations = some(ReservationKind::WriteExclusive);
+        let without = reservations.to_record();
+        reservations.register(Host::Anonymous(1), 3).unwrap();
+        let with = Reservations::from_record(&reservations.to_record()).unwrap();
+        assert_eq!(with.registrants, Reservations::from_record(&without).unwrap().registrants);
+    }
+
+    #[test]
+    fn a_record_that_was_cut_or_changed_is_refused() {
+        let record = some(ReservationKind::ExclusiveAccess).to_record();
+        for len in 0..record.len() {
+            assert!(Reservations::from_record(&record[..len]).is_err(), "{len} bytes");
+        }
+        for at in 0..record.len() {
+            let mut changed = record.clone();
+            changed[at] ^= 0x10;
+            assert!(Reservations::from_record(&changed).is_err(), "byte {at}");
+        }
+    }
+}
