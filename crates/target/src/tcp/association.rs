@@ -12,6 +12,8 @@ use super::offer::Offer;
 pub(super) struct Association {
     pub(super) cntlid: u16,
     pub(super) host: HostNames,
+    /// By which port it has come.
+    pub(super) port: u16,
     front: Mutex<FabricsFrontEnd>,
     /// Goes last: its number is free when its controller is gone.
     place: Place,
@@ -34,11 +36,11 @@ impl Association {
     pub(super) fn new(
         offer: Arc<Offer>,
         cntlid: u16,
-        host: HostNames,
+        (host, port): (HostNames, u16),
         front: FabricsFrontEnd,
     ) -> Arc<Self> {
         let place = Place { offer, cntlid };
-        Arc::new(Self { cntlid, host, front: Mutex::new(front), place })
+        Arc::new(Self { cntlid, host, port, front: Mutex::new(front), place })
     }
 
     /// What is asked rarely: nothing of it is on the way of an I/O.

@@ -137,7 +137,7 @@ impl Asked<'_> {
         let cntlid = controller.configuration().cntlid;
         let kato = controller.set_keep_alive(self.now, self.connect.kato);
         let front = FabricsFrontEnd::new(controller, self.now);
-        let association = Association::new(Arc::clone(&offer), cntlid, host, front);
+        let association = Association::new(Arc::clone(&offer), cntlid, (host, self.port), front);
         kato.map_err(|_| NotGranted::command(KATO, "its keep-alive time-out is too long"))?;
         offer.enter(&association);
         Ok(Granted::Admin(association))

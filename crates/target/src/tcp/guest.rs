@@ -359,7 +359,10 @@ impl Guest {
                 }
             }
             ControllerEvent::Released { tag } => self.rooms.release(tag),
-            ControllerEvent::Open(_) => {}
+            ControllerEvent::Open(terms) => {
+                let mut shown = self.seat.shown();
+                (shown.header_digest, shown.data_digest) = (terms.header_digest, terms.data_digest);
+            }
             ControllerEvent::Ended(cause) => self.line_ended(now, cause),
         }
         true
@@ -485,7 +488,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.service.left();
+        self.service.left(self.id);
         self.part(self.worked_at);
         if self.farewell.is_some() {
             self.keep_for_ever();
@@ -494,8 +497,13 @@ impl Drop for Guest {
         let reason = self.reason.take().unwrap_or(Reason::ServerEnds);
         self.service.tell(News::Disconnected { connection, peer, reason });
         self.leave_queue(self.worked_at);
-        if !matches!(self.role, Role::Io(_)) {
-            self.rooms.clear();
+        match &self.role {
+            Role::Io(io) => self.service.tell(News::Trouble(format!(
+                "{}: {} commands are given up: their medium has not answered, expected it to",
+                self.peer,
+                io.under_way()
+            ))),
+            _ => self.rooms.clear(),
         }
     }
 }

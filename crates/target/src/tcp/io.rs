@@ -280,6 +280,11 @@ impl Io {
         self.under_way == 0
     }
 
+    /// Commands that were begun and have not been answered.
+    pub(super) fn under_way(&self) -> u32 {
+        self.under_way
+    }
+
     /// Whether nobody works on anything of it.
     pub(super) fn is_drained(&self) -> bool {
         self.queue.is_drained()
@@ -313,6 +318,10 @@ impl Io {
 
     pub(super) fn queue(&mut self) -> &mut Queue<Reach> {
         &mut self.queue
+    }
+
+    pub(super) fn association(&self) -> &Association {
+        &self.association
     }
 
     pub(super) fn link(&self) -> &QueueLink {

@@ -1,5 +1,7 @@
 //! A subsystem that is offered: to whom, where, and with which controllers.
 
+mod change;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,6 +15,8 @@ use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
 use super::association::{Association, HostNames};
 use super::service::Limits;
+
+pub use self::change::OfferChange;
 
 /// Who may use a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,8 +152,13 @@ impl Offer {
         })?;
         controller.set_host(HostIdentity::Extended(host.identifier));
         let state = self.state();
-        for (nsid, _) in state.masks.iter().filter(|(_, hosts)| !hosts.contains(&host.nqn)) {
-            self.subsystem.hide(cntlid, *nsid);
+        for (nsid, hosts) in &state.masks {
+            if hosts.contains(&host.nqn) {
+                // It may have been added before this controller was known to be this host's.
+                self.subsystem.show(cntlid, *nsid, true);
+            } else {
+                self.subsystem.hide(cntlid, *nsid);
+            }
         }
         let states = state.ports.get(&port).cloned().unwrap_or_default();
         drop(state);

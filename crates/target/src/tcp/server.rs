@@ -1,9 +1,11 @@
 //! A service at its doors: who comes in is given a reactor.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dma::Regions;
 use host::Clock;
@@ -33,16 +35,25 @@ pub struct ServerPlan {
 /// A service at its doors. Dropping it lets nobody in any more; who is in stays until the reactors
 /// end, or as long as he likes.
 #[derive(Debug)]
-pub struct Server(Hall);
+pub struct Server {
+    ushers: Arc<Ushers>,
+    /// By the number of the port: a thread at each door.
+    halls: BTreeMap<u16, Hall>,
+}
 
-/// What the thread owns.
-struct Usher {
+/// What the threads share.
+struct Ushers {
     plan: ServerPlan,
-    /// Which port of the service each door is.
-    ports: Vec<u16>,
     /// The sockets of each reactor.
     sockets: Vec<(ReactorId, Sockets)>,
-    next: usize,
+    next: AtomicUsize,
+}
+
+/// What a thread owns.
+struct Usher {
+    ushers: Arc<Ushers>,
+    /// Which port of the service its door is.
+    port: u16,
 }
 
 /// Messages to a connection's thread: there are hardly any.
@@ -57,25 +68,45 @@ impl Server {
     pub fn start(mut plan: ServerPlan) -> io::Result<Self> {
         let sockets = |reactor| (reactor, Sockets::new(plan.regions.clone(), plan.sockets.clone()));
         let sockets = plan.reactors.reactors().map(sockets).collect();
-        let (doors, ports) = std::mem::take(&mut plan.doors).into_iter().unzip();
-        let usher = Usher { plan, ports, sockets, next: 0 };
-        Ok(Self(Hall::open("nvme-tcp", doors, None, usher)?))
+        let doors = std::mem::take(&mut plan.doors);
+        let ushers = Arc::new(Ushers { plan, sockets, next: AtomicUsize::new(0) });
+        let mut server = Self { ushers, halls: BTreeMap::new() };
+        for (door, port) in doors {
+            server.open(door, port)?;
+        }
+        Ok(server)
     }
 
-    /// Where it listens, with the ports that were picked.
+    /// Lets in who comes by this door as well, which is this port of the service, in place of the one
+    /// that was it before.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn open(&mut self, door: Door, port: u16) -> io::Result<()> {
+        let usher = Usher { ushers: Arc::clone(&self.ushers), port };
+        self.halls.insert(port, Hall::open("nvme-tcp", vec![door], None, usher)?);
+        Ok(())
+    }
+
+    /// Lets nobody in any more by this port. Who is in stays.
+    pub fn close(&mut self, port: u16) {
+        self.halls.remove(&port);
+    }
+
+    /// Where it listens, with the ports that were picked, in the order of the service's numbers.
     #[must_use]
-    pub fn addresses(&self) -> &[Address] {
-        self.0.addresses()
+    pub fn addresses(&self) -> Vec<Address> {
+        self.halls.values().flat_map(|hall| hall.addresses().iter().cloned()).collect()
     }
 }
 
 impl Keeper for Usher {
-    fn seat(&mut self, socket: OwnedFd, door: usize) -> Result<(), String> {
-        let port = self.ports[door];
-        let (reactor, sockets) = self.place(&socket);
+    fn seat(&mut self, socket: OwnedFd, _: usize) -> Result<(), String> {
+        let (reactor, sockets) = self.ushers.place(&socket);
         let stream = sockets.stream(socket).map_err(|why| why.to_string())?;
-        let ServerPlan { service, reactors, clock, .. } = &self.plan;
-        let mut guest = service.accept(stream, port, clock.now())?;
+        let ServerPlan { service, reactors, clock, .. } = &self.ushers.plan;
+        let mut guest = service.accept(stream, self.port, clock.now())?;
         let woken_by = guest.make_bed().map_err(|error| error.to_string())?;
         let seat = Arc::clone(guest.seat());
         let name = format!("tcp-{}", guest.id());
@@ -87,21 +118,24 @@ impl Keeper for Usher {
     }
 
     fn trouble(&self, text: String) {
-        self.plan.service.tell(News::Trouble(text));
+        self.ushers.plan.service.tell(News::Trouble(text));
     }
 }
 
-impl Usher {
+impl Ushers {
     /// The reactor on the processor that handles what comes for a socket, or the next.
-    fn place(&mut self, socket: &OwnedFd) -> (ReactorId, Sockets) {
+    fn place(&self, socket: &OwnedFd) -> (ReactorId, Sockets) {
         let cpu = Placement::of(socket).cpu;
         let near = cpu.and_then(|cpu| self.plan.reactors.reactor_on(cpu));
         let near = near.and_then(|near| self.sockets.iter().position(|(id, _)| *id == near));
-        let at = near.unwrap_or_else(|| {
-            self.next = (self.next + 1) % self.sockets.len();
-            self.next
-        });
-        self.sockets[at].clone()
+        let next = || self.next.fetch_add(1, Ordering::Relaxed) % self.sockets.len();
+        self.sockets[near.unwrap_or_else(next)].clone()
+    }
+}
+
+impl fmt::Debug for Ushers {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Ushers").field("plan", &self.plan).finish_non_exhaustive()
     }
 }
 

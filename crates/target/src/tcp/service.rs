@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use base::{Instant, Span, Stream};
 use ctrl::Buffers;
+use ctrl::controller::NamespaceConfig;
 use dma::Regions;
 use tcp::{ControllerConfig, Patience, SuccessFlag};
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX};
@@ -22,7 +23,8 @@ use super::guest::{Guest, GuestParts};
 use super::io::ring_bytes;
 use super::memory::{Budget, Purse};
 use super::news::News;
-use super::offer::{Offer, OfferPlan};
+use super::offer::{Offer, OfferChange, OfferPlan};
+use super::roster::{ConnectionSample, Known};
 use super::seat::Seat;
 
 /// Subsystems that are served over NVMe/TCP, by whatever carries the bytes.
@@ -45,6 +47,8 @@ pub(super) struct Shared {
     pub(super) buffers: Buffers,
     state: Mutex<State>,
     news: Mutex<VecDeque<News>>,
+    /// Who is connected, by number.
+    roster: Mutex<BTreeMap<u64, Known>>,
     connections: AtomicU64,
     connected: AtomicU64,
 }
@@ -152,6 +156,7 @@ impl Service {
             buffers: Buffers::new(memory, segments),
             state: Mutex::new(state),
             news: Mutex::default(),
+            roster: Mutex::default(),
             connections: AtomicU64::new(0),
             connected: AtomicU64::new(0),
         };
@@ -183,6 +188,36 @@ impl Service {
         let mut state = self.state();
         state.ports.insert(number, port);
         changed(state);
+    }
+
+    /// Tells nobody of a port any more. Who has come by it stays.
+    pub fn close_port(&self, number: u16) {
+        let mut state = self.state();
+        state.ports.remove(&number);
+        changed(state);
+    }
+
+    /// Changes an offer: associations of hosts that may not use it any more, or that have come by a port
+    /// that does not show it any more, end; others are told what concerns them. False if there is none
+    /// of this name.
+    pub fn change(&self, nqn: &str, change: OfferChange) -> bool {
+        let Some(offer) = self.state().offers.get(nqn).cloned() else { return false };
+        if offer.change(change) {
+            changed(self.state());
+        }
+        true
+    }
+
+    /// Adds a namespace to a subsystem that is offered; hosts that may see it are told. One that is
+    /// masked has a number of its own.
+    ///
+    /// # Errors
+    ///
+    /// If no subsystem of this name is offered, or it cannot have such a namespace.
+    pub fn add_namespace(&self, nqn: &str, config: NamespaceConfig) -> Result<u32, String> {
+        let offer = self.state().offers.get(nqn).cloned();
+        let offer = offer.ok_or_else(|| format!("add namespace: {nqn} is not offered"))?;
+        offer.add_namespace(config)
     }
 
     /// Tells hosts of other discovery services, in place of those that they were told of before.
@@ -227,6 +262,9 @@ impl Service {
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
         let peer = stream.peer();
         self.tell(News::Connected { connection, peer: peer.clone() });
+        let (seat_shown, held) = (Arc::clone(&seat), purse.held());
+        let known = Known { seat: seat_shown, peer: peer.clone(), port, held };
+        self.roster().insert(connection, known);
         let service = self.clone();
         Ok(Guest::new(GuestParts { service, stream, seat, purse, connection, peer, port, now }))
     }
@@ -241,6 +279,12 @@ impl Service {
     #[must_use]
     pub fn connected(&self) -> u64 {
         self.shared.connected.load(Ordering::Relaxed)
+    }
+
+    /// Each of them, in the order in which they came.
+    #[must_use]
+    pub fn connections(&self) -> Vec<ConnectionSample> {
+        self.roster().iter().map(|(id, known)| known.sample(*id)).collect()
     }
 
     /// How many associations there are.
@@ -313,7 +357,8 @@ impl Service {
     }
 
     /// Somebody has gone.
-    pub(super) fn left(&self) {
+    pub(super) fn left(&self, connection: u64) {
+        self.roster().remove(&connection);
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -327,6 +372,10 @@ impl Service {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn roster(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
+        self.shared.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn news(&self) -> MutexGuard<'_, VecDeque<News>> {

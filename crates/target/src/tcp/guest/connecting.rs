@@ -6,15 +6,17 @@ use base::{Instant, Memory};
 use tcp::QueueKind;
 use wire::fabrics::{ConnectData, Connected};
 use wire::opcode::FabricsType;
-use wire::{AdminOpcode, Command, Completion, Status};
+use wire::{AdminOpcode, Command, Completion, Status, nqn};
 
 use super::{Guest, Role};
 use crate::tcp::admin::Admin;
+use crate::tcp::association::Association;
 use crate::tcp::connect::{Asked, Granted, NotGranted, no_queue, parse};
 use crate::tcp::discovery::Discovery;
 use crate::tcp::io::Io;
 use crate::tcp::news::News;
 use crate::tcp::rooms::{Share, Way};
+use crate::tcp::seat::ShownQueue;
 
 impl Guest {
     /// The first command of a connection.
@@ -80,6 +82,7 @@ impl Guest {
                     subsystem: association.offer().nqn().to_owned(),
                     cntlid,
                 });
+                self.show(&association, 0);
                 self.rooms.admit(Share::OwnFirst);
                 self.role =
                     Role::Admin(Box::new(Admin::new(association, self.service.limits().quiesce)));
@@ -88,6 +91,12 @@ impl Guest {
             Granted::Discovery(host) => {
                 self.end.connected(QueueKind::Admin { entries, flow_control });
                 let cntlid = self.service.discover(&self.seat);
+                self.seat.shown().queue = Some(ShownQueue {
+                    host: host.clone(),
+                    subsystem: nqn::DISCOVERY.to_owned(),
+                    cntlid,
+                    qid: 0,
+                });
                 let here = self.stream.as_ref().and_then(|stream| stream.local_address());
                 let (came_by, known) = ((self.port, here), (cntlid, connect.kato));
                 let discovery = Discovery::new(self.service.clone(), host, came_by, known, now);
@@ -102,10 +111,21 @@ impl Guest {
                 let bell = Arc::clone(&self.seat);
                 io.link().set_bell(Arc::new(move || bell.ring()));
                 self.end.connected(QueueKind::Io { entries, flow_control });
+                self.show(io.association(), qid);
                 self.rooms.admit(Share::Common);
                 self.role = Role::Io(Box::new(io));
                 Ok(cntlid)
             }
         }
+    }
+
+    /// It is a queue of this association now.
+    fn show(&self, association: &Association, qid: u16) {
+        self.seat.shown().queue = Some(ShownQueue {
+            host: association.host.nqn.clone(),
+            subsystem: association.offer().nqn().to_owned(),
+            cntlid: association.cntlid,
+            qid,
+        });
     }
 }

@@ -1,11 +1,12 @@
 //! What one connection has of the budget.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ctrl::controller::Bell;
 
-use super::{Budget, Buffer, OWN_ORDER, PAGE_SHIFT, Source, order_of};
+use super::{Budget, Buffer, OWN_BYTES, OWN_ORDER, PAGE_SHIFT, Source, order_of};
 
 /// A connection's blocks. Taking and giving back costs no lock as long as what goes out is what came
 /// back last.
@@ -20,6 +21,8 @@ pub(in crate::tcp) struct Purse {
     own: Option<Buffer>,
     /// It stands in line.
     is_waiting: bool,
+    /// Bytes that are not the budget's just now, for whoever wants to know.
+    held: Arc<AtomicU64>,
 }
 
 /// Idle bytes that a connection keeps: what a host with 128 small commands has under way, twice.
@@ -42,6 +45,7 @@ impl Purse {
             idle_bytes: 0,
             own: Some(own),
             is_waiting: false,
+            held: Arc::new(AtomicU64::new(OWN_BYTES.into())),
         })
     }
 
@@ -61,7 +65,9 @@ impl Purse {
     pub(in crate::tcp) fn take_rings(&mut self, len_bytes: u32) -> Option<Buffer> {
         let order = self.budget.shared.ring_order;
         let page = (order_of(len_bytes) <= order).then(|| self.budget.state().rings.pop());
-        page.flatten().map(|page| Buffer { page, order, source: Source::Rings })
+        let found = page.flatten().map(|page| Buffer { page, order, source: Source::Rings });
+        self.took(found.as_ref().map_or(0, Buffer::len_bytes));
+        found
     }
 
     /// The connection's own pages, for what is no longer than they are.
@@ -130,9 +136,26 @@ impl Purse {
         if found.is_some() && bytes < FETCHED_BYTES {
             let places = &mut self.idle[usize::from(order)];
             self.budget.take_spare(order, places, (FETCHED_BYTES / bytes) as usize - 1);
-            self.idle_bytes += u32::try_from(places.len()).unwrap_or(0) * bytes;
+            let spare = u32::try_from(places.len()).unwrap_or(0) * bytes;
+            self.idle_bytes += spare;
+            self.took(spare.into());
         }
+        self.took(found.as_ref().map_or(0, Buffer::len_bytes));
         found
+    }
+
+    /// Bytes that are not the budget's just now.
+    pub(in crate::tcp) fn held(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.held)
+    }
+
+    /// Only a number to be shown: it orders nothing, and one thread changes it.
+    fn took(&self, bytes: u64) {
+        self.held.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn gave(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     #[cold]
@@ -141,12 +164,14 @@ impl Purse {
             self.own = Some(buffer);
             return;
         }
+        self.gave(buffer.len_bytes());
         self.budget.give([buffer]);
         self.tidy();
     }
 
     #[cold]
     fn empty(&mut self) {
+        self.gave(self.idle_bytes.into());
         self.idle_bytes = 0;
         let blocks = (0..).zip(&mut self.idle).flat_map(|(order, pages)| {
             pages.drain(..).map(move |page| Buffer { page, order, source: Source::Shared })

@@ -88,3 +88,32 @@ fn reservation_commands_end_when_nothing_else_is_under_way() {
     rig.lines.clear();
     rig.assert_empty();
 }
+
+#[test]
+fn everybody_who_is_connected_is_shown_with_what_he_has() {
+    let mut rig = Rig::new();
+    let stranger = rig.dial(io_config());
+    let (_, cntlid) = rig.admin();
+    let digests = HostConfig { data_digest: DigestUse::Required, ..io_config() };
+    let io = rig.dial(digests);
+    rig.connect(io, &io_connect(1), &connect_data(cntlid));
+    let shown = rig.service.connections();
+    let queues: Vec<_> = shown.iter().map(|one| (one.cntlid, one.queue)).collect();
+    assert_eq!(queues, [(None, None), (Some(cntlid), Some(0)), (Some(cntlid), Some(1))]);
+    let named = |host: &str| Some(host.to_owned());
+    assert_eq!((&shown[0].host, &shown[2].host), (&None, &named(super::rig::HOST)));
+    assert_eq!((&shown[2].subsystem, shown[2].peer.as_str()), (&named(NQN), "pipe"));
+    assert_eq!((shown[2].header_digest, shown[2].data_digest), (false, true));
+    assert_eq!((shown[0].memory_bytes, shown[2].memory_bytes), (8192, 8192 + 16384));
+    // Memory that lies idle, and memory that is used.
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    rig.lines[io].is_deaf = true;
+    rig.lines[io].submit(&read, Data::ToHost(128 << 10), &[]);
+    rig.run();
+    let held: u64 = rig.service.connections().iter().map(|one| one.memory_bytes).sum();
+    let budget = rig.service.budget();
+    assert_eq!(held, budget.bytes() - budget.free_bytes());
+    rig.lines[stranger].pipe = None;
+    rig.run();
+    assert_eq!(rig.service.connections().len(), 2);
+}

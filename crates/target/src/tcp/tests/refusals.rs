@@ -198,7 +198,7 @@ fn a_controller_that_is_being_opened_is_taken_and_one_of_a_withdrawn_subsystem_e
     assert!(matches!(open(2), Err(NoController::Busy)));
     assert!(rig.service.withdraw(super::rig::NQN));
     let front = FabricsFrontEnd::new(controller, rig.now);
-    let association = Association::new(Arc::clone(&offer), 2, host.clone(), front);
+    let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
     offer.enter(&association);
     assert_eq!(association.front().over(), Some(Over::Withdrawn));
     drop(association);

@@ -1,0 +1,319 @@
+//! Reservations in files, so that they survive a loss of power.
+//!
+//! ```text
+//!   DIRECTORY/lock                        locked while somebody serves from here
+//!   DIRECTORY/reservations-HASH-NSID      the subsystem's name, a line feed, the record
+//! ```
+//!
+//! A file is written beside the one it replaces, made durable, given its name, and the name made
+//! durable: whenever the power goes, the one or the other is there, whole.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ctrl::controller::Keeper;
+
+/// A directory for what survives a loss of power. A handle; as long as there is one, nobody else gets
+/// one of the same directory.
+#[derive(Clone, Debug)]
+pub struct StateDirectory {
+    disk: Directory,
+}
+
+/// What files are written to.
+trait Disk: Send {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
+    /// Puts these bytes into a file, in place of what was in it. They may be lost before `sync`.
+    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()>;
+    fn sync(&mut self, name: &str) -> io::Result<()>;
+    /// Names are as they were, or as they are now, before `sync_names`.
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()>;
+    fn remove(&mut self, name: &str) -> io::Result<()>;
+    fn sync_names(&mut self) -> io::Result<()>;
+}
+
+/// The reservations of one namespace.
+struct Kept<D> {
+    disk: D,
+    name: String,
+    nqn: String,
+    /// For people.
+    shown: String,
+}
+
+#[derive(Clone, Debug)]
+struct Directory {
+    path: PathBuf,
+    _lock: Arc<File>,
+}
+
+impl StateDirectory {
+    /// Opens the directory at `path`, which is made if there is none.
+    ///
+    /// # Errors
+    ///
+    /// A line, if that cannot be, or another process has it.
+    pub fn open(path: &Path) -> Result<Self, String> {
+        let shown = path.display();
+        let wrong = |doing: &str, error: &io::Error| format!("{doing} {shown}: {error}");
+        match std::fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(wrong("make the state directory", &error));
+            }
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let lock = options.create(true).truncate(false).write(true).mode(0o600);
+        let lock = lock.open(path.join("lock"));
+        let lock = lock.map_err(|error| wrong("open the state directory", &error))?;
+        lock.try_lock().map_err(|_| {
+            format!("use the state directory {shown}: another process has it, expected none")
+        })?;
+        Ok(Self { disk: Directory { path: path.to_owned(), _lock: Arc::new(lock) } })
+    }
+
+    /// Where the reservations of a namespace are kept.
+    #[must_use]
+    pub fn keeper(&self, nqn: &str, nsid: u32) -> Box<dyn Keeper> {
+        let name = name_of(nqn, nsid);
+        let shown = self.disk.path.join(&name).display().to_string();
+        Box::new(Kept { disk: self.disk.clone(), name, nqn: nqn.to_owned(), shown })
+    }
+}
+
+/// A file's name, in which no character of a subsystem's name can do harm.
+fn name_of(nqn: &str, nsid: u32) -> String {
+    let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("reservations-{hash:016x}-{nsid}")
+}
+
+impl<D: Disk> Keeper for Kept<D> {
+    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+        let found = self.disk.read(&self.name);
+        let found = found.map_err(|error| format!("read {}: {error}", self.shown))?;
+        let Some(bytes) = found else { return Ok(None) };
+        let record = bytes.strip_prefix(self.nqn.as_bytes());
+        let record = record.and_then(|rest| rest.strip_prefix(b"\n")).ok_or_else(|| {
+            format!(
+                "read {}: it is not of {}, expected its name in the first line: move the file away \
+                 to begin without reservations",
+                self.shown, self.nqn
+            )
+        })?;
+        Ok(Some(record.to_vec()))
+    }
+
+    fn store(&mut self, record: Option<&[u8]>) -> Result<(), String> {
+        let Self { disk, name, nqn, shown } = self;
+        let stored = match record {
+            Some(record) => replace(disk, name, &[nqn.as_bytes(), b"\n", record].concat()),
+            None => disk.remove(name).and_then(|()| disk.sync_names()),
+        };
+        stored.map_err(|error| format!("write {shown}: {error}"))
+    }
+}
+
+fn replace(disk: &mut impl Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let draft = format!("{name}.new");
+    disk.write(&draft, bytes)?;
+    disk.sync(&draft)?;
+    disk.rename(&draft, name)?;
+    disk.sync_names()
+}
+
+impl Disk for Directory {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        match OpenOptions::new().read(true).open(self.path.join(name)) {
+            Ok(mut file) => file.read_to_end(&mut bytes).map(|_| Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        let options = options.create(true).truncate(true).write(true).mode(0o600);
+        options.open(self.path.join(name))?.write_all(bytes)
+    }
+
+    fn sync(&mut self, name: &str) -> io::Result<()> {
+        OpenOptions::new().write(true).open(self.path.join(name))?.sync_all()
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&mut self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.path.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn sync_names(&mut self) -> io::Result<()> {
+        OpenOptions::new().read(true).open(&self.path)?.sync_all()
+    }
+}
+
+impl<D> fmt::Debug for Kept<D> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Kept").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use ctrl::controller::Keeper;
+
+    use super::{Disk, Kept, StateDirectory};
+
+    /// A disk whose power may go at each step.
+    #[derive(Clone, Default)]
+    struct Fragile(Arc<Mutex<State>>);
+
+    #[derive(Default)]
+    struct State {
+        /// Each file as it is, and as it is for certain.
+        files: Vec<(Vec<u8>, Vec<u8>)>,
+        names: BTreeMap<String, usize>,
+        durable_names: BTreeMap<String, usize>,
+        steps_left: usize,
+    }
+
+    impl Fragile {
+        fn step<T>(&self, act: impl FnOnce(&mut State) -> T) -> io::Result<T> {
+            let mut state = self.0.lock().unwrap();
+            state.steps_left =
+                state.steps_left.checked_sub(1).ok_or_else(|| io::Error::other("no power"))?;
+            Ok(act(&mut state))
+        }
+
+        /// The power goes: what was not synced is there, half there, or not.
+        fn cut(&self, names_survive: bool, survives: impl Fn(&[u8]) -> Vec<u8>) {
+            let state = &mut *self.0.lock().unwrap();
+            for (now, durable) in &mut state.files {
+                if now != durable {
+                    *now = survives(now);
+                }
+                durable.clone_from(now);
+            }
+            if !names_survive {
+                state.names.clone_from(&state.durable_names);
+            }
+            state.durable_names.clone_from(&state.names);
+        }
+    }
+
+    impl Disk for Fragile {
+        fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+            let state = self.0.lock().unwrap();
+            Ok(state.names.get(name).map(|index| state.files[*index].0.clone()))
+        }
+
+        fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+            self.step(|state| {
+                state.files.push((bytes.to_vec(), Vec::new()));
+                state.names.insert(name.to_owned(), state.files.len() - 1);
+            })
+        }
+
+        fn sync(&mut self, name: &str) -> io::Result<()> {
+            self.step(|state| {
+                let (now, durable) = &mut state.files[state.names[name]];
+                durable.clone_from(now);
+            })
+        }
+
+        fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+            self.step(|state| {
+                let index = state.names.remove(from).unwrap();
+                state.names.insert(to.to_owned(), index);
+            })
+        }
+
+        fn remove(&mut self, name: &str) -> io::Result<()> {
+            self.step(|state| {
+                state.names.remove(name);
+            })
+        }
+
+        fn sync_names(&mut self) -> io::Result<()> {
+            self.step(|state| state.durable_names.clone_from(&state.names))
+        }
+    }
+
+    fn kept() -> (Fragile, Kept<Fragile>) {
+        let disk = Fragile::default();
+        disk.0.lock().unwrap().steps_left = usize::MAX;
+        let (name, nqn, shown) = ("r".to_owned(), "nqn".to_owned(), "r".to_owned());
+        (disk.clone(), Kept { disk, name, nqn, shown })
+    }
+
+    #[test]
+    fn whenever_the_power_goes_the_one_or_the_other_record_is_there() {
+        let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
+        let lost = |_: &[u8]| Vec::new();
+        let half = |bytes: &[u8]| bytes[..bytes.len() / 2].to_vec();
+        let whole = |bytes: &[u8]| bytes.to_vec();
+        let fates: [&dyn Fn(&[u8]) -> Vec<u8>; 3] = [&lost, &half, &whole];
+        for after in [Some(new.as_slice()), None] {
+            for (steps, names_survive) in (0..=4).flat_map(|steps| [(steps, false), (steps, true)])
+            {
+                for fate in fates {
+                    let (disk, mut kept) = kept();
+                    kept.store(Some(&old)).unwrap();
+                    disk.0.lock().unwrap().steps_left = steps;
+                    let stored = kept.store(after);
+                    disk.cut(names_survive, fate);
+                    let found = kept.load().unwrap();
+                    let is_new = found.as_deref() == after;
+                    assert!(is_new || found.as_ref() == Some(&old), "{steps} steps: {found:?}");
+                    assert!(is_new || stored.is_err(), "{steps} steps: it was said to be written");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_by_the_next_process_and_by_one_at_a_time() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("state");
+        let first = StateDirectory::open(&path).unwrap();
+        let mut one = first.keeper("nqn.one", 1);
+        assert_eq!(one.load(), Ok(None));
+        one.store(Some(b"first")).unwrap();
+        one.store(Some(b"second")).unwrap();
+        let mut gone = first.keeper("nqn.one", 2);
+        gone.store(Some(b"third")).unwrap();
+        gone.store(None).unwrap();
+        let refused = StateDirectory::open(&path).unwrap_err();
+        assert!(refused.contains("another process has it"), "{refused}");
+        drop((first, one, gone));
+        let again = StateDirectory::open(&path).unwrap();
+        assert_eq!(again.keeper("nqn.one", 1).load(), Ok(Some(b"second".to_vec())));
+        assert_eq!(again.keeper("nqn.one", 2).load(), Ok(None));
+        // A file of another subsystem in its place is nobody's.
+        let name = path.join(super::name_of("nqn.two", 1));
+        std::fs::copy(path.join(super::name_of("nqn.one", 1)), name).unwrap();
+        let refused = again.keeper("nqn.two", 1).load().unwrap_err();
+        assert!(refused.contains("it is not of nqn.two"), "{refused}");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_refused_with_its_name() {
+        let refused = StateDirectory::open("/proc/nowhere/state".as_ref()).unwrap_err();
+        assert!(refused.contains("/proc/nowhere/state"), "{refused}");
+    }
+}
