@@ -2,6 +2,7 @@
 //!
 //! ```toml
 //! memory = "64m"
+//! state = "/var/lib/tenmil"
 //!
 //! [[listener]]
 //! address = "127.0.0.1:4420"
@@ -24,14 +25,35 @@ mod tests;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use block::uri::Uri;
+
+/// A line of a file, from 1; 0 if there is no file. Where something is said is no part of what is said:
+/// all lines are equal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Line(pub usize);
+
+impl PartialEq for Line {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Line {}
 
 /// What is served to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Configuration {
     /// Bytes of memory for data on their way; nothing leaves it to the target.
     pub memory_bytes: Option<u64>,
+    /// Where the file says so.
+    pub memory_line: Line,
+    /// The directory for what survives a loss of power: reservations that are to persist. Without one,
+    /// none do.
+    pub state: Option<PathBuf>,
+    /// Where the file says so.
+    pub state_line: Line,
     /// Where the target listens: at least one.
     pub listeners: Vec<Listener>,
     /// What it offers: at least one.
@@ -45,6 +67,8 @@ pub struct Configuration {
 pub struct Listener {
     /// Which.
     pub address: SocketAddr,
+    /// Where the file says so.
+    pub line: Line,
 }
 
 /// A subsystem.
@@ -52,6 +76,8 @@ pub struct Listener {
 pub struct Subsystem {
     /// Its name.
     pub nqn: String,
+    /// Where the file says so.
+    pub line: Line,
     /// Its serial number; nothing has one made from its name.
     pub serial: Option<String>,
     /// Who may connect.
@@ -81,6 +107,8 @@ pub struct Namespace {
     pub nsid: u32,
     /// Where its blocks are.
     pub uri: Uri,
+    /// Where the file says so.
+    pub line: Line,
     /// Nobody may write.
     pub is_read_only: bool,
     /// Which of the subsystem's hosts see it; all of them, if none are named.
@@ -131,13 +159,17 @@ impl Configuration {
     pub fn parse(text: &str) -> Result<Self, Misconfigured> {
         check::check(text, file::File::parse(text)?)
     }
+}
 
-    /// The highest ANA group that anything names.
+impl Subsystem {
+    /// How many ANA groups it has; none if all of it is reached as well as it can be, by everybody.
     pub fn ana_groups(&self) -> u32 {
-        let of = |subsystem: &Subsystem| {
-            subsystem.namespaces.iter().map(|namespace| namespace.ana_group).max().unwrap_or(1)
-        };
-        self.subsystems.iter().map(of).max().unwrap_or(1)
+        let namespaces = self.namespaces.iter().map(|namespace| namespace.ana_group);
+        let groups = namespaces.chain(self.paths.iter().map(|path| path.ana_group));
+        match groups.max() {
+            Some(1) if self.paths.is_empty() => 0,
+            most => most.unwrap_or(0),
+        }
     }
 }
 

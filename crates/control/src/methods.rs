@@ -5,12 +5,14 @@ mod copying;
 mod environment;
 mod exports;
 mod process;
+mod queues;
 mod reactors;
 mod scheduler;
 
 pub use copying::Copying;
 pub use exports::Exports;
 pub use process::Process;
+pub use queues::Queues;
 pub use reactors::{Reactors, Relay, Running};
 pub use scheduler::Balancing;
 
@@ -27,8 +29,9 @@ pub static TABLE: Table = Table::new(
         scheduler::METHODS,
         exports::METHODS,
         copying::METHODS,
+        queues::METHODS,
     ],
-    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS],
+    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS, queues::EVENTS],
 );
 
 /// Those whose answers depend neither on the machine nor on the moment: what a fuzzer calls.

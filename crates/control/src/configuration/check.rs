@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use block::quantity::parse_size;
 use block::uri::Uri;
@@ -9,7 +10,9 @@ use toml::Spanned;
 use wire::nqn;
 
 use super::file::{File, ListenerTable, NamespaceTable, PathTable, SubsystemTable, line_of};
-use super::{Access, Configuration, Hosts, Listener, Misconfigured, Namespace, Path, Subsystem};
+use super::{
+    Access, Configuration, Hosts, Line, Listener, Misconfigured, Namespace, Path, Subsystem,
+};
 
 type Checked<T> = Result<T, Misconfigured>;
 
@@ -56,7 +59,19 @@ pub(super) fn check(text: &str, file: File) -> Checked<Configuration> {
         let line = line_of(text, text.len());
         return Err(Misconfigured { line, key: format!("`{key}`"), problem });
     }
-    Ok(Configuration { memory_bytes, listeners: reader.listeners, subsystems, referrals })
+    let line = |found: Option<&Spanned<String>>| found.map_or(Line(1), |found| reader.line(found));
+    let (memory_line, state_line) = (line(file.memory.as_ref()), line(file.state.as_ref()));
+    let state = file.state.as_ref().map(|state| reader.state(state)).transpose()?;
+    let listeners = reader.listeners;
+    Ok(Configuration {
+        memory_bytes,
+        memory_line,
+        state,
+        state_line,
+        listeners,
+        subsystems,
+        referrals,
+    })
 }
 
 impl Reader<'_> {
@@ -65,12 +80,25 @@ impl Reader<'_> {
         Misconfigured { line, key: format!("`{key}`"), problem: problem.into() }
     }
 
+    fn line<T>(&self, found: &Spanned<T>) -> Line {
+        Line(line_of(self.text, found.span().start))
+    }
+
     fn memory(&self, memory: &Spanned<String>) -> Checked<u64> {
         let text = memory.get_ref();
         let bytes = parse_size(text).ok().filter(|bytes| *bytes >= MEMORY_MIN);
         bytes.ok_or_else(|| {
             self.wrong("memory", memory, format!("'{text}', expected at least 4m, such as 64m"))
         })
+    }
+
+    fn state(&self, state: &Spanned<String>) -> Checked<PathBuf> {
+        let path = PathBuf::from(state.get_ref());
+        if !path.is_absolute() {
+            let problem = format!("'{}', expected a path from /", state.get_ref());
+            return Err(self.wrong("state", state, problem));
+        }
+        Ok(path)
     }
 
     fn address(&self, key: &str, address: &Spanned<String>) -> Checked<SocketAddr> {
@@ -91,7 +119,7 @@ impl Reader<'_> {
                 let problem = format!("{address} is listened to already, expected it once");
                 return Err(self.wrong("address", &table.address, problem));
             }
-            self.listeners.push(Listener { address });
+            self.listeners.push(Listener { address, line: self.line(&table.address) });
         }
         Ok(())
     }
@@ -107,7 +135,8 @@ impl Reader<'_> {
         let hosts = self.hosts(table, &listeners)?;
         let namespaces = self.namespaces(table, &hosts)?;
         let paths = table.path.iter().map(|path| self.path(path)).collect::<Checked<_>>()?;
-        Ok(Subsystem { nqn: name, serial, hosts, listeners, namespaces, paths })
+        let line = self.line(&table.nqn);
+        Ok(Subsystem { nqn: name, line, serial, hosts, listeners, namespaces, paths })
     }
 
     fn nqn(&self, key: &str, name: &Spanned<String>) -> Checked<String> {
@@ -236,7 +265,8 @@ impl Reader<'_> {
             Some(named) => self.masked(named, hosts)?,
         };
         let ana_group = self.ana_group(table.ana_group.as_ref())?;
-        Ok(Namespace { nsid, uri, is_read_only: table.read_only, hosts: seen_by, ana_group })
+        let (line, is_read_only) = (self.line(&table.uri), table.read_only);
+        Ok(Namespace { nsid, uri, line, is_read_only, hosts: seen_by, ana_group })
     }
 
     /// The hosts that see a namespace, each of which may connect at all.

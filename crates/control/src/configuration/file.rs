@@ -10,6 +10,7 @@ use super::Misconfigured;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct File {
     pub(super) memory: Option<Spanned<String>>,
+    pub(super) state: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) referrals: Vec<Spanned<String>>,
     #[serde(default)]

@@ -58,7 +58,11 @@ fn a_whole_file_says_all_there_is_to_say() {
     let path = &disks.paths[0];
     assert_eq!((path.listener, path.ana_group, path.access), (1, 2, Access::NonOptimized));
     assert_eq!((&near.hosts, near.listeners.as_slice()), (&Hosts::Any, &[1][..]));
-    assert_eq!(read.ana_groups(), 2);
+    assert_eq!((disks.ana_groups(), near.ana_groups()), (2, 0));
+    let lines = (read.memory_line.0, read.listeners[1].line.0, near.line.0, seventh.line.0);
+    assert_eq!(lines, (2, 9, 32, 20));
+    // Where it is said makes no difference.
+    assert_eq!(read, Configuration::parse(&format!("# moved\n{WHOLE}")).unwrap());
 }
 
 /// What is said of `WHOLE` with `found` replaced.
@@ -72,6 +76,7 @@ fn what_is_wrong_is_named_with_its_line_its_key_and_what_was_expected() {
     let rows = [
         ("\"64m\"", "\"64\"", 2, "`memory`", "'64', expected at least 4m"),
         ("\"64m\"", "\"many\"", 2, "`memory`", "'many', expected at least 4m"),
+        ("memory = \"64m\"", "state = \"here\"", 2, "`state`", "'here', expected a path from /"),
         ("192.0.2.7:8009", "there", 3, "`referrals`", "'there', expected an address and a port"),
         ("tcp://192.0.2.1:4420", "here", 6, "`address`", "'here', expected an address and a port"),
         ("tcp://192.0.2.1:4420", "127.0.0.1:4420", 9, "`address`", "is listened to already"),
@@ -119,4 +124,13 @@ fn what_is_wrong_is_named_with_its_line_its_key_and_what_was_expected() {
         assert_eq!((said.line, said.key.as_str()), (line, key), "{found} by {by}: {said}");
         assert!(said.problem.contains(problem), "{found} by {by}: {said}");
     }
+}
+
+#[test]
+fn the_file_in_the_documentation_is_one_that_can_be_served() {
+    let document = include_str!("../../../../docs/target.md");
+    let file = document.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let read = Configuration::parse(file).unwrap();
+    assert_eq!((read.listeners.len(), read.subsystems[0].namespaces.len()), (2, 2));
+    assert_eq!(read.state.as_deref(), Some("/var/lib/tenmil".as_ref()));
 }
