@@ -43,7 +43,7 @@ pub(super) struct ServeArguments {
     listen: Vec<Listen>,
 
     /// Serve what this file says over NVMe/TCP, and nothing else
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "host", "read_only", "memory"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "host", "read_only", "memory", "state"])]
     config: Option<PathBuf>,
 
     /// The subsystem's name, over NVMe/TCP [default: nqn.2026-01.org.tenmil:disk]
@@ -62,6 +62,11 @@ pub(super) struct ServeArguments {
     /// Memory for data on their way over NVMe/TCP [default: 256m]
     #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     memory: Option<NonZeroU64>,
+
+    /// Keep here what survives a loss of power, over NVMe/TCP: reservations that hosts want to persist.
+    /// Without it none do
+    #[arg(long, value_name = "DIRECTORY")]
+    state: Option<PathBuf>,
 
     /// Let nobody write
     #[arg(short = 'r', long)]
@@ -99,7 +104,8 @@ pub(super) struct ServeArguments {
 }
 
 const MORE: &str = "\
-Serves until SIGTERM or Ctrl-C. Once it listens it prints one line: `ready` and the addresses.
+Serves until SIGTERM or Ctrl-C, and is gone 5 seconds later, whatever a device does. Once it listens
+it prints one line: `ready` and the addresses.
 A socket file is its owner's alone, replaces that of a server that has died, and goes at the end.
 
 Examples:
@@ -112,6 +118,8 @@ Examples:
   tenmil serve ram:1g --listen tcp://127.0.0.1:4420
       tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?ns=1'
   tenmil serve file:/a file:/b -l tcp://0.0.0.0:4420 --host nqn.2014-08.org.example:client
+  tenmil serve --config /etc/tenmil/target.toml
+      kill -HUP PID serves what the file says now, all of it or nothing; docs/target.md
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
       tenmil get connections; tenmil set export limit_iops=0";
 
@@ -130,7 +138,9 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     host::signal::catch_interrupts()
         .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
     if let Some(path) = &arguments.config {
-        return fabrics::run(arguments, &read_configuration(path)?, out);
+        host::signal::catch_reload()
+            .map_err(|error| Refused::machine(format!("catch SIGHUP: {error}")))?;
+        return fabrics::run(arguments, read_configuration(path)?, out);
     }
     let (mut clients, mut hosts) = (Vec::new(), Vec::new());
     for listen in &arguments.listen {
@@ -140,7 +150,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         }
     }
     match (arguments.uris.as_slice(), clients.is_empty(), hosts.is_empty()) {
-        (_, true, false) => fabrics::run(arguments, &fabrics::asked(arguments, hosts)?, out),
+        (_, true, false) => fabrics::run(arguments, fabrics::asked(arguments, hosts)?, out),
         ([uri], false, true) => run_nbd(arguments, uri, &clients, out),
         (uris, false, true) => Err(Refused::caller(format!(
             "serve {} devices over NBD, expected one: its clients have no way to choose",

@@ -63,11 +63,17 @@ impl Served {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
+    /// A command that asks this process.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(arguments).env("XDG_RUNTIME_DIR", self.root.path());
+        command
+    }
+
     /// What a command that asks this process says.
     pub(crate) fn ask(&self, line: &str) -> String {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
-        command.args(line.split(' ')).env("XDG_RUNTIME_DIR", self.root.path());
-        let output = command.output().unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = self.command(&words).output().unwrap();
         assert!(output.status.success(), "{line}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }

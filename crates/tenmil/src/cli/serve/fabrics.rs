@@ -1,42 +1,37 @@
 //! `tenmil serve` over NVMe/TCP.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod ready;
+mod standing;
+
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::Medium;
+use base::Span;
 use block::uri::Uri;
-use block::{Claim, Descriptor, Device, DeviceOptions, Event, MediumError, Opener};
-use control::configuration::{self, Access, Configuration};
-use ctrl::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
+use control::configuration::{self, Configuration, Line};
+use control::{Announcer, Queues, Relay};
 use dma::Regions;
-use host::Clock;
-use host::socket::{Address, SocketOptions};
-use serde_json::json;
-use target::tcp::{
-    ControllerModel, Hosts, Limits, News, OfferPlan, Port, Server, ServerPlan, Service,
-};
+use host::socket::SocketOptions;
+use host::{Clock, Thread};
+use reactor::Reactors;
+use target::tcp::{Limits, News, Server, ServerPlan, Service, StateDirectory};
 
-use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, open_door, running, start_reactors};
+use self::ready::ready;
+use self::standing::{Standing, Unfit, World};
+use super::{
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, running, start_reactors,
+};
 use crate::Refused;
 use crate::cli::write_out;
 
-/// A namespace that is served.
-struct Served {
-    subsystem: Subsystem,
-    nqn: String,
-    nsid: u32,
-    uri: Uri,
-    description: String,
-    descriptor: Arc<Descriptor>,
-    /// Where it is reached, by number.
-    ports: Vec<u16>,
-}
-
 /// What a subsystem is called if nobody says.
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
+/// How long its end may take: less than the 5 seconds after which a service manager loses patience.
+const END_MAX: Span = Span::from_secs(4);
+const END_INTERVAL: Span = Span::from_ms(10);
 
 /// What the arguments ask for, as a file would say it.
 pub(super) fn asked(
@@ -57,36 +52,40 @@ pub(super) fn asked(
     let namespace = |(nsid, uri): (u32, &Uri)| configuration::Namespace {
         nsid,
         uri: uri.clone(),
+        line: Line::default(),
         is_read_only: arguments.read_only,
         hosts: configuration::Hosts::Any,
         ana_group: 1,
     };
     let subsystem = configuration::Subsystem {
         nqn,
+        line: Line::default(),
         serial: None,
         hosts,
         listeners: (0..listeners.len()).collect(),
         namespaces: (1..).zip(&arguments.uris).map(namespace).collect(),
         paths: Vec::new(),
     };
-    Ok(Configuration {
+    let listener = |address| configuration::Listener { address, line: Line::default() };
+    let asked = Configuration {
         memory_bytes: arguments.memory.map(std::num::NonZeroU64::get),
-        listeners: listeners
-            .into_iter()
-            .map(|address| configuration::Listener { address })
-            .collect(),
+        memory_line: Line::default(),
+        state: arguments.state.clone(),
+        state_line: Line::default(),
+        listeners: listeners.into_iter().map(listener).collect(),
         subsystems: vec![subsystem],
         referrals: Vec::new(),
-    })
+    };
+    check_access(&asked, arguments.allow_any_host)?;
+    Ok(asked)
 }
 
 /// Serves until somebody ends it.
 pub(super) fn run(
     arguments: &ServeArguments,
-    asked: &Configuration,
+    asked: Configuration,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Refused> {
-    check_access(asked, arguments.allow_any_host)?;
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
     let usual = Limits::default();
@@ -95,51 +94,129 @@ pub(super) fn run(
         connections_max: arguments.connections.map_or(usual.connections_max, |most| most as usize),
         ..usual
     };
-    let service = Service::new(&regions, limits).map_err(Refused::machine)?;
-    // Doors first: who cannot listen need not open a disk.
-    let mut doors = Vec::new();
-    for (number, listener) in (1_u16..).zip(&asked.listeners) {
-        let door = open_door(&Address::Tcp(listener.address))?;
-        let address = match door.address() {
-            Address::Tcp(address) => Some(*address),
-            Address::Path(_) => None,
-        };
-        service.open_port(number, Port { address });
-        doors.push((door, number));
-    }
-    service.refer_to(asked.referrals.clone());
-    let mut served = Vec::new();
-    for subsystem in &asked.subsystems {
-        offer(&service, subsystem, asked.ana_groups(), (&regions, clock), &mut served)?;
-    }
+    let service = Service::new(&regions, limits).map_err(|why| {
+        let refused = Refused::machine(why);
+        placed(arguments, Unfit { refused, line: asked.memory_line, key: "memory" })
+    })?;
+    let state = open_state(&asked).map_err(|unfit| placed(arguments, unfit))?;
     let reactors = start_reactors(arguments, &clock)?;
-    let mut asking = running::serve(running::state_of(&reactors));
     let server = Server::start(ServerPlan {
-        doors,
+        doors: Vec::new(),
         service: service.clone(),
-        regions,
+        regions: regions.clone(),
         sockets: SocketOptions::default(),
         reactors: Arc::clone(reactors.directory()),
         clock,
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
-    write_out(out, &ready(arguments.json, &served, server.addresses()))?;
+    let world = World { service: service.clone(), server, regions, clock, state };
+    let mut standing = Standing::new(world);
+    standing.apply(asked).map_err(|unfit| placed(arguments, unfit))?;
+    let state = running::state_of(&reactors).with(Queues(service.clone()));
+    let mut asking = running::serve(state);
+    write_out(out, &ready(arguments.json, &standing))?;
     while !host::signal::interrupted() {
-        while let Some(news) = service.next_news() {
-            if matches!(news, News::Trouble(_) | News::Refused { .. }) {
-                eprintln!("note: {news}");
-            }
+        if let Some(path) = &arguments.config
+            && host::signal::reload_asked()
+        {
+            reload(path, &mut standing, announcer(&asking));
         }
-        served.iter().for_each(hear);
+        tell(&service, announcer(&asking));
+        standing.hear();
         if let Some((_, relay)) = &mut asking {
             relay.pass_on(&running::of(&reactors));
         }
         host::thread::rest(WATCH_INTERVAL);
     }
-    // Nobody new first; then those who are in.
-    drop(server);
-    reactors.stop();
-    Ok(ExitCode::SUCCESS)
+    end(clock, standing, reactors, &service)
+}
+
+/// The directory for what survives a loss of power, if there is to be one.
+fn open_state(asked: &Configuration) -> Result<Option<StateDirectory>, Unfit> {
+    let opened = asked.state.as_deref().map(StateDirectory::open).transpose();
+    let refuse =
+        |why| Unfit { refused: Refused::machine(why), line: asked.state_line, key: "state" };
+    opened.map_err(refuse)
+}
+
+/// Why something cannot be served, with its place if a file asks for it.
+fn placed(arguments: &ServeArguments, unfit: Unfit) -> Refused {
+    match &arguments.config {
+        Some(path) => unfit.in_file(path),
+        None => unfit.refused,
+    }
+}
+
+/// Where those who follow events are told of them, if they can be.
+fn announcer(asking: &Option<(control::Server, Relay)>) -> Option<&Announcer> {
+    asking.as_ref().map(|(_, relay)| relay.announcer())
+}
+
+/// Passes on what has happened.
+fn tell(service: &Service, announcer: Option<&Announcer>) {
+    while let Some(news) = service.next_news() {
+        if matches!(news, News::Trouble(_) | News::Refused { .. }) {
+            eprintln!("note: {news}");
+        }
+        if let Some(announcer) = announcer {
+            announcer.announce_host(&news);
+        }
+    }
+}
+
+/// Serves what the file says now, or goes on as before.
+fn reload(path: &Path, standing: &mut Standing, announcer: Option<&Announcer>) {
+    let read = read_configuration(path);
+    let applied = read.and_then(|asked| standing.apply(asked).map_err(|unfit| unfit.in_file(path)));
+    let shown = path.display().to_string();
+    match &applied {
+        Ok(changes) if changes.is_empty() => eprintln!("note: {shown}: nothing has changed"),
+        Ok(changes) => eprintln!("note: {shown}: {}", changes.join("; ")),
+        Err(refused) => {
+            let hint = refused.hint.as_ref().map_or_else(String::new, |hint| format!(" ({hint})"));
+            eprintln!("note: nothing is changed: {}{hint}", refused.text);
+        }
+    }
+    if let Some(announcer) = announcer {
+        let applied = applied.as_deref().map_err(|refused| refused.text.as_str());
+        announcer.announce_configuration(&shown, applied);
+    }
+}
+
+/// Lets nobody in, has those who are in finish, and says what it has given up when that takes too long.
+fn end(
+    clock: Clock,
+    standing: Standing,
+    reactors: Reactors,
+    service: &Service,
+) -> Result<ExitCode, Refused> {
+    let until = clock.now().after(END_MAX);
+    let leave = move |_: &host::Stop| {
+        // Nobody new first; then those who are in; then what they were served.
+        let devices = standing.close();
+        reactors.stop();
+        drop(devices);
+    };
+    let leaving = Thread::spawn("ending", None, leave)
+        .map_err(|error| Refused::machine(format!("end: {error}")))?;
+    let mut is_whole = true;
+    while !leaving.is_finished() && is_whole {
+        host::thread::rest(END_INTERVAL);
+        is_whole = clock.now() < until;
+    }
+    tell(service, None);
+    if is_whole {
+        leaving.join();
+        return Ok(ExitCode::SUCCESS);
+    }
+    // It may never come back; the process goes all the same, and the thread with it.
+    std::mem::forget(leaving);
+    let connected = service.connected();
+    Err(Refused::machine(format!(
+        "end: {connected} connections and their devices are given up after {} s, expected them to \
+         let go",
+        END_MAX.ns / 1_000_000_000
+    )))
 }
 
 /// Whoever can reach a listener beyond this machine has to be named, or let in on purpose.
@@ -161,170 +238,4 @@ fn check_access(asked: &Configuration, allows_any: bool) -> Result<(), Refused> 
         }
     }
     Ok(())
-}
-
-/// Opens what a subsystem is made of, and offers it.
-fn offer(
-    service: &Service,
-    asked: &configuration::Subsystem,
-    ana_groups: u32,
-    (regions, clock): (&Regions, Clock),
-    served: &mut Vec<Served>,
-) -> Result<(), Refused> {
-    let opener = Opener { regions, clock, seed: 1, more: crate::KINDS };
-    let has_ana = ana_groups > 1 || !asked.paths.is_empty();
-    let config = SubsystemConfig {
-        nqn: asked.nqn.clone(),
-        model: "tenmil target".to_owned(),
-        ana_groups: if has_ana { ana_groups } else { 0 },
-        ..SubsystemConfig::new(asked.serial.as_deref().unwrap_or(&serial(&asked.nqn)), Vec::new())
-    };
-    let subsystem = Subsystem::new(config).map_err(Refused::caller)?;
-    let ports = asked.listeners.iter().filter_map(|at| u16::try_from(at + 1).ok());
-    let ports: Vec<u16> = ports.collect();
-    let mut masks = BTreeMap::new();
-    for namespace in &asked.namespaces {
-        let (descriptor, description) = open(&opener, namespace)?;
-        let config = NamespaceConfig {
-            nsid: Some(namespace.nsid),
-            ana_group: namespace.ana_group,
-            is_read_only: namespace.is_read_only,
-            ..NamespaceConfig::new(Arc::clone(&descriptor) as Arc<dyn Medium>)
-        };
-        let refuse = |why| Refused::caller(format!("serve {}: {why}", namespace.uri));
-        let nsid = subsystem.add_namespace(config).map_err(refuse)?;
-        if let configuration::Hosts::Only(hosts) = &namespace.hosts {
-            masks.insert(nsid, hosts.iter().cloned().collect::<BTreeSet<_>>());
-        }
-        served.push(Served {
-            subsystem: subsystem.clone(),
-            nqn: asked.nqn.clone(),
-            nsid,
-            uri: namespace.uri.clone(),
-            description,
-            descriptor,
-            ports: ports.clone(),
-        });
-    }
-    let state_at = |port: u16| {
-        let here = asked.paths.iter().filter(|path| path.listener + 1 == usize::from(port));
-        here.map(|path| (path.ana_group, state(path.access))).collect()
-    };
-    let hosts = match &asked.hosts {
-        configuration::Hosts::Any => Hosts::Any,
-        configuration::Hosts::Only(hosts) => Hosts::Listed(hosts.iter().cloned().collect()),
-    };
-    let plan = OfferPlan {
-        subsystem,
-        nqn: asked.nqn.clone(),
-        hosts,
-        ports: ports.into_iter().map(|port| (port, state_at(port))).collect(),
-        model: ControllerModel::Dynamic,
-        masks,
-    };
-    service.offer(plan).map_err(Refused::caller)
-}
-
-/// Opens a device and claims it.
-fn open(
-    opener: &Opener<'_>,
-    namespace: &configuration::Namespace,
-) -> Result<(Arc<Descriptor>, String), Refused> {
-    let uri = &namespace.uri;
-    let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
-    let asked = if namespace.is_read_only { uri.clone().to_read() } else { uri.clone() };
-    let opened = opener.open(&asked).map_err(refuse)?;
-    let options = DeviceOptions::new(opener.clock, 1);
-    let device = Device::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
-    let claim = if namespace.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
-    let descriptor = device
-        .open(claim, "nvme-tcp")
-        .map_err(|why| Refused::of(why.blame(), format!("serve {uri}: {why}")))?;
-    Ok((Arc::new(descriptor), opened.description))
-}
-
-/// Passes on what has happened to a device.
-fn hear(served: &Served) {
-    while let Some(event) = served.descriptor.next_event() {
-        match event {
-            Event::Resized { .. } | Event::Overflowed { .. } => {
-                served.subsystem.resized(served.nsid);
-            }
-            Event::Removed => {
-                served.subsystem.remove_namespace(served.nsid);
-            }
-            Event::MediumError { lba, blocks } => {
-                eprintln!("note: {} has lost {blocks} blocks from {lba} on", served.uri);
-            }
-            Event::MediumChanged => eprintln!("note: {} has been changed", served.uri),
-        }
-    }
-}
-
-/// A serial number made from a name, so that it is the same after a restart.
-fn serial(nqn: &str) -> String {
-    let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    format!("{hash:016x}")
-}
-
-const fn state(access: Access) -> AnaState {
-    match access {
-        Access::Optimized => AnaState::Optimized,
-        Access::NonOptimized => AnaState::NonOptimized,
-        Access::Inaccessible => AnaState::Inaccessible,
-    }
-}
-
-/// What is printed once it listens: the addresses, and for each namespace how it is reached.
-fn ready(is_json: bool, served: &[Served], addresses: &[Address]) -> String {
-    let sockets: Vec<SocketAddr> = addresses
-        .iter()
-        .filter_map(|address| match address {
-            Address::Tcp(address) => Some(*address),
-            Address::Path(_) => None,
-        })
-        .collect();
-    let listens: Vec<String> = sockets.iter().map(|address| format!("tcp://{address}")).collect();
-    let ways = |served: &Served| -> Vec<(String, String)> {
-        let there = served.ports.iter().filter_map(|port| sockets.get(usize::from(*port) - 1));
-        there.map(|at| (from_linux(at, &served.nqn), from_tenmil(at, served))).collect()
-    };
-    if is_json {
-        let namespace = |served: &Served| {
-            let limits = served.descriptor.limits();
-            json!({
-                "nqn": served.nqn,
-                "nsid": served.nsid,
-                "uri": served.uri.to_string(),
-                "description": served.description,
-                "size_bytes": limits.block_count * u64::from(limits.block_size),
-                "nvme": ways(served).iter().map(|(linux, _)| linux.clone()).collect::<Vec<_>>(),
-                "connect": ways(served).iter().map(|(_, uri)| uri.clone()).collect::<Vec<_>>(),
-            })
-        };
-        let namespaces: Vec<_> = served.iter().map(namespace).collect();
-        let line = json!({ "ready": true, "listen": listens, "namespaces": namespaces });
-        return format!("{line}\n");
-    }
-    let mut text = format!("ready {}\n", listens.join(" "));
-    for one in served {
-        text += &format!("namespace {} of {}: {}\n", one.nsid, one.nqn, one.uri);
-        for (linux, uri) in ways(one) {
-            text += &format!("  {linux}\n  {uri}\n");
-        }
-    }
-    text
-}
-
-/// The line that connects a Linux host.
-fn from_linux(address: &SocketAddr, nqn: &str) -> String {
-    let (ip, port) = (address.ip(), address.port());
-    format!("nvme connect --transport tcp --traddr {ip} --trsvcid {port} --nqn {nqn}")
-}
-
-/// What tenmil calls it.
-fn from_tenmil(address: &SocketAddr, served: &Served) -> String {
-    format!("tcp://{address}/{}?ns={}", served.nqn, served.nsid)
 }

@@ -1,0 +1,295 @@
+//! What is served over NVMe/TCP from a file: to whom, by which way, and how it changes while it is.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it writes the files that are served from")]
+
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use host::Thread;
+use serde_json::Value;
+use served::{Served, run};
+
+const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
+const NQN: &str = "nqn.2026-01.org.tenmil:disks";
+const ONE: &str = "nqn.2026-01.org.tenmil:one";
+const TWO: &str = "nqn.2026-01.org.tenmil:two";
+
+/// A file, and a process that serves what it says.
+struct World {
+    served: Served,
+    file: PathBuf,
+    /// Where it listens, without a scheme.
+    addresses: Vec<String>,
+    _root: tempfile::TempDir,
+}
+
+impl World {
+    fn new(text: &str) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("target.toml");
+        std::fs::write(&file, text).unwrap();
+        let served = Served::of(&format!("{TENMIL} serve --json --config '{}'", file.display()));
+        let ready: Value = serde_json::from_str(&served.ready).unwrap();
+        let addresses = ready["listen"].as_array().unwrap().iter();
+        let bare = |address: &Value| address.as_str().unwrap().replace("tcp://", "");
+        Self { addresses: addresses.map(bare).collect(), served, file, _root: root }
+    }
+
+    /// What `host` calls a namespace that it reaches by a listener.
+    fn uri(&self, listener: usize, nsid: u32, host: &str) -> String {
+        format!("tcp://{}/{NQN}?ns={nsid}&host={host}", self.addresses[listener])
+    }
+
+    fn hang_up(&self) {
+        hang_up(self.served.pid());
+    }
+}
+
+fn hang_up(pid: u32) {
+    let sent = Command::new("sh").args(["-c", &format!("kill -HUP {pid}")]).status();
+    assert!(sent.unwrap().success());
+}
+
+/// The size of a namespace, or what is said instead.
+fn size_of(uri: &str) -> Result<u64, String> {
+    let output = Command::new("timeout")
+        .args(["-k", "5", "60", TENMIL, "identify", uri, "--json"])
+        .output()
+        .unwrap();
+    if !output.status.success() {
+        return Err(String::from_utf8(output.stderr).unwrap());
+    }
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let nsid = uri.split_once("?ns=").unwrap().1.split('&').next().unwrap();
+    let size = said["namespaces"][nsid]["identify"]["nvmcap"].as_u64();
+    size.ok_or_else(|| format!("no namespace {nsid}"))
+}
+
+/// Who is connected, as a process says.
+fn queues(served: &Served, of: &str) -> Vec<Value> {
+    let said = served.ask(&format!("get queues {of}--json"));
+    serde_json::from_str::<Value>(&said).unwrap().as_array().unwrap().clone()
+}
+
+fn is_io(row: &Value) -> bool {
+    row["queue"].as_u64().is_some_and(|queue| queue > 0)
+}
+
+/// Whoever follows the events of a process.
+struct Follower {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+impl Follower {
+    /// It hears everything from now on.
+    fn start(world: &World) -> Self {
+        let mut command = world.served.command(&["events", "--json", "--time", "60"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut follower = Self { child, lines };
+        // It has to be heard once before it is known that it hears.
+        let pid = world.served.pid();
+        let knocks = Thread::spawn("knocks", None, move |stop| {
+            while !stop.is_stopped() {
+                hang_up(pid);
+            }
+        });
+        assert_eq!(follower.next(), "nothing has changed");
+        knocks.unwrap().stop();
+        follower
+    }
+
+    /// What came next of the file, without its name.
+    fn next(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it has ended");
+            let event: Value = serde_json::from_str(&line).unwrap();
+            if event["kind"].as_str().unwrap().starts_with("configuration-") {
+                let text = event["text"].as_str().unwrap();
+                return text.split_once(".toml: ").unwrap().1.to_owned();
+            }
+        }
+    }
+
+    /// What came next that tells of a change or of a mistake.
+    fn next_change(&mut self) -> String {
+        loop {
+            let text = self.next();
+            if text != "nothing has changed" {
+                return text;
+            }
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const WHOLE: &str = r#"
+memory = "64m"
+
+[[listener]]
+address = "127.0.0.1:0"
+
+[[listener]]
+address = "127.0.0.2:0"
+
+[[subsystem]]
+nqn = "nqn.2026-01.org.tenmil:disks"
+hosts = ["nqn.2026-01.org.tenmil:one", "nqn.2026-01.org.tenmil:two"]
+
+[[subsystem.namespace]]
+uri = "ram:16m"
+
+[[subsystem.namespace]]
+uri = "ram:8m"
+hosts = ["nqn.2026-01.org.tenmil:two"]
+
+[[subsystem.namespace]]
+uri = "ram:4m"
+ana-group = 2
+
+[[subsystem.path]]
+listener = "127.0.0.2:0"
+ana-group = 2
+access = "inaccessible"
+"#;
+
+#[test]
+fn a_file_says_who_sees_what_and_by_which_way() {
+    let world = World::new(WHOLE);
+    assert_eq!(size_of(&world.uri(0, 1, ONE)), Ok(16 << 20));
+    assert_eq!(size_of(&world.uri(1, 1, TWO)), Ok(16 << 20));
+    // It is masked.
+    assert_eq!(size_of(&world.uri(0, 2, TWO)), Ok(8 << 20));
+    let said = size_of(&world.uri(0, 2, ONE)).unwrap_err();
+    assert!(said.contains("no namespace 2"), "{said}");
+    // It is not named.
+    let said = size_of(&world.uri(0, 1, "nqn.2026-01.org.tenmil:three")).unwrap_err();
+    assert!(said.contains("this host may not connect"), "{said}");
+    // One way leads there.
+    let load = |listener| {
+        let uri = world.uri(listener, 3, ONE);
+        let arguments = ["-k", "5", "60", TENMIL, "perf", &uri, "-t", "0.2", "--json"];
+        Command::new("timeout").args(arguments).output().unwrap()
+    };
+    assert!(load(0).status.success());
+    let barred = load(1);
+    assert!(!barred.status.success(), "{barred:?}");
+    // Both are told of.
+    let discovered = run(TENMIL, &["discover", &format!("tcp://{}", world.addresses[0]), "--json"]);
+    assert!(!discovered.contains(NQN), "whoever is not named is not told: {discovered}");
+    assert_eq!(world.served.end(), Some(0));
+}
+
+#[test]
+fn everybody_who_is_connected_is_listed() {
+    let world = World::new(WHOLE);
+    let uri = format!("{}&ddgst=yes", world.uri(0, 1, ONE));
+    let mut load = Command::new(TENMIL)
+        .args(["perf", &uri, "-t", "60"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let ask = || queues(&world.served, &format!("host={ONE} "));
+    let found = (0..200).map(|_| ask()).find(|rows| rows.iter().any(is_io));
+    let rows = found.expect("its load connects");
+    for row in &rows {
+        assert_eq!((&row["subsystem"], &row["port"]), (&NQN.into(), &1.into()), "{row}");
+        assert_eq!((&row["data_digest"], &row["header_digest"]), (&true.into(), &false.into()));
+        assert!(row["memory_bytes"].as_u64().unwrap() >= 8192, "{row}");
+        assert_eq!(row["reactor"], 0, "{row}");
+    }
+    load.kill().unwrap();
+    load.wait().unwrap();
+    assert!((0..200).any(|_| ask().is_empty()), "it has gone");
+}
+
+#[test]
+fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
+    let world = World::new(WHOLE);
+    let mut events = Follower::start(&world);
+    let mut change = |text: &str| {
+        // At once: it may be read just now.
+        let beside = world.file.with_extension("new");
+        std::fs::write(&beside, text).unwrap();
+        std::fs::rename(&beside, &world.file).unwrap();
+        world.hang_up();
+        events.next_change()
+    };
+    let said = change(&WHOLE.replace("64m", "32m"));
+    assert!(
+        said.starts_with("line 2, `memory`: it is 33554432 bytes, expected 67108864"),
+        "{said}"
+    );
+    let said = change(&WHOLE.replace("ram:4m", "file:/nowhere/at/all"));
+    assert!(said.starts_with("line 22, `uri`: serve file:/nowhere/at/all"), "{said}");
+    let said = change(&WHOLE.replace("ana-group = 2\n\n[", "ana-grupp = 2\n\n["));
+    assert!(said.starts_with("line 23, `ana-grupp`: unknown field"), "{said}");
+    let taken = std::net::TcpListener::bind("127.0.0.3:0").unwrap();
+    let taken = format!("\n[[listener]]\naddress = \"{}\"\n", taken.local_addr().unwrap());
+    let more = "\n[[subsystem.namespace]]\nuri = \"ram:2m\"\n";
+    let said = change(&format!("{WHOLE}{more}{taken}"));
+    assert!(said.contains("`address`: listen at 127.0.0.3:"), "{said}");
+    assert!(size_of(&world.uri(0, 4, ONE)).is_err(), "all or nothing");
+    // Somebody works meanwhile, and does not notice.
+    let arguments = ["perf", &world.uri(0, 1, ONE), "-t", "3", "-w", "randrw", "--verify"];
+    let mut load = Command::new(TENMIL)
+        .args(arguments)
+        .args(["--overwrite", "--json"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let said = change(&format!("{WHOLE}{more}"));
+    assert_eq!(said, format!("adds namespace 4 to {NQN}: ram:2m"));
+    assert_eq!(size_of(&world.uri(0, 4, ONE)), Ok(2 << 20));
+    let open = WHOLE.replace("hosts = [\"nqn.2026-01.org.tenmil:two\"]\n", "");
+    let said = change(&open);
+    assert!(
+        said.contains("removes namespace 4 of") && said.contains("changes hosts, masks"),
+        "{said}"
+    );
+    assert!(size_of(&world.uri(0, 4, ONE)).is_err());
+    assert_eq!(size_of(&world.uri(0, 2, ONE)), Ok(8 << 20));
+    let only_one = open.replace(", \"nqn.2026-01.org.tenmil:two\"]", "]");
+    change(&only_one);
+    assert!(size_of(&world.uri(0, 1, TWO)).is_err());
+    let other = "\n[[subsystem]]\nnqn = \"nqn.2026-01.org.tenmil:other\"\n";
+    let said = change(&format!("{only_one}{other}{more}"));
+    assert!(said.contains("offers nqn.2026-01.org.tenmil:other"), "{said}");
+    let found = run(TENMIL, &["discover", &format!("tcp://{}", world.addresses[0]), "--json"]);
+    assert!(found.contains("nqn.2026-01.org.tenmil:other"), "{found}");
+    assert!(load.wait().unwrap().success());
+    drop(events);
+    assert_eq!(world.served.end(), Some(0));
+}
+
+#[test]
+fn a_medium_that_never_answers_does_not_keep_the_process() {
+    let hangs = "fault:[ram:16m]?rule=hang:read+10";
+    let served = Served::of(&format!("{TENMIL} serve '{hangs}' --listen tcp://127.0.0.1:0"));
+    let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
+    let uri = format!("{address}/nqn.2026-01.org.tenmil:disk?fail-fast=200ms&give-up=200ms");
+    let mut load = Command::new(TENMIL)
+        .args(["perf", &uri, "-t", "30", "-q", "16"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let has_come = |_| queues(&served, "").iter().any(is_io);
+    assert!((0..200).any(has_come), "its load connects");
+    assert_eq!(served.end(), Some(0));
+    load.kill().unwrap();
+    load.wait().unwrap();
+}
