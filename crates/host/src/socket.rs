@@ -10,6 +10,7 @@
 //! waits to be consumed owns no memory to receive into, so what a thousand idle connections take is
 //! what the kernel takes for them and a few hundred bytes each.
 
+mod curbed;
 mod dial;
 mod epoll;
 mod gather;

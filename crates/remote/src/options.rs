@@ -22,6 +22,9 @@ pub struct Options {
     pub header_digest: DigestUse,
     /// Whether data have a digest.
     pub data_digest: DigestUse,
+    /// What is submitted is sent by the flush that follows, in the turn of whoever submits. On. Off, it
+    /// waits for the next poll: for measuring what that is worth.
+    pub direct: bool,
     /// What is done about a peer that does not answer.
     pub policy: Policy,
 }
@@ -47,6 +50,7 @@ impl Options {
             host_id,
             header_digest: DigestUse::Off,
             data_digest: DigestUse::Off,
+            direct: true,
             policy: Policy::default(),
         }
     }

@@ -180,7 +180,9 @@ impl Remote {
         let view = self.controller.namespace(nsid)?.view(&limits);
         let pair = self.controller.take_queue_pair(id)?;
         let lane = self.controller.mmio().lane(id);
-        Way::new(&self.reach, pair, lane, view, sizes, self.io_timeout)
+        let is_direct = self.controller.mmio().options().direct;
+        let way = Way::new(&self.reach, pair, lane, view, sizes, self.io_timeout)?;
+        Some(way.sending_at_once(is_direct))
     }
 
     /// The memory that it reaches.

@@ -20,6 +20,7 @@ use crate::sleep::Sleep;
 pub(crate) struct Way {
     queue: NamespaceQueue<Reach, Bell>,
     lane: Lane,
+    sends_at_once: bool,
     /// How long a command may take.
     pub(crate) limit: Span,
 }
@@ -46,7 +47,14 @@ impl Way {
         limit: Span,
     ) -> Option<Self> {
         let queue = NamespaceQueue::new(reach, pair, view, sizes)?;
-        Some(Self { queue, lane, limit })
+        Some(Self { queue, lane, sends_at_once: true, limit })
+    }
+
+    /// Whether what is submitted is sent by the flush that follows, or by the next poll.
+    #[must_use]
+    pub(crate) fn sending_at_once(mut self, sends_at_once: bool) -> Self {
+        self.sends_at_once = sends_at_once;
+        self
     }
 
     pub(crate) fn queue(&mut self) -> &mut NamespaceQueue<Reach, Bell> {
@@ -91,7 +99,9 @@ impl Way {
     #[inline]
     pub(crate) fn flush(&mut self) {
         self.queue.flush();
-        self.lane.push();
+        if self.sends_at_once {
+            self.lane.push();
+        }
     }
 
     /// Takes what has come. [`send_rest`](Self::send_rest) follows.

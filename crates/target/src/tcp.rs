@@ -40,5 +40,5 @@ pub use memory::Budget;
 pub use news::{News, Reason};
 pub use offer::{ControllerModel, Hosts, OfferChange, OfferPlan};
 pub use roster::ConnectionSample;
-pub use server::{Server, ServerPlan};
+pub use server::{Placement, Server, ServerPlan};
 pub use service::{Limits, Port, Service};

@@ -17,6 +17,7 @@ mod maps;
 mod name;
 mod paths;
 mod sleep;
+pub(crate) mod sockets;
 #[cfg(test)]
 mod tests;
 

@@ -25,6 +25,12 @@ pub struct SocketOptions {
     /// `TCP_USER_TIMEOUT`: how long sent bytes may stay unacknowledged before the connection is
     /// broken. 30 seconds. Zero leaves it to the kernel (about 15 minutes).
     pub user_timeout: Span,
+    /// All that is sent at a time goes by one call. On. Off, each piece of memory goes by a call of its
+    /// own, with the headers before it: for measuring what gathering is worth.
+    pub gathers: bool,
+    /// `MSG_MORE`: the kernel is told that more follows at once, and waits with the rest of a packet.
+    /// On.
+    pub says_more: bool,
     /// `SO_SNDBUF`, in bytes: what may be under way or wait to be sent. None: the kernel adapts it.
     /// More than `net.core.wmem_max` is cut down to that.
     pub send_buffer_bytes: Option<usize>,
@@ -72,6 +78,8 @@ impl Default for SocketOptions {
         Self {
             engine: SocketEngine::default(),
             no_delay: true,
+            gathers: true,
+            says_more: true,
             keepalive: true,
             user_timeout: Span::from_secs(30),
             send_buffer_bytes: None,

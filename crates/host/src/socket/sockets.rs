@@ -8,6 +8,7 @@ use std::sync::Arc;
 use base::{Blame, Count, Stream};
 use dma::Regions;
 
+use super::curbed::Curbed;
 use super::epoll::EpollStream;
 use super::inbox::Inboxes;
 use super::options::{OptionRefused, SocketOptions};
@@ -107,6 +108,11 @@ impl Sockets {
         Self { options, regions, inboxes, threshold, counts, ring, why_no_ring }
     }
 
+    /// The same with counters of its own, for streams that another thread may use.
+    pub fn apart(&self) -> Self {
+        Self { counts: Arc::default(), ..self.clone() }
+    }
+
     /// From how many bytes on, on average over its pieces of memory, a send does not copy them, from
     /// now on. None: all copy.
     pub fn set_zero_copy_from(&self, bytes: Option<usize>) {
@@ -136,12 +142,16 @@ impl Sockets {
             let threshold = self.threshold.clone();
             let stream = RingStream::new(ring.clone(), socket, regions, threshold);
             let stream = stream.map_err(machine)?;
-            return Ok(Box::new(stream));
+            return Ok(self.curbed(Box::new(stream)));
         }
         let counts = Arc::clone(&self.counts);
         let (inboxes, threshold) = (self.inboxes.clone(), self.threshold.clone());
         let stream = EpollStream::new(socket, regions, inboxes, threshold, counts);
-        Ok(Box::new(stream.map_err(machine)?))
+        Ok(self.curbed(Box::new(stream.map_err(machine)?)))
+    }
+
+    fn curbed(&self, stream: Box<dyn Stream>) -> Box<dyn Stream> {
+        Curbed::around(stream, self.options.gathers, self.options.says_more)
     }
 
     /// What its streams have done so far.

@@ -171,6 +171,34 @@ fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
     }
 }
 
+#[test]
+fn a_stream_without_techniques_is_one_like_any_other() {
+    let curbed = SocketOptions { gathers: false, says_more: false, ..SocketOptions::default() };
+    conformance::run(10, || pair_of(curbed.clone(), tcp()));
+    let talkative = SocketOptions { gathers: false, ..SocketOptions::default() };
+    conformance::run(11, || pair_of(talkative.clone(), unix()));
+}
+
+#[test]
+fn a_stream_that_does_not_gather_sends_each_piece_by_a_call_of_its_own() {
+    for (gathers, calls) in [(true, 1), (false, 3)] {
+        let (regions, whole) = memory();
+        let options = SocketOptions { gathers, ..SocketOptions::default() };
+        let sockets = Sockets::new(regions, options);
+        let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+        let piece = |at: u32| Stretch::Memory(whole.slice(at * 100, 100).unwrap());
+        let all = [header(4)[0], piece(0), piece(1), header(4)[0], piece(2)];
+        assert_eq!(one.send(b"head", &all, false), Ok(308));
+        assert_eq!(sockets.counts().sends, calls, "gathers: {gathers}");
+        while other.bytes().len() < 308 {
+            other.receive();
+        }
+        assert_eq!((&other.bytes()[..4], &other.bytes()[204..208]), (&b"head"[..], &b"head"[..]));
+        // Others count apart.
+        assert_eq!(sockets.apart().counts().sends, 0);
+    }
+}
+
 /// Whoever drops a stream uses the memory again at once.
 #[test]
 fn memory_of_a_stream_that_has_gone_arrives_as_it_was_or_not_at_all() {

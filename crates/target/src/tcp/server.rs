@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use dma::Regions;
 use host::Clock;
-use host::socket::{Address, Door, Placement, SocketOptions, Sockets};
+use host::socket::{self, Address, Door, SocketOptions, Sockets};
 use reactor::{Directory, ReactorId, Registration, ThreadPlan};
 
 use super::news::News;
@@ -26,10 +26,22 @@ pub struct ServerPlan {
     pub regions: Regions,
     /// How sockets are made.
     pub sockets: SocketOptions,
+    /// Who gets a connection.
+    pub placement: Placement,
     /// Who serves.
     pub reactors: Arc<Directory>,
     /// What deadlines are counted by: the reactors' own clock.
     pub clock: Clock,
+}
+
+/// Which reactor a connection is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// The one on the processor that handles what comes for its socket; the next, if that is none.
+    #[default]
+    Near,
+    /// The next, whatever comes where.
+    Spread,
 }
 
 /// A service at its doors. Dropping it lets nobody in any more; who is in stays until the reactors
@@ -123,9 +135,12 @@ impl Keeper for Usher {
 }
 
 impl Ushers {
-    /// The reactor on the processor that handles what comes for a socket, or the next.
+    /// Who is given a connection.
     fn place(&self, socket: &OwnedFd) -> (ReactorId, Sockets) {
-        let cpu = Placement::of(socket).cpu;
+        let cpu = match self.plan.placement {
+            Placement::Near => socket::Placement::of(socket).cpu,
+            Placement::Spread => None,
+        };
         let near = cpu.and_then(|cpu| self.plan.reactors.reactor_on(cpu));
         let near = near.and_then(|near| self.sockets.iter().position(|(id, _)| *id == near));
         let next = || self.next.fetch_add(1, Ordering::Relaxed) % self.sockets.len();

@@ -68,6 +68,12 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "DIRECTORY")]
     state: Option<PathBuf>,
 
+    /// How sockets are made over NVMe/TCP, more than once for more: engine=io_uring, zero-copy=64k
+    /// (or no), busy-poll=50us; gather=no and more=no go without a technique, placement=spread
+    /// without looking which core a connection comes in by
+    #[arg(long, value_name = "KEY=VALUE")]
+    socket: Vec<String>,
+
     /// Let nobody write
     #[arg(short = 'r', long)]
     read_only: bool,
@@ -117,6 +123,7 @@ Examples:
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --read-only
   tenmil serve ram:1g --listen tcp://127.0.0.1:4420
       tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?ns=1'
+  tenmil serve ram:1g -l tcp://127.0.0.1:4420 --socket engine=io_uring --socket zero-copy=no
   tenmil serve file:/a file:/b -l tcp://0.0.0.0:4420 --host nqn.2014-08.org.example:client
   tenmil serve --config /etc/tenmil/target.toml
       kill -HUP PID serves what the file says now, all of it or nothing; docs/target.md

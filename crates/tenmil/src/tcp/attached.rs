@@ -275,7 +275,7 @@ fn bring_up(
     clock: &Clock,
 ) -> Result<Remote, Refused> {
     let refuse = |error: &NotReached| Refused::of(error.blame(), error.to_string());
-    let dial = Box::new(Caller::new(&name.address, regions));
+    let dial = Box::new(Caller::new(&name.address, regions, &name.sockets));
     let wishes = ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
     let options = name.options.clone();
     let mut calling =

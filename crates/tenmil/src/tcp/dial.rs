@@ -9,9 +9,9 @@ use remote::{Dial, Dialled};
 /// Calls one address.
 pub(super) struct Caller {
     address: String,
-    regions: Regions,
     pool: Pool,
-    options: SocketOptions,
+    /// Each thread that uses a stream has inboxes of its own.
+    sockets: Sockets,
 }
 
 /// A call that is under way.
@@ -27,22 +27,20 @@ const LOOK_UPS: usize = 1;
 const WAITING: usize = 64;
 
 impl Caller {
-    pub(super) fn new(address: &str, regions: &Regions) -> Self {
+    pub(super) fn new(address: &str, regions: &Regions, options: &SocketOptions) -> Self {
         let pool = Pool::new(LOOK_UPS, WAITING);
-        let options = SocketOptions::default();
-        Self { address: address.to_owned(), regions: regions.clone(), pool, options }
+        let sockets = Sockets::new(regions.clone(), options.clone());
+        Self { address: address.to_owned(), pool, sockets }
     }
 }
 
 impl Dial for Caller {
     fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn Dialled> {
-        // Each stream may be served by another thread, so each has inboxes of its own.
-        let sockets = Sockets::new(self.regions.clone(), self.options.clone());
         let (dial, problem) = match socket::Dial::start(&self.address, &self.pool, now, until) {
             Ok(dial) => (Some(dial), None),
             Err(error) => (None, Some(error.to_string())),
         };
-        Box::new(Call { dial, problem, sockets })
+        Box::new(Call { dial, problem, sockets: self.sockets.apart() })
     }
 
     fn peer(&self) -> String {

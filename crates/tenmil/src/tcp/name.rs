@@ -9,9 +9,11 @@
 use base::Span;
 use block::uri::{Uri, UriError};
 use host::machine::Machine;
+use host::socket::SocketOptions;
 use remote::{DigestUse, Options, PATHS_MAX, Policy, Spread};
 
 use super::maps::Maps;
+use super::sockets;
 use crate::Refused;
 
 /// What a `tcp://` URI says.
@@ -33,6 +35,8 @@ pub struct TcpName {
     pub queues: u16,
     /// Who is called, who calls, and what is agreed upon.
     pub options: Options,
+    /// How its sockets are made.
+    pub sockets: SocketOptions,
 }
 
 const DEPTH: u64 = 128;
@@ -43,7 +47,7 @@ const QUEUES_MAX: u64 = 1024;
 /// Words for yes and no.
 const DIGESTS: [(&str, DigestUse); 2] = [("no", DigestUse::Off), ("yes", DigestUse::Required)];
 
-const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
+pub(super) const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
 /// What a machine's own name is made from, so that its number is not told to everybody.
 const SALT: u64 = 0x7465_6e6d_696c_0001;
@@ -94,6 +98,9 @@ impl TcpName {
         if let Some(digest) = fields.choice("ddgst", &DIGESTS)? {
             options.data_digest = digest;
         }
+        if let Some(direct) = fields.choice("direct", &YES_OR_NO)? {
+            options.direct = direct;
+        }
         if let Some(host) = fields.text("host") {
             options.host = host;
         }
@@ -104,6 +111,7 @@ impl TcpName {
             }
         }
         check(policy).map_err(|problem| uri.refuse(problem))?;
+        name.sockets = sockets::of(uri, &mut fields)?;
         fields.finish()?;
         name.options.check().map_err(|problem| uri.refuse(problem.to_string()))?;
         Ok(name)
@@ -122,6 +130,7 @@ impl TcpName {
             depth: 128,
             queues: 32,
             options: Options::new(subsystem, &host_name(&host_id), host_id),
+            sockets: SocketOptions::default(),
         }
     }
 }

@@ -92,7 +92,10 @@ impl Tended {
             let pool = DevicePool::new(regions.clone(), region.segment(), kind, store);
             pool.map_on_use();
             let (address, regions) = (address.to_owned(), regions.clone());
-            let dial = move || Box::new(Caller::new(&address, &regions)) as Box<dyn remote::Dial>;
+            let sockets = name.sockets.clone();
+            let dial = move || {
+                Box::new(Caller::new(&address, &regions, &sockets)) as Box<dyn remote::Dial>
+            };
             setups.push(PathSetup { pool, dial: Box::new(dial) });
             memory.push(Arc::new(region));
         }

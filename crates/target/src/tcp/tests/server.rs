@@ -19,7 +19,7 @@ use super::rig::{
     ENABLED, Line, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, pattern,
     transfer,
 };
-use crate::tcp::{News, Server, ServerPlan};
+use crate::tcp::{News, Placement, Server, ServerPlan};
 
 /// A host over sockets.
 struct Client {
@@ -71,6 +71,7 @@ fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
             service: rig.service.clone(),
             regions: rig.regions.clone(),
             sockets: SocketOptions::default(),
+            placement: Placement::default(),
             reactors: Arc::clone(reactors.directory()),
             clock,
         });

@@ -14,7 +14,6 @@ use block::uri::Uri;
 use control::configuration::{self, Configuration, Line};
 use control::{Announcer, Queues, Relay};
 use dma::Regions;
-use host::socket::SocketOptions;
 use host::{Clock, Thread};
 use reactor::Reactors;
 use target::tcp::{Limits, News, Server, ServerPlan, Service, StateDirectory};
@@ -26,6 +25,7 @@ use super::{
 };
 use crate::Refused;
 use crate::cli::write_out;
+use crate::tcp::sockets;
 
 /// What a subsystem is called if nobody says.
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
@@ -86,6 +86,7 @@ pub(super) fn run(
     asked: Configuration,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Refused> {
+    let (sockets, placement) = sockets::of_server(&arguments.socket)?;
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
     let usual = Limits::default();
@@ -104,7 +105,8 @@ pub(super) fn run(
         doors: Vec::new(),
         service: service.clone(),
         regions: regions.clone(),
-        sockets: SocketOptions::default(),
+        sockets,
+        placement,
         reactors: Arc::clone(reactors.directory()),
         clock,
     });

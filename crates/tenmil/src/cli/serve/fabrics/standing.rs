@@ -17,7 +17,7 @@ use control::configuration::{self, Configuration, Line};
 use dma::Regions;
 use host::Clock;
 use host::socket::{Address, Door};
-use target::tcp::{Port, Server, Service, StateDirectory};
+use target::tcp::{Limits, Port, Server, Service, StateDirectory};
 
 use self::stood::subsystem;
 pub(super) use self::stood::{Served, Stood};
@@ -176,7 +176,10 @@ impl Standing {
         };
         let wanted = if asked.is_read_only { uri.clone().to_read() } else { uri.clone() };
         let opened = opener.open(&wanted).map_err(refuse)?;
-        let options = DeviceOptions::new(*clock, 1);
+        // A channel for each queue of each host: no deeper than the queue, and nobody asks how long
+        // each of its requests took.
+        let depth = Limits::default().queue_entries.into();
+        let options = DeviceOptions { depth, timing: false, ..DeviceOptions::new(*clock, 1) };
         let device = Device::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
         let claim = if asked.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
         let descriptor = device.open(claim, "nvme-tcp").map_err(|why| Unfit {

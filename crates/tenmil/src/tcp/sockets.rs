@@ -1,0 +1,100 @@
+//! How sockets are made, in words: keys of a `tcp://` name, and what `serve --socket` takes. Each
+//! technique can be switched off, so that its worth can be measured.
+
+use block::quantity::parse_size;
+use block::uri::{Fields, Uri, UriError};
+use host::socket::{SocketEngine, SocketOptions};
+use target::tcp::Placement;
+
+use super::name::YES_OR_NO;
+use crate::Refused;
+
+const ENGINES: [(&str, SocketEngine); 2] =
+    [("epoll", SocketEngine::Epoll), ("io_uring", SocketEngine::Ring)];
+const PLACEMENTS: [(&str, Placement); 2] =
+    [("near", Placement::Near), ("spread", Placement::Spread)];
+
+/// What a name says of its sockets.
+pub(super) fn of(uri: &Uri, fields: &mut Fields<'_>) -> Result<SocketOptions, UriError> {
+    let mut options = SocketOptions::default();
+    if let Some(gathers) = fields.choice("gather", &YES_OR_NO)? {
+        options.gathers = gathers;
+    }
+    if let Some(says_more) = fields.choice("more", &YES_OR_NO)? {
+        options.says_more = says_more;
+    }
+    if let Some(text) = fields.text("zero-copy") {
+        options.zero_copy_from_bytes = zero_copy(&text).map_err(|problem| uri.refuse(problem))?;
+    }
+    if let Some(busy) = fields.time("busy-poll")? {
+        options.busy_poll = Some(busy);
+    }
+    Ok(options)
+}
+
+fn zero_copy(text: &str) -> Result<Option<usize>, String> {
+    if text == "no" {
+        return Ok(None);
+    }
+    let bytes = parse_size(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.map(Some).ok_or_else(|| format!("zero-copy is `{text}`, expected a size or no"))
+}
+
+/// What a server says of its sockets, as `KEY=VALUE` each, and of who gets a connection.
+pub(crate) fn of_server(words: &[String]) -> Result<(SocketOptions, Placement), Refused> {
+    let mut uri = Uri::new("socket", "");
+    for word in words {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        uri = uri.with(key, value);
+    }
+    let mut fields = uri.fields();
+    let mut options = of(&uri, &mut fields)?;
+    // A host opens a connection in one thread and uses it in another, which a ring does not allow.
+    if let Some(engine) = fields.choice("engine", &ENGINES)? {
+        options.engine = engine;
+    }
+    let placement = fields.choice("placement", &PLACEMENTS)?.unwrap_or_default();
+    fields.finish()?;
+    Ok((options, placement))
+}
+
+#[cfg(test)]
+mod tests {
+    use host::socket::{SocketEngine, SocketOptions};
+
+    use target::tcp::Placement;
+
+    use super::of_server;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn each_technique_of_a_servers_sockets_has_its_word() {
+        let usual = (SocketOptions::default(), Placement::Near);
+        assert_eq!(of_server(&[]).unwrap(), usual);
+        let all = words(&["gather=no", "more=no", "zero-copy=64k", "busy-poll=50us"]);
+        let (options, _) = of_server(&all).unwrap();
+        assert!(!options.gathers && !options.says_more);
+        assert_eq!(options.zero_copy_from_bytes, Some(65_536));
+        assert_eq!(options.busy_poll, Some(base::Span::from_us(50)));
+        let ring = words(&["engine=io_uring", "zero-copy=no", "placement=spread"]);
+        let (ring, placement) = of_server(&ring).unwrap();
+        assert_eq!(placement, Placement::Spread);
+        assert_eq!((ring.engine, ring.zero_copy_from_bytes), (SocketEngine::Ring, None));
+    }
+
+    #[test]
+    fn a_word_that_is_none_is_refused_with_those_that_are() {
+        for (word, expected) in [
+            ("gather=perhaps", "gather is `perhaps`, expected no or yes"),
+            ("zero-copy=lots", "zero-copy is `lots`, expected a size or no"),
+            ("nagle=yes", "no parameter `nagle`, expected gather, more, zero-copy"),
+            ("more", "more is ``, expected no or yes"),
+        ] {
+            let refused = of_server(&words(&[word])).unwrap_err();
+            assert!(refused.text.contains(expected), "{}", refused.text);
+        }
+    }
+}
