@@ -64,7 +64,7 @@ impl From<StoreError> for Stop {
 
 impl From<Damage> for Stop {
     fn from(damage: Damage) -> Self {
-        StoreError::Damaged(damage).into()
+        StoreError::from(damage).into()
     }
 }
 

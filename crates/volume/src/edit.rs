@@ -84,15 +84,8 @@ impl Books {
             let (removed, added) = replace(self.lines(pointer)?, tree.kind, &range, line);
             return Ok((range.end, self.recount(tree, &removed, &added)));
         }
-        let index = child_index(page.records(), range.start);
-        self.own_child(tree, pointer, index, bounds)?;
+        let (index, inner) = self.own_way(tree, pointer, bounds, range.start)?;
         let child = self.records(pointer)?[index].child();
-        if self.records(child)?.len() > self.full {
-            self.split_child(tree, pointer, index)?;
-        }
-        let records = self.records(pointer)?;
-        let index = child_index(records, range.start);
-        let (child, inner) = (records[index].child(), child_bounds(records, index, bounds));
         let changed = self.splice_in(tree, child, &inner, range, line)?;
         self.drop_if_empty(pointer, index)?;
         Ok(changed)
@@ -117,6 +110,9 @@ impl Books {
             return Ok((range.end, 0));
         }
         *root = self.shadow(tree, *root, None, &ALL)?;
+        if self.records(*root)?.len() > self.full {
+            self.grow(tree, root)?;
+        }
         let at = first.key.max(range.start);
         let changed = self.clear_in(tree, *root, &ALL, range, at, whole)?;
         self.tidy(tree, root)?;
@@ -150,7 +146,7 @@ impl Books {
                 return Ok((inner.end, blocks));
             }
         }
-        self.own_child(tree, pointer, index, bounds)?;
+        let (index, inner) = self.own_way(tree, pointer, bounds, at)?;
         let child = self.records(pointer)?[index].child();
         let changed = self.clear_in(tree, child, &inner, range, at, whole)?;
         self.drop_if_empty(pointer, index)?;
@@ -224,6 +220,26 @@ impl Books {
     fn leave(&mut self, range: Range<u64>) {
         self.space.lower(self.generation, range.clone());
         self.add(range, -1);
+    }
+
+    /// Makes the child that has a key the tree's own, and splits it if it is nearly full: a run may
+    /// become two. Returns which child has the key then, and its bounds.
+    fn own_way(
+        &mut self,
+        tree: &Tree,
+        parent: Pointer,
+        bounds: &Range<u64>,
+        key: u64,
+    ) -> Result<(usize, Range<u64>), Stop> {
+        let index = child_index(self.records(parent)?, key);
+        self.own_child(tree, parent, index, bounds)?;
+        let child = self.records(parent)?[index].child();
+        if self.records(child)?.len() > self.full {
+            self.split_child(tree, parent, index)?;
+        }
+        let records = self.records(parent)?;
+        let index = child_index(records, key);
+        Ok((index, child_bounds(records, index, bounds)))
     }
 
     fn own_child(

@@ -171,6 +171,12 @@ impl Damage {
     }
 }
 
+impl From<Damage> for StoreError {
+    fn from(damage: Damage) -> Self {
+        Self::Damaged(damage)
+    }
+}
+
 impl StoreError {
     /// Whose move it is.
     pub const fn blame(&self) -> Blame {

@@ -51,8 +51,7 @@ pub struct Opening {
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// Copies of the superblock that cannot be read. Each is written anew by one of the next two
-    /// commits.
+    /// Copies of the superblock that cannot be read. They are written anew before the first change.
     pub damaged: Vec<Damage>,
 }
 

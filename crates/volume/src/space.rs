@@ -120,7 +120,7 @@ impl Space {
         self.lowered.values().any(|set| matches!(set.look(block), Place::Taken(_)))
     }
 
-    /// A transaction is durable.
+    /// Ends that for what was left in transactions up to this one.
     pub(crate) fn settle(&mut self, generation: u64) {
         self.lowered.retain(|since, _| *since > generation);
     }
@@ -228,37 +228,32 @@ impl Books {
                 self.space.cursors[purpose as usize] = Search { at: room.start, left };
                 continue;
             }
-            let gap = self.gap(at)?;
-            let start = gap.start.next_multiple_of(unit);
-            let fits = gap.end.min(room.end).saturating_sub(start) / unit * unit;
+            let gap = self.place(at)?;
+            let fits = match &gap {
+                Place::Taken(_) => 0,
+                Place::Free(end) => end.saturating_sub(at.next_multiple_of(unit)) / unit * unit,
+            };
             let search = &mut self.space.cursors[purpose as usize];
             if fits > 0 {
+                let start = at.next_multiple_of(unit);
                 let found = start..start + fits.min(blocks_max);
                 *search = Search { at: found.end, left: total };
                 return Ok(found);
             }
-            *search = Search { at: gap.end, left: left.saturating_sub(gap.end - at) };
+            let (Place::Taken(end) | Place::Free(end)) = gap;
+            *search = Search { at: end, left: left.saturating_sub(end - at) };
         }
     }
 
-    /// The first free run that ends behind `at`; an empty one at the end of the store.
-    fn gap(&mut self, at: u64) -> Result<Range<u64>, Stop> {
-        let (mut at, end) = (at, self.superblock.room().end);
-        while at < end {
-            let next = match self.space.look(at) {
-                Place::Taken(end) => {
-                    at = end;
-                    continue;
-                }
-                Place::Free(next) => next,
-            };
-            match self.next_run(&SPACE, self.superblock.space, at)? {
-                Some(run) if run.key <= at => at = run.key + run.extra,
-                Some(run) => return Ok(at..next.min(run.key).min(end)),
-                None => return Ok(at..next.min(end)),
-            }
-        }
-        Ok(at..at)
+    /// Whether a block in the room may be given out, and how far that is true of those behind it.
+    fn place(&mut self, at: u64) -> Result<Place, Stop> {
+        let Place::Free(next) = self.space.look(at) else { return Ok(self.space.look(at)) };
+        let end = next.min(self.superblock.room().end);
+        Ok(match self.next_run(&SPACE, self.superblock.space, at)? {
+            Some(run) if run.key <= at => Place::Taken(run.key + run.extra),
+            Some(run) => Place::Free(end.min(run.key)),
+            None => Place::Free(end),
+        })
     }
 
     /// Puts the first delta into the tree, or as much of it as one leaf and one count allow. False

@@ -12,6 +12,9 @@
 //! A write is answered when its data are on the device and the map in memory refers to them; it
 //! survives a loss of power once a flush that was asked for later is answered. A
 //! [`Change`](crate::Change) is answered once it survives.
+//!
+//! Whoever drives a store carries out [`next_action`](Store::next_action) until there is none before
+//! he takes [`next_answer`](Store::next_answer): zeroes for a read are an action that nobody completes.
 
 mod ask;
 mod commit;
@@ -58,6 +61,8 @@ pub struct Store {
     /// Whether giving back has come upon damage, or has no room.
     is_sweep_stuck: bool,
     stopped: bool,
+    /// Whether the superblock that the store was opened with is known to be durable.
+    is_anchored: bool,
     actions: VecDeque<Action>,
     answers: VecDeque<(u64, Result<Answer, StoreError>)>,
 }
@@ -109,6 +114,7 @@ impl Store {
             frozen: superblock,
             is_sweep_stuck: false,
             stopped: false,
+            is_anchored: false,
             actions: VecDeque::new(),
             answers: VecDeque::new(),
         }
@@ -285,7 +291,14 @@ impl Store {
     /// to wait.
     fn sweep(&mut self) -> bool {
         let is_done = self.books.superblock.work.is_none();
-        if self.stopped || self.is_sweep_stuck || is_done || self.may_change().is_err() {
+        if self.stopped || self.is_sweep_stuck || is_done {
+            return false;
+        }
+        if !self.is_anchored {
+            self.anchor();
+            return false;
+        }
+        if self.may_change().is_err() {
             return false;
         }
         let swept = match self.books.fill_pool(CHANGE_BLOCKS, true) {

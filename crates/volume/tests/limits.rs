@@ -6,7 +6,7 @@ mod rig;
 
 use base::Random;
 use rig::{Rig, check, new_store, open};
-use tenmil_volume::{Answer, Ask, Change, NewStore, StoreError, VolumeInfo};
+use tenmil_volume::{Answer, Ask, Change, NewStore, Opening, StoreError, VolumeInfo};
 
 const TIB: u64 = 1 << 28;
 
@@ -235,4 +235,60 @@ fn a_device_that_has_grown_or_shrunk_and_two_stores_on_one_are_told_apart() {
         }
     }
     assert!(matches!(open(&two, 1024), Err(StoreError::TwoStores { .. })));
+}
+
+#[test]
+fn a_run_is_cut_into_more_pieces_than_a_leaf_has_room_for() {
+    let mut rig = Rig::plain(new_store(1 << 14), 1 << 14, Random::new(3)).unwrap();
+    let info = create(&mut rig, "v", 1000);
+    write(&mut rig, info.id, 0, 1000, 1);
+    for block in (1..1000).step_by(2) {
+        rig.ask(Ask::Trim { volume: info.id, block, blocks: 1 }).unwrap();
+    }
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    let mut again = Rig::plain(rig.disk.image().clone(), 1 << 14, Random::new(1)).unwrap();
+    for (block, values) in (0..).zip(again.read(info.id, 0, 1000).unwrap()) {
+        assert_eq!(values, [1 - block % 2; 8], "block {block}");
+    }
+}
+
+#[test]
+fn a_write_of_no_blocks_changes_nothing() {
+    let mut rig = rig(1024);
+    let info = create(&mut rig, "v", 10);
+    rig.ask(Ask::Flush).unwrap();
+    let before = rig.disk.writes;
+    for block in [0, 5, 10] {
+        write(&mut rig, info.id, block, 0, 1);
+    }
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(rig.disk.writes, before);
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+}
+
+#[test]
+fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
+    const BLOCKS: u64 = 20_000;
+    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    rig.store = rig.store.with_fanout(4);
+    let fine = Change::Create { name: "fine".into(), blocks: 3000, unit: 1, uuid: 1 };
+    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+    for block in (0..3000).step_by(500) {
+        write(&mut rig, fine.id, block, 500, 1);
+    }
+    for block in (0..3000).step_by(2) {
+        rig.ask(Ask::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
+    }
+    let coarse = create(&mut rig, "coarse", 16);
+    let mut opening = Opening::new(BLOCKS, 0);
+    while let Some(at) = opening.next_read() {
+        opening.handle_read(Ok(&rig.disk.read(at)));
+    }
+    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    again.store = opening.finish().unwrap().store.with_fanout(4);
+    let token = again.submit_write(coarse.id, 0, 16, 1);
+    let steps = (0..8000).take_while(|_| again.step()).count();
+    assert_eq!(again.answers.remove(&token), Some(Ok(Answer::Done)), "after {steps} steps");
+    assert!(steps > 500, "{steps} steps: there were few leaves to read");
 }

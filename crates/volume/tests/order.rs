@@ -5,8 +5,8 @@
 mod rig;
 
 use base::Random;
-use rig::{Rig, check, new_store};
-use tenmil_volume::{Action, Answer, Ask, Change, VolumeInfo};
+use rig::{Rig, check, new_store, open};
+use tenmil_volume::{Action, Answer, Ask, Change, StoreError, VolumeInfo};
 
 const BLOCKS: u64 = 2048;
 
@@ -209,4 +209,137 @@ fn a_flush_of_a_store_in_which_nothing_has_changed_still_reaches_the_device() {
     let image = rig.disk.cut(rig::disk::Cut::Nothing, &mut Random::new(1));
     let mut again = Rig::new(image, BLOCKS, Random::new(1)).unwrap();
     assert_eq!(again.read(info.id, 0, 16).unwrap(), [[2; 8]; 16]);
+}
+
+/// Has what is under way stay so, until the test lets it go on.
+fn hold(rig: &mut Rig) {
+    rig.holds_data = true;
+    rig.settle();
+    rig.holds_data = false;
+    let io = |action: &Action| match action {
+        Action::ReadData { io, .. } | Action::WriteData { io, .. } => Some(*io),
+        _ => None,
+    };
+    rig.held = rig.under_way().iter().filter_map(io).collect();
+}
+
+#[test]
+fn what_a_killed_program_left_in_a_volatile_cache_is_not_built_upon() {
+    let mut rig = rig();
+    let (one, two) = volume_and_clone(&mut rig);
+    rig.ask(Ask::Trim { volume: two.id, block: 0, blocks: 32 }).unwrap();
+    rig.submit(Ask::Flush);
+    while open(rig.disk.image(), BLOCKS).unwrap().store.generation() == rig.store.generation() {
+        assert!(rig.step(), "the commit comes to its superblock");
+    }
+    let image = rig.disk.image().clone();
+    let mut again = Rig::plain(image.clone(), BLOCKS, Random::new(1)).unwrap();
+    again.disk = rig.disk.unflushed(image);
+    write(&mut again, one.id, 0, 20, 2);
+    for seed in 0..200 {
+        let image = again.disk.cut(rig::disk::Cut::Random, &mut Random::new(seed));
+        let mut last = Rig::plain(image, BLOCKS, Random::new(1)).unwrap();
+        for found in last.read(two.id, 0, 32).unwrap() {
+            assert!(found == [0; 8] || found == [1; 8], "{found:?} is the other volume's");
+        }
+    }
+}
+
+#[test]
+fn pages_of_a_transaction_that_came_to_nothing_are_of_no_later_generation() {
+    let mut rig = rig();
+    create(&mut rig, "v", 64);
+    let generation = rig.store.generation();
+    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    assert_eq!(again.store.generation(), generation, "nothing is written before it must be");
+    let read = again.ask(Ask::List).unwrap();
+    assert_eq!((again.store.generation(), again.disk.writes), (generation, 0), "{read:?}");
+    create(&mut again, "w", 64);
+    assert_eq!(again.store.generation(), generation + 2, "the one between is given up");
+}
+
+#[test]
+fn a_unit_that_a_read_may_still_touch_is_not_written_over_by_who_has_it_now() {
+    let mut rig = rig();
+    let (one, two) = volume_and_clone(&mut rig);
+    let token = rig.submit(Ask::Read { volume: two.id, block: 0, blocks: 16 });
+    hold(&mut rig);
+    write(&mut rig, two.id, 0, 16, 5);
+    rig.ask(Ask::Flush).unwrap();
+    rig.ask(Ask::Flush).unwrap();
+    write(&mut rig, one.id, 0, 16, 2);
+    rig.held.clear();
+    rig.settle();
+    assert!(rig.answers.remove(&token).unwrap().is_ok());
+    let data = rig.buffers.remove(&token).unwrap();
+    assert!(data.iter().all(|block| rig::disk::values(block) == [1; 8]), "what the clone held");
+    write(&mut rig, one.id, 0, 32, 3);
+    let used = |rig: &mut Rig| match rig.ask(Ask::Usage).unwrap() {
+        Answer::Usage(usage) => usage.used,
+        other => panic!("{other:?}"),
+    };
+    rig.ask(Ask::Flush).unwrap();
+    let before = used(&mut rig);
+    write(&mut rig, one.id, 0, 32, 4);
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(used(&mut rig), before, "once the read has ended, writes are in place again");
+}
+
+#[test]
+fn a_change_that_waited_quiets_the_volume_that_has_the_name_now() {
+    let mut rig = rig();
+    let (a, c) = (create(&mut rig, "a", 16), create(&mut rig, "c", 16));
+    write(&mut rig, a.id, 0, 16, 1);
+    write(&mut rig, c.id, 0, 16, 3);
+    rig.submit_write(a.id, 0, 16, 2);
+    hold(&mut rig);
+    let to_a = rig.held.clone();
+    let taken = rig.submit(snapshot("a", "s"));
+    rig.settle();
+    for (name, to) in [("a", "b"), ("c", "a")] {
+        change(&mut rig, Change::Rename { name: name.into(), to: to.into() });
+    }
+    rig.submit_write(c.id, 0, 16, 4);
+    hold(&mut rig);
+    rig.held.retain(|io| !to_a.contains(io));
+    rig.settle();
+    assert!(!rig.answers.contains_key(&taken), "a write to what is called `a` now is under way");
+    rig.held.clear();
+    rig.settle();
+    let Answer::Volume(kept) = rig.answers.remove(&taken).unwrap().unwrap() else { panic!() };
+    assert_eq!(kept.origin, c.id);
+    write(&mut rig, a.id, 0, 1, 7);
+    assert_eq!(rig.read(kept.id, 0, 16).unwrap(), [[4; 8]; 16]);
+}
+
+#[test]
+fn a_store_stops_when_a_flush_fails_though_nothing_of_its_own_was_changed() {
+    let mut rig = rig();
+    let info = create(&mut rig, "v", 16);
+    write(&mut rig, info.id, 0, 16, 1);
+    rig.ask(Ask::Flush).unwrap();
+    write(&mut rig, info.id, 0, 16, 2);
+    rig.fails_flushes = true;
+    assert!(matches!(rig.ask(Ask::Flush), Err(StoreError::Device { .. })));
+    assert_eq!(rig.ask(Ask::Flush), Err(StoreError::Stopped), "what was lost stays lost");
+    assert_eq!(rig.read(info.id, 0, 1).unwrap(), [[2; 8]], "it is still read");
+}
+
+#[test]
+fn a_store_that_has_stopped_has_nothing_more_to_do() {
+    let mut rig = rig();
+    let info = create(&mut rig, "v", 64);
+    rig.holds_flushes = true;
+    let mut tokens = Vec::new();
+    for block in [0, 32] {
+        write(&mut rig, info.id, block, 16, 1);
+        tokens.push(rig.submit(Ask::Flush));
+        rig.settle();
+    }
+    (rig.holds_flushes, rig.fails_flushes) = (false, true);
+    rig.settle();
+    for token in tokens {
+        assert!(matches!(rig.answers.remove(&token), Some(Err(_))));
+    }
+    assert!(rig.store.is_idle());
 }

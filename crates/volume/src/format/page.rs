@@ -47,6 +47,11 @@ impl Page {
         if let Body::Node { level, .. } = self.body { level } else { 0 }
     }
 
+    /// Whether it is a node with more records than a block has room for: there is no such block.
+    pub(crate) fn is_overfull(&self) -> bool {
+        self.records().len() > RECORDS_MAX
+    }
+
     /// The block as it lies at `address` in the store.
     pub fn encode(&self, store: u128, address: u64) -> Box<Block> {
         let mut bytes = Box::new([0; BLOCK_BYTES]);

@@ -7,10 +7,15 @@
 //!
 //! New pages go to blocks that no durable superblock refers to, so until one of the two copies of
 //! the new superblock is on the device the store is what it was, and from then on what it became.
+//!
+//! The superblock that a store was opened with may be in a volatile cache alone: whoever wrote it may
+//! have been killed before the flush, or the flush may have failed. So before anything is changed,
+//! the store is anchored: that superblock is written again and flushed, and then once more with the
+//! next generation, which pages of a transaction that came to nothing may bear already.
 
 use super::{Action, BACKLOG, End, Purpose, Store};
 use crate::books::Stop;
-use crate::error::StoreError;
+use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{BLOCK_BYTES, Body, Kind, Page, Superblock};
 use crate::space::COUNT_BLOCKS;
 
@@ -76,6 +81,11 @@ impl Store {
     /// Hands the new pages to the device, and opens the next transaction.
     fn freeze(&mut self) {
         let books = &mut self.books;
+        if let Some((&address, page)) = books.dirty.iter().find(|(_, page)| page.is_overfull()) {
+            let (kind, owner) = (Some(page.kind), page.owner);
+            let damage = Damage { address, kind, owner, flaw: Flaw::Records };
+            return self.stop(&damage.into());
+        }
         let frozen = Frozen { generation: books.generation, superblock: books.superblock };
         books.writing = std::mem::take(&mut books.dirty);
         self.frozen = books.superblock;
@@ -117,6 +127,7 @@ impl Store {
             return self.stop(&StoreError::Device { what: "write metadata of the store", outcome });
         }
         match std::mem::replace(&mut self.commit, Commit::Idle) {
+            Commit::SuperblocksFlush(frozen) if !self.is_anchored => self.handle_anchored(frozen),
             Commit::Pages(frozen, 1) => self.flush_commit(Commit::PagesFlush(frozen)),
             Commit::Pages(frozen, left) => self.commit = Commit::Pages(frozen, left - 1),
             Commit::PagesFlush(frozen) => self.write_superblocks(frozen),
@@ -142,13 +153,32 @@ impl Store {
         self.commit = Commit::Superblocks(frozen, places.len() as u64);
     }
 
+    /// Begins to make what the store was opened with durable, if nobody has yet.
+    pub(super) fn anchor(&mut self) {
+        if matches!(self.commit, Commit::Idle) {
+            let (generation, superblock) = self.durable;
+            self.write_superblocks(Frozen { generation, superblock });
+        }
+    }
+
+    /// The superblock that the store was opened with is durable, or the one behind it is.
+    fn handle_anchored(&mut self, frozen: Frozen) {
+        if frozen.generation < self.books.generation {
+            let generation = self.books.generation;
+            return self.write_superblocks(Frozen { generation, ..frozen });
+        }
+        self.is_anchored = true;
+        self.books.generation += 1;
+        self.end_commit(&frozen);
+        self.ready.extend(self.on_apply.drain(..));
+    }
+
     /// It is durable: whoever waited for it may go on, and what it has freed may be given out.
     fn end_commit(&mut self, frozen: &Frozen) {
         self.durable = (frozen.generation, frozen.superblock);
         for (address, page) in std::mem::take(&mut self.books.writing) {
             self.books.cache.put(address, page);
         }
-        self.books.space.settle(frozen.generation);
         self.release();
         let (done, waiting) =
             self.on_commit.drain(..).partition(|(generation, _)| *generation <= frozen.generation);
@@ -157,19 +187,46 @@ impl Store {
         self.ready.extend(done.into_iter().map(|(_, task)| task));
     }
 
-    /// Lets freed blocks be given out that no durable superblock refers to and no transfer touches.
+    /// Lets freed blocks be given out, and blocks that someone has left be written over, that no
+    /// durable superblock refers to and no transfer touches.
     pub(super) fn release(&mut self) {
         let oldest = self.transfers.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest);
-        self.books.space.release(self.durable.0.min(oldest.saturating_sub(1)));
+        let past = self.durable.0.min(oldest.saturating_sub(1));
+        self.books.space.release(past);
+        self.books.space.settle(past);
     }
 
     /// Takes no changes any more. What is durable stays what it is.
-    fn stop(&mut self, error: &StoreError) {
-        (self.stopped, self.commit) = (true, Commit::Idle);
+    pub(super) fn stop(&mut self, error: &StoreError) {
+        (self.stopped, self.commit, self.wants_commit) = (true, Commit::Idle, false);
         let waiting = std::mem::take(&mut self.on_commit);
         let waiting = waiting.into_iter().map(|(_, task)| task).chain(self.on_apply.drain(..));
         for task in waiting.collect::<Vec<_>>() {
             self.fail(task, error.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::format::{Body, Kind, Page, Record, decode_superblock};
+    use crate::open::{NewStore, Step};
+    use crate::store::Store;
+
+    #[test]
+    fn a_node_that_no_block_has_room_for_stops_the_store_before_anything_is_written() {
+        let steps = NewStore { name: "s".into(), uuid: 7, blocks: 512 }.steps().unwrap();
+        let Step::Write { at, bytes } = &steps[0] else { panic!() };
+        let (uuid, generation, superblock) = decode_superblock(bytes, *at).unwrap();
+        let mut store = Store::new(uuid, generation, superblock, 0);
+        let records = (0..169).map(|key| Record { key, value: key + 2, extra: 1 }).collect();
+        let body = Body::Node { level: 0, records };
+        let page = Page { kind: Kind::Map, generation: generation + 1, owner: 1, body };
+        store.books.dirty.insert(100, Arc::new(page));
+        (store.is_anchored, store.wants_commit) = (true, true);
+        assert_eq!(store.next_action(), None);
+        assert!(store.stopped);
     }
 }

@@ -204,12 +204,16 @@ impl Store {
     }
 
     fn change(&mut self, task: &mut Task, change: &Change) -> Result<Next, Halt> {
-        self.refuse_if_stopped()?;
+        self.expect_open()?;
         self.may_change()?;
-        if let (Some(name), None) = (change.quiets(), task.quiets) {
-            let body = self.books.lookup(name)?;
-            self.traffic.entry(body.id).or_default().quieting += 1;
-            task.quiets = Some(body.id);
+        if let Some(name) = change.quiets() {
+            // While it waited, the name may have gone to another volume.
+            let id = self.books.lookup(name)?.id;
+            if task.quiets != Some(id) {
+                self.end_quiet(task.quiets.take());
+                self.traffic.entry(id).or_default().quieting += 1;
+                task.quiets = Some(id);
+            }
         }
         if let Some(id) = task.quiets
             && self.traffic.entry(id).or_default().writes > 0
@@ -269,8 +273,16 @@ impl Store {
         }
     }
 
-    fn refuse_if_stopped(&self) -> Result<(), Halt> {
-        if self.stopped { Err(StoreError::Stopped.into()) } else { Ok(()) }
+    /// Whether the store takes changes: not once it has stopped, and not before it is anchored.
+    fn expect_open(&mut self) -> Result<(), Halt> {
+        if self.stopped {
+            return Err(StoreError::Stopped.into());
+        }
+        if !self.is_anchored {
+            self.anchor();
+            return Err(Wait::Apply.into());
+        }
+        Ok(())
     }
 
     fn volume_and_range(

@@ -77,6 +77,20 @@ impl Disk {
         }
     }
 
+    /// The same device, seen by the next program after the one that wrote was killed: reads see
+    /// `image`, and a loss of power may still take all of it that was not flushed.
+    pub fn unflushed(&self, image: Image) -> Self {
+        let is_new = |(at, block): &(&u64, &Shared)| self.stable.get(at) != Some(*block);
+        let write = |(at, block): (&u64, &Shared)| Volatile {
+            io: u64::MAX,
+            at: *at,
+            block: Arc::clone(block),
+            ended: Some(0),
+        };
+        let volatile = image.iter().filter(is_new).map(write).collect();
+        Self { stable: self.stable.clone(), volatile, ..Self::new(image) }
+    }
+
     pub fn image(&self) -> &Image {
         &self.now
     }

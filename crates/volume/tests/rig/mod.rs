@@ -27,6 +27,10 @@ pub struct Rig {
     next_token: u64,
     /// The next data write is answered with an error.
     pub fails_writes: bool,
+    /// The next flush is answered with an error.
+    pub fails_flushes: bool,
+    /// These actions stay under way.
+    pub held: Vec<u64>,
     /// Transfers of data stay under way.
     pub holds_data: bool,
     /// Flushes stay under way, so that no commit ends.
@@ -86,6 +90,8 @@ impl Rig {
             answers: BTreeMap::new(),
             next_token: 0,
             fails_writes: false,
+            fails_flushes: false,
+            held: Vec::new(),
             holds_data: false,
             holds_flushes: false,
         })
@@ -116,7 +122,9 @@ impl Rig {
             self.under_way.push(action);
         }
         let is_held = |action: &Action| match action {
-            Action::ReadData { .. } | Action::WriteData { .. } => self.holds_data,
+            Action::ReadData { io, .. } | Action::WriteData { io, .. } => {
+                self.holds_data || self.held.contains(io)
+            }
             Action::Flush { .. } => self.holds_flushes,
             _ => false,
         };
@@ -173,6 +181,10 @@ impl Rig {
             Action::WritePages { io, .. } | Action::WriteData { io, .. } => {
                 self.disk.end_write(io);
                 self.store.complete(io, End::Done);
+            }
+            Action::Flush { io } if self.fails_flushes => {
+                self.fails_flushes = false;
+                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
             }
             Action::Flush { io } => {
                 self.disk.end_flush(io);

@@ -229,8 +229,10 @@ impl World {
 
     /// Opens what is left after a loss of power, and compares it with what must be there.
     fn come_back(&mut self, image: Image, after: Option<&Model>) -> Result<(), String> {
+        let disk = self.rig.disk.unflushed(image.clone());
         let mut rig =
             Rig::new(image, self.blocks, self.random.fork()).map_err(|e| e.to_string())?;
+        rig.disk = disk;
         let report = check(&rig.store, rig.disk.image());
         if !report.findings.is_empty() {
             return Err(format!("check: {:?}", report.findings));
@@ -239,15 +241,21 @@ impl World {
             Some(after) => compare(&mut rig, after).map_err(|other| format!("{error}; or {other}")),
             None => Err(error),
         })?;
-        self.go_on(&mut rig)
+        self.go_on(&mut rig, after)
     }
 
     /// What came back takes writes and changes as ever.
-    fn go_on(&mut self, rig: &mut Rig) -> Result<(), String> {
+    fn go_on(&mut self, rig: &mut Rig, after: Option<&Model>) -> Result<(), String> {
+        let mut models: Vec<Model> =
+            [Some(&self.model), after].into_iter().flatten().cloned().collect();
         let Ok(Answer::Volumes(volumes)) = rig.ask(Ask::List) else { return Err("no list".into()) };
         for info in volumes.iter().filter(|info| !info.is_read_only).take(3) {
             let block = self.random.below(info.blocks);
             let token = rig.submit_write(info.id, block, 1, 77);
+            for volume in models.iter_mut().filter_map(|model| model.volumes.get_mut(&info.name)) {
+                let cell = volume.cells.get_mut(usize::try_from(block).unwrap());
+                cell.into_iter().for_each(|cell| cell.values.push((u64::MAX, 77)));
+            }
             rig.settle();
             if rig.answers.remove(&token).expect("an answer").is_ok() {
                 let found = rig.read(info.id, block, 1).map_err(|error| error.to_string())?;
@@ -256,6 +264,7 @@ impl World {
                 }
             }
         }
+        self.cut_again(rig, &models)?;
         if let Some(info) = volumes.first() {
             let change = Change::Delete { name: info.name.clone(), orphan: true };
             rig.ask(Ask::Change(change)).map_err(|error| error.to_string())?;
@@ -267,6 +276,28 @@ impl World {
         } else {
             Err(format!("later: {:?}", report.findings))
         }
+    }
+}
+
+impl World {
+    /// The power is lost before what came back has been flushed by anybody but the store itself.
+    fn cut_again(&mut self, rig: &Rig, models: &[Model]) -> Result<(), String> {
+        let cut = if self.random.chance(1, 3) { Cut::Nothing } else { Cut::Random };
+        let image = rig.disk.cut(cut, &mut self.random);
+        let mut last =
+            Rig::new(image, self.blocks, self.random.fork()).map_err(|e| e.to_string())?;
+        let report = check(&last.store, last.disk.image());
+        if !report.findings.is_empty() {
+            return Err(format!("check after a second cut: {:?}", report.findings));
+        }
+        let mut errors = Vec::new();
+        for model in models {
+            match compare(&mut last, model) {
+                Ok(()) => return Ok(()),
+                Err(error) => errors.push(error),
+            }
+        }
+        Err(format!("after a second cut: {}", errors.join("; or ")))
     }
 }
 

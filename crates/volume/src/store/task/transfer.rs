@@ -3,6 +3,7 @@
 use base::Outcome;
 
 use super::{Halt, Next, State, Task, Wait};
+use crate::books::Stop;
 use crate::error::StoreError;
 use crate::plan::Segment;
 use crate::space::CHANGE_BLOCKS;
@@ -70,8 +71,11 @@ impl Store {
         block: u64,
         blocks: u64,
     ) -> Result<Next, Halt> {
-        self.refuse_if_stopped()?;
+        self.expect_open()?;
         let (body, range) = self.writable(volume, block, blocks)?;
+        if range.is_empty() {
+            return Ok(Next::Done(Answer::Done));
+        }
         if task.writes_to.is_none() {
             let traffic = self.traffic.entry(volume).or_default();
             if traffic.quieting > 0 {
@@ -99,7 +103,7 @@ impl Store {
 
     /// The data are there: has the map refer to them.
     fn map(&mut self, task: &mut Task, volume: u64) -> Result<Next, Halt> {
-        self.refuse_if_stopped()?;
+        self.expect_open()?;
         let State::Map(segments) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
         while let Some(segment) = segments.last_mut() {
             if segment.is_new {
@@ -133,7 +137,7 @@ impl Store {
         block: u64,
         blocks: u64,
     ) -> Result<Next, Halt> {
-        self.refuse_if_stopped()?;
+        self.expect_open()?;
         let (_, range) = self.writable(volume, block, blocks)?;
         if matches!(task.state, State::Start) {
             task.state = State::From(range.start);
@@ -149,9 +153,14 @@ impl Store {
 
     pub(super) fn flush(&mut self, id: u64, task: &mut Task) -> Result<Next, Halt> {
         if let State::Transfers(_, failed, _) = &task.state {
-            return ended(*failed, "flush the device");
+            let ended = ended(*failed, "flush the device");
+            if let Err(Halt::Stop(Stop::Error(error))) = &ended {
+                // What the device has lost now, no later flush would bring to light.
+                self.stop(error);
+            }
+            return ended;
         }
-        self.refuse_if_stopped()?;
+        self.expect_open()?;
         if !self.is_clean() {
             task.state = State::Durable(Answer::Done);
             return Ok(Next::Wait(Wait::Commit(self.books.generation)));
