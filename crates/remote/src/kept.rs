@@ -196,11 +196,11 @@ impl Kept {
         self.probe = self.probe.filter(|probe| *probe != index);
     }
 
-    /// The next request that is to be sent again, under the number of its slot, and its segments.
+    /// The next request that is to be sent again, under the token it goes by, and its segments.
     /// `in_flight` others are where it would go: a suspect waits for them, and others for it.
     pub(crate) fn next_again(&self, in_flight: usize) -> Option<(Request, &[Segment])> {
         let index = *self.again.front()?;
-        let Slot { request, segment, record, .. } = &self.slots[index as usize];
+        let Slot { request, segment, record, attempt, .. } = &self.slots[index as usize];
         if self.probe.is_some() || record & SUSPECT != 0 && in_flight > 0 {
             return None;
         }
@@ -209,13 +209,15 @@ impl Kept {
             0 | 1 => core::slice::from_ref(segment),
             _ => &self.lists[index as usize],
         };
-        Some((Request { token: index.into(), segment_first: 0, ..*request }, segments))
+        let token = u64::from(index) | u64::from(*attempt) << ATTEMPT_SHIFT;
+        Some((Request { token, segment_first: 0, ..*request }, segments))
     }
 
-    /// The next one has been sent.
-    pub(crate) fn sent_again(&mut self, now: Instant) {
+    /// The next one has been sent to `path`, which answers for it from now on.
+    pub(crate) fn sent_again(&mut self, now: Instant, path: usize) {
         let Some(index) = self.again.pop_front() else { return };
         let slot = &mut self.slots[index as usize];
+        slot.path = u8::try_from(path).unwrap_or(NOWHERE);
         slot.sent_tick = tick_of(now);
         if slot.record & SUSPECT != 0 {
             self.probe = Some(index);

@@ -42,6 +42,8 @@ pub struct RemoteQueue {
 
 /// Requests that go to the queue pair in one go.
 const BATCH: usize = 64;
+/// Where all requests go.
+const ONLY_PATH: usize = 0;
 
 impl RemoteQueue {
     pub(crate) fn new(way: Way, parents: u16, fail_fast: Span) -> Self {
@@ -140,7 +142,7 @@ impl RemoteQueue {
             if self.way.submit(now, &[request], segments) == 0 {
                 return;
             }
-            self.kept.sent_again(now);
+            self.kept.sent_again(now, ONLY_PATH);
         }
     }
 

@@ -24,7 +24,7 @@ fn what_is_sent_again_is_what_was_kept() {
         let (again, segments) = kept.next_again(0).unwrap();
         assert_eq!((again.token, again.segment_first), (slot.token, 0));
         assert_eq!(segments, expected);
-        kept.sent_again(NOW);
+        kept.sent_again(NOW, 0);
         assert_eq!(kept.forget(slot.token), token);
     }
     assert!(!kept.has_again() && kept.free.len() == 2);
@@ -66,7 +66,7 @@ fn no_number_of_resets_of_others_is_held_against_a_request() {
     let slot = kept.keep(NOW, &request(7, 0, 0), &[]).unwrap().token;
     for _ in 0..1000 {
         assert!(kept.send_again(slot, Ending::Innocent));
-        kept.sent_again(NOW);
+        kept.sent_again(NOW, 0);
         assert!(!kept.is_cautious());
     }
 }
@@ -79,18 +79,34 @@ fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
     assert!(kept.next_again(1).is_none(), "not while others are there");
     for guilt in 1..=GUILT_MAX {
         assert_eq!(kept.next_again(0).unwrap().0.token, slots[0]);
-        kept.sent_again(NOW);
+        kept.sent_again(NOW, 0);
         assert!(kept.is_cautious() && kept.next_again(0).is_none(), "nor others with it");
         let ending = kept.ending(NOW, slots[0], Broken::UnderMany, Span::from_secs(30));
         assert_eq!(ending, Ending::Guilty);
         assert_eq!(kept.send_again(slots[0], ending), guilt < GUILT_MAX);
         // The other one is answered in between.
         if guilt == 1 {
-            kept.sent_again(NOW);
+            kept.sent_again(NOW, 0);
             kept.acquit(slots[1]);
             kept.forget(slots[1]);
         }
     }
     kept.forget(slots[0]);
     assert!(!kept.is_cautious() && kept.in_flight() == 0);
+}
+
+/// What a path has no room for is nobody's: it waits once, whatever becomes of the path.
+#[test]
+fn what_was_not_sent_again_is_not_left_with_the_path_that_had_no_room() {
+    let mut kept = Kept::new(2);
+    let slot = kept.keep(NOW, &request(7, 0, 0), &[]).unwrap().token;
+    kept.send_to(slot, 0);
+    assert_eq!(kept.leave(0, Broken::No, |_| true), (1, Vec::new()));
+    let (again, _) = kept.next_again(0).unwrap();
+    assert!(kept.is_awaited(again.token), "under its later name");
+    assert_eq!(kept.leave(0, Broken::No, |_| true), (0, Vec::new()), "no path has it");
+    kept.sent_again(NOW, 1);
+    assert!(!kept.has_again() && kept.in_flight() == 1);
+    assert_eq!(kept.leave(0, Broken::No, |_| true).0, 0);
+    assert_eq!(kept.leave(1, Broken::No, |_| true).0, 1);
 }

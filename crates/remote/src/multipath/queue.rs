@@ -248,17 +248,14 @@ impl MultipathQueue {
             let Some(path) = self.route.choose(&self.views) else { return };
             let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
             let Some(way) = &mut lane.way else { return };
-            let Some((request, _)) = self.kept.next_again(view.in_flight as usize) else { return };
-            let token = self.kept.send_to(request.token, path);
-            let Some((request, segments)) = self.kept.next_again(view.in_flight as usize) else {
-                return;
-            };
-            if way.submit(now, &[Request { token, ..request }], segments) == 0 {
+            let next = self.kept.next_again(view.in_flight as usize);
+            let Some((request, segments)) = next else { return };
+            if way.submit(now, &[request], segments) == 0 {
                 return;
             }
             view.in_flight += 1;
             lane.is_dirty = true;
-            self.kept.sent_again(now);
+            self.kept.sent_again(now, path);
         }
     }
 

@@ -32,6 +32,10 @@ pub(super) struct Field {
 
 impl Field {
     pub(super) fn new(count: usize, spread: Spread) -> Self {
+        Self::with_sizes(count, spread, QueueSizes::default())
+    }
+
+    fn with_sizes(count: usize, spread: Spread, sizes: QueueSizes) -> Self {
         let regions = Regions::new(count + 1);
         let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
         let first = Target::new();
@@ -50,7 +54,7 @@ impl Field {
             namespace: 1,
             spread,
             queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
-            sizes: QueueSizes::default(),
+            sizes,
         };
         let multipath = Multipath::begin(setups, wishes, now).unwrap();
         let (queues, events, answers) = (Vec::new(), Vec::new(), Vec::new());
@@ -59,11 +63,17 @@ impl Field {
 
     /// The same, once all paths are up and a queue has them all.
     pub(super) fn ready(count: usize, spread: Spread) -> Self {
-        let mut field = Self::new(count, spread);
+        Self::new(count, spread).up()
+    }
+
+    /// Once all paths are up and a queue has them all.
+    fn up(mut self) -> Self {
+        let count = self.targets.len();
+        let field = &mut self;
         field.turn_until(|field| (0..count).all(|path| field.multipath.access(path).is_some()));
         field.add_queue();
         field.turn_until(|field| field.queues[0].open_paths() == count);
-        field
+        self
     }
 
     pub(super) fn add_queue(&mut self) {
@@ -243,6 +253,33 @@ fn a_read_goes_elsewhere_at_once_and_a_write_when_the_old_controller_can_do_noth
         field.turn_for(Span::from_secs(3));
         assert_eq!(field.answers.len(), 1, "once");
     }
+}
+
+/// One request at a time can be split: the next ones wait, and are on no path when theirs is lost.
+#[test]
+fn what_a_path_has_no_room_for_is_not_lost_with_it_and_answered_once() {
+    let sizes = QueueSizes { parents: 1, ..QueueSizes::default() };
+    let field = Field::with_sizes(2, Spread::ActivePassive, sizes);
+    for target in &field.targets {
+        let identity = target.state().identity.clone().with(|it| it.mdts(1));
+        target.state().identity = identity;
+    }
+    let mut field = field.up();
+    field.targets[0].state().is_idle = true;
+    for token in 0..3 {
+        // 8 KiB are what a command moves at most.
+        let place = field.place(0, 64);
+        field.submit(Operation::Read, 0, place, token);
+        field.turn();
+    }
+    field.take_away(0);
+    field.turn_until(|field| !field.answers.is_empty());
+    field.turn_for(Span::from_secs(3));
+    let mut told: Vec<u64> = field.answers.iter().map(|answer| answer.token).collect();
+    told.sort_unstable();
+    assert!(field.answers.iter().all(|answer| answer.outcome.is_success()));
+    assert_eq!(told, [0, 1], "two were taken, and one waited");
+    field.exchange(0, 1);
 }
 
 /// The admin connection is still there: the controller says that it has stopped.
