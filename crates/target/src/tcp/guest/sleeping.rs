@@ -79,12 +79,14 @@ impl Guest {
     /// Gets ready to go to another thread. True once nothing of it is this thread's: its stream has let
     /// go, and no medium works for it. One whose stream stays goes on as if nobody had asked.
     pub(in crate::tcp) fn may_move(&mut self) -> bool {
-        let Some(stream) = &mut self.stream else { return true };
-        self.is_travelling = !stream.is_tied();
         let is_idle = match &self.role {
             Role::Io(io) => io.is_idle(),
             Role::Stranger | Role::Admin(_) | Role::Discovery(_) | Role::Gone => true,
         };
+        // One that is over goes when its media and the kernel have let go of its memory.
+        let has_let_go = self.is_drained() && self.farewell.is_none();
+        let Some(stream) = &mut self.stream else { return has_let_go };
+        self.is_travelling = !stream.is_tied();
         is_idle && stream.let_go()
     }
 

@@ -414,6 +414,27 @@ fn a_connection_whose_stream_is_its_threads_stays_and_goes_on() {
     assert_eq!(completion.status(), Status::SUCCESS);
 }
 
+#[test]
+fn a_connection_that_has_ended_stays_until_its_media_and_the_kernel_have_let_go() {
+    let (mut rig, is_stuck) = stuck();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    rig.lines[io].submit(&transfer(IoOpcode::Read.code(), 0, 8), Data::ToHost(4096), &[]);
+    rig.run();
+    rig.lines[io].pipe = None;
+    rig.run();
+    assert!(!rig.guests[io].detach(Parting::Moves), "its medium works for it");
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    assert_eq!(rig.guests.len(), 1, "it is over");
+
+    let (mut rig, _) = gone_while_read();
+    assert!(!rig.guests[1].detach(Parting::Moves), "the kernel reads its memory");
+    rig.traits.reads.store(false, Ordering::Relaxed);
+    rig.pass(base::Span::from_ms(1));
+    assert_eq!(rig.guests.len(), 1);
+}
+
 /// A host has got its answer and gone, and the kernel still reads what was sent; so many bytes are
 /// free but for that.
 fn gone_while_read() -> (Rig, u64) {
