@@ -59,7 +59,7 @@ pub trait Poller: Send {
     }
 
     /// The thread has come to an OS thread: the first, another, or the old one after a move that was
-    /// given up.
+    /// given up. Then it is called whether or not [`detach`](Self::detach) has returned true.
     fn attach(&mut self) {}
 }
 

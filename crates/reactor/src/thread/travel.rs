@@ -133,13 +133,18 @@ impl LightThread {
         }
     }
 
-    /// Gives a move up.
+    /// Gives a move up. Also those of its pollers that have not let go were told to begin nothing new,
+    /// and are attached again.
     fn stay(&mut self, id: PollerId, after: Span, now: Instant, local: &mut Local) {
         let poller = self.poller_name(id).unwrap_or_default();
         let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
         local.directory.note(now, Event::MoveGivenUp { thread, name, poller, after });
         self.leaving = None;
+        self.slots.iter_mut().for_each(|slot| slot.detached = true);
+        // If one of them panics, the others are attached next time.
+        self.arriving = true;
         self.attach(now, local);
+        self.arriving = false;
     }
 
     /// Gets ready to be handed to the reactor `to`. All of its pollers have let go.

@@ -264,6 +264,70 @@ fn a_move_is_given_up_when_a_poller_does_not_let_go_and_an_end_is_not() {
     assert_eq!(cut_off.as_deref(), Some("ring"));
 }
 
+/// Begins nothing once it was asked to let go, and never lets go.
+struct Deaf {
+    heard: Tally,
+    is_leaving: bool,
+}
+
+impl Poller for Deaf {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        self.heard.fetch_add(u64::from(!self.is_leaving), RELAXED);
+        Found::Nothing
+    }
+
+    fn detach(&mut self, _: Parting) -> bool {
+        self.is_leaving = true;
+        false
+    }
+
+    fn attach(&mut self) {
+        self.is_leaving = false;
+    }
+}
+
+#[test]
+fn whoever_has_held_on_to_a_move_that_was_given_up_goes_on_as_before() {
+    let options = ReactorOptions { drain_max: Span::from_ms(5), ..ReactorOptions::default() };
+    // Once with somebody who panics when he is told, before the others are.
+    for is_fragile in [false, true] {
+        let mut world = World::new(0, 2, &options);
+        let heard = tally();
+        let deaf = Deaf { heard: Arc::clone(&heard), is_leaving: false };
+        let mut plan = ThreadPlan::new("deaf").on(R0);
+        if is_fragile {
+            plan = plan.poller(active("second", Second(0)));
+        }
+        let thread = world.directory.spawn(plan.poller(active("deaf", deaf))).unwrap();
+        world.turn_all(2);
+        world.directory.move_thread(thread.id(), R1).unwrap();
+        world.turn_all(4);
+        let before = count(&heard);
+        world.turn_all(4);
+        assert_eq!(count(&heard), before, "it begins nothing while it is asked to leave");
+        world.pass_time(Span::from_ms(6));
+        world.turn_all(4);
+        assert_eq!(thread.home(), R0);
+        let before = count(&heard);
+        world.turn_all(10);
+        assert_eq!(count(&heard), before + 10, "and goes on when nobody asks any more");
+    }
+}
+
+/// Panics when it is attached for the second time.
+struct Second(u32);
+
+impl Poller for Second {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        Found::Nothing
+    }
+
+    fn attach(&mut self) {
+        self.0 += 1;
+        assert!(self.0 < 2, "on purpose");
+    }
+}
+
 #[test]
 fn messages_that_are_sent_during_a_move_arrive_in_order_at_the_new_home() {
     let mut world = World::adaptive(0, 2);
