@@ -108,6 +108,11 @@ impl Exchange {
         self.end.outstanding().any(|tag| self.places.known(tag).changes(is_admin))
     }
 
+    /// The peer gets nothing any more of what has not gone.
+    pub(crate) fn abandon(&mut self) {
+        self.stream.abandon();
+    }
+
     /// Submits `command` under `tag`, with its data in `segment`, or in the [list](Self::list) of
     /// that tag. It is answered as `name`.
     #[inline]

@@ -106,7 +106,7 @@ impl Lane {
                 self.berth.end();
             }
             Some(Order::Close) => {
-                let may_linger = before.is_some_and(|before| before.exchange.may_linger(false));
+                let may_linger = before.is_some_and(part);
                 self.berth.report(Closed { lost: None, may_linger });
             }
             None => self.berth.end(),
@@ -118,8 +118,7 @@ impl Lane {
     fn lose(&mut self) {
         let Some(serving) = self.serving.take() else { return };
         let lost = serving.exchange.lost().map(ToString::to_string);
-        let may_linger = serving.exchange.may_linger(false);
-        drop(serving);
+        let may_linger = part(serving);
         (self.is_busy, self.is_broken) = (false, true);
         self.berth.report(Closed { lost, may_linger });
     }
@@ -153,8 +152,17 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let may_linger =
-            self.serving.take().is_some_and(|serving| serving.exchange.may_linger(false));
+        let may_linger = self.serving.take().is_some_and(part);
         self.berth.report(Closed { lost: None, may_linger });
     }
+}
+
+/// Ends a connection. Whether anything was outstanding that would do harm if it were executed late:
+/// then what the socket still holds is thrown away, which a mere close would have the kernel deliver.
+fn part(mut serving: Box<Serving>) -> bool {
+    let may_linger = serving.exchange.may_linger(false);
+    if may_linger {
+        serving.exchange.abandon();
+    }
+    may_linger
 }

@@ -2,7 +2,7 @@
 
 use base::{Operation, Outcome, Span};
 use nvme::{Event, ShutdownNotification, State};
-use sim::network::Direction;
+use sim::network::{Direction, Fault};
 
 use super::bed::Bed;
 use crate::policy::Policy;
@@ -112,7 +112,7 @@ fn a_peer_that_falls_silent_is_noticed_in_time() {
     let mut bed = Bed::with_queue(32);
     bed.exchange(0, 8, 0);
     for network in &bed.target.state().networks {
-        network.harm(Direction::Back, sim::network::Fault::BlackHole);
+        network.harm(Direction::Back, Fault::BlackHole);
     }
     let begun = bed.now;
     bed.turn_until(|bed| bed.remote().counts().lost == 1);
@@ -298,4 +298,28 @@ fn a_queue_that_is_lost_alone_is_made_again_without_waiting_for_silence() {
     assert!(bed.now.since(cut_at) < Span::from_ms(300), "{}", bed.now.since(cut_at));
     assert_eq!(bed.answers[0].outcome, Outcome::SUCCESS);
     bed.exchange(3, 8, 3);
+}
+
+/// A socket that is closed still delivers what it holds: what changes a block goes no more.
+#[test]
+fn what_changes_a_block_and_lies_in_the_socket_is_thrown_away_with_the_connection() {
+    for (operation, is_delivered) in [(Operation::WriteZeroes, false), (Operation::Read, true)] {
+        let mut bed = Bed::new();
+        let identity = bed.target.state().identity.clone().with(|it| it.oncs(8));
+        bed.target.state().identity = identity;
+        bed.call(Bed::options()).unwrap();
+        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+        bed.add_queue(32);
+        let network = bed.target.state().networks[1].clone();
+        network.harm(Direction::There, Fault::Freeze(Span::from_ms(1)));
+        let place = bed.place(0, 8);
+        assert!(bed.submit(0, operation, 0, &[place], 1));
+        let now = bed.now;
+        bed.remote().controller().reset(now).unwrap();
+        bed.turn_for(Span::from_us(500));
+        assert_eq!(bed.target.state().heard, 0, "it lies there");
+        bed.target.state().is_idle = true;
+        bed.turn_for(Span::from_ms(2));
+        assert_eq!(bed.target.state().heard > 0, is_delivered, "{operation:?}");
+    }
 }

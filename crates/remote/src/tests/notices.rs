@@ -51,6 +51,10 @@ impl Stream for Noticing {
         self.end.shut_down();
     }
 
+    fn abandon(&mut self) {
+        self.end.abandon();
+    }
+
     fn wake_source(&self) -> WakeSource<'_> {
         self.end.wake_source()
     }

@@ -68,6 +68,8 @@ pub(super) struct State {
     pub(super) mqes: u16,
     /// Connects that succeeded, by queue.
     pub(super) connects: Vec<u16>,
+    /// I/O commands that have come.
+    pub(super) heard: u64,
     /// I/O commands that were executed.
     pub(super) executed: u64,
     ends: Vec<End>,
@@ -150,6 +152,7 @@ impl Target {
             identity,
             mqes: 127,
             connects: Vec::new(),
+            heard: 0,
             executed: 0,
             ends: Vec::new(),
             association: 0,
@@ -589,6 +592,7 @@ impl End {
     }
 
     fn io(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        state.heard += 1;
         let first = u64::from(command.cdw11()) << 32 | u64::from(command.cdw10());
         if state.poison == Some(first) {
             self.is_over = true;
