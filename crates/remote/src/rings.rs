@@ -263,7 +263,12 @@ impl Rings {
     /// As [`post`](Self::post), for what a connection has answered.
     #[inline]
     pub(crate) fn answer(&mut self, answered: Answered) {
-        self.post(answered.name, answered.completion);
+        let Answered { name, completion, .. } = answered;
+        // Only a host says so (Base 2.1 §4.2.3.4), and this one would send it again without end.
+        let is_lie = completion.status().is(Status::ABORTED_BY_HOST);
+        let believed =
+            if is_lie { completion.with_status(Status::INTERNAL_PATH_ERROR) } else { completion };
+        self.post(name, believed);
     }
 }
 
