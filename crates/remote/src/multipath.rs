@@ -105,11 +105,17 @@ impl Multipath {
     /// # Errors
     ///
     /// If a name is none.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`PATHS_MAX`] paths.
     pub fn begin(
         paths: Vec<PathSetup>,
         wishes: MultipathOptions,
         now: Instant,
     ) -> Result<Self, NotAName> {
+        let count = paths.len();
+        assert!(count <= PATHS_MAX, "{count} paths, expected at most {PATHS_MAX}");
         wishes.options.check()?;
         let shared = Arc::new(Standings::new(paths.len()));
         let paths = paths.into_iter().map(|setup| Path::new(setup, now)).collect();
@@ -195,7 +201,7 @@ impl Multipath {
         let view = |path: &Path| View {
             is_open: path.access.is_some(),
             access: path.access.unwrap_or_default(),
-            in_flight: 0,
+            ..View::default()
         };
         let views: Vec<View> = self.paths.iter().map(view).collect();
         let leader = Route::new(Spread::ActivePassive).choose(&views);
@@ -212,7 +218,6 @@ impl Multipath {
                 self.down_since.get_or_insert(now);
             }
         }
-        // Whoever led last is remembered, for when another one does after none.
         self.leader = leader;
     }
 
@@ -382,8 +387,9 @@ impl Multipath {
         self.paths.iter_mut().filter_map(Path::remote).for_each(Remote::disarm);
     }
 
-    /// Tells all controllers that nobody needs them any more.
+    /// Tells all controllers that nobody needs them any more. None is called from now on.
     pub fn shut_down(&mut self, now: Instant) {
+        self.paths.iter_mut().for_each(Path::call_no_more);
         for remote in self.paths.iter_mut().filter_map(Path::remote) {
             // One that cannot be shut down is dropped, and thereby left.
             let _ = remote.controller().shut_down(now, ShutdownNotification::Normal);

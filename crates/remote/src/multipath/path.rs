@@ -10,6 +10,7 @@
 use base::{Dma, Instant, Memory, Outcome, Segment, Span};
 use dma::DevicePool;
 use nvme::{ControllerOptions, Event, Namespace};
+use wire::Status;
 use wire::admin::GetLogPage;
 use wire::log::ana::{AnaState, groups};
 
@@ -42,6 +43,8 @@ pub(super) struct Path {
     is_told_down: bool,
     /// Whether it was told that it leads elsewhere.
     is_told_unfit: bool,
+    /// Nobody is called any more.
+    is_ending: bool,
     /// Which connection the thread is woken by.
     pub(super) watched: u64,
 }
@@ -107,6 +110,7 @@ impl Path {
             page: None,
             is_told_down: false,
             is_told_unfit: false,
+            is_ending: false,
             watched: 0,
         }
     }
@@ -127,7 +131,7 @@ impl Path {
         fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
     ) -> Option<News> {
         match &mut self.stage {
-            Stage::Away { until } if now < *until => None,
+            Stage::Away { until } if now < *until || self.is_ending => None,
             Stage::Away { .. } => self.call(now, options, wishes),
             Stage::Calling(calling) => match calling.turn(now)? {
                 Ok(remote) => {
@@ -138,7 +142,7 @@ impl Path {
             },
             Stage::There(remote) => match remote.poll(now) {
                 Some(event) => self.handle(now, options, event, fits),
-                None => self.look(now),
+                None => self.look(now, fits),
             },
         }
     }
@@ -162,7 +166,8 @@ impl Path {
 
     /// Once each time.
     fn tell_down(&mut self, why: String) -> Option<News> {
-        self.access = None;
+        // What a controller takes for a change it takes as long as it lives.
+        (self.access, self.change_until) = (None, None);
         (!core::mem::replace(&mut self.is_told_down, true)).then_some(News::Down(why))
     }
 
@@ -211,6 +216,14 @@ impl Path {
         }
     }
 
+    /// Calls nobody any more. What stands there is left to be shut down.
+    pub(super) fn call_no_more(&mut self) {
+        self.is_ending = true;
+        if !matches!(self.stage, Stage::There(_)) {
+            self.stage = Stage::Away { until: Instant::NEVER };
+        }
+    }
+
     /// Lets go of the controller.
     fn leave(&mut self) {
         if let (Stage::There(remote), Some(page)) = (&mut self.stage, self.page.take()) {
@@ -223,14 +236,18 @@ impl Path {
     /// The controller is ready, for the first time or again.
     fn arrive(&mut self, now: Instant) -> Option<News> {
         self.log_at = now;
-        let remote = self.remote()?;
-        let reports = remote.controller().identity().is_some_and(|identity| identity.page.anars());
-        if reports {
+        if self.reports() {
             self.log = Log::Wanted;
             return None;
         }
         self.log = Log::Known;
         self.is(now, Access::Optimized)
+    }
+
+    /// Whether its controller says how well it leads there.
+    fn reports(&mut self) -> bool {
+        let identity = self.remote().and_then(|remote| remote.controller().identity());
+        identity.is_some_and(|identity| identity.page.anars())
     }
 
     /// It may lead there better or worse than was said.
@@ -242,8 +259,15 @@ impl Path {
     }
 
     /// Reads the log page if somebody wants to know, and looks whether a change takes too long.
-    fn look(&mut self, now: Instant) -> Option<News> {
+    fn look(
+        &mut self,
+        now: Instant,
+        fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
+    ) -> Option<News> {
         if self.log == Log::Wanted && now >= self.log_at {
+            if !self.reports() {
+                return self.judge(now, fits);
+            }
             self.read(now);
         }
         if self.change_until.is_some_and(|until| now >= until) {
@@ -254,6 +278,18 @@ impl Path {
             return Some(News::Access(Access::Inaccessible));
         }
         None
+    }
+
+    /// Where there is no log page, it leads there as long as it leads to the same namespace.
+    fn judge(
+        &mut self,
+        now: Instant,
+        fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
+    ) -> Option<News> {
+        (self.log, self.log_at) = (Log::Known, now.after(LOG_PAUSE));
+        let Stage::There(remote) = &mut self.stage else { return None };
+        let access = if fits(remote).is_ok() { Access::Optimized } else { Access::Inaccessible };
+        self.is(now, access)
     }
 
     fn read(&mut self, now: Instant) {
@@ -281,14 +317,23 @@ impl Path {
         fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
     ) -> Option<News> {
         let before = core::mem::replace(&mut self.log, Log::Wanted);
+        let is_new = before == (Log::Asked { is_doubted: false });
         let (Stage::There(remote), Some(page)) = (&mut self.stage, self.page) else { return None };
         if !outcome.is_success() {
+            // What is refused for good is not asked for again before something has happened.
+            if is_new && Status(outcome.0).dnr() {
+                self.log = Log::Known;
+            }
             return None;
         }
-        let Ok(group) = fits(remote) else { return self.is(now, Access::Inaccessible) };
+        let Ok(group) = fits(remote) else {
+            // It is looked at again when its namespaces change.
+            self.log = if is_new { Log::Known } else { Log::Wanted };
+            return self.is(now, Access::Inaccessible);
+        };
         let mut bytes = vec![0; page.len_bytes as usize];
         remote.reach().load(page, &mut bytes).ok()?;
-        if before == (Log::Asked { is_doubted: false }) {
+        if is_new {
             self.log = Log::Known;
         }
         let access = access_of(&bytes, group);
@@ -316,6 +361,7 @@ impl Path {
 
     pub(super) fn wake_at(&mut self, now: Instant) -> Instant {
         let at = match &mut self.stage {
+            Stage::Away { .. } if self.is_ending => Instant::NEVER,
             Stage::Away { until } => *until,
             Stage::Calling(calling) => calling.wake_at(now),
             Stage::There(remote) => remote.wake_at(now),
