@@ -51,6 +51,14 @@ pub(crate) enum Broken {
     UnderOne,
 }
 
+/// A connection that has gone, as it was when that was noticed: what comes to light later, while the
+/// old controller comes to rest, is nobody's fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) at: Instant,
+    pub(crate) broken: Broken,
+}
+
 /// How something that was sent has ended without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
@@ -142,13 +150,12 @@ impl Kept {
         self.slots.len() - self.free.len() - self.again.len()
     }
 
-    /// How the request in `slot` has ended, whose connection broke by itself or not, alone on it or
-    /// not, and which had `limit` to be answered.
-    pub(crate) fn ending(&self, now: Instant, slot: u64, broken: Broken, limit: Span) -> Ending {
+    /// How the request in `slot` has ended with its connection, which had `limit` to be answered.
+    pub(crate) fn ending(&self, cut: Cut, slot: u64, limit: Span) -> Ending {
         let index = index_of(slot);
-        let age = tick_of(now).wrapping_sub(self.slots[index as usize].sent_tick);
+        let age = tick_of(cut.at).wrapping_sub(self.slots[index as usize].sent_tick);
         let is_overdue = u64::from(age) << TICK_BITS >= limit.ns;
-        match broken {
+        match cut.broken {
             Broken::UnderOne => Ending::Guilty,
             Broken::UnderMany if self.probe == Some(index) => Ending::Guilty,
             Broken::UnderMany => Ending::Suspect,
@@ -257,6 +264,8 @@ impl Kept {
     pub(crate) fn turn_away(&mut self, slot: u64, is_undone: bool) -> bool {
         self.acquit(slot);
         let of = &mut self.slots[index_of(slot) as usize];
+        // Of a copy that was split, other parts may have been done.
+        let is_undone = is_undone && of.request.operation != Operation::Copy;
         let may = of.record & TURNS < TURNS && (is_undone || may_be_repeated(&of.request));
         if may {
             of.record += TURN;
@@ -266,33 +275,32 @@ impl Kept {
     }
 
     /// What was sent to `path`, has not been answered, and `may` go elsewhere without an answer is to
-    /// be sent again. `broken` says how the path has ended. Returns how many there are, whose answers
-    /// nobody waits for any more, and those that are not to be sent once more.
+    /// be sent again. `cut` says how the path has ended, and `limit` how long each had. Returns how
+    /// many there are, whose answers nobody waits for any more, and those that are not to be sent once
+    /// more. A suspect that was there holds nobody up any longer.
     pub(crate) fn leave(
         &mut self,
         path: usize,
-        broken: Broken,
+        cut: Cut,
+        limit: Span,
         may: impl Fn(Operation) -> bool,
     ) -> (u32, Vec<u64>) {
         let (mut count, mut guilty) = (0, Vec::new());
-        for index in 0..self.slots.len() {
-            let slot = &mut self.slots[index];
-            if usize::from(slot.path) != path || !may(slot.request.operation) {
+        for index in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
+            let slot = &self.slots[index as usize];
+            if usize::from(slot.path) != path {
                 continue;
             }
-            slot.path = NOWHERE;
+            if !may(slot.request.operation) {
+                self.end_probe(index);
+                continue;
+            }
+            let ending = self.ending(cut, index.into(), limit);
+            let slot = &mut self.slots[index as usize];
             slot.attempt = slot.attempt.wrapping_add(1);
             count += 1;
-            let ending = match broken {
-                Broken::No => Ending::Innocent,
-                Broken::UnderOne => Ending::Guilty,
-                Broken::UnderMany if self.probe.is_some_and(|probe| probe as usize == index) => {
-                    Ending::Guilty
-                }
-                Broken::UnderMany => Ending::Suspect,
-            };
-            if !self.send_again(index as u64, ending) {
-                guilty.push(index as u64);
+            if !self.send_again(index.into(), ending) {
+                guilty.push(index.into());
             }
         }
         (count, guilty)

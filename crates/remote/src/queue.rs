@@ -14,11 +14,11 @@ use base::{
 };
 use nvme::{NamespaceQueue, Order};
 
-use crate::kept::{Broken, Kept};
+use crate::kept::{Broken, Cut, Kept};
 use crate::reach::Reach;
 use crate::rings::Bell;
 use crate::sleep::Sleep;
-use crate::way::Way;
+use crate::way::{Condition, Way};
 
 /// A queue pair with its connection.
 ///
@@ -35,6 +35,8 @@ pub struct RemoteQueue {
     fail_fast: Span,
     /// Since when it takes nothing.
     down_since: Option<Instant>,
+    /// How its connection has gone, since then.
+    cut: Option<Cut>,
     /// Answers to what was not even tried.
     failed: Vec<Answer>,
     sleep: Option<Box<dyn Sleep>>,
@@ -55,6 +57,7 @@ impl RemoteQueue {
             batch: Vec::with_capacity(BATCH),
             fail_fast,
             down_since: None,
+            cut: None,
             failed: Vec::new(),
             sleep: None,
         }
@@ -124,9 +127,17 @@ impl RemoteQueue {
     fn look(&mut self, now: Instant) {
         match self.way.standing() {
             Order::Run => self.down_since = None,
-            _ => {
-                self.down_since.get_or_insert(now);
-            }
+            _ if self.down_since.is_none() => (self.down_since, self.cut) = (Some(now), None),
+            _ => {}
+        }
+        if self.down_since.is_some() && self.way.condition() == Condition::Cut {
+            let is_alone = self.kept.in_flight() == 1 && !self.kept.has_again();
+            let broken = match (self.way.is_broken(), is_alone) {
+                (false, _) => Broken::No,
+                (true, false) => Broken::UnderMany,
+                (true, true) => Broken::UnderOne,
+            };
+            self.cut.get_or_insert(Cut { at: now, broken });
         }
     }
 
@@ -151,18 +162,13 @@ impl RemoteQueue {
     fn poll_slowly(&mut self, now: Instant, first: usize, answers: &mut Answers) {
         self.look(now);
         let (kept, limit) = (&mut self.kept, self.way.limit);
-        let is_alone = kept.in_flight() == 1 && !kept.has_again();
-        let broken = match (self.way.is_broken(), is_alone) {
-            (false, _) => Broken::No,
-            (true, false) => Broken::UnderMany,
-            (true, true) => Broken::UnderOne,
-        };
+        let cut = self.cut.unwrap_or(Cut { at: now, broken: Broken::No });
         answers.sift(first, |answer| {
             if answer.outcome != Outcome::ABORTED_BY_HOST {
                 kept.acquit(answer.token);
                 return false;
             }
-            let ending = kept.ending(now, answer.token, broken, limit);
+            let ending = kept.ending(cut, answer.token, limit);
             kept.send_again(answer.token, ending)
         });
         self.give_tokens_back(first, answers);

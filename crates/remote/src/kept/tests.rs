@@ -2,9 +2,11 @@
 
 use base::{Instant, Operation, Request, Segment, Span};
 
-use super::{Broken, Ending, GUILT_MAX, Kept, may_be_repeated};
+use super::{Broken, Cut, Ending, GUILT_MAX, Kept, may_be_repeated};
 
 const NOW: Instant = Instant { ns: 5_000_000_000 };
+const LIMIT: Span = Span::from_secs(30);
+const RESET: Cut = Cut { at: NOW, broken: Broken::No };
 
 fn request(token: u64, first: u32, count: u16) -> Request {
     Request { token, segment_first: first, segment_count: count, ..Request::NOTHING }
@@ -45,9 +47,8 @@ fn only_what_does_the_same_twice_is_repeated() {
 /// Whether a reset is somebody's fault.
 #[test]
 fn who_was_alone_or_late_is_guilty_and_who_had_company_is_a_suspect() {
-    let limit = Span::from_secs(30);
     let late = NOW.after(Span::from_secs(32));
-    for (now, broken, expected) in [
+    for (at, broken, expected) in [
         (NOW, Broken::No, Ending::Innocent),
         (late, Broken::No, Ending::Guilty),
         (NOW, Broken::UnderMany, Ending::Suspect),
@@ -56,7 +57,7 @@ fn who_was_alone_or_late_is_guilty_and_who_had_company_is_a_suspect() {
     ] {
         let mut kept = Kept::new(2);
         let slot = kept.keep(NOW, &request(7, 0, 0), &[]).unwrap().token;
-        assert_eq!(kept.ending(now, slot, broken, limit), expected, "{broken:?}");
+        assert_eq!(kept.ending(Cut { at, broken }, slot, LIMIT), expected, "{broken:?}");
     }
 }
 
@@ -81,7 +82,7 @@ fn a_suspect_goes_alone_until_it_is_answered_or_found_guilty() {
         assert_eq!(kept.next_again(0).unwrap().0.token, slots[0]);
         kept.sent_again(NOW, 0);
         assert!(kept.is_cautious() && kept.next_again(0).is_none(), "nor others with it");
-        let ending = kept.ending(NOW, slots[0], Broken::UnderMany, Span::from_secs(30));
+        let ending = kept.ending(Cut { broken: Broken::UnderMany, ..RESET }, slots[0], LIMIT);
         assert_eq!(ending, Ending::Guilty);
         assert_eq!(kept.send_again(slots[0], ending), guilt < GUILT_MAX);
         // The other one is answered in between.
@@ -101,12 +102,57 @@ fn what_was_not_sent_again_is_not_left_with_the_path_that_had_no_room() {
     let mut kept = Kept::new(2);
     let slot = kept.keep(NOW, &request(7, 0, 0), &[]).unwrap().token;
     kept.send_to(slot, 0);
-    assert_eq!(kept.leave(0, Broken::No, |_| true), (1, Vec::new()));
+    assert_eq!(kept.leave(0, RESET, LIMIT, |_| true), (1, Vec::new()));
     let (again, _) = kept.next_again(0).unwrap();
     assert!(kept.is_awaited(again.token), "under its later name");
-    assert_eq!(kept.leave(0, Broken::No, |_| true), (0, Vec::new()), "no path has it");
+    assert_eq!(kept.leave(0, RESET, LIMIT, |_| true), (0, Vec::new()), "no path has it");
     kept.sent_again(NOW, 1);
     assert!(!kept.has_again() && kept.in_flight() == 1);
-    assert_eq!(kept.leave(0, Broken::No, |_| true).0, 0);
-    assert_eq!(kept.leave(1, Broken::No, |_| true).0, 1);
+    assert_eq!(kept.leave(0, RESET, LIMIT, |_| true).0, 0);
+    assert_eq!(kept.leave(1, RESET, LIMIT, |_| true).0, 1);
+}
+
+#[test]
+fn what_hangs_on_every_path_is_given_up_and_not_sent_round_for_ever() {
+    let mut kept = Kept::new(2);
+    let slot = kept.keep(NOW, &request(7, 0, 0), &[]).unwrap().token;
+    kept.send_to(slot, 0);
+    let mut now = NOW;
+    for guilt in 1..=GUILT_MAX {
+        now = now.after(Span::from_secs(32));
+        let path = usize::from(guilt - 1) % 2;
+        let (count, guilty) = kept.leave(path, Cut { at: now, ..RESET }, LIMIT, |_| true);
+        let expected = if guilt < GUILT_MAX { vec![] } else { vec![slot] };
+        assert_eq!((count, guilty), (1, expected), "reset {guilt}");
+        kept.sent_again(now, usize::from(guilt) % 2);
+    }
+}
+
+#[test]
+fn a_suspect_on_a_path_that_is_cut_holds_nobody_up_while_it_waits() {
+    let mut kept = Kept::new(3);
+    let slots = [1, 2].map(|token| kept.keep(NOW, &request(token, 0, 0), &[]).unwrap().token);
+    slots.iter().for_each(|slot| assert!(kept.send_again(*slot, Ending::Suspect)));
+    kept.sent_again(NOW, 0);
+    assert!(kept.next_again(0).is_none(), "it is out");
+    let cut = Cut { broken: Broken::UnderOne, ..RESET };
+    assert_eq!(kept.leave(0, cut, LIMIT, |_| false), (0, vec![]), "it may go nowhere yet");
+    assert_eq!(kept.next_again(0).unwrap().0.token, slots[1]);
+    assert_eq!(kept.ending(cut, slots[0], LIMIT), Ending::Guilty, "all the same");
+}
+
+#[test]
+fn a_copy_that_one_of_its_parts_was_refused_is_repeated_only_if_it_does_the_same() {
+    for (operand, may) in [(200, true), (150, false)] {
+        let copy = Request {
+            operation: Operation::Copy,
+            lba: 100,
+            operand,
+            blocks: 100,
+            ..request(7, 0, 0)
+        };
+        let mut kept = Kept::new(1);
+        let slot = kept.keep(NOW, &copy, &[]).unwrap().token;
+        assert_eq!(kept.turn_away(slot, true), may, "from {operand}");
+    }
 }

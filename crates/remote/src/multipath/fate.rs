@@ -3,7 +3,7 @@
 //! | what has happened | what it is worth |
 //! |---|---|
 //! | answered: the path does not lead there (ANA) | it was not done: another path may have it at once |
-//! | answered: something went wrong on the path | it may be done again, by whoever |
+//! | answered: something went wrong on the path | it may be done again, by whoever; the path rests a while |
 //! | the connection is gone, and it only looks | nothing can change by its being done late: another path may have it at once |
 //! | the connection is gone, and it changes or sends something | it waits until the old controller can do nothing of it any more |
 //! | the old controller can do nothing any more | it may be done again, by whoever |

@@ -19,7 +19,7 @@ use nvme::Order;
 use super::fate::{self, Fate};
 use super::route::{Route, Spread, View};
 use super::standings::{Desk, Standings};
-use crate::kept::{Broken, Kept};
+use crate::kept::{Broken, Cut, Kept};
 use crate::sleep::Sleep;
 use crate::way::{Condition, Way};
 
@@ -30,6 +30,9 @@ use crate::way::{Condition, Way};
 /// changes a block when the old controller can do nothing of it any more. When no path is left,
 /// requests are held for the policy's time to [fail fast](crate::Policy::fail_fast), and end with
 /// [`Outcome::PATH_ERROR`] from then on.
+///
+/// A flush takes one path, and is worth what its controller makes of it: that all controllers of a
+/// subsystem write through one cache is taken for granted.
 pub struct MultipathQueue {
     shared: Arc<Standings>,
     desk: Arc<Desk>,
@@ -43,6 +46,8 @@ pub struct MultipathQueue {
     fail_fast: Span,
     /// Since when there is no path.
     down_since: Option<Instant>,
+    /// Some path rests.
+    has_resting: bool,
     /// Answers to what was not even tried, or is not tried once more.
     failed: Vec<Answer>,
     sleep: Option<Box<dyn Sleep>>,
@@ -53,6 +58,10 @@ struct PathLane {
     way: Option<Way>,
     /// What it was when it was looked at last.
     condition: Condition,
+    /// How its connection has gone last.
+    cut: Option<Cut>,
+    /// Until when nothing takes it, if it rests.
+    rests_until: Instant,
     /// Requests that it still owes an answer to, and nobody waits for it.
     stale: u32,
     /// Requests under the numbers of their slots, on their way.
@@ -65,6 +74,8 @@ struct PathLane {
 
 /// Requests that go to the queue pairs in one go.
 const BATCH: usize = 64;
+/// For how long a path is left alone on which something went wrong.
+const REST: Span = Span::from_ms(100);
 
 impl MultipathQueue {
     /// A queue over the ways that have come to `desk`. `None` if there is none yet.
@@ -91,6 +102,7 @@ impl MultipathQueue {
             limits,
             fail_fast,
             down_since: None,
+            has_resting: false,
             failed: Vec::new(),
             sleep: None,
         };
@@ -127,6 +139,12 @@ impl MultipathQueue {
 
     #[inline]
     fn is_ordinary(&self) -> bool {
+        self.takes_new() && !self.has_resting
+    }
+
+    /// Whether nothing goes before what is submitted.
+    #[inline]
+    fn takes_new(&self) -> bool {
         self.heeded == self.shared.word() && self.down_since.is_none() && !self.kept.is_cautious()
     }
 
@@ -185,7 +203,7 @@ impl MultipathQueue {
             self.failed.extend(requests[..count].iter().map(|request| failed(request.token)));
             return count;
         }
-        if self.is_ordinary() { self.pass_on(now, requests, segments) } else { 0 }
+        if self.takes_new() { self.pass_on(now, requests, segments) } else { 0 }
     }
 
     /// Whether it is to fail what it has, or gets.
@@ -199,6 +217,9 @@ impl MultipathQueue {
             self.heed();
         }
         (0..self.lanes.len()).for_each(|path| self.succeed(path));
+        if self.has_resting {
+            self.end_rests(now);
+        }
         if self.views.iter().any(View::is_usable) {
             self.down_since = None;
         } else {
@@ -211,6 +232,14 @@ impl MultipathQueue {
         } else {
             self.send_again(now);
         }
+    }
+
+    /// Those that have rested take requests again.
+    fn end_rests(&mut self, now: Instant) {
+        for (lane, view) in self.lanes.iter().zip(&mut self.views) {
+            view.is_resting &= now < lane.rests_until;
+        }
+        self.has_resting = self.views.iter().any(|view| view.is_resting);
     }
 
     /// Takes what the tending thread has said.
@@ -262,14 +291,11 @@ impl MultipathQueue {
     /// Answers that are not plain successes, or a path that is not what it was.
     #[cold]
     fn sort_out(&mut self, now: Instant, path: usize, first: usize, answers: &mut Answers) {
+        self.note_cut(now, path);
         let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
         let Some(way) = &mut lane.way else { return };
         let (kept, shared, stale) = (&mut self.kept, &self.shared, &mut lane.stale);
-        let broken = match (way.is_broken(), view.in_flight) {
-            (false, _) => Broken::No,
-            (true, 1) => Broken::UnderOne,
-            (true, _) => Broken::UnderMany,
-        };
+        let cut = lane.cut.unwrap_or(Cut { at: now, broken: Broken::No });
         answers.sift(first, |answer| {
             let Answer { token, outcome, .. } = *answer;
             if !kept.is_awaited(token) {
@@ -287,19 +313,37 @@ impl MultipathQueue {
                     shared.doubt(path);
                     kept.turn_away(token, true)
                 }
-                Fate::Unclear => kept.turn_away(token, false),
+                Fate::Unclear => {
+                    (view.is_resting, lane.rests_until) = (true, now.after(REST));
+                    self.has_resting = true;
+                    kept.turn_away(token, false)
+                }
                 Fate::Ended => {
-                    let ending = kept.ending(now, token, broken, way.limit);
+                    let ending = kept.ending(cut, token, way.limit);
                     kept.send_again(token, ending)
                 }
             }
         });
-        self.leave_if_cut(path, broken);
+        self.leave_if_cut(path, cut);
         self.succeed(path);
     }
 
+    /// Notes what was under way when a connection goes: later there is less.
+    fn note_cut(&mut self, now: Instant, path: usize) {
+        let (lane, view) = (&mut self.lanes[path], &self.views[path]);
+        let Some(way) = &lane.way else { return };
+        if way.condition() == Condition::Cut && lane.condition != Condition::Cut {
+            let broken = match (way.is_broken(), view.in_flight) {
+                (false, _) => Broken::No,
+                (true, 1) => Broken::UnderOne,
+                (true, _) => Broken::UnderMany,
+            };
+            lane.cut = Some(Cut { at: now, broken });
+        }
+    }
+
     /// What may go elsewhere does, if there is no connection any more.
-    fn leave_if_cut(&mut self, path: usize, broken: Broken) {
+    fn leave_if_cut(&mut self, path: usize, cut: Cut) {
         let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
         let Some(way) = &mut lane.way else { return };
         lane.condition = way.condition();
@@ -307,7 +351,7 @@ impl MultipathQueue {
         if lane.condition == Condition::Cut && view.in_flight > 0 {
             // What was split and has not been sent whole must not go on when others have its memory.
             way.queue().give_up_unsent();
-            let (count, guilty) = self.kept.leave(path, broken, fate::only_looks);
+            let (count, guilty) = self.kept.leave(path, cut, way.limit, fate::only_looks);
             view.in_flight -= count;
             lane.stale += count;
             for slot in guilty {
@@ -348,6 +392,8 @@ impl PathLane {
         Self {
             way: None,
             condition: Condition::Cut,
+            cut: None,
+            rests_until: Instant::default(),
             stale: 0,
             batch: Vec::with_capacity(BATCH),
             is_dirty: false,
@@ -413,6 +459,8 @@ impl Backend for MultipathQueue {
         }
         let end = self.down_since.filter(|_| self.kept.has_again());
         let end = end.map_or(Instant::NEVER, |since| since.after(self.fail_fast));
+        let rests = self.lanes.iter().zip(&self.views).filter(|(_, view)| view.is_resting);
+        let end = rests.map(|(lane, _)| lane.rests_until).fold(end, Instant::min);
         self.ways().map(Way::wake_at).fold(end, Instant::min)
     }
 

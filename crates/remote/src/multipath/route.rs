@@ -33,6 +33,8 @@ pub enum Access {
 pub(crate) struct View {
     /// Whether it takes requests.
     pub(crate) is_open: bool,
+    /// Something went wrong on it just now.
+    pub(crate) is_resting: bool,
     pub(crate) access: Access,
     /// Requests that it has not answered.
     pub(crate) in_flight: u32,
@@ -79,7 +81,7 @@ impl Access {
 
 impl View {
     const fn rank(&self) -> Option<u8> {
-        if self.is_open { self.access.rank() } else { None }
+        if self.is_open && !self.is_resting { self.access.rank() } else { None }
     }
 
     /// Whether requests can take it.
@@ -130,6 +132,7 @@ mod tests {
             is_open: *is_open,
             access: *access,
             in_flight: *in_flight,
+            is_resting: false,
         };
         of.iter().map(view).collect()
     }
@@ -175,6 +178,15 @@ mod tests {
             let taken = [(); 5].map(|()| route.choose(&four).unwrap());
             assert_eq!(taken, expected, "{spread:?}");
         }
+    }
+
+    #[test]
+    fn a_resting_path_is_taken_by_nobody() {
+        let mut both = views(&[(true, Access::Optimized, 0), (true, Access::NonOptimized, 0)]);
+        both[0].is_resting = true;
+        assert_eq!(Route::new(Spread::RoundRobin).choose(&both), Some(1));
+        both[1].is_resting = true;
+        assert_eq!(Route::new(Spread::RoundRobin).choose(&both), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use base::{
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
 use sim::network::{Direction, Fault};
+use wire::Status;
 use wire::log::ana::AnaState;
 
 use super::bed::{HOST, SUBSYSTEM};
@@ -402,4 +403,74 @@ fn a_silent_path_is_left_when_it_is_noticed() {
     field.turn_until(|field| !field.answers.is_empty());
     assert!(field.now.since(begun) <= Span { ns: DETECT.ns + 100_000_000 });
     assert_eq!(field.answers[0].outcome, Outcome::SUCCESS);
+}
+
+#[test]
+fn a_path_where_something_goes_wrong_rests_while_others_are_taken() {
+    let mut field = Field::ready(2, Spread::ActivePassive);
+    field.targets[0].state().answers = Some(Status::INTERNAL_PATH_ERROR);
+    let begun = field.now;
+    field.exchange(0, 1);
+    assert!(field.now.since(begun) < Span::from_ms(2), "{}", field.now.since(begun));
+    assert_eq!(field.executed(), [0, 2]);
+    field.targets[0].state().answers = None;
+    field.turn_for(Span::from_ms(150));
+    field.exchange(0, 2);
+    assert_eq!(field.executed(), [2, 2], "rested");
+}
+
+#[test]
+fn the_only_path_is_tried_again_after_a_rest_and_for_a_while() {
+    let mut field = Field::ready(1, Spread::ActivePassive);
+    field.targets[0].state().answers = Some(Status::INTERNAL_PATH_ERROR);
+    let place = field.place(0, 8);
+    assert!(field.submit(Operation::Write, 0, place, 1));
+    field.turn_for(Span::from_secs(1));
+    assert_eq!(field.answers, []);
+    field.targets[0].state().answers = None;
+    field.turn_until(|field| !field.answers.is_empty());
+    assert_eq!(field.answers[0].outcome, Outcome::SUCCESS);
+}
+
+/// Only a host says that a host has aborted something.
+#[test]
+fn a_controller_that_says_that_we_have_reset_it_is_not_believed() {
+    let mut field = Field::ready(1, Spread::ActivePassive);
+    field.targets[0].state().answers = Some(Status::ABORTED_BY_HOST);
+    let place = field.place(0, 8);
+    let outcome = field.run(Operation::Write, 0, place);
+    assert_eq!(outcome, Outcome(Status::INTERNAL_PATH_ERROR.0));
+}
+
+/// Its namespace is another now: nothing goes there from then on.
+#[test]
+fn a_path_without_a_log_page_is_left_when_its_namespace_is_not_the_same_any_more() {
+    let field = Field::new(2, Spread::ActivePassive);
+    for target in &field.targets {
+        let identity = target
+            .state()
+            .identity
+            .clone()
+            .with(|it| it.anars(false).namespace_attribute_notices(true));
+        target.state().identity = identity;
+    }
+    let mut field = field.up();
+    assert_eq!(field.multipath.access(0), Some(Access::Optimized));
+    field.targets[0].state().nguid = 9;
+    field.targets[0].state().namespace_has_changed = true;
+    field.turn_until(|field| field.multipath.access(0) == Some(Access::Inaccessible));
+    field.exchange(0, 1);
+    assert_eq!(field.executed(), [0, 2]);
+}
+
+#[test]
+fn what_was_shut_down_is_not_called_again() {
+    let mut field = Field::ready(2, Spread::ActivePassive);
+    field.queues.clear();
+    field.turn();
+    field.multipath.shut_down(field.now);
+    field.turn_until(|field| !field.multipath.is_shutting_down());
+    field.turn_for(Span::from_secs(2));
+    assert!((0..2).all(|path| field.multipath.access(path).is_none()));
+    assert!(field.targets.iter().all(|target| target.connections() == 0));
 }

@@ -36,6 +36,8 @@ pub(super) struct State {
     /// How well it leads there, and whether its host is to be told that this has changed.
     pub(super) ana: AnaState,
     pub(super) ana_has_changed: bool,
+    /// Whether its host is to be told that its namespace is not what it was.
+    pub(super) namespace_has_changed: bool,
     /// The last byte of the namespace's NGUID.
     pub(super) nguid: u8,
     /// Some I/O commands are executed much later, as long as the association may go on.
@@ -53,6 +55,8 @@ pub(super) struct State {
     pub(super) refuses: Option<Status>,
     /// I/O commands are not answered.
     pub(super) is_idle: bool,
+    /// What I/O commands are answered with.
+    pub(super) answers: Option<Status>,
     /// The connection ends that brings a command for this block.
     pub(super) poison: Option<u64>,
     /// Admin commands with this opcode are not answered.
@@ -133,6 +137,7 @@ impl Target {
             disk: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
             ana: AnaState::Optimized,
             ana_has_changed: false,
+            namespace_has_changed: false,
             nguid: 1,
             late: None,
             held: Vec::new(),
@@ -143,6 +148,7 @@ impl Target {
             is_silent: false,
             refuses: None,
             is_idle: false,
+            answers: None,
             poison: None,
             mute: None,
             harm: None,
@@ -372,14 +378,9 @@ impl End {
         if let (true, Some((whose, 0))) = (has_parted, self.queue) {
             state.part(whose);
         }
-        if state.ana_has_changed
-            && let Some(tag) = self.event_tags.pop()
-        {
-            state.ana_has_changed = false;
-            // A notice: the ANA state has changed, see the log page.
-            let completion = Completion::new(0, Status::SUCCESS).with_dw0(0x000c_0302);
-            self.end.finish(tag, 0, completion);
-        }
+        // Notices: the ANA state, or a namespace, has changed, see the log page.
+        self.tell(&mut state.ana_has_changed, 0x000c_0302);
+        self.tell(&mut state.namespace_has_changed, 0x0004_0002);
         self.send(state);
         if self.is_over
             && self.queue.is_some_and(|(whose, queue)| queue == 0 && whose == state.association)
@@ -390,6 +391,14 @@ impl End {
         // With its admin queue goes an association.
         let is_orphan = self.queue.is_some_and(|(whose, _)| whose != state.association);
         self.is_over |= is_orphan;
+    }
+
+    /// Tells of an event, if there is one and the host waits for some.
+    fn tell(&mut self, is_wanted: &mut bool, event: u32) {
+        if *is_wanted && let Some(tag) = self.event_tags.pop() {
+            *is_wanted = false;
+            self.end.finish(tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(event));
+        }
     }
 
     fn send(&mut self, state: &mut State) {
@@ -557,10 +566,20 @@ impl End {
                 state.hear(whose);
                 Some(ok)
             }
+            Some(AdminOpcode::GetLogPage)
+                if command.cdw10() & 0xff == 0x0c && !state.identity.anars() =>
+            {
+                Some(Completion::new(0, Status::INVALID_LOG_PAGE))
+            }
             Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x0c => {
                 let page = self.data.0.get_mut(&tag).unwrap();
                 let bytes = state.access_page();
                 page[..bytes.len()].copy_from_slice(&bytes);
+                Some(ok)
+            }
+            // Changed Namespace List.
+            Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x04 => {
+                self.data.0.get_mut(&tag).unwrap()[0] = 1;
                 Some(ok)
             }
             Some(AdminOpcode::Identify) => {
@@ -601,7 +620,7 @@ impl End {
         if state.is_idle {
             return None;
         }
-        if let Some(status) = state.access_status() {
+        if let Some(status) = state.answers.or(state.access_status()) {
             return Some(Completion::new(0, status));
         }
         let (association, _) = self.queue?;
