@@ -4,6 +4,7 @@
 //! read first or there is no room, the books are as they were, and it may be tried again.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cache::Cache;
@@ -31,6 +32,10 @@ pub(crate) struct Books {
     pub(crate) space: Space,
     /// A node with more records than this is split.
     pub(crate) full: usize,
+    /// How many mapped blocks a step gives back at most.
+    pub(crate) step_blocks: u64,
+    /// The first number on the list of work that may be worked on; those before it are damaged.
+    pub(crate) sweep_from: u64,
     undo: Vec<Undo>,
 }
 
@@ -50,8 +55,8 @@ pub(crate) enum Stop {
 enum Undo {
     /// This is what stood in `dirty`.
     Page(u64, Option<Arc<Page>>),
-    /// This was added to counts.
-    Delta(std::ops::Range<u64>, i64),
+    /// This was added to counts, and these had nothing to be added before.
+    Delta(Range<u64>, i64, Vec<Range<u64>>),
     /// This block was taken out of the pool.
     Pool(u64),
 }
@@ -86,6 +91,8 @@ impl Books {
             damaged: BTreeMap::new(),
             space,
             full: FULL,
+            step_blocks: u64::MAX,
+            sweep_from: 0,
             undo: Vec::new(),
         }
     }
@@ -115,7 +122,7 @@ impl Books {
             Undo::Page(address, None) => {
                 self.dirty.remove(&address);
             }
-            Undo::Delta(range, delta) => self.space.deltas.add(range, -delta),
+            Undo::Delta(range, delta, gaps) => self.space.deltas.take_back(range, delta, gaps),
             Undo::Pool(block) => self.space.pool.insert(block..block + 1),
         }
     }
@@ -182,9 +189,9 @@ impl Books {
     }
 
     /// Adds to the counts of blocks.
-    pub(crate) fn add(&mut self, range: std::ops::Range<u64>, delta: i64) {
-        self.space.deltas.add(range.clone(), delta);
-        self.undo.push(Undo::Delta(range, delta));
+    pub(crate) fn add(&mut self, range: Range<u64>, delta: i64) {
+        let gaps = self.space.deltas.enter(range.clone(), delta);
+        self.undo.push(Undo::Delta(range, delta, gaps));
     }
 
     /// A block that was asked for has been read.

@@ -131,6 +131,7 @@ impl Books {
         let page = self.node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
             let range = range.start.max(bounds.start)..range.end.min(bounds.end);
+            let range = range.start..step_end(page.records(), &range, self.step_blocks);
             let (removed, added) = replace(self.lines(pointer)?, tree.kind, &range, None);
             return Ok((range.end, self.recount(tree, &removed, &added)));
         }
@@ -140,7 +141,7 @@ impl Books {
         if is_covered && (page.level() == 1 || whole) {
             let child = page.records()[index].child();
             let is_shared = self.count(child.address)? > 1;
-            if is_shared || page.level() == 1 {
+            if is_shared || (page.level() == 1 && self.is_one_step(tree, child, &inner)?) {
                 let blocks = self.drop_child(tree, &page, index, is_shared, &inner)?;
                 self.lines(pointer)?.remove(index);
                 return Ok((inner.end, blocks));
@@ -151,6 +152,17 @@ impl Books {
         let changed = self.clear_in(tree, child, &inner, range, at, whole)?;
         self.drop_if_empty(pointer, index)?;
         Ok(changed)
+    }
+
+    /// Whether a leaf may be given up as a whole.
+    fn is_one_step(
+        &mut self,
+        tree: &Tree,
+        leaf: Pointer,
+        bounds: &Range<u64>,
+    ) -> Result<bool, Stop> {
+        let leaf = self.node(tree, leaf, Some(0), bounds)?;
+        Ok(step_end(leaf.records(), bounds, self.step_blocks) == bounds.end)
     }
 
     /// Gives up a child with all that is under it: a shared one, or a leaf.
@@ -388,6 +400,20 @@ fn replace(
         }
     }
     (records.splice(first..last, joined.iter().copied()).collect(), joined)
+}
+
+/// Where so many blocks of a range have been given back.
+fn step_end(records: &[Record], range: &Range<u64>, blocks: u64) -> u64 {
+    let mut left = blocks;
+    for run in records.iter().filter(|run| run.key < range.end) {
+        let end = run.key.saturating_add(run.extra).min(range.end);
+        let here = end.saturating_sub(run.key.max(range.start));
+        if here > left {
+            return end - (here - left);
+        }
+        left -= here;
+    }
+    range.end
 }
 
 /// The one run that two make, if they do.

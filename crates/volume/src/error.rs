@@ -308,6 +308,11 @@ impl fmt::Display for StoreError {
             Self::HasChildren { name, children } => {
                 write!(out, "delete `{name}`: {children} volumes were made from it")
             }
+            Self::NoSpace { free, kept } if free > kept => write!(
+                out,
+                "the store is full: {free} blocks of 4 KiB are free, {kept} of them kept for deletions, \
+                 but not as many in one piece as a unit has"
+            ),
             Self::NoSpace { free, kept } => write!(
                 out,
                 "the store is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions"

@@ -13,6 +13,7 @@
 mod books;
 mod cache;
 mod check;
+mod cost;
 mod edit;
 mod error;
 pub mod format;

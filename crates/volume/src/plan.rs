@@ -50,6 +50,8 @@ pub(crate) struct Grant {
     pub(crate) users: u32,
     /// Whether the map refers to it.
     pub(crate) is_mapped: bool,
+    /// Whether a write to it has failed, and so may still come to pass.
+    pub(crate) is_spoilt: bool,
 }
 
 /// Where a unit of a volume is to be written.
@@ -147,7 +149,10 @@ impl Books {
             let found = self.take_units(unit, missing as u64)?;
             for at in (found.start..found.end).step_by(step(unit)) {
                 let number = first + index as u64;
-                pending.insert((id, number), Grant { at, users: 1, is_mapped: false });
+                pending.insert(
+                    (id, number),
+                    Grant { at, users: 1, is_mapped: false, is_spoilt: false },
+                );
                 mine.push(number);
                 homes[index] = Home::Here(at, Vec::new());
                 index += 1;
@@ -207,6 +212,15 @@ impl Books {
             self.put_volume(&body)?;
         }
         Ok(end)
+    }
+
+    /// Whether the first that is mapped from a key on is in a leaf that others keep.
+    pub(crate) fn is_shared_from(&mut self, id: u64, key: u64) -> Result<bool, Stop> {
+        let body = self.expect_volume(id)?;
+        let tree = body.tree();
+        let Some(run) = self.next_run(&tree, body.map, key)? else { return Ok(false) };
+        let leaf = self.leaf_and_sharing(&tree, body.map, run.key.max(key), true)?;
+        Ok(leaf.is_some_and(|leaf| leaf.is_shared))
     }
 
     /// How many blocks only this volume keeps, from a key on as far as one leaf goes; and where that

@@ -15,6 +15,7 @@ pub(crate) struct RangeSet {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Deltas {
     ranges: BTreeMap<u64, (u64, i64)>,
+    blocks: u64,
 }
 
 /// What a look at one place of a set finds.
@@ -97,23 +98,45 @@ impl RangeSet {
 impl Deltas {
     /// Adds to every block of a range.
     pub(crate) fn add(&mut self, range: Range<u64>, delta: i64) {
+        drop(self.enter(range, delta));
+    }
+
+    /// Adds to every block of a range. Returns what of it was not there before.
+    pub(crate) fn enter(&mut self, range: Range<u64>, delta: i64) -> Vec<Range<u64>> {
         if range.is_empty() {
-            return;
+            return Vec::new();
         }
         self.cut(range.start);
         self.cut(range.end);
         let (mut at, mut gaps) = (range.start, Vec::new());
         for (&start, (end, sum)) in self.ranges.range_mut(range.clone()) {
             if start > at {
-                gaps.push((at, start));
+                gaps.push(at..start);
             }
             *sum += delta;
             at = *end;
         }
         if at < range.end {
-            gaps.push((at, range.end));
+            gaps.push(at..range.end);
         }
-        self.ranges.extend(gaps.into_iter().map(|(start, end)| (start, (end, delta))));
+        self.blocks += gaps.iter().map(|gap| gap.end - gap.start).sum::<u64>();
+        self.ranges.extend(gaps.iter().map(|gap| (gap.start, (gap.end, delta))));
+        gaps
+    }
+
+    /// Takes back what was added, and what was not there before.
+    pub(crate) fn take_back(&mut self, range: Range<u64>, delta: i64, gaps: Vec<Range<u64>>) {
+        self.add(range, -delta);
+        for gap in gaps {
+            self.cut(gap.start);
+            self.cut(gap.end);
+            let inside: Vec<u64> =
+                self.ranges.range(gap.clone()).map(|(&start, _)| start).collect();
+            for start in inside {
+                self.ranges.remove(&start);
+            }
+            self.blocks -= gap.end - gap.start;
+        }
     }
 
     /// `delta` has been added to the counts of a range: what remains to be added, if anything does,
@@ -123,7 +146,9 @@ impl Deltas {
         let settled = |(&start, &(_, left)): (&u64, &(u64, i64))| (left == 0).then_some(start);
         let settled: Vec<u64> = self.ranges.range(range).filter_map(settled).collect();
         for start in settled {
-            self.ranges.remove(&start);
+            if let Some((end, _)) = self.ranges.remove(&start) {
+                self.blocks -= end - start;
+            }
         }
     }
 
@@ -156,6 +181,11 @@ impl Deltas {
             Some((_, &(end, _))) if end > at => Place::Taken(end),
             _ => Place::Free(self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start)),
         }
+    }
+
+    /// How many blocks there are in its ranges.
+    pub(crate) const fn blocks(&self) -> u64 {
+        self.blocks
     }
 
     /// How many ranges there are.
@@ -197,6 +227,38 @@ mod tests {
     }
 
     #[test]
+    fn what_is_taken_back_was_never_added() {
+        let mut random = Random::new(5);
+        let mut deltas = Deltas::default();
+        for _ in 0..2_000 {
+            let before: Vec<bool> = (0..64).map(|at| is_in(&deltas, at)).collect();
+            let mut steps = Vec::new();
+            for _ in 0..4 {
+                let start = random.below(64);
+                let range = start..start + random.below(65 - start);
+                let delta = if random.chance(1, 2) { 1 } else { -1 };
+                let gaps = deltas.enter(range.clone(), delta);
+                steps.push((range, delta, gaps));
+            }
+            while let Some((range, delta, gaps)) = steps.pop() {
+                deltas.take_back(range, delta, gaps);
+            }
+            let after: Vec<bool> = (0..64).map(|at| is_in(&deltas, at)).collect();
+            assert_eq!(after, before);
+            assert_eq!(deltas.blocks(), after.iter().filter(|is_in| **is_in).count() as u64);
+            let start = random.below(60);
+            deltas.add(start..start + random.below(4), 1);
+            if let Some((range, delta)) = deltas.first().filter(|_| random.chance(1, 2)) {
+                deltas.settle(range, delta);
+            }
+        }
+    }
+
+    fn is_in(deltas: &Deltas, at: u64) -> bool {
+        matches!(deltas.look(at), Place::Taken(_))
+    }
+
+    #[test]
     fn sums_are_those_of_every_block() {
         let mut random = Random::new(4);
         let (mut deltas, mut plain) = (Deltas::default(), [0_i64; 64]);
@@ -213,6 +275,8 @@ mod tests {
                 deltas.add(start..end, delta);
                 (start..end).for_each(|at| plain[usize::try_from(at).unwrap()] += delta);
             }
+            let blocks: u64 = deltas.iter().map(|(range, _)| range.end - range.start).sum();
+            assert_eq!(deltas.blocks(), blocks);
             (0..64).for_each(|at| assert_eq!(deltas.at(at), plain[usize::try_from(at).unwrap()]));
         }
     }

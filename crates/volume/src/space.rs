@@ -13,8 +13,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::books::{Books, Stop};
+use crate::cost::Leaves;
 use crate::error::{Damage, Flaw, StoreError};
-use crate::format::{Kind, Pointer, Record, Superblock};
+use crate::format::{Kind, Pointer, Record, Superblock, UNIT_SHIFT_MAX};
 use crate::ranges::{Deltas, Place, RangeSet};
 use crate::tree::Tree;
 
@@ -32,13 +33,14 @@ pub(crate) struct Space {
     pub(crate) fresh: u64,
     /// The level of the root of the tree, as far as that is known.
     height: u8,
-    /// Where to look for a block for metadata, and for a unit for data.
-    cursors: [Search; 2],
+    /// Where to look for a block for metadata, and for a unit of each size for data.
+    cursors: [Search; 2 + UNIT_SHIFT_MAX as usize],
     /// Blocks kept for commits and deletions.
     pub(crate) kept: u64,
 }
 
-/// Where to look next, and how many blocks have not been looked at since something was found.
+/// Where to look next, and how many blocks have not been looked at since something was found. None
+/// are left once all have been, until something is given back.
 #[derive(Clone, Copy, Debug)]
 struct Search {
     at: u64,
@@ -80,7 +82,9 @@ impl Space {
             lowered: BTreeMap::new(),
             fresh: 0,
             height: HEIGHT,
-            cursors: [search(room.start), search(room.start + total / 64)],
+            cursors: std::array::from_fn(|index| {
+                search(if index == 0 { room.start } else { room.start + total / 64 })
+            }),
             kept: (total / 64).clamp(2 * POOL_BLOCKS, KEPT_MAX),
         }
     }
@@ -105,8 +109,26 @@ impl Space {
 
     /// Lets blocks go that were freed by transactions up to this one.
     pub(crate) fn release(&mut self, generation: u64) {
+        let before = self.quarantine.len();
         self.quarantine.retain(|freed, _| *freed > generation);
+        if self.quarantine.len() < before {
+            self.look_again();
+        }
+    }
+
+    /// Gives back a unit that was set aside.
+    pub(crate) fn give_back(&mut self, unit: Range<u64>) {
+        self.pending.remove(unit);
+        self.look_again();
+    }
+
+    /// Something may be found where nothing was.
+    fn look_again(&mut self) {
         self.cursors.iter_mut().for_each(|search| search.left = u64::MAX);
+    }
+
+    pub(crate) const fn height(&self) -> u8 {
+        self.height
     }
 
     /// Notes that someone has ceased to refer to blocks. Until that is durable, they may be his again
@@ -159,9 +181,9 @@ impl Books {
     }
 
     /// Fills the pool as far as there is room; a change needs more of it than a step of a commit.
-    /// Whoever has no right to it leaves alone half of what is kept.
-    pub(crate) fn fill_pool(&mut self, needed: u64, may_use_kept: bool) -> Result<(), Stop> {
-        if !may_use_kept && self.room() <= self.space.kept / 2 {
+    /// What is kept is left alone as far as `leaves` says.
+    pub(crate) fn fill_pool(&mut self, needed: u64, leaves: Leaves) -> Result<(), Stop> {
+        if self.is_low(leaves) {
             return Err(Stop::Full);
         }
         while self.space.pool.blocks() < POOL_BLOCKS {
@@ -180,15 +202,8 @@ impl Books {
     }
 
     /// Blocks that metadata may still be put in before the next commit.
-    fn room(&self) -> u64 {
+    pub(crate) fn room(&self) -> u64 {
         self.space.free(&self.superblock) + self.space.pool.blocks()
-    }
-
-    /// Whether there is room for a commit of what has been changed: for every node on the way to
-    /// every delta, or for the whole tree of counts, which half of what is kept is enough for.
-    pub(crate) fn has_room_for_commit(&self) -> bool {
-        let ways = self.space.deltas.len() as u64 * (u64::from(self.space.height) + 1);
-        self.room() >= (ways + POOL_BLOCKS).min(self.space.kept / 2)
     }
 
     /// Sets units aside for data: up to `units` that lie together, each of `unit` blocks.
@@ -204,7 +219,8 @@ impl Books {
 
     /// Keeps what high trees need in a small store.
     pub(crate) fn keep_more(&mut self) {
-        self.space.kept = self.space.kept.max(self.superblock.blocks / 3);
+        let most = self.superblock.blocks * 4 / 3 / self.full as u64;
+        self.space.kept = self.space.kept.max(most);
     }
 
     /// What is to be said to whoever found no room.
@@ -217,15 +233,18 @@ impl Books {
     fn find(&mut self, purpose: Purpose, unit: u64, blocks_max: u64) -> Result<Range<u64>, Stop> {
         let room = self.superblock.room();
         let total = room.end - room.start;
+        let cursor = match purpose {
+            Purpose::Metadata => 0,
+            Purpose::Data => 1 + unit.trailing_zeros() as usize,
+        };
         loop {
-            let Search { at, left } = self.space.cursors[purpose as usize];
+            let Search { at, left } = self.space.cursors[cursor];
             if left == 0 {
-                self.space.cursors[purpose as usize].left = total;
                 return Err(Stop::Full);
             }
             let left = left.min(total);
             if at >= room.end {
-                self.space.cursors[purpose as usize] = Search { at: room.start, left };
+                self.space.cursors[cursor] = Search { at: room.start, left };
                 continue;
             }
             let gap = self.place(at)?;
@@ -233,7 +252,7 @@ impl Books {
                 Place::Taken(_) => 0,
                 Place::Free(end) => end.saturating_sub(at.next_multiple_of(unit)) / unit * unit,
             };
-            let search = &mut self.space.cursors[purpose as usize];
+            let search = &mut self.space.cursors[cursor];
             if fits > 0 {
                 let start = at.next_multiple_of(unit);
                 let found = start..start + fits.min(blocks_max);

@@ -25,11 +25,12 @@ use std::collections::{BTreeMap, VecDeque};
 use base::Outcome;
 
 use crate::books::{Books, Stop};
+use crate::cost::Leaves;
 use crate::edit::FULL;
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{Page, Superblock, unpadded};
 use crate::plan::Pending;
-use crate::space::CHANGE_BLOCKS;
+use crate::space::{CHANGE_BLOCKS, POOL_BLOCKS};
 pub use ask::{Action, Answer, Ask, End, Usage};
 use commit::Commit;
 use task::{Task, Wait};
@@ -58,7 +59,8 @@ pub struct Store {
     wants_commit: bool,
     /// What the superblock was when the last commit began.
     frozen: Superblock,
-    /// Whether giving back has come upon damage, or has no room.
+    /// Whether giving back has come upon damage in all that is left, or has no room; it is tried again
+    /// after the next commit.
     is_sweep_stuck: bool,
     stopped: bool,
     /// Whether the superblock that the store was opened with is known to be durable.
@@ -269,7 +271,7 @@ impl Store {
     /// What a change is kept waiting by: a commit that is being put together, or one that is so far
     /// behind that memory would fill.
     fn may_change(&mut self) -> Result<(), Wait> {
-        let is_tight = !self.books.has_room_for_commit() && !self.is_clean();
+        let is_tight = !self.is_clean() && !self.has_room()?;
         match &self.commit {
             Commit::Applying => Err(Wait::Apply),
             Commit::Idle if is_tight || self.backlog() > BACKLOG => {
@@ -279,6 +281,15 @@ impl Store {
             Commit::Idle => Ok(()),
             _ if is_tight || self.backlog() > BACKLOG_MAX => Err(Wait::Commit(self.durable.0 + 1)),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether there is room for one change more, and a commit then.
+    fn has_room(&mut self) -> Result<bool, Wait> {
+        match self.books.has_room_for_commit(POOL_BLOCKS) {
+            Err(Stop::Need(address)) => Err(Wait::Page(address)),
+            // Whoever comes upon the damage again says so.
+            has_room => Ok(has_room.unwrap_or(true)),
         }
     }
 
@@ -298,16 +309,21 @@ impl Store {
             self.anchor();
             return false;
         }
-        if self.may_change().is_err() {
+        if let Err(wait) = self.may_change() {
+            if let Wait::Page(address) = wait {
+                self.ask_for(address);
+            }
             return false;
         }
-        let swept = match self.books.fill_pool(CHANGE_BLOCKS, true) {
-            Ok(()) => self.books.attempt(Books::sweep),
+        let swept = match self.books.fill_pool(CHANGE_BLOCKS, Leaves::Nothing) {
+            Ok(()) => self.books.attempt_in_steps(Books::sweep),
             Err(stop) => Err(stop),
         };
         match swept {
             Ok(did) => {
-                self.wants_commit |= self.books.superblock.work.is_none();
+                let is_done = self.books.superblock.work.is_none();
+                self.wants_commit |= is_done;
+                self.is_sweep_stuck = !did && !is_done;
                 did
             }
             Err(Stop::Need(address)) => {
@@ -315,14 +331,14 @@ impl Store {
                 false
             }
             Err(Stop::Full) => {
-                self.is_sweep_stuck = !self.books.space.awaits_commit();
+                self.is_sweep_stuck = self.is_clean();
                 self.wants_commit |= !self.is_sweep_stuck;
                 false
             }
             // What is damaged is named by a check; nothing else is held up by it.
             Err(Stop::Error(_)) => {
-                self.is_sweep_stuck = true;
-                false
+                self.is_sweep_stuck = !self.books.skip_work();
+                !self.is_sweep_stuck
             }
         }
     }

@@ -166,37 +166,6 @@ fn a_volume_that_is_cut_and_grown_again_at_once_has_zeroes_behind_the_cut() {
 }
 
 #[test]
-fn a_full_store_has_room_for_trims_however_much_they_have_to_copy() {
-    let mut rig = rig();
-    let one = Change::Create { name: "one".into(), blocks: 700, unit: 1, uuid: 1 };
-    let one = change(&mut rig, one);
-    for block in (0..700).step_by(2) {
-        write(&mut rig, one.id, block, 1, 1);
-    }
-    let mut clones = Vec::new();
-    for number in 0..60 {
-        let name = format!("clone {number}");
-        clones.push(change(&mut rig, Change::Clone { from: "one".into(), name, uuid: 3 }));
-    }
-    let filler = create(&mut rig, "filler", 4096);
-    let mut refused = 0;
-    for block in (0..4096).step_by(16) {
-        let token = rig.submit_write(filler.id, block, 16, 7);
-        rig.settle();
-        refused += u64::from(rig.answers.remove(&token).unwrap().is_err());
-    }
-    assert!(refused > 100, "the store is full");
-    for clone in &clones {
-        for block in [0, 300, 600] {
-            let trim = Ask::Trim { volume: clone.id, block, blocks: 1 };
-            assert_eq!(rig.ask(trim), Ok(Answer::Done), "`{}` block {block}", clone.name);
-        }
-    }
-    rig.ask(Ask::Flush).unwrap();
-    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
-}
-
-#[test]
 fn a_flush_of_a_store_in_which_nothing_has_changed_still_reaches_the_device() {
     let mut rig = rig();
     let info = create(&mut rig, "v", 16);
@@ -342,4 +311,26 @@ fn a_store_that_has_stopped_has_nothing_more_to_do() {
         assert!(matches!(rig.answers.remove(&token), Some(Err(_))));
     }
     assert!(rig.store.is_idle());
+}
+
+#[test]
+fn a_unit_to_which_a_write_has_failed_is_given_to_nobody() {
+    let mut rig = rig();
+    let (one, two) = (create(&mut rig, "one", 16), create(&mut rig, "two", 1600));
+    rig.holds_data = true;
+    let token = rig.submit_write(one.id, 0, 16, 1);
+    rig.settle();
+    let (spoilt, _) = rig.under_way().iter().find_map(place).unwrap();
+    (rig.holds_data, rig.fails_writes) = (false, true);
+    rig.settle();
+    assert!(matches!(rig.answers.remove(&token), Some(Err(StoreError::Device { .. }))));
+    rig.holds_data = true;
+    for block in (0..1600).step_by(16) {
+        rig.submit_write(two.id, block, 16, 2);
+    }
+    rig.submit_write(one.id, 0, 16, 3);
+    rig.settle();
+    let places: Vec<(u64, u64)> = rig.under_way().iter().filter_map(place).collect();
+    assert!(places.len() > 90);
+    assert!(places.iter().all(|(at, blocks)| !(*at..at + blocks).contains(&spoilt)));
 }

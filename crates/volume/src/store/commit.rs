@@ -15,6 +15,7 @@
 
 use super::{Action, BACKLOG, End, Purpose, Store};
 use crate::books::Stop;
+use crate::cost::Leaves;
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{BLOCK_BYTES, Body, Kind, Page, Superblock};
 use crate::space::COUNT_BLOCKS;
@@ -66,7 +67,7 @@ impl Store {
     /// Puts counts into the tree, as far as its pages are there.
     pub(super) fn apply(&mut self) {
         while self.commit.is_applying() {
-            let room = self.books.fill_pool(COUNT_BLOCKS, true);
+            let room = self.books.fill_pool(COUNT_BLOCKS, Leaves::Nothing);
             let applied = room.and_then(|()| self.books.apply_delta());
             match applied {
                 Ok(true) => {}
@@ -176,6 +177,7 @@ impl Store {
     /// It is durable: whoever waited for it may go on, and what it has freed may be given out.
     fn end_commit(&mut self, frozen: &Frozen) {
         self.durable = (frozen.generation, frozen.superblock);
+        (self.is_sweep_stuck, self.books.sweep_from) = (false, 0);
         for (address, page) in std::mem::take(&mut self.books.writing) {
             self.books.cache.put(address, page);
         }

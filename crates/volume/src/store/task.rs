@@ -8,9 +8,10 @@ use base::Outcome;
 
 use super::{Answer, Ask, Store, Usage};
 use crate::books::Stop;
+use crate::cost::Leaves;
 use crate::error::StoreError;
 use crate::format::{VolumeBody, flags, unpadded};
-use crate::plan::Segment;
+use crate::plan::{Grant, Segment};
 use crate::space::CHANGE_BLOCKS;
 use crate::volumes::{CATALOGUE, Change, Progress, VolumeInfo};
 
@@ -148,10 +149,16 @@ impl Store {
             let key = (task.writes_to.unwrap_or(0), *number);
             let Some(grant) = self.pending.get_mut(&key) else { continue };
             grant.users -= 1;
+            grant.is_spoilt |= matches!(outcome, Err(StoreError::Device { .. }));
             if grant.users == 0 {
-                let at = grant.at;
+                let Grant { at, is_mapped, is_spoilt, .. } = *grant;
                 self.pending.remove(&key);
-                self.books.space.pending.remove(at..at + unit);
+                match (is_mapped, is_spoilt) {
+                    (true, _) => self.books.space.pending.remove(at..at + unit),
+                    (false, false) => self.books.space.give_back(at..at + unit),
+                    // It stays out of use until the store is opened anew.
+                    (false, true) => {}
+                }
             }
         }
         if let Some(id) = task.writes_to {
@@ -221,9 +228,11 @@ impl Store {
             return Ok(Next::Wait(Wait::Volume(id)));
         }
         let gives_back = matches!(change, Change::Delete { .. } | Change::Resize { .. });
+        let leaves = if gives_back { Leaves::Nothing } else { Leaves::Most };
         let made = loop {
-            self.books.fill_pool(CHANGE_BLOCKS, gives_back)?;
-            if let Progress::Made(made) = self.books.attempt(|books| books.change(change))? {
+            self.books.fill_pool(CHANGE_BLOCKS, leaves)?;
+            let progress = self.books.attempt_in_steps(|books| books.change(change))?;
+            if let Progress::Made(made) = progress {
                 break made;
             }
             self.may_change()?;

@@ -21,10 +21,19 @@ impl Books {
         Ok(())
     }
 
+    /// Passes over the first work on the list, which is damaged. False if the list itself is.
+    pub(crate) fn skip_work(&mut self) -> bool {
+        let first = self.next_run(&WORK, self.superblock.work, self.sweep_from);
+        self.sweep_from = first.ok().flatten().map_or(0, |line| line.key + 1);
+        self.sweep_from > 0
+    }
+
     /// Does a part of the first work on the list. False if there is none.
     pub(crate) fn sweep(&mut self) -> Result<bool, Stop> {
         let root = self.superblock.work;
-        let Some(line) = self.next_run(&WORK, root, 0)? else { return Ok(false) };
+        let Some(line) = self.next_run(&WORK, root, self.sweep_from)? else {
+            return Ok(false);
+        };
         if line.value == 0 {
             match self.volume(line.key)? {
                 Some(mut body) => self.cut(&mut body)?,

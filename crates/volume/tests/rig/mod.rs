@@ -29,6 +29,8 @@ pub struct Rig {
     pub fails_writes: bool,
     /// The next flush is answered with an error.
     pub fails_flushes: bool,
+    /// Pages that were read.
+    pub reads: u64,
     /// These actions stay under way.
     pub held: Vec<u64>,
     /// Transfers of data stay under way.
@@ -91,6 +93,7 @@ impl Rig {
             next_token: 0,
             fails_writes: false,
             fails_flushes: false,
+            reads: 0,
             held: Vec::new(),
             holds_data: false,
             holds_flushes: false,
@@ -171,6 +174,7 @@ impl Rig {
         match action {
             Action::ReadPage { io, at } => {
                 let block = self.disk.read(at);
+                self.reads += 1;
                 self.store.complete(io, End::Read(&block));
             }
             Action::WriteData { io, .. } if self.fails_writes => {

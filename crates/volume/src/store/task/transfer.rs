@@ -4,6 +4,7 @@ use base::Outcome;
 
 use super::{Halt, Next, State, Task, Wait};
 use crate::books::Stop;
+use crate::cost::Leaves;
 use crate::error::StoreError;
 use crate::plan::Segment;
 use crate::space::CHANGE_BLOCKS;
@@ -88,6 +89,10 @@ impl Store {
         }
         let Self { books, pending, .. } = self;
         let segments = books.plan_write(&body, &range, pending, &mut task.mine.0)?;
+        if segments.iter().any(|segment| segment.is_new) && self.books.is_low(Leaves::Most) {
+            // There is room for the data, but there might be none for the map.
+            return Err(Stop::Full.into());
+        }
         for segment in &segments {
             let io = self.enter(Purpose::Data(id));
             let Segment { at, blocks, .. } = *segment;
@@ -108,8 +113,9 @@ impl Store {
         while let Some(segment) = segments.last_mut() {
             if segment.is_new {
                 self.may_change()?;
-                self.books.fill_pool(CHANGE_BLOCKS, true)?;
-                let end = self.books.attempt(|books| books.map_segment(volume, segment))?;
+                self.books.fill_pool(CHANGE_BLOCKS, Leaves::Half)?;
+                let end =
+                    self.books.attempt_with_room(|books| books.map_segment(volume, segment))?;
                 let done = end - segment.block;
                 (segment.block, segment.at) = (end, segment.at + done);
                 segment.blocks = segment.blocks.saturating_sub(done);
@@ -145,8 +151,13 @@ impl Store {
         let State::From(at) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
         while *at < range.end {
             self.may_change()?;
-            self.books.fill_pool(CHANGE_BLOCKS, true)?;
-            *at = self.books.attempt(|books| books.unmap(volume, &(*at..range.end)))?;
+            self.books.fill_pool(CHANGE_BLOCKS, Leaves::Half)?;
+            let rest = *at..range.end;
+            if self.books.is_low(Leaves::Most) && self.books.is_shared_from(volume, rest.start)? {
+                // It would take room to copy what others keep.
+                return Err(Stop::Full.into());
+            }
+            *at = self.books.attempt_in_steps(|books| books.unmap(volume, &rest))?;
         }
         Ok(Next::Done(Answer::Done))
     }

@@ -1,0 +1,171 @@
+//! A store that is full: what it refuses, and that it always has room to give back.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod rig;
+
+use base::Random;
+use rig::{Rig, check, new_store};
+use tenmil_volume::format::{Kind, Page};
+use tenmil_volume::{Answer, Ask, Change, StoreError, VolumeInfo};
+
+fn change(rig: &mut Rig, change: Change) -> VolumeInfo {
+    match rig.ask(Ask::Change(change)).unwrap() {
+        Answer::Volume(info) => info,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn create(rig: &mut Rig, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
+    change(rig, Change::Create { name: name.into(), blocks, unit, uuid: 1 })
+}
+
+fn clone(rig: &mut Rig, from: &str, name: &str) -> VolumeInfo {
+    change(rig, Change::Clone { from: from.into(), name: name.into(), uuid: 3 })
+}
+
+fn delete(rig: &mut Rig, name: &str) {
+    let change = Change::Delete { name: name.into(), orphan: true };
+    let token = rig.submit(Ask::Change(change));
+    settle(rig);
+    assert_eq!(rig.answers.remove(&token), Some(Ok(Answer::Done)), "`{name}`");
+}
+
+fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64) -> Result<Answer, StoreError> {
+    let token = rig.submit_write(volume, block, blocks, 1);
+    settle(rig);
+    rig.answers.remove(&token).unwrap()
+}
+
+/// Whether something was done; else there was no room.
+fn had_room(answer: Result<Answer, StoreError>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(StoreError::NoSpace { .. }) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Goes on until there is nothing to do, which must be soon.
+fn settle(rig: &mut Rig) {
+    let steps = (0..20_000).take_while(|_| rig.step()).count();
+    assert!(steps < 20_000, "there is no end to it");
+}
+
+/// What was given back is there, and all is in order.
+fn expect_order(rig: &mut Rig, volume: u64) {
+    rig.ask(Ask::Flush).unwrap();
+    assert!(rig.store.is_idle());
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    assert_eq!(write(rig, volume, 0, 16), Ok(Answer::Done));
+}
+
+#[test]
+fn a_full_store_refuses_to_copy_for_a_trim_while_it_can_still_delete() {
+    let mut rig = Rig::plain(new_store(2048), 2048, Random::new(4)).unwrap();
+    let one = create(&mut rig, "one", 700, 1);
+    for block in (0..700).step_by(2) {
+        write(&mut rig, one.id, block, 1).unwrap();
+    }
+    let clones: Vec<VolumeInfo> =
+        (0..100).map(|number| clone(&mut rig, "one", &format!("clone {number}"))).collect();
+    let filler = create(&mut rig, "filler", 4096, 16);
+    let written = (0..4096).step_by(16).filter(|at| had_room(write(&mut rig, filler.id, *at, 16)));
+    assert!(written.count() < 150, "the store is full");
+    let mut refused = 0;
+    let places = clones.iter().flat_map(|clone| [0, 300, 600].map(|block| (clone.id, block)));
+    for (volume, block) in places {
+        refused += u64::from(!had_room(rig.ask(Ask::Trim { volume, block, blocks: 1 })));
+    }
+    assert!((1..300).contains(&refused), "{refused} trims were refused");
+    for clone in &clones {
+        delete(&mut rig, &clone.name);
+    }
+    expect_order(&mut rig, filler.id);
+}
+
+#[test]
+fn a_volume_with_blocks_that_others_keep_here_and_there_is_deleted_with_little_room() {
+    let mut rig = Rig::plain(new_store(4096), 4096, Random::new(4)).unwrap();
+    rig.store = rig.store.with_fanout(16);
+    let one = create(&mut rig, "one", 3000, 1);
+    for block in (0..3000).step_by(100) {
+        write(&mut rig, one.id, block, 100).unwrap();
+    }
+    let two = clone(&mut rig, "one", "two");
+    let filler = create(&mut rig, "filler", 4096, 1);
+    let mut at = 0;
+    while had_room(write(&mut rig, filler.id, at, 1)) {
+        at += 1;
+    }
+    let volume = two.id;
+    let trims = (0..3000).step_by(2);
+    let done = trims.filter(|at| had_room(rig.ask(Ask::Trim { volume, block: *at, blocks: 1 })));
+    let done = done.count();
+    assert!((300..1500).contains(&done), "{done} trims had room");
+    delete(&mut rig, "one");
+    expect_order(&mut rig, filler.id);
+}
+
+#[test]
+fn a_store_in_pieces_is_searched_once_for_a_unit_that_it_does_not_have() {
+    const BLOCKS: u64 = 8192;
+    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap();
+    let fine = create(&mut rig, "fine", BLOCKS, 1);
+    let mut at = 0;
+    while had_room(write(&mut rig, fine.id, at, 1)) {
+        at += 1;
+    }
+    for block in (0..at).step_by(2) {
+        rig.ask(Ask::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
+    }
+    let coarse = create(&mut rig, "coarse", 1600, 16);
+    rig.ask(Ask::Flush).unwrap();
+    rig.ask(Ask::Flush).unwrap();
+    let image = rig.disk.image().clone();
+    let mut rig = Rig::plain(image, BLOCKS, Random::new(4)).unwrap();
+    let mut block = 0;
+    while had_room(write(&mut rig, coarse.id, block, 16)) {
+        block += 16;
+    }
+    let before = rig.reads;
+    for _ in 0..20 {
+        let error = write(&mut rig, coarse.id, block, 16).unwrap_err();
+        assert!(error.to_string().contains("in one piece"), "{error}");
+    }
+    assert_eq!(rig.reads, before);
+    assert_eq!(write(&mut rig, fine.id, 0, 1), Ok(Answer::Done), "single blocks there are");
+}
+
+#[test]
+fn a_deleted_volume_that_is_damaged_holds_up_no_other() {
+    let mut rig = Rig::plain(new_store(2048), 2048, Random::new(4)).unwrap();
+    let volumes = ["one", "two", "three"].map(|name| create(&mut rig, name, 160, 16));
+    for volume in &volumes {
+        write(&mut rig, volume.id, 0, 160).unwrap();
+    }
+    rig.ask(Ask::Flush).unwrap();
+    let mut image = rig.disk.image().clone();
+    let uuid = rig.store.uuid();
+    for (at, block) in &mut image {
+        let page = Page::decode(block, uuid, *at);
+        if page.is_ok_and(|page| page.kind == Kind::Map && page.owner == volumes[0].id) {
+            *block = rig::disk::stamped(9);
+        }
+    }
+    let mut rig = Rig::plain(image, 2048, Random::new(4)).unwrap();
+    let free = |rig: &mut Rig| match rig.ask(Ask::Usage).unwrap() {
+        Answer::Usage(usage) => usage.free,
+        other => panic!("{other:?}"),
+    };
+    let before = free(&mut rig);
+    delete(&mut rig, "one");
+    delete(&mut rig, "two");
+    for _ in 0..3 {
+        rig.ask(Ask::Flush).unwrap();
+    }
+    assert!(rig.store.is_idle());
+    let gained = free(&mut rig).saturating_sub(before);
+    assert!((60..160).contains(&gained), "{gained} blocks came back");
+}
