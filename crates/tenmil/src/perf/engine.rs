@@ -30,11 +30,12 @@ use std::sync::mpsc::{self, TryRecvError};
 
 use base::Span;
 use host::environment::ProcessorTime;
+use host::machine::Machine;
 use host::{Clock, Cores, Environment};
 use reactor::{ReactorOptions, Reactors, Registration, ThreadPlan};
 
 use super::environment::RunEnvironment;
-use super::options::{PerfOptions, RAM_TIME};
+use super::options::{PerfOptions, RAM_TIME, Supplies};
 use super::outcome::{CeilingOutcome, DeviceOutcome, Ended, PerfOutcome, RamOutcome};
 use super::progress::{Phase, Progress};
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
@@ -258,6 +259,17 @@ fn over_ram(
 ) -> Result<Option<RamOutcome>, Refused> {
     let Some(time) = options.ram else { return Ok(None) };
     progress.enter(Phase::Ram);
+    let needed = RAM_SIZE_BYTES * u64::from(options.device_count());
+    let there = Supplies::look(&Machine::this()).memory_available_bytes;
+    if needed > there / 2 {
+        return Err(Refused::machine(format!(
+            "run over memory: {} SSDs take {} MiB, expected at most half of the {} MiB that are \
+             available",
+            options.device_count(),
+            needed >> 20,
+            there >> 20
+        )));
+    }
     let spec = EmuSpec {
         count: options.device_count(),
         size_bytes: RAM_SIZE_BYTES,
