@@ -115,8 +115,10 @@ impl Opener<'_> {
         match KINDS.iter().find(|(name, _)| *name == scheme) {
             Some((_, open)) => open(self, uri),
             None => {
-                let names = KINDS.iter().map(|(name, _)| *name);
-                let names = names.chain(self.more.iter().map(|(name, _)| *name));
+                let ours: Vec<&str> = KINDS.iter().map(|(name, _)| *name).collect();
+                let more = self.more.iter().map(|(name, _)| *name);
+                let more = more.filter(|name| !ours.contains(name));
+                let names = ours.iter().copied().chain(more);
                 let names: Vec<String> = names.map(|name| format!("{name}:")).collect();
                 let expected = names.join(", ");
                 let text = format!("no devices of kind `{scheme}`, expected one of {expected}");
