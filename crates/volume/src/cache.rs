@@ -1,4 +1,6 @@
-//! Blocks of metadata that were read, as many as the budget allows; the least recently used go.
+//! Blocks of metadata that were read, as many as the budget allows; the least recently used go, but
+//! none that was used since something was last done: whoever looks for more pages than there is room
+//! for would never have them together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +14,8 @@ pub(crate) struct Cache {
     /// Last use to address.
     uses: BTreeMap<u64, u64>,
     clock: u64,
+    /// When something was last done.
+    done: u64,
     pages_max: usize,
 }
 
@@ -22,7 +26,7 @@ impl Cache {
     /// One that takes about so many bytes.
     pub(crate) fn new(budget_bytes: usize) -> Self {
         let pages_max = (budget_bytes / BLOCK_BYTES).max(PAGES_MIN);
-        Self { pages: BTreeMap::new(), uses: BTreeMap::new(), clock: 0, pages_max }
+        Self { pages: BTreeMap::new(), uses: BTreeMap::new(), clock: 0, done: 0, pages_max }
     }
 
     pub(crate) fn get(&mut self, address: u64) -> Option<Arc<Page>> {
@@ -40,10 +44,21 @@ impl Cache {
             self.uses.remove(&used);
         }
         self.uses.insert(self.clock, address);
-        if self.pages.len() > self.pages_max
-            && let Some((_, oldest)) = self.uses.pop_first()
+        self.shrink();
+    }
+
+    /// Something has been done: what it used may go.
+    pub(crate) fn settle(&mut self) {
+        self.done = self.clock;
+        self.shrink();
+    }
+
+    fn shrink(&mut self) {
+        while self.pages.len() > self.pages_max
+            && let Some(oldest) =
+                self.uses.first_entry().filter(|oldest| *oldest.key() <= self.done)
         {
-            self.pages.remove(&oldest);
+            self.pages.remove(&oldest.remove());
         }
     }
 

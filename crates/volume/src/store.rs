@@ -324,6 +324,7 @@ impl Store {
                 let is_done = self.books.superblock.work.is_none();
                 self.wants_commit |= is_done;
                 self.is_sweep_stuck = !did && !is_done;
+                self.books.cache.settle();
                 did
             }
             Err(Stop::Need(address)) => {

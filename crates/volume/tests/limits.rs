@@ -292,3 +292,28 @@ fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
     assert_eq!(again.answers.remove(&token), Some(Ok(Answer::Done)), "after {steps} steps");
     assert!(steps > 500, "{steps} steps: there were few leaves to read");
 }
+
+#[test]
+fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
+    const BLOCKS: u64 = 1 << 14;
+    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    rig.store = rig.store.with_fanout(4);
+    let fine = Change::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1 };
+    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+    for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
+        write(&mut rig, fine.id, block, 1, 1);
+    }
+    rig.ask(Ask::Flush).unwrap();
+    let mut opening = Opening::new(BLOCKS, 0);
+    while let Some(at) = opening.next_read() {
+        opening.handle_read(Ok(&rig.disk.read(at)));
+    }
+    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    again.store = opening.finish().unwrap().store.with_fanout(4);
+    let token = again.submit_write(fine.id, 0, 1000, 2);
+    let steps = (0..8000).take_while(|_| again.step()).count();
+    assert_eq!(again.answers.remove(&token), Some(Ok(Answer::Done)), "after {steps} steps");
+    again.ask(Ask::Flush).unwrap();
+    let most = again.store.memory_bytes();
+    assert!(most <= 128 * 4096, "{most} bytes are still there");
+}

@@ -70,7 +70,7 @@ impl Store {
             let room = self.books.fill_pool(COUNT_BLOCKS, Leaves::Nothing);
             let applied = room.and_then(|()| self.books.apply_delta());
             match applied {
-                Ok(true) => {}
+                Ok(true) => self.books.cache.settle(),
                 Ok(false) => self.freeze(),
                 Err(Stop::Need(address)) => return self.ask_for(address),
                 Err(Stop::Full) => self.stop(&self.books.no_space()),

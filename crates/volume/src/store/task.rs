@@ -110,7 +110,11 @@ impl Store {
     /// Goes on with a task as far as it goes.
     pub(super) fn run(&mut self, id: u64) {
         let Some(mut task) = self.tasks.remove(&id) else { return };
-        let wait = match self.step(id, &mut task) {
+        let step = self.step(id, &mut task);
+        if !matches!(step, Err(Halt::Stop(Stop::Need(_)))) {
+            self.books.cache.settle();
+        }
+        let wait = match step {
             Ok(Next::Done(answer)) => return self.finish(task, Ok(answer)),
             Ok(Next::Wait(wait)) | Err(Halt::Wait(wait)) => wait,
             Err(Halt::Stop(Stop::Need(address))) => Wait::Page(address),
