@@ -19,25 +19,24 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use base::{HostMemory, Instant, Span};
-use wire::register::{
-    Arbitration, Capabilities, CommandSetSelected, Configuration, ControllerStatus, ReadyTimeouts,
-    ShutdownStatus, VERSION_2_1, offset,
-};
+use base::{Instant, Span};
+use wire::register::Configuration;
 use wire::{AdminOpcode, Command, Status};
 
-use crate::buffers::Buffers;
-use crate::controller::contract::{
-    AdminData, AdminDone, AdminEnd, AdminStep, ErrorReport, Signal, Traffic,
-};
+use crate::controller::contract::{AdminData, AdminDone, AdminEnd, AdminStep, ErrorReport, Signal};
 use crate::controller::{Bell, Controller};
 use crate::doorbell::DoorbellPage;
 use crate::front::shutdown::Shutdown;
-use crate::queue::{Letter, Queue, QueueConfig, QueueShared, Siblings};
+use crate::queue::Siblings;
 
+mod life;
 mod link;
+mod queues;
 
+use life::Life;
+pub use life::property;
 pub use link::{Order, QueueLink};
+pub use queues::{Decision, FabricsQueue, NoQueue};
 
 /// A controller behind connections: one association.
 pub struct FabricsFrontEnd {
@@ -84,54 +83,8 @@ pub enum Over {
     NotEnabled,
 }
 
-/// What an I/O queue is made with.
-#[derive(Clone, Copy, Debug)]
-pub struct FabricsQueue {
-    /// Its identifier: that of the submission and of the completion queue.
-    pub qid: u16,
-    /// Entries of either ring.
-    pub entries: u32,
-    /// IOVA of the submission ring.
-    pub submission: u64,
-    /// IOVA of the completion ring.
-    pub completion: u64,
-    /// A page of the memory behind it is `1 << page_shift` bytes.
-    pub page_shift: u8,
-    /// Commands that may be in flight.
-    pub in_flight_max: u16,
-    /// Of these, commands that need more than one request.
-    pub areas: u16,
-}
-
-/// The answer to a letter that wants one: for [`Queue::decide`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decision {
-    /// As it came in the letter.
-    pub ticket: u32,
-    /// How the command ends.
-    pub end: AdminEnd,
-    /// The bytes of a report.
-    pub bytes: Vec<u8>,
-}
-
-/// Where a controller is between its resets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Disabled,
-    Enabled,
-    /// It has been disabled, and I/O queues still end.
-    Stopping,
-    /// It was enabled with what cannot be, and waits to be disabled.
-    Failed,
-}
-
-/// CC.IOSQES and CC.IOCQES as powers of two (Base 2.1 §3.1.4.5).
-const SUBMISSION_ENTRY_SHIFT: u8 = 6;
-const COMPLETION_ENTRY_SHIFT: u8 = 4;
 /// How long a host may take to enable the controller (Base 2.1 §3.5.2).
 const ENABLE_MAX: Span = Span::from_secs(120);
-/// CAP.TO and CRTO, in units of 500 ms.
-const READY_UNITS: u8 = 20;
 /// How often a shutdown under way, or a reset, is looked after.
 const MOTION: Span = Span::from_us(100);
 
@@ -176,39 +129,6 @@ impl FabricsFrontEnd {
     pub fn set_bell(&mut self, bell: Bell) {
         self.controller.ring_on_mail(bell.clone());
         self.bell = Some(bell);
-    }
-
-    /// Property Get (Base 2.1 §6.5): the value of `len_bytes` at `at`.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such property, or it has another length.
-    pub fn property(&mut self, now: Instant, at: u32, len_bytes: u32) -> Result<u64, Status> {
-        self.hear(now);
-        let entries = self.controller.configuration().queue_entries_max;
-        property(entries, (self.configuration, self.status()), at, len_bytes)
-    }
-
-    /// Property Set (Base 2.1 §6.6).
-    ///
-    /// # Errors
-    ///
-    /// If there is no such property, or it cannot be set, or it has another length.
-    pub fn set_property(
-        &mut self,
-        now: Instant,
-        at: u32,
-        len_bytes: u32,
-        value: u64,
-    ) -> Result<(), Status> {
-        self.hear(now);
-        let value = u32::try_from(value).map_err(|_| REFUSED)?;
-        if (at as usize, len_bytes) != (offset::CC, 4) {
-            return Err(REFUSED);
-        }
-        self.configuration = Configuration(value);
-        self.turn_life(now);
-        Ok(())
     }
 
     /// Whether commands other than those of fabrics are taken.
@@ -328,136 +248,10 @@ impl FabricsFrontEnd {
         self.links.is_empty()
     }
 
-    /// Makes an I/O queue for a connection, which owns it and does what its link says.
-    ///
-    /// # Errors
-    ///
-    /// [`NoQueue`] says what stands in the way.
-    pub fn create_queue<H: HostMemory>(
-        &mut self,
-        host: H,
-        new: &FabricsQueue,
-        buffers: Buffers,
-    ) -> Result<(Queue<H>, Arc<QueueLink>), NoQueue> {
-        self.may_create(new.qid)?;
-        let config = QueueConfig {
-            cqid: new.qid,
-            entries: new.entries,
-            address: new.completion,
-            page_shift: new.page_shift,
-            transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
-            in_flight_max: new.in_flight_max,
-            areas: new.areas,
-            burst: self.burst(),
-        };
-        let shared = QueueShared {
-            doorbells: self.doorbells.clone(),
-            siblings: self.siblings.clone(),
-            buffers,
-        };
-        let namespaces = self.controller.namespaces().reader();
-        let queue = Queue::new(host, &config, shared, namespaces);
-        let mut queue = queue.map_err(|_| NoQueue::Memory)?;
-        queue
-            .add_submission_queue(new.qid, new.entries, new.submission)
-            .map_err(|_| NoQueue::Memory)?;
-        self.controller.queue_created();
-        let link = Arc::new(QueueLink::default());
-        self.links.insert(new.qid, Arc::clone(&link));
-        Ok((queue, link))
-    }
-
-    /// Whether there may be a queue `qid` now.
-    ///
-    /// # Errors
-    ///
-    /// [`NoQueue`] says what stands in the way.
-    pub fn may_create(&self, qid: u16) -> Result<(), NoQueue> {
-        let (granted, _) = self.controller.queues_granted();
-        let cc = &self.configuration;
-        let has_entries = cc.iosqes() == SUBMISSION_ENTRY_SHIFT
-            && cc.iocqes() == COMPLETION_ENTRY_SHIFT
-            && cc.css() != CommandSetSelected::AdminOnly;
-        if !self.is_enabled() || !has_entries || self.over.is_some() {
-            return Err(NoQueue::NotEnabled);
-        }
-        if qid == 0 || qid > granted {
-            return Err(NoQueue::Identifier { qid, granted });
-        }
-        if self.links.contains_key(&qid) {
-            return Err(NoQueue::Exists { qid });
-        }
-        Ok(())
-    }
-
     /// Where queues are rung.
     pub fn doorbells(&self) -> &Arc<DoorbellPage> {
         &self.doorbells
     }
-
-    /// Takes what a queue has to say. Commands in it are known by the identifiers of the host.
-    pub fn letter(&mut self, now: Instant, letter: Letter) -> Option<Decision> {
-        match letter {
-            Letter::Error(report) => self.controller.report_error(now, &report),
-            Letter::InvalidDoorbell(kind) => self.controller.invalid_doorbell(now, kind),
-            Letter::Reservation { ticket, command, mut bytes } => {
-                let end = self.controller.reservation(now, &command, &mut bytes);
-                self.ring();
-                return Some(Decision { ticket, end, bytes });
-            }
-            Letter::Trouble(what) => self.trouble = Some(what),
-            Letter::Broken(fault) => {
-                self.trouble = Some(format!("a ring at {:#x} is not there any more", fault.iova));
-            }
-        }
-        None
-    }
-
-    /// The answer to [`Order::Abort`].
-    pub fn aborted(&mut self, now: Instant, admin_cid: u16, is_aborted: bool) {
-        self.controller.abort_ended();
-        self.ended(now, admin_cid, AdminEnd::with(u32::from(!is_aborted)));
-        self.ring();
-    }
-
-    /// Adds what a queue has done since it last told.
-    pub fn add_traffic(&mut self, traffic: &Traffic) {
-        self.controller.add_traffic(traffic);
-    }
-
-    /// A queue is gone, and nothing that it had begun is under way.
-    pub fn queue_gone(&mut self, now: Instant, qid: u16) {
-        if let Some(link) = self.links.remove(&qid) {
-            for order in link.take_orders() {
-                if let Order::Abort { admin_cid, .. } = order {
-                    self.aborted(now, admin_cid, false);
-                }
-            }
-        }
-        self.turn_life(now);
-        self.ring();
-    }
-}
-
-/// Why there is no such I/O queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoQueue {
-    /// The controller is not enabled, or not for I/O.
-    NotEnabled,
-    /// The identifier is none of those that were granted.
-    Identifier {
-        /// Which.
-        qid: u16,
-        /// The highest.
-        granted: u16,
-    },
-    /// There is one already.
-    Exists {
-        /// Which.
-        qid: u16,
-    },
-    /// Its rings lie nowhere.
-    Memory,
 }
 
 impl FabricsFrontEnd {
@@ -467,74 +261,6 @@ impl FabricsFrontEnd {
             self.heard_at = at;
             self.controller.io_command_seen(at);
         }
-    }
-
-    fn status(&self) -> ControllerStatus {
-        let shutdown = self.shutdown.as_ref().map_or(ShutdownStatus::None, Shutdown::status);
-        let is_lost = self.shutdown.as_ref().is_some_and(Shutdown::has_failed);
-        ControllerStatus(0).with(|status| {
-            status
-                .rdy(matches!(self.life, Life::Enabled | Life::Stopping))
-                .cfs(self.life == Life::Failed || is_lost)
-                .shst(shutdown)
-        })
-    }
-
-    /// Goes from one state of life to the next as far as CC and the queues let it
-    /// (Base 2.1 §3.5.2, §3.6.2, §3.7.2).
-    fn turn_life(&mut self, now: Instant) -> bool {
-        let before = (self.life, self.status().0);
-        match (self.life, self.configuration.en()) {
-            (Life::Enabled | Life::Failed, false) => self.stop(now),
-            (Life::Disabled, true) => self.start(),
-            _ => {}
-        }
-        if self.life == Life::Stopping && self.links.is_empty() {
-            self.life = Life::Disabled;
-            if self.configuration.en() {
-                self.start();
-            }
-        }
-        self.turn_shutdown(now);
-        (self.life, self.status().0) != before
-    }
-
-    fn start(&mut self) {
-        self.shutdown = None;
-        let cc = &self.configuration;
-        let known_sets =
-            [CommandSetSelected::Nvm, CommandSetSelected::All, CommandSetSelected::AdminOnly];
-        let is_sound = known_sets.contains(&cc.css()) && cc.ams() == Arbitration::RoundRobin;
-        if is_sound {
-            self.life = Life::Enabled;
-            self.enable_by = Instant::NEVER;
-            self.configure();
-        } else {
-            self.trouble = Some(format!(
-                "enable: CC is {:#x}, expected command set 0, 6 or 7 and round robin",
-                cc.0
-            ));
-            self.life = Life::Failed;
-        }
-    }
-
-    /// CC.EN went to 0: a controller level reset. What the admin queue still owes is given back
-    /// unanswered in substance, so that its host may enable the controller once more.
-    fn stop(&mut self, now: Instant) {
-        self.order(Order::Stop);
-        self.controller.reset(now);
-        self.parked.clear();
-        for waiting in core::mem::take(&mut self.waiting) {
-            let end = AdminEnd::refused(Status::ABORTED_SQ_DELETION);
-            self.ends.push_back(AdminDone { cid: waiting.command.cid(), end });
-        }
-        self.enable_by = now.after(ENABLE_MAX);
-        self.life = Life::Stopping;
-    }
-
-    fn turn_shutdown(&mut self, now: Instant) {
-        let notice = self.configuration.shn();
-        Shutdown::heed(&mut self.shutdown, now, notice, &mut self.controller);
     }
 
     /// Tries to abort a command of any queue (Base 2.1 §5.1.1).
@@ -599,52 +325,12 @@ impl FabricsFrontEnd {
         self.siblings.set_write_through(!self.controller.write_cache_enabled());
     }
 
-    fn burst(&self) -> u32 {
-        self.controller.arbitration().burst.map_or(BURST, u32::from).min(BURST)
-    }
-
     fn ring(&self) {
         if let Some(bell) = &self.bell {
             bell();
         }
     }
 }
-
-/// The value of a property of a controller behind connections, whose queues have at most
-/// `entries_max` entries and whose CC and CSTS are these (Base 2.1 §6.5).
-///
-/// # Errors
-///
-/// If there is no such property, or it has another length.
-pub fn property(
-    entries_max: u32,
-    (cc, csts): (Configuration, ControllerStatus),
-    at: u32,
-    len_bytes: u32,
-) -> Result<u64, Status> {
-    let capabilities = Capabilities(0).with(|cap| {
-        cap.mqes(u16::try_from(entries_max - 1).unwrap_or(u16::MAX))
-            .cqr(true)
-            .to(READY_UNITS)
-            .css_nvm(true)
-            .css_io(true)
-            .mpsmax(4)
-            .crwms(true)
-    });
-    match (at as usize, len_bytes) {
-        (offset::CAP, 8) => Ok(capabilities.0),
-        (offset::VS, 4) => Ok(VERSION_2_1.0.into()),
-        (offset::CC, 4) => Ok(cc.0.into()),
-        (offset::CSTS, 4) => Ok(csts.0.into()),
-        (offset::CRTO, 4) => {
-            Ok(ReadyTimeouts(0).with(|ready| ready.crwmt(READY_UNITS.into())).0.into())
-        }
-        _ => Err(REFUSED),
-    }
-}
-
-/// Commands taken from a submission queue in a turn, unless the host wants fewer.
-const BURST: u32 = 64;
 
 fn report(command: &Command, host_cid: u16, end: AdminEnd) -> ErrorReport {
     ErrorReport {
