@@ -9,13 +9,14 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 17] = [
+const FLOORS: [(&str, u32); 18] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),
     ("tenmil-ctrl", 1),
     ("tenmil-tcp", 1),
     ("tenmil-volume", 1),
+    ("tenmil-vfu", 1),
     ("tenmil-dma", 1),
     ("tenmil-host", 1),
     ("tenmil-sim", 2),
