@@ -147,6 +147,26 @@ pub trait Medium: Send + Sync {
         let blocks = self.limits().block_count.saturating_sub(lba);
         Ok(Extent { blocks, holds: Holds::Data })
     }
+
+    /// Whether [`resize`](Self::resize) may do what it is asked.
+    fn is_resizable(&self) -> bool {
+        false
+    }
+
+    /// Makes it `block_count` blocks long, durably: what lies past a new end is lost, and what lies
+    /// between an old end and a new one reads as zeroes. From then on all channels go by it. May
+    /// block: never called on the way of an I/O.
+    ///
+    /// # Errors
+    ///
+    /// What was found and what was expected, in a line; then it is as long as it was.
+    fn resize(&self, block_count: u64) -> Result<(), String> {
+        Err(format!(
+            "a size of {block_count} blocks was asked for, expected the {} that it has: it cannot \
+             change its size",
+            self.limits().block_count
+        ))
+    }
 }
 
 /// Blocks that are alike.

@@ -5,6 +5,7 @@ pub(crate) mod fault;
 pub(crate) mod file;
 mod held;
 mod joined;
+mod lost;
 mod marks;
 pub mod mirror;
 pub(crate) mod model;

@@ -183,6 +183,18 @@ impl Device {
         self.0.resize(block_count);
     }
 
+    /// Makes the medium `block_count` blocks long, and tells everybody. Blocks: what is under way past
+    /// a new end is waited for. Not for a thread that turns channels of the device.
+    ///
+    /// # Errors
+    ///
+    /// If the medium cannot do that, the device has been removed, or what is past the new end does
+    /// not become still; then it is as long as it was.
+    pub fn set_size(&self, block_count: u64) -> Result<(), MediumError> {
+        let done = Shared::set_size(&self.0, block_count);
+        done.map_err(|text| MediumError::new(Blame::Caller, text))
+    }
+
     /// Tells every holder what has happened to the medium.
     pub fn tell(&self, event: &Event) {
         self.0.tell(event);

@@ -7,19 +7,21 @@ use std::io::Seek;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::Blame;
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags, fcntl_getfl,
-    fcntl_setfl, flock, fstat, fstatfs, ftruncate, major, minor, open, seek, stat, statx,
+    fcntl_setfl, fdatasync, flock, fstat, fstatfs, ftruncate, major, minor, open, seek, stat,
+    statx,
 };
 use rustix::io::Errno;
 
 pub use self::before::{Before, holds_data};
 use crate::holders::{self, InUse};
 use crate::machine::Machine;
-use crate::process::{command_line, has_ended};
+use crate::process::{command_line, has_ended, name};
 
 /// An open file or block device that holds blocks. Locked against a second opening, here or in
 /// another process, until it is dropped; readers go together. A block device that is to be written
@@ -28,7 +30,7 @@ use crate::process::{command_line, has_ended};
 pub struct File {
     descriptor: OwnedFd,
     path: PathBuf,
-    len_bytes: u64,
+    len_bytes: AtomicU64,
     found_bytes: u64,
     direct: Result<Alignment, Indirect>,
     in_memory: bool,
@@ -89,13 +91,13 @@ pub struct FileError {
     blame: Blame,
 }
 
-/// What a direct transfer is aligned to where the kernel is too old to say (before 6.1): a page
-/// satisfies every device there is.
 /// How often, and how long after another, a lock is looked at that somebody has left behind: five
 /// seconds, which is what a slow device takes to do what it was asked.
 const LINGER_LOOKS: u32 = 500;
 const LINGER_PAUSE: Duration = Duration::from_millis(10);
 
+/// What a direct transfer is aligned to where the kernel is too old to say (before 6.1): a page
+/// satisfies every device there is.
 const ALIGNMENT_UNKNOWN: Alignment = Alignment { memory_bytes: 4096, offset_bytes: 4096 };
 
 /// File systems that lie in memory: tmpfs and ramfs (statfs(2)).
@@ -112,6 +114,7 @@ impl File {
         let direct = go_direct(&descriptor, options);
         let in_memory = fstatfs(&descriptor)
             .is_ok_and(|found| IN_MEMORY.contains(&u64::try_from(found.f_type).unwrap_or(0)));
+        let len_bytes = AtomicU64::new(len_bytes);
         Ok(Self { descriptor, path: path.into(), len_bytes, found_bytes, direct, in_memory })
     }
 
@@ -122,7 +125,36 @@ impl File {
 
     /// How many bytes are used: a multiple of the unit.
     pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.len_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Makes a file that is used as a whole `len_bytes` long, durably: a multiple of the unit. Of a
+    /// block device, which is as long as it is, so many bytes are used from now on. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// If the rest of the file was left alone, a device is shorter, or what the kernel says.
+    pub fn resize(&self, len_bytes: u64) -> Result<(), FileError> {
+        let Self { descriptor, path, .. } = self;
+        let refuse = |errno| FileError::new("resize", path, errno, "a file whose size can be set");
+        let kind = FileType::from_raw_mode(fstat(descriptor).map_err(refuse)?.st_mode);
+        let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
+        let refuse_size = |expected| {
+            let found = format!("{there} bytes, of which {} are used", self.len_bytes());
+            Err(FileError::found("resize", path, found, expected))
+        };
+        if kind == FileType::RegularFile {
+            if there != self.len_bytes() {
+                return refuse_size("all of them: the rest is left alone");
+            }
+            ftruncate(descriptor, len_bytes).map_err(refuse)?;
+            // The length, too, is what reading needs (fdatasync(2)).
+            fdatasync(descriptor).map_err(refuse)?;
+        } else if len_bytes > there {
+            return refuse_size("a device that is at least as long as asked for");
+        }
+        self.len_bytes.store(len_bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     /// How many bytes were there before it was opened: zero if it was made, or empty.
@@ -143,7 +175,8 @@ impl File {
     /// What lies at `offset`, and how far that goes. Where the file system does not know, it is no
     /// hole. Blocks for as long as the file system takes to look it up.
     pub fn extent(&self, offset: u64) -> FileExtent {
-        let left = self.len_bytes.saturating_sub(offset);
+        let len_bytes = self.len_bytes();
+        let left = len_bytes.saturating_sub(offset);
         let extent = |until: u64, is_hole| FileExtent {
             len_bytes: until.saturating_sub(offset).min(left),
             is_hole,
@@ -155,11 +188,11 @@ impl File {
             Ok(data) if data > offset => extent(data, true),
             Ok(_) => match seek(&self.descriptor, SeekFrom::Hole(offset)) {
                 Ok(hole) => extent(hole, false),
-                Err(_) => extent(self.len_bytes, false),
+                Err(_) => extent(len_bytes, false),
             },
             // No data from there to the end (lseek(2)).
-            Err(Errno::NXIO) => extent(self.len_bytes, true),
-            Err(_) => extent(self.len_bytes, false),
+            Err(Errno::NXIO) => extent(len_bytes, true),
+            Err(_) => extent(len_bytes, false),
         }
     }
 
@@ -297,7 +330,8 @@ fn who_locks(descriptor: &OwnedFd) -> String {
     match holder(descriptor) {
         None => "somebody else has it open".into(),
         Some(pid) if has_ended(pid) => {
-            format!("process {pid} has ended, and the kernel has not done its I/O yet")
+            let name = name(pid).map_or_else(String::new, |name| format!(" ({name})"));
+            format!("process {pid}{name} has ended, and the kernel has not done its I/O yet")
         }
         Some(pid) if pid == std::process::id() => "this process has it open already".into(),
         Some(pid) => match command_line(pid) {
@@ -442,6 +476,29 @@ mod tests {
     }
 
     #[test]
+    fn a_file_becomes_longer_and_shorter_and_the_rest_of_one_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let on_disk = || std::fs::metadata(&path).unwrap().len();
+        let file = open(&path, Some(8192), 4096).unwrap();
+        file.resize(1 << 20).unwrap();
+        assert_eq!((file.len_bytes(), on_disk()), (1 << 20, 1 << 20));
+        assert_eq!(file.extent(8192), FileExtent { len_bytes: (1 << 20) - 8192, is_hole: true });
+        file.resize(4096).unwrap();
+        assert_eq!((file.len_bytes(), on_disk()), (4096, 4096));
+        drop(file);
+        std::fs::write(&path, [1; 10_000]).unwrap();
+        for used in [Some(4096), None] {
+            let file = open(&path, used, 4096).unwrap();
+            let said = file.resize(16_384).unwrap_err().to_string();
+            assert!(said.ends_with("are used, expected all of them: the rest is left alone"));
+            assert_eq!(on_disk(), 10_000, "{said}");
+        }
+        let reader = read(&path, None).unwrap();
+        assert!(reader.resize(512).is_err() && reader.len_bytes() == 9728);
+    }
+
+    #[test]
     fn a_length_that_is_no_multiple_of_the_unit_is_used_up_to_one() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blocks");
@@ -573,8 +630,14 @@ mod tests {
             println!("skipped: there is no command `flock`");
             return;
         };
-        assert!(locker.wait().unwrap().success());
         let descriptor = std::os::fd::OwnedFd::from(file.try_clone().unwrap());
+        // Nobody has asked yet how it ended, so its name is known.
+        while !super::has_ended(locker.id()) {
+            std::thread::yield_now();
+        }
+        let said = super::who_locks(&descriptor);
+        assert!(said.starts_with(&format!("process {} (flock) has ended", locker.id())), "{said}");
+        assert!(locker.wait().unwrap().success());
         assert_eq!(super::holder(&descriptor), Some(locker.id()), "it is still locked");
         assert!(super::has_ended(locker.id()));
         let said = super::who_locks(&descriptor);

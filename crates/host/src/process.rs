@@ -59,6 +59,18 @@ fn words(machine: &Machine, pid: u32) -> Option<Vec<String>> {
     Some(words.map(str::to_owned).collect())
 }
 
+/// What process `pid` is called, which is known for as long as somebody may ask how it ended:
+/// proc_pid_stat(5), field 2.
+pub fn name(pid: u32) -> Option<String> {
+    called(&Machine::this(), pid)
+}
+
+fn called(machine: &Machine, pid: u32) -> Option<String> {
+    let text = machine.text(&format!("proc/{pid}/stat"))?;
+    let (head, _) = text.rsplit_once(')')?;
+    Some(head.split_once('(')?.1.to_owned())
+}
+
 /// Whether process `pid` is not there any more, or is about to be: what the kernel still does in its
 /// name nobody will answer for.
 pub fn has_ended(pid: u32) -> bool {
@@ -104,7 +116,7 @@ fn time(clock: ClockId) -> Span {
 mod tests {
     use base::Span;
 
-    use super::{Usage, command_line, ended, has_ended, words};
+    use super::{Usage, called, command_line, ended, has_ended, words};
     use crate::machine::tests::made_of;
 
     #[test]
@@ -148,6 +160,8 @@ mod tests {
             let (_root, machine) = made_of(&[("proc/7/stat", &stat(state, flags))]);
             assert_eq!(ended(&machine, 7), expected, "{state} {flags:x}");
             assert!(ended(&machine, 8), "nobody has that number");
+            assert_eq!(called(&machine, 7).as_deref(), Some("a) b"));
+            assert_eq!(called(&machine, 8), None);
         }
         assert!(!has_ended(std::process::id()));
     }

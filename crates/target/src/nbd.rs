@@ -31,7 +31,7 @@ mod tests;
 
 pub use address::parse_address;
 pub use connection::Connection;
-pub use exchange::{Done, Question};
+pub use exchange::{About, Done, Question};
 pub use export::Export;
 pub use memory::MEMORY_BYTES;
 pub use seat::{ConnectionPhase, ConnectionSample, News, Reason};

@@ -98,6 +98,7 @@ fn serve(uri: &str, socket: &Path, regions: &Regions, clock: Clock) -> House {
         device: &device,
         limiter: None,
         is_read_only: false,
+        lets_resize: false,
         regions,
     });
     let served = Arc::new(served.unwrap());

@@ -6,6 +6,7 @@ mod work;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{
     Backend, Blame, Durability, Extent, Holds, Limits, Medium, Operation, Segment, Support,
@@ -16,7 +17,7 @@ use host::file::{Alignment, File, FileExtent, FileOptions, Indirect};
 
 use self::channel::FileChannel;
 pub(crate) use self::jobs::Jobs;
-use super::marks::Marks;
+use super::lost::Lost;
 use super::range::check_geometry;
 use crate::open::{BLOCK_DEFAULT, Opened, Opener, block_count};
 use crate::uri::Uri;
@@ -61,9 +62,12 @@ struct Shared {
     /// What a transfer must be aligned to, or why it goes through the page cache.
     direct: Result<Alignment, Indirect>,
     regions: Regions,
+    /// As they were when it was opened.
     limits: Limits,
+    /// How many blocks there are now.
+    block_count: AtomicU64,
     /// Blocks that cannot be read until they are written.
-    uncorrectable: Marks,
+    uncorrectable: Lost,
     /// [`CHUNK_BYTES`] of zeroes, for files that cannot be told to hold some.
     zeroes: Region,
 }
@@ -128,7 +132,8 @@ impl FileMedium {
             limits.support = READING;
         }
         let shared = Shared {
-            uncorrectable: Marks::new(limits.block_count),
+            uncorrectable: Lost::default(),
+            block_count: AtomicU64::new(limits.block_count),
             direct: file.direct(),
             file,
             regions: regions.clone(),
@@ -182,7 +187,7 @@ impl FileMedium {
 
 impl Medium for FileMedium {
     fn limits(&self) -> Limits {
-        self.shared.limits.clone()
+        self.shared.limits()
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
@@ -193,7 +198,7 @@ impl Medium for FileMedium {
 
     fn extent(&self, lba: u64) -> Result<Extent, String> {
         let Shared { file, limits, uncorrectable, .. } = &*self.shared;
-        let left = limits.block_count.saturating_sub(lba);
+        let left = self.shared.block_count().saturating_sub(lba);
         if left == 0 {
             return Ok(Extent { blocks: 0, holds: Holds::Data });
         }
@@ -204,6 +209,51 @@ impl Medium for FileMedium {
         // What cannot be read does not read as zeroes.
         let holds = if is_lost { Holds::Data } else { found.holds };
         Ok(Extent { blocks: run, holds })
+    }
+
+    fn is_resizable(&self) -> bool {
+        self.shared.limits.support != READING
+    }
+
+    fn resize(&self, block_count: u64) -> Result<(), String> {
+        let Shared { file, limits, uncorrectable, .. } = &*self.shared;
+        let refuse = |found: &str, expected: &str| {
+            Err(format!("resize {}: {found}, expected {expected}", file.path().display()))
+        };
+        if !self.is_resizable() {
+            return refuse("it was opened to be read", "one that was opened to be written");
+        }
+        let len_bytes = block_count.checked_mul(u64::from(limits.block_size));
+        let Some(len_bytes) = len_bytes.filter(|bytes| *bytes > 0) else {
+            return refuse(
+                &format!("{block_count} blocks"),
+                "at least 1, and fewer than 2^64 bytes",
+            );
+        };
+        let before = self.shared.block_count();
+        if block_count < before {
+            // First, so that nobody begins what would lie past the end.
+            self.shared.block_count.store(block_count, Ordering::Relaxed);
+        }
+        if let Err(error) = file.resize(len_bytes) {
+            self.shared.block_count.store(before, Ordering::Relaxed);
+            return Err(error.to_string());
+        }
+        uncorrectable.clear(block_count, u64::MAX);
+        self.shared.block_count.store(block_count, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn limits(&self) -> Limits {
+        Limits { block_count: self.block_count(), ..self.limits.clone() }
+    }
+
+    /// A number by itself: it orders nothing.
+    #[inline]
+    fn block_count(&self) -> u64 {
+        self.block_count.load(Ordering::Relaxed)
     }
 }
 
@@ -356,6 +406,37 @@ mod tests {
         assert_eq!(lost, Outcome::SUCCESS);
         assert_eq!(medium.extent(0), extent(16, Holds::Hole));
         assert_eq!(medium.extent(16), extent(2, Holds::Data), "it cannot be read as zeroes");
+    }
+
+    #[test]
+    fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("blocks");
+        let regions = Regions::new(8);
+        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        let medium = FileMedium::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+        let mut channel = medium.channel().unwrap();
+        regions.fill(memory, 0x5a).unwrap();
+        assert_eq!(run(&mut *channel, Operation::Write, 16, memory), Outcome::SUCCESS);
+        assert_eq!(run(&mut *channel, Operation::WriteUncorrectable, 4, memory), Outcome::SUCCESS);
+        medium.resize(20).unwrap();
+        assert_eq!(medium.limits().block_count, 20);
+        let past = run(&mut *channel, Operation::Read, 16, memory);
+        assert_eq!(past, Outcome::LBA_OUT_OF_RANGE, "blocks 16 to 32");
+        assert_eq!(channel.limits().block_count, 20);
+        medium.resize(16).unwrap();
+        medium.resize(512).unwrap();
+        assert_eq!(medium.extent(511), Ok(Extent { blocks: 1, holds: Holds::Hole }));
+        assert_eq!(run(&mut *channel, Operation::Read, 16, memory), Outcome::SUCCESS);
+        let mut bytes = vec![1; 1 << 16];
+        regions.load(memory, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0), "what was lost is lost, marks too");
+        for impossible in [0, u64::MAX] {
+            let said = medium.resize(impossible).unwrap_err();
+            assert!(said.ends_with("expected at least 1, and fewer than 2^64 bytes"), "{said}");
+        }
+        assert!(medium.resize(1 << 50).is_err(), "no file system has files of that size");
+        assert_eq!(medium.limits().block_count, 512);
     }
 
     #[test]

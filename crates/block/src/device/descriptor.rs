@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{Backend, Extent, Limits, Medium};
 
-use super::{Claim, Event, Grant, Mode};
+use super::{Claim, Event, Grant, Mode, Shared};
 use crate::channel::{Channel, WRITING};
 use crate::limit::Class;
 
@@ -106,5 +106,25 @@ impl Medium for Descriptor {
         let shared = &self.grant.shared;
         let medium = shared.medium();
         medium.ok_or_else(|| shared.gone())?.extent(lba)
+    }
+
+    fn is_resizable(&self) -> bool {
+        let shared = &self.grant.shared;
+        shared.options.mode != Mode::Bypass
+            && !self.grant.claim.is_read_only()
+            && shared.medium().is_some_and(|medium| medium.is_resizable())
+    }
+
+    /// As [`Device::set_size`](super::Device::set_size).
+    fn resize(&self, block_count: u64) -> Result<(), String> {
+        let shared = &self.grant.shared;
+        if self.grant.claim.is_read_only() {
+            let holder = &self.grant.holder;
+            return Err(format!(
+                "{}: {holder} may read it, expected a claim to write it",
+                shared.name
+            ));
+        }
+        Shared::set_size(shared, block_count)
     }
 }

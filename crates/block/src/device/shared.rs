@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use base::{Interrupts, Limits, Medium};
+use base::{Interrupts, Limits, Medium, Span};
 use host::EventVectors;
 use host::bell::Barrier;
 
 use super::claim::{Claim, ClaimRefused, Found, Holder};
 use super::event::{Event, EventQueue};
-use super::{ChannelId, DeviceOptions};
+use super::{ChannelId, DeviceOptions, Mode};
 use crate::context::SharedContext;
 use crate::lock::{Held, Hold};
 use crate::map::Type;
@@ -25,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) options: DeviceOptions,
     pub(crate) barrier: Barrier,
+    /// Held by whoever changes the size.
+    sizing: Mutex<()>,
     ledger: Mutex<Ledger>,
 }
 
@@ -88,6 +90,9 @@ pub(crate) struct View {
     pub(crate) holds: Vec<Held>,
 }
 
+/// How long a device that becomes shorter waits for what is past its new end.
+const STILL_MAX: Span = Span::from_secs(1);
+
 impl Shared {
     pub(super) fn new(name: &str, medium: Arc<dyn Medium>, options: DeviceOptions) -> Self {
         let mut limits = medium.limits();
@@ -108,6 +113,7 @@ impl Shared {
             name: name.to_owned(),
             options,
             barrier: Barrier::detect(),
+            sizing: Mutex::new(()),
             ledger: Mutex::new(ledger),
         }
     }
@@ -176,6 +182,35 @@ impl Shared {
         ledger.limits.block_count = block_count;
         ledger.tell(&Event::Resized { block_count });
         self.ring(&ledger);
+    }
+
+    /// See [`Device::set_size`](super::Device::set_size).
+    pub(super) fn set_size(this: &Arc<Self>, block_count: u64) -> Result<(), String> {
+        let refuse = |text: String| format!("{}: {text}", this.name);
+        if this.options.mode == Mode::Bypass {
+            let text = "its mode is bypass, expected one that knows what is under way";
+            return Err(refuse(text.to_owned()));
+        }
+        let _alone = this.sizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let medium = this.medium().ok_or_else(|| this.gone())?;
+        let before = this.limits().block_count;
+        if block_count >= before {
+            medium.resize(block_count).map_err(refuse)?;
+            this.resize(block_count);
+            return Ok(());
+        }
+        if block_count == 0 || !medium.is_resizable() {
+            return medium.resize(block_count).map_err(refuse);
+        }
+        // Nothing begins past the new end from here on, and what has begun is waited for.
+        this.resize(block_count);
+        let hold = Self::hold(this, block_count..before, None);
+        let done = hold.wait(STILL_MAX).map_err(|busy| busy.to_string());
+        let done = done.and_then(|()| medium.resize(block_count).map_err(refuse));
+        if done.is_err() {
+            this.resize(before);
+        }
+        done
     }
 
     pub(super) fn tell(&self, event: &Event) {

@@ -10,7 +10,7 @@ use host::Clock;
 use host::thread::{Thread, give_way};
 
 use super::{Claim, Device, DeviceOptions, Event, Mode};
-use crate::channel::tests::late::{BLOCKS, Late, Log, request};
+use crate::channel::tests::late::{BLOCKS, Late, Log, REFUSED, request};
 use crate::channel::tests::{device, is_woken};
 use crate::{PER_CHANNEL, QueueMap};
 
@@ -155,6 +155,65 @@ fn what_is_held_is_kept_still_and_what_is_not_goes_on() {
     assert_eq!(channel.submit(now, &batch[1..], &[]), 1, "12 is held by the other");
     drop(other);
     assert_eq!(channel.submit(now, &batch[2..], &[]), 1);
+}
+
+#[test]
+fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
+    let (device, log) = device(8, |_| {});
+    let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
+    let mut channel = descriptor.channel().unwrap();
+    let (now, mut answers) = (Instant::default(), Answers::with_capacity(8));
+    log.is_stuck.store(true, Ordering::SeqCst);
+    let batch = [request(Operation::Write, 1, 100), request(Operation::Write, 2, 600)];
+    assert_eq!(channel.submit(now, &batch, &[]), 2);
+    let descriptor = Arc::new(descriptor);
+    let asked = Arc::clone(&descriptor);
+    let shrinking = Thread::spawn("shrink", None, move |_| asked.resize(500)).unwrap();
+    while descriptor.limits().block_count != 500 {
+        give_way();
+    }
+    assert!(log.sizes.lock().unwrap().is_empty(), "one is past the new end");
+    log.is_stuck.store(false, Ordering::SeqCst);
+    while log.sizes.lock().unwrap().is_empty() {
+        channel.poll(now, &mut answers);
+        give_way();
+    }
+    assert_eq!(shrinking.join(), Ok(()));
+    while answers.as_slice().len() < 2 {
+        channel.poll(now, &mut answers);
+    }
+    answers.clear();
+    assert_eq!(channel.submit(now, &batch[1..], &[]), 1);
+    while channel.poll(now, &mut answers) == 0 {}
+    assert_eq!(answers.as_slice()[0].outcome, Outcome::LBA_OUT_OF_RANGE);
+    let said = device.set_size(REFUSED).unwrap_err().to_string();
+    assert_eq!(said, "late0: it does not want to");
+    assert_eq!(device.limits().block_count, 500, "it is as long as it was");
+    device.set_size(BLOCKS * 2).unwrap();
+    assert_eq!(descriptor.limits().block_count, BLOCKS * 2);
+    let (sizes, in_flight): (Vec<u64>, Vec<usize>) =
+        log.sizes.lock().unwrap().iter().copied().unzip();
+    assert_eq!(sizes, [500, REFUSED, BLOCKS * 2]);
+    assert!(in_flight[0] < 2, "what was past the new end has come to its end first");
+}
+
+#[test]
+fn who_may_not_write_or_is_in_the_way_changes_no_size() {
+    let (device, log) = device(8, |_| {});
+    let reader = device.open(Claim::ReadShared, "copy").unwrap();
+    assert!(!reader.is_resizable());
+    let said = reader.resize(10).unwrap_err();
+    assert_eq!(said, "late0: copy may read it, expected a claim to write it");
+    let mut channel = device.open(Claim::WriteOnce, "serve").unwrap().channel().unwrap();
+    log.is_stuck.store(true, Ordering::SeqCst);
+    let last = request(Operation::Write, 1, BLOCKS - 1);
+    assert_eq!(channel.submit(Instant::default(), &[last], &[]), 1);
+    let said = device.set_size(10).unwrap_err().to_string();
+    assert!(said.contains("blocks 10 to 1000") && said.contains("serve"), "{said}");
+    assert_eq!(device.limits().block_count, BLOCKS);
+    assert!(log.sizes.lock().unwrap().is_empty(), "the medium was not asked");
+    let (bypassed, _) = self::device(8, |options| options.mode = Mode::Bypass);
+    assert!(bypassed.set_size(10).unwrap_err().to_string().contains("its mode is bypass"));
 }
 
 #[test]

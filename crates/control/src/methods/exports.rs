@@ -120,6 +120,13 @@ pub(super) const METHODS: &[Method] = &[
             limit("write_limit_iops", "the same, of all that is no read"),
             limit("write_limit_bytes", "the same, of all that is no read"),
             Parameter {
+                name: "size_bytes",
+                kind: NUMBER,
+                need: Need::Optional,
+                help: "how long its file is from now on: what lies past a new end is lost, what is new \
+                       reads as zeroes; clients see it when they connect again",
+            },
+            Parameter {
                 name: "remove",
                 kind: Kind::Flag,
                 need: Need::Optional,
@@ -128,7 +135,7 @@ pub(super) const METHODS: &[Method] = &[
             },
         ],
         answer: Shape::Record(EXPORT),
-        help: "Change what the clients of an export are given, or take its device away",
+        help: "Change what the clients of an export are given, how long it is, or take its device away",
         example: "tenmil set export limit_iops=5000 write_limit_bytes=100000000",
         run: set_export,
     },
@@ -246,6 +253,10 @@ fn set_export(call: &Call<'_>) -> Result<Value, Refusal> {
     if caps != served.caps() && !served.limit(exports(call)?.clock.now(), caps) {
         let message = "set export: its device was made without limits, expected one that has them";
         return Err(Refusal::caller(Code::NotDone, message));
+    }
+    if let Some(size_bytes) = call.arguments.whole("size_bytes") {
+        let refuse = |why| Refusal::caller(Code::NotDone, format!("set export: {why}"));
+        served.resize(size_bytes).map_err(refuse)?;
     }
     if call.arguments.flag("remove") == Some(true) {
         served.remove();

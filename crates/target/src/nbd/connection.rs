@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{Answer, Memory, Request, Segment};
 use dma::Regions;
-use wire::nbd::{Extent, Greeting};
+use wire::nbd::{ErrorCode, Extent, Greeting};
 
 use super::exchange::{Done, Exchange, Question};
 use super::export::Export;
@@ -258,7 +258,7 @@ impl Connection {
         }
     }
 
-    /// The next question that a client has about what is where.
+    /// The next question that a client has which takes its time.
     pub fn next_question(&mut self) -> Option<Question> {
         match &mut self.phase {
             Phase::Exchange(exchange) => exchange.next_question(),
@@ -271,6 +271,13 @@ impl Connection {
     pub fn surveyed(&mut self, slot: u16, extents: &[Extent]) {
         if let Phase::Exchange(exchange) = &mut self.phase {
             exchange.surveyed(slot, extents, &mut self.outbox);
+        }
+    }
+
+    /// The answer to the question of `slot` for another size: whether the export has it now.
+    pub fn resized(&mut self, slot: u16, done: Result<(), ErrorCode>) {
+        if let Phase::Exchange(exchange) = &mut self.phase {
+            exchange.resized(slot, done, &mut self.outbox);
         }
     }
 

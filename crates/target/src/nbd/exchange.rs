@@ -80,17 +80,32 @@ struct Slot {
     failure: Option<Failure>,
 }
 
-/// What is where? Asked by a client, and not to be answered on the way of an I/O.
+/// Asked by a client, and not to be answered on the way of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
     /// To be given back with the answer.
     pub slot: u16,
-    /// The first byte.
-    pub offset: u64,
-    /// How many.
-    pub len_bytes: u32,
-    /// How many extents may be told.
-    pub extents_max: usize,
+    /// What is asked.
+    pub about: About,
+}
+
+/// What a client asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    /// What is where?
+    Extents {
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        len_bytes: u32,
+        /// How many extents may be told.
+        extents_max: usize,
+    },
+    /// Will the export be so long?
+    Size {
+        /// Bytes: some, and whole blocks.
+        bytes: u64,
+    },
 }
 
 /// Requests that are built for one call of the backend.
@@ -271,6 +286,13 @@ impl Exchange {
             outbox.push(part);
         });
         outbox.end_of(slot);
+    }
+
+    /// The answer to a question about the size.
+    pub(super) fn resized(&mut self, slot: u16, done: Result<(), ErrorCode>, outbox: &mut Outbox) {
+        let failure = done.err().map(|error| Failure::new(error, "its size cannot be that"));
+        self.slots[usize::from(slot)].failure = failure;
+        self.reply(slot, outbox);
     }
 
     /// Whether pieces wait that no batch had room for.

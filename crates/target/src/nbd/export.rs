@@ -72,7 +72,8 @@ impl Export {
     }
 
     /// It has so many blocks now. Whoever asks from now on is told, and requests are held to it; who
-    /// has chosen it before is not told, since the protocol has no way to ("Transmission phase").
+    /// has chosen it before is not told, since the protocol has no way to ("Transmission phase"), but
+    /// for the answer to whoever asked for it.
     pub fn resize(&self, block_count: u64) {
         self.block_count.store(block_count, Ordering::Relaxed);
     }
@@ -101,6 +102,13 @@ impl Export {
     #[must_use]
     pub fn with_slow_zeroes(mut self) -> Self {
         self.flags = self.flags.without(TransmissionFlags::SEND_FAST_ZERO);
+        self
+    }
+
+    /// The same, where clients may change the size, unless nobody may write.
+    #[must_use]
+    pub fn with_resize(mut self) -> Self {
+        self.flags = self.flags.and_if(!self.is_read_only, TransmissionFlags::SEND_RESIZE);
         self
     }
 
@@ -192,6 +200,15 @@ mod tests {
         assert_eq!(flags(Limits { support, ..limits() }, false).0, 0b0001_0000_0001);
         let structured = Export::new("x", "", limits(), false).unwrap().flags(true);
         assert!(structured.has(Flags::SEND_DF) && !all.has(Flags::SEND_DF));
+    }
+
+    #[test]
+    fn another_size_may_be_asked_for_only_where_that_is_allowed_and_one_may_write() {
+        for (is_read_only, expected) in [(false, true), (true, false)] {
+            let export = Export::new("x", "", limits(), is_read_only).unwrap();
+            assert!(!export.flags(true).has(Flags::SEND_RESIZE));
+            assert_eq!(export.with_resize().flags(true).has(Flags::SEND_RESIZE), expected);
+        }
     }
 
     #[test]

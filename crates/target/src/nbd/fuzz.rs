@@ -7,6 +7,7 @@ use dma::{Mapping, Regions};
 use wire::nbd::{Extent, ExtentFlags};
 
 use super::connection::Connection;
+use super::exchange::About;
 use super::export::Export;
 use super::memory::MEMORY_BYTES;
 
@@ -65,8 +66,13 @@ fn work(connection: &mut Connection, outcome: Outcome) -> bool {
             count += 1;
         }
         while let Some(question) = connection.next_question() {
-            let all = Extent { len_bytes: question.len_bytes, flags: ExtentFlags::HOLE };
-            connection.surveyed(question.slot, &[all]);
+            match question.about {
+                About::Extents { len_bytes, .. } => {
+                    let all = Extent { len_bytes, flags: ExtentFlags::HOLE };
+                    connection.surveyed(question.slot, &[all]);
+                }
+                About::Size { .. } => connection.resized(question.slot, Ok(())),
+            }
             count += 1;
         }
         let unsent: usize = connection.to_send().iter().map(|part| part.len_bytes as usize).sum();

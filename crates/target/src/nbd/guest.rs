@@ -10,10 +10,10 @@ use host::watch::{Interest, Watch};
 use reactor::{Context, Found, Parting, Poller, WokenBy};
 
 use super::connection::{Connection, Left};
-use super::seat::{ConnectionPhase, Order, Reason, Seat};
+use super::seat::{ConnectionPhase, News, Order, Reason, Seat};
 use super::served::Served;
 use super::server::Loan;
-use super::survey::Survey;
+use super::survey::{Answer, Survey};
 use crate::looks::Looks;
 
 /// Whoever has connected. It ends the light thread that it lives on when the connection is over.
@@ -173,12 +173,25 @@ impl Guest {
             count += 1;
         }
         if self.survey.has_answers() {
-            for (slot, extents) in self.survey.take() {
-                self.connection.surveyed(slot, &extents);
+            for (slot, answer) in self.survey.take() {
+                self.pass_on(slot, answer);
                 count += 1;
             }
         }
         count
+    }
+
+    fn pass_on(&mut self, slot: u16, answer: Answer) {
+        match answer {
+            Answer::Extents(extents) => self.connection.surveyed(slot, &extents),
+            Answer::Size(done) => {
+                let done = done.map_err(|(error, text)| {
+                    self.seat.tell(News::Trouble(text));
+                    error
+                });
+                self.connection.resized(slot, done);
+            }
+        }
     }
 
     /// Sends all there is, in one call.

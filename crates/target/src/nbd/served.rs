@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Instant, Limits, Medium, Operation, Support};
+use base::{Blame, Instant, Limits, Medium, Operation, Support};
 use block::{
     BounceMemory, Caps, Claim, Descriptor, Device, Event, Limiter, MediumError, ShapeOptions,
     Shaped, Statistics,
@@ -43,6 +43,8 @@ pub struct ServedPlan<'a> {
     pub limiter: Option<Limiter>,
     /// Whether nobody may write.
     pub is_read_only: bool,
+    /// Whether clients may change its size.
+    pub lets_resize: bool,
     /// Where memory lies that the device may need requests to go through.
     pub regions: &'a Regions,
 }
@@ -65,12 +67,17 @@ impl Served {
     /// If somebody has a claim that does not go with ours, such a device cannot be served, or there
     /// is no memory.
     pub fn new(plan: ServedPlan<'_>) -> Result<Self, MediumError> {
-        let ServedPlan { name, description, uri, device, limiter, is_read_only, regions } = plan;
+        let ServedPlan { name, description, uri, device, limiter, is_read_only, .. } = plan;
+        let (lets_resize, regions) = (plan.lets_resize, plan.regions);
         let claim = if is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
         let descriptor = device
             .open(claim, "nbd")
             .map_err(|refused| MediumError::new(refused.blame(), refused.to_string()))?;
         let descriptor = Arc::new(descriptor);
+        if lets_resize && !descriptor.is_resizable() {
+            let text = "its size cannot be changed, expected a file that one may write";
+            return Err(MediumError::new(Blame::Caller, text));
+        }
         let is_shaped = needs_shaping(&descriptor.limits());
         let medium: Arc<dyn Medium> = if is_shaped {
             let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
@@ -80,9 +87,10 @@ impl Served {
             Arc::clone(&descriptor) as Arc<dyn Medium>
         };
         let export = Export::new(name, description, medium.limits(), is_read_only)
-            .map_err(|text| MediumError::new(base::Blame::Caller, text))?;
+            .map_err(|text| MediumError::new(Blame::Caller, text))?;
         let zeroes_fast = descriptor.limits().support.has(Operation::WriteZeroes);
         let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
+        let export = if lets_resize { export.with_resize() } else { export };
         Ok(Self {
             export: Arc::new(export),
             uri,
@@ -152,6 +160,24 @@ impl Served {
         let Some(limiter) = &self.limiter else { return false };
         limiter.set(now, caps);
         true
+    }
+
+    /// Makes the device so long. Blocks: what is under way past a new end is waited for.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be that long; then it is as long as it was.
+    pub fn resize(&self, size_bytes: u64) -> Result<(), MediumError> {
+        let block_size = u64::from(self.export.block_size());
+        let refuse = |text| MediumError::new(Blame::Caller, text);
+        if !size_bytes.is_multiple_of(block_size) {
+            let text = format!("resize to {size_bytes} bytes: expected a multiple of {block_size}");
+            return Err(refuse(text));
+        }
+        self.descriptor.resize(size_bytes / block_size).map_err(refuse)?;
+        // Before anybody is told of the event: who has asked may use it as soon as he is answered.
+        self.export.resize(self.descriptor.limits().block_count);
+        Ok(())
     }
 
     /// Takes the device away: what is under way is answered within a second, and everybody is sent

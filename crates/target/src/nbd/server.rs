@@ -62,7 +62,7 @@ pub(super) struct Loan {
     memory: Option<Region>,
 }
 
-/// Threads that find out what is where.
+/// Threads that answer questions: what is where, whether it may be longer.
 const SURVEYORS: usize = 2;
 /// Questions that wait for them.
 const QUESTIONS_MAX: usize = 1024;
@@ -130,7 +130,7 @@ impl Keeper for Usher {
             served: Arc::clone(served),
             seat: Arc::clone(&seat),
             regions: regions.clone(),
-            survey: Survey::new(Arc::clone(medium), Arc::clone(&self.pool)),
+            survey: Survey::new(Arc::clone(served), Arc::clone(&self.pool)),
             loan,
             now: clock.now(),
         });

@@ -1,4 +1,5 @@
-//! What is where: found out off the reactor, since a medium may have to ask its disk.
+//! What is where, and whether it may be longer: found out off the reactor, since a medium may have to
+//! ask its disk.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,13 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base::{Holds, Medium};
 use host::pool::{Job, Pool};
 use reactor::Handle;
-use wire::nbd::{Extent, ExtentFlags};
+use wire::nbd::{ErrorCode, Extent, ExtentFlags};
 
-use super::exchange::Question;
+use super::exchange::{About, Question};
+use super::served::Served;
 
 /// One connection's questions to the pool.
 pub(super) struct Survey {
-    medium: Arc<dyn Medium>,
+    served: Arc<Served>,
     pool: Arc<Pool>,
     found: Arc<Found>,
     /// Questions that are not answered yet.
@@ -22,27 +24,34 @@ pub(super) struct Survey {
 /// What has been found out.
 #[derive(Default)]
 struct Found {
-    answers: Mutex<Vec<(u16, Vec<Extent>)>>,
+    answers: Mutex<Vec<(u16, Answer)>>,
     count: AtomicUsize,
 }
 
+/// What was found out.
+pub(super) enum Answer {
+    /// What is where: none if nobody knows.
+    Extents(Vec<Extent>),
+    /// Whether the export has the size that was asked for, or what is told of that, and in words.
+    Size(Result<(), (ErrorCode, String)>),
+}
+
 impl Survey {
-    pub(super) fn new(medium: Arc<dyn Medium>, pool: Arc<Pool>) -> Self {
-        Self { medium, pool, found: Arc::default(), open: 0 }
+    pub(super) fn new(served: Arc<Served>, pool: Arc<Pool>) -> Self {
+        Self { served, pool, found: Arc::default(), open: 0 }
     }
 
     /// Asks. Rings at `home` when the answer is there.
     pub(super) fn ask(&mut self, question: Question, home: Handle) {
-        let (medium, found) = (Arc::clone(&self.medium), Arc::clone(&self.found));
-        let job = Job::new("extents", move || {
-            found.put(question.slot, survey(&*medium, &question));
+        let (served, found) = (Arc::clone(&self.served), Arc::clone(&self.found));
+        let Question { slot, about } = question;
+        let job = Job::new("questions", move || {
+            found.put(slot, answer(&served, about));
             home.ring();
         });
         self.open += 1;
         if self.pool.submit(job).is_err() {
-            // "Request types", NBD_CMD_BLOCK_STATUS: it is always true to call it data.
-            let all = Extent { len_bytes: question.len_bytes, flags: ExtentFlags::NONE };
-            self.found.put(question.slot, vec![all]);
+            self.found.put(slot, when_too_many_ask(about));
         }
     }
 
@@ -53,7 +62,7 @@ impl Survey {
     }
 
     /// Takes the answers.
-    pub(super) fn take(&mut self) -> Vec<(u16, Vec<Extent>)> {
+    pub(super) fn take(&mut self) -> Vec<(u16, Answer)> {
         let taken =
             std::mem::take(&mut *self.found.answers.lock().unwrap_or_else(PoisonError::into_inner));
         self.found.count.fetch_sub(taken.len(), Ordering::Relaxed);
@@ -63,18 +72,41 @@ impl Survey {
 }
 
 impl Found {
-    fn put(&self, slot: u16, extents: Vec<Extent>) {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((slot, extents));
+    fn put(&self, slot: u16, answer: Answer) {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((slot, answer));
         // Pairs with the acquire in `has_answers`.
         self.count.fetch_add(1, Ordering::Release);
     }
 }
 
+fn answer(served: &Served, about: About) -> Answer {
+    match about {
+        About::Extents { .. } => Answer::Extents(survey(&**served.medium(), about)),
+        About::Size { bytes } => {
+            let grows = bytes > served.export().size_bytes();
+            let error = if grows { ErrorCode::ENOSPC } else { ErrorCode::EIO };
+            Answer::Size(served.resize(bytes).map_err(|why| (error, why.to_string())))
+        }
+    }
+}
+
+fn when_too_many_ask(about: About) -> Answer {
+    match about {
+        // "Request types", NBD_CMD_BLOCK_STATUS: it is always true to call it data.
+        About::Extents { len_bytes, .. } => {
+            Answer::Extents(vec![Extent { len_bytes, flags: ExtentFlags::NONE }])
+        }
+        About::Size { .. } => {
+            Answer::Size(Err((ErrorCode::ENOMEM, "resize: too many questions wait".to_owned())))
+        }
+    }
+}
+
 /// The extents that a question asks for: neighbours that are alike are one, and the last one is cut
 /// where the question ends. None if the medium cannot say.
-pub(super) fn survey(medium: &dyn Medium, question: &Question) -> Vec<Extent> {
+pub(super) fn survey(medium: &dyn Medium, about: About) -> Vec<Extent> {
     let block_size = u64::from(medium.limits().block_size);
-    let Question { offset, len_bytes, extents_max, .. } = *question;
+    let About::Extents { offset, len_bytes, extents_max } = about else { return Vec::new() };
     let end = offset + u64::from(len_bytes);
     let mut extents: Vec<Extent> = Vec::new();
     let mut at = offset;
@@ -109,7 +141,7 @@ mod tests {
     use base::{Backend, Extent, Holds, Limits, Medium};
     use block::Null;
 
-    use super::{Question, survey};
+    use super::{About, survey};
 
     /// Blocks of 512 bytes: a hole of four, data of two, zeroes of two in pieces of one, and so on.
     struct Striped;
@@ -133,8 +165,7 @@ mod tests {
     }
 
     fn surveyed(offset: u64, len_bytes: u32, extents_max: usize) -> Vec<(u32, u32)> {
-        let question = Question { slot: 0, offset, len_bytes, extents_max };
-        let found = survey(&Striped, &question);
+        let found = survey(&Striped, About::Extents { offset, len_bytes, extents_max });
         found.iter().map(|extent| (extent.len_bytes, extent.flags.0)).collect()
     }
 

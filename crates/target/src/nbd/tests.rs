@@ -10,10 +10,11 @@ use std::sync::Arc;
 use base::{Answers, Backend, Durability, Instant, Limits, Medium, Memory, Segment};
 use block::Ram;
 use dma::{Mapping, Regions};
+use wire::nbd::ErrorCode;
 
 use super::memory::MEMORY_BYTES;
 use super::survey::survey;
-use super::{Connection, Export};
+use super::{About, Connection, Export};
 
 /// A connection and the backend it works with, between which this moves everything.
 struct Session {
@@ -36,6 +37,15 @@ impl Session {
     }
 
     fn with(is_read_only: bool, change: impl FnOnce(&mut Limits)) -> Self {
+        Self::of(is_read_only, false, change)
+    }
+
+    /// One in which the client may change the size.
+    fn resizable() -> Self {
+        Self::of(false, true, |_| {})
+    }
+
+    fn of(is_read_only: bool, lets_resize: bool, change: impl FnOnce(&mut Limits)) -> Self {
         let regions = Regions::new(4);
         let medium = Ram::new(&regions, BLOCK, SIZE / u64::from(BLOCK)).unwrap();
         let memory = Mapping::with_small_pages(MEMORY_BYTES as usize).unwrap();
@@ -43,7 +53,8 @@ impl Session {
         // It forgets everything, which is no reason not to try what is for those that do not.
         let mut limits = Limits { durability: Durability::VolatileCache, ..medium.limits() };
         change(&mut limits);
-        let export = Arc::new(Export::new("disk", "a disk", limits, is_read_only).unwrap());
+        let export = Export::new("disk", "a disk", limits, is_read_only).unwrap();
+        let export = Arc::new(if lets_resize { export.with_resize() } else { export });
         Self {
             connection: Connection::new(Arc::clone(&export), regions.clone(), memory),
             backend: medium.channel().unwrap(),
@@ -94,8 +105,17 @@ impl Session {
         count += self.backend.poll(now, &mut self.answers);
         self.answers.drain().for_each(|answer| self.connection.answer(answer));
         while let Some(question) = self.connection.next_question() {
-            let extents = survey(&self.medium, &question);
-            self.connection.surveyed(question.slot, &extents);
+            match question.about {
+                About::Size { bytes } => {
+                    let done = if bytes > SIZE { Err(ErrorCode::ENOSPC) } else { Ok(()) };
+                    self.export.resize(bytes.min(SIZE) / u64::from(BLOCK));
+                    self.connection.resized(question.slot, done);
+                }
+                about => {
+                    let extents = survey(&self.medium, about);
+                    self.connection.surveyed(question.slot, &extents);
+                }
+            }
             count += 1;
         }
         count > 0

@@ -13,8 +13,8 @@ use base::Span;
 use block::uri::Uri;
 use block::{Caps, Device, DeviceOptions, Limiter, MediumError, Opened, Opener, Rate};
 use clap::Args;
-use control::Exports;
 use control::configuration::Configuration;
+use control::Exports;
 use dma::Regions;
 use host::stream::{Address, Door};
 use host::{Clock, Cores};
@@ -78,6 +78,10 @@ pub(super) struct ServeArguments {
     #[arg(short = 'r', long)]
     read_only: bool,
 
+    /// Let NBD clients change the size of a file, where they know how
+    #[arg(long, conflicts_with_all = ["read_only", "config"])]
+    allow_resize: bool,
+
     /// What clients call it, beside the empty name [default: the URI]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -128,7 +132,9 @@ Examples:
   tenmil serve --config /etc/tenmil/target.toml
       kill -HUP PID serves what the file says now, all of it or nothing; docs/target.md
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
-      tenmil get connections; tenmil set export limit_iops=0";
+      tenmil get connections; tenmil set export limit_iops=0
+  tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd:/tmp/disk.sock
+      tenmil set export size_bytes=21474836480";
 
 /// NBD clients that may be connected at once.
 const CLIENTS_MAX: u32 = 64;
@@ -157,6 +163,9 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         }
     }
     match (arguments.uris.as_slice(), clients.is_empty(), hosts.is_empty()) {
+        (_, true, false) if arguments.allow_resize => Err(Refused::caller(
+            "--allow-resize over NVMe/TCP, expected NBD: a host has no command for it",
+        )),
         (_, true, false) => fabrics::run(arguments, fabrics::asked(arguments, hosts)?, out),
         ([uri], false, true) => run_nbd(arguments, uri, &clients, out),
         (uris, false, true) => Err(Refused::caller(format!(
@@ -239,7 +248,7 @@ fn offer(
     regions: &Regions,
     clock: Clock,
 ) -> Result<Served, Refused> {
-    let ServeArguments { name, read_only, limit_iops, limit_bytes, .. } = arguments;
+    let ServeArguments { name, read_only, allow_resize, limit_iops, limit_bytes, .. } = arguments;
     let uri = uri.to_string();
     let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
     let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
@@ -253,6 +262,7 @@ fn offer(
         device: &device,
         limiter: Some(limiter),
         is_read_only: *read_only,
+        lets_resize: *allow_resize,
         regions,
     };
     Served::new(plan).map_err(refuse)

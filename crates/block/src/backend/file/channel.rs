@@ -21,6 +21,8 @@ use crate::backend::ready::Ready;
 pub(super) struct FileChannel<J> {
     engine: J,
     loan: Loan,
+    /// Those of the medium, with the size that it had when requests were last taken.
+    limits: Limits,
     works: Box<[Work]>,
     free: Vec<u16>,
     buffers: Vec<u16>,
@@ -46,6 +48,7 @@ impl<J: Jobs> FileChannel<J> {
     pub(super) fn new(engine: J, loan: Loan) -> Self {
         Self {
             engine,
+            limits: loan.shared.limits(),
             loan,
             works: (0..DEPTH_MAX).map(|_| Work::idle(SEGMENTS_MAX)).collect(),
             free: (0..DEPTH_MAX).rev().collect(),
@@ -61,7 +64,7 @@ impl<J: Jobs> FileChannel<J> {
         if self.free.len() <= self.ready.len() {
             return false;
         }
-        let begin = check(&self.loan.shared.limits, request, segments)
+        let begin = check(&self.limits, request, segments)
             .map(|own| (begin(&self.loan.shared, request, own), own));
         let (awaits, buffer, own) = match begin {
             Err(outcome) | Ok((Begin::Answer(outcome), _)) => {
@@ -208,10 +211,11 @@ impl<J: Jobs> FileChannel<J> {
 
 impl<J: Jobs> Backend for FileChannel<J> {
     fn limits(&self) -> &Limits {
-        &self.loan.shared.limits
+        &self.limits
     }
 
     fn submit(&mut self, _now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.limits.block_count = self.loan.shared.block_count();
         requests.iter().take_while(|request| self.take(request, segments)).count()
     }
 
@@ -278,7 +282,7 @@ fn begin(shared: &Shared, request: &Request, segments: &[Segment]) -> Begin {
         Operation::WriteZeroes => work(zeroing(flags).0, false),
         Operation::Deallocate => work(Awaits::Holed, false),
         Operation::WriteUncorrectable => {
-            shared.uncorrectable.set(lba, blocks);
+            shared.uncorrectable.add(lba, blocks);
             Begin::Answer(Outcome::SUCCESS)
         }
         Operation::CompareAndWrite => Begin::Answer(Outcome::INVALID_OPCODE),

@@ -24,6 +24,8 @@ pub(crate) struct Log {
     pub(crate) in_flight: Mutex<Vec<(u32, Request)>>,
     /// How many requests were taken at each call.
     pub(crate) batches: Mutex<Vec<usize>>,
+    /// How long it was asked to be, and what was in flight then.
+    pub(crate) sizes: Mutex<Vec<(u64, usize)>>,
     /// Channels do not answer while this is set.
     pub(crate) is_stuck: std::sync::atomic::AtomicBool,
 }
@@ -37,6 +39,8 @@ struct LateChannel {
 }
 
 pub(crate) const BLOCKS: u64 = 1_000;
+/// A size that it refuses.
+pub(crate) const REFUSED: u64 = 13;
 
 impl Late {
     pub(crate) fn with_depth(depth: u32) -> Self {
@@ -90,6 +94,17 @@ impl Medium for Late {
             random: Random::new(u64::from(number)),
             in_flight: Vec::new(),
         }))
+    }
+
+    fn is_resizable(&self) -> bool {
+        true
+    }
+
+    /// It has more blocks than it tells of; none is refused.
+    fn resize(&self, block_count: u64) -> Result<(), String> {
+        let in_flight = self.log.in_flight.lock().unwrap().len();
+        self.log.sizes.lock().unwrap().push((block_count, in_flight));
+        if block_count == REFUSED { Err("it does not want to".into()) } else { Ok(()) }
     }
 }
 

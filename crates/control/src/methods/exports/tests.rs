@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use block::{Caps, Device, DeviceOptions, Limiter, Null};
+use base::Medium;
+use block::{Caps, Device, DeviceOptions, FileMedium, FileMediumOptions, Limiter, Null};
 use dma::Regions;
 use host::Clock;
+use host::engine::Choice;
 use serde_json::{Value, json};
 use target::nbd::{Done, News, Reason, Served, ServedPlan};
 
@@ -15,17 +17,22 @@ use crate::refusal::{Code, Refusal};
 use crate::{Arguments, Call, State};
 
 fn served(name: &str) -> Arc<Served> {
+    serve(name, Arc::new(Null::new(512, 2048).unwrap()), true)
+}
+
+fn serve(name: &str, medium: Arc<dyn Medium>, is_read_only: bool) -> Arc<Served> {
     let clock = Clock::start();
     let limiter = Some(Limiter::new(Caps::default()));
     let options = DeviceOptions { limiter: limiter.clone(), ..DeviceOptions::new(clock, 1) };
-    let device = Device::new("null0", Arc::new(Null::new(512, 2048).unwrap()), options).unwrap();
+    let device = Device::new("null0", medium, options).unwrap();
     let served = Served::new(ServedPlan {
         name: name.into(),
         description: String::new(),
         uri: "null:?size=1m".into(),
         device: &device,
         limiter,
-        is_read_only: true,
+        is_read_only,
+        lets_resize: false,
         regions: &Regions::new(4),
     });
     Arc::new(served.unwrap())
@@ -89,6 +96,34 @@ fn what_is_not_there_is_refused_with_what_is() {
     assert!(message.contains("none has the number 3"), "{message}");
     let refusal = ask(&State::new(), "exports", &json!({})).unwrap_err();
     assert_eq!(refusal.message, "this process has no exports, expected one that has");
+}
+
+#[test]
+fn an_export_becomes_as_long_as_was_asked_or_says_why_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let regions = Regions::new(8);
+    let options = FileMediumOptions {
+        path,
+        size_bytes: Some(1 << 20),
+        block_size: 512,
+        direct: false,
+        read_only: false,
+        engine: Choice::Threads,
+    };
+    let medium = Arc::new(FileMedium::open(&regions, &options).unwrap());
+    let exports = Exports::new(vec![serve("disk", medium, false)], Clock::start());
+    let state = State::new().with(exports);
+    let resize = |size_bytes: u64| ask(&state, "set_export", &json!({ "size_bytes": size_bytes }));
+    assert_eq!(resize(4096).unwrap()["size_bytes"], json!(4096));
+    assert_eq!(std::fs::metadata(&options.path).unwrap().len(), 4096);
+    assert_eq!(resize(8192).unwrap()["size_bytes"], json!(8192));
+    let refusal = resize(1000).unwrap_err();
+    assert_eq!(refusal.code, Code::NotDone);
+    assert!(refusal.message.contains("1000 bytes: expected a multiple of 512"), "{refusal:?}");
+    let read_only = self::state(&["disk"]);
+    let refusal = ask(&read_only, "set_export", &json!({ "size_bytes": 512 })).unwrap_err();
+    assert!(refusal.message.contains("expected a claim to write it"), "{refusal:?}");
 }
 
 #[test]

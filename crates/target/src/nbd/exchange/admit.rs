@@ -21,6 +21,11 @@ pub(super) enum Admitted {
     Nothing,
     /// Somebody has to find out what is where.
     Survey,
+    /// Somebody has to make the export so long.
+    Resize {
+        /// Bytes.
+        bytes: u64,
+    },
     /// The client ends.
     End,
 }
@@ -44,6 +49,9 @@ pub(super) fn admit(
     }
     if !export.flags(terms.structured).has(told) {
         return Err(Failure::new(ErrorCode::EINVAL, "the export cannot do this"));
+    }
+    if command == Command::RESIZE {
+        return check_size(export, header);
     }
     if command != Command::FLUSH {
         check_range(export, header)?;
@@ -70,6 +78,7 @@ fn rule(command: Command, terms: Terms) -> Result<(Option<Operation>, Transmissi
         Command::TRIM => (Some(Operation::Deallocate), Told::SEND_TRIM),
         Command::CACHE => (Some(Operation::Verify), Told::SEND_CACHE),
         Command::WRITE_ZEROES => (Some(Operation::WriteZeroes), Told::SEND_WRITE_ZEROES),
+        Command::RESIZE => (None, Told::SEND_RESIZE),
         Command::BLOCK_STATUS if terms.allocation => (None, Told::HAS_FLAGS),
         Command::BLOCK_STATUS => {
             let text = "no metadata context was chosen";
@@ -102,6 +111,20 @@ fn check_flags(
         return Ok(());
     }
     Err(Failure::new(ErrorCode::EINVAL, "a flag does not belong to this command"))
+}
+
+/// The extension says no more than that there is such a request. Here the new size is where a request
+/// says where it begins, and it has no length, so what others might mean by it is refused.
+fn check_size(export: &Export, header: &RequestHeader) -> Result<Admitted, Failure> {
+    let RequestHeader { offset, len_bytes, .. } = *header;
+    if len_bytes != 0 {
+        return Err(Failure::new(ErrorCode::EINVAL, "a new size has no length"));
+    }
+    if offset == 0 || !offset.is_multiple_of(u64::from(export.block_size())) {
+        let text = "a new size is a multiple of the smallest block";
+        return Err(Failure::new(ErrorCode::EINVAL, text));
+    }
+    Ok(Admitted::Resize { bytes: offset })
 }
 
 fn check_range(export: &Export, header: &RequestHeader) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use base::{Operation, Segment};
 use wire::nbd::{CommandFlags, Malformed, RequestHeader};
 
 use super::admit::{Admitted, admit};
-use super::{EXTENTS_MAX, Exchange, Question, Slot};
+use super::{About, EXTENTS_MAX, Exchange, Question, Slot};
 use crate::nbd::inbox::Inbox;
 use crate::nbd::memory::cut;
 use crate::nbd::outbox::Outbox;
@@ -100,12 +100,13 @@ impl Exchange {
             Ok(Admitted::Nothing) => self.reply(slot, outbox),
             Ok(Admitted::Survey) => {
                 let one = header.flags.has(CommandFlags::REQ_ONE);
-                self.questions.push_back(Question {
-                    slot,
-                    offset: header.offset,
-                    len_bytes: header.len_bytes,
-                    extents_max: if one { 1 } else { EXTENTS_MAX },
-                });
+                let RequestHeader { offset, len_bytes, .. } = header;
+                let extents_max = if one { 1 } else { EXTENTS_MAX };
+                let about = About::Extents { offset, len_bytes, extents_max };
+                self.questions.push_back(Question { slot, about });
+            }
+            Ok(Admitted::Resize { bytes }) => {
+                self.questions.push_back(Question { slot, about: About::Size { bytes } });
             }
             Ok(Admitted::End) => {
                 self.free.push(slot);

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Medium, Operation, Span};
-use block::{Caps, Device, DeviceOptions, Limiter, Ram, Rate};
+use block::{Caps, Device, DeviceOptions, FileMedium, FileMediumOptions, Limiter, Ram, Rate};
 use dma::Regions;
+use host::engine::Choice;
 use host::stream::{Address, Door};
 use host::{Clock, Cores};
 use reactor::{PollMode, ReactorOptions, Reactors};
@@ -33,12 +34,24 @@ struct House {
 }
 
 fn serve(poll: PollMode, connections_max: usize) -> House {
+    serve_medium(poll, connections_max, false, |regions, _| {
+        Arc::new(Ram::new(regions, 512, 8192).unwrap())
+    })
+}
+
+fn serve_medium(
+    poll: PollMode,
+    connections_max: usize,
+    lets_resize: bool,
+    open: impl FnOnce(&Regions, &std::path::Path) -> Arc<dyn Medium>,
+) -> House {
     let clock = Clock::start();
     let cores: Cores = Cores::allowed().iter().take(2).collect();
     let options = ReactorOptions { poll, ..ReactorOptions::default() };
     let reactors = Reactors::start(&cores, &options, &clock).unwrap();
     let regions = Regions::new(16);
-    let medium: Arc<dyn Medium> = Arc::new(Ram::new(&regions, 512, 8192).unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let medium = open(&regions, directory.path());
     let limiter = Limiter::new(Caps::default());
     let options = DeviceOptions { limiter: Some(limiter.clone()), ..DeviceOptions::new(clock, 1) };
     let device = Device::new("ram0", medium, options).unwrap();
@@ -49,10 +62,10 @@ fn serve(poll: PollMode, connections_max: usize) -> House {
         device: &device,
         limiter: Some(limiter),
         is_read_only: false,
+        lets_resize,
         regions: &regions,
     });
     let served = Arc::new(served.unwrap());
-    let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("door");
     let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let doors = [Address::Path(path.clone()), any].map(|address| Door::open(&address).unwrap());
@@ -320,6 +333,52 @@ fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
     house.device.resized(8192);
     while !matches!(news(&house), News::Resized { .. }) {}
     exchange(&mut stream, &past, &mut [0; 512]);
+}
+
+#[test]
+fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
+    let mut file = std::path::PathBuf::new();
+    let house = serve_medium(PollMode::Adaptive, 4, true, |regions, directory| {
+        file = directory.join("blocks");
+        let options = FileMediumOptions {
+            path: file.clone(),
+            size_bytes: Some(1 << 20),
+            block_size: 4096,
+            direct: true,
+            read_only: false,
+            engine: Choice::Best,
+        };
+        Arc::new(FileMedium::open(regions, &options).unwrap())
+    });
+    let len = || std::fs::metadata(&file).unwrap().len();
+    let (mut one, mut other) = (connect(&house), connect(&house));
+    exchange(&mut one, &request(Command::RESIZE, 1, 2 << 20, 0), &mut []);
+    assert_eq!(len(), 2 << 20);
+    exchange(&mut one, &write(2, (2 << 20) - 4096, &[7; 4096]), &mut []);
+    let mut back = [0; 4096];
+    exchange(&mut other, &request(Command::READ, 3, (2 << 20) - 4096, 4096), &mut back);
+    assert_eq!(back, [7; 4096]);
+    exchange(&mut other, &request(Command::RESIZE, 4, 4096, 0), &mut []);
+    assert_eq!((len(), house.served.export().size_bytes()), (4096, 4096));
+    let mut sizes = Vec::new();
+    while sizes.len() < 2 {
+        if let News::Resized { size_bytes } = news(&house) {
+            sizes.push(size_bytes);
+        }
+    }
+    // The export is looked at when an event is heard, so the first may have been overtaken.
+    assert!(sizes[0] == 2 << 20 || sizes[0] == 4096, "{sizes:?}");
+    assert_eq!(sizes[1], 4096);
+    one.write_all(&request(Command::RESIZE, 5, 1 << 62, 0)).unwrap();
+    let mut header = [0; 16];
+    one.read_exact(&mut header).unwrap();
+    assert_eq!(SimpleReply::parse(&header).unwrap().error, wire::nbd::ErrorCode::ENOSPC);
+    let trouble = std::iter::repeat_with(|| news(&house)).find_map(|news| match news {
+        News::Trouble(text) => Some(text),
+        _ => None,
+    });
+    assert!(trouble.unwrap().contains("resize "), "the reason is told here");
+    assert!(house.served.resize(4097).unwrap_err().to_string().contains("a multiple of 4096"));
 }
 
 #[test]

@@ -266,6 +266,60 @@ fn a_client_that_is_connected_has_the_size_that_a_device_has_now() {
     assert!(matches!(&there[..], [Reply::Data(_, _), Reply::Done]), "{there:?}");
 }
 
+/// The bytes of a request as the protocol draws it, written out.
+fn resize_bytes(cookie: u8, size_bytes: u64, len_bytes: u32) -> Vec<u8> {
+    let mut bytes = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, cookie];
+    bytes.extend(size_bytes.to_be_bytes());
+    bytes.extend(len_bytes.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn a_client_that_may_changes_the_size_and_has_it_with_the_answer() {
+    for structured in [false, true] {
+        let mut session = Session::resizable();
+        let back = session.talk(&handshake(structured), usize::MAX);
+        let told = options_of(&back).0;
+        let flags = told.iter().find_map(|(_, _, data)| match Info::parse(data) {
+            Ok(Info::Export { flags, .. }) => Some(flags),
+            _ => None,
+        });
+        assert!(flags.unwrap().has(TransmissionFlags::SEND_RESIZE));
+        let back = session.talk(&resize_bytes(3, SIZE / 2, 0), 1);
+        assert_eq!(back, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]);
+        assert_eq!(session.export.size_bytes(), SIZE / 2);
+        let error_of = |session: &mut Session, bytes: &[u8]| {
+            let found = replies(&session.talk(bytes, usize::MAX), |_| 0);
+            let [(_, reply)] = &found[..] else { panic!("{found:?}") };
+            reply.clone()
+        };
+        let failed = |error| Reply::Failed(error, None);
+        use wire::nbd::ErrorCode;
+        let read = request(Command::READ, 4, SIZE / 2, 512);
+        assert_eq!(error_of(&mut session, &read), failed(ErrorCode::EINVAL));
+        for (size_bytes, len_bytes, error) in [
+            (SIZE * 2, 0, ErrorCode::ENOSPC),
+            (0, 0, ErrorCode::EINVAL),
+            (SIZE + 1, 0, ErrorCode::EINVAL),
+            (SIZE, 512, ErrorCode::EINVAL),
+        ] {
+            let asked = resize_bytes(5, size_bytes, len_bytes);
+            assert_eq!(error_of(&mut session, &asked), failed(error), "{size_bytes}, {len_bytes}");
+        }
+        assert_eq!(session.connection.done().errors, 5);
+    }
+}
+
+#[test]
+fn who_was_not_told_that_sizes_change_does_not_change_them() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    let back = session.talk(&resize_bytes(3, SIZE / 2, 0), usize::MAX);
+    let refused = Reply::Failed(wire::nbd::ErrorCode::EINVAL, None);
+    assert_eq!(replies(&back, |_| 0), [(3, refused)]);
+    assert_eq!(session.export.size_bytes(), SIZE);
+}
+
 #[test]
 fn requests_for_nothing_are_done_at_once() {
     let mut session = Session::new();
