@@ -20,7 +20,7 @@ use host::pool::Pool;
 use host::topology::Place;
 
 use crate::context::Context;
-use crate::directory::{Directory, Order, ReactorSample, Sample, ThreadId, ThreadSample};
+use crate::directory::{Directory, ReactorSample, Sample, ThreadId, ThreadSample};
 use crate::event::Event;
 use crate::governor;
 use crate::message::Handle;
@@ -245,15 +245,15 @@ impl fmt::Display for NotBalanced {
 
 impl std::error::Error for NotBalanced {}
 
-/// Gives an order to the reactor that has the thread. One whose inbox is full is not told; if the
+/// Has a thread moved. A reactor whose inbox is full is not told; if the
 /// reason stays, the next plan after the thread's rest says so again.
 fn send(order: &Move, sample: &Sample, directory: &Directory) {
     let on = |core| sample.reactors.iter().find(|reactor| reactor.core == core);
-    let (Some(from), Some(to)) = (on(order.from), on(order.to)) else { return };
+    let Some(to) = on(order.to) else { return };
     let Ok(thread) = u32::try_from(order.thread).map(ThreadId) else { return };
     // Not by `Directory::move_thread`, which holds people to the mask: where no core of it is left,
     // the scheduler has to leave it.
-    let _ = directory.order(from.id, Order::Move { thread, to: to.id });
+    let _ = directory.steer(thread, to.id);
 }
 
 fn since(now: Span, before: Option<Span>) -> u64 {

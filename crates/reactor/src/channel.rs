@@ -5,9 +5,10 @@
 //! a thread opens it and the last one closes it.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::context::Context;
+use crate::directory::Directory;
 use crate::message::{Call, Handle, Message};
 
 /// Something that many threads use, each through a channel of its own.
@@ -46,7 +47,8 @@ pub struct Channel<S: Shared> {
 #[derive(Default)]
 pub(crate) struct Channels(Vec<Open>);
 
-struct Open {
+/// One of them, whoever it leads to.
+pub(crate) struct Open {
     uses: Arc<()>,
     held: Box<dyn Held>,
 }
@@ -129,18 +131,15 @@ impl Channels {
         self.0.iter_mut().find(|open| open.held.key() == key)?.channel::<S>()
     }
 
-    /// Closes the channels that nobody uses any more.
-    pub(crate) fn sweep(&mut self) {
-        while let Some(index) = self.0.iter().position(|open| Arc::strong_count(&open.uses) == 1) {
-            self.0.swap_remove(index).held.close();
-        }
+    /// Takes out a channel that nobody uses any more, to be closed.
+    pub(crate) fn take_unused(&mut self) -> Option<Open> {
+        let index = self.0.iter().position(|open| Arc::strong_count(&open.uses) == 1)?;
+        Some(self.0.swap_remove(index))
     }
 
-    /// Closes all of them: the thread ends.
-    pub(crate) fn close(&mut self) {
-        while let Some(mut open) = self.0.pop() {
-            open.held.close();
-        }
+    /// Takes out any channel, to be closed: the thread ends.
+    pub(crate) fn take_any(&mut self) -> Option<Open> {
+        self.0.pop()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -149,6 +148,11 @@ impl Channels {
 }
 
 impl Open {
+    /// Has the object close it.
+    pub(crate) fn close(mut self) {
+        self.held.close();
+    }
+
     fn channel<S: Shared>(&mut self) -> Option<&mut S::Channel> {
         self.held.as_any().downcast_mut::<OpenTo<S>>()?.channel.as_mut()
     }
@@ -178,13 +182,15 @@ impl<S: Shared> Held for OpenTo<S> {
 /// Someone who goes round all threads that have a channel, as a message, and reports back.
 ///
 /// Should a thread end before it has let the visitor in, the message is dropped, and the visitor
-/// goes on from there: it is `Drop` that sends it on.
+/// goes on from there: it is `Drop` that sends it on. Where there is no room just then, the reactor
+/// that has dropped it tries again.
 pub(crate) struct Visit<S: Shared>(Option<Round<S>>);
 
 struct Round<S: Shared> {
     object: Object<S>,
     to_go: Vec<Handle>,
     origin: Handle,
+    directory: Weak<Directory>,
     step: Step<S>,
     done: Call,
 }
@@ -192,9 +198,15 @@ struct Round<S: Shared> {
 type Step<S> = Box<dyn FnMut(&mut <S as Shared>::Channel) + Send>;
 
 impl<S: Shared> Visit<S> {
-    pub(crate) fn new(object: &Object<S>, origin: Handle, step: Step<S>, done: Call) -> Self {
-        let to_go = object.threads();
-        Self(Some(Round { object: object.clone(), to_go, origin, step, done }))
+    pub(crate) fn new(
+        object: &Object<S>,
+        context: &Context<'_>,
+        step: Step<S>,
+        done: Call,
+    ) -> Self {
+        let (to_go, origin) = (object.threads(), context.handle());
+        let directory = Arc::downgrade(&context.local.directory);
+        Self(Some(Round { object: object.clone(), to_go, origin, directory, step, done }))
     }
 
     /// Goes to the next thread, or home.
@@ -217,9 +229,15 @@ impl<S: Shared> Visit<S> {
 
 impl<S: Shared> Drop for Visit<S> {
     fn drop(&mut self) {
-        if let Some((to, message)) = self.0.take().map(Round::next) {
-            // A refused message is dropped, and tries the next one in doing so.
-            let _ = to.send(message);
+        let Some(round) = self.0.take() else { return };
+        let directory = round.directory.clone();
+        let (to, message) = round.next();
+        // To one that is gone it is refused and dropped, and tries the next one in doing so.
+        if let Err(message) = to.send(message)
+            && !to.is_gone()
+            && let Some(directory) = directory.upgrade()
+        {
+            directory.leave_stray(to, message);
         }
     }
 }

@@ -146,7 +146,7 @@ impl Context<'_> {
         step: impl FnMut(&mut S::Channel) + Send + 'static,
         done: impl FnOnce(&mut Context<'_>) + Send + 'static,
     ) {
-        Visit::new(object, self.handle(), Box::new(step), Box::new(done)).go_on(self);
+        Visit::new(object, self, Box::new(step), Box::new(done)).go_on(self);
     }
 
     /// Sends a message, if need be in a later turn: for the few that must not be lost and have

@@ -8,13 +8,13 @@ mod sample;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Span};
 use host::{Bell, Cores, Sender};
 
 use crate::event::{Event, EventList, Events};
-use crate::message::Handle;
+use crate::message::{Handle, Message};
 use crate::poller::WakeKind;
 use crate::refused::Refused;
 use crate::spell::PollMode;
@@ -28,6 +28,10 @@ pub struct Directory {
     reactors: Box<[Entry]>,
     bells: Arc<[Bell]>,
     threads: Mutex<Vec<Arc<ThreadRecord>>>,
+    /// Held by whoever wants something of a thread, until it has been told.
+    steering: Mutex<()>,
+    /// Messages whose senders are gone and whose receivers had no room.
+    strays: Mutex<Vec<(Handle, Message)>>,
     events: EventList,
     next_thread: AtomicU32,
     next_number: AtomicU64,
@@ -54,10 +58,8 @@ pub struct NotSpawned {
 pub(crate) enum Order {
     /// Take this thread in.
     Adopt(Box<LightThread>),
-    /// Hand a thread on.
-    Move { thread: ThreadId, to: ReactorId },
-    /// End a thread.
-    End(ThreadId),
+    /// Have a thread look at what is wanted of it: to move, to stay or to end.
+    Heed(ThreadId),
     /// Poll in this way.
     SetPoll(PollMode),
     /// End all threads, and then yourself.
@@ -85,6 +87,8 @@ impl Directory {
             reactors,
             bells: bells.into(),
             threads: Mutex::default(),
+            steering: Mutex::default(),
+            strays: Mutex::default(),
             events: EventList::new(events),
             next_thread: AtomicU32::new(0),
             next_number: AtomicU64::new(1),
@@ -118,28 +122,39 @@ impl Directory {
     }
 
     /// Moves a thread to another reactor. The move has been ordered when this returns, and takes
-    /// place once all pollers of the thread have let go; an event tells.
+    /// place once all pollers of the thread have let go; an event tells. It takes the place of a move
+    /// that is under way: a thread that is moved to where it still lives stays there.
     pub fn move_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), Refused> {
+        let _alone = self.steering();
         let record = self.record_of(thread)?;
         let core = self.reactor(to)?.record.core;
         if let Some(mask) = record.mask().as_ref().filter(|mask| !mask.contains(core)) {
             let (thread, mask) = (record.name.clone(), mask.clone());
             return Err(Refused::MaskOutside { thread, mask, cores: Cores::from_iter([core]) });
         }
-        self.order(record.home(), Order::Move { thread, to }).map_err(|(why, _)| why)
+        self.want(&record, to)
+    }
+
+    /// Moves a thread wherever its mask says that it may be.
+    pub(crate) fn steer(&self, thread: ThreadId, to: ReactorId) -> Result<(), Refused> {
+        let _alone = self.steering();
+        self.want(&*self.record_of(thread)?, to)
     }
 
     /// Changes the cores that a thread may live on; without any it may live everywhere. If it lives
-    /// elsewhere it is told to move, as by [`move_thread`](Self::move_thread), to the reactor with
-    /// the fewest threads of those that are left. Gives the reactor where it will be. Refused, and
-    /// nothing is changed, if no reactor has one of these cores.
+    /// elsewhere, or is on its way elsewhere, it is told to stay where it lives or else to move, as by
+    /// [`move_thread`](Self::move_thread), to the reactor with the fewest threads of those that are
+    /// left. Gives the reactor where it will be. Refused, and nothing is changed, if no reactor has
+    /// one of these cores.
     pub fn set_mask(&self, thread: ThreadId, mask: Option<Cores>) -> Result<ReactorId, Refused> {
+        let _alone = self.steering();
         let record = self.record_of(thread)?;
-        let now = record.home();
-        let stays = self.place(&record.name, mask.as_ref(), Some(now));
-        let home = stays.or_else(|_| self.place(&record.name, mask.as_ref(), None))?;
-        if home != now {
-            self.order(now, Order::Move { thread, to: home }).map_err(|(why, _)| why)?;
+        let place = |reactor| self.place(&record.name, mask.as_ref(), reactor);
+        let wanted = record.wanted();
+        let stays = place(Some(wanted)).or_else(|_| place(Some(record.home())));
+        let home = stays.or_else(|_| place(None))?;
+        if home != wanted {
+            self.want(&record, home)?;
         }
         *record.mask() = mask;
         Ok(home)
@@ -147,8 +162,29 @@ impl Directory {
 
     /// Ends a thread, once all of its pollers have let go or a while has passed.
     pub fn end_thread(&self, thread: ThreadId) -> Result<(), Refused> {
-        let home = self.record_of(thread)?.home();
-        self.order(home, Order::End(thread)).map_err(|(why, _)| why)
+        let _alone = self.steering();
+        let record = self.record_of(thread)?;
+        let before = record.want_end(true);
+        self.tell(&record).inspect_err(|_| _ = record.want_end(before))
+    }
+
+    /// Wants a thread on a reactor, and has it told.
+    fn want(&self, record: &ThreadRecord, to: ReactorId) -> Result<(), Refused> {
+        let before = record.want(to);
+        self.tell(record).inspect_err(|_| _ = record.want(before))
+    }
+
+    /// Has a thread look at what is wanted of it.
+    fn tell(&self, record: &ThreadRecord) -> Result<(), Refused> {
+        match self.order(record.addressee(), Order::Heed(record.id)) {
+            // It was on its way there. It looks when it has come back.
+            Ok(()) | Err((Refused::Stopped(_), _)) => Ok(()),
+            Err((why, _)) => Err(why),
+        }
+    }
+
+    fn steering(&self) -> MutexGuard<'_, ()> {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes how a reactor polls. Refused if it would sleep with a poller that nothing wakes.
@@ -222,6 +258,19 @@ impl Directory {
 
     pub(crate) fn note(&self, at: Instant, event: Event) {
         self.events.note(at, event);
+    }
+
+    /// Leaves a message that had no room to the next reactor that takes strays.
+    pub(crate) fn leave_stray(&self, to: Handle, message: Message) {
+        self.strays().push((to, message));
+    }
+
+    pub(crate) fn take_strays(&self) -> Vec<(Handle, Message)> {
+        std::mem::take(&mut *self.strays())
+    }
+
+    fn strays(&self) -> MutexGuard<'_, Vec<(Handle, Message)>> {
+        self.strays.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A number for a mailbox or a poller, unlike any other.
@@ -398,8 +447,7 @@ impl fmt::Debug for Order {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Adopt(thread) => write!(out, "Adopt({})", thread.record().id),
-            Self::Move { thread, to } => write!(out, "Move({thread} to {to})"),
-            Self::End(thread) => write!(out, "End({thread})"),
+            Self::Heed(thread) => write!(out, "Heed({thread})"),
             Self::SetPoll(mode) => write!(out, "SetPoll({mode})"),
             Self::Stop => out.write_str("Stop"),
         }

@@ -65,6 +65,15 @@ pub enum Event {
         /// What the panic said.
         panic: String,
     },
+    /// A shared object panicked while it closed a thread's channel; the thread goes on.
+    ChannelPanicked {
+        /// Whose channel.
+        thread: ThreadId,
+        /// The thread's name.
+        name: String,
+        /// What the panic said.
+        panic: String,
+    },
     /// A task panicked; its executor goes on.
     TaskPanicked {
         /// The thread of its executor.
@@ -232,6 +241,7 @@ impl Event {
             Self::ThreadEnded { .. } => "thread-ended",
             Self::PollerPanicked(_) => "poller-panicked",
             Self::MessagePanicked { .. } => "message-panicked",
+            Self::ChannelPanicked { .. } => "channel-panicked",
             Self::TaskPanicked { .. } => "task-panicked",
             Self::TurnTooLong { .. } => "turn-too-long",
             Self::TurnWithoutEnd { .. } => "turn-without-end",
@@ -269,6 +279,9 @@ impl fmt::Display for Event {
             Self::PollerPanicked(panicked) => write!(out, "{panicked}"),
             Self::MessagePanicked { thread, name, panic } => {
                 write!(out, "a message to thread {thread} '{name}' panicked: {panic}")
+            }
+            Self::ChannelPanicked { thread, name, panic } => {
+                write!(out, "close a channel of thread {thread} '{name}': panicked: {panic}")
             }
             Self::TaskPanicked { thread, executor, panic } => {
                 write!(out, "a task of '{executor}' on thread {thread} panicked: {panic}")

@@ -196,7 +196,8 @@ impl Registration {
         Self::new(name, woken_by, None, Box::new(poller))
     }
 
-    /// A poller that is polled once every `period`, and wakes its reactor for that.
+    /// A poller that is polled once every `period`, and wakes its reactor for that; never more than
+    /// once in a turn, however short the period is.
     pub fn timed(name: &str, period: Span, poller: impl Poller + 'static) -> Self {
         Self::new(name, WokenBy::Deadline, Some(period), Box::new(poller))
     }

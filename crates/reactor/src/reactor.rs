@@ -21,6 +21,7 @@ use host::{Receiver, Sleeper, Sources, Turn, Wait, mailbox};
 
 use crate::directory::{Directory, Order, ReactorId, ReactorRecord};
 use crate::event::{Culprit, Event, PollerPanicked};
+use crate::message::{Handle, Message};
 use crate::panicked::panic_text;
 use crate::refused::Refused;
 use crate::spell::{PollMode, Spell};
@@ -53,6 +54,8 @@ pub struct Reactor {
     armed: Instant,
     /// Threads that the inbox of their new reactor had no room for.
     parting: Vec<(ReactorId, Box<LightThread>)>,
+    /// Messages that ended threads left behind and that had no room where they go.
+    strays: Vec<(Handle, Message)>,
     stopping: bool,
 }
 
@@ -180,6 +183,7 @@ impl Reactor {
             promised: Instant::NEVER,
             armed: now,
             parting: Vec::new(),
+            strays: Vec::new(),
             stopping: false,
         }
     }
@@ -289,8 +293,7 @@ impl Reactor {
         for _ in 0..ORDERS {
             match self.inbox.receive() {
                 Some(Order::Adopt(thread)) => self.adopt(*thread, now),
-                Some(Order::Move { thread, to }) => self.leave(thread, Some(to), now),
-                Some(Order::End(thread)) => self.leave(thread, None, now),
+                Some(Order::Heed(thread)) => self.heed(thread, now),
                 Some(Order::SetPoll(mode)) => self.set_poll(mode, now),
                 Some(Order::Stop) => self.stop(now),
                 None => return,
@@ -313,15 +316,16 @@ impl Reactor {
     fn keep_house(&mut self, now: Instant) {
         if now >= self.publish_at {
             self.publish_at = now.after(PUBLISH);
-            self.publish();
+            self.publish(now);
             self.local.watch.relax(now);
         }
         let timer = self.threads.iter().map(LightThread::next_timer).min();
         self.local.due = timer.map_or(self.publish_at, |timer| timer.min(self.publish_at));
     }
 
-    fn publish(&mut self) {
-        self.threads.iter_mut().for_each(LightThread::keep_house);
+    fn publish(&mut self, now: Instant) {
+        let local = &mut self.local;
+        self.threads.iter_mut().for_each(|thread| thread.keep_house(now, local));
         self.local.record.busy_ns.set(self.busy_ns);
         self.local.record.messages.set(self.local.messages);
         let workers: usize = self.threads.iter().map(LightThread::workers).sum();
@@ -368,7 +372,8 @@ impl Reactor {
     /// What to do after a turn that found something.
     #[inline]
     fn next(&mut self) -> Wait {
-        let may_end = self.stopping && self.threads.is_empty() && self.parting.is_empty();
+        let nobody_waits = || self.parting.is_empty() && self.strays.is_empty();
+        let may_end = self.stopping && self.threads.is_empty() && nobody_waits();
         if may_end && self.inbox.is_empty() {
             // Whoever orders something from now on is told so.
             self.inbox = mailbox(1).1;

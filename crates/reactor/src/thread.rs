@@ -6,16 +6,18 @@ mod travel;
 mod trust;
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use base::{Instant, Span};
 use host::{Bell, Receiver, mailbox};
 
-use crate::channel::Channels;
+use crate::channel::{Channels, Open};
 use crate::context::Context;
 use crate::directory::{Directory, ReactorId, ThreadId, ThreadRecord};
 use crate::event::{Event, PollerPanicked};
 use crate::message::{Call, Handle, Message};
+use crate::panicked::panic_text;
 use crate::poller::{PollerId, Registration};
 use crate::reactor::Local;
 pub use plan::ThreadPlan;
@@ -307,13 +309,25 @@ impl LightThread {
     }
 
     /// Closes channels that nobody uses any more, and publishes the books.
-    pub(crate) fn keep_house(&mut self) {
-        self.desk.channels.sweep();
+    pub(crate) fn keep_house(&mut self, now: Instant, local: &mut Local) {
+        while let Some(unused) = self.desk.channels.take_unused() {
+            self.close_channel(unused, now, local);
+        }
         let record = &self.desk.record;
         record.busy_ns.set(self.desk.busy_ns);
         record.messages.set(self.desk.messages);
         record.channels.set(self.desk.channels.len() as u64);
         self.slots.iter().for_each(Slot::publish);
+    }
+
+    /// Closes a channel. Should that panic, the channel is gone all the same.
+    fn close_channel(&mut self, open: Open, now: Instant, local: &mut Local) {
+        local.watch.begin(self.desk.number);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| open.close())) {
+            let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
+            let panic = panic_text(&*panic);
+            local.directory.note(now, Event::ChannelPanicked { thread, name, panic });
+        }
     }
 
     /// The time since the last look belongs to it.

@@ -4,11 +4,13 @@
 //! between any two of them: after a turn that wants to sleep, after the announcement, after the last
 //! look, and during the sleep.
 
+mod channels;
 mod chaos;
 pub(crate) mod crew;
 mod idling;
 mod lifetimes;
 mod timing;
+mod travelling;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -197,6 +197,7 @@ pub(super) const EVENTS: &[EventKind] = &[
     kind("thread-ended", "a light thread is no more"),
     kind("poller-panicked", "a poller panicked and has been dropped; its thread goes on"),
     kind("message-panicked", "a message panicked; its thread goes on"),
+    kind("channel-panicked", "a shared object panicked while it closed a thread's channel"),
     kind("task-panicked", "a task panicked; its thread goes on"),
     kind("turn-too-long", "a turn took longer than it may"),
     kind("turn-without-end", "a turn lasts for so long that it may have no end"),

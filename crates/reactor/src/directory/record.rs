@@ -80,6 +80,10 @@ pub(crate) struct ThreadRecord {
     pub(crate) node: Option<u32>,
     pub(crate) mail: Sender<Message>,
     home: AtomicU32,
+    /// Where somebody wants it to live.
+    wanted: AtomicU32,
+    /// Whether somebody wants it to end.
+    is_to_end: AtomicBool,
     bells: Arc<[Bell]>,
     pub(crate) started_ns: Count,
     pub(crate) busy_ns: Count,
@@ -105,6 +109,8 @@ impl ThreadRecord {
             node: plan.node,
             mail,
             home: AtomicU32::new(home.0),
+            wanted: AtomicU32::new(home.0),
+            is_to_end: AtomicBool::new(false),
             bells,
             started_ns: count(),
             busy_ns: count(),
@@ -127,7 +133,43 @@ impl ThreadRecord {
     /// To be called before the thread is handed on: what makes it visible to its new reactor (the
     /// inbox) makes this visible too.
     pub(crate) fn set_home(&self, home: ReactorId) {
-        self.home.store(home.0, Ordering::Relaxed);
+        // See `want`.
+        self.home.store(home.0, Ordering::SeqCst);
+    }
+
+    /// Notes where somebody wants it to live, and gives where it was wanted before. Whoever calls
+    /// this tells the [`addressee`](Self::addressee) afterwards.
+    ///
+    /// Nothing that is wanted is overlooked. The teller stores what is wanted and then loads the
+    /// home; who hands the thread on stores the home, and who takes it in then loads what is wanted.
+    /// All four are in one order, so that either the thread is told where it lives, or whoever takes
+    /// it in sees what it would have been told.
+    pub(crate) fn want(&self, home: ReactorId) -> ReactorId {
+        ReactorId(self.wanted.swap(home.0, Ordering::SeqCst))
+    }
+
+    /// Notes whether somebody wants it to end, and gives whether somebody did before. As with
+    /// [`want`](Self::want), the addressee is told afterwards.
+    pub(crate) fn want_end(&self, ends: bool) -> bool {
+        self.is_to_end.swap(ends, Ordering::SeqCst)
+    }
+
+    /// The reactor to be told that something is wanted of the thread.
+    pub(crate) fn addressee(&self) -> ReactorId {
+        ReactorId(self.home.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn wanted(&self) -> ReactorId {
+        ReactorId(self.wanted.load(Ordering::SeqCst))
+    }
+
+    pub(crate) fn is_to_end(&self) -> bool {
+        self.is_to_end.load(Ordering::SeqCst)
+    }
+
+    /// It does not get to `to` and stays at `home`, unless it is wanted elsewhere by now.
+    pub(crate) fn give_up(&self, to: ReactorId, home: ReactorId) {
+        let _ = self.wanted.compare_exchange(to.0, home.0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Wakes the reactor where the thread lives, to be called after a message was put in.

@@ -60,7 +60,7 @@ impl Reactor {
         if deadline <= now.after(NEAR) {
             return Wait::Again;
         }
-        self.publish();
+        self.publish(now);
         self.promised = deadline;
         Wait::Until(deadline)
     }

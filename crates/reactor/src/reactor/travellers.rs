@@ -3,7 +3,7 @@
 use base::Instant;
 
 use super::Reactor;
-use crate::directory::{Order, ReactorId, ThreadId};
+use crate::directory::{Order, ThreadId};
 use crate::refused::Refused;
 use crate::thread::{Letting, LightThread};
 
@@ -15,17 +15,20 @@ impl Reactor {
         }
         if self.stopping {
             thread.leave(None, now, &mut self.local);
+        } else {
+            // What was ordered while it was on its way may have gone where it was not.
+            thread.heed(now, &mut self.local);
         }
         self.threads.push(thread);
         self.local.attention = true;
     }
 
-    /// Asks a thread to leave. If it is not here (any more), nothing happens: whoever moved it knew
-    /// better.
-    pub(super) fn leave(&mut self, thread: ThreadId, to: Option<ReactorId>, now: Instant) {
+    /// Has a thread look at what is wanted of it. If it is not here (any more), the reactor that takes
+    /// it in does so.
+    pub(super) fn heed(&mut self, thread: ThreadId, now: Instant) {
         let mut threads = self.threads.iter_mut();
         if let Some(thread) = threads.find(|candidate| candidate.record().id == thread) {
-            thread.leave(to, now, &mut self.local);
+            thread.heed(now, &mut self.local);
         }
     }
 
@@ -49,7 +52,7 @@ impl Reactor {
                 Letting::Goes(to) => {
                     travelled = true;
                     let mut thread = self.threads.remove(index);
-                    thread.depart(to);
+                    thread.depart(to, now, &mut self.local);
                     self.parting.push((to, Box::new(thread)));
                 }
                 Letting::Ends => {
@@ -59,13 +62,35 @@ impl Reactor {
                 }
             }
         }
+        let waiting = self.parting.len();
         self.hand_on(now);
+        // One that stops may end after this.
+        travelled |= self.parting.len() < waiting;
+        travelled |= self.send_strays();
         // Books that are due tell who shares the reactor now.
         self.publish_at = now;
         self.local.due = now;
         let leaving = self.threads.iter().any(|thread| thread.is_travelling());
-        self.local.attention = leaving || !self.parting.is_empty();
+        let waits = !self.parting.is_empty() || !self.strays.is_empty();
+        self.local.attention = leaving || waits;
         travelled
+    }
+
+    /// Sends what ended threads have left behind, as far as there is room. Returns whether there was
+    /// any.
+    fn send_strays(&mut self) -> bool {
+        let waiting = std::mem::take(&mut self.strays);
+        let count = waiting.len();
+        for (to, message) in waiting {
+            if let Err(message) = to.send(message)
+                && !to.is_gone()
+            {
+                self.strays.push((to, message));
+            }
+        }
+        let sent = self.strays.len() < count;
+        self.strays.append(&mut self.local.directory.take_strays());
+        sent
     }
 
     /// Hands those who go to their new reactors. Whom there is no room for waits for the next turn,
@@ -75,6 +100,7 @@ impl Reactor {
             match self.local.directory.order(to, Order::Adopt(thread)) {
                 Err((Refused::Stopped(_), Order::Adopt(thread))) => {
                     thread.record().set_home(self.local.id);
+                    thread.record().give_up(to, self.local.id);
                     self.adopt(*thread, now);
                 }
                 Err((_, Order::Adopt(thread))) => self.parting.push((to, thread)),

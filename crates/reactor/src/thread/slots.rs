@@ -73,6 +73,9 @@ pub(crate) struct Ids {
     free: VecDeque<u16>,
 }
 
+/// Whoever is polled once in no time at all is due again in the turn that polls it, and that turn
+/// would never end.
+const PERIOD_MIN: Span = Span { ns: 1 };
 /// How soon a timed poller that was due while it was detached is looked at again.
 const DETACHED: Span = Span::from_us(100);
 
@@ -160,6 +163,7 @@ impl Slot {
     pub(crate) fn new(id: PollerId, registration: Registration, number: u64) -> Self {
         let Registration { name, poller, woken_by, every, paused, sleeps_at_once, when_panicked } =
             registration;
+        let every = every.map(|every| every.max(PERIOD_MIN));
         let record = PollerRecord {
             number,
             name,
@@ -222,6 +226,7 @@ impl Slot {
     /// Another period, if it is timed. Its slots are to be sorted out after this.
     pub(crate) fn set_period(&mut self, period: Span) {
         if let Some(every_ns) = &self.record.every_ns {
+            let period = period.max(PERIOD_MIN);
             every_ns.set(period.ns);
             self.every = Some(period);
             self.due = Instant::NEVER;

@@ -95,14 +95,33 @@ impl LightThread {
         self.slots.sort_out(self.desk.record.id, now, local);
     }
 
+    /// Does what others want of it: leaves, or stays although it was going to leave.
+    pub(crate) fn heed(&mut self, now: Instant, local: &mut Local) {
+        let record = &self.desk.record;
+        let to = if record.is_to_end() { None } else { Some(record.wanted()) };
+        self.leave(to, now, local);
+    }
+
     /// Asks it to go to another reactor, or to end. An end is final; a move does not take an end
-    /// back.
+    /// back. Asked to be where it is, it does not leave after all.
     pub(crate) fn leave(&mut self, to: Option<ReactorId>, now: Instant, local: &mut Local) {
-        let ends = self.leaving.is_some_and(|leaving| leaving.to.is_none());
-        if !ends && to != Some(local.id) {
+        if self.leaving.is_some_and(|leaving| leaving.to.is_none()) {
+            return;
+        }
+        if to != Some(local.id) {
             self.leaving = Some(Leaving { to, since: now });
             local.attention = true;
+        } else if self.leaving.take().is_some() {
+            self.expect_attach();
+            local.attention = true;
         }
+    }
+
+    /// All of its pollers are attached when it [arrives](Self::arrive), also those that have not let
+    /// go: they were told to begin nothing new.
+    fn expect_attach(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.detached = true);
+        self.arriving = true;
     }
 
     /// Asks all of its pollers to let go. One that has let go is asked again as long as others have
@@ -125,7 +144,8 @@ impl LightThread {
             return Letting::NotYet;
         }
         match to {
-            Some(_) => {
+            Some(to) => {
+                self.desk.record.give_up(to, local.id);
                 self.stay(id, waited, now, local);
                 Letting::Stays
             }
@@ -133,23 +153,21 @@ impl LightThread {
         }
     }
 
-    /// Gives a move up. Also those of its pollers that have not let go were told to begin nothing new,
-    /// and are attached again.
+    /// Gives a move up.
     fn stay(&mut self, id: PollerId, after: Span, now: Instant, local: &mut Local) {
         let poller = self.poller_name(id).unwrap_or_default();
         let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
         local.directory.note(now, Event::MoveGivenUp { thread, name, poller, after });
         self.leaving = None;
-        self.slots.iter_mut().for_each(|slot| slot.detached = true);
         // If one of them panics, the others are attached next time.
-        self.arriving = true;
+        self.expect_attach();
         self.attach(now, local);
         self.arriving = false;
     }
 
     /// Gets ready to be handed to the reactor `to`. All of its pollers have let go.
-    pub(crate) fn depart(&mut self, to: ReactorId) {
-        self.keep_house();
+    pub(crate) fn depart(&mut self, to: ReactorId, now: Instant, local: &mut Local) {
+        self.keep_house(now, local);
         self.leaving = None;
         self.arriving = true;
         self.desk.record.set_home(to);
@@ -163,7 +181,9 @@ impl LightThread {
         while let Some(id) = self.slots.any() {
             self.remove(id, now, local);
         }
-        self.desk.channels.close();
+        while let Some(open) = self.desk.channels.take_any() {
+            self.close_channel(open, now, local);
+        }
         let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
         local.directory.note(now, Event::ThreadEnded { thread, name, cut_off });
     }

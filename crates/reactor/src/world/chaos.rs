@@ -6,12 +6,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use base::{Instant, Random, Span};
+use host::Cores;
 
 use super::crew::{Alarm, Device, FIRST, RELAXED, Ring, Tally, count, tally};
 use super::{Stage, World};
 use crate::{
     Context, Found, Handle, Message, PollMode, Poller, PollerId, ReactorId, ReactorOptions,
-    Registration, ThreadPlan, WokenBy,
+    Registration, Sample, ThreadPlan, WokenBy,
 };
 
 const SEEDS: u64 = 1_000;
@@ -89,6 +90,8 @@ struct Chaos {
     devices: Vec<Device>,
     alarms: Vec<(Tally, Tally)>,
     rings: Vec<Tally>,
+    /// Threads that were told to end.
+    mayflies: Vec<Handle>,
     reactors: u64,
 }
 
@@ -108,6 +111,7 @@ impl Chaos {
             devices: Vec::new(),
             alarms: Vec::new(),
             rings: Vec::new(),
+            mayflies: Vec::new(),
             reactors,
         };
         (0..THREADS).for_each(|me| chaos.spawn(me));
@@ -178,11 +182,33 @@ impl Chaos {
                     false => context.resume(poller),
                 });
             }
-            _ => {
+            7 => {
                 let mode = PollMode::ALL[usize::try_from(self.random.below(3)).unwrap()];
                 let _ = self.world.directory.set_poll(reactor, mode);
             }
+            8 => {
+                let mask = self.random.chance(1, 2).then(|| Cores::from_iter([reactor.0]));
+                let _ = self.world.directory.set_mask(handle.id(), mask);
+            }
+            _ => self.hatch(reactor),
         }
+    }
+
+    /// Starts a thread that is sent to this reactor and told to end, maybe a little later.
+    fn hatch(&mut self, reactor: ReactorId) {
+        let in_flight = tally();
+        in_flight.store(self.random.below(3), RELAXED);
+        let ring = Ring::new(&in_flight, 1 + self.random.below(40));
+        let waits = WokenBy::OnlyWhileBusy("waits for what it has in flight");
+        let plan = ThreadPlan::new("mayfly").poller(Registration::active("ring", waits, ring));
+        let Ok(mayfly) = self.world.directory.spawn(plan) else { return };
+        (0..self.random.below(20)).for_each(|_| self.world.step_any());
+        let _ = self.world.directory.move_thread(mayfly.id(), reactor);
+        (0..self.random.below(20)).for_each(|_| self.world.step_any());
+        while self.world.directory.end_thread(mayfly.id()).is_err() {
+            self.world.step_any();
+        }
+        self.mayflies.push(mayfly);
     }
 
     /// Whether nobody has anything left to do: to be true whenever everybody sleeps.
@@ -196,16 +222,28 @@ impl Chaos {
         assert!(ledger.outboxes.values().all(|len| *len == 0), "seed {seed}: an outbox slept on");
         assert!(self.devices.iter().all(Device::is_seen), "seed {seed}: a device slept on");
         assert!(self.rings.iter().all(|ring| count(ring) == 0), "seed {seed}: a ring slept on");
+        assert!(self.mayflies.iter().all(Handle::is_gone), "seed {seed}: an end was lost");
         for (next, rung) in &self.alarms {
             let next = Instant { ns: count(next) };
             assert!(now < next, "seed {seed}: an alarm slept on, {} rung", count(rung));
         }
     }
 
+    /// Whether everybody lives where its mask allows, unless a move was given up.
+    fn check_masks(&self, seed: u64, sample: &Sample) {
+        if self.world.kinds().contains(&"move-given-up") {
+            return;
+        }
+        for thread in &sample.threads {
+            let allows = thread.mask.as_ref().is_none_or(|mask| mask.contains(thread.home.0));
+            assert!(allows, "seed {seed}: {thread:?} is outside its mask");
+        }
+    }
+
     fn run(&mut self, seed: u64) {
         for _ in 0..STEPS {
             if self.random.chance(1, 6) {
-                self.happen(8);
+                self.happen(10);
             }
             self.world.step_any();
             if self.random.chance(1, 50) {
@@ -249,6 +287,7 @@ fn nothing_is_lost_doubled_reordered_or_forgotten_asleep() {
         chaos.run(seed);
         let sample = chaos.world.directory.sample(chaos.world.now());
         assert_eq!(sample.threads.len() as u64, THREADS, "seed {seed}");
+        chaos.check_masks(seed, &sample);
         assert!(
             !chaos.world.kinds().contains(&"poller-panicked"),
             "seed {seed}: {:?}",

@@ -390,3 +390,25 @@ fn a_poller_with_a_deadline_is_polled_when_it_has_come() {
     world.settle();
     assert_eq!(count(&rung), 1);
 }
+
+#[test]
+fn a_period_of_no_time_at_all_is_once_in_a_turn() {
+    let mut world = World::always(1);
+    let (hasty, changed, once) = (tally(), tally(), tally());
+    let theirs = Arc::clone(&once);
+    let plan = ThreadPlan::new("hasty")
+        .poller(Registration::timed("hasty", Span::default(), idle(&hasty)))
+        .poller(Registration::timed("changed", Span::from_secs(1), idle(&changed)))
+        .first(move |context| {
+            context.set_period(PollerId::planned(1), Span::default());
+            context
+                .after(Span::default(), move |_| _ = theirs.fetch_add(1, Ordering::Relaxed))
+                .unwrap();
+        });
+    world.directory.spawn(plan).unwrap();
+    world.turn_all(10);
+    assert_eq!(count(&once), 1);
+    for polls in [hasty, changed] {
+        assert!((8..=10).contains(&count(&polls)), "{}", count(&polls));
+    }
+}

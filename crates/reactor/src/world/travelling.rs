@@ -1,0 +1,141 @@
+//! What is wanted of a thread while it is on its way, or was going to be.
+
+use base::Span;
+use host::Cores;
+
+use super::crew::{RELAXED, Ring, Tally, count, tally};
+use super::{R0, R1, Stage, World};
+use crate::{Handle, PollMode, ReactorId, ReactorOptions, Registration, ThreadPlan, WokenBy};
+
+const R2: ReactorId = ReactorId(2);
+
+fn narrow(reactors: u32) -> World {
+    World::new(0, reactors, &ReactorOptions { inbox: 2, ..ReactorOptions::default() })
+}
+
+/// Fills the inbox of the second reactor, which is not turned.
+fn fill_inbox(world: &World) {
+    (0..2).for_each(|_| world.directory.set_poll(R1, PollMode::Adaptive).unwrap());
+    assert!(world.directory.set_poll(R1, PollMode::Adaptive).is_err());
+}
+
+/// A thread that has left the first reactor and found no room at the second.
+fn in_between(world: &mut World) -> Handle {
+    let thread = world.directory.spawn(ThreadPlan::new("traveller").on(R0)).unwrap();
+    world.settle();
+    fill_inbox(world);
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    (0..8).for_each(|_| world.step(0));
+    assert_eq!(thread.home(), R1, "it is on its way");
+    thread
+}
+
+/// Lets the second reactor obey, so that it has room for orders.
+fn make_room(world: &mut World) {
+    (0..8).for_each(|_| world.step(1));
+}
+
+#[test]
+fn a_reactor_that_is_stopped_while_a_thread_waits_for_room_elsewhere_ends() {
+    let mut world = narrow(2);
+    let thread = in_between(&mut world);
+    world.directory.stop(R0).unwrap();
+    (0..8).for_each(|_| world.step(0));
+    assert_ne!(world.members[0].stage, Stage::Ended, "the thread is still with it");
+    world.settle();
+    assert_eq!(world.members[0].stage, Stage::Ended);
+    assert!(!thread.is_gone());
+}
+
+#[test]
+fn an_end_reaches_a_thread_on_its_way() {
+    let mut world = narrow(2);
+    let thread = in_between(&mut world);
+    make_room(&mut world);
+    // This is told to the second reactor, which does not have the thread yet.
+    world.directory.end_thread(thread.id()).unwrap();
+    make_room(&mut world);
+    world.settle();
+    assert!(thread.is_gone());
+}
+
+#[test]
+fn a_move_reaches_a_thread_on_its_way() {
+    let mut world = narrow(3);
+    let thread = in_between(&mut world);
+    make_room(&mut world);
+    world.directory.move_thread(thread.id(), R2).unwrap();
+    make_room(&mut world);
+    world.settle();
+    assert_eq!(thread.home(), R2);
+    assert_eq!(world.kinds(), ["thread-started", "thread-moved", "thread-moved"]);
+}
+
+#[test]
+fn an_order_that_is_refused_is_not_carried_out_later() {
+    let mut world = narrow(2);
+    let thread = in_between(&mut world);
+    assert!(world.directory.end_thread(thread.id()).is_err(), "there is no room for it");
+    assert!(world.directory.move_thread(thread.id(), R0).is_err());
+    assert!(world.directory.set_mask(thread.id(), Some(Cores::from_iter([0]))).is_err());
+    world.settle();
+    assert!(!thread.is_gone());
+    assert_eq!(thread.home(), R1);
+    assert_eq!(world.directory.sample(world.now()).threads[0].mask, None);
+}
+
+/// A thread on the first reactor that cannot leave at once.
+fn draining(world: &mut World) -> (Handle, Tally) {
+    let in_flight = tally();
+    let woken_by = WokenBy::OnlyWhileBusy("waits for what it has in flight");
+    let ring = Registration::active("ring", woken_by, Ring::new(&in_flight, 5));
+    let thread = world.directory.spawn(ThreadPlan::new("drains").on(R0).poller(ring)).unwrap();
+    world.settle();
+    in_flight.store(20, RELAXED);
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.turn_all(4);
+    assert_eq!(thread.home(), R0);
+    (thread, in_flight)
+}
+
+#[test]
+fn a_move_to_where_it_lives_takes_back_the_one_that_is_under_way() {
+    let mut world = World::adaptive(0, 2);
+    let (thread, in_flight) = draining(&mut world);
+    world.directory.move_thread(thread.id(), R0).unwrap();
+    world.settle();
+    assert_eq!((thread.home(), count(&in_flight)), (R0, 0));
+    assert_eq!(world.kinds(), ["thread-started"]);
+}
+
+#[test]
+fn a_mask_takes_back_a_move_that_leads_out_of_it_and_no_other() {
+    for (mask, home) in [(&[0][..], R0), (&[0, 1], R1), (&[1, 2], R1), (&[2], R2)] {
+        let mut world = World::adaptive(0, 3);
+        let (thread, _) = draining(&mut world);
+        let cores = mask.iter().copied().collect();
+        assert_eq!(world.directory.set_mask(thread.id(), Some(cores)), Ok(home), "{mask:?}");
+        world.settle();
+        assert_eq!(thread.home(), home, "{mask:?}");
+    }
+}
+
+#[test]
+fn a_move_that_was_given_up_is_not_made_later() {
+    let options = ReactorOptions { drain_max: Span::from_us(1), ..ReactorOptions::default() };
+    let mut world = World::new(0, 3, &options);
+    let in_flight = tally();
+    in_flight.store(1, RELAXED);
+    let woken_by = WokenBy::OnlyWhileBusy("waits for what it has in flight");
+    let ring = Registration::active("ring", woken_by, Ring::new(&in_flight, u64::MAX));
+    let thread = world.directory.spawn(ThreadPlan::new("holds").on(R0).poller(ring)).unwrap();
+    world.turn_all(2);
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.turn_all(20);
+    assert_eq!(world.kinds(), ["thread-started", "move-given-up"]);
+    in_flight.store(0, RELAXED);
+    let mask = Some(Cores::from_iter([0, 1]));
+    assert_eq!(world.directory.set_mask(thread.id(), mask), Ok(R0), "where it is");
+    world.settle();
+    assert_eq!(thread.home(), R0);
+}
