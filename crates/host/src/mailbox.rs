@@ -3,7 +3,7 @@
 //! A message of 24 bytes costs half a cache line, and a pair of threads that poll exchange it at the
 //! cost of moving that line. Messages of one sender arrive in their order. A full mailbox gives the
 //! message back. A sender that loses its processor in the middle of a send delays what others sent
-//! after it until it goes on; nobody spins for it.
+//! after it until it goes on; nobody spins for it but a receiver that goes, which leaves nothing behind.
 //!
 //! Sending does not wake anybody. A sender rings the [`Bell`](crate::Bell) of a receiver that may be
 //! asleep, after the last of a batch.

@@ -18,6 +18,7 @@ mod sync {
     pub(crate) use loom::sync::Arc;
     use loom::sync::atomic::fence;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use loom::thread::yield_now as give_way;
 
     pub(crate) use super::interrupt::Interrupt;
 
@@ -253,6 +254,28 @@ mod ring_models {
             drop(receiver.receive());
             drop(receiver);
             other.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_receiver_that_goes_leaves_none_behind_although_senders_are_kept() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let (sender, receiver) = mailbox(2);
+            let token = Arc::new(());
+            let start = |number| {
+                let (sender, message): (Sender<Message>, _) =
+                    (sender.clone(), (number, Arc::clone(&token)));
+                // What is given back is dropped here.
+                thread::spawn(move || drop(sender.send(message)))
+            };
+            let (one, two) = (start(1), start(2));
+            drop(receiver);
+            one.join().unwrap();
+            two.join().unwrap();
+            assert_eq!(Arc::strong_count(&token), 1, "a message lives as long as a sender");
+            drop(sender);
         });
     }
 }

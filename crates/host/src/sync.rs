@@ -8,6 +8,7 @@ pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) use crate::barrier::Barrier;
+pub(crate) use crate::thread::give_way;
 
 /// A cell whose contents are reached through a pointer that lives no longer than a call. The model
 /// checker's cell has the same face, and notices when two threads are in it at once.

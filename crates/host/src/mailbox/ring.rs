@@ -17,7 +17,7 @@
 use std::fmt;
 use std::mem::MaybeUninit;
 
-use super::sync::{Arc, AtomicU64, Ordering, UnsafeCell};
+use super::sync::{Arc, AtomicU64, Ordering, UnsafeCell, give_way};
 
 /// The end of a mailbox that messages are put into. Clones put into the same mailbox.
 pub struct Sender<M> {
@@ -175,11 +175,17 @@ impl<M> Receiver<M> {
 }
 
 impl<M> Drop for Receiver<M> {
-    /// Closes the mailbox and drops what was not received.
+    /// Closes the mailbox and drops what was not received: all of it, also what a sender is just
+    /// putting in, for whom it waits. Senders may be kept for long, and somebody may wait for an
+    /// answer to what they sent.
     fn drop(&mut self) {
-        self.ring.front.0.tail.fetch_or(CLOSED, Ordering::Relaxed);
-        while let Some(message) = self.receive() {
-            drop(message);
+        // Nobody reserves anything behind this tail any more.
+        let tail = self.ring.front.0.tail.fetch_or(CLOSED, Ordering::Relaxed);
+        while self.head < tail {
+            match self.receive() {
+                Some(message) => drop(message),
+                None => give_way(),
+            }
         }
     }
 }
@@ -286,7 +292,7 @@ impl<M> Ring<M> {
 }
 
 impl<M> Drop for Ring<M> {
-    /// Drops what was sent while the receiver went.
+    /// Drops what is left where a message panicked while the receiver dropped it.
     fn drop(&mut self) {
         let head = self.head.0.load(Ordering::Relaxed);
         let tail = self.front.0.tail.load(Ordering::Relaxed) & !CLOSED;
