@@ -79,10 +79,7 @@ impl Controller {
             .edstt(SELF_TEST_MINUTES)
             .kas(self.keep_alive.granularity());
         if self.manages_namespaces() {
-            page.set()
-                .tnvmcap(state.capacity_bytes())
-                .unvmcap(state.unallocated_bytes().into())
-                .mnan(self.subsystem.about().nsid_max);
+            page.set().tnvmcap(state.capacity_bytes()).unvmcap(state.unallocated_bytes().into());
         }
     }
 
@@ -130,6 +127,8 @@ impl Controller {
             .cqes_min(4)
             .cqes_max(4)
             .nn(self.subsystem.about().nsid_max)
+            // Linux turns a controller with ANA away that leaves this to be guessed.
+            .mnan(self.subsystem.about().nsid_max)
             .compare(true)
             .write_uncorrectable(uncorrectable)
             .dataset_management(true)

@@ -101,6 +101,7 @@ fn every_optional_bit_follows_what_there_is() {
     let rich = controller_page(&mut bench);
     assert!(rich.namespace_management() && rich.anars());
     assert_eq!((rich.anagrpmax(), rich.nanagrpid(), rich.anacap()), (3, 3, 0b1101_1111));
+    assert_eq!((rich.mnan(), plain.mnan()), (rich.nn(), plain.nn()), "none of them may be 0");
     assert_eq!(rich.oaes(), 0xb00);
     assert_eq!(rich.tnvmcap(), (1 << 20) + u128::from(BLOCKS) * 512);
     assert_eq!(rich.unvmcap(), 1 << 20);
