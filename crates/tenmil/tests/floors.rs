@@ -28,6 +28,7 @@ const FLOORS: [(&str, u32); 18] = [
     ("tenmil-control", 5),
     ("tenmil", 6),
     ("tenmil-fuzz", 7),
+    ("tenmil-xtask", 7),
 ];
 
 /// Where `unsafe` may stand. Every other crate forbids it.

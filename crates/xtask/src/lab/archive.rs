@@ -1,0 +1,137 @@
+//! An initramfs: a "newc" archive, as `Documentation/driver-api/early-userspace/buffer-format.rst`
+//! of the kernel draws it.
+//!
+//! ```text
+//!   "070701" · 13 fields of 8 hexadecimal digits · name and NUL, to 4 bytes · bytes, to 4 bytes
+//! ```
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+/// Writes files into an archive, and the directories that they lie in before them.
+pub(crate) struct Archive<W> {
+    out: W,
+    at: usize,
+    inode: u32,
+    directories: BTreeSet<String>,
+}
+
+const DIRECTORY: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const LINK: u32 = 0o120_777;
+
+impl<W: Write> Archive<W> {
+    pub(crate) fn new(out: W) -> Self {
+        Self { out, at: 0, inode: 0, directories: BTreeSet::new() }
+    }
+
+    /// An empty directory; no error if it is there.
+    pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
+        let path = path.trim_matches('/');
+        if path.is_empty() || !self.directories.insert(path.to_owned()) {
+            return Ok(());
+        }
+        self.parent(path)?;
+        self.entry(path, DIRECTORY, &[])
+    }
+
+    /// A file that may be read and executed.
+    pub(crate) fn file(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        self.parent(path)?;
+        self.entry(path, PROGRAM, bytes)
+    }
+
+    /// A symbolic link.
+    pub(crate) fn link(&mut self, path: &str, to: &str) -> io::Result<()> {
+        self.parent(path)?;
+        self.entry(path, LINK, to.as_bytes())
+    }
+
+    /// Ends the archive; how many bytes it has.
+    pub(crate) fn end(mut self) -> io::Result<usize> {
+        self.entry("TRAILER!!!", 0, &[])?;
+        self.out.flush()?;
+        Ok(self.at)
+    }
+
+    fn parent(&mut self, path: &str) -> io::Result<()> {
+        match path.trim_matches('/').rsplit_once('/') {
+            Some((parent, _)) => self.directory(parent),
+            None => Ok(()),
+        }
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
+        let path = path.trim_matches('/');
+        self.inode += 1;
+        let links = if mode == DIRECTORY { 2 } else { 1 };
+        let len = u32::try_from(bytes.len()).map_err(|_| too_long(path))?;
+        let name_len = u32::try_from(path.len() + 1).map_err(|_| too_long(path))?;
+        let fields = [self.inode, mode, 0, 0, links, 0, len, 0, 0, 0, 0, name_len, 0];
+        let mut header = String::from("070701");
+        for field in fields {
+            header.push_str(&format!("{field:08x}"));
+        }
+        self.put(header.as_bytes())?;
+        self.put(path.as_bytes())?;
+        self.put(&[0])?;
+        self.pad()?;
+        self.put(bytes)?;
+        self.pad()
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.at += bytes.len();
+        self.out.write_all(bytes)
+    }
+
+    fn pad(&mut self) -> io::Result<()> {
+        let missing = self.at.next_multiple_of(4) - self.at;
+        self.put(&[0; 4][..missing])
+    }
+}
+
+fn too_long(path: &str) -> io::Error {
+    io::Error::other(format!("{path}: too long for an archive"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_come_once_and_before_what_lies_in_them() {
+        let mut bytes = Vec::new();
+        let mut archive = Archive::new(&mut bytes);
+        archive.file("/a/b/c", b"12345").unwrap();
+        archive.file("a/b/d", b"").unwrap();
+        archive.link("a/e", "b/c").unwrap();
+        let len = archive.end().unwrap();
+        assert_eq!(len, bytes.len());
+        assert_eq!(len % 4, 0);
+        let names: Vec<_> = entries(&bytes).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["a", "a/b", "a/b/c", "a/b/d", "a/e", "TRAILER!!!"]);
+        assert_eq!(entries(&bytes)[2].1, b"12345");
+        assert_eq!(entries(&bytes)[4].1, b"b/c");
+    }
+
+    fn entries(mut bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let mut found = Vec::new();
+        while !bytes.is_empty() {
+            assert_eq!(&bytes[..6], b"070701");
+            let field = |index: usize| {
+                let digits = core::str::from_utf8(&bytes[6 + 8 * index..][..8]).unwrap();
+                usize::from_str_radix(digits, 16).unwrap()
+            };
+            let (len, name_len) = (field(6), field(11));
+            let name = &bytes[110..110 + name_len - 1];
+            let data = (110 + name_len).next_multiple_of(4);
+            found.push((
+                String::from_utf8(name.to_vec()).unwrap(),
+                bytes[data..data + len].to_vec(),
+            ));
+            bytes = &bytes[(data + len).next_multiple_of(4)..];
+        }
+        found
+    }
+}

@@ -1,0 +1,80 @@
+//! What a guest says on its console: lines that begin with a mark are for us.
+//!
+//! ```text
+//!   @@ ok WHAT          a check that passed
+//!   @@ not ok WHAT      one that did not, and why
+//!   @@ skip WHAT        one that cannot be made there, and why
+//!   @@ end              the script came to its end
+//! ```
+
+use std::fmt;
+
+/// What begins a line that is for us.
+const MARK: &str = "@@ ";
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Check {
+    pub(crate) verdict: Verdict,
+    /// What was looked at, and if it did not pass, what was found.
+    pub(crate) what: String,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// What a line of the console means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    Check(Check),
+    End,
+    /// It is not for us.
+    Noise,
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.verdict {
+            Verdict::Passed => "ok     ",
+            Verdict::Failed => "FAILED ",
+            Verdict::Skipped => "skipped",
+        };
+        write!(out, "{word} {}", self.what)
+    }
+}
+
+/// Reads a line. The kernel may have written before our mark without ending its own line.
+pub(crate) fn read(line: &str) -> Word {
+    let Some(at) = line.find(MARK) else { return Word::Noise };
+    let text = line[at + MARK.len()..].trim_end();
+    let verdicts =
+        [("ok ", Verdict::Passed), ("not ok ", Verdict::Failed), ("skip ", Verdict::Skipped)];
+    for (word, verdict) in verdicts {
+        if let Some(what) = text.strip_prefix(word) {
+            return Word::Check(Check { verdict, what: what.to_owned() });
+        }
+    }
+    if text == "end" { Word::End } else { Word::Noise }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marked_lines_are_checks_and_all_others_are_noise() {
+        let check = |verdict, what: &str| Word::Check(Check { verdict, what: what.to_owned() });
+        assert_eq!(read("@@ ok it connects\r"), check(Verdict::Passed, "it connects"));
+        assert_eq!(read("[ 1.2] nvme0: @@ not ok a: b"), check(Verdict::Failed, "a: b"));
+        assert_eq!(read("@@ skip no module"), check(Verdict::Skipped, "no module"));
+        assert_eq!(read("@@ end"), Word::End);
+        for line in ["", "ok it connects", "@@ endless", "@@ okay", "@@"] {
+            assert_eq!(read(line), Word::Noise, "{line}");
+        }
+    }
+}

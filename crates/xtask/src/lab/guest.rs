@@ -1,0 +1,114 @@
+//! One guest: QEMU without acceleration, a console that is read line by line, a limit in time.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use super::console::{self, Check, Word};
+use super::scenario::Scenario;
+
+/// How a guest ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its script came to its end.
+    Whole,
+    /// It was there no more before that.
+    Early,
+    /// It took too long, and was ended.
+    Late,
+}
+
+impl End {
+    /// What is wrong with that, if anything is.
+    pub(crate) fn complaint(self, scenario: &Scenario) -> Option<String> {
+        match self {
+            Self::Whole => None,
+            Self::Early => Some("the guest ended before its script did".to_owned()),
+            Self::Late => Some(format!("the guest took longer than {} s", scenario.seconds_max)),
+        }
+    }
+}
+
+/// Boots `scenario` and tells of every check as it is made; the console goes to `log`.
+pub(crate) fn run(
+    scenario: &Scenario,
+    kernel: &Path,
+    image: &Path,
+    log: &Path,
+    told: &mut dyn FnMut(&Check),
+) -> Result<End, String> {
+    let mut log = File::create(log).map_err(|why| format!("create {}: {why}", log.display()))?;
+    let mut machine = start(scenario, kernel, image)?;
+    let lines = listen(machine.stdout.take());
+    let deadline = Instant::now() + Duration::from_secs(scenario.seconds_max);
+    let mut end = End::Early;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match lines.recv_timeout(left) {
+            Ok(line) => {
+                // A console that cannot be kept is still read.
+                _ = writeln!(log, "{line}");
+                match console::read(&line) {
+                    Word::Check(check) => told(&check),
+                    Word::End => end = End::Whole,
+                    Word::Noise => {}
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                if end != End::Whole {
+                    end = End::Late;
+                }
+                break;
+            }
+        }
+    }
+    stop(&mut machine);
+    Ok(end)
+}
+
+fn start(scenario: &Scenario, kernel: &Path, image: &Path) -> Result<Child, String> {
+    let line = format!(
+        "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=on lab={} {}",
+        scenario.name, scenario.kernel_line
+    );
+    Command::new("qemu-system-x86_64")
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G"])
+        .args(["-machine", scenario.machine, "-display", "none", "-monitor", "none"])
+        .args(["-serial", "stdio", "-no-reboot", "-nic", "none"])
+        .args(scenario.devices)
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(image)
+        .args(["-append", &line])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|why| format!("start qemu-system-x86_64: {why}"))
+}
+
+/// Has the console read beside us, so that silence can be noticed.
+fn listen(console: Option<ChildStdout>) -> Receiver<String> {
+    let (sender, lines) = channel();
+    std::thread::spawn(move || {
+        let Some(console) = console else { return };
+        for line in BufReader::new(console).split(b'\n') {
+            let Ok(line) = line else { return };
+            let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    lines
+}
+
+fn stop(machine: &mut Child) {
+    // It may have ended by itself; then there is nothing to end, and only its status to take.
+    _ = machine.kill();
+    _ = machine.wait();
+}

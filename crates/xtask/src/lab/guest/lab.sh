@@ -1,0 +1,46 @@
+# What all scenarios share. A check is one line for whoever watches: see console.rs.
+
+# What the last command said, in a line.
+said() { tail -n 4 /tmp/output | tr '\n' ' ' | cut -c 1-240; }
+
+# check WHAT COMMAND...: passes if the command does.
+check() {
+    what=$1
+    shift
+    if "$@" >/tmp/output 2>&1; then
+        echo "@@ ok $what"
+    else
+        echo "@@ not ok $what: $(said)"
+        cat /tmp/output
+        return 1
+    fi
+}
+
+# shows WHAT PATTERN COMMAND...: passes if the command says something that fits.
+shows() {
+    what=$1 pattern=$2
+    shift 2
+    if "$@" >/tmp/output 2>&1 && grep -q -e "$pattern" /tmp/output; then
+        echo "@@ ok $what"
+    else
+        echo "@@ not ok $what: nothing fits '$pattern': $(said)"
+        cat /tmp/output
+        return 1
+    fi
+}
+
+# within SECONDS COMMAND...: tries until it passes.
+within() {
+    tries=$(($1 * 5))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || return 1
+        sleep 0.2
+    done
+}
+
+there() { [ -e "$1" ]; }
+gone() { [ ! -e "$1" ]; }
+
+skip() { echo "@@ skip $*"; }

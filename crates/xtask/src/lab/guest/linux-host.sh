@@ -1,0 +1,93 @@
+# Linux's NVMe/TCP host and nvme-cli against `tenmil serve`.
+
+HOST=nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555
+SUBSYSTEM=nqn.2026-01.example:lab
+AT="-t tcp -a 127.0.0.1 -s 4420"
+echo "$HOST" >/etc/nvme/hostnqn
+echo 11111111-2222-3333-4444-555555555555 >/etc/nvme/hostid
+
+modprobe nvme-tcp
+modprobe ext4
+
+serve() {
+    tenmil serve 'file:/tmp/disk?size=192m' ram:64m --listen tcp://127.0.0.1:4420 --nqn $SUBSYSTEM >serve.log 2>&1 &
+    server=$!
+    within 20 grep -q ready serve.log
+}
+check 'tenmil serves' serve || { cat serve.log; exit 1; }
+cat serve.log
+
+# What Linux finds, and how it connects.
+shows 'nvme discover finds the subsystem' $SUBSYSTEM nvme discover $AT
+check 'nvme connect, both digests, two I/O queues' \
+    nvme connect $AT -n $SUBSYSTEM --hdr-digest --data-digest --nr-io-queues 2 || exit 1
+check 'its namespaces are block devices' within 20 there /dev/nvme0n2 || exit 1
+nvme list
+# Linux numbers block devices in the order in which it finds them.
+for found in /sys/block/nvme*; do
+    [ "$(cat "$found/nsid")" = 1 ] && D=/dev/${found##*/}
+done
+shows 'its size is what was served' '^201326592$' blockdev --getsize64 $D
+
+# What nvme-cli makes of what the controller says of itself.
+for log in id-ctrl smart-log error-log fw-log effects-log supported-log-pages; do
+    check "nvme $log" nvme $log /dev/nvme0
+done
+check 'nvme id-ns' nvme id-ns $D
+check 'nvme ns-descs' nvme ns-descs $D
+check 'nvme list-ns' nvme list-ns /dev/nvme0
+shows 'nvme get-feature tells how many queues' 'Number of Queues' nvme get-feature /dev/nvme0 -f 7 -H
+check 'nvme flush' nvme flush $D
+check 'nvme dsm deallocates' nvme dsm $D --ad -s 0 -b 8
+check 'nvme write-zeroes' nvme write-zeroes $D -s 8 -c 7
+check 'nvme read' nvme read $D -s 0 -c 7 -z 4096 -d /dev/null
+
+# Data.
+verify() {
+    timeout 60 fio --name=verify --filename=$D --direct=1 --ioengine=libaio --rw=randwrite \
+        --bs="$1" --size="$2" --iodepth=16 --verify=crc32c --output-format=terse
+}
+for of in '512 1m' '4k 8m' '64k 16m' '1m 32m'; do
+    set -- $of
+    check "fio writes and verifies $2 by blocks of $1" verify "$1" "$2"
+done
+
+file_system() {
+    mkfs.ext4 -q $D && mount $D /mnt &&
+        dd if=/dev/urandom of=/mnt/file bs=1M count=16 && sum=$(md5sum </mnt/file) &&
+        umount /mnt && mount $D /mnt && [ "$sum" = "$(md5sum </mnt/file)" ] &&
+        fstrim /mnt && umount /mnt && e2fsck -f -n $D
+}
+check 'a file system keeps a file, is trimmed and is clean' file_system
+
+# Reservations, by commands of the kernel's host.
+check 'a key is registered' nvme resv-register $D --nrkey=0x1234 --rrega=0
+check 'a reservation is acquired' nvme resv-acquire $D --crkey=0x1234 --rtype=1 --racqa=0
+shows 'and reported' 'regctl *: 1' nvme resv-report $D --eds
+check 'it is released' nvme resv-release $D --crkey=0x1234 --rtype=1 --rrela=0
+check 'and the key is gone' nvme resv-register $D --crkey=0x1234 --rrega=1
+
+# Resets and losses, under load.
+load() {
+    fio --name=load --filename=$D --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --size=32m \
+        --iodepth=8 --verify=crc32c --verify_backlog=64 --time_based --runtime=30 >load.log 2>&1 &
+    loading=$!
+}
+load
+sleep 4
+check 'nvme reset under load' nvme reset /dev/nvme0
+sleep 4
+check 'SIGTERM under load ends the server' kill $server
+served() { wait $server; }
+check 'and it says that all is well' served
+check 'it serves again' serve
+check 'no I/O of the load failed, no block was wrong' wait $loading
+shows 'and blocks were read back' 'ios=[1-9][0-9]*/[1-9]' cat load.log
+cat load.log
+shows 'the host is connected again' live cat /sys/class/nvme/nvme0/state
+
+check 'nvme disconnect' nvme disconnect -n $SUBSYSTEM
+check 'no device is left' within 10 gone $D
+shows 'the target has forgotten its host' '"queues": *\[\]\|^no\|\[\]' tenmil get queues --json
+kill $server
+check 'the server ends by itself' served

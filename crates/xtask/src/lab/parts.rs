@@ -1,0 +1,73 @@
+//! What a guest is made of, and where it comes from.
+
+mod binary;
+mod kernel;
+mod programs;
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kernel::Kernel;
+use programs::Programs;
+
+use super::archive::Archive;
+use super::scenario::{BEGINNING, INIT, SCENARIOS};
+
+/// Everything that a guest is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) kernel: Kernel,
+    programs: Programs,
+    tenmil: PathBuf,
+}
+
+impl Parts {
+    /// Finds what is there, and fetches or builds what is not; says so while it does.
+    pub(crate) fn gather(room: &Path, suite: &str, tenmil: Option<&Path>) -> Result<Self, String> {
+        let programs = Programs::find()?;
+        let kernel = Kernel::find(room, suite)?;
+        let tenmil = match tenmil {
+            Some(path) => path.to_owned(),
+            None => binary::build()?,
+        };
+        Ok(Self { kernel, programs, tenmil })
+    }
+
+    /// Writes the initramfs; how many bytes it has.
+    pub(crate) fn pack(&self, image: &Path) -> Result<usize, String> {
+        let about = |why| format!("write {}: {why}", image.display());
+        let file = File::create(image).map_err(about)?;
+        let mut archive = Archive::new(BufWriter::new(file));
+        for directory in ["dev", "proc", "sys", "tmp", "run", "mnt", "root", "etc", "lab"] {
+            archive.directory(directory).map_err(about)?;
+        }
+        archive.file("init", INIT.as_bytes()).map_err(about)?;
+        archive.file("lab/lab.sh", BEGINNING.as_bytes()).map_err(about)?;
+        for scenario in &SCENARIOS {
+            let path = format!("lab/{}.sh", scenario.name);
+            archive.file(&path, scenario.script.as_bytes()).map_err(about)?;
+        }
+        archive.file("bin/tenmil", &read(&self.tenmil)?).map_err(about)?;
+        self.programs.pack(&mut archive)?;
+        self.kernel.pack(&mut archive)?;
+        archive.end().map_err(about)
+    }
+}
+
+/// Runs a program to its end; what it said.
+fn run(command: &mut Command) -> Result<String, String> {
+    let name = format!("{:?}", command.get_program());
+    let output = command.output().map_err(|why| format!("start {name}: {why}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let last: Vec<_> = complaint.lines().rev().take(3).collect();
+    Err(format!("{name}: {}: {}", output.status, last.join("; ")))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|why| format!("read {}: {why}", path.display()))
+}

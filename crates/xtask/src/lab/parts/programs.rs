@@ -1,0 +1,100 @@
+//! Programs of this machine: those that make and run guests, and those that go into them with the
+//! libraries that they need.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{read, run};
+use crate::lab::archive::Archive;
+
+/// What has to be there, and the package that brings it.
+const NEEDED: [(&str, &str); 10] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("depmod", "kmod"),
+    ("modprobe", "kmod"),
+    ("xz", "xz-utils"),
+    ("dpkg", "dpkg"),
+    ("fio", "fio"),
+    ("nvme", "nvme-cli"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("e2fsck", "e2fsprogs"),
+];
+/// What guests get of these, beside busybox.
+const IN_GUESTS: [&str; 4] = ["fio", "nvme", "mkfs.ext4", "e2fsck"];
+
+/// Programs that are there.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    busybox: PathBuf,
+    in_guests: Vec<PathBuf>,
+}
+
+impl Programs {
+    /// Finds them; installs what is missing where that may be done.
+    pub(super) fn find() -> Result<Self, String> {
+        let missing: BTreeSet<_> = NEEDED
+            .iter()
+            .filter(|(program, _)| find(program).is_none())
+            .map(|(_, package)| *package)
+            .collect();
+        if !missing.is_empty() {
+            install(&missing.into_iter().collect::<Vec<_>>())?;
+        }
+        let busybox = must_find("busybox")?;
+        let in_guests = IN_GUESTS.iter().map(|name| must_find(name)).collect::<Result<_, _>>()?;
+        Ok(Self { busybox, in_guests })
+    }
+
+    pub(super) fn pack<W: Write>(&self, archive: &mut Archive<W>) -> Result<(), String> {
+        let about = |why| format!("pack programs: {why}");
+        archive.file("bin/busybox", &read(&self.busybox)?).map_err(about)?;
+        for applet in run(Command::new(&self.busybox).arg("--list"))?.lines() {
+            if applet != "busybox" && !IN_GUESTS.contains(&applet) {
+                archive.link(&format!("bin/{applet}"), "busybox").map_err(about)?;
+            }
+        }
+        archive.link("sbin", "bin").map_err(about)?;
+        let mut libraries = BTreeSet::new();
+        for program in &self.in_guests {
+            let name = program.file_name().unwrap_or_default().to_string_lossy();
+            archive.file(&format!("bin/{name}"), &read(program)?).map_err(about)?;
+            libraries.extend(needs(program)?);
+        }
+        for library in libraries {
+            archive.file(&library, &read(Path::new(&library))?).map_err(about)?;
+        }
+        Ok(())
+    }
+}
+
+/// The shared libraries of a program, by path.
+fn needs(program: &Path) -> Result<Vec<String>, String> {
+    let said = run(Command::new("ldd").arg(program))?;
+    let path =
+        |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned);
+    Ok(said.lines().filter_map(path).collect())
+}
+
+fn install(packages: &[&str]) -> Result<(), String> {
+    let line = format!("apt-get install -y --no-install-recommends {}", packages.join(" "));
+    if run(Command::new("id").arg("-u"))?.trim() != "0" {
+        return Err(format!("missing {}: as root, run: {line}", packages.join(", ")));
+    }
+    println!("lab: {line}");
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().unwrap_or_default());
+    run(command.args(words).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+}
+
+fn must_find(name: &str) -> Result<PathBuf, String> {
+    find(name).ok_or_else(|| format!("{name}: in no directory of PATH, /usr/sbin or /sbin"))
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(sbin).map(|at| at.join(name)).find(|at| at.is_file())
+}
