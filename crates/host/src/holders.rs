@@ -3,13 +3,18 @@
 //! | looked up in | what for |
 //! |---|---|
 //! | `/sys/dev/block/M:m/holders`, `dm/name`, `md` | devices that stand on it, and so on upwards |
-//! | `/sys/block/loop*/loop/backing_file` | loop devices that stand on a file |
+//! | `/sys/block/loop*/loop/backing_file` | loop devices that stand on it |
+//! | `/sys/fs/btrfs/UUID/devices` | all devices of a mounted btrfs; the mount names only one |
+//! | `/sys/kernel/config/nvmet` | what the kernel's NVMe target exports |
 //! | `/proc/self/mountinfo` | file systems mounted from it, from its partitions, from what stands on it |
 //! | `/proc/swaps` | swap |
 //! | `/proc/locks` | processes that have a file locked |
+//! | `/proc/PID/fd` | processes that have a device open, as far as we may look |
 //! | `/sys/dev/block/M:m/wwid`, `serial`, `dm/uuid`, `md/uuid` | which device it is |
 
 mod mark;
+mod open;
+mod standing;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,6 +22,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, major, minor, stat};
 
 pub use self::mark::{device_mark, file_mark};
+pub use self::open::{Openers, openers};
+pub use self::standing::Standing;
 use crate::machine::Machine;
 
 /// Something that uses a file or a device.
@@ -38,8 +45,19 @@ pub enum InUse {
     HeldBy {
         /// What it stands on.
         device: String,
-        /// Its name: `dm-0 (vg-root)`.
+        /// Its name: `dm-0 (LVM vg-root)`.
         holder: String,
+        /// What kind of thing that is.
+        kind: Standing,
+    },
+    /// A process has it open.
+    Open {
+        /// Its name.
+        device: String,
+        /// The number of the process.
+        process: u32,
+        /// What the process is called.
+        name: String,
     },
 }
 
@@ -91,6 +109,27 @@ impl InUse {
             None => look.file(&path),
         }
         look.found
+    }
+
+    /// Whether it is `disk`, or a partition of it, that is used.
+    pub fn is_of(&self, disk: &str) -> bool {
+        let device = match self {
+            Self::Mounted { device, .. } | Self::HeldBy { device, .. } => device,
+            Self::Open { device, .. } => device,
+            Self::Swap { name } => name.strip_prefix("/dev/").unwrap_or(name),
+        };
+        // A disk whose name ends in a digit has partitions whose names go on with `p`.
+        device.strip_prefix(disk).is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+    }
+
+    /// The command, or the act, that ends it.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Mounted { at, .. } => format!("`sudo umount {at}`"),
+            Self::Swap { name } => format!("`sudo swapoff {name}`"),
+            Self::HeldBy { kind, .. } => kind.remedy(),
+            Self::Open { process, .. } => format!("`kill {process}`"),
+        }
     }
 }
 
@@ -153,10 +192,15 @@ impl<'a> Look<'a> {
         if self.swaps.iter().any(|swap| swap == path) {
             self.found.push(InUse::Swap { name: path.into() });
         }
-        for name in self.machine.names("sys/block") {
-            let backing = self.machine.text(&format!("sys/block/{name}/loop/backing_file"));
+        self.loops_on(path, path, 1);
+    }
+
+    fn loops_on(&mut self, path: &str, name: &str, storey: u32) {
+        for holder in self.machine.names("sys/block") {
+            let backing = self.machine.text(&format!("sys/block/{holder}/loop/backing_file"));
             if backing.as_deref() == Some(path) {
-                self.held(path, &name, &format!("sys/block/{name}"), 1);
+                let found = Standing::Loop(holder.clone());
+                self.held(name, found, &format!("sys/block/{holder}"), storey);
             }
         }
     }
@@ -196,15 +240,21 @@ impl<'a> Look<'a> {
 
     fn holders_of(&mut self, directory: &str, name: &str, storey: u32) {
         for holder in self.machine.names(&format!("{directory}/holders")) {
-            self.held(name, &holder, &format!("{directory}/holders/{holder}"), storey);
+            let directory = format!("{directory}/holders/{holder}");
+            let found = Standing::of(self.machine, &directory, &holder);
+            self.held(name, found, &directory, storey);
+        }
+        for found in standing::without_a_link(self.machine, name) {
+            self.found.push(found.on(name, ""));
+        }
+        if !name.starts_with('/') {
+            self.loops_on(&format!("/dev/{name}"), name, storey);
         }
     }
 
-    fn held(&mut self, device: &str, holder: &str, directory: &str, storey: u32) {
-        let called = self.machine.text(&format!("{directory}/dm/name"));
-        let called = called.map_or_else(String::new, |name| format!(" ({name})"));
-        let (device, shown) = (device.to_owned(), format!("{holder}{called}"));
-        self.found.push(InUse::HeldBy { device, holder: shown });
+    fn held(&mut self, device: &str, found: Standing, directory: &str, storey: u32) {
+        let holder = directory.rsplit('/').next().unwrap_or_default();
+        self.found.push(found.on(device, holder));
         if storey < STOREYS_MAX
             && let Some(device) = number_in(self.machine, directory)
         {
@@ -271,7 +321,10 @@ impl fmt::Display for InUse {
         match self {
             Self::Mounted { device, at } => write!(out, "{device} is mounted at {at}"),
             Self::Swap { name } => write!(out, "{name} is swapped to"),
-            Self::HeldBy { device, holder } => write!(out, "{holder} stands on {device}"),
+            Self::HeldBy { device, holder, .. } => write!(out, "{holder} stands on {device}"),
+            Self::Open { device, process, name } => {
+                write!(out, "process {process} ({name}) has {device} open")
+            }
         }
     }
 }

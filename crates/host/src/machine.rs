@@ -25,9 +25,25 @@ impl Machine {
         Self { root: root.into() }
     }
 
-    /// The contents of a file, without the white space around them. `path` has no leading slash.
+    /// Where a file of it lies for this process. `path` has no leading slash, here and below.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// The contents of a file, without the white space around them.
     pub fn text(&self, path: &str) -> Option<String> {
         std::fs::read_to_string(self.root.join(path)).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// The contents of a file that is not text, as much of it as we may read.
+    pub fn bytes(&self, path: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.root.join(path)).ok()
+    }
+
+    /// The last name in what a link points to.
+    pub fn link(&self, path: &str) -> Option<String> {
+        let to = std::fs::read_link(self.root.join(path)).ok()?;
+        to.file_name()?.to_str().map(str::to_owned)
     }
 
     /// Writes a value into a file that is there.
