@@ -20,6 +20,7 @@
 //! | [`secret`] | key files, read if nobody else can |
 //! | [`process`] | what this process has used |
 //! | [`holders`] | who uses a file or a block device, and which device it is |
+//! | [`pci`] | NVMe functions on the bus, and whether a program or the kernel has them |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
 //! # Unsafe
@@ -51,6 +52,7 @@ pub mod machine;
 pub mod mailbox;
 #[cfg(test)]
 mod model;
+pub mod pci;
 pub mod pool;
 pub mod process;
 mod random;

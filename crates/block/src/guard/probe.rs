@@ -31,6 +31,17 @@ type Probe = fn(&Ends<'_>, &mut Vec<Signature>);
 
 const PROBES: [Probe; 3] = [partition::probe, stack::probe, filesystem::probe];
 
+const MEMBERS: [&str; 8] = [
+    "LVM2 physical volume",
+    "MD RAID member (1.x)",
+    "MD RAID member (0.90)",
+    "ZFS member",
+    "Btrfs",
+    "bcache",
+    "DRBD 8",
+    "DRBD 9",
+];
+
 /// Everything that is known to have left its mark at the ends of a device, in the order of where the
 /// marks lie.
 pub fn probe(ends: &Ends<'_>) -> Vec<Signature> {
@@ -43,6 +54,12 @@ pub fn probe(ends: &Ends<'_>) -> Vec<Signature> {
 impl Signature {
     const fn new(kind: &'static str, offset: u64) -> Self {
         Self { kind, offset, label: None, uuid: None, parts: Vec::new() }
+    }
+
+    /// Whether it marks a part of something that may have other devices, and that the kernel or its
+    /// tools put together by themselves.
+    pub fn is_member(&self) -> bool {
+        MEMBERS.contains(&self.kind)
     }
 
     fn label(self, label: Option<String>) -> Self {

@@ -61,6 +61,42 @@ fn an_empty_disk_holds_nothing() {
 }
 
 #[test]
+fn what_may_have_other_devices_is_a_member_of_something() {
+    let md = 0xa92b_4efc_u32.to_le_bytes();
+    let zfs = 0x00ba_b10c_u64.to_le_bytes();
+    for (disk, kind, is_member) in [
+        (disk().put(512, b"LABELONE").put(536, b"LVM2 001"), "LVM2 physical volume", true),
+        (disk().put(4096, &md).put(4100, &[1]), "MD RAID member (1.x)", true),
+        (
+            disk().put(SIZE - 0x1_0000, &md).put(SIZE - 0x1_0000 + 8, &[90]),
+            "MD RAID member (0.90)",
+            true,
+        ),
+        (disk().put(128 << 10, &zfs), "ZFS member", true),
+        (disk().put(65_600, b"_BHRfS_M"), "Btrfs", true),
+        (
+            disk().put(
+                4120,
+                &[
+                    0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48,
+                    0xba, 0x6d, 0x81,
+                ],
+            ),
+            "bcache",
+            true,
+        ),
+        (disk().put(SIZE - 4036, &0x8374_026b_u32.to_be_bytes()), "DRBD 8", true),
+        (disk().put(SIZE - 4036, &0x8374_026d_u32.to_be_bytes()), "DRBD 9", true),
+        (disk().put(0, b"XFSB"), "XFS", false),
+        (disk().put(0, b"LUKS\xba\xbe\0\x01"), "LUKS 1", false),
+    ] {
+        let found = disk.found();
+        let found: Vec<_> = found.iter().map(|one| (one.kind, one.is_member())).collect();
+        assert_eq!(found, [(kind, is_member)]);
+    }
+}
+
+#[test]
 fn each_file_system_is_told_by_its_mark_label_and_uuid() {
     let boot = |disk: Disk| disk.put(510, &[0x55, 0xaa]);
     let ext = |compatible: u8, incompatible: u8| {

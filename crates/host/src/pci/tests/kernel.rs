@@ -1,0 +1,143 @@
+//! What a kernel does when it is told to change drivers, done to a tree.
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+
+use super::tree::{Tree, function};
+use crate::Errno;
+use crate::machine::Machine;
+use crate::pci::Kernel;
+
+pub(super) struct FakeKernel<'a> {
+    pub(super) tree: &'a Tree,
+    /// Calls until the process is gone; each call that changes something is one.
+    pub(super) calls_left: Cell<u32>,
+    /// What it refuses: the end of a path, and why.
+    pub(super) refuses: RefCell<Option<(String, Errno)>>,
+    /// Whether no driver wants anything.
+    pub(super) probes_in_vain: Cell<bool>,
+    /// Whom doors were given to.
+    pub(super) given: RefCell<Vec<(String, u32)>>,
+}
+
+/// What a process that is gone leaves behind.
+pub(super) struct Gone;
+
+impl<'a> FakeKernel<'a> {
+    pub(super) fn new(tree: &'a Tree) -> Self {
+        let (refuses, given) = (RefCell::default(), RefCell::default());
+        Self {
+            tree,
+            calls_left: Cell::new(u32::MAX),
+            refuses,
+            probes_in_vain: Cell::new(false),
+            given,
+        }
+    }
+
+    fn changes(&self, path: &str) -> Result<(), Errno> {
+        let left = self.calls_left.get();
+        if left == 0 {
+            std::panic::resume_unwind(Box::new(Gone));
+        }
+        self.calls_left.set(left - 1);
+        match &*self.refuses.borrow() {
+            Some((end, errno)) if path.ends_with(end.as_str()) => Err(*errno),
+            _ => Ok(()),
+        }
+    }
+
+    fn unbind(&self, driver: &str, at: &str) -> Result<(), Errno> {
+        if self.tree.machine.link(&function(at, "driver")).as_deref() != Some(driver) {
+            return Err(Errno::NODEV);
+        }
+        self.tree.remove(&function(at, "driver"));
+        match driver {
+            "nvme" => self.rename(at, "nvme", ".nvme"),
+            _ => self.doors(at).iter().for_each(|door| self.tree.remove(door)),
+        }
+        Ok(())
+    }
+
+    fn probe(&self, at: &str) -> Result<(), Errno> {
+        let machine = &self.tree.machine;
+        if !machine.has(&function(at, "class")) {
+            return Err(Errno::NODEV);
+        }
+        let pinned = machine.text(&function(at, "driver_override")).unwrap();
+        let driver = if pinned == "(null)" { "nvme".to_owned() } else { pinned };
+        let has_door = !self.doors(at).is_empty();
+        let is_there = machine.has(&format!("sys/bus/pci/drivers/{driver}"));
+        if self.probes_in_vain.take() {
+            return Ok(());
+        }
+        let is_free = machine.link(&function(at, "driver")).is_none();
+        // It does not say when nobody takes the function.
+        if is_there && is_free && (driver != "vfio-pci" || has_door) {
+            self.tree.link(&function(at, "driver"), &format!("../../drivers/{driver}"));
+            match driver.as_str() {
+                "nvme" => self.rename(at, ".nvme", "nvme"),
+                "vfio-pci" => self.doors(at).iter().for_each(|door| self.tree.put(door, "")),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn doors(&self, at: &str) -> Vec<String> {
+        let machine = &self.tree.machine;
+        let switch = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+        match machine.link(&function(at, "iommu_group")) {
+            Some(group) => vec![format!("dev/vfio/{group}")],
+            None if machine.text(switch).as_deref() == Some("Y") => {
+                vec![format!("dev/vfio/noiommu-{at}")]
+            }
+            None => Vec::new(),
+        }
+    }
+
+    fn rename(&self, at: &str, from: &str, to: &str) {
+        let path = |name| self.tree.path(&function(at, name));
+        // A function that has had no kernel driver yet has nothing to show.
+        let _ = std::fs::rename(path(from), path(to));
+    }
+}
+
+impl Kernel for FakeKernel<'_> {
+    fn machine(&self) -> &Machine {
+        &self.tree.machine
+    }
+
+    fn write(&self, path: &str, value: &str) -> Result<(), Errno> {
+        self.changes(path)?;
+        if let Some(driver) = path.strip_prefix("sys/bus/pci/drivers/") {
+            return self.unbind(driver.strip_suffix("/unbind").unwrap(), value);
+        }
+        if path == "sys/bus/pci/drivers_probe" {
+            return self.probe(value);
+        }
+        let text = if value == "\n" { "(null)\n" } else { value };
+        self.tree.machine.write(path, text)
+    }
+
+    fn may_write(&self, path: &str) -> bool {
+        !self.tree.machine.has(&format!("locked/{}", path.replace('/', "!")))
+    }
+
+    fn claim(&self, node: &str) -> Result<File, Errno> {
+        let name = node.strip_prefix("dev/").unwrap();
+        if self.tree.machine.has(&format!("claimed/{name}")) {
+            return Err(Errno::BUSY);
+        }
+        File::open(self.tree.path(node)).map_err(|_| Errno::NOENT)
+    }
+
+    fn give(&self, node: &str, uid: u32) -> Result<(), Errno> {
+        self.changes(node)?;
+        if !self.tree.machine.has(node) {
+            return Err(Errno::NOENT);
+        }
+        self.given.borrow_mut().push((node.into(), uid));
+        Ok(())
+    }
+}
