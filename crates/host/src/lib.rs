@@ -7,6 +7,7 @@
 //! | [`frequency`] | how fast they run, and how that is put back |
 //! | [`thread`] | a named thread on a processor of its own, and how it ends |
 //! | [`environment`] | what a number was measured on, and what would make it better |
+//! | [`doctor`], [`ethtool`] | what keeps this machine from working or being fast, and what mends it |
 //! | [`event`] | interrupt vectors that are event descriptors |
 //! | [`mod@mailbox`], [`bell`] | messages between threads, and how a thread sleeps without missing one |
 //! | [`turn`] | the loop that reads the clock and blocks, around turns that do neither |
@@ -41,8 +42,10 @@ pub mod bell;
 pub mod cgroup;
 pub mod clock;
 pub mod cores;
+pub mod doctor;
 pub mod engine;
 pub mod environment;
+pub mod ethtool;
 pub mod event;
 pub mod file;
 pub mod frequency;

@@ -316,7 +316,10 @@ impl DialError {
             Self::Refused { .. } | Self::TooLate { .. } => {
                 "check that the machine is reachable (`ping`) and that no firewall drops the port"
             }
-            Self::Machine { .. } => "each connection takes two descriptors: see `ulimit -n`",
+            Self::Machine { .. } => {
+                "each connection takes two descriptors: see `ulimit -n`; `tenmil doctor` looks at all \
+                 limits"
+            }
         }
     }
 }

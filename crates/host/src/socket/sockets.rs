@@ -182,9 +182,10 @@ impl StreamRefused {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Option(refused) => refused.hint(),
-            Self::Machine { .. } => {
-                Some("each connection takes two descriptors: raise the limit with `ulimit -n`")
-            }
+            Self::Machine { .. } => Some(
+                "each connection takes two descriptors: raise the limit with `ulimit -n`; \
+                     `tenmil doctor` looks at all limits",
+            ),
         }
     }
 }

@@ -1,0 +1,216 @@
+//! Network cards: rings, interrupts, queues.
+
+use super::{Finding, Part, Patient};
+use crate::{Cores, Errno};
+
+const CARDS: &str = "sys/class/net";
+const RING: u32 = 1024;
+
+pub(super) fn examine(patient: &Patient<'_>) -> Vec<Finding> {
+    let machine = patient.machine;
+    let is_card = |name: &String| machine.has(&format!("{CARDS}/{name}/device"));
+    let cards: Vec<String> = machine.names(CARDS).into_iter().filter(is_card).collect();
+    if cards.is_empty() {
+        let none = Part::Network.finding("network cards", "", "");
+        return vec![none.plain("none")];
+    }
+    let of_card = |card: &String| {
+        [rings, coalescing, queues, xps, interrupts, hard_irqs, classes, rules]
+            .map(|examine| examine(patient, card))
+    };
+    cards.iter().flat_map(of_card).collect()
+}
+
+fn rings(patient: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} rings"),
+        "1024, or as many as there can be",
+        "packets that come in a burst are dropped when there is no room for them",
+    );
+    match patient.answers.rings(card) {
+        Err(errno) => finding.unknown(no_answer(card, "rings", errno)),
+        Ok(found) => {
+            let best = |max: u32| RING.min(max);
+            let shown = format!("{} to receive, {} to send", found.receive, found.send);
+            if found.receive >= best(found.receive_max) && found.send >= best(found.send_max) {
+                return finding.good(shown);
+            }
+            let receive = found.receive.max(best(found.receive_max));
+            let send = found.send.max(best(found.send_max));
+            finding.slow(shown, format!("sudo ethtool -G {card} rx {receive} tx {send}"))
+        }
+    }
+}
+
+fn coalescing(patient: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} interrupts"),
+        "adaptive, or after some microseconds",
+        "an interrupt for every packet costs more than the packet",
+    );
+    match patient.answers.coalescing(card) {
+        Err(errno) => finding.unknown(no_answer(card, "coalescing", errno)),
+        Ok(found) if found.is_adaptive => finding.good("adaptive"),
+        Ok(found) if found.receive_us > 0 => finding.good(format!("after {} us", found.receive_us)),
+        Ok(_) => finding.slow(
+            "one for every packet",
+            format!("sudo ethtool -C {card} adaptive-rx on, or rx-usecs 64 where it cannot"),
+        ),
+    }
+}
+
+fn queues(patient: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} queues"),
+        "one for each processor",
+        "connections then share neither queue nor interrupt",
+    );
+    let online = patient.machine.online().map_or(0, |online| online.len());
+    let wanted = u32::try_from(online).unwrap_or(u32::MAX).max(1);
+    match patient.answers.channels(card) {
+        Err(errno) => finding.unknown(no_answer(card, "channels", errno)),
+        Ok(found) => {
+            let best = wanted.min(found.combined_max);
+            let shown = format!("{} of {}", found.combined, found.combined_max);
+            if found.combined >= best {
+                finding.good(shown)
+            } else {
+                finding.slow(shown, format!("sudo ethtool -L {card} combined {best}"))
+            }
+        }
+    }
+}
+
+/// Which processors send through which queue.
+fn xps(patient: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} XPS"),
+        "each sending queue with processors of its own",
+        "otherwise threads on all processors take turns at the lock of a queue",
+    );
+    let directory = format!("{CARDS}/{card}/queues");
+    let queues = sending(patient, card);
+    if queues.len() < 2 {
+        return finding.plain(format!("sending queues are {}", queues.len()));
+    }
+    let mask = |queue: &String| patient.machine.text(&format!("{directory}/{queue}/xps_cpus"));
+    let masks: Vec<Option<String>> = queues.iter().map(mask).collect();
+    if masks.iter().all(Option::is_none) {
+        return finding.unknown(format!("/{directory}/*/xps_cpus does not tell"));
+    }
+    let is_empty = |mask: &&Option<String>| {
+        mask.as_ref().is_none_or(|mask| mask.bytes().all(|b| b"0,".contains(&b)))
+    };
+    let empty = masks.iter().filter(is_empty).count();
+    if empty == 0 {
+        return finding.good(format!("{} queues have processors", queues.len()));
+    }
+    finding.slow(
+        format!("{empty} of {} queues have no processors", queues.len()),
+        format!(
+            "for i in $(seq 0 {}); do printf '%x\\n' $((1 << i)) | sudo tee \
+             /{directory}/tx-$i/xps_cpus; done",
+            queues.len() - 1
+        ),
+    )
+}
+
+/// Where the interrupts of a card go.
+fn interrupts(patient: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} interrupt affinity"),
+        "processors that nobody polls on",
+        "an interrupt on an isolated core stops whoever polls there",
+    );
+    let machine = patient.machine;
+    let mut cores: Vec<u32> = Vec::new();
+    let numbers = machine.names(&format!("{CARDS}/{card}/device/msi_irqs"));
+    let names = ["effective_affinity_list", "smp_affinity_list"];
+    let mut read = 0;
+    for number in &numbers {
+        let mut lists =
+            names.iter().map(|name| machine.cores(&format!("proc/irq/{number}/{name}")));
+        if let Some(list) = lists.find_map(|list| list) {
+            cores.extend(list.iter());
+            read += 1;
+        }
+    }
+    if numbers.is_empty() {
+        return finding.unknown("its driver names no interrupts of its own");
+    }
+    if read == 0 {
+        return finding.unknown("/proc/irq does not tell");
+    }
+    let cores: Cores = cores.into_iter().collect();
+    let shown = format!("{read} on {cores}");
+    let isolated = machine.isolated().map(|isolated| isolated.and(&cores));
+    match isolated.filter(|both| !both.is_empty()) {
+        None => finding.good(shown),
+        Some(both) => finding.slow(
+            format!("{shown}, of which {both} are isolated"),
+            "isolcpus=managed_irq,… on the kernel's command line; or irqbalance off, and sudo tee \
+             /proc/irq/N/smp_affinity_list",
+        ),
+    }
+}
+
+/// How long interrupts stay off after a poll that found nothing.
+fn hard_irqs(patient: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} deferred interrupts"),
+        "2 and 200000 ns where connections ask for busy-poll=, else 0 and 0",
+        "sockets that are polled need no interrupts as long as the polling goes on",
+    );
+    let number = |name: &str| patient.machine.number(&format!("{CARDS}/{card}/{name}"));
+    match (number("napi_defer_hard_irqs"), number("gro_flush_timeout")) {
+        (Some(irqs), Some(flush)) => {
+            finding.plain(format!("napi_defer_hard_irqs {irqs}, gro_flush_timeout {flush} ns"))
+        }
+        _ => finding.unknown("this kernel has no napi_defer_hard_irqs"),
+    }
+}
+
+/// Sets of queues for classes of traffic (mqprio).
+fn classes(patient: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} queue sets"),
+        "a set of its own for storage, if it shares the card with other traffic",
+        "mqprio gives it queues that others do not fill",
+    );
+    let class = |queue: &String| {
+        let path = format!("{CARDS}/{card}/queues/{queue}/traffic_class");
+        patient.machine.text(&path)
+    };
+    let queues = sending(patient, card);
+    let mut classes: Vec<String> = queues.iter().filter_map(class).collect();
+    classes.sort();
+    classes.dedup();
+    match classes.len() {
+        _ if queues.len() == 1 => finding.plain("one, as there is one queue"),
+        0 => finding.unknown("its queues tell no class"),
+        count => finding.plain(format!("{count}; tc qdisc show dev {card} tells more")),
+    }
+}
+
+fn rules(_: &Patient<'_>, card: &str) -> Finding {
+    let finding = Part::Network.finding(
+        format!("{card} flower rules"),
+        "one that leads port 4420 to the set for storage, if there is one",
+        "what comes in finds its set by them",
+    );
+    finding.unknown(format!(
+        "the kernel tells them by netlink only; tc filter show dev {card} ingress"
+    ))
+}
+
+fn sending(patient: &Patient<'_>, card: &str) -> Vec<String> {
+    let names = patient.machine.names(&format!("{CARDS}/{card}/queues"));
+    names.into_iter().filter(|name| name.starts_with("tx-")).collect()
+}
+
+fn no_answer(card: &str, what: &str, errno: Errno) -> String {
+    match errno {
+        Errno::OPNOTSUPP => format!("the driver of {card} does not tell its {what}"),
+        errno => format!("{card} does not tell its {what} ({errno})"),
+    }
+}

@@ -1,0 +1,120 @@
+//! What a network card says of its queues and interrupts, asked as `ethtool` asks.
+//!
+//! ```text
+//!   struct ethtool_ringparam   9 words   0 command  1 rx max  4 tx max   5 rx      8 tx
+//!   struct ethtool_channels    9 words   0 command  4 combined max       8 combined
+//!   struct ethtool_coalesce   23 words   0 command  1 rx-usecs           10 adaptive-rx
+//! ```
+//!
+//! All three are words of 32 bits (`linux/ethtool.h`). Asking changes nothing and needs no right.
+
+use rustix::net::{AddressFamily, SocketType, socket};
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::Errno;
+
+/// How many descriptors a card has for packets that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rings {
+    /// For those that have come.
+    pub receive: u32,
+    /// The most that it could have.
+    pub receive_max: u32,
+    /// For those that are to be sent.
+    pub send: u32,
+    /// The most that it could have.
+    pub send_max: u32,
+}
+
+/// How many queues with an interrupt each a card uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Channels {
+    /// Those that receive and send.
+    pub combined: u32,
+    /// The most that there could be.
+    pub combined_max: u32,
+}
+
+/// How long a card waits for more packets before it interrupts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coalescing {
+    /// In microseconds, after a packet has come.
+    pub receive_us: u32,
+    /// Whether the card chooses by itself.
+    pub is_adaptive: bool,
+}
+
+const RINGS: (u32, usize) = (0x10, 9);
+const CHANNELS: (u32, usize) = (0x3c, 9);
+const COALESCING: (u32, usize) = (0x0e, 23);
+/// Room for the longest of the three.
+const WORDS: usize = 23;
+const _: () = assert!(RINGS.1 <= WORDS && CHANNELS.1 <= WORDS && COALESCING.1 <= WORDS);
+
+/// Asks for the rings of `card`.
+pub fn rings(card: &str) -> Result<Rings, Errno> {
+    let words = ask(card, RINGS)?;
+    let (receive, receive_max) = (words[5], words[1]);
+    Ok(Rings { receive, receive_max, send: words[8], send_max: words[4] })
+}
+
+/// Asks for the queues of `card`.
+pub fn channels(card: &str) -> Result<Channels, Errno> {
+    let words = ask(card, CHANNELS)?;
+    Ok(Channels { combined: words[8], combined_max: words[4] })
+}
+
+/// Asks when `card` interrupts.
+pub fn coalescing(card: &str) -> Result<Coalescing, Errno> {
+    let words = ask(card, COALESCING)?;
+    Ok(Coalescing { receive_us: words[1], is_adaptive: words[10] != 0 })
+}
+
+fn ask(card: &str, (command, _): (u32, usize)) -> Result<[u32; WORDS], Errno> {
+    let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    let mut words = [0; WORDS];
+    words[0] = command;
+    call(&any, card, &mut words)?;
+    Ok(words)
+}
+
+fn call(any: &OwnedFd, card: &str, words: &mut [u32; WORDS]) -> Result<(), Errno> {
+    let mut name = [0; libc::IFNAMSIZ];
+    // One byte is left for the end of the name.
+    if card.is_empty() || card.len() >= name.len() {
+        return Err(Errno::NODEV);
+    }
+    for (to, from) in name.iter_mut().zip(card.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let data = words.as_mut_ptr().cast();
+    let request =
+        libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_data: data } };
+    // SAFETY: the descriptor is an open socket; `request` lives through the call and is what
+    // SIOCETHTOOL takes: a name that ends in a zero, and a pointer to `words`, which nobody else
+    // uses meanwhile and which has room for all that the three commands of this file write.
+    let answer =
+        unsafe { libc::ioctl(any.as_raw_fd(), libc::SIOCETHTOOL as _, &raw const request) };
+    if answer < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{channels, coalescing, rings};
+    use crate::Errno;
+
+    #[test]
+    fn a_card_that_is_not_there_or_has_no_such_thing_is_an_error() {
+        for card in ["no such card", "", "a name that is much too long for a card"] {
+            assert_eq!(rings(card), Err(Errno::NODEV), "{card}");
+        }
+        assert_eq!(rings("lo"), Err(Errno::OPNOTSUPP));
+        assert_eq!(coalescing("lo"), Err(Errno::OPNOTSUPP));
+        assert_eq!(channels("lo"), Err(Errno::OPNOTSUPP));
+    }
+}
