@@ -24,7 +24,6 @@ pub mod emu;
 pub mod identify;
 #[cfg(not(feature = "crypt"))]
 mod no_crypt;
-pub mod pci;
 pub mod perf;
 pub mod proxy;
 mod refused;

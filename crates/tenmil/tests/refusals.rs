@@ -127,11 +127,11 @@ fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
     for (line, expected) in [
         (
             "",
-            "no command is given, expected perf, list, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror or top",
+            "no command is given, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror or top",
         ),
         (
             "prf",
-            "no command `prf`, expected perf, list, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror or top",
+            "no command `prf`, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror or top",
         ),
         (
             "perf -w backwards",

@@ -5,9 +5,11 @@
 //! [`Blame`](base::Blame) and never from text. `copy` has two of its own: 4 two devices differ, and
 //! 130 interrupted.
 
+mod bind;
 mod complete;
 mod copy;
 mod discover;
+mod doctor;
 mod events;
 mod get;
 mod identify;
@@ -22,6 +24,7 @@ mod serve;
 mod set;
 mod sim;
 mod top;
+mod unbind;
 mod usage;
 
 use std::ffi::OsString;
@@ -53,6 +56,12 @@ enum Command {
     Perf(Box<perf::PerfArguments>),
     /// List the SSDs of this machine, and those that can be emulated.
     List(list::ListArguments),
+    /// Take SSDs from the kernel, for programs to drive, unless anybody uses them.
+    Bind(bind::BindArguments),
+    /// Give SSDs back to the drivers that had them.
+    Unbind(unbind::UnbindArguments),
+    /// Look for what keeps tenmil from working or from being fast here, and say what mends it.
+    Doctor(doctor::DoctorArguments),
     /// Ask an SSD what it is, and decode all it answers.
     Identify(identify::IdentifyArguments),
     /// Ask a discovery service over NVMe/TCP which SSDs there are behind it.
@@ -112,6 +121,7 @@ Examples:
   tenmil perf                              21 emulated SSDs, 10 s, and a page to look at
   tenmil perf 'emu:ram?count=4' -w randrw  four SSDs that move data
   tenmil list                              what there is
+  tenmil doctor                            what is missing or slow here, and what mends it
   tenmil identify emu:null                 what an SSD says about itself
   tenmil sim --seeds 1000                  a thousand misbehaving controllers
   tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
@@ -159,6 +169,9 @@ fn dispatch(
             perf::run(&perf, &command_line(arguments), engines, out)
         }
         Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
+        Ok(Arguments { command: Command::Bind(bind) }) => bind::run(&bind, out),
+        Ok(Arguments { command: Command::Unbind(unbind) }) => unbind::run(&unbind, out),
+        Ok(Arguments { command: Command::Doctor(doctor) }) => doctor::run(&doctor, out),
         Ok(Arguments { command: Command::Identify(identify) }) => {
             identify::run(&identify, engines, out)
         }

@@ -1,0 +1,257 @@
+//! `tenmil bind`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use block::guard::{END_BYTES, Ends, probe};
+use clap::Args;
+use host::file::read_ends;
+use host::machine::Machine;
+use host::pci::{self, Address, BindError, Mark, Terms, Verdict};
+use serde_json::json;
+
+use super::write_out;
+use crate::Refused;
+use crate::refused::reason;
+
+/// Take SSDs from the kernel, for programs to drive, unless anybody uses them.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct BindArguments {
+    /// Where they sit, such as 0000:5e:00.0; all of them are taken, or none
+    #[arg(value_name = "ADDRESS", required = true, num_args = 1..)]
+    addresses: Vec<Address>,
+
+    /// Say what would be done, and what is in the way; change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Who is to drive them, a user's name or number; otherwise whoever calls sudo
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+
+    /// Take the disk with this serial number from whoever uses it, who loses it
+    #[arg(long, value_name = "SERIAL")]
+    even_if_in_use: Vec<String>,
+
+    /// Go without an IOMMU: the SSD, and whoever drives it, can read and write all memory
+    #[arg(long)]
+    unsafe_no_iommu: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil list                                which SSDs there are, and who uses them
+  tenmil bind 0000:5e:00.0 --dry-run         the steps, or what is in the way
+  sudo tenmil bind 0000:5e:00.0              take it; whoever calls sudo may drive it
+  sudo tenmil unbind 0000:5e:00.0            give it back
+
+The SSD goes to the kernel's driver vfio-pci, which lets programs drive it. tenmil itself does not
+drive such SSDs yet: `pcie:` names no device so far. docs/devices.md says what is refused, and why.";
+
+/// Binds, or says what would be done.
+pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    let machine = Machine::this();
+    let sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
+    let owner = arguments.owner.as_ref().or(sudo.as_ref());
+    let owner = owner.map(|user| user_number(&machine, user)).transpose()?;
+    let terms = Terms {
+        owner,
+        no_iommu: arguments.unsafe_no_iommu,
+        even_if_in_use: &arguments.even_if_in_use,
+        marks: &marks,
+    };
+    let mut addresses = arguments.addresses.clone();
+    addresses.sort();
+    addresses.dedup();
+    if arguments.dry_run {
+        let verdicts = pci::judge(&machine, &addresses, &terms)?;
+        let text =
+            if arguments.json { verdicts_as_json(&verdicts) } else { verdicts_as_text(&verdicts) };
+        write_out(out, &text)?;
+        let first = verdicts.iter().flat_map(|verdict| &verdict.obstacles).next();
+        let code = |obstacle: &pci::Obstacle| ExitCode::from(obstacle.blame().exit_code());
+        return Ok(first.map_or(ExitCode::SUCCESS, code));
+    }
+    let bound = pci::bind(&machine, &addresses, &terms)?;
+    let text = if arguments.json { bound_as_json(&bound) } else { bound_as_text(&bound) };
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl From<BindError> for Refused {
+    fn from(error: BindError) -> Self {
+        Self::of(error.blame(), error.to_string()).with_hint(error.remedy())
+    }
+}
+
+/// What lies on the disk or partition at `path`.
+fn marks(path: &Path) -> Result<Vec<Mark>, String> {
+    let (head, tail, size_bytes) = read_ends(path, END_BYTES).map_err(|error| reason(&error))?;
+    let found = probe(&Ends { head: &head, tail: &tail, size_bytes });
+    let mark =
+        |one: &block::guard::Signature| Mark { text: one.to_string(), is_member: one.is_member() };
+    Ok(found.iter().map(mark).collect())
+}
+
+fn user_number(machine: &Machine, user: &str) -> Result<u32, Refused> {
+    if let Ok(number) = user.parse() {
+        return Ok(number);
+    }
+    // `name:password:uid:…` (passwd(5)).
+    let users = machine.text("etc/passwd").unwrap_or_default();
+    let line = users.lines().find(|line| line.split(':').next() == Some(user));
+    let number = line.and_then(|line| line.split(':').nth(2)?.parse().ok());
+    number.ok_or_else(|| {
+        Refused::caller(format!("--owner {user}: no such user in /etc/passwd, expected one"))
+            .with_hint("`id -u NAME` tells the number of any user, which --owner takes as well")
+    })
+}
+
+fn verdicts_as_text(verdicts: &[Verdict]) -> String {
+    let mut text = String::new();
+    for verdict in verdicts {
+        let address = verdict.address;
+        let current = verdict.function.as_ref().and_then(|function| function.driver.as_deref());
+        let _ = match verdict.obstacles.len() {
+            0 if verdict.steps.is_empty() => {
+                writeln!(text, "{address}: has driver {} already; nothing is to be done", pci::VFIO)
+            }
+            0 => writeln!(
+                text,
+                "{address}: driver {} would become {}, by these steps",
+                current.unwrap_or("none"),
+                pci::VFIO
+            ),
+            _ => writeln!(text, "{address}: is not taken"),
+        };
+        for obstacle in &verdict.obstacles {
+            let _ = writeln!(text, "  {obstacle}\n    {}", obstacle.remedy());
+        }
+        if verdict.obstacles.is_empty() {
+            for step in &verdict.steps {
+                let _ = writeln!(text, "  {}", step.shown(address));
+            }
+        }
+        verdict.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
+    }
+    text
+}
+
+fn verdicts_as_json(verdicts: &[Verdict]) -> String {
+    let verdicts: Vec<_> = verdicts
+        .iter()
+        .map(|verdict| {
+            let obstacles = verdict.obstacles.iter().map(|one| {
+                json!({
+                    "found": one.to_string(),
+                    "remedy": one.remedy(),
+                    "yields_to_serial": one.yields_to_serial(),
+                })
+            });
+            let steps = verdict.steps.iter().map(|step| step.shown(verdict.address));
+            json!({
+                "address": verdict.address.to_string(),
+                "driver": verdict.function.as_ref().and_then(|one| one.driver.as_deref()),
+                "next_driver": pci::VFIO,
+                "obstacles": obstacles.collect::<Vec<_>>(),
+                "steps": steps.collect::<Vec<_>>(),
+                "notes": verdict.notes,
+            })
+        })
+        .collect();
+    format!("{:#}\n", json!({ "dry_run": verdicts }))
+}
+
+fn bound_as_text(bound: &[pci::Bound]) -> String {
+    let mut text = String::new();
+    for one in bound {
+        let (address, driver) = (one.address, one.former.as_deref().unwrap_or("none"));
+        let _ = if one.is_new {
+            writeln!(text, "{address}: bound to {}, before to {driver}", pci::VFIO)
+        } else {
+            writeln!(text, "{address}: is bound to {} already", pci::VFIO)
+        };
+        one.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
+    }
+    text
+}
+
+fn bound_as_json(bound: &[pci::Bound]) -> String {
+    let bound: Vec<_> = bound
+        .iter()
+        .map(|one| {
+            json!({
+                "address": one.address.to_string(),
+                "former_driver": one.former,
+                "driver": pci::VFIO,
+                "is_new": one.is_new,
+                "notes": one.notes,
+            })
+        })
+        .collect();
+    format!("{:#}\n", json!({ "bound": bound }))
+}
+
+#[cfg(test)]
+mod tests {
+    use host::machine::Machine;
+    use host::pci::{Address, Obstacle, Step, Verdict};
+
+    use super::{user_number, verdicts_as_json, verdicts_as_text};
+
+    fn address() -> Address {
+        "5e:00.0".parse().unwrap()
+    }
+
+    fn verdict(obstacles: Vec<Obstacle>, steps: Vec<Step>) -> Verdict {
+        let mut verdict = Verdict::nothing(address());
+        (verdict.obstacles, verdict.steps) = (obstacles, steps);
+        verdict.notes.push("mind".into());
+        verdict
+    }
+
+    #[test]
+    fn a_dry_run_shows_the_steps_or_what_is_in_the_way_with_what_mends_it() {
+        let taken = verdict(Vec::new(), vec![Step::Unbind { driver: "nvme".into() }]);
+        let refused = verdict(vec![Obstacle::NoIommu], Vec::new());
+        let text = verdicts_as_text(&[taken, refused, verdict(Vec::new(), Vec::new())]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "0000:5e:00.0: driver none would become vfio-pci, by these steps");
+        assert_eq!(lines[1], "  echo 0000:5e:00.0 > /sys/bus/pci/drivers/nvme/unbind");
+        assert_eq!(lines[2], "  note: mind");
+        assert_eq!(lines[3], "0000:5e:00.0: is not taken");
+        assert_eq!(lines[4], "  it has no IOMMU group, expected an IOMMU that is on");
+        assert!(lines[5].starts_with("    Switch on VT-d"), "{text}");
+        assert_eq!(lines[7], "0000:5e:00.0: has driver vfio-pci already; nothing is to be done");
+        let json = verdicts_as_json(&[verdict(vec![Obstacle::NoIommu], Vec::new())]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["dry_run"][0]["obstacles"][0]["yields_to_serial"], false);
+    }
+
+    #[test]
+    fn an_owner_is_a_number_or_a_name_that_is_known() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("etc")).unwrap();
+        let users = "root:x:0:0::/:/bin/sh\nann:x:1007:7::/:/bin/sh\n";
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(root.path().join("etc/passwd"))
+            .and_then(|mut file| std::io::Write::write_all(&mut file, users.as_bytes()))
+            .unwrap();
+        let machine = Machine::under(root.path());
+        assert_eq!(user_number(&machine, "ann"), Ok(1007));
+        assert_eq!(user_number(&machine, "12"), Ok(12));
+        assert_eq!(
+            user_number(&machine, "bob").unwrap_err().text,
+            "--owner bob: no such user in /etc/passwd, expected one"
+        );
+    }
+}

@@ -1,0 +1,152 @@
+//! `tenmil doctor`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+use host::doctor::{self, Applied, Finding, Part, State};
+use host::machine::Machine;
+use serde_json::{Value, json};
+
+use super::write_out;
+use crate::Refused;
+
+/// Look for what keeps tenmil from working or from being fast here, and say what mends it.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct DoctorArguments {
+    /// Make the changes that are safe, and say how each is undone
+    #[arg(long)]
+    apply: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil doctor
+  sudo tenmil doctor                     also what only root may read
+  sudo tenmil doctor --apply             what takes nothing from anybody, and can be undone
+  tenmil doctor --json | jq '.findings[] | select(.state == \"missing\")'
+
+A line each: how it stands, what there is, what is advised, why, and what mends it. Nothing is
+changed without --apply. docs/doctor.md says what is looked at.";
+
+/// Looks, and with `--apply` changes what is safe.
+pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    let findings = doctor::examine_this();
+    let applied = arguments.apply.then(|| doctor::apply(&Machine::this(), &findings));
+    let text = if arguments.json {
+        as_json(&findings, applied.as_deref())
+    } else {
+        as_text(&findings, applied.as_deref())
+    };
+    write_out(out, &text)?;
+    let failed = applied.iter().flatten().any(|one| one.outcome.is_err());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn as_text(findings: &[Finding], applied: Option<&[Applied]>) -> String {
+    let mut text = String::new();
+    for part in Part::ALL {
+        let _ = writeln!(text, "{}", part.name());
+        for finding in findings.iter().filter(|finding| finding.part == part) {
+            let _ = writeln!(text, "  {finding}");
+        }
+    }
+    let count = |state: State| findings.iter().filter(|finding| finding.state == state).count();
+    let _ = writeln!(
+        text,
+        "{} missing, {} slow, {} not readable here",
+        count(State::Missing),
+        count(State::Slow),
+        count(State::Unknown)
+    );
+    if let Some(applied) = applied {
+        text += &applied_as_text(applied);
+    }
+    text
+}
+
+fn applied_as_text(applied: &[Applied]) -> String {
+    let mut text = String::from("applied\n");
+    for one in applied {
+        let doctor::Change { path, from, to } = &one.change;
+        let _ = match &one.outcome {
+            Ok(()) => writeln!(text, "  /{path}: {from} is {to} now; undo: {}", one.change.undo()),
+            Err(why) => writeln!(text, "  /{path}: stays {from}: {why}"),
+        };
+    }
+    if applied.is_empty() {
+        text += "  nothing: no change is both safe and needed\n";
+    }
+    text
+}
+
+fn as_json(findings: &[Finding], applied: Option<&[Applied]>) -> String {
+    let finding = |finding: &Finding| {
+        let remedy = finding.remedy.as_ref();
+        json!({
+            "part": finding.part.name(),
+            "item": finding.item,
+            "state": finding.state.name(),
+            "found": finding.found,
+            "advised": finding.advised,
+            "why": finding.why,
+            "command": remedy.map(|remedy| &remedy.command),
+            "is_safe": remedy.is_some_and(|remedy| !remedy.changes.is_empty()),
+        })
+    };
+    let change = |one: &Applied| {
+        json!({
+            "item": one.item,
+            "path": format!("/{}", one.change.path),
+            "from": one.change.from,
+            "to": one.change.to,
+            "error": one.outcome.as_ref().err(),
+            "undo": one.change.undo(),
+        })
+    };
+    let findings: Vec<Value> = findings.iter().map(finding).collect();
+    let applied: Option<Vec<Value>> = applied.map(|applied| applied.iter().map(change).collect());
+    format!("{:#}\n", json!({ "findings": findings, "applied": applied }))
+}
+
+#[cfg(test)]
+mod tests {
+    use host::doctor::{Applied, Change, examine_this};
+
+    use super::{as_json, as_text};
+
+    fn applied(outcome: Result<(), String>) -> Applied {
+        let change = Change { path: "a/b".into(), from: "1".into(), to: "2".into() };
+        Applied { item: "x".into(), change, outcome }
+    }
+
+    #[test]
+    fn findings_stand_under_their_part_and_are_counted() {
+        let findings = examine_this();
+        let text = as_text(&findings, None);
+        assert!(text.starts_with("devices\n  "), "{text}");
+        assert!(text.contains("\nmemory\n") && text.contains("\nnetwork\n"), "{text}");
+        assert!(text.trim_end().ends_with("not readable here"), "{text}");
+        assert_eq!(text.lines().count(), findings.len() + 6);
+        let json: serde_json::Value = serde_json::from_str(&as_json(&findings, None)).unwrap();
+        assert_eq!(json["findings"].as_array().unwrap().len(), findings.len());
+        assert!(json["applied"].is_null());
+    }
+
+    #[test]
+    fn what_was_applied_is_told_with_how_it_is_undone() {
+        let all = [applied(Ok(())), applied(Err("permission denied".into()))];
+        let text = as_text(&[], Some(&all));
+        assert!(text.contains("  /a/b: 1 is 2 now; undo: echo 1 | sudo tee /a/b\n"), "{text}");
+        assert!(text.ends_with("  /a/b: stays 1: permission denied\n"), "{text}");
+        assert!(as_text(&[], Some(&[])).ends_with("no change is both safe and needed\n"));
+        let json: serde_json::Value = serde_json::from_str(&as_json(&[], Some(&all))).unwrap();
+        assert_eq!(json["applied"][1]["error"], "permission denied");
+    }
+}

@@ -1,0 +1,144 @@
+//! An NVMe function, as `tenmil list` shows it.
+
+use std::fmt;
+
+use host::holders::Openers;
+use host::machine::Machine;
+use host::pci::{Function, Neighbour};
+use serde_json::{Value, json};
+
+/// A function, and who uses it.
+#[derive(Debug)]
+pub(super) struct Shown {
+    function: Function,
+    used: Openers,
+}
+
+impl Shown {
+    /// All functions of `machine`.
+    pub(super) fn all(machine: &Machine) -> Vec<Self> {
+        let shown = |function: Function| Self { used: function.used_by(machine), function };
+        Function::all(machine).into_iter().map(shown).collect()
+    }
+
+    /// For programs.
+    pub(super) fn as_json(&self) -> Value {
+        let Self { function, used } = self;
+        let controller = function.controller.as_ref();
+        let others = function.group.iter().flat_map(|group| &group.others);
+        let others: Vec<Value> = others
+            .map(|other| json!({ "address": other.address, "driver": other.driver }))
+            .collect();
+        json!({
+            "address": function.address.to_string(),
+            "vendor": function.vendor,
+            "device": function.device,
+            "model": controller.and_then(|controller| controller.model.as_deref()),
+            "serial": function.serial(),
+            "controller": controller.map(|controller| &controller.name),
+            "state": controller.and_then(|controller| controller.state.as_deref()),
+            "disks": function.disks.iter().map(|disk| &disk.name).collect::<Vec<_>>(),
+            "driver": function.driver,
+            "driver_override": function.driver_override,
+            "iommu_group": function.group.as_ref().map(|group| group.number),
+            "iommu_group_others": others,
+            "numa_node": function.numa_node,
+            "used_by": used.found.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "processes_not_seen": used.hidden,
+        })
+    }
+}
+
+/// A line, and a line for whatever keeps it from being bound.
+impl fmt::Display for Shown {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { function, used } = self;
+        write!(out, "  {}  {}", function.address, function.model())?;
+        if let Some(serial) = function.serial() {
+            write!(out, ", serial {serial}")?;
+        }
+        write!(out, ", driver {}", function.driver.as_deref().unwrap_or("none"))?;
+        match &function.group {
+            Some(group) => write!(out, ", IOMMU group {}", group.number)?,
+            None => out.write_str(", no IOMMU group")?,
+        }
+        if let Some(node) = function.numa_node {
+            write!(out, ", node {node}")?;
+        }
+        writeln!(out)?;
+        let state = function.controller.as_ref().and_then(|one| one.state.as_deref());
+        if let Some(state) = state.filter(|state| *state != "live") {
+            writeln!(out, "      its controller is {state}")?;
+        }
+        used.found.iter().try_for_each(|used| writeln!(out, "      {used}"))?;
+        if used.hidden > 0 {
+            writeln!(out, "      what {} processes have open is shown to root only", used.hidden)?;
+        }
+        let others = function.group.iter().flat_map(|group| &group.others);
+        others.into_iter().try_for_each(|other| neighbour(out, other))
+    }
+}
+
+fn neighbour(out: &mut fmt::Formatter<'_>, other: &Neighbour) -> fmt::Result {
+    let driver = other.driver.as_deref().unwrap_or("none");
+    writeln!(out, "      {} is in its IOMMU group, driver {driver}", other.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use host::holders::{InUse, Openers};
+    use host::pci::{Controller, Function, Group, Neighbour};
+
+    use super::Shown;
+
+    fn shown() -> Shown {
+        let text = |text: &str| Some(text.to_owned());
+        let (model, serial, state) = (text("Disk 9"), text("S4EW"), text("resetting"));
+        let other =
+            Neighbour { address: "0000:5e:00.1".into(), driver: text("ahci"), is_bridge: false };
+        let function = Function {
+            address: "5e:00.0".parse().unwrap(),
+            vendor: 0x8086,
+            device: 0x0a54,
+            driver: text("nvme"),
+            driver_override: None,
+            group: Some(Group { number: 12, others: vec![other] }),
+            numa_node: Some(1),
+            virtual_functions: 0,
+            controller: Some(Controller { name: "nvme0".into(), model, serial, state }),
+            disks: Vec::new(),
+        };
+        let mounted = InUse::Mounted { device: "nvme0n1p1".into(), at: "/srv".into() };
+        Shown { function, used: Openers { found: vec![mounted], hidden: 7 } }
+    }
+
+    #[test]
+    fn a_function_is_shown_with_whatever_keeps_it_from_being_bound() {
+        assert_eq!(
+            shown().to_string(),
+            "  0000:5e:00.0  Disk 9, serial S4EW, driver nvme, IOMMU group 12, node 1\n      \
+             its controller is resetting\n      nvme0n1p1 is mounted at /srv\n      \
+             what 7 processes have open is shown to root only\n      \
+             0000:5e:00.1 is in its IOMMU group, driver ahci\n"
+        );
+        let mut bare = shown();
+        bare.function = Function {
+            driver: None,
+            group: None,
+            controller: None,
+            numa_node: None,
+            ..bare.function
+        };
+        bare.used = Openers::default();
+        assert_eq!(bare.to_string(), "  0000:5e:00.0  8086:0a54, driver none, no IOMMU group\n");
+    }
+
+    #[test]
+    fn programs_get_the_same() {
+        let json = shown().as_json();
+        assert_eq!(json["address"], "0000:5e:00.0");
+        assert_eq!((&json["driver"], &json["device"]), (&"nvme".into(), &0x0a54.into()));
+        assert_eq!(json["used_by"][0], "nvme0n1p1 is mounted at /srv");
+        assert_eq!(json["iommu_group_others"][0]["driver"], "ahci");
+    }
+}
