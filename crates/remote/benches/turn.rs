@@ -7,24 +7,23 @@
 #![expect(missing_docs, reason = "the macros make items of their own")]
 #![expect(clippy::unwrap_used, reason = "a bench may")]
 
-use std::collections::BTreeMap;
+#[path = "../tests/disk/mod.rs"]
+mod disk;
+
 use std::sync::{Arc, Mutex};
 
 use base::{
-    Answers, Backend, Broken, Flags, Instant, Operation, Outcome, Received, Request, Segment, Span,
+    Answers, Backend, Broken, Instant, Operation, Outcome, Received, Request, Segment, Span,
     Stream, Stretch, WakeSource,
 };
-use block::Null;
-use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, Techniques};
 use sim::network::{self, NetworkOptions};
-use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
+use target::tcp::{Guest, Limits, Service};
 use tenmil_remote::{Calling, Dial, Dialled, Options, Remote, RemoteQueue};
 
-const BYTES: u32 = 4096;
-const NQN: &str = "nqn.2024-01.example:disk";
+use disk::{BYTES, NQN, request, service};
 
 /// A stream that can be told to go nowhere and to bring what it brought before.
 struct Tape {
@@ -153,7 +152,7 @@ struct Turn {
 impl Turn {
     fn of(count: u64) -> Self {
         let regions = Regions::new(16);
-        let service = service(&regions);
+        let service = service(&regions, Limits::default());
         let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
         let data = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
         let store = CommandStore::for_device(DeviceKind::Emulated);
@@ -185,7 +184,7 @@ impl Turn {
         let id = remote.controller().create_queue_pair(at, options).unwrap();
         while remote.poll(turn(&guests)) != Some(Event::QueuePairCreated { id }) {}
         let queue = remote.take_queue(id, 1, QueueSizes::default()).unwrap();
-        let requests = (0..count).map(read).collect();
+        let requests = (0..count).map(|number| request(number, Operation::Read)).collect();
         let segments = (0..256).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
         let mut this = Self {
             queue,
@@ -244,41 +243,6 @@ fn record(reel: &Mutex<Reel>, mut target: impl FnMut()) {
     let mut reel = reel.lock().unwrap();
     reel.recorded = inner.lock().unwrap().bytes().to_vec();
     reel.is_played = true;
-}
-
-fn read(number: u64) -> Request {
-    Request {
-        token: number,
-        lba: number * 8,
-        operand: 0,
-        segment_first: u32::try_from(number).unwrap(),
-        blocks: BYTES / 512,
-        segment_count: 1,
-        metadata_count: 0,
-        operation: Operation::Read,
-        flags: Flags::NONE,
-    }
-}
-
-/// A target with an SSD that answers.
-fn service(regions: &Regions) -> Service {
-    let service = Service::new(regions, Limits::default()).unwrap();
-    let medium = Arc::new(Null::new(512, 1 << 20).unwrap());
-    let config = SubsystemConfig {
-        nqn: NQN.to_owned(),
-        ..SubsystemConfig::new("1", vec![NamespaceConfig::new(medium)])
-    };
-    let plan = OfferPlan {
-        subsystem: Subsystem::new(config).unwrap(),
-        nqn: NQN.to_owned(),
-        hosts: Hosts::Any,
-        ports: BTreeMap::from([(1, Vec::new())]),
-        model: ControllerModel::Dynamic,
-        masks: BTreeMap::new(),
-    };
-    service.open_port(1, Port { address: None });
-    service.offer(plan).unwrap();
-    service
 }
 
 #[library_benchmark]

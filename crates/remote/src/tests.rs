@@ -8,3 +8,4 @@ mod multipath;
 mod notices;
 mod sleeping;
 mod target;
+mod turning;

@@ -5,22 +5,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
-use std::collections::BTreeMap;
+mod disk;
+
 use std::sync::{Arc, Mutex};
 
-use base::{
-    Answers, Backend, Broken, Flags, Instant, Operation, Outcome, Request, Segment, Span, Stream,
-};
-use block::Null;
-use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use base::{Answers, Backend, Broken, Instant, Operation, Outcome, Request, Segment, Span, Stream};
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use host::socket::{SocketCounts, SocketOptions, Sockets, loopback};
 use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, Techniques};
-use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
+use target::tcp::{Guest, Limits, Service};
 use tenmil_remote::{Calling, Dial, Dialled, Options, Remote, RemoteQueue};
 
-const BYTES: u32 = 4096;
-const NQN: &str = "nqn.2024-01.example:disk";
+use disk::{BYTES, NQN, request, service};
+
 /// Memory for the data of all queues together.
 const DATA_BYTES: usize = 1 << 20;
 /// Turns of both sides that are counted.
@@ -80,7 +77,8 @@ impl Pair {
     /// So many connections with I/O queues.
     fn of(queues: u16) -> Self {
         let regions = Regions::new(16);
-        let service = service(&regions);
+        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let service = service(&regions, limits);
         let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
         let data = regions.add(Mapping::new(DATA_BYTES, Backing::Private).unwrap()).unwrap();
         let store = CommandStore::for_device(DeviceKind::Emulated);
@@ -187,42 +185,6 @@ impl Calls {
         println!("{:.3} calls per I/O at the host, {:.3} at the target", found[0], found[1]);
         assert!(self.ios > 0 && found[0] <= host && found[1] <= target, "{found:?}: {self:?}");
     }
-}
-
-fn request(number: u64, operation: Operation) -> Request {
-    Request {
-        token: number,
-        lba: number * 8,
-        operand: 0,
-        segment_first: u32::try_from(number).unwrap(),
-        blocks: BYTES / 512,
-        segment_count: 1,
-        metadata_count: 0,
-        operation,
-        flags: Flags::NONE,
-    }
-}
-
-/// A target with an SSD that answers.
-fn service(regions: &Regions) -> Service {
-    let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
-    let service = Service::new(regions, limits).unwrap();
-    let medium = Arc::new(Null::new(512, 1 << 20).unwrap());
-    let config = SubsystemConfig {
-        nqn: NQN.to_owned(),
-        ..SubsystemConfig::new("1", vec![NamespaceConfig::new(medium)])
-    };
-    let plan = OfferPlan {
-        subsystem: Subsystem::new(config).unwrap(),
-        nqn: NQN.to_owned(),
-        hosts: Hosts::Any,
-        ports: BTreeMap::from([(1, Vec::new())]),
-        model: ControllerModel::Dynamic,
-        masks: BTreeMap::new(),
-    };
-    service.open_port(1, Port { address: None });
-    service.offer(plan).unwrap();
-    service
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod name;
 mod paths;
 mod sleep;
 pub(crate) mod sockets;
+mod tending;
 #[cfg(test)]
 mod tests;
 

@@ -7,6 +7,7 @@ use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, State, Techniques};
 
 use super::target::{BLOCK, Target, load, pattern};
+use super::turning::Turning;
 use crate::options::Options;
 use crate::queue::RemoteQueue;
 use crate::remote::{Calling, NotReached, Remote};
@@ -122,16 +123,6 @@ impl Bed {
         self.remote.as_mut().unwrap()
     }
 
-    /// One turn of everybody.
-    pub(super) fn turn(&mut self) {
-        self.now = self.now.after(TURN);
-        self.target.turn(self.now);
-        if let Some(remote) = &mut self.remote {
-            self.events.extend(remote.poll(self.now));
-        }
-        self.turn_queues();
-    }
-
     /// One turn of the queues' threads only.
     pub(super) fn turn_queues(&mut self) {
         let mut answers = Answers::with_capacity(64);
@@ -139,26 +130,6 @@ impl Bed {
             queue.poll(self.now, &mut answers);
             self.answers.extend(answers.drain());
             queue.flush();
-        }
-    }
-
-    pub(super) fn turn_for(&mut self, span: Span) {
-        let end = self.now.after(span);
-        while self.now < end {
-            // Long times go by in larger steps.
-            self.now = self.now.after(Span { ns: span.ns / 1000 });
-            self.turn();
-        }
-    }
-
-    #[track_caller]
-    pub(super) fn turn_until(&mut self, mut is_enough: impl FnMut(&mut Self) -> bool) {
-        let (begun, end) = (self.now, self.now.after(Span::from_secs(100)));
-        while !is_enough(self) {
-            // Who waits for long waits in larger steps.
-            self.now = self.now.after(Span { ns: self.now.since(begun).ns / 500 });
-            self.turn();
-            assert!(self.now < end, "it never came: {:?}", self.events);
         }
     }
 
@@ -213,5 +184,24 @@ impl Bed {
         assert_eq!(self.run(Operation::Write, lba, &[from]), Outcome::SUCCESS);
         assert_eq!(self.run(Operation::Read, lba, &[to]), Outcome::SUCCESS);
         assert!(load(&self.regions, to) == bytes, "{blocks} blocks at {lba}");
+    }
+}
+
+impl Turning for Bed {
+    fn now(&mut self) -> &mut Instant {
+        &mut self.now
+    }
+
+    fn turn(&mut self) {
+        self.now = self.now.after(TURN);
+        self.target.turn(self.now);
+        if let Some(remote) = &mut self.remote {
+            self.events.extend(remote.poll(self.now));
+        }
+        self.turn_queues();
+    }
+
+    fn story(&self) -> String {
+        format!("{:?}", self.events)
     }
 }

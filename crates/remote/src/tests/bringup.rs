@@ -8,6 +8,7 @@ use wire::Status;
 
 use super::bed::Bed;
 use super::target::{BLOCK, load, pattern};
+use super::turning::Turning;
 use crate::policy::Policy;
 
 #[test]

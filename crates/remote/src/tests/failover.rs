@@ -15,6 +15,7 @@ use wire::log::ana::AnaState;
 
 use super::multipath::{DETECT, Field};
 use super::target::{BLOCK, QUIESCE, load};
+use super::turning::Turning;
 use crate::multipath::Spread;
 
 /// Blocks in a cell: enough of them for data that do not travel in a capsule.

@@ -5,6 +5,7 @@ use nvme::{Event, ShutdownNotification, State};
 use sim::network::{Direction, Fault};
 
 use super::bed::Bed;
+use super::turning::Turning;
 use crate::policy::Policy;
 
 #[test]

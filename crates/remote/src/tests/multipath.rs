@@ -11,6 +11,7 @@ use wire::log::ana::AnaState;
 
 use super::bed::{HOST, SUBSYSTEM};
 use super::target::{BLOCK, QUIESCE, Target, load, pattern};
+use super::turning::Turning;
 use crate::multipath::{
     Access, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Spread,
 };
@@ -86,36 +87,6 @@ impl Field {
         });
     }
 
-    pub(super) fn turn(&mut self) {
-        self.now = self.now.after(TURN);
-        self.targets.iter().for_each(|target| target.turn(self.now));
-        self.events.extend(self.multipath.poll(self.now));
-        let mut answers = Answers::with_capacity(16);
-        for queue in &mut self.queues {
-            queue.poll(self.now, &mut answers);
-            self.answers.extend(answers.drain());
-            queue.flush();
-        }
-    }
-
-    pub(super) fn turn_for(&mut self, span: Span) {
-        let end = self.now.after(span);
-        while self.now < end {
-            self.now = self.now.after(Span { ns: span.ns / 500 });
-            self.turn();
-        }
-    }
-
-    #[track_caller]
-    pub(super) fn turn_until(&mut self, mut is_enough: impl FnMut(&mut Self) -> bool) {
-        let (begun, end) = (self.now, self.now.after(Span::from_secs(100)));
-        while !is_enough(self) {
-            self.now = self.now.after(Span { ns: self.now.since(begun).ns / 500 });
-            self.turn();
-            assert!(self.now < end, "it never came: {:?}", self.events);
-        }
-    }
-
     /// The part of memory for request number `number`, of so many blocks.
     pub(super) fn place(&self, number: u64, blocks: u32) -> Segment {
         let len = blocks * u32::try_from(BLOCK).unwrap();
@@ -172,6 +143,28 @@ impl Field {
     fn take_away(&self, path: usize) {
         self.targets[path].state().is_away = true;
         self.targets[path].cut();
+    }
+}
+
+impl Turning for Field {
+    fn now(&mut self) -> &mut Instant {
+        &mut self.now
+    }
+
+    fn turn(&mut self) {
+        self.now = self.now.after(TURN);
+        self.targets.iter().for_each(|target| target.turn(self.now));
+        self.events.extend(self.multipath.poll(self.now));
+        let mut answers = Answers::with_capacity(16);
+        for queue in &mut self.queues {
+            queue.poll(self.now, &mut answers);
+            self.answers.extend(answers.drain());
+            queue.flush();
+        }
+    }
+
+    fn story(&self) -> String {
+        format!("{:?}", self.events)
     }
 }
 

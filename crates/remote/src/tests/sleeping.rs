@@ -6,6 +6,7 @@ use base::{Backend, Operation, Wake, WakeSource};
 use sim::network::{Direction, LineOptions};
 
 use super::bed::Bed;
+use super::turning::Turning;
 use crate::sleep::Sleep;
 
 /// Sleep in simulated time: the test looks by itself.

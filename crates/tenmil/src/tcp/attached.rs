@@ -4,24 +4,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Span};
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
-use host::{Bell, Clock, Sleeper, Stop, Thread, Turn, Wait};
+use host::{Clock, Stop, Turn, Wait};
 use nvme::{
     ControllerOptions, Event, QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State,
     Techniques,
 };
 use remote::{Calling, NotReached, Remote, RemoteQueue, Sleep};
 
+use super::channel::Queues;
 use super::dial::Caller;
 use super::name::TcpName;
 use super::sleep::Pillow;
+use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
 use crate::Refused;
 
 /// An SSD and the thread that tends it. It goes with the last medium and channel.
 pub(super) struct Attached {
     shared: Arc<Shared>,
     /// Ends before the SSD is shut down.
-    tender: Option<Thread<()>>,
-    bell: Bell,
+    thread: TendingThread,
     pub(super) clock: Clock,
     name: TcpName,
     /// Queue pairs may live on when their SSD is lost.
@@ -46,8 +47,6 @@ struct Kept {
 /// Pages for the admin queue and its lists.
 const ADMIN_BYTES: u64 = 256 << 10;
 const PAGE: u64 = 4096;
-/// How long a shutdown is waited for.
-const SHUTDOWN: Span = Span::from_secs(2);
 /// How long the thread sleeps at most.
 const TENDED: Span = Span::from_ms(100);
 
@@ -63,30 +62,24 @@ impl Attached {
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
         pool.map_on_use();
-        let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
-        let pillow = Pillow::new().map_err(|error| machine("a descriptor to wait for", &error))?;
-        sleeper
-            .sources()
-            .add(pillow.descriptor(), ADMIN)
-            .map_err(|error| machine("a descriptor to wait for", &error))?;
+        let bed = TenderBed::make(name)?;
         let remote = bring_up(name, pool, regions, &clock)?;
         let kept = Kept { remote, answers: Vec::new(), refused: Vec::new(), lost: None };
         let shared = Arc::new(Shared { remote: Mutex::new(kept) });
-        let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
-        shared.lock().remote.wakes(Arc::new(bell.clone()));
-        let body = move |stop: &Stop| {
-            let stop = stop.clone();
-            let mut tender = Tender { shared: tended, stop, pillow, watched: 0 };
-            host::turn::run(&mut tender, &clock, &mut sleeper);
-        };
-        let tender = Thread::spawn("tend", None, body);
-        let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
+        let tended = Arc::clone(&shared);
+        shared.lock().remote.wakes(bed.bell());
+        let thread = bed.begin(name, clock, |stop, pillow| Tender {
+            shared: tended,
+            stop,
+            pillow,
+            watched: 0,
+        })?;
         let memory = Arc::new(memory);
-        Ok(Self { shared, tender, bell, clock, name: name.clone(), _memory: memory })
+        Ok(Self { shared, thread, clock, name: name.clone(), _memory: memory })
     }
 
     /// A queue pair with a connection of its own.
-    pub(super) fn queue(&self) -> Result<RemoteQueue, Refused> {
+    fn connect(&self) -> Result<RemoteQueue, Refused> {
         let end = self.clock.now().after(self.name.options.policy.connect);
         let id = self.create(end)?;
         loop {
@@ -144,15 +137,10 @@ impl Attached {
         }
     }
 
-    /// How many queue pairs it has.
-    pub(super) fn queues_max(&self) -> u32 {
-        self.shared.lock().remote.controller().queue_pairs_max().into()
-    }
-
     /// Does something with the controller.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Remote) -> T) -> T {
         let result = work(&mut self.shared.lock().remote);
-        self.bell.ring();
+        self.thread.wake();
         result
     }
 
@@ -183,21 +171,31 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        if let Some(tender) = self.tender.take() {
-            tender.stop_flag().stop();
-            self.bell.ring();
-            // Its own drop waits for the end.
-            drop(tender);
-        }
-        let end = self.clock.now().after(SHUTDOWN);
+        self.thread.end();
         let mut kept = self.shared.lock();
-        let now = self.clock.now();
         // One that cannot be shut down is dropped, and thereby left.
+        let now = self.clock.now();
         let _ = kept.remote.controller().shut_down(now, ShutdownNotification::Normal);
-        while kept.remote.controller().state() == State::ShuttingDown && self.clock.now() < end {
-            kept.look_after(self.clock.now());
-            host::thread::give_way();
-        }
+        wait_for_shutdown(&self.clock, |now| {
+            kept.look_after(now);
+            kept.remote.controller().state() == State::ShuttingDown
+        });
+    }
+}
+
+impl Queues for Attached {
+    type Queue = RemoteQueue;
+
+    fn queue(&self) -> Result<RemoteQueue, Refused> {
+        self.connect()
+    }
+
+    fn queues_max(&self) -> u32 {
+        self.shared.lock().remote.controller().queue_pairs_max().into()
+    }
+
+    fn abandon(&self, queue: &mut RemoteQueue) -> bool {
+        queue.abandon(self.clock.now())
     }
 }
 
@@ -230,9 +228,6 @@ impl Kept {
         }
     }
 }
-
-/// The token of the admin connection among what the thread sleeps on.
-const ADMIN: u64 = 1;
 
 /// What the thread does.
 struct Tender {

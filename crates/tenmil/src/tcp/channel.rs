@@ -1,39 +1,53 @@
-//! A namespace of a remote SSD as a medium.
+//! A namespace of remote SSDs as a medium, however many paths lead to it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{
     Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, Segment, WakeSource,
 };
-use remote::RemoteQueue;
 
-use super::attached::Attached;
 use crate::Refused;
 
+/// What stands behind a medium: connections to remote SSDs, and who tends them.
+pub(super) trait Queues: Send + Sync + 'static {
+    /// A queue to the namespace, for one thread.
+    type Queue: Backend + Send + 'static;
+
+    /// Another queue, with connections of its own.
+    fn queue(&self) -> Result<Self::Queue, Refused>;
+
+    /// How many queues there can be.
+    fn queues_max(&self) -> u32;
+
+    /// Takes what comes to a queue that is about to be dropped, and tells nobody. True once nothing is
+    /// owed any more.
+    fn abandon(&self, queue: &mut Self::Queue) -> bool;
+}
+
 /// The namespace.
-pub(super) struct RemoteMedium {
-    /// The queue that told what all are like, until somebody wants it. Dropped before its SSD.
-    first: Mutex<Option<RemoteQueue>>,
-    attached: Arc<Attached>,
+pub(super) struct RemoteMedium<Q: Queues> {
+    /// The queue that told what all are like, until somebody wants it. Dropped before its SSDs.
+    first: Mutex<Option<Q::Queue>>,
+    behind: Arc<Q>,
     limits: Limits,
 }
 
 /// A queue of it.
-struct RemoteChannel {
-    queue: RemoteQueue,
+struct RemoteChannel<Q: Queues> {
+    queue: Q::Queue,
     /// Dropped after the queue.
-    attached: Arc<Attached>,
+    behind: Arc<Q>,
 }
 
-impl RemoteMedium {
-    pub(super) fn new(attached: Attached) -> Result<Self, Refused> {
-        let first = attached.queue()?;
+impl<Q: Queues> RemoteMedium<Q> {
+    pub(super) fn new(behind: Q) -> Result<Self, Refused> {
+        let first = behind.queue()?;
         let limits = first.limits().clone();
-        Ok(Self { attached: Arc::new(attached), limits, first: Mutex::new(Some(first)) })
+        Ok(Self { behind: Arc::new(behind), limits, first: Mutex::new(Some(first)) })
     }
 }
 
-impl Medium for RemoteMedium {
+impl<Q: Queues> Medium for RemoteMedium<Q> {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -42,17 +56,17 @@ impl Medium for RemoteMedium {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let queue = match first {
             Some(queue) => queue,
-            None => self.attached.queue().map_err(|refused| refused.text)?,
+            None => self.behind.queue().map_err(|refused| refused.text)?,
         };
-        Ok(Box::new(RemoteChannel { queue, attached: Arc::clone(&self.attached) }))
+        Ok(Box::new(RemoteChannel { queue, behind: Arc::clone(&self.behind) }))
     }
 
     fn channels_max(&self) -> u32 {
-        self.attached.queues_max()
+        self.behind.queues_max()
     }
 }
 
-impl Backend for RemoteChannel {
+impl<Q: Queues> Backend for RemoteChannel<Q> {
     fn limits(&self) -> &Limits {
         self.queue.limits()
     }
@@ -90,11 +104,11 @@ impl Backend for RemoteChannel {
     }
 }
 
-impl Drop for RemoteChannel {
-    /// Waits until the SSD touches no memory of a request any more: it answers what it has, or is
-    /// found lost by the thread that tends it.
+impl<Q: Queues> Drop for RemoteChannel<Q> {
+    /// Waits until nobody touches memory of a request any more: it answers what it has, or is found
+    /// lost by the thread that tends it.
     fn drop(&mut self) {
-        while !self.queue.abandon(self.attached.clock.now()) {
+        while !self.behind.abandon(&mut self.queue) {
             host::thread::give_way();
         }
     }

@@ -10,7 +10,7 @@ use super::attached::Attached;
 use super::channel::RemoteMedium;
 use super::maps::{MappedMedium, Maps};
 use super::name::TcpName;
-use super::paths::PathsMedium;
+use super::paths::Tended;
 use crate::Refused;
 
 /// Calls SSDs behind a network.
@@ -25,7 +25,8 @@ impl block::Kind for Kind {
             let attached = Attached::call(&name, regions, clock);
             attached.and_then(RemoteMedium::new).map(|medium| Arc::new(medium) as _)
         } else {
-            PathsMedium::call(&name, regions, clock).map(|medium| Arc::new(medium) as _)
+            let tended = Tended::call(&name, regions, clock);
+            tended.and_then(RemoteMedium::new).map(|medium| Arc::new(medium) as _)
         };
         let medium = medium.map_err(|refused| MediumError::new(refused.blame, refused.text))?;
         let medium = match name.maps {

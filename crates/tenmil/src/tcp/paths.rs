@@ -1,48 +1,32 @@
-//! A namespace that several paths lead to: the thread that tends their controllers, and the medium.
+//! A namespace that several paths lead to, and the thread that tends their controllers.
 //!
 //! ```text
-//!   Medium, channels ─▶ Tended ── remote::Multipath (locked to ask for a queue, or to tend)
-//!                          └── a thread that tends: connections, ANA states, time-outs, events
+//!   RemoteMedium, … ─▶ Tended ── remote::Multipath (locked to ask for a queue, or to tend)
+//!                        └── a thread that tends: connections, ANA states, time-outs, events
 //! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use base::{
-    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, Segment, Span, WakeSource,
-};
+use base::{Instant, Span};
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
-use host::{Bell, Clock, Sleeper, Stop, Thread, Turn, Wait};
+use host::{Clock, Stop, Turn, Wait};
 use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
 use remote::{
     Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket, Sleep as _,
 };
 
 use super::attached::pool_bytes;
+use super::channel::Queues;
 use super::dial::Caller;
 use super::name::TcpName;
 use super::sleep::Pillow;
+use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
 use crate::Refused;
 
-/// The namespace. The thread goes with the last medium and channel.
-pub(super) struct PathsMedium {
-    /// The queue that told what all are like, until somebody wants it. Dropped before its thread.
-    first: Mutex<Option<MultipathQueue>>,
-    tended: Arc<Tended>,
-    limits: Limits,
-}
-
-/// A queue of it.
-struct PathsChannel {
-    queue: MultipathQueue,
-    /// Dropped after the queue.
-    tended: Arc<Tended>,
-}
-
-/// The paths, and the thread that tends them.
-struct Tended {
+/// The paths, and the thread that tends them. It goes with the last medium and channel.
+pub(super) struct Tended {
     shared: Arc<Mutex<Multipath>>,
-    tender: Option<Thread<()>>,
-    bell: Bell,
+    thread: TendingThread,
     clock: Clock,
     name: TcpName,
     /// Queue pairs may live on when their path is lost.
@@ -52,8 +36,6 @@ struct Tended {
 /// Who is told what happens to paths.
 static TELLER: OnceLock<fn(&str)> = OnceLock::new();
 
-/// How long a shutdown is waited for.
-const SHUTDOWN: Span = Span::from_secs(2);
 /// How long the thread sleeps at most, and while somebody is being called.
 const TENDED: Span = Span::from_ms(100);
 const PAUSE: Span = Span::from_us(50);
@@ -65,18 +47,9 @@ pub fn tell_paths_to(teller: fn(&str)) {
     let _ = TELLER.set(teller);
 }
 
-impl PathsMedium {
+impl Tended {
     /// Calls all paths, and waits until one leads there and the others have been tried.
     pub(super) fn call(name: &TcpName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
-        let tended = Tended::call(name, regions, clock)?;
-        let first = tended.queue()?;
-        let limits = first.limits().clone();
-        Ok(Self { first: Mutex::new(Some(first)), tended: Arc::new(tended), limits })
-    }
-}
-
-impl Tended {
-    fn call(name: &TcpName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
         let machine = |what: &str, error: &dyn std::fmt::Display| {
             Refused::machine(format!("call tcp://{}: {what}: {error}", name.address))
         };
@@ -99,34 +72,27 @@ impl Tended {
             setups.push(PathSetup { pool, dial: Box::new(dial) });
             memory.push(Arc::new(region));
         }
-        let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
-        let pillow = Pillow::new().map_err(|error| machine("a descriptor to wait for", &error))?;
-        sleeper
-            .sources()
-            .add(pillow.descriptor(), 1)
-            .map_err(|error| machine("a descriptor to wait for", &error))?;
+        let bed = TenderBed::make(name)?;
         let multipath = Multipath::begin(setups, wishes(name), clock.now())
             .map_err(|error| Refused::caller(error.to_string()))?;
         let shared = Arc::new(Mutex::new(multipath));
         reach(name, &shared, &clock)?;
-        let bell = sleeper.bell();
-        lock(&shared).wakes(pillow.bell());
+        lock(&shared).wakes(bed.pillow().bell());
         let (tended, mine) = (Arc::clone(&shared), name.clone());
-        let body = move |stop: &Stop| {
-            let stop = stop.clone();
-            let mut tender = Tender { shared: tended, stop, pillow, name: mine };
-            host::turn::run(&mut tender, &clock, &mut sleeper);
-        };
-        let tender = Thread::spawn("tend", None, body);
-        let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
-        Ok(Self { shared, tender, bell, clock, name: name.clone(), _memory: memory })
+        let thread = bed.begin(name, clock, |stop, pillow| Tender {
+            shared: tended,
+            stop,
+            pillow,
+            name: mine,
+        })?;
+        Ok(Self { shared, thread, clock, name: name.clone(), _memory: memory })
     }
 
     /// A queue, with a connection on each path that is there.
-    fn queue(&self) -> Result<MultipathQueue, Refused> {
+    fn connect(&self) -> Result<MultipathQueue, Refused> {
         let end = self.clock.now().after(self.name.options.policy.connect);
         let ticket = lock(&self.shared).open_queue();
-        self.bell.ring();
+        self.thread.wake();
         loop {
             let now = self.clock.now();
             if let Some(queue) = self.take(ticket, now)? {
@@ -243,20 +209,30 @@ fn lock(shared: &Mutex<Multipath>) -> MutexGuard<'_, Multipath> {
 
 impl Drop for Tended {
     fn drop(&mut self) {
-        if let Some(tender) = self.tender.take() {
-            tender.stop_flag().stop();
-            self.bell.ring();
-            // Its own drop waits for the end.
-            drop(tender);
-        }
-        let end = self.clock.now().after(SHUTDOWN);
+        self.thread.end();
         let mut multipath = lock(&self.shared);
         multipath.shut_down(self.clock.now());
-        while multipath.is_shutting_down() && self.clock.now() < end {
+        wait_for_shutdown(&self.clock, |now| {
             // Nobody is left who would want to know.
-            let _ = multipath.poll(self.clock.now());
-            host::thread::give_way();
-        }
+            let _ = multipath.poll(now);
+            multipath.is_shutting_down()
+        });
+    }
+}
+
+impl Queues for Tended {
+    type Queue = MultipathQueue;
+
+    fn queue(&self) -> Result<MultipathQueue, Refused> {
+        self.connect()
+    }
+
+    fn queues_max(&self) -> u32 {
+        self.name.queues.into()
+    }
+
+    fn abandon(&self, queue: &mut MultipathQueue) -> bool {
+        queue.abandon(self.clock.now())
     }
 }
 
@@ -287,72 +263,5 @@ impl Turn for Tender {
 
     fn woken(&mut self, _: &[u64]) {
         lock(&self.shared).disarm();
-    }
-}
-
-impl Medium for PathsMedium {
-    fn limits(&self) -> Limits {
-        self.limits.clone()
-    }
-
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let queue = match first {
-            Some(queue) => queue,
-            None => self.tended.queue().map_err(|refused| refused.text)?,
-        };
-        Ok(Box::new(PathsChannel { queue, tended: Arc::clone(&self.tended) }))
-    }
-
-    fn channels_max(&self) -> u32 {
-        self.tended.name.queues.into()
-    }
-}
-
-impl Backend for PathsChannel {
-    fn limits(&self) -> &Limits {
-        self.queue.limits()
-    }
-
-    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        self.queue.submit(now, requests, segments)
-    }
-
-    fn flush(&mut self) {
-        self.queue.flush();
-    }
-
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
-        self.queue.poll(now, answers)
-    }
-
-    fn doorbells(&self) -> DoorbellCounts {
-        self.queue.doorbells()
-    }
-
-    fn wake_at(&self) -> Instant {
-        self.queue.wake_at()
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.queue.wake_source()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.queue.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.queue.disarm();
-    }
-}
-
-impl Drop for PathsChannel {
-    /// Waits until no path touches memory of a request any more: it answers what it has, or is found
-    /// lost by the thread that tends it.
-    fn drop(&mut self) {
-        while !self.queue.abandon(self.tended.clock.now()) {
-            host::thread::give_way();
-        }
     }
 }
