@@ -306,6 +306,17 @@ impl Kept {
         (count, guilty)
     }
 
+    /// The slot of what is to be sent again next.
+    pub(crate) fn first_again(&self) -> Option<u64> {
+        self.again.front().map(|index| u64::from(*index))
+    }
+
+    /// What the request in `slot` does.
+    #[inline]
+    pub(crate) fn operation(&self, slot: u64) -> Operation {
+        self.slots[index_of(slot) as usize].request.operation
+    }
+
     /// Whether anything is to be sent again.
     pub(crate) fn has_again(&self) -> bool {
         !self.again.is_empty()

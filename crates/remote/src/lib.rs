@@ -37,7 +37,7 @@ mod way;
 pub use dial::{Dial, Dialled};
 pub use front::{Counts, Front};
 pub use multipath::{
-    Access, Multipath, MultipathOptions, MultipathQueue, PATHS_MAX, PathEvent, PathSetup,
+    Access, Cache, Multipath, MultipathOptions, MultipathQueue, PATHS_MAX, PathEvent, PathSetup,
     QueueTicket, Spread,
 };
 pub use options::{NotAName, Options};

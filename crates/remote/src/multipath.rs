@@ -9,8 +9,10 @@
 //! A [`Multipath`] belongs to one thread, which looks after all controllers, and has a queue pair made
 //! on each of them for each queue. Paths come and go; a queue is told, and takes what there is.
 
+mod caches;
 mod event;
 mod fate;
+mod flushes;
 mod path;
 mod queue;
 mod route;
@@ -27,6 +29,7 @@ use nvme::{
 use crate::options::{NotAName, Options};
 use crate::remote::Remote;
 use crate::sleep::Sleep;
+pub use caches::Cache;
 pub use event::PathEvent;
 pub use path::PathSetup;
 use path::{News, Path, Stage};
@@ -42,7 +45,7 @@ pub struct Multipath {
     queues: Vec<Queue>,
     wishes: MultipathOptions,
     /// What the first path has shown: all others have to show the same.
-    namespace: Option<Namespace>,
+    shown: Option<Shown>,
     events: VecDeque<PathEvent>,
     /// The best path, as it was told last.
     leader: Option<usize>,
@@ -62,10 +65,19 @@ pub struct MultipathOptions {
     pub namespace: u32,
     /// How requests are spread.
     pub spread: Spread,
+    /// Whose volatile caches are.
+    pub cache: Cache,
     /// What queue pairs are like; their depth is cut to what a controller has.
     pub queue: QueuePairOptions,
     /// The sizes of each queue's tables.
     pub sizes: QueueSizes,
+}
+
+/// What a path shows of the namespace.
+struct Shown {
+    namespace: Namespace,
+    /// Answered writes may lie in a volatile cache.
+    has_cache: bool,
 }
 
 /// The most paths that there may be.
@@ -124,7 +136,7 @@ impl Multipath {
             shared,
             queues: Vec::new(),
             wishes,
-            namespace: None,
+            shown: None,
             events: VecDeque::new(),
             leader: None,
             down_since: Some(now),
@@ -149,9 +161,9 @@ impl Multipath {
     }
 
     fn poll_path(&mut self, now: Instant, index: usize) {
-        let Self { paths, wishes, namespace, .. } = self;
+        let Self { paths, wishes, shown, .. } = self;
         let nsid = wishes.namespace;
-        let mut fits = |remote: &mut Remote| fit(remote, nsid, namespace);
+        let mut fits = |remote: &mut Remote| fit(remote, nsid, shown);
         let path = &mut paths[index];
         let before = path.access;
         let Some(news) = path.poll(now, &wishes.options, wishes.controller, &mut fits) else {
@@ -190,6 +202,7 @@ impl Multipath {
     }
 
     fn handle_down(&mut self, now: Instant, path: usize, why: String) {
+        self.shared.caches().lose(path);
         self.shared.set_access(path, Access::default());
         self.tell();
         self.events.push_back(PathEvent::Down { path, why });
@@ -308,14 +321,8 @@ impl Multipath {
         if !paths.iter().zip(&queue.pairs).all(is_settled) || queue.desk.is_empty() {
             return None;
         }
-        let made = MultipathQueue::new(
-            Arc::clone(shared),
-            Arc::clone(&queue.desk),
-            paths.len(),
-            wishes.spread,
-            wishes.sizes.parents,
-            wishes.options.policy.fail_fast,
-        );
+        let made =
+            MultipathQueue::new(Arc::clone(shared), Arc::clone(&queue.desk), paths.len(), wishes);
         queue.is_taken = made.is_some();
         made
     }
@@ -405,8 +412,10 @@ impl Multipath {
 
 /// Whether a controller shows the namespace, and the same as all others: the ANA group it is in. The
 /// error says what was found instead.
-fn fit(remote: &mut Remote, nsid: u32, first: &mut Option<Namespace>) -> Result<u32, String> {
+fn fit(remote: &mut Remote, nsid: u32, first: &mut Option<Shown>) -> Result<u32, String> {
     let controller = remote.controller();
+    let limits = controller.identity().map(|identity| identity.limits);
+    let has_cache = limits.is_some_and(|limits| limits.volatile_write_cache);
     let Some(found) = controller.namespace(nsid) else {
         let ids: Vec<String> = controller.namespaces().map(|known| known.id.to_string()).collect();
         let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
@@ -414,8 +423,16 @@ fn fit(remote: &mut Remote, nsid: u32, first: &mut Option<Namespace>) -> Result<
     };
     let group = found.ana_group;
     match first {
-        Some(first) => path::is_same(first, found)?,
-        None => *first = Some(found.clone()),
+        Some(first) => {
+            path::is_same(&first.namespace, found)?;
+            // Nobody would flush what is said to be durable as soon as it is answered.
+            if has_cache && !first.has_cache {
+                return Err(
+                    "it has a volatile write cache, expected none, as the first path".into()
+                );
+            }
+        }
+        None => *first = Some(Shown { namespace: found.clone(), has_cache }),
     }
     Ok(group)
 }

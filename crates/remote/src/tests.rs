@@ -3,6 +3,7 @@
 mod bed;
 mod bringup;
 mod failover;
+mod flushes;
 mod loss;
 mod multipath;
 mod notices;

@@ -11,13 +11,15 @@
 use std::sync::Arc;
 
 use base::{
-    Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Outcome, Request, Segment, Span,
-    WakeSource,
+    Answer, Answers, Backend, DoorbellCounts, Durability, Instant, Limits, Operation, Outcome,
+    Request, Segment, Span, WakeSource,
 };
 use nvme::Order;
 
+use super::MultipathOptions;
 use super::fate::{self, Fate};
-use super::route::{Route, Spread, View};
+use super::flushes::{self, Flushes, Goes, Worth};
+use super::route::{Route, View};
 use super::standings::{Desk, Standings};
 use crate::kept::{Broken, Cut, Kept};
 use crate::sleep::Sleep;
@@ -31,8 +33,9 @@ use crate::way::{Condition, Way};
 /// requests are held for the policy's time to [fail fast](crate::Policy::fail_fast), and end with
 /// [`Outcome::PATH_ERROR`] from then on.
 ///
-/// A flush takes one path, and is worth what its controller makes of it: that all controllers of a
-/// subsystem write through one cache is taken for granted.
+/// A flush goes to each controller that may have answered writes in a volatile cache, whichever queue
+/// they took, and is answered when all have answered it. What controllers had that are lost by then is
+/// for [`Cache`](crate::Cache) to say.
 pub struct MultipathQueue {
     shared: Arc<Standings>,
     desk: Arc<Desk>,
@@ -42,6 +45,9 @@ pub struct MultipathQueue {
     views: Box<[View]>,
     route: Route,
     kept: Kept,
+    flushes: Flushes,
+    /// Answered writes may lie in a volatile cache.
+    has_cache: bool,
     limits: Limits,
     fail_fast: Span,
     /// Since when there is no path.
@@ -56,6 +62,8 @@ pub struct MultipathQueue {
 /// A path, from one queue.
 struct PathLane {
     way: Option<Way>,
+    /// The number of the controller that it leads to.
+    controller: u32,
     /// What it was when it was looked at last.
     condition: Condition,
     /// How its connection has gone last.
@@ -83,24 +91,25 @@ impl MultipathQueue {
         shared: Arc<Standings>,
         desk: Arc<Desk>,
         count: usize,
-        spread: Spread,
-        parents: u16,
-        fail_fast: Span,
+        wishes: &MultipathOptions,
     ) -> Option<Self> {
         let ways = desk.take();
         let limits = ways.first()?.1.limits().clone();
         // Beside the commands in flight there are requests that were split.
-        let depth = limits.depth_max + u32::from(parents);
+        let depth = limits.depth_max + u32::from(wishes.sizes.parents);
+        let has_cache = limits.durability == Durability::VolatileCache;
         let mut queue = Self {
             heeded: shared.word(),
+            flushes: Flushes::new(Arc::clone(&shared), wishes.cache, has_cache),
+            has_cache,
             shared,
             desk,
             lanes: (0..count).map(|_| PathLane::new()).collect(),
             views: vec![View::default(); count].into(),
-            route: Route::new(spread),
+            route: Route::new(wishes.spread),
             kept: Kept::new(depth),
             limits,
-            fail_fast,
+            fail_fast: wishes.options.policy.fail_fast,
             down_since: None,
             has_resting: false,
             failed: Vec::new(),
@@ -170,6 +179,10 @@ impl MultipathQueue {
         for request in run {
             let Some(path) = self.route.choose(&self.views) else { break };
             let Some(mut kept) = self.kept.keep(now, request, segments) else { break };
+            let path = match request.operation {
+                Operation::Flush => self.flushes.begin(kept.token, path, &self.views),
+                _ => path,
+            };
             kept.token = self.kept.send_to(kept.token, path);
             self.views[path].in_flight += 1;
             self.lanes[path].batch.push(kept);
@@ -227,6 +240,7 @@ impl MultipathQueue {
         }
         if self.has_failed(now) {
             while let Some(slot) = self.kept.give_up() {
+                self.flushes.forget(slot);
                 self.failed.push(failed(self.kept.forget(slot)));
             }
         } else {
@@ -273,12 +287,18 @@ impl MultipathQueue {
 
     /// Sends what is to be sent again, as far as there are paths.
     fn send_again(&mut self, now: Instant) {
-        while self.kept.has_again() {
-            let Some(path) = self.route.choose(&self.views) else { return };
+        while let Some(slot) = self.kept.first_again() {
+            let path = match self.flushes.goes(slot, &self.views) {
+                Goes::Anywhere => self.route.choose(&self.views),
+                Goes::To(path) => Some(path),
+                Goes::Later => None,
+            };
+            let Some(path) = path else { return };
             let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
             let Some(way) = &mut lane.way else { return };
             let next = self.kept.next_again(view.in_flight as usize);
             let Some((request, segments)) = next else { return };
+            self.flushes.sent(slot, path);
             if way.submit(now, &[request], segments) == 0 {
                 return;
             }
@@ -292,9 +312,11 @@ impl MultipathQueue {
     #[cold]
     fn sort_out(&mut self, now: Instant, path: usize, first: usize, answers: &mut Answers) {
         self.note_cut(now, path);
+        let reach = flushes::reach(&self.views);
         let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
         let Some(way) = &mut lane.way else { return };
         let (kept, shared, stale) = (&mut self.kept, &self.shared, &mut lane.stale);
+        let flushes = &mut self.flushes;
         let cut = lane.cut.unwrap_or(Cut { at: now, broken: Broken::No });
         answers.sift(first, |answer| {
             let Answer { token, outcome, .. } = *answer;
@@ -303,10 +325,21 @@ impl MultipathQueue {
                 return true;
             }
             view.in_flight -= 1;
-            match fate::of_answer(outcome) {
+            let is_ours = match fate::of_answer(outcome) {
                 Fate::Told => {
                     kept.acquit(token);
-                    false
+                    match flushes.answered(token, outcome, reach) {
+                        Worth::Told => false,
+                        Worth::NotAll => {
+                            kept.hold(token);
+                            true
+                        }
+                        Worth::Lost => {
+                            let (token, outcome) = (kept.forget(token), flushes::LOST);
+                            self.failed.push(Answer { token, outcome, result: 0 });
+                            true
+                        }
+                    }
                 }
                 Fate::NotDone(access) => {
                     view.access = access;
@@ -322,7 +355,11 @@ impl MultipathQueue {
                     let ending = kept.ending(cut, token, way.limit);
                     kept.send_again(token, ending)
                 }
+            };
+            if !is_ours {
+                flushes.forget(token);
             }
+            is_ours
         });
         self.leave_if_cut(path, cut);
         self.succeed(path);
@@ -346,7 +383,11 @@ impl MultipathQueue {
     fn leave_if_cut(&mut self, path: usize, cut: Cut) {
         let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
         let Some(way) = &mut lane.way else { return };
-        lane.condition = way.condition();
+        if lane.condition != way.condition() {
+            lane.condition = way.condition();
+            // Whoever answers from now on.
+            lane.controller = self.shared.caches().controller(path);
+        }
         view.is_open = lane.condition == Condition::Open;
         if lane.condition == Condition::Cut && view.in_flight > 0 {
             // What was split and has not been sent whole must not go on when others have its memory.
@@ -355,6 +396,7 @@ impl MultipathQueue {
             view.in_flight -= count;
             lane.stale += count;
             for slot in guilty {
+                self.flushes.forget(slot);
                 let (token, outcome) = (self.kept.forget(slot), Outcome::ABORTED_BY_HOST);
                 self.failed.push(Answer { token, outcome, result: 0 });
             }
@@ -372,16 +414,23 @@ impl MultipathQueue {
             && lane.stale == 0
             && lane.next.is_none()
             && new.iter().all(|answer| answer.outcome.is_success())
-            && !self.kept.is_cautious();
+            && !self.kept.is_cautious()
+            && self.flushes.is_empty();
         if is_plain {
             self.views[path].in_flight -= u32::try_from(new.len()).unwrap_or(u32::MAX);
         } else {
             self.sort_out(now, path, first, answers);
         }
+        let mut has_changed = false;
         for answer in answers.after_mut(first) {
+            has_changed |= fate::changes(self.kept.operation(answer.token));
             answer.token = self.kept.forget(answer.token);
         }
-        if let Some(way) = &mut self.lanes[path].way {
+        let lane = &mut self.lanes[path];
+        if has_changed && self.has_cache {
+            lane.controller = self.shared.caches().wrote(path, lane.controller);
+        }
+        if let Some(way) = &mut lane.way {
             way.send_rest();
         }
     }
@@ -391,6 +440,7 @@ impl PathLane {
     fn new() -> Self {
         Self {
             way: None,
+            controller: 0,
             condition: Condition::Cut,
             cut: None,
             rests_until: Instant::default(),

@@ -11,17 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Wake;
 
+use super::caches::Caches;
 use super::route::Access;
 use crate::way::Way;
 
 /// What is known of all paths.
-#[derive(Default)]
 pub(crate) struct Standings {
     /// Another number for each piece of news.
     word: AtomicU32,
     access: Box<[AtomicU8]>,
     /// Paths, by bits, that are not what they are said to be.
     doubts: AtomicU32,
+    caches: Caches,
     tender: Mutex<Option<Arc<dyn Wake + Send + Sync>>>,
 }
 
@@ -44,7 +45,19 @@ impl Standings {
     /// So many paths, of which nothing is known.
     pub(crate) fn new(count: usize) -> Self {
         let unknown = || AtomicU8::new(Access::default() as u8);
-        Self { access: (0..count).map(|_| unknown()).collect(), ..Self::default() }
+        Self {
+            word: AtomicU32::new(0),
+            access: (0..count).map(|_| unknown()).collect(),
+            doubts: AtomicU32::new(0),
+            caches: Caches::new(count),
+            tender: Mutex::default(),
+        }
+    }
+
+    /// What controllers may have in their caches.
+    #[inline]
+    pub(super) fn caches(&self) -> &Caches {
+        &self.caches
     }
 
     #[inline]

@@ -1,5 +1,7 @@
 //! Several paths to one namespace, in simulated time.
 
+use std::sync::Arc;
+
 use base::{
     Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Request, Segment, Span,
 };
@@ -13,7 +15,7 @@ use super::bed::{HOST, SUBSYSTEM};
 use super::target::{BLOCK, QUIESCE, Target, load, pattern};
 use super::turning::Turning;
 use crate::multipath::{
-    Access, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Spread,
+    Access, Cache, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Spread,
 };
 use crate::options::Options;
 
@@ -34,16 +36,28 @@ pub(super) struct Field {
 
 impl Field {
     pub(super) fn new(count: usize, spread: Spread) -> Self {
-        Self::with_sizes(count, spread, QueueSizes::default())
+        Self::with(count, spread, QueueSizes::default(), Cache::Shared)
     }
 
-    fn with_sizes(count: usize, spread: Spread, sizes: QueueSizes) -> Self {
+    /// With volatile caches, each controller's its own, whatever they are believed to be.
+    pub(super) fn with_caches(count: usize, spread: Spread, cache: Cache) -> Self {
+        let field = Self::with(count, spread, QueueSizes::default(), cache);
+        let durable = Arc::clone(&field.targets[0].state().durable);
+        for target in &field.targets {
+            let mut state = target.state();
+            state.durable = Arc::clone(&durable);
+            state.identity = state.identity.clone().with(|it| it.vwcp(true));
+        }
+        field.up()
+    }
+
+    fn with(count: usize, spread: Spread, sizes: QueueSizes, cache: Cache) -> Self {
         let regions = Regions::new(count + 1);
         let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
         let first = Target::new();
         let targets: Vec<Target> = (0..count).map(|_| Target::new()).collect();
         for target in &targets {
-            target.state().disk = std::sync::Arc::clone(&first.state().disk);
+            target.state().disk = Arc::clone(&first.state().disk);
         }
         let now = Instant { ns: 1_000_000 };
         let setups = targets.iter().map(|target| setup(target, &regions)).collect();
@@ -55,6 +69,7 @@ impl Field {
             controller: ControllerOptions { queue_pairs: 4, ..ControllerOptions::default() },
             namespace: 1,
             spread,
+            cache,
             queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
             sizes,
         };
@@ -140,7 +155,7 @@ impl Field {
     }
 
     /// Nobody answers there, and what was connected is cut.
-    fn take_away(&self, path: usize) {
+    pub(super) fn take_away(&self, path: usize) {
         self.targets[path].state().is_away = true;
         self.targets[path].cut();
     }
@@ -253,7 +268,7 @@ fn a_read_goes_elsewhere_at_once_and_a_write_when_the_old_controller_can_do_noth
 #[test]
 fn what_a_path_has_no_room_for_is_not_lost_with_it_and_answered_once() {
     let sizes = QueueSizes { parents: 1, ..QueueSizes::default() };
-    let field = Field::with_sizes(2, Spread::ActivePassive, sizes);
+    let field = Field::with(2, Spread::ActivePassive, sizes, Cache::Shared);
     for target in &field.targets {
         let identity = target.state().identity.clone().with(|it| it.mdts(1));
         target.state().identity = identity;

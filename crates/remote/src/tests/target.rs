@@ -1,7 +1,7 @@
 //! A target as small as can be: one namespace in memory, one association at a time, and as
 //! well-behaved as the test wants it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use base::{Broken, Instant, Memory, Random, Received, Span, Stream, Stretch};
@@ -33,6 +33,12 @@ pub(super) struct Target(Arc<Mutex<State>>);
 pub(super) struct State {
     /// Targets that are paths to the same namespace share it.
     pub(super) disk: Arc<Mutex<Vec<u8>>>,
+    /// What would be left of it without power, if there is a volatile cache (VWC).
+    pub(super) durable: Arc<Mutex<Vec<u8>>>,
+    /// Blocks that controllers have written and not flushed, by association. They go with it.
+    unflushed: BTreeMap<u16, BTreeSet<usize>>,
+    /// Flushes that it has executed.
+    pub(super) flushes: u64,
     /// How well it leads there, and whether its host is to be told that this has changed.
     pub(super) ana: AnaState,
     pub(super) ana_has_changed: bool,
@@ -135,6 +141,9 @@ impl Target {
         });
         Self(Arc::new(Mutex::new(State {
             disk: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
+            durable: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
+            unflushed: BTreeMap::new(),
+            flushes: 0,
             ana: AnaState::Optimized,
             ana_has_changed: false,
             namespace_has_changed: false,
@@ -297,7 +306,7 @@ impl State {
             if !self.may_execute(held.association) {
                 continue;
             }
-            let completion = self.execute(&held.command, &mut held.bytes);
+            let completion = self.execute(held.association, &held.command, &mut held.bytes);
             if let Some(end) = ends.iter_mut().find(|end| end.number == held.stream) {
                 let is_read = held.command.opcode() == IoOpcode::Read.code();
                 let moved = if is_read { u32::try_from(held.bytes.len()).unwrap() } else { 0 };
@@ -308,7 +317,7 @@ impl State {
     }
 
     /// Executes an I/O command now.
-    fn execute(&mut self, command: &Command, bytes: &mut Vec<u8>) -> Completion {
+    fn execute(&mut self, whose: u16, command: &Command, bytes: &mut Vec<u8>) -> Completion {
         self.executed += 1;
         let lba = usize::try_from(u64::from(command.cdw11()) << 32 | u64::from(command.cdw10()));
         let at = lba.unwrap() * BLOCK;
@@ -316,7 +325,17 @@ impl State {
         let mut disk = self.disk.lock().unwrap();
         match IoOpcode::from_u8(command.opcode()) {
             Some(IoOpcode::Read) => *bytes = disk[at..at + len].to_vec(),
-            Some(IoOpcode::Write) => disk[at..at + len].copy_from_slice(bytes),
+            Some(IoOpcode::Write) => {
+                disk[at..at + len].copy_from_slice(bytes);
+                self.unflushed.entry(whose).or_default().extend((at..at + len).step_by(BLOCK));
+            }
+            Some(IoOpcode::Flush) => {
+                self.flushes += 1;
+                let mut durable = self.durable.lock().unwrap();
+                for at in self.unflushed.remove(&whose).unwrap_or_default() {
+                    durable[at..at + BLOCK].copy_from_slice(&disk[at..at + BLOCK]);
+                }
+            }
             _ => {}
         }
         Completion::new(0, Status::SUCCESS)
@@ -635,7 +654,7 @@ impl End {
             state.held.push(Held { at, association, stream, tag, command, bytes });
             return None;
         }
-        let completion = state.execute(command, &mut bytes);
+        let completion = state.execute(association, command, &mut bytes);
         self.data.0.insert(tag, bytes);
         Some(completion)
     }

@@ -10,7 +10,7 @@ use base::Span;
 use block::uri::{Uri, UriError};
 use host::machine::Machine;
 use host::socket::SocketOptions;
-use remote::{DigestUse, Options, PATHS_MAX, Policy, Spread};
+use remote::{Cache, DigestUse, Options, PATHS_MAX, Policy, Spread};
 
 use super::maps::Maps;
 use super::sockets;
@@ -25,6 +25,8 @@ pub struct TcpName {
     pub others: Vec<String>,
     /// How requests are spread over paths that lead equally well.
     pub spread: Spread,
+    /// Whose the volatile caches are that writes over several paths go through.
+    pub cache: Cache,
     /// Which kinds of requests have connections of their own.
     pub maps: Maps,
     /// The namespace.
@@ -84,13 +86,16 @@ impl TcpName {
         name.queues = u16::try_from(queues).unwrap_or(1);
         name.maps.read = fields.choice("read-queue", &YES_OR_NO)?.unwrap_or(false);
         name.maps.poll = fields.choice("poll-queue", &YES_OR_NO)?.unwrap_or(false);
-        if let Some(spread) = fields.choice("spread", &Spread::NAMES)? {
-            if name.others.is_empty() {
-                let problem = "spread is for several paths, expected tcp://HOST:PORT,HOST:PORT/NQN";
-                return Err(uri.refuse(problem));
+        let spread = fields.choice("spread", &Spread::NAMES)?;
+        let cache = fields.choice("cache", &Cache::NAMES)?;
+        for (key, is_given) in [("spread", spread.is_some()), ("cache", cache.is_some())] {
+            if is_given && name.others.is_empty() {
+                let expected = "expected tcp://HOST:PORT,HOST:PORT/NQN";
+                return Err(uri.refuse(format!("{key} is for several paths, {expected}")));
             }
-            name.spread = spread;
         }
+        name.spread = spread.unwrap_or_default();
+        name.cache = cache.unwrap_or_default();
         let options = &mut name.options;
         if let Some(digest) = fields.choice("hdgst", &DIGESTS)? {
             options.header_digest = digest;
@@ -125,6 +130,7 @@ impl TcpName {
             address: address.to_owned(),
             others: Vec::new(),
             spread: Spread::default(),
+            cache: Cache::default(),
             maps: Maps::default(),
             namespace: 1,
             depth: 128,

@@ -131,6 +131,7 @@ fn wishes(name: &TcpName) -> MultipathOptions {
         controller: ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() },
         namespace: name.namespace,
         spread: name.spread,
+        cache: name.cache,
         queue: QueuePairOptions { depth: name.depth + 1, vector: None, techniques },
         sizes: QueueSizes::default(),
     }

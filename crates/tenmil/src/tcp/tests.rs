@@ -2,7 +2,7 @@
 
 use base::Span;
 use block::uri::Uri;
-use remote::{DigestUse, Spread};
+use remote::{Cache, DigestUse, Spread};
 
 use super::maps::Maps;
 use super::name::{TcpName, policy_of};
@@ -66,11 +66,14 @@ fn several_addresses_are_paths_to_the_same_namespace() {
     assert_eq!(two.addresses().collect::<Vec<_>>(), ["127.0.0.1:4420", "[::1]:8009"]);
     assert_eq!((two.spread, two.others.len()), (Spread::RoundRobin, 1));
     let plain = name(&format!("tcp://a:1,b:1/{NQN}")).unwrap();
-    assert_eq!(plain.spread, Spread::ActivePassive);
+    assert_eq!((plain.spread, plain.cache), (Spread::ActivePassive, Cache::Shared));
+    let separate = name(&format!("tcp://a:1,b:1/{NQN}?cache=separate")).unwrap();
+    assert_eq!(separate.cache, Cache::Separate);
     for (text, expected) in [
         (format!("tcp://a:1,/{NQN}"), "a path has no address, expected HOST:PORT,HOST:PORT"),
         (format!("tcp://a:1,a:1/{NQN}"), "a:1 is given twice, expected each path once"),
         (format!("tcp://a:1/{NQN}?spread=round-robin"), "spread is for several paths"),
+        (format!("tcp://a:1/{NQN}?cache=shared"), "cache is for several paths"),
         (format!("tcp://a:1,b:1/{NQN}?spread=x"), "expected active-passive, round-robin or"),
     ] {
         let problem = name(&text).unwrap_err();
