@@ -8,6 +8,7 @@ use dma::Regions;
 use host::Clock;
 
 use crate::backend::{delay, fault, file, mirror, model, null, ram, split, stripe};
+use crate::mirror::MirrorHandle;
 use crate::uri::{Uri, UriError};
 use crate::{DelayHandle, Existing, FaultHandle, MediumError};
 
@@ -74,13 +75,20 @@ pub enum Handle {
         /// The hand.
         handle: FaultHandle,
     },
+    /// How far the copying is. There is nothing to be changed about it.
+    Mirror {
+        /// The device by its name.
+        uri: String,
+        /// The hand.
+        handle: MirrorHandle,
+    },
 }
 
 impl Handle {
-    /// The name of the device that it changes.
+    /// The name of the device that it is on.
     pub fn uri(&self) -> &str {
         match self {
-            Self::Delay { uri, .. } | Self::Fault { uri, .. } => uri,
+            Self::Delay { uri, .. } | Self::Fault { uri, .. } | Self::Mirror { uri, .. } => uri,
         }
     }
 }

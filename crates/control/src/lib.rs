@@ -52,7 +52,9 @@ pub use document::document;
 pub use event::{Announcements, Announcer, Event, EventKind, announcements};
 pub use kind::Kind;
 pub use method::{Call, Method, Need, Parameter, Table, Verb};
-pub use methods::{Balancing, Copying, Exports, Process, Queues, Reactors, Relay, Running, TABLE};
+pub use methods::{
+    Balancing, Copying, Devices, Exports, Process, Queues, Reactors, Relay, Running, TABLE,
+};
 pub use refusal::{Code, Refusal};
 pub use reply::{Replies, Reply};
 pub use request::Request;

@@ -2,6 +2,7 @@
 
 mod about;
 mod copying;
+mod devices;
 mod environment;
 mod exports;
 mod process;
@@ -10,6 +11,7 @@ mod reactors;
 mod scheduler;
 
 pub use copying::Copying;
+pub use devices::Devices;
 pub use exports::Exports;
 pub use process::Process;
 pub use queues::Queues;
@@ -28,6 +30,7 @@ pub static TABLE: Table = Table::new(
         reactors::METHODS,
         scheduler::METHODS,
         exports::METHODS,
+        devices::METHODS,
         copying::METHODS,
         queues::METHODS,
     ],
@@ -42,6 +45,7 @@ pub(crate) static SAME_EVERYWHERE: Table = Table::new(
         reactors::METHODS,
         scheduler::METHODS,
         exports::METHODS,
+        devices::METHODS,
         copying::METHODS,
     ],
     &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS],

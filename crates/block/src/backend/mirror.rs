@@ -29,6 +29,7 @@ mod copy;
 mod make;
 mod members;
 mod meta;
+mod progress;
 mod raw;
 mod shared;
 mod show;
@@ -50,6 +51,7 @@ use self::make::check_leg;
 pub use self::make::create;
 pub use self::members::{add, remove, replace};
 use self::meta::Meta;
+pub use self::progress::{LegProgress, LegState, MirrorHandle, Progress};
 use self::raw::look;
 use self::shared::{Shared, superblock_bytes};
 use self::show::describe;
@@ -64,6 +66,8 @@ use crate::{Existing, MediumError};
 pub struct Mirror {
     shared: Arc<Shared>,
     description: String,
+    /// What the device of each leg is called.
+    names: Arc<[Option<String>]>,
 }
 
 /// A device that is, or is to become, a leg.
@@ -102,7 +106,8 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
     let mirror = Mirror::open(opener.regions, &legs, resync, &mut now)
         .map_err(|problem| MediumError::from(uri.refuse(problem)))?;
     let description = mirror.description.clone();
-    Ok(Opened { medium: Arc::new(mirror), description, existing, handles })
+    let handle = Handle::Mirror { uri: uri.to_string(), handle: mirror.handle() };
+    Ok(Opened { medium: Arc::new(mirror), description, existing, handles }.with(handle))
 }
 
 fn parse(uri: &Uri) -> Result<u64, MediumError> {
@@ -165,6 +170,8 @@ impl Mirror {
             .iter()
             .map(|place| place.and_then(|index| legs[index].medium.as_ref().ok().cloned()))
             .collect();
+        let name = |place: &Option<usize>| place.map(|index| legs[index].name.clone());
+        let names = assembly.places[..usize::from(assembly.legs)].iter().map(name).collect();
         let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
         for leg in there {
             check_leg(leg, &assembly.shape)?;
@@ -176,12 +183,17 @@ impl Mirror {
         let chunk_blocks = (chunk_bytes / limits.block_size).min(limits.request_blocks_max);
         let meta = Meta::new(&assembly, policy, chunk_blocks);
         let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, meta);
-        Ok(Self { shared: Arc::new(shared), description })
+        Ok(Self { shared: Arc::new(shared), description, names })
     }
 
     /// One line: which mirror, and which of its legs are in what state.
     pub fn describe(&self) -> &str {
         &self.description
+    }
+
+    /// What tells how far it is, for as long as it is open.
+    pub fn handle(&self) -> MirrorHandle {
+        MirrorHandle::new(&self.shared, Arc::clone(&self.names))
     }
 
     /// Legs that are in sync now, one bit each, and how many regions are still to be copied.

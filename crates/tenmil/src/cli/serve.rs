@@ -14,7 +14,7 @@ use block::uri::Uri;
 use block::{Caps, Device, DeviceOptions, Limiter, MediumError, Opened, Opener, Rate};
 use clap::Args;
 use control::configuration::Configuration;
-use control::Exports;
+use control::{Devices, Exports};
 use dma::Regions;
 use host::stream::{Address, Door};
 use host::{Clock, Cores};
@@ -204,11 +204,12 @@ fn run_nbd(
         text: format!("open {error}"),
         hint: None,
     })?;
+    let devices = Devices::new(opened.handles.clone());
     let served = Arc::new(offer(arguments, &uri, opened, &regions, clock)?);
     let doors = listen.iter().map(open_door).collect::<Result<Vec<_>, _>>()?;
     let reactors = start_reactors(arguments, &clock)?;
     let state = running::state_of(&reactors);
-    let state = state.with(Exports::new(vec![Arc::clone(&served)], clock));
+    let state = state.with(Exports::new(vec![Arc::clone(&served)], clock)).with(devices);
     let mut asked = running::serve(state);
     let server = Server::start(Plan {
         doors,

@@ -25,6 +25,11 @@ pub(super) struct Copying {
 }
 
 impl Copying {
+    /// The next block.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
     /// What is left of it, if it is a repair.
     pub(super) fn repair(&self) -> Option<(u64, u32)> {
         let left = u32::try_from(self.end - self.next).ok()?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use base::Span;
 use block::uri::Uri;
 use control::configuration::{self, Configuration, Line};
-use control::{Announcer, Queues, Relay};
+use control::{Announcer, Devices, Queues, Relay};
 use dma::Regions;
 use host::{Clock, Thread};
 use reactor::Reactors;
@@ -111,10 +111,12 @@ pub(super) fn run(
         clock,
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
-    let world = World { service: service.clone(), server, regions, clock, state };
+    let devices = Devices::default();
+    let hands = devices.clone();
+    let world = World { service: service.clone(), server, regions, clock, state, devices };
     let mut standing = Standing::new(world);
     standing.apply(asked).map_err(|unfit| placed(arguments, unfit))?;
-    let state = running::state_of(&reactors).with(Queues(service.clone()));
+    let state = running::state_of(&reactors).with(Queues(service.clone())).with(hands);
     let mut asking = running::serve(state);
     write_out(out, &ready(arguments.json, &standing))?;
     while !host::signal::interrupted() {

@@ -11,7 +11,7 @@ use crate::backend::mirror::make::format;
 use crate::backend::mirror::members::Members;
 use crate::backend::mirror::superblock::COPIES_AT;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, Mirror};
+use crate::backend::mirror::{Leg, LegState, Mirror, MirrorHandle};
 
 /// Blocks of the mirror: eight regions.
 const BLOCKS: u64 = 1024;
@@ -64,6 +64,19 @@ impl Bench {
         }
     }
 
+    /// The same by one channel, until something is true.
+    fn run_until(&mut self, mirror: &Mirror, mut is_true: impl FnMut() -> bool) {
+        let mut channel = mirror.channel().unwrap();
+        for _ in 0..20_000 {
+            if is_true() {
+                return;
+            }
+            self.now = self.now.after(Span::from_us(10));
+            channel.poll(self.now, &mut Answers::with_capacity(1));
+        }
+        panic!("it never comes to that: {:?}", mirror.progress());
+    }
+
     fn write(&mut self, mirror: &Mirror, lba: u64, version: u32) {
         let memory = self.regions.add(Mapping::new(BLOCK, Backing::Private).unwrap()).unwrap();
         let segment = memory.slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
@@ -113,6 +126,44 @@ fn a_leg_that_was_written_without_the_others_is_not_taken_back() {
         let theirs = bench.disks[1].peek(FIRST + 300);
         assert_eq!(theirs == stamp(300, 2), was_apart, "it is left alone, with what was written");
     }
+}
+
+#[test]
+fn how_far_a_mirror_is_can_be_seen_from_outside() {
+    let mut bench = Bench::new(2);
+    let mirror = bench.open(&[0, 1]).unwrap();
+    let handle = mirror.handle();
+    let states = |handle: &MirrorHandle| {
+        let legs = handle.progress().unwrap().legs;
+        legs.into_iter().map(|leg| leg.state).collect::<Vec<_>>()
+    };
+    assert_eq!(states(&handle), [LegState::InSync; 2]);
+    bench.disks[1].fail();
+    for region in 0..8 {
+        bench.write(&mirror, 128 * region, 1);
+    }
+    assert_eq!(states(&handle), [LegState::InSync, LegState::Stale]);
+    assert_eq!(handle.progress().unwrap().dirty_regions, 8);
+    bench.disks[1].come_back(false);
+    let (mut lefts, mut places) = (Vec::new(), Vec::new());
+    bench.run_until(&mirror, || {
+        let now = handle.progress().unwrap();
+        if lefts.last() != Some(&now.left_regions) {
+            lefts.push(now.left_regions);
+        }
+        places.extend(now.copying_at_bytes);
+        assert!(now.left_regions == 0 || now.legs[1].state == LegState::Copied, "{now:?}");
+        states(&handle) == [LegState::InSync; 2]
+    });
+    assert_eq!(lefts, [0, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+    assert!(places.is_sorted() && places.len() > 1, "{places:?}");
+    assert!(*places.last().unwrap() >= 7 * handle.progress().unwrap().region_bytes);
+    let alone = bench.open(&[0]).unwrap().handle();
+    assert_eq!(alone.progress(), None, "to look at it does not keep it open");
+    drop(mirror);
+    assert_eq!(handle.progress(), None);
+    let mirror = bench.open(&[0]).unwrap();
+    assert_eq!(states(&mirror.handle()), [LegState::InSync, LegState::Missing]);
 }
 
 #[test]

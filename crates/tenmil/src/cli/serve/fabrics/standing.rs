@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use block::{Claim, Device, DeviceOptions, MediumError, Opener};
+use control::Devices;
 use control::configuration::{self, Configuration, Line};
 use dma::Regions;
 use host::Clock;
@@ -41,6 +42,8 @@ pub(super) struct World {
     pub(super) clock: Clock,
     /// Where reservations persist, if they do.
     pub(super) state: Option<StateDirectory>,
+    /// What can be watched and changed about the devices.
+    pub(super) devices: Devices,
 }
 
 /// A place where it listens.
@@ -188,7 +191,8 @@ impl Standing {
             key: "uri",
         })?;
         let (asked, descriptor) = (asked.clone(), Arc::new(descriptor));
-        Ok(Served { asked, description: opened.description, descriptor })
+        let (description, handles) = (opened.description, opened.handles);
+        Ok(Served { asked, description, descriptor, handles })
     }
 
     /// Makes it so, and says what has changed.
@@ -227,6 +231,8 @@ impl Standing {
                 Err(error) => said.push(format!("cannot listen at {}: {error}", listener.address)),
             }
         }
+        let served = subsystems.iter().flat_map(|stood| &stood.namespaces);
+        self.world.devices.replace(served.flat_map(|one| one.handles.clone()).collect());
         (self.configuration, self.listeners, self.subsystems) =
             (Some(asked), listeners, subsystems);
         said
