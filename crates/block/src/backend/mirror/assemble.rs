@@ -45,6 +45,8 @@ pub(super) struct Assembly {
     pub in_sync: u8,
     /// Legs that are said to be in sync by a leg that is.
     pub claimed: u8,
+    /// Stale legs that hold nothing, as any leg says.
+    pub fresh: u8,
     /// The generation of each leg, as found or as last heard of.
     pub(super) known: [u64; LEGS_MAX],
     /// Regions in which legs may differ, as any of them says.
@@ -93,6 +95,7 @@ pub(super) fn assemble(candidates: &[Candidate]) -> Result<Assembly, String> {
         sequences: [Sequence::default(); LEGS_MAX],
         in_sync,
         claimed: 0,
+        fresh: 0,
         dirty: Bits::new(newest.shape.regions()),
         known: newest.known,
     };
@@ -120,6 +123,7 @@ impl Assembly {
         self.generation = self.generation.max(leg.generation);
         self.known[usize::from(leg.leg)] = leg.generation;
         self.dirty.add(&leg.dirty);
+        self.fresh |= leg.fresh & !self.in_sync;
         if self.in_sync & (1 << leg.leg) != 0 {
             self.claimed |= leg.in_sync;
         }
@@ -216,9 +220,21 @@ mod tests {
         let mut dirty = Bits::new(shape.regions());
         dirty.set(u64::from(index) + 1);
         dirty.set(0);
-        let (uuid, sequence, legs, gone, known) = (7, generation + 3, 2, 0, [1; LEGS_MAX]);
-        let leg = index;
-        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, gone, known, dirty }
+        let (uuid, sequence, legs, gone, fresh) = (7, generation + 3, 2, 0, 0);
+        let (leg, known) = (index, [1; LEGS_MAX]);
+        Superblock {
+            uuid,
+            sequence,
+            generation,
+            leg,
+            legs,
+            shape,
+            in_sync,
+            gone,
+            fresh,
+            known,
+            dirty,
+        }
     }
 
     fn put(found: [Found; 2]) -> Result<Assembly, String> {

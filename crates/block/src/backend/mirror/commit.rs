@@ -46,6 +46,7 @@ impl Meta {
             shape: self.shape,
             in_sync,
             gone: self.gone,
+            fresh: self.fresh & !in_sync,
             known: self.known,
             dirty: self.dirty.clone(),
         }
@@ -73,6 +74,7 @@ impl Meta {
         self.drop_legs(shared, failed);
         let promoted = commit.promoting & self.promoting;
         self.in_sync |= promoted;
+        self.fresh &= !promoted;
         self.returning &= !promoted;
         self.promoting = 0;
         if promoted != 0 {

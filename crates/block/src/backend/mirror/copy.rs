@@ -61,15 +61,23 @@ impl Meta {
         let (locked, single_until, again) = (None, 0, false);
         self.copying = Some(Copying { region, next, end, locked, single_until, whole, again });
         shared.closed.set(region, 1);
-        self.mark(region);
+        if self.writes_sound_legs() {
+            self.mark(region);
+        }
         self.go(Phase::Drained { epoch: shared.advance() })
+    }
+
+    /// Whether the copy is written to legs that are in sync: then the region is marked first.
+    fn writes_sound_legs(&self) -> bool {
+        self.copying.as_ref().is_some_and(|one| !one.whole || self.unequal.has(one.region))
     }
 
     pub(super) fn drained(&mut self, epoch: u64, now: Instant) -> Next {
         let Some(region) = self.copying.as_ref().map(|one| one.region) else {
             return self.go(Phase::Rest);
         };
-        if !self.durable.has(region) || !self.is_past(epoch) {
+        let is_marked = self.durable.has(region) || !self.writes_sound_legs();
+        if !is_marked || !self.is_past(epoch) {
             return self.wait(now);
         }
         self.go(Phase::Locked)
@@ -102,8 +110,18 @@ impl Meta {
     pub(super) fn read(&mut self, shared: &Shared, leg: u8, tried: u8) -> Next {
         let Some(copying) = &self.copying else { return self.go(Phase::Rest) };
         let Some((lba, blocks)) = copying.locked else { return self.go(Phase::Rest) };
-        let everywhere = !copying.whole || self.unequal.has(copying.region);
-        let others = if everywhere { self.in_sync } else { tried & self.in_sync };
+        let (region, tried) = (copying.region, tried & self.in_sync);
+        let others = if self.writes_sound_legs() {
+            self.in_sync
+        } else if self.durable.has(region) {
+            tried
+        } else {
+            // Legs in sync differ in no block of a region that is not marked: not while it is torn.
+            if tried != 0 {
+                self.repair(shared, lba, blocks);
+            }
+            0
+        };
         let legs = (others | self.returning) & !leg;
         if legs == 0 {
             return self.stop_copy(shared);

@@ -73,7 +73,8 @@ pub(super) fn format(
         // Both copies, so that nothing older is left.
         for sequence in [1, 2] {
             let (generation, in_sync) = (1, u8::MAX >> (8 - count));
-            let (legs, gone, known, dirty) = (count, 0, [1; LEGS_MAX], dirty.clone());
+            let (legs, gone, fresh, known) = (count, 0, 0, [1; LEGS_MAX]);
+            let dirty = dirty.clone();
             let superblock = Superblock {
                 uuid,
                 sequence,
@@ -83,6 +84,7 @@ pub(super) fn format(
                 shape,
                 in_sync,
                 gone,
+                fresh,
                 known,
                 dirty,
             };

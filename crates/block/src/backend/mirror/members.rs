@@ -1,14 +1,15 @@
 //! Which devices are the legs of a mirror that nobody has open: one more, one less, one for another.
 //!
 //! ```text
-//!   add, replace   new leg: stale ──▶ every other leg: it is one, all is dirty ──▶ old leg: wiped
-//!   remove                            every other leg: it is gone ───────────────▶ old leg: wiped
+//!   add, replace   new leg: stale ──▶ every other leg: it is one, and fresh ──▶ old leg: wiped
+//!   remove                            every other leg: it is gone ────────────▶ old leg: wiped
 //! ```
 //!
 //! Each arrow is a superblock that is written durably before the next one is begun, with a higher
 //! generation than any before. The first leg that has it decides, so after a power cut the mirror
 //! is what it was or what it was to become, and no data is lost either way. The new leg is stale
-//! until the mirror has been open for long enough to copy everything.
+//! until the mirror has been open for long enough to copy everything to it; the others are not
+//! written for that.
 
 use base::{Blame, Instant};
 use dma::{Region, Regions};
@@ -39,6 +40,7 @@ struct Change {
     legs: u8,
     gone: u8,
     in_sync: u8,
+    fresh: u8,
     known: [u64; LEGS_MAX],
     dirty: Bits,
 }
@@ -232,7 +234,8 @@ impl<'a> Members<'a> {
             ));
         }
         let (generation, dirty) = (generation + 1, dirty.clone());
-        Ok(Change { generation, legs, gone, in_sync, known, dirty })
+        let fresh = self.assembly.fresh & !(1 << number);
+        Ok(Change { generation, legs, gone, in_sync, fresh, known, dirty })
     }
 
     /// Makes a device this leg, which is stale.
@@ -244,10 +247,7 @@ impl<'a> Members<'a> {
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<(), String> {
         check_leg(new, &self.assembly.shape)?;
-        let regions = self.assembly.shape.regions();
-        (0..regions).for_each(|region| {
-            change.dirty.set(region);
-        });
+        change.fresh |= 1 << number;
         change.known[usize::from(number)] = change.generation;
         // Both copies, so that nothing older is left.
         for sequence in [1, 2] {
@@ -276,9 +276,21 @@ impl<'a> Members<'a> {
     }
 
     fn superblock(&self, change: &Change, leg: u8, sequence: u64) -> Superblock {
-        let Change { generation, legs, gone, in_sync, known, ref dirty } = *change;
+        let Change { generation, legs, gone, in_sync, fresh, known, ref dirty } = *change;
         let (uuid, shape, dirty) = (self.assembly.uuid, self.assembly.shape, dirty.clone());
-        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, gone, known, dirty }
+        Superblock {
+            uuid,
+            sequence,
+            generation,
+            leg,
+            legs,
+            shape,
+            in_sync,
+            gone,
+            fresh,
+            known,
+            dirty,
+        }
     }
 
     fn write(

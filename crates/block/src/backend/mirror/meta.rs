@@ -31,6 +31,8 @@ pub(super) struct Meta {
     pub(super) joining: u8,
     /// Legs that get every write and are not read yet.
     pub(super) returning: u8,
+    /// Legs that are not in sync and never were: every region is copied to them.
+    pub(super) fresh: u8,
     /// Legs that the next superblocks will call in sync.
     pub(super) promoting: u8,
     /// Legs of which some superblock may say that they are in sync.
@@ -166,6 +168,7 @@ impl Meta {
             in_sync: *in_sync,
             joining: 0,
             returning: 0,
+            fresh: assembly.fresh,
             promoting: 0,
             claimed: assembly.claimed,
             dirty: dirty.clone(),

@@ -49,7 +49,7 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<Report, MediumError> {
 
 /// One line about a mirror that has been put together.
 pub(super) fn describe(assembly: &Assembly, candidates: &[Candidate]) -> String {
-    let Assembly { uuid, legs, gone, in_sync, places, dirty, shape, .. } = assembly;
+    let Assembly { uuid, legs, gone, in_sync, fresh, places, dirty, shape, .. } = assembly;
     let (uuid, sound) = (uuid_text(*uuid), in_sync.count_ones());
     let members = u32::from(*legs) - gone.count_ones();
     let mut text = format!("mirror {uuid}: {sound} of {members} legs in sync");
@@ -73,8 +73,10 @@ pub(super) fn describe(assembly: &Assembly, candidates: &[Candidate]) -> String 
             let _ = write!(text, "; {name} cannot be had: {why}");
         }
     }
-    if (sound > 1 || assembly.present() & !in_sync != 0) && !dirty.is_empty() {
-        let (count, source) = (dirty.count(), in_sync.trailing_zeros());
+    let is_fresh = assembly.present() & fresh != 0;
+    let count = if is_fresh { shape.regions() } else { dirty.count() };
+    if (sound > 1 || assembly.present() & !in_sync != 0) && count > 0 {
+        let source = in_sync.trailing_zeros();
         let share = share_of(count, shape.regions());
         let _ = write!(text, "; {count} regions ({share}) are copied, from leg {source}");
     }

@@ -9,6 +9,7 @@
 //!         | magic | version | crc | UUID | sequence | generation | leg | legs | block size | …
 //!         56             64      72              80        88                  152      2048            4096
 //!         | block count  | first | region blocks | in sync, gone | known generations | zeroes | dirty |
+//!                                                 fresh
 //! ```
 //!
 //! The copies are written in turn, by the parity of their sequence number, so the one before is
@@ -38,6 +39,8 @@ pub struct Superblock {
     pub in_sync: u8,
     /// Numbers that have no leg any more, one bit each.
     pub gone: u8,
+    /// Stale legs that have never been in sync, one bit each: they hold nothing of the mirror.
+    pub fresh: u8,
     /// The generation that each leg's superblock is known to have had.
     pub known: [u64; LEGS_MAX],
     /// Regions in which legs may differ.
@@ -80,7 +83,9 @@ pub const REGIONS_MAX: u64 = 16_384;
 const REGION_BYTES_MIN: u64 = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"tenmilMR";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The one before, in which a new leg made every region dirty instead of being fresh.
+const VERSION_BEFORE: u32 = 1;
 const CRC_AT: usize = 12;
 const KNOWN_AT: usize = 88;
 const MAP_AT: usize = 2048;
@@ -168,7 +173,7 @@ impl Superblock {
         put(56, &block_count.to_le_bytes());
         put(64, &first.to_le_bytes());
         put(72, &region_blocks.to_le_bytes());
-        put(80, &[self.in_sync, self.gone]);
+        put(80, &[self.in_sync, self.gone, self.fresh]);
         for (leg, generation) in self.known.iter().enumerate() {
             put(KNOWN_AT + 8 * leg, &generation.to_le_bytes());
         }
@@ -195,8 +200,9 @@ impl Superblock {
             return Err(damaged(format!("its CRC is {found:08x}, expected {expected:08x}")));
         }
         let version = word32(bytes, 8);
-        if version != VERSION {
-            return Err(damaged(format!("its version is {version}, expected {VERSION}")));
+        if !(VERSION_BEFORE..=VERSION).contains(&version) {
+            let expected = format!("expected {VERSION_BEFORE} or {VERSION}");
+            return Err(damaged(format!("its version is {version}, {expected}")));
         }
         let shape = Shape {
             block_size: word32(bytes, 52),
@@ -224,6 +230,7 @@ impl Superblock {
             legs,
             in_sync: bytes[80],
             gone,
+            fresh: bytes[82],
             known: std::array::from_fn(|leg| word64(bytes, KNOWN_AT + 8 * leg)),
             dirty: Bits::from_words(shape.regions(), words),
             shape,
@@ -285,14 +292,38 @@ mod tests {
             dirty.set(region);
         }
         let uuid = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
-        let (sequence, generation, leg, legs, in_sync, gone) = (7, 3, 1, 2, 0b10, 0);
-        let known = [2, 3, 0, 0, 0, 0, 0, 0];
-        Superblock { uuid, sequence, generation, leg, legs, shape, in_sync, gone, known, dirty }
+        let (sequence, generation, leg, legs, in_sync) = (7, 3, 1, 2, 0b10);
+        let (gone, fresh, known) = (0, 0, [2, 3, 0, 0, 0, 0, 0, 0]);
+        Superblock {
+            uuid,
+            sequence,
+            generation,
+            leg,
+            legs,
+            shape,
+            in_sync,
+            gone,
+            fresh,
+            known,
+            dirty,
+        }
+    }
+
+    #[test]
+    fn the_version_before_is_read_and_one_to_come_is_not() {
+        for (version, is_known) in [(0, false), (1, true), (2, true), (3, false)] {
+            let mut bytes = superblock().encode();
+            bytes[8] = version;
+            let crc = super::crc_of(&bytes);
+            bytes[super::CRC_AT..super::CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+            assert_eq!(Superblock::decode(&bytes).is_ok(), is_known, "{version}");
+        }
     }
 
     #[test]
     fn what_was_written_is_read() {
-        let superblock = superblock();
+        let superblock = Superblock { fresh: 0b01, ..superblock() };
+        assert_eq!(superblock.encode()[82], 1);
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
     }
 
@@ -310,8 +341,8 @@ mod tests {
     #[test]
     fn the_bytes_stay_what_they_are() {
         let bytes = superblock().encode();
-        assert_eq!(&bytes[..12], b"tenmilMR\x01\0\0\0");
-        assert_eq!(bytes[12..16], [0x1d, 0xee, 0x13, 0x3c]);
+        assert_eq!(&bytes[..12], b"tenmilMR\x02\0\0\0");
+        assert_eq!(bytes[12..16], [0x75, 0x3c, 0xf6, 0xbe]);
         assert_eq!(bytes[48..50], [1, 2]);
         assert_eq!(bytes[2048..2057], [1, 0, 0, 0, 0, 0, 0, 0x80, 1]);
     }

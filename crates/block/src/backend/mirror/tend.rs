@@ -237,7 +237,12 @@ impl Meta {
             if !self.is_past(epoch) {
                 return self.wait(now);
             }
-            if !self.has(Planted::PromotesBeforeCopying) {
+            if self.has(Planted::PromotesBeforeCopying) {
+                return self.go(Phase::Rest);
+            }
+            if self.returning & self.fresh != 0 {
+                self.todo.fill();
+            } else {
                 let dirty = self.dirty.clone();
                 self.todo.add(&dirty);
             }

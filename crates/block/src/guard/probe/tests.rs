@@ -236,6 +236,7 @@ fn a_leg_of_a_mirror_is_found_by_either_copy() {
         shape,
         in_sync: 3,
         gone: 0,
+        fresh: 0,
         known: [1; 8],
         dirty: Bits::new(shape.regions()),
     };

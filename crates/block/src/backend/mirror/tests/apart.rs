@@ -194,6 +194,51 @@ fn a_superblock_that_cannot_be_read_is_not_taken_from_the_leg_before() {
 }
 
 #[test]
+fn a_new_leg_is_copied_to_and_the_others_are_written_only_where_they_may_differ() {
+    for is_added in [true, false] {
+        let mut bench = Bench::new(3);
+        let mirror = bench.open(&[0, 1, 2]).unwrap();
+        bench.write(&mirror, 5, 1);
+        bench.run_until(&mirror, || mirror.handle().progress().unwrap().dirty_regions == 0);
+        bench.write(&mirror, 5, 1);
+        drop(mirror);
+        // No write of the mirror's: what the second leg has there shows whether it is written.
+        bench.disks[1].poke(FIRST + 900, stamp(900, 3));
+        bench.disks[1].poke(FIRST + 6, stamp(6, 3));
+        let (legs, regions) = (bench.legs(&[0, 1, 2]), bench.regions.clone());
+        bench.disks.push(Disk::new(&regions, FIRST + BLOCKS, Random::new(9)));
+        let new = bench.legs(&[3]).remove(0);
+        let mut now = || later(&mut bench.now);
+        let mut members = Members::of(&regions, &legs, &mut now).unwrap();
+        let made = match is_added {
+            true => members.add(&new, &mut now),
+            false => members.replace(2, &new, &mut now),
+        };
+        made.unwrap();
+        let which: &[usize] = if is_added { &[0, 1, 2, 3] } else { &[0, 1, 3] };
+        let all = if is_added { 0b1111 } else { 0b111 };
+        // It is closed in the middle, and copied to from the start when it is opened again.
+        let mirror = bench.open(which).unwrap();
+        let said = mirror.describe().to_owned();
+        assert!(said.contains("; 8 regions (100.0 %) are copied, from leg 0"), "{said}");
+        let mut most = 0;
+        bench.run_until(&mirror, || {
+            most = most.max(mirror.progress().1);
+            most == 8 && mirror.progress().1 == 4
+        });
+        assert_ne!(mirror.progress().0, all);
+        drop(mirror);
+        let mirror = bench.open(which).unwrap();
+        bench.run_until(&mirror, || mirror.progress() == (all, 0));
+        let held = |disk: usize, lba: u64| bench.disks[disk].peek(FIRST + lba);
+        assert!(held(1, 900) == stamp(900, 3), "nothing was dirty there");
+        assert_eq!(held(3, 900), held(0, 900), "it has what is read");
+        assert_eq!(held(3, 5), stamp(5, 1));
+        assert_eq!((held(1, 6), held(3, 6)), (held(0, 6), held(0, 6)), "there they may differ");
+    }
+}
+
+#[test]
 fn the_leg_that_is_read_where_legs_may_differ_stays() {
     let mut bench = Bench::new(2);
     let mirror = bench.open(&[0, 1]).unwrap();
