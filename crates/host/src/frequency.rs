@@ -16,6 +16,7 @@
 //!
 //! What was found is written to a file in the runtime directory before anything is changed. It is
 //! put back when a [`Frequency`] is dropped, and after a crash by whoever calls [`recover`] next.
+//! Taking charge and putting back wait for each other, from process to process.
 
 mod domain;
 mod journal;
@@ -92,8 +93,11 @@ impl Files for Machine {
 impl<F: Files> Frequency<F> {
     /// Takes charge of the frequency of these processors. Nothing is changed yet.
     pub fn open(files: F, cores: &Cores, directory: &RuntimeDirectory) -> Result<Self, Absent> {
-        let mut domains = Domain::all(&files, cores)?;
+        // Whoever gives a processor back meanwhile must not be taken for its owner's wish.
+        let _alone = journal::alone(directory.path())
+            .map_err(|found| Absent::NoJournal { path: directory.path().to_owned(), found })?;
         let held = journal::held(directory);
+        let mut domains = Domain::all(&files, cores)?;
         let taken = |domain: &Domain| {
             let holder = held.iter().find(|(_, cores)| !cores.and(domain.cores()).is_empty())?;
             Some(FrequencyError::Held { core: domain.core(), by: holder.0.clone() })
@@ -130,6 +134,8 @@ impl<F: Files> Frequency<F> {
     /// Puts back what was found. What cannot be put back stays in the file of the runtime
     /// directory, for [`recover`] by somebody who may.
     pub fn restore(&mut self) -> Vec<FrequencyError> {
+        // Without it too: what was found is better than what was made of it.
+        let _alone = self.journal.alone();
         let mut errors = Vec::new();
         for domain in &mut self.domains {
             errors.extend(domain.restore(&self.files));

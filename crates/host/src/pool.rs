@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::turn::is_turning;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The threads and their queue. Threads are started when there is work that no idle one could take.
@@ -130,21 +131,45 @@ impl Intake {
         Ok(())
     }
 
+    /// Hands in a job that must be run, and neither run nor dropped by a thread that polls. Where the
+    /// pool does not take it, a thread of its own does, for which nobody waits. It comes back only if
+    /// the machine has no thread to give.
+    ///
+    /// Does not wait for any job.
+    pub fn submit_surely(&self, job: Job) -> Result<(), Job> {
+        let Err(job) = self.submit(job) else { return Ok(()) };
+        // A thread that cannot be started drops what it was given.
+        let kept = Arc::new(Mutex::new(Some(job)));
+        let take =
+            |kept: &Mutex<Option<Job>>| kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (theirs, shared) = (Arc::clone(&kept), Arc::clone(&self.shared));
+        let thread = std::thread::Builder::new().name("pool-late".into());
+        let started = thread.spawn(move || {
+            shared.unbind();
+            if let Some(job) = take(&theirs) {
+                // A panic has been printed, and there is nobody to ask for it any more.
+                let _ = catch_unwind(AssertUnwindSafe(job.work));
+            }
+        });
+        match started {
+            Ok(_) => Ok(()),
+            Err(_) => take(&kept).map_or(Ok(()), Err),
+        }
+    }
+
     fn start(&self, number: usize) -> std::io::Result<JoinHandle<()>> {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name(format!("pool-{number}"));
         thread.spawn(move || {
-            if let Some(processors) = &shared.processors {
-                // A set that is no longer allowed leaves the thread where it was started.
-                let _ = sched_setaffinity(None, processors);
-            }
+            shared.unbind();
             shared.work();
         })
     }
 }
 
 impl Drop for Pool {
-    /// Waits until every job that was taken has been run.
+    /// Waits until every job that was taken has been run. A thread that [turns](is_turning) does not
+    /// wait: the jobs are run all the same.
     fn drop(&mut self) {
         let threads = {
             let mut state = self.0.shared.lock();
@@ -152,6 +177,9 @@ impl Drop for Pool {
             std::mem::take(&mut state.threads)
         };
         self.0.shared.changed.notify_all();
+        if is_turning() {
+            return;
+        }
         for thread in threads {
             // Panics of jobs do not get here.
             let _ = thread.join();
@@ -170,6 +198,14 @@ impl Shared {
     /// The state is whole whenever the lock is free, whatever happened to its last owner.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the present thread run where the pool was made.
+    fn unbind(&self) {
+        if let Some(processors) = &self.processors {
+            // A set that is no longer allowed leaves the thread where it was started.
+            let _ = sched_setaffinity(None, processors);
+        }
     }
 
     /// What a thread does until the pool has ended and nothing is left to do.
@@ -245,7 +281,7 @@ mod tests {
     use base::Span;
 
     use super::{Job, Panicked, Pool, State};
-    use crate::{Cores, Sleeper, Thread, mailbox};
+    use crate::{Clock, Cores, Sleeper, Thread, Turn, Wait, mailbox, turn};
 
     /// A job that says that it runs, then waits to be released.
     fn held(name: &'static str) -> (Job, Receiver<()>, Sender<()>) {
@@ -296,6 +332,64 @@ mod tests {
         assert_eq!((ran.recv().unwrap(), ran.recv().unwrap()), (1, 2));
         drop(pool);
         assert_eq!(intake.submit(Job::new("late", || {})).unwrap_err().name(), "late");
+    }
+
+    /// A turn that drops a pool, and says when that is done.
+    struct Drops(Option<Pool>, Sender<()>);
+
+    impl Turn for Drops {
+        fn turn(&mut self, _: base::Instant) -> Wait {
+            drop(self.0.take());
+            self.1.send(()).unwrap();
+            Wait::Ended
+        }
+
+        fn arm(&mut self, _: base::Instant) -> bool {
+            false
+        }
+
+        fn woken(&mut self, _: &[u64]) {}
+    }
+
+    #[test]
+    fn a_thread_that_turns_waits_for_no_job() {
+        let pool = Pool::new(1, 4);
+        let (job, begun, release) = held("held");
+        let (send, ran) = channel();
+        pool.submit(job).unwrap();
+        pool.submit(Job::new("after", move || send.send(()).unwrap())).unwrap();
+        begun.recv().unwrap();
+        let (tell, dropped) = channel();
+        let turns = Thread::spawn("turns", None, move |_| {
+            let mut drops = Drops(Some(pool), tell);
+            turn::run(&mut drops, &Clock::kernel(), &mut Sleeper::new().unwrap());
+        });
+        dropped.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        drop(release);
+        ran.recv().unwrap();
+        turns.unwrap().join();
+    }
+
+    #[test]
+    fn what_must_be_run_is_run_where_the_pool_is_full_or_gone() {
+        let me = std::thread::current().id();
+        let look = |intake: &super::Intake| {
+            let (send, ran) = channel();
+            let job = Job::new("close", move || send.send(std::thread::current().id()).unwrap());
+            intake.submit_surely(job).unwrap();
+            assert_ne!(ran.recv().unwrap(), me);
+        };
+        let pool = Pool::new(1, 1);
+        let intake = pool.intake();
+        look(&intake);
+        let (job, begun, release) = held("held");
+        pool.submit(job).unwrap();
+        begun.recv().unwrap();
+        pool.submit(Job::new("waits", || {})).unwrap();
+        look(&intake);
+        drop(release);
+        drop(pool);
+        look(&intake);
     }
 
     #[test]

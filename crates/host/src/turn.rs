@@ -1,5 +1,6 @@
 //! The loop around a turn: it reads the clock and blocks, so that a turn needs to do neither.
 
+use std::cell::Cell;
 use std::num::NonZeroU64;
 
 use base::{Instant, Span};
@@ -49,13 +50,24 @@ pub enum Wait {
     Ended,
 }
 
+thread_local! {
+    static TURNS: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Turns until the turn says that it has ended. Sleeps of this thread end to the nanosecond
 /// meanwhile, and not up to 50 us late, as the kernel else allows itself.
 pub fn run(turn: &mut (impl Turn + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
     // If it is refused, sleeps are late, which nothing depends on.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
+    TURNS.set(true);
     turn_until_ended(turn, clock, sleeper);
+    TURNS.set(false);
     let _ = set_current_timer_slack(None);
+}
+
+/// Whether the present thread turns, and so must not wait for anything.
+pub fn is_turning() -> bool {
+    TURNS.get()
 }
 
 fn turn_until_ended(turn: &mut (impl Turn + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {

@@ -70,6 +70,11 @@ impl Journal {
         }
     }
 
+    /// As [`alone`], where this file is.
+    pub(super) fn alone(&self) -> Option<File> {
+        alone(self.path.parent()?).ok()
+    }
+
     /// Everything has been put back.
     pub(super) fn done(&self) {
         // Gone already if this is the second time.
@@ -81,6 +86,14 @@ impl Journal {
 /// process that changes nothing itself.
 pub fn recover(files: &impl Files, directory: &RuntimeDirectory) -> Recovered {
     let mut recovered = Recovered::default();
+    let _alone = match alone(directory.path()) {
+        Ok(locked) => locked,
+        Err(found) => {
+            let (path, found) = (directory.path().to_owned(), found.to_string());
+            recovered.errors.push(FrequencyError::Journal { path, found });
+            return recovered;
+        }
+    };
     let mut cores = Vec::new();
     for found in all(directory).into_iter().filter(|found| found.abandoned.is_some()) {
         let mut refused = false;
@@ -106,6 +119,19 @@ pub fn recover(files: &impl Files, directory: &RuntimeDirectory) -> Recovered {
     }
     recovered.cores = cores.into_iter().collect();
     recovered
+}
+
+/// Waits until nobody else takes charge of processors or puts them back, and keeps others from it
+/// while the answer lives.
+pub(super) fn alone(directory: &Path) -> Result<File, Errno> {
+    let locked =
+        File::open(directory).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    while let Err(errno) = flock(&locked, FlockOperation::LockExclusive) {
+        if errno != Errno::INTR {
+            return Err(errno);
+        }
+    }
+    Ok(locked)
 }
 
 /// The processors that living processes have in charge, and their files.

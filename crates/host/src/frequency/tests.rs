@@ -369,3 +369,64 @@ fn the_file_is_for_its_owner_alone() {
     let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap();
     assert_eq!(journal.metadata().unwrap().mode() & 0o777, 0o600);
 }
+
+/// A machine that notices when somebody could come in between.
+struct Jealous<'a> {
+    machine: &'a Machine,
+    directory: &'a RuntimeDirectory,
+    looks: std::cell::Cell<u32>,
+    is_trusting: std::cell::Cell<bool>,
+}
+
+impl Jealous<'_> {
+    fn check(&self) {
+        use rustix::fs::{FlockOperation, flock};
+        if self.is_trusting.get() {
+            return;
+        }
+        let other = std::fs::File::open(self.directory.path()).unwrap();
+        let locked = flock(&other, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(locked, Err(Errno::WOULDBLOCK), "another process could come in between");
+        self.looks.set(self.looks.get() + 1);
+    }
+}
+
+impl Files for &Jealous<'_> {
+    fn text(&self, path: &str) -> Option<String> {
+        self.check();
+        self.machine.text(path)
+    }
+
+    fn write(&self, path: &str, value: &str) -> Result<(), Errno> {
+        self.check();
+        self.machine.write(path, value)
+    }
+}
+
+#[test]
+fn nobody_comes_between_what_was_found_and_who_has_it() {
+    let (root, machine) = machine_of(&[plain(0)]);
+    let directory = runtime(root.path());
+    let (looks, is_trusting) = Default::default();
+    let jealous = Jealous { machine: &machine, directory: &directory, looks, is_trusting };
+    let looks = || jealous.looks.replace(0) > 0;
+    let mut frequency = Frequency::open(&jealous, &cores("0"), &directory).unwrap();
+    assert!(looks());
+    // Who has it may change it alone.
+    jealous.is_trusting.set(true);
+    frequency.apply(&[(0, Speed::Lowest)]);
+    jealous.is_trusting.set(false);
+    frequency.restore();
+    assert!(looks());
+    drop(frequency);
+    // Somebody takes charge of it, makes it slow and is killed.
+    let mut killed = Frequency::open(machine.clone(), &cores("0"), &directory).unwrap();
+    killed.apply(&[(0, Speed::Lowest)]);
+    let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
+    let left = std::fs::read(&journal).unwrap();
+    drop(killed);
+    std::fs::write(&journal, left).unwrap();
+    looks();
+    assert_eq!(recover(&&jealous, &directory).cores, cores("0"));
+    assert!(looks());
+}
