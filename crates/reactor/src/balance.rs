@@ -173,11 +173,14 @@ impl Balancer {
         sample: &Sample,
     ) -> Option<ThreadLoad> {
         let home = sample.reactors.iter().find(|reactor| reactor.id == thread.home)?;
+        // No plan is made for one that cannot go.
+        let is_tied = thread.pollers.iter().any(|poller| poller.tied.is_some());
+        let mask = if is_tied { Some(Cores::from_iter([home.core])) } else { thread.mask.clone() };
         Some(ThreadLoad {
             id: u64::from(thread.id.0),
             home: home.core,
             busy: since(thread.busy, before.map(|before| before.busy)),
-            mask: thread.mask.clone(),
+            mask,
             node: thread.node,
             last_move: self.arrived.get(&thread.id).copied(),
             // A second order before the first is carried out would take its place; the rest keeps

@@ -88,7 +88,8 @@ impl Context<'_> {
         self.desk.changes.push_back(Change::Remove(poller));
     }
 
-    /// Polls it no more until it is resumed. It still gets messages.
+    /// Polls it no more until it is resumed. It still gets messages, and what it has in flight when
+    /// its thread leaves is polled for.
     pub fn pause(&mut self, poller: PollerId) {
         self.desk.changes.push_back(Change::Pause(poller));
     }

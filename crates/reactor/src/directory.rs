@@ -123,7 +123,8 @@ impl Directory {
 
     /// Moves a thread to another reactor. The move has been ordered when this returns, and takes
     /// place once all pollers of the thread have let go; an event tells. It takes the place of a move
-    /// that is under way: a thread that is moved to where it still lives stays there.
+    /// that is under way: a thread that is moved to where it still lives stays there. Refused at once
+    /// if one of its pollers [is tied](crate::Registration::tied) to where it is.
     pub fn move_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), Refused> {
         let _alone = self.steering();
         let record = self.record_of(thread)?;
@@ -170,6 +171,13 @@ impl Directory {
 
     /// Wants a thread on a reactor, and has it told.
     fn want(&self, record: &ThreadRecord, to: ReactorId) -> Result<(), Refused> {
+        let pollers = record.pollers();
+        let tied = pollers.iter().find_map(|poller| Some((poller, poller.tied?)));
+        if let Some((poller, reason)) = tied.filter(|_| to != record.home()) {
+            let (thread, poller) = (record.name.clone(), poller.name.clone());
+            return Err(Refused::Tied { thread, poller, reason });
+        }
+        drop(pollers);
         let before = record.want(to);
         self.tell(record).inspect_err(|_| _ = record.want(before))
     }
@@ -407,6 +415,7 @@ fn sample_poller(record: &PollerRecord) -> PollerSample {
     PollerSample {
         name: record.name.clone(),
         wake: record.wake,
+        tied: record.tied,
         every: record.every_ns.as_ref().map(|every| Span { ns: every.get() }),
         paused: record.paused.load(Ordering::Relaxed),
         polls: record.polls.get(),

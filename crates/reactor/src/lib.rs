@@ -53,6 +53,7 @@ mod context;
 mod directory;
 mod event;
 pub mod governor;
+mod latency;
 mod lookout;
 mod message;
 mod panicked;
@@ -75,6 +76,7 @@ pub use directory::{
     Directory, NotSpawned, PollerSample, ReactorId, ReactorSample, Sample, ThreadId, ThreadSample,
 };
 pub use event::{Culprit, Event, Events, Noted, PollerPanicked};
+pub use latency::MeanLatency;
 pub use lookout::{ENDLESS, Lookout};
 pub use message::{Call, Handle, Message};
 pub use poller::{Found, Parting, Poller, PollerId, Registration, WakeKind, WokenBy};

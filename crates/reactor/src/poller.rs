@@ -165,6 +165,7 @@ pub struct Registration {
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
     pub(crate) sleeps_at_once: bool,
+    pub(crate) tied: Option<&'static str>,
     pub(crate) when_panicked: Option<WhenPanicked>,
 }
 
@@ -211,6 +212,7 @@ impl Registration {
             every,
             paused: false,
             sleeps_at_once: false,
+            tied: None,
             when_panicked: None,
         }
     }
@@ -227,6 +229,14 @@ impl Registration {
     #[must_use]
     pub fn sleeps_at_once(self) -> Self {
         Self { sleeps_at_once: true, ..self }
+    }
+
+    /// It can live on the reactor where it begins and on no other, for this reason: the first half of
+    /// a sentence, such as "its socket belongs to a ring". Its thread is not moved: whoever wants
+    /// that is refused.
+    #[must_use]
+    pub fn tied(self, reason: &'static str) -> Self {
+        Self { tied: Some(reason), ..self }
     }
 
     /// What is done if it panics, after it has been dropped: those it served are told.

@@ -29,6 +29,15 @@ pub enum Refused {
         /// The cores with reactors.
         cores: Cores,
     },
+    /// A thread that cannot leave its reactor.
+    Tied {
+        /// The thread's name.
+        thread: String,
+        /// The poller that cannot.
+        poller: String,
+        /// Why it cannot.
+        reason: &'static str,
+    },
     /// There is no such reactor.
     UnknownReactor {
         /// Its number.
@@ -87,6 +96,10 @@ impl fmt::Display for Refused {
             Self::MaskOutside { thread, mask, cores } => {
                 write!(out, "thread '{thread}': mask {mask}, expected one of the cores {cores}")
             }
+            Self::Tied { thread, poller, reason } => write!(
+                out,
+                "thread '{thread}': poller '{poller}' cannot leave its reactor: {reason}"
+            ),
             Self::UnknownReactor { reactor, count } => {
                 write!(out, "reactor {reactor}: expected a number below {count}")
             }

@@ -313,6 +313,10 @@ impl LightThread {
         while let Some(unused) = self.desk.channels.take_unused() {
             self.close_channel(unused, now, local);
         }
+        if self.slots.has_unlisted() {
+            // What the kernel refused may have been for want of room.
+            self.slots.sort_out(self.desk.record.id, now, local);
+        }
         let record = &self.desk.record;
         record.busy_ns.set(self.desk.busy_ns);
         record.messages.set(self.desk.messages);

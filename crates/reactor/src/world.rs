@@ -9,6 +9,7 @@ mod chaos;
 pub(crate) mod crew;
 mod idling;
 mod lifetimes;
+mod sources;
 mod timing;
 mod travelling;
 

@@ -1,6 +1,6 @@
 //! What the kernel says about our processors, and does to them, without ever waiting for it.
 
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use host::Cores;
 use host::frequency::{Frequency, FrequencyError, Speed};
@@ -25,7 +25,7 @@ pub trait Ground: Send {
 }
 
 /// The kernel's files, read and written by a thread of a [`Pool`] once in a period. What was found
-/// is known in the next period. Frequencies are put back when this is dropped.
+/// is known in the next period. Frequencies are put back by the pool when this is dropped.
 pub struct KernelGround {
     pool: Arc<Pool>,
     shared: Arc<Mutex<Shared>>,
@@ -81,11 +81,25 @@ impl Ground for KernelGround {
             std::mem::take(&mut shared.errors)
         };
         let shared = Arc::clone(&self.shared);
-        let look = move || shared.lock().unwrap_or_else(PoisonError::into_inner).look();
+        let look = move || lock(&shared).look();
         // If the pool is full the next period asks again.
         let _ = self.pool.submit(Job::new("cpuset and frequencies", look));
         errors
     }
+}
+
+impl Drop for KernelGround {
+    /// It is dropped on a reactor, where the kernel's files are not to be waited for.
+    fn drop(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let put_back = move || drop(lock(&shared).frequency.take());
+        // Without a single thread it is done here: late is better than never.
+        drop(self.pool.intake().submit_surely(Job::new("frequencies put back", put_back)));
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

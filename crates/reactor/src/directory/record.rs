@@ -206,6 +206,8 @@ pub(crate) struct PollerRecord {
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) wake: WakeKind,
+    /// Why it cannot leave its reactor, if it cannot.
+    pub(crate) tied: Option<&'static str>,
     /// Nothing if it is not timed.
     pub(crate) every_ns: Option<Count>,
     pub(crate) paused: AtomicBool,

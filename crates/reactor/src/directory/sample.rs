@@ -90,6 +90,8 @@ pub struct PollerSample {
     pub name: String,
     /// What wakes it.
     pub wake: WakeKind,
+    /// Why it cannot leave its reactor, if it cannot.
+    pub tied: Option<&'static str>,
     /// Its period, if it is timed.
     pub every: Option<Span>,
     /// Whether it is paused.

@@ -44,6 +44,8 @@ pub(crate) struct Slot {
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
     pub(crate) detached: bool,
+    /// It was asked to let go and has something in flight: it is polled although it is paused.
+    pub(crate) is_draining: bool,
     sleeps_at_once: bool,
     /// What the reactor's sleeper hears of its descriptor.
     hearing: Hearing,
@@ -125,6 +127,11 @@ impl Slots {
         self.iter().next().map(|slot| slot.id)
     }
 
+    /// Whether the descriptor of somebody could not be put among the sources of the sleeper.
+    pub(crate) fn has_unlisted(&self) -> bool {
+        self.iter().any(|slot| slot.unlisted)
+    }
+
     /// Sorts out again who is polled every turn, who is waited for, and when the timed ones are due.
     /// To be called after anything of that has changed.
     pub(crate) fn sort_out(&mut self, thread: ThreadId, now: Instant, local: &mut Local) {
@@ -132,7 +139,7 @@ impl Slots {
         (self.sleepless, self.looking) = (0, 0);
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
-            let runs = !slot.paused && !slot.detached;
+            let runs = slot.runs();
             let hearing = match (runs, slot.trust.is_wary()) {
                 (false, _) => Hearing::Nothing,
                 (true, false) => Hearing::Readable,
@@ -151,7 +158,7 @@ impl Slots {
                 slot.due = now.after(every);
                 self.timers.push(slot.due, slot.id);
             }
-            if slot.paused {
+            if slot.paused && !runs {
                 slot.due = Instant::NEVER;
             }
         }
@@ -161,13 +168,15 @@ impl Slots {
 
 impl Slot {
     pub(crate) fn new(id: PollerId, registration: Registration, number: u64) -> Self {
-        let Registration { name, poller, woken_by, every, paused, sleeps_at_once, when_panicked } =
-            registration;
+        let Registration { name, poller, woken_by, every, paused, .. } = registration;
+        let (sleeps_at_once, when_panicked) =
+            (registration.sleeps_at_once, registration.when_panicked);
         let every = every.map(|every| every.max(PERIOD_MIN));
         let record = PollerRecord {
             number,
             name,
             wake: woken_by.kind(),
+            tied: registration.tied,
             every_ns: every.map(Count::from),
             paused: AtomicBool::new(paused),
             polls: Count::default(),
@@ -184,6 +193,7 @@ impl Slot {
             every,
             paused,
             detached: true,
+            is_draining: false,
             sleeps_at_once,
             hearing: Hearing::Nothing,
             unlisted: false,
@@ -192,6 +202,11 @@ impl Slot {
             when_panicked,
             record: Arc::new(record),
         }
+    }
+
+    /// Whether it is polled.
+    fn runs(&self) -> bool {
+        !self.detached && (!self.paused || self.is_draining)
     }
 
     #[inline]
@@ -248,17 +263,24 @@ impl Slot {
     /// another way.
     fn list(&mut self, wanted: Hearing, local: &Local) -> io::Result<()> {
         let WokenBy::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
-        let before = std::mem::replace(&mut self.hearing, wanted);
-        if wanted == before || self.unlisted && before != Hearing::Nothing {
-            return Ok(());
-        }
         let sources = &local.sources;
+        if self.hearing == Hearing::Nothing && wanted != Hearing::Nothing {
+            let added = sources.add(descriptor, self.number);
+            let was_unlisted = std::mem::replace(&mut self.unlisted, added.is_err());
+            return match added {
+                Ok(()) => {
+                    self.hearing = Hearing::Readable;
+                    self.list(wanted, local)
+                }
+                // It is tried again and again, and told once.
+                Err(_) if was_unlisted => Ok(()),
+                Err(error) => Err(error),
+            };
+        }
+        self.unlisted = false;
+        let before = std::mem::replace(&mut self.hearing, wanted);
         match (before, wanted) {
-            (Hearing::Nothing, _) => {
-                let added = sources.add(descriptor, self.number);
-                self.unlisted = added.is_err();
-                added
-            }
+            _ if before == wanted => Ok(()),
             (_, Hearing::Nothing) => sources.remove(descriptor),
             (_, Hearing::Readable) => sources.hear_readable(descriptor, self.number),
             (_, Hearing::Changes) => sources.hear_changes(descriptor, self.number),

@@ -85,7 +85,7 @@ impl LightThread {
     pub(super) fn attach(&mut self, now: Instant, local: &mut Local) {
         for slot in self.slots.iter_mut().filter(|slot| slot.detached) {
             local.watch.begin(slot.number);
-            slot.detached = false;
+            (slot.detached, slot.is_draining) = (false, false);
             slot.poller.attach();
             // It may begin with something to be made visible.
             self.desk.changes.push_back(Change::Flush);
@@ -133,6 +133,7 @@ impl LightThread {
         for slot in self.slots.iter_mut() {
             local.watch.begin(slot.number);
             slot.detached = slot.poller.detach(parting);
+            slot.is_draining = !slot.detached;
             if !slot.detached && holds_on.is_none() {
                 holds_on = Some(slot.id);
             }

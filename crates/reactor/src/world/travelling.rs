@@ -139,3 +139,51 @@ fn a_move_that_was_given_up_is_not_made_later() {
     world.settle();
     assert_eq!(thread.home(), R0);
 }
+
+#[test]
+fn a_paused_poller_is_polled_until_it_has_let_go() {
+    let mut world = World::adaptive(0, 2);
+    let in_flight = tally();
+    let woken_by = WokenBy::OnlyWhileBusy("waits for what it has in flight");
+    let ring = Registration::active("ring", woken_by, Ring::new(&in_flight, 5));
+    let plan = ThreadPlan::new("paused").on(R0).poller(ring.paused());
+    let thread = world.directory.spawn(plan).unwrap();
+    world.settle();
+    in_flight.store(20, RELAXED);
+    world.turn_all(200);
+    assert_eq!(count(&in_flight), 20, "it is paused");
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.settle();
+    assert_eq!((thread.home(), count(&in_flight)), (R1, 0));
+    in_flight.store(20, RELAXED);
+    world.call(&thread, |_| ());
+    world.turn_all(200);
+    assert_eq!(count(&in_flight), 20, "and still is");
+    assert_eq!(world.kinds(), ["thread-started", "thread-moved"]);
+}
+
+#[test]
+fn a_thread_that_is_tied_is_not_asked_to_leave() {
+    let mut world = World::adaptive(0, 2);
+    let in_flight = tally();
+    let woken_by = WokenBy::OnlyWhileBusy("waits for what it has in flight");
+    let ring = Ring::new(&in_flight, 5);
+    let log = std::sync::Arc::clone(&ring.log);
+    let ring = Registration::active("ring", woken_by, ring).tied("its socket belongs to a ring");
+    let thread = world.directory.spawn(ThreadPlan::new("tied").on(R0).poller(ring)).unwrap();
+    world.settle();
+    let expected =
+        "thread 'tied': poller 'ring' cannot leave its reactor: its socket belongs to a ring";
+    let refused = world.directory.move_thread(thread.id(), R1).unwrap_err();
+    assert_eq!(refused.to_string(), expected);
+    let refused = world.directory.set_mask(thread.id(), Some(Cores::from_iter([1]))).unwrap_err();
+    assert_eq!(refused.to_string(), expected);
+    assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
+    assert_eq!(world.directory.set_mask(thread.id(), Some(Cores::from_iter([0]))), Ok(R0));
+    world.settle();
+    assert_eq!(*log.lock().unwrap(), ["attached"], "it goes on as if nobody had asked");
+    assert_eq!(world.kinds(), ["thread-started"]);
+    world.directory.end_thread(thread.id()).unwrap();
+    world.settle();
+    assert!(thread.is_gone());
+}
