@@ -84,6 +84,12 @@ impl Announcer {
         }
         self.wake.clone().raise(0);
     }
+
+    /// So many things happened that nobody will be told of.
+    pub(crate) fn announce_lost(&self, count: u64) {
+        self.lost.fetch_add(count, Ordering::Relaxed);
+        self.wake.clone().raise(0);
+    }
 }
 
 impl Announcements {

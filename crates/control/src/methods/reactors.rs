@@ -1,7 +1,7 @@
 //! Reactors, the threads that live on them, and the pollers of those.
 
 use core::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use base::Span;
 use host::Clock;
@@ -226,13 +226,15 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
 pub struct Relay {
     announcer: Announcer,
     lookout: Lookout,
+    /// Whose events it has passed on. A program may start other reactors after these.
+    heard: Weak<Directory>,
     next: u64,
 }
 
 impl Relay {
     /// One that has passed nothing on yet.
     pub fn new(announcer: Announcer) -> Self {
-        Self { announcer, lookout: Lookout::default(), next: 0 }
+        Self { announcer, lookout: Lookout::default(), heard: Weak::new(), next: 0 }
     }
 
     /// What it announces with, for others who have something to say.
@@ -242,9 +244,16 @@ impl Relay {
 
     /// Looks after the reactors, and passes on what is new.
     pub fn pass_on(&mut self, Running { directory, clock }: &Running) {
+        let heard = Arc::downgrade(directory);
+        if !self.heard.ptr_eq(&heard) {
+            (self.heard, self.next, self.lookout) = (heard, 0, Lookout::default());
+        }
         self.lookout.look(clock.now(), directory);
         let events = directory.events_since(self.next);
         self.next = events.next;
+        if events.missed > 0 {
+            self.announcer.announce_lost(events.missed);
+        }
         for noted in &events.noted {
             let name = noted.event.kind();
             let known = EVENTS.iter().find(|kind| kind.name == name);

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use base::Span;
+use host::Cores;
 use host::frequency::Speed;
 use reactor::balance::Steering;
 use reactor::schedule::{Move, Options};
@@ -22,6 +23,8 @@ type Find = dyn Fn() -> Option<Steering> + Send + Sync;
 const PERCENT: Kind = Kind::Whole { min: 0, max: 100 };
 /// Up to an hour.
 const MILLISECONDS: Kind = Kind::Whole { min: 1, max: 3_600_000 };
+
+const CORE: Kind = Kind::Whole { min: 0, max: 4095 };
 
 const fn setting(name: &'static str, kind: Kind, help: &'static str) -> Parameter {
     Parameter { name, kind, need: Need::Optional, help }
@@ -74,6 +77,9 @@ pub(super) const METHODS: &[Method] = &[
             setting("core_limit", PERCENT, "percent above which a reactor sheds"),
             setting("core_busy", PERCENT, "percent from which a reactor may hide work"),
             setting("rest_ms", MILLISECONDS, "time in which no thread moves twice"),
+            setting("scheduling_core", CORE, "the core where idle threads gather"),
+            setting("isolated", Kind::Cores, "cores for threads that ask for them, and no others"),
+            setting("share_all", Kind::Flag, "true to isolate no core and gather anywhere"),
         ],
         answer: SCHEDULER,
         help: "Change the scheduler's settings, from the end of the running period on",
@@ -149,6 +155,14 @@ fn changed(call: &Call<'_>, mut options: Options) -> Result<Options, Refusal> {
     options.load_limit = percent("load_limit", options.load_limit);
     options.core_limit = percent("core_limit", options.core_limit);
     options.core_busy = percent("core_busy", options.core_busy);
+    if call.arguments.flag("share_all").unwrap_or(false) {
+        (options.scheduling_core, options.isolated) = (None, Cores::default());
+    }
+    let core = given("scheduling_core").and_then(|core| u32::try_from(core).ok());
+    options.scheduling_core = core.or(options.scheduling_core);
+    if let Some(cores) = call.arguments.cores("isolated") {
+        options.isolated = cores.clone();
+    }
     Ok(options)
 }
 
@@ -189,7 +203,8 @@ mod tests {
     }
 
     fn state() -> State {
-        let places = vec![Place { core: 0, siblings: Cores::default(), node: None }];
+        let place = |core| Place { core, siblings: Cores::default(), node: None };
+        let places = vec![place(0), place(1)];
         let (_balancer, steering) = balancer(Options::default(), places, Nowhere).unwrap();
         State::new().with(Balancing::new(move || Some(steering.clone())))
     }
@@ -220,6 +235,25 @@ mod tests {
         ask(&state, "set_scheduler", &json!({ "policy": "static" })).unwrap();
         let back = ask(&state, "scheduler", &json!({})).unwrap();
         assert_eq!((&back["policy"], &back["period_ns"]), (&before["policy"], &after["period_ns"]));
+    }
+
+    #[test]
+    fn cores_get_a_part_of_their_own_and_lose_it_again() {
+        let state = state();
+        let change = json!({ "scheduling_core": 1, "isolated": "0" });
+        let after = ask(&state, "set_scheduler", &change).unwrap();
+        assert_eq!((&after["scheduling_core"], &after["isolated"]), (&json!(1), &json!("0")));
+        for (change, named) in [
+            (json!({ "scheduling_core": 9 }), "scheduling core is 9"),
+            (json!({ "isolated": "0-1" }), "isolated cores are 0-1"),
+            (json!({ "scheduling_core": 0 }), "scheduling core 0 is isolated"),
+        ] {
+            let refusal = ask(&state, "set_scheduler", &change).unwrap_err();
+            assert!(refusal.message.contains(named), "{refusal}");
+        }
+        assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), after);
+        let after = ask(&state, "set_scheduler", &json!({ "share_all": true })).unwrap();
+        assert_eq!((&after["scheduling_core"], &after["isolated"]), (&Value::Null, &json!("")));
     }
 
     #[test]

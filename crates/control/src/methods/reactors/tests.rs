@@ -206,6 +206,41 @@ fn what_happens_on_reactors_is_passed_on_once_and_every_kind_is_described() {
 }
 
 #[test]
+fn what_has_made_room_is_counted_and_other_reactors_are_heard_from_the_start() {
+    let (announcer, announced) = announcements().unwrap();
+    let mut relay = Relay::new(announcer);
+    let mut told = |world: &World| {
+        relay.pass_on(&world.running());
+        std::iter::from_fn(|| announced.next()).collect::<Vec<_>>()
+    };
+    let world = World::new();
+    let is_second =
+        |event: &Event| matches!(event, Event::ThreadStarted { name, .. } if name == "second");
+    world.await_event(is_second);
+    let first = told(&world);
+    assert!(first.iter().any(|event| event.kind.name == "thread-started"));
+    // As in the second phase of a run.
+    let other = World::new();
+    other.await_event(is_second);
+    let starts = told(&other).iter().filter(|event| event.kind.name == "thread-started").count();
+    assert_eq!(starts, 2);
+
+    let kept = ReactorOptions::default().events;
+    for _ in 0..kept {
+        let nobody = ThreadPlan::new("mayfly").first(|context| context.end());
+        let mayfly = other.reactors.spawn(nobody).unwrap();
+        while !mayfly.is_gone() {
+            host::thread::give_way();
+        }
+    }
+    let lost = told(&other).remove(0);
+    assert_eq!(
+        (lost.kind.name, lost.about["count"].as_u64() >= Some(kept as u64 / 2)),
+        ("lost", true)
+    );
+}
+
+#[test]
 fn a_process_without_reactors_says_so() {
     let none = State::new().with(Reactors::new(|| None));
     for state in [State::new(), none] {
