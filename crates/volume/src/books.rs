@@ -3,7 +3,7 @@
 //! Whatever changes them does so inside [`Books::attempt`]: if it stops, because a page has to be
 //! read first or there is no room, the books are as they were, and it may be tried again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -30,6 +30,8 @@ pub(crate) struct Books {
     /// Pages that turned out to be damaged, until whoever waited for them has seen it.
     pub(crate) damaged: BTreeMap<u64, Damage>,
     pub(crate) space: Space,
+    /// Volumes of which blocks that were mapped lie elsewhere now, or nowhere.
+    pub(crate) remapped: BTreeSet<u64>,
     /// A node with more records than this is split.
     pub(crate) full: usize,
     /// How many mapped blocks a step gives back at most.
@@ -90,6 +92,7 @@ impl Books {
             cache: Cache::new(budget_bytes),
             damaged: BTreeMap::new(),
             space,
+            remapped: BTreeSet::new(),
             full: FULL,
             step_blocks: u64::MAX,
             sweep_from: 0,
@@ -196,7 +199,14 @@ impl Books {
 
     /// A block that was asked for has been read.
     pub(crate) fn handle_read(&mut self, address: u64, page: Result<Page, Damage>) {
-        match page {
+        let inside = page.and_then(|page| match page.stays_in(&self.superblock.room()) {
+            true => Ok(page),
+            false => {
+                let (kind, owner, flaw) = (Some(page.kind), page.owner, Flaw::Records);
+                Err(Damage { address, kind, owner, flaw })
+            }
+        });
+        match inside {
             Ok(page) => self.cache.put(address, Arc::new(page)),
             Err(damage) => {
                 self.damaged.insert(address, damage);

@@ -3,7 +3,7 @@
 //! Every block of metadata is read once, however many trees it belongs to. Memory grows with the
 //! metadata: an entry for each block of it and each run of data.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -29,8 +29,10 @@ pub struct Check {
     data: Deltas,
     /// What the space map says.
     recorded: Vec<Record>,
-    /// Nodes of maps: blocks mapped in the node itself, and its children.
-    nodes: BTreeMap<u64, (u64, Vec<u64>)>,
+    /// Nodes of maps, by address.
+    nodes: BTreeMap<u64, Node>,
+    /// Volumes that are to be cut.
+    cuts: BTreeSet<u64>,
     volumes: BTreeMap<u64, VolumeBody>,
     names: BTreeMap<u64, u64>,
     findings: Vec<Finding>,
@@ -87,6 +89,16 @@ pub struct Report {
     pub used: u64,
 }
 
+/// A node of a map.
+#[derive(Debug, Default)]
+struct Node {
+    /// Blocks mapped in the node itself.
+    mapped: u64,
+    /// The end of the last run in it.
+    end: u64,
+    children: Vec<u64>,
+}
+
 /// A block that is to be read.
 #[derive(Clone, Debug)]
 struct Visit {
@@ -108,6 +120,7 @@ impl Check {
             data: Deltas::default(),
             recorded: Vec::new(),
             nodes: BTreeMap::new(),
+            cuts: BTreeSet::new(),
             volumes: BTreeMap::new(),
             names: BTreeMap::new(),
             findings: Vec::new(),
@@ -181,7 +194,8 @@ impl Check {
             let below = |line: &Record| (*level > 0).then_some(line.value);
             let mapped = records.iter().map(blocks).sum();
             let children = records.iter().filter_map(below).collect();
-            self.nodes.insert(visit.at.address, (mapped, children));
+            let end = records.last().filter(|_| *level == 0).map_or(0, |run| run.key + run.extra);
+            self.nodes.insert(visit.at.address, Node { mapped, end, children });
         }
         for (index, record) in records.iter().enumerate() {
             if *level > 0 {
@@ -212,7 +226,7 @@ impl Check {
                 self.data.add(units, 1);
             }
             Kind::Names => drop(self.names.insert(line.key, line.value)),
-            // A line of the work list without an address is about a volume of the catalogue.
+            Kind::Work if line.value == 0 => drop(self.cuts.insert(line.key)),
             _ => {
                 let tree = Tree { kind: Kind::Volume, owner: line.key, unit: 1 };
                 self.visit(Visit { at: line.child(), tree, level: None, bounds: ALL });
@@ -273,27 +287,39 @@ impl Check {
 
     /// Adds up what is mapped under each root; a node that several trees share is added up once.
     fn compare_mapped(&mut self) {
-        let mut sums: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut sums: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         let volumes: Vec<VolumeBody> = self.volumes.values().copied().collect();
         for body in volumes.iter().filter(|body| !body.has(flags::DOOMED)) {
-            let counted =
-                if body.map.is_none() { 0 } else { self.sum(body.map.address, &mut sums) };
+            let (counted, end) =
+                if body.map.is_none() { (0, 0) } else { self.sum(body.map.address, &mut sums) };
             self.compare("mapped blocks", body.id, body.mapped, counted);
+            if body.cut == u64::MAX && end > body.blocks {
+                self.compare("end of what is mapped", body.id, body.blocks, end);
+            }
+            let is_cut = u64::from(body.cut != u64::MAX);
+            let on_list = u64::from(self.cuts.contains(&body.id));
+            // A line that is left over is taken away when it is come upon.
+            if is_cut > on_list {
+                self.compare("lines of the work list", body.id, on_list, is_cut);
+            }
             let children = volumes.iter().filter(|other| other.origin == body.id);
             let children = children.filter(|other| !other.has(flags::DOOMED)).count() as u64;
             self.compare("children", body.id, body.children, children);
         }
     }
 
-    /// The recursion goes as deep as the tree is high: every level is one less than the one above.
-    fn sum(&self, address: u64, sums: &mut BTreeMap<u64, u64>) -> u64 {
+    /// How many blocks are mapped under a node, and where the last run ends. The recursion goes as
+    /// deep as the tree is high: every level is one less than the one above.
+    fn sum(&self, address: u64, sums: &mut BTreeMap<u64, (u64, u64)>) -> (u64, u64) {
         if let Some(sum) = sums.get(&address) {
             return *sum;
         }
-        let Some((own, children)) = self.nodes.get(&address) else { return 0 };
+        let Some(Node { mapped, end, children }) = self.nodes.get(&address) else { return (0, 0) };
         let below = children.iter().map(|child| self.sum(*child, sums));
         // A crafted store may have a child so often that no number holds the sum.
-        let sum = below.fold(*own, u64::saturating_add);
+        let sum = below.fold((*mapped, *end), |(sum, last), (mapped, end)| {
+            (sum.saturating_add(mapped), last.max(end))
+        });
         sums.insert(address, sum);
         sum
     }

@@ -183,6 +183,9 @@ pub const STORE_BLOCKS_MIN: u64 = 512;
 pub const BLOCKS_MAX: u64 = 1 << 48;
 /// Generations, numbers of volumes and counts of them are below this.
 pub const NUMBER_MAX: u64 = 1 << 56;
+/// The generation of a superblock, and the number that it has for the next volume, are below this: so
+/// that, whatever was found, nobody ever counts up to the limit.
+pub const SUPERBLOCK_MAX: u64 = 1 << 55;
 /// The largest unit of allocation: 64 KiB, so that all runs of a unit have room in one leaf.
 pub const UNIT_SHIFT_MAX: u32 = 4;
 
@@ -259,11 +262,26 @@ impl Superblock {
         SLOTS..self.blocks - SLOTS
     }
 
-    /// What must hold of one whose checksum is right; else what is wrong.
+    /// Bits of features without which nobody may open the store, or write to it; this program knows
+    /// none.
+    pub(crate) const fn features(&self) -> u64 {
+        self.incompatible | self.read_only_compatible
+    }
+
+    /// Whether it is of another version or has features that are not known.
+    pub(crate) const fn is_unknown(&self) -> bool {
+        self.version != VERSION || self.features() != 0
+    }
+
+    /// What must hold of one whose checksum is right; else what is wrong. What the numbers of an
+    /// unknown one mean is not known either.
     pub fn check(&self) -> Result<(), Flaw> {
+        if self.is_unknown() {
+            return Ok(());
+        }
         let sized = (STORE_BLOCKS_MIN..=BLOCKS_MAX).contains(&self.blocks);
         let counted = sized && self.used <= self.blocks && self.volumes < NUMBER_MAX;
-        let numbered = (1..NUMBER_MAX).contains(&self.next_volume);
+        let numbered = (1..SUPERBLOCK_MAX).contains(&self.next_volume);
         let is_right = self.block_shift == BLOCK_SHIFT && counted && numbered;
         if is_right { Ok(()) } else { Err(Flaw::Contents) }
     }

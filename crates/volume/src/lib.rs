@@ -31,5 +31,5 @@ pub use check::{Check, Finding, Report};
 pub use error::{Damage, Flaw, StoreError};
 pub use layout::Layout;
 pub use open::{NewStore, Opened, Opening, Step};
-pub use store::{Action, Answer, Ask, End, Store, Usage};
+pub use store::{Action, Answer, Ask, End, Run, Store, Usage};
 pub use volumes::{Change, VOLUMES_MAX, VolumeInfo};

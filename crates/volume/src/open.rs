@@ -43,6 +43,8 @@ pub struct Opening {
     cache_bytes: usize,
     to_read: Vec<u64>,
     found: Vec<(u64, Found)>,
+    /// The version and the unknown features of a superblock that has some.
+    newer: Option<(u32, u64)>,
     damaged: Vec<Damage>,
 }
 
@@ -62,9 +64,6 @@ struct Found {
     generation: u64,
     superblock: Superblock,
 }
-
-/// Bits of features that a store must not have, for this program knows none.
-const UNKNOWN: u64 = u64::MAX;
 
 impl NewStore {
     /// What has to be done to make it. Whatever the device held is lost.
@@ -119,7 +118,7 @@ impl Opening {
         let mut to_read: Vec<u64> = ends.into_iter().filter(|at| *at < blocks).collect();
         to_read.sort_unstable();
         to_read.dedup();
-        Self { blocks, cache_bytes, to_read, found: Vec::new(), damaged: Vec::new() }
+        Self { blocks, cache_bytes, to_read, found: Vec::new(), newer: None, damaged: Vec::new() }
     }
 
     /// The next block that has to be read; `None` once that was all.
@@ -132,6 +131,9 @@ impl Opening {
         let Some(at) = self.to_read.pop() else { return };
         let decoded = bytes.map_err(Flaw::Unread).and_then(|bytes| decode_superblock(bytes, at));
         match decoded {
+            Ok((_, _, superblock)) if superblock.is_unknown() => {
+                self.newer = Some((superblock.version, superblock.features()));
+            }
             Ok((store, generation, superblock)) => {
                 self.found.push((at, Found { store, generation, superblock }));
                 self.look_at_the_old_end(&superblock);
@@ -167,15 +169,15 @@ impl Opening {
     ///
     /// Why it cannot be opened.
     pub fn finish(self) -> Result<Opened, StoreError> {
+        // Whoever is newer may have written only some of them.
+        if let Some((version, features)) = self.newer {
+            return Err(StoreError::Newer { version, features });
+        }
         let newest = self.found.iter().map(|(_, found)| found).max_by_key(|found| found.generation);
         let Some(newest) = newest.copied() else { return Err(StoreError::NoStore(self.damaged)) };
         let Found { store, generation, superblock } = newest;
         if let Some((_, other)) = self.found.iter().find(|(_, found)| found.store != store) {
             return Err(StoreError::TwoStores { first: store, second: other.store });
-        }
-        let features = (superblock.incompatible | superblock.read_only_compatible) & UNKNOWN;
-        if superblock.version != VERSION || features != 0 {
-            return Err(StoreError::Newer { version: superblock.version, features });
         }
         if superblock.blocks > self.blocks {
             let (blocks, needed) = (self.blocks, superblock.blocks);

@@ -198,6 +198,9 @@ impl Books {
         let tree = body.tree();
         let (end, blocks) = self.splice(&tree, &mut body.map, range, Some(line))?;
         body.mapped = body.mapped.saturating_add_signed(blocks);
+        if u64::try_from(blocks) != Ok(end - segment.block) {
+            self.remapped.insert(id);
+        }
         self.put_volume(&body)?;
         Ok(end)
     }
@@ -209,6 +212,7 @@ impl Books {
         let (end, blocks) = self.clear(&tree, &mut body.map, range, false)?;
         body.mapped = body.mapped.saturating_add_signed(blocks);
         if body.map != map || blocks != 0 {
+            self.remapped.insert(id);
             self.put_volume(&body)?;
         }
         Ok(end)

@@ -13,6 +13,10 @@
 //! survives a loss of power once a flush that was asked for later is answered. A
 //! [`Change`](crate::Change) is answered once it survives.
 //!
+//! Whoever reads often may keep [runs](Store::mapped_run) of a map and read from the device by himself, for
+//! as long as the volume is not among the [`remapped`](Store::next_remapped) ones; the store is told
+//! how old the oldest such read is, and gives nothing out that it may touch.
+//!
 //! Whoever drives a store carries out [`next_action`](Store::next_action) until there is none before
 //! he takes [`next_answer`](Store::next_answer): zeroes for a read are an action that nobody completes.
 
@@ -31,7 +35,7 @@ use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{Page, Superblock, unpadded};
 use crate::plan::Pending;
 use crate::space::{CHANGE_BLOCKS, POOL_BLOCKS};
-pub use ask::{Action, Answer, Ask, End, Usage};
+pub use ask::{Action, Answer, Ask, End, Run, Usage};
 use commit::Commit;
 use task::{Task, Wait};
 
@@ -53,6 +57,8 @@ pub struct Store {
     pending: Pending,
     /// Transfers of data that are on their way, by the transaction in which they began.
     transfers: BTreeMap<u64, u64>,
+    /// The transaction in which the oldest read began that the store does not know of.
+    oldest_read: u64,
     ios: BTreeMap<u64, Purpose>,
     next_io: u64,
     commit: Commit,
@@ -109,6 +115,7 @@ impl Store {
             traffic: BTreeMap::new(),
             pending: Pending::new(),
             transfers: BTreeMap::new(),
+            oldest_read: u64::MAX,
             ios: BTreeMap::new(),
             next_io: 0,
             commit: Commit::Idle,
@@ -150,6 +157,36 @@ impl Store {
     /// Which store it is, and what the last durable superblock says.
     pub(crate) const fn durable(&self) -> (u128, Superblock) {
         (self.books.store, self.durable.1)
+    }
+
+    /// The transaction that is open.
+    pub const fn transaction(&self) -> u64 {
+        self.books.generation
+    }
+
+    /// The run of a volume's map that has a block, if it is mapped and that can be said without
+    /// reading anything.
+    pub fn mapped_run(&mut self, volume: u64, block: u64) -> Option<Run> {
+        let body = self.books.volume(volume).ok().flatten().filter(|body| block < body.blocks)?;
+        let run = self.books.next_run(&body.tree(), body.map, block).ok().flatten()?;
+        self.books.cache.settle();
+        let blocks = run.extra.min(body.blocks.saturating_sub(run.key));
+        (run.key <= block).then_some(Run { block: run.key, blocks, at: run.value })
+    }
+
+    /// A volume of which blocks that were mapped may lie elsewhere from now on, or nowhere: runs of it
+    /// that anybody has kept are no longer true. To be asked, until there is none, before an answer is
+    /// passed on.
+    pub fn next_remapped(&mut self) -> Option<u64> {
+        self.books.remapped.pop_first()
+    }
+
+    /// Reads by kept runs are under way that began in this transaction and later, and none that began
+    /// before; `u64::MAX` if there is none.
+    pub fn note_oldest_read(&mut self, transaction: u64) {
+        if std::mem::replace(&mut self.oldest_read, transaction) < transaction {
+            self.release();
+        }
     }
 
     /// Bytes of metadata in memory now.

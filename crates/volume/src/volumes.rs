@@ -28,11 +28,12 @@ pub enum Change {
         /// Drawn by the caller.
         uuid: u128,
     },
-    /// Deletes a volume or a snapshot.
+    /// Deletes a volume or a snapshot. What was made from it keeps what it holds, and is on its own
+    /// from now on.
     Delete {
         /// Its name.
         name: String,
-        /// Volumes that were made from it are on their own from now on; else they forbid it.
+        /// Else a snapshot from which volumes were made is not deleted.
         orphan: bool,
     },
     /// Gives a volume another name.
@@ -258,6 +259,7 @@ impl Books {
             origin.children = origin.children.saturating_sub(1);
             self.put_volume(&origin)?;
         }
+        self.remapped.insert(body.id);
         self.remove_line(&CATALOGUE, body.id)?;
         self.remove_line(&NAMES, hash(name.as_bytes()))?;
         self.superblock.volumes = self.superblock.volumes.saturating_sub(1);
@@ -285,6 +287,7 @@ impl Books {
             return Ok(Progress::Again);
         }
         if blocks < body.blocks {
+            self.remapped.insert(body.id);
             body.cut = blocks;
             self.put_work(body.id, Pointer::NONE)?;
         }
@@ -303,6 +306,7 @@ impl Books {
         if body.has(flags::READ_ONLY) {
             return Err(StoreError::ReadOnly(volume.into()).into());
         }
+        self.remapped.insert(body.id);
         let id = self.take_number();
         self.doom(VolumeBody { id, ..body })?;
         body.map = source.map;

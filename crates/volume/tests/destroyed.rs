@@ -11,7 +11,7 @@ use base::Random;
 use rig::disk::{Image, Shared};
 use rig::world::World;
 use rig::{Rig, check, open};
-use tenmil_volume::format::Page;
+use tenmil_volume::format::{Body, Kind, Page, Superblock, VolumeBody, decode_superblock, flags};
 use tenmil_volume::{Answer, Ask, Finding, Flaw, StoreError};
 
 const BLOCKS: u64 = 4096;
@@ -95,7 +95,7 @@ fn a_node_of_one_volumes_map_that_is_destroyed_leaves_the_other_volumes() {
         let damaged = destroyed(&image, at, |block| block.fill(0xff));
         let block: Shared = Arc::clone(&image[&at]);
         walk.handle_read(Ok(&block));
-        if block[4] != tenmil_volume::format::Kind::Map.code() {
+        if block[4] != Kind::Map.code() {
             continue;
         }
         let answers = read_all(&damaged);
@@ -144,7 +144,7 @@ fn writes_that_were_lost_or_went_astray_are_told_from_what_should_be_there() {
 fn a_copy_of_the_superblock_that_is_destroyed_is_named_and_written_anew() {
     let (mut world, _) = world();
     let generation = world.rig.store.generation();
-    for at in tenmil_volume::format::Superblock::places(generation, BLOCKS) {
+    for at in Superblock::places(generation, BLOCKS) {
         let image = destroyed(world.rig.disk.image(), at, |block| block.fill(0));
         let opened = open(&image, BLOCKS).unwrap();
         assert_eq!(opened.store.generation(), generation, "the other copy has it");
@@ -173,4 +173,95 @@ fn a_store_without_any_superblock_names_all_four() {
     let StoreError::NoStore(damaged) = &error else { panic!("{error}") };
     assert_eq!(damaged.len(), 4);
     assert!(error.to_string().contains("superblock at block 4095: its checksum is"), "{error}");
+}
+
+/// A store with one superblock that says something else, all of it sealed.
+fn with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) -> Image {
+    let mut image = rig::new_store(BLOCKS);
+    let (store, found, mut body) = decode_superblock(&image[&0], 0).unwrap();
+    change(&mut body);
+    let (kind, generation, body) =
+        (Kind::Superblock, generation.unwrap_or(found), Body::Superblock(body));
+    let page = Page { kind, generation, owner: 0, body };
+    image.insert(0, page.encode(store, 0).into());
+    image
+}
+
+#[test]
+fn a_store_that_somebody_newer_has_written_to_is_not_opened_whatever_its_numbers_are() {
+    let newer = |superblock: &mut Superblock| {
+        (superblock.version, superblock.blocks, superblock.next_volume) = (2, 3, 0);
+        superblock.block_shift = 9;
+    };
+    let error = open(&with_superblock(None, newer), BLOCKS).unwrap_err();
+    assert_eq!(error, StoreError::Newer { version: 2, features: 0 });
+    let image = with_superblock(None, |body| body.incompatible = 4);
+    let error = open(&image, BLOCKS).unwrap_err();
+    assert_eq!(error, StoreError::Newer { version: 1, features: 4 });
+    open(&with_superblock(None, |body| body.compatible = 4), BLOCKS).unwrap();
+}
+
+#[test]
+fn numbers_that_would_be_counted_up_to_the_limit_are_refused() {
+    for image in [
+        with_superblock(None, |body| body.next_volume = 1 << 55),
+        with_superblock(Some(1 << 55), |_| {}),
+    ] {
+        let opened = open(&image, BLOCKS).unwrap();
+        assert_eq!((opened.damaged.len(), opened.store.generation()), (1, 2), "others serve");
+    }
+}
+
+#[test]
+fn a_map_that_leads_out_of_the_store_is_damage() {
+    let (world, metadata) = world();
+    let image = world.rig.disk.image();
+    let store = open(image, BLOCKS).unwrap().store;
+    let mut seen = 0;
+    for at in metadata {
+        let mut page = Page::decode(&image[&at], store.uuid(), at).unwrap();
+        let (Kind::Map, Body::Node { level: 0, records }) = (page.kind, &mut page.body) else {
+            continue;
+        };
+        let last = records.last_mut().unwrap();
+        last.value = BLOCKS + last.value % 16;
+        let mut wrong = image.clone();
+        wrong.insert(at, page.encode(store.uuid(), at).into());
+        assert_ne!(check(&store, &wrong).findings, [], "block {at}");
+        for error in read_all(&wrong).into_iter().filter_map(Result::err) {
+            let StoreError::Damaged(damage) = &error else { panic!("{error}") };
+            assert_eq!((damage.address, &damage.flaw), (at, &Flaw::Records));
+            seen += 1;
+        }
+    }
+    assert!(seen > 3, "only {seen} reads came upon it");
+}
+
+#[test]
+fn what_is_mapped_behind_the_end_and_a_forgotten_cut_are_found() {
+    let (world, metadata) = world();
+    let image = world.rig.disk.image();
+    let store = open(image, BLOCKS).unwrap().store;
+    let mut found = [0; 2];
+    for at in metadata {
+        let page = Page::decode(&image[&at], store.uuid(), at).unwrap();
+        let Body::Volume(body) = page.body else { continue };
+        if body.mapped < 2 || body.cut != u64::MAX || body.has(flags::DOOMED) {
+            continue;
+        }
+        let wrongs = [
+            (VolumeBody { blocks: 1, ..body }, "end of what is mapped"),
+            (VolumeBody { cut: body.blocks, ..body }, "lines of the work list"),
+        ];
+        for (index, (body, said)) in wrongs.into_iter().enumerate() {
+            let page = Page { body: Body::Volume(body), ..page.clone() };
+            let mut wrong = image.clone();
+            wrong.insert(at, page.encode(store.uuid(), at).into());
+            let is_it =
+                |one: &Finding| matches!(one, Finding::Number { what, .. } if *what == said);
+            assert!(check(&store, &wrong).findings.iter().any(is_it), "block {at}: {said}");
+            found[index] += 1;
+        }
+    }
+    assert!(found.iter().all(|count| *count > 0), "{found:?}");
 }

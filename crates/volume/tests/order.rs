@@ -331,3 +331,117 @@ fn a_unit_to_which_a_write_has_failed_is_given_to_nobody() {
     write(&mut rig, info.id, 16, 16, 2);
     assert_eq!(rig.read(info.id, 16, 16).unwrap(), [[2; 8]; 16]);
 }
+
+#[test]
+fn blocks_that_a_kept_run_still_reads_are_not_given_out() {
+    let mut rig = rig();
+    let (one, two) = (create(&mut rig, "one", 600), create(&mut rig, "two", 1500));
+    write(&mut rig, one.id, 0, 600, 1);
+    rig.ask(Ask::Flush).unwrap();
+    let run = rig.store.mapped_run(one.id, 300).unwrap();
+    assert_eq!((run.block, run.blocks), (0, 600));
+    assert_eq!(rig.store.next_remapped(), None);
+    rig.store.note_oldest_read(rig.store.transaction());
+    rig.ask(Ask::Trim { volume: one.id, block: 0, blocks: 600 }).unwrap();
+    assert_eq!(rig.store.next_remapped(), Some(one.id));
+    assert_eq!((rig.store.next_remapped(), rig.store.mapped_run(one.id, 300)), (None, None));
+    let fill = |rig: &mut Rig| {
+        let writes: Vec<u64> =
+            (0..1500).step_by(100).map(|block| rig.submit_write(two.id, block, 100, 9)).collect();
+        rig.ask(Ask::Flush).unwrap();
+        writes.iter().filter(|token| rig.answers.remove(token).unwrap().is_err()).count()
+    };
+    assert!(fill(&mut rig) > 0, "the room of the trimmed blocks is missing");
+    for at in run.at..run.at + run.blocks {
+        assert_eq!(rig::disk::values(&rig.disk.read(at)), [1; 8], "block {at}");
+    }
+    rig.store.note_oldest_read(u64::MAX);
+    assert_eq!(fill(&mut rig), 0, "and is there when the read has ended");
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+}
+
+#[test]
+fn whatever_moves_or_takes_away_mapped_blocks_says_so_and_nothing_else_does() {
+    let mut rig = rig();
+    let v = create(&mut rig, "v", 256);
+    let said = |rig: &mut Rig| std::iter::from_fn(|| rig.store.next_remapped()).collect::<Vec<_>>();
+    write(&mut rig, v.id, 0, 64, 1);
+    write(&mut rig, v.id, 8, 8, 2);
+    write(&mut rig, v.id, 64, 64, 1);
+    rig.ask(snapshot("v", "s")).unwrap();
+    assert_eq!(said(&mut rig), [], "first writes, writes in place, a snapshot");
+    write(&mut rig, v.id, 8, 1, 3);
+    assert_eq!(said(&mut rig), [v.id], "a write after a snapshot");
+    rig.ask(Ask::Trim { volume: v.id, block: 200, blocks: 50 }).unwrap();
+    assert_eq!(said(&mut rig), [], "nothing was mapped there");
+    let steps = [
+        Change::Resize { name: "v".into(), blocks: 100 },
+        Change::Revert { volume: "v".into(), snapshot: "s".into() },
+        Change::Delete { name: "v".into(), orphan: true },
+    ];
+    for step in steps {
+        rig.ask(Ask::Change(step.clone())).unwrap();
+        assert!(said(&mut rig).contains(&v.id), "{step:?}");
+    }
+}
+
+#[test]
+fn a_page_or_superblock_that_cannot_be_written_stops_the_store_and_loses_nothing_durable() {
+    for failing in 0..20 {
+        let mut rig = rig();
+        let info = create(&mut rig, "v", 256);
+        write(&mut rig, info.id, 0, 64, 1);
+        rig.ask(Ask::Flush).unwrap();
+        rig.fails_pages = Some(failing);
+        let writes: Vec<u64> =
+            (0..8).map(|part| rig.submit_write(info.id, 64 + part * 16, 16, 2)).collect();
+        let changes = [snapshot("v", "s"), Ask::Flush, snapshot("v", "t"), Ask::Flush];
+        let answers: Vec<_> = changes.into_iter().map(|ask| rig.ask(ask)).collect();
+        assert!(writes.iter().all(|token| rig.answers.contains_key(token)), "all are answered");
+        if rig.fails_pages.is_some() {
+            assert!(failing > 5 && answers.iter().all(Result::is_ok), "{failing}: {answers:?}");
+            return;
+        }
+        let failed = answers.iter().position(Result::is_err).unwrap();
+        assert!(matches!(answers[failed], Err(StoreError::Device { .. })), "{answers:?}");
+        assert!(answers[failed + 1..].iter().all(|one| *one == Err(StoreError::Stopped)));
+        assert_eq!(rig.read(info.id, 63, 1).unwrap(), [[1; 8]], "it is still read from");
+        assert!(rig.store.is_idle());
+        let again = open(rig.disk.image(), BLOCKS).unwrap();
+        assert_eq!(check(&again.store, rig.disk.image()).findings, [], "{failing}");
+        let mut rig = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(4)).unwrap();
+        for (name, answer) in [("s", &answers[0]), ("t", &answers[2])] {
+            let found = rig.ask(Ask::Find(name.into())).is_ok();
+            assert!(found || answer.is_err(), "{failing}: {name} was answered");
+        }
+        assert_eq!(rig.read(info.id, 0, 64).unwrap(), [[1; 8]; 64], "{failing}");
+    }
+    panic!("there is no end of pages");
+}
+
+#[test]
+fn extents_are_told_by_the_map() {
+    let mut rig = rig();
+    let info = create(&mut rig, "v", 256);
+    write(&mut rig, info.id, 10, 20, 1);
+    for (block, blocks, is_mapped) in
+        [(0, 10, false), (10, 20, true), (29, 1, true), (30, 226, false), (256, 0, false)]
+    {
+        let found = rig.ask(Ask::Extent { volume: info.id, block });
+        assert_eq!(found, Ok(Answer::Extent { blocks, is_mapped }), "{block}");
+    }
+}
+
+#[test]
+fn a_flush_writes_nothing_to_a_store_in_which_nothing_was_changed() {
+    let mut rig = rig();
+    create(&mut rig, "v", 64);
+    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(4)).unwrap();
+    again.holds_flushes = true;
+    let token = again.submit(Ask::Flush);
+    again.settle();
+    assert!(!again.answers.contains_key(&token), "the device is flushed all the same");
+    again.holds_flushes = false;
+    again.settle();
+    assert_eq!((again.answers.remove(&token), again.disk.writes), (Some(Ok(Answer::Done)), 0));
+}

@@ -1,8 +1,10 @@
 //! Blocks of metadata, taken apart and put together.
 
+use std::ops::Range;
+
 use super::{
     BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, MAGIC, NUMBER_MAX, RECORDS_MAX, Record,
-    Superblock, VolumeBody,
+    SUPERBLOCK_MAX, Superblock, VolumeBody,
 };
 use crate::error::{Damage, Flaw};
 use crate::layout::Layout;
@@ -50,6 +52,20 @@ impl Page {
     /// Whether it is a node with more records than a block has room for: there is no such block.
     pub(crate) fn is_overfull(&self) -> bool {
         self.records().len() > RECORDS_MAX
+    }
+
+    /// Whether the blocks that its lines are about lie in the room of a store.
+    pub(crate) fn stays_in(&self, room: &Range<u64>) -> bool {
+        let is_leaf = self.level() == 0;
+        self.records().iter().all(|record| {
+            let first = match self.kind {
+                Kind::Map if is_leaf => record.value,
+                Kind::Space if is_leaf => record.key,
+                // Where a child lies is compared when it is looked for.
+                _ => return true,
+            };
+            first >= room.start && first + record.extra <= room.end
+        })
     }
 
     /// The block as it lies at `address` in the store.
@@ -126,6 +142,9 @@ impl Page {
 /// What is wrong with the block.
 pub fn decode_superblock(bytes: &Block, address: u64) -> Result<(u128, u64, Superblock), Flaw> {
     let header = check_header(bytes, address)?;
+    if header.generation >= SUPERBLOCK_MAX {
+        return Err(Flaw::Contents);
+    }
     match Page::decode_body(bytes, &header)?.body {
         Body::Superblock(superblock) => Ok((header.store, header.generation, superblock)),
         Body::Volume(_) | Body::Node { .. } => Err(Flaw::Contents),

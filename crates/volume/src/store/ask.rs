@@ -18,6 +18,13 @@ pub enum Ask {
     Unique(String),
     /// How the room is used.
     Usage,
+    /// How many blocks of a volume, from one on, are alike: mapped, or read as zeroes.
+    Extent {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+    },
     /// Blocks of a volume are to be read.
     Read {
         /// Its number.
@@ -60,6 +67,13 @@ pub enum Answer {
     Volumes(Vec<VolumeInfo>),
     /// A number of blocks.
     Blocks(u64),
+    /// Blocks that are alike.
+    Extent {
+        /// How many; zero only from the volume's end on.
+        blocks: u64,
+        /// Whether they are mapped. The others read as zeroes and take no room.
+        is_mapped: bool,
+    },
     /// How the room is used.
     Usage(Usage),
 }
@@ -77,6 +91,17 @@ pub struct Usage {
     pub kept: u64,
     /// Volumes, snapshots included.
     pub volumes: u64,
+}
+
+/// Blocks of a volume that lie together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first one.
+    pub block: u64,
+    /// How many.
+    pub blocks: u64,
+    /// The block of the store in which the first one lies.
+    pub at: u64,
 }
 
 /// What the device is to do.

@@ -193,6 +193,7 @@ impl Store {
     /// durable superblock refers to and no transfer touches.
     pub(super) fn release(&mut self) {
         let oldest = self.transfers.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest);
+        let oldest = oldest.min(self.oldest_read);
         let past = self.durable.0.min(oldest.saturating_sub(1));
         self.books.space.release(past);
         self.books.space.settle(past);

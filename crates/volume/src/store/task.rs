@@ -207,6 +207,7 @@ impl Store {
             Ask::List => self.list(task),
             Ask::Unique(name) => self.count_unique(task, &name),
             Ask::Usage => Ok(Next::Done(Answer::Usage(self.usage()))),
+            Ask::Extent { volume, block } => self.extent(volume, block),
             Ask::Read { volume, block, blocks } => self.read(id, task, volume, block, blocks),
             Ask::Write { volume, block, blocks } => self.write(id, task, volume, block, blocks),
             Ask::Trim { volume, block, blocks } => self.trim(task, volume, block, blocks),
@@ -273,6 +274,18 @@ impl Store {
             task.state = State::Counting(key, sum);
         }
         Ok(Next::Done(Answer::Blocks(sum)))
+    }
+
+    fn extent(&mut self, volume: u64, block: u64) -> Result<Next, Halt> {
+        let body = self.books.expect_volume(volume)?;
+        let left = body.blocks.saturating_sub(block);
+        let run = self.books.next_run(&body.tree(), body.map, block)?;
+        let (is_mapped, blocks) = match run {
+            Some(run) if run.key <= block => (true, run.key + run.extra - block),
+            Some(run) => (false, run.key - block),
+            None => (false, left),
+        };
+        Ok(Next::Done(Answer::Extent { blocks: blocks.min(left), is_mapped }))
     }
 
     fn usage(&self) -> Usage {

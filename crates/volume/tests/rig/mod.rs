@@ -29,6 +29,8 @@ pub struct Rig {
     pub fails_writes: bool,
     /// The next flush is answered with an error.
     pub fails_flushes: bool,
+    /// So many writes of pages and superblocks from now on, one is answered with an error.
+    pub fails_pages: Option<u64>,
     /// Pages that were read.
     pub reads: u64,
     /// These actions stay under way.
@@ -93,6 +95,7 @@ impl Rig {
             next_token: 0,
             fails_writes: false,
             fails_flushes: false,
+            fails_pages: None,
             reads: 0,
             held: Vec::new(),
             holds_data: false,
@@ -182,7 +185,15 @@ impl Rig {
                 self.fails_writes = false;
                 self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
             }
+            Action::WritePages { io, .. } if self.fails_pages == Some(0) => {
+                self.fails_pages = None;
+                // It may still come to pass, and so nothing is dropped.
+                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+            }
             Action::WritePages { io, .. } | Action::WriteData { io, .. } => {
+                if matches!(action, Action::WritePages { .. }) {
+                    self.fails_pages = self.fails_pages.map(|left| left - 1);
+                }
                 self.disk.end_write(io);
                 self.store.complete(io, End::Done);
             }

@@ -171,7 +171,10 @@ impl Store {
             }
             return ended;
         }
-        self.expect_open()?;
+        // Before anything was changed there is nothing to commit, and nothing need be written.
+        if self.stopped || !self.is_clean() {
+            self.expect_open()?;
+        }
         if !self.is_clean() {
             task.state = State::Durable(Answer::Done);
             return Ok(Next::Wait(Wait::Commit(self.books.generation)));
