@@ -16,6 +16,7 @@ pub(crate) mod ram;
 mod range;
 pub(crate) mod ready;
 pub(crate) mod split;
+pub mod store;
 pub(crate) mod stripe;
 
 #[cfg(test)]

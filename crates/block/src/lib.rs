@@ -16,6 +16,7 @@
 //! | [`Split`] | goes to a part of another medium | several devices out of one |
 //! | [`Stripe`] | goes to several media, chunk by chunk in turn | one device out of several |
 //! | [`Mirror`] | writes go to all of several media, reads to one | data that outlives a device |
+//! | [`store`] | goes where a map says, and what is shared is left alone | thin volumes, snapshots, clones |
 //!
 //! Wrappers are generic over the backend below: a [`Shaper`] makes any request fit what a device can
 //! do, a [`Scheduler`] decides in what order requests go, and a [`Limiter`] holds all channels of a
@@ -53,6 +54,7 @@ pub use backend::null::Null;
 pub use backend::profile::{Latency, PROFILES, Profile, Rates};
 pub use backend::ram::{Ram, open_ram_filled};
 pub use backend::split::Split;
+pub use backend::store;
 pub use backend::stripe::Stripe;
 pub use channel::Channel;
 pub use device::{
@@ -78,12 +80,25 @@ use base::Blame;
 pub struct MediumError {
     text: String,
     blame: Blame,
+    hint: Option<String>,
 }
 
 impl MediumError {
     /// A line that says what was found and what was expected, and whose move it is.
     pub fn new(blame: Blame, text: impl Into<String>) -> Self {
-        Self { text: text.into(), blame }
+        Self { text: text.into(), blame, hint: None }
+    }
+
+    /// The same, with a sentence that says what can be done.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// What can be done about it, if there is something.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
     }
 
     /// Whose move it is.

@@ -7,7 +7,7 @@ use base::{Blame, Medium};
 use dma::Regions;
 use host::Clock;
 
-use crate::backend::{delay, fault, file, mirror, model, null, ram, split, stripe};
+use crate::backend::{delay, fault, file, mirror, model, null, ram, split, store, stripe};
 use crate::mirror::MirrorHandle;
 use crate::uri::{Uri, UriError};
 use crate::{DelayHandle, Existing, FaultHandle, MediumError};
@@ -106,6 +106,7 @@ const KINDS: &[(&str, Open)] = &[
     ("split", split::open),
     ("stripe", stripe::open),
     ("mirror", mirror::open),
+    ("volume", store::open),
 ];
 
 impl Opener<'_> {

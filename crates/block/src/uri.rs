@@ -5,9 +5,10 @@
 //!   file:/var/tmp/disk?size=1g&block=4k        blocks in a file, which is made if it is not there
 //!   delay:[ram:1g]?read=80us                   one device upon another
 //!   stripe:[file:/a],[delay:[ram:1g]]?chunk=64k
+//!   volume:[file:/a]/db                        one of those that are kept on a device
 //!
 //!   uri    = scheme ":" body [ "?" key "=" value *( "&" key "=" value ) ]
-//!   body   = path  |  "[" uri "]" *( "," "[" uri "]" )
+//!   body   = path  |  "[" uri "]" *( "," "[" uri "]" ) [ "/" path ]
 //! ```
 //!
 //! Schemes and keys are letters, digits and hyphens.
@@ -38,7 +39,8 @@ pub struct Uri {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Body {
     Path(String),
-    Children(Vec<Uri>),
+    /// And the path behind them, empty if there is none.
+    Children(Vec<Uri>, String),
 }
 
 /// A name that is not one: the whole of it, what is wrong, and what would be accepted.
@@ -59,6 +61,12 @@ impl Uri {
         Self { scheme: scheme.into(), body: Body::Path(path.into()), pairs: Vec::new() }
     }
 
+    /// What `path` names on `below`.
+    pub fn on(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
+        let body = Body::Children(vec![below], path.into());
+        Self { scheme: scheme.into(), body, pairs: Vec::new() }
+    }
+
     /// The same with one more key and its value.
     #[must_use]
     pub fn with(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
@@ -67,11 +75,12 @@ impl Uri {
     }
 
     /// The same for somebody who only reads: files say so. What a mirror stands on stays as it is,
-    /// since a mirror writes what its legs say of each other.
+    /// since a mirror writes what its legs say of each other, and so does what volumes are kept on,
+    /// since another of them may be written to.
     #[must_use]
     pub fn to_read(mut self) -> Self {
         match &mut self.body {
-            Body::Children(children) if self.scheme != "mirror" => {
+            Body::Children(children, _) if !["mirror", "volume"].contains(&&*self.scheme) => {
                 for child in children {
                     *child = child.clone().to_read();
                 }
@@ -90,19 +99,17 @@ impl Uri {
         &self.scheme
     }
 
-    /// What follows the scheme; empty where devices in brackets follow.
+    /// What follows the scheme; where devices in brackets do, what follows them and a slash.
     pub fn path(&self) -> &str {
-        match &self.body {
-            Body::Path(path) => path,
-            Body::Children(_) => "",
-        }
+        let (Body::Path(path) | Body::Children(_, path)) = &self.body;
+        path
     }
 
     /// The devices it stands on, in order.
     pub fn children(&self) -> &[Uri] {
         match &self.body {
             Body::Path(_) => &[],
-            Body::Children(children) => children,
+            Body::Children(children, _) => children,
         }
     }
 
@@ -143,9 +150,10 @@ impl Uri {
             .filter(|(scheme, _)| is_word(scheme))
             .ok_or_else(|| refuse("not a device, expected KIND:… such as ram:1g".into()))?;
         let (body, query) = if rest.starts_with('[') {
-            let (children, query) = cut_children(rest).map_err(refuse)?;
+            let (children, path, query) = cut_children(rest).map_err(refuse)?;
             let children = children.into_iter().map(|child| Self::parse(child, storey + 1));
-            (Body::Children(children.collect::<Result<_, _>>()?), query)
+            let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
+            (Body::Children(children.collect::<Result<_, _>>()?, path), query)
         } else {
             let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
             let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
@@ -169,8 +177,8 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Cuts `[a],[b]?query` into `a`, `b` and `query`.
-fn cut_children(mut rest: &str) -> Result<(Vec<&str>, &str), String> {
+/// Cuts `[a],[b]/path?query` into `a`, `b`, `path` and `query`.
+fn cut_children(mut rest: &str) -> Result<(Vec<&str>, &str, &str), String> {
     let mut children = Vec::new();
     while let Some(inside) = rest.strip_prefix('[') {
         let mut open = 1_usize;
@@ -190,9 +198,10 @@ fn cut_children(mut rest: &str) -> Result<(Vec<&str>, &str), String> {
             _ => break,
         }
     }
-    match rest.strip_prefix('?') {
-        Some(query) => Ok((children, query)),
-        None if rest.is_empty() => Ok((children, "")),
+    let (behind, query) = rest.split_once('?').unwrap_or((rest, ""));
+    match behind.strip_prefix('/') {
+        Some(path) => Ok((children, path, query)),
+        None if behind.is_empty() => Ok((children, "", query)),
         None => Err(format!("`{rest}` follows a bracket, expected ,[URI] or ?KEY=VALUE")),
     }
 }
@@ -251,9 +260,13 @@ impl fmt::Display for Uri {
         write!(out, "{}:", self.scheme)?;
         match &self.body {
             Body::Path(path) => encode(out, path, "%?[]")?,
-            Body::Children(children) => {
+            Body::Children(children, path) => {
                 for (index, child) in children.iter().enumerate() {
                     write!(out, "{}[{child}]", if index == 0 { "" } else { "," })?;
+                }
+                if !path.is_empty() {
+                    out.write_str("/")?;
+                    encode(out, path, "%?[]")?;
                 }
             }
         }
@@ -297,6 +310,8 @@ mod tests {
             "delay:[ram:1g]?read=80us&write=1ms",
             "stripe:[file:/a?size=1m],[delay:[mirror:[ram:1m],[ram:1m]]]?chunk=64k",
             "file:/odd%3f%25%5bname%5d?x=a=b%26c",
+            "volume:[file:/a?size=1g]/db",
+            "delay:[volume:[file:/a]/a/b%3f%5d]?read=1us",
         ] {
             assert_eq!(parse(text).to_string(), text);
             assert_eq!(parse(&parse(text).to_string()), parse(text));
@@ -321,6 +336,7 @@ mod tests {
                 "stripe:[file:/a?read-only=yes],[delay:[file:/b?read-only=yes]]",
             ),
             ("mirror:[file:/a],[file:/b]", "mirror:[file:/a],[file:/b]"),
+            ("volume:[file:/a]/b", "volume:[file:/a]/b"),
         ] {
             assert_eq!(parse(text).to_read(), parse(expected));
         }
@@ -335,6 +351,11 @@ mod tests {
         let mut fields = uri.fields();
         assert_eq!(fields.text("chunk").as_deref(), Some("64k"));
         assert_eq!(parse("file:/a%20b").path(), "/a b");
+        let on = parse("volume:[file:/a?size=1m]/d%20b?x=y");
+        assert_eq!((on.path(), on.children().len()), ("d b", 1));
+        assert_eq!(on.fields().text("x").as_deref(), Some("y"));
+        let made = Uri::on("volume", parse("file:/a?size=1m"), "d b").with("x", "y");
+        assert_eq!(made, on);
         assert_eq!(parse("file:/[x]").path(), "/[x]", "only a leading bracket opens a device");
     }
 

@@ -121,6 +121,11 @@ impl Regions {
         self.table.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether this is a handle to the same table.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.table, &other.table)
+    }
+
     /// For how many regions the table was made.
     pub fn regions_max(&self) -> usize {
         self.table.slots.len()

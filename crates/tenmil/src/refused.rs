@@ -70,7 +70,8 @@ impl From<block::guard::NotAllowed> for Refused {
 
 impl From<block::MediumError> for Refused {
     fn from(error: block::MediumError) -> Self {
-        Self::of(error.blame(), error.to_string())
+        let hint = error.hint().map(Into::into);
+        Self { hint, ..Self::of(error.blame(), error.to_string()) }
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 18] = [
+const FLOORS: [(&str, u32); 19] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),

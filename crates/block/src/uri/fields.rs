@@ -13,11 +13,19 @@ pub struct Fields<'a> {
     uri: &'a Uri,
     left: Vec<&'a (String, String)>,
     asked: Vec<&'static str>,
+    /// What follows the devices in brackets, until it was taken.
+    behind: &'a str,
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn new(uri: &'a Uri, pairs: &'a [(String, String)]) -> Self {
-        Self { uri, left: pairs.iter().collect(), asked: Vec::new() }
+        let behind = if uri.children().is_empty() { "" } else { uri.path() };
+        Self { uri, left: pairs.iter().collect(), asked: Vec::new(), behind }
+    }
+
+    /// What follows the devices in brackets and a slash; empty if nothing does.
+    pub fn behind(&mut self) -> &'a str {
+        std::mem::take(&mut self.behind)
     }
 
     /// The value of a key, if it is there.
@@ -83,6 +91,10 @@ impl<'a> Fields<'a> {
 
     /// Refuses whatever nobody has asked for.
     pub fn finish(self) -> Result<(), UriError> {
+        if !self.behind.is_empty() {
+            let problem = format!("`/{}` follows a bracket, expected ?KEY=VALUE", self.behind);
+            return Err(self.uri.refuse(problem));
+        }
         match self.left.first() {
             None => Ok(()),
             Some((key, _)) => {
@@ -136,6 +148,16 @@ mod tests {
         assert_eq!(fields.text("c"), None);
         let refusal = fields.finish().unwrap_err().to_string();
         assert_eq!(refusal, "x:?a=1&b=x=y: no parameter `a`, expected b or c");
+    }
+
+    #[test]
+    fn what_follows_the_brackets_is_refused_by_who_does_not_ask_for_it() {
+        let uri: Uri = "delay:[ram:1m]/x".parse().unwrap();
+        let refusal = uri.fields().finish().unwrap_err().to_string();
+        assert_eq!(refusal, "delay:[ram:1m]/x: `/x` follows a bracket, expected ?KEY=VALUE");
+        let mut fields = uri.fields();
+        assert_eq!(fields.behind(), "x");
+        fields.finish().unwrap();
     }
 
     #[test]

@@ -39,7 +39,7 @@ const MEDIA: [(&str, &str); 3] = [
 ];
 
 /// Other block devices, by how they are named.
-const BLOCK: [(&str, &str); 11] = [
+const BLOCK: [(&str, &str); 12] = [
     ("null:", "answers and moves no data, without a driver in between"),
     ("ram:SIZE", "blocks in memory"),
     ("file:PATH", "blocks in a file or on a block device"),
@@ -49,6 +49,7 @@ const BLOCK: [(&str, &str); 11] = [
     ("split:[URI]", "a part of another device"),
     ("stripe:[URI],[URI]", "several devices side by side"),
     ("mirror:[URI],[URI]", "every block on several devices"),
+    ("volume:[URI]/NAME", "a volume of the store on another device"),
     ("crypt:[URI]", "another device, encrypted"),
     ("tcp://HOST:PORT/NQN", "an SSD behind a network, over NVMe/TCP"),
 ];

@@ -23,9 +23,11 @@ mod running;
 mod serve;
 mod set;
 mod sim;
+mod store;
 mod top;
 mod unbind;
 mod usage;
+mod volume;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -84,6 +86,10 @@ enum Command {
     Events(events::EventsArguments),
     /// Make a mirror of several devices, or look at one.
     Mirror(mirror::MirrorArguments),
+    /// Make a store of volumes on a device, look at one, or check all its metadata.
+    Store(store::StoreArguments),
+    /// Make, change, list or delete volumes, snapshots and clones.
+    Volume(volume::VolumeArguments),
     /// Watch the reactors, threads and pollers of a running tenmil process.
     Top(top::TopArguments),
     #[command(hide = true)]
@@ -186,6 +192,8 @@ fn dispatch(
         Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
         Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),
         Ok(Arguments { command: Command::Mirror(mirror) }) => mirror::run(&mirror, out),
+        Ok(Arguments { command: Command::Store(store) }) => store::run(&store, out),
+        Ok(Arguments { command: Command::Volume(volume) }) => volume::run(&volume, out),
         Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
         Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
         Ok(Arguments { command: Command::Sim(sim) }) => {

@@ -39,7 +39,7 @@ impl Identity {
             uri: uri.to_string(),
             size_bytes: super::geometry::size_bytes(limits),
             block_size: limits.block_size,
-            files: leaves(uri).iter().map(|leaf| Leaf::of(which, leaf)).collect(),
+            files: leaves(uri, true).iter().map(|leaf| Leaf::of(which, leaf)).collect(),
         }
     }
 
@@ -71,18 +71,20 @@ impl Leaf {
 
 /// The files and devices of the kernel that a device stands on.
 pub fn files_of(uri: &Uri) -> Vec<PathBuf> {
-    leaves(uri)
+    leaves(uri, false)
         .iter()
         .filter(|leaf| leaf.scheme() == "file")
         .map(|leaf| leaf.path().into())
         .collect()
 }
 
-/// What stands on nothing else.
-fn leaves(uri: &Uri) -> Vec<&Uri> {
+/// What stands on nothing else; or on no device of its own, since what is told from others about the
+/// device of a store is not told about its volumes, which come and go.
+fn leaves(uri: &Uri, stops_at_volumes: bool) -> Vec<&Uri> {
     match uri.children() {
         [] => vec![uri],
-        children => children.iter().flat_map(leaves).collect(),
+        _ if stops_at_volumes && uri.scheme() == "volume" => vec![uri],
+        children => children.iter().flat_map(|child| leaves(child, stops_at_volumes)).collect(),
     }
 }
 

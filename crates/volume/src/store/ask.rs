@@ -18,7 +18,8 @@ pub enum Ask {
     Unique(String),
     /// How the room is used.
     Usage,
-    /// How many blocks of a volume, from one on, are alike: mapped, or read as zeroes.
+    /// How many blocks of a volume, from one on, are alike, or at least some of them: mapped in one
+    /// run, or all reading as zeroes.
     Extent {
         /// Its number.
         volume: u64,

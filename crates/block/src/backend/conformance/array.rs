@@ -20,6 +20,7 @@ use super::ciphered::CryptKind;
 use super::reluctant::ReluctantKind;
 use crate::Opener;
 use crate::backend::mirror::tests::MadeKind;
+use crate::backend::store::tests::StoredKind;
 
 /// What to do next. Numbers are brought into their ranges when it is known what those are.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +116,7 @@ fn stack() -> impl Strategy<Value = String> {
             (below.clone(), 0..2).prop_map(|(uri, n)| format!("split:[{uri}]?part={n}&parts=2")),
             below.clone().prop_map(|uri| format!("split:[{uri}]?offset=16k")),
             below.clone().prop_map(|uri| format!("crypt:[{uri}]")),
+            below.clone().prop_map(|uri| format!("stored:[{uri}]")),
             prop::collection::vec(below.clone(), 2..=3)
                 .prop_map(|legs| format!("made:[{}]", legs.join("],["))),
             (below.clone(), below.clone(), any::<u16>()).prop_map(|(sound, sick, seed)| format!(
@@ -184,6 +186,8 @@ proptest! {
 impl Bench {
     fn new(uri: &str, block_size: u32, directory: &std::path::Path) -> Self {
         let regions = Regions::new(1_000);
+        // Volumes have blocks of their own, and legs have to be alike.
+        let block_size = if uri.contains("stored:") { 4096 } else { block_size };
         let mut uri = uri.replace("BLOCK", &block_size.to_string());
         // Each file is another one.
         for number in 0.. {
@@ -197,8 +201,12 @@ impl Bench {
         let crypt = CryptKind::new();
         // What is read there first is anything.
         crypt.keep();
-        let more: [(&str, &dyn crate::Kind); 3] =
-            [("reluctant", &ReluctantKind), ("made", &MadeKind), ("crypt", &crypt)];
+        let more: [(&str, &dyn crate::Kind); 4] = [
+            ("reluctant", &ReluctantKind),
+            ("made", &MadeKind),
+            ("crypt", &crypt),
+            ("stored", &StoredKind::ORDERLY),
+        ];
         let clock = Clock::start();
         let opener = Opener { regions: &regions, clock, seed: 3, more: &more };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();

@@ -12,6 +12,7 @@ use host::{Clock, Sleeper};
 use super::ciphered::CryptKind;
 use super::reluctant::ReluctantKind;
 use crate::backend::mirror::tests::MadeKind;
+use crate::backend::store::tests::StoredKind;
 use crate::schedule::tests::ScheduledKind;
 use crate::shape::tests::harsh::HarshKind;
 use crate::{Claim, Device, DeviceOptions, Mode, Opener, PER_CHANNEL, QueueMap};
@@ -95,6 +96,13 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "stripe:[made:[ram:3m],[ram:3m]],[made:[ram:3m],[ram:3m]]?chunk=4k",
         "split:[made:[ram:9m],[ram:9m]]?part=1&parts=2",
         "harsh:[crypt:[ram:8m?block=4k]]",
+        "stored:[ram:17m?block=4k]",
+        "stored:[ram:9m]",
+        "stored:[file:DISK?size=17m&block=4k]",
+        "stored:[file:DISK?size=9m&engine=threads]",
+        "stored:[delay:[ram:9m]?read=10us&write=20us]",
+        "stored:[made:[ram:9m],[ram:9m]]",
+        "stored:[stored:[ram:20m]]",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
     media.extend(LAYERS.iter().map(|layer| subject(layer.over).under(layer)));
@@ -150,6 +158,7 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         more: &[
             ("reluctant", &ReluctantKind),
             ("made", &MadeKind),
+            ("stored", &StoredKind::ORDERLY),
             ("crypt", &crypt),
             ("harsh", &HarshKind),
             ("merge", &ScheduledKind),

@@ -5,7 +5,7 @@
 
 use base::{
     Answers, Backend, Durability, Flags, Instant, Medium, Memory, Operation, Random, Request,
-    Segment,
+    Segment, Span,
 };
 use dma::{Region, Regions};
 use host::Clock;
@@ -14,6 +14,7 @@ use super::ciphered::CryptKind;
 use super::power::PowerKind;
 use super::reluctant::ReluctantKind;
 use crate::backend::mirror::tests::MadeKind;
+use crate::backend::store::tests::StoredKind;
 use crate::{Opened, Opener};
 
 /// What has been written to a block. A version is a number that fills it; zero is zeroes.
@@ -53,9 +54,10 @@ struct Pending {
 
 const DEPTH: usize = 8;
 const BLOCKS_MAX: u32 = 6;
-const BLOCK: u32 = 1024;
+/// Bytes in the largest block of all.
+const BLOCK_MAX: u32 = 4096;
 
-const DEVICES: [(&str, Durability); 24] = [
+const DEVICES: [(&str, Durability); 28] = [
     ("power:cached", Durability::VolatileCache),
     ("power:stable", Durability::Stable),
     ("power:file", Durability::VolatileCache),
@@ -76,6 +78,10 @@ const DEVICES: [(&str, Durability); 24] = [
         Durability::VolatileCache,
     ),
     ("crypt:[power:cached]", Durability::VolatileCache),
+    ("stored:[power:cached?size=3m]", Durability::VolatileCache),
+    ("stored:[power:stable?size=3m]", Durability::VolatileCache),
+    ("stored:[power:file?size=3m]", Durability::VolatileCache),
+    ("stored:[made:[power:cached?size=4m],[power:cached?size=4m]]", Durability::VolatileCache),
     ("crypt:[power:file]", Durability::VolatileCache),
     ("made:[power:cached?size=1280k],[power:cached?size=1280k]", Durability::VolatileCache),
     ("made:[power:stable?size=1280k],[power:stable?size=1280k]", Durability::Stable),
@@ -106,7 +112,7 @@ impl<'a> Load<'a> {
         let opened = open(uri, power, &crypt, &regions, seed);
         crypt.keep();
         let count = usize::try_from(opened.medium.limits().block_count).unwrap();
-        let memory = regions.allocate(DEPTH * (BLOCKS_MAX * BLOCK) as usize).unwrap();
+        let memory = regions.allocate(DEPTH * (BLOCKS_MAX * BLOCK_MAX) as usize).unwrap();
         let block = Block::new(0);
         Self {
             uri,
@@ -140,6 +146,10 @@ impl<'a> Load<'a> {
             }
             self.submit(&mut *channel, now);
             now = self.turn(&mut *channel, now);
+            if self.uri.contains("stored:") {
+                // A thread of its own works for it.
+                host::thread::give_way();
+            }
         }
         self.power.cut();
         self.under_way.iter_mut().for_each(|place| *place = None);
@@ -147,8 +157,8 @@ impl<'a> Load<'a> {
 
     /// Opens the device again and looks at all of it.
     fn look(&mut self) -> Vec<String> {
-        self.power.restore();
         self.opened = None;
+        self.power.restore();
         let opened = open(self.uri, self.power, &self.crypt, &self.regions, self.seed);
         self.opened = Some(opened);
         let mut channel = self.medium().channel().unwrap();
@@ -160,8 +170,9 @@ impl<'a> Load<'a> {
     }
 
     fn place(&self, token: usize, blocks: u32) -> Segment {
-        let skip = u32::try_from(token).unwrap() * BLOCKS_MAX * BLOCK;
-        self.memory.segment().slice(skip, blocks * BLOCK).unwrap()
+        let skip = u32::try_from(token).unwrap() * BLOCKS_MAX * BLOCK_MAX;
+        let block_size = self.medium().limits().block_size;
+        self.memory.segment().slice(skip, blocks * block_size).unwrap()
     }
 
     /// Submits one request, if there is room for it and none of its blocks is being written.
@@ -246,7 +257,7 @@ impl<'a> Load<'a> {
     fn survey(&mut self, channel: &mut dyn Backend, number: usize) -> Option<String> {
         let memory = self.place(0, 1);
         self.run(channel, Operation::Read, number, memory);
-        let mut bytes = vec![0; BLOCK as usize];
+        let mut bytes = vec![0; memory.len_bytes as usize];
         self.regions.load(memory, &mut bytes).unwrap();
         let block = &self.blocks[number];
         let parts = bytes.chunks(512).map(|part| u64::from_le_bytes(*part.first_chunk().unwrap()));
@@ -282,8 +293,13 @@ impl Block {
 
 /// Opens a device, or opens it again after a cut.
 fn open(uri: &str, power: &PowerKind, crypt: &CryptKind, regions: &Regions, seed: u64) -> Opened {
-    let more: [(&str, &dyn crate::Kind); 4] =
-        [("power", power), ("reluctant", &ReluctantKind), ("made", &MadeKind), ("crypt", crypt)];
+    let more: [(&str, &dyn crate::Kind); 5] = [
+        ("power", power),
+        ("reluctant", &ReluctantKind),
+        ("made", &MadeKind),
+        ("crypt", crypt),
+        ("stored", &StoredKind { closing_max: Span::default() }),
+    ];
     let opener = Opener { regions, clock: Clock::start(), seed, more: &more };
     opener.open(&uri.parse().unwrap()).unwrap()
 }
@@ -318,7 +334,9 @@ fn lives(uri: &str, seed: u64) -> Vec<String> {
 #[test]
 fn what_was_promised_survives_every_cut() {
     for (uri, _) in DEVICES {
-        for seed in 0..20 {
+        // Stores are large, and a thread works for each.
+        let seeds = if uri.contains("stored:") { 3 } else { 20 };
+        for seed in 0..seeds {
             let lost = lives(uri, seed);
             assert!(lost.is_empty(), "{uri} seed {seed}: {lost:#?}");
         }

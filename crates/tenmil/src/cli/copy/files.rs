@@ -63,11 +63,11 @@ pub(super) fn allow(mut existing: Vec<Existing>, may_go: bool) -> Result<(), Ref
     Ok(guard::allow("copy", &existing, may_go, &Machine::this())?)
 }
 
-/// Refuses files of which a device that stands on them would not see the end. What a mirror or a
-/// stripe stands on is left out: the ends of those never were a part of it.
+/// Refuses files of which a device that stands on them would not see the end. What a mirror, a
+/// stripe or a volume stands on is left out: the ends of those never were a part of it.
 pub(super) fn check_whole(source: &Uri) -> Result<(), Refused> {
     match source.scheme() {
-        "mirror" | "stripe" => Ok(()),
+        "mirror" | "stripe" | "volume" => Ok(()),
         "file" => {
             let mut fields = source.fields();
             let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);

@@ -1,0 +1,399 @@
+//! Volumes of a store, as block devices.
+//!
+//! ```text
+//!   volume:[file:/pool]/db ──┐
+//!                            ├── one open store ── file:/pool
+//!   volume:[file:/pool]/log ─┘
+//! ```
+//!
+//! What a store does is decided in the crate `volume`, which does no I/O. Here are the threads: a
+//! store is open once in a process, however many of its volumes are; every channel of a volume has a
+//! way of its own to the device, over which its data go, and an [owner](owner) moves what the store
+//! needs for itself.
+
+mod channel;
+mod extents;
+mod make;
+mod once;
+mod owner;
+mod place;
+mod raw;
+mod readers;
+mod shared;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::sync::Arc;
+
+use base::{Backend, Blame, Durability, Extent, Holds, Limits, Medium, Operation, Span, Support};
+use dma::Regions;
+use host::{Clock, Sleeper, Thread};
+use volume::{Answer, Ask, StoreError, Usage, VolumeInfo};
+
+pub use self::make::{Checked, check, create};
+pub use self::place::Place;
+pub use volume::{Change, Finding, Report, VolumeInfo as Info};
+
+use self::channel::VolumeChannel;
+use self::owner::Owner;
+use self::shared::{Note, Shared};
+use crate::open::{Opened, Opener};
+use crate::uri::Uri;
+use crate::{Existing, MediumError};
+
+/// A store that this process has open. It is closed when the last one who holds it lets go, and what
+/// was written to its volumes is made to survive then.
+pub struct OpenStore {
+    shared: Arc<Shared>,
+    medium: Arc<dyn Medium>,
+    regions: Regions,
+    clock: Clock,
+    shape: Shape,
+    /// What lies below, and what is known of it.
+    below: Opened,
+    name: String,
+    owner: Option<Thread<()>>,
+}
+
+/// One volume of a store.
+struct Volume {
+    open: Arc<OpenStore>,
+    id: u64,
+    limits: Limits,
+    is_written: bool,
+}
+
+/// How pages lie on the blocks of a device.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    block_size: u32,
+    blocks_in_page: u64,
+    /// Whole pages on the device.
+    pages: u64,
+    /// Pages that the device takes at once.
+    request_pages: u32,
+}
+
+/// Bytes in a block of a store, and of its volumes.
+pub const PAGE_BYTES: u32 = 4096;
+/// Bytes of metadata in memory, unless the name says otherwise.
+pub const CACHE_DEFAULT: u64 = 32 << 20;
+const DEPTH_MAX: u32 = 256;
+/// Pages in the largest request.
+const REQUEST_PAGES_MAX: u32 = 256;
+/// How long the last flush may take when a store is closed.
+const CLOSING_MAX: Span = Span::from_secs(30);
+/// How long a question may take that is not on the way of an I/O.
+const PATIENCE: Span = Span::from_secs(120);
+
+/// Opens `volume:[URI]/name?cache=32m`.
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    let place = Place::of(uri)?;
+    let name = place.volume(uri)?;
+    open_volume(&once::open(opener, &place)?, uri, name)
+}
+
+/// Opens a volume of an open store.
+fn open_volume(open: &Arc<OpenStore>, uri: &Uri, name: &str) -> Result<Opened, MediumError> {
+    let info = open.find(name)?;
+    let below = &open.below;
+    let size = info.blocks * u64::from(PAGE_BYTES);
+    let kind = if info.is_read_only { "snapshot" } else { "volume" };
+    let store = open.name();
+    let description =
+        format!("{kind} `{name}` of {size} bytes, of store `{store}` over {}", below.description);
+    let existing = (info.mapped > 0).then(|| Existing {
+        name: uri.to_string(),
+        found: format!("{} of {size} bytes written", info.mapped * u64::from(PAGE_BYTES)),
+        path: None,
+    });
+    let handles = below.handles.clone();
+    let medium = Volume::open(open, &info).map_err(|problem| uri.refuse(problem))?;
+    let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
+    Ok(Opened { medium: Arc::new(medium), description, existing, handles })
+}
+
+impl OpenStore {
+    /// Opens the store on the device that is named, unless this process has it open already.
+    ///
+    /// # Errors
+    ///
+    /// If the device cannot be had, or there is no store on it that can be opened.
+    pub fn open(opener: &Opener<'_>, place: &Place) -> Result<Arc<Self>, MediumError> {
+        once::open(opener, place)
+    }
+
+    /// Opens the one on a device that is open.
+    fn over(
+        opener: &Opener<'_>,
+        place: &Place,
+        below: Opened,
+        closing_max: Span,
+    ) -> Result<Self, MediumError> {
+        let (medium, regions, clock) = (below.medium.clone(), opener.regions, opener.clock);
+        let shape = Shape::of(&place.store, &medium.limits())?;
+        let opened = make::look(opener, place, &*medium, &shape)?;
+        let name = place.store.to_string();
+        let machine =
+            |problem: String| MediumError::new(Blame::Machine, format!("{name}: {problem}"));
+        let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
+        let shared = Arc::new(Shared::new(opened.store, sleeper.bell()));
+        let backend = medium.channel().map_err(machine)?;
+        let owner = Owner::new(Arc::clone(&shared), backend, shape, regions).map_err(machine)?;
+        let owner = Thread::spawn("store", None, move |stop| {
+            owner.run(stop, &clock, &mut sleeper, closing_max)
+        })
+        .map_err(|error| machine(format!("start a thread: {error}")))?;
+        let regions = regions.clone();
+        Ok(Self { shared, medium, regions, clock, shape, below, name, owner: Some(owner) })
+    }
+
+    /// Asks something and waits for the answer.
+    fn ask(&self, ask: Ask) -> Result<Answer, MediumError> {
+        let machine =
+            |problem| MediumError::new(Blame::Machine, format!("{}: {problem}", self.name));
+        let desk = self.shared.join(None).map_err(machine)?;
+        let mut state = self.shared.lock_to_tell();
+        state.ask(&desk, 0, ask);
+        self.shared.sort(&mut state);
+        drop(state);
+        let (mut notes, until) = (Default::default(), self.clock.now().after(PATIENCE));
+        let answer = loop {
+            let hears = desk.bell.unmask(0);
+            self.shared.lock().take_notes(&desk, &mut notes);
+            if let Some(Note::Ended(_, answer)) = notes.pop_front() {
+                break answer.map_err(|error| self.refuse(&error));
+            }
+            if self.clock.now() > until {
+                break Err(MediumError::new(
+                    Blame::Peer,
+                    format!("{}: no answer in {PATIENCE}", self.name),
+                ));
+            }
+            let nap = if hears { Span::from_secs(1) } else { Span::from_ms(1) };
+            // What goes wrong with the wait makes the next look come sooner.
+            let _ = desk.bell.wait(0, nap);
+        };
+        self.shared.leave(&desk, core::iter::empty());
+        answer
+    }
+
+    fn refuse(&self, error: &StoreError) -> MediumError {
+        refusal(&self.name, error)
+    }
+
+    /// The store's name.
+    pub fn name(&self) -> String {
+        self.shared.lock().store.name()
+    }
+
+    /// Which store it is.
+    pub fn uuid(&self) -> u128 {
+        self.shared.lock().store.uuid()
+    }
+
+    /// The last transaction that survives a loss of power.
+    pub fn generation(&self) -> u64 {
+        self.shared.lock().store.generation()
+    }
+
+    /// The volume of this name.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or what describes it is damaged.
+    pub fn find(&self, name: &str) -> Result<VolumeInfo, MediumError> {
+        match self.ask(Ask::Find(name.into()))? {
+            Answer::Volume(info) => Ok(info),
+            _ => Err(self.refuse(&StoreError::NoVolume(name.into()))),
+        }
+    }
+
+    /// All volumes, snapshots included, in the order in which they were made.
+    ///
+    /// # Errors
+    ///
+    /// If what lists them is damaged.
+    pub fn list(&self) -> Result<Vec<VolumeInfo>, MediumError> {
+        match self.ask(Ask::List)? {
+            Answer::Volumes(volumes) => Ok(volumes),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// How many blocks only the volume of this name keeps.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or its map is damaged.
+    pub fn unique(&self, name: &str) -> Result<u64, MediumError> {
+        match self.ask(Ask::Unique(name.into()))? {
+            Answer::Blocks(blocks) => Ok(blocks),
+            _ => Ok(0),
+        }
+    }
+
+    /// How the room is used.
+    ///
+    /// # Errors
+    ///
+    /// If the store does not answer.
+    pub fn usage(&self) -> Result<Option<Usage>, MediumError> {
+        match self.ask(Ask::Usage)? {
+            Answer::Usage(usage) => Ok(Some(usage)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes a change, and returns once it survives a loss of power: with the volume as it is now,
+    /// if there still is one.
+    ///
+    /// # Errors
+    ///
+    /// Why it was not made.
+    pub fn change(&self, change: Change) -> Result<Option<VolumeInfo>, MediumError> {
+        match self.ask(Ask::Change(change))? {
+            Answer::Volume(info) => Ok(Some(info)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits until what was deleted has been given back, or `at_most` has passed. Says whether it
+    /// has.
+    pub fn settle(&self, at_most: Span) -> bool {
+        let until = self.clock.now().after(at_most);
+        while !self.shared.lock().store.is_idle() {
+            if self.clock.now() > until {
+                return false;
+            }
+            host::thread::rest(Span::from_ms(1));
+        }
+        true
+    }
+}
+
+impl Drop for OpenStore {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            owner.stop_flag().stop();
+            self.shared.ring();
+            drop(owner);
+        }
+    }
+}
+
+impl Volume {
+    fn open(open: &Arc<OpenStore>, info: &VolumeInfo) -> Result<Self, String> {
+        let limits = limits(&open.medium.limits(), &open.shape, info);
+        let is_written = limits.support.has(Operation::Write);
+        let mut state = open.shared.lock();
+        if is_written && state.written.contains(&info.id) {
+            return Err("it is open already in this process, expected one who writes to it".into());
+        }
+        if is_written {
+            state.written.push(info.id);
+        }
+        drop(state);
+        Ok(Self { open: Arc::clone(open), id: info.id, limits, is_written })
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.is_written {
+            self.open.shared.lock().written.retain(|id| *id != self.id);
+        }
+    }
+}
+
+impl Medium for Volume {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        Ok(Box::new(VolumeChannel::open(&self.open, self.id, &self.limits)?))
+    }
+
+    fn channels_max(&self) -> u32 {
+        // One is the owner's.
+        self.open.medium.channels_max().saturating_sub(1)
+    }
+
+    fn extent(&self, lba: u64) -> Result<Extent, String> {
+        let asked = self.open.ask(Ask::Extent { volume: self.id, block: lba });
+        match asked.map_err(|error| error.to_string())? {
+            Answer::Extent { blocks, is_mapped } => {
+                let holds = if is_mapped { Holds::Data } else { Holds::Hole };
+                Ok(Extent { blocks, holds })
+            }
+            _ => Ok(Extent { blocks: 0, holds: Holds::Data }),
+        }
+    }
+}
+
+impl Shape {
+    fn of(uri: &Uri, limits: &Limits) -> Result<Self, MediumError> {
+        let Limits { block_size, metadata_size, .. } = *limits;
+        let request_bytes = limits.request_blocks_max.saturating_mul(block_size);
+        let refuse = |problem: String| Err(MediumError::from(uri.refuse(problem)));
+        if block_size > PAGE_BYTES || metadata_size != 0 {
+            return refuse(format!(
+                "it has blocks of {block_size} and {metadata_size} bytes of metadata, expected \
+                 {PAGE_BYTES} at most and none"
+            ));
+        }
+        if request_bytes < PAGE_BYTES {
+            return refuse(format!(
+                "it takes {request_bytes} bytes at once, expected {PAGE_BYTES} at least"
+            ));
+        }
+        let needs = [Operation::Read, Operation::Flush];
+        if let Some(lacks) = needs.into_iter().find(|need| !limits.support.has(*need)) {
+            return refuse(format!("it has no {}, expected one", lacks.name()));
+        }
+        let blocks_in_page = u64::from(PAGE_BYTES / block_size);
+        let pages = limits.block_count / blocks_in_page;
+        Ok(Self { block_size, blocks_in_page, pages, request_pages: request_bytes / PAGE_BYTES })
+    }
+}
+
+/// What a volume can do on a device that can do this.
+fn limits(below: &Limits, shape: &Shape, info: &VolumeInfo) -> Limits {
+    let reads = [Operation::Read, Operation::Flush, Operation::Compare, Operation::Verify];
+    let reading = Support::of(&reads).common(below.support);
+    let writing = [Operation::Write, Operation::Deallocate, Operation::WriteZeroes];
+    let is_writable = below.support.has(Operation::Write) && !info.is_read_only;
+    let support = match is_writable {
+        true => writing.into_iter().fold(reading, Support::with),
+        false => reading,
+    };
+    let blocks_in_page = u32::try_from(shape.blocks_in_page).unwrap_or(1);
+    Limits {
+        block_size: PAGE_BYTES,
+        metadata_size: 0,
+        block_count: info.blocks,
+        request_blocks_max: shape.request_pages.min(REQUEST_PAGES_MAX),
+        segments_max: below.segments_max.min(257),
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: (below.atomic_write_blocks / blocks_in_page).max(1),
+        depth_max: below.depth_max.min(DEPTH_MAX),
+        durability: below.durability.weaker(Durability::VolatileCache),
+        support,
+    }
+}
+
+/// What a store has said, about a device.
+fn refusal(name: &str, error: &StoreError) -> MediumError {
+    let refused = MediumError::new(error.blame(), format!("{name}: {error}"));
+    match error.hint() {
+        Some(hint) => refused.with_hint(hint),
+        None => refused,
+    }
+}
+
+impl std::fmt::Debug for OpenStore {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_tuple("OpenStore").field(&self.name).finish()
+    }
+}

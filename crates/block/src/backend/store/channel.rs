@@ -1,0 +1,509 @@
+//! One thread's way to a volume.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::{
+    Answer, Answers, Backend, Instant, Limits, Memory, NoSuchMemory, Operation, Outcome, Request,
+    Segment, WakeSource,
+};
+use dma::Regions;
+use volume::{Action, Ask, End, StoreError};
+
+use super::extents::Extents;
+use super::readers::Readers;
+use super::shared::{Desk, Note, State};
+use super::{OpenStore, PAGE_BYTES};
+use crate::backend::joined::Joined;
+use crate::backend::pieces::Pieces;
+use crate::backend::range::check;
+use crate::backend::ready::Ready;
+
+/// Marks the token of a read of which the store does not know.
+const KNOWN: u64 = 1 << 32;
+
+/// A channel of a volume.
+pub(super) struct VolumeChannel {
+    open: Arc<OpenStore>,
+    desk: Arc<Desk>,
+    volume: u64,
+    limits: Limits,
+    /// The way to the device. None once it is closed.
+    below: Option<Box<dyn Backend>>,
+    wake: Joined,
+    works: Box<[Work]>,
+    free: Vec<u32>,
+    ready: Ready,
+    /// Data on their way to or from the device, by the token that the device has of them.
+    transfers: Vec<Option<u64>>,
+    free_transfers: Vec<u32>,
+    /// What waits for the device to take it.
+    queue: VecDeque<Request>,
+    /// Segments: for each place those of its request, and then parts of them.
+    table: Box<[Segment]>,
+    notes: VecDeque<Note>,
+    /// Where blocks lie, true while `epoch` is what was `seen`.
+    extents: Extents,
+    epoch: Arc<AtomicU64>,
+    seen: u64,
+    readers: Readers,
+    /// Requests of a batch that the store has to be asked about.
+    unknown: Vec<usize>,
+    /// What came up from the device.
+    found: Answers,
+    ended: Vec<(u64, Outcome)>,
+}
+
+/// One place of a channel's table.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    request: Request,
+    /// How much of the place's part of the table is used.
+    used: u32,
+    /// What went wrong without the store's knowing.
+    outcome: Outcome,
+    stage: Stage,
+}
+
+/// What is awaited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The place is free.
+    Idle,
+    /// The device, by what this channel knows; the read counts for this bucket.
+    Read(usize),
+    /// That it is done.
+    Asked,
+    /// That what was done survives.
+    Forced,
+}
+
+impl VolumeChannel {
+    pub(super) fn open(
+        open: &Arc<OpenStore>,
+        volume: u64,
+        limits: &Limits,
+    ) -> Result<Self, String> {
+        let below = open.medium.channel()?;
+        let readers = Readers::new();
+        let desk = open.shared.join(Some(readers.seat()))?;
+        let epoch = open.shared.lock().epoch(volume);
+        let bell = desk.bell.descriptor(0).map_or(WakeSource::Nothing, WakeSource::Descriptor);
+        let wake = Joined::of([below.wake_source(), bell])?;
+        let depth = limits.depth_max;
+        let work = Work {
+            request: Request::NOTHING,
+            used: 0,
+            outcome: Outcome::SUCCESS,
+            stage: Stage::Idle,
+        };
+        Ok(Self {
+            open: Arc::clone(open),
+            desk,
+            volume,
+            below: Some(below),
+            wake,
+            works: vec![work; depth as usize].into(),
+            free: (0..depth).rev().collect(),
+            ready: Ready::with_depth(depth),
+            transfers: Vec::with_capacity(2 * depth as usize),
+            free_transfers: Vec::with_capacity(2 * depth as usize),
+            queue: VecDeque::with_capacity(2 * depth as usize),
+            table: vec![Segment::default(); depth as usize * room(limits)].into(),
+            notes: VecDeque::with_capacity(2 * depth as usize),
+            extents: Extents::of(limits.block_count),
+            seen: epoch.load(Ordering::Acquire),
+            epoch,
+            readers,
+            unknown: Vec::with_capacity(depth as usize),
+            found: Answers::with_capacity(depth as usize),
+            ended: Vec::with_capacity(depth as usize),
+            limits: limits.clone(),
+        })
+    }
+
+    /// Where the blocks of a read lie, if this channel knows that, and the bucket for which it counts.
+    #[inline]
+    fn known(&mut self, request: &Request) -> Option<(u64, usize)> {
+        if request.operation != Operation::Read || request.blocks == 0 {
+            return None;
+        }
+        let at = self.extents.find(request.lba, request.blocks.into())?;
+        let bucket = self.readers.begin(self.open.shared.transaction());
+        // After the seat was taken, so that what is true now stays true until it is left.
+        if self.epoch.load(Ordering::Acquire) == self.seen {
+            return Some((at, bucket));
+        }
+        self.readers.end(bucket);
+        self.extents.clear();
+        None
+    }
+
+    /// The same, with the store at hand.
+    fn learn(&mut self, state: &mut State, request: &Request) -> Option<(u64, usize)> {
+        if request.operation != Operation::Read || request.blocks == 0 {
+            return None;
+        }
+        let run = state.store.mapped_run(self.volume, request.lba)?;
+        // It is true while the lock is held.
+        let epoch = self.epoch.load(Ordering::Acquire);
+        if epoch != self.seen {
+            self.extents.clear();
+            self.seen = epoch;
+        }
+        self.extents.keep(request.lba, run);
+        self.known(request)
+    }
+
+    /// Reads from where the blocks are known to lie.
+    #[inline]
+    fn read(&mut self, request: &Request, segments: &[Segment], (at, bucket): (u64, usize)) {
+        let Some((slot, own)) = self.place(request, segments, Stage::Read(bucket)) else {
+            return self.readers.end(bucket);
+        };
+        let first = self.first(slot);
+        let per_page = self.open.shape.blocks_in_page;
+        self.queue.push_back(Request {
+            token: KNOWN | u64::from(slot),
+            lba: at * per_page,
+            segment_first: u32::try_from(first).unwrap_or(u32::MAX),
+            segment_count: own,
+            blocks: request.blocks * u32::try_from(per_page).unwrap_or(1),
+            ..*request
+        });
+    }
+
+    /// Takes one request about which the store has to be asked; there is a place for it.
+    fn take(&mut self, request: &Request, segments: &[Segment]) -> Option<(u32, Ask)> {
+        let (slot, _) = self.place(request, segments, Stage::Asked)?;
+        let (volume, block, blocks) = (self.volume, request.lba, u64::from(request.blocks));
+        let ask = match request.operation {
+            Operation::Read | Operation::Compare | Operation::Verify => {
+                Ask::Read { volume, block, blocks }
+            }
+            Operation::Write => Ask::Write { volume, block, blocks },
+            Operation::Flush => Ask::Flush,
+            _ => Ask::Trim { volume, block, blocks },
+        };
+        Some((slot, ask))
+    }
+
+    /// A place for a request, and how many segments it has; or the answer, if it needs none.
+    #[inline]
+    fn place(
+        &mut self,
+        request: &Request,
+        segments: &[Segment],
+        stage: Stage,
+    ) -> Option<(u32, u16)> {
+        let own = match check(&self.limits, request, segments) {
+            Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
+            done => {
+                let outcome = done.err().unwrap_or_default();
+                self.ready.push(Answer { token: request.token, outcome, result: 0 });
+                return None;
+            }
+        };
+        let slot = self.free.pop()?;
+        let first = self.first(slot);
+        self.table[first..][..own.len()].copy_from_slice(own);
+        let segment_count = u16::try_from(own.len()).unwrap_or(u16::MAX);
+        self.works[slot as usize] = Work {
+            request: Request { segment_count, ..*request },
+            used: segment_count.into(),
+            outcome: Outcome::SUCCESS,
+            stage,
+        };
+        Some((slot, segment_count))
+    }
+
+    /// Where the part of the table begins that belongs to a place.
+    fn first(&self, slot: u32) -> usize {
+        slot as usize * room(&self.limits)
+    }
+
+    /// Asks the store about the requests of a batch of which this channel does not know enough.
+    fn ask(&mut self, requests: &[Request], segments: &[Segment]) {
+        let open = Arc::clone(&self.open);
+        let mut state = open.shared.lock_to_tell();
+        let mut unknown = std::mem::take(&mut self.unknown);
+        for request in unknown.drain(..).map(|index| &requests[index]) {
+            if let Some(place) = self.learn(&mut state, request) {
+                self.read(request, segments, place);
+            } else if let Some((slot, ask)) = self.take(request, segments) {
+                state.ask(&self.desk, slot, ask);
+            }
+        }
+        self.unknown = unknown;
+        open.shared.sort(&mut state);
+        state.take_notes(&self.desk, &mut self.notes);
+        drop(state);
+        self.read_notes();
+    }
+
+    /// Tells the store something under the lock, and takes what it says to this channel.
+    fn enter(&mut self, tell: impl FnOnce(&mut State, &Desk)) {
+        let mut state = self.open.shared.lock_to_tell();
+        tell(&mut state, &self.desk);
+        self.open.shared.sort(&mut state);
+        state.take_notes(&self.desk, &mut self.notes);
+    }
+
+    /// Does what it is told.
+    fn read_notes(&mut self) {
+        while let Some(note) = self.notes.pop_front() {
+            match note {
+                Note::Do(
+                    Action::ReadData { io, token, offset, at, blocks }
+                    | Action::WriteData { io, token, offset, at, blocks },
+                ) => self.send(io, token, offset..offset + blocks, at),
+                Note::Do(Action::Zero { token, offset, blocks }) => {
+                    self.zero(token, offset..offset + blocks);
+                }
+                Note::Do(_) => {}
+                Note::Ended(slot, outcome) => self.end(slot, outcome.err()),
+            }
+        }
+    }
+
+    /// Sends a part of a request to the device.
+    fn send(&mut self, io: u64, token: u64, blocks: std::ops::Range<u64>, at: u64) {
+        let operation = self.works[slot_of(token) as usize].request.operation;
+        let (first, count) = self.part(token, &blocks);
+        let number = self.free_transfers.pop().unwrap_or_else(|| {
+            self.transfers.push(None);
+            u32::try_from(self.transfers.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.transfers[number as usize] = Some(io);
+        let per_page = self.open.shape.blocks_in_page;
+        let blocks = (blocks.end - blocks.start) * per_page;
+        self.queue.push_back(Request {
+            token: number.into(),
+            lba: at * per_page,
+            operand: 0,
+            segment_first: u32::try_from(first).unwrap_or(u32::MAX),
+            blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+            segment_count: u16::try_from(count).unwrap_or(u16::MAX),
+            metadata_count: 0,
+            operation,
+            flags: base::Flags::NONE,
+        });
+    }
+
+    /// The segments of some blocks of a request: the first one, and how many.
+    fn part(&mut self, token: u64, blocks: &std::ops::Range<u64>) -> (usize, usize) {
+        let slot = slot_of(token);
+        let first = self.first(slot);
+        let Work { request, used, .. } = self.works[slot as usize];
+        let own = usize::from(request.segment_count);
+        if blocks.end - blocks.start == u64::from(request.blocks) {
+            return (first, own);
+        }
+        let room = room(&self.limits);
+        let (whole, cut) = self.table[first..first + room].split_at_mut(own);
+        let mut pieces = Pieces::of(whole);
+        let page = u64::from(PAGE_BYTES);
+        let Ok(()) = pieces.take_each(blocks.start * page, |_, _| Ok::<(), Never>(()));
+        let begin = used as usize - own;
+        let mut end = begin;
+        let Ok(()) = pieces.take_each((blocks.end - blocks.start) * page, |piece, _| {
+            cut[end] = piece;
+            end += 1;
+            Ok::<(), Never>(())
+        });
+        self.works[slot as usize].used = u32::try_from(own + end).unwrap_or(u32::MAX);
+        (first + own + begin, end - begin)
+    }
+
+    /// Does a part of a request that finds zeroes.
+    fn zero(&mut self, token: u64, blocks: std::ops::Range<u64>) {
+        let (first, count) = self.part(token, &blocks);
+        let work = &mut self.works[slot_of(token) as usize];
+        let regions = &self.open.regions;
+        let is_compare = work.request.operation == Operation::Compare;
+        for segment in &self.table[first..first + count] {
+            let done = match is_compare {
+                true => is_zero(regions, *segment),
+                false => regions.fill(*segment, 0).map(|()| true),
+            };
+            match done {
+                Ok(true) => {}
+                Ok(false) => work.outcome = Outcome::COMPARE_FAILURE,
+                Err(_) => work.outcome = Outcome::DATA_TRANSFER_ERROR,
+            }
+        }
+    }
+
+    /// The store has answered; what has to survive is asked to.
+    fn end(&mut self, slot: u32, error: Option<StoreError>) {
+        let work = &mut self.works[slot as usize];
+        let Work { request, outcome, stage, .. } = *work;
+        let outcome = error.map_or(outcome, |error| error.outcome());
+        let changes = matches!(
+            request.operation,
+            Operation::Write | Operation::Deallocate | Operation::WriteZeroes
+        );
+        let is_forced = request.flags.has(base::Flags::FUA) && changes;
+        if is_forced && stage == Stage::Asked && outcome.is_success() {
+            work.stage = Stage::Forced;
+            return self.enter(|state, desk| state.ask(desk, slot, Ask::Flush));
+        }
+        work.stage = Stage::Idle;
+        self.free.push(slot);
+        self.ready.push(Answer { token: request.token, outcome, result: 0 });
+    }
+
+    /// Takes what the device has answered.
+    fn look_below(&mut self, now: Instant) {
+        let Some(below) = &mut self.below else { return };
+        below.poll(now, &mut self.found);
+        for answer in self.found.drain() {
+            if answer.token & KNOWN != 0 {
+                let slot = slot_of(answer.token);
+                let Work { request, stage, .. } = self.works[slot as usize];
+                if let Stage::Read(bucket) = stage {
+                    self.readers.end(bucket);
+                }
+                self.free.push(slot);
+                self.ready.push(Answer { token: request.token, ..answer });
+                continue;
+            }
+            let Ok(number) = u32::try_from(answer.token) else { continue };
+            if let Some(io) = self.transfers[number as usize].take() {
+                self.free_transfers.push(number);
+                self.ended.push((io, answer.outcome));
+            }
+        }
+    }
+
+    /// Hands down what waits, as much as the device takes.
+    fn hand_down(&mut self, now: Instant) {
+        if let Some(below) = &mut self.below
+            && !self.queue.is_empty()
+        {
+            let taken = below.submit(now, self.queue.make_contiguous(), &self.table);
+            self.queue.drain(..taken);
+        }
+    }
+}
+
+impl Backend for VolumeChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        // An answer that waits to be polled has given its place back, and still counts.
+        let room = self.free.len().saturating_sub(self.ready.len());
+        let count = requests.len().min(room);
+        for (index, request) in requests[..count].iter().enumerate() {
+            match self.known(request) {
+                Some(place) => self.read(request, segments, place),
+                None => self.unknown.push(index),
+            }
+        }
+        if !self.unknown.is_empty() {
+            self.ask(requests, segments);
+        }
+        self.hand_down(now);
+        count
+    }
+
+    fn flush(&mut self) {
+        if let Some(below) = &mut self.below {
+            below.flush();
+        }
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        self.look_below(now);
+        if !self.ended.is_empty() || self.desk.has_notes() {
+            let mut ended = std::mem::take(&mut self.ended);
+            self.enter(|state, _| {
+                for (io, outcome) in ended.drain(..) {
+                    let done = outcome.is_success();
+                    let end = if done { End::Done } else { End::Failed(outcome) };
+                    state.store.complete(io, end);
+                }
+            });
+            self.ended = ended;
+            self.read_notes();
+        }
+        self.hand_down(now);
+        self.flush();
+        self.ready.give(answers)
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.ready.len() > 0 || !self.queue.is_empty() {
+            return Instant::default();
+        }
+        self.below.as_ref().map_or(Instant::NEVER, |below| below.wake_at())
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.wake.source()
+    }
+
+    fn is_done_by_kernel(&self) -> bool {
+        self.below.as_ref().is_some_and(|below| below.is_done_by_kernel())
+    }
+
+    fn arm(&mut self) -> bool {
+        // The bell first, then the notes that it would ring for.
+        let hears = self.desk.bell.unmask(0);
+        let busy_below = self.below.as_mut().is_some_and(|below| below.arm());
+        let busy = self.ready.len() > 0 || !self.queue.is_empty() || self.desk.has_notes();
+        !hears || busy || busy_below
+    }
+
+    fn disarm(&mut self) {
+        self.desk.bell.mask(0);
+        if let Some(below) = &mut self.below {
+            below.disarm();
+        }
+    }
+}
+
+impl Drop for VolumeChannel {
+    /// First the device ends what it has; then the store learns that nobody is left to answer to.
+    fn drop(&mut self) {
+        self.below = None;
+        let noted = self.notes.drain(..).filter_map(|note| match note {
+            Note::Do(Action::ReadData { io, .. } | Action::WriteData { io, .. }) => Some(io),
+            _ => None,
+        });
+        let under_way = self.transfers.iter().copied().flatten();
+        let ended = self.ended.drain(..).map(|(io, _)| io);
+        self.open.shared.leave(&self.desk, noted.chain(under_way).chain(ended));
+    }
+}
+
+/// Whether there is nothing but zeroes in a segment.
+fn is_zero(regions: &Regions, segment: Segment) -> Result<bool, NoSuchMemory> {
+    let (mut chunk, mut done) = ([0; 512], 0);
+    while done < segment.len_bytes {
+        let len = (segment.len_bytes - done).min(512);
+        let part = segment.slice(done, len).ok_or(NoSuchMemory(segment))?;
+        let found = &mut chunk[..len as usize];
+        regions.load(part, found)?;
+        if found.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        done += len;
+    }
+    Ok(true)
+}
+
+type Never = std::convert::Infallible;
+
+/// Segments that a place has room for: its own, and each cut at every block.
+fn room(limits: &Limits) -> usize {
+    2 * usize::from(limits.segments_max) + limits.request_blocks_max as usize
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is the place")]
+const fn slot_of(token: u64) -> u32 {
+    token as u32
+}

@@ -1,0 +1,134 @@
+//! Making a store, opening one, and looking whether one is whole.
+
+use base::{Blame, Medium, Outcome};
+use host::machine::Machine;
+use volume::{Check, NewStore, Opened as OpenedStore, Opening, Report, Step, StoreError};
+
+use super::raw::Raw;
+use super::{Place, Shape, refusal};
+use crate::open::Opener;
+use crate::uri::Uri;
+use crate::{MediumError, guard};
+
+/// What a look at a whole store has found.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// The store's name.
+    pub name: String,
+    /// Which store it is.
+    pub uuid: u128,
+    /// The transaction that was looked at.
+    pub generation: u64,
+    /// Copies of the superblock that cannot be read, and what is wrong with them.
+    pub damaged: Vec<String>,
+    /// What else is wrong, and how much was looked at.
+    pub report: Report,
+}
+
+/// Makes a store on a device. Returns how many blocks of 4 KiB it has.
+///
+/// # Errors
+///
+/// If the device cannot be had or is too small, or there is something on it and `overwrite` is not
+/// set.
+pub fn create(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    name: &str,
+    overwrite: bool,
+) -> Result<u64, MediumError> {
+    let below = opener.open(uri)?;
+    let shape = Shape::of(uri, &below.medium.limits())?;
+    let steps = steps(uri, name, &shape)?;
+    guard::allow("store create", &below.existing, overwrite, &Machine::this())
+        .map_err(|not| MediumError::new(Blame::Caller, not.text).with_hint(not.remedy))?;
+    format(opener, uri, &*below.medium, &shape, steps)?;
+    Ok(shape.pages)
+}
+
+/// What has to be written to make a store.
+pub(super) fn steps(uri: &Uri, name: &str, shape: &Shape) -> Result<Vec<Step>, MediumError> {
+    let uuid = u128::from(host::random_seed()) << 64 | u128::from(host::random_seed());
+    let new = NewStore { name: name.into(), uuid, blocks: shape.pages };
+    new.steps().map_err(|error| refusal(&uri.to_string(), &error))
+}
+
+/// Writes that.
+pub(super) fn format(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    medium: &dyn Medium,
+    shape: &Shape,
+    steps: Vec<Step>,
+) -> Result<(), MediumError> {
+    let refuse = |problem: String| MediumError::new(Blame::Peer, format!("{uri}: {problem}"));
+    let mut raw = Raw::open(opener.regions, &opener.clock, medium, shape)
+        .map_err(|problem| MediumError::new(Blame::Machine, format!("{uri}: {problem}")))?;
+    for step in steps {
+        let done = match &step {
+            Step::Write { at, bytes } => raw.write(*at, bytes),
+            Step::Flush => raw.flush(),
+        };
+        done.map_err(|outcome| {
+            refuse(format!("write a superblock: status {:#x}, expected 0", outcome.0))
+        })?;
+    }
+    Ok(())
+}
+
+/// Looks at all metadata of a store. Nothing is written.
+///
+/// # Errors
+///
+/// If there is no store that can be opened.
+pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError> {
+    let device = place.store.clone().to_read();
+    let below = opener.open(&device)?;
+    let shape = Shape::of(&device, &below.medium.limits())?;
+    let OpenedStore { store, damaged } = look(opener, place, &*below.medium, &shape)?;
+    let mut raw = Raw::open(opener.regions, &opener.clock, &*below.medium, &shape)
+        .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
+    let mut check = Check::of(&store);
+    while let Some(at) = check.next_read() {
+        read_into(&mut raw, at, |bytes| check.handle_read(bytes));
+    }
+    Ok(Checked {
+        name: store.name(),
+        uuid: store.uuid(),
+        generation: store.generation(),
+        damaged: damaged.iter().map(ToString::to_string).collect(),
+        report: check.finish(),
+    })
+}
+
+/// Opens what lies there.
+pub(super) fn look(
+    opener: &Opener<'_>,
+    place: &Place,
+    medium: &dyn Medium,
+    shape: &Shape,
+) -> Result<OpenedStore, MediumError> {
+    let name = place.store.to_string();
+    let mut raw = Raw::open(opener.regions, &opener.clock, medium, shape)
+        .map_err(|problem| MediumError::new(Blame::Machine, format!("{name}: {problem}")))?;
+    let mut opening = Opening::new(shape.pages, place.cache_bytes);
+    while let Some(at) = opening.next_read() {
+        read_into(&mut raw, at, |bytes| opening.handle_read(bytes));
+    }
+    opening.finish().map_err(|error| {
+        let error = match error {
+            StoreError::NoStore(_) if shape.pages < volume::format::STORE_BLOCKS_MIN => {
+                let needed = volume::format::STORE_BLOCKS_MIN;
+                StoreError::DeviceTooSmall { blocks: shape.pages, needed }
+            }
+            error => error,
+        };
+        refusal(&name, &error)
+    })
+}
+
+fn read_into(raw: &mut Raw<'_>, at: u64, take: impl FnOnce(Result<&[u8; 4096], Outcome>)) {
+    let mut page = [0; 4096];
+    let read = raw.read(at, &mut page);
+    take(read.map(|()| &page));
+}

@@ -1,0 +1,71 @@
+//! A store is open once in a process, whoever asks for it: two who write to one know nothing of each
+//! other's changes.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use dma::Regions;
+
+use super::{CLOSING_MAX, OpenStore, Place};
+use crate::MediumError;
+use crate::open::Opener;
+use crate::uri::Uri;
+
+/// A store that is open, or being opened, by the device that was named and the memory that it uses.
+struct Entry {
+    device: Uri,
+    regions: Regions,
+    /// Nothing while it is opened.
+    open: Option<Weak<OpenStore>>,
+}
+
+/// Takes the entry away if the store could not be opened.
+struct Attempt<'a>(&'a Opener<'a>, &'a Place);
+
+/// Opening one may open another that it stands on, so the lock is not held meanwhile.
+static OPEN: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+/// Some store is no longer being opened.
+static SETTLED: Condvar = Condvar::new();
+
+/// The store at a place: the one that is open, if it uses the same memory.
+pub(super) fn open(opener: &Opener<'_>, place: &Place) -> Result<Arc<OpenStore>, MediumError> {
+    let mut known = lock();
+    loop {
+        known.retain(|entry| entry.open.as_ref().is_none_or(|open| open.strong_count() > 0));
+        let found = known.iter().find(|entry| entry.is(opener, place));
+        match found.map(|entry| entry.open.as_ref().map(Weak::upgrade)) {
+            None => break,
+            Some(None) => known = SETTLED.wait(known).unwrap_or_else(PoisonError::into_inner),
+            Some(Some(Some(open))) => return Ok(open),
+            // It went just now, and its entry goes at the next look.
+            Some(Some(None)) => {}
+        }
+    }
+    let (device, regions) = (place.store.clone(), opener.regions.clone());
+    known.push(Entry { device, regions, open: None });
+    drop(known);
+    let attempt = Attempt(opener, place);
+    let below = opener.open(&place.store)?;
+    let open = Arc::new(OpenStore::over(opener, place, below, CLOSING_MAX)?);
+    if let Some(entry) = lock().iter_mut().find(|entry| entry.is(opener, place)) {
+        entry.open = Some(Arc::downgrade(&open));
+    }
+    drop(attempt);
+    Ok(open)
+}
+
+fn lock() -> MutexGuard<'static, Vec<Entry>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Entry {
+    fn is(&self, opener: &Opener<'_>, place: &Place) -> bool {
+        self.device == place.store && self.regions.is(opener.regions)
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        lock().retain(|entry| entry.open.is_some() || !entry.is(self.0, self.1));
+        SETTLED.notify_all();
+    }
+}

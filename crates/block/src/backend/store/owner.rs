@@ -1,0 +1,276 @@
+//! The thread that reads and writes what a store needs for itself: metadata, and flushes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::{
+    Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Request, Segment, Span,
+    WakeSource,
+};
+use dma::{Region, Regions};
+use host::{Clock, Sleeper};
+use volume::{Action, Ask, End};
+
+use super::shared::{Desk, Note, Shared};
+use super::{PAGE_BYTES, Shape};
+
+/// The owner of an open store.
+pub(super) struct Owner {
+    pub(super) shared: Arc<Shared>,
+    desk: Arc<Desk>,
+    backend: Box<dyn Backend>,
+    shape: Shape,
+    regions: Regions,
+    memory: Region,
+    jobs: Box<[Job]>,
+    /// Free places for one page, and for many.
+    small: Vec<u32>,
+    large: Vec<u32>,
+    waiting: VecDeque<Action>,
+    /// What waits for the device to take it.
+    queue: VecDeque<Request>,
+    /// The segments of each place, one for each part.
+    table: Box<[Segment]>,
+    answers: Answers,
+    notes: VecDeque<Note>,
+}
+
+/// What is done in a place.
+#[derive(Clone, Copy, Debug, Default)]
+struct Job {
+    io: u64,
+    /// Whether a page is read, whose bytes the store wants.
+    reads: bool,
+    /// Requests that have not been answered.
+    left: u32,
+    outcome: Outcome,
+}
+
+/// Places for one page.
+const SMALL: u32 = 32;
+/// Places for many.
+const LARGE: u32 = 8;
+/// Pages in a place for many, as many as a store writes at once.
+const LARGE_PAGES: u32 = 64;
+/// Answers that are taken at once.
+const ANSWERS_MAX: usize = 64;
+/// How long the owner sleeps at most.
+const SLEEP_MAX: Span = Span::from_secs(1);
+
+impl Owner {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        backend: Box<dyn Backend>,
+        shape: Shape,
+        regions: &Regions,
+    ) -> Result<Self, String> {
+        let pages = SMALL + LARGE * LARGE_PAGES;
+        let memory = regions.allocate((pages * PAGE_BYTES) as usize);
+        let places = (SMALL + LARGE) as usize;
+        Ok(Self {
+            desk: shared.join(None)?,
+            shared,
+            backend,
+            shape,
+            regions: regions.clone(),
+            memory: memory.map_err(|error| error.to_string())?,
+            jobs: vec![Job::default(); places].into(),
+            small: (0..SMALL).rev().collect(),
+            large: (SMALL..SMALL + LARGE).rev().collect(),
+            waiting: VecDeque::new(),
+            queue: VecDeque::new(),
+            table: vec![Segment::default(); places * LARGE_PAGES as usize].into(),
+            answers: Answers::with_capacity(ANSWERS_MAX),
+            notes: VecDeque::new(),
+        })
+    }
+
+    /// Works until it is told to stop; then has everything that was written survive, unless that takes
+    /// too long, and ends.
+    pub(super) fn run(
+        mut self,
+        stop: &host::Stop,
+        clock: &Clock,
+        sleeper: &mut Sleeper,
+        closing_max: Span,
+    ) {
+        if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
+            // Without it the sleeps are short.
+            let _ = sleeper.sources().add(descriptor, 0);
+        }
+        while !stop.is_stopped() {
+            if !self.turn(clock.now()) {
+                self.sleep(stop, clock, sleeper);
+            }
+        }
+        let until = clock.now().after(closing_max);
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock_to_tell();
+        state.ask(&self.desk, 0, Ask::Flush);
+        shared.sort(&mut state);
+        drop(state);
+        while self.notes.is_empty() && clock.now() < until {
+            self.turn(clock.now());
+            shared.lock().take_notes(&self.desk, &mut self.notes);
+        }
+        if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
+            let _ = sleeper.sources().remove(descriptor);
+        }
+        shared.leave(&self.desk, core::iter::empty());
+    }
+
+    /// Does what there is to do. False if that was nothing.
+    fn turn(&mut self, now: Instant) -> bool {
+        self.shared.lock().take_pages(&mut self.waiting);
+        let mut did = false;
+        while let Some(action) = self.waiting.pop_front() {
+            if !self.begin(&action) {
+                self.waiting.push_front(action);
+                break;
+            }
+            did = true;
+        }
+        if !self.queue.is_empty() {
+            let taken = self.backend.submit(now, self.queue.make_contiguous(), &self.table);
+            self.queue.drain(..taken);
+            did |= taken > 0;
+        }
+        self.backend.flush();
+        self.backend.poll(now, &mut self.answers);
+        did | self.end_jobs()
+    }
+
+    /// Sleeps until there is something to do.
+    fn sleep(&mut self, stop: &host::Stop, clock: &Clock, sleeper: &mut Sleeper) {
+        let under_way = self.jobs.iter().any(|job| job.left > 0);
+        let is_silent = matches!(self.backend.wake_source(), WakeSource::Nothing);
+        if under_way && is_silent {
+            return host::thread::give_way();
+        }
+        sleeper.announce();
+        let stuck = self.waiting.len();
+        self.shared.lock().take_pages(&mut self.waiting);
+        let has_work = self.waiting.len() > stuck || !self.queue.is_empty() || stop.is_stopped();
+        let busy_below = !is_silent && self.backend.arm();
+        if has_work || busy_below {
+            sleeper.cancel();
+        } else {
+            let wake_at = if is_silent { Instant::NEVER } else { self.backend.wake_at() };
+            let left = wake_at.since(clock.now()).min(SLEEP_MAX);
+            sleeper.block(left, &mut Vec::new());
+        }
+        self.backend.disarm();
+    }
+
+    /// Begins to carry something out. False if there is no place for it.
+    fn begin(&mut self, action: &Action) -> bool {
+        let (io, at, bytes, operation) = match action {
+            Action::ReadPage { io, at } => (*io, *at, &[][..], Operation::Read),
+            Action::WritePages { io, at, bytes } => (*io, *at, &bytes[..], Operation::Write),
+            Action::Flush { io } => (*io, 0, &[][..], Operation::Flush),
+            // Those go to whoever asked.
+            Action::ReadData { .. } | Action::WriteData { .. } | Action::Zero { .. } => {
+                return true;
+            }
+        };
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).max(PAGE_BYTES);
+        let free = if len > PAGE_BYTES { &mut self.large } else { &mut self.small };
+        let Some(place) = free.pop() else { return false };
+        let memory = self.memory(place).slice(0, len).unwrap_or_default();
+        let reads = operation == Operation::Read;
+        self.jobs[place as usize] = Job { io, reads, left: 0, outcome: Outcome::SUCCESS };
+        if operation == Operation::Flush {
+            self.push(place, operation, 0, Segment::default());
+        } else if operation == Operation::Write && self.regions.store(memory, bytes).is_err() {
+            let job = &mut self.jobs[place as usize];
+            job.outcome = Outcome::DATA_TRANSFER_ERROR;
+            self.end(place);
+        } else {
+            self.push_parts(place, operation, at, memory);
+        }
+        true
+    }
+
+    /// Cuts a transfer into what the device takes at once.
+    fn push_parts(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
+        let step = self.shape.request_pages.min(LARGE_PAGES) * PAGE_BYTES;
+        let mut done = 0;
+        while done < memory.len_bytes {
+            let len = step.min(memory.len_bytes - done);
+            let part = memory.slice(done, len).unwrap_or_default();
+            self.push(place, operation, at + u64::from(done / PAGE_BYTES), part);
+            done += len;
+        }
+    }
+
+    fn push(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
+        let job = &mut self.jobs[place as usize];
+        let segment_first = place * LARGE_PAGES + job.left;
+        job.left += 1;
+        self.table[segment_first as usize] = memory;
+        let moves = operation != Operation::Flush;
+        self.queue.push_back(Request {
+            token: place.into(),
+            lba: at * self.shape.blocks_in_page,
+            operand: 0,
+            segment_first,
+            blocks: memory.len_bytes / self.shape.block_size,
+            segment_count: u16::from(moves),
+            metadata_count: 0,
+            operation,
+            flags: Flags::NONE,
+        });
+    }
+
+    /// The memory of a place.
+    fn memory(&self, place: u32) -> Segment {
+        let (first, pages) = match place.checked_sub(SMALL) {
+            None => (place, 1),
+            Some(large) => (SMALL + large * LARGE_PAGES, LARGE_PAGES),
+        };
+        let (at, len_bytes) = (first * PAGE_BYTES, pages * PAGE_BYTES);
+        self.memory.segment().slice(at, len_bytes).unwrap_or_default()
+    }
+
+    /// Takes the answers of the device. False if there are none.
+    fn end_jobs(&mut self) -> bool {
+        let mut ended = Vec::new();
+        for answer in self.answers.drain() {
+            let Ok(place) = u32::try_from(answer.token) else { continue };
+            let job = &mut self.jobs[place as usize];
+            job.left -= 1;
+            if !answer.outcome.is_success() {
+                job.outcome = answer.outcome;
+            }
+            if job.left == 0 {
+                ended.push(place);
+            }
+        }
+        ended.iter().for_each(|place| self.end(*place));
+        !ended.is_empty()
+    }
+
+    /// Tells the store how something has ended, and frees its place.
+    fn end(&mut self, place: u32) {
+        let Job { io, reads, outcome, .. } = self.jobs[place as usize];
+        let mut page = [0; PAGE_BYTES as usize];
+        let memory = self.memory(place).slice(0, PAGE_BYTES).unwrap_or_default();
+        let end = if !outcome.is_success() {
+            End::Failed(outcome)
+        } else if !reads {
+            End::Done
+        } else if self.regions.load(memory, &mut page).is_ok() {
+            End::Read(&page)
+        } else {
+            End::Failed(Outcome::DATA_TRANSFER_ERROR)
+        };
+        if place < SMALL {
+            self.small.push(place)
+        } else {
+            self.large.push(place)
+        }
+        let mut state = self.shared.lock_to_tell();
+        state.store.complete(io, end);
+        self.shared.sort(&mut state);
+    }
+}

@@ -1,0 +1,66 @@
+//! What a volume is called: the device with the store, and a name.
+
+use super::{CACHE_DEFAULT, PAGE_BYTES};
+use crate::MediumError;
+use crate::uri::Uri;
+
+/// A store, or a volume in one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The device that the store is on.
+    pub store: Uri,
+    /// The volume's name; empty if it is the store that is meant.
+    pub name: String,
+    /// Bytes of metadata in memory.
+    pub cache_bytes: usize,
+}
+
+impl Place {
+    /// What the kind is called.
+    pub const SCHEME: &'static str = "volume";
+
+    /// Reads `volume:[URI]/NAME?cache=32m`, with or without a name; and the name of a device, for
+    /// the store that is on it.
+    ///
+    /// # Errors
+    ///
+    /// If it says what is not known.
+    pub fn of(uri: &Uri) -> Result<Self, MediumError> {
+        if uri.scheme() != Self::SCHEME {
+            return Ok(Self::on(uri));
+        }
+        let store = uri.only_child()?.clone();
+        let mut fields = uri.fields();
+        let name = fields.behind().to_owned();
+        let cache = fields.size("cache")?.unwrap_or(CACHE_DEFAULT);
+        fields.finish()?;
+        if cache < u64::from(PAGE_BYTES) {
+            return Err(uri.refuse(format!("cache is {cache} bytes, expected 4k at least")).into());
+        }
+        Ok(Self { store, name, cache_bytes: usize::try_from(cache).unwrap_or(usize::MAX) })
+    }
+
+    /// The store on a device.
+    pub fn on(device: &Uri) -> Self {
+        let cache_bytes = usize::try_from(CACHE_DEFAULT).unwrap_or(usize::MAX);
+        Self { store: device.clone(), name: String::new(), cache_bytes }
+    }
+
+    /// The volume's name, which must be there.
+    ///
+    /// # Errors
+    ///
+    /// If it is not.
+    pub fn volume(&self, uri: &Uri) -> Result<&str, MediumError> {
+        if self.name.is_empty() {
+            let problem = "the volume is missing, expected volume:[file:/path]/name";
+            return Err(uri.refuse(problem).into());
+        }
+        Ok(&self.name)
+    }
+
+    /// What a volume of the same store is called.
+    pub fn with_name(&self, name: &str) -> Uri {
+        Uri::on(Self::SCHEME, self.store.clone(), name)
+    }
+}

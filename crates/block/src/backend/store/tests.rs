@@ -1,0 +1,310 @@
+//! Volumes on devices that come and go.
+
+mod made;
+
+use std::sync::Arc;
+
+use base::{
+    Answers, Backend, Flags, Instant, Medium, Memory, Operation, Outcome, Request, Segment, Span,
+};
+use dma::{Region, Regions};
+use host::{Clock, Thread};
+
+pub(crate) use self::made::StoredKind;
+use super::{Change, OpenStore, Place, check, create};
+use crate::{MediumError, Opened, Opener};
+
+/// A file with a store on it, and memory for requests.
+struct Bench {
+    directory: tempfile::TempDir,
+    regions: Regions,
+    memory: Region,
+    clock: Clock,
+}
+
+/// A channel and what a request is made of.
+struct Hand {
+    backend: Box<dyn Backend>,
+    regions: Regions,
+    memory: Segment,
+    clock: Clock,
+}
+
+const PAGE: u32 = 4096;
+
+impl Bench {
+    fn new(size: &str) -> Self {
+        let regions = Regions::new(400);
+        let memory = regions.allocate(16 << 20).unwrap();
+        let (directory, clock) = (tempfile::tempdir().unwrap(), Clock::start());
+        let bench = Self { directory, regions, memory, clock };
+        let device = format!("{}&size={size}", bench.device()).parse().unwrap();
+        create(&bench.opener(), &device, "tests", false).unwrap();
+        bench
+    }
+
+    fn device(&self) -> String {
+        format!("file:{}?engine=threads", self.directory.path().join("pool").display())
+    }
+
+    fn opener(&self) -> Opener<'_> {
+        Opener { regions: &self.regions, clock: self.clock, seed: 1, more: &[] }
+    }
+
+    fn store(&self) -> Arc<OpenStore> {
+        let place = Place::on(&self.device().parse().unwrap());
+        OpenStore::open(&self.opener(), &place).unwrap()
+    }
+
+    fn create(&self, name: &str, blocks: u64) {
+        let name = name.into();
+        self.store().change(Change::Create { name, blocks, unit: 16, uuid: 1 }).unwrap();
+    }
+
+    fn open(&self, name: &str) -> Result<Opened, MediumError> {
+        let uri = format!("volume:[{}]/{name}", self.device());
+        self.opener().open(&uri.parse().unwrap())
+    }
+
+    /// A hand with memory of its own.
+    fn hand(&self, medium: &dyn Medium, number: u32) -> Hand {
+        let memory = self.memory.segment().slice(number << 20, 1 << 20).unwrap();
+        let (regions, clock) = (self.regions.clone(), self.clock);
+        Hand { backend: medium.channel().unwrap(), regions, memory, clock }
+    }
+
+    fn is_clean(&self) -> bool {
+        let place = Place::on(&self.device().parse().unwrap());
+        let checked = check(&self.opener(), &place).unwrap();
+        checked.damaged.is_empty() && checked.report.findings.is_empty()
+    }
+}
+
+impl Hand {
+    fn begin(&mut self, operation: Operation, lba: u64, blocks: u32) {
+        let moves = matches!(operation, Operation::Read | Operation::Write);
+        let request = Request {
+            lba,
+            blocks,
+            segment_count: u16::from(moves),
+            operation,
+            flags: Flags::NONE,
+            ..Request::NOTHING
+        };
+        let memory = self.memory.slice(0, blocks * PAGE).unwrap();
+        assert_eq!(self.backend.submit(self.clock.now(), &[request], &[memory]), 1);
+    }
+
+    fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> Outcome {
+        self.begin(operation, lba, blocks);
+        let mut answers = Answers::with_capacity(1);
+        let until = self.clock.now().after(Span::from_secs(60));
+        loop {
+            self.backend.flush();
+            let now: Instant = self.clock.now();
+            if self.backend.poll(now, &mut answers) > 0 {
+                return answers.as_slice()[0].outcome;
+            }
+            assert!(now < until, "{operation:?} is answered");
+            host::thread::give_way();
+        }
+    }
+
+    fn write(&mut self, lba: u64, blocks: u32, byte: u8) {
+        self.regions.fill(self.memory, byte).unwrap();
+        assert_eq!(self.run(Operation::Write, lba, blocks), Outcome::SUCCESS);
+    }
+
+    /// What the first byte of each block is.
+    fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
+        self.regions.fill(self.memory, 0xee).unwrap();
+        assert_eq!(self.run(Operation::Read, lba, blocks), Outcome::SUCCESS);
+        let mut bytes = vec![0; (blocks * PAGE) as usize];
+        self.regions.load(self.memory.slice(0, blocks * PAGE).unwrap(), &mut bytes).unwrap();
+        bytes.chunks(PAGE as usize).map(|block| block[0]).collect()
+    }
+}
+
+#[test]
+fn a_store_is_open_once_and_each_volume_is_written_by_one() {
+    let bench = Bench::new("8m");
+    bench.create("a", 64);
+    bench.create("b", 64);
+    let (first, second) = (bench.open("a").unwrap(), bench.open("b").unwrap());
+    let twice = bench.open("a").unwrap_err().to_string();
+    assert!(twice.contains("open already in this process"), "{twice}");
+    bench.hand(&*first.medium, 0).write(0, 1, 1);
+    bench.hand(&*second.medium, 0).write(0, 1, 2);
+    assert_eq!(bench.hand(&*first.medium, 0).read(0, 2), [1, 0]);
+    assert_eq!(bench.hand(&*second.medium, 0).read(0, 1), [2]);
+    drop(first);
+    let again = bench.open("a").unwrap();
+    assert_eq!(bench.hand(&*again.medium, 0).read(0, 1), [1]);
+    assert!(again.existing[0].to_string().contains("4096 of 262144 bytes written"));
+}
+
+#[test]
+fn stores_stand_on_volumes_and_several_who_open_one_at_once_get_the_same() {
+    let bench = Bench::new("64m");
+    bench.create("outer", 8192);
+    let outer = format!("volume:[{}]/outer", bench.device());
+    create(&bench.opener(), &outer.parse().unwrap(), "inner", true).unwrap();
+    let place = Place::on(&outer.parse().unwrap());
+    let opened: Vec<Thread<Arc<OpenStore>>> = (0..4)
+        .map(|_| {
+            let (regions, clock, place) = (bench.regions.clone(), bench.clock, place.clone());
+            let body = move |_: &host::Stop| {
+                let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
+                OpenStore::open(&opener, &place).unwrap()
+            };
+            Thread::spawn("opener", None, body).unwrap()
+        })
+        .collect();
+    let opened: Vec<Arc<OpenStore>> = opened.into_iter().map(Thread::join).collect();
+    assert!(opened.iter().all(|one| Arc::ptr_eq(one, &opened[0])));
+    let change = Change::Create { name: "v".into(), blocks: 64, unit: 1, uuid: 1 };
+    opened[0].change(change).unwrap();
+    drop(opened);
+    let uri = place.with_name("v");
+    bench.hand(&*bench.opener().open(&uri).unwrap().medium, 0).write(7, 1, 3);
+    let again = bench.opener().open(&uri).unwrap();
+    assert_eq!(bench.hand(&*again.medium, 0).read(6, 2), [0, 3]);
+    let unknown = Place::on(&"volume:[tape:]/x".parse().unwrap());
+    for _ in 0..2 {
+        let error = OpenStore::open(&bench.opener(), &unknown).unwrap_err();
+        assert!(error.to_string().contains("no devices of kind `tape`"), "{error}");
+    }
+}
+
+#[test]
+fn what_was_written_is_there_when_a_store_was_closed_without_a_flush() {
+    let bench = Bench::new("8m");
+    bench.create("a", 64);
+    bench.hand(&*bench.open("a").unwrap().medium, 0).write(3, 2, 7);
+    assert_eq!(bench.hand(&*bench.open("a").unwrap().medium, 0).read(2, 4), [0, 7, 7, 0]);
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn a_store_that_was_only_read_is_not_written_to() {
+    let bench = Bench::new("8m");
+    bench.create("a", 64);
+    let generation = bench.store().generation();
+    let opened = bench.open("a").unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    assert_eq!(hand.read(0, 1), [0]);
+    assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    drop((hand, opened));
+    assert_eq!(bench.store().generation(), generation);
+}
+
+#[test]
+fn a_channel_that_goes_in_the_middle_of_its_requests_holds_nobody_up() {
+    let bench = Bench::new("64m");
+    bench.create("a", 4096);
+    let opened = bench.open("a").unwrap();
+    let mut stays = bench.hand(&*opened.medium, 0);
+    for round in 0..20 {
+        let mut goes = bench.hand(&*opened.medium, 1);
+        for step in 0..8 {
+            goes.begin(Operation::Write, (round * 8 + step) * 16, 16);
+        }
+        goes.begin(Operation::Flush, 0, 0);
+        drop(goes);
+        stays.write(4000, 3, 5);
+        let name = format!("s{round}");
+        let change = Change::Snapshot { volume: "a".into(), name, uuid: 1 };
+        bench.store().change(change).unwrap();
+        assert_eq!(stays.read(3999, 5), [0, 5, 5, 5, 0]);
+    }
+    drop((stays, opened));
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn snapshots_that_are_made_while_threads_write_hold_one_moment_of_each() {
+    let bench = Bench::new("64m");
+    bench.create("a", 256);
+    let opened = bench.open("a").unwrap();
+    // Each writes its blocks one after the other, and then again with the next number: in a snapshot
+    // no block is newer than the one before it.
+    let write = |number: u32| {
+        let mut hand = bench.hand(&*opened.medium, number);
+        let body = move |_: &host::Stop| {
+            for version in 1..=12 {
+                (0..32).for_each(|block| hand.write(u64::from(number) * 64 + block, 1, version));
+            }
+        };
+        Thread::spawn("writer", None, body).unwrap()
+    };
+    let writers: Vec<Thread<()>> = (0..3).map(write).collect();
+    let store = bench.store();
+    for round in 0..12 {
+        let (volume, name) = ("a".into(), format!("s{round}"));
+        store.change(Change::Snapshot { volume, name, uuid: 1 }).unwrap();
+    }
+    writers.into_iter().for_each(Thread::join);
+    for round in 0..12 {
+        let snapshot = bench.open(&format!("s{round}")).unwrap();
+        let mut hand = bench.hand(&*snapshot.medium, 4);
+        for number in 0..3 {
+            let found = hand.read(number * 64, 32);
+            assert!(found.is_sorted_by(|left, right| left >= right), "{found:?}");
+            assert!(found[0] - found[31] <= 1, "{found:?}");
+        }
+        let refused = hand.run(Operation::Write, 0, 1);
+        assert_eq!(refused, Outcome::INVALID_OPCODE);
+    }
+    assert_eq!(bench.hand(&*opened.medium, 4).read(64, 32), [12; 32]);
+    drop((store, opened));
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn holes_are_told_and_trimmed_room_comes_back() {
+    let bench = Bench::new("8m");
+    bench.create("a", 1 << 20);
+    let opened = bench.open("a").unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    (0..4).for_each(|part| hand.write(100 + part * 50, 50, 1));
+    // Blocks that are alike may lie in several runs.
+    let extent = |lba: u64| {
+        let first = opened.medium.extent(lba).unwrap();
+        let mut blocks = first.blocks;
+        while let Ok(next) = opened.medium.extent(lba + blocks)
+            && next.holds == first.holds
+            && next.blocks > 0
+        {
+            blocks += next.blocks;
+        }
+        (blocks, first.holds == base::Holds::Data)
+    };
+    assert_eq!(extent(0), (100, false));
+    assert_eq!(extent(150), (150, true));
+    assert_eq!(extent(300), ((1 << 20) - 300, false));
+    assert_eq!(hand.run(Operation::Deallocate, 0, 1 << 20), Outcome::SUCCESS);
+    assert_eq!(extent(0), (1 << 20, false));
+    assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    assert_eq!(bench.store().find("a").unwrap().mapped, 0);
+}
+
+#[test]
+fn a_full_store_says_so_and_loses_nothing() {
+    let bench = Bench::new("4m");
+    bench.create("a", 4096);
+    let opened = bench.open("a").unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    let mut written = 0;
+    let full = loop {
+        match hand.run(Operation::Write, written, 16) {
+            Outcome::SUCCESS => written += 16,
+            outcome => break outcome,
+        }
+    };
+    assert_eq!(full, Outcome::CAPACITY_EXCEEDED);
+    assert!(written > 500, "{written} of 1024 blocks");
+    hand.write(written - 16, 16, 9);
+    assert_eq!(hand.read(written - 16, 16), [9; 16]);
+    drop((hand, opened));
+    assert!(bench.is_clean());
+}

@@ -1,0 +1,379 @@
+//! `tenmil store`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use base::Blame;
+use block::Opener;
+use block::store::{self, Checked, OpenStore, PAGE_BYTES, Place};
+use block::uri::Uri;
+use clap::{Args, Subcommand};
+use dma::Regions;
+use host::{Clock, random_seed};
+use serde_json::{Value, json};
+
+use super::write_out;
+use crate::Refused;
+
+/// Make a store of volumes on a device, look at one, or check all its metadata.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, after_help = EXAMPLES)]
+pub(super) struct StoreArguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a store, without volumes, on a device.
+    Create(CreateArguments),
+    /// Open a store, and say what it is and how its room is used.
+    Open(ShowArguments),
+    /// Say the same of several stores, a line each.
+    List(ListArguments),
+    /// Read all metadata of a store that nobody has open, and compare everything with everything.
+    Check(ShowArguments),
+}
+
+#[derive(Debug, Args)]
+struct CreateArguments {
+    /// The device, such as 'file:/var/tmp/pool?size=10g'
+    #[arg(value_name = "URI")]
+    device: Uri,
+
+    /// What the store is called
+    #[arg(long, default_value = "store")]
+    name: String,
+
+    /// Make it even on a device that holds something, which is lost
+    #[arg(long)]
+    overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+struct ShowArguments {
+    /// The device that the store is on
+    #[arg(value_name = "URI")]
+    device: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ListArguments {
+    /// The devices that the stores are on
+    #[arg(value_name = "URI", required = true, num_args = 1..)]
+    devices: Vec<Uri>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is told of a store.
+struct Summary {
+    uri: String,
+    name: String,
+    uuid: u128,
+    generation: u64,
+    volumes: u64,
+    bytes: u64,
+    used: u64,
+    free: u64,
+    kept: u64,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil store create 'file:/var/tmp/pool?size=10g'
+  tenmil store open file:/var/tmp/pool
+  tenmil store list file:/var/tmp/pool file:/var/tmp/other --json | jq .stores
+  tenmil store check file:/var/tmp/pool
+  tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g";
+
+/// Devices stand on others, and each takes a place or two in the table of memory.
+pub(super) const REGIONS_MAX: usize = 256;
+
+/// Makes, looks or checks.
+pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    with_opener(|opener| match &arguments.command {
+        Command::Create(create) => {
+            let blocks = store::create(opener, &create.device, &create.name, create.overwrite)?;
+            let size = blocks * u64::from(PAGE_BYTES);
+            let (name, device) = (&create.name, create.device.clone());
+            let volume = Place::on(&device).with_name("NAME");
+            let text = format!(
+                "store `{name}`: {size} bytes on {device}\n\
+                 make a volume as in: tenmil volume create '{volume}' --size 1g\n"
+            );
+            write_out(out, &text)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Open(show) => {
+            let summary = Summary::of(opener, &show.device)?;
+            let text =
+                if show.json { format!("{:#}\n", summary.as_json()) } else { summary.as_text() };
+            write_out(out, &text)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::List(list) => {
+            let of = |device: &Uri| Summary::of(opener, device);
+            let summaries: Vec<Summary> = list.devices.iter().map(of).collect::<Result<_, _>>()?;
+            write_out(out, &if list.json { list_json(&summaries) } else { list_text(&summaries) })?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Check(show) => check(opener, show, out),
+    })
+}
+
+/// Does something with what every device of a command is opened with.
+pub(super) fn with_opener<T>(
+    body: impl FnOnce(&Opener<'_>) -> Result<T, Refused>,
+) -> Result<T, Refused> {
+    let regions = Regions::new(REGIONS_MAX);
+    let (clock, seed) = (Clock::start(), random_seed());
+    body(&Opener { regions: &regions, clock, seed, more: crate::KINDS })
+}
+
+/// Checks, and says by the exit code whether the store is whole.
+fn check(
+    opener: &Opener<'_>,
+    show: &ShowArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    let checked = store::check(opener, &Place::of(&show.device)?)?;
+    let is_whole = checked.damaged.is_empty() && checked.report.findings.is_empty();
+    write_out(out, &if show.json { check_json(&checked) } else { check_text(&checked) })?;
+    let code = if is_whole { 0 } else { Blame::Peer.exit_code() };
+    Ok(ExitCode::from(code))
+}
+
+fn check_text(checked: &Checked) -> String {
+    let Checked { name, generation, damaged, report, .. } = checked;
+    let mut text = String::new();
+    for problem in damaged {
+        let _ = writeln!(text, "{problem}");
+    }
+    for finding in &report.findings {
+        let _ = writeln!(text, "{finding}");
+    }
+    let (volumes, metadata) = (report.volumes, report.metadata);
+    let problems = damaged.len() + report.findings.len();
+    let verdict = if problems == 0 { "clean".into() } else { format!("{problems} problems") };
+    let _ = writeln!(
+        text,
+        "store `{name}`: {verdict}; generation {generation}, {volumes} volumes, \
+         {metadata} blocks of metadata"
+    );
+    text
+}
+
+fn check_json(checked: &Checked) -> String {
+    let Checked { name, uuid, generation, damaged, report } = checked;
+    let found = report.findings.iter().map(ToString::to_string);
+    let problems: Vec<String> = damaged.iter().cloned().chain(found).collect();
+    let document = json!({
+        "name": name,
+        "uuid": format!("{uuid:032x}"),
+        "generation": generation,
+        "clean": problems.is_empty(),
+        "problems": problems,
+        "volumes": report.volumes,
+        "metadata_blocks": report.metadata,
+        "used_blocks": report.used,
+    });
+    format!("{document:#}\n")
+}
+
+impl Summary {
+    fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Refused> {
+        let place = Place::of(device)?;
+        let open = OpenStore::open(opener, &place)?;
+        let none = || Refused::peer(format!("{device}: the store does not say how it is used"));
+        let usage = open.usage()?.ok_or_else(none)?;
+        let bytes = |blocks: u64| blocks * u64::from(PAGE_BYTES);
+        Ok(Self {
+            uri: place.store.to_string(),
+            name: open.name(),
+            uuid: open.uuid(),
+            generation: open.generation(),
+            volumes: usage.volumes,
+            bytes: bytes(usage.blocks),
+            used: bytes(usage.used),
+            free: bytes(usage.free),
+            kept: bytes(usage.kept),
+        })
+    }
+
+    fn as_text(&self) -> String {
+        let Self { uri, name, uuid, generation, volumes, .. } = self;
+        format!(
+            "store `{name}` on {uri}\n  uuid {uuid:032x}, generation {generation}\n  \
+             {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are kept \
+             for deletions and commits\n",
+            size(self.bytes),
+            size(self.used),
+            size(self.free),
+            size(self.kept),
+        )
+    }
+
+    fn as_json(&self) -> Value {
+        json!({
+            "uri": self.uri,
+            "name": self.name,
+            "uuid": format!("{:032x}", self.uuid),
+            "generation": self.generation,
+            "volumes": self.volumes,
+            "size_bytes": self.bytes,
+            "used_bytes": self.used,
+            "free_bytes": self.free,
+            "kept_bytes": self.kept,
+        })
+    }
+}
+
+fn list_text(summaries: &[Summary]) -> String {
+    let head = ["store", "size", "used", "free", "volumes", "on"].map(String::from);
+    let row = |one: &Summary| {
+        let (bytes, used, free) = (size(one.bytes), size(one.used), size(one.free));
+        [one.name.clone(), bytes, used, free, one.volumes.to_string(), one.uri.clone()]
+    };
+    table(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
+}
+
+fn list_json(summaries: &[Summary]) -> String {
+    let stores: Vec<Value> = summaries.iter().map(Summary::as_json).collect();
+    format!("{:#}\n", json!({ "stores": stores }))
+}
+
+/// Rows under each other: the first and the last column to the left, those between to the right.
+pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let width =
+        |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in rows {
+        for (column, cell) in row.iter().enumerate() {
+            let _ = match column {
+                0 => write!(text, "{cell:<0$}", width(0)),
+                last if last + 1 == N => write!(text, "  {cell}"),
+                _ => write!(text, "  {cell:>0$}", width(column)),
+            };
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    }
+    text
+}
+
+/// A number of bytes for people: `512 B`, `1.5 MiB`.
+pub(super) fn size(bytes: u64) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let step = (63 - (bytes | 1).leading_zeros()) / 10;
+    let Some(unit) = step.checked_sub(1).and_then(|index| units.get(index as usize)) else {
+        return format!("{bytes} B");
+    };
+    let tenths = bytes / (1 << (10 * (step - 1))) * 10 / 1024;
+    let (whole, tenth) = (tenths / 10, tenths % 10);
+    if tenth == 0 { format!("{whole} {unit}") } else { format!("{whole}.{tenth} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::ExitCode;
+
+    use clap::Parser;
+    use serde_json::Value;
+
+    use super::{StoreArguments, run, size, table};
+    use crate::Refused;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        store: StoreArguments,
+    }
+
+    fn say(words: &[&str]) -> Result<(ExitCode, String), Refused> {
+        let line = Line::try_parse_from(["store"].iter().chain(words)).unwrap();
+        let mut out = Vec::new();
+        let code = run(&line.store, &mut out)?;
+        Ok((code, String::from_utf8(out).unwrap()))
+    }
+
+    #[test]
+    fn a_store_is_made_once_listed_and_found_clean() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let device = format!("file:{}?size=16m&engine=threads", path.display());
+        let (_, made) = say(&["create", &device, "--name", "pool"]).unwrap();
+        assert!(made.starts_with("store `pool`: 16777216 bytes on file:"), "{made}");
+        assert!(made.contains(&format!("'volume:[{device}]/NAME'")), "{made}");
+
+        let refused = say(&["create", &device]).unwrap_err();
+        assert!(refused.text.contains("store create would destroy what is there"), "{refused}");
+        assert!(refused.hint.unwrap().contains("--overwrite"));
+
+        let (_, shown) = say(&["open", &device]).unwrap();
+        assert!(shown.contains("generation 2") && shown.contains("16 MiB in all"), "{shown}");
+        let (_, listed) = say(&["list", &device]).unwrap();
+        let [head, line] = listed.lines().collect::<Vec<_>>()[..] else { panic!("{listed}") };
+        assert!(head.starts_with("store") && line.starts_with("pool "), "{listed}");
+        let (code, checked) = say(&["check", &device, "--json"]).unwrap();
+        let checked: Value = serde_json::from_str(&checked).unwrap();
+        assert_eq!((code, &checked["clean"]), (ExitCode::SUCCESS, &true.into()));
+    }
+
+    #[test]
+    fn what_is_no_store_or_too_small_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = |name: &str, size: &str| {
+            let path = directory.path().join(name);
+            format!("file:{}?size={size}&engine=threads", path.display())
+        };
+        let small = device("small", "1m");
+        let refused = say(&["create", &small]).unwrap_err();
+        let expected = "the device has 256 blocks of 4 KiB, expected 512 at least";
+        assert_eq!(refused.text, format!("{small}: {expected}"));
+        let raw = device("raw", "4m");
+        let refused = say(&["open", &raw]).unwrap_err();
+        assert!(refused.text.contains("no superblock can be read"), "{refused}");
+        assert!(refused.hint.unwrap().contains("or make one"));
+    }
+
+    #[test]
+    fn a_damaged_superblock_is_named_and_is_no_success() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let device = format!("file:{}?size=4m&engine=threads", path.display());
+        say(&["create", &device]).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[100] ^= 1;
+        #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
+        std::fs::write(&path, bytes).unwrap();
+        let (code, text) = say(&["check", &device]).unwrap();
+        assert_eq!(code, ExitCode::from(3));
+        assert!(text.starts_with("superblock at block 0: its checksum is "), "{text}");
+        assert!(text.ends_with("0 blocks of metadata\n") && text.contains(": 1 problems;"));
+    }
+
+    #[test]
+    fn sizes_and_tables_are_for_people() {
+        for (bytes, said) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (10 << 30, "10 GiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(size(bytes), said);
+        }
+        let rows = [["a", "10", "x y"], ["bcd", "9", ""]].map(|row| row.map(String::from));
+        assert_eq!(table(&rows), "a    10  x y\nbcd   9\n");
+    }
+}

@@ -1,0 +1,384 @@
+//! `tenmil volume`.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use base::Span;
+use block::Opener;
+use block::quantity::parse_size;
+use block::store::{Change, Info, OpenStore, PAGE_BYTES, Place};
+use block::uri::Uri;
+use clap::{Args, Subcommand};
+use host::random_seed;
+use serde_json::{Value, json};
+
+use super::store::{size, table, with_opener};
+use super::write_out;
+use crate::Refused;
+
+/// Make, change, list or delete volumes of a store that no other process has open.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, after_help = EXAMPLES)]
+pub(super) struct VolumeArguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make an empty volume; it takes room as it is written.
+    Create(CreateArguments),
+    /// Delete a volume or a snapshot, and give its room back.
+    Delete(DeleteArguments),
+    /// Give a volume another name.
+    Rename(NameArguments),
+    /// Give a volume another size.
+    Resize(ResizeArguments),
+    /// Keep what a volume holds now, under a name of its own; nothing is written to a snapshot.
+    Snapshot(NameArguments),
+    /// Make a volume that holds what another, or a snapshot, holds now.
+    Clone(NameArguments),
+    /// Make a volume hold what it held when a snapshot of it was made.
+    Revert(NameArguments),
+    /// List the volumes of a store.
+    List(ListArguments),
+}
+
+#[derive(Debug, Args)]
+struct CreateArguments {
+    /// The volume, such as volume:[file:/var/tmp/pool]/db
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// How large it is, such as 10g; it may be larger than the store
+    #[arg(long, value_name = "BYTES")]
+    size: Size,
+
+    /// In what pieces room is given to it: 4k, 8k, 16k, 32k or 64k
+    #[arg(long, value_name = "BYTES", default_value = "64k")]
+    unit: Size,
+}
+
+#[derive(Debug, Args)]
+struct DeleteArguments {
+    /// The volume or snapshot
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// Delete a snapshot even if volumes were made from it; they keep what they hold
+    #[arg(long)]
+    orphan: bool,
+}
+
+#[derive(Debug, Args)]
+struct NameArguments {
+    /// The volume
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// The other name, in the same store
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+#[derive(Debug, Args)]
+struct ResizeArguments {
+    /// The volume
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// How large it is to be
+    #[arg(long, value_name = "BYTES")]
+    size: Size,
+
+    /// Make it smaller, too: what lies behind the new end is lost
+    #[arg(long)]
+    shrink: bool,
+}
+
+#[derive(Debug, Args)]
+struct ListArguments {
+    /// The store: the device that it is on
+    #[arg(value_name = "URI")]
+    store: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A number of bytes on the command line.
+#[derive(Clone, Copy, Debug)]
+struct Size(u64);
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_size(text).map(Self)
+    }
+}
+
+/// A volume, and the blocks that only it keeps.
+struct Line {
+    info: Info,
+    origin: Option<String>,
+    unique: u64,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g
+  tenmil volume snapshot volume:[file:/var/tmp/pool]/db monday
+  tenmil volume clone volume:[file:/var/tmp/pool]/monday trial
+  tenmil volume rename volume:[file:/var/tmp/pool]/trial next
+  tenmil volume resize volume:[file:/var/tmp/pool]/next --size 200g
+  tenmil volume revert volume:[file:/var/tmp/pool]/db monday
+  tenmil volume delete volume:[file:/var/tmp/pool]/next
+  tenmil volume list file:/var/tmp/pool
+  tenmil serve volume:[file:/var/tmp/pool]/db -l nbd:/tmp/db";
+
+/// How long a command waits for the room of what was deleted. The rest is given back when the store
+/// is open the next time.
+const GIVING_BACK_MAX: Span = Span::from_secs(60);
+
+/// Makes a change, or lists.
+pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    let text = with_opener(|opener| match &arguments.command {
+        Command::Create(create) => self::create(opener, create),
+        Command::Delete(delete) => self::delete(opener, delete),
+        Command::Rename(it) => {
+            let (open, name) = find(opener, &it.volume)?;
+            open.change(Change::Rename { name: name.clone(), to: it.name.clone() })?;
+            Ok(format!("volume `{name}` is called `{}` now\n", it.name))
+        }
+        Command::Resize(resize) => self::resize(opener, resize),
+        Command::Snapshot(it) => {
+            let (open, volume) = find(opener, &it.volume)?;
+            let name = it.name.clone();
+            open.change(Change::Snapshot { volume: volume.clone(), name, uuid: uuid() })?;
+            Ok(format!("snapshot `{}` of `{volume}`\n", it.name))
+        }
+        Command::Clone(it) => {
+            let (open, from) = find(opener, &it.volume)?;
+            let name = it.name.clone();
+            open.change(Change::Clone { from: from.clone(), name, uuid: uuid() })?;
+            let opens = Place::of(&it.volume)?.with_name(&it.name);
+            Ok(format!("volume `{}`, a clone of `{from}`: {opens}\n", it.name))
+        }
+        Command::Revert(it) => {
+            let (open, volume) = find(opener, &it.volume)?;
+            let snapshot = it.name.clone();
+            open.change(Change::Revert { volume: volume.clone(), snapshot })?;
+            open.settle(GIVING_BACK_MAX);
+            Ok(format!("volume `{volume}` holds what it held when `{}` was made\n", it.name))
+        }
+        Command::List(list) => self::list(opener, list),
+    })?;
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The store of a volume, open, and the volume's name.
+fn find(opener: &Opener<'_>, uri: &Uri) -> Result<(Arc<OpenStore>, String), Refused> {
+    let place = Place::of(uri)?;
+    let name = place.volume(uri)?.to_owned();
+    Ok((OpenStore::open(opener, &place)?, name))
+}
+
+fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Refused> {
+    let volume = &create.volume;
+    let blocks = blocks(volume, "size", create.size)?;
+    let unit = self::blocks(volume, "unit", create.unit)?;
+    let (open, name) = find(opener, volume)?;
+    open.change(Change::Create { name: name.clone(), blocks, unit, uuid: uuid() })?;
+    Ok(format!("volume `{name}` of {}: {volume}\n", size(blocks * u64::from(PAGE_BYTES))))
+}
+
+fn delete(opener: &Opener<'_>, delete: &DeleteArguments) -> Result<String, Refused> {
+    let (open, name) = find(opener, &delete.volume)?;
+    open.change(Change::Delete { name: name.clone(), orphan: delete.orphan })?;
+    let rest = match open.settle(GIVING_BACK_MAX) {
+        true => "its room is given back",
+        false => "the rest of its room is given back when the store is open the next time",
+    };
+    Ok(format!("`{name}` is deleted; {rest}\n"))
+}
+
+fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<String, Refused> {
+    let volume = &resize.volume;
+    let blocks = blocks(volume, "size", resize.size)?;
+    let (open, name) = find(opener, volume)?;
+    let before = open.find(&name)?.blocks;
+    let page = u64::from(PAGE_BYTES);
+    if blocks < before && !resize.shrink {
+        let (found, size) = (before * page, blocks * page);
+        let text = format!("resize {volume}: it has {found} bytes, expected {size} at most");
+        let hint = "What lies behind the new end would be lost; if it may, add --shrink.";
+        return Err(Refused::caller(text).with_hint(hint));
+    }
+    open.change(Change::Resize { name: name.clone(), blocks })?;
+    open.settle(GIVING_BACK_MAX);
+    Ok(format!("volume `{name}` has {} now\n", size(blocks * page)))
+}
+
+fn blocks(volume: &Uri, what: &str, Size(bytes): Size) -> Result<u64, Refused> {
+    let page = u64::from(PAGE_BYTES);
+    if bytes == 0 || !bytes.is_multiple_of(page) {
+        let text = format!("{volume}: {what} is {bytes} bytes, expected a multiple of {page}");
+        return Err(Refused::caller(text));
+    }
+    Ok(bytes / page)
+}
+
+fn uuid() -> u128 {
+    u128::from(random_seed()) << 64 | u128::from(random_seed())
+}
+
+fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Refused> {
+    let open = OpenStore::open(opener, &Place::of(&list.store)?)?;
+    let volumes = open.list()?;
+    let name_of = |id: u64| volumes.iter().find(|one| one.id == id).map(|one| one.name.clone());
+    let lines = volumes.iter().map(|info| {
+        let unique = open.unique(&info.name)?;
+        Ok(Line { info: info.clone(), origin: name_of(info.origin), unique })
+    });
+    let lines: Vec<Line> = lines.collect::<Result<_, Refused>>()?;
+    Ok(if list.json { as_json(&lines) } else { as_text(&lines) })
+}
+
+fn as_text(lines: &[Line]) -> String {
+    let head = ["volume", "size", "written", "its own", "unit", "kind"].map(String::from);
+    let row = |line: &Line| {
+        let Line { info, origin, unique } = line;
+        let bytes = |blocks: u64| size(blocks * u64::from(PAGE_BYTES));
+        let of = origin.as_ref().map(|name| format!(" of {name}")).unwrap_or_default();
+        let kind = match (info.is_read_only, info.origin) {
+            (true, _) => "snapshot",
+            (false, 0) => "volume",
+            (false, _) => "clone",
+        };
+        let numbers = [info.blocks, info.mapped, *unique, info.unit].map(bytes);
+        let [blocks, mapped, unique, unit] = numbers;
+        [info.name.clone(), blocks, mapped, unique, unit, format!("{kind}{of}")]
+    };
+    table(&[&[head][..], &lines.iter().map(row).collect::<Vec<_>>()].concat())
+}
+
+fn as_json(lines: &[Line]) -> String {
+    let page = u64::from(PAGE_BYTES);
+    let volumes = lines.iter().map(|Line { info, origin, unique }| {
+        json!({
+            "name": info.name,
+            "number": info.id,
+            "uuid": format!("{:032x}", info.uuid),
+            "origin": origin,
+            "read_only": info.is_read_only,
+            "size_bytes": info.blocks * page,
+            "written_bytes": info.mapped * page,
+            "own_bytes": unique * page,
+            "unit_bytes": info.unit * page,
+        })
+    });
+    format!("{:#}\n", json!({ "volumes": volumes.collect::<Vec<Value>>() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::Value;
+
+    use super::{VolumeArguments, run, with_opener};
+    use crate::Refused;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        volume: VolumeArguments,
+    }
+
+    fn say(words: &[&str]) -> Result<String, Refused> {
+        let line = Line::try_parse_from(["volume"].iter().chain(words)).unwrap();
+        let mut out = Vec::new();
+        run(&line.volume, &mut out)?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    /// A store, and what it is on.
+    fn pool() -> (tempfile::TempDir, String) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let device = format!("file:{}?size=16m&engine=threads", path.display());
+        with_opener(|opener| {
+            Ok(block::store::create(opener, &device.parse().unwrap(), "pool", false)?)
+        })
+        .unwrap();
+        (directory, device)
+    }
+
+    #[test]
+    fn volumes_come_are_changed_and_go() {
+        let (_directory, device) = pool();
+        let volume = |name: &str| format!("volume:[{device}]/{name}");
+        let made = say(&["create", &volume("db"), "--size", "1g"]).unwrap();
+        assert_eq!(made, format!("volume `db` of 1 GiB: {}\n", volume("db")));
+        say(&["snapshot", &volume("db"), "monday"]).unwrap();
+        say(&["clone", &volume("monday"), "trial"]).unwrap();
+        say(&["rename", &volume("trial"), "next"]).unwrap();
+        say(&["resize", &volume("next"), "--size", "2g"]).unwrap();
+        say(&["revert", &volume("db"), "monday"]).unwrap();
+
+        let listed = say(&["list", &device]).unwrap();
+        let lines: Vec<Vec<&str>> =
+            listed.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
+        assert_eq!(lines.len(), 4, "{listed}");
+        assert!(lines[2].contains(&"snapshot of db"), "{listed}");
+        assert!(lines[3].contains(&"clone of monday") && lines[3].contains(&"2 GiB"), "{listed}");
+        let json: Value =
+            serde_json::from_str(&say(&["list", &device, "--json"]).unwrap()).unwrap();
+        assert_eq!(json["volumes"][1]["name"], "monday");
+        assert_eq!(json["volumes"][1]["read_only"], true);
+        assert_eq!(json["volumes"][0]["size_bytes"], 1_u64 << 30);
+
+        let said = say(&["delete", &volume("next")]).unwrap();
+        assert_eq!(said, "`next` is deleted; its room is given back\n");
+        assert_eq!(say(&["list", &device]).unwrap().lines().count(), 3);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_remedy_and_changes_nothing() {
+        let (_directory, device) = pool();
+        let volume = |name: &str| format!("volume:[{device}]/{name}");
+        say(&["create", &volume("db"), "--size", "1m"]).unwrap();
+        say(&["snapshot", &volume("db"), "s"]).unwrap();
+        say(&["clone", &volume("s"), "c"]).unwrap();
+        let before = say(&["list", &device, "--json"]).unwrap();
+        let whole = format!("volume:[{device}]");
+        for (words, text, hint) in [
+            (vec!["create", &volume("db"), "--size", "1m"], "the name is in use", "another name"),
+            (vec!["snapshot", &volume("db"), "s"], "`s`: the name is in use", "another name"),
+            (vec!["rename", &volume("db"), "c"], "`c`: the name is in use", "another name"),
+            (vec!["delete", &volume("s")], "1 volumes were made from it", "delete those first"),
+            (vec!["delete", &volume("x")], "volume `x`: there is none", ""),
+            (vec!["resize", &volume("s"), "--size", "2m"], "it is a snapshot", "make a clone"),
+            (vec!["resize", &volume("db"), "--size", "4k"], "has 1048576 bytes", "--shrink"),
+            (vec!["revert", &volume("c"), "s"], "`s` is not a snapshot of it", ""),
+            (vec!["create", &volume("y"), "--size", "1000"], "expected a multiple of 4096", ""),
+            (
+                vec!["create", &volume("y"), "--size", "1m", "--unit", "12k"],
+                "a unit cannot have 3 blocks",
+                "4, 8, 16, 32 or 64 KiB",
+            ),
+            (vec!["create", &whole, "--size", "1m"], "the volume is missing", ""),
+        ] {
+            let refused = say(&words).unwrap_err();
+            assert!(refused.text.contains(text), "{words:?}: {refused}");
+            let found = refused.hint.clone().unwrap_or_default();
+            assert!(found.contains(hint), "{words:?}: {found}");
+        }
+        assert_eq!(say(&["list", &device, "--json"]).unwrap(), before);
+        say(&["delete", &volume("s"), "--orphan"]).unwrap();
+        say(&["resize", &volume("db"), "--size", "4k", "--shrink"]).unwrap();
+    }
+}

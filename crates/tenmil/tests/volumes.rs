@@ -1,0 +1,213 @@
+//! `tenmil store` and `tenmil volume`, as somebody at a shell sees them.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes the files that are copied")]
+
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use served::{Served, run, sh, tools};
+
+const MIB: usize = 1 << 20;
+
+/// A folder with a store in it.
+struct Pool(tempfile::TempDir);
+
+impl Pool {
+    fn new(size: &str) -> Self {
+        let pool = Self(tempfile::tempdir().unwrap());
+        pool.done(&["store", "create", &format!("{}?size={size}", pool.device())]);
+        pool
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn file(&self, name: &str) -> String {
+        format!("file:{}", self.path(name).display())
+    }
+
+    fn device(&self) -> String {
+        self.file("pool")
+    }
+
+    fn volume(&self, name: &str) -> String {
+        format!("volume:[{}]/{name}", self.device())
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(words).current_dir(self.0.path()).env("XDG_RUNTIME_DIR", self.0.path());
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// What a command says that succeeds.
+    fn done(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What a command says that does not, and its exit code.
+    fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
+        let output = self.run(words);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    }
+
+    /// Writes a file of bytes that repeat nowhere near, with a hole in the middle.
+    fn write(&self, name: &str, len: usize, salt: u64) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..len as u64 / 8)
+            .flat_map(|word| (word ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+            .collect();
+        bytes[len / 4..len / 2].fill(0);
+        std::fs::write(self.path(name), &bytes).unwrap();
+        bytes
+    }
+
+    /// What a volume holds.
+    fn bytes(&self, volume: &str) -> Vec<u8> {
+        let target = self.path("back");
+        let _ = std::fs::remove_file(&target);
+        self.done(&["copy", &self.volume(volume), &self.file("back")]);
+        std::fs::read(target).unwrap()
+    }
+
+    /// What is told about the volumes, by name.
+    fn listed(&self, volume: &str) -> Value {
+        let json = self.done(&["volume", "list", &self.device(), "--json"]);
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let found = json["volumes"].as_array().unwrap().iter();
+        found.clone().find(|one| one["name"] == volume).unwrap().clone()
+    }
+
+    fn used(&self) -> u64 {
+        let json = self.done(&["store", "open", &self.device(), "--json"]);
+        serde_json::from_str::<Value>(&json).unwrap()["used_bytes"].as_u64().unwrap()
+    }
+
+    fn is_clean(&self) -> bool {
+        let json = self.done(&["store", "check", &self.device(), "--json"]);
+        serde_json::from_str::<Value>(&json).unwrap()["clean"] == true
+    }
+}
+
+#[test]
+fn what_a_snapshot_keeps_is_there_in_its_clone_when_the_volume_has_changed() {
+    let pool = Pool::new("64m");
+    let first = pool.write("first", 4 * MIB, 1);
+    let second = pool.write("second", 4 * MIB, 2);
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    pool.done(&["copy", &pool.file("first"), &pool.volume("db"), "--verify"]);
+    let written = pool.listed("db")["written_bytes"].as_u64().unwrap();
+    assert_eq!(written, 3 * MIB as u64, "holes take no room");
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "monday"]);
+    pool.done(&["volume", "clone", &pool.volume("monday"), "trial"]);
+    pool.done(&["copy", &pool.file("second"), &pool.volume("db"), "--verify", "--overwrite"]);
+    assert!(pool.bytes("db") == second, "what was written last");
+    assert!(pool.bytes("monday") == first && pool.bytes("trial") == first);
+    assert_eq!(pool.listed("db")["own_bytes"], 3 * MIB);
+
+    let (code, error) = pool.refused(&["copy", &pool.file("second"), &pool.volume("monday")]);
+    assert!(code == Some(2) && error.contains("write"), "{code:?} {error}");
+
+    let before = pool.used();
+    for name in ["db", "trial", "monday"] {
+        pool.done(&["volume", "delete", &pool.volume(name)]);
+        assert!(pool.is_clean());
+    }
+    assert!(before >= 6 * MIB as u64 && pool.used() < MIB as u64, "{before} {}", pool.used());
+}
+
+#[test]
+fn a_clone_is_served_and_the_store_is_held_meanwhile() {
+    if !tools(&["qemu-img"]) {
+        return;
+    }
+    let pool = Pool::new("64m");
+    let source = pool.write("source", 8 * MIB, 3);
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "8m"]);
+    pool.done(&["copy", &pool.file("source"), &pool.volume("db")]);
+    pool.done(&["volume", "clone", &pool.volume("db"), "trial"]);
+    let served = Served::start(&pool.volume("trial"), &[]);
+    let (uri, back) = (served.uri(), pool.path("read"));
+    run("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, back.to_str().unwrap()]);
+    assert!(std::fs::read(&back).unwrap() == source);
+    let (code, error) = pool.refused(&["volume", "list", &pool.device()]);
+    let pid = served.pid().to_string();
+    assert!(code != Some(0) && error.contains(&pid), "{code:?} {error}: who holds it");
+    let zeroes = vec![0; 8 * MIB];
+    std::fs::write(pool.path("zeroes"), &zeroes).unwrap();
+    let zeroes_path = pool.path("zeroes");
+    let convert = ["convert", "-n", "-f", "raw", "-O", "raw", zeroes_path.to_str().unwrap(), &uri];
+    run("qemu-img", &convert);
+    assert_eq!(served.end(), Some(0));
+    assert!(pool.bytes("trial") == zeroes && pool.bytes("db") == source);
+    assert!(pool.is_clean());
+}
+
+#[test]
+fn a_store_whose_writer_was_killed_is_clean_and_has_what_was_flushed() {
+    let pool = Pool::new("256m");
+    let source = pool.write("source", 4 * MIB, 4);
+    for (name, size) in [("kept", "4m"), ("loaded", "64m")] {
+        pool.done(&["volume", "create", &pool.volume(name), "--size", size]);
+    }
+    // Ends with a flush.
+    pool.done(&["copy", &pool.file("source"), &pool.volume("kept")]);
+    let blocks = || pool.path("pool").metadata().unwrap().blocks();
+    for round in 1..=3 {
+        let before = blocks();
+        let words = ["perf", &pool.volume("loaded"), "-w", "randrw", "-t", "100", "--overwrite"];
+        let mut command = pool.command(&words);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut wrote = false;
+        while !wrote && Instant::now() < until && child.try_wait().unwrap().is_none() {
+            wrote = blocks() > before + 512 * round;
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(wrote, "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(pool.is_clean(), "round {round}");
+        assert!(pool.bytes("kept") == source, "round {round}");
+        pool.done(&["volume", "snapshot", &pool.volume("loaded"), &format!("after-{round}")]);
+    }
+    assert!(pool.is_clean());
+}
+
+#[test]
+fn the_first_page_tells_the_truth() {
+    if !tools(&["qemu-img"]) {
+        return;
+    }
+    let page = include_str!("../../../README.md");
+    let begin = page.find("tenmil store create 'file:/tmp/pool").unwrap();
+    let lines: Vec<&str> = page[begin..].lines().take(5).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let place = |line: &str| {
+        line.replace("/tmp/", &format!("{}/", directory.path().display())).replacen(
+            "tenmil",
+            env!("CARGO_BIN_EXE_tenmil"),
+            1,
+        )
+    };
+    lines[..4].iter().for_each(|line| drop(sh(&place(line))));
+    let served = Served::of(&place(lines[4].strip_suffix(" &").unwrap()));
+    let socket = directory.path().join("trial.sock");
+    let info = run("qemu-img", &["info", &format!("nbd+unix:///?socket={}", socket.display())]);
+    assert!(info.contains("10 GiB"), "{info}");
+    assert_eq!(served.end(), Some(0));
+}
