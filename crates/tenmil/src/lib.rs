@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aio;
+mod balance;
 pub mod cli;
 pub mod copy;
 pub mod emu;

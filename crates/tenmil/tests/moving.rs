@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
 mod shuttle;
 
 use std::sync::Arc;
@@ -12,12 +14,14 @@ use std::time::Duration;
 
 use base::{Backend, Segment, Span};
 use dma::Regions;
+use host::socket::{SocketEngine, SocketOptions, Sockets};
 use host::{Clock, Cores, Sleeper, Thread, turn};
-use reactor::task::Tasks;
+use reactor::task::{JoinHandle, Tasks};
 use reactor::{
     Assembly, Directory, Event, Message, PollerId, Reactor, ReactorId, ReactorOptions,
     Registration, Stopwatch, ThreadPlan, WokenBy,
 };
+use served::Served;
 use shuttle::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
 use tenmil::EmuSpec;
 use tenmil::aio::{Claim, Device, NotDone, Opener};
@@ -191,44 +195,165 @@ fn a_thread_with_128_async_ios_in_flight_moves_a_hundred_times() {
     }
 }
 
+const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
+
+/// A process that serves 1 MiB over NVMe/TCP, and what others call that.
+fn serve_tcp(more: &str) -> (Served, String) {
+    let listen = "--listen tcp://127.0.0.1:0";
+    let served = Served::of(&format!("{TENMIL} serve ram:1m {listen} {more}"));
+    let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
+    (served, format!("{address}/nqn.2026-01.org.tenmil:disk?ns=1&depth=128"))
+}
+
+#[test]
+fn a_thread_with_128_async_ios_on_their_way_to_a_target_moves_a_hundred_times() {
+    let (_served, name) = serve_tcp("");
+    async_shuttle(&name);
+}
+
+/// The cores of a target with two reactors, as an argument; none where there is one core.
+fn two_cores() -> Option<String> {
+    let cores: Vec<u32> = Cores::allowed().iter().take(2).collect();
+    match cores[..] {
+        [one, other] => Some(format!("--cores {one},{other}")),
+        _ => {
+            println!("skipped: there is one core, and two reactors take two");
+            None
+        }
+    }
+}
+
+/// The threads of a target's connections, and where each lives.
+fn connections(served: &Served) -> Vec<(String, u64)> {
+    let said: serde_json::Value = serde_json::from_str(&served.ask("get threads --json")).unwrap();
+    let threads = said.as_array().unwrap().iter();
+    let of = |thread: &serde_json::Value| {
+        let name = thread["name"].as_str()?;
+        Some((name.to_owned(), thread["reactor"].as_u64()?)).filter(|_| name.starts_with("tcp-"))
+    };
+    threads.filter_map(of).collect()
+}
+
+#[test]
+fn a_targets_connections_move_between_its_reactors_with_128_ios_under_way() {
+    let Some(cores) = two_cores() else { return };
+    let (served, name) = serve_tcp(&cores);
+    let crowd = Crowd::new(&name);
+    let mut moves = 0;
+    for _ in 0..4 {
+        for (thread, reactor) in connections(&served) {
+            let other = 1 - reactor;
+            crowd.goes_round();
+            // On a machine that is busy enough a move is given up, and may be tried again.
+            let is_there = || {
+                served.ask(&format!("set thread name={thread} reactor={other}"));
+                crowd.goes_round();
+                connections(&served).contains(&(thread.clone(), other))
+            };
+            crowd.until(&is_there, "its connection comes home");
+            moves += 1;
+        }
+    }
+    assert!(moves >= 8, "{moves} moves are no test: there are an admin and an I/O queue");
+    crowd.go_home();
+}
+
+#[test]
+fn a_connection_that_is_tied_to_its_ring_is_not_moved_and_goes_on() {
+    let Some(cores) = two_cores() else { return };
+    let options = SocketOptions { engine: SocketEngine::Ring, ..SocketOptions::default() };
+    if let Some(why) = Sockets::new(Regions::new(64), options).why_no_ring() {
+        println!("skipped: {why}");
+        return;
+    }
+    let (served, name) = serve_tcp(&format!("{cores} --socket engine=io_uring"));
+    let crowd = Crowd::new(&name);
+    crowd.goes_round();
+    for (thread, reactor) in connections(&served) {
+        let to = format!("reactor={}", 1 - reactor);
+        let output = served.command(&["set", "thread", &format!("name={thread}"), &to]).output();
+        let output = output.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let expected = "poller 'connection' cannot leave its reactor: its socket belongs to";
+        assert!(said.contains(expected), "{said}");
+        crowd.goes_round();
+    }
+    crowd.go_home();
+}
+
 /// Moves a thread with a device and the tasks that use it to and fro.
 fn async_shuttle(name: &str) {
-    let clock = Clock::start();
-    let pair = Pair::start(&clock);
-    let directory = &pair.directory;
+    let crowd = Crowd::new(name);
+    let directory = &crowd.pair.directory;
     let homes: Vec<ReactorId> = directory.reactors().collect();
-    let thread = directory.spawn(ThreadPlan::new("shuttle").on(homes[0])).unwrap();
-    let opener = Opener::new(&clock).unwrap();
-    let opening = opener.open(&name.parse().unwrap(), Claim::WriteOnce, &thread);
-    let device = opening.wait().unwrap();
-    let tasks = Tasks::start(&thread, "tasks", 128).unwrap_or_else(|_| panic!("no room"));
-    let traffic = Arc::new(Traffic::default());
-    let begin = |lba| tasks.spawn(task(device.clone(), Arc::clone(&traffic), lba)).unwrap();
-    let joins: Vec<_> = (0..DEPTH as u64).map(begin).collect();
-
-    let give_up = clock.now().after(Span::from_secs(60));
-    let until = |is_so: &dyn Fn() -> bool, what: &str| {
-        while !is_so() {
-            assert!(clock.now() < give_up, "{name}: {what} never");
-            host::thread::give_way();
-        }
-    };
     for index in 1..=MOVES {
-        let before = traffic.verified.load(Ordering::SeqCst);
-        until(&|| traffic.verified.load(Ordering::SeqCst) > before + DEPTH, "all go round");
+        crowd.goes_round();
         // One may be between two I/Os: the one that is being polled.
-        let in_flight = traffic.in_flight.load(Ordering::SeqCst);
+        let in_flight = crowd.traffic.in_flight.load(Ordering::SeqCst);
         assert!(in_flight + 1 >= DEPTH, "{name}: {in_flight} in flight are no test");
         let home = homes[usize::try_from(index % 2).unwrap()];
-        directory.move_thread(thread.id(), home).unwrap();
-        until(&|| thread.home() == home, "it comes home");
+        directory.move_thread(crowd.thread.id(), home).unwrap();
+        crowd.until(&|| crowd.thread.home() == home, "it comes home");
     }
-    traffic.stops.store(true, Ordering::SeqCst);
-    for join in joins {
-        join.wait().unwrap().unwrap();
+    let directory = Arc::clone(directory);
+    crowd.go_home();
+    assert_eq!(moves_told(&directory), MOVES);
+}
+
+/// 128 tasks that use a device, on a light thread of one of two reactors.
+struct Crowd {
+    name: String,
+    clock: Clock,
+    give_up: base::Instant,
+    thread: reactor::Handle,
+    device: Device,
+    traffic: Arc<Traffic>,
+    joins: Vec<JoinHandle<Result<(), NotDone>>>,
+    pair: Pair,
+    _opener: Opener,
+}
+
+impl Crowd {
+    fn new(name: &str) -> Self {
+        let clock = Clock::start();
+        let pair = Pair::start(&clock);
+        let directory = &pair.directory;
+        let home = directory.reactors().next().unwrap();
+        let thread = directory.spawn(ThreadPlan::new("shuttle").on(home)).unwrap();
+        let opener = Opener::new(&clock).unwrap();
+        let opening = opener.open(&name.parse().unwrap(), Claim::WriteOnce, &thread);
+        let device = opening.wait().unwrap();
+        let tasks = Tasks::start(&thread, "tasks", 128).unwrap_or_else(|_| panic!("no room"));
+        let traffic = Arc::new(Traffic::default());
+        let begin = |lba| tasks.spawn(task(device.clone(), Arc::clone(&traffic), lba)).unwrap();
+        let joins = (0..DEPTH as u64).map(begin).collect();
+        let give_up = clock.now().after(Span::from_secs(100));
+        let name = name.to_owned();
+        Self { name, clock, give_up, thread, device, traffic, joins, pair, _opener: opener }
     }
-    assert_eq!(moves_told(directory), MOVES);
-    device.close().wait();
+
+    fn until(&self, is_so: &dyn Fn() -> bool, what: &str) {
+        while !is_so() {
+            assert!(self.clock.now() < self.give_up, "{}: {what} never", self.name);
+            host::thread::give_way();
+        }
+    }
+
+    /// Waits until as many I/Os as there are tasks have been verified.
+    fn goes_round(&self) {
+        let before = self.traffic.verified.load(Ordering::SeqCst);
+        let verified = || self.traffic.verified.load(Ordering::SeqCst);
+        self.until(&|| verified() > before + DEPTH, "all go round");
+    }
+
+    fn go_home(self) {
+        self.traffic.stops.store(true, Ordering::SeqCst);
+        for join in self.joins {
+            join.wait().unwrap().unwrap();
+        }
+        self.device.close().wait();
+    }
 }
 
 /// Two reactors that turn: on two cores, or both on the one that there is. Stopped when dropped.

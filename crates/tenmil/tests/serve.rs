@@ -293,3 +293,36 @@ fn a_medium_that_never_answers_does_not_keep_the_process() {
     load.kill().unwrap();
     load.wait().unwrap();
 }
+
+#[test]
+fn what_serves_is_balanced_as_it_is_told_before_and_meanwhile() {
+    let serve = format!("{TENMIL} serve ram:1m --listen tcp://127.0.0.1:0");
+    let served =
+        Served::of(&format!("{serve} --scheduler 'dynamic?load=10&period=200ms' --governor"));
+    let scheduler = |line: &str| -> Value { serde_json::from_str(&served.ask(line)).unwrap() };
+    let told = scheduler("get scheduler --json");
+    assert_eq!((&told["policy"], &told["load_limit_percent"]), (&"dynamic".into(), &10.into()));
+    assert_eq!(told["period_ns"], 200_000_000);
+    let told = scheduler("set scheduler policy=static --json");
+    assert_eq!((&told["policy"], &told["load_limit_percent"]), (&"static".into(), &10.into()));
+    assert_eq!(served.end(), Some(0));
+
+    for (rules, said) in [
+        ("dynamic?load=90", "load limit 90 %, core limit 80 %"),
+        ("dynamic?gather=1000", "scheduling core is 1000"),
+        ("fair", "no policy `fair`"),
+    ] {
+        let line = format!("{serve} --scheduler '{rules}'");
+        let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(said) && output.stdout.is_empty(), "{error}");
+    }
+}
+
+#[test]
+fn a_proxy_can_be_asked() {
+    let proxy = Served::of(&format!("{TENMIL} proxy 127.0.0.1:0 127.0.0.1:9"));
+    assert!(proxy.ask("get process --json").contains("\"version\""));
+    assert_eq!(proxy.end(), Some(0));
+}

@@ -7,7 +7,7 @@ use base::{Answers, Backend, Instant, Span, WakeSource};
 use dma::Regions;
 use host::stream::{Received, Stream};
 use host::watch::{Interest, Watch};
-use reactor::{Context, Found, Parting, Poller, WokenBy};
+use reactor::{Context, Found, MeanLatency, Parting, Poller, WokenBy};
 
 use super::connection::{Connection, Left};
 use super::seat::{ConnectionPhase, News, Order, Reason, Seat};
@@ -30,6 +30,8 @@ pub(super) struct Guest {
     /// What was sent last did not go out whole.
     is_blocked: bool,
     looks: Looks,
+    /// Of the backend.
+    latency: MeanLatency,
     /// Until when the client has to choose an export, or to take its last answers.
     deadline: Instant,
     is_ending: bool,
@@ -88,6 +90,7 @@ impl Guest {
             interest: READABLE,
             is_blocked: false,
             looks: Looks::default(),
+            latency: MeanLatency::default(),
             deadline: now.after(HAGGLING_MAX),
             is_ending: false,
             is_travelling: false,
@@ -160,6 +163,7 @@ impl Guest {
             return 0;
         }
         let count = self.backend.poll(now, &mut self.answers);
+        self.latency.end(count);
         for answer in self.answers.drain() {
             self.connection.answer(answer);
         }
@@ -322,6 +326,7 @@ impl Guest {
 impl Poller for Guest {
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
         let now = context.now();
+        self.latency.pass(now, self.connection.in_flight());
         if let Some(order) = self.seat.ordered() {
             self.obey(order, now);
         }
@@ -377,6 +382,10 @@ impl Poller for Guest {
         let backend = self.connection.in_flight() > 0 || self.wants_room();
         let backend = if backend { self.backend.wake_at() } else { Instant::NEVER };
         self.deadline.min(self.leave_at).min(backend)
+    }
+
+    fn expected_latency(&self) -> Option<Span> {
+        self.latency.mean().filter(|_| self.connection.in_flight() > 0)
     }
 
     /// Lets go when the backend has nothing of its memory any more; for ever, when what was answered

@@ -117,12 +117,17 @@ impl Keeper for Usher {
     fn seat(&mut self, socket: OwnedFd, _: usize) -> Result<(), String> {
         let (reactor, sockets) = self.ushers.place(&socket);
         let stream = sockets.stream(socket).map_err(|why| why.to_string())?;
+        let is_tied = stream.is_tied();
         let ServerPlan { service, reactors, clock, .. } = &self.ushers.plan;
         let mut guest = service.accept(stream, self.port, clock.now())?;
         let woken_by = guest.make_bed().map_err(|error| error.to_string())?;
         let seat = Arc::clone(guest.seat());
         let name = format!("tcp-{}", guest.id());
         let registration = Registration::active("connection", woken_by, guest);
+        let registration = match is_tied {
+            true => registration.tied("its socket belongs to the io_uring of that reactor"),
+            false => registration,
+        };
         let plan = ThreadPlan::new(&name).on(reactor).mailbox(MAILBOX).poller(registration);
         let home = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
         seat.settle(home);

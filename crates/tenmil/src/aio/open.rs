@@ -22,8 +22,10 @@ use crate::Refused;
 /// who opens one by the same name gets a handle of the same, if their claims go together.
 ///
 /// Whatever may block (files, controllers, names) is done by a few threads of its own, so a reactor
-/// may open and drop devices. When the last opener goes, it waits for what these threads are doing;
-/// devices that are open then are closed later by whoever drops them.
+/// may open and drop devices, and openers too. When the last opener goes, it waits for what these
+/// threads are doing, unless it goes on a reactor. A device that is open then is closed by a thread
+/// of its own when it is dropped; a program that ends at once does not wait for it, and
+/// [`Device::close`] does.
 #[derive(Clone)]
 pub struct Opener(pub(super) Arc<Parts>);
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use base::{Answer, Answers, Backend, Instant, Outcome, Request, Segment};
+use base::{Answer, Answers, Backend, Instant, Outcome, Request, Segment, Span};
 use host::Receiver;
-use reactor::{Context, Found, Parting, Poller};
+use reactor::{Context, Found, MeanLatency, Parting, Poller};
 
 use super::buffer::Buffer;
 use super::device::Closed;
@@ -29,6 +29,10 @@ pub(super) struct DevicePoller {
     /// Empty places that could not be given back.
     empty: Vec<u32>,
     in_flight: usize,
+    latency: MeanLatency,
+    /// The backend is being given requests, or has panicked when it was: which of them it has taken
+    /// is not known.
+    is_submitting: bool,
     is_leaving: bool,
     /// Nobody has a handle any more.
     is_let_go: bool,
@@ -58,6 +62,8 @@ impl DevicePoller {
             undelivered: Vec::with_capacity(count),
             empty: Vec::with_capacity(count),
             in_flight: 0,
+            latency: MeanLatency::default(),
+            is_submitting: false,
             is_leaving: false,
             is_let_go: false,
             _closed: closed,
@@ -104,7 +110,9 @@ impl DevicePoller {
         if self.requests.is_empty() {
             return 0;
         }
+        self.is_submitting = true;
         let taken = self.backend.submit(now, &self.requests, &self.segments);
+        self.is_submitting = false;
         self.requests.drain(..taken);
         self.in_flight += taken;
         taken
@@ -117,6 +125,7 @@ impl DevicePoller {
         }
         let count = self.backend.poll(now, &mut self.answers);
         let Self { shared, answers, undelivered, empty, in_flight, .. } = self;
+        self.latency.end(count);
         for answer in answers.drain() {
             *in_flight = in_flight.checked_sub(1).expect("an answer for each request, and no more");
             if !deliver(shared, answer, empty) {
@@ -192,6 +201,7 @@ fn answered(outcome: Outcome) -> Stage {
 impl Poller for DevicePoller {
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
         let now = context.now();
+        self.latency.pass(now, self.in_flight);
         let mut count = if self.is_leaving { 0 } else { self.receive() + self.submit(now) };
         count += self.answer(now);
         if !(self.undelivered.is_empty() && self.empty.is_empty()) {
@@ -226,6 +236,10 @@ impl Poller for DevicePoller {
         if self.in_flight > 0 { self.backend.wake_at() } else { Instant::NEVER }
     }
 
+    fn expected_latency(&self) -> Option<Span> {
+        self.latency.mean().filter(|_| self.in_flight > 0)
+    }
+
     /// Lets go when the device has nothing of its memory any more.
     fn detach(&mut self, _: Parting) -> bool {
         self.is_leaving = true;
@@ -240,7 +254,7 @@ impl Poller for DevicePoller {
 impl Drop for DevicePoller {
     /// Tells everybody who waits. What the device may still touch is nobody's from now on.
     fn drop(&mut self) {
-        let Self { shared, requests, undelivered, .. } = self;
+        let Self { shared, requests, undelivered, is_submitting, .. } = self;
         shared.set_gone();
         let waiting = shared.line().close();
         for answer in undelivered.drain(..) {
@@ -248,7 +262,8 @@ impl Drop for DevicePoller {
         }
         for index in (0..).take(shared.count()) {
             let mut place = shared.place(index);
-            let was_taken = !requests.iter().any(|request| request.token == u64::from(index));
+            let was_taken =
+                *is_submitting || !requests.iter().any(|request| request.token == u64::from(index));
             place.cut_off(was_taken);
             let emptied =
                 if place.is_unwanted { std::mem::take(&mut *place) } else { Place::default() };

@@ -39,7 +39,7 @@ pub(super) struct Open {
 }
 
 /// A channel and the device it is of. Where it is dropped it is only let go: it is closed on the
-/// pool, if that is still there.
+/// pool, or on a thread of its own if that is full or gone.
 pub(super) struct Lent {
     parts: Option<Parts>,
     pool: Intake,
@@ -181,7 +181,84 @@ impl Drop for Lent {
     /// Closing joins threads, shuts controllers down and writes files: not on a reactor.
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
-        // A job that is given back is dropped here, and what it was to close with it.
-        drop(self.pool.submit(Job::new("close", move || drop(parts))));
+        // Where there is no thread to be had at all, it is closed here: late is better than never.
+        drop(self.pool.submit_surely(Job::new("close", move || drop(parts))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::time::Duration;
+
+    use base::{Answers, Backend, Instant, Limits, Request, Segment};
+    use block::Claim;
+    use dma::Regions;
+    use host::Clock;
+    use host::pool::{Job, Pool};
+
+    use super::{Lent, Shelf};
+
+    /// A channel that tells which thread closes it.
+    struct Noted {
+        channel: Box<dyn Backend>,
+        tell: Sender<std::thread::ThreadId>,
+    }
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            self.tell.send(std::thread::current().id()).unwrap();
+        }
+    }
+
+    impl Backend for Noted {
+        fn limits(&self) -> &Limits {
+            self.channel.limits()
+        }
+
+        fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+            self.channel.submit(now, requests, segments)
+        }
+
+        fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+            self.channel.poll(now, answers)
+        }
+    }
+
+    #[test]
+    fn whoever_lets_go_of_a_device_does_not_close_it() {
+        let shelf = Shelf::new(Regions::new(64), Clock::kernel());
+        let (tell, closed) = channel();
+        // Each another device: one that is just being closed is still claimed.
+        let lend = |name: &str, pool: &Pool| -> Lent {
+            let uri = name.parse().unwrap();
+            let mut lent = shelf.lend(&uri, Claim::WriteOnce, pool.intake()).unwrap();
+            let mut parts = lent.parts.take().unwrap();
+            parts.channel = Box::new(Noted { channel: parts.channel, tell: tell.clone() });
+            lent.parts = Some(parts);
+            lent
+        };
+        let closes_elsewhere = |lent: Lent| {
+            drop(lent);
+            let by = closed.recv_timeout(Duration::from_secs(20)).unwrap();
+            assert_ne!(by, std::thread::current().id());
+        };
+        let pool = Pool::new(1, 1);
+        closes_elsewhere(lend("ram:1m", &pool));
+        let full = lend("ram:2m", &pool);
+        let (release, released) = channel::<()>();
+        let (begin, begun) = channel();
+        let wait = move || {
+            begin.send(()).unwrap();
+            let _ = released.recv();
+        };
+        pool.submit(Job::new("held", wait)).unwrap();
+        begun.recv().unwrap();
+        pool.submit(Job::new("waits", || {})).unwrap();
+        closes_elsewhere(full);
+        drop(release);
+        let late = lend("ram:3m", &pool);
+        drop(pool);
+        closes_elsewhere(late);
     }
 }

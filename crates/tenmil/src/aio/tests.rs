@@ -33,6 +33,8 @@ struct Inner {
     taken: Vec<u64>,
     outcome: Outcome,
     panics: bool,
+    /// Panics when it has taken requests, before it says how many.
+    panics_after_taking: bool,
     /// How often it was armed.
     arms: u32,
 }
@@ -77,7 +79,7 @@ impl Backend for SlowBackend {
     }
 
     fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        self.slow.inner(|inner| {
+        let (count, panics) = self.slow.inner(|inner| {
             let room = inner.room.saturating_sub(inner.held.len() + inner.done.len());
             let count = requests.len().min(room);
             for request in &requests[..count] {
@@ -90,8 +92,10 @@ impl Backend for SlowBackend {
                 }
                 inner.held.push((*request, segment, pattern));
             }
-            count
-        })
+            (count, inner.panics_after_taking)
+        });
+        assert!(!panics, "on purpose");
+        count
     }
 
     fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
@@ -151,6 +155,7 @@ impl Stand {
             taken: Vec::new(),
             outcome: Outcome::SUCCESS,
             panics: false,
+            panics_after_taking: false,
             arms: 0,
         })));
         let backend = SlowBackend { slow: slow.clone(), limits: limits(depth) };

@@ -13,10 +13,11 @@ use dma::CommandStore;
 use host::machine::Machine;
 use host::{Clock, Cores};
 use reactor::PollMode;
-use reactor::schedule::Policy;
+use reactor::schedule::Options;
 
 use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, write_out};
+use crate::balance::parse_rules;
 use crate::perf::options::{
     ArrivalLaw, CEILING_TIME, CeilingOf, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
     NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, Prefetch, RAM_TIME, SizeMix, Supplies,
@@ -96,10 +97,11 @@ pub(super) struct PerfArguments {
     poll: PollMode,
 
     /// How submitting threads are spread: each stays on its core, or those that do little gather on
-    /// one; `tenmil set scheduler` switches while it runs
+    /// one: static, dynamic, or dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with
+    /// &isolated=2-3; `tenmil set scheduler` switches while it runs
     #[arg(long, value_name = "POLICY", default_value = "static", help_heading = LOAD)]
-    #[arg(value_parser = named([Policy::Static, Policy::Dynamic].map(|it| (it.name(), it))))]
-    scheduler: Policy,
+    #[arg(value_parser = parse_rules)]
+    scheduler: Options,
 
     /// Choose how fast the submitting threads' cores run, by their load; put back at the end
     #[arg(long, help_heading = LOAD)]
@@ -389,7 +391,7 @@ impl PerfArguments {
             overwrite: self.overwrite,
             verify: self.verify,
             poll: self.poll,
-            scheduler: self.scheduler,
+            scheduler: self.scheduler.clone(),
             governor: self.governor,
             techniques: Techniques {
                 doorbell_batching: !self.no_doorbell_batching,

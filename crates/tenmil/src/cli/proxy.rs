@@ -7,11 +7,12 @@ use std::process::ExitCode;
 use base::Span;
 use block::quantity::{parse_size, parse_time};
 use clap::Args;
+use control::State;
 use host::Clock;
 use sim::network::{Fault, Faults, LineOptions};
 
 use super::perf::whole;
-use super::write_out;
+use super::{running, write_out};
 use crate::Refused;
 use crate::proxy::{Proxy, ProxyPlan};
 
@@ -78,6 +79,7 @@ pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<Exi
         .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
     let clock = Clock::start();
     let mut proxy = Proxy::new(arguments.plan())?;
+    let _asked = running::serve(State::new());
     write_out(out, &format!("ready {}\n", proxy.address()))?;
     while !host::signal::interrupted() {
         let mut news = String::new();

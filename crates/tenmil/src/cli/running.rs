@@ -9,10 +9,12 @@ use control::{
     Balancing, Client, Process, Reactors, Refusal, Relay, Running, Server, State, TABLE,
     announcements,
 };
+use host::machine::Machine;
 use host::process::command_line;
 use host::runtime_directory::RuntimeDirectory;
 
 use crate::Refused;
+use crate::balance::{Balanced, put_back_frequencies};
 use crate::perf::engine;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::PerfOutcome;
@@ -56,9 +58,11 @@ pub(super) fn sim(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refus
 }
 
 /// What can be asked of a process with these reactors.
-pub(super) fn state_of(reactors: &reactor::Reactors) -> State {
-    let running = of(reactors);
-    State::new().with(Reactors::new(move || Some(running.clone())))
+pub(super) fn state_of(balanced: &Balanced) -> State {
+    let (running, steering) = (of(&balanced.reactors), balanced.balance.steering().clone());
+    State::new()
+        .with(Reactors::new(move || Some(running.clone())))
+        .with(Balancing::new(move || Some(steering.clone())))
 }
 
 /// These reactors, for whoever looks at them.
@@ -67,7 +71,8 @@ pub(super) fn of(reactors: &reactor::Reactors) -> Running {
 }
 
 /// Serves what can be asked of this process for as long as the value lives. Without a socket the
-/// process still does what it is for, and says why there is none.
+/// process still does what it is for, and says why there is none. What a process that was killed has
+/// left behind is put right first.
 pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
     match start(state) {
         Ok(served) => Some(served),
@@ -80,6 +85,7 @@ pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
 
 fn start(state: State) -> Result<(Server, Relay), String> {
     let directory = RuntimeDirectory::of_user().map_err(|error| error.to_string())?;
+    put_back_frequencies(&Machine::this(), &directory, &|text| eprintln!("note: {text}"));
     let (announcer, announced) =
         announcements().map_err(|error| format!("make an event descriptor: {error}"))?;
     let state = state.with(Process { version: env!("CARGO_PKG_VERSION") });

@@ -18,6 +18,7 @@ use control::{Devices, Exports};
 use dma::Regions;
 use host::stream::{Address, Door};
 use host::{Clock, Cores};
+use reactor::schedule::Options;
 use reactor::{PollMode, ReactorOptions, Reactors};
 use serde_json::json;
 use target::nbd::{News, Plan, Served, ServedPlan, Server};
@@ -25,6 +26,7 @@ use target::nbd::{News, Plan, Served, ServedPlan, Server};
 use super::perf::{at_least_one, named, some_bytes, whole};
 use super::{running, write_out};
 use crate::Refused;
+use crate::balance::{Balance, Balanced, parse_rules};
 use listen::{Listen, parse_listen};
 
 /// The arguments of `serve`.
@@ -108,6 +110,16 @@ pub(super) struct ServeArguments {
     #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
     poll: PollMode,
 
+    /// How connections are spread: each stays on its core, or those that do little gather on
+    /// one: static, dynamic, or dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with
+    /// &isolated=2-3; `tenmil set scheduler` switches while it runs
+    #[arg(long, value_name = "POLICY", default_value = "static", value_parser = parse_rules)]
+    scheduler: Options,
+
+    /// Choose how fast the serving threads' cores run, by their load; put back at the end
+    #[arg(long)]
+    governor: bool,
+
     /// Print what is printed when it listens as JSON
     #[arg(long)]
     json: bool,
@@ -134,7 +146,9 @@ Examples:
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
       tenmil get connections; tenmil set export limit_iops=0
   tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd:/tmp/disk.sock
-      tenmil set export size_bytes=21474836480";
+      tenmil set export size_bytes=21474836480
+  tenmil serve ram:1g -l nbd:/tmp/a.sock --cores 0-3 --scheduler dynamic?load=10 --governor
+      tenmil get scheduler; tenmil top";
 
 /// NBD clients that may be connected at once.
 const CLIENTS_MAX: u32 = 64;
@@ -207,8 +221,9 @@ fn run_nbd(
     let devices = Devices::new(opened.handles.clone());
     let served = Arc::new(offer(arguments, &uri, opened, &regions, clock)?);
     let doors = listen.iter().map(open_door).collect::<Result<Vec<_>, _>>()?;
-    let reactors = start_reactors(arguments, &clock)?;
-    let state = running::state_of(&reactors);
+    let balanced = start_reactors(arguments, &clock)?;
+    let reactors = &balanced.reactors;
+    let state = running::state_of(&balanced);
     let state = state.with(Exports::new(vec![Arc::clone(&served)], clock)).with(devices);
     let mut asked = running::serve(state);
     let server = Server::start(Plan {
@@ -231,13 +246,13 @@ fn run_nbd(
             }
         }
         if let Some((_, relay)) = &mut asked {
-            relay.pass_on(&running::of(&reactors));
+            relay.pass_on(&running::of(reactors));
         }
         host::thread::rest(WATCH_INTERVAL);
     }
     // Nobody new first; then those who are in, whose last answers are still sent.
     drop(server);
-    reactors.stop();
+    balanced.stop();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -269,14 +284,20 @@ fn offer(
     Served::new(plan).map_err(refuse)
 }
 
-fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<Reactors, Refused> {
+/// Reactors, and what spreads connections over them, watches what the kernel leaves them, and governs
+/// their cores where that is wanted.
+fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<Balanced, Refused> {
     let last = || Cores::allowed().iter().last().into_iter().collect();
     let cores = arguments.cores.clone().unwrap_or_else(last);
     let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
-    Reactors::start(&cores, &options, clock).map_err(|why| {
-        let (blame, text) = (why.blame(), why.to_string());
-        Refused { blame, text, hint: None }
-    })
+    let ServeArguments { scheduler, governor, .. } = arguments;
+    // Before anything runs.
+    scheduler.check(&cores).map_err(|why| Refused::caller(why.to_string()))?;
+    let reactors = Reactors::start(&cores, &options, clock)
+        .map_err(|why| Refused::of(why.blame(), why.to_string()))?;
+    let tell = |text| eprintln!("note: {text}");
+    let balance = Balance::start(scheduler, *governor, reactors.directory(), &cores, &tell)?;
+    Ok(Balanced { reactors, balance })
 }
 
 fn open_door(address: &Address) -> Result<Door, Refused> {

@@ -10,7 +10,9 @@ use clap::Args;
 use super::running::{Whom, choose, connect, directory, listening};
 use super::write_out;
 use crate::Refused;
+use crate::balance::put_back_frequencies;
 use block::quantity::parse_time;
+use host::machine::Machine;
 
 /// Watch the reactors, threads and pollers of a running tenmil process.
 ///
@@ -62,6 +64,7 @@ pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitC
         write_out(out, &crate::top::once(&mut connect(whom)?, interval)?)?;
     } else {
         let directory = directory()?;
+        put_back_frequencies(&Machine::this(), &directory, &|text| eprintln!("note: {text}"));
         if let Some(pid) = whom.pid {
             // One that was never there is a mistake; one that goes later is waited for.
             choose(Some(pid), &listening(&directory)?)?;

@@ -10,7 +10,6 @@
 //!   the calling thread: looks after the controllers, draws the live line
 //! ```
 
-mod balance;
 mod bare;
 mod by_hand;
 mod copy_loop;
@@ -38,8 +37,8 @@ use super::environment::RunEnvironment;
 use super::options::{PerfOptions, RAM_TIME, Supplies};
 use super::outcome::{CeilingOutcome, DeviceOutcome, Ended, PerfOutcome, RamOutcome};
 use super::progress::{Phase, Progress};
+use crate::balance::Balance;
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
-use balance::Balance;
 pub use by_hand::ByHand;
 use places::Places;
 use rig::{Rig, depth_of_a_pair};
@@ -151,7 +150,10 @@ impl Rig {
         drop(tell);
         let cores: Cores = places.submit.iter().flatten().copied().collect();
         let reactors = self.reactors(options, &cores)?;
-        let balance = Balance::start(options, reactors.directory(), &cores, progress)?;
+        let note = |text| progress.note(text);
+        let (rules, has_governor) = (&options.scheduler, options.governor);
+        let balance = Balance::start(rules, has_governor, reactors.directory(), &cores, &note)?;
+        progress.show_steering(balance.steering().clone());
         let directory = Arc::clone(reactors.directory());
         progress.show_reactors(control::Running { directory, clock: *self.clock() });
         progress.enter(Phase::WarmUp);

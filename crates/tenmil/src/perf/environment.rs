@@ -39,7 +39,7 @@ impl RunEnvironment {
             tsc_hz: None,
             memory_backing: String::new(),
             poll: options.poll,
-            scheduler: options.scheduler,
+            scheduler: options.scheduler.policy,
             frequency_scaling: String::new(),
             optimised: !cfg!(debug_assertions),
         }

@@ -6,8 +6,7 @@ mod techniques;
 
 use base::Span;
 use host::Cores;
-use reactor::PollMode;
-use reactor::schedule::Policy;
+use reactor::{PollMode, schedule};
 
 use crate::{EmuMedium, EmuSpec, Uri};
 use block::quantity::{parse_count, parse_size};
@@ -56,8 +55,8 @@ pub struct PerfOptions {
     pub verify: bool,
     /// What a submitting thread does while there is nothing to do.
     pub poll: PollMode,
-    /// How submitting threads are spread over the cores.
-    pub scheduler: Policy,
+    /// How submitting threads are spread over the cores, and by which rules.
+    pub scheduler: schedule::Options,
     /// Choose how fast the submitting threads' cores run, by their load.
     pub governor: bool,
     /// What is switched on and off on the fast path.
@@ -175,7 +174,7 @@ impl Default for PerfOptions {
             overwrite: false,
             verify: false,
             poll: PollMode::default(),
-            scheduler: Policy::default(),
+            scheduler: schedule::Options::default(),
             governor: false,
             techniques: Techniques::default(),
             ceiling: None,

@@ -46,6 +46,24 @@ fn a_backend_that_panics_fails_those_who_wait_for_it() {
 }
 
 #[test]
+fn memory_that_a_backend_may_have_taken_when_it_panicked_is_lost() {
+    let mut stand = Stand::new(2, 1, 5);
+    let baseline = stand.free_bytes();
+    stand.slow.inner(|inner| inner.panics_after_taking = true);
+    let mut ops: Vec<Op> = (0..3).map(|lba| stand.read(lba, stand.buffer())).collect();
+    assert!(ops.iter_mut().all(|op| op.poll().is_none()));
+    stand.turn(3);
+    assert!(stand.device.is_gone());
+    assert_eq!(stand.slow.held(), 1);
+    // It was given two and has taken one of them. Which, it did not come to say.
+    assert_eq!(told(&mut ops), [false, false, true]);
+    drop(ops);
+    assert_eq!(baseline - stand.free_bytes(), 2 * u64::from(PAGE));
+    let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
+    stand.slow.answer_all();
+}
+
+#[test]
 fn a_thread_that_ends_waits_for_the_device_first() {
     let mut stand = Stand::new(2, 1, 4);
     let baseline = stand.free_bytes();

@@ -2,7 +2,7 @@
 
 use base::{Outcome, Span};
 use host::{Clock, Cores, Thread, Turn, Wait};
-use reactor::{ReactorOptions, Reactors, ThreadPlan};
+use reactor::{PollMode, ReactorOptions, Reactors, ThreadPlan};
 
 use super::{BLOCK, Op, Stand, pool};
 use crate::aio::{Buffers, Claim, NotDone, Opener, Why};
@@ -176,4 +176,27 @@ fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
     reactors.stop();
     assert!(device.is_gone());
     assert_eq!(device.buffers().free_bytes(), baseline, "every buffer has come back");
+}
+
+#[test]
+fn a_reactor_in_hybrid_mode_rests_for_three_quarters_of_what_the_device_takes() {
+    let mut stand = Stand::new(2, 2, 5);
+    stand.directory.set_poll(stand.reactor.id(), PollMode::Hybrid).unwrap();
+    stand.turn(2);
+    let begin = |stand: &mut Stand| {
+        let mut op = stand.read(0, stand.buffer());
+        assert!(op.poll().is_none());
+        (op, stand.turn(2))
+    };
+    for _ in 0..64 {
+        let (mut op, wait) = begin(&mut stand);
+        assert!(!matches!(wait, Wait::Pause(_)), "nothing is known yet");
+        stand.pass(Span::from_us(100));
+        stand.slow.answer(0);
+        stand.turn(2);
+        assert!(op.poll().is_some_and(|result| result.is_ok()));
+    }
+    let (_op, wait) = begin(&mut stand);
+    let Wait::Pause(rest) = wait else { panic!("{wait:?}") };
+    assert!((70_000..80_000).contains(&rest.ns), "{rest}");
 }

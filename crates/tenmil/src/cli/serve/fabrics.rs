@@ -15,7 +15,6 @@ use control::configuration::{self, Configuration, Line};
 use control::{Announcer, Devices, Queues, Relay};
 use dma::Regions;
 use host::{Clock, Thread};
-use reactor::Reactors;
 use target::tcp::{Limits, News, Server, ServerPlan, Service, StateDirectory};
 
 use self::ready::ready;
@@ -24,6 +23,7 @@ use super::{
     REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, running, start_reactors,
 };
 use crate::Refused;
+use crate::balance::Balanced;
 use crate::cli::write_out;
 use crate::tcp::sockets;
 
@@ -100,7 +100,8 @@ pub(super) fn run(
         placed(arguments, Unfit { refused, line: asked.memory_line, key: "memory" })
     })?;
     let state = open_state(&asked).map_err(|unfit| placed(arguments, unfit))?;
-    let reactors = start_reactors(arguments, &clock)?;
+    let balanced = start_reactors(arguments, &clock)?;
+    let reactors = &balanced.reactors;
     let server = Server::start(ServerPlan {
         doors: Vec::new(),
         service: service.clone(),
@@ -116,7 +117,7 @@ pub(super) fn run(
     let world = World { service: service.clone(), server, regions, clock, state, devices };
     let mut standing = Standing::new(world);
     standing.apply(asked).map_err(|unfit| placed(arguments, unfit))?;
-    let state = running::state_of(&reactors).with(Queues(service.clone())).with(hands);
+    let state = running::state_of(&balanced).with(Queues(service.clone())).with(hands);
     let mut asking = running::serve(state);
     write_out(out, &ready(arguments.json, &standing))?;
     while !host::signal::interrupted() {
@@ -128,11 +129,11 @@ pub(super) fn run(
         tell(&service, announcer(&asking));
         standing.hear();
         if let Some((_, relay)) = &mut asking {
-            relay.pass_on(&running::of(&reactors));
+            relay.pass_on(&running::of(reactors));
         }
         host::thread::rest(WATCH_INTERVAL);
     }
-    end(clock, standing, reactors, &service)
+    end(clock, standing, balanced, &service)
 }
 
 /// The directory for what survives a loss of power, if there is to be one.
@@ -191,14 +192,14 @@ fn reload(path: &Path, standing: &mut Standing, announcer: Option<&Announcer>) {
 fn end(
     clock: Clock,
     standing: Standing,
-    reactors: Reactors,
+    balanced: Balanced,
     service: &Service,
 ) -> Result<ExitCode, Refused> {
     let until = clock.now().after(END_MAX);
     let leave = move |_: &host::Stop| {
         // Nobody new first; then those who are in; then what they were served.
         let devices = standing.close();
-        reactors.stop();
+        balanced.stop();
         drop(devices);
     };
     let leaving = Thread::spawn("ending", None, leave)
