@@ -27,7 +27,6 @@ use crate::buffers::Buffers;
 use crate::controller::contract::{AdminEnd, ErrorReport, InvalidDoorbell, Traffic};
 use crate::doorbell::DoorbellPage;
 use crate::namespace::{Namespaces, Reader};
-use crate::transfer::ACCESS_BYTES_MAX;
 use area::Areas;
 use directory::Directory;
 use fused::Pair;
@@ -82,6 +81,7 @@ pub struct Queue<H: HostMemory> {
     paused: usize,
     letters: VecDeque<Letter>,
     buffers: Buffers,
+    /// Memory for one access, once a command has had an area.
     scratch: Box<[u8]>,
     /// Accesses to a remote ring that the host has not answered.
     ring_accesses: u32,
@@ -212,9 +212,9 @@ impl<H: HostMemory> Queue<H> {
             held: None,
             pair: None,
             paused: 0,
-            letters: VecDeque::with_capacity(LETTERS_MAX),
+            letters: VecDeque::new(),
             buffers: shared.buffers,
-            scratch: vec![0; ACCESS_BYTES_MAX].into(),
+            scratch: Box::default(),
             ring_accesses: 0,
             page_shift: config.page_shift,
             transfer_bytes_max: config.transfer_bytes_max,

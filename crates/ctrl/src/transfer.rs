@@ -118,9 +118,9 @@ impl Walk {
 }
 
 impl Pieces {
-    /// An empty list for at most `pieces_max` pieces. Allocates here and never again.
-    pub(crate) fn with_capacity(pieces_max: usize) -> Self {
-        Self { list: Vec::with_capacity(pieces_max), pieces_max }
+    /// An empty list for at most `pieces_max` pieces. It has room for as many as it ever had.
+    pub(crate) fn at_most(pieces_max: usize) -> Self {
+        Self { list: Vec::new(), pieces_max }
     }
 
     /// The pieces.
@@ -179,7 +179,7 @@ pub(crate) mod tests {
         direction: Direction,
         memory: &[u8],
     ) -> Result<Vec<Piece>, Status> {
-        let mut pieces = Pieces::with_capacity(300);
+        let mut pieces = Pieces::at_most(300);
         let (mut walk, mut next) = Walk::start(command, total_bytes, direction, 12, &mut pieces)?;
         for _ in 0..10_000 {
             let Next::List { iova, len_bytes } = next else {
@@ -213,7 +213,7 @@ pub(crate) mod tests {
 
     #[test]
     fn pieces_that_touch_become_one_and_a_sum_that_wraps_is_refused() {
-        let mut pieces = Pieces::with_capacity(2);
+        let mut pieces = Pieces::at_most(2);
         pieces.push(0x1000, 0x1000).unwrap();
         pieces.push(0x2000, 0x10).unwrap();
         pieces.push(0x4000, 0x10).unwrap();

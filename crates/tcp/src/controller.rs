@@ -40,7 +40,8 @@ pub struct Controller {
     queue: QueueKind,
     /// SQHD of the next answer.
     head: u16,
-    slots: Box<[Slot]>,
+    /// As many as were ever used at a time.
+    slots: Vec<Slot>,
     free: Vec<u16>,
     /// Slots with something to send, each once.
     jobs: VecDeque<u16>,
@@ -281,7 +282,7 @@ impl Controller {
             terms: Terms::default(),
             queue: QueueKind::None,
             head: 0,
-            slots: vec![Slot::FREE; depth].into(),
+            slots: Vec::new(),
             free: (0..config.depth).rev().collect(),
             jobs: VecDeque::with_capacity(depth),
             ends: VecDeque::with_capacity(depth),
@@ -305,7 +306,7 @@ impl Controller {
 
     /// Whether every command waits for data from the host.
     fn is_starved(&self) -> bool {
-        usize::from(self.starved) == self.slots.len()
+        self.starved == self.config.depth
     }
 
     /// There is room for the next `len_bytes` of the data of a command, which are asked for. Whole
@@ -432,8 +433,8 @@ impl Connection for Controller {
     }
 
     fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
-        let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != State::Free;
-        (0..self.config.depth).filter(is_taken)
+        let taken = (0..).zip(&self.slots).filter(|(_, slot)| slot.state != State::Free);
+        taken.map(|(tag, _)| tag)
     }
 }
 

@@ -12,12 +12,12 @@ pub struct Events<E> {
 pub const EVENTS_PER_UNIT: usize = 3;
 
 impl<E> Events<E> {
-    /// An empty place for `capacity` events, but never fewer than one unit may lead to. Allocates
-    /// here and never again.
+    /// An empty place for `capacity` events, but never fewer than one unit may lead to. It has memory
+    /// for as many as there ever were.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         let capacity = capacity.max(EVENTS_PER_UNIT);
-        Self { places: Vec::with_capacity(capacity + 1), capacity }
+        Self { places: Vec::new(), capacity }
     }
 
     /// Room left.

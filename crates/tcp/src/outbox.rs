@@ -32,6 +32,9 @@ pub enum Piece {
     },
 }
 
+/// What there is memory for at first.
+const PIECES_MIN: usize = 8;
+
 /// The queue.
 #[derive(Debug)]
 pub(crate) struct Outbox {
@@ -59,7 +62,7 @@ impl Outbox {
             capacity,
             read: 0,
             write: 0,
-            pieces: Vec::with_capacity(2 * pieces_max),
+            pieces: Vec::new(),
             first: 0,
             pieces_max,
             queued_bytes: 0,
@@ -167,10 +170,23 @@ impl Outbox {
     #[inline]
     fn push(&mut self, piece: Piece) {
         if self.pieces.len() == self.pieces.capacity() {
-            self.pieces.drain(..self.first);
-            self.first = 0;
+            self.make_room();
         }
         self.pieces.push(piece);
+    }
+
+    /// Moves what is unsent to the front, if that is half of all at most. Else makes more memory, up to
+    /// twice as much as may be unsent: so a piece is hardly moved more often than once.
+    #[cold]
+    fn make_room(&mut self) {
+        let len = self.pieces.len();
+        if len > 0 && 2 * self.first >= len {
+            self.pieces.drain(..self.first);
+            self.first = 0;
+        } else {
+            let room = (2 * len).clamp(PIECES_MIN, 2 * self.pieces_max.max(PIECES_MIN));
+            self.pieces.reserve_exact(room.saturating_sub(len));
+        }
     }
 
     /// So many bytes have been sent.

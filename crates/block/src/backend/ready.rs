@@ -17,10 +17,10 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    /// An empty queue for at most `depth` answers. Allocates here and never again.
+    /// An empty queue for at most `depth` answers. It has memory for as many as it ever had.
     pub(crate) fn with_depth(depth: u32) -> Self {
         let depth = depth as usize;
-        Self { answers: Vec::with_capacity(2 * depth), taken: 0, depth }
+        Self { answers: Vec::new(), taken: 0, depth }
     }
 
     /// How many answers wait.

@@ -108,7 +108,7 @@ impl<H: HostMemory> AdminQueue<H> {
             waiting: Vec::new(),
             parked: VecDeque::new(),
             outbox: VecDeque::new(),
-            pieces: Pieces::with_capacity(pieces_max),
+            pieces: Pieces::at_most(pieces_max),
             mover: Mover::new(),
             scratch: vec![0; ACCESS_BYTES_MAX.max(LIST_BYTES_MAX)].into(),
             ring_accesses: 0,

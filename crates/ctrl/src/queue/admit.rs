@@ -12,6 +12,7 @@ use super::fast::{NO_SEGMENT, flags};
 use super::job::{Copy, Event, Extent, Fill, FlushAll, Forwarded, Job, Ranges, Transfer};
 use super::slot::{Slot, State};
 use crate::namespace::CopyLimits;
+use crate::transfer::ACCESS_BYTES_MAX;
 
 /// The way a command goes.
 #[derive(Debug)]
@@ -146,6 +147,9 @@ impl<H: HostMemory> Queue<H> {
     pub(super) fn take_area(&mut self, slot: u16, command: Command, plan: Plan) -> Option<u16> {
         let Plan::Job(channel, job) = plan else { return None };
         let area = self.areas.take(slot, channel, command, job)?;
+        if self.scratch.is_empty() {
+            self.scratch = vec![0; ACCESS_BYTES_MAX].into();
+        }
         let slot = self.slots.get_mut(slot);
         slot.area = area;
         slot.set_channel(channel);

@@ -1,7 +1,7 @@
 //! Work areas: what a command needs that takes more than one request.
 //!
-//! They are made at start. A command that needs one when all are taken stays at the head of its
-//! submission queue until one is free, in order.
+//! How many there are is known at start; each has the lists that it has needed so far. A command that
+//! needs one when all are taken stays at the head of its submission queue until one is free, in order.
 
 use base::{Request, Segment};
 use wire::{Command, Status};
@@ -74,11 +74,8 @@ pub(super) enum Aim {
     Check,
 }
 
-/// Bytes for the ranges of a Copy: 128 entries of 40 bytes; 256 ranges of 16 need less.
-const BYTES: usize = 128 * 40;
-
 impl Areas {
-    /// `count` areas for transfers of at most `transfer_bytes_max`. Allocates here and never again.
+    /// `count` areas for transfers of at most `transfer_bytes_max`.
     pub(super) fn new(count: u16, transfer_bytes_max: u32) -> Self {
         let pages = (transfer_bytes_max >> 12) as usize + 2;
         let areas = (0..count).map(|_| Area::new(pages.max(256))).collect();
@@ -152,11 +149,11 @@ impl Area {
             wait: Wait::Nothing,
             walk: Walk::idle(),
             direction: Direction::FromHost,
-            pieces: Pieces::with_capacity(pieces_max),
+            pieces: Pieces::at_most(pieces_max),
             mover: Mover::new(),
-            segments: Vec::with_capacity(pieces_max),
-            part: Vec::with_capacity(pieces_max),
-            bytes: Vec::with_capacity(BYTES),
+            segments: Vec::new(),
+            part: Vec::new(),
+            bytes: Vec::new(),
             buffer: None,
             differs: false,
             cancelled: None,

@@ -19,6 +19,8 @@ pub(super) struct Channel {
     requests: Box<[Request]>,
     /// The segment of the request at the same place: a gathered request has at most one.
     segments: Box<[Segment]>,
+    /// How many places there are, once there are any: they are made when the first is needed.
+    depth: usize,
     /// How many have been gathered.
     gathered: usize,
     /// Requests that the medium has taken and not answered.
@@ -50,8 +52,9 @@ impl Channel {
             limits: backend.limits().clone(),
             medium: medium.clone(),
             backend,
-            requests: vec![Request::NOTHING; depth].into(),
-            segments: vec![Segment::default(); depth].into(),
+            requests: Box::default(),
+            segments: Box::default(),
+            depth,
             gathered: 0,
             outstanding: 0,
             is_retired: false,
@@ -93,9 +96,18 @@ impl Channel {
     /// memory.
     #[inline(always)]
     pub(super) fn gather_many(&mut self, like: Request) -> Gathering<'_> {
+        if self.requests.is_empty() {
+            self.make_places();
+        }
         let Self { requests, segments, gathered, .. } = self;
         let places = requests[*gathered..].iter_mut().zip(segments[*gathered..].iter_mut());
         Gathering { places, at: index(*gathered), gathered, like }
+    }
+
+    #[cold]
+    fn make_places(&mut self) {
+        self.requests = vec![Request::NOTHING; self.depth].into();
+        self.segments = vec![Segment::default(); self.depth].into();
     }
 
     /// Hands over a single request with segments of its own. False means that the medium is full.

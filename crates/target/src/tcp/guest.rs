@@ -113,7 +113,7 @@ impl Guest {
             stream: Some(stream),
             farewell: None,
             end: Controller::new(config, now),
-            rooms: Rooms::new(config.depth, purse),
+            rooms: Rooms::new(purse),
             role: Role::Stranger,
             events: Events::with_capacity(EVENTS),
             next_event: 0,

@@ -95,8 +95,9 @@ impl Io {
         let entries = u32::from(depth) + 1;
         let (first, second) = (entries * SUBMISSION_BYTES, entries * COMPLETION_BYTES);
         let whole = rings.segment(budget, first + second);
-        budget.regions().fill(whole, 0).map_err(|_| NoQueue::Memory)?;
         let part = |skip, len| whole.slice(skip, len).ok_or(NoQueue::Memory);
+        // A submission is read after it was written; a completion is known by what was there before.
+        budget.regions().fill(part(first, second)?, 0).map_err(|_| NoQueue::Memory)?;
         let new = FabricsQueue {
             qid,
             entries,

@@ -19,7 +19,8 @@ use super::memory::{Budget, Buffer, OWN_BYTES, Purse};
 /// The commands and their memory.
 #[derive(Debug)]
 pub(super) struct Rooms {
-    slots: Box<[Slot]>,
+    /// As many as were ever used at a time.
+    slots: Vec<Slot>,
     purse: Purse,
     /// Commands that wait for a buffer, oldest first.
     waiting: VecDeque<u16>,
@@ -98,24 +99,17 @@ pub(super) enum Opened {
     NoRoom,
 }
 
+/// Places that are made at a time.
+const GROWTH: usize = 16;
 /// Bytes of data whose digest is computed at a time.
 const DIGEST_BYTES: u32 = 4096;
 
 impl Rooms {
-    pub(super) fn new(depth: u16, purse: Purse) -> Self {
-        let slot = || Slot {
-            command: Command([0; 8]),
-            buffer: None,
-            len_bytes: 0,
-            way: Way::None,
-            step: Step::Free,
-            asked_at: Instant::NEVER,
-            found_untaken: 0,
-        };
+    pub(super) fn new(purse: Purse) -> Self {
         Self {
-            slots: (0..depth).map(|_| slot()).collect(),
+            slots: Vec::new(),
             purse,
-            waiting: VecDeque::with_capacity(depth.into()),
+            waiting: VecDeque::new(),
             is_stuck: false,
             coming: 0,
             share: Share::Own,
@@ -137,7 +131,7 @@ impl Rooms {
             CommandData::ToHost(len) => (Way::ToHost, len),
         };
         let is_unasked = matches!(data, CommandData::InCapsule(_));
-        let slot = &mut self.slots[usize::from(tag)];
+        let slot = self.place(tag);
         debug_assert!(slot.step == Step::Free && slot.buffer.is_none(), "a tag is used once");
         let (step, asked_at, found_untaken) = (Step::Ready, now, 0);
         *slot = Slot { command, buffer: None, len_bytes, way, step, asked_at, found_untaken };
@@ -178,6 +172,24 @@ impl Rooms {
                 Opened::Later
             }
         }
+    }
+
+    /// The place for a command that comes.
+    #[inline]
+    fn place(&mut self, tag: u16) -> &mut Slot {
+        let index = usize::from(tag);
+        if index >= self.slots.len() {
+            self.grow(index);
+        }
+        &mut self.slots[index]
+    }
+
+    /// Tags that were free the longest are used last, so an idle connection has few places.
+    #[cold]
+    fn grow(&mut self, index: usize) {
+        let count = (index + 1).next_multiple_of(GROWTH);
+        self.slots.reserve_exact(count - self.slots.len());
+        self.slots.resize_with(count, || Slot::FREE);
     }
 
     /// A buffer for who is first of those that wait.
@@ -375,7 +387,7 @@ impl Rooms {
         status: Status,
     ) {
         let (way, step, asked_at) = (Way::None, Step::Answered, Instant::NEVER);
-        let slot = &mut self.slots[usize::from(tag)];
+        let slot = self.place(tag);
         *slot = Slot { command, buffer: None, len_bytes: 0, way, step, asked_at, found_untaken: 0 };
         end.finish(tag, 0, Completion::new(0, status));
     }
@@ -453,6 +465,18 @@ impl Rooms {
     pub(super) fn budget(&self) -> &Budget {
         self.purse.budget()
     }
+}
+
+impl Slot {
+    const FREE: Self = Self {
+        command: Command([0; 8]),
+        buffer: None,
+        len_bytes: 0,
+        way: Way::None,
+        step: Step::Free,
+        asked_at: Instant::NEVER,
+        found_untaken: 0,
+    };
 }
 
 impl Payloads for Rooms {

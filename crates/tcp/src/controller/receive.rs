@@ -14,6 +14,9 @@ use crate::events::{EVENTS_PER_UNIT, Events};
 use crate::host::{padding, whole};
 use crate::line::Refused;
 
+/// Slots that are made at a time.
+const GROWTH: usize = 16;
+
 /// How far a step got.
 enum Step {
     /// On to the next.
@@ -189,6 +192,9 @@ impl Controller {
             Ok(CommandData::ToHost(len)) => (State::ToHost, len),
             _ => (State::Bare, 0),
         };
+        if usize::from(tag) >= self.slots.len() {
+            self.grow(tag);
+        }
         let slot = &mut self.slots[usize::from(tag)];
         self.starved += u16::from(state == State::FromHost);
         *slot =
@@ -207,6 +213,15 @@ impl Controller {
             });
         }
         Ok(())
+    }
+
+    /// Tags that were free the longest are used last, so an idle connection has few slots.
+    #[cold]
+    fn grow(&mut self, tag: u16) {
+        let count = (usize::from(tag) + 1).next_multiple_of(GROWTH);
+        let count = count.min(self.config.depth.into());
+        self.slots.reserve_exact(count - self.slots.len());
+        self.slots.resize(count, Slot::FREE);
     }
 
     fn handle_data(&mut self, header: &[u8], len: usize) -> Result<(), Refusal> {
