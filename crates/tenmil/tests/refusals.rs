@@ -46,6 +46,36 @@ fn a_malformed_uri_and_an_unknown_device_are_refused() {
 }
 
 #[test]
+fn a_switch_that_says_nothing_to_those_who_are_served_is_refused() {
+    let nbd = "serve ram:1m -l nbd://127.0.0.1:0";
+    let tcp = "serve ram:1m -l tcp://127.0.0.1:0";
+    for (line, expected) in [
+        (
+            format!("{nbd} --nqn nqn.2024-01.example:disk"),
+            "serve over NBD: --nqn is given, expected only with a listener for NVMe/TCP",
+        ),
+        (
+            format!("{nbd} --memory 64m"),
+            "serve over NBD: --memory is given, expected only with a listener for NVMe/TCP",
+        ),
+        (
+            format!("{nbd} --socket engine=io_uring"),
+            "serve over NBD: --socket is given, expected only with a listener for NVMe/TCP",
+        ),
+        (
+            format!("{tcp} --limit-iops 100"),
+            "serve over NVMe/TCP: --limit-iops is given, expected only with a listener for NBD",
+        ),
+        (
+            format!("{tcp} --name disk"),
+            "serve over NVMe/TCP: --name is given, expected only with a listener for NBD",
+        ),
+    ] {
+        assert_eq!(refusal(&line), expected, "{line}");
+    }
+}
+
+#[test]
 fn a_number_that_cannot_be_is_refused() {
     for (line, expected) in [
         ("perf -q 0", "-q 0: depth is 0, expected at least 1"),

@@ -167,6 +167,7 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     if let Some(path) = &arguments.config {
         host::signal::catch_reload()
             .map_err(|error| Refused::machine(format!("catch SIGHUP: {error}")))?;
+        check_switches(arguments, false)?;
         return fabrics::run(arguments, read_configuration(path)?, out);
     }
     let (mut clients, mut hosts) = (Vec::new(), Vec::new());
@@ -175,6 +176,9 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
             Listen::Nbd(address) => clients.push(address.clone()),
             Listen::NvmeTcp(address) => hosts.push(*address),
         }
+    }
+    if clients.is_empty() != hosts.is_empty() {
+        check_switches(arguments, hosts.is_empty())?;
     }
     match (arguments.uris.as_slice(), clients.is_empty(), hosts.is_empty()) {
         (_, true, false) if arguments.allow_resize => Err(Refused::caller(
@@ -189,6 +193,35 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         _ => Err(Refused::caller(
             "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
         )),
+    }
+}
+
+/// Refuses switches that would change nothing for those who are served.
+fn check_switches(arguments: &ServeArguments, is_nbd: bool) -> Result<(), Refused> {
+    let ServeArguments { nqn, host, allow_any_host, memory, state, socket, .. } = arguments;
+    let ServeArguments { name, limit_iops, limit_bytes, .. } = arguments;
+    let for_hosts = [
+        ("--nqn", nqn.is_some()),
+        ("--host", !host.is_empty()),
+        ("--allow-any-host", *allow_any_host),
+        ("--memory", memory.is_some()),
+        ("--state", state.is_some()),
+        ("--socket", !socket.is_empty()),
+    ];
+    let for_clients = [
+        ("--name", name.is_some()),
+        ("--limit-iops", limit_iops.is_some()),
+        ("--limit-bytes", limit_bytes.is_some()),
+    ];
+    let (over, expected, idle) = match is_nbd {
+        true => ("NBD", "NVMe/TCP", &for_hosts[..]),
+        false => ("NVMe/TCP", "NBD", &for_clients[..]),
+    };
+    match idle.iter().find(|(_, is_given)| *is_given) {
+        Some((switch, _)) => Err(Refused::caller(format!(
+            "serve over {over}: {switch} is given, expected only with a listener for {expected}"
+        ))),
+        None => Ok(()),
     }
 }
 
