@@ -119,14 +119,14 @@ impl Step {
     }
 }
 
-/// The doors to a function that a program may have: of its group, and, in newer kernels, its own.
-/// That of the group is there whenever the IOMMU has one.
+/// The doors to a function that a program may have: that of its group, which has to be there, and its
+/// own, which kernels with `CONFIG_VFIO_DEVICE_CDEV` make; all others show its name without a door.
 fn doors(kernel: &dyn Kernel, address: Address) -> Vec<String> {
     let directory = directory(address);
     let machine = kernel.machine();
     let group = machine.link(&format!("{directory}/iommu_group"));
     let own = machine.names(&format!("{directory}/vfio-dev")).into_iter();
-    let own = own.map(|name| format!("dev/vfio/devices/{name}"));
+    let own = own.map(|name| format!("dev/vfio/devices/{name}")).filter(|door| machine.has(door));
     group.map(|group| format!("dev/vfio/{group}")).into_iter().chain(own).collect()
 }
 

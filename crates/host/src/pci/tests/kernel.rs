@@ -77,7 +77,10 @@ impl<'a> FakeKernel<'a> {
             self.tree.link(&function(at, "driver"), &format!("../../drivers/{driver}"));
             match driver.as_str() {
                 "nvme" => self.rename(at, ".nvme", "nvme"),
-                "vfio-pci" => self.doors(at).iter().for_each(|door| self.tree.put(door, "")),
+                "vfio-pci" => {
+                    self.doors(at).iter().for_each(|door| self.tree.put(door, ""));
+                    self.tree.put(&function(at, "vfio-dev/vfio0/x"), "");
+                }
                 _ => {}
             }
         }

@@ -58,6 +58,16 @@ fn a_function_goes_to_a_program_and_back() {
 }
 
 #[test]
+fn a_door_of_its_own_is_given_where_the_kernel_makes_one() {
+    let tree = Tree::of("");
+    tree.put("dev/vfio/devices/vfio0", "");
+    let kernel = FakeKernel::new(&tree);
+    bound(&kernel, &[FUNCTION], &terms(Some(1000), false)).unwrap();
+    let given = ["dev/vfio/12", "dev/vfio/devices/vfio0"].map(|door| (door.to_owned(), 1000));
+    assert_eq!(*kernel.given.borrow(), given);
+}
+
+#[test]
 fn functions_are_taken_all_or_none() {
     let tree = Tree::of("second-function 13; mount nvme1n1 /b");
     let (kernel, before) = (FakeKernel::new(&tree), tree.state());
