@@ -33,7 +33,24 @@ const BARE: Scenario = Scenario {
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 4] = [
+pub(crate) const SCENARIOS: [Scenario; 5] = [
+    Scenario {
+        name: "bind",
+        about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
+        machine: "q35,kernel-irqchip=split",
+        devices: &[
+            "-device",
+            "intel-iommu,intremap=on",
+            "-drive",
+            "driver=null-co,size=64M,read-zeroes=on,snapshot=on,if=none,id=disk",
+            "-device",
+            "nvme,serial=LAB1,drive=disk",
+        ],
+        kernel_line: "intel_iommu=on",
+        script: include_str!("guest/bind.sh"),
+        seconds_max: 150,
+        ..BARE
+    },
     Scenario {
         name: "linux-host",
         about: "Linux's NVMe/TCP host and nvme-cli use what `tenmil serve` offers",
