@@ -39,7 +39,7 @@ impl Identity {
             uri: uri.to_string(),
             size_bytes: super::geometry::size_bytes(limits),
             block_size: limits.block_size,
-            files: leaves(uri, true).iter().map(|leaf| Leaf::of(which, leaf)).collect(),
+            files: leaves(uri).iter().map(|leaf| Leaf::of(which, leaf)).collect(),
         }
     }
 
@@ -69,22 +69,23 @@ impl Leaf {
     }
 }
 
-/// The files and devices of the kernel that a device stands on.
+/// The files and devices of the kernel that a device stands on; not those with stores, which are not
+/// a volume's alone.
 pub fn files_of(uri: &Uri) -> Vec<PathBuf> {
-    leaves(uri, false)
+    leaves(uri)
         .iter()
         .filter(|leaf| leaf.scheme() == "file")
         .map(|leaf| leaf.path().into())
         .collect()
 }
 
-/// What stands on nothing else; or on no device of its own, since what is told from others about the
-/// device of a store is not told about its volumes, which come and go.
-fn leaves(uri: &Uri, stops_at_volumes: bool) -> Vec<&Uri> {
+/// What stands on nothing else, and volumes: what is known of the device of a store says nothing of
+/// its volumes, which come and go.
+fn leaves(uri: &Uri) -> Vec<&Uri> {
     match uri.children() {
         [] => vec![uri],
-        _ if stops_at_volumes && uri.scheme() == "volume" => vec![uri],
-        children => children.iter().flat_map(|child| leaves(child, stops_at_volumes)).collect(),
+        _ if uri.scheme() == "volume" => vec![uri],
+        children => children.iter().flat_map(leaves).collect(),
     }
 }
 
