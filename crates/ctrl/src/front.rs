@@ -73,6 +73,9 @@ pub struct MemoryFrontEnd<H: HostMemory + Clone, I: Interrupts> {
     /// An admin command was executed: there may be events, signals, ends of long commands.
     wants_tending: bool,
     has_io: bool,
+    is_on_hold: bool,
+    /// How often queues have come and gone.
+    queue_changes: u32,
     /// The last thing that went wrong and that no status tells.
     trouble: Option<String>,
 }
@@ -186,6 +189,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             controller_wakes_at: Instant::default(),
             wants_tending: false,
             has_io: false,
+            is_on_hold: false,
+            queue_changes: 0,
             trouble: None,
         };
         front.configure();
@@ -232,6 +237,26 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         }
     }
 
+    /// Takes no new commands from now on, or takes them again. What was taken goes on, until the
+    /// controller [is quiet](Self::is_quiet): then nothing touches the memory of the host, but for
+    /// shadow doorbells, and some of it may be taken away.
+    pub fn hold(&mut self, is_on_hold: bool) {
+        self.is_on_hold = is_on_hold;
+        self.queues.iter_mut().for_each(|served| served.queue.hold(is_on_hold));
+    }
+
+    /// How often queues have come and gone: whoever keeps something for each looks again when this
+    /// has changed.
+    pub fn queue_changes(&self) -> u32 {
+        self.queue_changes
+    }
+
+    /// Whether no command is under way, and no access to the memory of the host.
+    pub fn is_quiet(&self) -> bool {
+        let is_admin_quiet = self.admin.as_ref().is_none_or(|admin| admin.is_drained());
+        is_admin_quiet && self.queues.iter().all(|served| served.queue.is_drained())
+    }
+
     /// Does a bounded amount of work.
     pub fn turn(&mut self, now: Instant) -> Wait {
         let changes = self.bar.changes();
@@ -245,7 +270,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         self.turns = self.turns.wrapping_add(1);
         let is_every = |turns| self.turns & (turns - 1) == 0;
         let (wants_admin, wants_tending) = (is_every(ADMIN_TURNS), is_every(TEND_TURNS));
-        if self.life == Life::Enabled && (!is_busy || has_changed || wants_admin) {
+        let may_take = self.life == Life::Enabled && !self.is_on_hold;
+        if may_take && (!is_busy || has_changed || wants_admin) {
             is_busy |= self.turn_admin(now);
         }
         if wants_tending || (!is_busy && self.is_due(now)) {

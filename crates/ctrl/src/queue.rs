@@ -89,6 +89,7 @@ pub struct Queue<H: HostMemory> {
     transfer_bytes_max: u32,
     write_flags: base::Flags,
     is_stopping: bool,
+    is_on_hold: bool,
 }
 
 /// What a queue is made with.
@@ -220,6 +221,7 @@ impl<H: HostMemory> Queue<H> {
             transfer_bytes_max: config.transfer_bytes_max,
             write_flags: base::Flags::NONE,
             is_stopping: false,
+            is_on_hold: false,
         };
         queue.renew();
         Ok(queue)
@@ -275,6 +277,11 @@ impl<H: HostMemory> Queue<H> {
         self.burst = burst.max(1);
     }
 
+    /// Takes no new commands from now on, or takes them again. What was taken goes on.
+    pub fn hold(&mut self, is_on_hold: bool) {
+        self.is_on_hold = is_on_hold;
+    }
+
     /// Does a bounded amount of work.
     pub fn turn(&mut self, now: Instant) -> Turned {
         if self.namespaces.refresh() {
@@ -292,7 +299,8 @@ impl<H: HostMemory> Queue<H> {
             is_busy |= self.hear_host(now);
             self.revive(now);
         }
-        let taken = if is_held_back || self.is_stopping { 0 } else { self.fetch(now) };
+        let takes_none = is_held_back || self.is_stopping || self.is_on_hold;
+        let taken = if takes_none { 0 } else { self.fetch(now) };
         if taken > 0 && before == 0 {
             self.traffic.work(now);
         }

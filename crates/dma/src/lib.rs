@@ -18,6 +18,8 @@
 //! - A region stays mapped for as long as any handle to its [`Regions`] exists, and every ring holds
 //!   one. Nothing is unmapped while somebody could still look at it. A [`Region`] that goes gives its
 //!   pages back and not its addresses, and its number never stands for other memory.
+//! - Memory of another process is mapped only if it is there, and losing it later ends nobody: see
+//!   [`Adopted`].
 //! - No reference into a region is ever formed. A device, another thread or a guest may write it at
 //!   any time; bytes are moved by raw pointer, ring words by atomics.
 
@@ -25,6 +27,7 @@ mod arena;
 mod barrier;
 mod command_store;
 mod cut;
+mod guard;
 mod mapping;
 mod pool;
 mod regions;
@@ -37,7 +40,7 @@ pub use barrier::DeviceKind;
 pub use command_store::{CommandStore, StoreNotSupported};
 pub use mapping::{Backing, Mapping, MappingError};
 pub use pool::{Attachment, DevicePool};
-pub use regions::{NoRegion, Region, Regions, TableFull};
+pub use regions::{Adopted, FilePart, NoRegion, NotAdopted, Region, Regions, TableFull};
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};
 pub use streaming::prefetch;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// A mapping, unmapped when dropped.
@@ -115,8 +115,11 @@ impl Mapping {
             Backing::Private | Backing::Shared => (MemfdFlags::empty(), PAGE),
         };
         let len_bytes = len_bytes.next_multiple_of(page);
-        let file = rustix::fs::memfd_create("tenmil", flags | MemfdFlags::CLOEXEC)?;
+        let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("tenmil", flags)?;
         rustix::fs::ftruncate(&file, len_bytes as u64)?;
+        // Whoever else maps it can take nothing away from under us.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         // SAFETY: a null hint without MAP_FIXED: the kernel picks a free range, nothing is replaced.
         let base = unsafe {
             rustix::mm::mmap(
@@ -148,17 +151,17 @@ impl Mapping {
         let _ = populated;
     }
 
-    /// Gives the pages of private memory back to the kernel. The addresses stay mapped and read as
-    /// zeroes from now on. False if the kernel refuses, or others map the memory too.
+    /// Gives the pages back to the kernel, those of a memfd for everybody who maps it. The addresses
+    /// stay mapped and read as zeroes from now on. False if the kernel refuses.
     pub(crate) fn discard(&self) -> bool {
-        if self.backing != Backing::Private {
-            return false;
-        }
+        let advice = match self.backing {
+            Backing::Private => Advice::LinuxDontNeed,
+            Backing::Shared | Backing::SharedHuge => Advice::LinuxRemove,
+        };
         // SAFETY: the range is ours and stays mapped; whoever still moves bytes there by raw pointer
         // reads zeroes or gets new pages, and nobody holds a reference into it.
-        let discarded = unsafe {
-            rustix::mm::madvise(self.base.as_ptr().cast(), self.len_bytes, Advice::LinuxDontNeed)
-        };
+        let discarded =
+            unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len_bytes, advice) };
         discarded.is_ok()
     }
 
@@ -234,6 +237,14 @@ mod tests {
     fn shared_memory_has_a_descriptor_and_private_memory_has_none() {
         assert!(Mapping::new(4096, Backing::Shared).unwrap().descriptor().is_some());
         assert!(Mapping::new(4096, Backing::Private).unwrap().descriptor().is_none());
+    }
+
+    #[test]
+    fn whoever_is_shown_shared_memory_cannot_make_it_shorter() {
+        let mapping = Mapping::new(8192, Backing::Shared).unwrap();
+        let file = mapping.descriptor().unwrap();
+        assert_eq!(rustix::fs::ftruncate(file, 0), Err(rustix::io::Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(file, 1 << 20), Err(rustix::io::Errno::PERM));
     }
 
     #[test]

@@ -15,17 +15,20 @@
 //!   of whoever let the region go too early, and harms bytes, not memory safety. So a [`Region`] is
 //!   kept by whoever hands its memory out, until everything that works on it has ended.
 
+mod adopted;
 mod region;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Memory, NoSuchMemory, RegionId, Segment};
 
+pub use self::adopted::{Adopted, FilePart, NotAdopted};
 pub use self::region::{NoRegion, Region};
-use crate::mapping::Mapping;
+use crate::mapping::{Backing, Mapping};
 
 /// A table of regions, shared by everyone who moves bytes. Cheap to clone.
 ///
@@ -40,6 +43,8 @@ struct Table {
     slots: Box<[Slot]>,
     /// The lock is for adding and for letting go.
     places: Mutex<Places>,
+    /// What regions are made of that come and go.
+    backing: Backing,
 }
 
 /// Which memory each place has.
@@ -85,9 +90,32 @@ pub struct TableFull {
 impl Regions {
     /// An empty table for at most `regions_max` regions at a time, of which there may be 4096.
     pub fn new(regions_max: usize) -> Self {
+        Self::of(regions_max, Backing::Private)
+    }
+
+    /// The same, of which every region that is allocated can be shown to another process: by its
+    /// [`descriptor`](Self::descriptor).
+    pub fn shared(regions_max: usize) -> Self {
+        Self::of(regions_max, Backing::Shared)
+    }
+
+    fn of(regions_max: usize, backing: Backing) -> Self {
         let slot = || Slot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
         let slots = (0..regions_max.min(PLACES_MAX)).map(|_| slot()).collect();
-        Self { table: Arc::new(Table { slots, places: Mutex::default() }) }
+        Self { table: Arc::new(Table { slots, places: Mutex::default(), backing }) }
+    }
+
+    /// Whether regions that are allocated can be shown to another process.
+    pub fn is_shared(&self) -> bool {
+        self.table.backing == Backing::Shared
+    }
+
+    /// The file that a region is all of, from its first byte on; `None` if it is private.
+    pub fn descriptor(&self, region: RegionId) -> Option<OwnedFd> {
+        let places = self.places();
+        let mapping = places.mappings.get(place_of(region) as usize);
+        let mapping = mapping.filter(|_| self.len_bytes(region) > 0)?;
+        mapping.descriptor()?.try_clone_to_owned().ok()
     }
 
     /// Adds a mapping, for as long as the table lives, and returns all of it as a segment, or as

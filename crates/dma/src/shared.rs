@@ -64,13 +64,7 @@ impl HostMemory for SharedHostMemory {
         let len = u32::try_from(len_bytes).map_err(|_| fault)?;
         let segment = self.pool.own_segment_at(iova, len).filter(|_| !self.pool.is_cut_off());
         // A view lasts, and what else has been mapped may be taken away: rings lie in the pool.
-        let segment = segment.ok_or(fault)?;
-        if !iova.is_multiple_of(8) {
-            return Err(fault);
-        }
-        let regions = self.pool.regions().clone();
-        let words = regions.address(segment).map_err(|_| fault)?.cast();
-        Ok(Some(SharedEntries { words, iova, len_bytes, _regions: regions }))
+        SharedEntries::new(self.pool.regions(), segment.ok_or(fault)?, iova).map(Some)
     }
 
     #[inline]
@@ -110,6 +104,23 @@ impl HostMemory for SharedHostMemory {
 }
 
 impl SharedEntries {
+    /// A ring at `iova` for its host, which lies in `segment`.
+    ///
+    /// If the region goes, what is stored here reaches nobody, and what is loaded means nothing.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such memory, or it is not aligned to 8 bytes.
+    pub fn new(regions: &Regions, segment: Segment, iova: u64) -> Result<Self, Fault> {
+        let len_bytes = u64::from(segment.len_bytes);
+        let fault = Fault { iova, len_bytes };
+        let words = regions.address(segment).map_err(|_| fault)?.cast::<u64>();
+        if !iova.is_multiple_of(8) || !words.is_aligned() {
+            return Err(fault);
+        }
+        Ok(Self { words, iova, len_bytes, _regions: regions.clone() })
+    }
+
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the length of memory that is mapped")]
     const fn len_words(&self) -> usize {

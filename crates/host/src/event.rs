@@ -6,7 +6,7 @@
 //! missed between the look and the sleep is the same handshake as a bell's.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use base::{Interrupts, Span};
@@ -30,12 +30,53 @@ pub struct EventVector {
     number: u16,
 }
 
+/// An event descriptor of somebody else, who sleeps on it.
+#[derive(Debug)]
+pub struct Line {
+    descriptor: OwnedFd,
+}
+
 /// On a line of its own: the device looks at the flag each time it signals.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Shared {
     handshake: Handshake,
     descriptor: OwnedFd,
+}
+
+impl Line {
+    /// A line to whoever has sent `descriptor`.
+    ///
+    /// # Errors
+    ///
+    /// If it is anything but an event descriptor, to which a write could wait for ever.
+    pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
+        let name = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+        let found = rustix::fs::readlink(name, Vec::new())?;
+        if found.as_bytes() != b"anon_inode:[eventfd]" {
+            let found = found.to_string_lossy();
+            let text = format!("a descriptor is {found}, expected anon_inode:[eventfd]");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        rustix::io::ioctl_fionbio(&descriptor, true)?;
+        Ok(Self { descriptor })
+    }
+
+    /// A descriptor that nobody has yet: one end to wait on, and a line to it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn pair() -> io::Result<(OwnedFd, Self)> {
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok((descriptor.try_clone()?, Self { descriptor }))
+    }
+
+    /// Signals whoever waits. Signals merge.
+    pub fn signal(&self) {
+        // A full counter is a signal that was not taken yet.
+        let _ = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
+    }
 }
 
 impl EventVectors {
@@ -154,7 +195,7 @@ impl base::Vector for EventVector {
 mod tests {
     use base::{Interrupts, Span, Vector};
 
-    use super::EventVectors;
+    use super::{EventVectors, Line};
 
     #[test]
     fn a_host_that_polls_is_not_signalled() {
@@ -208,6 +249,20 @@ mod tests {
         let raiser = std::thread::spawn(move || theirs.raise(0));
         assert!(vectors.wait(0, Span::from_secs(10)).unwrap());
         raiser.join().unwrap();
+    }
+
+    #[test]
+    fn a_line_signals_who_has_sent_it_and_is_nothing_but_an_event_descriptor() {
+        let (waiting, line) = Line::pair().unwrap();
+        let sent = Line::new(waiting.try_clone().unwrap()).unwrap();
+        line.signal();
+        sent.signal();
+        let mut count = [0; 8];
+        assert_eq!(rustix::io::read(&waiting, &mut count), Ok(8));
+        assert_eq!(u64::from_ne_bytes(count), 2);
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        let refused = Line::new(pipe).unwrap_err().to_string();
+        assert!(refused.contains("pipe:") && refused.contains("expected"), "{refused}");
     }
 
     #[test]

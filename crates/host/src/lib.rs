@@ -78,7 +78,7 @@ pub use bell::{Bell, Sleeper, Sources};
 pub use clock::Clock;
 pub use cores::Cores;
 pub use environment::Environment;
-pub use event::EventVectors;
+pub use event::{EventVectors, Line};
 pub use mailbox::{Receiver, Sender, mailbox};
 pub use random::random_seed;
 pub use rustix::io::Errno;

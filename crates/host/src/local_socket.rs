@@ -5,8 +5,9 @@
 //! the waits that are called so, which have a limit.
 
 use std::fs::Permissions;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,11 @@ use std::time::Duration;
 use base::Span;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, sendmsg, socket_with,
+};
 
 use crate::runtime_directory::RuntimeDirectory;
 
@@ -55,6 +60,9 @@ pub enum Received {
     /// Nothing, and there will never be more.
     End,
 }
+
+/// Room for more descriptors than anybody sends at once here.
+const FILES_SPACE: usize = rustix::cmsg_space!(ScmRights(64));
 
 impl Listener {
     /// Listens as process `pid` in `directory`. What a dead process of the same number left is
@@ -191,6 +199,62 @@ impl Connection {
         }
     }
 
+    /// Takes what has come, up to the length of `into`, and the descriptors that came with it.
+    /// Bytes of two senders' calls that both had descriptors are never taken at once.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says, or that more than `files_max` descriptors came with these bytes.
+    pub fn receive_files(
+        &self,
+        into: &mut [u8],
+        files: &mut Vec<OwnedFd>,
+        files_max: usize,
+    ) -> io::Result<Received> {
+        let mut space = [const { MaybeUninit::uninit() }; FILES_SPACE];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let mut parts = [IoSliceMut::new(into)];
+            match recvmsg(&self.stream, &mut parts, &mut ancillary, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(rustix::io::Errno::CONNRESET) => return Ok(Received::End),
+                received => break received?,
+            }
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                files.extend(passed);
+            }
+        }
+        if files.len() > files_max || received.flags.contains(ReturnFlags::CTRUNC) {
+            let found = files.len();
+            files.clear();
+            let text = format!("{found} descriptors or more, expected at most {files_max}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(if received.bytes == 0 { Received::End } else { Received::Bytes(received.bytes) })
+    }
+
+    /// Sends as much of `bytes` as there is room for, and says how much that was; if it was any, all
+    /// of `files` have gone with it.
+    pub fn send_files(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        let mut space = [const { MaybeUninit::uninit() }; FILES_SPACE];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        loop {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+                Err(rustix::io::Errno::AGAIN) => return Ok(0),
+                Err(rustix::io::Errno::INTR) => {}
+                sent => return Ok(sent?),
+            }
+        }
+    }
+
     /// Waits until there is something to receive, but not longer than `timeout`. Says whether there
     /// is.
     pub fn wait_to_receive(&self, timeout: Span) -> io::Result<bool> {
@@ -240,6 +304,13 @@ pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     Ok(Peer { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
 }
 
+impl From<OwnedFd> for Connection {
+    /// A connected socket that does not block.
+    fn from(socket: OwnedFd) -> Self {
+        Self { stream: socket.into() }
+    }
+}
+
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -249,6 +320,7 @@ impl AsFd for Connection {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::os::fd::AsFd;
     use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixListener;
 
@@ -286,6 +358,27 @@ mod tests {
         drop(client);
         assert_eq!(server.receive(&mut bytes).unwrap(), Received::End);
         assert!(server.send(b"gone").is_err());
+    }
+
+    #[test]
+    fn descriptors_come_with_the_bytes_they_were_sent_with() {
+        let (one, other) = Connection::pair().unwrap();
+        let (mut bytes, mut files) = ([0; 16], Vec::new());
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!((received, files.len()), (Received::Nothing, 0));
+        assert_eq!(one.send_files(b"with", &[one.as_fd(), one.as_fd()]).unwrap(), 4);
+        assert_eq!(one.send_files(b"out", &[]).unwrap(), 3);
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!((received, files.len()), (Received::Bytes(4), 2));
+        files.clear();
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!((received, files.len()), (Received::Bytes(3), 0));
+        one.send_files(b"many", &[one.as_fd(); 3]).unwrap();
+        let refused = other.receive_files(&mut bytes, &mut files, 2).unwrap_err();
+        assert_eq!((refused.kind(), files.len()), (io::ErrorKind::InvalidData, 0));
+        drop(one);
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!(received, Received::End);
     }
 
     #[test]

@@ -60,6 +60,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         if self.life == Life::Stopping && self.is_drained() {
             self.queues.clear();
             self.admin = None;
+            self.queue_changes = self.queue_changes.wrapping_add(1);
             self.life = Life::Disabled;
             self.publish();
             if Configuration(self.bar.cc()).en() {

@@ -43,6 +43,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         let queue = Queue::new(self.host.clone(), &config, shared, namespaces);
         let queue = queue.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
         self.queues.push(Served { queue, vector: create.vector });
+        self.queue_changes = self.queue_changes.wrapping_add(1);
         self.controller.queue_created();
         self.shadow_completion(create.cqid)
     }
@@ -60,6 +61,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         let served = served.ok_or(Status::COMPLETION_QUEUE_INVALID.with_dnr())?;
         let added = served.queue.add_submission_queue(create.sqid, create.entries, create.address);
         added.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
+        self.queue_changes = self.queue_changes.wrapping_add(1);
         self.controller.queue_created();
         self.shadow_submission(create.sqid)
     }
@@ -114,6 +116,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             ended.extend(is_gone.then_some(cid));
             !is_gone
         });
+        self.queue_changes = self.queue_changes.wrapping_add(u32::from(!ended.is_empty()));
         for cid in &ended {
             self.end(now, *cid, AdminEnd::OK);
         }
@@ -145,7 +148,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
     }
 
     /// Whether there is a queue behind doorbell `index`.
-    pub(super) fn has_doorbell(&self, index: usize) -> bool {
+    pub fn has_doorbell(&self, index: usize) -> bool {
         let Ok(qid) = u16::try_from(index / 2) else { return false };
         match (qid, index % 2) {
             (0, _) => true,

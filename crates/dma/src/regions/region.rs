@@ -10,7 +10,7 @@ use super::{
 };
 use crate::mapping::{Backing, Mapping, MappingError};
 
-/// Private memory in a table of regions, which goes when this is dropped: then its number names
+/// Memory in a table of regions, which goes when this is dropped: then its number names
 /// nothing, its pages are the kernel's again, and its place in the table is free.
 ///
 /// Whoever hands this memory out keeps it until everything that works on the memory has ended.
@@ -34,7 +34,8 @@ pub enum NoRegion {
 const MAPPING_MIN: usize = 64 << 10;
 
 impl Regions {
-    /// A region of zeroed private memory, at least `len_bytes` long.
+    /// A region of zeroed memory, private unless the table is [`shared`](Self::shared), at least
+    /// `len_bytes` long.
     ///
     /// Its mapping is as long as the next power of two, of which only the pages that are touched
     /// take memory: so a place that was left fits most of what comes later.
@@ -43,10 +44,27 @@ impl Regions {
     ///
     /// If the table is full or the kernel has no such memory.
     pub fn allocate(&self, len_bytes: usize) -> Result<Region, NoRegion> {
+        self.allocate_of(len_bytes, self.table.backing)
+    }
+
+    /// The same, which can be shown to another process whatever the table is.
+    ///
+    /// # Errors
+    ///
+    /// If the table is full or the kernel has no such memory.
+    pub fn allocate_shared(&self, len_bytes: usize) -> Result<Region, NoRegion> {
+        self.allocate_of(len_bytes, Backing::Shared)
+    }
+
+    pub(super) fn allocate_of(
+        &self,
+        len_bytes: usize,
+        backing: Backing,
+    ) -> Result<Region, NoRegion> {
         let mapped = len_bytes.checked_next_power_of_two().unwrap_or(len_bytes).max(MAPPING_MIN);
         let bytes = len_bytes.next_multiple_of(4096) as u64;
         let mut places = self.places();
-        let whole = match self.settle(&mut places, mapped, bytes) {
+        let whole = match self.settle(&mut places, mapped, bytes, backing) {
             Some(whole) => whole,
             None => {
                 if places.mappings.len() >= self.table.slots.len() {
@@ -54,7 +72,7 @@ impl Regions {
                     return Err(NoRegion::Full(TableFull { regions_max }));
                 }
                 let asked = if len_bytes == 0 { 0 } else { mapped };
-                let mapping = Mapping::new(asked, Backing::Private).map_err(NoRegion::Unmapped)?;
+                let mapping = Mapping::new(asked, backing).map_err(NoRegion::Unmapped)?;
                 self.add_part(&mut places, mapping, bytes).map_err(NoRegion::Full)?
             }
         };
@@ -69,10 +87,17 @@ impl Regions {
     }
 
     /// Gives an empty place that fits to a new region: the smallest one.
-    fn settle(&self, places: &mut Places, mapped: usize, len_bytes: u64) -> Option<Segment> {
+    fn settle(
+        &self,
+        places: &mut Places,
+        mapped: usize,
+        len_bytes: u64,
+        backing: Backing,
+    ) -> Option<Segment> {
         let Places { mappings, empty } = places;
-        let len_of = |place: u32| mappings[place as usize].len_bytes();
-        let fitting = empty.iter().enumerate().map(|(at, place)| (len_of(*place), at));
+        let of = |place: u32| &mappings[place as usize];
+        let alike = empty.iter().enumerate().filter(|(_, place)| of(**place).backing() == backing);
+        let fitting = alike.map(|(at, place)| (of(*place).len_bytes(), at));
         let (_, at) = fitting.filter(|(len, _)| len_bytes > 0 && *len >= mapped).min()?;
         let place = empty.swap_remove(at);
         let slot = &self.table.slots[place as usize];
@@ -145,6 +170,27 @@ mod tests {
         let mut bytes = vec![0xaa; segment.len_bytes as usize];
         regions.load(segment, &mut bytes).unwrap();
         bytes
+    }
+
+    #[test]
+    fn shared_memory_has_a_descriptor_and_comes_back_empty() {
+        let regions = Regions::new(2);
+        let private = regions.allocate(4096).unwrap();
+        assert!(regions.descriptor(private.id()).is_none());
+        let shared = regions.allocate_shared(4096).unwrap();
+        let (first, place) = (regions.descriptor(shared.id()).unwrap(), shared.segment());
+        regions.store(place.slice(0, 4).unwrap(), b"seen").unwrap();
+        let mut found = [0; 4];
+        rustix::io::pread(&first, &mut found, 0).unwrap();
+        assert_eq!(&found, b"seen");
+        drop((private, shared));
+        assert!(regions.descriptor(place.region).is_none(), "it is no region any more");
+        let (private, shared) = (regions.allocate(4096).unwrap(), Regions::shared(1));
+        assert!(regions.descriptor(private.id()).is_none(), "a place keeps what it is made of");
+        assert!(regions.allocate(4096).is_err());
+        let again = regions.allocate_shared(4096).unwrap();
+        assert_eq!(bytes(&regions, again.segment()), [0; 4096]);
+        assert!(shared.descriptor(shared.allocate(1).unwrap().id()).is_some());
     }
 
     #[test]
