@@ -257,9 +257,10 @@ impl<F> Client<F> {
         self.outbox.sent(len_bytes);
     }
 
-    /// How many bytes are wanted next.
+    /// How many bytes are wanted next. None while the server takes too little of what is meant for
+    /// it.
     pub fn wanted(&self) -> usize {
-        self.inbox.wanted()
+        if self.outbox.is_full() { 0 } else { self.inbox.wanted() }
     }
 
     /// Takes bytes, no more than were [wanted](Self::wanted), and the descriptors that came with

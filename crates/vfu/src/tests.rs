@@ -379,3 +379,33 @@ fn who_comes_while_another_has_the_device_is_told_so() {
     let answer = server.outgoing().unwrap().bytes;
     assert_eq!((answer.len(), answer[8], answer[12]), (16, 0x21, 16));
 }
+
+/// Whoever asks and does not take the answers is read from no more.
+#[test]
+fn a_peer_that_takes_nothing_is_asked_for_nothing() {
+    let mut client: Client<File> = Client::new();
+    let read = |id: u16| {
+        let body = [&0x1000_u64.to_le_bytes()[..], &(1_u64 << 20).to_le_bytes()].concat();
+        let mut bytes = message(11, 0, &body);
+        bytes[..2].copy_from_slice(&id.to_le_bytes());
+        bytes
+    };
+    let mut answered = 0;
+    while client.wanted() > 0 {
+        let bytes = read(answered);
+        client.receive(&bytes[..16], Vec::new()).unwrap();
+        let Some(Answer::DmaRead { call, len_bytes, .. }) =
+            client.receive(&bytes[16..], Vec::new()).unwrap()
+        else {
+            panic!()
+        };
+        client.data(call, &vec![0; len_bytes as usize]);
+        answered += 1;
+        assert!(answered < 10, "4 MiB are enough");
+    }
+    while let Some(outgoing) = client.outgoing() {
+        let len = outgoing.bytes.len();
+        client.sent(len);
+    }
+    assert!(client.wanted() > 0);
+}

@@ -1,0 +1,459 @@
+//! The client, and what it does to the device.
+//!
+//! ```text
+//!   Absent ── accepted ──▶ Here ── gone, or refused ──▶ Leaving ── nothing touches its memory ──▶ Absent
+//! ```
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use base::{Instant, Span};
+use dma::{Adopted, FilePart, Regions};
+use host::Line;
+use host::local_socket::{Connection, Received};
+use vfu::server::{Call, DmaMap};
+use vfu::{Errno, IrqData, IrqSet, Request, Server, Violation, irq_index};
+
+use super::device::Device;
+use super::lines::Lines;
+use super::memory::{Access, Maps, Question};
+
+/// Something that has happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A client has come: who it is.
+    Came(String),
+    /// It has left, or was sent away for this reason.
+    Left(Option<String>),
+    /// Something that somebody may want to look at.
+    Trouble(String),
+}
+
+/// The device and whoever has it.
+pub(super) struct Guest {
+    pub(super) device: Device,
+    maps: Maps,
+    lines: Lines,
+    regions: Regions,
+    state: State,
+    told: Sender<News>,
+    /// Bytes on their way in.
+    buffer: Box<[u8]>,
+}
+
+enum State {
+    Absent,
+    Here(Box<Session>),
+    Leaving,
+}
+
+/// A connection and what is under way on it.
+struct Session {
+    connection: Connection,
+    server: Server<File>,
+    busy_with: Option<Pending>,
+    /// Accesses by message whose rest is still to go, by token.
+    accesses: BTreeMap<u32, Part>,
+}
+
+type File = Arc<OwnedFd>;
+
+/// A command that takes longer.
+enum Pending {
+    Unmap { call: Call, iova: u64 },
+    Reset { call: Call },
+}
+
+/// How far an access by message has got.
+struct Part {
+    question: Question,
+    done_bytes: usize,
+    data: Vec<u8>,
+}
+
+/// Why a client was sent away; none if it went.
+type Over = Option<String>;
+
+/// As much is taken from a socket in one turn.
+const MESSAGES_PER_TURN: usize = 64;
+const BUFFER_BYTES: usize = 256 << 10;
+
+impl Guest {
+    pub(super) fn new(
+        device: Device,
+        maps: Maps,
+        lines: Lines,
+        regions: Regions,
+        told: Sender<News>,
+    ) -> Self {
+        let buffer = vec![0; BUFFER_BYTES].into();
+        Self { device, maps, lines, regions, state: State::Absent, told, buffer }
+    }
+
+    /// Whether nobody has the device, and nothing of whoever had it is left.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.state, State::Absent)
+    }
+
+    /// Whether something of whoever had it is left: who comes meanwhile waits at the door.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(self.state, State::Leaving)
+    }
+
+    /// Gives the device to whoever has come.
+    pub(super) fn enter(&mut self, connection: Connection) {
+        let peer = connection.peer().map_or(0, |peer| peer.pid);
+        self.tell(News::Came(format!("process {peer}")));
+        let server = Server::new(self.device.shape());
+        let accesses = BTreeMap::new();
+        let session = Session { connection, server, busy_with: None, accesses };
+        self.state = State::Here(Box::new(session));
+    }
+
+    /// The socket of whoever has the device.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Here(session) => Some(session.connection.as_fd()),
+            _ => None,
+        }
+    }
+
+    /// Whether something waits for room in the socket.
+    pub(super) fn has_unsent(&self) -> bool {
+        matches!(&self.state, State::Here(session) if session.server.outgoing().is_some())
+    }
+
+    /// Whether a command or a farewell awaits the controller.
+    pub(super) fn is_in_motion(&self) -> bool {
+        match &self.state {
+            State::Here(session) => session.busy_with.is_some(),
+            State::Leaving => true,
+            State::Absent => false,
+        }
+    }
+
+    /// Takes what has come by the socket, and does it. How much that was.
+    pub(super) fn hear(&mut self, now: Instant) -> usize {
+        let mut session = match std::mem::replace(&mut self.state, State::Absent) {
+            State::Here(session) => session,
+            other => {
+                self.state = other;
+                return 0;
+            }
+        };
+        let heard = self.hear_session(now, &mut session);
+        self.state = State::Here(session);
+        match heard {
+            Ok(count) => count,
+            Err(over) => {
+                self.part(now, over);
+                1
+            }
+        }
+    }
+
+    fn hear_session(&mut self, now: Instant, session: &mut Session) -> Result<usize, Over> {
+        let mut count = 0;
+        for _ in 0..MESSAGES_PER_TURN {
+            if !session.receive(&mut self.buffer)? {
+                break;
+            }
+            count += 1;
+            while let Some(request) = session.server.next_request().map_err(said)? {
+                self.serve(now, session, request);
+            }
+        }
+        Ok(count)
+    }
+
+    /// Goes on with what takes longer, and sends what is to be sent. How much that was.
+    pub(super) fn go_on(&mut self, now: Instant) -> usize {
+        match std::mem::replace(&mut self.state, State::Absent) {
+            State::Absent => 0,
+            State::Leaving => {
+                self.state = State::Leaving;
+                self.farewell()
+            }
+            State::Here(mut session) => {
+                let finished = self.finish_pending(now, &mut session);
+                let asked = self.ask(&mut session);
+                let sent = session.send();
+                self.state = State::Here(session);
+                match finished.and_then(|finished| Ok(finished + asked + sent?)) {
+                    Ok(count) => count,
+                    Err(over) => {
+                        self.part(now, over);
+                        1
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks whether the client has taken memory back without a word.
+    pub(super) fn look_after_memory(&mut self, now: Instant) {
+        if let Some(iova) = self.maps.failed() {
+            let text = format!("memory at {iova:#x} was made shorter than it was said to be");
+            self.part(now, Some(text));
+        }
+    }
+
+    /// Sends whoever is here away: the service ends.
+    pub(super) fn leave(&mut self, now: Instant) {
+        if matches!(self.state, State::Here(_)) {
+            self.part(now, Some("the service ends".to_owned()));
+        }
+    }
+
+    /// Lets the client go. Its memory is let go once nothing touches it.
+    fn part(&mut self, now: Instant, why: Over) {
+        if !matches!(self.state, State::Here(_)) {
+            return;
+        }
+        // With the session its descriptors are closed.
+        self.state = State::Leaving;
+        self.lines.clear();
+        self.maps.unmap_all();
+        self.device.front.hold(false);
+        self.device.disable(now);
+        self.tell(News::Left(why));
+    }
+
+    fn farewell(&mut self) -> usize {
+        if !self.device.is_disabled() {
+            return 0;
+        }
+        self.maps.release_all();
+        self.device.reset();
+        self.state = State::Absent;
+        1
+    }
+
+    fn tell(&self, news: News) {
+        // If nobody listens, nobody wants to know.
+        let _ = self.told.send(news);
+    }
+
+    fn serve(&mut self, now: Instant, session: &mut Session, request: Request<File>) {
+        let server = &mut session.server;
+        match request {
+            Request::Map { call, map, file } => match self.map(map, file) {
+                Ok(()) => server.done(call),
+                Err((errno, text)) => {
+                    self.tell(News::Trouble(text));
+                    server.refuse(call, errno);
+                }
+            },
+            Request::Unmap { call, iova, len_bytes } => {
+                if self.device.is_disabled() {
+                    self.maps.forget_rings();
+                }
+                if !self.maps.unmap(iova, len_bytes) {
+                    return server.refuse(call, Errno::NO_ENTRY);
+                }
+                self.device.front.hold(true);
+                session.busy_with = Some(Pending::Unmap { call, iova });
+            }
+            Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
+                Ok(()) => server.done(call),
+                Err(text) => {
+                    self.tell(News::Trouble(text));
+                    server.refuse(call, Errno::INVALID);
+                }
+            },
+            Request::Read { call, region, offset, len_bytes } => {
+                let mut data = vec![0; len_bytes as usize];
+                self.device.read(region, offset, &mut data);
+                server.data(call, &data);
+            }
+            Request::Write { call, region, offset, data } => {
+                if self.device.write(now, region, offset, &data) {
+                    self.device.disable(now);
+                    session.busy_with = Some(Pending::Reset { call });
+                    return;
+                }
+                server.done(call);
+            }
+            Request::Reset { call } => {
+                self.device.disable(now);
+                session.busy_with = Some(Pending::Reset { call });
+            }
+            Request::DmaRead { token, data } => self.arrived(session, token, data),
+            Request::DmaWritten { token, result } => {
+                self.arrived(session, token, result.map(|()| Vec::new()));
+            }
+        }
+    }
+
+    fn map(&mut self, map: DmaMap, file: Option<File>) -> Result<(), (Errno, String)> {
+        let memory = file.map(|file| self.adopt(&map, &file)).transpose()?;
+        self.maps.map(map, memory).map_err(|refused| (refused.errno, refused.text))
+    }
+
+    fn adopt(&self, map: &DmaMap, file: &OwnedFd) -> Result<Adopted, (Errno, String)> {
+        let DmaMap { iova, len_bytes, file_offset: offset, .. } = *map;
+        let part = FilePart { offset, len_bytes };
+        let adopted = self.regions.adopt(file.as_fd(), part);
+        adopted.map_err(|why| (Errno::INVALID, format!("memory at {iova:#x}: {why}")))
+    }
+
+    fn set_irqs(&self, irqs: IrqSet<File>) -> Result<(), String> {
+        let IrqSet { index, start, count, action, data } = irqs;
+        if index != irq_index::MSIX {
+            // Of errors and requests nobody is told, so who wants to hear of them may.
+            return Ok(());
+        }
+        let data = match data {
+            IrqData::All => IrqData::All,
+            IrqData::Some(which) => IrqData::Some(which),
+            IrqData::Files(files) => {
+                let line = |file: File| Line::new(file.try_clone()?);
+                let lines: Result<Vec<_>, std::io::Error> = files.into_iter().map(line).collect();
+                IrqData::Files(lines.map_err(|error| format!("vector {start}: {error}"))?)
+            }
+        };
+        self.lines.set(start, count, action, data);
+        Ok(())
+    }
+
+    /// Answers a command that takes longer, if it is done.
+    fn finish_pending(&mut self, now: Instant, session: &mut Session) -> Result<usize, Over> {
+        let is_done = match &session.busy_with {
+            None => false,
+            Some(Pending::Unmap { .. }) => !self.maps.awaits_cut() && self.device.front.is_quiet(),
+            Some(Pending::Reset { .. }) => self.device.is_disabled(),
+        };
+        if !is_done {
+            return Ok(0);
+        }
+        match session.busy_with.take() {
+            Some(Pending::Unmap { call, iova }) => {
+                self.maps.release(iova);
+                self.device.front.hold(false);
+                session.server.done(call);
+            }
+            Some(Pending::Reset { call }) => {
+                self.maps.forget_rings();
+                self.device.reset();
+                session.server.done(call);
+            }
+            None => {}
+        }
+        // Commands may wait behind it.
+        let mut count = 1;
+        while let Some(request) = session.server.next_request().map_err(said)? {
+            self.serve(now, session, request);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Carries accesses by message to the socket, each a part at a time.
+    fn ask(&mut self, session: &mut Session) -> usize {
+        let mut count = 0;
+        while let Some(question) = self.maps.next_question() {
+            let token = question.token;
+            let part = Part { question, done_bytes: 0, data: Vec::new() };
+            session.ask_for(&part);
+            session.accesses.insert(token, part);
+            count += 1;
+        }
+        count
+    }
+
+    fn arrived(&mut self, session: &mut Session, token: u32, data: Result<Vec<u8>, Errno>) {
+        let Some(mut part) = session.accesses.remove(&token) else { return };
+        match data {
+            Err(errno) => self.maps.answered(token, Err(errno)),
+            Ok(data) => {
+                part.done_bytes += session.part_bytes(&part);
+                part.data.extend(data);
+                if part.done_bytes >= part.len_bytes() {
+                    self.maps.answered(token, Ok(part.data));
+                } else {
+                    session.ask_for(&part);
+                    session.accesses.insert(token, part);
+                }
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Takes bytes from the socket. False if there are none now.
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<bool, Over> {
+        let wanted = self.server.wanted().min(buffer.len());
+        if wanted == 0 {
+            return Ok(false);
+        }
+        let mut files = Vec::new();
+        let files_max = vfu::Capabilities::OURS.files_max as usize;
+        let received = self.connection.receive_files(&mut buffer[..wanted], &mut files, files_max);
+        match received.map_err(|error| Some(error.to_string()))? {
+            Received::Nothing => Ok(false),
+            Received::End => Err(None),
+            Received::Bytes(count) => {
+                let files = files.into_iter().map(Arc::new);
+                self.server.receive(&buffer[..count], files).map_err(said)?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<usize, Over> {
+        let mut count = 0;
+        while let Some(outgoing) = self.server.outgoing() {
+            let files: Vec<BorrowedFd<'_>> =
+                outgoing.files.iter().map(|file| file.as_fd()).collect();
+            let sent = self.connection.send_files(outgoing.bytes, &files);
+            let sent = sent.map_err(|error| match error.kind() {
+                std::io::ErrorKind::BrokenPipe => None,
+                _ => Some(error.to_string()),
+            })?;
+            if sent == 0 {
+                break;
+            }
+            self.server.sent(sent);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// How much of an access the next message is about.
+    fn part_bytes(&self, part: &Part) -> usize {
+        let most = self.server.limits().data_bytes_max.min(vfu::Capabilities::OURS.data_bytes_max);
+        (part.len_bytes() - part.done_bytes).min(most as usize)
+    }
+
+    fn ask_for(&mut self, part: &Part) {
+        let len = self.part_bytes(part);
+        let Question { token, iova, what } = &part.question;
+        let iova = iova + part.done_bytes as u64;
+        match what {
+            Access::Read(_) => {
+                self.server.dma_read(*token, iova, u32::try_from(len).unwrap_or(0));
+            }
+            Access::Write(data) => {
+                self.server.dma_write(*token, iova, &data[part.done_bytes..][..len]);
+            }
+        }
+    }
+}
+
+impl Part {
+    fn len_bytes(&self) -> usize {
+        match &self.question.what {
+            Access::Read(len_bytes) => *len_bytes as usize,
+            Access::Write(data) => data.len(),
+        }
+    }
+}
+
+fn said(violation: Violation) -> Over {
+    Some(violation.to_string())
+}
+
+/// What a client that is sent away is waited for, at most.
+pub(super) const PATIENCE: Span = Span::from_secs(1);

@@ -1,0 +1,82 @@
+//! A device at its door.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use base::Medium;
+use dma::Regions;
+use host::Clock;
+use host::stream::{Address, Door};
+use reactor::{Directory, Registration, ThreadPlan};
+
+use super::device::{Device, DeviceOptions};
+use super::guest::{Guest, News};
+use super::lines::Lines;
+use super::memory::Maps;
+use super::poller::Host;
+
+/// What is served to whom by whom.
+pub struct Plan {
+    /// Where it listens: a Unix socket.
+    pub door: Door,
+    /// Its namespaces, from 1 on.
+    pub media: Vec<Arc<dyn Medium>>,
+    /// What the controller is like.
+    pub options: DeviceOptions,
+    /// Where memory of clients is entered; a place for each stretch of it.
+    pub regions: Regions,
+    /// Who serves.
+    pub reactors: Arc<Directory>,
+    /// What deadlines are counted by: the reactors' own clock.
+    pub clock: Clock,
+}
+
+/// A device that is served. It is until the reactors end.
+#[derive(Debug)]
+pub struct Server {
+    address: Address,
+    told: Receiver<News>,
+}
+
+/// Messages to a device's thread: there are hardly any.
+const MAILBOX: usize = 16;
+
+impl Server {
+    /// Serves.
+    ///
+    /// # Errors
+    ///
+    /// If the controller cannot be as it was asked for, or what the kernel says.
+    pub fn start(plan: Plan) -> Result<Self, String> {
+        let Plan { door, media, options, regions, reactors, clock } = plan;
+        let (tell, told) = channel();
+        let address = door.address().clone();
+        let maps = Maps::new(regions.clone());
+        let lines = Lines::new(options.queues.saturating_add(1));
+        let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now())?;
+        let guest = Guest::new(device, maps, lines, regions, tell);
+        let host = Host::new(door, guest).map_err(|error| error.to_string())?;
+        let woken_by = host.woken_by().map_err(|error| error.to_string())?;
+        let registration = Registration::active("device", woken_by, host);
+        let plan = ThreadPlan::new("vfio-user").mailbox(MAILBOX).poller(registration);
+        reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        Ok(Self { address, told })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next thing that has happened, if something has.
+    pub fn next_news(&self) -> Option<News> {
+        self.told.try_recv().ok()
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Plan").field("door", &self.door).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,8 @@
+//! A device over a Unix socket, and clients that speak the protocol to it by hand.
+
+mod rig;
+
+mod ends;
+mod exchange;
+mod interop;
+mod memory;

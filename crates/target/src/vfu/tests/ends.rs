@@ -1,0 +1,81 @@
+//! Clients that come, go, and do what they may not.
+
+use base::Span;
+use host::local_socket::{Connection, Received};
+use reactor::PollMode;
+use vfu::{Answer, Errno};
+
+use super::rig::{Machine, Rig};
+use crate::vfu::News;
+
+#[test]
+fn a_client_that_goes_leaves_nothing_behind_and_the_next_is_served() {
+    for poll in [PollMode::Always, PollMode::Adaptive] {
+        let rig = Rig::new(poll);
+        let baseline = rig.regions.count();
+        for is_shared in [true, false, true] {
+            let mut machine = rig.machine();
+            machine.map(is_shared);
+            machine.enable();
+            machine.make_queue();
+            assert_eq!(machine.transfer(2, 0, 1), 0);
+            // In the middle of a command.
+            machine.submit(1, super::rig::command(&[(0, 2), (1, 1), (6, 0x11_0000), (12, 7)]));
+            drop(machine);
+            assert_eq!(rig.await_news(|news| matches!(news, News::Left(_))), News::Left(None));
+            rig.await_regions(baseline);
+        }
+    }
+}
+
+#[test]
+fn a_second_client_is_told_that_there_is_a_first_and_comes_in_after_it() {
+    let rig = Rig::new(PollMode::Adaptive);
+    let first = rig.machine();
+    let mut second = Machine::connect(&rig.path(), rig.clock);
+    let answer = second.wait(|answer| matches!(answer, Answer::Refused { .. }));
+    assert!(matches!(answer, Answer::Refused { error: Errno::BUSY, .. }), "{answer:?}");
+    // One that says nothing is let go some time; one more than that is not waited for.
+    let silent = Connection::connect(&rig.path(), Span::from_secs(20)).unwrap();
+    assert!(silent.wait_to_receive(Span::from_secs(20)).unwrap());
+    assert_eq!(silent.receive(&mut [0; 1]).unwrap(), Received::End);
+    drop(first);
+    rig.await_news(|news| matches!(news, News::Left(_)));
+    let mut third = Machine::connect(&rig.path(), rig.clock);
+    let is_over = |answer: &Answer<_>| {
+        matches!(answer, Answer::Version(_) | Answer::Refused { error: Errno::BUSY, .. })
+    };
+    while !matches!(third.wait(is_over), Answer::Version(_)) {
+        third = Machine::connect(&rig.path(), rig.clock);
+    }
+}
+
+#[test]
+fn a_client_that_cannot_be_followed_is_sent_away_by_name() {
+    let rig = Rig::new(PollMode::Adaptive);
+    let machine = rig.machine();
+    machine.connection.send(&[0xff; 16]).unwrap();
+    let News::Left(Some(why)) = rig.await_news(|news| matches!(news, News::Left(_))) else {
+        panic!("it left by itself")
+    };
+    assert!(why.contains("bytes, expected 16 to"), "{why}");
+    let other = Connection::connect(&rig.path(), Span::from_secs(20)).unwrap();
+    other.send(&[1, 0, 13, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let News::Left(Some(why)) = rig.await_news(|news| matches!(news, News::Left(_))) else {
+        panic!("it left by itself")
+    };
+    assert_eq!(why, "DEVICE_RESET: expected VERSION first");
+}
+
+#[test]
+fn a_service_that_ends_lets_its_client_go() {
+    let mut rig = Rig::new(PollMode::Adaptive);
+    let mut machine = rig.machine();
+    machine.map(true);
+    machine.enable();
+    rig.stop();
+    while machine.carry() {
+        machine.connection.wait_to_receive(Span::from_secs(20)).unwrap();
+    }
+    assert!(!rig.path().exists(), "its socket is gone");
+}

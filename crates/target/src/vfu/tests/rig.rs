@@ -1,0 +1,348 @@
+//! A device on a reactor of its own, and a client that is a made-up machine.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use base::{Medium, Memory, Segment, Span};
+use block::Ram;
+use dma::{Region, Regions};
+use host::local_socket::{Connection, Received};
+use host::stream::{Address, Door};
+use host::{Clock, Cores, EventVectors};
+use reactor::{PollMode, ReactorOptions, Reactors};
+use vfu::server::DmaMap;
+use vfu::{Answer, Client, IrqAction, IrqData, IrqSet, irq_index, region_index};
+
+use crate::vfu::{DeviceOptions, News, Plan, Server};
+
+/// A server that is served by a thread.
+pub(super) struct Rig {
+    pub(super) regions: Regions,
+    pub(super) clock: Clock,
+    pub(super) server: Server,
+    reactors: Option<Reactors>,
+    pub(super) directory: tempfile::TempDir,
+}
+
+/// A client, with a megabyte of memory at [`IOVA`].
+pub(super) struct Machine {
+    pub(super) connection: Connection,
+    pub(super) client: Client<Arc<OwnedFd>>,
+    pub(super) answers: Vec<Answer<Arc<OwnedFd>>>,
+    pub(super) regions: Regions,
+    pub(super) memory: Region,
+    clock: Clock,
+    /// How often memory was asked for by message.
+    pub(super) asked: usize,
+    tails: [u32; 3],
+    heads: [u32; 3],
+}
+
+/// Where the memory of a machine begins, for the device.
+pub(super) const IOVA: u64 = 0x10_0000;
+pub(super) const MEMORY_BYTES: u64 = 1 << 20;
+const PATIENCE: Span = Span::from_secs(20);
+pub(super) const BLOCKS: u64 = 256;
+
+/// Where things lie in a machine's memory.
+pub(super) const ADMIN: [u64; 2] = [0, 0x1000];
+pub(super) const QUEUE: [u64; 2] = [0x2000, 0x3000];
+pub(super) const DATA: u64 = 0x10000;
+/// Entries of every queue.
+pub(super) const ENTRIES: u32 = 16;
+
+impl Rig {
+    pub(super) fn new(poll: PollMode) -> Self {
+        let (regions, clock) = (Regions::new(64), Clock::start());
+        let options = ReactorOptions { poll, ..ReactorOptions::default() };
+        let cores: Cores = Cores::allowed().iter().take(1).collect();
+        let reactors = Reactors::start(&cores, &options, &clock).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("device");
+        let door = Door::open(&Address::Path(path)).unwrap();
+        let ram: Arc<dyn Medium> = Arc::new(Ram::new(&regions, 512, BLOCKS).unwrap());
+        let maps_doorbells = poll == PollMode::Always;
+        let server = Server::start(Plan {
+            door,
+            media: vec![ram],
+            options: DeviceOptions { maps_doorbells, queues: 4, ..DeviceOptions::default() },
+            regions: regions.clone(),
+            reactors: Arc::clone(reactors.directory()),
+            clock,
+        });
+        let server = server.unwrap();
+        Self { regions, clock, server, reactors: Some(reactors), directory }
+    }
+
+    pub(super) fn path(&self) -> std::path::PathBuf {
+        self.directory.path().join("device")
+    }
+
+    /// A client that has been heard.
+    pub(super) fn machine(&self) -> Machine {
+        let mut machine = Machine::connect(&self.path(), self.clock);
+        machine.wait(|answer| matches!(answer, Answer::Version(_)));
+        machine
+    }
+
+    pub(super) fn await_news(&self, is_it: impl Fn(&News) -> bool) -> News {
+        let end = self.clock.now().after(PATIENCE);
+        loop {
+            match self.server.next_news() {
+                Some(news) if is_it(&news) => return news,
+                Some(_) => {}
+                None => host::thread::rest(Span::from_us(100)),
+            }
+            assert!(self.clock.now() < end, "nothing of the kind has happened");
+        }
+    }
+
+    /// Waits until nothing of any client is left.
+    pub(super) fn await_regions(&self, count: usize) {
+        let end = self.clock.now().after(PATIENCE);
+        while self.regions.count() != count {
+            assert!(self.clock.now() < end, "{} regions are left", self.regions.count());
+            host::thread::rest(Span::from_us(100));
+        }
+    }
+
+    pub(super) fn stop(&mut self) {
+        if let Some(reactors) = self.reactors.take() {
+            reactors.stop();
+        }
+    }
+}
+
+impl Machine {
+    pub(super) fn connect(path: &Path, clock: Clock) -> Self {
+        let connection = Connection::connect(path, PATIENCE).unwrap();
+        let regions = Regions::shared(4);
+        let memory = regions.allocate(1 << 20).unwrap();
+        let (client, answers) = (Client::new(), Vec::new());
+        let (tails, heads) = ([0; 3], [0; 3]);
+        Self { connection, client, answers, regions, memory, clock, asked: 0, tails, heads }
+    }
+
+    /// Carries messages until an answer has come that is wanted.
+    pub(super) fn wait(
+        &mut self,
+        is_it: impl Fn(&Answer<Arc<OwnedFd>>) -> bool,
+    ) -> Answer<Arc<OwnedFd>> {
+        let end = self.clock.now().after(PATIENCE);
+        loop {
+            let is_there = self.carry();
+            if let Some(at) = self.answers.iter().position(&is_it) {
+                return self.answers.swap_remove(at);
+            }
+            assert!(is_there, "the server has gone");
+            assert!(self.clock.now() < end, "no answer");
+            self.connection.wait_to_receive(Span::from_ms(100)).unwrap();
+        }
+    }
+
+    /// False once the server has gone.
+    pub(super) fn carry(&mut self) -> bool {
+        loop {
+            while let Some(outgoing) = self.client.outgoing() {
+                let files: Vec<BorrowedFd<'_>> =
+                    outgoing.files.iter().map(|file| file.as_fd()).collect();
+                match self.connection.send_files(outgoing.bytes, &files) {
+                    Ok(sent) => self.client.sent(sent),
+                    Err(_) => return false,
+                }
+            }
+            let mut bytes = vec![0; self.client.wanted()];
+            let mut files = Vec::new();
+            match self.connection.receive_files(&mut bytes, &mut files, 16).unwrap() {
+                Received::Nothing => return true,
+                Received::End => return false,
+                Received::Bytes(count) => {
+                    let files = files.into_iter().map(Arc::new);
+                    if let Some(answer) = self.client.receive(&bytes[..count], files).unwrap() {
+                        self.take(answer);
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, answer: Answer<Arc<OwnedFd>>) {
+        match answer {
+            Answer::DmaRead { call, iova, len_bytes } => {
+                self.asked += 1;
+                let data = self.load(iova - IOVA, len_bytes);
+                self.client.data(call, &data);
+            }
+            Answer::DmaWrite { call, iova, data } => {
+                self.asked += 1;
+                self.store(iova - IOVA, &data);
+                self.client.written(call);
+            }
+            other => self.answers.push(other),
+        }
+    }
+
+    pub(super) fn done(&mut self, id: u16) -> Answer<Arc<OwnedFd>> {
+        self.wait(|answer| match answer {
+            Answer::Done { id: found }
+            | Answer::Refused { id: found, .. }
+            | Answer::Data { id: found, .. } => *found == id,
+            _ => false,
+        })
+    }
+
+    /// The error number of whatever became of a question; 0 if it went well.
+    pub(super) fn errno(&mut self, id: u16) -> u32 {
+        match self.done(id) {
+            Answer::Refused { error, .. } => error.0,
+            _ => 0,
+        }
+    }
+
+    pub(super) fn map(&mut self, is_shared: bool) {
+        let file = self.regions.descriptor(self.memory.id()).filter(|_| is_shared);
+        let id = self.client.map(whole(), file.map(Arc::new));
+        assert_eq!(self.errno(id), 0);
+    }
+
+    pub(super) fn part(&self, at: u64, len_bytes: u32) -> Segment {
+        Segment { region: self.memory.id(), offset: at, len_bytes }
+    }
+
+    pub(super) fn load(&self, at: u64, len_bytes: u32) -> Vec<u8> {
+        let mut bytes = vec![0; len_bytes as usize];
+        self.regions.load(self.part(at, len_bytes), &mut bytes).unwrap();
+        bytes
+    }
+
+    pub(super) fn store(&self, at: u64, bytes: &[u8]) {
+        let len_bytes = u32::try_from(bytes.len()).unwrap();
+        self.regions.store(self.part(at, len_bytes), bytes).unwrap();
+    }
+
+    pub(super) fn read(&mut self, at: u64, len_bytes: u32) -> u64 {
+        let id = self.client.read(region_index::BAR0, at, len_bytes);
+        let Answer::Data { data, .. } = self.done(id) else { panic!("refused") };
+        data.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+    }
+
+    pub(super) fn write(&mut self, at: u64, bytes: &[u8]) {
+        let id = self.client.write(region_index::BAR0, at, bytes);
+        assert_eq!(self.errno(id), 0);
+    }
+
+    /// Enables the controller with its admin queues, as a driver does.
+    pub(super) fn enable(&mut self) {
+        let last = ENTRIES - 1;
+        self.write(0x24, &(last << 16 | last).to_le_bytes());
+        self.write(0x28, &(IOVA + ADMIN[0]).to_le_bytes());
+        self.write(0x30, &(IOVA + ADMIN[1]).to_le_bytes());
+        self.write(0x14, &(6_u32 << 16 | 4 << 20 | 1).to_le_bytes());
+        self.await_status(1);
+    }
+
+    pub(super) fn await_status(&mut self, ready: u64) {
+        let end = self.clock.now().after(PATIENCE);
+        while self.read(0x1c, 4) & 1 != ready {
+            assert!(self.clock.now() < end, "CSTS.RDY stays");
+        }
+    }
+
+    /// The queues are gone: what lies in them is cleared for those that come.
+    pub(super) fn forget_queues(&mut self) {
+        (self.tails, self.heads) = ([0; 3], [0; 3]);
+        self.store(0, &[0; 0x4000]);
+    }
+
+    /// Puts a command into the queue and rings.
+    pub(super) fn submit(&mut self, queue: u16, command: [u32; 16]) {
+        let base = if queue == 0 { ADMIN[0] } else { QUEUE[0] };
+        let tail = &mut self.tails[usize::from(queue)];
+        let (at, next) = (base + u64::from(*tail) * 64, (*tail + 1) % ENTRIES);
+        *tail = next;
+        let bytes: Vec<u8> = command.iter().flat_map(|dword| dword.to_le_bytes()).collect();
+        self.store(at, &bytes);
+        self.ring(2 * u64::from(queue), next);
+    }
+
+    pub(super) fn ring(&mut self, index: u64, value: u32) {
+        self.client.post(region_index::BAR0, 0x1000 + index * 32, &value.to_le_bytes());
+        self.carry();
+    }
+
+    /// Waits for the next completion of a queue: its status.
+    pub(super) fn complete(&mut self, queue: u16) -> u16 {
+        let base = if queue == 0 { ADMIN[1] } else { QUEUE[1] };
+        let head = self.heads[usize::from(queue)];
+        let at = base + u64::from(head % ENTRIES) * 16 + 14;
+        let phase = u16::from((head / ENTRIES).is_multiple_of(2));
+        let end = self.clock.now().after(PATIENCE);
+        loop {
+            let bytes = self.load(at, 2);
+            let status = u16::from_le_bytes([bytes[0], bytes[1]]);
+            if status & 1 == phase {
+                self.heads[usize::from(queue)] = head + 1;
+                self.ring(2 * u64::from(queue) + 1, (head + 1) % ENTRIES);
+                return status >> 1;
+            }
+            assert!(self.clock.now() < end, "no completion");
+            assert!(self.carry(), "the server has gone");
+            host::thread::give_way();
+        }
+    }
+
+    pub(super) fn admin(&mut self, command: [u32; 16]) -> u16 {
+        self.submit(0, command);
+        self.complete(0)
+    }
+
+    /// An I/O queue pair with vector 1.
+    pub(super) fn make_queue(&mut self) {
+        let size = (ENTRIES - 1) << 16 | 1;
+        let place = |at: u64| u32::try_from(IOVA + at).unwrap();
+        let completion = command(&[(0, 0x05), (6, place(QUEUE[1])), (10, size), (11, 1 << 16 | 3)]);
+        assert_eq!(self.admin(completion), 0);
+        let submission = command(&[(0, 0x01), (6, place(QUEUE[0])), (10, size), (11, 1 << 16 | 1)]);
+        assert_eq!(self.admin(submission), 0);
+        (self.tails[1], self.heads[1]) = (0, 0);
+    }
+
+    /// A read (2) or a write (1) of `blocks` at `lba`, from or to [`DATA`]: its status.
+    pub(super) fn transfer(&mut self, opcode: u32, lba: u32, blocks: u32) -> u16 {
+        let place = u32::try_from(IOVA + DATA).unwrap();
+        let second = if blocks > 8 { place + 0x1000 } else { 0 };
+        self.submit(
+            1,
+            command(&[(0, opcode), (1, 1), (6, place), (8, second), (10, lba), (12, blocks - 1)]),
+        );
+        self.complete(1)
+    }
+
+    /// Has vectors signalled by descriptors.
+    pub(super) fn listen(&mut self, vectors: &EventVectors) -> u16 {
+        let count = u16::try_from(vectors.count()).unwrap();
+        let file = |vector| vectors.descriptor(vector).unwrap().try_clone_to_owned().unwrap();
+        let files = (0..count).map(|vector| Arc::new(file(vector))).collect();
+        self.client.set_irqs(IrqSet {
+            index: irq_index::MSIX,
+            start: 0,
+            count: count.into(),
+            action: IrqAction::Trigger,
+            data: IrqData::Files(files),
+        })
+    }
+}
+
+/// All of a machine's memory.
+pub(super) fn whole() -> DmaMap {
+    let (is_readable, is_writable) = (true, true);
+    DmaMap { iova: IOVA, len_bytes: MEMORY_BYTES, file_offset: 0, is_readable, is_writable }
+}
+
+/// A command of these dwords.
+pub(super) fn command(dwords: &[(usize, u32)]) -> [u32; 16] {
+    let mut command = [0; 16];
+    dwords.iter().for_each(|(at, dword)| command[*at] = *dword);
+    command
+}
