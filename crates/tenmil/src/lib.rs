@@ -10,6 +10,7 @@
 //! | [`identify`] | ask a controller what it is, and decode all it answers |
 //! | [`pci`] | NVMe functions on the PCI bus |
 //! | [`tcp`] | SSDs behind a network, over NVMe/TCP |
+//! | [`vfu`] | NVMe controllers of other processes, over vfio-user |
 //! | [`simulation`] | what the simulator is asked to do |
 //!
 //! A device is named by a [`Uri`]; why something was not done, and whose move it is, is a
@@ -32,6 +33,7 @@ pub mod simulation;
 pub mod tcp;
 mod top;
 mod uri;
+pub mod vfu;
 
 // What programs that live on reactors need beside this.
 pub use {base, host, reactor};
@@ -39,11 +41,13 @@ pub use {base, host, reactor};
 pub use refused::Refused;
 pub use tcp::TcpName;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
+pub use vfu::VfuName;
 
 /// Kinds of block devices that the block layer does not know by itself: what to open a device with.
 pub const KINDS: &[(&str, &dyn block::Kind)] = &[
     (EmuSpec::SCHEME, &emu::Kind { fills: false }),
     (TcpName::SCHEME, &tcp::Kind),
+    (VfuName::SCHEME, &vfu::Kind),
     ("crypt", CRYPT),
 ];
 
@@ -53,6 +57,7 @@ pub(crate) const FILLED_KINDS: &[(&str, &dyn block::Kind)] = &[
     ("ram", &block::open_ram_filled),
     (EmuSpec::SCHEME, &emu::Kind { fills: true }),
     (TcpName::SCHEME, &tcp::Kind),
+    (VfuName::SCHEME, &vfu::Kind),
     ("crypt", CRYPT),
 ];
 

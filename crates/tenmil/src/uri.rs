@@ -7,7 +7,7 @@ use core::fmt;
 use core::str::FromStr;
 
 pub use self::emu::{COUNT_MAX, EmuMedium, EmuSpec, MODELS};
-use crate::Refused;
+use crate::{Refused, VfuName};
 
 /// A device, or several of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,14 @@ impl Uri {
         }
     }
 
+    /// Whether some of it is a controller of another process, which maps the memory of requests.
+    pub fn is_in_another_process(&self) -> bool {
+        match self {
+            Self::Emu(_) => false,
+            Self::Block(uri) => names_another_process(uri),
+        }
+    }
+
     /// Whether reads return what was written: no block of it lies on a device that only answers.
     pub fn keeps_data(&self) -> bool {
         match self {
@@ -42,6 +50,10 @@ impl Uri {
             Self::Block(uri) => keeps_data(uri),
         }
     }
+}
+
+fn names_another_process(uri: &block::uri::Uri) -> bool {
+    uri.scheme() == VfuName::SCHEME || uri.children().iter().any(names_another_process)
 }
 
 fn keeps_data(uri: &block::uri::Uri) -> bool {
@@ -93,6 +105,15 @@ mod tests {
         }
         let refused = "emu:tape".parse::<Uri>().unwrap_err();
         assert!(refused.text.starts_with("emu:tape: no medium `tape`, expected "), "{refused}");
+    }
+
+    #[test]
+    fn a_controller_of_another_process_is_known_wherever_it_stands() {
+        for text in ["vfio-user:/x", "stripe:[ram:1m],[vfio-user:/x]"] {
+            assert!(parse(text).is_in_another_process(), "{text}");
+        }
+        assert!(!parse("emu:ram").is_in_another_process());
+        assert!(!parse("tcp://127.0.0.1:1/nqn").is_in_another_process());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{Engines, write_out};
 use crate::identify::{Document, block_device, interrogate, show};
-use crate::{EmuSpec, Refused, TcpName, Uri};
+use crate::{EmuSpec, Refused, TcpName, Uri, VfuName};
 
 /// Ask a device what it is. An SSD: registers, Identify, log pages and features, all decoded. Any
 /// other block device: size, limits, operations, what a write is worth, and what it holds.
@@ -34,6 +34,7 @@ Examples:
   tenmil identify emu:null
   tenmil identify file:/var/tmp/disk
   tenmil identify tcp://127.0.0.1:4420/nqn.2024-01.example:disk
+  tenmil identify vfio-user:/tmp/disk.sock
   tenmil identify emu:null --json | jq .controller.identify.mn";
 
 fn parse_uri(text: &str) -> Result<Uri, Refused> {
@@ -55,6 +56,14 @@ pub(super) fn run(
         Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
             let mut document = Document::default();
             crate::tcp::with_controller(&TcpName::of(uri)?, &mut |controller| {
+                document = interrogate(controller)?;
+                Ok(())
+            })?;
+            printed(&document, arguments)
+        }
+        Uri::Block(uri) if uri.scheme() == VfuName::SCHEME => {
+            let mut document = Document::default();
+            crate::vfu::with_controller(&VfuName::of(uri)?, &mut |controller| {
                 document = interrogate(controller)?;
                 Ok(())
             })?;

@@ -2,6 +2,7 @@
 
 mod fabrics;
 mod listen;
+mod vfu;
 
 use std::io::{self, Write};
 use std::num::NonZeroU64;
@@ -39,7 +40,8 @@ pub(super) struct ServeArguments {
     uris: Vec<Uri>,
 
     /// Where to listen: nbd:PATH or nbd://HOST:PORT for NBD clients, tcp://HOST:PORT for NVMe/TCP
-    /// hosts, port 0 being any that is free; more than once for more
+    /// hosts, port 0 being any that is free, more than once for more; vfio-user:PATH for a virtual
+    /// machine, or another driver, whose PCI device it will be
     #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
     #[arg(value_parser = parse_listen)]
     listen: Vec<Listen>,
@@ -141,6 +143,9 @@ Examples:
       tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?ns=1'
   tenmil serve ram:1g -l tcp://127.0.0.1:4420 --socket engine=io_uring --socket zero-copy=no
   tenmil serve file:/a file:/b -l tcp://0.0.0.0:4420 --host nqn.2014-08.org.example:client
+  tenmil serve file:/var/tmp/disk --listen vfio-user:/tmp/disk.sock
+      qemu-system-x86_64, its RAM a memfd with share=on, and the device vfio-user-pci at that socket
+      tenmil perf vfio-user:/tmp/disk.sock; with --poll always its doorbells can be mapped
   tenmil serve --config /etc/tenmil/target.toml
       kill -HUP PID serves what the file says now, all of it or nothing; docs/target.md
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
@@ -170,11 +175,23 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         check_switches(arguments, false)?;
         return fabrics::run(arguments, read_configuration(path)?, out);
     }
-    let (mut clients, mut hosts) = (Vec::new(), Vec::new());
+    let (mut clients, mut hosts, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
     for listen in &arguments.listen {
         match listen {
             Listen::Nbd(address) => clients.push(address.clone()),
             Listen::NvmeTcp(address) => hosts.push(*address),
+            Listen::VfioUser(path) => sockets.push(path.clone()),
+        }
+    }
+    match sockets.as_slice() {
+        [] => {}
+        [socket] if clients.is_empty() && hosts.is_empty() => {
+            return vfu::run(arguments, socket, out);
+        }
+        _ => {
+            return Err(Refused::caller(
+                "listen for vfio-user and elsewhere at once, expected one: a client has the device",
+            ));
         }
     }
     if clients.is_empty() != hosts.is_empty() {

@@ -1,6 +1,7 @@
 //! Where `serve` listens, and for whom.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 
 use host::stream::Address;
 
@@ -11,16 +12,26 @@ pub(super) enum Listen {
     Nbd(Address),
     /// For NVMe/TCP hosts.
     NvmeTcp(SocketAddr),
+    /// For virtual machines and other drivers.
+    VfioUser(PathBuf),
 }
 
 /// The port that IANA has reserved for NVMe over TCP (TCP 1.0 §3.1.2).
 const PORT: u16 = 4420;
 
-/// The place that `text` stands for: `nbd:PATH`, `nbd://HOST:PORT` or `tcp://HOST:PORT`.
+/// The place that `text` stands for: `nbd:PATH`, `nbd://HOST:PORT`, `tcp://HOST:PORT` or
+/// `vfio-user:PATH`.
 pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
+    if let Some(path) = text.strip_prefix("vfio-user:") {
+        return match path {
+            "" => Err(format!("`{text}` names no socket, expected vfio-user:/path/of/a/socket")),
+            path => Ok(Listen::VfioUser(path.into())),
+        };
+    }
     let Some(place) = text.strip_prefix("tcp://") else {
         return target::nbd::parse_address(text).map(Listen::Nbd).map_err(|why| {
-            if text.starts_with("nbd:") { why } else { format!("{why} or tcp://127.0.0.1:{PORT}") }
+            let others = format!("tcp://127.0.0.1:{PORT} or vfio-user:/path/of/a/socket");
+            if text.starts_with("nbd:") { why } else { format!("{why}, {others}") }
         });
     };
     let place = place.strip_suffix('/').unwrap_or(place);
@@ -54,7 +65,16 @@ mod tests {
         assert_eq!(parse_listen("tcp://[::1]"), tcp("[::1]:4420"));
         assert_eq!(parse_listen("tcp://[::]:0"), tcp("[::]:0"));
         assert!(matches!(parse_listen("nbd:/run/x"), Ok(Listen::Nbd(_))));
-        for text in ["", "tcp:", "tcp://", "tcp://a/b", "udp://1.2.3.4", "tcp://127.0.0.1:99999"] {
+        assert_eq!(parse_listen("vfio-user:/run/x"), Ok(Listen::VfioUser("/run/x".into())));
+        for text in [
+            "",
+            "vfio-user:",
+            "tcp:",
+            "tcp://",
+            "tcp://a/b",
+            "udp://1.2.3.4",
+            "tcp://127.0.0.1:99999",
+        ] {
             let refused = parse_listen(text).unwrap_err();
             assert!(refused.contains("expected"), "{text}: {refused}");
             assert!(refused.contains(&format!("`{text}`")), "{text}: {refused}");

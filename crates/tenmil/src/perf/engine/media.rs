@@ -264,10 +264,11 @@ impl Buffers {
             Refused::machine(format!("{len_bytes} bytes of buffers: {error}"))
         };
         let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;
-        let mapping = if huge_pages {
-            Mapping::new(len, Backing::Private)
-        } else {
-            Mapping::with_small_pages(len)
+        let mapping = match huge_pages {
+            // Another process maps them too.
+            _ if regions.is_shared() => Mapping::new(len, Backing::Shared),
+            true => Mapping::new(len, Backing::Private),
+            false => Mapping::with_small_pages(len),
         };
         let mapping = mapping.map_err(|error| refuse(&error))?;
         mapping.populate();

@@ -46,7 +46,11 @@ impl Rig {
         places: &Places,
         clock: Clock,
     ) -> Result<Self, Refused> {
-        let regions = Regions::new(REGIONS_MAX);
+        // What another process reads and writes lies in memory that it can map.
+        let regions = match options.uris.iter().any(Uri::is_in_another_process) {
+            true => Regions::shared(REGIONS_MAX),
+            false => Regions::new(REGIONS_MAX),
+        };
         let bare = options.uris.iter().filter(|uri| options.is_bare(uri));
         let specs: Vec<EmuSpec> = bare.filter_map(Uri::emulated).cloned().collect();
         let ssds = match specs.as_slice() {

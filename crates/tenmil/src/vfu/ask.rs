@@ -1,0 +1,61 @@
+//! Asking a controller of another process what it is.
+
+use base::{Answer, Dma, Memory, Mmio, Outcome};
+use dma::Regions;
+use host::Clock;
+use wire::{Command, Status};
+
+use super::attached::Attached;
+use super::name::VfuName;
+use crate::Refused;
+use crate::identify::{self, Ask};
+
+/// Attaches the controller that `name` names, and lets `ask` ask it things.
+pub(crate) fn with_controller(name: &VfuName, ask: Ask<'_>) -> Result<(), Refused> {
+    let attached = Attached::call(name, &Regions::new(4), Clock::start())?;
+    ask(&mut Asked { attached, asked: 0 })
+}
+
+/// The controller, as `identify` sees it.
+struct Asked {
+    attached: Attached,
+    /// How many commands there have been: the token of the last one.
+    asked: u64,
+}
+
+impl identify::Controller for Asked {
+    fn read32(&mut self, offset: usize) -> u32 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        let read = self.attached.with(|controller| controller.mmio().read32(offset));
+        read.unwrap_or(u32::MAX)
+    }
+
+    fn read64(&mut self, offset: usize) -> u64 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        let read = self.attached.with(|controller| controller.mmio().read64(offset));
+        read.unwrap_or(u64::MAX)
+    }
+
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::Answer, Refused> {
+        let reach = self.attached.reach.clone();
+        let data = match len_bytes {
+            0 => None,
+            _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
+                Refused::machine(format!("allocate {len_bytes} bytes for an answer: none are left"))
+            })?),
+        };
+        self.asked += 1;
+        let (token, now) = (self.asked, self.attached.clock.now());
+        let sent =
+            self.attached.with(|controller| controller.submit_admin(now, token, command, data))?;
+        sent.map_err(|refusal| Refused::peer(format!("ask the controller: {refusal}")))?;
+        let Answer { outcome: Outcome(status), result, .. } = self.attached.await_answer(token)?;
+        let mut bytes = vec![0; len_bytes as usize];
+        if let Some(data) = data {
+            let loaded = reach.load(data, &mut bytes);
+            reach.release(data);
+            loaded.map_err(|stray| Refused::machine(format!("read an answer: {stray:?}")))?;
+        }
+        Ok(identify::Answer { status: Status(status), result, bytes })
+    }
+}
