@@ -25,6 +25,8 @@ use scenario::{SCENARIOS, Scenario};
 
 /// Where everything lies.
 const ROOM: &str = "target/lab";
+/// The initramfs of all scenarios, in there.
+const IMAGE: &str = "initramfs";
 
 /// What to boot.
 #[derive(Debug, clap::Args)]
@@ -64,12 +66,11 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     std::fs::create_dir_all(room).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = room.canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
     let parts = Parts::gather(&room, &options.suite, options.binary.as_deref())?;
-    let image = room.join("initramfs");
-    let bytes = parts.pack(&image)?;
+    let bytes = parts.pack(&room.join(IMAGE))?;
     println!("lab: Linux {}, initramfs of {} MiB", parts.kernel.version, bytes >> 20);
     let mut tally = Tally::default();
     for scenario in chosen {
-        tally.add(boot(scenario, &parts, &image, &room)?);
+        tally.add(boot(scenario, &parts, &room)?);
     }
     println!("lab: {} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
     Ok(tally.failed == 0)
@@ -112,12 +113,11 @@ fn choose(options: &Options) -> Result<Vec<&'static Scenario>, String> {
     options.names.iter().map(find).collect()
 }
 
-fn boot(scenario: &Scenario, parts: &Parts, image: &Path, room: &Path) -> Result<Tally, String> {
+fn boot(scenario: &Scenario, parts: &Parts, room: &Path) -> Result<Tally, String> {
     println!("\nlab {}: {}", scenario.name, scenario.about);
     let begun = Instant::now();
-    let log = room.join(format!("{}.log", scenario.name));
     let mut tally = Tally::default();
-    let end = guest::run(scenario, &parts.kernel.image, image, &log, &mut |check| {
+    let end = guest::run(scenario, parts, room, &mut |check| {
         println!("  {check}");
         tally.count(check);
     })?;

@@ -7,8 +7,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use super::IMAGE;
 use super::console::{self, Check, Word};
+use super::parts::Parts;
 use super::scenario::Scenario;
+
+/// How long a tenmil beside a guest may take until it is ready.
+const READY: Duration = Duration::from_secs(20);
 
 /// How a guest ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,16 +37,22 @@ impl End {
     }
 }
 
-/// Boots `scenario` and tells of every check as it is made; the console goes to `log`.
+/// Boots `scenario` and tells of every check as it is made; the console is kept in `room`.
 pub(crate) fn run(
     scenario: &Scenario,
-    kernel: &Path,
-    image: &Path,
-    log: &Path,
+    parts: &Parts,
+    room: &Path,
     told: &mut dyn FnMut(&Check),
 ) -> Result<End, String> {
-    let mut log = File::create(log).map_err(|why| format!("create {}: {why}", log.display()))?;
-    let mut machine = start(scenario, kernel, image)?;
+    let log = room.join(format!("{}.log", scenario.name));
+    let mut log = File::create(&log).map_err(|why| format!("create {}: {why}", log.display()))?;
+    if scenario.disk_bytes > 0 {
+        let disk = room.join("disk");
+        let made = File::create(&disk).and_then(|disk| disk.set_len(scenario.disk_bytes));
+        made.map_err(|why| format!("create {}: {why}", disk.display()))?;
+    }
+    let beside = Beside::start(scenario, &parts.tenmil, room)?;
+    let mut machine = start(scenario, &parts.kernel.image, room)?;
     let lines = listen(machine.stdout.take());
     let deadline = Instant::now() + Duration::from_secs(scenario.seconds_max);
     let mut end = End::Early;
@@ -67,28 +78,70 @@ pub(crate) fn run(
         }
     }
     stop(&mut machine);
+    drop(beside);
     Ok(end)
 }
 
-fn start(scenario: &Scenario, kernel: &Path, image: &Path) -> Result<Child, String> {
+fn start(scenario: &Scenario, kernel: &Path, room: &Path) -> Result<Child, String> {
     let line = format!(
         "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=on lab={} {}",
         scenario.name, scenario.kernel_line
     );
-    Command::new("qemu-system-x86_64")
+    let restart: &[&str] = if scenario.may_restart { &[] } else { &["-no-reboot"] };
+    scenario
+        .emulator
+        .command(room)?
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G"])
         .args(["-machine", scenario.machine, "-display", "none", "-monitor", "none"])
-        .args(["-serial", "stdio", "-no-reboot", "-nic", "none"])
-        .args(scenario.devices)
+        .args(["-serial", "stdio", "-nic", "none"])
+        .args(restart)
+        .args(scenario.devices.iter().map(|word| placed(word, room)))
         .arg("-kernel")
         .arg(kernel)
         .arg("-initrd")
-        .arg(image)
+        .arg(room.join(IMAGE))
         .args(["-append", &line])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|why| format!("start qemu-system-x86_64: {why}"))
+        .map_err(|why| format!("start QEMU: {why}"))
+}
+
+/// A tenmil beside the guest. It is ended with it.
+struct Beside(Option<Child>);
+
+impl Beside {
+    /// Starts it, and waits until it says that it is ready.
+    fn start(scenario: &Scenario, tenmil: &Path, room: &Path) -> Result<Self, String> {
+        if scenario.beside.is_empty() {
+            return Ok(Self(None));
+        }
+        let mut process = Command::new(tenmil)
+            .args(scenario.beside.iter().map(|word| placed(word, room)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|why| format!("start {}: {why}", tenmil.display()))?;
+        let lines = listen(process.stdout.take());
+        let beside = Self(Some(process));
+        match lines.recv_timeout(READY) {
+            Ok(line) if line.starts_with("ready") => Ok(beside),
+            Ok(line) => Err(format!("tenmil {}: {line}", scenario.beside.join(" "))),
+            Err(_) => Err(format!("tenmil {}: is not ready", scenario.beside.join(" "))),
+        }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.0 {
+            stop(process);
+        }
+    }
+}
+
+fn placed(word: &str, room: &Path) -> String {
+    word.replace("ROOM", &room.to_string_lossy())
 }
 
 /// Has the console read beside us, so that silence can be noticed.

@@ -1,14 +1,17 @@
 //! What a guest is made of, and where it comes from.
 
 mod binary;
+mod emulator;
 mod kernel;
 mod programs;
+mod suite;
 
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub(crate) use emulator::Emulator;
 use kernel::Kernel;
 use programs::Programs;
 
@@ -20,7 +23,8 @@ use super::scenario::{BEGINNING, INIT, SCENARIOS};
 pub(crate) struct Parts {
     pub(crate) kernel: Kernel,
     programs: Programs,
-    tenmil: PathBuf,
+    /// A tenmil without shared libraries.
+    pub(crate) tenmil: PathBuf,
 }
 
 impl Parts {
@@ -70,4 +74,14 @@ fn run(command: &mut Command) -> Result<String, String> {
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|why| format!("read {}: {why}", path.display()))
+}
+
+fn make_parent(path: &Path) -> Result<(), String> {
+    let parent = path.parent().unwrap_or(path);
+    std::fs::create_dir_all(parent).map_err(|why| format!("make {}: {why}", parent.display()))
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
+    make_parent(path)?;
+    std::fs::write(path, bytes).map_err(|why| format!("write {}: {why}", path.display()))
 }

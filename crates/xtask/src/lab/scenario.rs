@@ -1,5 +1,7 @@
 //! What is tried in guests: a table, and a script for each in `guest/`.
 
+use super::parts::Emulator;
+
 /// One guest and what it has to do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
@@ -10,10 +12,18 @@ pub(crate) struct Scenario {
     pub(crate) is_short: bool,
     /// How long a guest may take, from its first instruction to its last.
     pub(crate) seconds_max: u64,
+    /// Which QEMU.
+    pub(crate) emulator: Emulator,
     /// QEMU's word for the machine.
     pub(crate) machine: &'static str,
-    /// What QEMU puts in beside it.
+    /// What QEMU puts in beside it. `ROOM` in a word is the directory where everything lies.
     pub(crate) devices: &'static [&'static str],
+    /// How long the sparse file `ROOM/disk` is that is made anew for it.
+    pub(crate) disk_bytes: u64,
+    /// Whether the guest may restart.
+    pub(crate) may_restart: bool,
+    /// What a tenmil beside the guest is told, if there is one, with `ROOM` as above.
+    pub(crate) beside: &'static [&'static str],
     /// What the kernel is told beside what it always is.
     pub(crate) kernel_line: &'static str,
     /// What the guest does.
@@ -26,14 +36,18 @@ const BARE: Scenario = Scenario {
     about: "",
     is_short: true,
     seconds_max: 300,
+    emulator: Emulator::Installed,
     machine: "q35",
     devices: &[],
+    disk_bytes: 0,
+    may_restart: false,
+    beside: &[],
     kernel_line: "",
     script: "",
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 5] = [
+pub(crate) const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -69,6 +83,42 @@ pub(crate) const SCENARIOS: [Scenario; 5] = [
         name: "linux-target",
         about: "tenmil's NVMe/TCP host uses what Linux's target offers",
         script: include_str!("guest/linux-target.sh"),
+        ..BARE
+    },
+    Scenario {
+        name: "pcie",
+        about: "QEMU's NVMe device behind an IOMMU, taken from Linux and driven by tenmil",
+        machine: "q35,kernel-irqchip=split",
+        devices: &[
+            "-device",
+            "intel-iommu,intremap=on,aw-bits=48",
+            "-drive",
+            "file=ROOM/disk,format=raw,if=none,id=disk",
+            "-device",
+            "nvme,drive=disk,serial=LAB1",
+        ],
+        disk_bytes: 256 << 20,
+        kernel_line: "intel_iommu=on",
+        is_short: false,
+        script: include_str!("guest/pcie.sh"),
+        ..BARE
+    },
+    Scenario {
+        name: "vfio-user",
+        about: "a stock guest whose disk is `tenmil serve … --listen vfio-user:PATH`",
+        is_short: false,
+        emulator: Emulator::Newer,
+        machine: "q35,memory-backend=ram",
+        devices: &[
+            "-object",
+            "memory-backend-memfd,id=ram,size=2G,share=on",
+            "-device",
+            r#"{"driver":"vfio-user-pci","socket":{"type":"unix","path":"ROOM/nvme.sock"}}"#,
+        ],
+        disk_bytes: 256 << 20,
+        may_restart: true,
+        beside: &["serve", "file:ROOM/disk", "--listen", "vfio-user:ROOM/nvme.sock"],
+        script: include_str!("guest/vfio-user.sh"),
         ..BARE
     },
     Scenario {

@@ -1,24 +1,23 @@
 //! A distribution's kernel and those of its modules that scenarios want.
-//!
-//! It is fetched by the system's own package tools from the mirror that the system uses, with lists
-//! and a cache of its own: what the system has installed, and knows of, stays as it is.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{read, run};
+use super::suite::Suite;
+use super::{make_parent, read, run, write};
 use crate::lab::archive::Archive;
 
 /// What scenarios load; what these stand on comes with them.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 10] = [
     "nvme-tcp",
     "nvmet-tcp",
     "nvme",
     "null_blk",
     "ublk_drv",
     "vfio-pci",
+    "vfio_iommu_type1",
     "ext4",
     "loop",
     "configfs",
@@ -93,36 +92,8 @@ fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     println!("lab: fetching {PACKAGE} of {suite}");
     // What an earlier try left is of no use.
     _ = std::fs::remove_dir_all(root);
-    let apt = std::path::absolute(root.join("apt")).map_err(|why| format!("find {why}"))?;
-    for part in ["parts", "lists/partial", "cache/archives/partial"] {
-        make_parent(&apt.join(part).join("."))?;
-    }
-    let at = apt.display();
-    write(&apt.join("sources.list"), format!("deb {} {suite} main\n", mirror()?).as_bytes())?;
-    let configuration = format!(
-        "Dir::Etc::sourcelist \"{at}/sources.list\";\nDir::Etc::sourceparts \"{at}/parts\";\n\
-         Dir::State::Lists \"{at}/lists\";\nDir::Cache \"{at}/cache\";\n\
-         APT::Sandbox::User \"\";\nAcquire::Languages \"none\";\n"
-    );
-    write(&apt.join("apt.conf"), configuration.as_bytes())?;
-    let with = |program: &str, arguments: &[&str]| {
-        let mut command = Command::new(program);
-        command.args(arguments).env("APT_CONFIG", apt.join("apt.conf")).current_dir(&apt);
-        run(&mut command)
-    };
-    with("apt-get", &["update"])?;
-    let depends = with("apt-cache", &["depends", PACKAGE])?;
-    let image = depends
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"))
-        .ok_or_else(|| format!("{PACKAGE} of {suite}: stands on no kernel: {depends}"))?;
-    with("apt-get", &["download", &format!("linux-image-{image}")])?;
-    let package = std::fs::read_dir(&apt)
-        .map_err(|why| format!("list {at}: {why}"))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .ok_or_else(|| format!("{at}: no package was fetched"))?;
-    run(Command::new("dpkg").arg("-x").arg(&package).arg(root))?;
+    let packages = Suite::open(&root.join("apt"), suite)?;
+    packages.unpack(&packages.needs(PACKAGE, "linux-image-")?, root)?;
     lead_to_modules(root)?;
     run(Command::new("depmod").arg("-b").arg(root).arg(only_entry(&root.join("lib/modules"))?))?;
     write(&root.join("unpacked"), b"")
@@ -136,19 +107,6 @@ fn lead_to_modules(root: &Path) -> Result<(), String> {
     }
     std::os::unix::fs::symlink("usr/lib", &lib)
         .map_err(|why| format!("link {}: {why}", lib.display()))
-}
-
-/// The mirror that this system takes its packages from.
-fn mirror() -> Result<String, String> {
-    let said = run(Command::new("apt-get").args([
-        "indextargets",
-        "--format",
-        "$(REPO_URI)",
-        "Created-By: Packages",
-        "Label: Debian",
-    ]))?;
-    let first = said.lines().next().map(|uri| uri.trim_end_matches('/').to_owned());
-    first.ok_or_else(|| "this system takes no packages from a mirror of Debian".to_owned())
 }
 
 fn is_packed(module: &Path) -> bool {
@@ -174,14 +132,4 @@ fn only_entry(directory: &Path) -> Result<String, String> {
         (Some(entry), None) => Ok(entry.map_err(about)?.file_name().to_string_lossy().into_owned()),
         _ => Err(format!("{}: has not exactly one kernel", directory.display())),
     }
-}
-
-fn make_parent(path: &Path) -> Result<(), String> {
-    let parent = path.parent().unwrap_or(path);
-    std::fs::create_dir_all(parent).map_err(|why| format!("make {}: {why}", parent.display()))
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    make_parent(path)?;
-    std::fs::write(path, bytes).map_err(|why| format!("write {}: {why}", path.display()))
 }

@@ -1,0 +1,89 @@
+//! Packages of a suite of the distribution, fetched and unpacked but not installed.
+//!
+//! The system's own package tools fetch them from the mirror that the system uses, with lists and a
+//! cache of their own: what the system has installed, and knows of, stays as it is.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{make_parent, run, write};
+
+/// A suite, and where its packages go.
+pub(super) struct Suite {
+    at: PathBuf,
+}
+
+impl Suite {
+    /// Fetches the lists of `suite`, and keeps them in `at`.
+    pub(super) fn open(at: &Path, suite: &str) -> Result<Self, String> {
+        let (at, shown) = (at.to_owned(), at.display());
+        for part in ["parts", "lists/partial", "cache/archives/partial"] {
+            make_parent(&at.join(part).join("."))?;
+        }
+        let sources = format!("deb {} {suite} main\n", mirror()?);
+        write(&at.join("sources.list"), sources.as_bytes())?;
+        // As if nothing were installed: then whatever a package needs is fetched with it.
+        write(&at.join("status"), b"")?;
+        let configuration = format!(
+            "Dir::Etc::sourcelist \"{shown}/sources.list\";\n\
+             Dir::Etc::sourceparts \"{shown}/parts\";\nDir::State::Lists \"{shown}/lists\";\n\
+             Dir::State::status \"{shown}/status\";\nDir::Cache \"{shown}/cache\";\n\
+             APT::Sandbox::User \"\";\nAPT::Get::Assume-Yes \"true\";\n\
+             APT::Install-Recommends \"false\";\nAcquire::Languages \"none\";\n"
+        );
+        write(&at.join("apt.conf"), configuration.as_bytes())?;
+        let suite = Self { at };
+        suite.apt("apt-get", &["update"])?;
+        Ok(suite)
+    }
+
+    /// The first package that `package` needs and whose name begins so.
+    pub(super) fn needs(&self, package: &str, beginning: &str) -> Result<String, String> {
+        let said = self.apt("apt-cache", &["depends", package])?;
+        let mut names = said.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let found = names.find(|name| name.starts_with(beginning)).map(str::to_owned);
+        found.ok_or_else(|| format!("{package}: needs no {beginning}*: {said}"))
+    }
+
+    /// Unpacks one package into `root`.
+    pub(super) fn unpack(&self, package: &str, root: &Path) -> Result<(), String> {
+        self.apt("apt-get", &["download", package])?;
+        self.unpack_all(&self.at, root)
+    }
+
+    /// Unpacks a package and all that it needs into `root`.
+    pub(super) fn unpack_whole(&self, package: &str, root: &Path) -> Result<(), String> {
+        self.apt("apt-get", &["install", "--download-only", package])?;
+        self.unpack_all(&self.at.join("cache/archives"), root)
+    }
+
+    fn unpack_all(&self, from: &Path, root: &Path) -> Result<(), String> {
+        let about = |why| format!("list {}: {why}", from.display());
+        for entry in std::fs::read_dir(from).map_err(about)? {
+            let package = entry.map_err(about)?.path();
+            if package.extension().is_some_and(|extension| extension == "deb") {
+                run(Command::new("dpkg").arg("-x").arg(&package).arg(root))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apt(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(program);
+        command.args(arguments).env("APT_CONFIG", self.at.join("apt.conf")).current_dir(&self.at);
+        run(&mut command)
+    }
+}
+
+/// The mirror that this system takes its packages from.
+fn mirror() -> Result<String, String> {
+    let said = run(Command::new("apt-get").args([
+        "indextargets",
+        "--format",
+        "$(REPO_URI)",
+        "Created-By: Packages",
+        "Label: Debian",
+    ]))?;
+    let first = said.lines().next().map(|uri| uri.trim_end_matches('/').to_owned());
+    first.ok_or_else(|| "this system takes no packages from a mirror of Debian".to_owned())
+}
