@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 19] = [
+const FLOORS: [(&str, u32); 20] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),
@@ -19,6 +19,7 @@ const FLOORS: [(&str, u32); 19] = [
     ("tenmil-vfu", 1),
     ("tenmil-dma", 1),
     ("tenmil-host", 1),
+    ("tenmil-vfio", 1),
     ("tenmil-sim", 2),
     ("tenmil-reactor", 2),
     ("tenmil-block", 3),
@@ -32,7 +33,7 @@ const FLOORS: [(&str, u32); 19] = [
 ];
 
 /// Where `unsafe` may stand. Every other crate forbids it.
-const MACHINE_WING: [&str; 2] = ["tenmil-dma", "tenmil-host"];
+const MACHINE_WING: [&str; 3] = ["tenmil-dma", "tenmil-host", "tenmil-vfio"];
 
 /// The one crate outside the machine wing with a room for it, around a cipher.
 const AROUND_A_CIPHER: &str = "tenmil-crypt";

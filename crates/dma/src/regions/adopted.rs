@@ -85,6 +85,30 @@ impl Regions {
         if offset.checked_add(len_bytes).is_none_or(|end| end > found) {
             return Err(NotAdopted::Short { part, found });
         }
+        self.adopt_part(file, part)
+    }
+
+    /// A region that is registers of a device: a part of a file of the kernel's, which has no length
+    /// of its own. Bytes there are not memory: only whole words are to be loaded and stored.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not want it, or there is no place for it.
+    pub fn adopt_registers(
+        &self,
+        file: BorrowedFd<'_>,
+        part: FilePart,
+    ) -> Result<Adopted, NotAdopted> {
+        let FilePart { offset, len_bytes } = part;
+        if len_bytes == 0 || !offset.is_multiple_of(PAGE) || !len_bytes.is_multiple_of(PAGE) {
+            return Err(NotAdopted::Uneven { part });
+        }
+        self.adopt_part(file, part)
+    }
+
+    fn adopt_part(&self, file: BorrowedFd<'_>, part: FilePart) -> Result<Adopted, NotAdopted> {
+        let FilePart { offset, len_bytes } = part;
+        let refuse = |errno| NotAdopted::Refused { part, errno };
         let mapped_bytes = usize::try_from(len_bytes).map_err(|_| NotAdopted::Uneven { part })?;
         let region = self.allocate_of(mapped_bytes, Backing::Private);
         let region = region.map_err(NotAdopted::NoRegion)?;

@@ -1,0 +1,203 @@
+//! The calls of VFIO, as `include/uapi/linux/vfio.h` has them: a number and a structure that begins
+//! with its own length.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// `_IO(';', 100 + n)`: neither direction nor size is in the number.
+const fn number(n: u32) -> u32 {
+    ((b';' as u32) << 8) | (100 + n)
+}
+
+pub(crate) const GET_API_VERSION: u32 = number(0);
+pub(crate) const CHECK_EXTENSION: u32 = number(1);
+pub(crate) const SET_IOMMU: u32 = number(2);
+pub(crate) const GROUP_GET_STATUS: u32 = number(3);
+pub(crate) const GROUP_SET_CONTAINER: u32 = number(4);
+pub(crate) const GROUP_GET_DEVICE_FD: u32 = number(6);
+pub(crate) const DEVICE_GET_INFO: u32 = number(7);
+pub(crate) const DEVICE_GET_REGION_INFO: u32 = number(8);
+pub(crate) const DEVICE_GET_IRQ_INFO: u32 = number(9);
+pub(crate) const DEVICE_SET_IRQS: u32 = number(10);
+pub(crate) const DEVICE_RESET: u32 = number(11);
+pub(crate) const IOMMU_MAP_DMA: u32 = number(13);
+pub(crate) const IOMMU_UNMAP_DMA: u32 = number(14);
+
+pub(crate) const API_VERSION: i32 = 0;
+pub(crate) const TYPE1V2_IOMMU: i32 = 3;
+
+/// Every function in the group has been given up by its driver.
+pub(crate) const GROUP_VIABLE: u32 = 1;
+
+pub(crate) const DEVICE_CAN_RESET: u32 = 1;
+pub(crate) const DEVICE_IS_PCI: u32 = 1 << 1;
+
+pub(crate) const REGION_CAN_MAP: u32 = 1 << 2;
+
+pub(crate) const DMA_READ: u32 = 1;
+pub(crate) const DMA_WRITE: u32 = 1 << 1;
+
+pub(crate) const IRQ_DATA_NONE: u32 = 1;
+pub(crate) const IRQ_DATA_EVENTS: u32 = 1 << 2;
+pub(crate) const IRQ_TRIGGER: u32 = 1 << 5;
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GroupStatus {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DeviceInfo {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) regions: u32,
+    pub(crate) irqs: u32,
+    pub(crate) capability: u32,
+    pub(crate) pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RegionInfo {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) index: u32,
+    pub(crate) capability: u32,
+    pub(crate) size: u64,
+    pub(crate) offset: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IrqInfo {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) index: u32,
+    pub(crate) count: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DmaMap {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) address: u64,
+    pub(crate) iova: u64,
+    pub(crate) size: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DmaUnmap {
+    pub(crate) argsz: u32,
+    pub(crate) flags: u32,
+    pub(crate) iova: u64,
+    pub(crate) size: u64,
+}
+
+const _: () = assert!(size_of::<GroupStatus>() == 8);
+const _: () = assert!(size_of::<DeviceInfo>() == 24);
+const _: () = assert!(size_of::<RegionInfo>() == 32);
+const _: () = assert!(size_of::<IrqInfo>() == 16);
+const _: () = assert!(size_of::<DmaMap>() == 32);
+const _: () = assert!(size_of::<DmaUnmap>() == 24);
+
+/// A structure that some call takes by its address, and that begins with its own length.
+///
+/// # Safety
+///
+/// Whoever implements it is `repr(C)`, plain data, and begins with `argsz: u32`.
+pub(crate) unsafe trait Argument: Copy {
+    /// Its length.
+    const BYTES: u32;
+}
+
+macro_rules! arguments {
+    ($($name:ident)*) => {$(
+        // SAFETY: it is declared so above.
+        unsafe impl Argument for $name {
+            #[expect(clippy::cast_possible_truncation, reason = "a structure of some bytes")]
+            const BYTES: u32 = size_of::<$name>() as u32;
+        }
+    )*};
+}
+
+arguments!(GroupStatus DeviceInfo RegionInfo IrqInfo DmaMap DmaUnmap);
+
+/// A call with a structure that the kernel reads and may write, never beyond the length in it.
+///
+/// What a DMA mapping gives to a device is in the hands of whoever fills the structure in; the only
+/// one who does is [`Container`](crate::Container).
+pub(crate) fn with<T: Argument>(
+    file: BorrowedFd<'_>,
+    number: u32,
+    argument: &mut T,
+) -> io::Result<i32> {
+    let at: *mut T = argument;
+    // SAFETY: `at` is a structure that begins with its own length, and the kernel of VFIO touches no
+    // more of it than that.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), at) };
+    told(result)
+}
+
+/// Has interrupts of a kind, from `start` on, signal these descriptors, or nobody where there is none;
+/// without any descriptor, all of that kind are turned off.
+pub(crate) fn set_irqs(
+    device: BorrowedFd<'_>,
+    index: u32,
+    start: u32,
+    events: &[Option<BorrowedFd<'_>>],
+) -> io::Result<()> {
+    let number = |count: usize| u32::try_from(count).map_err(|_| io::ErrorKind::InvalidInput);
+    let data = if events.is_empty() { IRQ_DATA_NONE } else { IRQ_DATA_EVENTS };
+    let len_bytes = number(4 * (5 + events.len()))?;
+    let mut words = vec![len_bytes, data | IRQ_TRIGGER, index, start, number(events.len())?];
+    let raw = |event: &Option<BorrowedFd<'_>>| event.map_or(-1, |event| event.as_raw_fd());
+    words.extend(events.iter().map(|event| raw(event).cast_unsigned()));
+    // SAFETY: the kernel reads as many bytes as the first word says, which is all of `words`.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_SET_IRQS.into(), words.as_ptr()) };
+    told(result).map(drop)
+}
+
+/// A call with a number.
+pub(crate) fn plain(file: BorrowedFd<'_>, number: u32, value: i32) -> io::Result<i32> {
+    // SAFETY: the calls that are made so take a number and no address.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), libc::c_long::from(value)) };
+    told(result)
+}
+
+/// The call that takes a descriptor's place.
+pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<i32> {
+    let descriptor: libc::c_int = container.as_raw_fd();
+    let at: *const libc::c_int = &raw const descriptor;
+    // SAFETY: the kernel reads one descriptor there.
+    let result = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_SET_CONTAINER.into(), at) };
+    told(result)
+}
+
+/// The call that takes a name.
+pub(crate) fn device_of(group: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<i32> {
+    // SAFETY: the kernel reads a string with its end there.
+    let result =
+        unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr()) };
+    told(result)
+}
+
+fn told(result: libc::c_int) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_header() {
+        assert_eq!(GET_API_VERSION, 0x3b64);
+        assert_eq!(DEVICE_RESET, 0x3b6f);
+        assert_eq!(IOMMU_UNMAP_DMA, 0x3b72);
+    }
+}

@@ -1,0 +1,390 @@
+//! A function, from its address to the moment that it is given back.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::Segment;
+use dma::{Adopted, FilePart, Regions};
+
+use crate::call::{self, Argument, DeviceInfo, GroupStatus, IrqInfo, RegionInfo};
+use crate::configuration::{COMMAND, Configuration};
+use crate::container::Container;
+use crate::error::NotAttached;
+
+/// Where the kernel tells of functions and hands them out: `/` unless a test made its own.
+#[derive(Clone, Debug)]
+pub struct Place {
+    root: PathBuf,
+}
+
+/// A function that this process has.
+#[derive(Debug)]
+pub struct Function {
+    address: String,
+    device: File,
+    container: Container,
+    /// Kept as long as the device: without it the kernel takes the IOMMU away.
+    _group: File,
+    can_reset: bool,
+    vectors: u32,
+    configuration_at: u64,
+}
+
+/// A mapped BAR. Cheap to clone; it stays mapped as long as a handle is there.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    regions: Regions,
+    memory: Arc<Adopted>,
+}
+
+/// Which part of a function, for calls that want one (`VFIO_PCI_*_REGION_INDEX`).
+mod region {
+    pub(super) const BAR0: u32 = 0;
+    pub(super) const CONFIGURATION: u32 = 7;
+}
+
+/// Which interrupts (`VFIO_PCI_*_IRQ_INDEX`).
+mod irq {
+    pub(super) const MSIX: u32 = 2;
+    pub(super) const ERROR: u32 = 3;
+    pub(super) const REQUEST: u32 = 4;
+}
+
+/// An NVM Express I/O controller (PCI Code and ID Assignment 1.11 §1.1).
+const NVM_EXPRESS: u32 = 0x01_0802;
+const PAGE: u64 = 4096;
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { root: PathBuf::from("/") }
+    }
+}
+
+impl Place {
+    /// Where a test has put what the kernel would tell.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// The IOMMU group of a function that VFIO drives.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such function, or something else drives it, or there is no IOMMU.
+    pub fn group(&self, address: &str) -> Result<u32, NotAttached> {
+        let of = || address.to_owned();
+        let function = self.root.join("sys/bus/pci/devices").join(address);
+        if !function.exists() {
+            return Err(NotAttached::Absent { address: of() });
+        }
+        let name_of = |link: &str| {
+            let target = std::fs::read_link(function.join(link)).ok()?;
+            Some(target.file_name()?.to_string_lossy().into_owned())
+        };
+        let driver = name_of("driver");
+        if driver.as_deref() != Some("vfio-pci") {
+            return Err(NotAttached::Driver { address: of(), found: driver });
+        }
+        let group = name_of("iommu_group").and_then(|name| name.parse().ok());
+        group.ok_or_else(|| NotAttached::NoIommu { address: of() })
+    }
+}
+
+impl Function {
+    /// Takes the NVMe controller at `address`, resets it, and lets it reach memory that is mapped.
+    /// What it is given to reach will lie in `regions`.
+    ///
+    /// # Errors
+    ///
+    /// [`NotAttached`] says what stands in the way.
+    pub fn open(place: &Place, address: &str, regions: &Regions) -> Result<Self, NotAttached> {
+        let number = place.group(address)?;
+        let refuse = |what| {
+            let address = address.to_owned();
+            move |error| NotAttached::Call { address, what, error }
+        };
+        let open = |path: PathBuf| {
+            let opened = OpenOptions::new().read(true).write(true).open(&path);
+            opened.map_err(|error| NotAttached::Open {
+                address: address.to_owned(),
+                path: path.display().to_string(),
+                error,
+            })
+        };
+        let container = open(place.root.join("dev/vfio/vfio"))?;
+        check_container(&container).map_err(refuse("look at VFIO"))?;
+        let group = open(place.root.join(format!("dev/vfio/{number}")))?;
+        let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
+        call::with(group.as_fd(), call::GROUP_GET_STATUS, &mut status)
+            .map_err(refuse("look at its group"))?;
+        if status.flags & call::GROUP_VIABLE == 0 {
+            return Err(NotAttached::NotViable { address: address.to_owned(), group: number });
+        }
+        call::set_container(group.as_fd(), container.as_fd()).map_err(refuse("join its group"))?;
+        call::plain(container.as_fd(), call::SET_IOMMU, call::TYPE1V2_IOMMU)
+            .map_err(refuse("use its IOMMU"))?;
+        let device = take_device(&group, address).map_err(refuse("take it"))?;
+        let container = Container::new(container, regions.clone());
+        let function = Self::of(address, device, container, group).map_err(refuse("ask it"))?;
+        let found = function.configuration().map_err(refuse("read its configuration"))?.class();
+        if found != NVM_EXPRESS {
+            return Err(NotAttached::Class { address: address.to_owned(), found });
+        }
+        function.reset().map_err(refuse("reset it"))?;
+        function.let_reach(true).map_err(refuse("let it reach memory"))?;
+        Ok(function)
+    }
+
+    fn of(address: &str, device: File, container: Container, group: File) -> io::Result<Self> {
+        let mut about = DeviceInfo { argsz: DeviceInfo::BYTES, ..DeviceInfo::default() };
+        call::with(device.as_fd(), call::DEVICE_GET_INFO, &mut about)?;
+        if about.flags & call::DEVICE_IS_PCI == 0 || about.regions <= region::CONFIGURATION {
+            return Err(io::Error::other("it is no PCI function"));
+        }
+        let configuration_at = region_of(&device, region::CONFIGURATION)?.offset;
+        let mut msix = IrqInfo { argsz: IrqInfo::BYTES, index: irq::MSIX, ..IrqInfo::default() };
+        call::with(device.as_fd(), call::DEVICE_GET_IRQ_INFO, &mut msix)?;
+        Ok(Self {
+            address: address.to_owned(),
+            device,
+            container,
+            _group: group,
+            can_reset: about.flags & call::DEVICE_CAN_RESET != 0,
+            vectors: msix.count,
+            configuration_at,
+        })
+    }
+
+    /// What it is called.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What it reaches.
+    pub fn container(&self) -> &Container {
+        &self.container
+    }
+
+    /// How many vectors it has.
+    pub fn vectors(&self) -> u32 {
+        self.vectors
+    }
+
+    /// What its configuration space says now.
+    ///
+    /// # Errors
+    ///
+    /// If it is not there any more.
+    pub fn configuration(&self) -> io::Result<Configuration> {
+        let mut bytes = [0; 256];
+        self.device.read_exact_at(&mut bytes, self.configuration_at)?;
+        Ok(Configuration::new(bytes))
+    }
+
+    /// Whether it answers at all: one that was pulled reads as ones.
+    pub fn is_there(&self) -> bool {
+        self.configuration().is_ok_and(|found| found.identity() != (0xffff, 0xffff))
+    }
+
+    /// Resets it, if it can be reset so.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel could not.
+    pub fn reset(&self) -> io::Result<()> {
+        if self.can_reset {
+            call::plain(self.device.as_fd(), call::DEVICE_RESET, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Lets it reach memory that is mapped, or none.
+    ///
+    /// # Errors
+    ///
+    /// If it is not there any more.
+    pub fn let_reach(&self, may: bool) -> io::Result<()> {
+        let found = self.configuration()?;
+        let command = if may { found.command_on() } else { found.command_quiet() };
+        self.device.write_all_at(&command.to_le_bytes(), self.configuration_at + COMMAND)
+    }
+
+    /// BAR 0, in `regions`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not let it be mapped.
+    pub fn bar(&self, regions: &Regions) -> io::Result<Bar> {
+        let found = region_of(&self.device, region::BAR0)?;
+        if found.flags & call::REGION_CAN_MAP == 0 || found.size < 2 * PAGE {
+            return Err(io::Error::other(format!(
+                "BAR 0 of {} bytes that can{} be mapped, expected registers and doorbells",
+                found.size,
+                if found.flags & call::REGION_CAN_MAP == 0 { "not" } else { "" },
+            )));
+        }
+        let part = FilePart { offset: found.offset, len_bytes: found.size };
+        let memory = regions.adopt_registers(self.device.as_fd(), part);
+        let memory = memory.map_err(|why| io::Error::other(why.to_string()))?;
+        Ok(Bar { regions: regions.clone(), memory: Arc::new(memory) })
+    }
+
+    /// Makes the first `count` vectors there are ready; none of them signals anybody yet. Not every
+    /// kernel makes more later.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer, or no interrupts are left.
+    pub fn prepare_vectors(&self, count: u32) -> io::Result<()> {
+        call::set_irqs(self.device.as_fd(), irq::MSIX, 0, &vec![None; count as usize])
+    }
+
+    /// Has vector `number`, which is ready, signal `event`, or nobody.
+    ///
+    /// # Errors
+    ///
+    /// If it is not ready.
+    pub fn signal(&self, number: u32, event: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        call::set_irqs(self.device.as_fd(), irq::MSIX, number, &[event])
+    }
+
+    /// Has the kernel signal `event` when it wants the function back.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not tell that.
+    pub fn signal_request(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        call::set_irqs(self.device.as_fd(), irq::REQUEST, 0, &[Some(event)])
+    }
+
+    /// Has the kernel signal `event` when the bus reports an error of the function.
+    ///
+    /// # Errors
+    ///
+    /// If the function reports none.
+    pub fn signal_error(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        call::set_irqs(self.device.as_fd(), irq::ERROR, 0, &[Some(event)])
+    }
+}
+
+impl Drop for Function {
+    fn drop(&mut self) {
+        // One that is not there any more reaches nothing, and the kernel resets what is given back.
+        _ = self.let_reach(false);
+        _ = call::set_irqs(self.device.as_fd(), irq::MSIX, 0, &[]);
+    }
+}
+
+impl Bar {
+    /// How long it is.
+    pub fn len_bytes(&self) -> u64 {
+        self.memory.len_bytes()
+    }
+
+    /// Whether the kernel has taken it away.
+    pub fn has_failed(&self) -> bool {
+        self.memory.has_failed()
+    }
+
+    /// The table that it lies in.
+    pub fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
+    /// Four bytes of it, if they lie inside.
+    pub fn word(&self, offset: u32) -> Option<Segment> {
+        let offset = u64::from(offset);
+        let is_inside = offset.is_multiple_of(4) && offset + 4 <= self.len_bytes();
+        is_inside.then(|| Segment { region: self.memory.id(), offset, len_bytes: 4 })
+    }
+}
+
+fn check_container(container: &File) -> io::Result<()> {
+    let version = call::plain(container.as_fd(), call::GET_API_VERSION, 0)?;
+    if version != call::API_VERSION {
+        let expected = call::API_VERSION;
+        return Err(io::Error::other(format!("version {version}, expected {expected}")));
+    }
+    let has = call::plain(container.as_fd(), call::CHECK_EXTENSION, call::TYPE1V2_IOMMU)?;
+    if has == 0 {
+        return Err(io::Error::other("no IOMMU of type 1, expected one"));
+    }
+    Ok(())
+}
+
+fn take_device(group: &File, address: &str) -> io::Result<File> {
+    let name = CString::new(address).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let descriptor = call::device_of(group.as_fd(), &name)?;
+    // SAFETY: the kernel has just made it for us, and nobody else knows it.
+    let device = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    Ok(File::from(device))
+}
+
+fn region_of(device: &File, index: u32) -> io::Result<RegionInfo> {
+    let mut about = RegionInfo { argsz: RegionInfo::BYTES, index, ..RegionInfo::default() };
+    call::with(device.as_fd(), call::DEVICE_GET_REGION_INFO, &mut about)?;
+    Ok(about)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use dma::Regions;
+
+    use super::{Function, Place};
+    use crate::NotAttached;
+
+    const AT: &str = "0000:5e:00.0";
+
+    /// A function as the kernel tells of it.
+    fn tree(driver: Option<&str>, group: Option<u32>) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let function = root.path().join("sys/bus/pci/devices").join(AT);
+        fs::create_dir_all(&function).unwrap();
+        if let Some(driver) = driver {
+            symlink(Path::new("../drivers").join(driver), function.join("driver")).unwrap();
+        }
+        if let Some(group) = group {
+            let target = Path::new("/sys/kernel/iommu_groups").join(group.to_string());
+            symlink(target, function.join("iommu_group")).unwrap();
+        }
+        root
+    }
+
+    fn refusal(root: &Path, address: &str) -> NotAttached {
+        Function::open(&Place::at(root), address, &Regions::new(4)).unwrap_err()
+    }
+
+    #[test]
+    fn whatever_stands_in_the_way_is_named_with_what_mends_it() {
+        let bound = tree(Some("vfio-pci"), Some(12));
+        let group = Place::at(bound.path()).group(AT);
+        assert_eq!(group.unwrap(), 12);
+        let without = refusal(bound.path(), AT);
+        assert!(without.to_string().contains("dev/vfio/vfio: "), "{without}");
+
+        let absent = refusal(bound.path(), "0000:5e:00.1");
+        assert_eq!(absent.to_string(), "attach 0000:5e:00.1: no PCI function is there");
+        assert!(absent.hint().unwrap().contains("tenmil list"));
+
+        let kernel = refusal(tree(Some("nvme"), Some(12)).path(), AT);
+        let text = "attach 0000:5e:00.0: driver is 'nvme', expected 'vfio-pci'";
+        assert_eq!(kernel.to_string(), text);
+        assert!(kernel.hint().unwrap().contains("tenmil bind 0000:5e:00.0"));
+
+        let none = refusal(tree(None, Some(12)).path(), AT);
+        assert!(none.to_string().contains("driver is none"), "{none}");
+
+        let off = refusal(tree(Some("vfio-pci"), None).path(), AT);
+        assert!(off.to_string().contains("in no IOMMU group"), "{off}");
+        assert!(off.hint().unwrap().contains("tenmil doctor"));
+    }
+}

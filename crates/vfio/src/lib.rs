@@ -1,0 +1,24 @@
+//! A PCI function that Linux's VFIO has handed to this process: its BARs, its interrupts, and which
+//! memory it reaches.
+//!
+//! ```text
+//!   /dev/vfio/vfio ── Container ── IOMMU: what is mapped, and nothing else, is reached
+//!                        ▲
+//!   /dev/vfio/N ──── group N ── every function that the IOMMU cannot tell apart
+//!                        └── Function: configuration space, BARs, vectors, reset
+//! ```
+//!
+//! What is promised: a function reaches only what was mapped for it, and what was mapped stays
+//! memory of a table of regions that the container keeps. A function that is pulled reads as ones
+//! and does not end the process. Everything goes back to the kernel when the last handle is dropped.
+
+mod call;
+mod configuration;
+mod container;
+mod error;
+mod function;
+
+pub use configuration::Configuration;
+pub use container::{Container, Mapped};
+pub use error::{NotAttached, NotMapped};
+pub use function::{Bar, Function, Place};
