@@ -137,6 +137,11 @@ pub trait Medium: Send + Sync {
         u32::MAX
     }
 
+    /// Why nothing that it is asked will ever succeed any more, in a line; none while it may.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
     /// What the blocks from `lba` on hold, as far as that is known without reading them. May block:
     /// never called on the way of an I/O.
     ///

@@ -8,7 +8,7 @@
 //! | [`perf`] | load SSDs and say what they, and the driver, can do |
 //! | [`emu`] | emulated SSDs, on threads of their own |
 //! | [`identify`] | ask a controller what it is, and decode all it answers |
-//! | [`pci`] | NVMe functions on the PCI bus |
+//! | [`pcie`] | SSDs on the PCI bus, over VFIO |
 //! | [`tcp`] | SSDs behind a network, over NVMe/TCP |
 //! | [`vfu`] | NVMe controllers of other processes, over vfio-user |
 //! | [`simulation`] | what the simulator is asked to do |
@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aio;
+mod attached;
 mod balance;
 pub mod cli;
 pub mod copy;
@@ -26,6 +27,7 @@ pub mod emu;
 pub mod identify;
 #[cfg(not(feature = "crypt"))]
 mod no_crypt;
+pub mod pcie;
 pub mod perf;
 pub mod proxy;
 mod refused;
@@ -38,6 +40,8 @@ pub mod vfu;
 // What programs that live on reactors need beside this.
 pub use {base, host, reactor};
 
+pub use attached::Wanted;
+pub use pcie::PcieName;
 pub use refused::Refused;
 pub use tcp::TcpName;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
@@ -48,6 +52,7 @@ pub const KINDS: &[(&str, &dyn block::Kind)] = &[
     (EmuSpec::SCHEME, &emu::Kind { fills: false }),
     (TcpName::SCHEME, &tcp::Kind),
     (VfuName::SCHEME, &vfu::Kind),
+    (PcieName::SCHEME, &pcie::Kind),
     ("crypt", CRYPT),
 ];
 
@@ -58,6 +63,7 @@ pub(crate) const FILLED_KINDS: &[(&str, &dyn block::Kind)] = &[
     (EmuSpec::SCHEME, &emu::Kind { fills: true }),
     (TcpName::SCHEME, &tcp::Kind),
     (VfuName::SCHEME, &vfu::Kind),
+    (PcieName::SCHEME, &pcie::Kind),
     ("crypt", CRYPT),
 ];
 

@@ -75,6 +75,16 @@ impl From<block::MediumError> for Refused {
     }
 }
 
+impl From<Refused> for block::MediumError {
+    fn from(refused: Refused) -> Self {
+        let error = Self::new(refused.blame, refused.text);
+        match refused.hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
+    }
+}
+
 /// Why the kernel refused a path, in words that do not depend on error numbers.
 pub(crate) fn reason(error: &io::Error) -> String {
     match error.kind() {

@@ -102,6 +102,10 @@ impl Medium for Descriptor {
         }
     }
 
+    fn lost(&self) -> Option<String> {
+        self.grant.shared.medium().and_then(|medium| medium.lost())
+    }
+
     fn extent(&self, lba: u64) -> Result<Extent, String> {
         let shared = &self.grant.shared;
         let medium = shared.medium();

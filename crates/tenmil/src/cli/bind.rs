@@ -52,8 +52,8 @@ Examples:
   sudo tenmil bind 0000:5e:00.0              take it; whoever calls sudo may drive it
   sudo tenmil unbind 0000:5e:00.0            give it back
 
-The SSD goes to the kernel's driver vfio-pci, which lets programs drive it. tenmil itself does not
-drive such SSDs yet: `pcie:` names no device so far. docs/devices.md says what is refused, and why.";
+The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pcie:ADDRESS` names it
+then, as in `tenmil perf pcie:0000:5e:00.0`. docs/devices.md says what is refused, and why.";
 
 /// Binds, or says what would be done.
 pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{Engines, write_out};
 use crate::identify::{Document, block_device, interrogate, show};
-use crate::{EmuSpec, Refused, TcpName, Uri, VfuName};
+use crate::{EmuSpec, PcieName, Refused, TcpName, Uri, VfuName};
 
 /// Ask a device what it is. An SSD: registers, Identify, log pages and features, all decoded. Any
 /// other block device: size, limits, operations, what a write is worth, and what it holds.
@@ -35,6 +35,7 @@ Examples:
   tenmil identify file:/var/tmp/disk
   tenmil identify tcp://127.0.0.1:4420/nqn.2024-01.example:disk
   tenmil identify vfio-user:/tmp/disk.sock
+  tenmil identify pcie:0000:5e:00.0
   tenmil identify emu:null --json | jq .controller.identify.mn";
 
 fn parse_uri(text: &str) -> Result<Uri, Refused> {
@@ -64,6 +65,14 @@ pub(super) fn run(
         Uri::Block(uri) if uri.scheme() == VfuName::SCHEME => {
             let mut document = Document::default();
             crate::vfu::with_controller(&VfuName::of(uri)?, &mut |controller| {
+                document = interrogate(controller)?;
+                Ok(())
+            })?;
+            printed(&document, arguments)
+        }
+        Uri::Block(uri) if uri.scheme() == PcieName::SCHEME => {
+            let mut document = Document::default();
+            crate::pcie::with_controller(&PcieName::of(uri)?, &mut |controller| {
                 document = interrogate(controller)?;
                 Ok(())
             })?;

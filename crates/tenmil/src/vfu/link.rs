@@ -85,17 +85,19 @@ impl Link {
         clock: Clock,
     ) -> Result<(Self, Offer), Refused> {
         let shown = name.shown();
-        let connection = Connection::connect(&name.path, name.patience).map_err(|error| {
-            let text = format!("attach {shown}: {error}");
-            match error.kind() {
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
-                    let hint =
-                        format!("Start whoever serves it: `tenmil serve URI --listen {shown}`.");
-                    Refused { hint: Some(hint), ..Refused::caller(text) }
+        let connection =
+            Connection::connect(&name.path, name.wanted.patience).map_err(|error| {
+                let text = format!("attach {shown}: {error}");
+                match error.kind() {
+                    std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
+                        let hint = format!(
+                            "Start whoever serves it: `tenmil serve URI --listen {shown}`."
+                        );
+                        Refused { hint: Some(hint), ..Refused::caller(text) }
+                    }
+                    _ => Refused::machine(text),
                 }
-                _ => Refused::machine(text),
-            }
-        })?;
+            })?;
         let socket = connection.as_fd().try_clone_to_owned();
         let socket =
             socket.map_err(|error| Refused::machine(format!("attach {shown}: {error}")))?;
@@ -108,7 +110,7 @@ impl Link {
             shown: Vec::new(),
             buffer: vec![0; BUFFER_BYTES].into(),
         };
-        let (wire, patience) = (Mutex::new(wire), name.patience);
+        let (wire, patience) = (Mutex::new(wire), name.wanted.patience);
         let shared = Shared { wire, socket, clock, patience, name: shown.clone() };
         let link = Self { shared: Arc::new(shared) };
         let offer = link.explore(regions);

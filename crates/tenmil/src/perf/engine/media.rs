@@ -102,6 +102,14 @@ impl Media {
         medium.channel().map_err(|text| Refused::machine(format!("{name}: {text}")))
     }
 
+    /// Fails once a device is lost for good.
+    pub(super) fn look_after(&self) -> Result<(), Refused> {
+        self.devices
+            .iter()
+            .find_map(|device| device.medium.lost())
+            .map_or(Ok(()), |why| Err(Refused::peer(why)))
+    }
+
     /// A buffer that device `index` can reach.
     pub(super) fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
         match &self.devices[index].ssd {

@@ -105,7 +105,8 @@ impl Rig {
     /// Lets controllers look after themselves. Fails once a device is lost.
     pub(super) fn look_after(&mut self) -> Result<(), Refused> {
         let now = self.clock.now();
-        self.ssds.as_mut().map_or(Ok(()), |ssds| ssds.look_after(now))
+        self.ssds.as_mut().map_or(Ok(()), |ssds| ssds.look_after(now))?;
+        self.media.look_after()
     }
 
     /// Shuts everything down in order.

@@ -1,9 +1,22 @@
-//! A controller of another process, and the thread that tends it.
+//! A controller that the driver reaches over some bus, and the thread that tends it.
+//!
+//! ```text
+//!   AttachedMedium, AttachedChannel, … ─▶ Attached ── nvme::Controller (locked to make a queue, or to tend)
+//!                                           └── a thread that tends: what the bus says, time-outs, removal
+//! ```
+
+mod ask;
+mod channel;
+mod reach;
+
+use std::os::fd::BorrowedFd;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Answer, Instant, Interrupts, Span};
+use base::{Answer, Doorbell, Instant, Interrupts, Mmio, RegionId, Span, Vector};
+use block::uri::{Fields, Uri, UriError};
+use block::{Existing, MediumError, Opened};
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use host::{Bell, Clock, EventVectors, Sleeper, Stop, Thread, Turn, Wait};
 use nvme::{
@@ -11,40 +24,97 @@ use nvme::{
     ShutdownNotification, State, Techniques,
 };
 
-use super::link::{Link, Offer};
-use super::name::VfuName;
-use super::reach::SharedReach;
-use super::registers::{Register, Registers};
-use super::vector::MessageVector;
+use self::channel::AttachedMedium;
+use self::reach::Reach;
 use crate::Refused;
 
+pub(crate) use self::ask::with_controller;
+
+/// What a controller is reached by. Cheap to clone; every clone is the same way.
+pub(crate) trait Bus: Clone + Send + Sync + 'static {
+    /// Its registers.
+    type Registers: Mmio<Doorbell = Self::Doorbell> + Send + 'static;
+    /// One of its doorbells.
+    type Doorbell: Doorbell + Send + 'static;
+
+    /// How it looks at memory.
+    const KIND: DeviceKind;
+
+    /// What the device is called.
+    fn name(&self) -> &str;
+
+    /// Its registers, once.
+    fn registers(&self) -> Self::Registers;
+
+    /// What becomes readable when [`carry`](Self::carry) has something to do.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Takes what has come.
+    fn carry(&self);
+
+    /// Why it is over, if it is.
+    fn lost(&self) -> Option<String>;
+
+    /// Ends it.
+    fn lose(&self, why: &str);
+
+    /// Lets the device reach a region at `iova`, or says why not.
+    fn show(&self, region: RegionId, iova: u64) -> Result<(), String>;
+
+    /// Takes a region away: once this has returned, the device does not reach it.
+    fn hide(&self, region: RegionId);
+
+    /// Keeps the device from all memory. True once it reaches none.
+    fn cut_off(&self) -> bool;
+
+    /// Lets it reach again what it was kept from.
+    fn reconnect(&self);
+
+    /// How many vectors there are that can be slept on.
+    fn vectors(&self) -> u32;
+
+    /// Vector `number`, and what wakes whoever sleeps on it.
+    fn vector(&self, number: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String>;
+}
+
+/// What is wanted of a controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The namespace.
+    pub namespace: u32,
+    /// Commands in flight on each queue.
+    pub depth: u32,
+    /// I/O queues that the controller is asked for.
+    pub queues: u16,
+    /// How long it may take to answer, and all that it takes to be ready.
+    pub patience: Span,
+}
+
 /// A queue pair of it.
-pub(super) type Queue = NamespaceQueue<SharedReach, Register>;
+type Queue<B> = NamespaceQueue<Reach<B>, <B as Bus>::Doorbell>;
 
 /// A controller and the thread that tends it. It goes with the last medium and channel.
-pub(super) struct Attached {
-    shared: Arc<Shared>,
+pub(crate) struct Attached<B: Bus> {
+    shared: Arc<Shared<B>>,
     /// Ends before the controller is shut down.
     tender: Option<Thread<()>>,
     bell: Bell,
-    pub(super) clock: Clock,
-    name: VfuName,
-    pub(super) reach: SharedReach,
-    /// How many vectors there are, and where their table is; none if it cannot be reached.
-    vectors: Option<(u32, u32)>,
+    clock: Clock,
+    wanted: Wanted,
+    reach: Reach<B>,
     /// Queue pairs may live on when their controller is lost.
     _memory: Arc<Region>,
 }
 
-struct Shared {
-    kept: Mutex<Kept>,
-    link: Link,
+struct Shared<B: Bus> {
+    kept: Mutex<Kept<B>>,
+    bus: B,
 }
 
 /// What the lock is around.
-struct Kept {
+struct Kept<B: Bus> {
     /// None once it is lost: then its queue pairs have been told.
-    controller: Option<Controller<Registers, SharedReach>>,
+    controller: Option<Controller<B::Registers, Reach<B>>>,
     /// Answers of admin commands that somebody waits for.
     answers: Vec<Answer>,
     /// Why it is not there any more.
@@ -56,11 +126,16 @@ struct Kept {
 }
 
 /// A queue pair, and which vector it has.
-pub(super) struct Lent {
-    pub(super) queue: Queue,
-    pub(super) vector: Option<u16>,
+struct Lent<B: Bus> {
+    queue: Queue<B>,
+    vector: Option<u16>,
 }
 
+const DEPTH: u64 = 127;
+const DEPTH_MAX: u64 = 4095;
+const QUEUES: u64 = 16;
+const QUEUES_MAX: u64 = 1024;
+const PATIENCE: Span = Span::from_secs(5);
 /// Entries in the admin queue.
 const ADMIN_DEPTH: u32 = 64;
 /// Memory for the admin queue, its lists and answers to questions.
@@ -75,40 +150,57 @@ const SHUTDOWN: Span = Span::from_secs(2);
 /// The token of the socket among what the thread sleeps on.
 const SOCKET: u64 = 1;
 
-impl Attached {
-    /// Connects to whoever serves it, and brings it up. What it is given or asked for lies in
+impl Wanted {
+    /// Takes what of it stands in a URI.
+    pub(crate) fn of(fields: &mut Fields<'_>) -> Result<Self, UriError> {
+        let small = |number: u64| u32::try_from(number).unwrap_or(1);
+        let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?.unwrap_or(1);
+        let depth = fields.number("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
+        let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
+        let patience = fields.time("patience")?.unwrap_or(PATIENCE);
+        Ok(Self {
+            namespace: small(namespace),
+            depth: small(depth),
+            queues: u16::try_from(queues).unwrap_or(1),
+            patience,
+        })
+    }
+}
+
+impl<B: Bus> Attached<B> {
+    /// Brings the controller at the other end of `bus` up. What it is given or asked for lies in
     /// `regions`.
-    pub(super) fn call(name: &VfuName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
-        let shown = name.shown();
+    pub(crate) fn call(
+        bus: &B,
+        wanted: &Wanted,
+        regions: &Regions,
+        clock: Clock,
+    ) -> Result<Self, Refused> {
+        let shown = bus.name();
         let machine = |what: &str, error: &dyn std::fmt::Display| {
             Refused::machine(format!("attach {shown}: {what}: {error}"))
         };
-        let (link, offer) = Link::connect(name, regions, clock)?;
-        let bytes = usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX);
+        let bytes = usize::try_from(pool_bytes(wanted)).unwrap_or(usize::MAX);
         let memory = regions.allocate_shared(bytes);
         let memory = memory.map_err(|error| machine("memory for its queues", &error))?;
-        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let store = CommandStore::for_device(B::KIND);
         let whole = memory.segment();
-        let pool = DevicePool::new(regions.clone(), whole, DeviceKind::Emulated, store);
+        let pool = DevicePool::new(regions.clone(), whole, B::KIND, store);
         let peer = |why: String| Refused::peer(format!("attach {shown}: {why}"));
-        let reach = SharedReach::new(pool, whole, link.clone()).map_err(peer)?;
-        let Offer { doorbells, vectors, table_offset } = offer;
-        let registers = Registers::new(link.clone(), regions, doorbells);
-        let controller = bring_up(name, registers, &reach, &link, clock)?;
+        let reach = Reach::new(pool, whole, bus.clone()).map_err(peer)?;
+        let controller = bring_up(bus, wanted, &reach, clock)?;
         let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
-        let added = sleeper.sources().add(link.descriptor(), SOCKET);
+        let added = sleeper.sources().add(bus.descriptor(), SOCKET);
         added.map_err(|error| machine("a descriptor to wait for", &error))?;
-        let queues = controller.queue_pairs_max();
-        let vectors = (table_offset > 0 && vectors > 1).then_some((vectors, table_offset));
-        let most = vectors.map_or(0, |(count, _)| u16::try_from(count - 1).unwrap_or(u16::MAX));
+        let most = bus.vectors().saturating_sub(1).min(controller.queue_pairs_max().into());
         let kept = Kept {
             controller: Some(controller),
             answers: Vec::new(),
             lost: None,
-            vectors_free: (1..=queues.min(most)).rev().collect(),
+            vectors_free: (1..=u16::try_from(most).unwrap_or(u16::MAX)).rev().collect(),
             vectors_used: BTreeMap::new(),
         };
-        let shared = Arc::new(Shared { kept: Mutex::new(kept), link });
+        let shared = Arc::new(Shared { kept: Mutex::new(kept), bus: bus.clone() });
         let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
         let body = move |stop: &Stop| {
             let mut tender = Tender { shared: tended, stop: stop.clone() };
@@ -116,13 +208,23 @@ impl Attached {
         };
         let tender = Thread::spawn("tend", None, body);
         let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
-        let (memory, name) = (Arc::new(memory), name.clone());
-        Ok(Self { shared, tender, bell, clock, name, reach, vectors, _memory: memory })
+        let (memory, wanted) = (Arc::new(memory), wanted.clone());
+        Ok(Self { shared, tender, bell, clock, wanted, reach, _memory: memory })
+    }
+
+    /// Its namespace, as a device that was there before whoever opens it.
+    pub(crate) fn open(self, uri: &Uri, what: &'static str) -> Result<Opened, MediumError> {
+        let medium = AttachedMedium::new(self)?;
+        let limits = base::Medium::limits(&medium);
+        let bytes = limits.block_count.saturating_mul(u64::from(limits.block_size));
+        let existing =
+            vec![Existing { name: uri.to_string(), found: format!("{bytes} bytes"), path: None }];
+        Ok(Opened { existing, ..Opened::fresh(Arc::new(medium), what) })
     }
 
     /// A queue pair.
-    pub(super) fn queue(&self) -> Result<Lent, Refused> {
-        let end = self.clock.now().after(self.name.patience);
+    fn queue(&self) -> Result<Lent<B>, Refused> {
+        let end = self.clock.now().after(self.wanted.patience);
         let number = self.shared.lock().vectors_free.pop();
         let lent = self.queue_with(number, end);
         if let (Err(_), Some(number)) = (&lent, number) {
@@ -131,33 +233,34 @@ impl Attached {
         lent
     }
 
-    fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<Lent, Refused> {
-        let vector = number.zip(self.vectors).map(|(number, (_, table_offset))| {
-            MessageVector::new(&self.shared.link, table_offset, number)
-        });
+    fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<Lent<B>, Refused> {
+        let vector = number.map(|number| self.shared.bus.vector(number));
         let vector = vector.transpose().map_err(|why| self.peer(&why))?;
-        if let Some((number, vector)) = number.zip(vector.as_ref()) {
-            self.shared.lock().vectors_used.insert(number, vector.event());
-        }
+        let vector = vector.map(|(vector, event)| {
+            if let Some(number) = number {
+                self.shared.lock().vectors_used.insert(number, event);
+            }
+            vector
+        });
         let id = self.create(number, end)?;
         loop {
             let mut kept = self.shared.lock();
-            kept.look_after(&self.shared.link, self.clock.now());
+            kept.look_after(&self.shared.bus, self.clock.now());
             let controller = kept.controller()?;
             if let Some(pair) = controller.take_queue_pair(id) {
                 let limits = controller.identity().map(|identity| identity.limits);
-                let namespace = controller.namespace(self.name.namespace);
+                let namespace = controller.namespace(self.wanted.namespace);
                 let Some((namespace, limits)) = namespace.zip(limits) else {
                     return Err(self.peer("the namespace is not there any more"));
                 };
                 let view = namespace.view(&limits);
                 let queue = NamespaceQueue::new(&self.reach, pair, view, QueueSizes::default());
                 let queue = queue.ok_or_else(|| {
-                    let text = format!("{}: no memory is left for lists", self.name.shown());
+                    let text = format!("{}: no memory is left for lists", self.shared.bus.name());
                     Refused::machine(text)
                 })?;
                 let queue = match vector {
-                    Some(vector) => queue.with_vector(Box::new(vector)),
+                    Some(vector) => queue.with_vector(vector),
                     None => queue,
                 };
                 return Ok(Lent { queue, vector: number });
@@ -174,18 +277,18 @@ impl Attached {
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
-            kept.look_after(&self.shared.link, now);
+            kept.look_after(&self.shared.bus, now);
             let controller = kept.controller()?;
-            if controller.namespace(self.name.namespace).is_none() {
+            if controller.namespace(self.wanted.namespace).is_none() {
                 let ids: Vec<String> =
                     controller.namespaces().map(|known| known.id.to_string()).collect();
                 let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
-                let (name, number) = (self.name.shown(), self.name.namespace);
+                let (name, number) = (self.shared.bus.name(), self.wanted.namespace);
                 let text = format!("{name}: no namespace {number}, expected one of: {ids}");
                 return Err(Refused::caller(text));
             }
             let most = controller.capabilities().map_or(2, |known| known.depth_max);
-            let depth = (self.name.depth + 1).clamp(2, most);
+            let depth = (self.wanted.depth + 1).clamp(2, most);
             let options = QueuePairOptions { depth, vector, techniques: Techniques::default() };
             match controller.create_queue_pair(now, options) {
                 Ok(id) => return Ok(id),
@@ -199,22 +302,27 @@ impl Attached {
     }
 
     /// A queue pair is gone, and its vector is free.
-    pub(super) fn release_vector(&self, vector: u16) {
+    fn release_vector(&self, vector: u16) {
         let mut kept = self.shared.lock();
         kept.vectors_used.remove(&vector);
         kept.vectors_free.push(vector);
     }
 
     /// How many queue pairs it has.
-    pub(super) fn queues_max(&self) -> u32 {
+    fn queues_max(&self) -> u32 {
         let mut kept = self.shared.lock();
         kept.controller().map_or(0, |controller| controller.queue_pairs_max().into())
     }
 
+    /// Why it is not there any more, if it is not.
+    fn lost(&self) -> Option<String> {
+        self.shared.lock().lost.as_ref().map(|refused| refused.text.clone())
+    }
+
     /// Does something with the controller.
-    pub(super) fn with<T>(
+    fn with<T>(
         &self,
-        work: impl FnOnce(&mut Controller<Registers, SharedReach>) -> T,
+        work: impl FnOnce(&mut Controller<B::Registers, Reach<B>>) -> T,
     ) -> Result<T, Refused> {
         let mut kept = self.shared.lock();
         let result = work(kept.controller()?);
@@ -224,12 +332,12 @@ impl Attached {
     }
 
     /// The answer to the owner's admin command with this token.
-    pub(super) fn await_answer(&self, token: u64) -> Result<Answer, Refused> {
+    fn await_answer(&self, token: u64) -> Result<Answer, Refused> {
         let end = self.clock.now().after(Span::from_secs(60));
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
-            kept.look_after(&self.shared.link, now);
+            kept.look_after(&self.shared.bus, now);
             let found = kept.answers.iter().position(|answer| answer.token == token);
             if let Some(at) = found {
                 return Ok(kept.answers.swap_remove(at));
@@ -244,11 +352,11 @@ impl Attached {
     }
 
     fn peer(&self, problem: &str) -> Refused {
-        Refused::peer(format!("{}: {problem}", self.name.shown()))
+        Refused::peer(format!("{}: {problem}", self.shared.bus.name()))
     }
 }
 
-impl Drop for Attached {
+impl<B: Bus> Drop for Attached<B> {
     fn drop(&mut self) {
         if let Some(tender) = self.tender.take() {
             tender.stop_flag().stop();
@@ -262,39 +370,39 @@ impl Drop for Attached {
             // One that cannot be shut down is dropped, and thereby cut off.
             let _ = controller.shut_down(self.clock.now(), ShutdownNotification::Normal);
         }
-        let is_going = |kept: &Kept| {
+        let is_going = |kept: &Kept<B>| {
             let state = kept.controller.as_ref().map(Controller::state);
             state == Some(State::ShuttingDown)
         };
         while is_going(&kept) && self.clock.now() < end {
-            kept.look_after(&self.shared.link, self.clock.now());
+            kept.look_after(&self.shared.bus, self.clock.now());
             host::thread::give_way();
         }
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+impl<B: Bus> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, Kept<B>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
-    fn controller(&mut self) -> Result<&mut Controller<Registers, SharedReach>, Refused> {
+impl<B: Bus> Kept<B> {
+    fn controller(&mut self) -> Result<&mut Controller<B::Registers, Reach<B>>, Refused> {
         let lost = || self.lost.clone().unwrap_or_else(|| Refused::peer("the controller is gone"));
         self.controller.as_mut().ok_or_else(lost)
     }
 
-    fn look_after(&mut self, link: &Link, now: Instant) {
-        link.carry();
-        if let Some(why) = link.lost() {
-            return self.lose(link, &why);
+    fn look_after(&mut self, bus: &B, now: Instant) {
+        bus.carry();
+        if let Some(why) = bus.lost() {
+            return self.lose(bus, &why);
         }
         while let Some(event) = self.controller.as_mut().and_then(|known| known.poll(now)) {
             match event {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
-                Event::Dead(error) => return self.lose(link, &error.to_string()),
-                Event::Removed => return self.lose(link, "the controller is gone"),
+                Event::Dead(error) => return self.lose(bus, &error.to_string()),
+                Event::Removed => return self.lose(bus, "the controller is gone"),
                 _ => {}
             }
         }
@@ -302,28 +410,28 @@ impl Kept {
 
     /// It is not there any more: its queue pairs are told, and answer everything so. Whoever sleeps
     /// on one is woken for it.
-    fn lose(&mut self, link: &Link, why: &str) {
-        link.lose(why);
+    fn lose(&mut self, bus: &B, why: &str) {
+        bus.lose(why);
         if self.controller.take().is_some() {
-            self.lost = Some(Refused::peer(format!("{}: {why}", link.name())));
+            self.lost = Some(Refused::peer(format!("{}: {why}", bus.name())));
             self.vectors_used.values_mut().for_each(|event| event.raise(0));
         }
     }
 }
 
 /// What the thread does.
-struct Tender {
-    shared: Arc<Shared>,
+struct Tender<B: Bus> {
+    shared: Arc<Shared<B>>,
     stop: Stop,
 }
 
-impl Turn for Tender {
+impl<B: Bus> Turn for Tender<B> {
     fn turn(&mut self, now: Instant) -> Wait {
         if self.stop.is_stopped() {
             return Wait::Ended;
         }
         let mut kept = self.shared.lock();
-        kept.look_after(&self.shared.link, now);
+        kept.look_after(&self.shared.bus, now);
         match &kept.controller {
             None => Wait::Ended,
             Some(controller) => Wait::Until(controller.wake_at().min(now.after(TENDED))),
@@ -338,25 +446,24 @@ impl Turn for Tender {
 }
 
 /// Waits until the controller is ready. Every wait on the way has an end.
-fn bring_up(
-    name: &VfuName,
-    registers: Registers,
-    reach: &SharedReach,
-    link: &Link,
+fn bring_up<B: Bus>(
+    bus: &B,
+    wanted: &Wanted,
+    reach: &Reach<B>,
     clock: Clock,
-) -> Result<Controller<Registers, SharedReach>, Refused> {
-    let refuse = |why: String| Refused::peer(format!("attach {}: {why}", name.shown()));
+) -> Result<Controller<B::Registers, Reach<B>>, Refused> {
+    let refuse = |why: String| Refused::peer(format!("attach {}: {why}", bus.name()));
     let options = ControllerOptions {
         admin_depth: ADMIN_DEPTH,
-        queue_pairs: name.queues,
+        queue_pairs: wanted.queues,
         shadow_doorbells: true,
         ..ControllerOptions::default()
     };
-    let mut controller = Controller::new(registers, reach.clone(), options)
+    let mut controller = Controller::new(bus.registers(), reach.clone(), options)
         .map_err(|error| refuse(error.to_string()))?;
     loop {
-        link.carry();
-        if let Some(why) = link.lost() {
+        bus.carry();
+        if let Some(why) = bus.lost() {
             return Err(refuse(why));
         }
         match controller.poll(clock.now()) {
@@ -370,8 +477,8 @@ fn bring_up(
 }
 
 /// Memory for the queues and lists of one controller; what is not used is not there.
-fn pool_bytes(name: &VfuName) -> u64 {
-    let entries = u64::from(name.depth) + 1;
+fn pool_bytes(wanted: &Wanted) -> u64 {
+    let entries = u64::from(wanted.depth) + 1;
     let queue = entries * (64 + 16 + PAGE) + 4 * PAGE;
-    (ADMIN_BYTES + u64::from(name.queues) * queue).min(u64::from(u32::MAX) & !(PAGE - 1))
+    (ADMIN_BYTES + u64::from(wanted.queues) * queue).min(u64::from(u32::MAX) & !(PAGE - 1))
 }

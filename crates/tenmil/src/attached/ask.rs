@@ -1,29 +1,25 @@
-//! Asking a controller of another process what it is.
+//! Asking a controller what it is.
 
 use base::{Answer, Dma, Memory, Mmio, Outcome};
-use dma::Regions;
-use host::Clock;
 use wire::{Command, Status};
 
-use super::attached::Attached;
-use super::name::VfuName;
+use super::{Attached, Bus};
 use crate::Refused;
 use crate::identify::{self, Ask};
 
-/// Attaches the controller that `name` names, and lets `ask` ask it things.
-pub(crate) fn with_controller(name: &VfuName, ask: Ask<'_>) -> Result<(), Refused> {
-    let attached = Attached::call(name, &Regions::new(4), Clock::start())?;
+/// Lets `ask` ask the controller things.
+pub(crate) fn with_controller<B: Bus>(attached: Attached<B>, ask: Ask<'_>) -> Result<(), Refused> {
     ask(&mut Asked { attached, asked: 0 })
 }
 
 /// The controller, as `identify` sees it.
-struct Asked {
-    attached: Attached,
+struct Asked<B: Bus> {
+    attached: Attached<B>,
     /// How many commands there have been: the token of the last one.
     asked: u64,
 }
 
-impl identify::Controller for Asked {
+impl<B: Bus> identify::Controller for Asked<B> {
     fn read32(&mut self, offset: usize) -> u32 {
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
         let read = self.attached.with(|controller| controller.mmio().read32(offset));

@@ -1,25 +1,25 @@
-//! Memory that the other process's controller reaches.
+//! Memory that the controller reaches.
 
 use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment};
 use dma::{DevicePool, HostCompletionRing, HostSubmissionRing};
 
-use super::link::Link;
+use super::Bus;
 
-/// A pool that the other process maps, and whatever regions the driver names beside it.
+/// A pool that the controller reaches, and whatever regions the driver names beside it.
 ///
-/// A region is shown to the other process when it is first named: a message there and back, once.
+/// A region is shown when it is first named: a call to the kernel, or a message there and back, once.
 #[derive(Clone)]
-pub(super) struct SharedReach {
+pub(super) struct Reach<B> {
     pool: DevicePool,
-    link: Link,
+    bus: B,
 }
 
-impl SharedReach {
+impl<B: Bus> Reach<B> {
     /// `pool` lies at the beginning of its region, which is shown now.
-    pub(super) fn new(pool: DevicePool, memory: Segment, link: Link) -> Result<Self, String> {
+    pub(super) fn new(pool: DevicePool, memory: Segment, bus: B) -> Result<Self, String> {
         let iova = pool.iova(memory).ok_or("its queues have no address")?;
-        link.show(memory.region, iova)?;
-        Ok(Self { pool, link })
+        bus.show(memory.region, iova)?;
+        Ok(Self { pool, bus })
     }
 
     #[cold]
@@ -29,7 +29,7 @@ impl SharedReach {
     }
 }
 
-impl Dma for SharedReach {
+impl<B: Bus> Dma for Reach<B> {
     type Submission = HostSubmissionRing;
     type Completion = HostCompletionRing;
 
@@ -45,18 +45,17 @@ impl Dma for SharedReach {
         self.pool.map(region)?;
         let first = Segment { region, offset: 0, len_bytes: 1 };
         let iova = self.pool.iova(first);
-        let shown = iova.map(|iova| self.link.show(region, iova));
+        let shown = iova.map(|iova| self.bus.show(region, iova));
         if let Some(Ok(())) = shown {
             return Ok(());
         }
         self.pool.unmap(region);
-        Err(NotMapped { region, why: "the process that serves the device did not take it" })
+        Err(NotMapped { region, why: "the device was not let reach it" })
     }
 
     fn unmap(&self, region: RegionId) {
         self.pool.unmap(region);
-        // If the other process does not answer, the connection is over, and its memory with it.
-        let _ = self.link.hide(region);
+        self.bus.hide(region);
     }
 
     #[inline]
@@ -80,18 +79,17 @@ impl Dma for SharedReach {
         self.pool.completion_ring(memory, depth)
     }
 
-    /// The connection ends, and the process that serves lets go of our memory.
     fn cut_off(&self) -> bool {
-        self.link.lose("the device would not stop, so the connection was ended");
-        self.pool.cut_off()
+        self.bus.cut_off() && self.pool.cut_off()
     }
 
     fn reconnect(&self) {
         self.pool.reconnect();
+        self.bus.reconnect();
     }
 }
 
-impl Memory for SharedReach {
+impl<B: Bus> Memory for Reach<B> {
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
         self.pool.load(segment, into)
     }

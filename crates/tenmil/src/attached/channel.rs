@@ -1,4 +1,4 @@
-//! A namespace of another process's controller as a medium.
+//! A namespace of an attached controller as a medium.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,40 +6,40 @@ use base::{
     Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, Segment, WakeSource,
 };
 
-use super::attached::{Attached, Lent};
+use super::{Attached, Bus, Lent};
 use crate::Refused;
 
 /// The namespace.
-pub(super) struct VfuMedium {
+pub(super) struct AttachedMedium<B: Bus> {
     /// The queue pair that told what all are like, until somebody wants it.
-    first: Mutex<Option<VfuChannel>>,
-    attached: Arc<Attached>,
+    first: Mutex<Option<AttachedChannel<B>>>,
+    attached: Arc<Attached<B>>,
     limits: Limits,
 }
 
 /// A queue pair of it.
-struct VfuChannel {
-    lent: Lent,
+struct AttachedChannel<B: Bus> {
+    lent: Lent<B>,
     /// Dropped after the queue pair.
-    attached: Arc<Attached>,
+    attached: Arc<Attached<B>>,
 }
 
-impl VfuMedium {
-    pub(super) fn new(attached: Attached) -> Result<Self, Refused> {
+impl<B: Bus> AttachedMedium<B> {
+    pub(super) fn new(attached: Attached<B>) -> Result<Self, Refused> {
         let attached = Arc::new(attached);
-        let first = VfuChannel::new(&attached)?;
+        let first = AttachedChannel::new(&attached)?;
         let limits = first.lent.queue.limits().clone();
         Ok(Self { attached, limits, first: Mutex::new(Some(first)) })
     }
 }
 
-impl VfuChannel {
-    fn new(attached: &Arc<Attached>) -> Result<Self, Refused> {
+impl<B: Bus> AttachedChannel<B> {
+    fn new(attached: &Arc<Attached<B>>) -> Result<Self, Refused> {
         Ok(Self { lent: attached.queue()?, attached: Arc::clone(attached) })
     }
 }
 
-impl Medium for VfuMedium {
+impl<B: Bus> Medium for AttachedMedium<B> {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
@@ -48,7 +48,7 @@ impl Medium for VfuMedium {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let channel = match first {
             Some(channel) => channel,
-            None => VfuChannel::new(&self.attached).map_err(|refused| refused.text)?,
+            None => AttachedChannel::new(&self.attached).map_err(|refused| refused.text)?,
         };
         Ok(Box::new(channel))
     }
@@ -56,9 +56,13 @@ impl Medium for VfuMedium {
     fn channels_max(&self) -> u32 {
         self.attached.queues_max()
     }
+
+    fn lost(&self) -> Option<String> {
+        self.attached.lost()
+    }
 }
 
-impl Backend for VfuChannel {
+impl<B: Bus> Backend for AttachedChannel<B> {
     fn limits(&self) -> &Limits {
         self.lent.queue.limits()
     }
@@ -96,7 +100,7 @@ impl Backend for VfuChannel {
     }
 }
 
-impl Drop for VfuChannel {
+impl<B: Bus> Drop for AttachedChannel<B> {
     /// Waits until the controller touches no memory of a request any more: it answers what it has, or
     /// is found lost by the thread that tends it.
     fn drop(&mut self) {

@@ -1,0 +1,18 @@
+//! `pcie:` as a kind of block device.
+
+use block::uri::Uri;
+use block::{MediumError, Opened, Opener};
+
+use super::attach;
+use super::name::PcieName;
+
+/// Attaches SSDs on the PCI bus.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind;
+
+impl block::Kind for Kind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+        let attached = attach(&PcieName::of(uri)?, opener.regions, opener.clock)?;
+        attached.open(uri, "an SSD on the PCI bus, over VFIO")
+    }
+}

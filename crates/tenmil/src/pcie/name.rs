@@ -1,0 +1,89 @@
+//! SSDs on the PCI bus by name.
+//!
+//! ```text
+//!   pcie:0000:5e:00.0
+//!   pcie:5e:00.0?ns=2&queues=4
+//! ```
+
+use block::uri::{Uri, UriError};
+
+use crate::attached::Wanted;
+
+/// What a `pcie:` URI says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PcieName {
+    /// Where it is on the bus, with its domain.
+    pub address: String,
+    /// What is wanted of it.
+    pub wanted: Wanted,
+}
+
+impl PcieName {
+    /// What stands before the first colon.
+    pub const SCHEME: &str = "pcie";
+
+    /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
+    ///
+    /// # Errors
+    ///
+    /// If it names no function.
+    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+        let Some(address) = whole(uri.path()) else {
+            let problem = format!(
+                "no PCI address in `{}`, expected pcie:ADDRESS, such as pcie:0000:5e:00.0; \
+                 `tenmil list` shows which there are",
+                uri.path()
+            );
+            return Err(uri.refuse(problem));
+        };
+        let mut fields = uri.fields();
+        let wanted = Wanted::of(&mut fields)?;
+        fields.finish()?;
+        Ok(Self { address, wanted })
+    }
+}
+
+/// An address with its domain and small digits, if it is one.
+fn whole(text: &str) -> Option<String> {
+    let (place, function) = text.rsplit_once('.')?;
+    let mut parts = place.rsplit(':');
+    let (device, bus) = (parts.next()?, parts.next()?);
+    let domain = parts.next().unwrap_or("0000");
+    let is_hex = |part: &str, digits: usize| {
+        part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let is_address = parts.next().is_none()
+        && is_hex(domain, 4)
+        && is_hex(bus, 2)
+        && is_hex(device, 2)
+        && is_hex(function, 1);
+    is_address.then(|| format!("{domain}:{bus}:{device}.{function}").to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PcieName;
+
+    fn of(text: &str) -> Result<PcieName, String> {
+        let uri = text.parse().map_err(|error: block::uri::UriError| error.to_string())?;
+        PcieName::of(&uri).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_name_is_an_address_and_what_is_wanted_there() {
+        let name = of("pcie:0000:5E:00.0?ns=2&queues=4").unwrap();
+        assert_eq!(name.address, "0000:5e:00.0");
+        assert_eq!((name.wanted.namespace, name.wanted.queues), (2, 4));
+        assert_eq!(of("pcie:5e:00.0").unwrap().address, "0000:5e:00.0");
+    }
+
+    #[test]
+    fn what_names_no_function_is_refused() {
+        for text in
+            ["pcie:", "pcie:5e", "pcie:5e:00", "pcie:0:0.0", "pcie:1:2:3:4.0", "pcie:xx:00.0"]
+        {
+            let refused = of(text).unwrap_err();
+            assert!(refused.contains("expected"), "{text}: {refused}");
+        }
+    }
+}

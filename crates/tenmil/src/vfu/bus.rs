@@ -1,0 +1,93 @@
+//! What a controller of another process is reached by.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use base::{RegionId, Vector};
+use dma::{DeviceKind, Regions};
+use host::{Clock, EventVectors};
+
+use super::link::{Link, Offer};
+use super::name::VfuName;
+use super::registers::{Register, Registers};
+use super::vector::MessageVector;
+use crate::Refused;
+use crate::attached::Bus;
+
+/// A connection, and what is offered over it.
+#[derive(Clone)]
+pub(super) struct VfuBus {
+    link: Link,
+    regions: Regions,
+    offer: Arc<Offer>,
+}
+
+impl VfuBus {
+    pub(super) fn connect(
+        name: &VfuName,
+        regions: &Regions,
+        clock: Clock,
+    ) -> Result<Self, Refused> {
+        let (link, offer) = Link::connect(name, regions, clock)?;
+        Ok(Self { link, regions: regions.clone(), offer: Arc::new(offer) })
+    }
+}
+
+impl Bus for VfuBus {
+    type Registers = Registers;
+    type Doorbell = Register;
+
+    const KIND: DeviceKind = DeviceKind::Emulated;
+
+    fn name(&self) -> &str {
+        self.link.name()
+    }
+
+    fn registers(&self) -> Registers {
+        Registers::new(self.link.clone(), &self.regions, self.offer.doorbells.clone())
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.link.descriptor()
+    }
+
+    fn carry(&self) {
+        self.link.carry();
+    }
+
+    fn lost(&self) -> Option<String> {
+        self.link.lost()
+    }
+
+    fn lose(&self, why: &str) {
+        self.link.lose(why);
+    }
+
+    fn show(&self, region: RegionId, iova: u64) -> Result<(), String> {
+        self.link.show(region, iova)
+    }
+
+    fn hide(&self, region: RegionId) {
+        // If the other process does not answer, the connection is over, and its memory with it.
+        let _ = self.link.hide(region);
+    }
+
+    /// The connection ends, and the process that serves lets go of our memory.
+    fn cut_off(&self) -> bool {
+        self.link.lose("the device would not stop, so the connection was ended");
+        true
+    }
+
+    fn reconnect(&self) {}
+
+    fn vectors(&self) -> u32 {
+        // Without a table that can be reached they cannot be masked.
+        if self.offer.table_offset > 0 { self.offer.vectors } else { 0 }
+    }
+
+    fn vector(&self, number: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String> {
+        let vector = MessageVector::new(&self.link, self.offer.table_offset, number)?;
+        let event = vector.event();
+        Ok((Box::new(vector), event))
+    }
+}

@@ -1,0 +1,138 @@
+//! One process serves a controller over vfio-user, and others drive it.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes files, and looks into /proc")]
+
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use served::{Served, run};
+
+const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
+
+/// A process that serves `uri`, what others call that, and where its socket is.
+fn serve(uri: &str, more: &str) -> (Served, String, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let name = format!("vfio-user:{}", directory.path().join("disk").display());
+    let served = Served::of(&format!("{TENMIL} serve '{uri}' --listen '{name}' {more}"));
+    assert_eq!(served.ready.trim(), format!("ready {name}"));
+    (served, name, directory)
+}
+
+fn load(name: &str, more: &[&str]) -> Child {
+    let mut load = Command::new(TENMIL);
+    load.args(["perf", name]).args(more);
+    load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// What is open and mapped in a process.
+fn held(pid: u32) -> (usize, usize) {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    (files, maps.lines().filter(|line| line.contains("memfd:")).count())
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_served_says_what_it_is() {
+    let (_served, name, _directory) = serve("ram:16m", "");
+    let said: Value = serde_json::from_str(&run(TENMIL, &["identify", &name, "--json"])).unwrap();
+    assert_eq!(said["controller"]["identify"]["sn"], "TENMIL", "{said}");
+}
+
+#[test]
+fn a_load_finds_every_block_as_it_was_written_whatever_the_doorbells_are() {
+    for poll in ["adaptive", "always"] {
+        let (_served, name, _directory) = serve("ram:16m", &format!("--poll {poll}"));
+        for pattern in ["randrw", "rw"] {
+            let more =
+                ["perf", &name, "-w", pattern, "--verify", "--overwrite", "-t", "1", "--json"];
+            let said: Value = serde_json::from_str(&run(TENMIL, &more)).unwrap();
+            assert!(said["iops"].as_f64().unwrap() > 0.0, "{poll} {pattern}: {said}");
+        }
+    }
+}
+
+/// `copy` has its buffers in memory of its own, which is sent by message.
+#[test]
+fn data_go_there_and_come_back_by_message_as_they_were() {
+    let (_served, name, directory) = serve("ram:2m", "");
+    let (from, to) = (directory.path().join("from"), directory.path().join("to"));
+    let bytes: Vec<u8> = (0..(2_u64 << 20) / 8)
+        .flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .collect();
+    std::fs::write(&from, &bytes).unwrap();
+    let file = |path: &std::path::Path| format!("file:{}", path.display());
+    run(TENMIL, &["copy", &file(&from), &name, "--overwrite"]);
+    let back = format!("{}?size=2m", file(&to));
+    run(TENMIL, &["copy", &name, &back, "--overwrite"]);
+    assert!(std::fs::read(&to).unwrap() == bytes);
+}
+
+/// Whose server dies is told at once, and says so.
+#[test]
+fn a_client_whose_server_is_killed_ends_within_a_second_and_says_why() {
+    let (served, name, _directory) = serve("ram:16m", "");
+    let child = load(&name, &["-t", "60", "-w", "randread"]);
+    wait_until("the client maps nothing", || held(served.pid()).1 > 0);
+    let begun = Instant::now();
+    drop(served);
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    let said = String::from_utf8(stderr).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}: {said}", begun.elapsed());
+    assert_eq!(status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("the process that served it has gone") || said.contains("path"),
+        "{said}"
+    );
+}
+
+/// Killed in the middle of a load, several times.
+#[test]
+fn a_server_whose_client_is_killed_lets_go_of_all_that_it_had() {
+    for poll in ["adaptive", "always"] {
+        let (served, name, _directory) = serve("ram:16m", &format!("--poll {poll}"));
+        run(TENMIL, &["identify", &name]);
+        let pid = served.pid();
+        let (files, own) = (|| held(pid).0, || held(pid).1);
+        let is_idle = || own() <= 1;
+        wait_until("the first client's memory stays mapped", is_idle);
+        let baseline = (files(), own());
+        for _ in 0..3 {
+            let mut child = load(&name, &["-t", "60", "-w", "randrw", "--overwrite"]);
+            wait_until("the client maps nothing", || own() > baseline.1);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            wait_until("something of a client is left", || held(pid) == baseline);
+        }
+        let more = ["perf", &name, "-w", "randrw", "--verify", "--overwrite", "-t", "1"];
+        run(TENMIL, &more);
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said_and_whose_move_it_is() {
+    let (_served, name, directory) = serve("ram:1m", "");
+    let nowhere = format!("vfio-user:{}", directory.path().join("other").display());
+    for (uri, code, expected) in [
+        (format!("{name}?ns=7"), 2, "no namespace 7, expected one of: 1"),
+        (nowhere, 2, "tenmil serve URI --listen"),
+        ("vfio-user:".to_owned(), 2, "expected vfio-user:PATH"),
+    ] {
+        let output = Command::new(TENMIL).args(["perf", &uri, "-t", "1"]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(expected), "{uri}: {said}");
+        assert_eq!(output.status.code(), Some(code), "{uri}: {said}");
+    }
+}
