@@ -44,7 +44,7 @@ pub(crate) struct Options {
     /// Say which scenarios there are, and end.
     #[arg(long)]
     list: bool,
-    /// A tenmil that needs no shared library, instead of building one.
+    /// A tenmil that is there, instead of building one without shared libraries.
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
     /// The Debian suite that the kernel comes from.

@@ -23,7 +23,7 @@ use super::scenario::{BEGINNING, INIT, SCENARIOS};
 pub(crate) struct Parts {
     pub(crate) kernel: Kernel,
     programs: Programs,
-    /// A tenmil without shared libraries.
+    /// Our own.
     pub(crate) tenmil: PathBuf,
 }
 
@@ -53,8 +53,7 @@ impl Parts {
             let path = format!("lab/{}.sh", scenario.name);
             archive.file(&path, scenario.script.as_bytes()).map_err(about)?;
         }
-        archive.file("bin/tenmil", &read(&self.tenmil)?).map_err(about)?;
-        self.programs.pack(&mut archive)?;
+        self.programs.pack(&self.tenmil, &mut archive)?;
         self.kernel.pack(&mut archive)?;
         archive.end().map_err(about)
     }

@@ -48,7 +48,12 @@ impl Programs {
         Ok(Self { busybox, in_guests })
     }
 
-    pub(super) fn pack<W: Write>(&self, archive: &mut Archive<W>) -> Result<(), String> {
+    /// Packs them, and `tenmil` too.
+    pub(super) fn pack<W: Write>(
+        &self,
+        tenmil: &Path,
+        archive: &mut Archive<W>,
+    ) -> Result<(), String> {
         let about = |why| format!("pack programs: {why}");
         archive.file("bin/busybox", &read(&self.busybox)?).map_err(about)?;
         for applet in run(Command::new(&self.busybox).arg("--list"))?.lines() {
@@ -57,7 +62,9 @@ impl Programs {
             }
         }
         archive.link("sbin", "bin").map_err(about)?;
-        let mut libraries = BTreeSet::new();
+        archive.file("bin/tenmil", &read(tenmil)?).map_err(about)?;
+        // One without shared libraries is said to be no dynamic executable.
+        let mut libraries: BTreeSet<_> = needs(tenmil).unwrap_or_default().into_iter().collect();
         for program in &self.in_guests {
             let name = program.file_name().unwrap_or_default().to_string_lossy();
             archive.file(&format!("bin/{name}"), &read(program)?).map_err(about)?;
