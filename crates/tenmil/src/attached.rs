@@ -131,7 +131,7 @@ struct Lent<B: Bus> {
     vector: Option<u16>,
 }
 
-const DEPTH: u64 = 127;
+const DEPTH: u64 = 255;
 const DEPTH_MAX: u64 = 4095;
 const QUEUES: u64 = 16;
 const QUEUES_MAX: u64 = 1024;
@@ -459,8 +459,10 @@ fn bring_up<B: Bus>(
         shadow_doorbells: true,
         ..ControllerOptions::default()
     };
+    // What is lost reads as ones, and so looks like something else.
+    let why = |found: String| refuse(bus.lost().unwrap_or(found));
     let mut controller = Controller::new(bus.registers(), reach.clone(), options)
-        .map_err(|error| refuse(error.to_string()))?;
+        .map_err(|error| why(error.to_string()))?;
     loop {
         bus.carry();
         if let Some(why) = bus.lost() {
@@ -468,8 +470,8 @@ fn bring_up<B: Bus>(
         }
         match controller.poll(clock.now()) {
             Some(Event::Ready) => return Ok(controller),
-            Some(Event::Dead(error)) => return Err(refuse(error.to_string())),
-            Some(Event::Removed) => return Err(refuse("the controller is gone".to_owned())),
+            Some(Event::Dead(error)) => return Err(why(error.to_string())),
+            Some(Event::Removed) => return Err(why("the controller is gone".to_owned())),
             Some(_) => {}
             None => host::thread::rest(PAUSE),
         }

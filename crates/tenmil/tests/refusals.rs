@@ -30,7 +30,8 @@ fn a_malformed_uri_and_an_unknown_device_are_refused() {
         (
             "perf nvme:1",
             "nvme:1: no devices of kind `nvme`, expected one of null:, ram:, file:, model:, \
-             delay:, fault:, split:, stripe:, mirror:, emu:, tcp:, crypt:"
+             delay:, fault:, split:, stripe:, mirror:, volume:, emu:, tcp:, vfio-user:, pcie:, \
+             crypt:"
                 .into(),
         ),
         ("perf emu:tape", format!("emu:tape: no medium `tape`, {KINDS}")),
@@ -157,11 +158,11 @@ fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
     for (line, expected) in [
         (
             "",
-            "no command is given, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror or top",
+            "no command is given, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror, store, volume or top",
         ),
         (
             "prf",
-            "no command `prf`, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror or top",
+            "no command `prf`, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror, store, volume or top",
         ),
         (
             "perf -w backwards",
