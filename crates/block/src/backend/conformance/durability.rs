@@ -57,7 +57,7 @@ const BLOCKS_MAX: u32 = 6;
 /// Bytes in the largest block of all.
 const BLOCK_MAX: u32 = 4096;
 
-const DEVICES: [(&str, Durability); 28] = [
+const DEVICES: [(&str, Durability); 27] = [
     ("power:cached", Durability::VolatileCache),
     ("power:stable", Durability::Stable),
     ("power:file", Durability::VolatileCache),
@@ -81,7 +81,6 @@ const DEVICES: [(&str, Durability); 28] = [
     ("stored:[power:cached?size=3m]", Durability::VolatileCache),
     ("stored:[power:stable?size=3m]", Durability::VolatileCache),
     ("stored:[power:file?size=3m]", Durability::VolatileCache),
-    ("stored:[made:[power:cached?size=4m],[power:cached?size=4m]]", Durability::VolatileCache),
     ("crypt:[power:file]", Durability::VolatileCache),
     ("made:[power:cached?size=1280k],[power:cached?size=1280k]", Durability::VolatileCache),
     ("made:[power:stable?size=1280k],[power:stable?size=1280k]", Durability::Stable),
@@ -334,7 +333,8 @@ fn lives(uri: &str, seed: u64) -> Vec<String> {
 #[test]
 fn what_was_promised_survives_every_cut() {
     for (uri, _) in DEVICES {
-        // Stores are large, and a thread works for each.
+        // Stores are large, and a thread works for each; it has real time, so none stands on a mirror,
+        // which compares times that its channels are told.
         let seeds = if uri.contains("stored:") { 3 } else { 20 };
         for seed in 0..seeds {
             let lost = lives(uri, seed);

@@ -91,7 +91,8 @@ impl Hand {
             flags: Flags::NONE,
             ..Request::NOTHING
         };
-        let memory = self.memory.slice(0, blocks * PAGE).unwrap();
+        let len_bytes = if moves { blocks * PAGE } else { 0 };
+        let memory = self.memory.slice(0, len_bytes).unwrap();
         assert_eq!(self.backend.submit(self.clock.now(), &[request], &[memory]), 1);
     }
 
