@@ -1,7 +1,7 @@
 //! What of the machine keeps tenmil from working, or from being fast, and the command that mends it.
 //!
 //! A finding is a line: what there is, what is advised, why, and how. What cannot be read is said to
-//! be so, and never guessed. Looking changes nothing; [`apply`] does what takes nothing away from
+//! be so, and never guessed. Looking changes nothing; [`apply()`] does what takes nothing away from
 //! anybody, and can be undone.
 //!
 //! | file | what it looks at |

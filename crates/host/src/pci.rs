@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A disk that anybody uses is not taken, unless its serial number is said. What is taken can be
-//! given back after a crash at any step: [`unbind`] looks at what there is, and not at how far
-//! [`bind`] had come.
+//! given back after a crash at any step: [`unbind()`] looks at what there is, and not at how far
+//! [`bind()`] had come.
 
 mod address;
 mod bind;

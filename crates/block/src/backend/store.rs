@@ -8,7 +8,7 @@
 //!
 //! What a store does is decided in the crate `volume`, which does no I/O. Here are the threads: a
 //! store is open once in a process, however many of its volumes are; every channel of a volume has a
-//! way of its own to the device, over which its data go, and an [owner](owner) moves what the store
+//! way of its own to the device, over which its data go, and an [owner] moves what the store
 //! needs for itself.
 
 mod channel;
