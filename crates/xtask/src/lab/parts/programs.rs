@@ -91,9 +91,13 @@ fn install(packages: &[&str]) -> Result<(), String> {
         return Err(format!("missing {}: as root, run: {line}", packages.join(", ")));
     }
     println!("lab: {line}");
-    let mut words = line.split(' ');
-    let mut command = Command::new(words.next().unwrap_or_default());
-    run(command.args(words).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+    let apt = |arguments: &mut dyn Iterator<Item = &str>| {
+        let mut command = Command::new("apt-get");
+        run(command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+    };
+    let install = || apt(&mut line.split(' ').skip(1));
+    // A fresh machine may know of no packages yet.
+    install().or_else(|_| apt(&mut ["update"].into_iter()).and_then(|()| install()))
 }
 
 fn must_find(name: &str) -> Result<PathBuf, String> {
