@@ -96,6 +96,12 @@ impl MediumError {
         self
     }
 
+    /// The same, and what was being done meanwhile, in front.
+    #[must_use]
+    pub fn during(self, what: impl std::fmt::Display) -> Self {
+        Self { text: format!("{what}: {}", self.text), ..self }
+    }
+
     /// What can be done about it, if there is something.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
@@ -114,3 +120,9 @@ impl std::fmt::Display for MediumError {
 }
 
 impl std::error::Error for MediumError {}
+
+impl From<guard::NotAllowed> for MediumError {
+    fn from(not: guard::NotAllowed) -> Self {
+        Self::new(Blame::Caller, not.text).with_hint(not.remedy)
+    }
+}

@@ -53,7 +53,8 @@ pub use event::{Announcements, Announcer, Event, EventKind, announcements};
 pub use kind::Kind;
 pub use method::{Call, Method, Need, Parameter, Table, Verb};
 pub use methods::{
-    Balancing, Copying, Devices, Exports, Process, Queues, Reactors, Relay, Running, TABLE,
+    Balancing, Copying, DevicePaths, Devices, Exports, PathNews, Paths, Process, Queues, Reactors,
+    Relay, Running, TABLE,
 };
 pub use refusal::{Code, Refusal};
 pub use reply::{Replies, Reply};

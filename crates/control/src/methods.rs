@@ -5,6 +5,7 @@ mod copying;
 mod devices;
 mod environment;
 mod exports;
+mod paths;
 mod process;
 mod queues;
 mod reactors;
@@ -13,6 +14,7 @@ mod scheduler;
 pub use copying::Copying;
 pub use devices::Devices;
 pub use exports::Exports;
+pub use paths::{DevicePaths, PathNews, Paths};
 pub use process::Process;
 pub use queues::Queues;
 pub use reactors::{Reactors, Relay, Running};
@@ -33,8 +35,9 @@ pub static TABLE: Table = Table::new(
         devices::METHODS,
         copying::METHODS,
         queues::METHODS,
+        paths::METHODS,
     ],
-    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS, queues::EVENTS],
+    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS, queues::EVENTS, paths::EVENTS],
 );
 
 /// Those whose answers depend neither on the machine nor on the moment: what a fuzzer calls.

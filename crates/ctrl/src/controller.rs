@@ -23,11 +23,12 @@ use wire::log::self_test::SelfTestOutcome;
 use crate::namespace::{Namespaces, Published};
 use commands::Step;
 use contract::{
-    AdminDone, AdminEnd, AdminStep, Arbitration, Coalescing, ErrorReport, InvalidDoorbell, Signal,
-    Traffic,
+    AdminDone, AdminEnd, AdminStep, Arbitration, Coalescing, Decided, ErrorReport, InvalidDoorbell,
+    Signal, Traffic,
 };
 use events::{Event, Events};
 use features::commands::Timestamp;
+use features::persistence::Persisting;
 use features::{Key, Values, event_bit};
 use firmware::Download;
 use format::Format;
@@ -38,6 +39,8 @@ use log::telemetry::Telemetry;
 use power::Power;
 use queues::Granted;
 use reservation::Host;
+use reservation::commands::told;
+use reservation::line::Reply;
 use self_test::SelfTests;
 use subsystem::{Mail, NOTICES_MAX, Record, State};
 
@@ -70,7 +73,7 @@ pub use firmware::image as firmware_image;
 pub use fuzz::fuzz;
 pub use health::Vitals;
 pub use reservation::Host as HostIdentity;
-pub use subsystem::{AnaState, Bell, Subsystem};
+pub use subsystem::{AnaState, Bell, Stored, Subsystem};
 
 /// One controller: a host's view of a subsystem.
 pub struct Controller {
@@ -102,6 +105,12 @@ pub struct Controller {
     mail_seen: u64,
     is_in_use: bool,
     done: VecDeque<AdminDone>,
+    /// Reservation commands that had to wait and have ended.
+    decided: VecDeque<Decided>,
+    /// Features that are being made durable.
+    persisting: Vec<Persisting>,
+    /// How many there have been.
+    persisted_ever: u64,
     signals: VecDeque<Signal>,
 }
 
@@ -130,6 +139,9 @@ impl Controller {
             mail_seen: 0,
             is_in_use: false,
             done: VecDeque::new(),
+            decided: VecDeque::new(),
+            persisting: Vec::new(),
+            persisted_ever: 0,
             signals: VecDeque::new(),
             config,
             subsystem,
@@ -201,7 +213,7 @@ impl Controller {
 
     /// I/O commands have arrived since this was last called.
     pub fn io_command_seen(&mut self, now: Instant) {
-        self.keep_alive.heard(now);
+        self.keep_alive.heard();
         self.power.worked(now);
     }
 
@@ -236,9 +248,22 @@ impl Controller {
         self.subsystem.settle(state);
     }
 
+    /// Whether hosts reserve by their identifier alone (CTRATT.RHII). Where Connect brings it, a host
+    /// that leaves it zero cannot be told from others that do; on a bus it is whoever has this
+    /// controller.
+    fn needs_host_identifier(&self) -> bool {
+        self.is_fabrics()
+    }
+
     /// Sets the keep-alive time-out that came with the connection (fabrics Connect, Base 2.1 §6.3).
     pub fn set_keep_alive(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
         self.keep_alive.set(now, timeout_ms)
+    }
+
+    /// The controller is ready: from now on its host has to be heard of, if it has a keep-alive
+    /// time-out (Base 2.1 §3.9.2).
+    pub fn enabled(&mut self, now: Instant) {
+        self.keep_alive.restart(now);
     }
 
     /// Has `bell` called when another controller has left mail for this one, so that a thread that
@@ -254,7 +279,12 @@ impl Controller {
         self.values.reset();
         self.granted = Granted::new(self.config.io_queues_max);
         self.events.reset();
-        self.keep_alive = KeepAlive::new(self.config.keep_alive_step);
+        if self.is_fabrics() {
+            // Connect has set it, for as long as the association lasts (Base 2.1 §3.9, §6.3).
+            self.keep_alive.suspend();
+        } else {
+            self.keep_alive = KeepAlive::new(self.config.keep_alive_step);
+        }
         self.power = Power::new(now);
         // A state that is not there cannot have been saved, so this changes nothing if it fails.
         let saved = self.values.current(Key { feature: Feature::PowerManagement, of: 0 });
@@ -271,6 +301,8 @@ impl Controller {
         self.notices.clear();
         self.aborts = 0;
         self.done.clear();
+        self.decided.clear();
+        self.persisting.clear();
         self.signals.clear();
         self.forget_host();
     }
@@ -382,9 +414,8 @@ impl Controller {
         }
         let mut state = self.subsystem.lock();
         state.firmware.activate();
-        for record in state.records.values_mut() {
-            record.reservations.forget(nobody);
-        }
+        state.forget_askers(self.config.cntlid, |_| true);
+        state.forget_host(nobody);
         if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
             seat.host = self.host;
         }
@@ -467,6 +498,17 @@ impl Controller {
         }
         let aborts = mail.aborts.into_iter().map(|nsid| Signal::AbortNamespace { nsid });
         self.signals.extend(aborts);
+        self.signals.extend(mail.trouble.map(|why| Signal::NotKept { why }));
+        for (reply, end) in mail.ends {
+            match reply {
+                Reply::Queue(from) => {
+                    let refused = |status| AdminEnd::refused(told(status));
+                    let end = end.map_or_else(refused, |()| AdminEnd::OK);
+                    self.decided.push_back(Decided { from, end });
+                }
+                Reply::Feature(number) => self.persisted(number, end),
+            }
+        }
     }
 
     fn take_changes(&mut self, mail: &Mail) {

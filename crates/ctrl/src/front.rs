@@ -25,7 +25,7 @@ use wire::register::{Capabilities, ReadyTimeouts, TIMEOUT_UNIT_MS};
 
 use crate::buffers::Buffers;
 use crate::controller::Controller;
-use crate::controller::contract::{InvalidDoorbell, Signal};
+use crate::controller::contract::{Decided, InvalidDoorbell, Origin, Signal};
 use crate::doorbell::STRIDE;
 use crate::queue::{Letter, Queue, Siblings};
 use admin::AdminQueue;
@@ -251,10 +251,11 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         self.queue_changes
     }
 
-    /// Whether no command is under way, and no access to the memory of the host.
+    /// Whether no command is under way, and no access to the memory of the host. Half a fused pair is
+    /// not: it waits for a host that may never send the other half.
     pub fn is_quiet(&self) -> bool {
         let is_admin_quiet = self.admin.as_ref().is_none_or(|admin| admin.is_drained());
-        is_admin_quiet && self.queues.iter().all(|served| served.queue.is_drained())
+        is_admin_quiet && self.queues.iter().all(|served| served.queue.is_at_rest())
     }
 
     /// Does a bounded amount of work.
@@ -315,6 +316,13 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
                         served.queue.abort_namespace(now, nsid);
                     }
                 }
+                Signal::NotKept { why } => self.trouble = Some(why),
+            }
+        }
+        while let Some(Decided { from, end }) = self.controller.next_decided() {
+            is_busy = true;
+            if let Some(served) = self.find(from.queue) {
+                served.queue.decide(now, from.ticket, end, &[]);
             }
         }
         is_busy |= self.tend_admin(now);
@@ -347,13 +355,17 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         let Self { queues, controller, trouble, .. } = self;
         let mut broken = None;
         for served in queues {
+            let queue = served.queue.cqid();
             while let Some(letter) = served.queue.next_letter() {
                 match letter {
                     Letter::Error(report) => controller.report_error(now, &report),
                     Letter::InvalidDoorbell(kind) => controller.invalid_doorbell(now, kind),
                     Letter::Reservation { ticket, command, mut bytes } => {
-                        let end = controller.reservation(now, &command, &mut bytes);
-                        served.queue.decide(now, ticket, end, &bytes);
+                        let from = Origin { queue, ticket };
+                        let end = controller.reservation(now, from, &command, &mut bytes);
+                        if let Some(end) = end {
+                            served.queue.decide(now, ticket, end, &bytes);
+                        }
                     }
                     Letter::Trouble(what) => *trouble = Some(what),
                     Letter::Broken(fault) => broken = Some(fault),

@@ -66,7 +66,7 @@ pub struct Queue<H: HostMemory> {
     burst: u32,
     page_bytes: u64,
     traffic: Tally,
-    /// Completions stored this turn.
+    /// Completions stored since a turn last told; some are stored between turns.
     posted: u32,
     areas: Areas,
     /// Areas that wait for a bounce buffer, oldest first.
@@ -129,7 +129,7 @@ pub struct QueueShared {
 pub struct Turned {
     /// Commands taken.
     pub taken: u32,
-    /// Completions that the host can now see.
+    /// Completions that the host can see since the last turn.
     pub posted: u32,
     /// Something was done, or is known to be there to do: turn again at once.
     pub is_busy: bool,
@@ -293,7 +293,6 @@ impl<H: HostMemory> Queue<H> {
             self.traffic.rest(now);
         }
         let is_held_back = self.siblings.is_claimed_by_other(self.completion.id, is_quiet);
-        self.posted = 0;
         let mut is_busy = false;
         if !self.areas.is_idle() || self.ring_accesses > 0 {
             is_busy |= self.hear_host(now);
@@ -314,7 +313,7 @@ impl<H: HostMemory> Queue<H> {
         if !is_busy && !self.is_stopping {
             is_busy = self.rest();
         }
-        Turned { taken, posted: self.posted, is_busy, is_pending }
+        Turned { taken, posted: core::mem::take(&mut self.posted), is_busy, is_pending }
     }
 
     /// The next thing the queue has to say.

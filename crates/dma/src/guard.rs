@@ -60,6 +60,11 @@ impl Guard {
         Ok(Self { slot })
     }
 
+    /// It counts as lost.
+    pub(crate) fn fail(&self) {
+        self.slot.has_failed.store(true, Ordering::Release);
+    }
+
     /// Whether it was lost: what is read there since then means nothing.
     pub(crate) fn has_failed(&self) -> bool {
         self.slot.has_failed.load(Ordering::Acquire)

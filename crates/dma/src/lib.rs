@@ -23,6 +23,7 @@
 //! - No reference into a region is ever formed. A device, another thread or a guest may write it at
 //!   any time; bytes are moved by raw pointer, ring words by atomics.
 
+mod address_space;
 mod arena;
 mod barrier;
 mod command_store;
@@ -36,11 +37,12 @@ mod shared;
 mod streaming;
 mod windows;
 
+pub use address_space::AddressSpace;
 pub use barrier::DeviceKind;
 pub use command_store::{CommandStore, StoreNotSupported};
 pub use mapping::{Backing, Mapping, MappingError};
 pub use pool::{Attachment, DevicePool};
-pub use regions::{Adopted, FilePart, NoRegion, NotAdopted, Region, Regions, TableFull};
+pub use regions::{Adopted, FilePart, NoRegion, NotAdopted, Region, Regions, TableFull, Withdraw};
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};
 pub use streaming::prefetch;

@@ -38,6 +38,8 @@ struct Shared {
     /// The regions that have been mapped.
     windows: Windows,
     maps_on_use: AtomicBool,
+    /// Whether its addresses are given by whoever maps regions.
+    is_placed: bool,
 }
 
 /// A device's thread, as its pool knows it.
@@ -49,13 +51,16 @@ pub struct Attachment {
 /// Allocations are whole pages of this size, whatever backs them.
 const PAGE: u64 = 4096;
 
-/// A region's addresses begin at `(number + 1) << IOVA_SHIFT`, so that address zero is never valid
-/// and an address says by itself which region it lies in: 64 GiB a region, and 4 095 regions in the
-/// 48 bits that every IOMMU has.
+/// For an emulated device a region's addresses begin at `(number + 1) << IOVA_SHIFT`, so that address
+/// zero is never valid and an address says by itself which region it lies in: 64 GiB a region, and
+/// 4 095 regions in 48 bits. IOMMUs may have 39 bits: addresses behind them are
+/// [given](DevicePool::placed).
 const IOVA_SHIFT: u32 = 36;
 
 /// Bytes of a region that have addresses.
 const REGION_BYTES_MAX: u64 = 1 << IOVA_SHIFT;
+
+const OWN: &str = "the pool is a part of it, and other parts are other devices' own";
 
 /// Places of a table that have addresses.
 const PLACES_MAX: u32 = (1 << (48 - IOVA_SHIFT)) - 1;
@@ -75,12 +80,53 @@ impl DevicePool {
     ///
     /// If `memory` does not begin on a page, or lies in no region.
     pub fn new(regions: Regions, memory: Segment, kind: DeviceKind, store: CommandStore) -> Self {
+        let region_iova = iova_of(memory.region);
+        Self::of(regions, memory, kind, store, region_iova, false)
+    }
+
+    /// The same, for a device that finds the region with `memory` at `region_iova`, and others where
+    /// [`map_at`](Self::map_at) says.
+    ///
+    /// # Panics
+    ///
+    /// If `memory` does not begin on a page, or lies in no region.
+    pub fn placed(
+        regions: Regions,
+        memory: Segment,
+        kind: DeviceKind,
+        store: CommandStore,
+        region_iova: u64,
+    ) -> Self {
+        Self::of(regions, memory, kind, store, region_iova, true)
+    }
+
+    fn of(
+        regions: Regions,
+        memory: Segment,
+        kind: DeviceKind,
+        store: CommandStore,
+        region_iova: u64,
+        is_placed: bool,
+    ) -> Self {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
         let (windows, maps_on_use) = (Windows::new(&regions), AtomicBool::new(false));
-        let shared = Shared { kind, store, arena, cut: Cut::default(), windows, maps_on_use };
-        let region_iova = iova_of(memory.region);
+        let cut = Cut::default();
+        let shared = Shared { kind, store, arena, cut, windows, maps_on_use, is_placed };
         Self { memory, region_iova, regions, shared: Arc::new(shared) }
+    }
+
+    /// The device finds a region at `iova` from now on, until it is [unmapped](Dma::unmap).
+    ///
+    /// # Errors
+    ///
+    /// If the pool is a part of the region.
+    pub fn map_at(&self, region: RegionId, iova: u64) -> Result<(), NotMapped> {
+        if region == self.memory.region {
+            return Err(NotMapped { region, why: OWN });
+        }
+        self.shared.windows.open(region, iova);
+        Ok(())
     }
 
     /// Has whatever region the host names be mapped when it first does: for an emulated device, to
@@ -142,11 +188,15 @@ impl DevicePool {
         if !self.regions.contains(segment) {
             return None;
         }
-        if !shared.windows.has(region) {
-            let may_map = shared.maps_on_use.load(Ordering::Relaxed);
-            may_map.then(|| self.map(region).ok()).flatten()?;
-        }
-        Some(iova_of(region) + segment.offset)
+        let iova = match shared.windows.iova(region) {
+            Some(iova) => iova,
+            None => {
+                let may_map = shared.maps_on_use.load(Ordering::Relaxed);
+                may_map.then(|| self.map(region).ok()).flatten()?;
+                shared.windows.iova(region)?
+            }
+        };
+        Some(iova + segment.offset)
     }
 
     /// The table that resolves this pool's segments.
@@ -216,14 +266,13 @@ impl Dma for DevicePool {
         let refuse = |why| Err(NotMapped { region, why });
         match self.regions.len_bytes(region) {
             0 => refuse("there is no such region"),
-            _ if region == self.memory.region => {
-                refuse("the pool is a part of it, and other parts are other devices' own")
-            }
+            _ if region == self.memory.region => refuse(OWN),
+            _ if self.shared.is_placed => refuse("nobody has said where"),
             len if len > REGION_BYTES_MAX || place_of(region) >= PLACES_MAX => {
                 refuse("it is longer than 64 GiB, or past the last that has addresses")
             }
             _ => {
-                self.shared.windows.open(region);
+                self.shared.windows.open(region, iova_of(region));
                 Ok(())
             }
         }
@@ -353,6 +402,23 @@ mod tests {
         assert_eq!((pool.iova(past), pool.iovas(4096)(past)), (None, None));
         pool.unmap(other.region);
         assert_eq!((addresses(&pool), pool.segment_at(at, 4096)), ((None, None), None));
+    }
+
+    #[test]
+    fn a_pool_that_is_placed_has_the_addresses_that_it_is_given() {
+        let regions = Regions::new(4);
+        let mapping = |pages: usize| Mapping::new(pages * 4096, Backing::Private).unwrap();
+        let (memory, other) = (regions.add(mapping(2)).unwrap(), regions.add(mapping(2)).unwrap());
+        let (kind, store) = (DeviceKind::Pcie, CommandStore::Plain);
+        let pool = DevicePool::placed(regions, memory, kind, store, 0x7000);
+        let own = pool.allocate(4096).unwrap();
+        assert_eq!((pool.iova(own), pool.iovas(4096)(own)), (Some(0x7000), Some(0x7000)));
+        assert_eq!(pool.iova(other), None);
+        assert!(pool.map(other.region).is_err() && pool.map_at(memory.region, 0).is_err());
+        pool.map_at(other.region, 0x10_0000).unwrap();
+        assert_eq!(pool.iova(other.slice(4096, 4096).unwrap()), Some(0x10_1000));
+        pool.unmap(other.region);
+        assert_eq!(pool.iova(other), None);
     }
 
     #[test]

@@ -4,19 +4,22 @@
 //!   region number    | generation : 20 | place : 12 |
 //! ```
 //!
-//! A place in the table belongs to one mapping for as long as the table lives. A region that goes
-//! gives the pages back to the kernel and leaves its place, still mapped, to a region that comes
-//! later and fits; that one has the next generation, so the old number is refused. What this rests
-//! on:
+//! A place in the table has a mapping, and in a table that is full a longer one if need be. A region
+//! that goes gives the pages back to the kernel and leaves its place, still mapped, to a region that
+//! comes later and fits; that one has the next generation, so the old number is refused. What this
+//! rests on:
 //!
-//! - An address is never resolved to memory that is not mapped, because nothing is unmapped, and the
-//!   base of a place never changes, so an old length never meets a new base.
+//! - An address is never resolved to memory that is not mapped, because nothing is unmapped, and a
+//!   place's mappings only become longer: where an old length meets a new base, it fits there.
 //! - Who has resolved a segment before its region went may still move bytes there. That is a mistake
 //!   of whoever let the region go too early, and harms bytes, not memory safety. So a [`Region`] is
 //!   kept by whoever hands its memory out, until everything that works on it has ended.
+//! - Who lets a device reach regions is asked to [`Withdraw`] each that goes. The place of one that
+//!   cannot be taken from its device is used no more.
 
 mod adopted;
 mod region;
+mod withdraw;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -28,6 +31,8 @@ use base::{Memory, NoSuchMemory, RegionId, Segment};
 
 pub use self::adopted::{Adopted, FilePart, NotAdopted};
 pub use self::region::{NoRegion, Region};
+use self::withdraw::ExposedBy;
+pub use self::withdraw::Withdraw;
 use crate::mapping::{Backing, Mapping};
 
 /// A table of regions, shared by everyone who moves bytes. Cheap to clone.
@@ -45,13 +50,18 @@ struct Table {
     places: Mutex<Places>,
     /// What regions are made of that come and go.
     backing: Backing,
+    /// Who lets devices reach them.
+    exposed_by: ExposedBy,
 }
 
 /// Which memory each place has.
 #[derive(Debug, Default)]
 struct Places {
-    /// By place, held for as long as the table lives.
+    /// By place.
     mappings: Vec<Mapping>,
+    /// Those that places had before they needed longer ones. Held for as long as the table lives, as
+    /// all are.
+    outgrown: Vec<Mapping>,
     /// Places whose region has gone.
     empty: Vec<u32>,
 }
@@ -102,7 +112,8 @@ impl Regions {
     fn of(regions_max: usize, backing: Backing) -> Self {
         let slot = || Slot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
         let slots = (0..regions_max.min(PLACES_MAX)).map(|_| slot()).collect();
-        Self { table: Arc::new(Table { slots, places: Mutex::default(), backing }) }
+        let (places, exposed_by) = (Mutex::default(), ExposedBy::default());
+        Self { table: Arc::new(Table { slots, places, backing, exposed_by }) }
     }
 
     /// Whether regions that are allocated can be shown to another process.
@@ -183,7 +194,8 @@ impl Regions {
         let base = NonNull::new(slot.base.load(Ordering::Relaxed)).ok_or(refuse)?;
         let offset = usize::try_from(segment.offset).map_err(|_| refuse)?;
         // SAFETY: `offset` plus the segment's length is at most the length of the region, as just
-        // checked, and a place has one mapping of at least that length, alive as long as the table.
+        // checked, and whatever mapping of the place `base` is of has at least that length and is
+        // alive as long as the table.
         Ok(unsafe { base.add(offset) })
     }
 

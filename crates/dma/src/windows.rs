@@ -12,34 +12,44 @@ use crate::regions::{Regions, place_of};
 /// one that came later, what was opened before it says nothing.
 #[derive(Debug)]
 pub(crate) struct Windows {
-    /// By place: the number of the region and one, or zero.
-    places: Box<[AtomicU64]>,
+    places: Box<[Place]>,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    /// The number of the region and one, or zero.
+    open: AtomicU64,
+    /// Where the region begins for the device. Stored before it is open.
+    iova: AtomicU64,
 }
 
 impl Windows {
     /// None, for all regions that `regions` can ever have.
     pub(crate) fn new(regions: &Regions) -> Self {
-        Self { places: (0..regions.regions_max()).map(|_| AtomicU64::new(0)).collect() }
+        Self { places: (0..regions.regions_max()).map(|_| Place::default()).collect() }
     }
 
     /// The region that is open at `place`.
     #[inline]
     pub(crate) fn at(&self, place: u32) -> Option<RegionId> {
         // Pairs with the release in `open`: who finds the region here finds it in its table.
-        let open = self.places.get(place as usize)?.load(Ordering::Acquire);
+        let open = self.places.get(place as usize)?.open.load(Ordering::Acquire);
         Some(RegionId(u32::try_from(open.checked_sub(1)?).ok()?))
     }
 
-    /// Whether `region` is open.
+    /// Where `region` begins for the device, if it is open.
     #[inline]
-    pub(crate) fn has(&self, region: RegionId) -> bool {
-        self.at(place_of(region)) == Some(region)
+    pub(crate) fn iova(&self, region: RegionId) -> Option<u64> {
+        let place = place_of(region);
+        (self.at(place)? == region)
+            .then(|| self.places[place as usize].iova.load(Ordering::Relaxed))
     }
 
     /// Opens `region`, in place of whichever was there before it.
-    pub(crate) fn open(&self, region: RegionId) {
+    pub(crate) fn open(&self, region: RegionId, iova: u64) {
         if let Some(place) = self.places.get(place_of(region) as usize) {
-            place.store(u64::from(region.0) + 1, Ordering::Release);
+            place.iova.store(iova, Ordering::Relaxed);
+            place.open.store(u64::from(region.0) + 1, Ordering::Release);
         }
     }
 
@@ -47,7 +57,7 @@ impl Windows {
     pub(crate) fn close(&self, region: RegionId) {
         if let Some(place) = self.places.get(place_of(region) as usize) {
             let open = u64::from(region.0) + 1;
-            let _ = place.compare_exchange(open, 0, Ordering::SeqCst, Ordering::Relaxed);
+            let _ = place.open.compare_exchange(open, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
     }
 }
@@ -64,14 +74,15 @@ mod tests {
         let windows = Windows::new(&Regions::new(130));
         let inside = [0, 1, 63, 64, 127, 128, 129].map(RegionId);
         for region in inside {
-            assert!(!windows.has(region));
-            windows.open(region);
-            let open: Vec<_> = inside.iter().filter(|region| windows.has(**region)).collect();
+            assert!(windows.iova(region).is_none());
+            windows.open(region, 7);
+            let open: Vec<_> =
+                inside.iter().filter(|region| windows.iova(**region) == Some(7)).collect();
             assert_eq!(open, [&region]);
             windows.close(region);
-            assert!(!windows.has(region));
+            assert!(windows.iova(region).is_none());
         }
-        windows.open(RegionId(130));
+        windows.open(RegionId(130), 7);
         assert_eq!(windows.at(130), None, "the table can have no such region");
     }
 
@@ -79,10 +90,10 @@ mod tests {
     fn what_was_opened_is_a_region_and_not_its_place() {
         let windows = Windows::new(&Regions::new(8));
         let (old, new) = (RegionId(3), RegionId(3 | 1 << 12));
-        windows.open(old);
-        assert!(windows.has(old) && !windows.has(new));
-        windows.open(new);
-        assert!(windows.has(new) && !windows.has(old));
+        windows.open(old, 1);
+        assert!(windows.iova(old) == Some(1) && windows.iova(new).is_none());
+        windows.open(new, 2);
+        assert!(windows.iova(new) == Some(2) && windows.iova(old).is_none());
         windows.close(old);
         assert_eq!(windows.at(3), Some(new));
     }

@@ -23,7 +23,7 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 12] = [
+const TARGETS: [Target; 13] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
@@ -34,6 +34,7 @@ const TARGETS: [Target; 12] = [
     Target { name: "tcp_host", feed: tcp::fuzz::host },
     Target { name: "tcp_controller", feed: tcp::fuzz::controller },
     Target { name: "volume", feed: volume::fuzz::fuzz },
+    Target { name: "volume_stream", feed: volume::fuzz::stream },
     Target { name: "vfu_server", feed: vfu::fuzz::server },
     Target { name: "vfu_client", feed: vfu::fuzz::client },
 ];
@@ -42,7 +43,7 @@ const TARGETS: [Target; 12] = [
 #[derive(Debug, Parser)]
 struct Options {
     /// Only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
-    /// tcp_controller, volume, vfu_server or vfu_client
+    /// tcp_controller, volume, volume_stream, vfu_server or vfu_client
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -116,7 +117,8 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let target = target.ok_or_else(|| {
         format!(
             "--target {only}: there is none, expected wire, controller, front, control, block, \
-             signatures, nbd, tcp_host, tcp_controller, volume, vfu_server or vfu_client"
+             signatures, nbd, tcp_host, tcp_controller, volume, volume_stream, vfu_server or \
+             vfu_client"
         )
     })?;
     Ok(vec![target])

@@ -53,6 +53,7 @@ fn every_target_goes_through_its_corpus_and_some_inputs_and_nothing_is_found() {
         "tcp_host",
         "tcp_controller",
         "volume",
+        "volume_stream",
         "vfu_server",
         "vfu_client",
     ] {
@@ -68,6 +69,6 @@ fn a_target_that_is_not_there_is_named_with_those_that_are() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         said(&output),
-        "error: --target wires: there is none, expected wire, controller, front, control, block, signatures, nbd, tcp_host, tcp_controller, volume, vfu_server or vfu_client\n"
+        "error: --target wires: there is none, expected wire, controller, front, control, block, signatures, nbd, tcp_host, tcp_controller, volume, volume_stream, vfu_server or vfu_client\n"
     );
 }

@@ -41,6 +41,7 @@ pub struct Environment {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessorTime {
     total: u64,
+    idle: u64,
     stolen: u64,
 }
 
@@ -165,14 +166,17 @@ impl ProcessorTime {
         let text = machine.text("proc/stat").unwrap_or_default();
         let first = text.lines().next().unwrap_or_default();
         // user nice system idle iowait irq softirq steal; guest time is counted in user already.
-        let mut total = 0;
-        let mut stolen = 0;
+        let (mut total, mut idle, mut stolen) = (0, 0, 0);
         for (index, field) in first.split_whitespace().skip(1).take(8).enumerate() {
             let ticks: u64 = field.parse().unwrap_or(0);
             total += ticks;
-            stolen = if index == 7 { ticks } else { stolen };
+            match index {
+                3 | 4 => idle += ticks,
+                7 => stolen = ticks,
+                _ => {}
+            }
         }
-        Self { total, stolen }
+        Self { total, idle, stolen }
     }
 
     /// The share of time since `earlier`, from 0 to 1, that the hypervisor gave to others while we
@@ -181,6 +185,16 @@ impl ProcessorTime {
     pub fn stolen_since(self, earlier: Self) -> f64 {
         let total = self.total.saturating_sub(earlier.total).max(1);
         self.stolen.saturating_sub(earlier.stolen) as f64 / total as f64
+    }
+
+    /// The share of time since `earlier`, from 0 to 1, that programs and the kernel of this machine
+    /// used.
+    #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+    pub fn used_since(self, earlier: Self) -> f64 {
+        let total = self.total.saturating_sub(earlier.total);
+        let idle = self.idle.saturating_sub(earlier.idle);
+        let stolen = self.stolen.saturating_sub(earlier.stolen);
+        total.saturating_sub(idle).saturating_sub(stolen) as f64 / total.max(1) as f64
     }
 }
 
@@ -272,6 +286,8 @@ mod tests {
         let before = at("cpu  100 0 50 800 10 0 0 40 7 7\ncpu0 1 1 1 1 1 1 1 1 1 1\n");
         let after = at("cpu  150 0 50 820 10 0 0 70 9 9\n");
         assert!((after.stolen_since(before) - 0.3).abs() < 1e-9);
+        assert!((after.used_since(before) - 0.5).abs() < 1e-9);
+        assert!(before.used_since(before).abs() < 1e-9);
         assert!(before.stolen_since(before).abs() < 1e-9);
         assert!(ProcessorTime::read().total > 0);
     }

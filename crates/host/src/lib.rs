@@ -22,6 +22,7 @@
 //! | [`process`] | what this process has used |
 //! | [`holders`] | who uses a file or a block device, and which device it is |
 //! | [`pci`] | NVMe functions on the bus, and whether a program or the kernel has them |
+//! | [`ublk`] | what a process serves a local block device by |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
 //! # Unsafe
@@ -30,6 +31,8 @@
 //!
 //! - The kernel is given addresses of region memory only, resolved by [`dma::Regions`], and an
 //!   engine keeps a handle to the regions until the kernel has ended every job that names them.
+//! - What the kernel writes into the table of a ublk queue is copied out word by word; its control
+//!   commands name memory that stays until they are answered.
 //! - A message in a mailbox is touched by the one thread whose turn it is: by its sender until it is
 //!   published, by the receiver from then on. A model checker tries that in every order.
 //! - A signal handler does nothing but an atomic exchange and, the second time, `_exit`.
@@ -69,6 +72,7 @@ pub mod terminal;
 pub mod thread;
 pub mod topology;
 pub mod turn;
+pub mod ublk;
 mod uring;
 mod vectored;
 pub mod watch;

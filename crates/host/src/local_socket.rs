@@ -7,6 +7,7 @@
 use std::fs::Permissions;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -255,6 +256,15 @@ impl Connection {
         }
     }
 
+    /// Sends no more: the other side meets the end behind what was sent. What it sends still comes.
+    ///
+    /// # Errors
+    ///
+    /// If the other side has gone.
+    pub fn finish(&self) -> io::Result<()> {
+        self.stream.shutdown(Shutdown::Write)
+    }
+
     /// Waits until there is something to receive, but not longer than `timeout`. Says whether there
     /// is.
     pub fn wait_to_receive(&self, timeout: Span) -> io::Result<bool> {
@@ -379,6 +389,20 @@ mod tests {
         drop(one);
         let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
         assert_eq!(received, Received::End);
+    }
+
+    #[test]
+    fn who_has_finished_is_met_behind_what_was_sent_and_still_hears() {
+        let (one, other) = Connection::pair().unwrap();
+        one.send(b"last").unwrap();
+        one.finish().unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(other.receive(&mut bytes).unwrap(), Received::Bytes(4));
+        assert_eq!(other.receive(&mut bytes).unwrap(), Received::End);
+        assert_eq!(other.send(b"more").unwrap(), 4);
+        assert_eq!(one.receive(&mut bytes).unwrap(), Received::Bytes(4));
+        drop(other);
+        assert_eq!(one.receive(&mut bytes).unwrap(), Received::End);
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub struct Usage {
     pub threads: Option<u64>,
 }
 
+/// What the kernel counts processors' time in.
+const TICK_NS: u64 = 10_000_000;
+
 impl Usage {
     /// Looks at this process. Reads a few files; not for the way of an I/O.
     pub fn read() -> Self {
@@ -77,6 +80,21 @@ pub fn has_ended(pid: u32) -> bool {
     ended(&Machine::this(), pid)
 }
 
+/// Time on processors of process `pid` until now, and of those that it started and has seen end;
+/// known to a hundredth of a second. None if there is no such process.
+pub fn family_time(pid: u32) -> Option<Span> {
+    spent(&Machine::this(), pid)
+}
+
+/// proc_pid_stat(5), fields 14 to 17, in ticks of which the kernel promises 100 a second.
+fn spent(machine: &Machine, pid: u32) -> Option<Span> {
+    const BEFORE_TIMES: usize = 14 - 3;
+    let text = machine.text(&format!("proc/{pid}/stat"))?;
+    let words = text.rsplit_once(')')?.1.split_whitespace().skip(BEFORE_TIMES);
+    let ticks: u64 = words.take(4).filter_map(|word| word.parse::<u64>().ok()).sum();
+    Some(Span { ns: ticks.saturating_mul(TICK_NS) })
+}
+
 /// proc_pid_stat(5), field 3, the state, and field 9, the flags.
 fn ended(machine: &Machine, pid: u32) -> bool {
     const FLAGS_AFTER_STATE: usize = 9 - 3;
@@ -94,7 +112,6 @@ fn ended(machine: &Machine, pid: u32) -> bool {
 /// which the kernel promises 100 a second. The second field is a name that may hold anything.
 fn started(machine: &Machine) -> Option<Span> {
     const AFTER_NAME: usize = 22 - 3;
-    const TICK_NS: u64 = 10_000_000;
     let text = machine.text("proc/self/stat")?;
     let ticks: u64 = text.rsplit_once(')')?.1.split_whitespace().nth(AFTER_NAME)?.parse().ok()?;
     Some(Span { ns: ticks.saturating_mul(TICK_NS) })
@@ -116,7 +133,7 @@ fn time(clock: ClockId) -> Span {
 mod tests {
     use base::Span;
 
-    use super::{Usage, called, command_line, ended, has_ended, words};
+    use super::{Usage, called, command_line, ended, family_time, has_ended, spent, words};
     use crate::machine::tests::made_of;
 
     #[test]
@@ -134,6 +151,15 @@ mod tests {
         assert_eq!(usage.threads, Some(4));
         assert_eq!(words(&machine, 9).unwrap(), ["tenmil", "perf", "", "-t"]);
         assert_eq!(words(&machine, 8), None);
+    }
+
+    #[test]
+    fn the_time_of_a_family_is_its_own_and_that_of_those_who_have_ended() {
+        let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 0 0 0 5 6 70 80 20 0 4 0 3000 999 88";
+        let (_root, machine) = made_of(&[("proc/7/stat", stat)]);
+        assert_eq!(spent(&machine, 7), Some(Span::from_ms(1610)));
+        assert_eq!(spent(&machine, 8), None);
+        assert!(family_time(std::process::id()).is_some());
     }
 
     #[test]

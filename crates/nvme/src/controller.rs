@@ -52,6 +52,7 @@ pub use interrupt::{Armed, arm};
 pub use options::{ControllerOptions, Quirks};
 pub use queues::QueuePairOptions;
 pub use shutdown::Shutdown;
+use wire::Status;
 pub use wire::register::ShutdownNotification;
 
 use crate::bringup::{AdminQueues, Capabilities};
@@ -92,6 +93,8 @@ pub struct Controller<M: Mmio, D: Dma> {
     wanted: Wanted,
     /// Asynchronous Event Requests that the controller is meant to hold.
     event_requests: u16,
+    /// What it said to an event configuration that it did not take.
+    events_refused: Option<Status>,
     resets: ResetHistory,
     has_been_ready: bool,
     uses_shadow_doorbells: bool,
@@ -154,9 +157,9 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     ///
     /// # Panics
     ///
-    /// If `options.admin_depth` is not 32 to 4096: that is our own configuration.
+    /// If `options.admin_depth` is not 16 to 4096: that is our own configuration.
     pub fn new(mut mmio: M, dma: D, options: ControllerOptions) -> Result<Self, ControllerError> {
-        assert!((32..=4096).contains(&options.admin_depth), "depth {}", options.admin_depth);
+        assert!((16..=4096).contains(&options.admin_depth), "depth {}", options.admin_depth);
         let doorbell_stride = registers::doorbell_stride(&mut mmio)?;
         let memory = ControllerMemory::allocate(&dma, &options)?;
         let made = Admin::new(&mut mmio, &dma, &options, memory.admin, doorbell_stride);
@@ -187,6 +190,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             asked: None,
             wanted: Wanted::default(),
             event_requests: 0,
+            events_refused: None,
             resets: ResetHistory::default(),
             has_been_ready: false,
             uses_shadow_doorbells: false,

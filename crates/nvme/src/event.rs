@@ -109,6 +109,14 @@ pub enum Event {
         /// The log page that holds more.
         log_page: u8,
     },
+    /// The controller does not tell all that it was asked to tell (Asynchronous Event Configuration).
+    EventConfigurationRefused {
+        /// What it said.
+        status: Status,
+        /// Whether it tells at least of what it announces: changes of namespaces, of access and so on.
+        /// If not, such changes are noticed only when a command fails, or after a reset.
+        has_notices: bool,
+    },
     /// The controller does not take (so many) Asynchronous Event Requests.
     EventsRefused {
         /// What it said.

@@ -165,6 +165,10 @@ impl Poller for Stream {
         }
         Found::from_count(self.whom.send_many(&mut self.run))
     }
+
+    fn is_busy(&self) -> Option<bool> {
+        Some(self.left > 0 || !self.run.is_empty())
+    }
 }
 
 fn send_one(whom: &Whom) {

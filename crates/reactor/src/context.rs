@@ -8,7 +8,6 @@ use crate::message::{Handle, Message};
 use crate::poller::{Found, Poller, PollerId, Registration};
 use crate::reactor::Local;
 use crate::refused::Refused;
-use crate::spell::PollMode;
 use crate::thread::{Change, Desk};
 
 /// The light thread that one runs on, and its reactor.
@@ -156,17 +155,6 @@ impl Context<'_> {
         if let Err(message) = to.send(message) {
             self.desk.changes.push_back(Change::Send(to, message));
         }
-    }
-}
-
-impl Registration {
-    /// Whether a reactor of this mode can do with it.
-    pub(crate) fn check(&self, mode: PollMode) -> Result<(), Refused> {
-        let sleepless = matches!(self.woken_by, crate::poller::WokenBy::Nothing);
-        if sleepless && mode != PollMode::Always {
-            return Err(Refused::NoWakeSource { poller: self.name.clone(), mode });
-        }
-        Ok(())
     }
 }
 

@@ -8,6 +8,8 @@ use base::{Instant, Span, WakeSource};
 
 use crate::context::Context;
 use crate::event::PollerPanicked;
+use crate::refused::Refused;
+use crate::spell::PollMode;
 
 /// A component that is polled by its light thread, and by nobody else.
 ///
@@ -42,9 +44,16 @@ pub trait Poller: Send {
     /// come without an [`arm`](Self::arm) before it.
     fn disarm(&mut self) {}
 
-    /// When it wants to be polled even if nothing happens.
+    /// When it wants to be polled even if nothing happens. One that is woken by its deadline has to
+    /// say so: with the default it is refused.
     fn wake_at(&self) -> Instant {
-        Instant::NEVER
+        UNSAID
+    }
+
+    /// Whether it has work by itself, so that nobody may sleep. Asked of one that is woken by nothing
+    /// [but itself](WokenBy::OnlyWhileBusy), which has to say so: with the default it is refused.
+    fn is_busy(&self) -> Option<bool> {
+        None
     }
 
     /// How long, counted from the last turn that found work, what is in flight is likely to take;
@@ -66,6 +75,9 @@ pub trait Poller: Send {
     /// given up. Then it is called whether or not [`detach`](Self::detach) has returned true.
     fn attach(&mut self) {}
 }
+
+/// What a poller wants that does not say when: no deadline, and no other says the same.
+const UNSAID: Instant = Instant { ns: Instant::NEVER.ns - 1 };
 
 /// Why a thread leaves its OS thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,10 +124,10 @@ pub enum WokenBy {
     /// Messages to its thread do, and nothing else brings work.
     Messages,
     /// Nothing brings it work from outside while it has none, for this reason; while it has some,
-    /// [`Poller::arm`] says so and nobody sleeps.
+    /// [`Poller::is_busy`] says so and nobody sleeps.
     OnlyWhileBusy(&'static str),
     /// Nothing does: it can live only where nobody ever sleeps. Refused unless the poll mode is
-    /// [`PollMode::Always`](crate::PollMode::Always).
+    /// [`PollMode::Always`].
     Nothing,
 }
 
@@ -256,6 +268,25 @@ impl Registration {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// Whether a reactor of this mode can do with it.
+    pub(crate) fn check(&self, mode: PollMode) -> Result<(), Refused> {
+        let Self { name, poller, woken_by, every, .. } = self;
+        let unsaid = match woken_by {
+            WokenBy::Nothing if mode != PollMode::Always => {
+                return Err(Refused::NoWakeSource { poller: name.clone(), mode });
+            }
+            WokenBy::Deadline if every.is_none() && poller.wake_at() == UNSAID => "wake_at",
+            WokenBy::OnlyWhileBusy(_) if poller.is_busy().is_none() => "is_busy",
+            _ => return Ok(()),
+        };
+        Err(Refused::NeverWoken { poller: name.clone(), woken_by: woken_by.kind(), unsaid })
+    }
+}
+
+/// When a poller wants to be polled even if nothing happens.
+pub(crate) fn wake_at(poller: &dyn Poller) -> Instant {
+    Some(poller.wake_at()).filter(|at| *at != UNSAID).unwrap_or(Instant::NEVER)
 }
 
 /// A poller's number within its thread. Not used again soon after its poller is gone.

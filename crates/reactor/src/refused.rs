@@ -6,6 +6,7 @@ use base::Blame;
 use host::{Cores, Errno};
 
 use crate::directory::{ReactorId, ThreadId};
+use crate::poller::WakeKind;
 use crate::spell::PollMode;
 
 /// Something that reactors will not do.
@@ -53,6 +54,15 @@ pub enum Refused {
         poller: String,
         /// How its reactor polls, or was asked to poll.
         mode: PollMode,
+    },
+    /// A poller that is said to be woken by something that it never speaks of: it would sleep for ever.
+    NeverWoken {
+        /// Its name.
+        poller: String,
+        /// What is said to wake it.
+        woken_by: WakeKind,
+        /// The method of [`Poller`](crate::Poller) that it has to have, and has not.
+        unsaid: &'static str,
     },
     /// A thread with more pollers than it has numbers for.
     TooManyPollers {
@@ -109,6 +119,11 @@ impl fmt::Display for Refused {
             Self::NoWakeSource { poller, mode } => write!(
                 out,
                 "poller '{poller}': nothing wakes it, expected a wake source in poll mode {mode}"
+            ),
+            Self::NeverWoken { poller, woken_by, unsaid } => write!(
+                out,
+                "poller '{poller}': woken by {woken_by}, and it does not say when, expected a \
+                 `{unsaid}` of its own"
             ),
             Self::TooManyPollers { poller } => {
                 write!(out, "poller '{poller}': its thread has 65536 already")

@@ -18,7 +18,7 @@ use crate::directory::{Directory, ReactorId, ThreadId, ThreadRecord};
 use crate::event::{Event, PollerPanicked};
 use crate::message::{Call, Handle, Message};
 use crate::panicked::panic_text;
-use crate::poller::{PollerId, Registration};
+use crate::poller::{PollerId, Registration, wake_at};
 use crate::reactor::Local;
 pub use plan::ThreadPlan;
 pub(crate) use slots::Ids;
@@ -255,7 +255,7 @@ impl LightThread {
         }
         self.slots.any_active(|slot| {
             local.watch.begin(slot.number);
-            slot.poller.arm().is_work()
+            slot.poller.arm().is_work() || slot.is_busy()
         })
     }
 
@@ -282,7 +282,7 @@ impl LightThread {
         let mut earliest = self.slots.timers.next();
         for slot in self.slots.active() {
             local.watch.begin(slot.number);
-            earliest = earliest.min(slot.poller.wake_at()).min(slot.trust.wary_until());
+            earliest = earliest.min(wake_at(&*slot.poller)).min(slot.trust.wary_until());
         }
         earliest
     }

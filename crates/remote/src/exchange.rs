@@ -27,6 +27,8 @@ pub(crate) struct Exchange {
     straight: Vec<Segment>,
     /// Bytes that the stream has ever taken.
     taken_bytes: u64,
+    /// Of those, the ones up to here may lie in memory of commands.
+    memory_bytes: u64,
     /// Those of them that it is known to have let go of.
     released_bytes: u64,
     /// Commands that were answered while the stream may still have been reading their data, and
@@ -79,6 +81,7 @@ impl Exchange {
             stretches: Vec::new(),
             straight: Vec::new(),
             taken_bytes: 0,
+            memory_bytes: 0,
             released_bytes: 0,
             held: VecDeque::new(),
             outstanding: 0,
@@ -106,6 +109,12 @@ impl Exchange {
     /// Whether anything is outstanding that would do harm if it were executed late.
     pub(crate) fn may_linger(&self, is_admin: bool) -> bool {
         self.end.outstanding().any(|tag| self.places.known(tag).changes(is_admin))
+    }
+
+    /// Whether the stream may still read memory of commands that are outstanding.
+    pub(crate) fn is_read(&mut self) -> bool {
+        self.released_bytes = self.stream.released();
+        self.outstanding > 0 && self.released_bytes < self.memory_bytes
     }
 
     /// The peer gets nothing any more of what has not gone.
@@ -149,12 +158,14 @@ impl Exchange {
     fn send_once(&mut self, answer: &mut impl FnMut(Answered)) -> bool {
         self.end.fill(&self.places);
         self.stretches.clear();
+        let mut has_memory = false;
         for piece in self.end.pieces() {
             match *piece {
                 Piece::Headers { at, len_bytes } => {
                     self.stretches.push(Stretch::Headers { at, len_bytes });
                 }
                 Piece::Payload { tag, offset, len_bytes } => {
+                    has_memory = true;
                     let place = tcp::Place { tag, offset, len_bytes };
                     self.places
                         .each(place, |segment| self.stretches.push(Stretch::Memory(segment)));
@@ -165,6 +176,9 @@ impl Exchange {
         match self.stream.send(self.end.headers(), &self.stretches, has_more) {
             Ok(count) => {
                 self.taken_bytes += count as u64;
+                if has_memory {
+                    self.memory_bytes = self.taken_bytes;
+                }
                 self.end.sent(count, &mut self.events);
                 self.tell(answer);
                 count > 0 && self.end.pieces().is_empty()

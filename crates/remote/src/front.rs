@@ -36,6 +36,7 @@ use wire::register::{
 
 use crate::berth::News;
 use crate::dial::Dial;
+use crate::farewell::Farewell;
 use crate::opening::{self, CONNECT_BYTES};
 use crate::options::Options;
 use crate::reach::Reach;
@@ -55,6 +56,8 @@ pub struct Front {
     stage: Stage,
     registers: Registers,
     admin: Option<AdminLane>,
+    /// Admin connections that are over, but for memory that is still read.
+    partings: Vec<Farewell>,
     queues: BTreeMap<u16, Queue>,
     bells: BTreeMap<u16, Bell>,
     /// Where the data of Connect lie: of the admin queue, and of the others.
@@ -136,6 +139,7 @@ impl Front {
             stage: Stage::Pausing { until: now },
             registers: Registers::new(),
             admin: None,
+            partings: Vec::new(),
             queues: BTreeMap::new(),
             bells: BTreeMap::new(),
             page,
@@ -156,6 +160,7 @@ impl Front {
 
     /// Does a bounded amount of work.
     pub(crate) fn turn(&mut self, now: Instant) {
+        self.partings.retain_mut(|farewell| !farewell.is_over(now));
         self.turn_admin(now);
         if self.news.take() {
             self.heed_queues(now);
@@ -169,16 +174,17 @@ impl Front {
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
         let admin = self.admin.as_ref().map_or(Instant::NEVER, AdminLane::wake_at);
         let queues = self.queues.values().map(|queue| queue.wake_at(now));
-        queues.fold(admin.min(self.stage_wake_at(now)), Instant::min)
+        let partings = self.partings.iter().map(Farewell::wake_at);
+        queues.chain(partings).fold(admin.min(self.stage_wake_at(now)), Instant::min)
     }
 
     /// Nobody will turn it any more: closes what can be closed.
     pub(crate) fn abandon(&mut self) {
-        self.admin = None;
+        self.part_admin();
         self.close_queues();
         self.note_closed_queues();
         // What the old controller still does touches no memory of ours.
-        self.reach.set_holds(!self.are_queues_closed());
+        self.reach.set_holds(!self.are_queues_closed() || !self.partings.is_empty());
     }
 
     /// Whether something has happened that the driver finds in CSTS, since this was last asked.

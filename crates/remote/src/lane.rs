@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::{Instant, Wake};
 
 use crate::berth::{Berth, Closed, Order, Serving};
+use crate::farewell::Farewell;
 use crate::sleep::Sleep;
 
 /// Carries the commands of one queue pair. [`push`](Self::push) follows whatever rings the doorbell,
@@ -14,6 +15,8 @@ pub(crate) struct Lane {
     /// The order that was obeyed last.
     obeyed: u32,
     serving: Option<Box<Serving>>,
+    /// The last connection, whose memory is still read, and what is to be told when it is not.
+    parting: Option<Box<(Farewell, Closed)>>,
     is_busy: bool,
     /// What the thread sleeps on knows of the connection.
     is_watched: bool,
@@ -24,7 +27,8 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(berth: Arc<Berth>) -> Self {
         let (is_busy, is_watched, is_broken) = (false, false, false);
-        Self { berth, obeyed: 0, serving: None, is_busy, is_watched, is_broken }
+        let (serving, parting) = (None, None);
+        Self { berth, obeyed: 0, serving, parting, is_busy, is_watched, is_broken }
     }
 
     /// Puts what has been submitted onto the connection.
@@ -59,7 +63,7 @@ impl Lane {
         if self.berth.word() != self.obeyed {
             return self.obey();
         }
-        let Some(serving) = &mut self.serving else { return };
+        let Some(serving) = &mut self.serving else { return self.end_parting(now) };
         let Serving { rings, exchange } = &mut **serving;
         exchange.receive(now, &mut |answered| rings.answer(answered));
         if now >= exchange.deadline() {
@@ -87,14 +91,22 @@ impl Lane {
 
     /// When it wants to turn even if nothing comes.
     pub(crate) fn wake_at(&self) -> Instant {
-        let serving = self.serving.as_ref();
-        serving.map_or(Instant::NEVER, |serving| serving.exchange.deadline())
+        match (&self.serving, &self.parting) {
+            (Some(serving), _) => serving.exchange.deadline(),
+            (None, Some(parting)) => parting.0.wake_at(),
+            (None, None) => Instant::NEVER,
+        }
     }
 
     #[cold]
     fn obey(&mut self) {
         let (order, number) = self.berth.take();
         self.obeyed = number;
+        if let Some(parting) = &mut self.parting {
+            // The berth is busy with what is over, so it can only be to close that.
+            parting.1.lost = None;
+            return;
+        }
         self.is_busy = false;
         let before = self.serving.take();
         match order {
@@ -106,8 +118,7 @@ impl Lane {
                 self.berth.end();
             }
             Some(Order::Close) => {
-                let may_linger = before.is_some_and(part);
-                self.berth.report(Closed { lost: None, may_linger });
+                self.part(before, None);
             }
             None => self.berth.end(),
         }
@@ -118,9 +129,28 @@ impl Lane {
     fn lose(&mut self) {
         let Some(serving) = self.serving.take() else { return };
         let lost = serving.exchange.lost().map(ToString::to_string);
-        let may_linger = part(serving);
         (self.is_busy, self.is_broken) = (false, true);
-        self.berth.report(Closed { lost, may_linger });
+        self.part(Some(serving), lost);
+    }
+
+    /// Ends a connection, and says so as soon as nothing of it is read any more.
+    fn part(&mut self, serving: Option<Box<Serving>>, lost: Option<String>) {
+        // Whether anything was outstanding that would do harm if it were executed late.
+        let may_linger = serving.as_ref().is_some_and(|it| it.exchange.may_linger(false));
+        let closed = Closed { lost, may_linger };
+        match serving.and_then(|serving| Farewell::begin(serving.exchange, may_linger)) {
+            Some(farewell) => self.parting = Some(Box::new((farewell, closed))),
+            None => self.berth.report(closed),
+        }
+    }
+
+    /// Says that a connection is closed whose memory was still read.
+    #[inline]
+    fn end_parting(&mut self, now: Instant) {
+        let parting = self.parting.take_if(|parting| parting.0.is_over(now));
+        if let Some(parting) = parting {
+            self.berth.report(parting.1);
+        }
     }
 
     /// Who is woken by an order.
@@ -152,17 +182,11 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let may_linger = self.serving.take().is_some_and(part);
-        self.berth.report(Closed { lost: None, may_linger });
+        let serving = self.serving.take();
+        self.part(serving, None);
+        if let Some(parting) = self.parting.take() {
+            // Nobody will be there to tell later.
+            self.berth.report(parting.1);
+        }
     }
-}
-
-/// Ends a connection. Whether anything was outstanding that would do harm if it were executed late:
-/// then what the socket still holds is thrown away, which a mere close would have the kernel deliver.
-fn part(mut serving: Box<Serving>) -> bool {
-    let may_linger = serving.exchange.may_linger(false);
-    if may_linger {
-        serving.exchange.abandon();
-    }
-    may_linger
 }

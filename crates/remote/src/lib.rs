@@ -17,6 +17,7 @@
 mod berth;
 mod dial;
 mod exchange;
+mod farewell;
 mod front;
 mod kept;
 mod lane;

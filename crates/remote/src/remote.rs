@@ -10,7 +10,6 @@ use nvme::{Controller, ControllerError, ControllerOptions, Event, QueueSizes, St
 use crate::dial::Dial;
 use crate::front::{Counts, Front};
 use crate::options::{NotAName, Options};
-use crate::policy::Policy;
 use crate::queue::RemoteQueue;
 use crate::reach::Reach;
 use crate::way::Way;
@@ -69,7 +68,7 @@ impl Calling {
         now: Instant,
     ) -> Result<Self, NotReached> {
         options.check().map_err(NotReached::Name)?;
-        let wishes = suited(wishes, &options.policy);
+        let wishes = suited(wishes, &options);
         let (reach, peer) = (Reach::new(pool), dial.peer());
         let front = Front::new(dial, options, reach.clone(), now).ok_or(NotReached::Memory)?;
         Ok(Self { front: Some(front), reach, wishes, peer })
@@ -234,8 +233,9 @@ impl Drop for Remote {
     }
 }
 
-/// What suits a network.
-fn suited(wishes: ControllerOptions, policy: &Policy) -> ControllerOptions {
+/// What suits a network, and who is called.
+fn suited(wishes: ControllerOptions, options: &Options) -> ControllerOptions {
+    let policy = &options.policy;
     ControllerOptions {
         admin_depth: crate::front::ADMIN_DEPTH,
         keep_alive: Some(policy.detect),
@@ -248,6 +248,7 @@ fn suited(wishes: ControllerOptions, policy: &Policy) -> ControllerOptions {
         // An answer wakes whoever waits for it.
         interrupts: true,
         sgl_only: true,
+        is_discovery: options.is_discovery(),
         ..wishes
     }
 }

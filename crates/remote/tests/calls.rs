@@ -6,52 +6,24 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod disk;
+mod net;
 
 use std::sync::{Arc, Mutex};
 
-use base::{Answers, Backend, Broken, Instant, Operation, Outcome, Request, Segment, Span, Stream};
+use base::{Answers, Backend, Instant, Operation, Outcome, Request, Segment, Span};
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
-use host::socket::{SocketCounts, SocketOptions, Sockets, loopback};
+use host::socket::{SocketCounts, SocketOptions, Sockets};
 use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, Techniques};
-use target::tcp::{Guest, Limits, Service};
-use tenmil_remote::{Calling, Dial, Dialled, Options, Remote, RemoteQueue};
+use target::tcp::{Guest, Limits};
+use tenmil_remote::{Calling, Options, Remote, RemoteQueue};
 
 use disk::{BYTES, NQN, request, service};
+use net::{Net, turn_all};
 
 /// Memory for the data of all queues together.
 const DATA_BYTES: usize = 1 << 20;
 /// Turns of both sides that are counted.
 const TURNS: u32 = 200;
-
-/// What is shared by both sides: sockets of the host's, and of the target's, which serves here.
-struct Net {
-    ours: Sockets,
-    theirs: Sockets,
-    service: Service,
-    guests: Arc<Mutex<Vec<Guest>>>,
-}
-
-/// A call that is answered at once.
-struct Answered(Option<Box<dyn Stream>>);
-
-impl Dialled for Answered {
-    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, Broken>> {
-        self.0.take().map(Ok)
-    }
-}
-
-impl Dial for Net {
-    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn Dialled> {
-        let [one, other] = loopback().unwrap();
-        let stream = self.theirs.stream(other).unwrap();
-        self.guests.lock().unwrap().push(self.service.accept(stream, 1, now).unwrap());
-        Box::new(Answered(Some(self.ours.stream(one).unwrap())))
-    }
-
-    fn peer(&self) -> String {
-        "the target".into()
-    }
-}
 
 /// A host with some connections, and who serves it.
 struct Pair {
@@ -157,10 +129,6 @@ impl Pair {
         }
         ios
     }
-}
-
-fn turn_all(guests: &Mutex<Vec<Guest>>, now: Instant) {
-    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.turn(now));
 }
 
 fn since(sockets: &Sockets, before: SocketCounts) -> SocketCounts {

@@ -143,11 +143,6 @@ impl Host {
         self.lanes.iter().map(|lane| lane.queue.queue().in_flight()).sum()
     }
 
-    /// The first queue pair, if there is one.
-    pub fn first_lane(&mut self) -> Option<&mut NamespaceQueue<SimDma, SimDoorbell>> {
-        self.lanes.first_mut().map(|lane| &mut lane.queue)
-    }
-
     /// Whether it has everything that it is going to have: the workload can run, if there is
     /// anything to run it on.
     pub fn is_up(&self) -> bool {

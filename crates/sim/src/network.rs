@@ -9,18 +9,22 @@
 //! Both ends are [`base::Stream`]s. Memory that an end is given to send is read as late as can be:
 //! when the other end receives it; and it is [`released`](base::Stream::released) no earlier. So
 //! whoever uses memory again too early sends something else, and a test that looks at what arrives
-//! notices.
+//! notices. What has arrived, or was thrown away, may leave once more before it is released, to where
+//! nobody looks: [`Network::strays`] tells of that.
 
 pub mod conformance;
 mod end;
 mod line;
+mod unreleased;
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Memory, Random, Span};
 
 pub use end::End;
 pub use line::{Arrival, Fault, Faults, Line, LineOptions};
+use unreleased::Unreleased;
 
 /// What a network is like.
 #[derive(Clone, Debug)]
@@ -33,12 +37,16 @@ pub struct NetworkOptions {
     pub back: LineOptions,
     /// How much an end takes out of the network before it is consumed.
     pub inbox_bytes: usize,
-    /// How long released memory seems to be held.
+    /// How long memory is held that has arrived or was thrown away.
     pub release_lag: Span,
+    /// By up to so much longer each piece of it is held.
+    pub release_jitter: Span,
+    /// Shorter pieces of memory are copied when they are sent.
+    pub copied_below: u32,
 }
 
 /// The network between two ends: moves time on, and does harm. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Network {
     shared: Arc<Mutex<Cables>>,
 }
@@ -53,10 +61,11 @@ pub enum Direction {
 }
 
 /// Both directions, and what time it is.
-#[derive(Debug)]
 struct Cables {
     now: Instant,
     lines: [Line; 2],
+    /// What was sent there and is not released.
+    unreleased: [Unreleased; 2],
     /// Whether both directions are broken, and by what.
     cut: Option<&'static str>,
     /// Which ends have been dropped, by what they send.
@@ -72,6 +81,8 @@ impl Default for NetworkOptions {
             back: LineOptions::default(),
             inbox_bytes: 256 << 10,
             release_lag: Span::default(),
+            release_jitter: Span::default(),
+            copied_below: 0,
         }
     }
 }
@@ -91,12 +102,16 @@ pub fn pair(
     first: Arc<dyn Memory>,
     second: Arc<dyn Memory>,
 ) -> (End, End, Network) {
-    let NetworkOptions { seed, there, back, inbox_bytes, release_lag } = options;
+    let NetworkOptions { seed, there, back, release_lag, release_jitter, .. } = options;
     let mut random = Random::new(seed);
     let lines = [Line::new(there, random.fork()), Line::new(back, random.fork())];
-    let cables = Cables { now: Instant { ns: 1_000_000 }, lines, cut: None, gone: [false; 2] };
+    let mut unreleased = || Unreleased::new(release_lag, release_jitter, random.fork());
+    let unreleased = [unreleased(), unreleased()];
+    let now = Instant { ns: 1_000_000 };
+    let cables = Cables { now, lines, unreleased, cut: None, gone: [false; 2] };
     let network = Network { shared: Arc::new(Mutex::new(cables)) };
-    let end = |sends, memory| End::new(network.clone(), sends, memory, inbox_bytes, release_lag);
+    let (inbox_bytes, copied_below) = (options.inbox_bytes, options.copied_below);
+    let end = |sends, memory| End::new(network.clone(), sends, memory, inbox_bytes, copied_below);
     let ends = (end(Direction::There, first), end(Direction::Back, second));
     (ends.0, ends.1, network)
 }
@@ -111,6 +126,8 @@ impl Network {
     pub fn advance(&self, now: Instant) {
         let mut cables = self.cables();
         cables.now = cables.now.max(now);
+        cables.released(Direction::There);
+        cables.released(Direction::Back);
     }
 
     /// When something arrives that is under way, if something is.
@@ -135,6 +152,14 @@ impl Network {
         self.cables().lines[direction as usize].given()
     }
 
+    /// What has left this network after its arrival, or after the end of the connection, and was not
+    /// what had been sent: memory that was given to somebody else before it was
+    /// [`released`](base::Stream::released).
+    pub fn strays(&self) -> Vec<String> {
+        let cables = self.cables();
+        cables.unreleased.iter().flat_map(Unreleased::strays).cloned().collect()
+    }
+
     fn cables(&self) -> MutexGuard<'_, Cables> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -146,6 +171,23 @@ impl Cables {
         for line in &mut self.lines {
             line.discard();
         }
+    }
+
+    /// So many bytes of what was sent there are released.
+    fn released(&mut self, direction: Direction) -> u64 {
+        let given = self.lines[direction as usize].given();
+        self.unreleased[direction as usize].settle(self.now, given)
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cables = self.cables();
+        out.debug_struct("Network")
+            .field("now", &cables.now)
+            .field("lines", &cables.lines)
+            .field("cut", &cables.cut)
+            .finish_non_exhaustive()
     }
 }
 

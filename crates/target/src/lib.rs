@@ -1,7 +1,8 @@
 //! Services: what makes a block device one of somebody else's.
 //!
 //! [`nbd`] serves any [`base::Medium`] over the NBD protocol, [`tcp`] NVMe subsystems over NVMe/TCP,
-//! and [`vfu`] controllers as PCI devices over vfio-user.
+//! [`vfu`] controllers as PCI devices over vfio-user, and [`ublk`] any medium as a disk of this
+//! machine's Linux.
 
 #![forbid(unsafe_code)]
 
@@ -9,4 +10,5 @@ mod hall;
 mod looks;
 pub mod nbd;
 pub mod tcp;
+pub mod ublk;
 pub mod vfu;

@@ -41,4 +41,4 @@ pub use news::{News, Reason};
 pub use offer::{ControllerModel, Hosts, OfferChange, OfferPlan};
 pub use roster::ConnectionSample;
 pub use server::{Placement, Server, ServerPlan};
-pub use service::{Limits, Port, Service};
+pub use service::{DiscoveryName, Limits, Port, Service};

@@ -8,6 +8,8 @@
 mod ask;
 mod channel;
 mod reach;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::BorrowedFd;
 
@@ -17,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::{Answer, Doorbell, Instant, Interrupts, Mmio, RegionId, Span, Vector};
 use block::uri::{Fields, Uri, UriError};
 use block::{Existing, MediumError, Opened};
-use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
+use dma::{DeviceKind, Regions};
 use host::{Bell, Clock, EventVectors, Sleeper, Stop, Thread, Turn, Wait};
 use nvme::{
     Controller, ControllerOptions, Event, NamespaceQueue, QueuePairOptions, QueueSizes, Refusal,
@@ -25,7 +27,7 @@ use nvme::{
 };
 
 use self::channel::AttachedMedium;
-use self::reach::Reach;
+use self::reach::{Home, Reach};
 use crate::Refused;
 
 pub(crate) use self::ask::with_controller;
@@ -58,13 +60,14 @@ pub(crate) trait Bus: Clone + Send + Sync + 'static {
     /// Ends it.
     fn lose(&self, why: &str);
 
-    /// Lets the device reach a region at `iova`, or says why not.
-    fn show(&self, region: RegionId, iova: u64) -> Result<(), String>;
+    /// Lets the device reach a region, if it does not yet, and says where it finds it.
+    fn show(&self, region: RegionId) -> Result<u64, Refused>;
 
-    /// Takes a region away: once this has returned, the device does not reach it.
-    fn hide(&self, region: RegionId);
+    /// Takes a region away. True once the device does not reach it.
+    fn hide(&self, region: RegionId) -> bool;
 
-    /// Keeps the device from all memory. True once it reaches none.
+    /// Keeps the device from all memory. True once it reaches none. If it was [lost](Self::lose)
+    /// before, it is let go of, too.
     fn cut_off(&self) -> bool;
 
     /// Lets it reach again what it was kept from.
@@ -101,9 +104,7 @@ pub(crate) struct Attached<B: Bus> {
     bell: Bell,
     clock: Clock,
     wanted: Wanted,
-    reach: Reach<B>,
-    /// Queue pairs may live on when their controller is lost.
-    _memory: Arc<Region>,
+    home: Home<B>,
 }
 
 struct Shared<B: Bus> {
@@ -113,7 +114,7 @@ struct Shared<B: Bus> {
 
 /// What the lock is around.
 struct Kept<B: Bus> {
-    /// None once it is lost: then its queue pairs have been told.
+    /// None once it is lost and reaches no memory: then its queue pairs have been told.
     controller: Option<Controller<B::Registers, Reach<B>>>,
     /// Answers of admin commands that somebody waits for.
     answers: Vec<Answer>,
@@ -183,12 +184,11 @@ impl<B: Bus> Attached<B> {
         let bytes = usize::try_from(pool_bytes(wanted)).unwrap_or(usize::MAX);
         let memory = regions.allocate_shared(bytes);
         let memory = memory.map_err(|error| machine("memory for its queues", &error))?;
-        let store = CommandStore::for_device(B::KIND);
-        let whole = memory.segment();
-        let pool = DevicePool::new(regions.clone(), whole, B::KIND, store);
-        let peer = |why: String| Refused::peer(format!("attach {shown}: {why}"));
-        let reach = Reach::new(pool, whole, bus.clone()).map_err(peer)?;
-        let controller = bring_up(bus, wanted, &reach, clock)?;
+        let home = Home::new(memory, regions, bus.clone()).map_err(|refused| Refused {
+            text: format!("attach {shown}: {}", refused.text),
+            ..refused
+        })?;
+        let controller = bring_up(bus, wanted, home.reach(), clock)?;
         let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
         let added = sleeper.sources().add(bus.descriptor(), SOCKET);
         added.map_err(|error| machine("a descriptor to wait for", &error))?;
@@ -208,8 +208,7 @@ impl<B: Bus> Attached<B> {
         };
         let tender = Thread::spawn("tend", None, body);
         let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
-        let (memory, wanted) = (Arc::new(memory), wanted.clone());
-        Ok(Self { shared, tender, bell, clock, wanted, reach, _memory: memory })
+        Ok(Self { shared, tender, bell, clock, wanted: wanted.clone(), home })
     }
 
     /// Its namespace, as a device that was there before whoever opens it.
@@ -254,7 +253,8 @@ impl<B: Bus> Attached<B> {
                     return Err(self.peer("the namespace is not there any more"));
                 };
                 let view = namespace.view(&limits);
-                let queue = NamespaceQueue::new(&self.reach, pair, view, QueueSizes::default());
+                let queue =
+                    NamespaceQueue::new(self.home.reach(), pair, view, QueueSizes::default());
                 let queue = queue.ok_or_else(|| {
                     let text = format!("{}: no memory is left for lists", self.shared.bus.name());
                     Refused::machine(text)
@@ -314,9 +314,14 @@ impl<B: Bus> Attached<B> {
         kept.controller().map_or(0, |controller| controller.queue_pairs_max().into())
     }
 
-    /// Why it is not there any more, if it is not.
+    /// Why it is of no use any more: it is not there, or was never let reach any data.
     fn lost(&self) -> Option<String> {
-        self.shared.lock().lost.as_ref().map(|refused| refused.text.clone())
+        if let Some(refused) = &self.shared.lock().lost {
+            return Some(refused.text.clone());
+        }
+        let Refused { text, hint, .. } = self.home.reach().complaint()?;
+        let hint = hint.map_or_else(String::new, |hint| format!(". {hint}"));
+        Some(format!("{}: {text}{hint}", self.shared.bus.name()))
     }
 
     /// Does something with the controller.
@@ -366,7 +371,7 @@ impl<B: Bus> Drop for Attached<B> {
         }
         let end = self.clock.now().after(SHUTDOWN);
         let mut kept = self.shared.lock();
-        if let Some(controller) = &mut kept.controller {
+        if let Ok(controller) = kept.controller() {
             // One that cannot be shut down is dropped, and thereby cut off.
             let _ = controller.shut_down(self.clock.now(), ShutdownNotification::Normal);
         }
@@ -389,12 +394,18 @@ impl<B: Bus> Shared<B> {
 
 impl<B: Bus> Kept<B> {
     fn controller(&mut self) -> Result<&mut Controller<B::Registers, Reach<B>>, Refused> {
-        let lost = || self.lost.clone().unwrap_or_else(|| Refused::peer("the controller is gone"));
-        self.controller.as_mut().ok_or_else(lost)
+        match (&self.lost, &mut self.controller) {
+            (None, Some(controller)) => Ok(controller),
+            (Some(lost), _) => Err(lost.clone()),
+            (None, None) => Err(Refused::peer("the controller is gone")),
+        }
     }
 
     fn look_after(&mut self, bus: &B, now: Instant) {
         bus.carry();
+        if self.lost.is_some() {
+            return self.let_go(bus);
+        }
         if let Some(why) = bus.lost() {
             return self.lose(bus, &why);
         }
@@ -408,12 +419,18 @@ impl<B: Bus> Kept<B> {
         }
     }
 
-    /// It is not there any more: its queue pairs are told, and answer everything so. Whoever sleeps
-    /// on one is woken for it.
+    /// It is not there any more, whoever asks.
     fn lose(&mut self, bus: &B, why: &str) {
         bus.lose(why);
-        if self.controller.take().is_some() {
-            self.lost = Some(Refused::peer(format!("{}: {why}", bus.name())));
+        self.lost.get_or_insert_with(|| Refused::peer(format!("{}: {why}", bus.name())));
+        self.let_go(bus);
+    }
+
+    /// Once it reaches no memory its queue pairs are told, and answer everything so. Whoever sleeps
+    /// on one is woken for it. Until then no buffer is given back.
+    fn let_go(&mut self, bus: &B) {
+        if self.controller.is_some() && bus.cut_off() {
+            self.controller = None;
             self.vectors_used.values_mut().for_each(|event| event.raise(0));
         }
     }
@@ -434,6 +451,7 @@ impl<B: Bus> Turn for Tender<B> {
         kept.look_after(&self.shared.bus, now);
         match &kept.controller {
             None => Wait::Ended,
+            Some(_) if kept.lost.is_some() => Wait::Until(now.after(TENDED)),
             Some(controller) => Wait::Until(controller.wake_at().min(now.after(TENDED))),
         }
     }

@@ -24,6 +24,7 @@ mod balance;
 pub mod cli;
 pub mod copy;
 pub mod emu;
+mod evidence;
 pub mod identify;
 #[cfg(not(feature = "crypt"))]
 mod no_crypt;

@@ -6,6 +6,7 @@
 use std::io::{self, Write};
 
 use host::Clock;
+use sim::course::Record;
 use sim::scenario::Scenario;
 use sim::{enumeration, scenarios, swarm};
 
@@ -16,8 +17,8 @@ use crate::Refused;
 pub struct SimOptions {
     /// How many seeds to run after the scripted scenarios.
     pub seeds: u64,
-    /// The first of them.
-    pub first_seed: u64,
+    /// Run this seed alone.
+    pub seed: Option<u64>,
     /// Run only scenarios whose name contains this, and no seeds.
     pub scenario: Option<String>,
     /// Name the scenarios and run none.
@@ -42,22 +43,32 @@ pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refused> {
     let clock = Clock::start();
     let begun = clock.now();
     let mut failed = 0_u64;
-    let is_single = options.seeds == 1 && options.first_seed != 0;
-    let scripted = if is_single { Vec::new() } else { scripted };
+    let scripted = if options.seed.is_some() { Vec::new() } else { scripted };
     for scenario in &scripted {
         failed += u64::from(!holds(scenario, out).map_err(told)?);
     }
-    let seeds = if options.scenario.is_some() || options.canary { 0 } else { options.seeds };
-    for seed in options.first_seed..options.first_seed.saturating_add(seeds) {
-        failed += u64::from(!repeats(seed, out).map_err(told)?);
+    let (first, seeds) = match options.seed {
+        Some(seed) => (seed, 1),
+        None if options.scenario.is_some() || options.canary => (0, 0),
+        None => (0, options.seeds),
+    };
+    for further in 0..seeds {
+        failed += u64::from(!repeats(first.wrapping_add(further), out).map_err(told)?);
     }
     let seconds = clock.now().since(begun).as_secs_f64();
-    writeln!(
-        out,
-        "{} scenarios and {seeds} seeds, each seed twice, in {seconds:.1} s: {failed} failed",
-        scripted.len()
-    )
-    .map_err(told)?;
+    let count = scripted.len() as u64;
+    let told_all = match options.canary {
+        true => writeln!(
+            out,
+            "{count} bugs planted, {} found, in {seconds:.1} s",
+            count.saturating_sub(failed)
+        ),
+        false => writeln!(
+            out,
+            "{count} scenarios and {seeds} seeds, each seed twice, in {seconds:.1} s: {failed} failed"
+        ),
+    };
+    told_all.map_err(told)?;
     match failed {
         0 => Ok(()),
         _ => Err(Refused::peer(format!("{failed} simulated runs broke a promise"))),
@@ -74,7 +85,11 @@ fn chosen(options: &SimOptions) -> Vec<Scenario> {
 
 /// Runs a scenario. False, and said why, if it did not go as it must.
 fn holds(scenario: &Scenario, out: &mut dyn Write) -> io::Result<bool> {
-    let record = scenario.run();
+    has_held(scenario, &scenario.run(), out)
+}
+
+/// False, and said why, if a run did not go as it must.
+fn has_held(scenario: &Scenario, record: &Record, out: &mut dyn Write) -> io::Result<bool> {
     let Some(failure) = &record.failure else { return Ok(true) };
     writeln!(out, "{}: {failure}", scenario.name)?;
     record.tail.iter().try_for_each(|line| writeln!(out, "    {line}"))?;
@@ -88,10 +103,11 @@ fn holds(scenario: &Scenario, out: &mut dyn Write) -> io::Result<bool> {
 /// Runs a seed twice. False, and said why, if it broke a promise or was not the same both times.
 fn repeats(seed: u64, out: &mut dyn Write) -> io::Result<bool> {
     let scenario = swarm::scenario(seed);
-    if !holds(&scenario, out)? {
+    let first = scenario.run();
+    if !has_held(&scenario, &first, out)? {
         return Ok(false);
     }
-    let [first, second] = [scenario.run(), scenario.run()];
+    let second = scenario.run();
     if (first.hash, first.events) != (second.hash, second.events) {
         writeln!(
             out,

@@ -23,9 +23,10 @@ mod tending;
 mod tests;
 
 pub(crate) use ask::with_controller;
-pub(crate) use discover::{Discovered, discover};
+pub(crate) use discover::{Change, Discovered, Watch, discover, service as discovery_service};
 pub use kind::Kind;
 pub use maps::Maps;
 pub use name::TcpName;
-pub(crate) use name::policy_of;
+pub(crate) use name::{discovery_name, policy_of};
+pub(crate) use paths::paths_of_all;
 pub use paths::tell_paths_to;

@@ -14,6 +14,8 @@ mod kind;
 mod link;
 mod name;
 mod registers;
+#[cfg(test)]
+mod tests;
 mod vector;
 
 use dma::Regions;

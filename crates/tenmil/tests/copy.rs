@@ -93,6 +93,21 @@ fn wait_until_it_copies(place: &Place, child: &mut Child) {
 }
 
 #[test]
+fn zeroes_are_written_if_it_is_not_to_be_sparse() {
+    let place = Place::new(16 * MIB);
+    for (sparse, written) in [("no", 12 * MIB), ("yes", 8 * MIB)] {
+        let (code, out, error) =
+            said(&place.copy(&["--sparse", sparse, "--overwrite", "--verify", "--json"]));
+        assert_eq!(code, Some(0), "{error}");
+        let json: Value = serde_json::from_str(&out).unwrap();
+        // Where holes cannot be told from zeroes, all of the source is zeroes that are written.
+        let told = json["read_bytes"] != 16 * MIB;
+        assert!(json["written_bytes"] == written || (!told && sparse == "no"), "{sparse}: {json}");
+        assert!(place.is_copied());
+    }
+}
+
+#[test]
 fn a_file_is_copied_with_its_holes_and_compared() {
     let place = Place::new(16 * MIB);
     let (code, out, error) = said(&place.copy(&["--verify", "--json"]));

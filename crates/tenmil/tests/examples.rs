@@ -1,19 +1,5 @@
 //! The examples do what they say, and end.
 
-#[allow(dead_code, reason = "its `main` is called here")]
-#[path = "../examples/async_on_a_reactor.rs"]
-mod async_on_a_reactor;
-#[allow(dead_code, reason = "its `main` is called here")]
-#[path = "../examples/from_smol.rs"]
-mod from_smol;
-#[allow(dead_code, reason = "its `main` is called here")]
-#[path = "../examples/from_tokio.rs"]
-mod from_tokio;
-
-#[allow(dead_code, reason = "its `run` is called here")]
-#[path = "../examples/mixed.rs"]
-mod mixed;
-
 use std::error::Error;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -22,6 +8,40 @@ use host::Thread;
 
 /// Far longer than any of them takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Each example as a module, and a test that runs its `main`.
+macro_rules! examples {
+    ($($name:ident = $path:literal;)*) => {
+        $(
+            #[allow(dead_code, reason = "its `main` is called here")]
+            #[path = $path]
+            mod $name;
+        )*
+        mod ends {
+            $(
+                #[test]
+                fn $name() {
+                    super::ends_well(stringify!($name), super::$name::main);
+                }
+            )*
+        }
+    };
+}
+
+examples! {
+    one_block = "../examples/1_one_block.rs";
+    a_million_reads = "../examples/2_a_million_reads.rs";
+    serve_a_ram_disk = "../examples/3_serve_a_ram_disk.rs";
+    from_tokio = "../examples/4_from_tokio.rs";
+    from_smol = "../examples/5_from_smol.rs";
+    async_on_a_reactor = "../examples/6_async_on_a_reactor.rs";
+    a_backend_of_ones_own = "../examples/7_a_backend_of_ones_own.rs";
+    a_device_that_misbehaves = "../examples/8_a_device_that_misbehaves.rs";
+}
+
+#[allow(dead_code, reason = "its `run` is called here")]
+#[path = "../examples/mixed.rs"]
+mod mixed;
 
 /// Runs an example on a thread of its own, and gives it up if it does not end.
 fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
@@ -42,21 +62,17 @@ fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
 }
 
 #[test]
-fn async_on_a_reactor_writes_and_reads_back() {
-    ends_well("async_on_a_reactor", async_on_a_reactor::main);
-}
-
-#[test]
-fn from_tokio_writes_and_reads_back() {
-    ends_well("from_tokio", from_tokio::main);
-}
-
-#[test]
-fn from_smol_writes_and_reads_back() {
-    ends_well("from_smol", from_smol::main);
-}
-
-#[test]
 fn mixed_reads_beside_writes() {
     ends_well("mixed", || mixed::run("ram:64m", base::Span::from_ms(50)));
+}
+
+/// An example that nobody runs is soon one that does not run.
+#[test]
+fn every_example_is_here() {
+    let here = include_str!("examples.rs");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(here.contains(&format!("../examples/{name}")), "{name} is not run");
+    }
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 20] = [
+const FLOORS: [(&str, u32); 21] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),
@@ -22,6 +22,7 @@ const FLOORS: [(&str, u32); 20] = [
     ("tenmil-vfio", 1),
     ("tenmil-sim", 2),
     ("tenmil-reactor", 2),
+    ("tenmil-evidence", 2),
     ("tenmil-block", 3),
     ("tenmil-remote", 3),
     ("tenmil-target", 4),

@@ -50,6 +50,7 @@ fn a_malformed_uri_and_an_unknown_device_are_refused() {
 fn a_switch_that_says_nothing_to_those_who_are_served_is_refused() {
     let nbd = "serve ram:1m -l nbd://127.0.0.1:0";
     let tcp = "serve ram:1m -l tcp://127.0.0.1:0";
+    let vfio_user = "serve ram:1m -l vfio-user:/nowhere/disk";
     for (line, expected) in [
         (
             format!("{nbd} --nqn nqn.2024-01.example:disk"),
@@ -65,11 +66,29 @@ fn a_switch_that_says_nothing_to_those_who_are_served_is_refused() {
         ),
         (
             format!("{tcp} --limit-iops 100"),
-            "serve over NVMe/TCP: --limit-iops is given, expected only with a listener for NBD",
+            "serve over NVMe/TCP: --limit-iops is given, expected only with a listener for NBD \
+             or vfio-user or ublk",
         ),
         (
             format!("{tcp} --name disk"),
             "serve over NVMe/TCP: --name is given, expected only with a listener for NBD",
+        ),
+        (
+            format!("{tcp} --allow-resize"),
+            "serve over NVMe/TCP: --allow-resize is given, expected only with a listener for NBD",
+        ),
+        (
+            format!("{vfio_user} --host nqn.2024-01.example:client"),
+            "serve over vfio-user: --host is given, expected only with a listener for NVMe/TCP",
+        ),
+        (
+            format!("{vfio_user} --connections 3"),
+            "serve over vfio-user: --connections is given, expected only with a listener for NBD \
+             or NVMe/TCP",
+        ),
+        (
+            "serve --config /nowhere/target.toml --allow-any-host".into(),
+            "--config and --allow-any-host are both given, expected one of them",
         ),
     ] {
         assert_eq!(refusal(&line), expected, "{line}");
@@ -158,16 +177,17 @@ fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
     for (line, expected) in [
         (
             "",
-            "no command is given, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror, store, volume or top",
+            "no command is given, expected perf, evidence, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror, store, volume, top, completions or man",
         ),
         (
             "prf",
-            "no command `prf`, expected perf, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror, store, volume or top",
+            "no command `prf`, expected perf, evidence, list, bind, unbind, doctor, identify, discover, policy, copy, serve, proxy, sim, get, set, events, mirror, store, volume, top, completions or man",
         ),
         (
             "perf -w backwards",
             "-w backwards: expected read, write, randread, randwrite, rw, randrw, trim or flush-mix",
         ),
+        ("mirror foo", "no command `foo`, expected create, show, add, replace or remove"),
         ("perf --cq-doorbell never", "--cq-doorbell never: expected each, poll or deferred"),
         (
             "perf --command-store fast",
@@ -193,7 +213,9 @@ fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for arguments in [&["--help"][..], &["perf", "--help"], &["perf", "-h"], &["--version"]] {
+    for arguments in
+        [&["--help"][..], &["help", "perf"], &["perf", "--help"], &["perf", "-h"], &["--version"]]
+    {
         let output = tenmil(arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert_eq!(output.stderr, b"", "{arguments:?}");

@@ -7,8 +7,9 @@
 mod served;
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
+use host::Thread;
 use serde_json::Value;
 use served::{Served, run};
 
@@ -116,6 +117,54 @@ fn a_load_goes_over_two_paths_and_outlives_one_of_them() {
         assert!(said.contains("path 0 is down"), "{said}");
         assert!(said.contains(&format!("path 1 instead of path 0 ({two})")), "{said}");
     }
+}
+
+/// Whoever follows the events of a process, which has begun to hear them.
+fn follow(served: &Served) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut command = served.command(&["events", "--json", "--time", "60"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut knock = served.command(&["set", "scheduler", "policy=static"]);
+    let knocks = Thread::spawn("knocks", None, move |stop| {
+        while !stop.is_stopped() {
+            assert!(knock.output().unwrap().status.success());
+        }
+    });
+    assert!(lines.read_line(&mut String::new()).unwrap() > 0);
+    knocks.unwrap().stop();
+    (child, lines)
+}
+
+#[test]
+fn what_happens_to_paths_is_listed_and_told_to_whoever_asks_the_process() {
+    let (_served, address) = serve("ram:16m");
+    let ((first, one), (_second, two)) = (proxy(&address), proxy(&address));
+    let remote = format!("tcp://{one},{two}/{NQN}?detect=500ms");
+    let user = Served::start(&remote, &[]);
+    let paths = || -> Vec<Value> { serde_json::from_str(&user.ask("get paths --json")).unwrap() };
+    let is_up = |row: &Value| row["state"] == "up" && row["access"] == "optimized";
+    assert!((0..200).any(|_| paths().iter().all(is_up)), "{:?}", paths());
+    assert_eq!(paths()[0]["address"], one.as_str());
+    assert_eq!((&paths()[0]["best"], &paths()[1]["best"]), (&true.into(), &false.into()));
+    let (mut follower, mut lines) = follow(&user);
+    drop(first);
+    let mut next = |kind: &str| loop {
+        let mut line = String::new();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "it has ended before {kind}");
+        let event: Value = serde_json::from_str(&line).unwrap();
+        if event["kind"] == kind {
+            return event;
+        }
+    };
+    let lost = next("path-lost");
+    assert_eq!((&lost["about"]["address"], &lost["about"]["path"]), (&one.into(), &0.into()));
+    assert!(lost["about"]["why"].as_str().is_some_and(|why| !why.is_empty()), "{lost}");
+    assert_eq!(next("path-taken")["about"]["address"], two.as_str());
+    let (lost, taken) = (&paths()[0], &paths()[1]);
+    assert_eq!((&lost["state"], &lost["losses"]), (&"lost".into(), &1.into()), "{lost}");
+    assert_eq!((&taken["state"], &taken["best"]), (&"up".into(), &true.into()), "{taken}");
+    follower.kill().unwrap();
+    follower.wait().unwrap();
 }
 
 #[test]

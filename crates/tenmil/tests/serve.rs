@@ -175,6 +175,14 @@ fn a_file_says_who_sees_what_and_by_which_way() {
     assert_eq!(size_of(&world.uri(0, 2, TWO)), Ok(8 << 20));
     let said = size_of(&world.uri(0, 2, ONE)).unwrap_err();
     assert!(said.contains("no namespace 2"), "{said}");
+    let identify = |host| {
+        let arguments = ["-k", "5", "60", TENMIL, "identify", &world.uri(0, 2, host), "--json"];
+        Command::new("timeout").args(arguments).output().unwrap()
+    };
+    assert!(identify(TWO).status.success());
+    let masked = String::from_utf8(identify(ONE).stderr).unwrap();
+    let expected = "no namespace 2 is shown to this host, expected one of: 1, 3";
+    assert!(masked.contains(expected) && masked.contains("`hosts`"), "{masked}");
     // It is not named.
     let said = size_of(&world.uri(0, 1, "nqn.2026-01.org.tenmil:three")).unwrap_err();
     assert!(said.contains("this host may not connect"), "{said}");
@@ -273,6 +281,55 @@ fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
     assert!(load.wait().unwrap().success());
     drop(events);
     assert_eq!(world.served.end(), Some(0));
+}
+
+#[test]
+fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_is_lost() {
+    let world = World::new(WHOLE);
+    let proxy = format!("{TENMIL} proxy 127.0.0.1:0 {} --back 60k=cut", world.addresses[0]);
+    let proxy = Served::of(&proxy);
+    let ready = proxy.ready.trim().strip_prefix("ready ").unwrap();
+    let address = ready.split_whitespace().next().unwrap().trim_start_matches("tcp://");
+    let mut watch = Command::new("timeout")
+        .args(["-k", "5", "120", TENMIL, "discover", "--watch", "--json"])
+        .arg(format!("tcp://{address}?host={ONE}&retry=100ms"))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap());
+    let mut next = || -> Value {
+        let mut line = String::new();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "it has ended");
+        serde_json::from_str(&line).unwrap()
+    };
+    let is = |change: &Value, word: &str, subsystem: &str| {
+        change["change"] == word && change["subsystem"] == subsystem && change["port"] == 2
+    };
+    while !is(&next(), "came", NQN) {}
+    let other = "nqn.2026-01.org.tenmil:other";
+    let more = format!("{WHOLE}\n[[subsystem]]\nnqn = \"{other}\"\n");
+    let more = format!("{more}\n[[subsystem.namespace]]\nuri = \"ram:2m\"\n");
+    let (mut away, mut back, mut rounds) = (0, 0, 0);
+    while back == 0 || rounds % 2 == 1 {
+        rounds += 1;
+        assert!(rounds < 100, "the connection was never lost");
+        let (text, word) = if rounds % 2 == 1 { (&*more, "came") } else { (WHOLE, "went") };
+        let beside = world.file.with_extension("new");
+        std::fs::write(&beside, text).unwrap();
+        std::fs::rename(&beside, &world.file).unwrap();
+        world.hang_up();
+        loop {
+            let change = next();
+            away += usize::from(change["change"] == "away");
+            back += usize::from(change["change"] == "back");
+            if is(&change, word, other) {
+                break;
+            }
+        }
+    }
+    assert_eq!(away, back);
+    watch.kill().unwrap();
+    watch.wait().unwrap();
 }
 
 #[test]

@@ -131,6 +131,83 @@ fn what_a_snapshot_keeps_is_there_in_its_clone_when_the_volume_has_changed() {
 }
 
 #[test]
+fn a_snapshot_is_sent_and_what_changed_since_follows_it() {
+    let (pool, backup) = (Pool::new("64m"), Pool::new("64m"));
+    let first = pool.write("first", 4 * MIB, 1);
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "8m"]);
+    pool.done(&["copy", &pool.file("first"), &pool.volume("db")]);
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "monday"]);
+    let second = pool.write("second", 64 << 10, 2);
+    pool.done(&["copy", &pool.file("second"), &pool.volume("db"), "--overwrite"]);
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "tuesday"]);
+
+    let json = pool.done(&["volume", "diff", &pool.volume("monday"), "tuesday", "--json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let changed = json["data_bytes"].as_u64().unwrap() + json["hole_bytes"].as_u64().unwrap();
+    assert!((1..=128 << 10).contains(&changed), "{json}");
+
+    let pipe = |words: &[&str], name: &str, cut: usize| {
+        let sent = pool.command(words).output().unwrap();
+        assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+        std::fs::write(backup.path("stream"), &sent.stdout[..sent.stdout.len() - cut]).unwrap();
+        let input = std::fs::File::open(backup.path("stream")).unwrap();
+        let mut receive = backup.command(&["volume", "receive", &backup.volume(name)]);
+        receive.stdin(input).output().unwrap()
+    };
+    let (monday, tuesday) = (pool.volume("monday"), pool.volume("tuesday"));
+    let rest = ["volume", "send", &tuesday, "--from", "monday"];
+    let refused = pipe(&rest, "tuesday", 0);
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && error.contains("found no snapshot"), "{error}");
+    assert!(!pipe(&["volume", "send", &monday], "monday", 1).status.success(), "it is cut");
+    for (words, name) in [(&["volume", "send", &monday][..], "monday"), (&rest, "tuesday")] {
+        let received = pipe(words, name, 0);
+        assert!(received.status.success(), "{}", String::from_utf8_lossy(&received.stderr));
+    }
+    let mut expected = first;
+    expected.resize(8 * MIB, 0);
+    assert!(backup.bytes("monday") == expected);
+    expected[..second.len()].copy_from_slice(&second);
+    assert!(backup.bytes("tuesday") == expected);
+    assert_eq!(backup.listed("tuesday")["origin"], "monday");
+    assert!(backup.is_clean());
+}
+
+#[test]
+fn volumes_are_rescued_from_a_store_without_superblocks() {
+    let (pool, other) = (Pool::new("64m"), Pool::new("64m"));
+    let first = pool.write("first", 4 * MIB, 5);
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    pool.done(&["copy", &pool.file("first"), &pool.volume("db")]);
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "monday"]);
+    let second = pool.write("second", 4 * MIB, 6);
+    pool.done(&["copy", &pool.file("second"), &pool.volume("db"), "--overwrite"]);
+    let mut image = std::fs::read(pool.path("pool")).unwrap();
+    let end = image.len();
+    image[..8192].fill(0xa5);
+    image[end - 8192..].fill(0xa5);
+    std::fs::write(pool.path("pool"), &image).unwrap();
+    let (_, error) = pool.refused(&["volume", "list", &pool.device()]);
+    assert!(error.contains("no superblock can be read"), "{error}");
+
+    for was_there in [false, true] {
+        let output = other.run(&["store", "rescue", &pool.device(), &other.device(), "--json"]);
+        assert_eq!(output.status.code(), Some(3), "four superblocks are lost");
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json["damaged"].as_array().unwrap().len(), 4);
+        for volume in json["volumes"].as_array().unwrap() {
+            assert_eq!(
+                (&volume["lost_bytes"], &volume["was_there"]),
+                (&0.into(), &was_there.into())
+            );
+        }
+    }
+    assert!(other.bytes("db") == second && other.bytes("monday") == first);
+    assert_eq!(other.listed("monday")["read_only"], true);
+    assert!(other.is_clean() && std::fs::read(pool.path("pool")).unwrap() == image);
+}
+
+#[test]
 fn a_clone_is_served_and_the_store_is_held_meanwhile() {
     if !tools(&["qemu-img"]) {
         return;

@@ -20,6 +20,7 @@ pub(crate) const DEVICE_GET_REGION_INFO: u32 = number(8);
 pub(crate) const DEVICE_GET_IRQ_INFO: u32 = number(9);
 pub(crate) const DEVICE_SET_IRQS: u32 = number(10);
 pub(crate) const DEVICE_RESET: u32 = number(11);
+pub(crate) const IOMMU_GET_INFO: u32 = number(12);
 pub(crate) const IOMMU_MAP_DMA: u32 = number(13);
 pub(crate) const IOMMU_UNMAP_DMA: u32 = number(14);
 
@@ -27,6 +28,11 @@ pub(crate) const API_VERSION: i32 = 0;
 pub(crate) const TYPE1V2_IOMMU: i32 = 3;
 
 /// Every function in the group has been given up by its driver.
+/// Flag of what is told of an IOMMU: capabilities follow.
+const INFO_CAPABILITIES: u32 = 1 << 1;
+/// The capability that lists addresses (`VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE`).
+const ADDRESSES: u16 = 1;
+
 pub(crate) const GROUP_VIABLE: u32 = 1;
 
 pub(crate) const DEVICE_CAN_RESET: u32 = 1;
@@ -186,6 +192,53 @@ pub(crate) fn device_of(group: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Res
     told(result)
 }
 
+/// The ranges of addresses that an IOMMU has, each by its first and its last; none if this kernel
+/// does not tell.
+pub(crate) fn addresses(container: BorrowedFd<'_>) -> io::Result<Vec<(u64, u64)>> {
+    let mut words = vec![0_u32; 1024];
+    loop {
+        let len_bytes = u32::try_from(words.len() * 4).unwrap_or(u32::MAX);
+        words[0] = len_bytes;
+        let at = words.as_mut_ptr();
+        // SAFETY: the kernel reads and writes no more bytes than the first word says, which is all of
+        // `words`.
+        let result = unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_GET_INFO.into(), at) };
+        told(result)?;
+        // It says how much there would have been.
+        if words[0] <= len_bytes {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            return Ok(ranges_of(&bytes));
+        }
+        words = vec![0; (words[0] as usize).div_ceil(4)];
+    }
+}
+
+/// ```text
+///   0      4      8              16               20
+///   | argsz| flags| page sizes   | capabilities at |     each: | id : 16 | version : 16 | next at |
+///   addresses: | header : 8 | count | – | first, last | first, last | …
+/// ```
+fn ranges_of(info: &[u8]) -> Vec<(u64, u64)> {
+    let word = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
+    let long = |at: usize| Some(u64::from_ne_bytes(info.get(at..at + 8)?.try_into().ok()?));
+    let has_any = word(4).is_some_and(|flags| flags & INFO_CAPABILITIES != 0);
+    let mut at = word(16).filter(|_| has_any).unwrap_or(0) as usize;
+    // As many as there is room for, lest they go round.
+    for _ in 0..info.len() / 8 {
+        let Some(id) = info.get(at..at + 2).filter(|_| at > 0) else { break };
+        if id == ADDRESSES.to_ne_bytes() {
+            let count = word(at + 8).unwrap_or(0) as usize;
+            let ranges = (0..count).map_while(|index| {
+                let place = at + 16 + index * 16;
+                Some((long(place)?, long(place + 8)?))
+            });
+            return ranges.collect();
+        }
+        at = word(at + 4).unwrap_or(0) as usize;
+    }
+    Vec::new()
+}
+
 fn told(result: libc::c_int) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -198,6 +251,28 @@ mod tests {
     fn numbers_are_those_of_the_header() {
         assert_eq!(GET_API_VERSION, 0x3b64);
         assert_eq!(DEVICE_RESET, 0x3b6f);
+        assert_eq!(IOMMU_GET_INFO, 0x3b70);
         assert_eq!(IOMMU_UNMAP_DMA, 0x3b72);
+    }
+
+    #[test]
+    fn the_addresses_of_an_iommu_are_found_among_its_capabilities() {
+        let mut words = vec![0_u32; 32];
+        words[1] = INFO_CAPABILITIES;
+        words[4] = 24;
+        // Another capability, and the one that is looked for.
+        (words[6], words[7]) = (3 | 1 << 16, 40);
+        (words[10], words[11], words[12]) = (1 | 1 << 16, 0, 2);
+        words[14..22].copy_from_slice(&[0, 0, 0xfedf_ffff, 0, 0xfef0_0000, 0, u32::MAX, 0x7f]);
+        let bytes =
+            |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+        let expected = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
+        assert_eq!(ranges_of(&bytes(&words)), expected);
+        assert_eq!(ranges_of(&bytes(&words[..18])), expected[..1], "cut off");
+        words[7] = 24;
+        assert_eq!(ranges_of(&bytes(&words)), [], "they go round");
+        words[1] = 1;
+        assert_eq!(ranges_of(&bytes(&words)), [], "there are none");
+        assert_eq!(ranges_of(&[]), []);
     }
 }

@@ -1,12 +1,13 @@
 //! An IOMMU context: what is mapped here is what its functions reach.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::Segment;
-use dma::Regions;
+use base::{RegionId, Segment};
+use dma::{AddressSpace, Regions};
 
 use crate::call::{self, Argument, DMA_READ, DMA_WRITE, DmaMap, DmaUnmap};
 use crate::error::NotMapped;
@@ -22,65 +23,175 @@ struct Inner {
     file: File,
     /// Kept so that what is mapped is memory for as long as it is mapped.
     regions: Regions,
+    mappings: Mutex<Mappings>,
 }
 
-/// Memory that functions reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapped {
-    /// Where they have it.
-    pub iova: u64,
-    /// How much it is.
-    pub len_bytes: u64,
+#[derive(Debug)]
+struct Mappings {
+    space: AddressSpace,
+    /// What functions reach, and how many of them.
+    mapped: BTreeMap<RegionId, Mapped>,
 }
+
+/// A region that functions reach.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    iova: u64,
+    len_bytes: u64,
+    users: u32,
+}
+
+/// Where the kernel does not say which addresses an IOMMU has: all have these, and devices that
+/// signal by messages to addresses below 4 GiB are left alone.
+const ADDRESSES: (u64, u64) = (1 << 32, (1 << 39) - 1);
 
 impl Container {
+    /// The context that has been set up in `file`.
     pub(crate) fn new(file: File, regions: Regions) -> Self {
-        Self { inner: Arc::new(Inner { file, regions }) }
+        let told = call::addresses(file.as_fd()).unwrap_or_default();
+        let ranges = if told.is_empty() { vec![ADDRESSES] } else { told };
+        let mappings = Mappings { space: AddressSpace::new(ranges), mapped: BTreeMap::new() };
+        Self { inner: Arc::new(Inner { file, regions, mappings: Mutex::new(mappings) }) }
     }
 
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+    /// The table that its memory lies in.
+    pub fn regions(&self) -> &Regions {
+        &self.inner.regions
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
         self.inner.file.as_fd()
     }
 
-    /// Lets functions reach the first `len_bytes` of the region that `first` begins, in whole pages.
+    fn lock(&self) -> MutexGuard<'_, Mappings> {
+        self.inner.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets functions reach a whole region, and says where they find it; once more for each that asks.
     /// The kernel pins the pages, and counts them against the limit of lockable memory.
     ///
     /// # Errors
     ///
-    /// If there is no such memory, the address is taken or beyond what the IOMMU has, or too much is
-    /// locked already.
-    pub fn map(&self, first: Segment, iova: u64, len_bytes: u64) -> Result<Mapped, NotMapped> {
-        let refuse = |error| NotMapped { iova, len_bytes, error };
-        let is_whole = self.inner.regions.len_bytes(first.region) >= len_bytes && first.offset == 0;
+    /// If there is no such region, the IOMMU has no such row of addresses left, or too much is locked
+    /// already.
+    pub fn show(&self, region: RegionId) -> Result<u64, NotMapped> {
+        let mut mappings = self.lock();
+        mappings.show(region, self.inner.regions.len_bytes(region), |iova, len_bytes| {
+            self.map(region, iova, len_bytes)
+        })
+    }
+
+    /// Takes a region away again, if nobody else wants it: no function reaches it once this has
+    /// returned.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel keeps it.
+    pub fn hide(&self, region: RegionId) -> Result<(), NotMapped> {
+        self.lock().hide(region, |iova, len_bytes| self.unmap(iova, len_bytes))
+    }
+
+    fn map(&self, region: RegionId, iova: u64, len_bytes: u64) -> Result<(), NotMapped> {
+        let refuse = |error| NotMapped::new(iova, len_bytes, error);
+        let first = Segment { region, offset: 0, len_bytes: 1 };
         let address = self.inner.regions.address(first);
-        let (true, Ok(address)) = (is_whole, address) else {
-            return Err(refuse(io::ErrorKind::InvalidInput.into()));
-        };
+        let address = address.map_err(|_| refuse(io::ErrorKind::NotFound.into()))?;
         let mut map = DmaMap {
             argsz: DmaMap::BYTES,
             flags: DMA_READ | DMA_WRITE,
-            // The range lies in a region of a table that is kept, whose places stay mapped.
+            // The region lies in a table that is kept, whose places stay mapped.
             address: address.as_ptr() as u64,
             iova,
             size: len_bytes,
         };
-        call::with(self.file(), call::IOMMU_MAP_DMA, &mut map).map_err(refuse)?;
-        Ok(Mapped { iova, len_bytes })
+        call::with(self.file(), call::IOMMU_MAP_DMA, &mut map).map(drop).map_err(refuse)
     }
 
-    /// Takes memory away again: no function reaches it once this has returned.
-    ///
-    /// # Errors
-    ///
-    /// If nothing is mapped so.
-    pub fn unmap(&self, mapped: Mapped) -> Result<(), NotMapped> {
-        let Mapped { iova, len_bytes } = mapped;
+    fn unmap(&self, iova: u64, len_bytes: u64) -> Result<(), NotMapped> {
         let mut unmap = DmaUnmap { argsz: DmaUnmap::BYTES, flags: 0, iova, size: len_bytes };
-        let refuse = |error| NotMapped { iova, len_bytes, error };
+        let refuse = |error| NotMapped::new(iova, len_bytes, error);
         call::with(self.file(), call::IOMMU_UNMAP_DMA, &mut unmap).map_err(refuse)?;
         if unmap.size == len_bytes {
             return Ok(());
         }
         Err(refuse(io::ErrorKind::NotFound.into()))
+    }
+}
+
+impl Mappings {
+    fn show(
+        &mut self,
+        region: RegionId,
+        len_bytes: u64,
+        map: impl FnOnce(u64, u64) -> Result<(), NotMapped>,
+    ) -> Result<u64, NotMapped> {
+        if let Some(mapped) = self.mapped.get_mut(&region) {
+            mapped.users += 1;
+            return Ok(mapped.iova);
+        }
+        let none = "the IOMMU has no such row of addresses left";
+        let iova = self.space.allocate(len_bytes);
+        let iova = iova.ok_or_else(|| NotMapped::new(0, len_bytes, io::Error::other(none)))?;
+        if let Err(why) = map(iova, len_bytes) {
+            self.space.release(iova, len_bytes);
+            return Err(why);
+        }
+        self.mapped.insert(region, Mapped { iova, len_bytes, users: 1 });
+        Ok(iova)
+    }
+
+    fn hide(
+        &mut self,
+        region: RegionId,
+        unmap: impl FnOnce(u64, u64) -> Result<(), NotMapped>,
+    ) -> Result<(), NotMapped> {
+        let Some(mapped) = self.mapped.get_mut(&region) else { return Ok(()) };
+        if mapped.users > 1 {
+            mapped.users -= 1;
+            return Ok(());
+        }
+        let Mapped { iova, len_bytes, .. } = *mapped;
+        unmap(iova, len_bytes)?;
+        self.mapped.remove(&region);
+        self.space.release(iova, len_bytes);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io;
+
+    use base::RegionId;
+    use dma::AddressSpace;
+
+    use super::{ADDRESSES, Mappings};
+    use crate::NotMapped;
+
+    #[test]
+    fn a_region_is_mapped_once_for_all_functions_and_unmapped_with_the_last() {
+        let space = AddressSpace::new([ADDRESSES]);
+        let mut mappings = Mappings { space, mapped: BTreeMap::new() };
+        let region = RegionId(4095);
+        let refused = |iova, len| Err(NotMapped::new(iova, len, io::ErrorKind::OutOfMemory.into()));
+        assert!(mappings.show(region, 8192, refused).is_err());
+        let first = mappings.show(region, 8192, |_, _| Ok(())).unwrap();
+        assert!((1 << 32..1 << 39).contains(&first), "{first:#x}: within 39 bits");
+        let again = |_, _| panic!("it is mapped already");
+        assert_eq!(mappings.show(region, 8192, again).unwrap(), first);
+        let other = mappings.show(RegionId(1), 8192, |_, _| Ok(())).unwrap();
+        assert_ne!(other, first);
+        mappings.hide(region, |_, _| panic!("another function wants it")).unwrap();
+        assert!(mappings.hide(region, refused).is_err(), "the kernel keeps it");
+        let mut unmapped = Vec::new();
+        let mut unmap = |iova, len| {
+            unmapped.push((iova, len));
+            Ok(())
+        };
+        mappings.hide(region, &mut unmap).unwrap();
+        mappings.hide(region, &mut unmap).unwrap();
+        assert_eq!(unmapped, [(first, 8192)]);
+        assert_eq!(mappings.show(RegionId(2), 8192, |_, _| Ok(())).unwrap(), first);
     }
 }

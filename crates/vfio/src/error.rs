@@ -3,6 +3,9 @@
 use std::fmt;
 use std::io;
 
+/// What is done that needs an IOMMU which keeps interrupts apart, too.
+pub(crate) const USE_IOMMU: &str = "use its IOMMU";
+
 /// A function that cannot be had.
 #[derive(Debug)]
 pub enum NotAttached {
@@ -66,6 +69,31 @@ pub struct NotMapped {
     pub len_bytes: u64,
     /// What the kernel said.
     pub error: io::Error,
+    /// How much may be locked, if that stands in the way.
+    pub lockable_bytes: Option<u64>,
+}
+
+impl NotMapped {
+    pub(crate) fn new(iova: u64, len_bytes: u64, error: io::Error) -> Self {
+        // What the kernel says of memory that may not be locked (drivers/vfio/vfio_iommu_type1.c).
+        let is_locked_out = error.raw_os_error() == Some(libc::ENOMEM);
+        let lockable_bytes = is_locked_out.then(lockable_bytes).flatten();
+        Self { iova, len_bytes, error, lockable_bytes }
+    }
+
+    /// What mends it, if a command does.
+    pub fn hint(&self) -> Option<String> {
+        self.lockable_bytes?;
+        let text = "Let more be locked: `sudo prlimit --pid $$ --memlock=unlimited` for this shell, \
+                    LimitMEMLOCK=infinity for a service; or ask for less: `queues=2&depth=63` in the \
+                    URI.";
+        Some(text.to_owned())
+    }
+}
+
+/// How much this process may lock; none if there is no limit.
+fn lockable_bytes() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
 
 impl NotAttached {
@@ -85,6 +113,18 @@ impl NotAttached {
             }
             Self::Open { error, .. } if error.raw_os_error() == Some(libc::EBUSY) => {
                 Some("Another process has it; end that first.".to_owned())
+            }
+            Self::Open { error, .. } if error.kind() == io::ErrorKind::NotFound => {
+                Some("Load the driver with `sudo modprobe vfio-pci`.".to_owned())
+            }
+            Self::Call { what: USE_IOMMU, error, .. }
+                if error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                let text = "Interrupts are not kept apart: switch on interrupt remapping (VT-d, \
+                            AMD-Vi) in the firmware; or, if you trust whoever drives such devices, \
+                            `echo 1 | sudo tee \
+                            /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`.";
+                Some(text.to_owned())
             }
             Self::NotViable { address, .. } => {
                 Some(format!("`tenmil bind {address}` names the others in its group."))
@@ -124,10 +164,47 @@ impl fmt::Display for NotAttached {
 
 impl fmt::Display for NotMapped {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { iova, len_bytes, error } = self;
-        write!(out, "map {len_bytes} bytes for a device at {iova:#x}: {error}")
+        let Self { iova, len_bytes, error, lockable_bytes } = self;
+        write!(out, "map {len_bytes} bytes for a device at {iova:#x}: {error}")?;
+        match lockable_bytes {
+            Some(limit) => write!(out, ", with {limit} bytes that may be locked"),
+            None => Ok(()),
+        }
     }
 }
 
 impl std::error::Error for NotAttached {}
 impl std::error::Error for NotMapped {}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::{NotAttached, NotMapped, USE_IOMMU};
+
+    #[test]
+    fn memory_that_may_not_be_locked_is_told_with_the_limit_and_what_lifts_it() {
+        let memory = io::Error::from_raw_os_error(libc::ENOMEM);
+        let limited =
+            NotMapped { lockable_bytes: Some(8 << 20), ..NotMapped::new(4096, 1, memory) };
+        assert!(
+            limited.to_string().ends_with("with 8388608 bytes that may be locked"),
+            "{limited}"
+        );
+        assert!(limited.hint().unwrap().contains("LimitMEMLOCK=infinity"));
+        let other = NotMapped::new(4096, 1, io::Error::from_raw_os_error(libc::EEXIST));
+        assert_eq!((other.lockable_bytes, other.hint()), (None, None));
+    }
+
+    #[test]
+    fn what_the_machine_lacks_is_told_with_what_mends_it() {
+        let address = || "0000:5e:00.0".to_owned();
+        let error = io::Error::from_raw_os_error(libc::EPERM);
+        let remapping = NotAttached::Call { address: address(), what: USE_IOMMU, error };
+        assert!(remapping.hint().unwrap().contains("interrupt remapping"));
+        let error = io::Error::from_raw_os_error(libc::ENOENT);
+        let path = "/dev/vfio/vfio".to_owned();
+        let unloaded = NotAttached::Open { address: address(), path, error };
+        assert!(unloaded.hint().unwrap().contains("modprobe vfio-pci"));
+    }
+}

@@ -14,7 +14,8 @@ use dma::{Adopted, FilePart, Regions};
 use crate::call::{self, Argument, DeviceInfo, GroupStatus, IrqInfo, RegionInfo};
 use crate::configuration::{COMMAND, Configuration};
 use crate::container::Container;
-use crate::error::NotAttached;
+use crate::error::{NotAttached, USE_IOMMU};
+use crate::group::{self, Group};
 
 /// Where the kernel tells of functions and hands them out: `/` unless a test made its own.
 #[derive(Clone, Debug)]
@@ -27,9 +28,8 @@ pub struct Place {
 pub struct Function {
     address: String,
     device: File,
-    container: Container,
     /// Kept as long as the device: without it the kernel takes the IOMMU away.
-    _group: File,
+    group: Arc<Group>,
     can_reset: bool,
     vectors: u32,
     configuration_at: u64,
@@ -91,6 +91,13 @@ impl Place {
             return Err(NotAttached::Driver { address: of(), found: driver });
         }
         let group = name_of("iommu_group").and_then(|name| name.parse().ok());
+        // VFIO makes such a group by itself for what it drives without an IOMMU.
+        let has_iommu = |number: &u32| {
+            let path = format!("sys/kernel/iommu_groups/{number}/name");
+            let name = std::fs::read_to_string(self.root.join(path)).unwrap_or_default();
+            name.trim_end() != "vfio-noiommu"
+        };
+        let group = group.filter(has_iommu);
         group.ok_or_else(|| NotAttached::NoIommu { address: of() })
     }
 }
@@ -116,21 +123,24 @@ impl Function {
                 error,
             })
         };
-        let container = open(place.root.join("dev/vfio/vfio"))?;
-        check_container(&container).map_err(refuse("look at VFIO"))?;
-        let group = open(place.root.join(format!("dev/vfio/{number}")))?;
-        let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
-        call::with(group.as_fd(), call::GROUP_GET_STATUS, &mut status)
-            .map_err(refuse("look at its group"))?;
-        if status.flags & call::GROUP_VIABLE == 0 {
-            return Err(NotAttached::NotViable { address: address.to_owned(), group: number });
-        }
-        call::set_container(group.as_fd(), container.as_fd()).map_err(refuse("join its group"))?;
-        call::plain(container.as_fd(), call::SET_IOMMU, call::TYPE1V2_IOMMU)
-            .map_err(refuse("use its IOMMU"))?;
-        let device = take_device(&group, address).map_err(refuse("take it"))?;
-        let container = Container::new(container, regions.clone());
-        let function = Self::of(address, device, container, group).map_err(refuse("ask it"))?;
+        let group = group::join(&place.root, number, address, regions, || {
+            let container = open(place.root.join("dev/vfio/vfio"))?;
+            check_container(&container).map_err(refuse("look at VFIO"))?;
+            let group = open(place.root.join(format!("dev/vfio/{number}")))?;
+            let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
+            call::with(group.as_fd(), call::GROUP_GET_STATUS, &mut status)
+                .map_err(refuse("look at its group"))?;
+            if status.flags & call::GROUP_VIABLE == 0 {
+                return Err(NotAttached::NotViable { address: address.to_owned(), group: number });
+            }
+            call::set_container(group.as_fd(), container.as_fd())
+                .map_err(refuse("join its group"))?;
+            call::plain(container.as_fd(), call::SET_IOMMU, call::TYPE1V2_IOMMU)
+                .map_err(refuse(USE_IOMMU))?;
+            Ok((group, Container::new(container, regions.clone())))
+        })?;
+        let device = take_device(&group.file, address).map_err(refuse("take it"))?;
+        let function = Self::of(address, device, group).map_err(refuse("ask it"))?;
         let found = function.configuration().map_err(refuse("read its configuration"))?.class();
         if found != NVM_EXPRESS {
             return Err(NotAttached::Class { address: address.to_owned(), found });
@@ -140,7 +150,7 @@ impl Function {
         Ok(function)
     }
 
-    fn of(address: &str, device: File, container: Container, group: File) -> io::Result<Self> {
+    fn of(address: &str, device: File, group: Arc<Group>) -> io::Result<Self> {
         let mut about = DeviceInfo { argsz: DeviceInfo::BYTES, ..DeviceInfo::default() };
         call::with(device.as_fd(), call::DEVICE_GET_INFO, &mut about)?;
         if about.flags & call::DEVICE_IS_PCI == 0 || about.regions <= region::CONFIGURATION {
@@ -152,8 +162,7 @@ impl Function {
         Ok(Self {
             address: address.to_owned(),
             device,
-            container,
-            _group: group,
+            group,
             can_reset: about.flags & call::DEVICE_CAN_RESET != 0,
             vectors: msix.count,
             configuration_at,
@@ -167,7 +176,7 @@ impl Function {
 
     /// What it reaches.
     pub fn container(&self) -> &Container {
-        &self.container
+        &self.group.container
     }
 
     /// How many vectors it has.
@@ -286,7 +295,13 @@ impl Bar {
         self.memory.len_bytes()
     }
 
-    /// Whether the kernel has taken it away.
+    /// Gives it back, whoever still has a handle: what is read there from now on means nothing, what
+    /// is written goes nowhere.
+    pub fn let_go(&self) {
+        self.memory.let_go();
+    }
+
+    /// Whether it was taken or given away.
     pub fn has_failed(&self) -> bool {
         self.memory.has_failed()
     }
@@ -333,7 +348,8 @@ fn region_of(device: &File, index: u32) -> io::Result<RegionInfo> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, OpenOptions};
+    use std::io::Write;
     use std::os::unix::fs::symlink;
     use std::path::Path;
 
@@ -386,5 +402,14 @@ mod tests {
         let off = refusal(tree(Some("vfio-pci"), None).path(), AT);
         assert!(off.to_string().contains("in no IOMMU group"), "{off}");
         assert!(off.hint().unwrap().contains("tenmil doctor"));
+
+        let unsafely = tree(Some("vfio-pci"), Some(7));
+        let group = unsafely.path().join("sys/kernel/iommu_groups/7");
+        fs::create_dir_all(&group).unwrap();
+        let mut name = OpenOptions::new();
+        let mut name = name.create_new(true).write(true).open(group.join("name")).unwrap();
+        name.write_all(b"vfio-noiommu\n").unwrap();
+        let off = refusal(unsafely.path(), AT);
+        assert!(off.to_string().contains("in no IOMMU group"), "{off}");
     }
 }

@@ -17,8 +17,9 @@ mod configuration;
 mod container;
 mod error;
 mod function;
+mod group;
 
 pub use configuration::Configuration;
-pub use container::{Container, Mapped};
+pub use container::Container;
 pub use error::{NotAttached, NotMapped};
 pub use function::{Bar, Function, Place};

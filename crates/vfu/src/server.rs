@@ -38,6 +38,9 @@ pub struct Server<F> {
     awaits: Awaits,
     /// Commands behind the one that is being executed.
     waiting: VecDeque<Message<F>>,
+    /// Bytes and descriptors of those.
+    waiting_bytes: usize,
+    waiting_files: usize,
     /// Of the peer.
     limits: Capabilities,
     asked: Vec<Asked>,
@@ -163,8 +166,10 @@ pub struct DmaMap {
     pub is_writable: bool,
 }
 
-/// Commands that are kept while one is executed.
+/// Commands that are kept while one is executed, their bytes, and the descriptors with them.
 const WAITING_MAX: usize = 256;
+const WAITING_BYTES_MAX: usize = 4 << 20;
+const WAITING_FILES_MAX: usize = 128;
 /// Flags of DMA_MAP.
 const READABLE: u32 = 1;
 const WRITABLE: u32 = 1 << 1;
@@ -182,6 +187,8 @@ impl<F: Clone> Server<F> {
             outbox: Outbox::new(),
             awaits: Awaits::Version,
             waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            waiting_files: 0,
             limits: Capabilities::DEFAULT,
             asked: Vec::new(),
             ids: 0,
@@ -214,10 +221,18 @@ impl<F: Clone> Server<F> {
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<(), Violation> {
-        let Some(message) = self.inbox.take(bytes, files)? else { return Ok(()) };
-        if self.waiting.len() >= WAITING_MAX {
-            return Err(Violation::Crowd { expected_max: WAITING_MAX });
-        }
+        let Some(mut message) = self.inbox.take(bytes, files)? else { return Ok(()) };
+        // One more than it may have says that it has too many; the others are closed at once.
+        message.files.truncate(files_max(&message) + 1);
+        let too_many = |found: usize, expected_max: usize, what| match found > expected_max {
+            true => Err(Violation::Crowd { expected_max, what }),
+            false => Ok(found),
+        };
+        too_many(self.waiting.len() + 1, WAITING_MAX, "commands")?;
+        let bytes = self.waiting_bytes + message.body.len();
+        self.waiting_bytes = too_many(bytes, WAITING_BYTES_MAX, "bytes of commands")?;
+        let files = self.waiting_files + message.files.len();
+        self.waiting_files = too_many(files, WAITING_FILES_MAX, "descriptors with commands")?;
         self.waiting.push_back(message);
         Ok(())
     }
@@ -235,6 +250,8 @@ impl<F: Clone> Server<F> {
             };
             let Some(at) = self.waiting.iter().position(is_taken) else { return Ok(None) };
             let Some(message) = self.waiting.remove(at) else { return Ok(None) };
+            self.waiting_bytes -= message.body.len();
+            self.waiting_files -= message.files.len();
             let header = message.header;
             let taken = match header.kind {
                 Kind::Reply { error } => self.reply(message, error).map(Some),
@@ -591,4 +608,13 @@ fn unmap<F>(message: &Message<F>) -> Result<Request<F>, Violation> {
         return Err(Violation::Field { command, field, found, expected: "0" });
     }
     Ok(Request::Unmap { call: Call::of(message, body), iova, len_bytes })
+}
+
+/// How many descriptors may come with a message.
+fn files_max<F>(message: &Message<F>) -> usize {
+    match (message.header.kind, message.header.command) {
+        (Kind::Command { .. }, Command::DeviceSetIrqs) => usize::MAX - 1,
+        (Kind::Command { .. }, Command::DmaMap) => 1,
+        _ => 0,
+    }
 }

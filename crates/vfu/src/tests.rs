@@ -268,7 +268,44 @@ fn a_command_before_the_version_and_one_too_many_are_refused() {
         server.receive(&message(13, 0, &[]), Vec::new()).unwrap();
     }
     let crowd = server.receive(&message(13, 0, &[]), Vec::new()).unwrap_err();
-    assert_eq!(crowd, Violation::Crowd { expected_max: 256 });
+    assert_eq!(crowd, Violation::Crowd { expected_max: 256, what: "commands" });
+}
+
+/// How many of such messages a server keeps behind one that it has not answered, and what it says
+/// then.
+fn kept(message: &[u8], files: usize) -> (usize, String) {
+    let mut server = Server::new(device());
+    let feed = |server: &mut Server<File>, mut bytes: &[u8], mut files: Vec<File>| {
+        while !bytes.is_empty() {
+            let (first, rest) = bytes.split_at(server.wanted().min(bytes.len()));
+            server.receive(first, core::mem::take(&mut files))?;
+            bytes = rest;
+        }
+        Ok::<_, Violation>(())
+    };
+    let proposal = self::message(1, 0, &Capabilities::OURS.proposal());
+    feed(&mut server, &proposal, Vec::new()).unwrap();
+    assert!(server.next_request().unwrap().is_none());
+    feed(&mut server, &self::message(13, 0, &[]), Vec::new()).unwrap();
+    assert!(matches!(server.next_request(), Ok(Some(Request::Reset { .. }))));
+    for count in 0.. {
+        let files = (0..files).map(|file| u32::try_from(file).unwrap()).collect();
+        if let Err(violation) = feed(&mut server, message, files) {
+            return (count, violation.to_string());
+        }
+    }
+    unreachable!("it keeps them all")
+}
+
+#[test]
+fn what_waits_behind_a_command_is_bounded_in_bytes_and_descriptors() {
+    let write = message(10, 0, &vec![0; 1 << 20]);
+    let bytes = "more bytes of commands at once than expected, which is at most 4194304";
+    assert_eq!(kept(&write, 0), (4, bytes.into()));
+    let files = "more descriptors with commands at once than expected, which is at most 128";
+    assert_eq!(kept(&message(8, 0, &[0; 20]), 16), (8, files.into()));
+    // What takes no descriptors keeps none but one, to be told of.
+    assert_eq!(kept(&message(10, 0, &[0; 16]), 16), (128, files.into()));
 }
 
 #[test]

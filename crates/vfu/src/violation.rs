@@ -96,6 +96,8 @@ pub enum Violation {
     Crowd {
         /// The most that are kept.
         expected_max: usize,
+        /// Of what.
+        what: &'static str,
     },
     /// A command that is not offered.
     NotOffered {
@@ -157,8 +159,8 @@ impl fmt::Display for Violation {
             Self::Version { found } => write!(out, "VERSION: major {found}, expected 0"),
             Self::Capabilities { why } => write!(out, "VERSION: capabilities: {why}"),
             Self::Busy => out.write_str("VERSION: another client has the device, expected none"),
-            Self::Crowd { expected_max } => {
-                write!(out, "more commands at once than expected, which is at most {expected_max}")
+            Self::Crowd { expected_max, what } => {
+                write!(out, "more {what} at once than expected, which is at most {expected_max}")
             }
             Self::NotOffered { command } => {
                 write!(out, "{command}: expected a command that this end takes")

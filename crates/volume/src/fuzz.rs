@@ -8,6 +8,7 @@ use crate::format::{
 use crate::layout::Layout;
 use crate::open::{NewStore, Opening, Step};
 use crate::store::{Action, Answer, Ask, End, Store};
+use crate::stream::{self, Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender};
 use crate::volumes::Change;
 
 /// Blocks of the store that is tampered with.
@@ -16,6 +17,9 @@ const BLOCKS: u64 = 600;
 const ACTIONS_MAX: usize = 100_000;
 /// Bytes of a patch: block, place, length and value.
 const PATCH_BYTES: usize = 6;
+/// Bytes behind one record of a stream at most.
+#[expect(clippy::cast_possible_truncation, reason = "a megabyte")]
+const DATA_MAX: usize = DATA_BLOCKS_MAX as usize * BLOCK_BYTES;
 
 /// Gives `bytes` to every decoder.
 ///
@@ -26,6 +30,33 @@ pub fn fuzz(bytes: &[u8]) {
     one_block(bytes);
     if let Some((how, patches)) = bytes.split_first() {
         whole_store(*how, patches);
+    }
+}
+
+/// Gives `bytes` to a receiver of streams: as they are, and with the checksums of the head and of the
+/// records made right.
+///
+/// # Panics
+///
+/// If something does not hold that must: a mistake in this crate, never in the bytes.
+pub fn stream(bytes: &[u8]) {
+    receive(bytes);
+    let mut sealed = bytes.to_vec();
+    stream::reseal(&mut sealed);
+    receive(&sealed);
+}
+
+fn receive(mut rest: &[u8]) {
+    let (mut receiver, mut at) = (Receiver::new(), 0);
+    while receiver.wants() > 0 {
+        assert!(receiver.wants() <= DATA_MAX, "memory is bounded");
+        let Some((bytes, left)) = rest.split_at_checked(receiver.wants()) else { return };
+        let Ok(event) = receiver.handle(bytes) else { return };
+        if let Event::Data { block } | Event::Hole { block, .. } = event {
+            assert!(block >= at, "blocks come in their order");
+            at = block;
+        }
+        rest = left;
     }
 }
 
@@ -76,6 +107,7 @@ fn work(store: &mut Store, image: &mut [u8]) {
         ask(store, image, Ask::Write { volume, block: blocks / 2, blocks: blocks.min(3) });
         ask(store, image, Ask::Trim { volume, block: 0, blocks: blocks.min(2) });
         ask(store, image, Ask::Unique(info.name.clone()));
+        ask(store, image, Ask::Difference { volume, base: info.origin, block: 0 });
     }
     for info in volumes.into_iter().take(4) {
         let name = info.name;
@@ -178,9 +210,28 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+/// Streams that come far.
+#[must_use]
+pub fn stream_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let contents =
+        |base| Contents { store: 1, uuid: 2, name: "s".into(), blocks: 40, unit: 4, base };
+    let data = [7; 2 * BLOCK_BYTES];
+    let (mut sender, mut whole) = Sender::begin(&contents(None));
+    whole.extend(sender.data(3, &data));
+    whole.extend(data);
+    whole.extend(sender.end());
+    let (mut sender, mut changed) = Sender::begin(&contents(Some((3, "b".into()))));
+    changed.extend(sender.hole(3, 4));
+    changed.extend(sender.data(9, &data[..BLOCK_BYTES]));
+    changed.extend(&data[..BLOCK_BYTES]);
+    changed.extend(sender.hole(30, 10));
+    changed.extend(sender.end());
+    vec![("whole", whole), ("changed", changed)]
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{PATCH_BYTES, fuzz, seeds};
+    use super::{PATCH_BYTES, fuzz, seeds, stream, stream_seeds};
     use base::Random;
 
     #[test]
@@ -201,6 +252,22 @@ mod tests {
                 bytes.extend(patch);
             }
             fuzz(&bytes);
+        }
+    }
+    #[test]
+    fn any_stream_ends_in_an_answer() {
+        let mut random = Random::new(9);
+        for (_, seed) in stream_seeds() {
+            stream(&seed);
+            for _ in 0..400 {
+                let mut bytes = seed.clone();
+                for _ in 0..=random.below(4) {
+                    let most = if random.chance(3, 4) { 450 } else { bytes.len() as u64 };
+                    let at = usize::try_from(random.below(most)).unwrap();
+                    bytes[at] = random.draw().to_le_bytes()[0];
+                }
+                stream(&bytes);
+            }
         }
     }
 }

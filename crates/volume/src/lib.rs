@@ -14,6 +14,7 @@ mod books;
 mod cache;
 mod check;
 mod cost;
+mod difference;
 mod edit;
 mod error;
 pub mod format;
@@ -22,8 +23,10 @@ mod layout;
 mod open;
 mod plan;
 mod ranges;
+pub mod rescue;
 mod space;
 mod store;
+pub mod stream;
 mod tree;
 mod volumes;
 

@@ -97,17 +97,50 @@ impl NewStore {
             name,
             reserved: [0; 64],
         };
+        let of = |generation| superblocks(self.uuid, generation, superblock);
+        Ok((1..=SLOTS).flat_map(of).collect())
+    }
+}
+
+impl Store {
+    /// What has to be done to make the store as large as its device, which has so many blocks now: all
+    /// of it before anything else is asked of the store, and then it is opened anew. Nothing if it is
+    /// as large already.
+    ///
+    /// A loss of power leaves it as large as it was, or as it was to become.
+    ///
+    /// # Errors
+    ///
+    /// A device that is too large, or smaller than the store.
+    pub fn growing(&self, blocks: u64) -> Result<Vec<Step>, StoreError> {
+        let (uuid, superblock) = self.durable();
+        if blocks > BLOCKS_MAX {
+            return Err(StoreError::DeviceTooLarge { blocks });
+        }
+        if blocks < superblock.blocks {
+            return Err(StoreError::DeviceTooSmall { blocks, needed: superblock.blocks });
+        }
         let mut steps = Vec::new();
-        for generation in 1..=SLOTS {
-            let body = Body::Superblock(superblock);
-            let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
-            for at in Superblock::places(generation, self.blocks) {
-                steps.push(Step::Write { at, bytes: page.encode(self.uuid, at) });
-            }
-            steps.push(Step::Flush);
+        if blocks == superblock.blocks {
+            return Ok(steps);
+        }
+        // What it was opened with first, for that may be in a volatile cache alone.
+        for (generation, blocks) in [(0, superblock.blocks), (1, blocks)] {
+            let generation = self.generation() + generation;
+            let superblock = Superblock { blocks, ..superblock };
+            steps.extend(superblocks(uuid, generation, superblock));
         }
         Ok(steps)
     }
+}
+
+/// Both copies of a superblock, and a flush.
+fn superblocks(uuid: u128, generation: u64, superblock: Superblock) -> Vec<Step> {
+    let body = Body::Superblock(superblock);
+    let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
+    let places = Superblock::places(generation, superblock.blocks);
+    let writes = places.map(|at| Step::Write { at, bytes: page.encode(uuid, at) });
+    writes.into_iter().chain([Step::Flush]).collect()
 }
 
 impl Opening {

@@ -154,6 +154,11 @@ impl Store {
         self.durable.0
     }
 
+    /// Blocks in the store, superblocks included.
+    pub const fn blocks(&self) -> u64 {
+        self.durable.1.blocks
+    }
+
     /// Which store it is, and what the last durable superblock says.
     pub(crate) const fn durable(&self) -> (u128, Superblock) {
         (self.books.store, self.durable.1)

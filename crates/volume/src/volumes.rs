@@ -68,6 +68,15 @@ pub enum Change {
         /// Drawn by the caller.
         uuid: u128,
     },
+    /// Makes a volume a snapshot, under another name: what was received is whole.
+    Seal {
+        /// Its name.
+        name: String,
+        /// The new one.
+        to: String,
+        /// What the snapshot is known by from now on.
+        uuid: u128,
+    },
     /// Makes a volume hold what it held when a snapshot of it was made.
     Revert {
         /// The volume's name.
@@ -138,7 +147,9 @@ impl Change {
     pub(crate) fn quiets(&self) -> Option<&str> {
         match self {
             Self::Create { .. } | Self::Rename { .. } => None,
-            Self::Delete { name, .. } | Self::Resize { name, .. } => Some(name),
+            Self::Delete { name, .. } | Self::Resize { name, .. } | Self::Seal { name, .. } => {
+                Some(name)
+            }
             Self::Snapshot { volume, .. } | Self::Revert { volume, .. } => Some(volume),
             Self::Clone { from, .. } => Some(from),
         }
@@ -194,6 +205,7 @@ impl Books {
                 self.branch(volume, name, *uuid, flags::READ_ONLY)
             }
             Change::Clone { from, name, uuid } => self.branch(from, name, *uuid, 0),
+            Change::Seal { name, to, uuid } => self.seal(name, to, *uuid),
             Change::Revert { volume, snapshot } => self.revert(volume, snapshot),
         }
     }
@@ -270,6 +282,19 @@ impl Books {
     fn rename(&mut self, name: &str, to: &str) -> Result<Progress, Stop> {
         let mut body = self.lookup(name)?;
         body.name = self.free_name(to)?;
+        self.remove_line(&NAMES, hash(name.as_bytes()))?;
+        self.put_name(&body)?;
+        self.put_volume(&body)?;
+        Ok(Progress::Made(Some(body.info())))
+    }
+
+    fn seal(&mut self, name: &str, to: &str, uuid: u128) -> Result<Progress, Stop> {
+        let mut body = self.lookup(name)?;
+        body.name = self.free_name(to)?;
+        if body.has(flags::READ_ONLY) {
+            return Err(StoreError::ReadOnly(name.into()).into());
+        }
+        (body.flags, body.uuid) = (body.flags | flags::READ_ONLY, uuid);
         self.remove_line(&NAMES, hash(name.as_bytes()))?;
         self.put_name(&body)?;
         self.put_volume(&body)?;

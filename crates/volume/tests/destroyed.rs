@@ -18,8 +18,8 @@ const BLOCKS: u64 = 4096;
 
 /// A store with volumes, snapshots and clones in it, and all blocks of metadata that are in use.
 fn world() -> (World, Vec<u64>) {
-    let mut world = World::new(BLOCKS, 12);
-    while world.operations < 900 {
+    let mut world = World::new(BLOCKS, 18);
+    while world.operations < 1200 {
         world.work();
     }
     world.compare();

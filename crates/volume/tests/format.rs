@@ -4,6 +4,7 @@
 
 use tenmil_volume::Layout;
 use tenmil_volume::format::{Header, Kind, Pointer, Record, Superblock, VolumeBody};
+use tenmil_volume::stream::{StreamHead, StreamRecord};
 
 fn text() -> String {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/volume-format.md");
@@ -41,6 +42,8 @@ fn every_structure_is_drawn_as_it_is() {
     compare::<Superblock>(&text);
     compare::<Record>(&text);
     compare::<VolumeBody>(&text);
+    compare::<StreamHead>(&text);
+    compare::<StreamRecord>(&text);
 }
 
 #[test]

@@ -12,6 +12,7 @@
 //!   happened to them, [`feature`] how they are set.
 //! - [`mod@pointer`] and [`sgl`] say where data lie, [`protection`] how they are guarded, [`directive`]
 //!   where they are to be placed.
+//! - [`nbd`] and [`ublk`] are how others than NVMe hosts reach a block device.
 //! - [`layout`] and [`typed`] declare structures and commands: each field once, with its place and
 //!   its meaning. Accessors, the tables that print them and the tests that flip every bit of them
 //!   come from that one declaration.
@@ -41,6 +42,7 @@ pub mod sgl;
 pub mod status;
 pub mod tcp;
 pub mod typed;
+pub mod ublk;
 
 #[cfg(test)]
 mod round_trip;

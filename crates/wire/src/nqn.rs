@@ -61,15 +61,26 @@ pub fn read(field: &[u8; FIELD_BYTES]) -> Result<&str, Malformed> {
     check(name).map(|()| name)
 }
 
-/// Refuses what is no name of a host or subsystem.
-pub fn check(name: &str) -> Result<(), Malformed> {
+/// What a host calls itself in a field of a structure. Hosts are told apart by their names and not
+/// judged for them: any text is one, and what lies behind its end is of no interest.
+pub fn read_host(field: &[u8; FIELD_BYTES]) -> Result<&str, Malformed> {
+    let end = field.iter().position(|&byte| byte == 0).ok_or(Malformed::Length(FIELD_BYTES))?;
+    let name = core::str::from_utf8(&field[..end]).map_err(|_| Malformed::Text)?;
+    check_host(name).map(|()| name)
+}
+
+/// Refuses what no host can be called, so that it can be written in a line and in a list.
+pub fn check_host(name: &str) -> Result<(), Malformed> {
     if name.is_empty() || name.len() > LEN_MAX {
         return Err(Malformed::Length(name.len()));
     }
     let is_foreign = |letter: &char| letter.is_whitespace() || letter.is_control();
-    if let Some(foreign) = name.chars().find(is_foreign) {
-        return Err(Malformed::Character(foreign));
-    }
+    name.chars().find(is_foreign).map_or(Ok(()), |foreign| Err(Malformed::Character(foreign)))
+}
+
+/// Refuses what is no name of a host or subsystem.
+pub fn check(name: &str) -> Result<(), Malformed> {
+    check_host(name)?;
     if !has_date_and_domain(name) {
         return Err(Malformed::Form);
     }
@@ -100,7 +111,7 @@ fn is_uuid(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{DISCOVERY, FIELD_BYTES, LEN_MAX, Malformed, check, read};
+    use super::{DISCOVERY, FIELD_BYTES, LEN_MAX, Malformed, check, read, read_host};
 
     fn field(name: &[u8]) -> [u8; FIELD_BYTES] {
         let mut field = [0; FIELD_BYTES];
@@ -158,5 +169,23 @@ mod tests {
         late[FIELD_BYTES - 1] = 1;
         assert_eq!(read(&late), Err(Malformed::Padding));
         assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(Malformed::Text));
+    }
+    #[test]
+    fn a_host_may_call_itself_anything_that_is_text() {
+        let longest = "x".repeat(LEN_MAX);
+        for name in
+            ["hostnqn", "iqn.1994-05.com.redhat:1", "nqn.2014-08.org.nvmexpress:uuid:me", &longest]
+        {
+            let mut field = field(name.as_bytes());
+            assert_eq!(read_host(&field), Ok(name));
+            field[FIELD_BYTES - 1] = b'?';
+            assert_eq!(read_host(&field), Ok(name), "what lies behind it is not looked at");
+        }
+        assert_eq!(read_host(&[b'n'; FIELD_BYTES]), Err(Malformed::Length(FIELD_BYTES)));
+        assert_eq!(read_host(&[0; FIELD_BYTES]), Err(Malformed::Length(0)));
+        let too_long = field(&[b'x'; LEN_MAX + 1]);
+        assert_eq!(read_host(&too_long), Err(Malformed::Length(LEN_MAX + 1)));
+        assert_eq!(read_host(&field(b"host\n")), Err(Malformed::Character('\n')));
+        assert_eq!(read_host(&field(b"h\xff")), Err(Malformed::Text));
     }
 }

@@ -8,7 +8,9 @@
     reason = "a program on the top floor: files and time are real"
 )]
 
+mod api;
 mod lab;
+mod pgo;
 
 use std::process::ExitCode;
 
@@ -20,15 +22,23 @@ use clap::Parser;
 enum Task {
     /// Boot Linux in QEMU and let its NVMe drivers and targets meet tenmil.
     Lab(lab::Options),
+    /// Build tenmil without link-time optimisation, with it and with a profile, and compare.
+    Pgo(pgo::Options),
+    /// List what the crate `tenmil` offers in docs/api.txt, or compare.
+    Api(api::Options),
 }
 
 fn main() -> ExitCode {
-    let Task::Lab(options) = Task::parse();
-    match lab::run(&options) {
+    let (name, ended) = match Task::parse() {
+        Task::Lab(options) => ("lab", lab::run(&options)),
+        Task::Pgo(options) => ("pgo", pgo::run(&options)),
+        Task::Api(options) => ("api", api::run(&options)),
+    };
+    match ended {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(why) => {
-            eprintln!("lab: {why}");
+            eprintln!("{name}: {why}");
             ExitCode::from(2)
         }
     }

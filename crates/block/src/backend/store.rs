@@ -11,6 +11,7 @@
 //! way of its own to the device, over which its data go, and an [owner] moves what the store
 //! needs for itself.
 
+mod carrier;
 mod channel;
 mod extents;
 mod make;
@@ -19,6 +20,9 @@ mod owner;
 mod place;
 mod raw;
 mod readers;
+mod receive;
+mod rescue;
+mod send;
 mod shared;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -30,8 +34,11 @@ use dma::Regions;
 use host::{Clock, Sleeper, Thread};
 use volume::{Answer, Ask, StoreError, Usage, VolumeInfo};
 
-pub use self::make::{Checked, check, create};
+pub use self::make::{Checked, check, create, grow};
 pub use self::place::Place;
+pub use self::receive::INCOMPLETE;
+pub use self::rescue::{Saved, SavedVolume, rescue};
+pub use self::send::{Carried, Changed, Watch};
 pub use volume::{Change, Finding, Report, VolumeInfo as Info};
 
 use self::channel::VolumeChannel;

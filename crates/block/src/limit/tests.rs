@@ -141,7 +141,7 @@ fn a_limit_on_requests_holds_from_one_per_second_upward_whatever_the_channels() 
 }
 
 #[test]
-fn a_limit_on_bytes_holds_for_mixed_sizes_and_is_shared_fairly() {
+fn a_limit_on_bytes_holds_for_mixed_sizes() {
     for (rate, blocks) in [
         (10_000_000, vec![8]),
         (10_000_000, vec![1, 8, 64, 256]),

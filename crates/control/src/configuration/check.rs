@@ -149,6 +149,14 @@ impl Reader<'_> {
         Ok(text.clone())
     }
 
+    /// Hosts call themselves as they like.
+    fn host(&self, name: &Spanned<String>) -> Checked<String> {
+        let text = name.get_ref();
+        nqn::check_host(text)
+            .map_err(|malformed| self.wrong("hosts", name, format!("'{text}': {malformed}")))?;
+        Ok(text.clone())
+    }
+
     fn serial(&self, serial: &Spanned<String>) -> Checked<String> {
         let text = serial.get_ref();
         let is_printable = text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
@@ -213,7 +221,7 @@ impl Reader<'_> {
             let problem = "none are named, expected at least one";
             return Err(self.wrong("hosts", hosts, problem));
         }
-        let names = hosts.get_ref().iter().map(|host| self.nqn("hosts", host));
+        let names = hosts.get_ref().iter().map(|host| self.host(host));
         Ok(Hosts::Only(names.collect::<Checked<_>>()?))
     }
 

@@ -85,7 +85,7 @@ fn what_is_wrong_is_named_with_its_line_its_key_and_what_was_expected() {
         ("nqn.2026-01.org.example:near", wire::nqn::DISCOVERY, 32, "`nqn`", "name of discovery"),
         ("\"D1\"", "\"0123456789 0123456789\"", 13, "`serial`", "expected 1 to 20 printable"),
         ("\"D1\"", "\"\"", 13, "`serial`", "expected 1 to 20 printable"),
-        ("nqn.2026-01.org.example:one", "one", 14, "`hosts`", "'one': NQN"),
+        ("nqn.2026-01.org.example:one", "a host", 14, "`hosts`", "'a host': NQN holds ' '"),
         ("\"ram:1g\"", "\"1g\"", 17, "`uri`", "'1g': "),
         ("\"ram:1g\"", "\"file:/var/tmp/disk?size=10g\"", 20, "`uri`", "namespace 1 is the same"),
         ("nsid = 7", "nsid = 0", 21, "`nsid`", "0, expected 1 to 1024"),

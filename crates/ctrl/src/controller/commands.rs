@@ -30,7 +30,7 @@ impl Controller {
     /// said; or takes what the host gets, exactly as long, if the command ends well.
     pub fn execute(&mut self, now: Instant, command: &Command, data: &mut Vec<u8>) -> AdminStep {
         self.in_use();
-        self.keep_alive.heard(now);
+        self.keep_alive.heard();
         match self.step(now, command, data) {
             Ok(step) => step,
             Err(status) => AdminStep::Done(AdminEnd::refused(settled(status))),
@@ -110,12 +110,17 @@ impl Controller {
             AdminOpcode::Identify => self.identify(&Identify::parse(command)?, data),
             AdminOpcode::GetLogPage => self.get_log_page(now, &GetLogPage::parse(command)?, data),
             AdminOpcode::GetFeatures => self.get_features(now, &GetFeatures::parse(command)?, data),
-            AdminOpcode::SetFeatures => self.set_features(now, &SetFeatures::parse(command)?, data),
+            AdminOpcode::SetFeatures => {
+                self.set_features(now, command.cid(), &SetFeatures::parse(command)?, data)
+            }
             AdminOpcode::Abort => self.abort(&Abort::parse(command)?),
             AdminOpcode::AsynchronousEventRequest => {
                 self.events.request().map(|()| AdminStep::AsyncEvent)
             }
-            AdminOpcode::KeepAlive => Ok(AdminStep::Done(AdminEnd::OK)),
+            AdminOpcode::KeepAlive => {
+                self.keep_alive.restart(now);
+                Ok(AdminStep::Done(AdminEnd::OK))
+            }
             AdminOpcode::CreateIoCompletionQueue => self.create_completion_queue(command),
             AdminOpcode::CreateIoSubmissionQueue => self.create_submission_queue(command),
             AdminOpcode::DeleteIoCompletionQueue => self.delete_completion_queue(command),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::{Medium, Span};
 
+use super::subsystem::Stored;
 use crate::namespace::Identity;
 
 /// A subsystem: what all its controllers share.
@@ -64,15 +65,18 @@ pub enum Persistence {
     None,
 }
 
-/// Where the reservations of one namespace are written down. Called with a lock held, by whoever
-/// carries out a reservation command that changes something that persists.
+/// Where the reservations of one namespace are written down. Called with a lock held, perhaps by a
+/// thread that polls: it does not wait for anything.
 pub trait Keeper: Send {
-    /// What was written down last, if anything was. The error says, in a line, what was found.
+    /// What had been written down when this keeper was made, if anything had. The error says, in a
+    /// line, what was found.
     fn load(&self) -> Result<Option<Vec<u8>>, String>;
 
-    /// Writes this down in place of what was, or that there is nothing. Once it returns, it stays
-    /// written; if the power goes before, either that or what was before is there, whole.
-    fn store(&mut self, record: Option<&[u8]>) -> Result<(), String>;
+    /// Has this written down in place of what was, or that there is nothing; whoever has done it says
+    /// so to `stored`, once this has returned. From then on it stays written; if the power goes
+    /// before, either that or what was before is there, whole. One record at a time: the next comes
+    /// when `stored` is told of this one. It is given back if nobody could be found to write.
+    fn store(&mut self, record: Option<Vec<u8>>, stored: Stored) -> Result<(), Stored>;
 }
 
 /// Where the media of new namespaces come from.

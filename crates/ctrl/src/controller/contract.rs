@@ -10,6 +10,7 @@
 //!      │  turn(now)                                   │  timers, long commands, news of others
 //!      │─────────────────────────────────────────────▶│
 //!      │◀── next_done · next_event · next_signal ─────│
+//!      │◀── next_decided ─────────────────────────────│  reservation commands that had to wait
 //! ```
 //!
 //! The front end moves data, keeps queues, and writes completions; it also keeps the identifiers
@@ -108,6 +109,24 @@ pub struct AdminDone {
     pub end: AdminEnd,
 }
 
+/// Which command of which I/O queue it is, as its front end knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The queue.
+    pub queue: u16,
+    /// The command, as [`Queue::decide`](crate::queue::Queue::decide) takes it.
+    pub ticket: u32,
+}
+
+/// The end of a reservation command that had to wait. It brings no data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// Where it came from.
+    pub from: Origin,
+    /// How it ended.
+    pub end: AdminEnd,
+}
+
 /// A Create I/O Completion Queue command whose fields are in range (Base 2.1 §5.2.1).
 ///
 /// The front end still checks that the identifier is free and that the memory exists.
@@ -154,7 +173,7 @@ pub enum Priority {
 }
 
 /// Something a front end has to act upon that is no answer to a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// The host has not been heard of for its keep-alive time-out. A memory front end sets
     /// CSTS.CFS; a fabrics transport ends the association (Base 2.1 §3.9).
@@ -164,6 +183,11 @@ pub enum Signal {
     AbortNamespace {
         /// Which namespace.
         nsid: u32,
+    },
+    /// A change that this host asked for could not be made durable; its command has failed.
+    NotKept {
+        /// Why, in a line.
+        why: String,
     },
 }
 

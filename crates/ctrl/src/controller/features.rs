@@ -18,6 +18,7 @@ use super::contract::{Arbitration, Coalescing};
 use super::health::{Thresholds, WARNING_KELVIN};
 
 pub(super) mod commands;
+pub(super) mod persistence;
 
 /// What may be done with a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,12 +92,15 @@ pub(super) const RULES: [Rule; 19] = [
 
 /// Bits of the Asynchronous Event Configuration (Base 2.1 §5.1.25.1.5).
 pub(super) mod event_bit {
-    /// The SMART warnings that can be told, bit for bit those of the Critical Warning byte.
-    pub(in crate::controller) const WARNINGS: u32 = 0x0f;
+    /// The Critical Warning byte, bit for bit. No field says which of them a controller can tell, so
+    /// that hosts ask for all: those that never happen here are taken, too.
+    pub(in crate::controller) const WARNINGS: u32 = 0xff;
     /// Namespace Attribute Notices.
     pub(in crate::controller) const NAMESPACE: u32 = 1 << 8;
     /// Firmware Activation Notices.
     pub(in crate::controller) const FIRMWARE: u32 = 1 << 9;
+    /// Telemetry Log Notices: whoever sees telemetry in LPA asks for them. There are none.
+    pub(in crate::controller) const TELEMETRY: u32 = 1 << 10;
     /// Asymmetric Namespace Access Change Notices.
     pub(in crate::controller) const ANA: u32 = 1 << 11;
 }
@@ -256,7 +260,9 @@ pub(super) fn check(
             }
             0x1_ffff
         }
-        Feature::AsynchronousEventConfiguration => event_bits(ana),
+        Feature::AsynchronousEventConfiguration => {
+            event_bit::WARNINGS | event_bit::TELEMETRY | notices(ana)
+        }
         Feature::HostIdentifier => 1,
         Feature::SoftwareProgressMarker => 0xff,
         // REGPRE, RESREL and RESPRE (Base 2.1 §5.1.25.1.29).
@@ -268,8 +274,7 @@ pub(super) fn check(
     if dword & !allowed == 0 { Ok(()) } else { Err(Status::INVALID_FIELD) }
 }
 
-/// Every event a host can ask for; OAES in Identify is this without the warnings.
-pub(super) const fn event_bits(ana: bool) -> u32 {
-    let notices = event_bit::NAMESPACE | event_bit::FIRMWARE;
-    event_bit::WARNINGS | notices | if ana { event_bit::ANA } else { 0 }
+/// The notices there are, as OAES in Identify Controller tells them.
+pub(super) const fn notices(ana: bool) -> u32 {
+    event_bit::NAMESPACE | event_bit::FIRMWARE | if ana { event_bit::ANA } else { 0 }
 }

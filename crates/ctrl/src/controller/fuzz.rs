@@ -9,7 +9,7 @@ use base::{
 };
 use wire::Command;
 
-use super::contract::{AdminData, AdminStep, InvalidDoorbell};
+use super::contract::{AdminData, AdminStep, InvalidDoorbell, Origin};
 use super::{
     AnaState, Controller, ControllerConfig, HostIdentity, MediumPool, NamespaceConfig, Subsystem,
     SubsystemConfig,
@@ -80,7 +80,8 @@ fn execute(controller: &mut Controller, now: Instant, command: &Command, behind:
 fn reserve(controller: &mut Controller, now: Instant, command: &Command, behind: &[u8]) {
     let Ok(moves) = controller.reservation_data(command) else { return };
     let mut data = sent(moves, behind);
-    let end = controller.reservation(now, command, &mut data);
+    let from = Origin { queue: 1, ticket: 0 };
+    let Some(end) = controller.reservation(now, from, command, &mut data) else { return };
     if let AdminData::ToHost(len_bytes) = moves
         && end.status.is_success()
     {

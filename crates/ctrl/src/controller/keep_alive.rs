@@ -1,7 +1,17 @@
 //! The keep-alive timer (Base 2.1 §3.9).
 //!
-//! Commands count as signs of life (traffic based, CTRATT.TBKAS): whatever arrives moves the
-//! deadline, and Keep Alive is only needed when nothing else does.
+//! Commands count as signs of life (traffic based, CTRATT.TBKAS), at the end of each interval and not
+//! one by one: if any was fetched in it there is another interval, and if none was the host is lost.
+//! So a host is missed at the earliest one time-out, and at the latest two, after its last command.
+//! Keep Alive begins an interval anew.
+//!
+//! ```text
+//!   |-- time-out --|-- time-out --|-- time-out --|
+//!      c     c           c             nothing   '-- expired
+//! ```
+//!
+//! What counts is that a command is fetched, and not that it ends: how long one takes says nothing of
+//! the host, and who waits for a controller to be silent reckons from what it has sent last.
 
 use base::{Instant, Span};
 use wire::Status;
@@ -13,7 +23,10 @@ pub(super) struct KeepAlive {
     step: Span,
     /// Zero: the timer is off.
     timeout: Span,
+    /// The end of the interval; never while the timer is not active.
     deadline: Instant,
+    /// A command was fetched in it.
+    is_heard: bool,
 }
 
 /// The longest time-out: what a host can ask for in milliseconds.
@@ -21,7 +34,7 @@ const TIMEOUT_MS_MAX: u32 = u32::MAX;
 
 impl KeepAlive {
     pub(super) const fn new(step: Span) -> Self {
-        Self { step, timeout: Span { ns: 0 }, deadline: Instant::NEVER }
+        Self { step, timeout: Span { ns: 0 }, deadline: Instant::NEVER, is_heard: false }
     }
 
     /// KAS: the step in units of 100 ms (Base 2.1 §5.1.13.2.1).
@@ -38,7 +51,8 @@ impl KeepAlive {
             return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
         }
         self.timeout = timeout;
-        self.heard(now);
+        self.is_heard = false;
+        self.restart(now);
         Ok(())
     }
 
@@ -47,18 +61,34 @@ impl KeepAlive {
         u32::try_from(self.timeout.ns / 1_000_000).unwrap_or(u32::MAX)
     }
 
-    /// The host is alive.
-    pub(super) const fn heard(&mut self, now: Instant) {
+    /// A command was fetched.
+    pub(super) const fn heard(&mut self) {
+        self.is_heard = true;
+    }
+
+    /// An interval begins: by Keep Alive, or because the controller is enabled. What was fetched
+    /// before still counts in it, as other controllers have it: hosts are made to get along with them.
+    pub(super) const fn restart(&mut self, now: Instant) {
         self.deadline = if self.timeout.ns == 0 { Instant::NEVER } else { now.after(self.timeout) };
     }
 
-    /// Whether the host has been silent for too long; said once.
+    /// The timer is not active until it is restarted; the time-out stays.
+    pub(super) const fn suspend(&mut self) {
+        self.deadline = Instant::NEVER;
+        self.is_heard = false;
+    }
+
+    /// Whether nothing was heard of the host for an interval; said once.
     pub(super) fn expired(&mut self, now: Instant) -> bool {
-        let expired = self.deadline != Instant::NEVER && now >= self.deadline;
-        if expired {
-            self.deadline = Instant::NEVER;
+        if self.deadline == Instant::NEVER || now < self.deadline {
+            return false;
         }
-        expired
+        if core::mem::take(&mut self.is_heard) {
+            self.restart(now);
+            return false;
+        }
+        self.deadline = Instant::NEVER;
+        true
     }
 
     /// When to look again.
@@ -85,14 +115,59 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_noticed_once_and_at_the_deadline() {
+    fn silence_is_noticed_once_and_at_the_end_of_an_interval() {
         let mut timer = timer(1000);
         assert!(!timer.expired(at_ms(999)));
-        timer.heard(at_ms(999));
-        assert_eq!(timer.wake_at(), at_ms(1999));
-        assert!(!timer.expired(at_ms(1998)));
-        assert!(timer.expired(at_ms(1999)));
+        assert!(timer.expired(at_ms(1000)));
         assert!(!timer.expired(at_ms(5000)));
+    }
+
+    #[test]
+    fn a_command_keeps_its_host_to_the_end_of_the_interval_after_its_own() {
+        for fetched_at in [1, 500, 999] {
+            let mut timer = timer(1000);
+            assert!(!timer.expired(at_ms(fetched_at)));
+            timer.heard();
+            assert!(!timer.expired(at_ms(1000)), "something has come");
+            assert_eq!(timer.wake_at(), at_ms(2000));
+            assert!(!timer.expired(at_ms(1999)));
+            assert!(timer.expired(at_ms(2000)), "nothing has come since {fetched_at} ms");
+        }
+    }
+
+    /// As Linux does it from 5.13 to 6.4: it looks every half time-out whether anything has ended, and
+    /// sends Keep Alive if not.
+    #[test]
+    fn a_host_that_leaves_out_keep_alive_for_an_io_is_not_missed() {
+        let mut timer = timer(1000);
+        timer.heard();
+        timer.restart(at_ms(0));
+        // The end of that command is seen at 500, and so nothing is sent before 1000.
+        assert!(!timer.expired(at_ms(1000)));
+        timer.restart(at_ms(1000));
+        assert!(!timer.expired(at_ms(1999)));
+        assert!(timer.expired(at_ms(2000)));
+    }
+
+    #[test]
+    fn keep_alive_begins_an_interval_anew() {
+        let mut timer = timer(1000);
+        assert!(!timer.expired(at_ms(900)));
+        timer.restart(at_ms(900));
+        assert!(!timer.expired(at_ms(1899)));
+        assert!(timer.expired(at_ms(1900)));
+    }
+
+    #[test]
+    fn a_timer_that_is_suspended_has_its_time_out_when_it_is_restarted() {
+        let mut timer = timer(1000);
+        timer.heard();
+        timer.suspend();
+        assert_eq!((timer.wake_at(), timer.timeout_ms()), (Instant::NEVER, 1000));
+        assert!(!timer.expired(at_ms(9000)));
+        timer.restart(at_ms(9000));
+        assert!(!timer.expired(at_ms(9999)));
+        assert!(timer.expired(at_ms(10_000)), "what was heard before is forgotten");
     }
 
     #[test]

@@ -22,7 +22,8 @@ use wire::log::event::ReservationEvent;
 
 use crate::namespace::{Reservation, ReservationKind};
 
-mod commands;
+pub(super) mod commands;
+pub(super) mod line;
 mod record;
 #[cfg(test)]
 mod tests;

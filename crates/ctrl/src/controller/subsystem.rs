@@ -21,11 +21,14 @@ use wire::log::event::ReservationEvent;
 use super::Controller;
 use super::config::{ControllerConfig, MediumPool, NamespaceConfig, Persistence, SubsystemConfig};
 use super::firmware::Slots;
+use super::reservation::line::Line;
 use super::reservation::{Host, Reservations};
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
 
+mod changes;
 mod seat;
 
+pub use changes::Stored;
 pub use seat::{AnaState, Bell};
 pub(super) use seat::{Mail, NOTICES_MAX, Seat};
 
@@ -67,6 +70,8 @@ pub(super) struct State {
     pub(super) unsafe_shutdowns: u64,
     nsid_max: u32,
     mail_count: u64,
+    /// Changes of reservations that have ever begun.
+    changes: u64,
 }
 
 /// One namespace, whoever has it attached.
@@ -85,6 +90,7 @@ pub(super) struct Record {
     pub(super) protection: Protection,
     pub(super) reservations: Reservations,
     pub(super) persistence: Persistence,
+    pub(super) line: Line,
     pub(super) is_formatting: bool,
     /// Whether its room is the pool's.
     is_pooled: bool,
@@ -137,6 +143,7 @@ impl Subsystem {
             unsafe_shutdowns: 0,
             nsid_max: config.nsid_max,
             mail_count: 0,
+            changes: 0,
         };
         let shared = Shared { about, posted: AtomicU64::new(0), state: Mutex::new(state) };
         let subsystem = Self { shared: Arc::new(shared) };
@@ -291,6 +298,7 @@ impl Subsystem {
         }
         for record in state.records.values_mut() {
             record.reservations.power_cycled();
+            record.line.beside(Reservations::power_cycled);
             if record.protection == Protection::UntilPowerCycle {
                 record.protection = Protection::None;
             }
@@ -380,7 +388,12 @@ impl State {
     /// Deletes a namespace, telling those who had it.
     pub(super) fn delete(&mut self, nsid: u32) -> bool {
         self.post_changed(nsid);
-        self.records.remove(&nsid).is_some()
+        let removed = self.records.remove(&nsid);
+        let is_removed = removed.is_some();
+        if let Some(record) = removed {
+            self.disband(record.line);
+        }
+        is_removed
     }
 
     /// Attaches a namespace to these controllers, telling them.
@@ -488,11 +501,12 @@ impl Subsystem {
     /// Lets a controller out.
     pub(super) fn leave(&self, cntlid: u16) {
         let mut state = self.lock();
+        state.forget_askers(cntlid, |_| true);
         state.seats.remove(&cntlid);
         for record in state.records.values_mut() {
             record.attached.remove(&cntlid);
-            record.reservations.forget(Host::Anonymous(cntlid));
         }
+        state.forget_host(Host::Anonymous(cntlid));
         self.settle(state);
     }
 }
@@ -512,6 +526,7 @@ impl Record {
             protection: Protection::None,
             reservations: Reservations::default(),
             persistence: Persistence::default(),
+            line: Line::default(),
             is_formatting: false,
             is_pooled: false,
         }

@@ -8,6 +8,7 @@ mod firmware;
 mod format;
 mod hostile;
 mod identify;
+mod line;
 mod logs;
 mod management;
 mod persistence;

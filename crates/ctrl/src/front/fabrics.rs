@@ -23,7 +23,9 @@ use base::{Instant, Span};
 use wire::register::Configuration;
 use wire::{AdminOpcode, Command, Status};
 
-use crate::controller::contract::{AdminData, AdminDone, AdminEnd, AdminStep, ErrorReport, Signal};
+use crate::controller::contract::{
+    AdminData, AdminDone, AdminEnd, AdminStep, Decided, ErrorReport, Signal,
+};
 use crate::controller::{Bell, Controller};
 use crate::doorbell::DoorbellPage;
 use crate::front::shutdown::Shutdown;
@@ -204,6 +206,13 @@ impl FabricsFrontEnd {
             match signal {
                 Signal::KeepAliveExpired => self.end(Over::KeepAliveExpired),
                 Signal::AbortNamespace { nsid } => self.order(Order::AbortNamespace { nsid }),
+                Signal::NotKept { why } => self.trouble = Some(why),
+            }
+        }
+        while let Some(Decided { from, end }) = self.controller.next_decided() {
+            is_busy = true;
+            if let Some(link) = self.links.get(&from.queue) {
+                link.order(Order::Decide { ticket: from.ticket, end });
             }
         }
         if now >= self.enable_by {

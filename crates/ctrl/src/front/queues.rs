@@ -97,7 +97,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
     /// Answers the deletions of queues that have become empty.
     pub(super) fn finish_deletions(&mut self, now: Instant) -> bool {
         let mut ended = Vec::new();
-        let Self { deletions, queues, .. } = self;
+        let Self { deletions, queues, controller, .. } = self;
         deletions.retain(|deletion| {
             let (cid, is_gone) = match *deletion {
                 Deletion::Submission { cid, cqid, sqid } => {
@@ -109,7 +109,10 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
                         served.queue.cqid() == cqid && served.queue.is_drained()
                     };
                     let at = queues.iter().position(is_empty);
-                    at.into_iter().for_each(|at| drop(queues.remove(at)));
+                    if let Some(at) = at {
+                        drop(queues.remove(at));
+                        controller.queue_gone(cqid);
+                    }
                     (cid, at.is_some())
                 }
             };
@@ -198,7 +201,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         })
     }
 
-    fn find(&mut self, cqid: u16) -> Option<&mut Served<H>> {
+    pub(super) fn find(&mut self, cqid: u16) -> Option<&mut Served<H>> {
         self.queues.iter_mut().find(|served| served.queue.cqid() == cqid)
     }
 

@@ -193,7 +193,7 @@ impl<H: HostMemory> Queue<H> {
     fn plan_flush(&mut self, command: &Command) -> Result<Plan, Status> {
         let entry = self.directory.find(command.nsid())?;
         if entry.rights & WRITE_CONFLICT != 0 {
-            return Err(Status::RESERVATION_CONFLICT);
+            return Err(Status::RESERVATION_CONFLICT.with_dnr());
         }
         match self.supports(entry, Operation::Flush) {
             true => Ok(single(entry.channel, Operation::Flush, Flags::NONE, (0, 0))),
@@ -374,7 +374,7 @@ fn check_rights(entry: Entry, access: Access) -> Result<(), Status> {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
     }
     if entry.rights & conflict != 0 {
-        return Err(Status::RESERVATION_CONFLICT);
+        return Err(Status::RESERVATION_CONFLICT.with_dnr());
     }
     Ok(())
 }

@@ -114,6 +114,13 @@ impl<H: HostMemory> Queue<H> {
         self.slots.taken() == 0 && self.ring_accesses == 0
     }
 
+    /// Whether nothing is in flight but first halves of pairs, which touch nothing before their second
+    /// halves come. So it stays, once it is so, for as long as the queue is on hold.
+    pub fn is_at_rest(&self) -> bool {
+        let halves = self.submissions.iter().filter(|queue| queue.first.is_some()).count();
+        self.slots.taken() == halves && self.ring_accesses == 0
+    }
+
     /// Ends a command with `status`, now or once it is answered. False if it ends by itself.
     fn cancel(&mut self, now: Instant, number: u16, status: Status) -> bool {
         let Some(slot) = self.slots.get(number.into()).copied() else { return false };
@@ -127,11 +134,14 @@ impl<H: HostMemory> Queue<H> {
             State::Slow => {
                 let waiting_pair = self.waiting_pair();
                 let area = self.areas.get(slot.area);
+                if area.wait == Wait::Controller && !self.is_stopping {
+                    // What it changes may have been written down by now: it ends as it ends.
+                    return false;
+                }
                 area.cancelled = Some(status);
                 area.mover.abandon();
                 let is_second = area.wait == Wait::Pair && waiting_pair != Some(slot.area);
-                let is_decided_elsewhere = area.wait == Wait::Controller && !self.is_stopping;
-                if !area.is_touched() && !is_second && !is_decided_elsewhere {
+                if !area.is_touched() && !is_second {
                     self.want_buffer.retain(|waiting| *waiting != slot.area);
                     self.want_room.retain(|waiting| *waiting != slot.area);
                     self.finish(now, slot.area, status, 0);

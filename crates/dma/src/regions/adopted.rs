@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{NoRegion, Region, Regions};
 use crate::guard::{Guard, put_empty_memory};
-use crate::mapping::Backing;
+use crate::mapping::{Backing, HUGE_PAGE};
 
 /// A region that lies in a file of somebody else, who may be a virtual machine or another driver.
 ///
@@ -17,11 +17,17 @@ use crate::mapping::Backing;
 ///
 /// Dropping it lets go of the file at once. An access that is under way still meets memory: the
 /// bytes are ours then, and go nowhere.
+///
+/// Huge pages are mapped whole, so the part that was asked for begins somewhere within the region:
+/// at [`offset`](Self::offset).
 #[derive(Debug)]
 pub struct Adopted {
     guard: Guard,
     base: *mut libc::c_void,
     mapped_bytes: usize,
+    /// Where in the region the part begins, and how long it is.
+    offset: u64,
+    len_bytes: u64,
     /// Dropped last: only then may its place be somebody else's.
     region: Region,
 }
@@ -67,6 +73,8 @@ pub enum NotAdopted {
 }
 
 const PAGE: u64 = 4096;
+/// What `fstatfs` says of files in huge pages (linux/magic.h); their block is such a page.
+const HUGETLBFS: i64 = 0x9584_58f6;
 
 impl Regions {
     /// A region that is a part of `file`, which is closed again.
@@ -85,7 +93,10 @@ impl Regions {
         if offset.checked_add(len_bytes).is_none_or(|end| end > found) {
             return Err(NotAdopted::Short { part, found });
         }
-        self.adopt_part(file, part)
+        let system = rustix::fs::fstatfs(file).map_err(refuse)?;
+        let page = u64::try_from(system.f_bsize).unwrap_or(PAGE);
+        let is_huge = system.f_type == HUGETLBFS && page.is_power_of_two();
+        self.adopt_part(file, part, if is_huge { page } else { PAGE })
     }
 
     /// A region that is registers of a device: a part of a file of the kernel's, which has no length
@@ -103,45 +114,81 @@ impl Regions {
         if len_bytes == 0 || !offset.is_multiple_of(PAGE) || !len_bytes.is_multiple_of(PAGE) {
             return Err(NotAdopted::Uneven { part });
         }
-        self.adopt_part(file, part)
+        self.adopt_part(file, part, PAGE)
     }
 
-    fn adopt_part(&self, file: BorrowedFd<'_>, part: FilePart) -> Result<Adopted, NotAdopted> {
+    /// Maps whole pages of `page` bytes around `part`, at an address that is a multiple of them.
+    fn adopt_part(
+        &self,
+        file: BorrowedFd<'_>,
+        part: FilePart,
+        page: u64,
+    ) -> Result<Adopted, NotAdopted> {
         let FilePart { offset, len_bytes } = part;
         let refuse = |errno| NotAdopted::Refused { part, errno };
-        let mapped_bytes = usize::try_from(len_bytes).map_err(|_| NotAdopted::Uneven { part })?;
-        let region = self.allocate_of(mapped_bytes, Backing::Private);
+        let uneven = |_| NotAdopted::Uneven { part };
+        let first = offset & !(page - 1);
+        let mapped_bytes = (offset - first + len_bytes).next_multiple_of(page);
+        // A mapping of our own may begin between two of the larger pages.
+        let spare = if page > HUGE_PAGE as u64 { page } else { 0 };
+        let region_bytes = usize::try_from(mapped_bytes + spare).map_err(uneven)?;
+        let mapped_bytes = usize::try_from(mapped_bytes).map_err(uneven)?;
+        let region = self.allocate_of(region_bytes, Backing::Private);
         let region = region.map_err(NotAdopted::NoRegion)?;
         let address = self.address(region.segment()).map_err(|_| NotAdopted::Uneven { part })?;
+        let skip = address.as_ptr().align_offset(usize::try_from(page).map_err(uneven)?);
+        if skip + mapped_bytes > region_bytes {
+            return Err(NotAdopted::Uneven { part });
+        }
+        // SAFETY: `skip` lies inside the region, as just checked.
+        let address = unsafe { address.add(skip) };
         let base = address.as_ptr().cast();
         let guard = Guard::enter(address, mapped_bytes);
         let guard = guard.map_err(|error| refuse(errno_of(&error)))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let mut flags = MapFlags::SHARED | MapFlags::FIXED;
+        if page > PAGE {
+            // Whoever made the file has reserved its pages.
+            flags |= MapFlags::NORESERVE;
+        }
         // SAFETY: the range is the whole of a region that was just made, so nobody works on it yet,
         // and lies in a private mapping of the table, which stays mapped: this replaces its pages.
         let mapped =
-            unsafe { rustix::mm::mmap(base, mapped_bytes, protection, flags, file, offset) };
+            unsafe { rustix::mm::mmap(base, mapped_bytes, protection, flags, file, first) };
+        let inner = skip as u64 + (offset - first);
         // Dropping it puts memory back where a refusal may have left none.
-        let adopted = Adopted { guard, base, mapped_bytes, region };
+        let adopted = Adopted { guard, base, mapped_bytes, offset: inner, len_bytes, region };
         mapped.map(|_| adopted).map_err(refuse)
     }
 }
 
 impl Adopted {
-    /// Its number.
+    /// The number of the region.
     pub fn id(&self) -> RegionId {
         self.region.id()
     }
 
-    /// How long it is.
-    pub fn len_bytes(&self) -> u64 {
-        self.region.len_bytes()
+    /// Where in the region the part begins that was asked for.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
-    /// Whether whoever gave it has taken it back meanwhile.
+    /// How long the part is.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Whether whoever gave it has taken it back meanwhile, or it was [let go](Self::let_go).
     pub fn has_failed(&self) -> bool {
         self.guard.has_failed()
+    }
+
+    /// Lets go of the file now: from here on the region is memory of our own, and
+    /// [has failed](Self::has_failed).
+    pub fn let_go(&self) {
+        self.guard.fail();
+        // Without memory for a page table the file stays mapped until this is dropped.
+        let _ = put_empty_memory(self.base, self.mapped_bytes);
     }
 }
 
@@ -275,5 +322,37 @@ mod tests {
         let refused = regions.adopt(file.as_fd(), part(0, 0x1000)).unwrap_err();
         assert!(matches!(refused, NotAdopted::Refused { .. }), "{refused}");
         assert_eq!(regions.count(), 0);
+    }
+
+    #[test]
+    fn what_is_let_go_is_memory_that_goes_nowhere() {
+        let regions = Regions::new(1);
+        let file = file(8192);
+        let part = FilePart { offset: 0, len_bytes: 8192 };
+        let adopted = regions.adopt(file.as_fd(), part).unwrap();
+        let word = Segment { region: adopted.id(), offset: 4096, len_bytes: 4 };
+        regions.store_u32(word, 7).unwrap();
+        adopted.let_go();
+        assert!(adopted.has_failed());
+        assert_eq!(regions.load_u32(word), Ok(0));
+        regions.store_u32(word, 9).unwrap();
+        let mut found = [0; 4];
+        rustix::io::pread(&file, &mut found, 4096).unwrap();
+        assert_eq!(found, [7, 0, 0, 0]);
+    }
+
+    /// Without one reserved page: what is mapped is not touched.
+    #[test]
+    fn a_part_of_huge_pages_is_mapped_wherever_it_begins() {
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC;
+        // A kernel without them has nothing to show here.
+        let Ok(file) = rustix::fs::memfd_create("huge", flags) else { return };
+        rustix::fs::ftruncate(&file, 8 << 20).unwrap();
+        let regions = Regions::new(4);
+        for (offset, len_bytes) in [(0, 0xa_0000), (0xc_0000, 1 << 20), (1 << 20, 5 << 20)] {
+            let adopted = regions.adopt(file.as_fd(), FilePart { offset, len_bytes }).unwrap();
+            assert_eq!((adopted.offset(), adopted.len_bytes()), (offset % (2 << 20), len_bytes));
+            assert!(regions.len_bytes(adopted.id()) >= adopted.offset() + len_bytes);
+        }
     }
 }

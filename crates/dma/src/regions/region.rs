@@ -66,11 +66,10 @@ impl Regions {
         let mut places = self.places();
         let whole = match self.settle(&mut places, mapped, bytes, backing) {
             Some(whole) => whole,
+            None if places.mappings.len() >= self.table.slots.len() => {
+                self.enlarge(&mut places, mapped, bytes, backing)?
+            }
             None => {
-                if places.mappings.len() >= self.table.slots.len() {
-                    let regions_max = self.table.slots.len();
-                    return Err(NoRegion::Full(TableFull { regions_max }));
-                }
                 let asked = if len_bytes == 0 { 0 } else { mapped };
                 let mapping = Mapping::new(asked, backing).map_err(NoRegion::Unmapped)?;
                 self.add_part(&mut places, mapping, bytes).map_err(NoRegion::Full)?
@@ -94,7 +93,7 @@ impl Regions {
         len_bytes: u64,
         backing: Backing,
     ) -> Option<Segment> {
-        let Places { mappings, empty } = places;
+        let Places { mappings, empty, .. } = places;
         let of = |place: u32| &mappings[place as usize];
         let alike = empty.iter().enumerate().filter(|(_, place)| of(**place).backing() == backing);
         let fitting = alike.map(|(at, place)| (of(*place).len_bytes(), at));
@@ -108,14 +107,41 @@ impl Regions {
         Some(whole(RegionId(generation << PLACE_BITS | place), len_bytes))
     }
 
-    /// Ends a region. A place whose generations are used up, or whose pages the kernel keeps, stays
-    /// empty for ever.
+    /// Gives an empty place another mapping, which is longer than the one that it had. That one stays
+    /// mapped, without pages, for whoever may still move bytes there: as mappings of a place at least
+    /// double, all that were are no longer than the one that is.
+    fn enlarge(
+        &self,
+        places: &mut Places,
+        mapped: usize,
+        len_bytes: u64,
+        backing: Backing,
+    ) -> Result<Segment, NoRegion> {
+        let full = NoRegion::Full(TableFull { regions_max: self.table.slots.len() });
+        let len_of = |place: &u32| places.mappings[*place as usize].len_bytes();
+        let shorter = places.empty.iter().filter(|place| len_of(place) < mapped);
+        let place = *shorter.min_by_key(|place| len_of(place)).ok_or(full)?;
+        if len_bytes == 0 || len_bytes >> LEN_BITS != 0 {
+            return Err(full);
+        }
+        let mapping = Mapping::new(mapped, backing).map_err(NoRegion::Unmapped)?;
+        // Who still has the old length and meets the new base stays inside: it is longer.
+        let base = mapping.base().as_ptr();
+        self.table.slots[place as usize].base.store(base, Ordering::Relaxed);
+        let before = std::mem::replace(&mut places.mappings[place as usize], mapping);
+        places.outgrown.push(before);
+        self.settle(places, mapped, len_bytes, backing).ok_or(full)
+    }
+
+    /// Ends a region. A place whose generations are used up, whose pages the kernel keeps, or which
+    /// a device still reaches, stays empty for ever.
     fn leave(&self, id: RegionId) {
         let (place, generation) = (place_of(id), id.0 >> PLACE_BITS);
-        let mut places = self.places();
         let next = generation.saturating_add(1).min(GENERATION_MAX);
         self.table.slots[place as usize].begin(next, 0);
-        let discarded = places.mappings[place as usize].discard();
+        let is_withdrawn = self.table.exposed_by.withdraw(id);
+        let mut places = self.places();
+        let discarded = is_withdrawn && places.mappings[place as usize].discard();
         if discarded && generation < GENERATION_MAX {
             places.empty.push(place);
         }
@@ -233,7 +259,6 @@ mod tests {
         assert_eq!(again.len_bytes(), 8192);
         let beyond = Segment { offset: 8192, len_bytes: 1, ..again.segment() };
         assert!(!regions.contains(beyond), "the mapping is longer than the region");
-        assert!(matches!(regions.allocate(2 << 20), Err(NoRegion::Full(_))), "none is so long");
         let other = regions.allocate(600 << 10).unwrap();
         assert_eq!(other.segment().region, RegionId(large_at.0 + (1 << PLACE_BITS)));
     }
@@ -289,5 +314,24 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_table_full_of_short_places_has_room_for_long_regions() {
+        let regions = Regions::new(4);
+        for shift in 0..6 {
+            let len = (64 << 10) << shift;
+            let all: Vec<_> = (0..4).map(|_| regions.allocate(len).unwrap()).collect();
+            let full = regions.allocate(len).unwrap_err();
+            assert!(matches!(full, NoRegion::Full(_)), "{full}");
+            for region in &all {
+                let last = Segment { offset: len as u64 - 4, len_bytes: 4, ..region.segment() };
+                assert_eq!(bytes(&regions, last), [0; 4]);
+                regions.store(last, b"last").unwrap();
+            }
+        }
+        let kept = regions.allocate(4096).unwrap();
+        assert!(regions.allocate(1 << 30).is_ok(), "beside one that stays");
+        assert_eq!(bytes(&regions, kept.segment()), [0; 4096]);
     }
 }

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use super::{Finding, Part, Patient};
 use crate::pci::{Function, VFIO};
+use crate::ublk::CONTROL;
 
 const GROUPS: &str = "sys/kernel/iommu_groups";
 /// Shorter requests make an SSD ask for a buffer in more pieces.
@@ -13,6 +14,7 @@ const READ_REQUEST: u32 = 512;
 pub(super) fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     let functions = Function::all(patient.machine);
     let mut findings = vec![iommu(patient), pass_through(patient), module(patient), doors(patient)];
+    findings.push(disks(patient));
     if functions.is_empty() {
         let none = Part::Devices.finding("NVMe functions", "", "");
         findings.push(none.plain("none on the PCI bus; emulated ones need no hardware"));
@@ -105,23 +107,49 @@ fn module(patient: &Patient<'_>) -> Finding {
         "loaded",
         "through it the kernel lets a program drive an SSD",
     );
-    let machine = patient.machine;
-    if machine.has(&format!("sys/bus/pci/drivers/{VFIO}")) {
+    if patient.machine.has(&format!("sys/bus/pci/drivers/{VFIO}")) {
         return finding.good("loaded");
     }
+    not_loaded(finding, patient, "vfio-pci", "CONFIG_VFIO_PCI")
+}
+
+/// A module that the kernel has not loaded, if it could.
+fn not_loaded(finding: Finding, patient: &Patient<'_>, module: &str, option: &str) -> Finding {
+    let machine = patient.machine;
     let release = machine.text("proc/sys/kernel/osrelease").unwrap_or_default();
     match machine.text(&format!("lib/modules/{release}/modules.dep")) {
-        Some(modules) if modules.contains("/vfio-pci.ko") => {
-            finding.missing("not loaded", "sudo modprobe vfio-pci")
+        Some(modules) if modules.contains(&format!("/{module}.ko")) => {
+            finding.missing("not loaded", format!("sudo modprobe {module}"))
         }
         Some(_) => finding.missing(
             format!("not among the modules of kernel {release}"),
-            "use a kernel that is built with CONFIG_VFIO_PCI",
+            format!("use a kernel that is built with {option}"),
         ),
         None => finding.missing(
             format!("not loaded, and /lib/modules/{release} is not there"),
-            "sudo modprobe vfio-pci outside the container, or a kernel with CONFIG_VFIO_PCI",
+            format!("sudo modprobe {module} outside the container, or a kernel with {option}"),
         ),
+    }
+}
+
+fn disks(patient: &Patient<'_>) -> Finding {
+    let finding = Part::Devices.finding(
+        "driver ublk_drv",
+        "loaded, and this user root",
+        "`tenmil serve --listen ublk:` makes disks of this machine by it",
+    );
+    let (machine, uid) = (patient.machine, patient.uid);
+    match (machine.has(CONTROL), uid) {
+        (true, 0) => finding.good(format!("loaded, /{CONTROL} may be used")),
+        (true, uid) => finding.missing(
+            format!("loaded, and user {uid} may not make disks"),
+            "sudo tenmil serve …: the kernel wants CAP_SYS_ADMIN",
+        ),
+        (false, _) if machine.has("sys/module/ublk_drv") => finding.missing(
+            format!("loaded, and /{CONTROL} is not there"),
+            "give this container the host's /dev, or run outside of it",
+        ),
+        (false, _) => not_loaded(finding, patient, "ublk_drv", "CONFIG_BLK_DEV_UBLK"),
     }
 }
 
@@ -135,13 +163,22 @@ fn doors(patient: &Patient<'_>) -> Finding {
     if !machine.has("dev/vfio/vfio") {
         return finding.plain("not there, as long as vfio is not loaded");
     }
-    let is_door = |name: &String| name == "vfio" || name.bytes().all(|byte| byte.is_ascii_digit());
+    let is_door = |name: &String| {
+        let number = name.strip_prefix("noiommu-").unwrap_or(name);
+        name == "vfio" || number.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let groups = groups_of(patient);
     let names: Vec<String> = machine.names("dev/vfio").into_iter().filter(is_door).collect();
     let closed = |name: &&String| {
         let found = std::fs::metadata(machine.path(&format!("dev/vfio/{name}")));
         found.is_ok_and(|found| {
-            let is_ours = patient.uid == 0 || found.uid() == patient.uid;
-            !is_ours && found.mode() & 0o006 != 0o006
+            let bits = match () {
+                () if patient.uid == 0 => return false,
+                () if found.uid() == patient.uid => found.mode() >> 6,
+                () if groups.contains(&found.gid()) => found.mode() >> 3,
+                () => found.mode(),
+            };
+            bits & 6 != 6
         })
     };
     let closed: Vec<&String> = names.iter().filter(closed).collect();
@@ -153,6 +190,16 @@ fn doors(patient: &Patient<'_>) -> Finding {
         _ => format!("sudo chown {} {path}, or tenmil bind --owner {}", patient.uid, patient.uid),
     };
     finding.missing(format!("user {} may not open {all}", patient.uid), command)
+}
+
+/// The groups of whoever asks (proc_pid_status(5)).
+fn groups_of(patient: &Patient<'_>) -> Vec<u32> {
+    let text = patient.machine.text("proc/self/status").unwrap_or_default();
+    let lines = text.lines().filter_map(|line| {
+        let own = line.strip_prefix("Gid:").and_then(|ids| ids.split_whitespace().nth(1));
+        own.or_else(|| line.strip_prefix("Groups:"))
+    });
+    lines.flat_map(str::split_whitespace).filter_map(|id| id.parse().ok()).collect()
 }
 
 fn ssd(function: &Function) -> Finding {

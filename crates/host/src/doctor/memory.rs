@@ -4,6 +4,10 @@ use super::limits::{is_capable, limit};
 use super::{Change, Finding, Part, Patient, echo};
 
 const LOCKABLE: u64 = 1 << 30;
+/// The queues of one SSD with 16 pairs of 255 commands, and buffers: with less `pcie:` does not start.
+const NEEDED: u64 = 24 << 20;
+const LIFT: &str = "sudo prlimit --pid $$ --memlock=unlimited, for good LimitMEMLOCK=infinity in the \
+    service or `* - memlock unlimited` in /etc/security/limits.conf";
 const HUGE_PAGES: u64 = 512;
 /// CAP_IPC_LOCK (capabilities(7)): what is locked is not counted.
 const IPC_LOCK: u32 = 14;
@@ -28,14 +32,15 @@ fn lockable(patient: &Patient<'_>) -> Finding {
     let Some(soft) = found.soft.filter(|soft| *soft < LOCKABLE) else {
         return finding.good(found.soft.map_or_else(|| "without limit".into(), kib));
     };
-    if found.hard.is_none_or(|hard| hard >= LOCKABLE) {
-        return finding.slow(kib(soft), "ulimit -l 1048576");
+    let command = match found.hard.is_none_or(|hard| hard >= LOCKABLE) {
+        true => "ulimit -l 1048576",
+        false => LIFT,
+    };
+    // Where there is VFIO, what it needs at the least.
+    match soft < NEEDED && patient.machine.has("dev/vfio/vfio") {
+        true => finding.missing(kib(soft), command),
+        false => finding.slow(kib(soft), command),
     }
-    finding.slow(
-        kib(soft),
-        "sudo prlimit --pid $$ --memlock=unlimited, for good LimitMEMLOCK=infinity in the service or \
-         `* - memlock unlimited` in /etc/security/limits.conf",
-    )
 }
 
 fn huge(patient: &Patient<'_>) -> Finding {

@@ -152,6 +152,30 @@ const ROWS: &[Row] = &[
         "not loaded, and /lib/modules/6.12 is not there",
         "outside the container",
     ),
+    (
+        "driver ublk_drv",
+        &[
+            ("proc/sys/kernel/osrelease", "6.12"),
+            ("lib/modules/6.12/modules.dep", "a/ublk_drv.ko.xz:\n"),
+        ],
+        State::Missing,
+        "not loaded",
+        "sudo modprobe ublk_drv",
+    ),
+    (
+        "driver ublk_drv",
+        &[("sys/module/ublk_drv/refcnt", "0")],
+        State::Missing,
+        "loaded, and /dev/ublk-control is not there",
+        "give this container",
+    ),
+    (
+        "driver ublk_drv",
+        &[("dev/ublk-control", "")],
+        State::Missing,
+        "loaded, and user 1000 may not make disks",
+        "sudo tenmil serve",
+    ),
     ("/dev/vfio", &[], State::Plain, "not there, as long as vfio is not loaded", ""),
     (
         "NVMe functions",
@@ -174,6 +198,16 @@ const ROWS: &[Row] = &[
         State::Slow,
         "8 MiB",
         "ulimit -l 1048576",
+    ),
+    (
+        "lockable memory",
+        &[
+            (LIMITS, "Max locked memory         8388608              8388608              bytes\n"),
+            ("dev/vfio/vfio", ""),
+        ],
+        State::Missing,
+        "8 MiB",
+        "sudo prlimit --pid $$ --memlock=unlimited",
     ),
     (
         "lockable memory",
@@ -634,6 +668,15 @@ fn doors_that_do_not_open_are_told_with_the_command() {
     mode("vfio", 0o600);
     mode("12", 0o666);
     assert_eq!(found(other).remedy.unwrap().command, "sudo chmod 0666 /dev/vfio/vfio");
+    // Of a group that the user is in.
+    mode("12", 0o660);
+    mode("vfio", 0o666);
+    assert_eq!(found(other).found, format!("user {other} may not open 12"));
+    let group = std::fs::metadata(root.path().join("dev/vfio/12")).unwrap().gid();
+    std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
+    let status = format!("Gid:\t1\t1\t1\t1\nGroups:\t4 {group} \n");
+    std::fs::write(root.path().join("proc/self/status"), status).unwrap();
+    assert_eq!(found(other).state, State::Good);
 }
 
 const SLOW: &[(&str, &str)] = &[

@@ -3,7 +3,7 @@
 use super::kernel::Kernel;
 use super::ledger::{Ledger, former};
 use super::refused::BindError;
-use super::unbind::back;
+use super::unbind::{back, check};
 use super::verdict::{Terms, Verdict, judge};
 use super::{Address, Step};
 
@@ -14,7 +14,7 @@ pub struct Bound {
     pub address: Address,
     /// The driver that had it, if it is we who have taken it.
     pub former: Option<String>,
-    /// Whether anything was done for it.
+    /// Whether it was taken now, and a program could not have it before.
     pub is_new: bool,
     /// What whoever asked should know.
     pub notes: Vec<String>,
@@ -39,12 +39,14 @@ pub fn bind(
     for verdict in verdicts {
         let address = verdict.address;
         if let Err(error) = run(kernel, &ledger, address, &verdict.steps) {
-            let mut all = vec![address];
-            all.extend(bound.iter().filter(|one: &&Bound| one.is_new).map(|one| one.address));
-            return Err(undo(kernel, &ledger, &all, error));
+            // One that was bound before stays so: a program may drive it.
+            let mut taken: Vec<Address> =
+                verdict.takes_it().then_some(address).into_iter().collect();
+            taken.extend(bound.iter().filter(|one: &&Bound| one.is_new).map(|one| one.address));
+            return Err(undo(kernel, &ledger, &taken, error));
         }
         let former = former(kernel.machine(), address)?.and_then(|former| former.driver);
-        let (is_new, notes) = (!verdict.steps.is_empty(), verdict.notes);
+        let (is_new, notes) = (verdict.takes_it(), verdict.notes);
         bound.push(Bound { address, former, is_new, notes });
     }
     Ok(bound)
@@ -96,6 +98,8 @@ fn undo(
     let all_back = addresses.iter().map(|address| {
         let Some(former) = former(machine, *address)? else { return Ok(()) };
         let steps = back(machine, *address, &former);
+        // The kernel would wait for whoever has opened it meanwhile.
+        check(kernel, *address, &steps)?;
         run(kernel, ledger, *address, &steps)
     });
     // Every one of them is tried, whatever became of those before.

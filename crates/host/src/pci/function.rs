@@ -171,9 +171,7 @@ impl Function {
             nodes.push(format!("/dev/{}", disk.name));
             nodes.extend(disk.partitions(machine).into_iter().map(|name| format!("/dev/{name}")));
         }
-        if let Some(group) = &self.group {
-            nodes.push(format!("/dev/vfio/{}", group.number));
-        }
+        nodes.extend(group_door(machine, self.address).map(|door| format!("/{door}")));
         let others = [("vfio-dev", "/dev/vfio/devices/"), ("uio", "/dev/")];
         for (kind, place) in others {
             let names = machine.names(&format!("{directory}/{kind}"));
@@ -210,9 +208,24 @@ fn hex(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-fn group(machine: &Machine, address: Address) -> Option<Group> {
+/// The door to the group of a function, whether an IOMMU has made the group or VFIO itself.
+pub(super) fn group_door(machine: &Machine, address: Address) -> Option<String> {
+    let (number, is_real) = group_number(machine, address)?;
+    Some(if is_real { format!("dev/vfio/{number}") } else { format!("dev/vfio/noiommu-{number}") })
+}
+
+/// The number of a function's group, and whether an IOMMU is behind it: one that VFIO drives without
+/// has a group all the same, as long as VFIO drives it, and that is called so
+/// (drivers/vfio/group.c, `vfio_noiommu_group_alloc`).
+fn group_number(machine: &Machine, address: Address) -> Option<(u32, bool)> {
     let number = machine.link(&format!("{}/iommu_group", directory(address)))?;
     let number = number.parse().ok()?;
+    let name = machine.text(&format!("sys/kernel/iommu_groups/{number}/name"));
+    Some((number, name.as_deref() != Some("vfio-noiommu")))
+}
+
+fn group(machine: &Machine, address: Address) -> Option<Group> {
+    let (number, _) = group_number(machine, address).filter(|(_, is_real)| *is_real)?;
     let own = address.to_string();
     let names = machine.names(&format!("sys/kernel/iommu_groups/{number}/devices"));
     let neighbour = |name: String| Neighbour {

@@ -1,7 +1,7 @@
 //! The steps by which a function changes hands, each of which leaves something that can be undone.
 
 use super::Address;
-use super::function::directory;
+use super::function::{directory, group_door};
 use super::kernel::Kernel;
 use super::ledger::{Former, Ledger};
 use super::obstacle::NO_IOMMU_SWITCH;
@@ -124,10 +124,10 @@ impl Step {
 fn doors(kernel: &dyn Kernel, address: Address) -> Vec<String> {
     let directory = directory(address);
     let machine = kernel.machine();
-    let group = machine.link(&format!("{directory}/iommu_group"));
+    let group = group_door(machine, address);
     let own = machine.names(&format!("{directory}/vfio-dev")).into_iter();
     let own = own.map(|name| format!("dev/vfio/devices/{name}")).filter(|door| machine.has(door));
-    group.map(|group| format!("dev/vfio/{group}")).into_iter().chain(own).collect()
+    group.into_iter().chain(own).collect()
 }
 
 /// Where the kernel is told to look for a driver.

@@ -119,7 +119,12 @@ pub(super) fn back(machine: &Machine, address: Address, former: &Former) -> Vec<
     steps
 }
 
-fn check(kernel: &dyn Kernel, address: Address, steps: &[Step]) -> Result<(), BindError> {
+/// Looks whether steps back can be taken at all, and no program keeps the kernel waiting.
+pub(super) fn check(
+    kernel: &dyn Kernel,
+    address: Address,
+    steps: &[Step],
+) -> Result<(), BindError> {
     let machine = kernel.machine();
     for step in steps {
         match step {

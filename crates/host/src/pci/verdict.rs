@@ -58,6 +58,11 @@ impl Verdict {
         let (obstacles, notes, claims) = (Vec::new(), Vec::new(), Vec::new());
         Self { address, function: None, obstacles, notes, steps: Vec::new(), claims }
     }
+
+    /// Whether its steps take the function from somebody, and do not only open doors to it.
+    pub(super) fn takes_it(&self) -> bool {
+        self.steps.iter().any(|step| !matches!(step, Step::Give { .. }))
+    }
 }
 
 /// Looks at functions that are to be taken together. Nothing is changed.

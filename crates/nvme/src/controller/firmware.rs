@@ -60,7 +60,8 @@ mod tests {
         let page =
             IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44).mdts(mdts).fwug(fwug));
         let image = Segment { region: RegionId(1), offset: 4096, len_bytes };
-        let chunks = FirmwareChunks::new(image, &Identity::check(page).unwrap().limits).unwrap();
+        let chunks =
+            FirmwareChunks::new(image, &Identity::check(page, false).unwrap().limits).unwrap();
         chunks.map(|(command, data)| (command.cdw10(), command.cdw11(), data)).collect()
     }
 
@@ -91,8 +92,10 @@ mod tests {
 
     #[test]
     fn an_image_of_odd_length_is_refused() {
-        let limits =
-            Identity::check(IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44)));
+        let limits = Identity::check(
+            IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44)),
+            false,
+        );
         let limits = limits.unwrap().limits;
         for len_bytes in [0, 1, 4097] {
             let image = Segment { region: RegionId(1), offset: 0, len_bytes };

@@ -95,14 +95,14 @@ const FIRMWARE_UNIT_UNKNOWN: u8 = 0;
 const FIRMWARE_UNIT_ANY: u8 = 0xff;
 
 impl Identity {
-    /// Checks what Identify Controller says.
-    pub fn check(page: IdentifyController) -> Result<Self, Lie> {
+    /// Checks what Identify Controller says, of a controller that has I/O queues or has not.
+    pub fn check(page: IdentifyController, is_discovery: bool) -> Result<Self, Lie> {
         let entry = |field, found: u8, min, max, shift| match (min..=max).contains(&shift) {
             true => Ok(()),
             false => Err(Lie { field, found: found.into(), expected: "a range that holds ours" }),
         };
         // Without I/O queues there is nothing to say about their entries.
-        if page.cntrltype() != ControllerType::Discovery {
+        if !is_discovery && page.cntrltype() != ControllerType::Discovery {
             let (min, max) = (page.sqes_min(), page.sqes_max());
             entry("identify controller: SQES", page.sqes(), min, max, SUBMISSION_ENTRY_SHIFT)?;
             let (min, max) = (page.cqes_min(), page.cqes_max());
@@ -203,12 +203,18 @@ mod tests {
             (plain().with(|id| id.sgl_support(3)), "identify controller: SGLS", 3),
         ];
         for (page, field, found) in cases {
-            let lie = Identity::check(page).unwrap_err();
+            let lie = Identity::check(page, false).unwrap_err();
             assert_eq!((lie.field, lie.found), (field, found));
         }
-        assert!(Identity::check(plain().with(|id| id.sqes(0x86).cqes(0x54))).is_ok());
-        let discovery = plain().with(|id| id.sqes(0).cqes(0).cntrltype(ControllerType::Discovery));
-        assert!(Identity::check(discovery).is_ok(), "it has no I/O queues");
+        assert!(Identity::check(plain().with(|id| id.sqes(0x86).cqes(0x54)), false).is_ok());
+        let without = || plain().with(|id| id.sqes(0).cqes(0));
+        let discovery = without().with(|id| id.cntrltype(ControllerType::Discovery));
+        assert!(Identity::check(discovery, false).is_ok(), "it has no I/O queues");
+        assert!(Identity::check(without(), false).is_err());
+        assert!(
+            Identity::check(without(), true).is_ok(),
+            "nor has an old one that does not say so"
+        );
     }
 
     #[test]
@@ -217,7 +223,7 @@ mod tests {
             let id = id.mdts(5).acl(3).aerl(7).kas(10).rtd3e(2_000_000).awupf(7);
             id.sgl_support(2).fwug(2)
         });
-        let limits = Identity::check(page).unwrap().limits;
+        let limits = Identity::check(page, false).unwrap().limits;
         assert_eq!(limits.transfer_bytes_max, Some(131_072));
         assert_eq!(limits.verify_bytes_max, Some(131_072), "MDTS counts for these, too");
         assert_eq!((limits.aborts, limits.event_requests), (4, 8));
@@ -227,14 +233,14 @@ mod tests {
         );
         assert_eq!((limits.sgl, limits.atomic_write_blocks), (SglSupport::DwordAligned, 8));
         assert_eq!((limits.firmware_unit_bytes, limits.deallocate_ranges_max), (8192, 256));
-        let silent = Identity::check(plain()).unwrap().limits;
+        let silent = Identity::check(plain(), false).unwrap().limits;
         assert_eq!((silent.transfer_bytes_max, silent.sgl), (None, SglSupport::None));
         assert_eq!((silent.keep_alive_unit, silent.firmware_unit_bytes), (Span::default(), 4096));
     }
 
     #[test]
     fn the_page_of_the_nvm_command_set_replaces_what_mdts_said() {
-        let mut identity = Identity::check(plain().with(|id| id.mdts(5))).unwrap();
+        let mut identity = Identity::check(plain().with(|id| id.mdts(5)), false).unwrap();
         let page = IdentifyControllerNvm::zeroed().with(|id| id.wzsl(9).dmrl(16).dmrsl(1000));
         identity.add_nvm(&page);
         let limits = identity.limits;

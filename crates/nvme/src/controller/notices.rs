@@ -59,15 +59,21 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         limit.min(self.options.event_requests).min(EVENTS_MAX)
     }
 
-    /// Which events are to be told: all warnings of health, and of the notices those that lead to
-    /// something here, if the controller has them (Base 2.1 §5.1.25.1.5).
+    /// Which events are to be told: all warnings of health, telemetry, and of the notices those that
+    /// lead to something here, if the controller has them (Base 2.1 §5.1.25.1.5).
     pub(super) fn event_configuration(&self) -> AsynchronousEventConfiguration {
         let warnings = CriticalWarning::zeroed().with(|warnings| {
             let warnings = warnings.spare_below_threshold(true).temperature_threshold(true);
             warnings.degraded_reliability(true).media_read_only(true).volatile_backup_failed(true)
         });
-        let events = AsynchronousEventConfiguration::zeroed()
-            .with(|events| events.critical_warnings(warnings));
+        let has_telemetry = self.identity.as_ref().is_some_and(|of| of.page.telemetry());
+        self.notices()
+            .with(|events| events.critical_warnings(warnings).telemetry_notices(has_telemetry))
+    }
+
+    /// The notices among them: what the controller itself says that it has (OAES).
+    pub(super) fn notices(&self) -> AsynchronousEventConfiguration {
+        let events = AsynchronousEventConfiguration::zeroed();
         let Some(identity) = &self.identity else { return events };
         let page = &identity.page;
         events.with(|events| {
@@ -75,8 +81,16 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 .namespace_attribute_notices(page.namespace_attribute_notices())
                 .firmware_activation_notices(page.firmware_activation_notices())
                 .ana_change_notices(page.ana_change_notices())
-                .telemetry_notices(page.telemetry())
+                .discovery_notices(page.discovery_notices())
         })
+    }
+
+    /// The controller has refused part of what was to be told, and takes notices alone or not.
+    pub(super) fn settle_for_notices(&mut self, has_notices: bool) {
+        self.event_requests = self.event_requests_wanted();
+        if let Some(status) = self.events_refused {
+            self.tell(Event::EventConfigurationRefused { status, has_notices });
+        }
     }
 
     /// Keeps requests outstanding, and reads the next log page that is wanted.

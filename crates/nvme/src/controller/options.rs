@@ -10,7 +10,7 @@ pub(super) const BUSY_INTERVAL: Span = Span::from_us(20);
 /// How a controller is to be treated. The defaults suit a local SSD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerOptions {
-    /// Entries in the admin queue, 32 to 4096.
+    /// Entries in the admin queue, 16 to 4096.
     pub admin_depth: u32,
     /// I/O queue pairs to ask for.
     pub queue_pairs: u16,
@@ -48,6 +48,10 @@ pub struct ControllerOptions {
     /// Whether commands point at their data by SGLs only, whatever the controller says of itself:
     /// what stands between is a connection, which needs to know how long they are.
     pub sgl_only: bool,
+    /// Whether it is a discovery controller, as the name that was connected to says: those of before
+    /// 1.4 do not say it themselves (Identify: CNTRLTYPE 0). What is told of I/O queues is not looked
+    /// at then, and nothing is asked about queues and namespaces.
+    pub is_discovery: bool,
     /// What is known to be wrong with this controller.
     pub quirks: Quirks,
 }
@@ -88,6 +92,7 @@ impl Default for ControllerOptions {
             shadow_doorbells: false,
             interrupts: false,
             sgl_only: false,
+            is_discovery: false,
             quirks: Quirks::default(),
         }
     }

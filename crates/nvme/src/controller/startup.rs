@@ -3,6 +3,7 @@
 //! ```text
 //!   Identify Controller --> its NVM page --> number of queues --> host behaviour
 //!      --> shadow doorbells --> event configuration --> keep-alive time --> namespaces --> Ready
+//!                                  '-- refused: --> notices alone --^
 //! ```
 //!
 //! A question that the controller is not made for is skipped. After a reset everything is asked
@@ -48,16 +49,19 @@ pub(super) enum Step {
     HostBehavior,
     ShadowDoorbells,
     Events,
+    /// What the controller says it has, after it has refused more.
+    Notices,
     KeepAlive,
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step::Controller,
     Step::ControllerNvm,
     Step::QueueCount,
     Step::HostBehavior,
     Step::ShadowDoorbells,
     Step::Events,
+    Step::Notices,
     Step::KeepAlive,
 ];
 
@@ -70,6 +74,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         self.admin.link.give(crate::link::Order::Run);
         self.phase = Phase::Starting;
         self.event_requests = 0;
+        self.events_refused = None;
         self.wanted.clear();
         self.keep_alive_at = Instant::NEVER;
         self.ask(now, Ask::Step(Step::Controller));
@@ -137,6 +142,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             Step::Events => {
                 set(Feature::AsynchronousEventConfiguration, self.event_configuration().0)
             }
+            Step::Notices => set(Feature::AsynchronousEventConfiguration, self.notices().0),
             Step::KeepAlive => {
                 let time = self.keep_alive_time().ns / 1_000_000;
                 set(Feature::KeepAliveTimer, u32::try_from(time).unwrap_or(u32::MAX))
@@ -159,6 +165,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                     && !self.options.quirks.broken_shadow_doorbells
             }
             Step::Events => true,
+            Step::Notices => self.events_refused.is_some(),
             Step::KeepAlive => self.keep_alive_time().ns > 0,
         }
     }
@@ -208,14 +215,17 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                 }
                 self.uses_shadow_doorbells = works;
             }
-            (Step::Events, _) => self.event_requests = self.event_requests_wanted(),
+            (Step::Events, true) => self.event_requests = self.event_requests_wanted(),
+            (Step::Events, false) => self.events_refused = Some(status),
+            (Step::Notices, is_set) => self.settle_for_notices(is_set),
             (Step::KeepAlive, _) | (Step::HostBehavior, _) | (Step::ControllerNvm, false) => {}
         }
         Ok(())
     }
 
     fn learn_identity(&mut self, page: &[u8; BYTES]) -> Result<(), ControllerError> {
-        let mut identity = Identity::check(IdentifyController::from_bytes(page))?;
+        let mut identity =
+            Identity::check(IdentifyController::from_bytes(page), self.options.is_discovery)?;
         if self.options.sgl_only {
             identity.limits.sgl = SglSupport::Only;
         }
@@ -311,10 +321,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     /// Whether there is anything but an admin queue: a discovery controller has none, whatever CAP.CSS
-    /// says (Base 2.1 §3.1.3.3).
+    /// says (Base 2.1 §3.1.3.3), and whether or not it says that it is one.
     fn has_io_queues(&self) -> bool {
         let kind = self.identity.as_ref().map(|identity| identity.page.cntrltype());
-        let is_discovery = kind == Some(ControllerType::Discovery);
+        let is_discovery = self.options.is_discovery || kind == Some(ControllerType::Discovery);
         self.command_sets() != CommandSetSelected::AdminOnly && !is_discovery
     }
 

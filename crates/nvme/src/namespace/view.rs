@@ -131,7 +131,7 @@ mod tests {
 
     fn limits(change: impl Fn(IdentifyController) -> IdentifyController) -> ControllerLimits {
         let page = IdentifyController::zeroed().with(|id| id.sqes(0x66).cqes(0x44));
-        Identity::check(change(page)).unwrap().limits
+        Identity::check(change(page), false).unwrap().limits
     }
 
     fn view(

@@ -299,6 +299,12 @@ impl Slot {
         self.record.wake == WakeKind::Nothing || self.unlisted
     }
 
+    /// Whether it alone brings itself work, and has some.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self.record.wake, WakeKind::OnlyWhileBusy(_))
+            && self.poller.is_busy() == Some(true)
+    }
+
     /// Drops the poller. Should that panic, returns what the panic said.
     pub(crate) fn dispose(mut self, local: &Local) -> Option<String> {
         // It is closed just below, which takes it out as well unless it has been cloned.

@@ -177,8 +177,8 @@ impl Poller for Ring {
         Found::Nothing
     }
 
-    fn arm(&mut self) -> Found {
-        Found::from_count(usize::from(count(&self.in_flight) > 0))
+    fn is_busy(&self) -> Option<bool> {
+        Some(count(&self.in_flight) > 0)
     }
 
     fn detach(&mut self, _: Parting) -> bool {

@@ -10,7 +10,7 @@ use super::crew::{Counter, Device, FIRST, RELAXED, Ring, active, count, idle, ta
 use super::{R0, R1, Stage, World};
 use crate::{
     Context, Found, Handle, PollMode, Poller, PollerId, ReactorOptions, Refused, Registration,
-    SPELL_MAX, SPELL_MIN, ThreadPlan, WokenBy,
+    SPELL_MAX, SPELL_MIN, ThreadPlan, WakeKind, WokenBy,
 };
 
 fn sleepless() -> Registration {
@@ -33,6 +33,50 @@ fn a_poller_that_nothing_wakes_is_refused_where_reactors_sleep() {
     world.settle();
     let refused = answers.lock().unwrap().take().unwrap();
     assert_eq!((refused.why, refused.registration.name()), (why, "deaf"));
+}
+
+#[test]
+fn a_poller_that_does_not_say_when_it_is_to_be_woken_is_refused_in_every_mode() {
+    let silent = [
+        (WokenBy::of(WakeSource::Deadline).unwrap().kind(), "wake_at"),
+        (WakeKind::OnlyWhileBusy("waits for itself"), "is_busy"),
+    ];
+    let woken_by = |kind| match kind {
+        WakeKind::OnlyWhileBusy(why) => WokenBy::OnlyWhileBusy(why),
+        _ => WokenBy::Deadline,
+    };
+    for mut world in [World::always(1), World::adaptive(0, 1)] {
+        for (kind, unsaid) in silent {
+            let make = || Registration::active("silent", woken_by(kind), idle(&tally()));
+            let why = Refused::NeverWoken { poller: "silent".into(), woken_by: kind, unsaid };
+            let refused = world.directory.spawn(ThreadPlan::new("silent").poller(make()));
+            assert_eq!(refused.unwrap_err().why, why);
+            let thread = world.directory.spawn(ThreadPlan::new("hearing")).unwrap();
+            let answers = Arc::new(std::sync::Mutex::new(None));
+            let theirs = Arc::clone(&answers);
+            let add = make();
+            world.call(&thread, move |context| *theirs.lock().unwrap() = context.add(add).err());
+            world.turn_all(4);
+            assert_eq!(answers.lock().unwrap().take().unwrap().why, why);
+            assert!(why.to_string().contains(unsaid), "{why}");
+        }
+        // A timed one is woken by its period, and one that says so by what it says.
+        let timed = Registration::timed("timed", Span::from_ms(1), idle(&tally()));
+        let ring = Ring::new(&tally(), 1);
+        let busy = Registration::active("busy", WokenBy::OnlyWhileBusy("waits"), ring);
+        world.directory.spawn(ThreadPlan::new("said").poller(timed).poller(busy)).unwrap();
+        world.turn_all(4);
+    }
+}
+
+#[test]
+fn who_says_nothing_of_time_does_not_hold_back_the_sleep_of_others() {
+    let mut world = World::adaptive(0, 1);
+    let thread =
+        world.directory.spawn(ThreadPlan::new("idle").poller(active("idle", idle(&tally()))));
+    thread.unwrap();
+    world.settle();
+    assert_eq!(world.members[0].stage, Stage::Asleep(Instant::NEVER));
 }
 
 #[test]

@@ -31,8 +31,12 @@ pub(super) fn depth_for(ring_depth: u32) -> u16 {
     slots_of(ring_depth) + TAGS_OWN
 }
 
-/// Entries of the admin rings.
-pub(crate) const RING_DEPTH: u32 = 64;
+/// Entries of the admin rings. With a tag for properties that is an admin queue of 32 entries, the
+/// smallest that a target may offer (ASQSZ, Base 2.1 §5.1.12.3.1), and all that many offer: who asks
+/// for more is refused there.
+pub(crate) const RING_DEPTH: u32 = 31;
+
+const _: () = assert!(RING_DEPTH < 32, "SQSIZE counts from zero, and an entry is never used");
 
 impl AdminLane {
     pub(super) fn new(exchange: Exchange) -> Self {

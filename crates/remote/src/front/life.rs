@@ -18,6 +18,7 @@ use wire::register::{
 
 use super::admin::{AdminLane, RING_DEPTH, depth_for};
 use super::{CAP, CC, CSTS, Front, VS};
+use crate::farewell::Farewell;
 use crate::opening::{NotOpened, Opened, Opening, Plan};
 use crate::rings::Rings;
 
@@ -123,7 +124,7 @@ impl Front {
             Stage::Closing { is_confirmed } => {
                 let is_quiet = now.since(self.silent_since) >= self.learnt.quiet;
                 let is_silent = *is_confirmed || !self.may_linger || is_quiet;
-                if is_silent && self.are_queues_closed() {
+                if is_silent && self.are_queues_closed() && self.partings.is_empty() {
                     self.end_closing();
                 }
             }
@@ -152,7 +153,8 @@ impl Front {
     /// Whether something of ours, or of a controller that was told something, may still be under way.
     pub(super) fn holds(&self) -> bool {
         let is_closing = matches!(self.stage, Stage::Closing { .. });
-        self.admin.is_some() || is_closing || self.may_linger || !self.are_queues_closed()
+        let is_closed = self.are_queues_closed() && self.partings.is_empty();
+        self.admin.is_some() || is_closing || self.may_linger || !is_closed
     }
 
     /// Whether the driver can be told to bring it up.
@@ -357,7 +359,7 @@ impl Front {
                 self.stage = Stage::Ready;
             }
             Stage::Disabling { .. } if !csts.rdy() => {
-                self.admin = None;
+                self.part_admin();
                 self.stage = Stage::Closing { is_confirmed: true };
             }
             Stage::ShuttingDown(_) => {
@@ -412,14 +414,21 @@ impl Front {
 
     /// Closes everything, without a word.
     fn leave(&mut self, now: Instant) {
-        if let Some(admin) = self.admin.take() {
-            self.may_linger |= admin.exchange.may_linger(true);
-        }
+        self.may_linger |= self.part_admin();
         self.close_queues();
         if !matches!(self.stage, Stage::Lost) {
             self.silent_since = now;
         }
         self.stage = Stage::Closing { is_confirmed: false };
+    }
+
+    /// Ends the admin connection. Whether anything was outstanding there that would do harm if it were
+    /// executed late.
+    pub(super) fn part_admin(&mut self) -> bool {
+        let Some(admin) = self.admin.take() else { return false };
+        let may_linger = admin.exchange.may_linger(true);
+        self.partings.extend(Farewell::begin(admin.exchange, may_linger));
+        may_linger
     }
 
     /// The old controller is no more.

@@ -55,6 +55,20 @@ pub enum PathEvent {
     },
 }
 
+impl PathEvent {
+    /// Whether it says something about the remote SSD that whoever runs this should know. What
+    /// controllers say besides is for programs.
+    #[must_use]
+    pub const fn is_for_people(&self) -> bool {
+        match self {
+            Self::Controller { event, .. } => {
+                matches!(event, nvme::Event::EventConfigurationRefused { has_notices: false, .. })
+            }
+            _ => true,
+        }
+    }
+}
+
 impl fmt::Display for PathEvent {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -64,7 +78,35 @@ impl fmt::Display for PathEvent {
             Self::Failover { from, to } => write!(out, "path {to} instead of path {from}"),
             Self::NoPath => out.write_str("no path is left"),
             Self::Unfit { path, why } => write!(out, "path {path} is not used: {why}"),
+            Self::Controller {
+                path,
+                event: nvme::Event::EventConfigurationRefused { status, has_notices: false },
+            } => write!(
+                out,
+                "path {path}: its controller will not tell of changes (feature 0Bh: {status}): they \
+                 are noticed when a command fails, or when it is attached again"
+            ),
             Self::Controller { path, event } => write!(out, "path {path}: {event:?}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme::Event;
+    use wire::Status;
+
+    use super::PathEvent;
+
+    #[test]
+    fn people_are_told_of_a_controller_that_tells_nothing_and_of_no_other() {
+        let of = |event| PathEvent::Controller { path: 1, event };
+        let refused = |has_notices| {
+            of(Event::EventConfigurationRefused { status: Status::INVALID_FIELD, has_notices })
+        };
+        assert!(refused(false).is_for_people() && PathEvent::NoPath.is_for_people());
+        assert!(!refused(true).is_for_people() && !of(Event::AccessChanged).is_for_people());
+        let text = refused(false).to_string();
+        assert!(text.starts_with("path 1: its controller will not tell of changes"), "{text}");
     }
 }

@@ -10,9 +10,10 @@
 use base::{Dma, Instant, Memory, Outcome, Segment, Span};
 use dma::DevicePool;
 use nvme::{ControllerOptions, Event, Namespace};
+use wire::Layout;
 use wire::Status;
 use wire::admin::GetLogPage;
-use wire::log::ana::{AnaState, groups};
+use wire::log::ana::{AnaGroup, AnaHeader, AnaState};
 
 use super::route::Access;
 use crate::dial::Dial;
@@ -67,6 +68,8 @@ enum Log {
     /// What is read may be old when it comes, if it is doubted meanwhile.
     Asked {
         is_doubted: bool,
+        /// So many groups were read before, and the one that matters was not among them.
+        before: u32,
     },
 }
 
@@ -87,10 +90,12 @@ const LOG_TOKEN: u64 = u64::MAX;
 const LOG_PAGE: u8 = 0x0c;
 /// Return Groups Only (Base 2.1 §5.1.12.1.13).
 const GROUPS_ONLY: u8 = 1;
-/// A group; the header is shorter.
-const GROUP_BYTES: u32 = 32;
-/// A page of the size that every controller transfers: 127 groups.
-const PAGE_BYTES: u32 = 4096;
+#[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+const HEADER_BYTES: u32 = AnaHeader::BYTES as u32;
+#[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+const GROUP_BYTES: u32 = AnaGroup::BYTES as u32;
+/// Groups that are read at a time: as many as every controller transfers, with the header.
+const GROUPS_AT_ONCE: u32 = 127;
 /// Before somebody who leads elsewhere is called again.
 const UNFIT_PAUSE: Span = Span::from_secs(30);
 /// Between two looks at the log page.
@@ -254,7 +259,7 @@ impl Path {
     pub(super) fn doubt(&mut self) {
         self.log = match self.log {
             Log::Known | Log::Wanted => Log::Wanted,
-            Log::Asked { .. } => Log::Asked { is_doubted: true },
+            Log::Asked { before, .. } => Log::Asked { is_doubted: true, before },
         };
     }
 
@@ -268,7 +273,7 @@ impl Path {
             if !self.reports() {
                 return self.judge(now, fits);
             }
-            self.read(now);
+            self.read(now, 0);
         }
         if self.change_until.is_some_and(|until| now >= until) {
             self.change_until = None;
@@ -292,21 +297,24 @@ impl Path {
         self.is(now, access)
     }
 
-    fn read(&mut self, now: Instant) {
+    /// Reads the groups behind the first `before` ones.
+    fn read(&mut self, now: Instant, before: u32) {
         self.log_at = now.after(LOG_PAUSE);
         let Stage::There(remote) = &mut self.stage else { return };
-        let count = remote.controller().identity().map_or(0, |identity| identity.page.nanagrpid());
-        let len_bytes = count.saturating_mul(GROUP_BYTES).saturating_add(GROUP_BYTES);
         let page = match self.page {
             Some(page) => page,
             None => {
-                let Some(page) = remote.reach().allocate(len_bytes.min(PAGE_BYTES)) else { return };
+                let count = GROUPS_AT_ONCE.min(groups_of(remote));
+                let Some(page) = remote.reach().allocate(HEADER_BYTES + count * GROUP_BYTES) else {
+                    return;
+                };
                 *self.page.insert(page)
             }
         };
-        let log = GetLogPage { lsp: GROUPS_ONLY, ..GetLogPage::new(LOG_PAGE, page.len_bytes) };
+        let lpo = u64::from(before) * u64::from(GROUP_BYTES);
+        let log = GetLogPage { lsp: GROUPS_ONLY, lpo, ..GetLogPage::new(LOG_PAGE, page.len_bytes) };
         if remote.controller().get_log_page(now, LOG_TOKEN, log, page).is_ok() {
-            self.log = Log::Asked { is_doubted: false };
+            self.log = Log::Asked { is_doubted: false, before };
         }
     }
 
@@ -316,28 +324,34 @@ impl Path {
         outcome: Outcome,
         fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
     ) -> Option<News> {
-        let before = core::mem::replace(&mut self.log, Log::Wanted);
-        let is_new = before == (Log::Asked { is_doubted: false });
+        let asked = core::mem::replace(&mut self.log, Log::Wanted);
+        let Log::Asked { is_doubted, before } = asked else { return None };
         let (Stage::There(remote), Some(page)) = (&mut self.stage, self.page) else { return None };
         if !outcome.is_success() {
             // What is refused for good is not asked for again before something has happened.
-            if is_new && Status(outcome.0).dnr() {
+            if !is_doubted && Status(outcome.0).dnr() {
                 self.log = Log::Known;
             }
             return None;
         }
         let Ok(group) = fits(remote) else {
             // It is looked at again when its namespaces change.
-            self.log = if is_new { Log::Known } else { Log::Wanted };
+            self.log = if is_doubted { Log::Wanted } else { Log::Known };
             return self.is(now, Access::Inaccessible);
         };
         let mut bytes = vec![0; page.len_bytes as usize];
         remote.reach().load(page, &mut bytes).ok()?;
-        if is_new {
+        let found = access_of(&bytes, group);
+        let read = before + (page.len_bytes - HEADER_BYTES) / GROUP_BYTES;
+        if found.is_none() && read < groups_of(remote) && !is_doubted {
+            self.read(now, read);
+            return None;
+        }
+        if !is_doubted {
             self.log = Log::Known;
         }
-        let access = access_of(&bytes, group);
-        self.is(now, access)
+        // A controller whose namespaces are in no group reports nothing of them.
+        self.is(now, found.unwrap_or(Access::Inaccessible))
     }
 
     /// How well it leads there is known.
@@ -371,17 +385,23 @@ impl Path {
     }
 }
 
-/// What a log page says of a group.
-fn access_of(page: &[u8], group: u32) -> Access {
-    // A controller whose namespaces are in no group reports nothing of them.
-    let known = groups(page).find(|(known, _)| known.grpid() == group);
-    match known.map(|(group, _)| group.state()) {
-        Some(AnaState::Optimized) => Access::Optimized,
-        Some(AnaState::NonOptimized) => Access::NonOptimized,
-        Some(AnaState::PersistentLoss) => Access::PersistentLoss,
-        Some(AnaState::Change) => Access::Change,
-        Some(AnaState::Inaccessible | AnaState::Reserved(_)) | None => Access::Inaccessible,
-    }
+/// How many groups a controller has.
+fn groups_of(remote: &mut Remote) -> u32 {
+    remote.controller().identity().map_or(0, |identity| identity.page.nanagrpid())
+}
+
+/// What a log page says of a group, from whichever group on it was read.
+fn access_of(page: &[u8], group: u32) -> Option<Access> {
+    let groups = page.get(AnaHeader::BYTES..)?.chunks_exact(AnaGroup::BYTES);
+    let known = groups.filter_map(|bytes| AnaGroup::parse(bytes).ok());
+    let known = known.into_iter().find(|known| known.grpid() == group)?;
+    Some(match known.state() {
+        AnaState::Optimized => Access::Optimized,
+        AnaState::NonOptimized => Access::NonOptimized,
+        AnaState::PersistentLoss => Access::PersistentLoss,
+        AnaState::Change => Access::Change,
+        AnaState::Inaccessible | AnaState::Reserved(_) => Access::Inaccessible,
+    })
 }
 
 /// Whether two controllers show the same namespace. The error says what differs.

@@ -9,7 +9,9 @@ use wire::Status;
 use super::bed::Bed;
 use super::target::{BLOCK, load, pattern};
 use super::turning::Turning;
+use crate::options::Options;
 use crate::policy::Policy;
+use crate::remote::NotReached;
 
 #[test]
 fn a_controller_is_brought_up_through_its_registers_and_blocks_come_back_as_written() {
@@ -19,6 +21,27 @@ fn a_controller_is_brought_up_through_its_registers_and_blocks_come_back_as_writ
     for (lba, blocks) in [(0, 1), (7, 8), (100, 16), (1000, 256), (2000, 1000)] {
         bed.exchange(lba, blocks, lba);
     }
+}
+
+#[test]
+fn the_smallest_admin_queue_that_a_target_may_offer_is_enough() {
+    let mut bed = Bed::new();
+    bed.target.state().admin_entries = 31;
+    let NotReached::Peer { why, .. } = bed.call(Bed::options()).unwrap_err() else { panic!() };
+    assert_eq!(why, "Connect was refused: byte 44 of its command is refused");
+    let mut bed = Bed::with_queue(128);
+    assert_eq!(bed.target.state().admin_entries, 32);
+    bed.exchange(0, 8, 1);
+}
+
+#[test]
+fn an_old_discovery_service_that_does_not_say_what_it_is_is_known_by_its_name() {
+    let mut bed = Bed::new();
+    let old = bed.target.state().identity.clone().with(|id| id.sqes(0).cqes(0).nn(0));
+    bed.target.state().identity = old;
+    let options = Options { subsystem: wire::nqn::DISCOVERY.to_owned(), ..Bed::options() };
+    bed.call(options).unwrap();
+    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //! reads and writes; and old controllers that execute what they were told as late as they may.
 //!
 //! Every cell of the disk has its writes numbered. An answered write is never undone, no answered read
-//! is older than what was answered before it was sent, memory is not touched behind an answer, and
-//! everything is answered once. In half of them controllers have volatile caches of their own, which go
+//! is older than what was answered before it was sent, memory is not touched behind an answer, no byte
+//! of it leaves behind one, and everything is answered once. In half of them networks hold what they
+//! were given and send it once more, to the old controller, long after the path is gone. In half of them controllers have volatile caches of their own, which go
 //! with them: what an answered flush covers is durable, or an earlier one has said that it may not be.
 //!
 //! `.ci/nightly` runs thousands of them.
@@ -77,7 +78,7 @@ impl Schedule {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (count, spread) = (2 + index(&mut random, 2), Spread::NAMES[index(&mut random, 3)].1);
-        let has_caches = random.chance(1, 2);
+        let (has_caches, holds_on) = (random.chance(1, 2), random.chance(1, 2));
         let field = match has_caches {
             true => Field::with_caches(count, spread, Cache::Separate),
             false => Field::ready(count, spread),
@@ -88,6 +89,10 @@ impl Schedule {
             if random.chance(1, 2) {
                 state.network.there.splits = true;
                 state.network.seed = random.draw();
+            }
+            if holds_on {
+                state.network.release_jitter = Span::from_ms(1 + random.below(4000));
+                state.network.copied_below = CELL_BLOCKS * 512;
             }
         }
         let calm_until = field.now;
@@ -236,6 +241,15 @@ impl Schedule {
         }
     }
 
+    /// Whether all that has ever left was what had been sent.
+    fn check_strays(&self) {
+        for network in self.field.targets.iter().flat_map(|it| it.state().networks.clone()) {
+            network.advance(self.field.now);
+            let strays = network.strays();
+            assert!(strays.is_empty(), "seed {}: {strays:?}", self.seed);
+        }
+    }
+
     /// Makes a path ill, or well again.
     fn harm(&mut self) {
         let now = self.field.now;
@@ -320,6 +334,7 @@ impl Schedule {
         self.field.turn_for(Span { ns: 2 * (DETECT.ns + QUIESCE.ns) });
         self.check();
         self.check_memory();
+        self.check_strays();
         self.read_all();
         self
     }

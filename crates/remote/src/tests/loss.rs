@@ -1,6 +1,6 @@
 //! Connections that are lost: everything is answered once, in time, and nothing is left behind.
 
-use base::{Operation, Outcome, Span};
+use base::{Memory, Operation, Outcome, Span};
 use nvme::{Event, ShutdownNotification, State};
 use sim::network::{Direction, Fault};
 
@@ -51,6 +51,42 @@ fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
         assert_eq!(bed.answers[0].outcome, Outcome::SUCCESS);
         bed.answers.clear();
         bed.exchange(3, 8, 3);
+    }
+}
+
+/// What the network still holds of a write that was cut off may leave: whoever lent the memory does not
+/// get it back before, whichever thread notices the end first.
+#[test]
+fn memory_goes_back_when_nothing_of_it_can_leave_any_more() {
+    let lag = Span::from_secs(8);
+    for (front_is_ahead, is_executed) in [(false, false), (true, false), (false, true)] {
+        let mut bed = Bed::new();
+        bed.target.state().network.release_lag = lag;
+        bed.target.state().network.copied_below = 4096;
+        bed.call(Bed::options()).unwrap();
+        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+        bed.add_queue(32);
+        bed.exchange(0, 8, 0);
+        bed.target.state().is_idle = !is_executed;
+        let place = bed.place(2, 8);
+        assert!(bed.submit(0, Operation::Write, 0, &[place], 1));
+        bed.turn_for(Span::from_ms(1));
+        let sent_at = bed.now;
+        bed.target.cut();
+        bed.target.state().is_idle = false;
+        let queues = std::mem::take(&mut bed.queues);
+        bed.turn_for(if front_is_ahead { Span::from_secs(1) } else { Span::default() });
+        bed.queues = queues;
+        bed.turn_queues();
+        bed.turn_until(|bed| !bed.answers.is_empty());
+        let waited = bed.now.since(sent_at);
+        assert!(waited.ns + 1_000_000 >= 2 * lag.ns, "{waited}: once it was cut, once executed");
+        assert_eq!(bed.answers[0].outcome, Outcome::SUCCESS);
+        bed.regions.fill(place, 0x5a).unwrap();
+        bed.turn_for(Span { ns: 2 * lag.ns });
+        let networks = bed.target.state().networks.clone();
+        let strays: Vec<String> = networks.iter().flat_map(|network| network.strays()).collect();
+        assert_eq!(strays, [""; 0], "{front_is_ahead}");
     }
 }
 

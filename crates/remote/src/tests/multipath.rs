@@ -440,6 +440,25 @@ fn the_only_path_is_tried_again_after_a_rest_and_for_a_while() {
     assert_eq!(field.answers[0].outcome, Outcome::SUCCESS);
 }
 
+/// A log page is read in pieces of 127 groups, until the namespace's own was there.
+#[test]
+fn a_namespace_in_whichever_group_is_found_in_the_log_page() {
+    for group in [1, 127, 128, 254, 255, 1000] {
+        let field = Field::new(2, Spread::ActivePassive);
+        for target in &field.targets {
+            let mut state = target.state();
+            state.ana_group = group;
+            state.identity = state.identity.clone().with(|it| it.anagrpmax(group).nanagrpid(group));
+        }
+        let mut field = field.up();
+        assert_eq!(field.multipath.access(0), Some(Access::Optimized), "group {group}");
+        field.set_access(0, AnaState::NonOptimized);
+        field.turn_until(|field| field.multipath.access(0) == Some(Access::NonOptimized));
+        field.exchange(0, 1);
+        assert_eq!(field.executed(), [0, 2], "group {group}");
+    }
+}
+
 /// Only a host says that a host has aborted something.
 #[test]
 fn a_controller_that_says_that_we_have_reset_it_is_not_believed() {

@@ -11,7 +11,7 @@ use tcp::{
     CommandData, Connection, Controller, ControllerConfig, ControllerEvent, Events, Payloads,
     Piece, QueueKind,
 };
-use wire::fabrics::{Connect, ConnectData, PropertyGet, PropertySet};
+use wire::fabrics::{Connect, ConnectData, InvalidParameter, PropertyGet, PropertySet};
 use wire::identify::namespace::IdentifyNamespace;
 use wire::identify::{Cns, IdentifyController};
 use wire::log::ana::{self, AnaGroup, AnaHeader, AnaState};
@@ -42,6 +42,8 @@ pub(super) struct State {
     /// How well it leads there, and whether its host is to be told that this has changed.
     pub(super) ana: AnaState,
     pub(super) ana_has_changed: bool,
+    /// The group that its namespace is in; there are none before it that lead there.
+    pub(super) ana_group: u32,
     /// Whether its host is to be told that its namespace is not what it was.
     pub(super) namespace_has_changed: bool,
     /// The last byte of the namespace's NGUID.
@@ -76,6 +78,8 @@ pub(super) struct State {
     pub(super) config: ControllerConfig,
     pub(super) identity: IdentifyController,
     pub(super) mqes: u16,
+    /// Entries of an admin queue at most.
+    pub(super) admin_entries: u16,
     /// Connects that succeeded, by queue.
     pub(super) connects: Vec<u16>,
     /// I/O commands that have come.
@@ -146,6 +150,7 @@ impl Target {
             flushes: 0,
             ana: AnaState::Optimized,
             ana_has_changed: false,
+            ana_group: 1,
             namespace_has_changed: false,
             nguid: 1,
             late: None,
@@ -166,6 +171,7 @@ impl Target {
             config: ControllerConfig { transfer_bytes_max: 1 << 20, ..ControllerConfig::default() },
             identity,
             mqes: 127,
+            admin_entries: 32,
             connects: Vec::new(),
             heard: 0,
             executed: 0,
@@ -354,8 +360,13 @@ impl State {
 
     /// The ANA log page.
     fn access_page(&self) -> Vec<u8> {
-        let mut page = AnaHeader::zeroed().with(|it| it.ngrps(1)).as_bytes().to_vec();
-        ana::emit(AnaGroup::zeroed().with(|it| it.grpid(1).state(self.ana)), &[], &mut page);
+        let last = self.ana_group;
+        let count = u16::try_from(last).unwrap();
+        let mut page = AnaHeader::zeroed().with(|it| it.ngrps(count)).as_bytes().to_vec();
+        for grpid in 1..=last {
+            let state = if grpid == last { self.ana } else { AnaState::PersistentLoss };
+            ana::emit(AnaGroup::zeroed().with(|it| it.grpid(grpid).state(state)), &[], &mut page);
+        }
         page
     }
 
@@ -550,8 +561,14 @@ impl End {
         }
         let connect = Connect::parse(command).unwrap();
         let data = ConnectData::from_bytes(self.data.0[&tag].as_slice().try_into().unwrap());
-        assert_eq!(wire::nqn::read(&data.subnqn().0), Ok(super::bed::SUBSYSTEM));
+        let field = data.subnqn();
+        let name = wire::nqn::read(&field.0).unwrap();
+        assert!([super::bed::SUBSYSTEM, wire::nqn::DISCOVERY].contains(&name), "{name}");
         let (entries, flow_control) = (connect.sqsize + 1, !connect.disable_sq_flow_control);
+        if connect.qid == 0 && entries > state.admin_entries {
+            let field = InvalidParameter(0).with(|dword| dword.ipo(44));
+            return Completion::new(0, InvalidParameter::STATUS.with_dnr()).with_dw0(field.0);
+        }
         if connect.qid == 0 {
             assert_eq!(data.cntlid(), wire::fabrics::CNTLID_DYNAMIC);
             state.association += 1;
@@ -592,8 +609,9 @@ impl End {
             }
             Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x0c => {
                 let page = self.data.0.get_mut(&tag).unwrap();
-                let bytes = state.access_page();
-                page[..bytes.len()].copy_from_slice(&bytes);
+                let (whole, from) = (state.access_page(), command.cdw12() as usize);
+                let bytes = &whole[from..whole.len().min(from + page.len())];
+                page[..bytes.len()].copy_from_slice(bytes);
                 Some(ok)
             }
             // Changed Namespace List.
@@ -609,8 +627,9 @@ impl End {
                     Cns::ActiveNamespaces => page[0] = u8::from(command.nsid() == 0),
                     Cns::Namespace => {
                         let blocks = BLOCKS as u64;
-                        let id = IdentifyNamespace::zeroed()
-                            .with(|id| id.nsze(blocks).ncap(blocks).nuse(blocks).anagrpid(1));
+                        let id = IdentifyNamespace::zeroed().with(|id| {
+                            id.nsze(blocks).ncap(blocks).nuse(blocks).anagrpid(state.ana_group)
+                        });
                         page.copy_from_slice(id.as_bytes());
                         page[119] = state.nguid;
                         // NMIC: it is shared.

@@ -1,10 +1,9 @@
 //! One end of a simulated connection.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use base::{Broken, Instant, Memory, Received, Segment, Span, Stream, Stretch, WakeSource};
+use base::{Broken, Memory, Received, Segment, Stream, Stretch, WakeSource};
 
 use super::line::Arrival;
 use super::{Cables, Direction, Network};
@@ -18,18 +17,10 @@ pub struct End {
     inbox: Vec<u8>,
     start: usize,
     inbox_bytes: usize,
+    copied_below: u32,
     /// Bytes that were ever taken to be sent.
     taken: u64,
-    lag: Lag,
     is_shut: bool,
-}
-
-/// What was read by the network, and when the owner is told.
-struct Lag {
-    span: Span,
-    /// So much is told, from then on.
-    due: VecDeque<(Instant, u64)>,
-    told: u64,
 }
 
 impl End {
@@ -38,11 +29,20 @@ impl End {
         sends: Direction,
         memory: Arc<dyn Memory>,
         inbox_bytes: usize,
-        release_lag: Span,
+        copied_below: u32,
     ) -> Self {
-        let lag = Lag { span: release_lag, due: VecDeque::new(), told: 0 };
         let (inbox, is_shut) = (Vec::with_capacity(inbox_bytes), false);
-        Self { network, sends, memory, inbox, start: 0, inbox_bytes, taken: 0, lag, is_shut }
+        Self {
+            network,
+            sends,
+            memory,
+            inbox,
+            start: 0,
+            inbox_bytes,
+            copied_below,
+            taken: 0,
+            is_shut,
+        }
     }
 
     /// Takes out of the network what has arrived, up to `into`.
@@ -72,16 +72,27 @@ impl End {
     ) -> Result<bool, Broken> {
         let now = cables.now;
         let line = &mut cables.lines[self.sends as usize];
+        let unreleased = &mut cables.unreleased[self.sends as usize];
         let (taken, len) = match stretch {
             Stretch::Headers { at, len_bytes } => {
                 let part = &headers[at as usize..][..len_bytes as usize];
-                (line.put(now, part), part.len())
+                let taken = line.put(now, part);
+                unreleased.put(line.taken());
+                (taken, part.len())
             }
             Stretch::Memory(segment) => {
                 let len = segment.len_bytes as usize;
-                let looked_at = self.memory.load(segment, &mut vec![0; len]);
+                let mut bytes = vec![0; len];
+                let looked_at = self.memory.load(segment, &mut bytes);
                 looked_at.map_err(|_| Broken(format!("send: {segment:?} lies in no region")))?;
-                (line.put_memory(now, segment, &self.memory), len)
+                if segment.len_bytes < self.copied_below {
+                    let taken = line.put(now, &bytes);
+                    unreleased.put(line.taken());
+                    return Ok(taken == len);
+                }
+                let taken = line.put_memory(now, segment, &self.memory);
+                unreleased.put_memory(line.taken(), segment, &self.memory, taken);
+                (taken, len)
             }
         };
         Ok(taken == len)
@@ -165,9 +176,7 @@ impl Stream for End {
     }
 
     fn released(&mut self) -> u64 {
-        let cables = self.network.cables();
-        let given = cables.lines[self.sends as usize].given();
-        self.lag.told(cables.now, given)
+        self.network.cables().released(self.sends)
     }
 
     fn shut_down(&mut self) {
@@ -189,7 +198,7 @@ impl Stream for End {
         let now = cables.now;
         let has_bytes = cables.lines[self.sends.reverse() as usize].has_arrived(now);
         let has_room = cables.lines[self.sends as usize].room() > 0;
-        let is_told = self.lag.due.front().is_some_and(|(due, _)| *due <= now);
+        let is_told = cables.unreleased[self.sends as usize].has_news(now);
         let is_cut = cables.cut.is_some();
         (wants_bytes && (has_bytes || is_cut))
             || (wants_room && (has_room || is_cut))
@@ -201,19 +210,6 @@ impl Stream for End {
             Direction::There => "the second end".to_owned(),
             Direction::Back => "the first end".to_owned(),
         }
-    }
-}
-
-impl Lag {
-    fn told(&mut self, now: Instant, given: u64) -> u64 {
-        let known = self.due.back().map_or(self.told, |(_, upto)| *upto);
-        if given > known {
-            self.due.push_back((now.after(self.span), given));
-        }
-        while let Some((_, upto)) = self.due.pop_front_if(|(due, _)| *due <= now) {
-            self.told = upto;
-        }
-        self.told
     }
 }
 

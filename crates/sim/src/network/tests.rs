@@ -47,6 +47,8 @@ fn a_network_that_splits_delays_and_has_little_room_is_one_too() {
             back: line,
             inbox_bytes: 8192,
             release_lag: Span::from_us(50),
+            release_jitter: Span::from_us(30),
+            copied_below: 100,
         };
         conformance::run(seed, || pair_of(options.clone()));
     }
@@ -76,15 +78,45 @@ fn memory_that_is_used_again_before_it_is_released_arrives_as_something_else() {
 fn release_is_told_late_and_arm_knows() {
     let lag = Span::from_us(10);
     let options = NetworkOptions { release_lag: lag, ..NetworkOptions::default() };
-    let (memory, _) = memory();
+    let (memory, whole) = memory();
     let (mut one, mut other, network) = pair(options, Arc::clone(&memory), memory);
-    one.send(b"abcd", &header(4), false).unwrap();
+    let part = Stretch::Memory(whole.slice(0, 4).unwrap());
+    one.send(b"", &[part], false).unwrap();
     assert_eq!(other.receive(), Received::Bytes(4));
     assert_eq!(one.released(), 0);
     assert!(!one.arm(false, false));
     let told = network.now().after(lag);
     network.advance(told);
     assert_eq!(one.released(), 4);
+}
+
+/// Whether it has arrived or was thrown away, memory leaves once more before it is released, even if
+/// the end that has sent it is no more.
+#[test]
+fn memory_that_is_used_again_before_it_is_released_is_seen_to_leave() {
+    let lag = Span::from_us(10);
+    for case in 0..8 {
+        let [has_arrived, is_dropped, is_early] = [1, 2, 4].map(|bit| case & bit != 0);
+        let options = NetworkOptions { release_lag: lag, ..NetworkOptions::default() };
+        let (memory, whole) = memory();
+        let (mut one, mut other, network) = pair(options, Arc::clone(&memory), Arc::clone(&memory));
+        let part = whole.slice(0, 4).unwrap();
+        memory.store(part, b"good").unwrap();
+        assert_eq!(one.send(b"", &[Stretch::Memory(part)], false), Ok(4));
+        if has_arrived {
+            assert_eq!(other.receive(), Received::Bytes(4));
+        }
+        one.abandon();
+        assert_eq!(one.released(), 0);
+        let mut one = Some(one).filter(|_| !is_dropped);
+        if !is_early {
+            network.advance(network.now().after(lag));
+        }
+        memory.store(part, b"gold").unwrap();
+        network.advance(network.now().after(lag));
+        assert_eq!(one.as_mut().map_or(4, |one| one.released()), 4);
+        assert_eq!(network.strays().len(), usize::from(is_early), "{:?}", network.strays());
+    }
 }
 
 #[test]

@@ -115,7 +115,8 @@ impl Admin {
         match data {
             AdminData::None => Ok(()),
             AdminData::ToHost(need) if way == Way::ToHost && len_bytes >= need => Ok(()),
-            AdminData::FromHost(need) if way == Way::FromHost && len_bytes == need => {
+            // What is sent beyond that is not looked at, as with commands of I/O queues.
+            AdminData::FromHost(need) if way == Way::FromHost && len_bytes >= need => {
                 self.bytes.resize(need as usize, 0);
                 let buffer = rooms.buffer(tag).ok_or(wrong)?;
                 let segment = buffer.segment(rooms.budget(), need);

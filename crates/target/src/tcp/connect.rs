@@ -30,6 +30,8 @@ pub(super) struct NotGranted {
     pub(super) result: u32,
     /// For people.
     pub(super) why: String,
+    /// It may be otherwise in a moment: what stands in the way is the host's own, and perhaps going.
+    pub(super) may_pass: bool,
 }
 
 /// Offsets in the command and in its data (Base 2.1 §6.3).
@@ -52,7 +54,13 @@ pub(super) struct Asked<'a> {
 
 impl NotGranted {
     fn new(status: Status, why: impl Into<String>) -> Self {
-        Self { status: status.with_dnr(), result: 0, why: why.into() }
+        Self { status: status.with_dnr(), result: 0, why: why.into(), may_pass: false }
+    }
+
+    /// There is nothing left of what it takes; a host may try again.
+    fn busy(why: &str) -> Self {
+        let status = Status::CONNECT_CONTROLLER_BUSY;
+        Self { status, ..Self::new(status, why) }
     }
 
     /// This field of the command cannot be.
@@ -93,7 +101,8 @@ impl Asked<'_> {
             return Err(NotGranted::command(SQSIZE, why));
         }
         let host = self.host()?;
-        if nqn::read(&self.data.subnqn().0) == Ok(nqn::DISCOVERY) {
+        let field = self.data.subnqn();
+        if nqn::read(&field.0).is_ok_and(|name| self.service.is_discovery(name)) {
             return self.discovery(host);
         }
         if self.connect.qid == 0 { self.admin(host) } else { self.io(&host) }
@@ -101,9 +110,10 @@ impl Asked<'_> {
 
     fn host(&self) -> Result<HostNames, NotGranted> {
         let field = self.data.hostnqn();
-        let name = nqn::read(&field.0);
+        let name = nqn::read_host(&field.0);
         let name = name.map_err(|why| NotGranted::data(HOSTNQN, format!("host {why}")))?;
-        Ok(HostNames { nqn: name.to_owned(), identifier: u128::from_be_bytes(self.data.hostid()) })
+        // As in feature 81h and in reports: the same sixteen bytes everywhere.
+        Ok(HostNames { nqn: name.to_owned(), identifier: u128::from_le_bytes(self.data.hostid()) })
     }
 
     fn offer(&self) -> Result<Arc<super::offer::Offer>, NotGranted> {
@@ -174,11 +184,7 @@ fn no_controller(why: NoController, host: &HostNames) -> NotGranted {
             CNTLID,
             format!("it asks for controller {asked:#x}, expected one that there is, or any"),
         ),
-        NoController::Busy => NotGranted {
-            status: Status::CONNECT_CONTROLLER_BUSY,
-            result: 0,
-            why: "all controllers are in use".to_owned(),
-        },
+        NoController::Busy => NotGranted::busy("all controllers are in use"),
         NoController::Trouble(text) => NotGranted::new(Status::INTERNAL_ERROR, text),
     }
 }
@@ -193,14 +199,19 @@ pub(super) fn no_queue(why: NoQueue) -> NotGranted {
         NoQueue::Identifier { qid, granted } => {
             NotGranted::command(QID, format!("it asks for queue {qid}, expected 1 to {granted}"))
         }
-        NoQueue::Exists { qid } => NotGranted::new(
-            Status::COMMAND_SEQUENCE_ERROR,
-            format!("it asks for queue {qid}, which it has"),
-        ),
-        NoQueue::Memory => NotGranted {
-            status: Status::CONNECT_CONTROLLER_BUSY,
-            result: 0,
-            why: "there is no memory for its rings just now".to_owned(),
-        },
+        NoQueue::Exists { qid, is_ending } => exists(qid, is_ending),
+        NoQueue::Memory => NotGranted::busy("there is no memory for its rings just now"),
     }
+}
+
+/// A queue is there once (Base 2.1 §3.3.2.3). But a host that has closed a connection is free to open
+/// the next for the same queue at once, and that may be heard of sooner than the end of the other.
+fn exists(qid: u16, is_ending: bool) -> NotGranted {
+    let status = Status::COMMAND_SEQUENCE_ERROR;
+    let (status, which) = match is_ending {
+        true => (status, "whose commands have not ended"),
+        false => (status.with_dnr(), "which it has"),
+    };
+    let why = format!("it asks for queue {qid}, {which}");
+    NotGranted { status, may_pass: true, ..NotGranted::new(status, why) }
 }

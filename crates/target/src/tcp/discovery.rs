@@ -20,7 +20,7 @@ use wire::log::event::{EventResult, EventType, NoticeEvent};
 use wire::opcode::FabricsType;
 use wire::register::{Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus};
 use wire::register::{VERSION_2_1, offset};
-use wire::{AdminOpcode, Command, Completion, Status, Typed, nqn};
+use wire::{AdminOpcode, Command, Completion, Status, Typed};
 
 use super::memory::OWN_BYTES;
 use super::rooms::{Rooms, Way};
@@ -36,8 +36,9 @@ pub(super) struct Discovery {
     here: Option<SocketAddr>,
     cntlid: u16,
     configuration: Configuration,
-    /// The host has to be heard of by then.
+    /// The end of the interval in which the host has to be heard of (Base 2.1 §3.9.4).
     heard_by: Instant,
+    is_heard: bool,
     /// Zero: none was asked for.
     keep_alive: Span,
     /// Feature 0Bh.
@@ -82,6 +83,7 @@ impl Discovery {
             cntlid,
             configuration: Configuration(0),
             heard_by: now,
+            is_heard: false,
             keep_alive: Span::default(),
             event_configuration: 0,
             parked: VecDeque::new(),
@@ -89,7 +91,7 @@ impl Discovery {
             wants_turn: false,
         };
         discovery.set_keep_alive(kato);
-        discovery.heard(now);
+        discovery.begin_interval(now);
         discovery
     }
 
@@ -101,7 +103,7 @@ impl Discovery {
         end: &mut Controller,
         tag: u16,
     ) {
-        self.heard(now);
+        self.is_heard = true;
         self.wants_turn = true;
         let command = *rooms.command(tag);
         if AdminOpcode::from_u8(command.opcode()) == Some(AdminOpcode::AsynchronousEventRequest)
@@ -112,7 +114,7 @@ impl Discovery {
             return;
         }
         let (way, room) = rooms.data(tag);
-        let answer = self.answer(&command).and_then(|(result, bytes)| {
+        let answer = self.answer(now, &command).and_then(|(result, bytes)| {
             let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             if len > 0 && (way != Way::ToHost || len > room) {
                 return Err(Status::DATA_SGL_LENGTH_INVALID);
@@ -128,7 +130,7 @@ impl Discovery {
         rooms.finish(end, tag, len_bytes, completion);
     }
 
-    fn answer(&mut self, command: &Command) -> Answer {
+    fn answer(&mut self, now: Instant, command: &Command) -> Answer {
         let opcode = AdminOpcode::from_u8(command.opcode()).ok_or(Status::INVALID_OPCODE)?;
         if opcode == AdminOpcode::FabricsCommands {
             return self.property(command).map(|value| (value, Vec::new()));
@@ -140,8 +142,11 @@ impl Discovery {
             AdminOpcode::Identify => identify(&self.service, self.cntlid, command),
             AdminOpcode::GetLogPage => self.log(&GetLogPage::parse(command)?),
             AdminOpcode::GetFeatures => self.feature(&GetFeatures::parse(command)?),
-            AdminOpcode::SetFeatures => self.set_feature(&SetFeatures::parse(command)?),
-            AdminOpcode::KeepAlive => Ok((0, Vec::new())),
+            AdminOpcode::SetFeatures => self.set_feature(now, &SetFeatures::parse(command)?),
+            AdminOpcode::KeepAlive => {
+                self.begin_interval(now);
+                Ok((0, Vec::new()))
+            }
             AdminOpcode::AsynchronousEventRequest => Err(Status::AER_LIMIT_EXCEEDED),
             _ => Err(Status::INVALID_OPCODE),
         }
@@ -221,12 +226,15 @@ impl Discovery {
         Ok((value.into(), Vec::new()))
     }
 
-    fn set_feature(&mut self, set: &SetFeatures) -> Answer {
+    fn set_feature(&mut self, now: Instant, set: &SetFeatures) -> Answer {
         match Feature::from_code(set.fid) {
             Feature::AsynchronousEventConfiguration => {
                 self.event_configuration = set.cdw11 & LOG_CHANGE
             }
-            Feature::KeepAliveTimer => self.set_keep_alive(set.cdw11),
+            Feature::KeepAliveTimer => {
+                self.set_keep_alive(set.cdw11);
+                self.begin_interval(now);
+            }
             _ => return Err(Status::INVALID_FIELD),
         }
         Ok((0, Vec::new()))
@@ -238,7 +246,7 @@ impl Discovery {
         self.keep_alive = Span { ns: asked.next_multiple_of(step) };
     }
 
-    fn heard(&mut self, now: Instant) {
+    fn begin_interval(&mut self, now: Instant) {
         let silence = if self.keep_alive.ns == 0 { SILENCE_MAX } else { self.keep_alive };
         self.heard_by = now.after(silence);
     }
@@ -270,9 +278,16 @@ impl Discovery {
         1
     }
 
-    /// Whether the host has been silent for too long.
-    pub(super) fn is_forsaken(&self, now: Instant) -> bool {
-        now >= self.heard_by
+    /// Whether nothing was heard of the host for an interval.
+    pub(super) fn is_forsaken(&mut self, now: Instant) -> bool {
+        if now < self.heard_by {
+            return false;
+        }
+        let is_heard = core::mem::take(&mut self.is_heard);
+        if is_heard {
+            self.begin_interval(now);
+        }
+        !is_heard
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -296,12 +311,13 @@ fn identify(service: &Service, cntlid: u16, command: &Command) -> Answer {
     if asked.cns != 1 {
         return Err(Status::INVALID_FIELD);
     }
-    let limits = service.limits();
+    let (limits, name) = (service.limits(), service.discovery_name());
     let pages = OWN_BYTES / PAGE_BYTES;
     let page = IdentifyController::zeroed().with(|page| {
-        page.fr(Ascii::new(concat!("t", env!("CARGO_PKG_VERSION"))))
+        page.sn(Ascii::new(&name.serial))
+            .fr(Ascii::new(concat!("t", env!("CARGO_PKG_VERSION"))))
             .mn(Ascii::new("tenmil discovery"))
-            .subnqn(Ascii::nul_padded(nqn::DISCOVERY))
+            .subnqn(Ascii::nul_padded(&name.nqn))
             .cntlid(cntlid)
             .ver(VERSION_2_1)
             .cntrltype(ControllerType::Discovery)

@@ -19,6 +19,7 @@ use tcp::{Connection, Controller, ControllerEvent, Events};
 use wire::opcode::FabricsType;
 use wire::{Completion, Status};
 
+use self::connecting::Patient;
 use self::farewell::Farewell;
 use super::admin::Admin;
 use super::discovery::Discovery;
@@ -47,8 +48,9 @@ pub struct Guest {
     /// Bytes that events tell of.
     taken: usize,
     outgoing: Outgoing,
-    /// Until when it has to be connected.
+    /// Until when it has to be connected; or when it is looked again whether it can be.
     connect_by: Instant,
+    patient: Option<Patient>,
     /// Since when its stream has had no room.
     blocked_since: Option<Instant>,
     /// When data have come last.
@@ -124,6 +126,7 @@ impl Guest {
             taken: 0,
             outgoing: Outgoing::new(config.depth),
             connect_by: now.after(CONNECT_MAX),
+            patient: None,
             blocked_since: None,
             brought_at: now,
             debts_check: Instant::NEVER,
@@ -174,6 +177,9 @@ impl Guest {
     #[inline]
     pub(super) fn work(&mut self, now: Instant) -> usize {
         self.worked_at = now;
+        if let Role::Io(io) = &mut self.role {
+            io.pass(now);
+        }
         let is_called = self.seat.answer();
         if self.is_woken {
             self.wake(now, is_called);

@@ -16,6 +16,7 @@ use ctrl::SharedDoorbell;
 use ctrl::front::fabrics::{FabricsQueue, NoQueue, Order, QueueLink};
 use ctrl::queue::{Letter, Queue};
 use dma::{HostCompletionRing, HostSubmissionRing};
+use reactor::MeanLatency;
 use tcp::Controller;
 use wire::{AdminOpcode, Command, Completion, Fuse, IoOpcode, Status};
 
@@ -43,6 +44,7 @@ pub(super) struct Io {
     phase: bool,
     /// Commands in the ring that have not been answered.
     under_way: u32,
+    latency: MeanLatency,
     /// Where the rings lie.
     rings: Option<Buffer>,
     told_at: Instant,
@@ -128,10 +130,17 @@ impl Io {
             head: 0,
             phase: true,
             under_way: 0,
+            latency: MeanLatency::default(),
             rings: None,
             told_at: now,
             is_stopping: false,
         })
+    }
+
+    /// It is this time, and nothing has begun or ended since the last turn.
+    #[inline]
+    pub(super) fn pass(&mut self, now: Instant) {
+        self.latency.pass(now, self.under_way as usize);
     }
 
     /// A command has all that it needs.
@@ -212,6 +221,7 @@ impl Io {
             }
         }
         if count > 0 {
+            self.latency.end(count);
             self.under_way -= u32::try_from(count).unwrap_or(self.under_way);
             self.head_bell.ring(self.head);
         }
@@ -230,7 +240,7 @@ impl Io {
                 }
                 letter => letter,
             };
-            let decision = self.association.front().letter(now, letter);
+            let decision = self.association.front().letter(now, self.qid, letter);
             if let Some(decision) = decision {
                 self.queue.decide(now, decision.ticket, decision.end, &decision.bytes);
             }
@@ -244,6 +254,7 @@ impl Io {
             match order {
                 Order::Stop => self.stop(now),
                 Order::AbortNamespace { nsid } => self.queue.abort_namespace(now, nsid),
+                Order::Decide { ticket, end } => self.queue.decide(now, ticket, end, &[]),
                 Order::Abort { cid, admin_cid } => {
                     let is_aborted = match rooms.find(cid) {
                         None => false,
@@ -268,6 +279,7 @@ impl Io {
     pub(super) fn stop(&mut self, now: Instant) {
         if !self.is_stopping {
             self.is_stopping = true;
+            self.link.set_ending();
             self.queue.stop(now);
         }
     }
@@ -327,6 +339,11 @@ impl Io {
 
     pub(super) fn link(&self) -> &QueueLink {
         &self.link
+    }
+
+    /// What commands that are under way take on average, if there are any and that is known.
+    pub(super) fn expected_latency(&self) -> Option<Span> {
+        self.latency.mean().filter(|_| self.under_way > 0)
     }
 
     /// When a medium wants to be asked.

@@ -6,22 +6,28 @@
 //! ```
 //!
 //! A file is written beside the one it replaces, made durable, given its name, and the name made
-//! durable: whenever the power goes, the one or the other is there, whole.
+//! durable: whenever the power goes, the one or the other is there, whole. A thread of its own does
+//! that, one file after the other in the order in which they were handed in; nobody who serves a host
+//! waits for it.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use ctrl::controller::Keeper;
+use ctrl::controller::{Keeper, Stored};
+use host::pool::{Intake, Job, Pool};
 
-/// A directory for what survives a loss of power. A handle; as long as there is one, nobody else gets
-/// one of the same directory.
-#[derive(Clone, Debug)]
+/// A directory for what survives a loss of power. As long as it or a keeper of it is there, nobody
+/// else gets the same directory. Dropping it waits until everything that was handed in has been
+/// written.
+#[derive(Debug)]
 pub struct StateDirectory {
     disk: Directory,
+    writer: Pool,
 }
 
 /// What files are written to.
@@ -38,6 +44,14 @@ trait Disk: Send {
 
 /// The reservations of one namespace.
 struct Kept<D> {
+    file: Place<D>,
+    intake: Intake,
+    found: Result<Option<Vec<u8>>, String>,
+}
+
+/// Where they are.
+#[derive(Clone)]
+struct Place<D> {
     disk: D,
     name: String,
     nqn: String,
@@ -50,6 +64,9 @@ struct Directory {
     path: PathBuf,
     _lock: Arc<File>,
 }
+
+/// Records that wait for the disk: one of each namespace at most, and of those that have gone.
+const WAITING_MAX: usize = 1 << 16;
 
 impl StateDirectory {
     /// Opens the directory at `path`, which is made if there is none.
@@ -73,15 +90,17 @@ impl StateDirectory {
         lock.try_lock().map_err(|_| {
             format!("use the state directory {shown}: another process has it, expected none")
         })?;
-        Ok(Self { disk: Directory { path: path.to_owned(), _lock: Arc::new(lock) } })
+        let disk = Directory { path: path.to_owned(), _lock: Arc::new(lock) };
+        Ok(Self { disk, writer: Pool::new(1, WAITING_MAX) })
     }
 
-    /// Where the reservations of a namespace are kept.
+    /// Where the reservations of a namespace are kept. Waits for the disk.
     #[must_use]
     pub fn keeper(&self, nqn: &str, nsid: u32) -> Box<dyn Keeper> {
         let name = name_of(nqn, nsid);
         let shown = self.disk.path.join(&name).display().to_string();
-        Box::new(Kept { disk: self.disk.clone(), name, nqn: nqn.to_owned(), shown })
+        let file = Place { disk: self.disk.clone(), name, nqn: nqn.to_owned(), shown };
+        Box::new(Kept::new(file, self.writer.intake()))
     }
 }
 
@@ -93,8 +112,57 @@ fn name_of(nqn: &str, nsid: u32) -> String {
     format!("reservations-{hash:016x}-{nsid}")
 }
 
-impl<D: Disk> Keeper for Kept<D> {
+impl<D: Disk + Clone + 'static> Keeper for Kept<D> {
     fn load(&self) -> Result<Option<Vec<u8>>, String> {
+        self.found.clone()
+    }
+
+    fn store(&mut self, record: Option<Vec<u8>>, stored: Stored) -> Result<(), Stored> {
+        let (mut file, intake) = (self.file.clone(), self.intake.clone());
+        // A job that nobody takes is dropped, and what it had to tell must not be.
+        let stored = Arc::new(Mutex::new(Some(stored)));
+        let theirs = Arc::clone(&stored);
+        let job = Job::new("keep reservations", move || {
+            let written = file.write(record.as_deref());
+            if let Some(stored) = take(&theirs) {
+                stored.ended(written);
+            }
+        });
+        match intake.submit(job) {
+            Ok(()) => Ok(()),
+            Err(_) => take(&stored).map_or(Ok(()), Err),
+        }
+    }
+}
+
+fn take(stored: &Mutex<Option<Stored>>) -> Option<Stored> {
+    stored.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+impl<D: Disk> Kept<D> {
+    /// What is kept of a namespace, as it is when all that was handed in before has been written.
+    fn new(file: Place<D>, intake: Intake) -> Self
+    where
+        D: Clone + 'static,
+    {
+        let (tell, told) = channel();
+        let reads = file.clone();
+        // Whoever asks may wait. It is not told anything by a pool that takes no more.
+        let job = Job::new("read reservations", move || {
+            let _ = tell.send(reads.read());
+        });
+        let wrong = format!("read {}: no thread to read it, expected one", file.shown);
+        let asked = intake.submit(job);
+        let found = match asked {
+            Ok(()) => told.recv().unwrap_or(Err(wrong)),
+            Err(_) => Err(wrong),
+        };
+        Self { file, intake, found }
+    }
+}
+
+impl<D: Disk> Place<D> {
+    fn read(&self) -> Result<Option<Vec<u8>>, String> {
         let found = self.disk.read(&self.name);
         let found = found.map_err(|error| format!("read {}: {error}", self.shown))?;
         let Some(bytes) = found else { return Ok(None) };
@@ -109,7 +177,7 @@ impl<D: Disk> Keeper for Kept<D> {
         Ok(Some(record.to_vec()))
     }
 
-    fn store(&mut self, record: Option<&[u8]>) -> Result<(), String> {
+    fn write(&mut self, record: Option<&[u8]>) -> Result<(), String> {
         let Self { disk, name, nqn, shown } = self;
         let stored = match record {
             Some(record) => replace(disk, name, &[nqn.as_bytes(), b"\n", record].concat()),
@@ -165,7 +233,7 @@ impl Disk for Directory {
 
 impl<D> fmt::Debug for Kept<D> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Kept").field("name", &self.name).finish_non_exhaustive()
+        out.debug_struct("Kept").field("name", &self.file.name).finish_non_exhaustive()
     }
 }
 
@@ -173,11 +241,25 @@ impl<D> fmt::Debug for Kept<D> {
 mod tests {
     use std::collections::BTreeMap;
     use std::io;
+    use std::sync::mpsc::{Receiver, channel};
     use std::sync::{Arc, Mutex};
+    use std::time::Duration;
 
-    use ctrl::controller::Keeper;
+    use base::Instant;
+    use block::Ram;
+    use ctrl::controller::contract::{Origin, Signal};
+    use ctrl::controller::{
+        Controller, ControllerConfig, HostIdentity, Keeper, NamespaceConfig, Persistence,
+        Subsystem, SubsystemConfig,
+    };
+    use dma::Regions;
+    use host::pool::Pool;
+    use wire::io::reservation::{
+        ChangePersistence, RegisterAction, RegisterKeys, ReservationRegister,
+    };
+    use wire::{Status, Typed};
 
-    use super::{Disk, Kept, StateDirectory};
+    use super::{Disk, Kept, Place, StateDirectory};
 
     /// A disk whose power may go at each step.
     #[derive(Clone, Default)]
@@ -254,11 +336,11 @@ mod tests {
         }
     }
 
-    fn kept() -> (Fragile, Kept<Fragile>) {
+    fn place() -> (Fragile, Place<Fragile>) {
         let disk = Fragile::default();
         disk.0.lock().unwrap().steps_left = usize::MAX;
         let (name, nqn, shown) = ("r".to_owned(), "nqn".to_owned(), "r".to_owned());
-        (disk.clone(), Kept { disk, name, nqn, shown })
+        (disk.clone(), Place { disk, name, nqn, shown })
     }
 
     #[test]
@@ -271,15 +353,73 @@ mod tests {
             for (steps, names_survive) in (0..=4).flat_map(|steps| [(steps, false), (steps, true)])
             {
                 for fate in fates {
-                    let (disk, mut kept) = kept();
-                    kept.store(Some(&old)).unwrap();
+                    let (disk, mut place) = place();
+                    place.write(Some(&old)).unwrap();
                     disk.0.lock().unwrap().steps_left = steps;
-                    let stored = kept.store(after);
+                    let stored = place.write(after);
                     disk.cut(names_survive, fate);
-                    let found = kept.load().unwrap();
+                    let found = place.read().unwrap();
                     let is_new = found.as_deref() == after;
                     assert!(is_new || found.as_ref() == Some(&old), "{steps} steps: {found:?}");
                     assert!(is_new || stored.is_err(), "{steps} steps: it was said to be written");
+                }
+            }
+        }
+    }
+
+    /// A host whose reservations are kept.
+    struct World {
+        controller: Controller,
+        mail: Receiver<()>,
+    }
+
+    impl World {
+        fn new(keeper: Box<dyn Keeper>) -> Self {
+            let medium = Arc::new(Ram::new(&Regions::new(4), 512, 8).unwrap());
+            let persistence = Persistence::Kept(keeper);
+            let namespace = NamespaceConfig { persistence, ..NamespaceConfig::new(medium) };
+            let subsystem = SubsystemConfig::new("KEPT", vec![namespace]);
+            let subsystem = Subsystem::new(subsystem).unwrap();
+            let config = ControllerConfig::default();
+            let mut controller = subsystem.controller(Instant::default(), config).unwrap();
+            controller.set_host(HostIdentity::Extended(7));
+            let (ring, mail) = channel();
+            // Nobody listens any more once the world is gone.
+            controller.ring_on_mail(Arc::new(move || {
+                let _ = ring.send(());
+            }));
+            Self { controller, mail }
+        }
+
+        /// Has its host registered, to persist or not to.
+        fn ask(&mut self, persists: bool) {
+            let cptpl =
+                if persists { ChangePersistence::Persist } else { ChangePersistence::Clear };
+            let command = ReservationRegister {
+                nsid: 1,
+                rrega: RegisterAction::Register,
+                iekey: false,
+                disnsrs: false,
+                cptpl,
+            };
+            let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(5));
+            let (now, from) = (Instant::default(), Origin { queue: 1, ticket: 1 });
+            let mut data = keys.as_bytes().to_vec();
+            let ended = self.controller.reservation(now, from, &command.to_command(), &mut data);
+            assert_eq!(ended, None, "the disk is not waited for");
+        }
+
+        fn decided(&mut self) -> Option<Status> {
+            self.controller.turn(Instant::default());
+            self.controller.next_decided().map(|decided| decided.end.status)
+        }
+
+        /// Waits for the answer.
+        fn answer(&mut self) -> Status {
+            loop {
+                self.mail.recv_timeout(Duration::from_secs(20)).expect("it ends");
+                if let Some(status) = self.decided() {
+                    return status;
                 }
             }
         }
@@ -290,24 +430,115 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("state");
         let first = StateDirectory::open(&path).unwrap();
-        let mut one = first.keeper("nqn.one", 1);
-        assert_eq!(one.load(), Ok(None));
-        one.store(Some(b"first")).unwrap();
-        one.store(Some(b"second")).unwrap();
-        let mut gone = first.keeper("nqn.one", 2);
-        gone.store(Some(b"third")).unwrap();
-        gone.store(None).unwrap();
+        let keeper = first.keeper("nqn.one", 1);
+        assert_eq!(keeper.load(), Ok(None));
+        let mut world = World::new(keeper);
+        for _ in 0..2 {
+            world.ask(true);
+            assert_eq!(world.answer(), Status::SUCCESS);
+        }
+        let written = first.keeper("nqn.one", 1).load();
+        assert!(matches!(written, Ok(Some(_))));
+        let mut other = World::new(first.keeper("nqn.one", 2));
+        for persists in [true, false] {
+            other.ask(persists);
+            assert_eq!(other.answer(), Status::SUCCESS);
+        }
         let refused = StateDirectory::open(&path).unwrap_err();
         assert!(refused.contains("another process has it"), "{refused}");
-        drop((first, one, gone));
+        drop((first, world, other));
         let again = StateDirectory::open(&path).unwrap();
-        assert_eq!(again.keeper("nqn.one", 1).load(), Ok(Some(b"second".to_vec())));
+        assert_eq!(again.keeper("nqn.one", 1).load(), written);
         assert_eq!(again.keeper("nqn.one", 2).load(), Ok(None));
         // A file of another subsystem in its place is nobody's.
         let name = path.join(super::name_of("nqn.two", 1));
         std::fs::copy(path.join(super::name_of("nqn.one", 1)), name).unwrap();
         let refused = again.keeper("nqn.two", 1).load().unwrap_err();
         assert!(refused.contains("it is not of nqn.two"), "{refused}");
+    }
+
+    #[test]
+    fn whoever_lets_go_of_the_directory_waits_until_all_is_written() {
+        let root = tempfile::tempdir().unwrap();
+        for nsid in 1..40 {
+            let state = StateDirectory::open(root.path()).unwrap();
+            let mut world = World::new(state.keeper("nqn.one", nsid));
+            world.ask(true);
+            drop(state);
+            assert!(root.path().join(super::name_of("nqn.one", nsid)).exists());
+        }
+    }
+
+    /// A disk that takes its time.
+    #[derive(Clone)]
+    struct Slow {
+        disk: Fragile,
+        gate: Arc<Mutex<Receiver<()>>>,
+    }
+
+    impl Disk for Slow {
+        fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+            self.disk.read(name)
+        }
+
+        fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+            // Whoever opens it may have gone.
+            let _ = self.gate.lock().unwrap().recv();
+            self.disk.write(name, bytes)
+        }
+
+        fn sync(&mut self, name: &str) -> io::Result<()> {
+            self.disk.sync(name)
+        }
+
+        fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+            self.disk.rename(from, to)
+        }
+
+        fn remove(&mut self, name: &str) -> io::Result<()> {
+            self.disk.remove(name)
+        }
+
+        fn sync_names(&mut self) -> io::Result<()> {
+            self.disk.sync_names()
+        }
+    }
+
+    #[test]
+    fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
+        let (fragile, place) = place();
+        let (open, gate) = channel();
+        let disk = Slow { disk: fragile.clone(), gate: Arc::new(Mutex::new(gate)) };
+        let Place { name, nqn, shown, .. } = place;
+        let slow = Place { disk, name, nqn, shown };
+        let pool = Pool::new(1, 8);
+        let mut world = World::new(Box::new(Kept::new(slow.clone(), pool.intake())));
+        world.ask(true);
+        assert_eq!(world.decided(), None);
+        open.send(()).unwrap();
+        assert_eq!(world.answer(), Status::SUCCESS);
+        let first = slow.read().unwrap();
+        assert!(first.is_some());
+        // The disk fails half way: so does the command, and its reason is told.
+        world.ask(true);
+        fragile.0.lock().unwrap().steps_left = 2;
+        assert_eq!(world.decided(), None);
+        open.send(()).unwrap();
+        assert_eq!(world.answer(), Status::INTERNAL_ERROR);
+        let why = Signal::NotKept { why: "write r: no power".to_owned() };
+        assert_eq!(world.controller.next_signal(), Some(why));
+        assert_eq!(slow.read().unwrap(), first);
+        // Who asks what is there is told after all that was handed in before.
+        fragile.0.lock().unwrap().steps_left = usize::MAX;
+        world.ask(true);
+        drop(world);
+        drop(open);
+        let next = Kept::new(slow.clone(), pool.intake()).load().unwrap();
+        assert_ne!(next, first);
+        assert_eq!(next, slow.read().unwrap());
+        // Where nobody is left to write, nothing is.
+        let refused = Kept::new(slow.clone(), Pool::new(0, 0).intake()).load().unwrap_err();
+        assert!(refused.contains("no thread to read it"), "{refused}");
     }
 
     #[test]

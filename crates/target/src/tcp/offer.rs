@@ -150,7 +150,10 @@ impl Offer {
             self.leave(cntlid);
             NoController::Trouble(text)
         })?;
-        controller.set_host(HostIdentity::Extended(host.identifier));
+        // Zero is no identifier (Base 2.1 §5.1.25.1.28).
+        if host.identifier != 0 {
+            controller.set_host(HostIdentity::Extended(host.identifier));
+        }
         let state = self.state();
         for (nsid, hosts) in &state.masks {
             if hosts.contains(&host.nqn) {

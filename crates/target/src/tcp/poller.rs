@@ -2,7 +2,7 @@
 
 use std::io;
 
-use base::{Instant, WakeSource};
+use base::{Instant, Span, WakeSource};
 use host::watch::{Interest, Watch};
 use reactor::{Context, Found, Parting, Poller, WokenBy};
 
@@ -85,6 +85,10 @@ impl Poller for Guest {
 
     fn wake_at(&self) -> Instant {
         self.next_deadline()
+    }
+
+    fn expected_latency(&self) -> Option<Span> {
+        self.latency()
     }
 
     fn detach(&mut self, parting: Parting) -> bool {

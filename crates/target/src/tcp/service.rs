@@ -63,6 +63,7 @@ struct State {
     discoverers: Vec<Weak<Seat>>,
     /// The number of the last discovery controller.
     discovery_cntlid: u16,
+    discovery: DiscoveryName,
 }
 
 /// What connections and controllers may have.
@@ -96,6 +97,15 @@ pub struct Port {
     /// As discovery tells it; none if nobody can be told. In place of an address that stands for all
     /// of them (`0.0.0.0`, `::`) a host is told the one by which it has come.
     pub address: Option<SocketAddr>,
+}
+
+/// What the discovery service says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoveryName {
+    /// Its name, under which it is found beside the one that all of them have.
+    pub nqn: String,
+    /// Its serial number, of at most 20 characters.
+    pub serial: String,
 }
 
 /// Bounce buffers of all queues together, for the few commands that need one, and bytes in each.
@@ -149,6 +159,7 @@ impl Service {
             referrals: Vec::new(),
             discoverers: Vec::new(),
             discovery_cntlid: 0,
+            discovery: DiscoveryName { nqn: nqn::DISCOVERY.to_owned(), serial: "1".to_owned() },
         };
         let shared = Shared {
             limits,
@@ -218,6 +229,29 @@ impl Service {
         let offer = self.state().offers.get(nqn).cloned();
         let offer = offer.ok_or_else(|| format!("add namespace: {nqn} is not offered"))?;
         offer.add_namespace(config)
+    }
+
+    /// Gives the discovery service a name of its own, by which hosts know it from others; without one it
+    /// has the name of all.
+    ///
+    /// # Errors
+    ///
+    /// If the name is none.
+    pub fn name_discovery(&self, name: DiscoveryName) -> Result<(), String> {
+        nqn::check(&name.nqn).map_err(|why| format!("discovery {}: {why}", name.nqn))?;
+        let mut state = self.state();
+        state.discovery = name;
+        changed(state);
+        Ok(())
+    }
+
+    pub(super) fn discovery_name(&self) -> DiscoveryName {
+        self.state().discovery.clone()
+    }
+
+    /// Whether it is the discovery service that a host asks for.
+    pub(super) fn is_discovery(&self, nqn: &str) -> bool {
+        nqn == nqn::DISCOVERY || nqn == self.state().discovery.nqn
     }
 
     /// Tells hosts of other discovery services, in place of those that they were told of before.
@@ -329,7 +363,8 @@ impl Service {
         for (&number, at) in &state.ports {
             let Some(address) = at.reached_by(here) else { continue };
             if number == port {
-                entries.push(entry(nqn::DISCOVERY, SubsystemType::Discovery, number, address));
+                let name = &state.discovery.nqn;
+                entries.push(entry(name, SubsystemType::Discovery, number, address));
             }
             for offer in state.offers.values() {
                 if offer.is_at(number) && offer.admits(host) {

@@ -5,6 +5,8 @@ mod cuts;
 mod discovery;
 mod ends;
 mod exchange;
+mod keeping;
+mod power;
 mod refusals;
 mod rig;
 mod scarcity;

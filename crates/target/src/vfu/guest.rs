@@ -3,16 +3,19 @@
 //! ```text
 //!   Absent ── accepted ──▶ Here ── gone, or refused ──▶ Leaving ── nothing touches its memory ──▶ Absent
 //! ```
+//!
+//! Its socket is closed at the very end: a client that waits for that knows that its memory is its own.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 
 use base::{Instant, Span};
 use dma::{Adopted, FilePart, Regions};
 use host::Line;
 use host::local_socket::{Connection, Received};
+use host::watch::Interest;
 use vfu::server::{Call, DmaMap};
 use vfu::{Errno, IrqData, IrqSet, Request, Server, Violation, irq_index};
 
@@ -38,7 +41,11 @@ pub(super) struct Guest {
     lines: Lines,
     regions: Regions,
     state: State,
-    told: Sender<News>,
+    told: SyncSender<News>,
+    /// How much could not be told.
+    untold: u64,
+    /// What this client has done wrong, in times.
+    troubles: u64,
     /// Bytes on their way in.
     buffer: Box<[u8]>,
 }
@@ -46,7 +53,16 @@ pub(super) struct Guest {
 enum State {
     Absent,
     Here(Box<Session>),
-    Leaving,
+    Leaving(Leaving),
+}
+
+/// A client that has gone, and whose memory is not let go of yet.
+struct Leaving {
+    connection: Connection,
+    /// How long the medium may take.
+    until: Instant,
+    /// It has taken longer, and somebody was told.
+    is_late: bool,
 }
 
 /// A connection and what is under way on it.
@@ -56,6 +72,8 @@ struct Session {
     busy_with: Option<Pending>,
     /// Accesses by message whose rest is still to go, by token.
     accesses: BTreeMap<u32, Part>,
+    /// There has been one.
+    goes_by_message: bool,
 }
 
 type File = Arc<OwnedFd>;
@@ -86,10 +104,20 @@ impl Guest {
         maps: Maps,
         lines: Lines,
         regions: Regions,
-        told: Sender<News>,
+        told: SyncSender<News>,
     ) -> Self {
         let buffer = vec![0; BUFFER_BYTES].into();
-        Self { device, maps, lines, regions, state: State::Absent, told, buffer }
+        Self {
+            device,
+            maps,
+            lines,
+            regions,
+            state: State::Absent,
+            told,
+            untold: 0,
+            troubles: 0,
+            buffer,
+        }
     }
 
     /// Whether nobody has the device, and nothing of whoever had it is left.
@@ -97,9 +125,10 @@ impl Guest {
         matches!(self.state, State::Absent)
     }
 
-    /// Whether something of whoever had it is left: who comes meanwhile waits at the door.
+    /// Whether something of whoever had it is left, and not for long: who comes meanwhile waits at
+    /// the door.
     pub(super) fn is_leaving(&self) -> bool {
-        matches!(self.state, State::Leaving)
+        matches!(&self.state, State::Leaving(leaving) if !leaving.is_late)
     }
 
     /// Gives the device to whoever has come.
@@ -108,28 +137,32 @@ impl Guest {
         self.tell(News::Came(format!("process {peer}")));
         let server = Server::new(self.device.shape());
         let accesses = BTreeMap::new();
-        let session = Session { connection, server, busy_with: None, accesses };
+        let goes_by_message = false;
+        let session = Session { connection, server, busy_with: None, accesses, goes_by_message };
         self.state = State::Here(Box::new(session));
     }
 
-    /// The socket of whoever has the device.
-    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        match &self.state {
-            State::Here(session) => Some(session.connection.as_fd()),
-            _ => None,
-        }
+    /// The socket of whoever has the device, and what is waited for there.
+    pub(super) fn wanted(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        let State::Here(session) = &self.state else { return None };
+        let readable = session.server.wanted() > 0;
+        let writable = session.server.outgoing().is_some();
+        Some((session.connection.as_fd(), Interest { readable, writable }))
     }
 
-    /// Whether something waits for room in the socket.
-    pub(super) fn has_unsent(&self) -> bool {
-        matches!(&self.state, State::Here(session) if session.server.outgoing().is_some())
+    /// The socket of whoever had the device and is leaving: nothing is waited for there.
+    pub(super) fn parting(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Leaving(leaving) => Some(leaving.connection.as_fd()),
+            _ => None,
+        }
     }
 
     /// Whether a command or a farewell awaits the controller.
     pub(super) fn is_in_motion(&self) -> bool {
         match &self.state {
             State::Here(session) => session.busy_with.is_some(),
-            State::Leaving => true,
+            State::Leaving(leaving) => !leaving.is_late,
             State::Absent => false,
         }
     }
@@ -172,9 +205,9 @@ impl Guest {
     pub(super) fn go_on(&mut self, now: Instant) -> usize {
         match std::mem::replace(&mut self.state, State::Absent) {
             State::Absent => 0,
-            State::Leaving => {
-                self.state = State::Leaving;
-                self.farewell()
+            State::Leaving(leaving) => {
+                self.state = State::Leaving(leaving);
+                self.farewell(now)
             }
             State::Here(mut session) => {
                 let finished = self.finish_pending(now, &mut session);
@@ -209,20 +242,41 @@ impl Guest {
 
     /// Lets the client go. Its memory is let go once nothing touches it.
     fn part(&mut self, now: Instant, why: Over) {
-        if !matches!(self.state, State::Here(_)) {
-            return;
-        }
-        // With the session its descriptors are closed.
-        self.state = State::Leaving;
+        self.state = match std::mem::replace(&mut self.state, State::Absent) {
+            // With the session its descriptors are closed.
+            State::Here(session) => {
+                let (connection, until) = (session.connection, now.after(FAREWELL));
+                State::Leaving(Leaving { connection, until, is_late: false })
+            }
+            other => {
+                self.state = other;
+                return;
+            }
+        };
         self.lines.clear();
         self.maps.unmap_all();
         self.device.front.hold(false);
         self.device.disable(now);
+        if let Some(more) = self.troubles.checked_sub(TROUBLES_MAX).filter(|more| *more > 0) {
+            self.tell(News::Trouble(format!("{more} more of the same client")));
+        }
+        self.troubles = 0;
         self.tell(News::Left(why));
     }
 
-    fn farewell(&mut self) -> usize {
+    fn farewell(&mut self, now: Instant) -> usize {
         if !self.device.is_disabled() {
+            if let State::Leaving(leaving) = &mut self.state
+                && !leaving.is_late
+                && now >= leaving.until
+            {
+                leaving.is_late = true;
+                let text = format!(
+                    "a medium has not answered for {FAREWELL}: until it does the client's memory \
+                     is kept, and nobody else is let in"
+                );
+                self.tell(News::Trouble(text));
+            }
             return 0;
         }
         self.maps.release_all();
@@ -231,9 +285,23 @@ impl Guest {
         1
     }
 
-    fn tell(&self, news: News) {
-        // If nobody listens, nobody wants to know.
-        let _ = self.told.send(news);
+    /// Tells of something that the client has done wrong, unless it does so all the time.
+    fn trouble(&mut self, text: String) {
+        self.troubles += 1;
+        if self.troubles <= TROUBLES_MAX {
+            self.tell(News::Trouble(text));
+        }
+    }
+
+    /// If nobody listens, nobody wants to know; who listens too slowly is told how much it missed.
+    fn tell(&mut self, news: News) {
+        if self.untold > 0 {
+            let text = format!("{} things more than could be told", self.untold);
+            if self.told.try_send(News::Trouble(text)).is_ok() {
+                self.untold = 0;
+            }
+        }
+        self.untold += u64::from(self.told.try_send(news).is_err());
     }
 
     fn serve(&mut self, now: Instant, session: &mut Session, request: Request<File>) {
@@ -242,7 +310,7 @@ impl Guest {
             Request::Map { call, map, file } => match self.map(map, file) {
                 Ok(()) => server.done(call),
                 Err((errno, text)) => {
-                    self.tell(News::Trouble(text));
+                    self.trouble(text);
                     server.refuse(call, errno);
                 }
             },
@@ -259,7 +327,7 @@ impl Guest {
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
                 Ok(()) => server.done(call),
                 Err(text) => {
-                    self.tell(News::Trouble(text));
+                    self.trouble(text);
                     server.refuse(call, Errno::INVALID);
                 }
             },
@@ -295,6 +363,7 @@ impl Guest {
     fn adopt(&self, map: &DmaMap, file: &OwnedFd) -> Result<Adopted, (Errno, String)> {
         let DmaMap { iova, len_bytes, file_offset: offset, .. } = *map;
         let part = FilePart { offset, len_bytes };
+        self.maps.has_room(len_bytes).map_err(|refused| (refused.errno, refused.text))?;
         let adopted = self.regions.adopt(file.as_fd(), part);
         adopted.map_err(|why| (Errno::INVALID, format!("memory at {iova:#x}: {why}")))
     }
@@ -354,6 +423,15 @@ impl Guest {
     fn ask(&mut self, session: &mut Session) -> usize {
         let mut count = 0;
         while let Some(question) = self.maps.next_question() {
+            if !session.goes_by_message {
+                session.goes_by_message = true;
+                let text = format!(
+                    "memory at {:#x} came without a descriptor and is reached by message, which is \
+                     slow: share it (QEMU: share=on)",
+                    question.iova
+                );
+                self.trouble(text);
+            }
             let token = question.token;
             let part = Part { question, done_bytes: 0, data: Vec::new() };
             session.ask_for(&part);
@@ -457,3 +535,7 @@ fn said(violation: Violation) -> Over {
 
 /// What a client that is sent away is waited for, at most.
 pub(super) const PATIENCE: Span = Span::from_secs(1);
+/// How long media may take to let go of a client's memory before somebody is told.
+const FAREWELL: Span = Span::from_secs(5);
+/// What a client does wrong is told so often.
+const TROUBLES_MAX: u64 = 16;

@@ -110,8 +110,9 @@ type Table = Vec<Map>;
 struct Map {
     iova: u64,
     len_bytes: u64,
-    /// Where it lies, if it is shared and may be read and written.
+    /// Where it lies, if it is shared and may be read and written, and from which byte on.
     region: Option<RegionId>,
+    offset: u64,
     is_readable: bool,
     is_writable: bool,
 }
@@ -126,6 +127,9 @@ pub(super) struct NotMapped {
 /// Stretches that a client may have mapped at a time: a virtual machine has some tens.
 const MAPS_MAX: usize = 1024;
 
+/// Bytes of files that a client may have mapped at a time: 4 TiB.
+const BYTES_MAX: u64 = 4 << 40;
+
 /// A window reaches so far: a segment cannot name more.
 const WINDOW_SHIFT: u32 = 31;
 
@@ -138,6 +142,19 @@ impl Maps {
     /// A way to it for a controller.
     pub(super) fn reach(&self) -> Reach {
         Reach::new(Arc::clone(&self.shared), self.regions.clone())
+    }
+
+    /// Whether so much more can be mapped from files: address space that was used for a region stays
+    /// used.
+    pub(super) fn has_room(&self, len_bytes: u64) -> Result<(), NotMapped> {
+        let mapped: u64 = self.adopted.values().map(Adopted::len_bytes).sum();
+        if mapped.saturating_add(len_bytes) <= BYTES_MAX {
+            return Ok(());
+        }
+        let text = format!(
+            "{mapped} bytes are mapped, and {len_bytes} more were to be, expected at most {BYTES_MAX}"
+        );
+        Err(NotMapped { errno: Errno::NO_SPACE, text })
     }
 
     /// Enters a stretch, with the region that it is if it is shared.
@@ -160,9 +177,10 @@ impl Maps {
             return refuse(Errno::EXISTS, text);
         }
         let is_open = is_readable && is_writable;
-        let region = memory.as_ref().filter(|_| is_open).map(Adopted::id);
+        let memory_of = memory.as_ref().filter(|_| is_open);
+        let (region, offset) = (memory_of.map(Adopted::id), memory_of.map_or(0, Adopted::offset));
         let mut table = Table::clone(&state.table);
-        table.insert(at, Map { iova, len_bytes, region, is_readable, is_writable });
+        table.insert(at, Map { iova, len_bytes, region, offset, is_readable, is_writable });
         state.table = Arc::new(table);
         drop(state);
         self.shared.changed();
@@ -327,7 +345,7 @@ impl Reach {
             // The rest may lie in the next stretch.
             return Ok(None);
         }
-        let offset = iova - map.iova;
+        let offset = map.offset + (iova - map.iova);
         Ok(map.region.map(|region| Segment { region, offset, len_bytes }))
     }
 
@@ -347,7 +365,8 @@ impl Reach {
                 };
             };
             let len_bytes = u32::try_from(room).unwrap_or(u32::MAX).min(left);
-            pieces.push(Segment { region, offset: at - map.iova, len_bytes });
+            let offset = map.offset + (at - map.iova);
+            pieces.push(Segment { region, offset, len_bytes });
             left -= len_bytes;
             at = at.checked_add(len_bytes.into()).filter(|_| left > 0).unwrap_or(at);
         }
@@ -410,7 +429,7 @@ impl HostMemory for Reach {
         let map = *self.table.get(self.last)?;
         let region = map.region?;
         let len = u32::try_from(map.len_bytes.min(1 << WINDOW_SHIFT)).unwrap_or(0);
-        Window::of(Segment { region, offset: 0, len_bytes: len }, map.iova, len_bytes)
+        Window::of(Segment { region, offset: map.offset, len_bytes: len }, map.iova, len_bytes)
     }
 
     fn read(&mut self, ticket: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault> {

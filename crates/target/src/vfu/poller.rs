@@ -10,7 +10,7 @@ use host::stream::Door;
 use host::watch::{Interest, Ready, Watch};
 use reactor::{Context, Found, Parting, Poller, WokenBy};
 
-use super::guest::Guest;
+use super::guest::{Guest, PATIENCE};
 use super::visitors::Visitors;
 
 /// A door, and the device behind it.
@@ -21,11 +21,12 @@ pub(super) struct Host {
     watch: Watch,
     /// What was found by the watch last.
     ready: Vec<Ready>,
-    /// The session whose socket is watched, and whether room in it is waited for.
-    watches_room: bool,
-    is_watched: bool,
-    /// Something could not be listened to: it must not sleep.
-    is_sleepless: bool,
+    /// What is waited for of the client's socket, if it is watched.
+    watched: Option<Interest>,
+    /// What could not be listened to: while there is any, it must not sleep.
+    unheard: Unheard,
+    /// Nobody is let in before: there are no descriptors for it.
+    door_at: Option<Instant>,
     now: Instant,
     /// When sockets are looked at next.
     look_at: Instant,
@@ -34,17 +35,31 @@ pub(super) struct Host {
     until: Instant,
 }
 
+#[derive(Default)]
+struct Unheard {
+    door: bool,
+    client: bool,
+    media: bool,
+    visitors: bool,
+}
+
 const DOOR: u64 = 0;
 const CLIENT: u64 = 1;
 const MEDIUM: u64 = 2;
 const VISITOR: u64 = 3;
 const READABLE: Interest = Interest { readable: true, writable: false };
-const BOTH: Interest = Interest { readable: true, writable: true };
+const NOTHING: Interest = Interest { readable: false, writable: false };
 
 /// While there is work, sockets are looked at so often: a look is a system call.
 const LOOK: Span = Span::from_us(50);
 /// Memory that was taken back is looked for every so many turns; a power of two.
 const MEMORY_TURNS: u32 = 256;
+
+impl Unheard {
+    fn is_any(&self) -> bool {
+        self.door || self.client || self.media || self.visitors
+    }
+}
 
 impl Host {
     pub(super) fn new(door: Door, guest: Guest) -> io::Result<Self> {
@@ -57,9 +72,9 @@ impl Host {
             visitors,
             watch,
             ready,
-            watches_room: false,
-            is_watched: false,
-            is_sleepless: false,
+            watched: None,
+            unheard: Unheard::default(),
+            door_at: None,
             now,
             look_at: now,
             turns: 0,
@@ -76,42 +91,59 @@ impl Host {
         let mut count = self.guest.hear(now);
         if !self.visitors.is_empty() {
             self.visitors.turn(now);
+            self.unheard.visitors &= !self.visitors.is_empty();
         }
         if self.guest.is_leaving() {
             return count;
         }
-        // What the kernel says of a door that is no more is said again.
-        while let Ok(Some(socket)) = self.door.accept() {
-            count += 1;
-            let connection = Connection::from(socket);
-            if self.guest.is_free() {
-                self.guest.enter(connection);
-                self.is_watched = false;
-            } else {
-                self.visitors.receive(now, connection);
-                let socket = self.visitors.last();
-                let added = socket.map(|socket| self.watch.add(socket, VISITOR, READABLE));
-                self.is_sleepless |= added.is_some_and(|added| added.is_err());
+        if self.door_at.is_some_and(|at| at <= now) {
+            self.door_at = None;
+            let opened = self.watch.change(&self.door, DOOR, READABLE);
+            self.unheard.door = opened.is_err();
+        }
+        while self.door_at.is_none() {
+            match self.door.accept() {
+                Ok(None) => break,
+                Ok(Some(socket)) => {
+                    count += 1;
+                    self.let_in(now, Connection::from(socket));
+                }
+                // Whoever knocks goes on knocking, and would keep the thread awake.
+                Err(_) => {
+                    self.door_at = Some(now.after(PATIENCE));
+                    let _ = self.watch.change(&self.door, DOOR, NOTHING);
+                }
             }
         }
         count
     }
 
+    fn let_in(&mut self, now: Instant, connection: Connection) {
+        if self.guest.is_free() {
+            self.guest.enter(connection);
+            self.watched = None;
+        } else if let Some(socket) = self.visitors.receive(now, connection) {
+            let added = self.watch.add(socket, VISITOR, READABLE);
+            self.unheard.visitors |= added.is_err();
+        }
+    }
+
     /// Has the watch know the socket that there is now, and what is waited for.
     fn watch_session(&mut self) {
-        let has_unsent = self.guest.has_unsent();
-        let Some(socket) = self.guest.descriptor() else {
-            self.is_watched = false;
+        if let Some(socket) = self.guest.parting() {
+            // It would say for ever that its other end has gone. One that is not in the set is none.
+            let _ = self.watch.remove(socket);
+        }
+        let Some((socket, interest)) = self.guest.wanted() else {
+            (self.watched, self.unheard.client) = (None, false);
             return;
         };
-        let interest = if has_unsent { BOTH } else { READABLE };
-        let result = match self.is_watched {
-            false => self.watch.add(socket, CLIENT, interest),
-            true if self.watches_room != has_unsent => self.watch.change(socket, CLIENT, interest),
-            true => Ok(()),
+        let result = match self.watched {
+            None => self.watch.add(socket, CLIENT, interest),
+            Some(watched) if watched == interest => return,
+            Some(_) => self.watch.change(socket, CLIENT, interest),
         };
-        self.is_sleepless |= result.is_err();
-        (self.is_watched, self.watches_room) = (true, has_unsent);
+        (self.watched, self.unheard.client) = (Some(interest), result.is_err());
     }
 }
 
@@ -142,13 +174,14 @@ impl Poller for Host {
         let now = self.now;
         self.watch_session();
         self.guest.look_after_memory(now);
-        let Self { guest, watch, is_sleepless, .. } = self;
+        let Self { guest, watch, unheard, .. } = self;
         let until = guest.device.front.arm(now);
         guest.device.front.new_descriptors(|descriptor| {
-            *is_sleepless |= watch.add(descriptor, MEDIUM, READABLE).is_err();
+            unheard.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
         });
         self.until = until.unwrap_or(now);
-        let mut has_news = until.is_none() || self.is_sleepless || self.guest.is_in_motion();
+        let mut has_news = until.is_none() || self.unheard.is_any();
+        has_news |= self.guest.is_in_motion();
         has_news |= self.look(now) > 0 || self.guest.go_on(now) > 0;
         self.watch_session();
         Found::from_count(usize::from(has_news))
@@ -161,7 +194,8 @@ impl Poller for Host {
     }
 
     fn wake_at(&self) -> Instant {
-        self.until.min(self.visitors.wake_at())
+        let door_at = self.door_at.unwrap_or(Instant::NEVER);
+        self.until.min(self.visitors.wake_at()).min(door_at)
     }
 
     fn detach(&mut self, parting: Parting) -> bool {
@@ -169,8 +203,95 @@ impl Poller for Host {
             Parting::Moves => true,
             Parting::Ends => {
                 self.guest.leave(self.now);
-                self.guest.is_free()
+                !self.guest.is_leaving()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::sync_channel;
+
+    use base::{Instant, Medium, Span};
+    use block::Ram;
+    use dma::Regions;
+    use host::local_socket::Connection;
+    use host::stream::{Address, Door};
+    use reactor::{Found, Poller};
+
+    use super::{Guest, Host};
+    use crate::vfu::DeviceOptions;
+    use crate::vfu::device::Device;
+    use crate::vfu::lines::Lines;
+    use crate::vfu::memory::Maps;
+
+    const PATIENCE: Span = Span::from_secs(20);
+
+    /// A host that nobody drives but the test, and where its door is.
+    fn host() -> (Host, tempfile::TempDir) {
+        let (regions, now) = (Regions::new(16), Instant::default());
+        let directory = tempfile::tempdir().unwrap();
+        let door = Door::open(&Address::Path(directory.path().join("door"))).unwrap();
+        let ram: Arc<dyn Medium> = Arc::new(Ram::new(&regions, 512, 8).unwrap());
+        let (maps, lines, options) =
+            (Maps::new(regions.clone()), Lines::new(3), DeviceOptions::default());
+        let options = DeviceOptions { queues: 2, ..options };
+        let device = Device::new(vec![ram], &options, &maps, lines.clone(), &regions, now).unwrap();
+        let guest = Guest::new(device, maps, lines, regions, sync_channel(4).0);
+        (Host::new(door, guest).unwrap(), directory)
+    }
+
+    fn connect(directory: &tempfile::TempDir) -> Connection {
+        Connection::connect(&directory.path().join("door"), PATIENCE).unwrap()
+    }
+
+    /// Arms until there is nothing left to do: false if that never is.
+    fn may_sleep(host: &mut Host) -> bool {
+        for _ in 0..100 {
+            let found = host.arm();
+            let mut ready = Vec::new();
+            host.watch.wait(Some(Span::default()), &mut ready).unwrap();
+            if found == Found::Nothing && ready.is_empty() {
+                return true;
+            }
+            host.disarm();
+        }
+        false
+    }
+
+    #[test]
+    fn a_host_sleeps_however_many_say_nothing_at_its_door() {
+        let (mut host, directory) = host();
+        assert!(may_sleep(&mut host), "nobody is there");
+        let clients: Vec<Connection> = (0..12).map(|_| connect(&directory)).collect();
+        assert!(may_sleep(&mut host), "one has it, and others wait");
+        drop(clients);
+    }
+
+    #[test]
+    fn a_host_sleeps_while_its_client_reads_nothing() {
+        let (mut host, directory) = host();
+        let client = connect(&directory);
+        assert!(may_sleep(&mut host));
+        let mut question = vfu::Client::<()>::new();
+        client.send(question.outgoing().unwrap().bytes).unwrap();
+        assert!(may_sleep(&mut host));
+        // The answers are more than the socket and the server hold.
+        question.sent(question.outgoing().unwrap().bytes.len());
+        question.read(vfu::region_index::CONFIGURATION, 0, 256);
+        let message = question.outgoing().unwrap().bytes;
+        let mut in_vain = 0;
+        while in_vain < 3 {
+            if client.send(message).unwrap() > 0 {
+                in_vain = 0;
+            } else {
+                host.arm();
+                host.disarm();
+                in_vain += 1;
+            }
+        }
+        assert!(may_sleep(&mut host), "its socket says that there is more to read");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use base::Medium;
 use dma::Regions;
@@ -41,6 +41,8 @@ pub struct Server {
 
 /// Messages to a device's thread: there are hardly any.
 const MAILBOX: usize = 16;
+/// News that nobody has asked for yet.
+const NEWS_MAX: usize = 64;
 
 impl Server {
     /// Serves.
@@ -50,7 +52,7 @@ impl Server {
     /// If the controller cannot be as it was asked for, or what the kernel says.
     pub fn start(plan: Plan) -> Result<Self, String> {
         let Plan { door, media, options, regions, reactors, clock } = plan;
-        let (tell, told) = channel();
+        let (tell, told) = sync_channel(NEWS_MAX);
         let address = door.address().clone();
         let maps = Maps::new(regions.clone());
         let lines = Lines::new(options.queues.saturating_add(1));

@@ -1,6 +1,7 @@
 //! A device over a Unix socket, and clients that speak the protocol to it by hand.
 
 mod rig;
+mod slow;
 
 mod ends;
 mod exchange;

@@ -1,6 +1,6 @@
 //! Clients that come while another has the device: each is told so, and goes.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use base::Instant;
@@ -26,11 +26,18 @@ struct Visitor {
 const WAITING_MAX: usize = 8;
 
 impl Visitors {
-    pub(super) fn receive(&mut self, now: Instant, connection: Connection) {
-        if self.waiting.len() < WAITING_MAX {
-            let (server, until) = (Server::turning_away(), now.after(PATIENCE));
-            self.waiting.push(Visitor { connection, server, until });
+    /// The socket of whoever has come, if he is waited for.
+    pub(super) fn receive(
+        &mut self,
+        now: Instant,
+        connection: Connection,
+    ) -> Option<BorrowedFd<'_>> {
+        if self.waiting.len() >= WAITING_MAX {
+            return None;
         }
+        let (server, until) = (Server::turning_away(), now.after(PATIENCE));
+        self.waiting.push(Visitor { connection, server, until });
+        self.waiting.last().map(|visitor| visitor.connection.as_fd())
     }
 
     /// Answers whoever has said what he wants, and lets go of who says nothing.
@@ -46,12 +53,6 @@ impl Visitors {
     pub(super) fn wake_at(&self) -> Instant {
         let ends = self.waiting.iter().map(|visitor| visitor.until);
         ends.min().unwrap_or(Instant::NEVER)
-    }
-
-    /// The socket of whoever came last.
-    pub(super) fn last(&self) -> Option<BorrowedFd<'_>> {
-        use std::os::fd::AsFd;
-        self.waiting.last().map(|visitor| visitor.connection.as_fd())
     }
 }
 

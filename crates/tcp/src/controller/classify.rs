@@ -35,11 +35,15 @@ pub(super) fn classify(
             Err(Status::DATA_SGL_LENGTH_INVALID)
         };
     }
+    let sgl = command.sgl1();
+    let len_bytes = sgl.len_bytes();
+    if len_bytes == 0 && capsule_bytes == 0 {
+        // Nothing moves: a host may have left where it would.
+        return Ok(CommandData::None);
+    }
     if command.psdt() != DataPointer::Sgl && !is_fabrics(command) {
         return Err(Status::INVALID_FIELD);
     }
-    let sgl = command.sgl1();
-    let len_bytes = sgl.len_bytes();
     let data = match (sgl.kind(), sgl.subtype(), way) {
         (Descriptor::DATA_BLOCK, Descriptor::OFFSET, Transfer::HostToController) => {
             if sgl.address() != 0 {
@@ -48,7 +52,7 @@ pub(super) fn classify(
             if len_bytes != capsule_bytes {
                 return Err(Status::DATA_SGL_LENGTH_INVALID);
             }
-            if len_bytes == 0 { CommandData::None } else { CommandData::InCapsule(len_bytes) }
+            CommandData::InCapsule(len_bytes)
         }
         (Descriptor::TRANSPORT_DATA_BLOCK, Descriptor::TRANSPORT, way) => {
             if capsule_bytes != 0 || len_bytes > transfer_bytes_max {
@@ -58,7 +62,6 @@ pub(super) fn classify(
                 return Err(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID);
             }
             match way {
-                _ if len_bytes == 0 => CommandData::None,
                 Transfer::HostToController => CommandData::FromHost(len_bytes),
                 Transfer::ControllerToHost => CommandData::ToHost(len_bytes),
                 Transfer::None | Transfer::Bidirectional => return Err(Status::INVALID_FIELD),

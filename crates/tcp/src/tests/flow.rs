@@ -337,6 +337,11 @@ fn sgls_are_classified_before_anybody_makes_room() {
         (write.with_sgl1(Descriptor::transport(4096)), 0, Ok(CommandData::FromHost(4096))),
         (Command::new(2).with_sgl1(Descriptor::transport(4096)), 0, Ok(CommandData::ToHost(4096))),
         (write.with_sgl1(Descriptor::transport(0)), 0, Ok(CommandData::None)),
+        // Set Features without data, of hosts that leave alone what says where they would be.
+        (write.with_sgl1(zero), 0, Ok(CommandData::None)),
+        (prp(Command::new(9).with_sgl1(zero)), 0, Ok(CommandData::None)),
+        (Command::new(2).with_sgl1(Descriptor::data_block(0x1000, 0)), 0, Ok(CommandData::None)),
+        (write.with_sgl1(zero), 8, Err(Status::SGL_DESCRIPTOR_TYPE_INVALID)),
         (write.with_sgl1(Descriptor::transport(4100)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
         (write.with_sgl1(Descriptor::transport(u32::MAX)), 0, Err(Status::DATA_SGL_LENGTH_INVALID)),
         (

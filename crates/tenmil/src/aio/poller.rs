@@ -236,6 +236,10 @@ impl Poller for DevicePoller {
         if self.in_flight > 0 { self.backend.wake_at() } else { Instant::NEVER }
     }
 
+    fn is_busy(&self) -> Option<bool> {
+        Some(self.in_flight > 0)
+    }
+
     fn expected_latency(&self) -> Option<Span> {
         self.latency.mean().filter(|_| self.in_flight > 0)
     }

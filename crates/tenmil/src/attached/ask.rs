@@ -33,7 +33,7 @@ impl<B: Bus> identify::Controller for Asked<B> {
     }
 
     fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::Answer, Refused> {
-        let reach = self.attached.reach.clone();
+        let reach = self.attached.home.reach().clone();
         let data = match len_bytes {
             0 => None,
             _ => Some(reach.allocate(len_bytes).ok_or_else(|| {

@@ -1,25 +1,97 @@
 //! Memory that the controller reaches.
 
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
 use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment};
-use dma::{DevicePool, HostCompletionRing, HostSubmissionRing};
+use dma::{
+    CommandStore, DevicePool, HostCompletionRing, HostSubmissionRing, Region, Regions, Withdraw,
+};
 
 use super::Bus;
+use crate::Refused;
 
 /// A pool that the controller reaches, and whatever regions the driver names beside it.
 ///
 /// A region is shown when it is first named: a call to the kernel, or a message there and back, once.
+/// It is taken away when it goes.
 #[derive(Clone)]
-pub(super) struct Reach<B> {
+pub(super) struct Reach<B: Bus> {
     pool: DevicePool,
+    bus: Arc<Exposed<B>>,
+}
+
+/// The memory of a controller's queues, and the controller's way to it.
+///
+/// A device that may still reach memory when this is dropped is kept in mind for ever: nothing that
+/// it was shown is used for anything else.
+pub(super) struct Home<B: Bus> {
+    /// Dropped first: the way is there as long as it is.
+    memory: Option<Region>,
+    reach: Reach<B>,
+}
+
+/// What regions are shown by.
+struct Exposed<B> {
     bus: B,
+    shown: Mutex<Shown>,
+}
+
+/// What became of regions beside that of the queues.
+#[derive(Default)]
+struct Shown {
+    /// One of them is or was reached.
+    has_any: bool,
+    /// Why the last one was not that could not be.
+    refused: Option<Refused>,
+}
+
+impl<B: Bus> Home<B> {
+    /// A pool of all of `memory`, which is shown now.
+    pub(super) fn new(memory: Region, regions: &Regions, bus: B) -> Result<Self, Refused> {
+        let whole = memory.segment();
+        let bus = Arc::new(Exposed { bus, shown: Mutex::default() });
+        let listener: Weak<Exposed<B>> = Arc::downgrade(&bus);
+        regions.expose_by(listener);
+        let iova = match bus.bus.show(whole.region) {
+            Ok(iova) => iova,
+            Err(refused) => {
+                // The device may have been told of it: it is taken away before the way is gone.
+                drop(memory);
+                return Err(refused);
+            }
+        };
+        let store = CommandStore::for_device(B::KIND);
+        let pool = DevicePool::placed(regions.clone(), whole, B::KIND, store, iova);
+        Ok(Self { memory: Some(memory), reach: Reach { pool, bus } })
+    }
+
+    /// The way.
+    pub(super) fn reach(&self) -> &Reach<B> {
+        &self.reach
+    }
+}
+
+impl<B: Bus> Drop for Home<B> {
+    fn drop(&mut self) {
+        self.memory = None;
+        let bus = &self.reach.bus;
+        if bus.bus.lost().is_some() && !bus.bus.cut_off() {
+            std::mem::forget(Arc::clone(bus));
+        }
+    }
+}
+
+impl<B: Bus> Withdraw for Exposed<B> {
+    fn withdraw(&self, region: RegionId) -> bool {
+        self.bus.hide(region)
+    }
 }
 
 impl<B: Bus> Reach<B> {
-    /// `pool` lies at the beginning of its region, which is shown now.
-    pub(super) fn new(pool: DevicePool, memory: Segment, bus: B) -> Result<Self, String> {
-        let iova = pool.iova(memory).ok_or("its queues have no address")?;
-        bus.show(memory.region, iova)?;
-        Ok(Self { pool, bus })
+    /// Why no data ever come or go, if so it is.
+    pub(super) fn complaint(&self) -> Option<Refused> {
+        let known = self.bus.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        known.refused.clone().filter(|_| !known.has_any)
     }
 
     #[cold]
@@ -42,20 +114,25 @@ impl<B: Bus> Dma for Reach<B> {
     }
 
     fn map(&self, region: RegionId) -> Result<(), NotMapped> {
-        self.pool.map(region)?;
-        let first = Segment { region, offset: 0, len_bytes: 1 };
-        let iova = self.pool.iova(first);
-        let shown = iova.map(|iova| self.bus.show(region, iova));
-        if let Some(Ok(())) = shown {
-            return Ok(());
+        let shown = self.bus.bus.show(region);
+        let mut known = self.bus.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        match shown {
+            Ok(iova) => {
+                known.has_any = true;
+                drop(known);
+                self.pool.map_at(region, iova)
+            }
+            Err(refused) => {
+                known.refused = Some(refused);
+                Err(NotMapped { region, why: "the device was not let reach it" })
+            }
         }
-        self.pool.unmap(region);
-        Err(NotMapped { region, why: "the device was not let reach it" })
     }
 
     fn unmap(&self, region: RegionId) {
         self.pool.unmap(region);
-        self.bus.hide(region);
+        // If the device keeps it, the region's end is told so too.
+        let _ = self.bus.bus.hide(region);
     }
 
     #[inline]
@@ -80,12 +157,12 @@ impl<B: Bus> Dma for Reach<B> {
     }
 
     fn cut_off(&self) -> bool {
-        self.bus.cut_off() && self.pool.cut_off()
+        self.bus.bus.cut_off() && self.pool.cut_off()
     }
 
     fn reconnect(&self) {
         self.pool.reconnect();
-        self.bus.reconnect();
+        self.bus.bus.reconnect();
     }
 }
 

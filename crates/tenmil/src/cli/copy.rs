@@ -1,7 +1,7 @@
 //! `tenmil copy`.
 
 mod files;
-mod line;
+pub(super) mod line;
 mod report;
 
 use std::io::{IsTerminal, Write};
@@ -14,7 +14,7 @@ use base::{Blame, Medium};
 use block::quantity::parse_size;
 use block::uri::Uri;
 use block::{Caps, Claim, Class, Device, DeviceOptions, Limiter, Opened, Opener, Rate};
-use clap::Args;
+use clap::{ArgAction, Args};
 use control::{Copying, State};
 use dma::Regions;
 use host::holders::InUse;
@@ -63,7 +63,7 @@ pub(super) struct CopyArguments {
     on_error: OnError,
 
     /// Make holes of zeroes that SRC holds as data: yes or no
-    #[arg(long, value_name = "YES", default_value = "yes")]
+    #[arg(long, value_name = "YES", default_value = "yes", action = ArgAction::Set)]
     #[arg(value_parser = named([("yes", true), ("no", false)]))]
     sparse: bool,
 

@@ -1,18 +1,25 @@
 //! `tenmil discover`.
 
+mod watch;
+
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
+use base::Span;
+use block::quantity::parse_time;
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
 
 use super::write_out;
 use crate::Refused;
-use crate::tcp::{Discovered, discover};
+use crate::tcp::{Discovered, discover, discovery_service};
 
 /// Ask a discovery service over NVMe/TCP which SSDs there are behind it, and how each is reached.
+///
+/// A URI may say who asks and how long is waited, as in tcp://HOST:PORT?host=NQN&give-up=1m: what is
+/// shown depends on who asks, and `tenmil policy` explains the times.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DiscoverArguments {
@@ -20,26 +27,37 @@ pub(super) struct DiscoverArguments {
     #[arg(value_name = "ADDRESS")]
     address: String,
 
-    /// Print JSON
+    /// Print JSON; with --watch, one object on a line
     #[arg(long)]
     json: bool,
+
+    /// Stay connected, and print what comes and goes, a line each, until Ctrl-C
+    #[arg(short, long)]
+    watch: bool,
+
+    /// Watch for this time, such as 10 or 500ms
+    #[arg(short, long, value_name = "TIME", value_parser = parse_time, requires = "watch")]
+    time: Option<Span>,
+
+    /// Stop after so many changes
+    #[arg(long, value_name = "N", value_parser = super::perf::whole::<u64>, requires = "watch")]
+    count: Option<u64>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   tenmil discover tcp://127.0.0.1:4420
-  tenmil discover tcp://192.0.2.7:8009 --json | jq -r '.entries[].uri'";
+  tenmil discover tcp://192.0.2.7:8009 --json | jq -r '.entries[].uri'
+  tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"came\").uri'";
 
 /// Asks and prints.
 pub(super) fn run(arguments: &DiscoverArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
-    let text = &arguments.address;
-    let address =
-        text.strip_prefix("tcp://").filter(|rest| !rest.is_empty() && !rest.contains('/'));
-    let address = address.ok_or_else(|| {
-        Refused::caller(format!("discover {text}: no address, expected tcp://HOST:PORT"))
-    })?;
-    let found = discover(address)?;
-    let printed = if arguments.json { as_json(&found) } else { as_text(address, &found) };
+    let name = discovery_service(&arguments.address)?;
+    if arguments.watch {
+        return watch::run(arguments, &name, out);
+    }
+    let found = discover(&name)?;
+    let printed = if arguments.json { as_json(&found) } else { as_text(&name.address, &found) };
     write_out(out, &printed)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -69,31 +87,34 @@ fn as_text(address: &str, found: &Discovered) -> String {
     let ways = if count == 1 { "way" } else { "ways" };
     let mut text = format!("tcp://{address}: {count} {ways}, generation {}\n", found.generation);
     for entry in &found.entries {
-        let uri = uri_of(entry).unwrap_or_else(|| {
-            format!("{} over {:?}, which is not spoken here", entry.subnqn(), entry.trtype())
-        });
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "  {:<10} port {:<5} {uri}", kind_of(entry), entry.portid());
+        let _ = writeln!(text, "  {}", line_of(entry));
     }
     text
 }
 
+/// An entry in a line.
+fn line_of(entry: &DiscoveryEntry) -> String {
+    let uri = uri_of(entry).unwrap_or_else(|| {
+        format!("{} over {:?}, which is not spoken here", entry.subnqn(), entry.trtype())
+    });
+    format!("{:<10} port {:<5} {uri}", kind_of(entry), entry.portid())
+}
+
 fn as_json(found: &Discovered) -> String {
-    let entries: Vec<_> = found
-        .entries
-        .iter()
-        .map(|entry| {
-            json!({
-                "kind": kind_of(entry),
-                "uri": uri_of(entry),
-                "subsystem": entry.subnqn().to_string(),
-                "transport": format!("{:?}", entry.trtype()),
-                "address": entry.traddr().to_string(),
-                "service": entry.trsvcid().to_string(),
-                "port": entry.portid(),
-                "controller": entry.cntlid(),
-            })
-        })
-        .collect();
+    let entries: Vec<_> = found.entries.iter().map(object_of).collect();
     format!("{:#}\n", json!({ "generation": found.generation, "entries": entries }))
+}
+
+fn object_of(entry: &DiscoveryEntry) -> Value {
+    json!({
+        "kind": kind_of(entry),
+        "uri": uri_of(entry),
+        "subsystem": entry.subnqn().to_string(),
+        "transport": format!("{:?}", entry.trtype()),
+        "address": entry.traddr().to_string(),
+        "service": entry.trsvcid().to_string(),
+        "port": entry.portid(),
+        "controller": entry.cntlid(),
+    })
 }

@@ -12,7 +12,8 @@ use crate::{EmuSpec, PcieName, Refused, TcpName, Uri, VfuName};
 /// Ask a device what it is. An SSD: registers, Identify, log pages and features, all decoded. Any
 /// other block device: size, limits, operations, what a write is worth, and what it holds.
 ///
-/// Nothing is changed by asking; outstanding events stay outstanding.
+/// Nothing is changed by asking; outstanding events stay outstanding. A namespace that is named by
+/// `ns=` and not shown to this host is refused.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct IdentifyArguments {
@@ -34,6 +35,7 @@ Examples:
   tenmil identify emu:null
   tenmil identify file:/var/tmp/disk
   tenmil identify tcp://127.0.0.1:4420/nqn.2024-01.example:disk
+  tenmil identify 'tcp://127.0.0.1:4420/nqn.2024-01.example:disk?ns=2'
   tenmil identify vfio-user:/tmp/disk.sock
   tenmil identify pcie:0000:5e:00.0
   tenmil identify emu:null --json | jq .controller.identify.mn";
@@ -60,6 +62,7 @@ pub(super) fn run(
                 document = interrogate(controller)?;
                 Ok(())
             })?;
+            require(uri, &document)?;
             printed(&document, arguments)
         }
         Uri::Block(uri) if uri.scheme() == VfuName::SCHEME => {
@@ -68,6 +71,7 @@ pub(super) fn run(
                 document = interrogate(controller)?;
                 Ok(())
             })?;
+            require(uri, &document)?;
             printed(&document, arguments)
         }
         Uri::Block(uri) if uri.scheme() == PcieName::SCHEME => {
@@ -76,6 +80,7 @@ pub(super) fn run(
                 document = interrogate(controller)?;
                 Ok(())
             })?;
+            require(uri, &document)?;
             printed(&document, arguments)
         }
         Uri::Block(uri) => {
@@ -85,6 +90,13 @@ pub(super) fn run(
     };
     write_out(out, &text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses if the URI names a namespace that is not shown to this host.
+fn require(uri: &block::uri::Uri, document: &Document) -> Result<(), Refused> {
+    let named = uri.fields().number("ns", 1..=u64::from(u32::MAX - 1))?;
+    let named = named.and_then(|nsid| u32::try_from(nsid).ok());
+    named.map_or(Ok(()), |nsid| document.require(&uri.to_string(), nsid))
 }
 
 fn ask_ssd(

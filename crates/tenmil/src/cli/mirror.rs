@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
+use base::Blame;
 use block::Opener;
 use block::mirror::{self, Report};
 use block::uri::Uri;
@@ -109,9 +110,9 @@ Examples:
   tenmil mirror create 'file:/mnt/a/disk?size=1g' 'file:/mnt/b/disk?size=1g'
   tenmil mirror show 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'
   tenmil mirror add 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]' 'file:/mnt/c/disk?size=1g'
-  tenmil mirror replace 'mirror:[file:/mnt/a/disk]' 1 'file:/mnt/d/disk?size=1g'
-  tenmil mirror remove 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk],[file:/mnt/c/disk]' 2
-  tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'";
+  tenmil mirror replace 'mirror:[file:/mnt/a/disk],[file:/mnt/c/disk]' 1 'file:/mnt/d/disk?size=1g'
+  tenmil mirror remove 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk],[file:/mnt/c/disk]' 2
+  tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'";
 
 /// Devices stand on others, and each takes a place or two in the table of memory.
 const REGIONS_MAX: usize = 256;
@@ -121,6 +122,7 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
     let regions = Regions::new(REGIONS_MAX);
     let clock = Clock::start();
     let opener = Opener { regions: &regions, clock, seed: random_seed(), more: crate::KINDS };
+    let mut code = ExitCode::SUCCESS;
     let text = match &arguments.command {
         Command::Create(create) => {
             mirror::create(&opener, &create.legs, create.overwrite)?
@@ -129,6 +131,9 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
         }
         Command::Show(show) => {
             let report = mirror::show(&opener, &show.uri)?;
+            if report.verdict.is_err() {
+                code = ExitCode::from(Blame::Peer.exit_code());
+            }
             if show.json { as_json(&report) } else { as_text(&report) }
         }
         Command::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
@@ -138,7 +143,7 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
         Command::Remove(it) => mirror::remove(&opener, &it.uri, &it.old)? + "\n",
     };
     write_out(out, &text)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
 /// The name of a mirror that has just been made.
@@ -170,7 +175,11 @@ fn as_text(report: &Report) -> String {
     }
     let _ = match &report.verdict {
         Ok(description) => writeln!(text, "opens as {description}"),
-        Err(refusal) => writeln!(text, "does not open: {refusal}"),
+        Err(refusal) => writeln!(
+            text,
+            "does not open: {refusal}\n\
+             a process that has it open says how it is: tenmil get mirrors"
+        ),
     };
     text
 }
@@ -232,8 +241,12 @@ mod tests {
     fn say(words: &[&str]) -> Result<String, Refused> {
         let line = Line::try_parse_from(["mirror"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
-        assert_eq!(run(&line.mirror, &mut out)?, ExitCode::SUCCESS);
-        Ok(String::from_utf8(out).unwrap())
+        let code = run(&line.mirror, &mut out)?;
+        let text = String::from_utf8(out).unwrap();
+        let opens = !text.contains("does not open: ") && !text.contains("\"opens\": false");
+        let expected = if opens { ExitCode::SUCCESS } else { ExitCode::from(3) };
+        assert_eq!(code, expected, "{text}");
+        Ok(text)
     }
 
     #[test]

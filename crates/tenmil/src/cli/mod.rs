@@ -7,13 +7,16 @@
 
 mod bind;
 mod complete;
+mod completions;
 mod copy;
 mod discover;
 mod doctor;
 mod events;
+mod evidence;
 mod get;
 mod identify;
 mod list;
+mod man;
 mod mirror;
 mod perf;
 mod policy;
@@ -46,7 +49,7 @@ use crate::simulation::SimOptions;
 /// A user-space NVMe storage stack.
 #[derive(Debug, Parser)]
 #[command(name = "tenmil", version, about, subcommand_required = true, after_help = EXAMPLES)]
-#[command(disable_help_subcommand = true, max_term_width = 100)]
+#[command(max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -56,6 +59,8 @@ struct Arguments {
 enum Command {
     /// Load SSDs and say what they, and the driver, can do.
     Perf(Box<perf::PerfArguments>),
+    /// Try what others claim about such stacks on this machine, and write one page about it.
+    Evidence(evidence::EvidenceArguments),
     /// List the SSDs of this machine, and those that can be emulated.
     List(list::ListArguments),
     /// Take SSDs from the kernel, for programs to drive, unless anybody uses them.
@@ -72,7 +77,7 @@ enum Command {
     Policy(policy::PolicyArguments),
     /// Copy a whole device to another.
     Copy(copy::CopyArguments),
-    /// Serve a block device to others over NBD.
+    /// Serve block devices to others over NBD, NVMe/TCP or vfio-user.
     Serve(serve::ServeArguments),
     /// Pass TCP connections on, and split, delay, freeze or cut them.
     Proxy(proxy::ProxyArguments),
@@ -84,7 +89,7 @@ enum Command {
     Set(set::SetArguments),
     /// Print what happens in a running tenmil process.
     Events(events::EventsArguments),
-    /// Make a mirror of several devices, or look at one.
+    /// Make a mirror of several devices, look at one, or change its legs.
     Mirror(mirror::MirrorArguments),
     /// Make a store of volumes on a device, look at one, or check all its metadata.
     Store(store::StoreArguments),
@@ -92,9 +97,16 @@ enum Command {
     Volume(volume::VolumeArguments),
     /// Watch the reactors, threads and pollers of a running tenmil process.
     Top(top::TopArguments),
+    /// Print what makes a shell complete command lines.
+    Completions(completions::CompletionsArguments),
+    /// Write the manual pages of all commands.
+    Man(man::ManArguments),
     #[command(hide = true)]
     Complete(complete::CompleteArguments),
 }
+
+#[cfg(test)]
+pub(crate) use perf::options_of as perf_options;
 
 /// What does the work once the command line is understood. Tests put others in their place.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +138,7 @@ const EXAMPLES: &str = "\
 Examples:
   tenmil perf                              21 emulated SSDs, 10 s, and a page to look at
   tenmil perf 'emu:ram?count=4' -w randrw  four SSDs that move data
+  tenmil evidence --quick                  which claims hold here, on one page, in three minutes
   tenmil list                              what there is
   tenmil doctor                            what is missing or slow here, and what mends it
   tenmil identify emu:null                 what an SSD says about itself
@@ -136,7 +149,9 @@ Examples:
   tenmil get                               what a running process can be asked
   tenmil top                               what its threads do, second by second
 
-An emulated SSD needs no hardware, no root and no huge pages.";
+An emulated SSD needs no hardware, no root and no huge pages.
+Exit codes: 0 done; 1 the machine is not set up for it, and `tenmil doctor` may know why; 2 asked for
+something that cannot be; 3 a device or a peer did not do what it should.";
 
 /// Does what `arguments` ask for, the program's name first, and says how it went.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {
@@ -170,9 +185,12 @@ fn dispatch(
             write_out(out, &error.render().to_string())?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => Err(usage::refusal(&error, &command)),
+        Err(error) => Err(usage::refusal(&error, &command, arguments)),
         Ok(Arguments { command: Command::Perf(perf) }) => {
             perf::run(&perf, &command_line(arguments), engines, out)
+        }
+        Ok(Arguments { command: Command::Evidence(evidence) }) => {
+            evidence::run(&evidence, &command_line(arguments), out)
         }
         Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
         Ok(Arguments { command: Command::Bind(bind) }) => bind::run(&bind, out),
@@ -195,6 +213,10 @@ fn dispatch(
         Ok(Arguments { command: Command::Store(store) }) => store::run(&store, out),
         Ok(Arguments { command: Command::Volume(volume) }) => volume::run(&volume, out),
         Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
+        Ok(Arguments { command: Command::Completions(asked) }) => {
+            completions::run(&asked, Arguments::command(), out)
+        }
+        Ok(Arguments { command: Command::Man(man) }) => man::run(&man, Arguments::command(), out),
         Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
         Ok(Arguments { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::{Blame, Span};
-use clap::Args;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
+use clap::{Args, Command, FromArgMatches};
 use dma::CommandStore;
 use host::machine::Machine;
 use host::{Clock, Cores};
@@ -16,7 +16,7 @@ use reactor::PollMode;
 use reactor::schedule::Options;
 
 use super::report_file::ReportFile;
-use super::{Engines, PerfEngine, write_out};
+use super::{Engines, PerfEngine, usage, write_out};
 use crate::balance::parse_rules;
 use crate::perf::options::{
     ArrivalLaw, CEILING_TIME, CeilingOf, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
@@ -318,6 +318,17 @@ pub(super) fn run(
         Some(lost) => Err(lost),
         None => Ok(exit_code(&outcome)),
     }
+}
+
+/// What these words ask `perf` for.
+pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, Refused> {
+    let mut command = PerfArguments::augment_args(Command::new("perf"));
+    let matches = command
+        .try_get_matches_from_mut(core::iter::once("perf").chain(words.iter().map(String::as_str)));
+    let parsed = matches.and_then(|matches| PerfArguments::from_arg_matches(&matches));
+    parsed
+        .map(|arguments| arguments.options())
+        .map_err(|error| usage::refusal(&error, &command, &[]))
 }
 
 /// Runs the engine, with a live line where somebody can see it, until it is done or Ctrl-C.

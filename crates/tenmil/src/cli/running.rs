@@ -89,6 +89,9 @@ fn start(state: State) -> Result<(Server, Relay), String> {
     let (announcer, announced) =
         announcements().map_err(|error| format!("make an event descriptor: {error}"))?;
     let state = state.with(Process { version: env!("CARGO_PKG_VERSION") });
+    let paths = crate::tcp::paths_of_all();
+    paths.announce_by(announcer.clone());
+    let state = state.with(paths.clone());
     let server = Server::start(&directory, std::process::id(), &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
     Ok((server, Relay::new(announcer)))

@@ -2,6 +2,8 @@
 
 mod fabrics;
 mod listen;
+mod over;
+mod ublk;
 mod vfu;
 
 use std::io::{self, Write};
@@ -29,6 +31,7 @@ use super::{running, write_out};
 use crate::Refused;
 use crate::balance::{Balance, Balanced, parse_rules};
 use listen::{Listen, parse_listen};
+use over::{Over, check_switches};
 
 /// The arguments of `serve`.
 #[derive(Debug, Args)]
@@ -41,13 +44,14 @@ pub(super) struct ServeArguments {
 
     /// Where to listen: nbd:PATH or nbd://HOST:PORT for NBD clients, tcp://HOST:PORT for NVMe/TCP
     /// hosts, port 0 being any that is free, more than once for more; vfio-user:PATH for a virtual
-    /// machine, or another driver, whose PCI device it will be
+    /// machine, or another driver, whose PCI device it will be; ublk:N for this machine, as
+    /// /dev/ublkbN
     #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
     #[arg(value_parser = parse_listen)]
     listen: Vec<Listen>,
 
     /// Serve what this file says over NVMe/TCP, and nothing else
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "host", "read_only", "memory", "state"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "host", "allow_any_host", "read_only", "memory", "state"])]
     config: Option<PathBuf>,
 
     /// The subsystem's name, over NVMe/TCP [default: nqn.2026-01.org.tenmil:disk]
@@ -146,6 +150,8 @@ Examples:
   tenmil serve file:/var/tmp/disk --listen vfio-user:/tmp/disk.sock
       qemu-system-x86_64, its RAM a memfd with share=on, and the device vfio-user-pci at that socket
       tenmil perf vfio-user:/tmp/disk.sock; with --poll always its doorbells can be mapped
+  sudo tenmil serve file:/var/tmp/disk --listen ublk:0 --cores 2,3
+      mkfs.ext4 /dev/ublkb0; after kill -9 the same command goes on with it; docs/ublk.md
   tenmil serve --config /etc/tenmil/target.toml
       kill -HUP PID serves what the file says now, all of it or nothing; docs/target.md
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
@@ -172,73 +178,56 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     if let Some(path) = &arguments.config {
         host::signal::catch_reload()
             .map_err(|error| Refused::machine(format!("catch SIGHUP: {error}")))?;
-        check_switches(arguments, false)?;
+        check_switches(arguments, Over::NvmeTcp)?;
         return fabrics::run(arguments, read_configuration(path)?, out);
     }
     let (mut clients, mut hosts, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
+    let mut disks = Vec::new();
     for listen in &arguments.listen {
         match listen {
             Listen::Nbd(address) => clients.push(address.clone()),
             Listen::NvmeTcp(address) => hosts.push(*address),
             Listen::VfioUser(path) => sockets.push(path.clone()),
+            Listen::Ublk(place) => disks.push(*place),
         }
     }
-    match sockets.as_slice() {
+    match disks.as_slice() {
         [] => {}
-        [socket] if clients.is_empty() && hosts.is_empty() => {
-            return vfu::run(arguments, socket, out);
+        [place] if arguments.listen.len() == 1 => {
+            check_switches(arguments, Over::Ublk)?;
+            return ublk::run(arguments, place, out);
         }
         _ => {
             return Err(Refused::caller(
-                "listen for vfio-user and elsewhere at once, expected one: a client has the device",
+                "listen as ublk: and elsewhere at once, expected one: each claims the device",
             ));
         }
     }
-    if clients.is_empty() != hosts.is_empty() {
-        check_switches(arguments, hosts.is_empty())?;
-    }
-    match (arguments.uris.as_slice(), clients.is_empty(), hosts.is_empty()) {
-        (_, true, false) if arguments.allow_resize => Err(Refused::caller(
-            "--allow-resize over NVMe/TCP, expected NBD: a host has no command for it",
+    match (clients.is_empty(), hosts.is_empty(), sockets.as_slice()) {
+        (true, true, [socket]) => {
+            check_switches(arguments, Over::VfioUser)?;
+            vfu::run(arguments, socket, out)
+        }
+        (_, _, [_, ..]) => Err(Refused::caller(
+            "listen for vfio-user and elsewhere at once, expected one: a client has the device",
         )),
-        (_, true, false) => fabrics::run(arguments, fabrics::asked(arguments, hosts)?, out),
-        ([uri], false, true) => run_nbd(arguments, uri, &clients, out),
-        (uris, false, true) => Err(Refused::caller(format!(
-            "serve {} devices over NBD, expected one: its clients have no way to choose",
-            uris.len()
-        ))),
+        (true, false, []) => {
+            check_switches(arguments, Over::NvmeTcp)?;
+            fabrics::run(arguments, fabrics::asked(arguments, hosts)?, out)
+        }
+        (false, true, []) => {
+            check_switches(arguments, Over::Nbd)?;
+            let [uri] = arguments.uris.as_slice() else {
+                return Err(Refused::caller(format!(
+                    "serve {} devices over NBD, expected one: its clients have no way to choose",
+                    arguments.uris.len()
+                )));
+            };
+            run_nbd(arguments, uri, &clients, out)
+        }
         _ => Err(Refused::caller(
             "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
         )),
-    }
-}
-
-/// Refuses switches that would change nothing for those who are served.
-fn check_switches(arguments: &ServeArguments, is_nbd: bool) -> Result<(), Refused> {
-    let ServeArguments { nqn, host, allow_any_host, memory, state, socket, .. } = arguments;
-    let ServeArguments { name, limit_iops, limit_bytes, .. } = arguments;
-    let for_hosts = [
-        ("--nqn", nqn.is_some()),
-        ("--host", !host.is_empty()),
-        ("--allow-any-host", *allow_any_host),
-        ("--memory", memory.is_some()),
-        ("--state", state.is_some()),
-        ("--socket", !socket.is_empty()),
-    ];
-    let for_clients = [
-        ("--name", name.is_some()),
-        ("--limit-iops", limit_iops.is_some()),
-        ("--limit-bytes", limit_bytes.is_some()),
-    ];
-    let (over, expected, idle) = match is_nbd {
-        true => ("NBD", "NVMe/TCP", &for_hosts[..]),
-        false => ("NVMe/TCP", "NBD", &for_clients[..]),
-    };
-    match idle.iter().find(|(_, is_given)| *is_given) {
-        Some((switch, _)) => Err(Refused::caller(format!(
-            "serve over {over}: {switch} is given, expected only with a listener for {expected}"
-        ))),
-        None => Ok(()),
     }
 }
 

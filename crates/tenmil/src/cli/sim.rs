@@ -27,7 +27,7 @@ pub(super) struct SimArguments {
     #[arg(long)]
     list: bool,
 
-    /// Plant a bug that must be found
+    /// Plant bugs, one at a time, each of which must be found
     #[arg(long)]
     canary: bool,
 }
@@ -42,8 +42,8 @@ Examples:
 impl SimArguments {
     pub(super) fn options(&self) -> SimOptions {
         SimOptions {
-            seeds: if self.seed.is_some() { 1 } else { self.seeds },
-            first_seed: self.seed.unwrap_or(0),
+            seeds: self.seeds,
+            seed: self.seed,
             scenario: self.scenario.clone(),
             list: self.list,
             canary: self.canary,

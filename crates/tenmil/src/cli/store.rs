@@ -1,5 +1,7 @@
 //! `tenmil store`.
 
+mod rescue;
+
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,10 +15,11 @@ use dma::Regions;
 use host::{Clock, random_seed};
 use serde_json::{Value, json};
 
+use self::rescue::RescueArguments;
 use super::write_out;
 use crate::Refused;
 
-/// Make a store of volumes on a device, look at one, or check all its metadata.
+/// Make a store of volumes on a device, look at one, check it, grow it, or rescue what is in it.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct StoreArguments {
@@ -34,6 +37,10 @@ enum Command {
     List(ListArguments),
     /// Read all metadata of a store that nobody has open, and compare everything with everything.
     Check(ShowArguments),
+    /// Make a store that nobody has open as large as its device has become.
+    Grow(ShowArguments),
+    /// Copy the volumes of a store with destroyed metadata to another store.
+    Rescue(RescueArguments),
 }
 
 #[derive(Debug, Args)]
@@ -92,6 +99,8 @@ Examples:
   tenmil store open file:/var/tmp/pool
   tenmil store list file:/var/tmp/pool file:/var/tmp/other --json | jq .stores
   tenmil store check file:/var/tmp/pool
+  truncate -s 20g /var/tmp/pool && tenmil store grow file:/var/tmp/pool
+  tenmil store rescue file:/var/tmp/pool file:/var/tmp/other
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g";
 
 /// Devices stand on others, and each takes a place or two in the table of memory.
@@ -126,6 +135,8 @@ pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<Exi
             Ok(ExitCode::SUCCESS)
         }
         Command::Check(show) => check(opener, show, out),
+        Command::Grow(show) => grow(opener, show, out),
+        Command::Rescue(rescue) => rescue::rescue(opener, rescue, out),
     })
 }
 
@@ -149,6 +160,22 @@ fn check(
     write_out(out, &if show.json { check_json(&checked) } else { check_text(&checked) })?;
     let code = if is_whole { 0 } else { Blame::Peer.exit_code() };
     Ok(ExitCode::from(code))
+}
+
+fn grow(
+    opener: &Opener<'_>,
+    show: &ShowArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    let (before, after) = store::grow(opener, &Place::of(&show.device)?)?;
+    let [before, after] = [before, after].map(|blocks| blocks * u64::from(PAGE_BYTES));
+    let text = match (show.json, before == after) {
+        (true, _) => format!("{:#}\n", json!({ "before_bytes": before, "size_bytes": after })),
+        (false, true) => format!("the store has {} already, as its device has\n", size(after)),
+        (false, false) => format!("the store has {} now, and had {}\n", size(after), size(before)),
+    };
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn check_text(checked: &Checked) -> String {
@@ -359,6 +386,30 @@ mod tests {
         assert_eq!(code, ExitCode::from(3));
         assert!(text.starts_with("superblock at block 0: its checksum is "), "{text}");
         assert!(text.ends_with("0 blocks of metadata\n") && text.contains(": 1 problems;"));
+    }
+
+    #[test]
+    fn a_store_grows_with_its_device_and_is_rescued_to_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let device = |name: &str| format!("file:{}?engine=threads", path(name).display());
+        for name in ["pool", "other"] {
+            say(&["create", &format!("{}&size=8m", device(name))]).unwrap();
+        }
+        let (_, same) = say(&["grow", &device("pool")]).unwrap();
+        assert_eq!(same, "the store has 8 MiB already, as its device has\n");
+        let file = std::fs::OpenOptions::new().write(true).open(path("pool")).unwrap();
+        file.set_len(12 << 20).unwrap();
+        let (_, grown) = say(&["grow", &device("pool")]).unwrap();
+        assert_eq!(grown, "the store has 12 MiB now, and had 8 MiB\n");
+        let (_, shown) = say(&["open", &device("pool")]).unwrap();
+        assert!(shown.contains("12 MiB in all"), "{shown}");
+
+        let refused = say(&["rescue", &device("pool"), &device("pool")]).unwrap_err();
+        assert!(refused.text.contains("is both SRC and DST"), "{refused}");
+        let (code, text) = say(&["rescue", &device("pool"), &device("other")]).unwrap();
+        assert_eq!(code, ExitCode::SUCCESS);
+        assert!(text.ends_with("store `store`: 0 volumes whole, 0 in part\n"), "{text}");
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! One line for every command line that cannot be understood.
 
+use std::ffi::OsString;
+
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
 use crate::Refused;
 
-/// What to say about `error`: the value that was found, and what is accepted.
-pub(super) fn refusal(error: &Error, root: &Command) -> Refused {
+/// What to say about `error`, which is of the line `words`: the value that was found, and what is
+/// accepted.
+pub(super) fn refusal(error: &Error, root: &Command, words: &[OsString]) -> Refused {
+    let command = innermost(root, words);
     let flag = || text(error, ContextKind::InvalidArg).map(|arg| name_of(&arg, root));
     let value = text(error, ContextKind::InvalidValue).unwrap_or_default();
     let accepted = texts(error, ContextKind::ValidValue);
@@ -30,10 +34,10 @@ pub(super) fn refusal(error: &Error, root: &Command) -> Refused {
         ErrorKind::UnknownArgument => unknown_argument(error),
         ErrorKind::InvalidSubcommand => {
             let found = text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!("no command `{found}`, expected {}", commands(root))
+            format!("no command `{found}`, expected {}", commands(command))
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            format!("no command is given, expected {}", commands(root))
+            format!("no command is given, expected {}", commands(command))
         }
         ErrorKind::MissingRequiredArgument => {
             let missing = texts(error, ContextKind::InvalidArg).join(" and ");
@@ -62,6 +66,17 @@ fn unknown_argument(error: &Error) -> String {
     }
 }
 
+/// The command that was reached before the line could not be understood.
+fn innermost<'a>(root: &'a Command, words: &[OsString]) -> &'a Command {
+    let words = words.iter().skip(1).map_while(|word| word.to_str());
+    let mut command = root;
+    for word in words {
+        let Some(inner) = command.find_subcommand(word) else { break };
+        command = inner;
+    }
+    command
+}
+
 /// The letter of a flag, where it has one, or else its long name.
 fn name_of(argument: &str, root: &Command) -> String {
     let name = argument.split([' ', '=', '[']).next().unwrap_or(argument);
@@ -72,8 +87,9 @@ fn name_of(argument: &str, root: &Command) -> String {
     letter.map_or_else(|| name.to_owned(), |letter| format!("-{letter}"))
 }
 
-fn commands(root: &Command) -> String {
-    let shown = root.get_subcommands().filter(|sub| !sub.is_hide_set());
+fn commands(command: &Command) -> String {
+    let is_shown = |sub: &&Command| !sub.is_hide_set() && sub.get_name() != "help";
+    let shown = command.get_subcommands().filter(is_shown);
     let names: Vec<String> = shown.map(|sub| sub.get_name().to_owned()).collect();
     either(&names).unwrap_or_default()
 }

@@ -1,5 +1,7 @@
 //! `tenmil volume`.
 
+mod stream;
+
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use clap::{Args, Subcommand};
 use host::random_seed;
 use serde_json::{Value, json};
 
+use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
 use super::store::{size, table, with_opener};
 use super::write_out;
 use crate::Refused;
@@ -41,6 +44,12 @@ enum Command {
     Clone(NameArguments),
     /// Make a volume hold what it held when a snapshot of it was made.
     Revert(NameArguments),
+    /// Say what a snapshot or volume has that another one has not, from their maps alone.
+    Diff(DiffArguments),
+    /// Write a snapshot, or what it has that another one has not, to standard output.
+    Send(SendArguments),
+    /// Make a snapshot of what `send` has written, from standard input.
+    Receive(ReceiveArguments),
     /// List the volumes of a store.
     List(ListArguments),
 }
@@ -137,6 +146,11 @@ Examples:
   tenmil volume revert volume:[file:/var/tmp/pool]/db monday
   tenmil volume delete volume:[file:/var/tmp/pool]/next
   tenmil volume list file:/var/tmp/pool
+  tenmil volume diff volume:[file:/var/tmp/pool]/monday tuesday --json
+  tenmil volume send volume:[file:/var/tmp/pool]/monday > monday.stream
+  tenmil volume receive volume:[file:/mnt/backup]/monday < monday.stream
+  tenmil volume send volume:[file:/var/tmp/pool]/tuesday --from monday |
+      tenmil volume receive volume:[file:/mnt/backup]/tuesday
   tenmil serve volume:[file:/var/tmp/pool]/db -l nbd:/tmp/db";
 
 /// How long a command waits for the room of what was deleted. The rest is given back when the store
@@ -174,6 +188,9 @@ pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<Ex
             open.settle(GIVING_BACK_MAX);
             Ok(format!("volume `{volume}` holds what it held when `{}` was made\n", it.name))
         }
+        Command::Diff(diff) => stream::diff(opener, diff, out).map(|()| String::new()),
+        Command::Send(send) => stream::send(opener, send, out).map(|()| String::new()),
+        Command::Receive(it) => stream::receive(opener, it, out).map(|()| String::new()),
         Command::List(list) => self::list(opener, list),
     })?;
     write_out(out, &text)?;

@@ -32,8 +32,9 @@ struct Page {
 /// Entries of the error log that are asked for: a page of them.
 const ERROR_BYTES: u32 = 64 * 64;
 
-/// Enough for the groups of 900 namespaces.
+/// The groups are read in pieces of so many bytes, and so many at most: 128 groups of 8 000 namespaces.
 const ANA_BYTES: u32 = 4096;
+const ANA_PIECES: u64 = 16;
 
 /// The pages, each with where it goes in the document.
 const PAGES: [Page; 14] = [
@@ -83,11 +84,35 @@ pub(super) fn read(
         let command =
             GetLogPage { nsid: NSID_ALL, rae: true, ..GetLogPage::new(lid, page.len_bytes) };
         let answer = document.ask(controller, &title, command.to_command(), page.len_bytes)?;
-        let Some(answer) = answer else { continue };
+        let Some(mut answer) = answer else { continue };
+        if page.page == LogPage::Ana {
+            read_rest_of_groups(controller, document, &title, &mut answer.bytes)?;
+        }
         document.add(&["logs", page.path], title, (page.decode)(&answer.bytes));
         if page.page == LogPage::SupportedLogPages {
             supported = SupportedLogPages::parse(&answer.bytes).ok();
         }
+    }
+    Ok(())
+}
+
+/// Reads on until all groups are there that the header tells of.
+fn read_rest_of_groups(
+    controller: &mut dyn Controller,
+    document: &mut Document,
+    title: &str,
+    bytes: &mut Vec<u8>,
+) -> Result<(), Refused> {
+    let told = AnaHeader::parse(bytes).map_or(0, |header| usize::from(header.ngrps()));
+    for piece in 1..ANA_PIECES {
+        if groups(bytes).count() >= told {
+            break;
+        }
+        let lpo = piece * u64::from(ANA_BYTES);
+        let log = GetLogPage::new(LogPage::Ana.code(), ANA_BYTES);
+        let command = GetLogPage { nsid: NSID_ALL, rae: true, lpo, ..log }.to_command();
+        let Some(more) = document.ask(controller, title, command, ANA_BYTES)? else { break };
+        bytes.extend(more.bytes);
     }
     Ok(())
 }

@@ -52,6 +52,8 @@ pub struct Document {
     pub sections: Vec<Section>,
     /// What was not, with the reason.
     pub unanswered: Vec<(String, Status)>,
+    /// The namespaces that the controller shows to this host.
+    pub namespaces: Vec<u32>,
 }
 
 /// One structure that was read.
@@ -69,13 +71,35 @@ pub struct Section {
 pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, Refused> {
     let mut document = Document::default();
     pages::read_registers(controller, &mut document);
-    let namespaces = pages::read_identify(controller, &mut document)?;
+    document.namespaces = pages::read_identify(controller, &mut document)?;
     logs::read(controller, &mut document)?;
-    features::read(controller, &mut document, namespaces.first().copied())?;
+    let first = document.namespaces.first().copied();
+    features::read(controller, &mut document, first)?;
     Ok(document)
 }
 
 impl Document {
+    /// Refuses if the controller does not show namespace `nsid` to this host.
+    ///
+    /// # Errors
+    ///
+    /// Says which ones it shows.
+    pub fn require(&self, name: &str, nsid: u32) -> Result<(), Refused> {
+        if self.namespaces.contains(&nsid) {
+            return Ok(());
+        }
+        let shown: Vec<String> = self.namespaces.iter().map(u32::to_string).collect();
+        let shown = match shown.is_empty() {
+            true => "it shows none".to_owned(),
+            false => format!("expected one of: {}", shown.join(", ")),
+        };
+        let text = format!("identify {name}: no namespace {nsid} is shown to this host, {shown}");
+        Err(Refused::caller(text).with_hint(
+            "if it is there, it is masked: add this host to the namespace's `hosts` where it is \
+             served, or say who calls with `host=NQN`; without `ns=` everything else is printed",
+        ))
+    }
+
     fn add(&mut self, path: &[&str], title: impl Into<String>, fields: Vec<Decoded>) {
         let path = path.iter().map(|part| (*part).to_owned()).collect();
         self.sections.push(Section { path, title: title.into(), fields });

@@ -4,8 +4,9 @@ use wire::identify::controller::IdentifyController;
 use wire::identify::list::NamespaceList;
 use wire::identify::namespace::IdentifyNamespace;
 use wire::identify::{Cns, descriptor::NamespaceIdentifier, descriptor::descriptor_list};
-use wire::layout::Ascii;
+use wire::layout::{Ascii, Value};
 use wire::log::LogPage;
+use wire::log::ana::{self, AnaGroup, AnaHeader};
 use wire::log::effects::{LogPageEffects, SupportedLogPages};
 use wire::log::health::HealthInformation;
 use wire::register::{Capabilities, VERSION_2_1, offset};
@@ -193,4 +194,64 @@ fn an_answer_that_is_too_short_is_the_peers_lie() {
     }
     let refused = interrogate(&mut Short(Scripted::default())).unwrap_err();
     assert_eq!(refused.text, "Identify Controller (CNS 01h): 4095 bytes came, expected 4096");
+}
+
+/// Answers the ANA log page with so many groups of two namespaces each.
+struct Grouped(Scripted, Vec<u8>);
+
+impl Controller for Grouped {
+    fn read32(&mut self, offset: usize) -> u32 {
+        self.0.read32(offset)
+    }
+    fn read64(&mut self, offset: usize) -> u64 {
+        self.0.read64(offset)
+    }
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+        let is_log = command.opcode() == AdminOpcode::GetLogPage.code();
+        match LogPage::from_code(command.cdw10().to_le_bytes()[0]) {
+            // Then all pages are asked for.
+            LogPage::SupportedLogPages if is_log => {
+                let (status, bytes) = (Status::INVALID_LOG_PAGE, Vec::new());
+                Ok(Answer { status, result: 0, bytes })
+            }
+            LogPage::Ana if is_log => {
+                let from = self.1.iter().skip(command.cdw12() as usize);
+                let mut bytes: Vec<u8> = from.take(len_bytes as usize).copied().collect();
+                bytes.resize(len_bytes as usize, 0);
+                Ok(Answer { status: Status::SUCCESS, result: 0, bytes })
+            }
+            _ => self.0.admin(command, len_bytes),
+        }
+    }
+}
+
+#[test]
+fn groups_beyond_one_piece_are_read() {
+    for count in [1, 101, 102, 103, 500] {
+        let mut page = AnaHeader::zeroed().with(|header| header.ngrps(count)).bytes();
+        for grpid in 1..=u32::from(count) {
+            let group = AnaGroup::zeroed().with(|group| group.grpid(grpid));
+            ana::emit(group, &[2 * grpid, 2 * grpid + 1], &mut page);
+        }
+        let document = interrogate(&mut Grouped(Scripted::default(), page)).unwrap();
+        let section = document.sections.iter().find(|section| section.path == ["logs", "ana"]);
+        let fields = &section.unwrap().fields;
+        let groups = fields.iter().find(|field| field.name == "group").unwrap();
+        let Value::List(groups) = &groups.value else { panic!("{groups:?}") };
+        assert_eq!(groups.len(), usize::from(count));
+    }
+}
+
+#[test]
+fn a_namespace_that_is_not_shown_is_refused_with_those_that_are() {
+    let mut controller = Scripted { namespaces: vec![1, 7], ..Scripted::default() };
+    let document = interrogate(&mut controller).unwrap();
+    assert_eq!(document.require("tcp://x", 7), Ok(()));
+    let refused = document.require("tcp://x", 2).unwrap_err();
+    let text = "identify tcp://x: no namespace 2 is shown to this host, expected one of: 1, 7";
+    assert_eq!(refused.text, text);
+    assert!(refused.hint.unwrap().contains("`hosts`"));
+    let document = Document::default();
+    let refused = document.require("tcp://x", 1).unwrap_err();
+    assert!(refused.text.ends_with("it shows none"), "{refused}");
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Blame, RegionId, Segment, Vector};
+use base::{Blame, RegionId, Vector};
 use dma::{DeviceKind, Regions};
 use host::EventVectors;
-use vfio::{Bar, Function, Mapped, NotAttached, Place};
+use vfio::{Bar, Function, NotAttached, Place};
 
 use super::name::PcieName;
 use super::registers::{Register, Registers};
@@ -22,10 +22,8 @@ pub(super) struct PcieBus {
 }
 
 struct Shared {
-    function: Arc<Function>,
     bar: Bar,
     name: String,
-    regions: Regions,
     /// How many vectors signal when they are asked to.
     vectors: u32,
     /// The kernel wants the function back, or the bus reports an error: one descriptor for each.
@@ -33,9 +31,11 @@ struct Shared {
     kept: Mutex<Kept>,
 }
 
-#[derive(Default)]
 struct Kept {
-    mapped: BTreeMap<RegionId, Mapped>,
+    /// None once it is the kernel's again.
+    function: Option<Arc<Function>>,
+    /// What it was shown, and where it finds that.
+    shown: BTreeMap<RegionId, u64>,
     lost: Option<String>,
 }
 
@@ -61,14 +61,14 @@ impl PcieBus {
         if let Some(event) = alarms.descriptor(BUS_ERROR) {
             let _ = function.signal_error(event);
         }
+        let function = Some(Arc::new(function));
+        let kept = Kept { function, shown: BTreeMap::new(), lost: None };
         let shared = Shared {
-            function: Arc::new(function),
             bar,
             name: format!("{}:{}", PcieName::SCHEME, name.address),
-            regions: regions.clone(),
             vectors: if has_vectors { vectors } else { 0 },
             alarms,
-            kept: Mutex::default(),
+            kept: Mutex::new(kept),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -117,39 +117,55 @@ impl Bus for PcieBus {
         self.lock().lost.get_or_insert_with(|| why.to_owned());
     }
 
-    fn show(&self, region: RegionId, iova: u64) -> Result<(), String> {
+    fn show(&self, region: RegionId) -> Result<u64, Refused> {
         let mut kept = self.lock();
-        if kept.mapped.contains_key(&region) {
-            return Ok(());
+        if let Some(iova) = kept.shown.get(&region) {
+            return Ok(*iova);
         }
-        let container = self.shared.function.container();
-        let stale = kept.mapped.iter().find(|(_, mapped)| mapped.iova == iova);
-        if let Some((before, mapped)) = stale.map(|(region, mapped)| (*region, *mapped)) {
-            kept.mapped.remove(&before);
-            container.unmap(mapped).map_err(|why| why.to_string())?;
-        }
-        let len_bytes = self.shared.regions.len_bytes(region);
-        let first = Segment { region, offset: 0, len_bytes: 1 };
-        let mapped = container.map(first, iova, len_bytes).map_err(|why| why.to_string())?;
-        kept.mapped.insert(region, mapped);
-        Ok(())
+        let gone = || Refused::peer("the kernel has it back");
+        let shown = kept.function.as_ref().ok_or_else(gone)?.container().show(region);
+        let iova = shown.map_err(|why| {
+            let hint = why.hint();
+            Refused { hint, ..Refused::machine(why.to_string()) }
+        })?;
+        kept.shown.insert(region, iova);
+        Ok(iova)
     }
 
-    fn hide(&self, region: RegionId) {
-        if let Some(mapped) = self.lock().mapped.remove(&region) {
-            // What is not mapped is not reached.
-            let _ = self.shared.function.container().unmap(mapped);
+    fn hide(&self, region: RegionId) -> bool {
+        let mut kept = self.lock();
+        let Some(function) = kept.function.as_ref().filter(|_| kept.shown.contains_key(&region))
+        else {
+            return true;
+        };
+        let is_gone = function.container().hide(region).is_ok();
+        if is_gone {
+            kept.shown.remove(&region);
         }
+        is_gone
     }
 
-    /// It is kept from being master of the bus; one that is not there any more reaches nothing.
+    /// It is kept from being master of the bus; one that is not there any more reaches nothing. If
+    /// that was for good, the kernel has it back.
     fn cut_off(&self) -> bool {
-        let function = &self.shared.function;
-        function.let_reach(false).is_ok() || !function.is_there()
+        let mut kept = self.lock();
+        let Some(function) = kept.function.clone() else { return true };
+        let is_cut = function.let_reach(false).is_ok() || !function.is_there();
+        if is_cut && kept.lost.is_some() {
+            for region in std::mem::take(&mut kept.shown).into_keys() {
+                // What the kernel keeps goes with the container.
+                let _ = function.container().hide(region);
+            }
+            // A mapping is a handle on the function, too.
+            self.shared.bar.let_go();
+            kept.function = None;
+        }
+        is_cut
     }
 
     fn reconnect(&self) {
-        if self.shared.function.let_reach(true).is_err() {
+        let function = self.lock().function.clone();
+        if function.is_none_or(|function| function.let_reach(true).is_err()) {
             self.lose("its configuration cannot be written any more");
         }
     }
@@ -159,7 +175,8 @@ impl Bus for PcieBus {
     }
 
     fn vector(&self, number: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String> {
-        let vector = FunctionVector::new(&self.shared.function, number)?;
+        let function = self.lock().function.clone().ok_or("the kernel has it back")?;
+        let vector = FunctionVector::new(&function, number)?;
         let event = vector.event();
         Ok((Box::new(vector), event))
     }

@@ -1,7 +1,7 @@
 //! A vector of a function, to sleep on.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use base::Vector;
 use host::EventVectors;
@@ -14,7 +14,8 @@ use vfio::Function;
 /// stays for a while: only a vector that has been polled past for long is taken off.
 pub(super) struct FunctionVector {
     event: EventVectors,
-    function: Arc<Function>,
+    /// The kernel may want it back while somebody has the vector.
+    function: Weak<Function>,
     number: u16,
     /// Whether the descriptor is there.
     is_attached: bool,
@@ -28,8 +29,14 @@ const VAIN_MAX: u32 = 16;
 impl FunctionVector {
     pub(super) fn new(function: &Arc<Function>, number: u16) -> Result<Self, String> {
         let event = EventVectors::new(1).map_err(|error| error.to_string())?;
-        let function = Arc::clone(function);
+        let function = Arc::downgrade(function);
         Ok(Self { event, function, number, is_attached: false, vain: 0 })
+    }
+
+    fn signal(&self, is_wanted: bool) -> bool {
+        let event = self.event.descriptor(0).filter(|_| is_wanted);
+        let function = self.function.upgrade();
+        function.is_some_and(|function| function.signal(self.number.into(), event).is_ok())
     }
 
     /// What is slept on, to be raised once when the controller is lost.
@@ -46,8 +53,7 @@ impl Vector for FunctionVector {
     fn unmask(&mut self) -> bool {
         self.event.clear(0);
         if !self.is_attached {
-            let signal = self.function.signal(self.number.into(), self.event.descriptor(0));
-            self.is_attached = signal.is_ok();
+            self.is_attached = self.signal(true);
         }
         self.is_attached
     }
@@ -59,7 +65,7 @@ impl Vector for FunctionVector {
         self.vain = if self.event.clear(0) { self.vain + 1 } else { 0 };
         if self.vain >= VAIN_MAX {
             self.vain = 0;
-            self.is_attached = self.function.signal(self.number.into(), None).is_err();
+            self.is_attached = !self.signal(false);
         }
     }
 }

@@ -89,49 +89,54 @@ impl RunEnvironment {
 
     /// Rows for a table: what, and how it is here.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
-        let machine = &self.machine;
-        let unknown = || "unknown".to_owned();
-        let processor = machine.processor.clone().unwrap_or_else(unknown);
-        let place = match machine.hypervisor.as_deref() {
-            None => "bare metal".into(),
-            Some("") => "virtual machine".into(),
-            Some(name) => format!("virtual machine of {name}"),
-        };
-        let mut cores = format!("{} may be used", machine.allowed);
-        if let Some(online) = &machine.online {
-            cores += &format!(", {online} are there");
-        }
-        if let Some(quota) = machine.quota {
-            cores += &format!(", quota of {quota:.2}");
-        }
-        let pages = machine.transparent_huge_pages.clone().unwrap_or_else(|| "none".into());
-        let mut rows = vec![
-            ("processor", format!("{processor} ({})", std::env::consts::ARCH)),
-            ("machine", place),
-            ("cores", cores),
-            ("kernel", machine.kernel.clone()),
+        let mut rows = machine_rows(&self.machine);
+        rows.extend([
             ("stolen time", format!("{:.2} %", self.stolen * 100.0)),
             ("rings and buffers", self.memory_backing.clone()),
-            (
-                "huge pages",
-                format!("transparent: {pages}; reserved and free: {}", machine.huge_pages_free),
-            ),
-            ("lockable memory", lockable(machine.lockable_bytes)),
             ("polling", self.poll.to_string()),
             ("scheduler", self.scheduler.to_string()),
             ("frequency scaling", self.frequency_scaling.clone()),
-        ];
+        ]);
         if let Some(hz) = self.tsc_hz {
             rows.push(("time stamp counter", format!("{} MHz", hz / 1_000_000)));
-        }
-        if let Some(governor) = &machine.governor {
-            rows.push(("frequency governor", governor.clone()));
         }
         let build = if self.optimised { "optimised" } else { "not optimised" };
         rows.push(("tenmil", format!("{}, {build}", env!("CARGO_PKG_VERSION"))));
         rows.retain(|(_, value)| !value.is_empty());
         rows
     }
+}
+
+/// Rows for a table of what does not change from run to run.
+pub(crate) fn machine_rows(machine: &Environment) -> Vec<(&'static str, String)> {
+    let unknown = || "unknown".to_owned();
+    let processor = machine.processor.clone().unwrap_or_else(unknown);
+    let place = match machine.hypervisor.as_deref() {
+        None => "bare metal".into(),
+        Some("") => "virtual machine".into(),
+        Some(name) => format!("virtual machine of {name}"),
+    };
+    let mut cores = format!("{} may be used", machine.allowed);
+    if let Some(online) = &machine.online {
+        cores += &format!(", {online} are there");
+    }
+    if let Some(quota) = machine.quota {
+        cores += &format!(", quota of {quota:.2}");
+    }
+    let pages = machine.transparent_huge_pages.clone().unwrap_or_else(|| "none".into());
+    let mut rows = vec![
+        ("processor", format!("{processor} ({})", std::env::consts::ARCH)),
+        ("machine", place),
+        ("cores", cores),
+        ("kernel", machine.kernel.clone()),
+        (
+            "huge pages",
+            format!("transparent: {pages}; reserved and free: {}", machine.huge_pages_free),
+        ),
+        ("lockable memory", lockable(machine.lockable_bytes)),
+    ];
+    rows.extend(machine.governor.clone().map(|governor| ("frequency governor", governor)));
+    rows
 }
 
 fn lockable(bytes: Option<u64>) -> String {

@@ -1,11 +1,11 @@
 //! Asking a remote SSD what it is.
 
-use base::{Dma, Memory, Mmio, Outcome};
+use base::{Dma, Instant, Memory, Mmio, Outcome};
 use dma::Regions;
 use host::Clock;
 use wire::{Command, Status};
 
-use super::attached::Attached;
+use super::attached::{Attached, Pulse};
 use super::name::TcpName;
 use crate::Refused;
 use crate::identify::{self, Ask};
@@ -43,6 +43,29 @@ impl AskedRemote {
         let regions = Regions::new(4);
         let attached = Attached::call(&name, &regions, Clock::start())?;
         Ok(Self { attached, asked: 0, address: name.address })
+    }
+
+    /// Who was called.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What time it is for it.
+    pub(super) fn now(&self) -> Instant {
+        self.attached.clock.now()
+    }
+
+    /// What has happened to it so far. An error if it was given up.
+    pub(super) fn pulse(&self) -> Result<Pulse, Refused> {
+        self.attached.pulse()
+    }
+
+    /// Whether it says when its discovery log page has changed.
+    pub(super) fn tells_of_changes(&self) -> bool {
+        self.attached.with(|remote| {
+            let identity = remote.controller().identity();
+            identity.is_some_and(|identity| identity.page.discovery_notices())
+        })
     }
 }
 

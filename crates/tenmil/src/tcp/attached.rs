@@ -14,6 +14,7 @@ use remote::{Calling, NotReached, Remote, RemoteQueue, Sleep};
 use super::channel::Queues;
 use super::dial::Caller;
 use super::name::TcpName;
+use super::paths::Teller;
 use super::sleep::Pillow;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
 use crate::Refused;
@@ -42,6 +43,20 @@ struct Kept {
     refused: Vec<(u16, wire::Status)>,
     /// Why it is not there any more.
     lost: Option<String>,
+    pulse: Pulse,
+    teller: Teller,
+}
+
+/// What has happened to an SSD, or to whatever else was called.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pulse {
+    /// How often it has said that a log page holds something new.
+    pub(super) notices: u64,
+    /// How often it was lost, and how often it came back.
+    pub(super) losses: u64,
+    pub(super) returns: u64,
+    /// Why it is away, while it is.
+    pub(super) away: Option<String>,
 }
 
 /// Pages for the admin queue and its lists.
@@ -64,7 +79,10 @@ impl Attached {
         pool.map_on_use();
         let bed = TenderBed::make(name)?;
         let remote = bring_up(name, pool, regions, &clock)?;
-        let kept = Kept { remote, answers: Vec::new(), refused: Vec::new(), lost: None };
+        let teller = Teller::new(name);
+        teller.tell_only(None);
+        let (answers, refused, pulse) = (Vec::new(), Vec::new(), Pulse::default());
+        let kept = Kept { remote, answers, refused, lost: None, pulse, teller };
         let shared = Arc::new(Shared { remote: Mutex::new(kept) });
         let tended = Arc::clone(&shared);
         shared.lock().remote.wakes(bed.bell());
@@ -144,6 +162,18 @@ impl Attached {
         result
     }
 
+    /// What has happened so far.
+    ///
+    /// # Errors
+    ///
+    /// If it is not there any more.
+    pub(super) fn pulse(&self) -> Result<Pulse, Refused> {
+        let mut kept = self.shared.lock();
+        kept.look_after(self.clock.now());
+        kept.check(&self.name)?;
+        Ok(kept.pulse.clone())
+    }
+
     /// The answer to the owner's admin command with this token.
     pub(super) fn await_answer(&self, token: u64) -> Result<base::Answer, Refused> {
         let end = self.clock.now().after(Span::from_secs(60));
@@ -199,6 +229,13 @@ impl Queues for Attached {
     }
 }
 
+impl Pulse {
+    /// Whether it is away, and was not, or came back between.
+    pub(super) const fn is_newly_away(&self, before: &Self) -> bool {
+        self.away.is_some() && self.losses > before.losses
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner)
@@ -211,14 +248,32 @@ impl Kept {
             match event {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
                 Event::QueuePairRefused { id, status } => self.refused.push((id, status)),
-                Event::Dead(error) => self.lost = Some(error.to_string()),
+                Event::Dead(error) => self.lose(error.to_string()),
                 Event::Removed => {
                     let why = self.remote.why();
-                    self.lost = Some(why.unwrap_or_else(|| "the controller is gone".to_owned()));
+                    self.lose(why.unwrap_or_else(|| "the controller is gone".to_owned()));
+                }
+                Event::Notice { .. } => self.pulse.notices += 1,
+                Event::ResetStarted { .. } => {
+                    let why = self.remote.why();
+                    let why = why.unwrap_or_else(|| "it is being reset".to_owned());
+                    self.teller.tell_only(Some(&why));
+                    self.pulse.away = Some(why);
+                    self.pulse.losses += 1;
+                }
+                Event::Recovered => {
+                    self.teller.tell_only(None);
+                    self.pulse.away = None;
+                    self.pulse.returns += 1;
                 }
                 _ => {}
             }
         }
+    }
+
+    fn lose(&mut self, why: String) {
+        self.teller.tell_only(Some(&why));
+        self.lost = Some(why);
     }
 
     fn check(&mut self, name: &TcpName) -> Result<(), Refused> {

@@ -53,6 +53,7 @@ pub(super) const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
 /// What a machine's own name is made from, so that its number is not told to everybody.
 const SALT: u64 = 0x7465_6e6d_696c_0001;
+const DISCOVERY_SALT: u64 = 0x7465_6e6d_696c_0002;
 
 impl TcpName {
     /// What stands before the colon.
@@ -195,13 +196,29 @@ fn check(policy: &Policy) -> Result<(), String> {
     Ok(())
 }
 
-/// This machine as a number: the same each time, and not the one that others may know it by.
+/// This machine's discovery service at these addresses: a name that no other has, the same each time,
+/// and a number.
+pub(crate) fn discovery_name(addresses: &str) -> (String, String) {
+    let salt = addresses
+        .bytes()
+        .fold(DISCOVERY_SALT, |salt, byte| base::Random::new(salt ^ u64::from(byte)).draw());
+    let id = machine_id(salt);
+    let serial = id.iter().take(10).map(|byte| format!("{byte:02x}")).collect();
+    (host_name(&id), serial)
+}
+
+/// This machine as a host.
 fn host_id() -> [u8; 16] {
+    machine_id(SALT)
+}
+
+/// This machine as a number: the same each time, and not the one that others may know it by.
+fn machine_id(salt: u64) -> [u8; 16] {
     let text = Machine::this().text("/etc/machine-id").unwrap_or_default();
     let digits =
         |at: usize| text.get(at..at + 16).and_then(|part| u64::from_str_radix(part, 16).ok());
     let (first, second) = (digits(0).unwrap_or(1), digits(16).unwrap_or(2));
-    let mut random = base::Random::new(first ^ SALT);
+    let mut random = base::Random::new(first ^ salt);
     let mut mixed = base::Random::new(second ^ random.draw());
     let mut id = [0; 16];
     id[..8].copy_from_slice(&mixed.draw().to_le_bytes());

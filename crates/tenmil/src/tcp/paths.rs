@@ -5,14 +5,16 @@
 //!                        └── a thread that tends: connections, ANA states, time-outs, events
 //! ```
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use base::{Instant, Span};
+use control::{DevicePaths, PathNews, Paths};
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use host::{Clock, Stop, Turn, Wait};
 use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
 use remote::{
-    Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket, Sleep as _,
+    Access, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket,
+    Sleep as _,
 };
 
 use super::attached::pool_bytes;
@@ -29,9 +31,13 @@ pub(super) struct Tended {
     thread: TendingThread,
     clock: Clock,
     name: TcpName,
+    teller: Arc<Teller>,
     /// Queue pairs may live on when their path is lost.
     _memory: Vec<Arc<Region>>,
 }
+
+/// The paths of all devices of this process, for whoever asks it.
+static BOARD: LazyLock<Paths> = LazyLock::new(Paths::default);
 
 /// Who is told what happens to paths.
 static TELLER: OnceLock<fn(&str)> = OnceLock::new();
@@ -76,16 +82,17 @@ impl Tended {
         let multipath = Multipath::begin(setups, wishes(name), clock.now())
             .map_err(|error| Refused::caller(error.to_string()))?;
         let shared = Arc::new(Mutex::new(multipath));
-        reach(name, &shared, &clock)?;
+        let teller = Arc::new(Teller::new(name));
+        reach(name, &teller, &shared, &clock)?;
         lock(&shared).wakes(bed.pillow().bell());
-        let (tended, mine) = (Arc::clone(&shared), name.clone());
+        let (tended, told) = (Arc::clone(&shared), Arc::clone(&teller));
         let thread = bed.begin(name, clock, |stop, pillow| Tender {
             shared: tended,
             stop,
             pillow,
-            name: mine,
+            teller: told,
         })?;
-        Ok(Self { shared, thread, clock, name: name.clone(), _memory: memory })
+        Ok(Self { shared, thread, clock, name: name.clone(), teller, _memory: memory })
     }
 
     /// A queue, with a connection on each path that is there.
@@ -114,7 +121,7 @@ impl Tended {
 
     fn take(&self, ticket: QueueTicket, now: Instant) -> Result<Option<MultipathQueue>, Refused> {
         let mut multipath = lock(&self.shared);
-        tell(&self.name, multipath.poll(now).as_ref());
+        self.teller.tell(multipath.poll(now).as_ref());
         if !multipath.is_there(now) {
             let address = &self.name.address;
             return Err(Refused::peer(format!("tcp://{address}: all paths have been given up")));
@@ -138,13 +145,18 @@ fn wishes(name: &TcpName) -> MultipathOptions {
 }
 
 /// Waits until each path is up, or has been tried once in vain. Every wait on the way has an end.
-fn reach(name: &TcpName, shared: &Mutex<Multipath>, clock: &Clock) -> Result<(), Refused> {
+fn reach(
+    name: &TcpName,
+    teller: &Teller,
+    shared: &Mutex<Multipath>,
+    clock: &Clock,
+) -> Result<(), Refused> {
     let mut troubles: Vec<Option<String>> = vec![None; name.addresses().count()];
     loop {
         let now = clock.now();
         let mut multipath = lock(shared);
         let event = multipath.poll(now);
-        tell(name, event.as_ref());
+        teller.tell(event.as_ref());
         match event {
             Some(PathEvent::Down { path, why } | PathEvent::Unfit { path, why }) => {
                 troubles[path] = Some(why);
@@ -172,36 +184,69 @@ fn reach(name: &TcpName, shared: &Mutex<Multipath>, clock: &Clock) -> Result<(),
     }
 }
 
-/// Tells what has happened to a path.
-fn tell(name: &TcpName, event: Option<&PathEvent>) {
-    // What controllers say besides is of no use to people.
-    let Some(event) = event.filter(|event| !matches!(event, PathEvent::Controller { .. })) else {
-        return;
-    };
-    if let Some(teller) = TELLER.get() {
-        let NamedPath { text } = NamedPath::of(name, event);
-        teller(&format!("tcp://{}/{}: {text}", name.address, name.options.subsystem));
+/// Tells what happens to the paths of a device: people at once, and whoever asks the process.
+pub(super) struct Teller {
+    device: String,
+    addresses: Vec<String>,
+    board: DevicePaths,
+}
+
+impl Teller {
+    pub(super) fn new(name: &TcpName) -> Self {
+        let addresses: Vec<String> = name.addresses().map(str::to_owned).collect();
+        let device = format!("tcp://{}/{}", addresses.join(","), name.options.subsystem);
+        let board = BOARD.add(device.clone(), addresses.iter().cloned());
+        Self { device, addresses, board }
+    }
+
+    fn tell(&self, event: Option<&PathEvent>) {
+        let Some(event) = event.filter(|event| event.is_for_people()) else { return };
+        if let Some(news) = news_of(event) {
+            self.board.tell(news);
+        }
+        if let Some(teller) = TELLER.get() {
+            let address = path_of(event).and_then(|path| self.addresses.get(path));
+            let by = address.map_or_else(String::new, |address| format!(" ({address})"));
+            teller(&format!("{}: {event}{by}", self.device));
+        }
+    }
+
+    /// The only path there is was lost, for this reason, or came up.
+    pub(super) fn tell_only(&self, lost: Option<&str>) {
+        self.board.tell(match lost {
+            Some(why) => PathNews::Lost(0, why),
+            None => PathNews::Up(0, Access::Optimized.name()),
+        });
     }
 }
 
-/// An event with the address of its path.
-struct NamedPath {
-    text: String,
+fn path_of(event: &PathEvent) -> Option<usize> {
+    match event {
+        PathEvent::Up { path, .. }
+        | PathEvent::Down { path, .. }
+        | PathEvent::Access { path, .. }
+        | PathEvent::Unfit { path, .. }
+        | PathEvent::Controller { path, .. }
+        | PathEvent::Failover { to: path, .. } => Some(*path),
+        _ => None,
+    }
 }
 
-impl NamedPath {
-    fn of(name: &TcpName, event: &PathEvent) -> Self {
-        let path = match event {
-            PathEvent::Up { path, .. }
-            | PathEvent::Down { path, .. }
-            | PathEvent::Access { path, .. }
-            | PathEvent::Unfit { path, .. }
-            | PathEvent::Failover { to: path, .. } => name.addresses().nth(*path),
-            _ => None,
-        };
-        let text = path.map_or_else(|| event.to_string(), |path| format!("{event} ({path})"));
-        Self { text }
-    }
+fn news_of(event: &PathEvent) -> Option<PathNews<'_>> {
+    Some(match event {
+        PathEvent::Up { path, access } => PathNews::Up(*path, access.name()),
+        PathEvent::Down { path, why } => PathNews::Lost(*path, why),
+        PathEvent::Access { path, access } => PathNews::Changed(*path, access.name()),
+        PathEvent::Unfit { path, why } => PathNews::Unfit(*path, why),
+        PathEvent::Failover { to, .. } => PathNews::Taken(*to),
+        PathEvent::NoPath => PathNews::None,
+        _ => return None,
+    })
+}
+
+/// The paths of all devices of this process.
+pub(crate) fn paths_of_all() -> &'static Paths {
+    &BOARD
 }
 
 fn lock(shared: &Mutex<Multipath>) -> MutexGuard<'_, Multipath> {
@@ -242,7 +287,7 @@ struct Tender {
     shared: Arc<Mutex<Multipath>>,
     stop: Stop,
     pillow: Pillow,
-    name: TcpName,
+    teller: Arc<Teller>,
 }
 
 impl Turn for Tender {
@@ -252,7 +297,7 @@ impl Turn for Tender {
         }
         let mut multipath = lock(&self.shared);
         while let Some(event) = multipath.poll(now) {
-            tell(&self.name, Some(&event));
+            self.teller.tell(Some(&event));
         }
         Wait::Until(multipath.wake_at(now).min(now.after(TENDED)))
     }

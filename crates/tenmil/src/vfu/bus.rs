@@ -63,19 +63,18 @@ impl Bus for VfuBus {
         self.link.lose(why);
     }
 
-    fn show(&self, region: RegionId, iova: u64) -> Result<(), String> {
-        self.link.show(region, iova)
+    fn show(&self, region: RegionId) -> Result<u64, Refused> {
+        self.link.show(region).map_err(Refused::peer)
     }
 
-    fn hide(&self, region: RegionId) {
-        // If the other process does not answer, the connection is over, and its memory with it.
-        let _ = self.link.hide(region);
+    fn hide(&self, region: RegionId) -> bool {
+        self.link.hide(region).is_ok()
     }
 
-    /// The connection ends, and the process that serves lets go of our memory.
+    /// We say no more; the process that serves has let go of our memory once it has closed, too.
     fn cut_off(&self) -> bool {
         self.link.lose("the device would not stop, so the connection was ended");
-        true
+        self.link.has_ended()
     }
 
     fn reconnect(&self) {}

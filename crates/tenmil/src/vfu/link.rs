@@ -1,15 +1,24 @@
 //! The connection to the other process, as all threads of this one share it.
 //!
 //! Whoever waits for an answer carries whatever else comes meanwhile; while nobody waits, the thread
-//! that tends the controller does. A doorbell that is a message is sent by whoever rings it.
+//! that tends the controller does. A doorbell that is a message is sent by whoever rings it, and waits
+//! for nobody: the lock is never held while anything is waited for.
+//!
+//! ```text
+//!   heard ── lost: we send no more, and say so ──▶ leaving ── the other side has closed, too ──▶ ended
+//! ```
+//!
+//! Only at the end is our memory ours again: a server closes when it has let go of it, and one that is
+//! stopped meanwhile may still go on with what it was given.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use base::{Memory, RegionId, Segment, Span};
-use dma::{Adopted, FilePart, Regions};
+use dma::{AddressSpace, Adopted, FilePart, Regions};
 use host::Clock;
 use host::local_socket::{Connection, Received};
+use host::watch::{Interest, Watch};
 use vfu::server::DmaMap;
 use vfu::{
     Answer, Area, Capabilities, Client, Errno, IrqAction, IrqData, IrqSet, RegionShape, irq_index,
@@ -26,22 +35,30 @@ pub(super) struct Link {
 }
 
 struct Shared {
+    connection: Connection,
+    /// Ready when something has come, or there is room for what could not be sent.
+    watch: Watch,
     wire: Mutex<Wire>,
-    /// The same socket, to wait for.
-    socket: OwnedFd,
+    /// Held by whoever waits for an answer.
+    asking: Mutex<()>,
     clock: Clock,
     patience: Span,
     name: String,
 }
 
 struct Wire {
-    connection: Connection,
     client: Client<Arc<OwnedFd>>,
     /// What has come and is awaited.
     answers: Vec<Answer<Arc<OwnedFd>>>,
     /// Why it is over.
     lost: Option<String>,
+    /// The other side has closed, and has let go of our memory.
+    has_ended: bool,
+    /// What the watch waits for.
+    interest: Interest,
     regions: Regions,
+    /// Addresses that nothing has.
+    space: AddressSpace,
     /// Memory that the other side may ask for by message, by its address.
     shown: Vec<Shown>,
     buffer: Box<[u8]>,
@@ -69,6 +86,13 @@ pub(super) struct Offer {
 pub(super) type Replied<T> = Result<T, String>;
 
 const BUFFER_BYTES: usize = 256 << 10;
+/// So often the socket is read from before others have their turn.
+const READS_MAX: usize = 16;
+const READABLE: Interest = Interest { readable: true, writable: false };
+/// The end is told without being asked for.
+const END: Interest = Interest { readable: false, writable: false };
+/// Where memory is shown: far from what a machine of the other side may have of its own.
+const ADDRESSES: (u64, u64) = (1 << 36, (1 << 47) - 1);
 /// Command register: memory space and bus master.
 const COMMAND: (u64, [u8; 2]) = (4, [6, 0]);
 /// Class code, from byte 9 on: an NVM Express I/O controller.
@@ -98,20 +122,25 @@ impl Link {
                     _ => Refused::machine(text),
                 }
             })?;
-        let socket = connection.as_fd().try_clone_to_owned();
-        let socket =
-            socket.map_err(|error| Refused::machine(format!("attach {shown}: {error}")))?;
+        let watch = Watch::new().and_then(|watch| {
+            watch.add(&connection, 0, READABLE)?;
+            Ok(watch)
+        });
+        let watch = watch.map_err(|error| Refused::machine(format!("attach {shown}: {error}")))?;
         let wire = Wire {
-            connection,
             client: Client::new(),
             answers: Vec::new(),
             lost: None,
+            has_ended: false,
+            interest: READABLE,
             regions: regions.clone(),
+            space: AddressSpace::new([ADDRESSES]),
             shown: Vec::new(),
             buffer: vec![0; BUFFER_BYTES].into(),
         };
-        let (wire, patience) = (Mutex::new(wire), name.wanted.patience);
-        let shared = Shared { wire, socket, clock, patience, name: shown.clone() };
+        let (wire, asking, patience) = (Mutex::new(wire), Mutex::new(()), name.wanted.patience);
+        let name = shown.clone();
+        let shared = Shared { connection, watch, wire, asking, clock, patience, name };
         let link = Self { shared: Arc::new(shared) };
         let offer = link.explore(regions);
         let offer = offer.map_err(|why| Refused::peer(format!("attach {shown}: {why}")))?;
@@ -123,9 +152,9 @@ impl Link {
         &self.shared.name
     }
 
-    /// What becomes readable when something has come.
+    /// What becomes readable when [`carry`](Self::carry) has something to do.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.shared.socket.as_fd()
+        self.shared.watch.as_fd()
     }
 
     /// Why it is over, if it is.
@@ -133,156 +162,185 @@ impl Link {
         self.lock().lost.clone()
     }
 
-    /// Ends it.
+    /// Ends it. The other side may reach our memory until it [has ended](Self::has_ended), too.
     pub(super) fn lose(&self, why: &str) {
-        self.lock().lose(why);
+        self.lock().lose(&self.shared, why);
     }
 
-    /// Takes what has come, and sends what is to be sent.
+    /// Whether the other side has closed, and with that has let go of our memory.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut wire = self.lock();
+        let _ = wire.carry(&self.shared);
+        wire.has_ended
+    }
+
+    /// Takes what has come, and sends what is to be sent, unless somebody is about it who waits for
+    /// an answer.
     pub(super) fn carry(&self) {
-        let _ = self.lock().carry();
+        // Held meanwhile: whoever began to wait now would not be woken by what is taken here.
+        let turn = self.shared.asking.try_lock();
+        if !matches!(turn, Err(TryLockError::WouldBlock)) {
+            let _ = self.lock().carry(&self.shared);
+        }
     }
 
     /// Reads a register.
     pub(super) fn read(&self, region: u32, offset: u64, len_bytes: u32) -> Replied<Vec<u8>> {
-        let mut wire = self.lock();
-        let id = wire.client.read(region, offset, len_bytes);
-        let answer = self.wait(&mut wire, |answer| is_answer_to(answer, id))?;
-        match answer {
+        let _turn = self.turn();
+        let id = self.lock().client.read(region, offset, len_bytes);
+        match self.wait(|answer| is_answer_to(answer, id))? {
             Answer::Data { data, .. } => Ok(data),
             other => Err(refused(other)),
         }
     }
 
-    /// Writes a register, some time before what is asked later.
+    /// Writes a register, some time before what is asked later. Never waits.
     pub(super) fn post(&self, region: u32, offset: u64, data: &[u8]) {
         let mut wire = self.lock();
-        wire.client.post(region, offset, data);
-        let _ = wire.send();
+        if wire.lost.is_none() {
+            wire.client.post(region, offset, data);
+            let _ = wire.send(&self.shared);
+        }
     }
 
-    /// Lets the other process reach a region at `iova`: by its descriptor, or by message if it has
-    /// none. What was shown there before is taken away first.
-    pub(super) fn show(&self, region: RegionId, iova: u64) -> Replied<()> {
+    /// Lets the other process reach a region, by its descriptor, or by message if it has none. Says
+    /// where it finds it.
+    pub(super) fn show(&self, region: RegionId) -> Replied<u64> {
+        let _turn = self.turn();
         let mut wire = self.lock();
+        if let Some(shown) = wire.shown.iter().find(|shown| shown.region == region) {
+            return Ok(shown.iova);
+        }
+        if let Some(why) = &wire.lost {
+            return Err(why.clone());
+        }
         let len_bytes = wire.regions.len_bytes(region);
+        let iova = wire.space.allocate(len_bytes).filter(|_| len_bytes > 0);
+        let iova = iova.ok_or("there is no such region, or no row of addresses for it")?;
         let shown = Shown { iova, len_bytes, region };
-        if wire.shown.contains(&shown) {
-            return Ok(());
-        }
-        if let Some(at) = wire.shown.iter().position(|other| other.iova == iova) {
-            let before = wire.shown.swap_remove(at);
-            self.hide_shown(&mut wire, before)?;
-        }
         let file = wire.regions.descriptor(region).map(Arc::new);
         let (is_readable, is_writable) = (true, true);
         let map = DmaMap { iova, len_bytes, file_offset: 0, is_readable, is_writable };
         let id = wire.client.map(map, file);
-        self.done(&mut wire, id)?;
+        // What was asked and is not answered may be there.
         wire.shown.push(shown);
-        Ok(())
+        drop(wire);
+        let done = self.done(id);
+        if done.is_err() && self.lost().is_none() {
+            self.lock().forget(shown);
+        }
+        done.map(|()| iova)
     }
 
-    /// Takes a region away: once this has returned, the other process does not reach it.
+    /// Takes a region away: once this has returned well, the other process does not reach it.
     pub(super) fn hide(&self, region: RegionId) -> Replied<()> {
+        let _turn = self.turn();
         let mut wire = self.lock();
-        let at = wire.shown.iter().position(|shown| shown.region == region);
-        let Some(at) = at else { return Ok(()) };
-        let shown = wire.shown.swap_remove(at);
-        self.hide_shown(&mut wire, shown)
-    }
-
-    fn hide_shown(&self, wire: &mut MutexGuard<'_, Wire>, shown: Shown) -> Replied<()> {
+        let shown = wire.shown.iter().find(|shown| shown.region == region).copied();
+        let Some(shown) = shown.filter(|_| !wire.has_ended) else { return Ok(()) };
+        if let Some(why) = wire.lost.clone() {
+            drop(wire);
+            return if self.has_ended() { Ok(()) } else { Err(why) };
+        }
         let id = wire.client.unmap(shown.iova, shown.len_bytes);
-        self.done(wire, id)
+        drop(wire);
+        let done = self.done(id);
+        if done.is_err() && !self.has_ended() {
+            return done;
+        }
+        self.lock().forget(shown);
+        Ok(())
     }
 
     /// Has `vector` signalled by `descriptor`.
     pub(super) fn set_vector(&self, vector: u16, descriptor: BorrowedFd<'_>) -> Replied<()> {
         let file = descriptor.try_clone_to_owned().map_err(|error| error.to_string())?;
-        let mut wire = self.lock();
-        let id = wire.client.set_irqs(IrqSet {
+        let _turn = self.turn();
+        let id = self.lock().client.set_irqs(IrqSet {
             index: irq_index::MSIX,
             start: vector.into(),
             count: 1,
             action: IrqAction::Trigger,
             data: IrqData::Files(vec![Arc::new(file)]),
         });
-        self.done(&mut wire, id)
+        self.done(id)
     }
 
     fn lock(&self) -> MutexGuard<'_, Wire> {
         self.shared.wire.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn done(&self, wire: &mut Wire, id: u16) -> Replied<()> {
-        match self.wait(wire, |answer| is_answer_to(answer, id))? {
+    /// Questions are asked one after the other.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.shared.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn done(&self, id: u16) -> Replied<()> {
+        match self.wait(|answer| is_answer_to(answer, id))? {
             Answer::Done { .. } => Ok(()),
             other => Err(refused(other)),
         }
     }
 
-    /// Waits for an answer.
-    fn wait(
-        &self,
-        wire: &mut Wire,
-        is_it: impl Fn(&Answer<Arc<OwnedFd>>) -> bool,
-    ) -> Replied<Answer<Arc<OwnedFd>>> {
+    /// Waits for an answer, of whoever has the turn.
+    fn wait(&self, is_it: impl Fn(&Answer<Arc<OwnedFd>>) -> bool) -> Replied<Answer<Arc<OwnedFd>>> {
         let end = self.shared.clock.now().after(self.shared.patience);
+        let mut ready = Vec::new();
         loop {
-            wire.carry()?;
+            let mut wire = self.lock();
+            wire.carry(&self.shared)?;
             if let Some(at) = wire.answers.iter().position(&is_it) {
                 return Ok(wire.answers.swap_remove(at));
             }
             let now = self.shared.clock.now();
             if now >= end {
                 let why = format!("no answer within {}", self.shared.patience);
-                wire.lose(&why);
+                wire.lose(&self.shared, &why);
                 return Err(why);
             }
-            let waited = wire.connection.wait_to_receive(end.since(now));
+            drop(wire);
+            let waited = self.shared.watch.wait(Some(end.since(now)), &mut ready);
             waited.map_err(|error| error.to_string())?;
         }
     }
 
     /// Agrees on a version, and asks what the device is like.
     fn explore(&self, regions: &Regions) -> Replied<Offer> {
-        let mut wire = self.lock();
+        let turn = self.turn();
         let ends = |answer: &Answer<_>| matches!(answer, Answer::Refused { .. });
         let wants = |answer: &Answer<_>| matches!(answer, Answer::Version(_)) || ends(answer);
-        match self.wait(&mut wire, wants)? {
+        match self.wait(wants)? {
             Answer::Version(_) => {}
             Answer::Refused { error: Errno::BUSY, .. } => {
                 return Err("another client has it, expected none".to_owned());
             }
             other => return Err(refused(other)),
         }
-        wire.client.device();
+        self.lock().client.device();
         let wants = |answer: &Answer<_>| matches!(answer, Answer::Device { .. }) || ends(answer);
-        let Answer::Device { regions: count, irqs, can_reset } = self.wait(&mut wire, wants)?
-        else {
+        let Answer::Device { regions: count, irqs, can_reset } = self.wait(wants)? else {
             return Err("it does not say what it is".to_owned());
         };
         if count <= region_index::CONFIGURATION || irqs <= irq_index::MSIX {
             return Err(format!("{count} regions and {irqs} interrupts, expected a PCI device"));
         }
-        wire.client.region(region_index::BAR0);
+        self.lock().client.region(region_index::BAR0);
         let wants = |answer: &Answer<_>| matches!(answer, Answer::Region { .. }) || ends(answer);
-        let Answer::Region { shape: bar, file, .. } = self.wait(&mut wire, wants)? else {
+        let Answer::Region { shape: bar, file, .. } = self.wait(wants)? else {
             return Err("it does not say what BAR 0 is like".to_owned());
         };
-        wire.client.irqs(irq_index::MSIX);
+        self.lock().client.irqs(irq_index::MSIX);
         let wants = |answer: &Answer<_>| matches!(answer, Answer::Irqs { .. }) || ends(answer);
-        let Answer::Irqs { shape: msix, .. } = self.wait(&mut wire, wants)? else {
+        let Answer::Irqs { shape: msix, .. } = self.wait(wants)? else {
             return Err("it does not say what its interrupts are like".to_owned());
         };
         if can_reset {
-            let id = wire.client.reset();
-            self.done(&mut wire, id)?;
+            let id = self.lock().client.reset();
+            self.done(id)?;
         }
-        drop(wire);
+        drop(turn);
         let table_offset = self.check_function(&bar)?;
-        let doorbells = doorbells_of(regions, &bar, file)?;
+        let doorbells = doorbells_of(regions, &bar, file);
         Ok(Offer { doorbells, vectors: msix.count, table_offset })
     }
 
@@ -313,60 +371,107 @@ impl Link {
 }
 
 impl Wire {
-    fn lose(&mut self, why: &str) {
-        self.lost.get_or_insert_with(|| why.to_owned());
+    fn lose(&mut self, shared: &Shared, why: &str) {
+        if self.lost.is_none() {
+            self.lost = Some(why.to_owned());
+            // One that has gone already need not be told.
+            let _ = shared.connection.finish();
+            self.wait_for(shared, END);
+        }
     }
 
-    fn carry(&mut self) -> Replied<()> {
-        self.send()?;
-        loop {
-            if let Some(why) = &self.lost {
-                return Err(why.clone());
+    fn carry(&mut self, shared: &Shared) -> Replied<()> {
+        if self.lost.is_none() {
+            self.send(shared)?;
+        }
+        for _ in 0..READS_MAX {
+            if self.lost.is_some() {
+                break;
             }
             let wanted = self.client.wanted().min(self.buffer.len());
             if wanted == 0 {
                 return Ok(());
             }
             let (mut files, most) = (Vec::new(), Capabilities::OURS.files_max as usize);
-            let received =
-                self.connection.receive_files(&mut self.buffer[..wanted], &mut files, most);
-            match received {
+            let buffer = &mut self.buffer[..wanted];
+            match shared.connection.receive_files(buffer, &mut files, most) {
                 Ok(Received::Nothing) => return Ok(()),
                 Ok(Received::Bytes(count)) => {
                     let files = files.into_iter().map(Arc::new);
                     match self.client.receive(&self.buffer[..count], files) {
                         Ok(None) => {}
-                        Ok(Some(answer)) => self.take(answer)?,
-                        Err(violation) => self.lose(&violation.to_string()),
+                        Ok(Some(answer)) => self.take(shared, answer)?,
+                        Err(violation) => self.lose(shared, &violation.to_string()),
                     }
                 }
-                Ok(Received::End) => self.lose("the process that served it has gone"),
-                Err(error) => self.lose(&error.to_string()),
+                Ok(Received::End) => self.end(shared),
+                Err(error) => self.lose(shared, &error.to_string()),
+            }
+        }
+        match self.lost.clone() {
+            None => Ok(()),
+            Some(why) => {
+                self.await_end(shared);
+                Err(why)
             }
         }
     }
 
-    fn send(&mut self) -> Replied<()> {
+    /// Reads on to the end, so that the other side is not kept from it.
+    fn await_end(&mut self, shared: &Shared) {
+        for _ in 0..READS_MAX {
+            if self.has_ended {
+                return;
+            }
+            match shared.connection.receive(&mut self.buffer) {
+                Ok(Received::Bytes(_)) => {}
+                Ok(Received::Nothing) | Err(_) => return,
+                Ok(Received::End) => self.end(shared),
+            }
+        }
+    }
+
+    fn end(&mut self, shared: &Shared) {
+        self.lose(shared, "the process that served it has gone");
+        self.has_ended = true;
+        // It would say so for ever.
+        let _ = shared.watch.remove(&shared.connection);
+    }
+
+    fn send(&mut self, shared: &Shared) -> Replied<()> {
         while let Some(outgoing) = self.client.outgoing() {
             if let Some(why) = &self.lost {
                 return Err(why.clone());
             }
             let files: Vec<BorrowedFd<'_>> =
                 outgoing.files.iter().map(|file| file.as_fd()).collect();
-            match self.connection.send_files(outgoing.bytes, &files) {
+            match shared.connection.send_files(outgoing.bytes, &files) {
                 Ok(0) => break,
                 Ok(sent) => self.client.sent(sent),
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                    self.lose("the process that served it has gone");
+                    self.lose(shared, "the process that served it has gone");
                 }
-                Err(error) => self.lose(&error.to_string()),
+                Err(error) => self.lose(shared, &error.to_string()),
             }
+        }
+        if self.lost.is_none() {
+            let writable = self.client.outgoing().is_some();
+            let readable = self.client.wanted() > 0;
+            self.wait_for(shared, Interest { readable, writable });
         }
         Ok(())
     }
 
+    fn wait_for(&mut self, shared: &Shared, interest: Interest) {
+        if self.interest != interest {
+            self.interest = interest;
+            // What is in the set can be changed: no memory is needed for it.
+            let _ = shared.watch.change(&shared.connection, 0, interest);
+        }
+    }
+
     /// Keeps an answer for whoever waits for it, and serves what is asked of our memory.
-    fn take(&mut self, answer: Answer<Arc<OwnedFd>>) -> Replied<()> {
+    fn take(&mut self, shared: &Shared, answer: Answer<Arc<OwnedFd>>) -> Replied<()> {
         match answer {
             Answer::DmaRead { call, iova, len_bytes } => {
                 let mut data = vec![0; len_bytes as usize];
@@ -389,7 +494,12 @@ impl Wire {
                 return Ok(());
             }
         }
-        self.send()
+        self.send(shared)
+    }
+
+    fn forget(&mut self, shown: Shown) {
+        self.shown.retain(|other| *other != shown);
+        self.space.release(shown.iova, shown.len_bytes);
     }
 
     fn segment(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
@@ -421,12 +531,12 @@ fn doorbells_of(
     regions: &Regions,
     bar: &RegionShape,
     file: Option<Arc<OwnedFd>>,
-) -> Replied<Option<(Arc<Adopted>, Area)>> {
+) -> Option<(Arc<Adopted>, Area)> {
     let area = bar.areas.iter().find(|area| area.offset <= DOORBELLS && area.size > 0);
-    let Some((area, file)) = area.copied().zip(file) else { return Ok(None) };
+    let (area, file) = area.copied().zip(file)?;
     let offset = bar.file_offset.checked_add(area.offset);
     let part = FilePart { offset: offset.unwrap_or(u64::MAX), len_bytes: area.size };
-    let adopted = regions.adopt(file.as_fd(), part);
-    let adopted = adopted.map_err(|why| format!("doorbells: {why}"))?;
-    Ok(Some((Arc::new(adopted), area)))
+    // What cannot be mapped is written by message.
+    let adopted = regions.adopt(file.as_fd(), part).ok()?;
+    Some((Arc::new(adopted), area))
 }

@@ -79,7 +79,7 @@ impl Mmio for Registers {
         if skip.checked_add(4).is_none_or(|end| end > area.size) {
             return sent();
         }
-        let word = Segment { region: page.id(), offset: skip, len_bytes: 4 };
+        let word = Segment { region: page.id(), offset: page.offset() + skip, len_bytes: 4 };
         Register::Mapped { regions: self.regions.clone(), word, _page: Arc::clone(page) }
     }
 }

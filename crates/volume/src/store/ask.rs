@@ -26,6 +26,16 @@ pub enum Ask {
         /// The first block.
         block: u64,
     },
+    /// The first blocks of a volume, from one on, that differ from those of another, as their maps
+    /// tell: what was written meanwhile counts, whether or not it is something else.
+    Difference {
+        /// Its number.
+        volume: u64,
+        /// The number of the other; zero for one that was never written.
+        base: u64,
+        /// The first block.
+        block: u64,
+    },
     /// Blocks of a volume are to be read.
     Read {
         /// Its number.
@@ -73,6 +83,15 @@ pub enum Answer {
         /// How many; zero only from the volume's end on.
         blocks: u64,
         /// Whether they are mapped. The others read as zeroes and take no room.
+        is_mapped: bool,
+    },
+    /// Blocks that differ.
+    Changed {
+        /// The first one; the volume's end if there are none.
+        block: u64,
+        /// How many, or at least some of them. Zero only if there are none.
+        blocks: u64,
+        /// Whether they are mapped. The others read as zeroes now.
         is_mapped: bool,
     },
     /// How the room is used.

@@ -208,6 +208,7 @@ impl Store {
             Ask::Unique(name) => self.count_unique(task, &name),
             Ask::Usage => Ok(Next::Done(Answer::Usage(self.usage()))),
             Ask::Extent { volume, block } => self.extent(volume, block),
+            Ask::Difference { volume, base, block } => self.difference(task, volume, base, block),
             Ask::Read { volume, block, blocks } => self.read(id, task, volume, block, blocks),
             Ask::Write { volume, block, blocks } => self.write(id, task, volume, block, blocks),
             Ask::Trim { volume, block, blocks } => self.trim(task, volume, block, blocks),
@@ -286,6 +287,33 @@ impl Store {
             None => (false, left),
         };
         Ok(Next::Done(Answer::Extent { blocks: blocks.min(left), is_mapped }))
+    }
+
+    fn difference(
+        &mut self,
+        task: &mut Task,
+        volume: u64,
+        base: u64,
+        block: u64,
+    ) -> Result<Next, Halt> {
+        let body = self.books.expect_volume(volume)?;
+        let base = match base {
+            0 => None,
+            id => Some(self.books.expect_volume(id)?),
+        };
+        let mut at = if let State::From(at) = task.state { at } else { block };
+        while at < body.blocks {
+            let stretch = self.books.compare_from(base.as_ref(), &body, at)?;
+            if let Some(is_mapped) = stretch.changed {
+                let blocks = stretch.end - at;
+                return Ok(Next::Done(Answer::Changed { block: at, blocks, is_mapped }));
+            }
+            at = stretch.end;
+            task.state = State::From(at);
+            // What was compared is not looked at again.
+            self.books.cache.settle();
+        }
+        Ok(Next::Done(Answer::Changed { block: body.blocks, blocks: 0, is_mapped: false }))
     }
 
     fn usage(&self) -> Usage {

@@ -114,6 +114,15 @@ impl Model {
                 let volume = self.volumes.remove(name).unwrap();
                 self.volumes.insert(to.clone(), volume);
             }
+            Change::Seal { name, to, .. } => {
+                let is_read_only = self.get(name)?.is_read_only;
+                self.free(to)?;
+                if is_read_only {
+                    return Err(StoreError::ReadOnly(name.clone()));
+                }
+                let volume = self.volumes.remove(name).unwrap();
+                self.volumes.insert(to.clone(), Volume { is_read_only: true, ..volume });
+            }
             Change::Resize { name, blocks } => {
                 if self.get(name)?.is_read_only {
                     return Err(StoreError::ReadOnly(name.clone()));

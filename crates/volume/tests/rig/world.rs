@@ -83,13 +83,14 @@ impl World {
         let (one, two) = (pick(), pick());
         let blocks = 1 + self.random.below(self.size_max);
         let uuid = u128::from(self.random.draw());
-        match self.random.below(16) {
+        match self.random.below(17) {
             0..=2 => Change::Create { name: one, blocks, unit: 1 << self.random.below(5), uuid },
             3..=6 => Change::Snapshot { volume: one, name: two, uuid },
             7..=8 => Change::Clone { from: one, name: two, uuid },
             9..=11 => Change::Delete { name: one, orphan: self.random.chance(1, 2) },
             12 => Change::Rename { name: one, to: two },
             13..=14 => Change::Resize { name: one, blocks },
+            15 => Change::Seal { name: one, to: two, uuid },
             _ => Change::Revert { volume: one, snapshot: two },
         }
     }
@@ -209,6 +210,7 @@ impl World {
         let Ok(Answer::Usage(usage)) = self.rig.ask(Ask::Usage) else { panic!("no usage") };
         assert_eq!(usage.used, report.used);
         compare(&mut self.rig, &self.model).unwrap();
+        compare_differences(&mut self.rig, &self.model);
     }
 
     fn maybe_cut(&mut self, after: Option<&Model>) {
@@ -320,6 +322,50 @@ pub fn compare(rig: &mut Rig, model: &Model) -> Result<(), String> {
         compare_volume(rig, info, expected).map_err(|error| format!("`{}`: {error}", info.name))?;
     }
     Ok(())
+}
+
+/// What a volume has that another does not is told, and what is told of holes is true.
+fn compare_differences(rig: &mut Rig, model: &Model) {
+    let Ok(Answer::Volumes(infos)) = rig.ask(Ask::List) else { panic!("no list") };
+    for (index, info) in infos.iter().enumerate() {
+        let base = index.checked_sub(1).map(|before| &infos[before]);
+        let base = base.filter(|base| base.id == info.origin || base.origin == info.origin);
+        let cells = |info: &VolumeInfo| &model.volumes[&info.name].cells;
+        let value = |cells: &[super::model::Cell], block: u64| {
+            cells.get(usize::try_from(block).unwrap()).map_or(0, super::model::Cell::value)
+        };
+        let old = base.map(cells).map_or(&[][..], |cells| cells);
+        let mut at = 0;
+        for (first, blocks, is_mapped) in differences(rig, base.map_or(0, |base| base.id), info.id)
+        {
+            for block in at..first {
+                let (now, then) = (value(cells(info), block), value(old, block));
+                assert_eq!(now, then, "`{}` block {block} is said to be the same", info.name);
+            }
+            for block in first..first + blocks {
+                assert_eq!(value(cells(info), block) != 0, is_mapped, "`{}` {block}", info.name);
+            }
+            at = first + blocks;
+        }
+        for block in at..info.blocks {
+            assert_eq!(value(cells(info), block), value(old, block), "`{}` {block}", info.name);
+        }
+    }
+}
+
+/// Blocks of a volume that differ from those of another: first, how many, and whether mapped.
+pub fn differences(rig: &mut Rig, base: u64, volume: u64) -> Vec<(u64, u64, bool)> {
+    let (mut at, mut found) = (0, Vec::new());
+    loop {
+        let answer = rig.ask(Ask::Difference { volume, base, block: at }).unwrap();
+        let Answer::Changed { block, blocks, is_mapped } = answer else { panic!("{answer:?}") };
+        if blocks == 0 {
+            return found;
+        }
+        assert!(block >= at, "{block} after {at}");
+        found.push((block, blocks, is_mapped));
+        at = block + blocks;
+    }
 }
 
 fn compare_volume(rig: &mut Rig, info: &VolumeInfo, expected: &Volume) -> Result<(), String> {

@@ -47,7 +47,7 @@ const BARE: Scenario = Scenario {
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 7] = [
+pub(crate) const SCENARIOS: [Scenario; 8] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -91,7 +91,8 @@ pub(crate) const SCENARIOS: [Scenario; 7] = [
         machine: "q35,kernel-irqchip=split",
         devices: &[
             "-device",
-            "intel-iommu,intremap=on,aw-bits=48",
+            // As many as client processors have.
+            "intel-iommu,intremap=on,aw-bits=39",
             "-drive",
             "file=ROOM/disk,format=raw,if=none,id=disk",
             "-device",
@@ -119,6 +120,21 @@ pub(crate) const SCENARIOS: [Scenario; 7] = [
         may_restart: true,
         beside: &["serve", "file:ROOM/disk", "--listen", "vfio-user:ROOM/nvme.sock"],
         script: include_str!("guest/vfio-user.sh"),
+        ..BARE
+    },
+    Scenario {
+        name: "ublk",
+        about: "a disk of the kernel's own that is `tenmil serve … --listen ublk:N`, and its recovery",
+        devices: &[
+            "-drive",
+            "file=ROOM/disk,format=raw,if=none,id=disk",
+            "-device",
+            "nvme,drive=disk,serial=LAB1",
+        ],
+        disk_bytes: 320 << 20,
+        is_short: false,
+        seconds_max: 480,
+        script: include_str!("guest/ublk.sh"),
         ..BARE
     },
     Scenario {

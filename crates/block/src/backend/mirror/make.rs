@@ -33,8 +33,7 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
     if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
         return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
     }
-    guard::allow("mirror create", &existing, overwrite, &Machine::this())
-        .map_err(|not| MediumError::new(Blame::Caller, not.text))?;
+    guard::allow("mirror create", &existing, overwrite, &Machine::this())?;
     let uuid = u128::from(host::random_seed()) << 64 | u128::from(host::random_seed());
     let mut now = || opener.clock.now();
     format(opener.regions, &legs, uuid, &mut now).map_err(refuse)

@@ -60,7 +60,7 @@ pub fn add(
     let doing = format!("add {new}");
     with_members(opener, uri, &doing, |members, now| {
         let leg = fresh(opener, uri, new, overwrite, now)?;
-        members.add(&leg, now)
+        members.add(&leg, now).map_err(caller)
     })
 }
 
@@ -79,9 +79,9 @@ pub fn replace(
 ) -> Result<String, MediumError> {
     let doing = format!("replace {old}");
     with_members(opener, uri, &doing, |members, now| {
-        let number = members.number(old)?;
+        let number = members.number(old).map_err(caller)?;
         let leg = fresh(opener, uri, new, overwrite, now)?;
-        members.replace(number, &leg, now)
+        members.replace(number, &leg, now).map_err(caller)
     })
 }
 
@@ -94,8 +94,8 @@ pub fn replace(
 pub fn remove(opener: &Opener<'_>, uri: &Uri, old: &str) -> Result<String, MediumError> {
     let doing = format!("remove {old}");
     with_members(opener, uri, &doing, |members, now| {
-        let number = members.number(old)?;
-        members.remove(number, now)
+        let number = members.number(old).map_err(caller)?;
+        members.remove(number, now).map_err(caller)
     })
 }
 
@@ -103,7 +103,7 @@ fn with_members(
     opener: &Opener<'_>,
     uri: &Uri,
     doing: &str,
-    change: impl FnOnce(&mut Members<'_>, &mut dyn FnMut() -> Instant) -> Result<String, String>,
+    change: impl FnOnce(&mut Members<'_>, &mut dyn FnMut() -> Instant) -> Result<String, MediumError>,
 ) -> Result<String, MediumError> {
     if uri.scheme() != "mirror" {
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
@@ -111,9 +111,15 @@ fn with_members(
     parse(uri)?;
     let (legs, ..) = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
-    let refuse = |text: String| MediumError::new(Blame::Caller, format!("{uri}: {doing}: {text}"));
-    let mut members = Members::of(opener.regions, &legs, &mut now).map_err(refuse)?;
-    change(&mut members, &mut now).map_err(refuse)
+    let members = Members::of(opener.regions, &legs, &mut now).map_err(caller);
+    members
+        .and_then(|mut members| change(&mut members, &mut now))
+        .map_err(|error| error.during(format_args!("{uri}: {doing}")))
+}
+
+/// What the caller asked for cannot be.
+fn caller(text: String) -> MediumError {
+    MediumError::new(Blame::Caller, text)
 }
 
 /// A device that is to become a leg: not one already, and with nothing on it that could be lost.
@@ -123,22 +129,21 @@ fn fresh(
     uri: &Uri,
     overwrite: bool,
     now: &mut dyn FnMut() -> Instant,
-) -> Result<Leg, String> {
+) -> Result<Leg, MediumError> {
     if mirror.children().contains(uri) {
-        return Err(format!("{uri} is a leg already, expected another device"));
+        return Err(caller(format!("{uri} is a leg already, expected another device")));
     }
-    let opened = opener.open(uri).map_err(|error| error.to_string())?;
+    let opened = opener.open(uri)?;
     let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
-    guard::allow("a new leg", &opened.existing, overwrite, &Machine::this())
-        .map_err(|not| not.text)?;
-    let found = look(opener.regions, std::slice::from_ref(&leg), now)?;
+    guard::allow("a new leg", &opened.existing, overwrite, &Machine::this())?;
+    let found = look(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
     if let Some(Found::Leg(found)) = found.first().map(|candidate| &candidate.found)
         && !overwrite
     {
         let (number, uuid) = (found.leg, uuid_text(found.uuid));
-        return Err(format!(
+        return Err(caller(format!(
             "{uri} is leg {number} of mirror {uuid}, expected none, or --overwrite"
-        ));
+        )));
     }
     Ok(leg)
 }
@@ -229,7 +234,7 @@ impl<'a> Members<'a> {
         if is_source && unequal > 0 {
             return Err(format!(
                 "leg {number} is the one that is read where legs may differ, and {unequal} regions \
-                 may, expected none; keep the mirror open and idle until `tenmil mirror show` says \
+                 may, expected none; keep the mirror open and idle until `tenmil get mirrors` says \
                  that nothing is dirty"
             ));
         }

@@ -40,8 +40,7 @@ pub fn create(
     let below = opener.open(uri)?;
     let shape = Shape::of(uri, &below.medium.limits())?;
     let steps = steps(uri, name, &shape)?;
-    guard::allow("store create", &below.existing, overwrite, &Machine::this())
-        .map_err(|not| MediumError::new(Blame::Caller, not.text).with_hint(not.remedy))?;
+    guard::allow("store create", &below.existing, overwrite, &Machine::this())?;
     format(opener, uri, &*below.medium, &shape, steps)?;
     Ok(shape.pages)
 }
@@ -74,6 +73,23 @@ pub(super) fn format(
         })?;
     }
     Ok(())
+}
+
+/// Makes a store that nobody has open as large as its device has become. Returns how many blocks of
+/// 4 KiB it had, and has: as many if there was nothing to do.
+///
+/// # Errors
+///
+/// If there is no store that can be opened, or the device is smaller than it.
+pub fn grow(opener: &Opener<'_>, place: &Place) -> Result<(u64, u64), MediumError> {
+    let below = opener.open(&place.store)?;
+    let shape = Shape::of(&place.store, &below.medium.limits())?;
+    let opened = look(opener, place, &*below.medium, &shape)?;
+    let steps = opened.store.growing(shape.pages);
+    let steps = steps.map_err(|error| refusal(&place.store.to_string(), &error))?;
+    let before = opened.store.blocks();
+    format(opener, &place.store, &*below.medium, &shape, steps)?;
+    Ok((before, shape.pages))
 }
 
 /// Looks at all metadata of a store. Nothing is written.

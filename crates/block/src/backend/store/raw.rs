@@ -9,11 +9,13 @@ use host::Clock;
 
 use super::{PAGE_BYTES, Shape};
 
-/// A channel to a device, and memory for one page.
+/// A channel to a device, and memory for some pages.
 pub(super) struct Raw<'a> {
     backend: Box<dyn Backend>,
     regions: &'a Regions,
     memory: Region,
+    /// Pages that there is memory for.
+    pages: u32,
     shape: Shape,
     clock: Clock,
 }
@@ -28,46 +30,68 @@ impl<'a> Raw<'a> {
         medium: &dyn Medium,
         shape: &Shape,
     ) -> Result<Self, String> {
-        let memory = regions.allocate(PAGE_BYTES as usize).map_err(|error| error.to_string())?;
+        Self::wide(regions, clock, medium, shape, 1)
+    }
+
+    /// One that reads up to so many pages at once, as far as the device does.
+    pub(super) fn wide(
+        regions: &'a Regions,
+        clock: &Clock,
+        medium: &dyn Medium,
+        shape: &Shape,
+        pages: u32,
+    ) -> Result<Self, String> {
+        let pages = pages.min(shape.request_pages);
+        let memory = regions.allocate((pages * PAGE_BYTES) as usize);
+        let memory = memory.map_err(|error| error.to_string())?;
         let (shape, clock) = (*shape, *clock);
-        Ok(Self { backend: medium.channel()?, regions, memory, shape, clock })
+        Ok(Self { backend: medium.channel()?, regions, memory, pages, shape, clock })
+    }
+
+    /// Pages that it reads at once at most.
+    pub(super) const fn pages_max(&self) -> u32 {
+        self.pages
+    }
+
+    /// What is there, in as many pages as `bytes` has room for.
+    pub(super) fn read_run(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), Outcome> {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let segment = self.memory.segment().slice(0, len).ok_or(Outcome::DATA_TRANSFER_ERROR)?;
+        self.run(Operation::Read, at, segment)?;
+        self.regions.load(segment, bytes).map_err(|_| Outcome::DATA_TRANSFER_ERROR)
     }
 
     /// What is there.
     pub(super) fn read(&mut self, at: u64, page: &mut [u8; 4096]) -> Result<(), Outcome> {
-        self.run(Operation::Read, at)?;
-        let segment = self.segment();
-        self.regions.load(segment, page).map_err(|_| Outcome::DATA_TRANSFER_ERROR)
+        self.read_run(at, page)
     }
 
     /// Writes a page.
     pub(super) fn write(&mut self, at: u64, page: &[u8; 4096]) -> Result<(), Outcome> {
         let segment = self.segment();
         self.regions.store(segment, page).map_err(|_| Outcome::DATA_TRANSFER_ERROR)?;
-        self.run(Operation::Write, at)
+        self.run(Operation::Write, at, segment)
     }
 
     /// Makes what was written survive.
     pub(super) fn flush(&mut self) -> Result<(), Outcome> {
-        self.run(Operation::Flush, 0)
+        self.run(Operation::Flush, 0, Segment::default())
     }
 
     fn segment(&self) -> Segment {
         self.memory.segment().slice(0, PAGE_BYTES).unwrap_or_default()
     }
 
-    fn run(&mut self, operation: Operation, at: u64) -> Result<(), Outcome> {
+    fn run(&mut self, operation: Operation, at: u64, segment: Segment) -> Result<(), Outcome> {
         let moves = operation != Operation::Flush;
-        let pages = if moves { self.shape.blocks_in_page } else { 0 };
         let request = Request {
             lba: at * self.shape.blocks_in_page,
-            blocks: u32::try_from(pages).unwrap_or(0),
+            blocks: segment.len_bytes / self.shape.block_size,
             segment_count: u16::from(moves),
             operation,
             flags: Flags::NONE,
             ..Request::NOTHING
         };
-        let segment = self.segment();
         let until = self.clock.now().after(PATIENCE);
         let mut answers = Answers::with_capacity(1);
         let mut taken = false;

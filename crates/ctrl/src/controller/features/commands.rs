@@ -74,7 +74,12 @@ impl Controller {
         let rule = self.rule(get.fid)?;
         let subsystem = self.subsystem.clone();
         let state = subsystem.lock();
-        let nsids = self.feature_targets(&state, rule, get.nsid)?;
+        // A namespace that the value does not depend on does no harm: tools that are pointed at a
+        // block device name it with every feature.
+        let nsids = match rule.is_per_namespace {
+            true => self.targets(&state, get.nsid)?,
+            false => Vec::new(),
+        };
         if rule.is_per_namespace && get.nsid == u32::MAX {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
@@ -106,6 +111,7 @@ impl Controller {
     pub(in crate::controller) fn set_features(
         &mut self,
         now: Instant,
+        cid: u16,
         set: &SetFeatures,
         data: &[u8],
     ) -> Step {
@@ -118,6 +124,9 @@ impl Controller {
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
         let nsids = self.feature_targets(&state, rule, set.nsid)?;
+        if rule.feature == Feature::ReservationPersistence {
+            return self.persist_reservations(state, cid, &nsids, set.cdw11 & 1 != 0);
+        }
         let result = if rule.is_per_namespace {
             for nsid in nsids {
                 self.set_for_namespace(&mut state, set, nsid)?;
@@ -238,13 +247,6 @@ impl Controller {
         let record = state.records.get_mut(&nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
         let feature = Feature::from_code(set.fid);
         match feature {
-            Feature::ReservationPersistence => {
-                let persists = set.cdw11 & 1 != 0;
-                record.change_reservations(|reservations| {
-                    reservations.set_persists(persists);
-                    Ok(())
-                })?;
-            }
             Feature::NamespaceWriteProtection => {
                 let wanted = Protection::from_code(set.cdw11).ok_or(Status::INVALID_FIELD)?;
                 let is_final = matches!(

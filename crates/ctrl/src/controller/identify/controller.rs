@@ -9,7 +9,7 @@ use wire::register::VERSION_2_1;
 
 use crate::controller::Controller;
 use crate::controller::config::Transport;
-use crate::controller::features::event_bits;
+use crate::controller::features::notices;
 use crate::controller::firmware::{GRANULARITY_BYTES, SLOTS};
 use crate::controller::health::{CRITICAL_KELVIN, WARNING_KELVIN};
 use crate::controller::power::STATES;
@@ -60,8 +60,9 @@ impl Controller {
     fn put_admin(&self, state: &State, can_format: bool, page: &mut IdentifyController) {
         let has_ana = self.subsystem.about().ana_groups > 0;
         page.set()
-            .oaes(event_bits(has_ana) & !0xff)
+            .oaes(notices(has_ana))
             .host_identifier_128(true)
+            .rhii(self.needs_host_identifier())
             .tbkas(true)
             .format(can_format)
             .firmware(self.offers(AdminOpcode::FirmwareCommit))

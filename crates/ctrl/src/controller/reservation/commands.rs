@@ -10,10 +10,11 @@ use wire::io::reservation::{
 };
 use wire::{Command, IoOpcode, Layout, Status, Typed};
 
+use super::line::{Asker, Change, Reply, Wish};
 use super::{Host, News, Reservations};
 use crate::controller::Controller;
 use crate::controller::commands::settled;
-use crate::controller::contract::{AdminData, AdminEnd};
+use crate::controller::contract::{AdminData, AdminEnd, Decided, Origin};
 use crate::controller::subsystem::State;
 use crate::namespace::ReservationKind;
 
@@ -38,45 +39,64 @@ impl Controller {
     }
 
     /// Carries out a reservation command. `data` holds what the host sent, or takes what it gets.
-    /// Every queue of every controller sees the outcome in the picture it works from.
-    pub fn reservation(&mut self, now: Instant, command: &Command, data: &mut Vec<u8>) -> AdminEnd {
+    /// Every queue of every controller sees the outcome in the picture it works from. `None` if it
+    /// waits, for what it changes to be durable: then it ends through
+    /// [`next_decided`](Self::next_decided), unless its controller is reset or its queue
+    /// [given up](Self::queue_gone).
+    pub fn reservation(
+        &mut self,
+        now: Instant,
+        from: Origin,
+        command: &Command,
+        data: &mut Vec<u8>,
+    ) -> Option<AdminEnd> {
         self.io_command_seen(now);
-        match self.reserve(command, data) {
-            Ok(()) => AdminEnd::OK,
-            Err(status) => AdminEnd::refused(settled(status)),
+        match self.reserve(from, command, data) {
+            Ok(is_over) => is_over.then_some(AdminEnd::OK),
+            Err(status) => Some(AdminEnd::refused(told(status))),
         }
     }
 
-    fn reserve(&mut self, command: &Command, data: &mut Vec<u8>) -> Result<(), Status> {
+    /// The end of a reservation command that had to wait.
+    pub fn next_decided(&mut self) -> Option<Decided> {
+        self.decided.pop_front()
+    }
+
+    /// An I/O queue has gone: of its reservation commands those that have not begun never will, and
+    /// nobody waits for the others.
+    pub fn queue_gone(&mut self, queue: u16) {
+        let is_of_it = |origin: &Origin| origin.queue == queue;
+        let is_gone = |by: &Asker| matches!(&by.reply, Reply::Queue(origin) if is_of_it(origin));
+        self.subsystem.lock().forget_askers(self.config.cntlid, is_gone);
+        self.decided.retain(|decided| !is_of_it(&decided.from));
+    }
+
+    /// Whether it is over.
+    fn reserve(
+        &mut self,
+        from: Origin,
+        command: &Command,
+        data: &mut Vec<u8>,
+    ) -> Result<bool, Status> {
         let moves = self.reservation_data(command)?;
+        if self.needs_host_identifier() && matches!(self.host, Host::Anonymous(_)) {
+            return Err(Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        }
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
         let nsid = command.nsid();
-        let record = self.active(&state, nsid)?;
-        if record.is_formatting {
-            return Err(Status::FORMAT_IN_PROGRESS);
-        }
-        let group = record.ana_group;
-        let seat = state.seats.get(&self.config.cntlid);
-        if let Some(refusal) = seat.and_then(|seat| seat.ana(group).refusal()) {
-            return Err(refusal);
-        }
+        self.active(&state, nsid)?;
+        state.may_reserve(self.config.cntlid, nsid, true)?;
         if let AdminData::ToHost(len_bytes) = moves {
             let report = ReservationReport::parse(command)?;
-            return self.report(&state, &report, len_bytes, data);
+            return self.report(&state, &report, len_bytes, data).map(|()| true);
         }
-        let host = self.host;
-        let record = state.records.get_mut(&nsid).ok_or(Status::INVALID_FIELD)?;
-        let news =
-            record.change_reservations(|reservations| change(reservations, host, command, data))?;
-        for (to, notice) in news.notices {
-            state.post_notice(nsid, to, notice);
-        }
-        for victim in news.aborts {
-            state.post_abort(nsid, victim);
-        }
+        let by = Asker { cntlid: self.config.cntlid, reply: Reply::Queue(from) };
+        let wish = Wish::Command(*command, core::mem::take(data));
+        let change = Change { by, host: self.host, wish };
+        let ended = subsystem.change_reservations(&mut state, nsid, change);
         subsystem.settle(state);
-        Ok(())
+        ended.map_or(Ok(false), |end| end.map(|()| true))
     }
 
     fn report(
@@ -107,16 +127,24 @@ impl Controller {
     }
 }
 
+/// A refusal as the host gets it. Two come without Do Not Retry, which changes nothing for whoever
+/// reserves: Linux before 6.11 knows them by the whole of the status field.
+pub(in crate::controller) fn told(status: Status) -> Status {
+    let bare = [Status::RESERVATION_CONFLICT, Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT];
+    if bare.iter().any(|&code| code.is(status)) { status } else { settled(status) }
+}
+
 /// Carries out what changes something.
-fn change(
+pub(super) fn change(
     reservations: &mut Reservations,
-    host: Host,
+    (host, can_persist): (Host, bool),
     command: &Command,
     data: &[u8],
 ) -> Result<News, Status> {
     match IoOpcode::from_u8(command.opcode()) {
         Some(IoOpcode::ReservationRegister) => {
-            register(reservations, host, &ReservationRegister::parse(command)?, data)
+            let command = ReservationRegister::parse(command)?;
+            register(reservations, (host, can_persist), &command, data)
         }
         Some(IoOpcode::ReservationAcquire) => {
             acquire(reservations, host, &ReservationAcquire::parse(command)?, data)
@@ -128,9 +156,11 @@ fn change(
     }
 }
 
+/// Where nothing persists (RESCAP.PTPLS is clear) a wish for it changes nothing: Linux adds it to
+/// every registration, whatever a namespace can do.
 fn register(
     reservations: &mut Reservations,
-    host: Host,
+    (host, can_persist): (Host, bool),
     command: &ReservationRegister,
     data: &[u8],
 ) -> Result<News, Status> {
@@ -139,7 +169,7 @@ fn register(
     let persists = match command.cptpl {
         ChangePersistence::None => None,
         ChangePersistence::Clear => Some(false),
-        ChangePersistence::Persist => Some(true),
+        ChangePersistence::Persist => can_persist.then_some(true),
         ChangePersistence::Reserved(_) => return Err(Status::INVALID_FIELD),
     };
     let news = match command.rrega {

@@ -1,54 +1,26 @@
 //! Reservations as they are written down.
 //!
 //! ```text
-//!   "TMLRSV01" │ generation u32 │ type u8 │ holder: host │ count u16 │ (host, key u64) × count │ CRC-32C
+//!   "TMLRSV02" │ generation u32 │ type u8 │ holder: host │ count u16 │ (host, key u64) × count │ CRC-32C
 //!   host: kind u8 (0 none, 1 short, 2 extended) │ identifier u128
 //! ```
 //!
-//! All numbers are little-endian. Hosts without an identifier are not written: they never come back.
+//! All numbers are little-endian. In "TMLRSV01" the extended identifiers stand the other way round:
+//! such a record is read, and written anew with the next change. Hosts without an identifier are not
+//! written: they never come back.
 
 use std::collections::BTreeMap;
 
-use wire::Status;
 use wire::tcp::crc32c;
 
 use super::{Held, Host, REGISTRANTS_MAX, Reservations, is_held_by_all};
-use crate::controller::config::Persistence;
-use crate::controller::subsystem::Record;
 use crate::namespace::ReservationKind;
 
-const MAGIC: [u8; 8] = *b"TMLRSV01";
+const MAGIC: [u8; 8] = *b"TMLRSV02";
+const MAGIC_REVERSED: [u8; 8] = *b"TMLRSV01";
 const NOBODY: u8 = 0;
 const SHORT: u8 = 1;
 const EXTENDED: u8 = 2;
-
-impl Record {
-    /// Makes a change, and writes down what persists. What cannot be written down does not change.
-    pub(in crate::controller) fn change_reservations<T>(
-        &mut self,
-        change: impl FnOnce(&mut Reservations) -> Result<T, Status>,
-    ) -> Result<T, Status> {
-        let before = self.reservations.clone();
-        let changed = change(&mut self.reservations)?;
-        let stored = match &mut self.persistence {
-            _ if self.reservations == before => Ok(()),
-            Persistence::Simulated => Ok(()),
-            Persistence::None if self.reservations.persists => Err(Status::INVALID_FIELD),
-            Persistence::None => Ok(()),
-            Persistence::Kept(keeper) => {
-                let after = self.reservations.persists.then(|| self.reservations.to_record());
-                let is_written = before.persists || after.is_some();
-                let stored = if is_written { keeper.store(after.as_deref()) } else { Ok(()) };
-                stored.map_err(|_| Status::INTERNAL_ERROR)
-            }
-        };
-        if let Err(status) = stored {
-            self.reservations = before;
-            return Err(status);
-        }
-        Ok(changed)
-    }
-}
 
 impl Reservations {
     /// It, to be written down.
@@ -83,9 +55,17 @@ impl Reservations {
             return Err(format!("its CRC-32C is {found:08x}, expected {expected:08x}"));
         }
         let mut rest = bytes;
-        if take::<8>(&mut rest)? != MAGIC {
-            return Err("it does not begin with TMLRSV01".to_owned());
-        }
+        let is_reversed = match take::<8>(&mut rest)? {
+            MAGIC => false,
+            MAGIC_REVERSED => true,
+            _ => return Err("it does not begin with TMLRSV02 or TMLRSV01".to_owned()),
+        };
+        let take_host = |rest: &mut &[u8]| {
+            take_host(rest).map(|host| match host {
+                Some(Host::Extended(id)) if is_reversed => Some(Host::Extended(id.swap_bytes())),
+                host => host,
+            })
+        };
         let generation = u32::from_le_bytes(take(&mut rest)?);
         let [code] = take(&mut rest)?;
         let holder = take_host(&mut rest)?;
@@ -148,7 +128,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Host, ReservationKind, Reservations};
+    use super::{EXTENDED, Host, ReservationKind, Reservations, crc32c};
 
     /// Two registrants, one of which holds it.
     fn some(kind: ReservationKind) -> Reservations {
@@ -178,6 +158,25 @@ mod tests {
         reservations.register(Host::Anonymous(1), 3).unwrap();
         let with = Reservations::from_record(&reservations.to_record()).unwrap();
         assert_eq!(with.registrants, Reservations::from_record(&without).unwrap().registrants);
+    }
+
+    #[test]
+    fn a_record_of_old_has_the_same_hosts_by_the_bytes_that_they_gave() {
+        let id = *b"0123456789abcdef";
+        // One registrant, which holds it.
+        let record = |magic: &[u8; 8], id: [u8; 16]| {
+            let host = [&[EXTENDED][..], &id].concat();
+            let key = 5_u64.to_le_bytes();
+            let bytes = [&magic[..], &[1, 0, 0, 0, 1], &host, &[1, 0], &host, &key].concat();
+            let digest = crc32c(&bytes).to_le_bytes();
+            [bytes, digest.to_vec()].concat()
+        };
+        let now = record(b"TMLRSV02", id);
+        let old = record(b"TMLRSV01", core::array::from_fn(|at| id[15 - at]));
+        let read = Reservations::from_record(&old).unwrap();
+        assert_eq!(Reservations::from_record(&now), Ok(read.clone()));
+        assert_eq!(read.to_record(), now);
+        assert!(Reservations::from_record(&record(b"TMLRSV03", id)).is_err());
     }
 
     #[test]

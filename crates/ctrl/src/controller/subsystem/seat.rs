@@ -7,6 +7,7 @@ use wire::Status;
 use wire::log::event::ReservationEvent;
 
 use crate::controller::reservation::Host;
+use crate::controller::reservation::line::Reply;
 use crate::namespace::{Namespace, Namespaces, Published};
 
 /// Called, on whichever thread it happens, when a controller has mail and its thread may sleep.
@@ -42,6 +43,10 @@ pub(in crate::controller) struct Mail {
     pub(in crate::controller) is_ana_changed: bool,
     /// Firmware is about to be activated.
     pub(in crate::controller) is_activating_firmware: bool,
+    /// How changes of reservations ended that it has asked for.
+    pub(in crate::controller) ends: Vec<(Reply, Result<(), Status>)>,
+    /// Why one of them could not be made durable.
+    pub(in crate::controller) trouble: Option<String>,
 }
 
 /// Asymmetric namespace access state (Base 2.1 §8.1.1).
@@ -75,10 +80,13 @@ impl Mail {
     }
 
     fn is_empty(&self) -> bool {
-        let Self { changed, notices, aborts, is_ana_changed, is_activating_firmware } = self;
+        let Self { changed, notices, aborts, ends, .. } = self;
+        let Self { is_ana_changed, is_activating_firmware, trouble, .. } = self;
         changed.is_empty()
             && notices.is_empty()
             && aborts.is_empty()
+            && ends.is_empty()
+            && trouble.is_none()
             && !is_ana_changed
             && !is_activating_firmware
     }

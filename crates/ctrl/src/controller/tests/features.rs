@@ -1,7 +1,7 @@
 //! Get and Set Features: capabilities, values, refusals, and what the front end sees of them.
 
 use base::{Durability, Span};
-use wire::admin::{FeatureSelect, GetFeatures, SetFeatures};
+use wire::admin::{FeatureSelect, GetFeatures, Identify, SetFeatures};
 use wire::feature::Feature;
 use wire::{Status, Typed};
 
@@ -56,6 +56,21 @@ fn capabilities_say_what_set_features_then_does() {
         };
         let misplaced = SetFeatures { nsid: wrong, ..set(rule.feature, 0) };
         assert_eq!(bench.send(misplaced, &[]), Err(expected), "{:?}", rule.feature);
+    }
+}
+
+/// As tools do that are pointed at a block device: they name its namespace with every feature.
+#[test]
+fn who_asks_for_a_feature_of_the_controller_may_name_a_namespace() {
+    for rule in RULES.into_iter().filter(|rule| !rule.is_per_namespace) {
+        let mut bench = Bench::new();
+        for sel in [FeatureSelect::Current, FeatureSelect::Default, FeatureSelect::Saved] {
+            let of_all = read(&mut bench, get(rule.feature, sel)).unwrap();
+            for nsid in [1, 77, u32::MAX] {
+                let of_one = GetFeatures { nsid, ..get(rule.feature, sel) };
+                assert_eq!(read(&mut bench, of_one).unwrap(), of_all, "{:?}", rule.feature);
+            }
+        }
     }
 }
 
@@ -143,9 +158,8 @@ fn every_value_that_cannot_be_is_refused_and_changes_nothing() {
         (Feature::InterruptVectorConfiguration, 129),
         (Feature::InterruptVectorConfiguration, 0x2_0000),
         (Feature::WriteAtomicity, 2),
-        (Feature::AsynchronousEventConfiguration, 1 << 4),
-        (Feature::AsynchronousEventConfiguration, 1 << 10),
         (Feature::AsynchronousEventConfiguration, 1 << 11),
+        (Feature::AsynchronousEventConfiguration, 1 << 12),
         (Feature::AsynchronousEventConfiguration, 1 << 31),
         (Feature::SoftwareProgressMarker, 0x100),
         (Feature::AutonomousPowerStateTransition, 2),
@@ -168,6 +182,20 @@ fn every_value_that_cannot_be_is_refused_and_changes_nothing() {
     for (feature, dword) in per_namespace {
         let set = SetFeatures { nsid: 1, ..set(feature, dword) };
         assert_eq!(bench.run(set), Err(INVALID), "{feature:?} {dword:#x}");
+    }
+}
+
+#[test]
+fn hosts_that_ask_for_every_warning_and_for_telemetry_get_them_with_the_notices() {
+    let mut bench = Bench::new();
+    let page = bench.get(Identify { cns: 1, ..Identify::default() }).unwrap();
+    let oaes = u32::from_le_bytes(page[92..96].try_into().unwrap());
+    assert_eq!(oaes, 0x0300, "and nothing that only the feature has");
+    // What SPDK sends: five warnings, and telemetry since LPA announces it.
+    for asked in [0x1f | 1 << 10 | oaes, 0xff | oaes] {
+        bench.run(set(Feature::AsynchronousEventConfiguration, asked)).unwrap();
+        let get = get(Feature::AsynchronousEventConfiguration, FeatureSelect::Current);
+        assert_eq!(read(&mut bench, get).unwrap().0, asked);
     }
 }
 

@@ -1,28 +1,72 @@
 //! Reservations that persist through a loss of power, and where that is not to be had.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use wire::admin::{GetFeatures, SetFeatures};
 use wire::feature::Feature;
 use wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
-    ReservationAcquire, ReservationRegister, ReservationType,
+    ReservationAcquire, ReservationRegister, ReservationReport, ReservationStatusExtended,
+    ReservationType,
 };
-use wire::{Status, Typed};
+use wire::{Command, Layout, Status, Typed};
 
 use super::bench::{Bench, Shelf};
-use crate::controller::{ControllerConfig, HostIdentity, Keeper, Persistence};
+use crate::controller::contract::{AdminStep, Origin};
+use crate::controller::{ControllerConfig, HostIdentity, Keeper, Persistence, Stored};
 use crate::namespace::Reservation;
 
-/// A place that outlives subsystems, and what it is like.
+/// A place that outlives subsystems, and what it is like. It writes when it is told to.
 #[derive(Clone, Default)]
-struct Drawer(Arc<Mutex<Inside>>);
+pub(super) struct Drawer(Arc<Mutex<Inside>>);
 
 #[derive(Default)]
 struct Inside {
     record: Option<Vec<u8>>,
+    /// Records that have come and are not written.
+    wanted: VecDeque<(Option<Vec<u8>>, Stored)>,
     stores: u32,
-    is_stuck: bool,
+    is_shut: bool,
+}
+
+impl Drawer {
+    pub(super) fn wanted(&self) -> usize {
+        self.0.lock().unwrap().wanted.len()
+    }
+
+    pub(super) fn stores(&self) -> u32 {
+        self.0.lock().unwrap().stores
+    }
+
+    /// The next record that has come.
+    pub(super) fn take(&self) -> (Option<Vec<u8>>, Stored) {
+        self.0.lock().unwrap().wanted.pop_front().expect("something is to be written")
+    }
+
+    /// It is there, and nobody knows yet.
+    pub(super) fn put(&self, record: Option<Vec<u8>>) {
+        let mut inside = self.0.lock().unwrap();
+        inside.stores += 1;
+        inside.record = record;
+    }
+
+    /// Writes the next record.
+    pub(super) fn write(&self) {
+        let (record, stored) = self.take();
+        self.put(record);
+        stored.ended(Ok(()));
+    }
+
+    /// Cannot write it.
+    pub(super) fn fail(&self) {
+        self.take().1.ended(Err("the drawer is stuck".to_owned()));
+    }
+
+    /// Takes records in, or refuses to.
+    pub(super) fn shut(&self, is_shut: bool) {
+        self.0.lock().unwrap().is_shut = is_shut;
+    }
 }
 
 impl Keeper for Drawer {
@@ -30,13 +74,12 @@ impl Keeper for Drawer {
         Ok(self.0.lock().unwrap().record.clone())
     }
 
-    fn store(&mut self, record: Option<&[u8]>) -> Result<(), String> {
+    fn store(&mut self, record: Option<Vec<u8>>, stored: Stored) -> Result<(), Stored> {
         let mut inside = self.0.lock().unwrap();
-        if inside.is_stuck {
-            return Err("the drawer is stuck".to_owned());
+        if inside.is_shut {
+            return Err(stored);
         }
-        inside.stores += 1;
-        inside.record = record.map(<[u8]>::to_vec);
+        inside.wanted.push_back((record, stored));
         Ok(())
     }
 }
@@ -50,18 +93,22 @@ fn bench(persistence: Persistence) -> Bench {
     bench
 }
 
-fn kept(drawer: &Drawer) -> Bench {
+pub(super) fn kept(drawer: &Drawer) -> Bench {
     bench(Persistence::Kept(Box::new(drawer.clone())))
 }
 
-fn register(bench: &mut Bench, rrega: RegisterAction, cptpl: ChangePersistence) -> Status {
+/// Registers host 5 with what is kept in `drawer`, if anything is.
+fn register(
+    bench: &mut Bench,
+    drawer: Option<&Drawer>,
+    (rrega, cptpl): (RegisterAction, ChangePersistence),
+) -> Status {
     let command = ReservationRegister { nsid: 1, rrega, iekey: false, disnsrs: false, cptpl };
     let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(5).crkey(5));
-    let mut data = keys.as_bytes().to_vec();
-    bench.controller.reservation(bench.now, &command.to_command(), &mut data).status.code()
+    reserve(bench, drawer, &command.to_command(), keys.as_bytes())
 }
 
-fn acquire(bench: &mut Bench) -> Status {
+fn acquire(bench: &mut Bench, drawer: Option<&Drawer>) -> Status {
     let command = ReservationAcquire {
         nsid: 1,
         racqa: AcquireAction::Acquire,
@@ -70,23 +117,40 @@ fn acquire(bench: &mut Bench) -> Status {
         rtype: ReservationType::ExclusiveAccess,
     };
     let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(5));
-    let mut data = keys.as_bytes().to_vec();
-    bench.controller.reservation(bench.now, &command.to_command(), &mut data).status.code()
+    reserve(bench, drawer, &command.to_command(), keys.as_bytes())
 }
 
-fn seen(bench: &Bench) -> Option<Reservation> {
+/// A command from its beginning to its end: what it wants written is written.
+fn reserve(bench: &mut Bench, drawer: Option<&Drawer>, command: &Command, sent: &[u8]) -> Status {
+    let from = Origin { queue: 1, ticket: 9 };
+    let now = bench.now;
+    if let Some(end) = bench.controller.reservation(now, from, command, &mut sent.to_vec()) {
+        return end.status.code();
+    }
+    drawer.expect("nothing else has to be waited for").write();
+    bench.turns(1);
+    let decided = bench.controller.next_decided().expect("it has been written");
+    assert_eq!(decided.from, from);
+    decided.end.status.code()
+}
+
+pub(super) fn seen(bench: &Bench) -> Option<Reservation> {
     bench.controller.namespaces().reader().get().get(1).unwrap().reservation
 }
 
-const REGISTER: RegisterAction = RegisterAction::Register;
-const PERSIST: ChangePersistence = ChangePersistence::Persist;
+const PERSIST: (RegisterAction, ChangePersistence) =
+    (RegisterAction::Register, ChangePersistence::Persist);
+const PASS: (RegisterAction, ChangePersistence) =
+    (RegisterAction::Register, ChangePersistence::None);
+const CLEAR: (RegisterAction, ChangePersistence) =
+    (RegisterAction::Register, ChangePersistence::Clear);
 
 #[test]
 fn what_is_to_persist_is_there_in_the_next_life() {
     let drawer = Drawer::default();
     let mut first = kept(&drawer);
-    assert_eq!(register(&mut first, REGISTER, PERSIST), Status::SUCCESS);
-    assert_eq!(acquire(&mut first), Status::SUCCESS);
+    assert_eq!(register(&mut first, Some(&drawer), PERSIST), Status::SUCCESS);
+    assert_eq!(acquire(&mut first, Some(&drawer)), Status::SUCCESS);
     let before = seen(&first);
     assert!(before.is_some_and(|reservation| reservation.is_holder));
     drop(first);
@@ -97,7 +161,7 @@ fn what_is_to_persist_is_there_in_the_next_life() {
     assert_eq!(seen(&second), before);
     assert!(other.namespaces().reader().get().get(1).unwrap().reservation.is_some());
     // From now on it does not.
-    let status = register(&mut second, REGISTER, ChangePersistence::Clear);
+    let status = register(&mut second, Some(&drawer), CLEAR);
     assert_eq!((status, drawer.load()), (Status::SUCCESS, Ok(None)));
     drop((second, other));
     assert_eq!(seen(&kept(&drawer)), None);
@@ -107,41 +171,57 @@ fn what_is_to_persist_is_there_in_the_next_life() {
 fn what_does_not_persist_is_not_written_down() {
     let drawer = Drawer::default();
     let mut bench = kept(&drawer);
-    assert_eq!(register(&mut bench, REGISTER, ChangePersistence::None), Status::SUCCESS);
-    assert_eq!(acquire(&mut bench), Status::SUCCESS);
-    assert_eq!(drawer.0.lock().unwrap().stores, 0);
-    // A feature says so as well.
-    let set = SetFeatures {
-        nsid: 1,
-        fid: Feature::ReservationPersistence.code(),
-        cdw11: 1,
-        ..SetFeatures::default()
-    };
-    assert_eq!(bench.run(set), Ok(0));
-    assert_eq!(drawer.0.lock().unwrap().stores, 1);
+    assert_eq!(register(&mut bench, None, PASS), Status::SUCCESS);
+    assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
+    assert_eq!(drawer.stores(), 0);
+    // A feature says so as well, and is not answered before it is durable.
+    assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminStep::Later);
+    bench.turns(3);
+    assert_eq!(bench.controller.next_done(), None);
+    drawer.write();
+    assert_eq!(bench.wait(), (7, Ok(0)));
+    assert_eq!(drawer.stores(), 1);
     // What changes nothing is not written again.
-    assert_eq!(acquire(&mut bench), Status::SUCCESS);
-    assert_eq!(drawer.0.lock().unwrap().stores, 1);
+    assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
+}
+
+fn persist_by_feature() -> Command {
+    let fid = Feature::ReservationPersistence.code();
+    let set = SetFeatures { nsid: 1, fid, cdw11: 1, ..SetFeatures::default() };
+    set.to_command().with_cid(7)
 }
 
 #[test]
-fn what_cannot_be_written_down_does_not_change() {
+fn a_feature_that_cannot_be_written_down_is_refused_and_not_set() {
     let drawer = Drawer::default();
     let mut bench = kept(&drawer);
-    assert_eq!(register(&mut bench, REGISTER, PERSIST), Status::SUCCESS);
-    drawer.0.lock().unwrap().is_stuck = true;
-    assert_eq!(acquire(&mut bench), Status::INTERNAL_ERROR);
-    assert_eq!(seen(&bench), None);
-    drawer.0.lock().unwrap().is_stuck = false;
-    assert_eq!(acquire(&mut bench), Status::SUCCESS);
+    assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminStep::Later);
+    drawer.fail();
+    assert_eq!(bench.wait(), (7, Err(Status::INTERNAL_ERROR)));
+    let fid = Feature::ReservationPersistence.code();
+    let get = GetFeatures { nsid: 1, fid, ..GetFeatures::default() };
+    assert_eq!(bench.run(get), Ok(0));
+    // Forgotten by a reset, it is set all the same, and answered to nobody.
+    assert_eq!(bench.step(&persist_by_feature(), &[]).0, AdminStep::Later);
+    bench.controller.reset(bench.now);
+    drawer.write();
+    bench.turns(3);
+    assert_eq!(bench.controller.next_done(), None);
+    assert_eq!(bench.run(get), Ok(1));
 }
 
 #[test]
 fn where_nothing_persists_hosts_are_told_so() {
     let mut bench = bench(Persistence::None);
-    assert_eq!(register(&mut bench, REGISTER, PERSIST), Status::INVALID_FIELD);
-    assert_eq!(register(&mut bench, REGISTER, ChangePersistence::None), Status::SUCCESS);
-    assert_eq!(acquire(&mut bench), Status::SUCCESS);
+    // Linux asks for it with every registration, whatever a namespace can do.
+    assert_eq!(register(&mut bench, None, PERSIST), Status::SUCCESS);
+    assert_eq!(acquire(&mut bench, None), Status::SUCCESS);
+    let report = ReservationReport { nsid: 1, numd: 15, eds: true, disnsrs: false };
+    let mut page = Vec::new();
+    let (now, from) = (bench.now, Origin { queue: 1, ticket: 9 });
+    let end = bench.controller.reservation(now, from, &report.to_command(), &mut page);
+    assert_eq!(end.unwrap().status, Status::SUCCESS);
+    assert_eq!(ReservationStatusExtended::parse(&page).unwrap().ptpls(), 0);
     let feature = Feature::ReservationPersistence.code();
     let get = GetFeatures { nsid: 1, fid: feature, ..GetFeatures::default() };
     assert_eq!(bench.run(get), Ok(0));

@@ -1,7 +1,11 @@
 //! Reservation commands of several hosts, as their queues would hand them in.
 
-use wire::admin::{AsynchronousEventRequest, FormatNvm, GetFeatures, GetLogPage, SetFeatures};
+use base::Span;
+use wire::admin::{
+    AsynchronousEventRequest, FormatNvm, GetFeatures, GetLogPage, Identify, SetFeatures,
+};
 use wire::feature::Feature;
+use wire::identify::IdentifyController;
 use wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
     ReleaseKey, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationReport,
@@ -13,10 +17,11 @@ use wire::log::event::{ReservationEvent, ReservationNotification};
 use wire::{Command, Layout, Status, Typed};
 
 use super::bench::{Bench, Shelf, step};
-use crate::controller::contract::{AdminData, Signal};
-use crate::controller::{Controller, ControllerConfig, HostIdentity};
+use crate::controller::contract::{AdminData, Origin, Signal};
+use crate::controller::{Controller, ControllerConfig, HostIdentity, Transport};
 use crate::namespace::{Reservation, ReservationKind};
 
+const ORIGIN: Origin = Origin { queue: 1, ticket: 0 };
 const REGISTER: ReservationRegister = ReservationRegister {
     nsid: 1,
     rrega: RegisterAction::Register,
@@ -74,7 +79,8 @@ impl Hosts {
             }
             _ => Vec::new(),
         };
-        match controller.reservation(now, command, &mut data).status {
+        let end = controller.reservation(now, ORIGIN, command, &mut data);
+        match end.expect("nothing has to be written down").status {
             Status::SUCCESS => Ok(data),
             status => Err(status.code()),
         }
@@ -224,6 +230,58 @@ fn a_report_lists_registrants_with_their_controllers() {
     assert_eq!(hosts.run(2, &short.to_command(), &[]), inconsistent);
     let huge = ReservationReport { numd: u32::MAX, ..report };
     assert_eq!(hosts.run(2, &huge.to_command(), &[]), Err(Status::INVALID_FIELD));
+}
+
+/// Linux compares the whole of the status field with these codes up to 6.10, and would take a host that
+/// is shut out for a disk that is broken.
+#[test]
+fn what_a_host_that_reserves_is_refused_with_is_a_code_and_nothing_more() {
+    let mut hosts = Hosts::new();
+    hosts.register(1).unwrap();
+    let now = hosts.bench.now;
+    let mut status = |command: Command, sent: &[u8]| {
+        let end = hosts.controller(2).reservation(now, ORIGIN, &command, &mut sent.to_vec());
+        end.unwrap().status
+    };
+    let acquire = status(ACQUIRE.to_command(), AcquireKeys::zeroed().as_bytes());
+    let release = status(RELEASE.to_command(), ReleaseKey::zeroed().as_bytes());
+    assert_eq!([acquire, release], [Status::RESERVATION_CONFLICT; 2]);
+    let short = ReservationReport { nsid: 1, numd: 63, eds: false, disnsrs: false };
+    let report = status(short.to_command(), &[]);
+    assert_eq!(report, Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+    let never = ReservationAcquire { iekey: true, ..ACQUIRE };
+    let never = status(never.to_command(), AcquireKeys::zeroed().as_bytes());
+    assert_eq!(never, Status::INVALID_FIELD.with_dnr());
+}
+
+/// Connect brings an identifier, and zero is none: hosts that leave it so are not one.
+#[test]
+fn over_fabrics_a_host_without_an_identifier_reserves_nothing() {
+    let transport = Transport::Fabrics {
+        command_capsule_bytes: 64,
+        descriptors_max: 1,
+        quiesce: Span::from_ms(500),
+    };
+    let config = ControllerConfig { transport, ..ControllerConfig::default() };
+    let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
+    let page = bench.get(Identify { cns: 1, ..Identify::default() }).unwrap();
+    let rhii = |page: &[u8]| IdentifyController::from_bytes(page.first_chunk().unwrap()).rhii();
+    assert!(rhii(&page));
+    assert!(!rhii(&Bench::new().get(Identify { cns: 1, ..Identify::default() }).unwrap()));
+    let report = ReservationReport { nsid: 1, numd: 63, eds: true, disnsrs: false };
+    let now = bench.now;
+    let mut status = |host: Option<HostIdentity>| {
+        if let Some(host) = host {
+            bench.controller.set_host(host);
+        }
+        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(1));
+        let mut data = keys.as_bytes().to_vec();
+        [REGISTER.to_command(), report.to_command()].map(|command| {
+            bench.controller.reservation(now, ORIGIN, &command, &mut data).unwrap().status
+        })
+    };
+    assert_eq!(status(None), [Status::HOST_IDENTIFIER_NOT_INITIALIZED.with_dnr(); 2]);
+    assert_eq!(status(Some(HostIdentity::Extended(1))), [Status::SUCCESS; 2]);
 }
 
 #[test]
@@ -391,9 +449,9 @@ fn a_host_without_an_identifier_loses_everything_at_a_reset() {
     let mut bench = Bench::new();
     let other = bench.second(2);
     let keys = *RegisterKeys::zeroed().with(|keys| keys.nrkey(1)).as_bytes();
-    bench.controller.reservation(bench.now, &REGISTER.to_command(), &mut keys.to_vec());
+    bench.controller.reservation(bench.now, ORIGIN, &REGISTER.to_command(), &mut keys.to_vec());
     let keys = *AcquireKeys::zeroed().with(|keys| keys.crkey(1)).as_bytes();
-    bench.controller.reservation(bench.now, &ACQUIRE.to_command(), &mut keys.to_vec());
+    bench.controller.reservation(bench.now, ORIGIN, &ACQUIRE.to_command(), &mut keys.to_vec());
     let seen = || other.namespaces().reader().get().get(1).unwrap().reservation;
     assert!(seen().is_some());
     bench.controller.reset(bench.now);
@@ -410,6 +468,6 @@ fn where_reservations_are_not_offered_they_are_refused() {
     let command = REGISTER.to_command();
     let refused = bench.controller.reservation_data(&command).map_err(Status::code);
     assert_eq!(refused, Err(Status::INVALID_OPCODE));
-    let end = bench.controller.reservation(bench.now, &command, &mut vec![0; 16]);
-    assert!(end.status.is(Status::INVALID_OPCODE));
+    let end = bench.controller.reservation(bench.now, ORIGIN, &command, &mut vec![0; 16]);
+    assert!(end.unwrap().status.is(Status::INVALID_OPCODE));
 }

@@ -76,20 +76,20 @@ impl FabricsFrontEnd {
         let before = (self.life, self.status().0);
         match (self.life, self.configuration.en()) {
             (Life::Enabled | Life::Failed, false) => self.stop(now),
-            (Life::Disabled, true) => self.start(),
+            (Life::Disabled, true) => self.start(now),
             _ => {}
         }
         if self.life == Life::Stopping && self.links.is_empty() {
             self.life = Life::Disabled;
             if self.configuration.en() {
-                self.start();
+                self.start(now);
             }
         }
         self.turn_shutdown(now);
         (self.life, self.status().0) != before
     }
 
-    fn start(&mut self) {
+    fn start(&mut self, now: Instant) {
         self.shutdown = None;
         let cc = &self.configuration;
         let known_sets =
@@ -98,6 +98,7 @@ impl FabricsFrontEnd {
         if is_sound {
             self.life = Life::Enabled;
             self.enable_by = Instant::NEVER;
+            self.controller.enabled(now);
             self.configure();
         } else {
             self.trouble = Some(format!(

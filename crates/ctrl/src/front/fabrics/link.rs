@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use base::Instant;
 
 use crate::controller::Bell;
+use crate::controller::contract::AdminEnd;
 
 /// Between an association and an I/O queue of it.
 #[derive(Default)]
@@ -18,6 +19,8 @@ pub struct QueueLink {
     heard_ns: AtomicU64,
     /// There are orders. Stored with release order after them.
     attention: AtomicBool,
+    /// The connection is gone, or about to go.
+    is_ending: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -45,6 +48,14 @@ pub enum Order {
         /// Which.
         nsid: u32,
     },
+    /// The answer to a letter that had to wait: for
+    /// [`Queue::decide`](crate::queue::Queue::decide), without bytes.
+    Decide {
+        /// As it came in the letter.
+        ticket: u32,
+        /// How the command ends.
+        end: AdminEnd,
+    },
 }
 
 impl QueueLink {
@@ -62,6 +73,16 @@ impl QueueLink {
     pub fn heard(&self, now: Instant) {
         // A number by itself: it orders nothing.
         self.heard_ns.store(now.ns, Ordering::Relaxed);
+    }
+
+    /// The queue takes no more commands, and will be gone when those that it has taken have ended.
+    pub fn set_ending(&self) {
+        // A mark by itself: it orders nothing.
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
     }
 
     /// Whether there are orders.

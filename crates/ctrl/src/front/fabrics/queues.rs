@@ -7,7 +7,7 @@ use wire::register::CommandSetSelected;
 
 use super::{FabricsFrontEnd, Order, QueueLink};
 use crate::buffers::Buffers;
-use crate::controller::contract::{AdminEnd, Traffic};
+use crate::controller::contract::{AdminEnd, Origin, Traffic};
 use crate::queue::{Letter, Queue, QueueConfig, QueueShared};
 
 /// What an I/O queue is made with.
@@ -56,6 +56,8 @@ pub enum NoQueue {
     Exists {
         /// Which.
         qid: u16,
+        /// It is about to go.
+        is_ending: bool,
     },
     /// Its rings lie nowhere.
     Memory,
@@ -124,21 +126,23 @@ impl FabricsFrontEnd {
         if qid == 0 || qid > granted {
             return Err(NoQueue::Identifier { qid, granted });
         }
-        if self.links.contains_key(&qid) {
-            return Err(NoQueue::Exists { qid });
+        if let Some(link) = self.links.get(&qid) {
+            return Err(NoQueue::Exists { qid, is_ending: link.is_ending() });
         }
         Ok(())
     }
 
-    /// Takes what a queue has to say. Commands in it are known by the identifiers of the host.
-    pub fn letter(&mut self, now: Instant, letter: Letter) -> Option<Decision> {
+    /// Takes what queue `qid` has to say. Commands in it are known by the identifiers of the host. A
+    /// letter that wants an answer and gets none is answered by [`Order::Decide`].
+    pub fn letter(&mut self, now: Instant, qid: u16, letter: Letter) -> Option<Decision> {
         match letter {
             Letter::Error(report) => self.controller.report_error(now, &report),
             Letter::InvalidDoorbell(kind) => self.controller.invalid_doorbell(now, kind),
             Letter::Reservation { ticket, command, mut bytes } => {
-                let end = self.controller.reservation(now, &command, &mut bytes);
+                let from = Origin { queue: qid, ticket };
+                let end = self.controller.reservation(now, from, &command, &mut bytes);
                 self.ring();
-                return Some(Decision { ticket, end, bytes });
+                return end.map(|end| Decision { ticket, end, bytes });
             }
             Letter::Trouble(what) => self.trouble = Some(what),
             Letter::Broken(fault) => {
@@ -163,6 +167,7 @@ impl FabricsFrontEnd {
     /// A queue is gone, and nothing that it had begun is under way.
     pub fn queue_gone(&mut self, now: Instant, qid: u16) {
         if let Some(link) = self.links.remove(&qid) {
+            self.controller.queue_gone(qid);
             for order in link.take_orders() {
                 if let Order::Abort { admin_cid, .. } = order {
                     self.aborted(now, admin_cid, false);

@@ -263,6 +263,20 @@ fn reservation_commands_are_decided_elsewhere_and_their_data_moved_here() {
     }
 }
 
+#[test]
+fn what_the_controller_decides_between_turns_is_told_of_by_the_next() {
+    let mut rig = rig(&Setup::default());
+    let cid = rig.push(io(IoOpcode::ReservationRegister, 0, 1));
+    let (ticket, _) = letter(&mut rig);
+    let now = rig.now;
+    assert!(!rig.queue.abort(now, 1, cid), "it may have been decided by now");
+    assert_eq!(rig.queue.turn(now).posted, 0);
+    rig.queue.decide(now, ticket, AdminEnd::OK, &[]);
+    assert_eq!(rig.queue.turn(now).posted, 1, "or nobody signals its vector");
+    assert_eq!(rig.queue.turn(now).posted, 0, "once");
+    assert_eq!(rig.collect(1)[0].status(), Status::SUCCESS);
+}
+
 fn letter(rig: &mut Rig) -> (u32, Vec<u8>) {
     rig.ring();
     rig.letters.clear();

@@ -67,6 +67,28 @@ fn a_half_without_its_other_half_is_aborted() {
 }
 
 #[test]
+fn half_a_pair_is_at_rest_and_becomes_whole_after_a_hold() {
+    let mut rig = rig(SHARED, 0);
+    let [first, second] = pair(0, 1);
+    rig.push(first);
+    rig.ring();
+    rig.turn();
+    rig.queue.hold(true);
+    assert!(rig.queue.is_at_rest() && !rig.queue.is_drained());
+    rig.push(second);
+    rig.ring();
+    rig.turn();
+    assert!(rig.queue.is_at_rest(), "nothing is taken");
+    rig.queue.hold(false);
+    rig.medium.blocks().is_stuck = true;
+    rig.turn();
+    assert!(!rig.queue.is_at_rest(), "both are under way");
+    rig.medium.blocks().is_stuck = false;
+    let completions = rig.collect(2);
+    assert!(completions.iter().all(|completion| completion.status().is_success()));
+}
+
+#[test]
 fn the_second_half_may_be_rung_for_later() {
     let mut rig = rig(SHARED, 0);
     let [first, second] = pair(0, 1);

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 
-use super::tree::{Tree, function};
+use super::tree::{FUNCTION, Tree, function};
 use crate::Errno;
 use crate::machine::Machine;
 use crate::pci::Kernel;
@@ -16,9 +16,13 @@ pub(super) struct FakeKernel<'a> {
     pub(super) refuses: RefCell<Option<(String, Errno)>>,
     /// Whether no driver wants anything.
     pub(super) probes_in_vain: Cell<bool>,
+    /// Whether a program, number 41, opens every door as soon as it is there.
+    pub(super) is_awaited: Cell<bool>,
     /// Whom doors were given to.
     pub(super) given: RefCell<Vec<(String, u32)>>,
 }
+
+const SWITCH: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
 
 /// What a process that is gone leaves behind.
 pub(super) struct Gone;
@@ -31,6 +35,7 @@ impl<'a> FakeKernel<'a> {
             calls_left: Cell::new(u32::MAX),
             refuses,
             probes_in_vain: Cell::new(false),
+            is_awaited: Cell::new(false),
             given,
         }
     }
@@ -54,7 +59,10 @@ impl<'a> FakeKernel<'a> {
         self.tree.remove(&function(at, "driver"));
         match driver {
             "nvme" => self.rename(at, "nvme", ".nvme"),
-            _ => self.doors(at).iter().for_each(|door| self.tree.remove(door)),
+            _ => {
+                self.doors(at).iter().for_each(|door| self.tree.remove(door));
+                self.leave_group(at);
+            }
         }
         Ok(())
     }
@@ -66,7 +74,8 @@ impl<'a> FakeKernel<'a> {
         }
         let pinned = machine.text(&function(at, "driver_override")).unwrap();
         let driver = if pinned == "(null)" { "nvme".to_owned() } else { pinned };
-        let has_door = !self.doors(at).is_empty();
+        let has_door = machine.link(&function(at, "iommu_group")).is_some()
+            || machine.text(SWITCH).as_deref() == Some("Y");
         let is_there = machine.has(&format!("sys/bus/pci/drivers/{driver}"));
         if self.probes_in_vain.take() {
             return Ok(());
@@ -78,7 +87,14 @@ impl<'a> FakeKernel<'a> {
             match driver.as_str() {
                 "nvme" => self.rename(at, ".nvme", "nvme"),
                 "vfio-pci" => {
+                    self.join_group(at);
                     self.doors(at).iter().for_each(|door| self.tree.put(door, ""));
+                    if self.is_awaited.get() {
+                        self.tree.put("proc/41/comm", "tenmil\n");
+                        let open =
+                            |door: &String| self.tree.link("proc/41/fd/9", &format!("/{door}"));
+                        self.doors(at).iter().for_each(open);
+                    }
                     self.tree.put(&function(at, "vfio-dev/vfio0/x"), "");
                 }
                 _ => {}
@@ -88,14 +104,34 @@ impl<'a> FakeKernel<'a> {
     }
 
     fn doors(&self, at: &str) -> Vec<String> {
-        let machine = &self.tree.machine;
-        let switch = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
-        match machine.link(&function(at, "iommu_group")) {
-            Some(group) => vec![format!("dev/vfio/{group}")],
-            None if machine.text(switch).as_deref() == Some("Y") => {
-                vec![format!("dev/vfio/noiommu-{at}")]
-            }
-            None => Vec::new(),
+        let group = self.tree.machine.link(&function(at, "iommu_group"));
+        let door = group.map(|group| match self.is_real(&group) {
+            true => format!("dev/vfio/{group}"),
+            false => format!("dev/vfio/noiommu-{group}"),
+        });
+        door.into_iter().collect()
+    }
+
+    fn is_real(&self, group: &str) -> bool {
+        !self.tree.machine.has(&format!("sys/kernel/iommu_groups/{group}/name"))
+    }
+
+    /// Without an IOMMU VFIO makes a group of its own for each function that it gets.
+    fn join_group(&self, at: &str) {
+        if self.tree.machine.link(&function(at, "iommu_group")).is_none() {
+            let number = if at == FUNCTION { 7 } else { 8 };
+            let group = format!("sys/kernel/iommu_groups/{number}");
+            self.tree.put(&format!("{group}/name"), "vfio-noiommu\n");
+            self.tree.put(&format!("{group}/devices/{at}/x"), "");
+            self.tree.link(&function(at, "iommu_group"), &format!("../../../../{group}"));
+        }
+    }
+
+    fn leave_group(&self, at: &str) {
+        let group = self.tree.machine.link(&function(at, "iommu_group"));
+        if let Some(group) = group.filter(|group| !self.is_real(group)) {
+            self.tree.remove(&function(at, "iommu_group"));
+            self.tree.remove(&format!("sys/kernel/iommu_groups/{group}"));
         }
     }
 

@@ -47,8 +47,10 @@ fn a_function_goes_to_a_program_and_back() {
     assert_eq!((function.model(), function.disks), ("8086:0a54".into(), vec![]));
     assert_eq!(recorded(&tree.machine), [address(FUNCTION)]);
 
-    let again = bound(&kernel, &[FUNCTION], &terms(None, false)).unwrap();
-    assert!(!again[0].is_new && again[0].former.as_deref() == Some("nvme"));
+    for owner in [None, Some(1000)] {
+        let again = bound(&kernel, &[FUNCTION], &terms(owner, false)).unwrap();
+        assert!(!again[0].is_new && again[0].former.as_deref() == Some("nvme"));
+    }
 
     let (back, error) = unbind(&kernel, &Which::All);
     assert_eq!((back, error), (vec![address(FUNCTION)], Ok(())));
@@ -92,6 +94,51 @@ fn functions_are_taken_all_or_none() {
     assert!(remedy.starts_with("All is as it was"), "{remedy}");
     assert!(tree.state().contains("0000:5e:00.0 driver Some(\"nvme\") override Some(\"(null)\")"));
     assert_eq!(recorded(&tree.machine), []);
+}
+
+#[test]
+fn what_was_bound_before_stays_so_whatever_becomes_of_those_after_it() {
+    let tree = Tree::of("second-function 13");
+    let kernel = FakeKernel::new(&tree);
+    bound(&kernel, &[FUNCTION], &terms(Some(1000), false)).unwrap();
+    for refused in [function(SECOND, "driver_override"), "dev/vfio/12".to_owned()] {
+        *kernel.refuses.borrow_mut() = Some((refused.clone(), Errno::PERM));
+        let error = bound(&kernel, &[FUNCTION, SECOND], &terms(Some(1000), false)).unwrap_err();
+        assert!(matches!(&error, BindError::Step { undone: true, .. }), "{refused}: {error:?}");
+        let driver = |at| tree.machine.link(&function(at, "driver"));
+        assert_eq!(driver(FUNCTION).as_deref(), Some("vfio-pci"), "{refused}");
+        assert_eq!(driver(SECOND).as_deref(), Some("nvme"), "{refused}");
+        assert_eq!(recorded(&tree.machine), [address(FUNCTION)], "{refused}");
+    }
+}
+
+#[test]
+fn what_a_program_has_opened_meanwhile_is_not_taken_from_it_to_undo() {
+    let tree = Tree::of("second-function 13");
+    let kernel = FakeKernel::new(&tree);
+    kernel.is_awaited.set(true);
+    *kernel.refuses.borrow_mut() = Some((function(SECOND, "driver_override"), Errno::PERM));
+    let error = bound(&kernel, &[FUNCTION, SECOND], &terms(None, false)).unwrap_err();
+    assert!(matches!(&error, BindError::Step { undone: false, .. }), "{error:?}");
+    let driver = tree.machine.link(&function(FUNCTION, "driver"));
+    assert_eq!(driver.as_deref(), Some("vfio-pci"), "the kernel would wait without end");
+}
+
+#[test]
+fn without_an_iommu_a_function_is_bound_again_and_whoever_drives_it_is_seen() {
+    let tree = Tree::of("no-iommu");
+    let kernel = FakeKernel::new(&tree);
+    bound(&kernel, &[FUNCTION], &terms(Some(1000), true)).unwrap();
+    let again = bound(&kernel, &[FUNCTION], &terms(Some(1000), true)).unwrap();
+    assert!(!again[0].is_new && kernel.given.borrow().is_empty());
+    assert_eq!(Function::at(&tree.machine, address(FUNCTION)).unwrap().group, None);
+    tree.put("proc/41/comm", "tenmil\n");
+    tree.link("proc/41/fd/9", "/dev/vfio/noiommu-7");
+    let error = unbind(&kernel, &Which::All).1.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "unbind 0000:5e:00.0: process 41 (tenmil) has vfio/noiommu-7 open, expected nobody"
+    );
 }
 
 #[test]

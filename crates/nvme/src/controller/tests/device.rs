@@ -39,6 +39,9 @@ pub(super) struct Script {
     pub(super) refuse: BTreeMap<u8, Status>,
     /// Feature identifiers of Set Features that are refused.
     pub(super) refuse_features: BTreeSet<u8>,
+    /// The bits of the Asynchronous Event Configuration that it takes, and what it has taken.
+    pub(super) events_known: u32,
+    pub(super) events_on: u32,
     /// Namespaces of which Identify says that all is well, and writes nothing.
     pub(super) withheld: BTreeSet<u32>,
     /// Abort says that it did not abort.
@@ -133,6 +136,8 @@ impl Device {
             mute_for_ever: false,
             refuse: BTreeMap::new(),
             refuse_features: BTreeSet::new(),
+            events_known: u32::MAX,
+            events_on: 0,
             withheld: BTreeSet::new(),
             aborts_fail: false,
             answers_io: true,
@@ -475,6 +480,13 @@ impl Script {
             0x08 => dw0 = self.abort(queue, u16::try_from(high).unwrap()),
             0x09 if self.refuse_features.contains(&command.cdw10().to_le_bytes()[0]) => {
                 status = Status::INVALID_FIELD;
+            }
+            0x09 if low & 0xff == 0x0b => {
+                if command.cdw11() & !self.events_known == 0 {
+                    self.events_on = command.cdw11();
+                } else {
+                    status = Status::INVALID_FIELD;
+                }
             }
             0x09 if low & 0xff == 7 => {
                 let granted = u32::from(self.granted - 1);

@@ -146,6 +146,31 @@ fn as_many_requests_are_held_as_both_sides_want() {
 }
 
 #[test]
+fn a_controller_that_refuses_warnings_still_tells_of_what_it_announces() {
+    // OAES: namespaces, access, the discovery log. LPA: telemetry.
+    let announced = 1_u32 << 8 | 1 << 11 | 1 << 31;
+    let told = |known, announced: u32| {
+        let mut world = World::with(options(), |script| {
+            script.identity.push((92, announced.to_le_bytes().to_vec()));
+            script.identity.push((261, vec![1 << 3]));
+            script.events_known = known;
+        });
+        world.run_until(|event| *event == Event::Ready);
+        let (told, on) = (world.told(), world.device.script().events_on);
+        let refused = told.iter().find_map(|event| match event {
+            Event::EventConfigurationRefused { has_notices, .. } => Some(*has_notices),
+            _ => None,
+        });
+        world.run(Span::from_ms(20));
+        assert_eq!(world.device.script().event_requests.len(), 4, "which bring errors in any case");
+        (on, refused)
+    };
+    assert_eq!(told(u32::MAX, announced), (0x1f | 1 << 10 | announced, None));
+    assert_eq!(told(0x0f | announced, announced), (announced, Some(true)));
+    assert_eq!(told(0, announced), (0, Some(false)));
+}
+
+#[test]
 fn a_request_that_is_refused_is_not_sent_again_and_again() {
     let mut world = World::ready_with(options(), |script| {
         script.refuse.insert(0x0c, Status::INVALID_OPCODE);

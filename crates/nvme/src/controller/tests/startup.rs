@@ -187,6 +187,24 @@ fn refusing_what_cannot_be_done_without_is_the_end_and_the_rest_is_not() {
 }
 
 #[test]
+fn a_discovery_controller_that_does_not_say_so_is_asked_for_nothing_but_itself() {
+    let discovery = ControllerOptions { is_discovery: true, ..options() };
+    let mut world = World::with(discovery, |script| {
+        script.identity.push((512, vec![0; 2]));
+        script.refuse_features = [7].into();
+        script.vs = 0x0002_0000;
+    });
+    assert_eq!(outcome(&mut world), Event::Ready);
+    let script = world.device.script();
+    let low = |cdw10: u32| cdw10 & 0xff;
+    let asked = |opcode| {
+        let of_it = script.fetched.iter().filter(move |(of, _)| *of == opcode);
+        of_it.map(|(_, cdw10)| low(*cdw10)).collect::<Vec<u32>>()
+    };
+    assert_eq!((asked(0x06), asked(0x09)), (vec![1], vec![0x0b]));
+}
+
+#[test]
 fn lies_are_told_by_the_name_of_their_field() {
     let lie = |change: fn(&mut super::device::Script)| {
         let mut world = World::with(options(), change);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Instant, Memory};
+use base::{Instant, Memory, Span};
 use tcp::QueueKind;
 use wire::fabrics::{ConnectData, Connected};
 use wire::opcode::FabricsType;
@@ -18,18 +18,55 @@ use crate::tcp::news::News;
 use crate::tcp::rooms::{Share, Way};
 use crate::tcp::seat::ShownQueue;
 
+/// A Connect that is not answered yet: its queue is there still, and may be on its way out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patient {
+    tag: u16,
+    until: Instant,
+    /// When its host has to be connected.
+    connect_by: Instant,
+}
+
+/// How often it is looked whether the queue is gone.
+const LOOK: Span = Span::from_ms(1);
+
 impl Guest {
     /// The first command of a connection.
     #[cold]
     pub(super) fn connect(&mut self, now: Instant, tag: u16) {
+        if self.patient.is_some() {
+            let status = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+            self.rooms.finish(&mut self.end, tag, 0, Completion::new(0, status));
+            return;
+        }
+        let until = now.after(self.service.limits().quiesce);
+        self.try_connect(now, Patient { tag, until, connect_by: self.connect_by });
+    }
+
+    /// Looks again whether a Connect that waits can be granted. False if none waits.
+    #[cold]
+    pub(super) fn connect_again(&mut self, now: Instant) -> bool {
+        let Some(patient) = self.patient.take() else { return false };
+        self.try_connect(now, patient);
+        true
+    }
+
+    fn try_connect(&mut self, now: Instant, patient: Patient) {
+        let tag = patient.tag;
         let command = *self.rooms.command(tag);
         let completion = match self.granted(now, tag, &command) {
+            Err(NotGranted { may_pass: true, .. }) if now < patient.until => {
+                self.patient = Some(patient);
+                self.connect_by = now.after(LOOK);
+                return;
+            }
             Ok(cntlid) => {
                 self.connect_by = Instant::NEVER;
                 let result = Connected(0).with(|connected| connected.cntlid(cntlid)).0;
                 Completion::new(0, Status::SUCCESS).with_dw0(result)
             }
-            Err(NotGranted { status, result, why }) => {
+            Err(NotGranted { status, result, why, .. }) => {
+                self.connect_by = patient.connect_by;
                 let (connection, peer) = (self.id, self.peer.clone());
                 self.service.tell(News::Refused { connection, peer, why });
                 Completion::new(0, status).with_dw0(result)
@@ -43,6 +80,7 @@ impl Guest {
             status: status.with_dnr(),
             result: 0,
             why: why.to_owned(),
+            may_pass: false,
         };
         let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
         let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);

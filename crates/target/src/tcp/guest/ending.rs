@@ -100,7 +100,10 @@ impl Guest {
     pub(super) fn expire(&mut self, now: Instant) -> usize {
         if now >= self.connect_by {
             self.connect_by = Instant::NEVER;
-            self.end_for(now, Reason::TooSlow("connect"));
+            let waits = self.reason.is_none() && self.connect_again(now);
+            if !waits {
+                self.end_for(now, Reason::TooSlow("connect"));
+            }
         }
         let patience = self.service.limits().patience;
         if self.blocked_since.is_some_and(|since| now >= since.after(patience)) {

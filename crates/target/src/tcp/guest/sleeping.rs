@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use base::{Instant, WakeSource};
+use base::{Instant, Span, WakeSource};
 use reactor::WokenBy;
 use tcp::Connection;
 
@@ -137,6 +137,14 @@ impl Guest {
             Role::Stranger | Role::Gone => Instant::NEVER,
         };
         self.deadline().min(role).min(self.next_release())
+    }
+
+    /// What is under way takes so long on average.
+    pub(in crate::tcp) fn latency(&self) -> Option<Span> {
+        match &self.role {
+            Role::Io(io) => io.expected_latency(),
+            _ => None,
+        }
     }
 
     /// When something is to be looked after.

@@ -13,7 +13,7 @@ use wire::register::offset;
 use wire::{AdminOpcode, Command, Status, nqn};
 
 use super::rig::{ENABLED, HOST, NQN, Rig, admin_config, admin_connect};
-use crate::tcp::{ControllerModel, Hosts, OfferPlan, Port, Reason};
+use crate::tcp::{ControllerModel, DiscoveryName, Hosts, OfferPlan, Port, Reason};
 
 const LOG: u32 = 0x70;
 
@@ -119,14 +119,65 @@ fn discovery_has_no_io_queues_and_a_silent_host_is_sent_away() {
     assert_eq!((completion.status().0 & 0x7ff, completion.dw0()), (0x182, 42));
     rig.lines[line].pipe = None;
     discover(&mut rig, HOST);
+    rig.pass(Span::from_secs(120));
     rig.pass(Span::from_secs(119));
     assert_eq!(rig.service.connected(), 1);
-    rig.pass(Span::from_secs(2));
+    rig.pass(Span::from_secs(1));
     assert_eq!(rig.service.connected(), 0);
     let expired = |news: &crate::tcp::News| {
         matches!(news, crate::tcp::News::Disconnected { reason: Reason::KeepAliveExpired, .. })
     };
     assert!(rig.news.iter().any(expired));
+}
+
+/// By intervals, as any controller that says that traffic counts (TBKAS).
+#[test]
+fn who_is_told_of_changes_is_missed_an_interval_after_that_of_its_last_command() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let connect = Connect { kato: 10_000, ..admin_connect() };
+    assert_eq!(rig.connect(line, &connect, &visitor(HOST)).status(), Status::SUCCESS);
+    rig.set_property(line, offset::CC, ENABLED);
+    let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
+    for _ in 0..3 {
+        rig.pass(Span::from_ms(9999));
+        rig.command(line, &keep_alive, Data::None, &[]);
+    }
+    rig.pass(Span::from_ms(10_000));
+    rig.pass(Span::from_ms(9999));
+    assert_eq!(rig.service.connected(), 1);
+    rig.pass(Span::from_ms(1));
+    assert_eq!(rig.service.connected(), 0);
+}
+
+#[test]
+fn a_discovery_service_has_a_name_of_its_own_beside_the_one_of_all() {
+    let mut rig = Rig::new();
+    rig.service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+    let identity = |rig: &mut Rig, line| {
+        let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+        let (_, bytes) = rig.command(line, &identify, Data::ToHost(4096), &[]);
+        let page = IdentifyController::from_bytes(bytes.first_chunk().unwrap());
+        (bytes[4..24].to_vec(), page.subnqn())
+    };
+    let line = discover(&mut rig, HOST);
+    let without = (b"1                   ".to_vec(), Ascii::nul_padded(nqn::DISCOVERY));
+    assert_eq!(identity(&mut rig, line), without);
+    let own = "nqn.2026-01.org.tenmil:discovery";
+    let nonsense = DiscoveryName { nqn: "own".to_owned(), serial: "7".to_owned() };
+    assert!(rig.service.name_discovery(nonsense).is_err());
+    let name = DiscoveryName { nqn: own.to_owned(), serial: "7".to_owned() };
+    rig.service.name_discovery(name).unwrap();
+    let asked = visitor(HOST).with(|data| data.subnqn(Ascii::nul_padded(own)));
+    let named = rig.dial(admin_config());
+    assert_eq!(rig.connect(named, &admin_connect(), &asked).status(), Status::SUCCESS);
+    rig.set_property(named, offset::CC, ENABLED);
+    for line in [named, discover(&mut rig, HOST)] {
+        let with = (b"7                   ".to_vec(), Ascii::nul_padded(own));
+        assert_eq!(identity(&mut rig, line), with);
+        let current = (own.to_owned(), SubsystemType::Discovery, Some(4420));
+        assert_eq!(page(&mut rig, line).1[0], current);
+    }
 }
 
 #[test]

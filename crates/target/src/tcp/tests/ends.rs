@@ -79,6 +79,8 @@ fn a_silent_host_loses_its_association_at_its_time_out_and_traffic_counts() {
         let (completion, _) = rig.command(io, &read, Data::ToHost(512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS, "its I/O keeps it alive");
     }
+    rig.pass(Span::from_ms(1000));
+    // The interval of its last command has ended, and another has begun.
     rig.pass(Span::from_ms(999));
     assert_eq!(rig.service.associations(), 1);
     rig.pass(Span::from_ms(1));
@@ -100,10 +102,30 @@ fn keep_alive_commands_keep_a_host_alive() {
         let (completion, _) = rig.command(line, &keep_alive, Data::None, &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
     }
+    rig.pass(Span::from_ms(1000));
     rig.pass(Span::from_ms(999));
     assert_eq!(rig.service.associations(), 1);
-    rig.pass(Span::from_ms(2));
+    rig.pass(Span::from_ms(1));
     assert_eq!(rig.service.associations(), 0);
+}
+
+/// Connect has set the time-out, for as long as the association lasts.
+#[test]
+fn a_host_that_resets_its_controller_is_missed_as_before() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let connect = Connect { kato: 1000, ..admin_connect() };
+    rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.set_property(line, offset::CC, ENABLED);
+    rig.set_property(line, offset::CC, 0);
+    rig.pass(Span::from_secs(60));
+    assert_eq!(rig.service.associations(), 1, "it counts while the controller is ready");
+    rig.set_property(line, offset::CC, ENABLED);
+    rig.pass(Span::from_ms(1000));
+    rig.pass(Span::from_ms(999));
+    assert_eq!(rig.service.associations(), 1);
+    rig.pass(Span::from_ms(1));
+    assert!(reasons(&rig).contains(&Reason::KeepAliveExpired), "{:?}", rig.news);
 }
 
 #[test]

@@ -1,12 +1,21 @@
 //! What a host does that means well.
 
+use std::sync::Arc;
+
+use base::Span;
+use block::{Delay, Delays, Ram, Spread};
+use ctrl::controller::NamespaceConfig;
+use reactor::Poller;
 use tcp::{Data, DigestUse, HostConfig};
-use wire::fabrics::PropertySize;
+use wire::fabrics::{CNTLID_DYNAMIC, Connect, PropertySize};
 use wire::identify::IdentifyController;
 use wire::register::{Capabilities, offset};
 use wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{NQN, Rig, connect_data, io_config, io_connect, pattern, transfer};
+use super::rig::{
+    BLOCKS, ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, io_config, io_connect,
+    limits, pattern, transfer,
+};
 
 fn identify() -> Command {
     Command::new(AdminOpcode::Identify.code()).with_cdw10(1)
@@ -89,6 +98,82 @@ fn reservation_commands_end_when_nothing_else_is_under_way() {
     rig.assert_empty();
 }
 
+/// Sixteen bytes, all different: in Connect, in the feature and in a report they are the same.
+#[test]
+fn a_host_finds_its_identifier_as_it_has_given_it() {
+    let id: [u8; 16] = std::array::from_fn(|at| u8::try_from(at).unwrap() * 16 + 1);
+    let mut rig = Rig::new();
+    let connect = |rig: &mut Rig, line, connect: &Connect, cntlid| {
+        let data = connect_data(cntlid).with(|data| data.hostid(id));
+        let completion = rig.connect(line, connect, &data);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        u16::try_from(completion.dw0()).unwrap()
+    };
+    let admin = rig.dial(admin_config());
+    let cntlid = connect(&mut rig, admin, &admin_connect(), CNTLID_DYNAMIC);
+    rig.set_property(admin, offset::CC, ENABLED);
+    let io = rig.dial(io_config());
+    connect(&mut rig, io, &io_connect(1), cntlid);
+
+    let get = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x81).with_cdw11(1);
+    let (completion, bytes) = rig.command(admin, &get, Data::ToHost(16), &[]);
+    assert_eq!((completion.status(), &bytes[..]), (Status::SUCCESS, &id[..]));
+    let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+    let keys = [[0; 8], [7; 8]].concat();
+    let (completion, _) = rig.command(io, &register, Data::FromHost(16), &keys);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let report = Command::new(IoOpcode::ReservationReport.code()).with_nsid(1);
+    let report = report.with_cdw10(31).with_cdw11(1);
+    let (_, bytes) = rig.command(io, &report, Data::ToHost(128), &[]);
+    // The first registrant, behind a header of 64 bytes: its identifier is behind its key.
+    assert_eq!(&bytes[64 + 16..64 + 32], &id);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// Zero is no identifier: two hosts that leave it so are two, and can reserve nothing.
+#[test]
+fn hosts_without_an_identifier_are_not_one_registrant() {
+    let mut rig = Rig::new();
+    for _ in 0..2 {
+        let admin = rig.dial(admin_config());
+        let nobody = connect_data(CNTLID_DYNAMIC).with(|data| data.hostid([0; 16]));
+        let cntlid = u16::try_from(rig.connect(admin, &admin_connect(), &nobody).dw0()).unwrap();
+        rig.set_property(admin, offset::CC, ENABLED);
+        let io = rig.dial(io_config());
+        let nobody = connect_data(cntlid).with(|data| data.hostid([0; 16]));
+        assert_eq!(rig.connect(io, &io_connect(1), &nobody).status(), Status::SUCCESS);
+        let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+        let (completion, _) = rig.command(io, &register, Data::FromHost(16), &[1; 16]);
+        assert_eq!(completion.status(), Status::HOST_IDENTIFIER_NOT_INITIALIZED.with_dnr());
+        let write = transfer(IoOpcode::Write.code(), 0, 1);
+        let (completion, _) = rig.command(io, &write, Data::FromHost(512), &[0; 512]);
+        assert_eq!(completion.status(), Status::SUCCESS, "all else works");
+    }
+}
+
+/// As hosts do that send features from one buffer of a page.
+#[test]
+fn more_data_than_a_command_takes_are_taken_as_far_as_they_matter() {
+    let mut rig = Rig::new();
+    let (admin, _) = rig.admin();
+    let set = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0e);
+    let timestamp = [1, 2, 3, 4, 5, 6, 0, 0];
+    let page = [&timestamp[..], &[0xff; 4088]].concat();
+    for (len, status) in [
+        (4096_u32, Status::SUCCESS),
+        (8, Status::SUCCESS),
+        (4, Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
+    ] {
+        let bytes = &page[..len as usize];
+        let (completion, _) = rig.command(admin, &set, Data::FromHost(len), bytes);
+        assert_eq!(completion.status(), status, "{len} bytes");
+    }
+    let get = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x0e);
+    let (completion, bytes) = rig.command(admin, &get, Data::ToHost(8), &[]);
+    assert_eq!((completion.status(), &bytes[..6]), (Status::SUCCESS, &timestamp[..6]));
+}
+
 #[test]
 fn everybody_who_is_connected_is_shown_with_what_he_has() {
     let mut rig = Rig::new();
@@ -116,4 +201,38 @@ fn everybody_who_is_connected_is_shown_with_what_he_has() {
     rig.lines[stranger].pipe = None;
     rig.run();
     assert_eq!(rig.service.connections().len(), 2);
+}
+
+/// So that a reactor in hybrid mode knows how long it may rest.
+#[test]
+fn a_connection_knows_what_its_commands_take_while_there_are_any() {
+    let mut subsystem = None;
+    let mut rig = Rig::with(limits(), |plan| {
+        subsystem = Some(plan.subsystem.clone());
+        plan
+    });
+    let slow = Spread { mean: Span::from_us(80), p99: None };
+    let ram = Arc::new(Ram::new(&rig.regions, 512, BLOCKS).unwrap());
+    let medium = Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap();
+    subsystem.unwrap().add_namespace(NamespaceConfig::new(Arc::new(medium))).unwrap();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let read = transfer(IoOpcode::Read.code(), 0, 1).with_nsid(2);
+    let expected = |rig: &Rig| -> Vec<Span> {
+        rig.guests.iter().filter_map(|guest| guest.expected_latency()).collect()
+    };
+    for _ in 0..100 {
+        let tag = rig.lines[io].submit(&read, Data::ToHost(512), &[]);
+        rig.run();
+        while rig.lines[io].done.remove(&tag).is_none() {
+            rig.pass(Span::from_us(1));
+        }
+        // A host that asks for nothing does not make its commands slow.
+        rig.pass(Span::from_ms(3));
+    }
+    assert_eq!(expected(&rig), [], "nothing is under way");
+    rig.lines[io].submit(&read, Data::ToHost(512), &[]);
+    rig.run();
+    let [latency] = expected(&rig)[..] else { panic!("one has something under way") };
+    assert!((78_000..=82_000).contains(&latency.ns), "{latency}");
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use base::Span;
 use ctrl::front::fabrics::{FabricsFrontEnd, Over};
 use tcp::Data;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_STATIC, Connect, ConnectData, PropertySize};
@@ -13,9 +15,10 @@ use wire::{AdminOpcode, Command, IoOpcode, Status};
 use super::rig::{
     HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits, transfer,
 };
+use super::scarcity::stuck;
 use crate::tcp::association::{Association, HostNames};
 use crate::tcp::offer::NoController;
-use crate::tcp::{ControllerModel, Hosts, News, OfferPlan};
+use crate::tcp::{ControllerModel, Hosts, News, OfferPlan, Reason};
 
 /// What a Connect on a new connection is answered with: its status, without DNR, and dword 0.
 fn asked(rig: &mut Rig, connect: &Connect, data: &ConnectData) -> (Status, u32) {
@@ -80,6 +83,28 @@ fn a_host_that_is_not_listed_is_told_so_and_one_that_is_comes_in() {
     rig.admin();
 }
 
+/// Hosts are told apart by their names, and access lists decide: a name of another form is a name.
+#[test]
+fn a_host_may_call_itself_as_it_likes() {
+    let mut rig = Rig::new();
+    for name in ["hostnqn", "nqn.2014-08.org.nvmexpress:uuid:me"] {
+        let mut field: Ascii<256> = Ascii::nul_padded(name);
+        field.0[255] = b'?';
+        let unzeroed = named(super::rig::NQN, name).with(|data| data.hostnqn(field));
+        assert_eq!(asked(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
+        let told = rig
+            .news
+            .iter()
+            .any(|news| matches!(news, News::Associated { host, .. } if host == name));
+        assert!(told, "{:?}", rig.news);
+    }
+    let noise = named(super::rig::NQN, "a host");
+    assert_eq!(
+        asked(&mut rig, &admin_connect(), &noise),
+        (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512)
+    );
+}
+
 #[test]
 fn static_controllers_are_asked_for_by_number_and_are_as_many_as_there_are() {
     let model = ControllerModel::Static(2);
@@ -107,7 +132,14 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
     rig.set_property(line, offset::CC, 0);
     rig.set_property(line, offset::CC, super::rig::ENABLED);
     assert_eq!(ask(&mut rig, 1), Status::SUCCESS);
-    assert_eq!(ask(&mut rig, 1), Status::COMMAND_SEQUENCE_ERROR, "there is one");
+    let again = rig.dial(io_config());
+    let tag = rig.submit_connect(again, &io_connect(1), &connect_data(cntlid));
+    rig.pass(Span::from_ms(999));
+    assert!(!rig.lines[again].done.contains_key(&tag), "the other may be about to go");
+    rig.pass(Span::from_ms(1));
+    let (completion, _) = rig.lines[again].done.remove(&tag).unwrap();
+    let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+    assert_eq!(completion.status(), sequence, "there is one");
     assert_eq!(ask(&mut rig, 4), Status::SUCCESS);
     assert_eq!(ask(&mut rig, 5), Status::CONNECT_INVALID_PARAMETERS, "four were granted");
     let other = connect_data(cntlid).with(|data| data.hostid([8; 16]));
@@ -115,6 +147,83 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
         asked(&mut rig, &io_connect(2), &other),
         (Status::CONNECT_INVALID_HOST, 1 << 16 | 512)
     );
+}
+
+/// A close is not acknowledged: the next Connect of a host may be heard of before the end of the
+/// connection that had the queue, or while that still waits for a medium.
+#[test]
+fn a_queue_that_is_being_closed_is_waited_for() {
+    let (mut rig, is_stuck) = stuck();
+    let (_, cntlid) = rig.admin();
+    let first = rig.io(cntlid, 1);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let reconnect = |rig: &mut Rig| {
+        let line = rig.dial(io_config());
+        (line, rig.submit_connect(line, &io_connect(1), &connect_data(cntlid)))
+    };
+    rig.lines[first].submit(&read, Data::ToHost(4096), &[]);
+    rig.run();
+    let (second, tag) = reconnect(&mut rig);
+    rig.pass(Span::from_ms(5));
+    rig.lines[first].pipe = None;
+    rig.pass(Span::from_ms(500));
+    assert!(!rig.lines[second].done.contains_key(&tag), "the medium has not answered");
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    rig.pass(Span::from_ms(2));
+    let (completion, _) = rig.lines[second].done.remove(&tag).unwrap();
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, cntlid.into()));
+    let (completion, _) = rig.command(second, &read, Data::ToHost(4096), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+
+    // Not for ever. But who is refused may come again.
+    is_stuck.store(true, Ordering::Relaxed);
+    rig.lines[second].submit(&read, Data::ToHost(4096), &[]);
+    rig.run();
+    rig.lines[second].pipe = None;
+    let (third, tag) = reconnect(&mut rig);
+    let flush = Command::new(IoOpcode::Flush.code()).with_nsid(1);
+    let too_soon = rig.lines[third].submit(&flush, Data::None, &[]);
+    rig.run();
+    let (completion, _) = rig.lines[third].done.remove(&too_soon).unwrap();
+    assert_eq!(completion.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    rig.pass(Span::from_ms(1001));
+    let (completion, _) = rig.lines[third].done.remove(&tag).unwrap();
+    assert_eq!(completion.status(), Status::COMMAND_SEQUENCE_ERROR, "without Do Not Retry");
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    let completion = rig.connect(third, &io_connect(1), &connect_data(cntlid));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// What waits is given up with its connection, and who waits is sent away like any other stranger.
+#[test]
+fn a_host_that_waits_for_a_queue_may_go_and_may_be_sent_away() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    let before = rig.guests.len();
+    let line = rig.dial(io_config());
+    rig.submit_connect(line, &io_connect(1), &connect_data(cntlid));
+    rig.run();
+    rig.lines[line].pipe = None;
+    rig.run();
+    assert_eq!(rig.guests.len(), before);
+    let line = rig.dial(io_config());
+    rig.submit_connect(line, &io_connect(1), &connect_data(cntlid));
+    rig.run();
+    rig.pass(Span::from_secs(2));
+    rig.pass(Span::from_secs(9));
+    assert!(
+        rig.news.iter().any(|news| matches!(
+            news,
+            News::Disconnected { reason: Reason::TooSlow("connect"), .. }
+        ))
+    );
+    rig.lines.clear();
+    rig.assert_empty();
 }
 
 #[test]

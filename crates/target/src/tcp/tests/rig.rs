@@ -438,6 +438,20 @@ impl Rig {
         self.command(line, &connect.to_command(), Data::FromHost(len), bytes).0
     }
 
+    /// Hands in a Connect; its tag.
+    pub(super) fn submit_connect(
+        &mut self,
+        line: usize,
+        connect: &Connect,
+        data: &ConnectData,
+    ) -> u16 {
+        let bytes = data.as_bytes();
+        let len = u32::try_from(bytes.len()).unwrap();
+        let tag = self.lines[line].submit(&connect.to_command(), Data::FromHost(len), bytes);
+        self.run();
+        tag
+    }
+
     pub(super) fn property(&mut self, line: usize, at: usize, size: PropertySize) -> Completion {
         let ofst = u32::try_from(at).unwrap();
         self.command(line, &PropertyGet { size, ofst }.to_command(), Data::None, &[]).0

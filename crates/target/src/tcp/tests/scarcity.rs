@@ -264,7 +264,7 @@ impl Backend for StuckChannel {
 }
 
 /// A service whose medium answers nothing while this is true.
-fn stuck() -> (Rig, Arc<AtomicBool>) {
+pub(super) fn stuck() -> (Rig, Arc<AtomicBool>) {
     let is_stuck = Arc::new(AtomicBool::new(true));
     let stuck = Arc::clone(&is_stuck);
     let rig = Rig::with(limits(), |plan| plan);

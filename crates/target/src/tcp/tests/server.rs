@@ -1,15 +1,20 @@
 //! Over sockets of this machine, on reactors.
 
-#![expect(clippy::disallowed_methods, reason = "a host opens sockets")]
+#![expect(clippy::disallowed_methods, reason = "a host opens sockets, and a kernel writes files")]
 
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use base::Span;
 use dma::Regions;
+use host::machine::Machine;
+use host::pool::Pool;
 use host::socket::{Address, Door, SocketOptions, Sockets};
+use host::topology::Place;
 use host::{Clock, Cores};
-use reactor::{PollMode, ReactorOptions, Reactors};
+use reactor::balance::{KernelGround, balancer};
+use reactor::schedule::{Options, Policy};
+use reactor::{PollMode, ReactorOptions, Reactors, ThreadId, ThreadPlan};
 use tcp::Data;
 use wire::fabrics::{CNTLID_DYNAMIC, PropertySet, PropertySize};
 use wire::register::offset;
@@ -92,6 +97,12 @@ fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
 }
 
 fn visit(client: &Client) {
+    let (_admin, mut io) = associate(client);
+    exchange(client, &mut io);
+}
+
+/// A host with a controller that is enabled: its admin connection, and an I/O queue.
+fn associate(client: &Client) -> (Line, Line) {
     let mut admin = client.dial(admin_config());
     let data = connect_data(CNTLID_DYNAMIC);
     let connect = admin_connect().to_command();
@@ -107,14 +118,18 @@ fn visit(client: &Client) {
     let (connect, data) = (io_connect(1).to_command(), connect_data(cntlid));
     let (completion, _) = client.command(&mut io, &connect, Data::FromHost(1024), data.as_bytes());
     assert_eq!(completion.status(), Status::SUCCESS);
+    (admin, io)
+}
+
+fn exchange(client: &Client, io: &mut Line) {
     for blocks in [1, 8, 256] {
         let len = blocks * 512;
         let bytes = pattern(blocks, len as usize);
         let write = transfer(IoOpcode::Write.code(), 7, blocks);
-        let (completion, _) = client.command(&mut io, &write, Data::FromHost(len), &bytes);
+        let (completion, _) = client.command(io, &write, Data::FromHost(len), &bytes);
         assert_eq!(completion.status(), Status::SUCCESS);
         let read = transfer(IoOpcode::Read.code(), 7, blocks);
-        let (completion, back) = client.command(&mut io, &read, Data::ToHost(len), &[]);
+        let (completion, back) = client.command(io, &read, Data::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
     }
@@ -133,4 +148,152 @@ fn visit(client: &Client) {
         io.turn(client.clock.now());
         assert!(client.clock.now() < until, "{} of 40 have ended", io.done.len());
     }
+}
+
+/// Two reactors with a balancer over a machine of files, and a host that is served by them.
+struct Balanced {
+    rig: Rig,
+    reactors: Reactors,
+    server: Server,
+    client: Client,
+    cores: [u32; 2],
+    root: tempfile::TempDir,
+    _pool: Arc<Pool>,
+}
+
+const CPUSET: &str = "sys/fs/cgroup/pod/cpuset.cpus.effective";
+
+impl Balanced {
+    /// Nothing on a machine of one core.
+    fn start() -> Option<Self> {
+        let allowed: Vec<u32> = Cores::allowed().iter().take(2).collect();
+        let Ok(cores) = <[u32; 2]>::try_from(allowed) else {
+            println!("skipped: there is one core, expected two");
+            return None;
+        };
+        let (rig, clock) = (Rig::new(), Clock::start());
+        let both = Cores::from_iter(cores);
+        let reactors = Reactors::start(&both, &ReactorOptions::default(), &clock).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let files = [("proc/self/cgroup", "0::/pod\n"), (CPUSET, &*both.to_string())];
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let pool = Arc::new(Pool::new(1, 1));
+        let machine = Machine::under(root.path());
+        let ground = KernelGround::new(machine, both, None, Arc::clone(&pool));
+        let place = |core| Place { core, ..Place::default() };
+        let options = Options {
+            policy: Policy::Static,
+            period: Span::from_ms(5),
+            rest: Span::from_ms(20),
+            ..Options::default()
+        };
+        let (balancer, _) = balancer(options, cores.map(place).to_vec(), ground).unwrap();
+        reactors.spawn(ThreadPlan::new("balancer").poller(balancer)).unwrap();
+        let door = Door::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let server = Server::start(ServerPlan {
+            doors: vec![(door, 1)],
+            service: rig.service.clone(),
+            regions: rig.regions.clone(),
+            sockets: SocketOptions::default(),
+            placement: Placement::Spread,
+            reactors: Arc::clone(reactors.directory()),
+            clock,
+        });
+        let server = server.unwrap();
+        let Address::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
+        let sockets = Sockets::new(Regions::new(4), SocketOptions::default());
+        let client = Client { clock, sockets, address };
+        Some(Self { rig, reactors, server, client, cores, root, _pool: pool })
+    }
+
+    /// The kernel allows these cores and no others from now on.
+    fn allow(&self, cores: &[u32]) {
+        let cores: Cores = cores.iter().copied().collect();
+        std::fs::write(self.root.path().join(CPUSET), cores.to_string()).unwrap();
+    }
+
+    /// On which core each connection is served, and the balancer lives.
+    fn homes(&self) -> Vec<(ThreadId, u32)> {
+        let sample = self.reactors.sample();
+        let core = |id| sample.reactors.iter().find(|reactor| reactor.id == id).unwrap().core;
+        sample.threads.iter().map(|thread| (thread.id, core(thread.home))).collect()
+    }
+
+    /// Whether all of them are on one core.
+    fn are_all_on(&self, core: u32) -> bool {
+        self.homes().iter().all(|(_, home)| *home == core)
+    }
+
+    /// Has 32 writes and as many reads come and go, which are compared, until `is_so`.
+    fn work_until(&self, io: &mut Line, what: &str, is_so: impl Fn() -> bool) {
+        let until = self.client.clock.now().after(Span::from_secs(20));
+        let len_of = |lba: u64| if lba.is_multiple_of(2) { 512 } else { 4096 };
+        for round in 0.. {
+            let begin = |io: &mut Line, lba: u64, is_write: bool| {
+                let len = len_of(lba);
+                let (opcode, data, bytes) = match is_write {
+                    true => (IoOpcode::Write, Data::FromHost(len), expected(round, lba, len)),
+                    false => (IoOpcode::Read, Data::ToHost(len), Vec::new()),
+                };
+                io.submit(&transfer(opcode.code(), lba * 8, len / 512), data, &bytes)
+            };
+            // All of a kind: a tag is free for another as soon as its command has ended.
+            for is_write in [true, false] {
+                let tags: Vec<u16> = (0..32).map(|lba| begin(io, lba, is_write)).collect();
+                for (lba, tag) in (0..).zip(tags) {
+                    let bytes = self.take(io, tag);
+                    let is_it = bytes == expected(round, lba, len_of(lba));
+                    assert!(is_it, "round {round}, block {lba}, write: {is_write}");
+                }
+            }
+            if is_so() {
+                return;
+            }
+            assert!(self.client.clock.now() < until, "never: {what}: {:?}", self.homes());
+        }
+    }
+
+    /// What a command has brought.
+    fn take(&self, io: &mut Line, tag: u16) -> Vec<u8> {
+        let until = self.client.clock.now().after(Span::from_secs(20));
+        while !io.done.contains_key(&tag) {
+            io.turn(self.client.clock.now());
+            assert!(self.client.clock.now() < until, "a command has not ended");
+        }
+        let (completion, bytes) = io.done.remove(&tag).unwrap();
+        assert_eq!(completion.status(), Status::SUCCESS);
+        bytes
+    }
+}
+
+/// What is written there in that round.
+fn expected(round: u32, lba: u64, len: u32) -> Vec<u8> {
+    pattern(round + u32::try_from(lba).unwrap(), len as usize)
+}
+
+/// What a container does whose processors are changed while it serves.
+#[test]
+fn connections_leave_a_core_that_is_taken_away_and_lose_nothing() {
+    let Some(balanced) = Balanced::start() else { return };
+    let (_admin, mut io) = associate(&balanced.client);
+    let [first, second] = balanced.cores;
+    balanced.work_until(&mut io, "they are served", || true);
+    for (left, taken) in [(second, first), (first, second), (second, first)] {
+        assert!(balanced.homes().len() >= 3, "two connections and a balancer");
+        balanced.allow(&[left]);
+        balanced.work_until(&mut io, "they leave", || balanced.are_all_on(left));
+        // It is there again, and a static policy has nobody go back.
+        balanced.allow(&[left, taken]);
+        balanced.work_until(&mut io, "they go on", || true);
+    }
+    let moves: u64 = balanced.reactors.sample().threads.iter().map(|thread| thread.moves).sum();
+    assert!(moves >= 6, "{moves} moves");
+    drop(io);
+    drop(balanced.server);
+    balanced.reactors.stop();
+    assert_eq!(balanced.rig.service.connected(), 0);
 }

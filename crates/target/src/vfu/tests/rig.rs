@@ -54,6 +54,11 @@ pub(super) const ENTRIES: u32 = 16;
 
 impl Rig {
     pub(super) fn new(poll: PollMode) -> Self {
+        Self::of(poll, |regions| Arc::new(Ram::new(regions, 512, BLOCKS).unwrap()))
+    }
+
+    /// The same, of another medium.
+    pub(super) fn of(poll: PollMode, medium: impl FnOnce(&Regions) -> Arc<dyn Medium>) -> Self {
         let (regions, clock) = (Regions::new(64), Clock::start());
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
         let cores: Cores = Cores::allowed().iter().take(1).collect();
@@ -61,11 +66,11 @@ impl Rig {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device");
         let door = Door::open(&Address::Path(path)).unwrap();
-        let ram: Arc<dyn Medium> = Arc::new(Ram::new(&regions, 512, BLOCKS).unwrap());
+        let medium = medium(&regions);
         let maps_doorbells = poll == PollMode::Always;
         let server = Server::start(Plan {
             door,
-            media: vec![ram],
+            media: vec![medium],
             options: DeviceOptions { maps_doorbells, queues: 4, ..DeviceOptions::default() },
             regions: regions.clone(),
             reactors: Arc::clone(reactors.directory()),
@@ -86,7 +91,7 @@ impl Rig {
         machine
     }
 
-    pub(super) fn await_news(&self, is_it: impl Fn(&News) -> bool) -> News {
+    pub(super) fn await_news(&self, mut is_it: impl FnMut(&News) -> bool) -> News {
         let end = self.clock.now().after(PATIENCE);
         loop {
             match self.server.next_news() {
@@ -204,6 +209,14 @@ impl Machine {
         let file = self.regions.descriptor(self.memory.id()).filter(|_| is_shared);
         let id = self.client.map(whole(), file.map(Arc::new));
         assert_eq!(self.errno(id), 0);
+    }
+
+    /// Maps more than its file has.
+    pub(super) fn map_wrongly(&mut self) {
+        let file = self.regions.descriptor(self.memory.id());
+        let map = DmaMap { iova: IOVA << 8, file_offset: MEMORY_BYTES, ..whole() };
+        let id = self.client.map(map, file.map(Arc::new));
+        assert_ne!(self.errno(id), 0);
     }
 
     pub(super) fn part(&self, at: u64, len_bytes: u32) -> Segment {

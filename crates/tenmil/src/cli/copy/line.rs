@@ -6,7 +6,7 @@ use std::io::Write;
 use base::{Instant, Span};
 
 /// The line, and when it is due.
-pub(super) struct Line {
+pub(in crate::cli) struct Line {
     is_terminal: bool,
     is_drawn: bool,
     next: Instant,
@@ -19,18 +19,18 @@ const REPEAT: Span = Span::from_secs(5);
 const CELLS: u64 = 24;
 
 impl Line {
-    pub(super) fn new(is_terminal: bool, now: Instant) -> Self {
+    pub(in crate::cli) fn new(is_terminal: bool, now: Instant) -> Self {
         let next = if is_terminal { now } else { now.after(REPEAT) };
         Self { is_terminal, is_drawn: false, next, began: None }
     }
 
     /// Another phase begins.
-    pub(super) fn begin(&mut self, now: Instant) {
+    pub(in crate::cli) fn begin(&mut self, now: Instant) {
         *self = Self { is_drawn: self.is_drawn, ..Self::new(self.is_terminal, now) };
     }
 
     /// Says how far it is, if it is time to.
-    pub(super) fn turn(
+    pub(in crate::cli) fn turn(
         &mut self,
         phase: &str,
         now: Instant,
@@ -54,13 +54,13 @@ impl Line {
     }
 
     /// Says something, above the line.
-    pub(super) fn note(&mut self, text: &str, out: &mut dyn Write) {
+    pub(in crate::cli) fn note(&mut self, text: &str, out: &mut dyn Write) {
         self.clear(out);
         let _ = writeln!(out, "note: {text}");
     }
 
     /// Takes the line away.
-    pub(super) fn clear(&mut self, out: &mut dyn Write) {
+    pub(in crate::cli) fn clear(&mut self, out: &mut dyn Write) {
         if std::mem::take(&mut self.is_drawn) {
             let _ = write!(out, "\r\x1b[2K").and_then(|()| out.flush());
         }
@@ -90,14 +90,14 @@ fn line(phase: &str, took: Span, moved: u64, (done, size): (u64, u64)) -> String
 }
 
 /// `210.0 MB/s`.
-pub(super) fn rate(moved: u64, took: Span) -> String {
+pub(in crate::cli) fn rate(moved: u64, took: Span) -> String {
     let per_second = u128::from(moved) * 1_000_000_000 / u128::from(took.ns.max(1));
     let tenths = per_second / 100_000;
     format!("{}.{} MB/s", tenths / 10, tenths % 10)
 }
 
 /// `512 MiB`, and the bytes where they are not whole.
-pub(super) fn bytes(count: u64) -> String {
+pub(in crate::cli) fn bytes(count: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     match units.iter().find(|(_, shift)| count >> shift > 0) {
         Some((unit, shift)) => {

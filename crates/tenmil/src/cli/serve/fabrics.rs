@@ -15,7 +15,7 @@ use control::configuration::{self, Configuration, Line};
 use control::{Announcer, Devices, Queues, Relay};
 use dma::Regions;
 use host::{Clock, Thread};
-use target::tcp::{Limits, News, Server, ServerPlan, Service, StateDirectory};
+use target::tcp::{DiscoveryName, Limits, News, Server, ServerPlan, Service, StateDirectory};
 
 use self::ready::ready;
 use self::standing::{Standing, Unfit, World};
@@ -25,7 +25,7 @@ use super::{
 use crate::Refused;
 use crate::balance::Balanced;
 use crate::cli::write_out;
-use crate::tcp::sockets;
+use crate::tcp::{discovery_name, sockets};
 
 /// What a subsystem is called if nobody says.
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
@@ -46,8 +46,10 @@ pub(super) fn asked(
         }
     };
     let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
-    for name in arguments.host.iter().chain([&nqn]) {
-        wire::nqn::check(name).map_err(|why| Refused::caller(format!("`{name}`: {why}")))?;
+    let refuse = |name: &str, why| Refused::caller(format!("`{name}`: {why}"));
+    wire::nqn::check(&nqn).map_err(|why| refuse(&nqn, why))?;
+    for name in &arguments.host {
+        wire::nqn::check_host(name).map_err(|why| refuse(name, why))?;
     }
     let namespace = |(nsid, uri): (u32, &Uri)| configuration::Namespace {
         nsid,
@@ -99,6 +101,7 @@ pub(super) fn run(
         let refused = Refused::machine(why);
         placed(arguments, Unfit { refused, line: asked.memory_line, key: "memory" })
     })?;
+    name_discovery(&service, &asked)?;
     let state = open_state(&asked).map_err(|unfit| placed(arguments, unfit))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
@@ -134,6 +137,14 @@ pub(super) fn run(
         host::thread::rest(WATCH_INTERVAL);
     }
     end(clock, standing, balanced, &service)
+}
+
+/// Hosts know a discovery service by its name and its serial number: this machine's, at these addresses.
+fn name_discovery(service: &Service, asked: &Configuration) -> Result<(), Refused> {
+    let addresses: Vec<String> =
+        asked.listeners.iter().map(|listener| listener.address.to_string()).collect();
+    let (nqn, serial) = discovery_name(&addresses.join(","));
+    service.name_discovery(DiscoveryName { nqn, serial }).map_err(Refused::machine)
 }
 
 /// The directory for what survives a loss of power, if there is to be one.

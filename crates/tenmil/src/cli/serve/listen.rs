@@ -14,14 +14,34 @@ pub(super) enum Listen {
     NvmeTcp(SocketAddr),
     /// For virtual machines and other drivers.
     VfioUser(PathBuf),
+    /// For this machine's Linux, as a disk.
+    Ublk(Place),
+}
+
+/// Which disk of Linux's it is to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Its number; without one the kernel picks one.
+    pub(super) number: Option<u32>,
+    /// Its queues; without a number one for each serving core.
+    pub(super) queues: Option<u16>,
+    /// Requests in each of them.
+    pub(super) depth: Option<u16>,
+    /// Whether what a dead server of something else has left there is taken away.
+    pub(super) replaces: bool,
 }
 
 /// The port that IANA has reserved for NVMe over TCP (TCP 1.0 §3.1.2).
 const PORT: u16 = 4420;
 
-/// The place that `text` stands for: `nbd:PATH`, `nbd://HOST:PORT`, `tcp://HOST:PORT` or
-/// `vfio-user:PATH`.
+/// The place that `text` stands for: `nbd:PATH`, `nbd://HOST:PORT`, `tcp://HOST:PORT`,
+/// `vfio-user:PATH` or `ublk:N`.
 pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
+    if let Some(place) = text.strip_prefix("ublk:") {
+        return parse_place(place).map(Listen::Ublk).ok_or_else(|| {
+            format!("`{text}` is no disk, expected ublk:, ublk:0 or ublk:0?queues=2&depth=128")
+        });
+    }
     if let Some(path) = text.strip_prefix("vfio-user:") {
         return match path {
             "" => Err(format!("`{text}` names no socket, expected vfio-user:/path/of/a/socket")),
@@ -30,7 +50,7 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
     }
     let Some(place) = text.strip_prefix("tcp://") else {
         return target::nbd::parse_address(text).map(Listen::Nbd).map_err(|why| {
-            let others = format!("tcp://127.0.0.1:{PORT} or vfio-user:/path/of/a/socket");
+            let others = format!("tcp://127.0.0.1:{PORT}, vfio-user:/path/of/a/socket or ublk:");
             if text.starts_with("nbd:") { why } else { format!("{why}, {others}") }
         });
     };
@@ -53,9 +73,62 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
     Ok(Listen::NvmeTcp(found))
 }
 
+/// `[N][?queues=N&depth=N&replace=yes]`.
+fn parse_place(text: &str) -> Option<Place> {
+    let (number, pairs) = match text.split_once('?') {
+        Some((number, pairs)) => (number, Some(pairs)),
+        None => (text, None),
+    };
+    let mut place = Place::default();
+    if !number.is_empty() {
+        // The largest number is the kernel's word for none.
+        place.number = Some(number.parse().ok().filter(|number| *number < u32::MAX)?);
+    }
+    let some = |value: &str| value.parse().ok().filter(|count| *count > 0);
+    for pair in pairs.iter().flat_map(|pairs| pairs.split('&')) {
+        match pair.split_once('=')? {
+            ("queues", value) => place.queues = Some(some(value)?),
+            ("depth", value) => place.depth = Some(some(value)?),
+            ("replace", "yes") => place.replaces = true,
+            ("replace", "no") => place.replaces = false,
+            _ => return None,
+        }
+    }
+    Some(place)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Listen, parse_listen};
+    use super::{Listen, Place, parse_listen};
+
+    #[test]
+    fn a_disk_has_a_number_or_any() {
+        let disk = |text: &str| match parse_listen(text) {
+            Ok(Listen::Ublk(place)) => place,
+            other => panic!("{text}: {other:?}"),
+        };
+        assert_eq!(disk("ublk:"), Place::default());
+        assert_eq!(disk("ublk:7"), Place { number: Some(7), ..Place::default() });
+        let whole = Place { number: Some(0), queues: Some(2), depth: Some(64), replaces: true };
+        assert_eq!(disk("ublk:0?queues=2&depth=64&replace=yes"), whole);
+        let any = Place { queues: Some(3), ..Place::default() };
+        assert_eq!(disk("ublk:?queues=3"), any);
+        for text in [
+            "ublk:x",
+            "ublk:-1",
+            "ublk:4294967295",
+            "ublk:1?",
+            "ublk:1?queues=0",
+            "ublk:1?queues=70000",
+            "ublk:1?depth=",
+            "ublk:1?width=1",
+            "ublk:1?replace=perhaps",
+        ] {
+            let refused = parse_listen(text).unwrap_err();
+            assert!(refused.contains(&format!("`{text}`")), "{text}: {refused}");
+            assert!(refused.contains("expected ublk:"), "{text}: {refused}");
+        }
+    }
 
     #[test]
     fn the_scheme_says_which_protocol_is_spoken() {

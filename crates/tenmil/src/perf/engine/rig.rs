@@ -37,7 +37,7 @@ enum Device {
     Medium(usize),
 }
 
-/// Places in the table of regions: what every IOMMU has addresses for.
+/// Places in the table of regions: what an emulated device has addresses for.
 const REGIONS_MAX: usize = 4095;
 
 impl Rig {

@@ -311,7 +311,7 @@ fn remedies(outcome: &PerfOutcome) -> Markup {
 }
 
 /// Text in which what stands between backquotes is code.
-fn in_code(text: &str) -> Markup {
+pub(crate) fn in_code(text: &str) -> Markup {
     html! {
         @for (index, part) in text.split('`').enumerate() {
             @if index % 2 == 1 { code { (part) } } @else { (part) }

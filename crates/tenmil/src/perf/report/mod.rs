@@ -4,13 +4,17 @@ pub mod figures;
 pub mod html;
 pub mod json;
 mod page_style;
-mod plot;
+pub(crate) mod plot;
 #[cfg(test)]
 pub(crate) mod sample;
 pub mod text;
 
 use base::Histogram;
 use wire::Status;
+
+pub(crate) use super::environment::machine_rows;
+pub(crate) use html::in_code;
+pub(crate) use page_style::STYLE;
 
 use super::options::{OpenLoop, PerfOptions};
 use super::outcome::{CeilingOutcome, Ended, Limit, PerfOutcome};

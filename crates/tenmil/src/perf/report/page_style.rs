@@ -1,7 +1,7 @@
 //! How the page looks.
 
 /// The style sheet: one face for light and one for dark surroundings, and one for paper.
-pub(super) const STYLE: &str = r#"
+pub(crate) const STYLE: &str = r#"
 :root {
   color-scheme: light dark;
   --page: #f6f7f9; --card: #ffffff; --ink: #16181d; --muted: #667080; --grid: #e3e6eb;

@@ -4,6 +4,8 @@
 //! each colour here is a number that stands for a role, and is replaced by the style sheet's name
 //! for that role once the drawing is done.
 
+mod rounds;
+
 use core::ops::Range;
 
 use base::Histogram;
@@ -19,6 +21,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::PERCENTILES;
 use super::figures::{scaled, show_ns_f64};
 use crate::perf::outcome::{NullBlkOutcome, Series};
+
+pub(crate) use rounds::{PlotRow, rounds};
 
 /// What a colour stands for.
 #[derive(Clone, Copy)]

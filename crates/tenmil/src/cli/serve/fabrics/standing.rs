@@ -7,6 +7,7 @@
 //!
 //! What is the same before and after is not touched: its connections do not notice.
 
+mod leaving;
 mod stood;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use host::Clock;
 use host::socket::{Address, Door};
 use target::tcp::{Limits, Port, Server, Service, StateDirectory};
 
+use self::leaving::Leaving;
 use self::stood::subsystem;
 pub(super) use self::stood::{Served, Stood};
 use crate::Refused;
@@ -32,6 +34,7 @@ pub(super) struct Standing {
     configuration: Option<Configuration>,
     listeners: Vec<Listener>,
     subsystems: Vec<Stood>,
+    leaving: Leaving,
 }
 
 /// Where it is served.
@@ -74,7 +77,8 @@ struct Prepared {
 impl Standing {
     /// Nothing yet.
     pub(super) fn new(world: World) -> Self {
-        Self { world, configuration: None, listeners: Vec::new(), subsystems: Vec::new() }
+        let (listeners, subsystems) = (Vec::new(), Vec::new());
+        Self { world, configuration: None, listeners, subsystems, leaving: Leaving::default() }
     }
 
     /// Where it listens.
@@ -192,7 +196,7 @@ impl Standing {
         })?;
         let (asked, descriptor) = (asked.clone(), Arc::new(descriptor));
         let (description, handles) = (opened.description, opened.handles);
-        Ok(Served { asked, description, descriptor, handles })
+        Ok(Served { asked, description, device, descriptor, handles })
     }
 
     /// Makes it so, and says what has changed.
@@ -233,6 +237,12 @@ impl Standing {
         }
         let served = subsystems.iter().flat_map(|stood| &stood.namespaces);
         self.world.devices.replace(served.flat_map(|one| one.handles.clone()).collect());
+        for gone in self.subsystems.iter().flat_map(|stood| &stood.namespaces) {
+            let mut now = subsystems.iter().flat_map(|stood| &stood.namespaces);
+            if !now.any(|served| Arc::ptr_eq(&served.descriptor, &gone.descriptor)) {
+                self.leaving.keep(gone.device.clone());
+            }
+        }
         (self.configuration, self.listeners, self.subsystems) =
             (Some(asked), listeners, subsystems);
         said
@@ -240,13 +250,16 @@ impl Standing {
 
     /// Lets nobody in any more. What was served is there for as long as what is returned.
     pub(super) fn close(self) -> impl Send {
-        let Self { world: World { service, server, regions, .. }, subsystems, .. } = self;
+        let Self { world, subsystems, leaving, .. } = self;
+        let World { service, server, regions, state, .. } = world;
         drop(server);
-        (subsystems, service, regions)
+        // The last of them waits for what is still to be written.
+        (subsystems, leaving, service, regions, state)
     }
 
-    /// Passes on what has happened to devices.
-    pub(super) fn hear(&self) {
+    /// Passes on what has happened to devices, and closes those that nobody has any more.
+    pub(super) fn hear(&mut self) {
+        self.leaving.close();
         for stood in &self.subsystems {
             stood.namespaces.iter().for_each(|served| served.hear(&stood.subsystem));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::Medium;
 use block::uri::Uri;
-use block::{Descriptor, Event, Handle};
+use block::{Descriptor, Device, Event, Handle};
 use control::configuration::{self, Access};
 use ctrl::controller::{AnaState, NamespaceConfig, Persistence, Subsystem, SubsystemConfig};
 use target::tcp::{ControllerModel, Hosts, OfferChange, OfferPlan, StateDirectory};
@@ -26,6 +26,7 @@ pub(in crate::cli::serve::fabrics) struct Stood {
 pub(in crate::cli::serve::fabrics) struct Served {
     pub(super) asked: configuration::Namespace,
     pub(super) description: String,
+    pub(super) device: Device,
     pub(super) descriptor: Arc<Descriptor>,
     pub(super) handles: Vec<Handle>,
 }

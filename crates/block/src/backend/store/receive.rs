@@ -1,0 +1,227 @@
+//! A snapshot from a stream.
+//!
+//! What comes is written to a volume `NAME.incomplete`, that becomes the snapshot `NAME` once all of
+//! it was right.
+
+use std::io::{ErrorKind, Read};
+use std::sync::Arc;
+
+use base::{Blame, Span};
+use volume::stream::{Contents, Event, Receiver, StreamError};
+use volume::{Change, VolumeInfo};
+
+use super::carrier::Carrier;
+use super::send::{Carried, Watch};
+use super::{OpenStore, PAGE_BYTES};
+use crate::MediumError;
+
+/// What is behind the name of a snapshot that has not arrived.
+pub const INCOMPLETE: &str = ".incomplete";
+/// How long the room of what was left behind may take to be given back.
+const GIVING_BACK_MAX: Span = Span::from_secs(30);
+
+/// A stream as it comes.
+struct Source<'a> {
+    input: &'a mut dyn Read,
+    receiver: Receiver,
+    bytes: Vec<u8>,
+}
+
+impl Source<'_> {
+    /// What comes next. The bytes that say so are in `bytes`.
+    fn next(&mut self) -> Result<Event, Broken> {
+        self.bytes.resize(self.receiver.wants(), 0);
+        match self.input.read_exact(&mut self.bytes) {
+            Ok(()) => Ok(self.receiver.handle(&self.bytes)?),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(self.receiver.cut().into())
+            }
+            Err(error) => Err(Broken::Input(error)),
+        }
+    }
+}
+
+/// Why nothing more comes.
+enum Broken {
+    Stream(StreamError),
+    Input(std::io::Error),
+}
+
+impl From<StreamError> for Broken {
+    fn from(error: StreamError) -> Self {
+        Self::Stream(error)
+    }
+}
+
+impl OpenStore {
+    /// Makes the snapshot `name` from a stream. What was received already is compared with its
+    /// checksums, and left as it is.
+    ///
+    /// # Errors
+    ///
+    /// If the stream is not right or not whole, its base is not in the store, the name is in use, or
+    /// there is no room. The store is as it was then; if it could not be cleared away, or the process
+    /// was killed, there is a volume `name.incomplete`.
+    pub fn receive(
+        self: &Arc<Self>,
+        name: &str,
+        input: &mut dyn Read,
+        watch: &mut Watch<'_>,
+    ) -> Result<Carried, MediumError> {
+        let mut source = Source { input, receiver: Receiver::new(), bytes: Vec::new() };
+        let refuse = |broken| self.broken_stream(name, broken);
+        let Event::Begun(contents) = source.next().map_err(refuse)? else {
+            return Err(refuse(source.receiver.cut().into()));
+        };
+        let volumes = self.list()?;
+        if let Some(there) = volumes.iter().find(|one| one.name == name) {
+            return self.compare(there, &contents, &mut source);
+        }
+        let base = self.base_of(&volumes, &contents)?;
+        let part = format!("{name}{INCOMPLETE}");
+        self.clear_away(&volumes, &part, &contents)?;
+        let Contents { blocks, unit, uuid, .. } = contents;
+        let made = match &base {
+            None => Change::Create { name: part.clone(), blocks, unit, uuid },
+            Some(base) => Change::Clone { from: base.name.clone(), name: part.clone(), uuid },
+        };
+        self.change(made)?;
+        if base.as_ref().is_some_and(|base| base.blocks != blocks) {
+            self.change(Change::Resize { name: part.clone(), blocks })?;
+        }
+        let carrier = Carrier::open(self, &self.find(&part)?)?;
+        let written = self.write_all(name, carrier, &mut source, blocks, watch);
+        let (data_blocks, hole_blocks) = written.inspect_err(|_| {
+            // Why it was not received matters more than what is left of it.
+            let _ = self.change(Change::Delete { name: part.clone(), orphan: false });
+            self.settle(GIVING_BACK_MAX);
+        })?;
+        let sealed = self.change(Change::Seal { name: part, to: name.into(), uuid })?;
+        let info = sealed.map_or_else(|| self.find(name), Ok)?;
+        Ok(Carried { info, base, data_blocks, hole_blocks, was_there: false })
+    }
+
+    /// Writes what comes until it has ended. Returns how many blocks of data and of holes there were.
+    fn write_all(
+        &self,
+        name: &str,
+        mut carrier: Carrier,
+        source: &mut Source<'_>,
+        blocks: u64,
+        watch: &mut Watch<'_>,
+    ) -> Result<(u64, u64), MediumError> {
+        let page = u64::from(PAGE_BYTES);
+        let (mut data_blocks, mut hole_blocks) = (0, 0);
+        loop {
+            let at = match source.next().map_err(|broken| self.broken_stream(name, broken))? {
+                Event::Data { block } => {
+                    carrier.write(block, &source.bytes)?;
+                    let count = source.bytes.len() as u64 / page;
+                    data_blocks += count;
+                    block + count
+                }
+                Event::Hole { block, blocks } => {
+                    carrier.trim(block, blocks)?;
+                    hole_blocks += blocks;
+                    block + blocks
+                }
+                Event::Ended => return Ok((data_blocks, hole_blocks)),
+                Event::Begun(_) | Event::More => continue,
+            };
+            if !watch((at * page, blocks * page)) {
+                return Err(self.interrupted());
+            }
+        }
+    }
+
+    /// There is something of this name already.
+    fn compare(
+        &self,
+        there: &VolumeInfo,
+        contents: &Contents,
+        source: &mut Source<'_>,
+    ) -> Result<Carried, MediumError> {
+        if there.uuid != contents.uuid || !there.is_read_only {
+            let text = format!(
+                "{}: `{}`: the name is in use, by {:032x}, expected none or {:032x}",
+                self.name, there.name, there.uuid, contents.uuid
+            );
+            let hint = "Receive it under another name.".to_owned();
+            return Err(MediumError::new(Blame::Caller, text).with_hint(hint));
+        }
+        loop {
+            let event = source.next().map_err(|broken| self.broken_stream(&there.name, broken))?;
+            if event == Event::Ended {
+                let info = there.clone();
+                let (base, data_blocks, hole_blocks) = (None, 0, 0);
+                return Ok(Carried { info, base, data_blocks, hole_blocks, was_there: true });
+            }
+        }
+    }
+
+    /// The snapshot that the stream differs from.
+    fn base_of(
+        &self,
+        volumes: &[VolumeInfo],
+        contents: &Contents,
+    ) -> Result<Option<VolumeInfo>, MediumError> {
+        let Some((uuid, name)) = &contents.base else { return Ok(None) };
+        let snapshots = || volumes.iter().filter(|one| one.is_read_only);
+        if let Some(base) = snapshots().find(|one| one.uuid == *uuid) {
+            return Ok(Some(base.clone()));
+        }
+        let found = match snapshots().find(|one| one.name == *name) {
+            Some(other) => format!("found `{name}`, which is {:032x}", other.uuid),
+            None => match snapshots().next_back() {
+                Some(last) => {
+                    format!("found {} others, the last `{}`", snapshots().count(), last.name)
+                }
+                None => "found no snapshot at all".into(),
+            },
+        };
+        let text = format!(
+            "{}: the stream has what `{}` has that `{name}` has not: {found}, expected snapshot \
+             {uuid:032x}",
+            self.name, contents.name
+        );
+        let hint = format!(
+            "Receive `{name}` first, or send `{}` without --from; nothing was changed.",
+            contents.name
+        );
+        Err(MediumError::new(Blame::Caller, text).with_hint(hint))
+    }
+
+    /// Deletes what an earlier receive of the same snapshot has left behind.
+    fn clear_away(
+        &self,
+        volumes: &[VolumeInfo],
+        part: &str,
+        contents: &Contents,
+    ) -> Result<(), MediumError> {
+        let Some(left) = volumes.iter().find(|one| one.name == part) else { return Ok(()) };
+        if left.uuid != contents.uuid {
+            let text = format!(
+                "{}: `{part}` is {:032x}, expected what an earlier receive of {:032x} has left",
+                self.name, left.uuid, contents.uuid
+            );
+            let hint =
+                format!("Delete `{part}` if nobody needs it, or receive under another name.");
+            return Err(MediumError::new(Blame::Caller, text).with_hint(hint));
+        }
+        self.change(Change::Delete { name: part.into(), orphan: false })?;
+        self.settle(GIVING_BACK_MAX);
+        Ok(())
+    }
+
+    fn broken_stream(&self, name: &str, broken: Broken) -> MediumError {
+        let from = format!("{}: receive `{name}`", self.name);
+        match broken {
+            Broken::Stream(error) => {
+                MediumError::new(error.blame(), format!("{from}: {error}")).with_hint(error.hint())
+            }
+            Broken::Input(error) => {
+                MediumError::new(Blame::Machine, format!("{from}: read the stream: {error}"))
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Volumes of a store of which metadata are destroyed, copied to another store.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::{Blame, Outcome, Span};
+use volume::format::Record;
+use volume::rescue::{Found, Moved, Rescue, Rescued, differences};
+use volume::{Change, VolumeInfo};
+
+use super::carrier::Carrier;
+use super::raw::Raw;
+use super::receive::INCOMPLETE;
+use super::{OpenStore, PAGE_BYTES, Place, Shape, Watch, refusal};
+use crate::MediumError;
+use crate::open::{Opened, Opener};
+
+/// What has been rescued.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// Which store it was.
+    pub uuid: u128,
+    /// Its name; nothing if that was destroyed.
+    pub name: String,
+    /// Whether every block had to be looked at.
+    pub was_scanned: bool,
+    /// What is damaged of what leads to volumes.
+    pub damaged: Vec<String>,
+    /// The volumes that were found.
+    pub volumes: Vec<SavedVolume>,
+}
+
+/// A volume that has been rescued.
+#[derive(Clone, Debug)]
+pub struct SavedVolume {
+    /// What it was.
+    pub info: VolumeInfo,
+    /// Blocks of it that could not be found or read: they read as zeroes, or as those of what it was
+    /// made from.
+    pub lost_blocks: u64,
+    /// What is damaged of what describes it.
+    pub damaged: Vec<String>,
+    /// Whether it had been rescued already, and nothing was done.
+    pub was_there: bool,
+}
+
+/// What is rescued, and where to.
+struct Rescuer<'a> {
+    raw: Raw<'a>,
+    /// Pages that were read ahead, and where they lie.
+    ahead: (u64, Vec<u8>),
+    target: &'a Arc<OpenStore>,
+    watch: &'a mut Watch<'a>,
+    /// Where blocks of volumes lie that others were made from; none of them has lost anything.
+    maps: BTreeMap<u64, (String, Vec<Record>)>,
+}
+
+/// Pages that are read at once.
+const PAGES: u32 = 64;
+/// How long the room of what was left behind may take to be given back.
+const GIVING_BACK_MAX: Span = Span::from_secs(30);
+
+/// Copies what can be found of all volumes at `place` into another store. Nothing is written to the
+/// one that they are in. What was rescued already is left as it is.
+///
+/// # Errors
+///
+/// If the device cannot be had, is of a newer version, or there is nothing of a store on it; if the
+/// target has no room, or has other volumes of these names.
+pub fn rescue(
+    opener: &Opener<'_>,
+    place: &Place,
+    target: &Arc<OpenStore>,
+    watch: &mut Watch<'_>,
+) -> Result<Saved, MediumError> {
+    let device = place.store.clone().to_read();
+    let below: Opened = opener.open(&device)?;
+    let shape = Shape::of(&device, &below.medium.limits())?;
+    let raw = Raw::wide(opener.regions, &opener.clock, &*below.medium, &shape, PAGES)
+        .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
+    let ahead = (0, Vec::new());
+    let mut watch = |progress: (u64, u64)| watch(progress);
+    let mut rescuer = Rescuer { raw, ahead, target, watch: &mut watch, maps: BTreeMap::new() };
+    let name = device.to_string();
+    let rescued = rescuer.look(shape.pages, &name)?;
+    if rescued.volumes.is_empty() && rescued.name.is_empty() {
+        let text = format!("{name}: no volume of any store was found");
+        return Err(MediumError::new(Blame::Caller, text));
+    }
+    rescuer.refuse_taken(&rescued)?;
+    let parents: BTreeSet<u64> = rescued.volumes.iter().map(|found| found.info.origin).collect();
+    let total: u64 = rescued.volumes.iter().map(|found| found.info.mapped).sum();
+    let (mut done, mut volumes) = (0, Vec::new());
+    for found in &rescued.volumes {
+        let is_parent = parents.contains(&found.info.id);
+        volumes.push(rescuer.save(found, is_parent, (done, total))?);
+        done += found.info.mapped;
+    }
+    Ok(Saved {
+        uuid: rescued.store,
+        name: rescued.name,
+        was_scanned: rescued.was_scanned,
+        damaged: rescued.damaged.iter().map(ToString::to_string).collect(),
+        volumes,
+    })
+}
+
+impl Rescuer<'_> {
+    /// Looks for volumes.
+    fn look(&mut self, pages: u64, name: &str) -> Result<Rescued, MediumError> {
+        let mut rescue = Rescue::new(pages);
+        while let Some(at) = rescue.next_read().map_err(|error| refusal(name, &error))? {
+            let read_ahead = rescue.scanned().is_some();
+            let page = self.page(at, read_ahead);
+            rescue.handle_read(page.as_ref().map_err(|outcome| *outcome));
+            if let Some((done, total)) = rescue.scanned() {
+                self.tell(done, total)?;
+            }
+        }
+        Ok(rescue.finish())
+    }
+
+    /// A page, of many that are read at once if those behind it will be wanted.
+    fn page(&mut self, at: u64, read_ahead: bool) -> Result<[u8; 4096], Outcome> {
+        let page = PAGE_BYTES as usize;
+        let mut bytes = [0; 4096];
+        let known = |(first, run): &(u64, Vec<u8>)| {
+            let from = usize::try_from(at.checked_sub(*first)?).ok()?.checked_mul(page)?;
+            run.get(from..)?.first_chunk::<4096>().copied()
+        };
+        if let Some(known) = known(&self.ahead) {
+            return Ok(known);
+        }
+        if read_ahead {
+            let mut run = std::mem::take(&mut self.ahead.1);
+            run.resize(self.raw.pages_max() as usize * page, 0);
+            if self.raw.read_run(at, &mut run).is_ok() {
+                self.ahead = (at, run);
+                return known(&self.ahead).ok_or(Outcome::INTERNAL_ERROR);
+            }
+        }
+        self.raw.read(at, &mut bytes).map(|()| bytes)
+    }
+
+    /// Other volumes have names that are needed.
+    fn refuse_taken(&self, rescued: &Rescued) -> Result<(), MediumError> {
+        let there = self.target.list()?;
+        let is_other = |found: &&Found| {
+            let mut same = there.iter().filter(|one| one.name == found.info.name);
+            same.any(|one| one.uuid != found.info.uuid)
+        };
+        let Some(found) = rescued.volumes.iter().find(is_other) else { return Ok(()) };
+        let (store, name) = (self.target.name(), &found.info.name);
+        let text = format!("rescue `{name}`: store `{store}` has another volume of that name");
+        let hint = "Rescue to a store of its own: `tenmil store create` makes one.";
+        Err(MediumError::new(Blame::Caller, text).with_hint(hint))
+    }
+
+    /// Copies one volume.
+    fn save(
+        &mut self,
+        found: &Found,
+        is_parent: bool,
+        (done, total): (u64, u64),
+    ) -> Result<SavedVolume, MediumError> {
+        let info = found.info.clone();
+        let mut walk = found.walk();
+        while let Some(at) = walk.next_read() {
+            let page = self.page(at, false);
+            walk.handle_read(page.as_ref().map_err(|outcome| *outcome));
+        }
+        let (records, lost) = walk.finish();
+        let ends = |lost: &std::ops::Range<u64>| lost.end.min(info.blocks);
+        let missing = |keys: &std::ops::Range<u64>| ends(keys).saturating_sub(keys.start);
+        let mut lost_blocks: u64 = lost.iter().map(|lost| missing(&lost.keys)).sum();
+        let damaged = lost.iter().map(|lost| lost.damage.to_string()).collect();
+        let was_there = self.target.find(&info.name).is_ok();
+        if !was_there {
+            let part = self.begin(&info)?;
+            let base = self.maps.get(&info.origin).map_or(&[][..], |(_, map)| map);
+            let moved = differences(base, &records, info.blocks);
+            let mut carrier = Carrier::open(self.target, &self.target.find(&part)?)?;
+            let mut copied = 0;
+            for piece in moved {
+                lost_blocks += self.copy(&mut carrier, piece)?;
+                copied += piece.blocks;
+                let at = (done + copied).min(total);
+                self.tell(at, total)?;
+            }
+            drop(carrier);
+            let (to, uuid) = (info.name.clone(), info.uuid);
+            self.target.change(match info.is_read_only {
+                true => Change::Seal { name: part, to, uuid },
+                false => Change::Rename { name: part, to },
+            })?;
+        }
+        if is_parent && lost_blocks == 0 && !was_there {
+            self.maps.insert(info.id, (info.name.clone(), records));
+        }
+        Ok(SavedVolume { info, lost_blocks, damaged, was_there })
+    }
+
+    /// Makes the volume to be written to: what it was made from, if that has just been rescued.
+    fn begin(&self, info: &VolumeInfo) -> Result<String, MediumError> {
+        let (part, target) = (format!("{}{INCOMPLETE}", info.name), self.target);
+        if target.find(&part).is_ok_and(|left| left.uuid == info.uuid) {
+            target.change(Change::Delete { name: part.clone(), orphan: false })?;
+            target.settle(GIVING_BACK_MAX);
+        }
+        let (name, blocks) = (part.clone(), info.blocks);
+        let (unit, uuid) = (info.unit, info.uuid);
+        match self.maps.get(&info.origin) {
+            None => target.change(Change::Create { name, blocks, unit, uuid })?,
+            Some((from, _)) => {
+                target.change(Change::Clone { from: from.clone(), name: part.clone(), uuid })?;
+                target.change(Change::Resize { name, blocks })?
+            }
+        };
+        Ok(part)
+    }
+
+    /// Copies blocks. Returns how many could not be read.
+    fn copy(&mut self, carrier: &mut Carrier, moved: Moved) -> Result<u64, MediumError> {
+        let Moved { block, blocks, at: Some(at) } = moved else {
+            return carrier.trim(moved.block, moved.blocks).map(|()| 0);
+        };
+        let (mut done, mut lost) = (0, 0);
+        let mut bytes = Vec::new();
+        while done < blocks {
+            let count = (blocks - done).min(self.raw.pages_max().into());
+            bytes.resize(usize::try_from(count).unwrap_or(0) * PAGE_BYTES as usize, 0);
+            if self.raw.read_run(at + done, &mut bytes).is_ok() {
+                carrier.write(block + done, &bytes)?;
+            } else {
+                lost += self.copy_each(carrier, (block + done, at + done, count))?;
+            }
+            done += count;
+        }
+        Ok(lost)
+    }
+
+    /// The same where not all can be read.
+    fn copy_each(
+        &mut self,
+        carrier: &mut Carrier,
+        (block, at, count): (u64, u64, u64),
+    ) -> Result<u64, MediumError> {
+        let mut lost = 0;
+        for index in 0..count {
+            match self.page(at + index, false) {
+                Ok(page) => carrier.write(block + index, &page)?,
+                Err(_) => lost += 1,
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Says how many pages of how many are done.
+    fn tell(&mut self, done: u64, total: u64) -> Result<(), MediumError> {
+        let page = u64::from(PAGE_BYTES);
+        match (self.watch)((done * page, total * page)) {
+            true => Ok(()),
+            false => Err(self.target.interrupted()),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Snapshots that go from one store to another.
+
+use std::io::Write;
+
+use base::{Blame, Operation, Outcome};
+
+use super::{Bench, Change};
+use crate::backend::store::{Carried, Changed, INCOMPLETE};
+use crate::{MediumError, store};
+
+/// Takes so many bytes.
+struct Full(usize);
+
+impl Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0 < bytes.len() {
+            return Err(std::io::Error::other("the pipe is broken"));
+        }
+        self.0 -= bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A store with a volume, that was written to before each of two snapshots.
+fn source() -> Bench {
+    let bench = Bench::new("64m");
+    bench.create("v", 4000);
+    for (round, name) in [(1, "one"), (2, "two")] {
+        let opened = bench.open("v").unwrap();
+        let mut hand = bench.hand(&*opened.medium, 0);
+        for part in 0..4 {
+            hand.write(50 * part, 50, round);
+        }
+        for part in 0..5 {
+            hand.write(1000 * u64::from(round) + 50 * part, 50, round);
+        }
+        if round == 2 {
+            assert_eq!(hand.run(Operation::Deallocate, 1100, 50), Outcome::SUCCESS);
+        }
+        drop((hand, opened));
+        let change = Change::Snapshot { volume: "v".into(), name: name.into(), uuid: round.into() };
+        bench.store().change(change).unwrap();
+    }
+    bench
+}
+
+fn send(bench: &Bench, base: Option<&str>, name: &str) -> (Vec<u8>, Carried) {
+    let mut stream = Vec::new();
+    let sent = bench.store().send(base, name, &mut stream, &mut |_| true).unwrap();
+    (stream, sent)
+}
+
+fn receive(bench: &Bench, mut stream: &[u8], name: &str) -> Result<Carried, MediumError> {
+    bench.store().receive(name, &mut stream, &mut |_| true)
+}
+
+fn names(bench: &Bench) -> Vec<String> {
+    bench.store().list().unwrap().into_iter().map(|info| info.name).collect()
+}
+
+fn holds(bench: &Bench, name: &str) -> Vec<u8> {
+    let opened = bench.open(name).unwrap();
+    let mut hand = bench.hand(&*opened.medium, 1);
+    (0..80).flat_map(|part| hand.read(part * 50, 50)).collect()
+}
+
+#[test]
+fn a_snapshot_and_the_next_one_arrive_and_are_told_apart_from_the_maps() {
+    let (source, target) = (source(), Bench::new("64m"));
+    let open = source.store();
+    let (one, two) = (open.find("one").unwrap(), open.find("two").unwrap());
+    let mut changed = Vec::new();
+    open.differences(Some(&one), &two, &mut |range| {
+        changed.push(range);
+        Ok(())
+    })
+    .unwrap();
+    let of = |block, blocks, is_mapped| Changed { block, blocks, is_mapped };
+    assert_eq!(changed, [of(0, 200, true), of(1100, 50, false), of(2000, 250, true)]);
+    drop(open);
+
+    let (whole, sent) = send(&source, None, "one");
+    assert_eq!((sent.data_blocks, sent.hole_blocks), (450, 0));
+    let (rest, sent) = send(&source, Some("one"), "two");
+    assert_eq!((sent.data_blocks, sent.hole_blocks), (450, 50));
+    assert!(whole.len() < 451 * 4096, "holes are kept");
+
+    assert!(!receive(&target, &whole, "uno").unwrap().was_there);
+    let received = receive(&target, &rest, "due").unwrap();
+    assert_eq!(received.base.unwrap().name, "uno");
+    assert_eq!(names(&target), ["uno", "due"]);
+    for (sent, received) in [("one", "uno"), ("two", "due")] {
+        assert_eq!(holds(&target, received), holds(&source, sent));
+        let info = target.store().find(received).unwrap();
+        assert!(info.is_read_only && info.uuid == source.store().find(sent).unwrap().uuid);
+    }
+    let again = receive(&target, &rest, "due").unwrap();
+    assert!(again.was_there, "to receive twice is to receive");
+    assert!(target.is_clean());
+}
+
+#[test]
+fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time() {
+    let (source, target) = (source(), Bench::new("64m"));
+    let (whole, _) = send(&source, None, "one");
+    for cut in [0, 100, 384, 5000, 500_000, whole.len() - 33, whole.len() - 1] {
+        let error = receive(&target, &whole[..cut], "uno").unwrap_err();
+        assert!(error.to_string().contains("it ends here"), "{cut}: {error}");
+        assert_eq!(names(&target), [""; 0]);
+    }
+    let mut wrong = whole.clone();
+    wrong[600_000] ^= 4;
+    let error = receive(&target, &wrong, "uno").unwrap_err();
+    assert!(error.to_string().contains("of the stream: its checksum is"), "{error}");
+    assert_eq!((error.blame(), error.hint()), (Blame::Peer, Some("Send it again.")));
+
+    // As a process leaves it that was killed.
+    let uuid = source.store().find("one").unwrap().uuid;
+    let name = format!("uno{INCOMPLETE}");
+    let left = Change::Create { name: name.clone(), blocks: 7, unit: 1, uuid };
+    target.store().change(left).unwrap();
+    receive(&target, &whole, "uno").unwrap();
+    assert_eq!(names(&target), ["uno"]);
+    assert_eq!(holds(&target, "uno"), holds(&source, "one"));
+
+    let foreign = Change::Create { name: format!("x{INCOMPLETE}"), blocks: 7, unit: 1, uuid: 5 };
+    target.store().change(foreign).unwrap();
+    let error = receive(&target, &whole, "x").unwrap_err();
+    assert!(error.to_string().contains("expected what an earlier receive"), "{error}");
+    assert!(target.is_clean());
+}
+
+#[test]
+fn a_wrong_base_is_named_and_changes_nothing() {
+    let (source, target) = (source(), Bench::new("64m"));
+    let (rest, _) = send(&source, Some("one"), "two");
+    let error = receive(&target, &rest, "due").unwrap_err();
+    assert!(error.to_string().contains("found no snapshot at all"), "{error}");
+    target.create("v", 10);
+    let other = Change::Snapshot { volume: "v".into(), name: "one".into(), uuid: 77 };
+    target.store().change(other).unwrap();
+    let error = receive(&target, &rest, "due").unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("found `one`, which is 0000000000000000000000000000004d"), "{text}");
+    assert!(text.contains("expected snapshot 00000000000000000000000000000001"), "{text}");
+    assert!(error.hint().unwrap().contains("Receive `one` first"));
+    let error = receive(&target, &rest, "v").unwrap_err();
+    assert!(error.to_string().contains("the name is in use"), "{error}");
+    assert_eq!(names(&target), ["v", "one"]);
+
+    let refused = source.store().send(None, "v", &mut Vec::new(), &mut |_| true).unwrap_err();
+    assert!(refused.to_string().contains("is a volume, expected a snapshot"), "{refused}");
+    let refused = source.store().send(None, "two", &mut Full(70_000), &mut |_| true).unwrap_err();
+    assert!(refused.to_string().contains("write the stream: the pipe is broken"), "{refused}");
+    let stopped = source.store().send(None, "two", &mut Vec::new(), &mut |_| false).unwrap_err();
+    assert!(stopped.to_string().contains("was interrupted"), "{stopped}");
+}
+
+#[test]
+fn a_store_without_room_refuses_a_stream_and_has_its_room_back() {
+    let (source, target) = (source(), Bench::new("3m"));
+    let (whole, _) = send(&source, None, "one");
+    let error = receive(&target, &whole[..], "uno").map(drop);
+    // 450 blocks fit on 768; so a second volume takes what is left.
+    error.unwrap();
+    let (rest, _) = send(&source, Some("one"), "two");
+    let error = receive(&target, &rest, "due").unwrap_err();
+    assert_eq!(error.blame(), Blame::Machine);
+    assert!(error.hint().unwrap().contains("The store is full"), "{error}");
+    assert_eq!(names(&target), ["uno"]);
+    assert_eq!(holds(&target, "uno"), holds(&source, "one"));
+    let place = store::Place::on(&target.device().parse().unwrap());
+    assert!(store::check(&target.opener(), &place).unwrap().report.findings.is_empty());
+}

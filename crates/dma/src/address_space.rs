@@ -1,0 +1,117 @@
+//! Addresses for a device behind an IOMMU, which has so many and no more.
+
+use std::collections::BTreeMap;
+
+/// Which addresses are free. An IOMMU may have 39 bits of them, or 48, with holes.
+#[derive(Clone, Debug)]
+pub struct AddressSpace {
+    /// Stretches that are free: where each begins, and how long it is. No two touch.
+    free: BTreeMap<u64, u64>,
+}
+
+/// Addresses begin where the memory may begin, up to this: so that an IOMMU can use its largest pages.
+const ALIGNMENT_MAX: u64 = 1 << 30;
+const PAGE: u64 = 4096;
+
+impl AddressSpace {
+    /// The addresses of these ranges, whose last is named; but none of the first page, so that zero
+    /// is nobody's address.
+    pub fn new(ranges: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let mut space = Self { free: BTreeMap::new() };
+        for (first, last) in ranges {
+            let first = first.max(PAGE).next_multiple_of(PAGE);
+            // The very last page is left out: its end has no number.
+            let end = last.saturating_add(1) & !(PAGE - 1);
+            if first < end {
+                space.release(first, end - first);
+            }
+        }
+        space
+    }
+
+    /// So many bytes in a row, in whole pages, if there are.
+    pub fn allocate(&mut self, len_bytes: u64) -> Option<u64> {
+        let len_bytes = len_bytes.max(1).checked_next_multiple_of(PAGE)?;
+        let alignment = len_bytes.checked_next_power_of_two()?.min(ALIGNMENT_MAX);
+        let fitting = self.free.iter().find_map(|(start, room)| {
+            let iova = start.checked_next_multiple_of(alignment)?;
+            let skip = iova - start;
+            (skip.checked_add(len_bytes)? <= *room).then_some((*start, *room, iova))
+        });
+        let (start, room, iova) = fitting?;
+        self.free.remove(&start);
+        let (before, after) = (iova - start, start + room - (iova + len_bytes));
+        if before > 0 {
+            self.free.insert(start, before);
+        }
+        if after > 0 {
+            self.free.insert(iova + len_bytes, after);
+        }
+        Some(iova)
+    }
+
+    /// Gives back what was allocated.
+    pub fn release(&mut self, iova: u64, len_bytes: u64) {
+        let (mut start, mut len) = (iova, len_bytes.max(1).next_multiple_of(PAGE));
+        if let Some((before, room)) = self.free.range(..iova).next_back()
+            && before + room == iova
+        {
+            (start, len) = (*before, room + len);
+        }
+        if let Some(room) = self.free.remove(&(start + len)) {
+            len += room;
+        }
+        self.free.insert(start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AddressSpace;
+
+    #[test]
+    fn what_is_allocated_lies_inside_overlaps_nothing_and_comes_back() {
+        let ranges = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
+        let mut space = AddressSpace::new(ranges);
+        let whole = space.clone();
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        let mut random = 9_u64;
+        for round in 0..2000 {
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            if round % 3 == 2 {
+                let at = (random >> 33) as usize % taken.len();
+                let (iova, len) = taken.swap_remove(at);
+                space.release(iova, len);
+                continue;
+            }
+            let len = 4096 << (random >> 60);
+            let iova = space.allocate(len).unwrap();
+            assert!(iova > 0 && iova.is_multiple_of(len.min(1 << 30)), "{iova:#x}");
+            let is_inside =
+                ranges.iter().any(|(first, last)| *first <= iova && iova + len - 1 <= *last);
+            assert!(is_inside, "{iova:#x} {len:#x}");
+            let apart =
+                |(other, other_len): &(u64, u64)| iova + len <= *other || other + other_len <= iova;
+            assert!(taken.iter().all(apart), "{iova:#x}");
+            taken.push((iova, len));
+        }
+        taken.into_iter().for_each(|(iova, len)| space.release(iova, len));
+        assert_eq!(space.free, whole.free);
+    }
+
+    #[test]
+    fn thirty_nine_bits_are_enough_for_many_ssds_and_for_a_large_guest() {
+        let mut space = AddressSpace::new([(0, (1 << 39) - 1)]);
+        for _ in 0..64 {
+            assert!(space.allocate(20 << 20).unwrap() < 1 << 39);
+        }
+        let guest = space.allocate(256 << 30).unwrap();
+        assert!(guest + (256 << 30) <= 1 << 39);
+        assert_eq!(space.allocate(256 << 30), None, "there are no more");
+        space.release(guest, 256 << 30);
+        assert!(space.allocate(300 << 30).is_some());
+        let mut none = AddressSpace::new([(5, 4)]);
+        assert_eq!(none.allocate(1), None);
+        assert!(AddressSpace::new([(0, u64::MAX)]).allocate(u64::MAX).is_none());
+    }
+}

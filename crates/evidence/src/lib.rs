@@ -1,0 +1,30 @@
+//! Experiments whose sides take turns, and verdicts about what came of them.
+//!
+//! ```text
+//!   Experiment ── claim, sides A B …, questions with a bound each
+//!       │  measure: A B A B …, a round has a turn of each side
+//!       ▼
+//!   Record ── what each turn read, and what others took of the machine meanwhile
+//!       │  judge: ratios within a round, of quiet rounds alone
+//!       ▼
+//!   Finding ── holds, does not hold, not conclusive, not shown here; and why
+//! ```
+//!
+//! Nothing here knows what a side runs: that is a [`Bench`]'s business. The crate has no clock.
+
+#![forbid(unsafe_code)]
+
+mod experiment;
+mod judge;
+pub mod loops;
+mod pace;
+mod record;
+mod rounds;
+#[cfg(test)]
+mod sample;
+
+pub use experiment::{Bound, Compared, Experiment, Figure, Question, Side, Unit};
+pub use judge::{Finding, OTHERS_MAX, QUIET_LEAST, STOLEN_MAX, Spread, Verdict, judge, spread};
+pub use pace::{OVERHEAD, Pace};
+pub use record::{Reading, Record, Round};
+pub use rounds::{Bench, Interrupted, Step, Stopped, measure};

@@ -1,0 +1,41 @@
+//! Two ways to a random place on a device: the remainder of a division, and the upper half of a
+//! product.
+
+use core::hint::black_box;
+
+use base::Random;
+
+/// Draws `count` places out of `places` by a division each. Returns their sum, so that none is left
+/// out.
+#[inline(never)]
+pub fn divide(random: &mut Random, places: u64, count: u64) -> u64 {
+    // What is known when a program is compiled is not divided by.
+    let places = black_box(places);
+    (0..count).fold(0_u64, |sum, _| sum.wrapping_add(random.draw() % places))
+}
+
+/// The same by a multiplication each.
+#[inline(never)]
+pub fn multiply(random: &mut Random, places: u64, count: u64) -> u64 {
+    let places = black_box(places);
+    (0..count).fold(0_u64, |sum, _| sum.wrapping_add(random.below(places)))
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Random;
+
+    use super::{divide, multiply};
+
+    #[test]
+    fn both_draw_as_many_places_from_all_of_the_device() {
+        let mean = |draw: fn(&mut Random, u64, u64) -> u64| draw(&mut Random::new(1), 1001, 10_000);
+        for sum in [mean(divide), mean(multiply)] {
+            assert!((4_900_000..5_100_000).contains(&sum), "{sum}, expected about 500 each");
+        }
+        assert_eq!(
+            (divide(&mut Random::new(1), 7, 0), multiply(&mut Random::new(1), 1, 9)),
+            (0, 0)
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! What a target says unasked, and that a host is told of it: our own of both, over real sockets, so that
+//! neither can be right about the other alone.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod net;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use base::{Instant, Span};
+use block::Null;
+use ctrl::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use host::socket::{SocketOptions, Sockets};
+use nvme::{ControllerOptions, Event};
+use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
+use tenmil_remote::{Calling, Options, Remote};
+use wire::log::event::{Event as Notice, NoticeEvent};
+
+use net::{Net, turn_all};
+
+const NQN: &str = "nqn.2024-01.example:disk";
+const HOST: &str = "nqn.2024-01.example:host";
+/// Turns within which whatever is told has been told.
+const TURNS: u32 = 2_000;
+
+fn namespace() -> NamespaceConfig {
+    NamespaceConfig::new(Arc::new(Null::new(512, 1 << 20).unwrap()))
+}
+
+fn plan(nqn: &str) -> OfferPlan {
+    let config = SubsystemConfig {
+        nqn: nqn.to_owned(),
+        ana_groups: 2,
+        ..SubsystemConfig::new("1", vec![namespace()])
+    };
+    OfferPlan {
+        subsystem: Subsystem::new(config).unwrap(),
+        nqn: nqn.to_owned(),
+        hosts: Hosts::Any,
+        ports: BTreeMap::from([(1, Vec::new())]),
+        model: ControllerModel::Dynamic,
+        masks: BTreeMap::new(),
+    }
+}
+
+/// A host that is connected, and who serves it.
+struct Pair {
+    remote: Remote,
+    service: Service,
+    guests: Arc<Mutex<Vec<Guest>>>,
+    now: Instant,
+    told: Vec<Event>,
+}
+
+impl Pair {
+    /// A host of subsystem `name`, at a target with one that has a namespace.
+    fn of(name: &str) -> Self {
+        let regions = Regions::new(16);
+        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let service = Service::new(&regions, limits).unwrap();
+        service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+        service.offer(plan(NQN)).unwrap();
+        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
+        pool.map_on_use();
+        let [ours, theirs] =
+            [(); 2].map(|()| Sockets::new(regions.clone(), SocketOptions::default()));
+        let guests: Arc<Mutex<Vec<Guest>>> = Arc::default();
+        let net = Net { ours, theirs, service: service.clone(), guests: Arc::clone(&guests) };
+        let now = Instant { ns: 1_000_000 };
+        let options = Options::new(name, HOST, [1; 16]);
+        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
+        let mut calling = Calling::begin(pool, Box::new(net), options, wishes, now).unwrap();
+        let mut now = now;
+        let remote = loop {
+            now = now.after(Span::from_us(100));
+            turn_all(&guests, now);
+            if let Some(ended) = calling.turn(now) {
+                break ended.unwrap();
+            }
+        };
+        let mut pair = Self { remote, service, guests, now, told: Vec::new() };
+        pair.await_event(|event| *event == Event::Ready);
+        // Its requests for events are on their way.
+        (0..TURNS / 10).for_each(|_| pair.turn());
+        pair
+    }
+
+    fn turn(&mut self) {
+        self.now = self.now.after(Span::from_us(100));
+        turn_all(&self.guests, self.now);
+        self.told.extend(self.remote.poll(self.now));
+    }
+
+    #[track_caller]
+    fn await_event(&mut self, is_it: impl Fn(&Event) -> bool) {
+        let has_come = (0..TURNS).any(|_| {
+            self.turn();
+            self.told.iter().any(&is_it)
+        });
+        assert!(has_come, "only {:?}", self.told);
+        let refused = |event: &Event| {
+            matches!(event, Event::EventConfigurationRefused { .. } | Event::EventsRefused { .. })
+        };
+        assert!(!self.told.iter().any(refused), "{:?}", self.told);
+        self.told.clear();
+    }
+}
+
+#[test]
+fn a_host_is_told_of_namespaces_that_come() {
+    let mut pair = Pair::of(NQN);
+    for id in 2..=4 {
+        assert_eq!(pair.service.add_namespace(NQN, namespace()), Ok(id));
+        pair.await_event(|event| *event == Event::NamespaceAttached { id });
+    }
+}
+
+#[test]
+fn a_host_is_told_of_access_states_that_change() {
+    let mut pair = Pair::of(NQN);
+    for state in [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Optimized] {
+        let change = target::tcp::OfferChange {
+            hosts: Hosts::Any,
+            ports: BTreeMap::from([(1, vec![(1, state)])]),
+            masks: BTreeMap::new(),
+        };
+        assert!(pair.service.change(NQN, change));
+        pair.await_event(|event| *event == Event::AccessChanged);
+    }
+}
+
+#[test]
+fn a_host_of_discovery_is_told_of_subsystems_that_come_and_go() {
+    let mut pair = Pair::of(wire::nqn::DISCOVERY);
+    let other = "nqn.2024-01.example:other";
+    let is_told = |event: &Event| {
+        let what = Notice::Notice(NoticeEvent::Discovery);
+        *event == Event::Notice { what, log_page: 0x70 }
+    };
+    pair.service.offer(plan(other)).unwrap();
+    pair.await_event(is_told);
+    assert!(pair.service.withdraw(other));
+    pair.await_event(is_told);
+}

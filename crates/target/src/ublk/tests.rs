@@ -1,0 +1,49 @@
+//! The kernel's end is made up, and not always well-behaved.
+
+mod claims;
+mod fake;
+mod hostile;
+mod serving;
+mod session;
+
+use base::{Durability, Limits, Operation, Random, Support};
+use wire::ublk::{Descriptor, IoFlags, IoOp};
+
+use super::disk::Disk;
+
+/// Bytes in a block of the medium, and blocks on it.
+const BLOCK: u32 = 512;
+const BLOCKS: u64 = 4096;
+
+fn limits() -> Limits {
+    Limits {
+        block_size: BLOCK,
+        metadata_size: 0,
+        block_count: BLOCKS,
+        request_blocks_max: 64,
+        segments_max: 1,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: 32,
+        durability: Durability::VolatileCache,
+        support: Support::of(&[
+            Operation::Read,
+            Operation::Write,
+            Operation::Flush,
+            Operation::Deallocate,
+            Operation::WriteZeroes,
+        ]),
+    }
+}
+
+fn disk() -> Disk {
+    Disk::new(limits(), false).unwrap()
+}
+
+fn asked(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
+    Descriptor { op, flags: IoFlags::NONE, sectors, first_sector }
+}
+
+fn random_byte(random: &mut Random) -> u8 {
+    u8::try_from(random.below(256)).unwrap()
+}

@@ -1,0 +1,103 @@
+//! Numbers that are taken, by the living and the dead.
+
+use base::Limits;
+use wire::ublk::{DeviceInfo, DeviceState, Features, Parameters};
+
+use super::super::claim::{Ours, Server, Verdict, judge};
+use super::super::disk::Disk;
+use super::super::signature;
+use super::{disk, limits};
+
+const DEAD: Server = Server { is_alive: false, has_it_open: false };
+
+fn found(state: DeviceState) -> DeviceInfo {
+    DeviceInfo {
+        queues: 2,
+        depth: 128,
+        state,
+        io_bytes_max: 32 << 10,
+        device: 5,
+        process: 4321,
+        features: Features::NONE,
+        signature: signature("file:/a"),
+        owner_uid: 0,
+        owner_gid: 0,
+    }
+}
+
+fn verdict(found: &DeviceInfo, parameters: Option<Parameters>, server: Server) -> Verdict {
+    let disk = disk();
+    let signature = signature("file:/a");
+    let ours = Ours { disk: &disk, signature, channels_max: 8, replaces: false };
+    judge(found, parameters.as_ref(), server, &ours)
+}
+
+fn refusal(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Leave(why) => why.text,
+        other => panic!("{other:?}, expected a refusal"),
+    }
+}
+
+#[test]
+fn what_a_dead_process_has_left_of_the_same_is_gone_on_with() {
+    let parameters = Some(disk().parameters());
+    let quiesced = found(DeviceState::Quiesced);
+    assert_eq!(verdict(&quiesced, parameters, DEAD), Verdict::Recover);
+}
+
+#[test]
+fn what_somebody_serves_is_left_to_him() {
+    let alive = Server { is_alive: true, has_it_open: true };
+    let told = refusal(verdict(&found(DeviceState::Live), None, alive));
+    assert!(told.contains("ublk:5 is in use: process 4321"), "{told}");
+    let making = Server { is_alive: false, has_it_open: true };
+    let told = refusal(verdict(&found(DeviceState::Dead), None, making));
+    assert!(told.contains("ublk:5 is in use"), "{told}");
+    assert_eq!(verdict(&found(DeviceState::Live), None, DEAD), Verdict::Wait);
+    assert_eq!(verdict(&found(DeviceState::Dead), None, DEAD), Verdict::Replace);
+}
+
+#[test]
+fn what_a_dead_process_has_left_of_something_else_is_left() {
+    let parameters = disk().parameters();
+    let quiesced = found(DeviceState::Quiesced);
+    let other = DeviceInfo { signature: signature("file:/b"), ..quiesced };
+    let told = refusal(verdict(&other, Some(parameters), DEAD));
+    assert!(told.contains("process 4321") && told.contains("something else"), "{told}");
+    let longer = Parameters { sectors: parameters.sectors + 8, ..parameters };
+    let told = refusal(verdict(&quiesced, Some(longer), DEAD));
+    assert!(told.contains("4104 sectors") && told.contains("expected 4096"), "{told}");
+    let attributes = wire::ublk::Attributes::NONE;
+    let told = refusal(verdict(&quiesced, Some(Parameters { attributes, ..parameters }), DEAD));
+    assert!(told.contains("attributes 0x0"), "{told}");
+    let many = DeviceInfo { queues: 9, ..quiesced };
+    let told = refusal(verdict(&many, Some(parameters), DEAD));
+    assert!(told.contains("9 queues, expected 8"), "{told}");
+    let large = DeviceInfo { io_bytes_max: 64 << 10, ..quiesced };
+    let told = refusal(verdict(&large, Some(parameters), DEAD));
+    assert!(told.contains("65536 bytes"), "{told}");
+    refusal(verdict(&quiesced, None, DEAD));
+    refusal(verdict(&found(DeviceState::Other(3)), Some(parameters), DEAD));
+}
+
+#[test]
+fn it_is_taken_away_on_an_explicit_word_unless_somebody_lives_there() {
+    let disk = Disk::new(Limits { block_count: 8, ..limits() }, false).unwrap();
+    let ours = Ours { disk: &disk, signature: 0, channels_max: 8, replaces: true };
+    let quiesced = found(DeviceState::Quiesced);
+    assert_eq!(judge(&quiesced, None, DEAD, &ours), Verdict::Replace);
+    let alive = Server { is_alive: true, has_it_open: true };
+    let live = judge(&found(DeviceState::Live), None, alive, &ours);
+    assert!(matches!(live, Verdict::Leave(_)), "{live:?}");
+}
+
+#[test]
+fn names_are_told_apart() {
+    let all = ["", "file:/a", "file:/b", "file:/a?size=1m", "ram:1m"].map(signature);
+    for (at, one) in all.iter().enumerate() {
+        assert!(!all[at + 1..].contains(one));
+    }
+    assert_eq!(signature("file:/a"), signature("file:/a"), "in every process");
+    assert_eq!(signature(""), 0x5780_bcd6_e4c2_e7ea);
+}

@@ -1,0 +1,127 @@
+//! A queue on a reactor that sleeps, and a kernel that wakes it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use base::{Medium, Span};
+use block::Ram;
+use dma::Regions;
+use host::{Clock, Cores};
+use reactor::{PollMode, ReactorOptions, Reactors, Registration, ThreadPlan};
+use wire::ublk::IoOp;
+
+use super::super::poller::{Parts, Serving};
+use super::super::server::News;
+use super::super::tags::Tags;
+use super::fake::Kernel;
+use super::{BLOCK, BLOCKS, asked, disk};
+
+const DEPTH: u16 = 4;
+const PATIENCE: Span = Span::from_secs(20);
+
+struct Rig {
+    kernel: Kernel,
+    told: Receiver<News>,
+    reactors: Reactors,
+    clock: Clock,
+}
+
+impl Rig {
+    fn new(poll: PollMode) -> Self {
+        let (regions, clock) = (Regions::new(8), Clock::start());
+        let options = ReactorOptions { poll, ..ReactorOptions::default() };
+        let cores: Cores = Cores::allowed().iter().take(1).collect();
+        let reactors = Reactors::start(&cores, &options, &clock).unwrap();
+        let medium: Arc<dyn Medium> = Arc::new(Ram::new(&regions, BLOCK, BLOCKS).unwrap());
+        let bytes = usize::from(DEPTH) * disk().io_bytes_max() as usize;
+        let memory = regions.allocate(bytes).unwrap();
+        let kernel = Kernel::new(DEPTH, &regions);
+        let (tell, told) = channel();
+        let serving = Serving::new(Parts {
+            number: 0,
+            driver: kernel.clone(),
+            backend: medium.channel().unwrap(),
+            tags: Tags::new(disk(), DEPTH, memory.segment()),
+            memory,
+            tell,
+        });
+        let serving = serving.unwrap();
+        let woken_by = serving.woken_by().unwrap();
+        let registration = Registration::active("queue", woken_by, serving).tied("a test");
+        reactors.spawn(ThreadPlan::new("ublk-0").poller(registration)).unwrap();
+        let rig = Self { kernel, told, reactors, clock };
+        rig.until(|rig| rig.kernel.commands() == usize::from(DEPTH));
+        rig
+    }
+
+    fn until(&self, mut is_so: impl FnMut(&Self) -> bool) {
+        let until = self.clock.now().after(PATIENCE);
+        while !is_so(self) {
+            assert!(self.clock.now() < until, "it takes too long");
+            host::thread::rest(Span::from_us(50));
+        }
+    }
+
+    fn one(&self, tag: u16, op: IoOp, first: u64, data: &[u8]) -> i32 {
+        self.kernel.ask(tag, asked(op, first, 1), data);
+        let mut results = Vec::new();
+        self.until(|rig| {
+            results.extend(rig.kernel.results());
+            !results.is_empty()
+        });
+        assert_eq!((results.len(), results[0].0), (1, tag));
+        results[0].1
+    }
+
+    fn news(&self) -> News {
+        let mut news = None;
+        self.until(|rig| {
+            news = rig.told.try_recv().ok();
+            news.is_some()
+        });
+        news.unwrap()
+    }
+}
+
+#[test]
+fn a_queue_serves_sleeps_and_is_woken() {
+    for poll in [PollMode::Adaptive, PollMode::Always] {
+        let rig = Rig::new(poll);
+        for round in 0..50_u8 {
+            let tag = u16::from(round) % DEPTH;
+            assert_eq!(rig.one(tag, IoOp::Write, u64::from(round), &[round; 512]), 512);
+            assert_eq!(rig.one(tag, IoOp::Read, u64::from(round), &[]), 512);
+            assert_eq!(rig.kernel.data(tag), [round; 512]);
+            if round % 10 == 0 && poll == PollMode::Adaptive {
+                rig.until(|rig| rig.reactors.sample().reactors.iter().any(|one| one.asleep));
+            }
+        }
+        assert!(rig.kernel.flushes() > 0, "the kernel is told of what has ended");
+        rig.kernel.abort();
+        let expected = News::QueueEnded { queue: 0, good: 100, failed: 0 };
+        assert_eq!(rig.news(), expected);
+        rig.reactors.stop();
+    }
+}
+
+#[test]
+fn what_goes_wrong_is_told_and_the_rest_is_served() {
+    let rig = Rig::new(PollMode::Adaptive);
+    rig.kernel.end(99, 0);
+    let News::Trouble(told) = rig.news() else { panic!("expected trouble") };
+    assert!(told.starts_with("queue 0: ") && told.contains("tag 99"), "{told}");
+    assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
+    assert_eq!(rig.one(1, IoOp::Read, BLOCKS, &[]), -22);
+    rig.kernel.abort();
+    assert_eq!(rig.news(), News::QueueEnded { queue: 0, good: 1, failed: 1 });
+    rig.reactors.stop();
+}
+
+#[test]
+fn a_queue_whose_reactor_ends_lets_go() {
+    let rig = Rig::new(PollMode::Adaptive);
+    assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
+    rig.reactors.stop();
+    assert_eq!(rig.told.recv(), Ok(News::QueueEnded { queue: 0, good: 1, failed: 0 }));
+    assert!(rig.told.recv().is_err(), "nobody is there to tell more");
+}

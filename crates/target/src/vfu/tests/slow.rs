@@ -1,0 +1,151 @@
+//! Media that do not answer, and clients that go meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use base::{Answers, Backend, Instant, Limits, Medium, Request, Segment, Span};
+use block::Ram;
+use host::local_socket::Received;
+use reactor::PollMode;
+use vfu::server::DmaMap;
+use vfu::{Answer, Errno};
+
+use super::rig::{BLOCKS, IOVA, MEMORY_BYTES, Machine, Rig, command};
+use crate::vfu::News;
+
+const PATIENCE: Span = Span::from_secs(20);
+
+/// A medium that answers nothing while its gate is closed.
+struct Gated {
+    ram: Ram,
+    gate: Arc<Gate>,
+}
+
+#[derive(Default)]
+struct Gate {
+    is_closed: AtomicBool,
+    /// How many requests have come.
+    taken: AtomicUsize,
+}
+
+struct GatedChannel {
+    channel: Box<dyn Backend>,
+    gate: Arc<Gate>,
+}
+
+impl Medium for Gated {
+    fn limits(&self) -> Limits {
+        self.ram.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let (channel, gate) = (self.ram.channel()?, Arc::clone(&self.gate));
+        Ok(Box::new(GatedChannel { channel, gate }))
+    }
+}
+
+impl Backend for GatedChannel {
+    fn limits(&self) -> &Limits {
+        self.channel.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let taken = self.channel.submit(now, requests, segments);
+        self.gate.taken.fetch_add(taken, Ordering::Relaxed);
+        taken
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        if self.gate.is_closed.load(Ordering::Relaxed) {
+            0
+        } else {
+            self.channel.poll(now, answers)
+        }
+    }
+}
+
+/// A machine that has asked a medium whose gate is closed for something.
+fn waiting() -> (Rig, Arc<Gate>, Machine) {
+    let gate = Arc::new(Gate::default());
+    let shut = Arc::clone(&gate);
+    let rig = Rig::of(PollMode::Adaptive, |regions| {
+        Arc::new(Gated { ram: Ram::new(regions, 512, BLOCKS).unwrap(), gate: shut })
+    });
+    let mut machine = rig.machine();
+    machine.map(true);
+    machine.enable();
+    machine.make_queue();
+    let before = gate.taken.load(Ordering::Relaxed);
+    gate.is_closed.store(true, Ordering::Relaxed);
+    machine.submit(1, command(&[(0, 2), (1, 1), (6, 0x11_0000), (12, 7)]));
+    let end = rig.clock.now().after(PATIENCE);
+    while gate.taken.load(Ordering::Relaxed) == before {
+        assert!(rig.clock.now() < end, "the medium is asked for nothing");
+        host::thread::give_way();
+    }
+    (rig, gate, machine)
+}
+
+/// Who waits for that knows that nothing touches its memory any more.
+#[test]
+fn the_socket_of_a_client_that_leaves_is_closed_after_its_memory_was_let_go() {
+    let (rig, gate, machine) = waiting();
+    machine.connection.finish().unwrap();
+    assert_eq!(rig.await_news(|news| matches!(news, News::Left(_))), News::Left(None));
+    assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), Received::Nothing);
+    gate.is_closed.store(false, Ordering::Relaxed);
+    assert!(machine.connection.wait_to_receive(PATIENCE).unwrap());
+    assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), Received::End);
+}
+
+#[test]
+fn a_medium_that_keeps_a_clients_memory_is_told_of_and_who_comes_is_turned_away() {
+    let (mut rig, gate, machine) = waiting();
+    drop(machine);
+    let told = rig.await_news(|news| matches!(news, News::Trouble(_)));
+    assert!(format!("{told:?}").contains("a medium has not answered for 5 s"), "{told:?}");
+    let mut second = Machine::connect(&rig.path(), rig.clock);
+    let answer = second.wait(|answer| matches!(answer, Answer::Refused { .. }));
+    assert!(matches!(answer, Answer::Refused { error: Errno::BUSY, .. }), "{answer:?}");
+    gate.is_closed.store(false, Ordering::Relaxed);
+    rig.stop();
+}
+
+/// The kernel of a virtual machine may have stopped in between.
+#[test]
+fn memory_is_taken_back_though_half_a_fused_pair_is_all_that_ever_comes() {
+    let rig = Rig::new(PollMode::Adaptive);
+    let mut machine = rig.machine();
+    machine.map(true);
+    machine.enable();
+    machine.make_queue();
+    let (iova, len_bytes) = (IOVA + MEMORY_BYTES, 4096);
+    let (is_readable, is_writable) = (true, true);
+    let more = DmaMap { iova, len_bytes, file_offset: 0, is_readable, is_writable };
+    let id = machine.client.map(more, None);
+    assert_eq!(machine.errno(id), 0);
+    let compare = 5 | 1 << 8;
+    machine.submit(1, command(&[(0, compare), (1, 1), (6, 0x11_0000)]));
+    let id = machine.client.unmap(iova, len_bytes);
+    assert_eq!(machine.errno(id), 0);
+    assert_eq!(machine.read(0x1c, 4) & 1, 1, "and it goes on");
+}
+
+#[test]
+fn a_client_that_does_wrong_all_the_time_is_told_of_a_few_times() {
+    let rig = Rig::new(PollMode::Adaptive);
+    let mut machine = rig.machine();
+    for _ in 0..1000 {
+        machine.map_wrongly();
+    }
+    drop(machine);
+    let mut troubles = Vec::new();
+    rig.await_news(|news| {
+        if let News::Trouble(text) = news {
+            troubles.push(text.clone());
+        }
+        matches!(news, News::Left(_))
+    });
+    assert_eq!(troubles.len(), 17, "{troubles:?}");
+    assert_eq!(troubles[16], "984 more of the same client");
+}

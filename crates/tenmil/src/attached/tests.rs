@@ -1,0 +1,240 @@
+//! A bus that is a test: what becomes of memory when its device is lost.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::{Doorbell, Instant, Mmio, RegionId, Vector};
+use dma::{DeviceKind, Region, Regions};
+use host::EventVectors;
+use nvme::{Controller, ControllerOptions};
+
+use super::reach::{Home, Reach};
+use super::{Bus, Kept};
+use crate::Refused;
+
+#[derive(Clone)]
+struct FakeBus {
+    regions: Regions,
+    state: Arc<Mutex<State>>,
+    event: EventVectors,
+}
+
+#[derive(Default)]
+struct State {
+    shown: Vec<RegionId>,
+    lost: Option<String>,
+    /// Whether the device lets go of what it reaches.
+    lets_go: bool,
+    /// Whether it can be shown no more.
+    is_full: bool,
+}
+
+/// Registers of a controller that does nothing.
+struct Still;
+
+struct Silent;
+
+impl FakeBus {
+    fn new(regions: &Regions) -> Self {
+        let state = Arc::new(Mutex::new(State { lets_go: true, ..State::default() }));
+        Self { regions: regions.clone(), state, event: EventVectors::new(1).unwrap() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+}
+
+impl Bus for FakeBus {
+    type Registers = Still;
+    type Doorbell = Silent;
+
+    const KIND: DeviceKind = DeviceKind::Emulated;
+
+    fn name(&self) -> &str {
+        "fake"
+    }
+
+    fn registers(&self) -> Still {
+        Still
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.event.descriptor(0).unwrap()
+    }
+
+    fn carry(&self) {}
+
+    fn lost(&self) -> Option<String> {
+        self.state().lost.clone()
+    }
+
+    fn lose(&self, why: &str) {
+        self.state().lost.get_or_insert_with(|| why.to_owned());
+    }
+
+    fn show(&self, region: RegionId) -> Result<u64, Refused> {
+        let mut state = self.state();
+        if state.is_full {
+            return Err(Refused::machine("no memory may be locked").with_hint("Lift it."));
+        }
+        if self.regions.len_bytes(region) == 0 {
+            return Err(Refused::machine("there is no such region"));
+        }
+        state.shown.push(region);
+        Ok(u64::from(region.0 + 1) << 20)
+    }
+
+    fn hide(&self, region: RegionId) -> bool {
+        let mut state = self.state();
+        let is_hidden = state.lets_go || !state.shown.contains(&region);
+        state.shown.retain(|other| *other != region || !is_hidden);
+        is_hidden
+    }
+
+    fn cut_off(&self) -> bool {
+        self.state().lets_go
+    }
+
+    fn reconnect(&self) {}
+
+    fn vectors(&self) -> u32 {
+        0
+    }
+
+    fn vector(&self, _: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String> {
+        Err("there is none".to_owned())
+    }
+}
+
+impl Mmio for Still {
+    type Doorbell = Silent;
+
+    fn read32(&mut self, offset: u32) -> u32 {
+        // Version 1.4; all else is zero.
+        if offset == 8 { 0x0001_0400 } else { 0 }
+    }
+
+    fn read64(&mut self, _: u32) -> u64 {
+        // CAP: the NVM command set, 10 s until it is ready, 64 entries.
+        1 << 37 | 20 << 24 | 1 << 16 | 63
+    }
+
+    fn write32(&mut self, _: u32, _: u32) {}
+
+    fn write64(&mut self, _: u32, _: u64) {}
+
+    fn doorbell(&mut self, _: u32) -> Silent {
+        Silent
+    }
+}
+
+impl Doorbell for Silent {
+    fn ring(&mut self, _: u32) {}
+}
+
+fn region(regions: &Regions) -> Region {
+    regions.allocate_shared(64 << 10).unwrap()
+}
+
+fn home(regions: &Regions, bus: &FakeBus) -> Home<FakeBus> {
+    let memory = regions.allocate_shared(2 << 20).unwrap();
+    Home::new(memory, regions, bus.clone()).unwrap()
+}
+
+#[test]
+fn what_a_device_was_shown_is_taken_away_when_it_goes() {
+    use base::Dma;
+
+    let regions = Regions::new(4);
+    let bus = FakeBus::new(&regions);
+    let home = home(&regions, &bus);
+    let (one, other) = (region(&regions), region(&regions));
+    for region in [&one, &other] {
+        let iova = home.reach().iova(region.segment());
+        assert_eq!(iova, Some(u64::from(region.id().0 + 1) << 20));
+    }
+    assert_eq!(bus.state().shown.len(), 3);
+    drop(one);
+    assert_eq!(bus.state().shown.len(), 2);
+    let left = other.segment();
+    drop(other);
+    assert_eq!(home.reach().iova(left), None);
+    drop(home);
+    assert!(bus.state().shown.is_empty(), "the queues' memory, too");
+}
+
+#[test]
+fn a_device_that_can_be_shown_no_data_says_why_with_what_mends_it() {
+    use base::Dma;
+
+    let regions = Regions::new(4);
+    let bus = FakeBus::new(&regions);
+    let home = home(&regions, &bus);
+    let (one, other) = (region(&regions), region(&regions));
+    assert_eq!(home.reach().complaint(), None);
+    bus.state().is_full = true;
+    assert_eq!(home.reach().iova(one.segment()), None);
+    let complaint = home.reach().complaint().unwrap();
+    assert_eq!(
+        (complaint.text.as_str(), complaint.blame),
+        ("no memory may be locked", base::Blame::Machine)
+    );
+    assert_eq!(complaint.hint.as_deref(), Some("Lift it."));
+    bus.state().is_full = false;
+    assert!(home.reach().iova(other.segment()).is_some());
+    assert_eq!(home.reach().complaint(), None, "some data come");
+}
+
+#[test]
+fn memory_that_a_lost_device_may_still_reach_is_nobody_elses_ever_again() {
+    use base::Dma;
+
+    let regions = Regions::new(8);
+    let bus = FakeBus::new(&regions);
+    let home = home(&regions, &bus);
+    let (during, after) = (region(&regions), region(&regions));
+    for region in [&during, &after] {
+        home.reach().iova(region.segment()).unwrap();
+    }
+    let kept = [&during, &after].map(|region| region.id().0 & 0xfff);
+    bus.lose("a test");
+    bus.state().lets_go = false;
+    drop(during);
+    drop(home);
+    drop(after);
+    bus.state().lets_go = true;
+    let others: Vec<Region> = (0..5).map(|_| region(&regions)).collect();
+    assert!(others.iter().all(|other| !kept.contains(&(other.id().0 & 0xfff))));
+    assert!(regions.allocate_shared(4096).is_err(), "three of eight are kept");
+}
+
+#[test]
+fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
+    let regions = Regions::new(4);
+    let bus = FakeBus::new(&regions);
+    let home = home(&regions, &bus);
+    let options = ControllerOptions { admin_depth: 32, ..ControllerOptions::default() };
+    let reach: Reach<FakeBus> = home.reach().clone();
+    let controller = Controller::new(bus.registers(), reach, options).unwrap();
+    let mut kept = Kept {
+        controller: Some(controller),
+        answers: Vec::new(),
+        lost: None,
+        vectors_free: Vec::new(),
+        vectors_used: [(1, bus.event.clone())].into(),
+    };
+    bus.state().lets_go = false;
+    bus.lose("a test");
+    let now = Instant::default();
+    for _ in 0..3 {
+        kept.look_after(&bus, now);
+        assert!(kept.controller.is_some(), "it may still write to what was given to it");
+        assert_eq!(kept.controller().err().unwrap().text, "fake: a test");
+        assert!(!bus.event.clone().clear(0));
+    }
+    bus.state().lets_go = true;
+    kept.look_after(&bus, now);
+    assert!(kept.controller.is_none());
+    assert!(bus.event.clone().clear(0), "whoever sleeps is woken");
+}

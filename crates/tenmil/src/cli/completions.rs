@@ -1,0 +1,59 @@
+//! `tenmil completions`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Args, Command};
+use clap_complete::{Shell, generate};
+
+use super::write_out;
+use crate::Refused;
+
+/// Print what makes a shell complete command lines of tenmil.
+///
+/// In bash the names that `get` and `set` know are completed, too.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct CompletionsArguments {
+    /// For which shell
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  source <(tenmil completions bash)                      in this shell
+  tenmil completions bash > ~/.local/share/bash-completion/completions/tenmil
+  tenmil completions zsh > ~/.zfunc/_tenmil              with ~/.zfunc in fpath
+  tenmil completions fish > ~/.config/fish/completions/tenmil.fish";
+
+/// What bash asks about the methods of a running process, which are in a table of ours and not in
+/// the command line's.
+const METHODS: &str = r#"
+_tenmil_or_method() {
+    case ${COMP_WORDS[1]} in
+        get | set)
+            compopt -o nospace
+            mapfile -t COMPREPLY < <(COMP_LINE=$COMP_LINE COMP_POINT=$COMP_POINT tenmil complete)
+            ;;
+        *) _tenmil "$@" ;;
+    esac
+}
+complete -F _tenmil_or_method -o bashdefault -o default tenmil
+"#;
+
+/// Prints it.
+pub(super) fn run(
+    arguments: &CompletionsArguments,
+    mut command: Command,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    let mut script = Vec::new();
+    generate(arguments.shell, &mut command, "tenmil", &mut script);
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if arguments.shell == Shell::Bash {
+        script += METHODS;
+    }
+    write_out(out, &script)?;
+    Ok(ExitCode::SUCCESS)
+}

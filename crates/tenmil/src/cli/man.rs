@@ -1,0 +1,55 @@
+//! `tenmil man`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Command};
+use clap_mangen::Man;
+
+use super::report_file::ReportFile;
+use super::write_out;
+use crate::Refused;
+
+/// Write a manual page for tenmil and for each of its commands.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ManArguments {
+    /// Where to; the directory is there already
+    #[arg(value_name = "DIRECTORY")]
+    directory: PathBuf,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil man ~/.local/share/man/man1
+  tenmil man . && man ./tenmil-serve.1";
+
+/// Writes them, and says how many.
+pub(super) fn run(
+    arguments: &ManArguments,
+    mut command: Command,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    // Names the commands by all the words that lead to them.
+    command.build();
+    let mut count = 0;
+    write_pages(&command, &arguments.directory, &mut count)?;
+    write_out(out, &format!("{count} pages in {}\n", arguments.directory.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_pages(command: &Command, directory: &Path, count: &mut u32) -> Result<(), Refused> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+    let path = directory.join(format!("{name}.1")).display().to_string();
+    let file = ReportFile::promise("man", &path)?;
+    let mut page = Vec::new();
+    Man::new(command.clone().name(name))
+        .render(&mut page)
+        .map_err(|error| Refused::machine(format!("write {path}: {error}")))?;
+    file.write(&String::from_utf8_lossy(&page))?;
+    *count += 1;
+    let inner = command.get_subcommands();
+    let mut inner = inner.filter(|inner| !inner.is_hide_set() && inner.get_name() != "help");
+    inner.try_for_each(|inner| write_pages(inner, directory, count))
+}

@@ -1,0 +1,52 @@
+//! Over what something is served, and which switches mean something there.
+
+use super::ServeArguments;
+use crate::Refused;
+
+/// How clients reach what is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    Nbd,
+    NvmeTcp,
+    VfioUser,
+    Ublk,
+}
+
+impl Over {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nbd => "NBD",
+            Self::NvmeTcp => "NVMe/TCP",
+            Self::VfioUser => "vfio-user",
+            Self::Ublk => "ublk",
+        }
+    }
+}
+
+/// Refuses switches that would change nothing for those who are served.
+pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(), Refused> {
+    use Over::{Nbd, NvmeTcp, Ublk, VfioUser};
+    let ServeArguments { nqn, host, allow_any_host, memory, state, socket, .. } = arguments;
+    let ServeArguments { name, limit_iops, limit_bytes, connections, .. } = arguments;
+    let switches: [(&str, bool, &[Over]); 11] = [
+        ("--nqn", nqn.is_some(), &[NvmeTcp]),
+        ("--host", !host.is_empty(), &[NvmeTcp]),
+        ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
+        ("--memory", memory.is_some(), &[NvmeTcp]),
+        ("--state", state.is_some(), &[NvmeTcp]),
+        ("--socket", !socket.is_empty(), &[NvmeTcp]),
+        ("--name", name.is_some(), &[Nbd]),
+        ("--allow-resize", arguments.allow_resize, &[Nbd]),
+        ("--limit-iops", limit_iops.is_some(), &[Nbd, VfioUser, Ublk]),
+        ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, Ublk]),
+        ("--connections", connections.is_some(), &[Nbd, NvmeTcp]),
+    ];
+    let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));
+    let Some((switch, _, has_use)) = idle else { return Ok(()) };
+    let expected: Vec<&str> = has_use.iter().map(|over| over.name()).collect();
+    Err(Refused::caller(format!(
+        "serve over {}: {switch} is given, expected only with a listener for {}",
+        over.name(),
+        expected.join(" or ")
+    )))
+}

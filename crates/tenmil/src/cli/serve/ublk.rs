@@ -1,0 +1,163 @@
+//! `tenmil serve URI --listen ublk:N`.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use base::{Medium, Span};
+use block::uri::Uri;
+use block::{Caps, Claim, Device, DeviceOptions, Limiter, MediumError, Opener, Rate};
+use dma::Regions;
+use host::Clock;
+use host::machine::Machine;
+use serde_json::json;
+use target::ublk::{Limits, News, Plan, Server, shaped, signature};
+
+use super::listen::Place;
+use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, start_reactors};
+use crate::Refused;
+use crate::cli::{running, write_out};
+
+/// Requests of a queue, if nothing else is asked for.
+const DEPTH: u16 = 128;
+/// How long what is under way may take at the end.
+const ENDING: Span = Span::from_secs(4);
+
+/// Serves a disk until somebody ends it, or takes it away.
+pub(super) fn run(
+    arguments: &ServeArguments,
+    place: &Place,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    let [uri] = arguments.uris.as_slice() else {
+        let count = arguments.uris.len();
+        return Err(Refused::caller(format!(
+            "serve {count} devices as ublk:, expected one: each is a disk of its own"
+        )));
+    };
+    let (machine, clock) = (Machine::this(), Clock::start());
+    let regions = Regions::new(REGIONS_MAX);
+    let medium = open(arguments, uri, &regions, clock)?;
+    let balanced = start_reactors(arguments, &clock)?;
+    let reactors = &balanced.reactors;
+    let mut asked = running::serve(running::state_of(&balanced));
+    let cores = u16::try_from(reactors.directory().reactors().count()).unwrap_or(u16::MAX);
+    let limits =
+        Limits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
+    let plan = Plan {
+        number: place.number,
+        medium,
+        is_read_only: arguments.read_only,
+        signature: signature(&known_by(uri)),
+        limits,
+        replaces: place.replaces,
+        regions,
+        reactors: Arc::clone(reactors.directory()),
+    };
+    let mut server = Server::start(&machine, &plan).map_err(|why| Refused {
+        blame: why.blame,
+        text: format!("serve {uri}: {}", why.text),
+        hint: why.hint,
+    })?;
+    if server.has_recovered() {
+        let number = server.number();
+        eprintln!("note: ublk:{number} was left behind by a process that has died, and goes on");
+    }
+    write_out(out, &ready(arguments, uri, &plan, &server))?;
+    while !host::signal::interrupted() && server.is_served() {
+        while let Some(news) = server.next_news() {
+            if let News::Trouble(text) = news {
+                eprintln!("note: {text}");
+            }
+        }
+        if let Some((_, relay)) = &mut asked {
+            relay.pass_on(&running::of(reactors));
+        }
+        host::thread::rest(WATCH_INTERVAL);
+    }
+    let is_taken_away = !host::signal::interrupted();
+    if is_taken_away {
+        eprintln!("note: somebody has taken {} away", server.path());
+    }
+    // The disk first, while what is under way is still served.
+    let stopped = server.stop(ENDING);
+    balanced.stop();
+    let removed = server.remove(&machine);
+    for why in [stopped.err(), removed.err()].into_iter().flatten() {
+        eprintln!("note: {why}");
+    }
+    Ok(if is_taken_away { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Opens the device and claims it.
+fn open(
+    arguments: &ServeArguments,
+    uri: &Uri,
+    regions: &Regions,
+    clock: Clock,
+) -> Result<Arc<dyn Medium>, Refused> {
+    let ServeArguments { read_only, limit_iops, limit_bytes, .. } = arguments;
+    let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
+    let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
+    let opener = Opener { regions, clock, seed: 1, more: crate::KINDS };
+    let opened = opener.open(&wanted).map_err(refuse)?;
+    let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
+    let limiter = Limiter::new(Caps { total, ..Caps::default() });
+    let is_limited = limit_iops.is_some() || limit_bytes.is_some();
+    let options =
+        DeviceOptions { limiter: is_limited.then_some(limiter), ..DeviceOptions::new(clock, 1) };
+    let device = Device::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
+    let claim = if *read_only { Claim::ReadShared } else { Claim::WriteOnce };
+    let descriptor = device
+        .open(claim, "ublk")
+        .map_err(|why| Refused::of(why.blame(), format!("serve {uri}: {why}")))?;
+    shaped(&device, descriptor, regions).map_err(refuse)
+}
+
+/// What says that two processes serve the same: the name, and where it is looked for if that matters.
+fn known_by(uri: &Uri) -> String {
+    let text = uri.to_string();
+    let is_relative =
+        text.match_indices("file:").any(|(at, found)| !text[at + found.len()..].starts_with('/'));
+    match std::env::current_dir() {
+        Ok(here) if is_relative => format!("{text} in {}", here.display()),
+        _ => text,
+    }
+}
+
+/// What is printed once the disk is there.
+fn ready(arguments: &ServeArguments, uri: &Uri, plan: &Plan, server: &Server) -> String {
+    if !arguments.json {
+        return format!("ready {}\n", server.path());
+    }
+    let of = plan.medium.limits();
+    let Limits { queues, depth } = server.limits();
+    let line = json!({
+        "ready": true,
+        "listen": [format!("ublk:{}", server.number())],
+        "connect": [server.path()],
+        "uri": uri.to_string(),
+        "size_bytes": of.block_count * u64::from(of.block_size),
+        "block_size": of.block_size,
+        "read_only": arguments.read_only,
+        "queues": queues,
+        "depth": depth,
+        "recovered": server.has_recovered(),
+    });
+    format!("{line}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::known_by;
+
+    #[test]
+    fn a_relative_path_is_known_by_where_it_is_looked_for() {
+        let known = |uri: &str| known_by(&uri.parse().unwrap());
+        assert_eq!(known("file:/a?size=1m"), "file:/a?size=1m");
+        assert_eq!(known("ram:1m"), "ram:1m");
+        let here = std::env::current_dir().unwrap();
+        let expected = format!("stripe:[file:/a],[file:b] in {}", here.display());
+        assert_eq!(known("stripe:[file:/a],[file:b]"), expected);
+    }
+}

@@ -1,0 +1,108 @@
+//! `tenmil store rescue`.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use base::Blame;
+use block::Opener;
+use block::store::{self, OpenStore, PAGE_BYTES, Place, Saved, SavedVolume};
+use block::uri::Uri;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::super::copy::line::Line;
+use super::super::write_out;
+use super::{size, table};
+use crate::Refused;
+
+#[derive(Debug, Args)]
+pub(super) struct RescueArguments {
+    /// The device with the store that is damaged; nothing is written to it
+    #[arg(value_name = "SRC")]
+    source: Uri,
+
+    /// A device with another store, made by `tenmil store create`
+    #[arg(value_name = "DST")]
+    target: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Rescues, and says by the exit code whether anything was lost.
+pub(super) fn rescue(
+    opener: &Opener<'_>,
+    arguments: &RescueArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Refused> {
+    let (source, target) = (Place::of(&arguments.source)?, Place::of(&arguments.target)?);
+    if source.store == target.store {
+        let text = format!("store rescue: {} is both SRC and DST, expected two", source.store);
+        return Err(
+            Refused::caller(text).with_hint("Make a store on another device, and name that.")
+        );
+    }
+    let open = OpenStore::open(opener, &target)?;
+    let mut line = Line::new(std::io::stderr().is_terminal(), opener.clock.now());
+    let saved = store::rescue(opener, &source, &open, &mut |progress| {
+        line.turn("rescuing", opener.clock.now(), progress, &mut std::io::stderr());
+        true
+    });
+    line.clear(&mut std::io::stderr());
+    let saved = saved?;
+    write_out(out, &if arguments.json { as_json(&saved) } else { as_text(&saved) })?;
+    let is_whole = saved.damaged.is_empty() && saved.volumes.iter().all(is_whole);
+    Ok(ExitCode::from(if is_whole { 0 } else { Blame::Peer.exit_code() }))
+}
+
+fn is_whole(volume: &SavedVolume) -> bool {
+    volume.lost_blocks == 0 && volume.damaged.is_empty()
+}
+
+fn as_text(saved: &Saved) -> String {
+    let mut text = String::new();
+    for problem in saved.damaged.iter().chain(saved.volumes.iter().flat_map(|one| &one.damaged)) {
+        let _ = writeln!(text, "{problem}");
+    }
+    let head = ["volume", "size", "written", "lost", ""].map(String::from);
+    let row = |volume: &SavedVolume| {
+        let bytes = |blocks: u64| size(blocks * u64::from(PAGE_BYTES));
+        let SavedVolume { info, lost_blocks, was_there, .. } = volume;
+        let said = if *was_there { "it was there" } else { "" };
+        let numbers = [info.blocks, info.mapped, *lost_blocks].map(bytes);
+        let [blocks, mapped, lost] = numbers;
+        [info.name.clone(), blocks, mapped, lost, said.into()]
+    };
+    let rows: Vec<[String; 5]> = saved.volumes.iter().map(row).collect();
+    text += &table(&[&[head][..], &rows].concat());
+    let lost = saved.volumes.iter().filter(|volume| !is_whole(volume)).count();
+    let whole = saved.volumes.len() - lost;
+    let how = if saved.was_scanned { ", after a look at every block" } else { "" };
+    let _ = writeln!(text, "store `{}`: {whole} volumes whole, {lost} in part{how}", saved.name);
+    text
+}
+
+fn as_json(saved: &Saved) -> String {
+    let page = u64::from(PAGE_BYTES);
+    let volume = |volume: &SavedVolume| {
+        json!({
+            "name": volume.info.name,
+            "uuid": format!("{:032x}", volume.info.uuid),
+            "size_bytes": volume.info.blocks * page,
+            "written_bytes": volume.info.mapped * page,
+            "lost_bytes": volume.lost_blocks * page,
+            "damaged": volume.damaged,
+            "was_there": volume.was_there,
+        })
+    };
+    let document = json!({
+        "name": saved.name,
+        "uuid": format!("{:032x}", saved.uuid),
+        "scanned": saved.was_scanned,
+        "damaged": saved.damaged,
+        "volumes": saved.volumes.iter().map(volume).collect::<Vec<Value>>(),
+    });
+    format!("{document:#}\n")
+}

@@ -1,0 +1,247 @@
+//! `tenmil volume diff`, `send` and `receive`.
+
+use std::io::{IsTerminal, Write};
+
+use base::Instant;
+use block::Opener;
+use block::store::{Carried, Changed, PAGE_BYTES};
+use block::uri::Uri;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::super::copy::line::Line;
+use super::super::store::{size, table};
+use super::super::write_out;
+use super::find;
+use crate::Refused;
+
+#[derive(Debug, Args)]
+pub(super) struct DiffArguments {
+    /// The one that came first, such as volume:[file:/var/tmp/pool]/monday
+    #[arg(value_name = "A")]
+    volume: Uri,
+
+    /// The name of the other one, in the same store
+    #[arg(value_name = "B")]
+    name: String,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SendArguments {
+    /// The snapshot
+    #[arg(value_name = "SNAPSHOT")]
+    volume: Uri,
+
+    /// Only what the snapshot has that this one, in the same store, has not
+    #[arg(long, value_name = "NAME")]
+    from: Option<String>,
+
+    /// Say what was sent as JSON, on standard error
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ReceiveArguments {
+    /// What the snapshot is to be called, such as volume:[file:/mnt/backup]/monday
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Says what B has that A has not.
+pub(super) fn diff(
+    opener: &Opener<'_>,
+    arguments: &DiffArguments,
+    out: &mut dyn Write,
+) -> Result<(), Refused> {
+    let (open, from) = find(opener, &arguments.volume)?;
+    let (a, b) = (open.find(&from)?, open.find(&arguments.name)?);
+    let mut changed = Vec::new();
+    open.differences(Some(&a), &b, &mut |range| {
+        changed.push(range);
+        Ok(())
+    })?;
+    let text = match arguments.json {
+        true => diff_json((&from, &arguments.name), &changed),
+        false => diff_text((&from, &arguments.name), &changed),
+    };
+    write_out(out, &text)
+}
+
+fn diff_text((a, b): (&str, &str), changed: &[Changed]) -> String {
+    let head = ["from byte", "bytes", "size", "now"].map(String::from);
+    let row = |range: &Changed| {
+        let (at, len) = (bytes(range.block), bytes(range.blocks));
+        [at.to_string(), len.to_string(), size(len), kind(range).into()]
+    };
+    let rows: Vec<[String; 4]> = changed.iter().map(row).collect();
+    let ranges =
+        if rows.is_empty() { String::new() } else { table(&[&[head][..], &rows].concat()) };
+    let [data, holes] = sums(changed).map(size);
+    format!("{ranges}`{b}` has {data} that `{a}` has not, and {holes} of new holes\n")
+}
+
+fn diff_json((a, b): (&str, &str), changed: &[Changed]) -> String {
+    let range = |range: &Changed| {
+        json!({
+            "offset_bytes": bytes(range.block),
+            "length_bytes": bytes(range.blocks),
+            "kind": kind(range),
+        })
+    };
+    let [data, holes] = sums(changed);
+    let document = json!({
+        "from": a,
+        "to": b,
+        "changed": changed.iter().map(range).collect::<Vec<Value>>(),
+        "data_bytes": data,
+        "hole_bytes": holes,
+    });
+    format!("{document:#}\n")
+}
+
+const fn kind(range: &Changed) -> &'static str {
+    if range.is_mapped { "data" } else { "hole" }
+}
+
+/// Bytes of data and of holes.
+fn sums(changed: &[Changed]) -> [u64; 2] {
+    [true, false].map(|is_mapped| {
+        let these = changed.iter().filter(|range| range.is_mapped == is_mapped);
+        bytes(these.map(|range| range.blocks).sum())
+    })
+}
+
+const fn bytes(blocks: u64) -> u64 {
+    blocks * PAGE_BYTES as u64
+}
+
+/// Writes the stream.
+pub(super) fn send(
+    opener: &Opener<'_>,
+    arguments: &SendArguments,
+    out: &mut dyn Write,
+) -> Result<(), Refused> {
+    if std::io::stdout().is_terminal() {
+        let text = "volume send: standard output is a terminal, expected a file or a pipe";
+        let hint = "Add `> FILE`, or `| tenmil volume receive VOLUME`.";
+        return Err(Refused::caller(text).with_hint(hint));
+    }
+    let (open, name) = find(opener, &arguments.volume)?;
+    let mut progress = Progress::new(opener, "sending");
+    let sent = open.send(arguments.from.as_deref(), &name, out, &mut |done| progress.turn(done));
+    progress.end();
+    let sent = sent?;
+    let text = if arguments.json { carried_json(&sent) } else { carried_text("sent", &sent) };
+    eprint!("{text}");
+    Ok(())
+}
+
+/// Reads one from standard input.
+pub(super) fn receive(
+    opener: &Opener<'_>,
+    arguments: &ReceiveArguments,
+    out: &mut dyn Write,
+) -> Result<(), Refused> {
+    let input = std::io::stdin();
+    if input.is_terminal() {
+        let text = "volume receive: standard input is a terminal, expected a file or a pipe";
+        return Err(
+            Refused::caller(text).with_hint("Add `< FILE`, as `volume send` has written it.")
+        );
+    }
+    let (open, name) = find(opener, &arguments.volume)?;
+    let mut progress = Progress::new(opener, "receiving");
+    let received = open.receive(&name, &mut input.lock(), &mut |done| progress.turn(done));
+    progress.end();
+    let received = received?;
+    let text = match arguments.json {
+        true => carried_json(&received),
+        false => carried_text("received", &received),
+    };
+    write_out(out, &text)
+}
+
+/// A bar on standard error.
+struct Progress<'a> {
+    opener: &'a Opener<'a>,
+    phase: &'static str,
+    line: Line,
+}
+
+impl<'a> Progress<'a> {
+    fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
+        let now: Instant = opener.clock.now();
+        Self { opener, phase, line: Line::new(std::io::stderr().is_terminal(), now) }
+    }
+
+    /// Goes on.
+    fn turn(&mut self, progress: (u64, u64)) -> bool {
+        let now = self.opener.clock.now();
+        self.line.turn(self.phase, now, progress, &mut std::io::stderr());
+        true
+    }
+
+    fn end(&mut self) {
+        self.line.clear(&mut std::io::stderr());
+    }
+}
+
+fn carried_text(verb: &str, carried: &Carried) -> String {
+    let Carried { info, base, data_blocks, hole_blocks, was_there } = carried;
+    let name = &info.name;
+    if *was_there {
+        return format!("snapshot `{name}` was received before; the stream is whole\n");
+    }
+    let since = base.as_ref().map(|base| format!(" since `{}`", base.name)).unwrap_or_default();
+    let (data, holes) = (size(bytes(*data_blocks)), size(bytes(*hole_blocks)));
+    let whole = size(bytes(info.blocks));
+    format!("snapshot `{name}` of {whole}{since}: {data} of data and {holes} of new holes {verb}\n")
+}
+
+fn carried_json(carried: &Carried) -> String {
+    let Carried { info, base, data_blocks, hole_blocks, was_there } = carried;
+    let document = json!({
+        "name": info.name,
+        "uuid": format!("{:032x}", info.uuid),
+        "size_bytes": bytes(info.blocks),
+        "base": base.as_ref().map(|base| &base.name),
+        "data_bytes": bytes(*data_blocks),
+        "hole_bytes": bytes(*hole_blocks),
+        "was_there": was_there,
+    });
+    format!("{document:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use block::store::Changed;
+
+    use super::{diff_json, diff_text};
+
+    #[test]
+    fn a_difference_is_told_to_people_and_to_programs() {
+        let of = |block, blocks, is_mapped| Changed { block, blocks, is_mapped };
+        let changed = [of(0, 16, true), of(100, 1, false)];
+        let text = diff_text(("a", "b"), &changed);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[1].split_whitespace().collect::<Vec<_>>(),
+            ["0", "65536", "64", "KiB", "data"]
+        );
+        assert_eq!(lines[3], "`b` has 64 KiB that `a` has not, and 4 KiB of new holes");
+        let json: serde_json::Value =
+            serde_json::from_str(&diff_json(("a", "b"), &changed)).unwrap();
+        assert_eq!(json["changed"][1]["offset_bytes"], 409_600);
+        assert_eq!((&json["data_bytes"], &json["hole_bytes"]), (&65_536.into(), &4096.into()));
+        assert_eq!(diff_text(("a", "b"), &[]).lines().count(), 1);
+    }
+}

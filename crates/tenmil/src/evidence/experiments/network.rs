@@ -1,0 +1,282 @@
+//! NVMe/TCP over loopback: a target on the last core, in a process of its own, and a host on the
+//! first.
+
+use evidence::{Bound, Experiment, Side};
+
+use super::{BYTES, CPU, IOPS, MEAN, MEDIAN, TAIL, ratio};
+use crate::evidence::Work;
+
+const LOOPBACK: &str = "Over loopback, where the kernel copies what is sent to where it is received: \
+    there is no network card, no interrupt and no wire.";
+
+const NO_QUEUE: &str = "loopback has no receive queue to poll: its sockets have no NAPI id. It takes a \
+    network card, or with root a veth pair with GRO; `busy-poll=50us` in a tcp:// name is the switch";
+
+pub(super) fn experiments() -> Vec<Experiment<Work>> {
+    vec![
+        zero_copy(),
+        direct_submission(),
+        batching(),
+        more_to_come(),
+        read_queues(),
+        incoming_cpu(),
+        busy_polling(),
+    ]
+}
+
+/// Both ends of a connection, each with its words.
+const fn both(serve: &'static str, perf: &'static str) -> Work {
+    Work::Served { serve, perf }
+}
+
+fn zero_copy() -> Experiment<Work> {
+    Experiment {
+        name: "tcp-zero-copy",
+        claim: "Sending without a copy from some size on is faster than always copying, and than \
+                never.",
+        seeds: &[3],
+        seen: "2.4 to 8.3 % for random writes",
+        figures: &[BYTES, IOPS, CPU],
+        sides: vec![
+            Side::new(
+                "always copied",
+                both("-c {last} --socket zero-copy=no", "{target} -c {first} -o 128k -q 32"),
+            ),
+            Side::new(
+                "by reference from 128 KiB",
+                both("-c {last} --socket zero-copy=128k", "{target} -c {first} -o 128k -q 32"),
+            )
+            .for_full(),
+            Side::new(
+                "by reference from 32 KiB",
+                both("-c {last} --socket zero-copy=32k", "{target} -c {first} -o 128k -q 32"),
+            ),
+            Side::new(
+                "by reference from 4 KiB",
+                both("-c {last} --socket zero-copy=4k", "{target} -c {first} -o 128k -q 32"),
+            ),
+        ],
+        questions: vec![ratio(
+            "by reference from 32 KiB on, against always copied",
+            "by reference from 32 KiB",
+            "always copied",
+            BYTES,
+            Bound::AtLeast(1.02),
+        )],
+        limits: "Loopback always copies: the kernel says so of each send, and a stream that is told \
+                 so goes back to copying. What can be shown here is that asking costs little; the \
+                 gain takes a network card.",
+    }
+}
+
+fn direct_submission() -> Experiment<Work> {
+    Experiment {
+        name: "tcp-direct",
+        claim: "Sending a command from the thread that submits it, and not later from another \
+                context, shortens the round trip at low depth.",
+        seeds: &[5],
+        seen: "a lower latency of 4 KiB reads at low depth; the figure is a picture",
+        figures: &[MEAN, MEDIAN, IOPS],
+        sides: vec![
+            Side::new("direct", both("-c {last}", "{target} -c {first} -q 1")),
+            Side::new("later", both("-c {last}", "{target}?direct=no -c {first} -q 1")),
+            Side::new("direct, depth 32", both("-c {last}", "{target} -c {first} -q 32"))
+                .for_full(),
+            Side::new("later, depth 32", both("-c {last}", "{target}?direct=no -c {first} -q 32"))
+                .for_full(),
+        ],
+        questions: vec![ratio(
+            "mean round trip, direct against later",
+            "direct",
+            "later",
+            MEAN,
+            Bound::AtMost(0.98),
+        )],
+        limits: "Later is a moment later in the same thread, which polls at once: the context \
+                 switch that the seed avoids does not exist here. Over loopback.",
+    }
+}
+
+fn batching() -> Experiment<Work> {
+    Experiment {
+        name: "tcp-batching",
+        claim: "Sending what has gathered in one call, and not each command by itself, raises the \
+                rate at high depth.",
+        seeds: &[5],
+        seen: "a higher rate at high depth; the figure is a picture",
+        figures: &[IOPS, MEAN, CPU],
+        sides: vec![
+            Side::new("gathered", both("-c {last}", "{target} -c {first} -q 128")),
+            Side::new(
+                "each by itself",
+                both("-c {last} --socket gather=no", "{target}?gather=no -c {first} -q 128"),
+            ),
+            Side::new(
+                "gathered, stream-batch",
+                both("-c {last}", "{target} -c {first} -q 128 --block-scheduler stream-batch"),
+            ),
+        ],
+        questions: vec![
+            ratio(
+                "gathered at both ends, against each by itself",
+                "gathered",
+                "each by itself",
+                IOPS,
+                Bound::AtLeast(1.2),
+            ),
+            ratio(
+                "with the stream-batch scheduler, against without",
+                "gathered, stream-batch",
+                "gathered",
+                IOPS,
+                Bound::AtLeast(1.02),
+            ),
+        ],
+        limits: LOOPBACK,
+    }
+}
+
+fn more_to_come() -> Experiment<Work> {
+    Experiment {
+        name: "tcp-msg-more",
+        claim: "Telling the kernel with MSG_MORE that more follows makes large transfers faster.",
+        seeds: &[5],
+        seen: "part of the figure for batching",
+        figures: &[BYTES, IOPS, CPU],
+        sides: vec![
+            Side::new(
+                "writes, MSG_MORE",
+                both("-c {last}", "{target} -c {first} -o 128k -q 32 -w randwrite --overwrite"),
+            ),
+            Side::new(
+                "writes, without",
+                both(
+                    "-c {last} --socket more=no",
+                    "{target}?more=no -c {first} -o 128k -q 32 -w randwrite --overwrite",
+                ),
+            ),
+            Side::new("reads, MSG_MORE", both("-c {last}", "{target} -c {first} -o 128k -q 32"))
+                .for_full(),
+            Side::new(
+                "reads, without",
+                both("-c {last} --socket more=no", "{target}?more=no -c {first} -o 128k -q 32"),
+            )
+            .for_full(),
+        ],
+        questions: vec![
+            ratio(
+                "writes of 128 KiB with MSG_MORE, against without",
+                "writes, MSG_MORE",
+                "writes, without",
+                BYTES,
+                Bound::AtLeast(1.02),
+            ),
+            ratio(
+                "reads of 128 KiB with MSG_MORE, against without",
+                "reads, MSG_MORE",
+                "reads, without",
+                BYTES,
+                Bound::AtLeast(1.02),
+            ),
+        ],
+        limits: LOOPBACK,
+    }
+}
+
+fn read_queues() -> Experiment<Work> {
+    Experiment {
+        name: "tcp-read-queues",
+        claim: "Small reads with a connection of their own do not wait behind large writes: more of \
+                them, and a shorter tail.",
+        seeds: &[5],
+        seen: "80 to 171 k IOPS, p99.99 from 14.2 to 1.8 ms",
+        figures: &[IOPS, MEAN, TAIL, BYTES],
+        sides: vec![
+            Side::new("shared", Work::Mixed { serve: "-c {last}", keys: "" }).lasting(2),
+            Side::new(
+                "a connection of their own",
+                Work::Mixed { serve: "-c {last}", keys: "?read-queue=yes" },
+            )
+            .lasting(2),
+        ],
+        questions: vec![
+            ratio(
+                "reads beside writes, on a connection of their own against a shared one",
+                "a connection of their own",
+                "shared",
+                IOPS,
+                Bound::AtLeast(1.5),
+            ),
+            ratio(
+                "their p99.99 against that on a shared one",
+                "a connection of their own",
+                "shared",
+                TAIL,
+                Bound::AtMost(0.67),
+            ),
+        ],
+        limits: "16 readers of 4 KiB, one at a time each, beside 1 MiB writes at depth 32, all on \
+                 one thread, over loopback to a target that keeps nothing. In the seed the network \
+                 was the bottleneck; here it is the two processors, which reads and writes share.",
+    }
+}
+
+fn incoming_cpu() -> Experiment<Work> {
+    Experiment {
+        name: "tcp-incoming-cpu",
+        claim: "Serving a connection on the core that its packets come in by is faster than \
+                spreading connections evenly.",
+        seeds: &[3],
+        seen: "11 to 17 % for random writes, eight cores",
+        figures: &[IOPS, MEAN, CPU],
+        sides: vec![
+            Side::new(
+                "by incoming core",
+                both(
+                    "-c {all}",
+                    "{target}?queues=8 -c {first} -P 4 -q 128 -w randwrite --overwrite",
+                ),
+            ),
+            Side::new(
+                "spread",
+                both(
+                    "-c {all} --socket placement=spread",
+                    "{target}?queues=8 -c {first} -P 4 -q 128 -w randwrite --overwrite",
+                ),
+            ),
+        ],
+        questions: vec![ratio(
+            "by incoming core against spread",
+            "by incoming core",
+            "spread",
+            IOPS,
+            Bound::AtLeast(1.02),
+        )],
+        limits: "Over loopback packets come in by the core of the one who sends, which here is the \
+                 host's own: the target then shares it, while the seed's cores are the target's \
+                 alone. What it says of a network card with a queue for each core cannot be shown.",
+    }
+}
+
+fn busy_polling() -> Experiment<Work> {
+    Experiment {
+        name: "tcp-busy-poll",
+        claim: "Polling a receive queue of the network card from the application, and grouping the \
+                connections of one queue, shortens the round trip and saves processor time.",
+        seeds: &[5],
+        seen: "lower latency with ADQ; the figure is a picture",
+        figures: &[MEAN, CPU],
+        sides: vec![
+            Side::new("busy polling", Work::Nowhere(NO_QUEUE)),
+            Side::new("woken by interrupts", Work::Nowhere(NO_QUEUE)),
+        ],
+        questions: vec![ratio(
+            "mean round trip, busy polling against being woken",
+            "busy polling",
+            "woken by interrupts",
+            MEAN,
+            Bound::AtMost(0.95),
+        )],
+        limits: "Nothing is run.",
+    }
+}

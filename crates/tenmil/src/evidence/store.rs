@@ -1,0 +1,157 @@
+//! What is kept of a run, so that the next one goes on from there: a file for each experiment that is
+//! finished, with a key of who measured it, where and how.
+
+use std::path::{Path, PathBuf};
+
+use evidence::{Pace, Record};
+use host::Environment;
+use serde::{Deserialize, Serialize};
+
+use crate::Refused;
+use crate::refused::reason;
+
+/// A directory for reports and what they are made from.
+#[derive(Debug)]
+pub(crate) struct Store {
+    directory: PathBuf,
+    key: String,
+}
+
+/// A file in it.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    key: String,
+    record: Record,
+}
+
+/// Where finished experiments lie in the directory.
+const ROOM: &str = "finished";
+
+#[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
+impl Store {
+    /// Opens a directory, or makes it. What lies there counts only if its key is `key`.
+    pub(crate) fn open(directory: &Path, key: String) -> Result<Self, Refused> {
+        let room = directory.join(ROOM);
+        std::fs::create_dir_all(&room).map_err(|error| {
+            Refused::caller(format!(
+                "--out {}: {}, expected a directory that can be written",
+                directory.display(),
+                reason(&error)
+            ))
+        })?;
+        Ok(Self { directory: directory.to_owned(), key })
+    }
+
+    /// What is kept of an experiment by the same program, on the same machine, at the same pace.
+    pub(crate) fn kept(&self, name: &str) -> Option<Record> {
+        let text = std::fs::read(self.path_of(name)).ok()?;
+        let kept: Kept = serde_json::from_slice(&text).ok()?;
+        (kept.key == self.key && kept.record.name == name).then_some(kept.record)
+    }
+
+    /// Keeps what was measured. What cannot be kept is measured again next time.
+    pub(crate) fn keep(&self, record: &Record) {
+        let kept = Kept { key: self.key.clone(), record: record.clone() };
+        let Ok(text) = serde_json::to_vec_pretty(&kept) else { return };
+        // Nobody ever finds half of a record.
+        let path = self.path_of(&record.name);
+        let new = path.with_extension("new");
+        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        if let Err(error) = written {
+            eprintln!("note: {} is not kept: {}", record.name, reason(&error));
+        }
+    }
+
+    /// Writes a report, and says where it lies.
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<String, Refused> {
+        let path = self.directory.join(name);
+        let shown = path.display().to_string();
+        std::fs::write(&path, text)
+            .map_err(|error| Refused::machine(format!("write {shown}: {}", reason(&error))))?;
+        Ok(shown)
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.directory.join(ROOM).join(format!("{name}.json"))
+    }
+}
+
+/// Who measures, where and how: if any of it is another, what is kept says nothing.
+#[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
+pub(crate) fn key(machine: &Environment, pace: &Pace, builds: Option<&Path>) -> String {
+    let program = std::env::current_exe().and_then(std::fs::read);
+    let program = program.map_or(0, |bytes| hash(&bytes));
+    let processor = machine.processor.as_deref().unwrap_or("unknown");
+    let builds = builds.map_or_else(String::new, |path| format!(", builds {}", path.display()));
+    format!(
+        "program {program:016x}, {processor}, cores {}, Linux {}, {pace:?}{builds}",
+        machine.allowed, machine.kernel
+    )
+}
+
+/// FNV-1a, over words: the program is large, and nobody forges it.
+fn hash(bytes: &[u8]) -> u64 {
+    let word = |chunk: &[u8]| chunk.iter().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
+    let start = 0xcbf2_9ce4_8422_2325;
+    bytes.chunks(8).fold(start, |hash, chunk| (hash ^ word(chunk)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use evidence::{Pace, Record};
+
+    use super::{Store, hash, key};
+    use crate::perf::environment::tests::quiet_machine;
+
+    fn record(name: &str) -> Record {
+        Record { name: name.into(), ..Record::default() }
+    }
+
+    #[test]
+    fn what_is_kept_is_found_by_the_same_key_and_by_no_other() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "one".into()).unwrap();
+        assert_eq!(store.kept("a"), None);
+        store.keep(&record("a"));
+        assert_eq!(store.kept("a"), Some(record("a")));
+        assert_eq!(store.kept("b"), None);
+        let other = Store::open(root.path(), "other".into()).unwrap();
+        assert_eq!(other.kept("a"), None, "another program, machine or pace");
+        other.keep(&record("a"));
+        assert_eq!((other.kept("a"), store.kept("a")), (Some(record("a")), None));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test may")]
+    fn what_is_not_whole_is_measured_again() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "one".into()).unwrap();
+        store.keep(&record("a"));
+        let path = root.path().join("finished/a.json");
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        assert_eq!(store.kept("a"), None);
+        // A file that somebody has renamed is not of this name.
+        std::fs::write(root.path().join("finished/b.json"), whole).unwrap();
+        assert_eq!(store.kept("b"), None);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_is_refused_by_name() {
+        let refused = Store::open("/proc/nowhere".as_ref(), String::new()).unwrap_err();
+        assert!(refused.text.starts_with("--out /proc/nowhere: "), "{}", refused.text);
+    }
+
+    #[test]
+    fn another_machine_or_pace_has_another_key() {
+        let machine = quiet_machine().machine;
+        let mut other = machine.clone();
+        other.kernel = "7.0".into();
+        let quick = key(&machine, &Pace::QUICK, None);
+        assert_eq!(quick, key(&machine, &Pace::QUICK, None));
+        assert_ne!(quick, key(&machine, &Pace::FULL, None));
+        assert_ne!(quick, key(&other, &Pace::QUICK, None));
+        assert_ne!(quick, key(&machine, &Pace::QUICK, Some("target/pgo".as_ref())));
+        assert_ne!(hash(b"one program, built"), hash(b"one program, Built"));
+    }
+}

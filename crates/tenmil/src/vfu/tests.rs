@@ -1,0 +1,308 @@
+//! A link, and another process that is a test.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use base::{Instant, Span};
+use dma::{Region, Regions};
+use host::local_socket::{Connection, Received};
+use host::stream::{Address, Door};
+use host::watch::{Interest, Watch};
+use host::{Clock, Stop, Thread};
+use vfu::server::{Call, Request};
+use vfu::{Area, Device, IrqShape, RegionShape, Server, irq_index, region_index};
+
+use super::VfuName;
+use super::link::{Link, Offer};
+use crate::attached::Wanted;
+
+type File = Arc<OwnedFd>;
+
+const PATIENCE: Span = Span::from_secs(20);
+const DOORBELL: u64 = 0x1000;
+
+/// The other end.
+struct Peer {
+    connection: Connection,
+    server: Server<File>,
+}
+
+impl Peer {
+    /// The next thing that it is asked to do; none if the link has ended.
+    fn next(&mut self) -> Option<Request<File>> {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            if let Some(request) = self.server.next_request().unwrap() {
+                return Some(request);
+            }
+            self.send();
+            let wanted = self.server.wanted();
+            let mut files = Vec::new();
+            match self.connection.receive_files(&mut buffer[..wanted], &mut files, 16).unwrap() {
+                Received::End => return None,
+                Received::Nothing => assert!(self.connection.wait_to_receive(PATIENCE).unwrap()),
+                Received::Bytes(count) => {
+                    let files = files.into_iter().map(Arc::new);
+                    self.server.receive(&buffer[..count], files).unwrap();
+                }
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        while let Some(outgoing) = self.server.outgoing() {
+            assert!(self.connection.wait_to_send(PATIENCE).unwrap());
+            let files: Vec<BorrowedFd<'_>> =
+                outgoing.files.iter().map(|file| file.as_fd()).collect();
+            let sent = self.connection.send_files(outgoing.bytes, &files).unwrap();
+            self.server.sent(sent);
+        }
+    }
+
+    fn done(&mut self, call: Call) {
+        self.server.done(call);
+        self.send();
+    }
+
+    /// Does what it is asked for until somebody has written to `region`. False if the link has
+    /// ended before.
+    fn serve_until_written(&mut self, region: u32) -> bool {
+        while let Some(request) = self.next() {
+            match request {
+                Request::Write { call, region: found, .. } => {
+                    self.done(call);
+                    if found == region {
+                        return true;
+                    }
+                }
+                Request::Read { call, len_bytes, .. } => {
+                    let mut data = vec![0; len_bytes as usize];
+                    if len_bytes == 256 {
+                        data[9..12].copy_from_slice(&[2, 8, 1]);
+                    }
+                    self.server.data(call, &data);
+                    self.send();
+                }
+                Request::Map { call, .. }
+                | Request::Unmap { call, .. }
+                | Request::SetIrqs { call, .. }
+                | Request::Reset { call } => self.done(call),
+                other => panic!("{other:?}"),
+            }
+        }
+        false
+    }
+}
+
+/// A device with some area of BAR 0 that can be mapped.
+fn device(area: Option<(Area, File)>) -> Device<File> {
+    let plain =
+        |size| RegionShape { size, is_readable: true, is_writable: true, ..RegionShape::default() };
+    let mut regions = vec![(RegionShape::default(), None); region_index::COUNT as usize];
+    let (areas, file) = area.map_or((Vec::new(), None), |(area, file)| (vec![area], Some(file)));
+    regions[region_index::BAR0 as usize] = (RegionShape { areas, ..plain(0x4000) }, file);
+    regions[region_index::CONFIGURATION as usize] = (plain(256), None);
+    let mut irqs = vec![IrqShape::default(); irq_index::COUNT as usize];
+    irqs[irq_index::MSIX as usize] = IrqShape { count: 3, ..IrqShape::default() };
+    Device { regions, irqs }
+}
+
+/// A link that has found out what the device is like.
+fn linked(patience: Span, device: Device<File>, regions: &Regions) -> (Link, Offer, Peer) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("device");
+    let door = Door::open(&Address::Path(path.clone())).unwrap();
+    let serve = move |_: &Stop| {
+        let socket = loop {
+            match door.accept().unwrap() {
+                Some(socket) => break socket,
+                None => host::thread::give_way(),
+            }
+        };
+        let mut peer = Peer { connection: Connection::from(socket), server: Server::new(device) };
+        // The last thing that a link does before it is one.
+        assert!(peer.serve_until_written(region_index::CONFIGURATION));
+        peer
+    };
+    let thread = Thread::spawn("peer", None, serve).unwrap();
+    let wanted = Wanted { namespace: 1, depth: 1, queues: 1, patience };
+    let name = VfuName { path, wanted };
+    let Ok((link, offer)) = Link::connect(&name, regions, Clock::start()) else { panic!() };
+    (link, offer, thread.join())
+}
+
+fn plainly_linked(regions: &Regions) -> (Link, Peer) {
+    let (link, _, peer) = linked(PATIENCE, device(None), regions);
+    (link, peer)
+}
+
+/// A thread that asks for a register.
+fn asker(link: &Link) -> Thread<Result<Vec<u8>, String>> {
+    let link = link.clone();
+    Thread::spawn("asks", None, move |_| link.read(region_index::BAR0, 0, 4)).unwrap()
+}
+
+/// A region that the other end has been shown.
+fn shown(link: &Link, peer: &mut Peer, regions: &Regions) -> Region {
+    let region = regions.allocate_shared(4096).unwrap();
+    let (id, link) = (region.id(), link.clone());
+    let shows = Thread::spawn("shows", None, move |_| link.show(id)).unwrap();
+    let Some(Request::Map { call, map, file }) = peer.next() else { panic!() };
+    assert_eq!((map.len_bytes, file.is_some()), (4096, true));
+    peer.done(call);
+    assert_eq!(shows.join(), Ok(map.iova));
+    region
+}
+
+/// A server that is stopped for a while goes on later with what it was given.
+#[test]
+fn memory_is_our_own_again_only_once_the_other_side_has_closed() {
+    let regions = Regions::new(4);
+    let (link, mut peer) = plainly_linked(&regions);
+    let region = shown(&link, &mut peer, &regions);
+    link.lose("a test");
+    assert!(!link.has_ended());
+    assert_eq!(link.hide(region.id()), Err("a test".to_owned()));
+    assert!(peer.next().is_none(), "it is told");
+    assert!(!link.has_ended());
+    drop(peer);
+    assert!(link.has_ended());
+    assert_eq!(link.hide(region.id()), Ok(()));
+}
+
+#[test]
+fn a_region_that_is_hidden_is_taken_from_the_other_side_and_its_addresses_are_free() {
+    let regions = Regions::new(4);
+    let (link, mut peer) = plainly_linked(&regions);
+    let region = shown(&link, &mut peer, &regions);
+    let (id, hiding) = (region.id(), link.clone());
+    let hides = Thread::spawn("hides", None, move |_| hiding.hide(id)).unwrap();
+    let Some(Request::Unmap { call, iova, len_bytes: 4096 }) = peer.next() else { panic!() };
+    peer.done(call);
+    assert_eq!(hides.join(), Ok(()));
+    let other = regions.allocate_shared(4096).unwrap();
+    let (id, showing) = (other.id(), link.clone());
+    let shows = Thread::spawn("shows", None, move |_| showing.show(id)).unwrap();
+    let Some(Request::Map { call, .. }) = peer.next() else { panic!() };
+    peer.done(call);
+    assert_eq!(shows.join(), Ok(iova));
+}
+
+#[test]
+fn a_doorbell_does_not_wait_for_the_answer_to_a_question() {
+    let regions = Regions::new(4);
+    let (link, mut peer) = plainly_linked(&regions);
+    let asker = asker(&link);
+    let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
+    link.post(region_index::BAR0, DOORBELL, &[1; 4]);
+    assert!(peer.connection.wait_to_receive(Span::default()).unwrap());
+    peer.server.data(call, &[7; 4]);
+    peer.send();
+    assert_eq!(asker.join(), Ok(vec![7; 4]));
+}
+
+/// More doorbells than any socket holds.
+fn fill(link: &Link) {
+    (0..5000).for_each(|_| link.post(region_index::BAR0, DOORBELL, &[1; 4]));
+}
+
+#[test]
+fn a_question_behind_what_did_not_fit_is_asked_when_there_is_room() {
+    let regions = Regions::new(4);
+    let (link, mut peer) = plainly_linked(&regions);
+    fill(&link);
+    let asker = asker(&link);
+    let serve = move |_: &Stop| {
+        while let Some(request) = peer.next() {
+            match request {
+                Request::Write { call, .. } => peer.done(call),
+                Request::Read { call, .. } => {
+                    peer.server.data(call, &[7; 4]);
+                    peer.send();
+                    return peer;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("the link was lost");
+    };
+    let peer = Thread::spawn("peer", None, serve).unwrap();
+    assert_eq!(asker.join(), Ok(vec![7; 4]));
+    peer.join();
+}
+
+#[test]
+fn whoever_tends_a_link_is_woken_when_there_is_room_for_what_did_not_fit() {
+    let regions = Regions::new(4);
+    let (link, mut peer) = plainly_linked(&regions);
+    fill(&link);
+    let serve = move |_: &Stop| {
+        for _ in 0..5000 {
+            let Some(Request::Write { call, .. }) = peer.next() else { panic!() };
+            peer.done(call);
+        }
+    };
+    let peer = Thread::spawn("peer", None, serve).unwrap();
+    let watch = Watch::new().unwrap();
+    let readable = Interest { readable: true, writable: false };
+    watch.add(link.descriptor(), 0, readable).unwrap();
+    let mut ready = Vec::new();
+    while link.lost().is_none() {
+        watch.wait(Some(PATIENCE), &mut ready).unwrap();
+        assert!(!ready.is_empty(), "nobody says that there is room");
+        link.carry();
+    }
+    peer.join();
+}
+
+/// DMA_WRITE that wants no reply, to nowhere (Protocol Specification, Header).
+fn flood() -> Vec<u8> {
+    let (id, command, size, flags, error) = (1_u16, 12_u16, 16_u32 + 16 + 4096, 1_u32 << 4, 0_u32);
+    let header = [
+        &id.to_le_bytes()[..],
+        &command.to_le_bytes(),
+        &size.to_le_bytes(),
+        &flags.to_le_bytes(),
+        &error.to_le_bytes(),
+        &0_u64.to_le_bytes(),
+        &4096_u64.to_le_bytes(),
+    ];
+    [&header.concat()[..], &[0; 4096]].concat()
+}
+
+#[test]
+fn a_server_that_only_talks_is_waited_for_no_longer_than_one_that_is_silent() {
+    let regions = Regions::new(4);
+    let (link, _, peer) = linked(Span::from_ms(100), device(None), &regions);
+    let clock = Clock::start();
+    let talk = move |stop: &Stop| {
+        let message = flood();
+        let mut rest = &message[..];
+        while !stop.is_stopped() {
+            let Ok(sent) = peer.connection.send(rest) else { return };
+            rest = if sent == rest.len() { &message } else { &rest[sent..] };
+        }
+    };
+    let talker = Thread::spawn("talks", None, talk).unwrap();
+    let begun: Instant = clock.now();
+    let answer = link.read(region_index::BAR0, 0, 4);
+    assert!(answer.unwrap_err().contains("no answer within"));
+    assert!(clock.now().since(begun) < Span::from_secs(10));
+    drop(link);
+    talker.stop();
+}
+
+#[test]
+fn doorbells_that_cannot_be_mapped_are_sent() {
+    let regions = Regions::new(4);
+    let file = regions.allocate_shared(8192).unwrap();
+    let file = Arc::new(regions.descriptor(file.id()).unwrap());
+    for (area, is_mapped) in [
+        (Area { offset: 0x1000, size: 0x1000 }, true),
+        (Area { offset: 0x1000, size: 0x800 }, false),
+    ] {
+        let device = device(Some((area, Arc::clone(&file))));
+        let (_link, offer, _peer) = linked(PATIENCE, device, &regions);
+        assert_eq!(offer.doorbells.is_some(), is_mapped, "{area:?}");
+    }
+}

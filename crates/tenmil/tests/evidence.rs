@@ -1,0 +1,71 @@
+//! `tenmil evidence` from end to end, as somebody types it.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn evidence(out: &Path, more: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+    command.arg("evidence").args(more).arg("--out").arg(out).env("XDG_RUNTIME_DIR", out);
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn two_experiments_make_a_page_and_are_not_run_twice() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("out");
+    let words = ["--quick", "--only", "slot-layout", "submission-doorbell", "--json"];
+    let first = evidence(&out, &words);
+    assert!(first.status.success(), "{first:?}");
+    let report: Value = serde_json::from_slice(&first.stdout).unwrap();
+    let experiments = report["experiments"].as_array().unwrap();
+    assert_eq!(experiments.len(), 2);
+    for experiment in experiments {
+        let name = experiment["name"].as_str().unwrap();
+        let rounds = experiment["rounds"].as_array().unwrap();
+        assert!((3..=4).contains(&rounds.len()), "{name}: {} rounds", rounds.len());
+        let sides = experiment["sides"].as_array().unwrap();
+        for (round, side) in rounds.iter().flat_map(|it| sides.iter().map(move |side| (it, side))) {
+            let turn = &round["turns"][side["label"].as_str().unwrap()];
+            let key = if name == "slot-layout" { "rate" } else { "iops" };
+            assert!(turn["figures"][key].as_f64().unwrap() > 0.0, "{name}: {turn}");
+        }
+        assert_eq!(experiment["was_kept"], false);
+        assert!(text(&first.stderr).contains(&format!("{name}: ")), "{}", text(&first.stderr));
+    }
+    let page = std::fs::read_to_string(out.join("evidence.html")).unwrap();
+    assert!(page.contains("id=\"slot-layout\"") && page.ends_with("</html>"));
+    let again = evidence(&out, &words);
+    let report: Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(report["experiments"][1]["was_kept"], true);
+    assert_eq!(report["experiments"][0]["rounds"], experiments[0]["rounds"]);
+    assert!(text(&again.stderr).contains("kept from an earlier run"));
+}
+
+#[test]
+fn a_name_that_is_none_is_refused_before_anything_is_run() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("out");
+    let refused = evidence(&out, &["--only", "perpetual-motion"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = text(&refused.stderr);
+    assert!(said.contains("--only perpetual-motion: no experiment has that name"), "{said}");
+    assert!(said.contains("ten-million") && said.contains("--list"), "{said}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn the_list_names_what_can_be_chosen() {
+    let root = tempfile::tempdir().unwrap();
+    let listed = evidence(root.path(), &["--list"]);
+    let listed = text(&listed.stdout);
+    assert!(listed.lines().count() > 20, "{listed}");
+    assert!(listed.starts_with("ten-million"), "{listed}");
+}

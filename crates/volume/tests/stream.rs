@@ -1,0 +1,286 @@
+//! Snapshots as streams: what comes out at the other end is what went in, and nothing else is taken.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod rig;
+
+use base::Random;
+use rig::disk::stamped;
+use rig::world::{World, differences};
+use rig::{Rig, new_store};
+use tenmil_volume::stream::{
+    Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender, StreamError, StreamHead, Wrong,
+};
+use tenmil_volume::{Answer, Ask, Change, Layout, VolumeInfo};
+
+const BLOCKS: u64 = 8192;
+
+/// A snapshot as a stream.
+fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> {
+    let contents = Contents {
+        store: rig.store.uuid(),
+        uuid: info.uuid,
+        name: info.name.clone(),
+        blocks: info.blocks,
+        unit: info.unit,
+        base: base.map(|base| (base.uuid, base.name.clone())),
+    };
+    let (mut sender, mut stream) = Sender::begin(&contents);
+    for (block, blocks, is_mapped) in differences(rig, base.map_or(0, |base| base.id), info.id) {
+        if !is_mapped {
+            stream.extend(sender.hole(block, blocks));
+            continue;
+        }
+        let mut at = block;
+        while at < block + blocks {
+            let count = DATA_BLOCKS_MAX.min(block + blocks - at);
+            let token = rig.submit(Ask::Read { volume: info.id, block: at, blocks: count });
+            rig.settle();
+            rig.answers.remove(&token).unwrap().unwrap();
+            let data: Vec<u8> =
+                rig.buffers.remove(&token).unwrap().iter().flat_map(|block| **block).collect();
+            stream.extend(sender.data(at, &data));
+            stream.extend(data);
+            at += count;
+        }
+    }
+    stream.extend(sender.end());
+    stream
+}
+
+/// What a receiver says of a stream, with the data that it has passed on.
+fn events(stream: &[u8]) -> Result<Vec<(Event, Vec<u8>)>, StreamError> {
+    let (mut receiver, mut rest, mut events) = (Receiver::new(), stream, Vec::new());
+    while receiver.wants() > 0 {
+        let Some((bytes, left)) = rest.split_at_checked(receiver.wants()) else {
+            return Err(receiver.cut());
+        };
+        rest = left;
+        events.push((receiver.handle(bytes)?, bytes.to_vec()));
+    }
+    Ok(events)
+}
+
+/// Receives into a store: what the stream is based on is there under the name that is given.
+fn receive(rig: &mut Rig, stream: &[u8], base: Option<&str>, name: &str) {
+    let mut volume = 0;
+    for (event, bytes) in events(stream).unwrap() {
+        match event {
+            Event::Begun(Contents { blocks, unit, uuid, .. }) => {
+                let change = match base {
+                    None => Change::Create { name: "part".into(), blocks, unit, uuid },
+                    Some(base) => Change::Clone { from: base.into(), name: "part".into(), uuid },
+                };
+                rig.ask(Ask::Change(change)).unwrap();
+                let resize = Change::Resize { name: "part".into(), blocks };
+                let Ok(Answer::Volume(info)) = rig.ask(Ask::Change(resize)) else { panic!() };
+                volume = info.id;
+            }
+            Event::More => {}
+            Event::Data { block } => {
+                let blocks = bytes.len() as u64 / 4096;
+                let token = rig.submit(Ask::Write { volume, block, blocks });
+                let data = bytes.chunks_exact(4096);
+                let data = data.map(|block| <[u8; 4096]>::try_from(block).unwrap().into());
+                rig.buffers.insert(token, data.collect());
+                rig.settle();
+                rig.answers.remove(&token).unwrap().unwrap();
+            }
+            Event::Hole { block, blocks } => {
+                rig.ask(Ask::Trim { volume, block, blocks }).unwrap();
+            }
+            Event::Ended => {
+                let change = Change::Seal { name: "part".into(), to: name.into(), uuid: 9 };
+                rig.ask(Ask::Change(change)).unwrap();
+            }
+        }
+    }
+}
+
+fn find(rig: &mut Rig, name: &str) -> VolumeInfo {
+    match rig.ask(Ask::Find(name.into())).unwrap() {
+        Answer::Volume(info) => info,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn bytes(rig: &mut Rig, info: &VolumeInfo) -> Vec<[u64; 8]> {
+    rig.read(info.id, 0, info.blocks).unwrap()
+}
+
+/// A store with a volume and two snapshots of it, whose sizes and contents differ.
+fn two_snapshots(seed: u64) -> Rig {
+    let mut random = Random::new(seed);
+    let mut rig = Rig::new(new_store(BLOCKS), BLOCKS, random.fork()).unwrap();
+    let unit = 1 << random.below(5);
+    let create = Change::Create { name: "v".into(), blocks: 900, unit, uuid: 1 };
+    rig.ask(Ask::Change(create)).unwrap();
+    for (round, name) in [(1, "one"), (2, "two")] {
+        for _ in 0..30 {
+            let block = random.below(850);
+            let token = match random.below(4) {
+                0 => rig.submit(Ask::Trim { volume: 1, block, blocks: 1 + random.below(50) }),
+                _ => rig.submit_write(1, block, 1 + random.below(30), round * 1000 + block),
+            };
+            rig.settle();
+            rig.answers.remove(&token).unwrap().unwrap();
+        }
+        let snapshot = Change::Snapshot { volume: "v".into(), name: name.into(), uuid: 7 };
+        rig.ask(Ask::Change(snapshot)).unwrap();
+        let blocks = 880 + random.below(100);
+        rig.ask(Ask::Change(Change::Resize { name: "v".into(), blocks })).unwrap();
+    }
+    rig
+}
+
+#[test]
+fn a_snapshot_and_what_changed_until_the_next_one_arrive_as_they_were() {
+    for seed in 1..=12 {
+        let mut source = two_snapshots(seed);
+        let (one, two) = (find(&mut source, "one"), find(&mut source, "two"));
+        let whole = send(&mut source, None, &one);
+        let changed = send(&mut source, Some(&one), &two);
+
+        let random = Random::new(seed);
+        let mut target = Rig::new(new_store(BLOCKS), BLOCKS, random).unwrap();
+        receive(&mut target, &whole, None, "uno");
+        receive(&mut target, &changed, Some("uno"), "due");
+        for (sent, name) in [(&one, "uno"), (&two, "due")] {
+            let received = find(&mut target, name);
+            assert!(received.is_read_only && received.uuid == 9);
+            assert_eq!((received.blocks, received.mapped), (sent.blocks, sent.mapped), "{name}");
+            assert_eq!(bytes(&mut target, &received), bytes(&mut source, sent), "{name}");
+        }
+        target.ask(Ask::Flush).unwrap();
+        assert_eq!(rig::check(&target.store, target.disk.image()).findings, []);
+    }
+}
+
+#[test]
+fn what_two_snapshots_share_is_neither_sent_nor_looked_at() {
+    let mut random = Random::new(3);
+    let mut rig = Rig::plain(new_store(1 << 20), 1 << 20, random.fork()).unwrap();
+    let create = Change::Create { name: "v".into(), blocks: 1 << 24, unit: 1, uuid: 1 };
+    rig.ask(Ask::Change(create)).unwrap();
+    for piece in 0..6000 {
+        rig.submit_write(1, piece * 2000 + random.below(1000), 1, 7);
+        rig.settle();
+    }
+    let snapshot = |name: &str| Change::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
+    rig.ask(Ask::Change(snapshot("one"))).unwrap();
+    rig.submit_write(1, 5_000_000, 3, 8);
+    rig.settle();
+    rig.ask(Ask::Change(snapshot("two"))).unwrap();
+    let image = rig.disk.image().clone();
+    let mut again = Rig::plain(image, 1 << 20, Random::new(4)).unwrap();
+    let (one, two) = (find(&mut again, "one"), find(&mut again, "two"));
+    let before = again.reads;
+    assert_eq!(differences(&mut again, one.id, two.id), [(5_000_000, 3, true)]);
+    let read = again.reads - before;
+    assert!(read <= 12, "{read} blocks of metadata were read");
+}
+
+#[test]
+fn a_leaf_that_has_gone_is_told_although_its_neighbours_are_shared() {
+    for first in (0..60).step_by(2) {
+        let random = Random::new(1);
+        let mut rig = Rig::plain(new_store(2048), 2048, random).unwrap();
+        rig.store = rig.store.with_fanout(4);
+        let create = Change::Create { name: "v".into(), blocks: 200, unit: 1, uuid: 1 };
+        rig.ask(Ask::Change(create)).unwrap();
+        for block in (0..120).step_by(2) {
+            rig.submit_write(1, block, 1, 7);
+            rig.settle();
+        }
+        let snapshot =
+            |name: &str| Change::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
+        rig.ask(Ask::Change(snapshot("one"))).unwrap();
+        rig.ask(Ask::Trim { volume: 1, block: first, blocks: 40 }).unwrap();
+        rig.ask(Ask::Change(snapshot("two"))).unwrap();
+        let (one, two) = (find(&mut rig, "one"), find(&mut rig, "two"));
+        let holes: Vec<(u64, u64, bool)> =
+            (first..first + 40).step_by(2).map(|block| (block, 1, false)).collect();
+        assert_eq!(differences(&mut rig, one.id, two.id), holes);
+        let back = holes.iter().map(|(block, ..)| (*block, 1, true));
+        assert_eq!(differences(&mut rig, two.id, one.id), back.collect::<Vec<_>>());
+    }
+}
+
+/// A short stream of data, a hole and data.
+fn short() -> Vec<u8> {
+    let contents = Contents {
+        store: 1,
+        uuid: 2,
+        name: "s".into(),
+        blocks: 40,
+        unit: 4,
+        base: Some((3, "b".into())),
+    };
+    let (mut sender, mut stream) = Sender::begin(&contents);
+    let data: Vec<u8> = [5, 6].iter().flat_map(|value| *stamped(*value)).collect();
+    stream.extend(sender.data(3, &data));
+    stream.extend(&data);
+    stream.extend(sender.hole(9, 20));
+    stream.extend(sender.data(30, &data[..4096]));
+    stream.extend(&data[..4096]);
+    stream.extend(sender.end());
+    stream
+}
+
+#[test]
+fn a_stream_that_is_cut_anywhere_has_not_ended() {
+    let stream = short();
+    assert_eq!(events(&stream).unwrap().last().unwrap().0, Event::Ended);
+    for len in 0..stream.len() {
+        let error = events(&stream[..len]).unwrap_err();
+        assert_eq!(error.wrong, Wrong::Cut, "{len}: {error}");
+        assert!(error.at <= len as u64);
+    }
+}
+
+#[test]
+fn a_bit_that_is_flipped_anywhere_is_told() {
+    let stream = short();
+    for bit in 0..stream.len() * 8 {
+        let mut wrong = stream.clone();
+        wrong[bit / 8] ^= 1 << (bit % 8);
+        let error = events(&wrong).expect_err("it is told");
+        let is_cut = error.wrong == Wrong::Cut;
+        assert!(is_cut || error.at <= bit as u64 / 8, "bit {bit}: {error}");
+    }
+}
+
+#[test]
+fn records_that_are_missing_doubled_or_out_of_order_are_told() {
+    let stream = short();
+    let places = [0, 384, 384 + 32 + 8192, 384 + 64 + 8192, stream.len() - 32, stream.len()];
+    let parts: Vec<&[u8]> = places.windows(2).map(|pair| &stream[pair[0]..pair[1]]).collect();
+    let of = |order: &[usize]| order.iter().map(|part| parts[*part]).collect::<Vec<_>>().concat();
+    assert!(events(&of(&[0, 1, 2, 3, 4])).is_ok());
+    for order in [&[0, 2, 3, 4][..], &[0, 1, 3, 4], &[0, 1, 2, 4], &[0, 1, 1], &[0, 2, 1], &[0, 4]]
+    {
+        let error = events(&of(order)).unwrap_err();
+        assert_eq!(error.wrong, Wrong::Order, "{order:?}: {error}");
+    }
+    // The records of one stream behind the head of another.
+    let (_, other) = Sender::begin(&Contents {
+        store: 1,
+        uuid: 77,
+        name: "t".into(),
+        blocks: 40,
+        unit: 4,
+        base: None,
+    });
+    let error = events(&[&other, &stream[StreamHead::BYTES..]].concat()).unwrap_err();
+    assert_eq!(error.wrong, Wrong::Order, "the end tells");
+}
+
+#[test]
+fn any_two_volumes_of_a_random_store_are_told_apart() {
+    let mut world = World::new(1 << 14, 21);
+    world.changes = 30;
+    while world.operations < 1500 {
+        world.work();
+    }
+    world.compare();
+}

@@ -1,0 +1,158 @@
+//! Bytes that a C program has made of the structures of `include/uapi/linux/ublk_cmd.h`, on x86-64.
+
+use super::control::{ANY_DEVICE, NO_QUEUE};
+use super::queue::{ABORTED, IO_BYTES_MAX, data_at, table_at, table_bytes};
+use super::{
+    Attributes, ControlCommand, ControlOp, Descriptor, DeviceInfo, DeviceState, Discard, Features,
+    IoFlags, IoOp, Parameters, QueueCommand, QueueOp,
+};
+
+/// The bytes that are written so, in hexadecimal digits; the rest is zero.
+fn bytes<const N: usize>(digits: &str) -> [u8; N] {
+    let digits: String = digits.split_whitespace().collect();
+    let mut bytes = [0; N];
+    for (index, byte) in bytes.iter_mut().enumerate().take(digits.len() / 2) {
+        *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).unwrap();
+    }
+    bytes
+}
+
+#[test]
+fn commands_have_the_kernels_codes() {
+    let control = ControlOp::ALL.map(ControlOp::code);
+    let expected = [
+        0x8020_7502,
+        0xc020_7504,
+        0xc020_7505,
+        0xc020_7506,
+        0xc020_7507,
+        0xc020_7508,
+        0x8020_7509,
+        0xc020_7510,
+        0xc020_7511,
+        0x8020_7513,
+        0x8020_7514,
+    ];
+    assert_eq!(control, expected);
+    assert_eq!(QueueOp::Fetch.code(), 0xc010_7520);
+    assert_eq!(QueueOp::CommitAndFetch.code(), 0xc010_7521);
+}
+
+#[test]
+fn a_control_command_is_laid_out_as_the_kernels() {
+    let command = ControlCommand {
+        device: 7,
+        queue: NO_QUEUE,
+        len_bytes: 64,
+        address: 0x1122_3344_5566_7788,
+        data: 4321,
+    };
+    assert_eq!(command.to_bytes(), bytes("07000000ffff4000 8877665544332211 e110"));
+    assert_eq!(ControlCommand::about(ANY_DEVICE).to_bytes(), bytes("ffffffffffff"));
+}
+
+#[test]
+fn what_a_device_says_of_itself_is_laid_out_as_the_kernels() {
+    let info = DeviceInfo {
+        queues: 3,
+        depth: 128,
+        state: DeviceState::Live,
+        io_bytes_max: 512 << 10,
+        device: 7,
+        process: 4321,
+        features: Features(0xd8),
+        signature: 0x0102_0304_0506_0708,
+        owner_uid: 0,
+        owner_gid: 5,
+    };
+    let exact = bytes(
+        "0300800001000000 0000080007000000 e110000000000000 d800000000000000 0807060504030201
+         0000000005000000",
+    );
+    assert_eq!(info.to_bytes(), exact);
+    assert_eq!(DeviceInfo::from_bytes(&exact), info);
+    let ours = Features::RECOVERY.and(Features::RECOVERY_REISSUE).and(Features::USER_COPY);
+    assert_eq!(info.features, ours.and(Features::IOCTL_ENCODE));
+    assert_eq!(Features(0x81).names().collect::<Vec<_>>(), ["zero copy", "user copy"]);
+}
+
+#[test]
+fn states_that_are_not_known_stay_what_they_are() {
+    for number in [0_u16, 1, 2, 3, 999] {
+        let mut given = [0; DeviceInfo::BYTES];
+        given[4..6].copy_from_slice(&number.to_ne_bytes());
+        let info = DeviceInfo::from_bytes(&given);
+        assert_eq!(info.to_bytes(), given, "{number}");
+        assert_eq!(matches!(info.state, DeviceState::Other(_)), number > 2);
+    }
+}
+
+#[test]
+fn parameters_are_laid_out_as_the_kernels() {
+    let parameters = Parameters {
+        attributes: Attributes::VOLATILE_CACHE.and(Attributes::FUA),
+        block_shift: 9,
+        physical_shift: 12,
+        sectors_max: 1024,
+        sectors: 2_097_152,
+        discard: Some(Discard {
+            granularity: 4096,
+            discard_sectors_max: 2_097_152,
+            zero_sectors_max: 1_048_576,
+        }),
+    };
+    let exact = bytes(
+        "3c00000003000000 0c000000090c0c0c 0004000000000000 0000200000000000 0000000000000000
+         0000000000100000 0000200000001000 01000000",
+    );
+    assert_eq!(parameters.to_bytes(), exact);
+    assert_eq!(Parameters::from_bytes(&exact), Some(parameters));
+    let plain = Parameters { discard: None, ..parameters };
+    assert_eq!(Parameters::from_bytes(&plain.to_bytes()), Some(plain));
+    assert_eq!(Parameters::from_bytes(&Parameters::question()), None, "it says nothing yet");
+    assert_eq!(Parameters::question(), bytes("3c"));
+}
+
+#[test]
+fn what_a_queue_says_is_laid_out_as_the_kernels() {
+    let command = QueueCommand { queue: 2, tag: 0x1ff, result: -5 };
+    assert_eq!(command.to_bytes(), bytes("0200ff01fbffffff"));
+    assert_eq!(ABORTED, -19, "ENODEV of asm-generic/errno-base.h");
+}
+
+#[test]
+fn what_a_queue_is_asked_is_laid_out_as_the_kernels() {
+    let exact = bytes("01200000 08000000 9a78563412000000");
+    let descriptor = Descriptor::from_bytes(&exact);
+    let expected = Descriptor {
+        op: IoOp::Write,
+        flags: IoFlags::FUA,
+        sectors: 8,
+        first_sector: 0x12_3456_789a,
+    };
+    assert_eq!(descriptor, expected);
+    assert_eq!(descriptor.to_bytes(), exact);
+}
+
+#[test]
+fn whatever_is_asked_is_something() {
+    for number in 0..=255_u8 {
+        let mut given = [0xff; Descriptor::BYTES];
+        given[0] = number;
+        let descriptor = Descriptor::from_bytes(&given);
+        assert_eq!(descriptor.op.number(), number);
+        let is_known = matches!(number, 0..=3 | 5);
+        assert_eq!(matches!(descriptor.op, IoOp::Other(_)), !is_known, "{number}");
+    }
+}
+
+#[test]
+fn places_in_the_device_are_the_kernels() {
+    assert_eq!(table_bytes(128, 4096), 4096, "3072 in whole pages");
+    assert_eq!(table_bytes(171, 4096), 8192);
+    assert_eq!((table_at(0, 4096), table_at(3, 4096)), (0, 3 * 98_304));
+    assert_eq!(table_at(1, 65_536), 131_072);
+    assert_eq!(data_at(0, 0, 0), 0x8000_0000);
+    assert_eq!(data_at(1, 2, 512), 0x8000_0000 + (1 << 41) + (2 << 25) + 512);
+    assert_eq!(data_at(0, 0, IO_BYTES_MAX), data_at(0, 0, 0), "never another request's");
+}

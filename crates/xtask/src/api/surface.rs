@@ -1,0 +1,322 @@
+//! What is public in a crate, read from its sources.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use syn::{
+    Attribute, Fields, File, ImplItem, Item, ItemImpl, ItemMod, ItemUse, TraitItem, Type, UseTree,
+    Visibility, parse_quote,
+};
+
+/// The surface of the crate called `name` whose sources are in `sources`.
+pub(super) fn of(sources: &Path, name: &str) -> Result<String, String> {
+    let root = Module { file: sources.join("lib.rs"), inside: sources.into(), path: name.into() };
+    let mut surface = Surface::default();
+    surface.module(&root, None)?;
+    Ok(surface.text)
+}
+
+/// A module, where it lies, and where those inside it do.
+struct Module {
+    file: PathBuf,
+    inside: PathBuf,
+    path: String,
+}
+
+#[derive(Default)]
+struct Surface {
+    text: String,
+    /// Modules that have been written down, with what of them.
+    done: BTreeSet<(String, Option<BTreeSet<String>>)>,
+}
+
+impl Module {
+    fn inner(&self, name: &str) -> Self {
+        let inside = self.inside.join(name);
+        let flat = self.inside.join(format!("{name}.rs"));
+        let file = if flat.exists() { flat } else { inside.join("mod.rs") };
+        Self { file, inside, path: format!("{}::{name}", self.path) }
+    }
+}
+
+impl Surface {
+    /// Writes down a module that all can name, or only those `names` of one that nobody can.
+    fn module(&mut self, module: &Module, names: Option<&BTreeSet<String>>) -> Result<(), String> {
+        if !self.done.insert((module.path.clone(), names.cloned())) {
+            return Ok(());
+        }
+        let text = fs::read_to_string(&module.file)
+            .map_err(|error| format!("read {}: {error}", module.file.display()))?;
+        let file = syn::parse_file(&text)
+            .map_err(|error| format!("{}: {error}", module.file.display()))?;
+        let items: Vec<Item> = file.items.into_iter().filter(|item| !is_hidden(item)).collect();
+        let shown = |name: &str| names.is_none_or(|names| names.contains(name));
+        let public: BTreeSet<String> =
+            items.iter().filter_map(public_name).filter(|name| shown(name)).collect();
+        let kept = items.iter().filter_map(|item| match item {
+            Item::Impl(of) => for_one_of(of, &public),
+            _ => public_name(item).filter(|name| public.contains(name)).map(|_| bare(item)),
+        });
+        let kept: Vec<Item> = kept.collect();
+        let uses = items.iter().filter_map(|item| match item {
+            Item::Use(of) if is_public(&of.vis) && names.is_none() => Some(of),
+            _ => None,
+        });
+        let uses: Vec<&ItemUse> = uses.collect();
+        self.write(&module.path, kept, &uses);
+        for inner in items.iter().filter_map(inner_module) {
+            if is_public(&inner.vis) && names.is_none() {
+                self.module(&module.inner(&inner.ident.to_string()), None)?;
+            }
+        }
+        self.brought_out(module, &items, names)
+    }
+
+    /// What is named here and lies in a module that nobody can name.
+    fn brought_out(
+        &mut self,
+        module: &Module,
+        items: &[Item],
+        names: Option<&BTreeSet<String>>,
+    ) -> Result<(), String> {
+        for inner in items.iter().filter_map(inner_module).filter(|inner| !is_public(&inner.vis)) {
+            let inner_name = inner.ident.to_string();
+            let mut wanted = BTreeSet::new();
+            for item in items {
+                if let Item::Use(of) = item
+                    && is_public(&of.vis)
+                {
+                    leaves(&of.tree, &inner_name, false, &mut wanted);
+                }
+            }
+            wanted.retain(|name| names.is_none_or(|names| names.contains(name)));
+            if !wanted.is_empty() {
+                self.module(&module.inner(&inner_name), Some(&wanted))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, path: &str, mut items: Vec<Item>, uses: &[&ItemUse]) {
+        let uses = uses.iter().map(|of| Item::Use(ItemUse { attrs: Vec::new(), ..(*of).clone() }));
+        items.splice(0..0, uses);
+        if items.is_empty() {
+            return;
+        }
+        let file = File { shebang: None, attrs: Vec::new(), items };
+        self.text += &format!("// {path}\n\n{}\n", prettyplease::unparse(&file));
+    }
+}
+
+fn is_public(visibility: &Visibility) -> bool {
+    matches!(visibility, Visibility::Public(_))
+}
+
+/// Whether an item is for tests or for macros alone.
+fn is_hidden(item: &Item) -> bool {
+    let attributes = match item {
+        Item::Mod(of) => &of.attrs,
+        Item::Fn(of) => &of.attrs,
+        Item::Struct(of) => &of.attrs,
+        Item::Impl(of) => &of.attrs,
+        Item::Use(of) => &of.attrs,
+        _ => return false,
+    };
+    attributes.iter().any(|attribute| {
+        let words = match &attribute.meta {
+            syn::Meta::List(list) if list.path.is_ident("cfg") => list.tokens.to_string(),
+            _ => String::new(),
+        };
+        words == "test" || words == "doctest"
+    })
+}
+
+fn inner_module(item: &Item) -> Option<&ItemMod> {
+    match item {
+        Item::Mod(of) if of.content.is_none() => Some(of),
+        _ => None,
+    }
+}
+
+/// What a public item is called.
+fn public_name(item: &Item) -> Option<String> {
+    let (visibility, name) = match item {
+        Item::Struct(of) => (&of.vis, &of.ident),
+        Item::Enum(of) => (&of.vis, &of.ident),
+        Item::Trait(of) => (&of.vis, &of.ident),
+        Item::Fn(of) => (&of.vis, &of.sig.ident),
+        Item::Const(of) => (&of.vis, &of.ident),
+        Item::Static(of) => (&of.vis, &of.ident),
+        Item::Type(of) => (&of.vis, &of.ident),
+        _ => return None,
+    };
+    is_public(visibility).then(|| name.to_string())
+}
+
+/// An item without documentation, bodies, values and what is private in it.
+fn bare(item: &Item) -> Item {
+    let mut item = item.clone();
+    match &mut item {
+        Item::Struct(of) => {
+            keep_derived(&mut of.attrs);
+            keep_public(&mut of.fields);
+        }
+        Item::Enum(of) => {
+            keep_derived(&mut of.attrs);
+            for variant in &mut of.variants {
+                variant.attrs.clear();
+                variant.fields.iter_mut().for_each(|field| field.attrs.clear());
+            }
+        }
+        Item::Trait(of) => {
+            of.attrs.clear();
+            for inner in &mut of.items {
+                if let TraitItem::Fn(function) = inner {
+                    function.attrs.clear();
+                    function.default = function.default.as_ref().map(|_| parse_quote!({}));
+                }
+            }
+        }
+        Item::Fn(of) => {
+            of.attrs.clear();
+            of.block = parse_quote!({});
+        }
+        Item::Const(of) => {
+            of.attrs.clear();
+            of.expr = parse_quote!(_);
+        }
+        Item::Static(of) => {
+            of.attrs.clear();
+            of.expr = parse_quote!(_);
+        }
+        Item::Type(of) => of.attrs.clear(),
+        _ => {}
+    }
+    item
+}
+
+fn keep_derived(attributes: &mut Vec<Attribute>) {
+    attributes.retain(|attribute| {
+        attribute.path().is_ident("derive") || attribute.path().is_ident("non_exhaustive")
+    });
+}
+
+fn keep_public(fields: &mut Fields) {
+    match fields {
+        Fields::Named(named) => {
+            let kept = named.named.iter().filter(|field| is_public(&field.vis)).cloned();
+            named.named = kept.collect();
+            named.named.iter_mut().for_each(|field| field.attrs.clear());
+        }
+        // Their places count, so those that nobody can name stay.
+        Fields::Unnamed(unnamed) => unnamed.unnamed.iter_mut().for_each(|f| f.attrs.clear()),
+        Fields::Unit => {}
+    }
+}
+
+/// What is implemented for one of those types: the public methods, or the name of the trait.
+fn for_one_of(of: &ItemImpl, types: &BTreeSet<String>) -> Option<Item> {
+    let Type::Path(path) = &*of.self_ty else { return None };
+    let name = path.path.segments.last()?.ident.to_string();
+    if !types.contains(&name) {
+        return None;
+    }
+    let mut of = of.clone();
+    of.attrs.clear();
+    if of.trait_.is_some() {
+        of.items.clear();
+        return Some(Item::Impl(of));
+    }
+    of.items.retain_mut(|item| match item {
+        ImplItem::Fn(function) if is_public(&function.vis) => {
+            function.attrs.clear();
+            function.block = parse_quote!({});
+            true
+        }
+        ImplItem::Const(constant) if is_public(&constant.vis) => {
+            constant.attrs.clear();
+            constant.expr = parse_quote!(_);
+            true
+        }
+        _ => false,
+    });
+    (!of.items.is_empty()).then_some(Item::Impl(of))
+}
+
+/// The names that a `use` takes out of module `from`.
+fn leaves(tree: &UseTree, from: &str, is_inside: bool, names: &mut BTreeSet<String>) {
+    match tree {
+        UseTree::Path(path) if path.ident == "self" => leaves(&path.tree, from, is_inside, names),
+        UseTree::Path(path) => {
+            leaves(&path.tree, from, is_inside || path.ident == from, names);
+        }
+        UseTree::Group(group) => {
+            group.items.iter().for_each(|tree| leaves(tree, from, is_inside, names));
+        }
+        UseTree::Name(name) if is_inside => {
+            names.insert(name.ident.to_string());
+        }
+        UseTree::Rename(name) if is_inside => {
+            names.insert(name.ident.to_string());
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::of;
+
+    fn surface(files: &[(&str, &str)]) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        of(directory.path(), "house").unwrap()
+    }
+
+    #[test]
+    fn what_is_public_is_listed_without_its_insides() {
+        let text = surface(&[(
+            "lib.rs",
+            "/// A room.\n#[derive(Clone)]\npub struct Room { /// Wide.\n pub width: u32, key: u8 }\n\
+             impl Room { pub fn enter(&self) -> bool { self.key > 3 } fn lock(&mut self) {} }\n\
+             impl Drop for Room { fn drop(&mut self) { self.lock() } }\n\
+             pub(crate) fn cellar() {}\nfn attic() {}\npub const DOORS: u32 = 7;\n\
+             #[cfg(test)] mod tests;",
+        )]);
+        assert_eq!(
+            text,
+            "// house\n\n#[derive(Clone)]\npub struct Room {\n    pub width: u32,\n}\n\
+             impl Room {\n    pub fn enter(&self) -> bool {}\n}\nimpl Drop for Room {}\n\
+             pub const DOORS: u32 = _;\n\n"
+        );
+    }
+
+    #[test]
+    fn modules_are_followed_and_what_is_brought_out_of_private_ones_is_listed_there() {
+        let text = surface(&[
+            ("lib.rs", "pub mod garden;\nmod shed;\npub use shed::Spade;\nmod secret;"),
+            (
+                "garden.rs",
+                "mod bed;\npub use self::bed::{Rose, Weed as Flower};\npub fn water() {}",
+            ),
+            ("garden/bed.rs", "pub struct Rose;\npub struct Weed;\npub struct Worm;"),
+            ("shed/mod.rs", "pub struct Spade;\npub struct Rake;"),
+            ("secret.rs", "pub fn treasure() {}"),
+        ]);
+        for listed in
+            ["pub fn water() {}", "pub struct Rose;", "pub struct Weed;", "pub struct Spade;"]
+        {
+            assert!(text.contains(listed), "{listed} in\n{text}");
+        }
+        for hidden in ["Worm", "Rake", "treasure"] {
+            assert!(!text.contains(hidden), "{hidden} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+# `tenmil serve URI --listen ublk:N` as a disk of the guest's own kernel.
+
+# says_no COMMAND...: passes if the command does not.
+says_no() { ! "$@"; }
+# serve LOG ARGUMENTS...: waits until it is ready; $served is its process.
+serve() {
+    log=/tmp/$1.log
+    shift
+    tenmil serve "$@" >"$log" 2>&1 &
+    served=$!
+    within 30 grep -q '^ready' "$log" || {
+        cat "$log"
+        return 1
+    }
+}
+ended() { ! kill -0 "$served" 2>/dev/null; }
+# Writes that the disk has ended.
+written() { awk '{ print $5 }' /sys/block/ublkb3/stat; }
+# Waits for the load to end; says what it said if that was no good end.
+ends_well() {
+    wait "$load" || {
+        echo "it ended with $?"
+        cat /tmp/load.log
+        return 1
+    }
+}
+# What a file takes, in blocks of 512 bytes.
+room() { stat -c %b "$1"; }
+verify() {
+    timeout 150 fio --name=verify --direct=1 --ioengine=libaio --verify=crc32c \
+        --output-format=terse "$@"
+}
+# Ticks of the clock that a process has run for.
+ticks() { cut -d ' ' -f 14,15 "/proc/$1/stat" | tr ' ' '+' | sed 's/^/echo $((/;s/$/))/' | sh; }
+
+modprobe nvme
+modprobe ext4
+shows 'without the module it says what to load' 'modprobe ublk_drv' \
+    says_no tenmil serve ram:1m --listen ublk:
+check 'modprobe ublk_drv' modprobe ublk_drv || exit 1
+shows 'tenmil doctor finds it' 'driver ublk_drv.*may be used' tenmil doctor
+
+check 'a disk in memory, its number picked' \
+    serve ram ram:256m --listen 'ublk:?queues=2&depth=32' --cores 0,1 || exit 1
+shows 'it is ready at its file' '^ready /dev/ublkb0$' cat /tmp/ram.log
+shows 'it has two queues' '^2$' sh -c 'ls /sys/block/ublkb0/mq | wc -l'
+shows 'its number is in use' 'is in use: process' says_no tenmil serve ram:1m --listen ublk:0
+check 'data verified over both queues' verify --filename=/dev/ublkb0 --rw=randwrite --bs=4k \
+    --size=16m --numjobs=2 --offset_increment=64m --iodepth=16
+check 'data of 512 bytes to 1 MiB verified' verify --filename=/dev/ublkb0 --rw=randwrite \
+    --bsrange=512-1m --size=64m --iodepth=8
+before=$(ticks $served)
+sleep 4
+after=$(ticks $served)
+shows 'asleep when idle: ticks in four seconds' '^[0-9]\?[0-9]$' echo $((after - before))
+kill -9 $served
+check 'what was in memory does not come back: kill -9 takes the disk away' \
+    within 20 gone /dev/ublkb0
+check 'the number can be had again' serve ram ram:64m --listen ublk:0
+kill $served
+check 'SIGTERM ends it' within 20 ended
+check 'and takes disk and device away' eval 'gone /dev/ublkb0 && gone /dev/ublkc0'
+
+check 'a file system for files' eval 'within 20 there /dev/nvme0n1 && mkfs.ext4 -q /dev/nvme0n1 &&
+    mount -t ext4 /dev/nvme0n1 /mnt' || exit 1
+F='file:/mnt/image?size=192m'
+L='ublk:3?queues=2&depth=64'
+Q=/sys/block/ublkb3/queue
+check 'a disk in a file' serve file "$F" --listen "$L" --cores 0,1 || exit 1
+shows 'it has a cache that can be flushed' 'write back' cat $Q/write_cache
+shows 'and passed by' 1 cat $Q/fua
+shows 'and can be discarded and zeroed' '^[1-9][0-9]* [1-9][0-9]*$' \
+    eval 'echo $(cat $Q/discard_max_bytes $Q/write_zeroes_max_bytes)'
+mkdir -p /tmp/disk
+check 'mkfs and mount' eval 'mkfs.ext4 -q /dev/ublkb3 && mount -t ext4 /dev/ublkb3 /tmp/disk'
+check 'files verified' verify --directory=/tmp/disk --rw=randwrite --bsrange=1k-64k --size=24m \
+    --numjobs=2 --iodepth=8 --fsync=64
+full=$(room /mnt/image)
+rm /tmp/disk/verify*
+sync
+check 'fstrim gives room back' eval 'fstrim /tmp/disk && sync &&
+    [ $(room /mnt/image) -lt $((full - 80000)) ]'
+check 'unmounted and whole' eval 'umount /tmp/disk && e2fsck -fn /dev/ublkb3'
+check 'blkdiscard gives all of it back' eval 'blkdiscard /dev/ublkb3 &&
+    [ $(room /mnt/image) -lt 4096 ]'
+
+# Nobody serves it for a while, and nobody notices.
+verify --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=12m --iodepth=16 --numjobs=2 \
+    --offset_increment=96m >/tmp/load.log 2>&1 &
+load=$!
+sleep 2
+kill -9 $served
+before=$(written)
+wait $served 2>/dev/null
+check 'after kill -9 under it the disk stays' there /dev/ublkb3
+sleep 1
+shows 'something else is not served there' 'it served something else' \
+    says_no tenmil serve 'file:/mnt/other?size=192m' --listen ublk:3
+check 'the same command goes on with it' serve file "$F" --listen "$L" --cores 0,1
+shows 'and says so' 'was left behind by a process that has died' cat /tmp/file.log
+check 'the load has seen no error' ends_well
+check 'and was not over before' [ "$(written)" -gt $((before + 1000)) ]
+check 'nor has the kernel' says_no sh -c 'dmesg | grep -i "i/o error.*ublkb3"'
+
+# The same beneath a file system.
+check 'mkfs and mount again' eval 'mkfs.ext4 -q /dev/ublkb3 && mount -t ext4 /dev/ublkb3 /tmp/disk'
+verify --directory=/tmp/disk --rw=randwrite --bs=8k --size=24m --iodepth=8 --fsync=32 \
+    >/tmp/load.log 2>&1 &
+load=$!
+sleep 2
+kill -9 $served
+before=$(written)
+wait $served 2>/dev/null
+check 'a file system goes on, too' serve file "$F" --listen "$L" --cores 0,1
+check 'its load has seen no error' ends_well
+check 'and was not over before, either' [ "$(written)" -gt $((before + 200)) ]
+check 'unmounted and whole again' eval 'umount /tmp/disk && e2fsck -fn /dev/ublkb3'
+
+verify --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=64m --iodepth=16 --time_based \
+    --runtime=20 >/tmp/load.log 2>&1 &
+sleep 3
+kill $served
+check 'SIGTERM under load ends it' within 20 ended
+check 'and takes disk and device away again' within 5 eval 'gone /dev/ublkb3 && gone /dev/ublkc3'
+check 'what it had is in the file' serve file "$F" --listen ublk:3 --read-only
+shows 'which nobody may write' '^1$' cat /sys/block/ublkb3/ro
+kill $served
+check 'SIGTERM ends that, too' within 20 ended

@@ -1,0 +1,140 @@
+//! What ways to build are worth: without link-time optimisation, with it, and with it and a profile.
+//!
+//! ```text
+//!   target/pgo/no-lto/tenmil ─┐
+//!   target/pgo/lto/tenmil ────┼─▶ tenmil evidence --builds target/pgo
+//!   target/pgo/pgo/tenmil ────┘
+//!       ▲ -Cprofile-use=…/merged ◀─ llvm-profdata ◀─ perf runs of a build with -Cprofile-generate
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where programs and profiles lie.
+const ROOM: &str = "target/pgo";
+/// The loads that a profile is taken of: the main job, depth 1, data that moves, and the block layer.
+const TRAINING: [&str; 4] = [
+    "emu:null?count=21 -t 3",
+    "emu:null -q 1 -t 1",
+    "emu:ram?count=4&size=16m -w randrw -t 2",
+    "null: -t 1",
+];
+
+/// What to build.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask pgo                 three builds of several minutes, then the comparison
+  cargo xtask pgo --only-compare  the comparison alone, of what lies in target/pgo")]
+pub(crate) struct Options {
+    /// Compare what was built before.
+    #[arg(long)]
+    only_compare: bool,
+    /// Compare for a shorter time.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// One way to build.
+struct Way<'a> {
+    name: &'static str,
+    profile: &'static str,
+    /// Flags of the compiler beside those of the profile.
+    flags: &'a str,
+}
+
+/// Builds and compares; true, since a comparison has no way to fail.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    std::fs::create_dir_all(ROOM).map_err(|why| format!("make {ROOM}: {why}"))?;
+    let room = Path::new(ROOM).canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
+    if !options.only_compare {
+        // Before an hour is spent.
+        let merger = profile_merger()?;
+        build(&room, &Way { name: "no-lto", profile: "release-no-lto", flags: "" })?;
+        build(&room, &Way { name: "lto", profile: "release", flags: "" })?;
+        let profile = take_profile(&room, &merger)?;
+        let flags = format!("-Cprofile-use={profile}");
+        build(&room, &Way { name: "pgo", profile: "release", flags: &flags })?;
+    }
+    let mut compare = Command::new(room.join("lto/tenmil"));
+    compare.args(["evidence", "--only", "link-time-optimisation", "profile-guided", "--builds"]);
+    compare.arg(&room).arg("--out").arg(room.join("evidence"));
+    if options.quick {
+        compare.arg("--quick");
+    }
+    done("compare", &mut compare)?;
+    Ok(true)
+}
+
+/// Builds `tenmil` in one way and puts it into a directory of that name.
+fn build(room: &Path, way: &Way<'_>) -> Result<(), String> {
+    println!("pgo: building {}", way.name);
+    let built = room.join("build").join(way.name);
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--package", "tenmil", "--bin", "tenmil", "--profile", way.profile]);
+    cargo.arg("--target-dir").arg(&built).env("RUSTFLAGS", way.flags);
+    done(&format!("build {}", way.name), &mut cargo)?;
+    let to = room.join(way.name);
+    std::fs::create_dir_all(&to).map_err(|why| format!("make {}: {why}", to.display()))?;
+    let from = built.join(way.profile).join("tenmil");
+    std::fs::copy(&from, to.join("tenmil"))
+        .map(drop)
+        .map_err(|why| format!("copy {}: {why}", from.display()))
+}
+
+/// Runs what a profile is taken of, and says where the profile lies.
+fn take_profile(room: &Path, merger: &Path) -> Result<String, String> {
+    let raw = room.join("raw");
+    // What an earlier build has left would be of other code.
+    let _ = std::fs::remove_dir_all(&raw);
+    let flags = format!("-Cprofile-generate={}", raw.display());
+    build(room, &Way { name: "training", profile: "release", flags: &flags })?;
+    for words in TRAINING {
+        println!("pgo: tenmil perf {words}");
+        let mut perf = Command::new(room.join("training/tenmil"));
+        perf.arg("perf").args(words.split_whitespace());
+        done(words, perf.arg(format!("--json={}", room.join("training.json").display())))?;
+    }
+    let merged = room.join("merged.profdata");
+    let mut merge = Command::new(merger);
+    merge.arg("merge").arg("-o").arg(&merged).arg(&raw);
+    done("merge the profile", &mut merge)?;
+    Ok(merged.display().to_string())
+}
+
+/// The tool that merges profiles, which comes with the compiler.
+fn profile_merger() -> Result<PathBuf, String> {
+    let said = Command::new("rustc").args(["--print", "target-libdir"]).output();
+    let said = said.map_err(|why| format!("run rustc: {why}"))?;
+    let libraries = String::from_utf8_lossy(&said.stdout).trim().to_owned();
+    let tool = Path::new(&libraries).parent().map(|up| up.join("bin/llvm-profdata"));
+    tool.filter(|tool| tool.exists()).ok_or_else(|| {
+        format!(
+            "no llvm-profdata beside {libraries}, expected one; `rustup component add llvm-tools`"
+        )
+    })
+}
+
+/// Runs a command, which has to end well.
+fn done(what: &str, command: &mut Command) -> Result<(), String> {
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{what}: {status}, expected it to end well")),
+        Err(why) => Err(format!("{what}: {why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::done;
+
+    #[test]
+    fn a_step_that_ends_badly_is_named() {
+        assert_eq!(done("all", &mut Command::new("true")), Ok(()));
+        let why = done("build lto", &mut Command::new("false")).unwrap_err();
+        assert!(why.starts_with("build lto: exit status: 1"), "{why}");
+        let why = done("merge", &mut Command::new("/nowhere/at/all")).unwrap_err();
+        assert!(why.starts_with("merge: "), "{why}");
+    }
+}
