@@ -38,20 +38,17 @@ pub(crate) struct Segment {
     pub(crate) is_new: bool,
 }
 
-/// Units to which data are on their way, by volume and unit.
-pub(crate) type Pending = BTreeMap<(u64, u64), Grant>;
+/// Units of the store that have been set aside, and to which data are on their way: by volume, unit
+/// of the volume, and their first block.
+pub(crate) type Pending = BTreeMap<(u64, u64, u64), Grant>;
 
 /// A unit of the store that has been set aside for a unit of a volume.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grant {
-    /// Its first block.
-    pub(crate) at: u64,
     /// Writes that are on their way to it.
     pub(crate) users: u32,
     /// Whether the map refers to it.
     pub(crate) is_mapped: bool,
-    /// Whether a write to it has failed, and so may still come to pass.
-    pub(crate) is_spoilt: bool,
 }
 
 /// Where a unit of a volume is to be written.
@@ -86,13 +83,14 @@ impl Books {
     }
 
     /// Where blocks of a volume are to be written. Units that are missing are set aside, and `mine`
-    /// lists those that this write uses; it does so also if the plan stops half way.
+    /// lists those that this write uses, with their first blocks; it does so also if the plan stops
+    /// half way.
     pub(crate) fn plan_write(
         &mut self,
         body: &VolumeBody,
         range: &Range<u64>,
         pending: &mut Pending,
-        mine: &mut Vec<u64>,
+        mine: &mut Vec<(u64, u64)>,
     ) -> Result<Vec<Segment>, Stop> {
         let (tree, unit) = (body.tree(), body.unit());
         let numbers = range.start / unit..range.end.div_ceil(unit);
@@ -102,12 +100,16 @@ impl Books {
         let mut homes = Vec::new();
         for number in numbers.clone() {
             let start = number * unit;
-            if let Some(grant) = pending.get_mut(&(body.id, number)) {
-                if !mine.contains(&number) {
+            let part = blocks_of(number).start - start..blocks_of(number).end - start;
+            let mut grants = pending.range_mut((body.id, number, 0)..=(body.id, number, u64::MAX));
+            let grant = grants
+                .find(|((_, _, at), _)| !self.space.is_spoilt(&(at + part.start..at + part.end)));
+            if let Some((&(_, _, at), grant)) = grant {
+                if !mine.contains(&(number, at)) {
                     grant.users += 1;
-                    mine.push(number);
+                    mine.push((number, at));
                 }
-                homes.push(Home::Here(grant.at, Vec::new()));
+                homes.push(Home::Here(at, Vec::new()));
                 continue;
             }
             if leaf.as_ref().is_none_or(|leaf| !leaf.bounds.contains(&start)) {
@@ -136,7 +138,7 @@ impl Books {
         unit: u64,
         homes: &mut [Home],
         pending: &mut Pending,
-        mine: &mut Vec<u64>,
+        mine: &mut Vec<(u64, u64)>,
     ) -> Result<(), Stop> {
         let mut index = 0;
         while index < homes.len() {
@@ -149,11 +151,8 @@ impl Books {
             let found = self.take_units(unit, missing as u64)?;
             for at in (found.start..found.end).step_by(step(unit)) {
                 let number = first + index as u64;
-                pending.insert(
-                    (id, number),
-                    Grant { at, users: 1, is_mapped: false, is_spoilt: false },
-                );
-                mine.push(number);
+                pending.insert((id, number, at), Grant { users: 1, is_mapped: false });
+                mine.push((number, at));
                 homes[index] = Home::Here(at, Vec::new());
                 index += 1;
             }
@@ -182,7 +181,10 @@ impl Books {
         for run in near.into_iter().chain(far) {
             let at = place(run);
             let uses = runs.iter().filter(|other| place(other) == at).count() as u64;
-            if self.count(at)? == uses && !self.space.is_lowered(at) {
+            let goes_to = at + (blocks.start - start)..at + (blocks.end - start);
+            // Where a write has failed that nothing is mapped to, it may come to pass late.
+            let is_spoilt = self.space.is_spoilt(&goes_to) && !has(runs, blocks, goes_to.start);
+            if self.count(at)? == uses && !self.space.is_lowered(at) && !is_spoilt {
                 return Ok(Home::Here(at, runs.to_vec()));
             }
         }
@@ -257,13 +259,18 @@ impl Books {
 
 /// One unit's part of a write: new to the map, unless a run has the blocks there already.
 fn segment(blocks: Range<u64>, at: u64, runs: &[Record]) -> Segment {
+    let is_new = !has(runs, &blocks, at);
+    Segment { block: blocks.start, blocks: blocks.end - blocks.start, at, is_new }
+}
+
+/// Whether one of the runs says that these blocks lie there.
+fn has(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
     let holds = |run: &Record| {
         run.key <= blocks.start
             && run.key + run.extra >= blocks.end
             && run.value + (blocks.start - run.key) == at
     };
-    let is_new = !runs.iter().any(holds);
-    Segment { block: blocks.start, blocks: blocks.end - blocks.start, at, is_new }
+    runs.iter().any(holds)
 }
 
 fn step(unit: u64) -> usize {

@@ -4,10 +4,10 @@
 //! began; what has been added since is in `deltas`, and goes into the tree with the next commit. So
 //! to change the tree never asks for a change of the tree.
 //!
-//! A block may be given out if neither the tree, nor a delta, nor one of three sets has it: `pool`,
-//! blocks set aside for metadata; `pending`, units to which data are on their way; and the
-//! quarantine, blocks that some transaction has freed, but the last durable superblock still
-//! refers to, or a transfer that began before may still touch.
+//! A block may be given out if neither the tree, nor a delta, nor one of four sets has it: `pool`,
+//! blocks set aside for metadata; `pending`, units to which data are on their way; the quarantine,
+//! blocks that some transaction has freed, but the last durable superblock still refers to, or a
+//! transfer that began before may still touch; and `spoilt`, blocks to which a write has failed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,6 +29,9 @@ pub(crate) struct Space {
     quarantine: BTreeMap<u64, RangeSet>,
     /// Blocks that someone has ceased to refer to, by the transaction in which that was.
     lowered: BTreeMap<u64, RangeSet>,
+    /// Blocks to which a write has failed, which may still come to pass. Nobody is given them until
+    /// the store is opened anew, whatever they are mapped to now.
+    spoilt: RangeSet,
     /// Blocks given out that the tree does not know of yet.
     pub(crate) fresh: u64,
     /// The level of the root of the tree, as far as that is known.
@@ -80,6 +83,7 @@ impl Space {
             pending: RangeSet::default(),
             quarantine: BTreeMap::new(),
             lowered: BTreeMap::new(),
+            spoilt: RangeSet::default(),
             fresh: 0,
             height: HEIGHT,
             cursors: std::array::from_fn(|index| {
@@ -94,7 +98,8 @@ impl Space {
         let room = superblock.room();
         let quarantined: u64 = self.quarantine.values().map(RangeSet::blocks).sum();
         let taken = superblock.used + self.fresh + self.pool.blocks() + self.pending.blocks();
-        (room.end - room.start).saturating_sub(taken + quarantined)
+        // Those that are mapped count twice: less is promised than there is.
+        (room.end - room.start).saturating_sub(taken + quarantined + self.spoilt.blocks())
     }
 
     /// Whether a commit would bring blocks that cannot be given out now.
@@ -120,6 +125,19 @@ impl Space {
     pub(crate) fn give_back(&mut self, unit: Range<u64>) {
         self.pending.remove(unit);
         self.look_again();
+    }
+
+    /// Notes that a write to blocks has failed.
+    pub(crate) fn spoil(&mut self, range: Range<u64>) {
+        self.spoilt.insert(range);
+    }
+
+    /// Whether a write to one of these blocks has failed.
+    pub(crate) fn is_spoilt(&self, range: &Range<u64>) -> bool {
+        match self.spoilt.look(range.start) {
+            Place::Taken(_) => true,
+            Place::Free(next) => next < range.end,
+        }
     }
 
     /// Something may be found where nothing was.
@@ -149,7 +167,8 @@ impl Space {
 
     /// What memory alone knows about a block.
     fn look(&self, at: u64) -> Place {
-        let sets = [&self.pool, &self.pending].into_iter().chain(self.quarantine.values());
+        let sets = [&self.pool, &self.pending, &self.spoilt];
+        let sets = sets.into_iter().chain(self.quarantine.values());
         let places = sets.map(|set| set.look(at)).chain([self.deltas.look(at)]);
         places.fold(Place::Free(u64::MAX), |so_far, place| match (so_far, place) {
             (Place::Taken(a), Place::Taken(b)) => Place::Taken(a.max(b)),

@@ -333,6 +333,80 @@ fn a_unit_to_which_a_write_has_failed_is_given_to_nobody() {
 }
 
 #[test]
+fn a_write_that_failed_beside_another_in_its_unit_and_comes_late_meets_nothing_newer() {
+    for other_ends_first in [true, false] {
+        let mut rig = rig();
+        let info = create(&mut rig, "v", 64);
+        let other = rig.submit_write(info.id, 0, 4, 1);
+        hold(&mut rig);
+        let others = rig.held.clone();
+        let failing = rig.submit_write(info.id, 4, 4, 2);
+        hold(&mut rig);
+        if other_ends_first {
+            rig.held.retain(|io| !others.contains(io));
+            rig.settle();
+            assert_eq!(rig.answers.remove(&other), Some(Ok(Answer::Done)));
+        }
+        (rig.held, rig.fails_late) = (others, true);
+        rig.settle();
+        assert!(matches!(rig.answers.remove(&failing), Some(Err(StoreError::Device { .. }))));
+        write(&mut rig, info.id, 4, 4, 3);
+        write(&mut rig, info.id, 8, 2, 4);
+        rig.land_late();
+        rig.held.clear();
+        rig.settle();
+        let [old, new, last] = [(0, 4), (4, 4), (8, 2)]
+            .map(|(block, blocks)| rig.read(info.id, block, blocks).unwrap());
+        assert_eq!((old, new, last), (vec![[1; 8]; 4], vec![[3; 8]; 4], vec![[4; 8]; 2]));
+        rig.ask(Ask::Flush).unwrap();
+        assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    }
+}
+
+#[test]
+fn blocks_to_which_a_write_in_place_has_failed_are_given_to_nobody_else() {
+    let mut rig = rig();
+    let (one, two) = (create(&mut rig, "one", 600), create(&mut rig, "two", 1800));
+    write(&mut rig, one.id, 0, 600, 1);
+    rig.ask(Ask::Flush).unwrap();
+    rig.fails_late = true;
+    let token = rig.submit_write(one.id, 0, 600, 2);
+    rig.settle();
+    assert!(matches!(rig.answers.remove(&token), Some(Err(StoreError::Device { .. }))));
+    rig.ask(Ask::Trim { volume: one.id, block: 0, blocks: 600 }).unwrap();
+    for _ in 0..3 {
+        rig.ask(Ask::Flush).unwrap();
+    }
+    let fill = |rig: &mut Rig| -> Vec<u64> {
+        (0..1800)
+            .step_by(100)
+            .filter(|block| {
+                let token = rig.submit_write(two.id, *block, 100, 9);
+                rig.settle();
+                rig.answers.remove(&token).unwrap().is_ok()
+            })
+            .collect()
+    };
+    let written = fill(&mut rig);
+    assert!(written.len() > 3 && written.len() < 18, "there is room for some: {written:?}");
+    // What comes free behind them makes the search come by again.
+    rig.ask(Ask::Trim { volume: two.id, block: 0, blocks: 400 }).unwrap();
+    for _ in 0..3 {
+        rig.ask(Ask::Flush).unwrap();
+    }
+    let written = fill(&mut rig);
+    assert!(written.len() > 3 && written.len() < 18, "and for some again: {written:?}");
+    rig.land_late();
+    for block in written {
+        assert_eq!(rig.read(two.id, block, 100).unwrap(), [[9; 8]; 100], "from {block} on");
+    }
+    rig.ask(Ask::Flush).unwrap();
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    assert!(fill(&mut again).len() == 18, "once it is opened anew they are free");
+}
+
+#[test]
 fn blocks_that_a_kept_run_still_reads_are_not_given_out() {
     let mut rig = rig();
     let (one, two) = (create(&mut rig, "one", 600), create(&mut rig, "two", 1500));

@@ -27,8 +27,8 @@ pub(super) struct Task {
     writes_to: Option<u64>,
     /// The volume that it keeps from being written to.
     quiets: Option<u64>,
-    /// Units set aside that it uses, and how many blocks each has.
-    mine: (Vec<u64>, u64),
+    /// Units set aside that it uses, with their first blocks, and how many blocks each has.
+    mine: (Vec<(u64, u64)>, u64),
     /// How often it has waited for room.
     retries: u32,
 }
@@ -149,19 +149,16 @@ impl Store {
     /// Answers, and gives back what the task held.
     fn finish(&mut self, task: Task, outcome: Result<Answer, StoreError>) {
         let (units, unit) = &task.mine;
-        for number in units {
-            let key = (task.writes_to.unwrap_or(0), *number);
+        for &(number, at) in units {
+            let key = (task.writes_to.unwrap_or(0), number, at);
             let Some(grant) = self.pending.get_mut(&key) else { continue };
             grant.users -= 1;
-            grant.is_spoilt |= matches!(outcome, Err(StoreError::Device { .. }));
-            if grant.users == 0 {
-                let Grant { at, is_mapped, is_spoilt, .. } = *grant;
+            let Grant { users, is_mapped } = *grant;
+            if users == 0 {
                 self.pending.remove(&key);
-                match (is_mapped, is_spoilt) {
-                    (true, _) => self.books.space.pending.remove(at..at + unit),
-                    (false, false) => self.books.space.give_back(at..at + unit),
-                    // It stays out of use until the store is opened anew.
-                    (false, true) => {}
+                match is_mapped {
+                    true => self.books.space.pending.remove(at..at + unit),
+                    false => self.books.space.give_back(at..at + unit),
                 }
             }
         }

@@ -27,6 +27,9 @@ pub struct Rig {
     next_token: u64,
     /// The next data write is answered with an error.
     pub fails_writes: bool,
+    /// The next data write is answered with an error, and comes to pass when it is let.
+    pub fails_late: bool,
+    late: Vec<u64>,
     /// The next flush is answered with an error.
     pub fails_flushes: bool,
     /// So many writes of pages and superblocks from now on, one is answered with an error.
@@ -94,6 +97,8 @@ impl Rig {
             answers: BTreeMap::new(),
             next_token: 0,
             fails_writes: false,
+            fails_late: false,
+            late: Vec::new(),
             fails_flushes: false,
             fails_pages: None,
             reads: 0,
@@ -185,6 +190,11 @@ impl Rig {
                 self.fails_writes = false;
                 self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
             }
+            Action::WriteData { io, .. } if self.fails_late => {
+                self.fails_late = false;
+                self.late.push(io);
+                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+            }
             Action::WritePages { io, .. } if self.fails_pages == Some(0) => {
                 self.fails_pages = None;
                 // It may still come to pass, and so nothing is dropped.
@@ -220,6 +230,12 @@ impl Rig {
                 }
             }
         }
+    }
+
+    /// Has the writes come to pass that were answered with an error and are late.
+    pub fn land_late(&mut self) {
+        assert!(!self.late.is_empty(), "something is late");
+        self.late.drain(..).for_each(|io| self.disk.end_write(io));
     }
 
     /// What is under way.

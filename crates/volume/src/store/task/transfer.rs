@@ -54,8 +54,12 @@ impl Store {
     ) -> Result<Next, Halt> {
         match &mut task.state {
             State::Transfers(_, failed, segments) => {
-                let segments = std::mem::take(segments);
-                ended(*failed, "write blocks of a volume")?;
+                let (segments, failed) = (std::mem::take(segments), *failed);
+                if failed.is_some() {
+                    let spoilt = segments.iter().map(|part| part.at..part.at + part.blocks);
+                    spoilt.for_each(|blocks| self.books.space.spoil(blocks));
+                }
+                ended(failed, "write blocks of a volume")?;
                 task.state = State::Map(segments);
                 self.map(task, volume)
             }
@@ -125,8 +129,8 @@ impl Store {
             }
         }
         let (units, unit) = &task.mine;
-        for number in units {
-            if let Some(grant) = self.pending.get_mut(&(volume, *number))
+        for &(number, at) in units {
+            if let Some(grant) = self.pending.get_mut(&(volume, number, at))
                 && !grant.is_mapped
             {
                 grant.is_mapped = true;
