@@ -76,6 +76,8 @@ pub struct MemoryFrontEnd<H: HostMemory + Clone, I: Interrupts> {
     is_on_hold: bool,
     /// How often queues have come and gone.
     queue_changes: u32,
+    /// Completions of I/O queues since somebody asked.
+    ended: u64,
     /// The last thing that went wrong and that no status tells.
     trouble: Option<String>,
 }
@@ -191,6 +193,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             has_io: false,
             is_on_hold: false,
             queue_changes: 0,
+            ended: 0,
             trouble: None,
         };
         front.configure();
@@ -256,6 +259,16 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
     pub fn is_quiet(&self) -> bool {
         let is_admin_quiet = self.admin.as_ref().is_none_or(|admin| admin.is_drained());
         is_admin_quiet && self.queues.iter().all(|served| served.queue.is_at_rest())
+    }
+
+    /// I/O commands that are worked on.
+    pub fn in_flight(&self) -> usize {
+        self.queues.iter().map(|served| served.queue.in_flight()).sum()
+    }
+
+    /// How many I/O commands have ended since this was asked last.
+    pub fn take_ended(&mut self) -> u64 {
+        core::mem::take(&mut self.ended)
     }
 
     /// Does a bounded amount of work.
@@ -338,10 +351,11 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
             is_pending |= turned.is_pending;
             self.has_io |= turned.taken > 0;
             has_letters |= served.queue.has_letters();
-            if turned.posted > 0
-                && let Some(vector) = served.vector
-            {
-                self.vectors.posted(now, &self.bar, vector, turned.posted);
+            if turned.posted > 0 {
+                self.ended += u64::from(turned.posted);
+                if let Some(vector) = served.vector {
+                    self.vectors.posted(now, &self.bar, vector, turned.posted);
+                }
             }
         }
         if has_letters {

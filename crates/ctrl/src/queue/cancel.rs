@@ -121,6 +121,11 @@ impl<H: HostMemory> Queue<H> {
         self.slots.taken() == halves && self.ring_accesses == 0
     }
 
+    /// Commands that have been taken and are worked on. Halves of fused pairs that wait are not.
+    pub fn in_flight(&self) -> usize {
+        self.slots.taken() - self.paused
+    }
+
     /// Ends a command with `status`, now or once it is answered. False if it ends by itself.
     fn cancel(&mut self, now: Instant, number: u16, status: Status) -> bool {
         let Some(slot) = self.slots.get(number.into()).copied() else { return false };

@@ -8,7 +8,7 @@ use ctrl::front::Wait;
 use host::local_socket::Connection;
 use host::stream::Door;
 use host::watch::{Interest, Ready, Watch};
-use reactor::{Context, Found, Parting, Poller, WokenBy};
+use reactor::{Context, Found, MeanLatency, Parting, Poller, WokenBy};
 
 use super::guest::{Guest, PATIENCE};
 use super::visitors::Visitors;
@@ -33,6 +33,9 @@ pub(super) struct Host {
     turns: u32,
     /// Until when the controller has nothing to do by itself.
     until: Instant,
+    /// I/O commands under way, as of the last turn that changed anything, and what they take.
+    under_way: usize,
+    latency: MeanLatency,
 }
 
 #[derive(Default)]
@@ -79,6 +82,8 @@ impl Host {
             look_at: now,
             turns: 0,
             until: now,
+            under_way: 0,
+            latency: MeanLatency::default(),
         })
     }
 
@@ -145,15 +150,25 @@ impl Host {
         };
         (self.watched, self.unheard.client) = (Some(interest), result.is_err());
     }
-}
 
-impl Poller for Host {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
-        let now = context.now();
+    /// What was begun and what has ended in turns of the controller.
+    fn count(&mut self) {
+        let front = &mut self.guest.device.front;
+        let ended = usize::try_from(front.take_ended()).unwrap_or(usize::MAX);
+        self.latency.end(ended);
+        self.under_way = front.in_flight();
+    }
+
+    /// Does a bounded amount of work. How much that was.
+    pub(super) fn work(&mut self, now: Instant) -> usize {
+        self.latency.pass(now, self.under_way);
         self.now = now;
         self.turns = self.turns.wrapping_add(1);
         let wait = self.guest.device.turn(now);
         let mut count = usize::from(wait == Wait::Busy);
+        if count > 0 {
+            self.count();
+        }
         self.until = match wait {
             Wait::Busy => now,
             Wait::Pending(until) | Wait::Idle(until) => until,
@@ -167,7 +182,13 @@ impl Poller for Host {
         if self.turns & (MEMORY_TURNS - 1) == 0 {
             self.guest.look_after_memory(now);
         }
-        Found::from_count(count)
+        count
+    }
+}
+
+impl Poller for Host {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        Found::from_count(self.work(context.now()))
     }
 
     fn arm(&mut self) -> Found {
@@ -180,6 +201,7 @@ impl Poller for Host {
             unheard.media |= watch.add(descriptor, MEDIUM, READABLE).is_err();
         });
         self.until = until.unwrap_or(now);
+        self.count();
         let mut has_news = until.is_none() || self.unheard.is_any();
         has_news |= self.guest.is_in_motion();
         has_news |= self.look(now) > 0 || self.guest.go_on(now) > 0;
@@ -196,6 +218,10 @@ impl Poller for Host {
     fn wake_at(&self) -> Instant {
         let door_at = self.door_at.unwrap_or(Instant::NEVER);
         self.until.min(self.visitors.wake_at()).min(door_at)
+    }
+
+    fn expected_latency(&self) -> Option<Span> {
+        self.latency.mean().filter(|_| self.under_way > 0)
     }
 
     fn detach(&mut self, parting: Parting) -> bool {

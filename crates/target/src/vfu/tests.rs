@@ -6,4 +6,5 @@ mod slow;
 mod ends;
 mod exchange;
 mod interop;
+mod latency;
 mod memory;
