@@ -3,8 +3,9 @@
 //! `cargo bench -p tenmil-reactor --bench turn [-- SECONDS]`
 //!
 //! Turns are compared with each other in one run, in rounds that take turns, on one core. The idle
-//! process has two reactors (one, where there is one core), 8 threads and 32 pollers; its processor
-//! time is what the kernel says in `/proc/self/task/*/schedstat`.
+//! process has two reactors (one, where there is one core), 8 threads and 32 pollers, and is left alone
+//! for 30 seconds in each of the three ways to poll, unless it is said for how long; its processor time
+//! is what the kernel says in `/proc/self/task/*/schedstat`.
 
 use std::hint::black_box;
 use std::os::fd::OwnedFd;
@@ -27,7 +28,7 @@ const TURNS: u32 = 20_000;
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
-    let seconds = arguments.next().map_or(5, |text| text.parse().expect("a number of seconds"));
+    let seconds = arguments.next().map_or(30, |text| text.parse().expect("a number of seconds"));
     let clock = Clock::start();
     let cores = Cores::allowed();
     Thread::spawn("turns", cores.iter().last(), move |_| turns(&clock)).expect("a thread").join();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::crew::{RELAXED, active, count, idle, tally};
-use super::{R0, R1, World};
+use super::{R0, R1, Stage, World};
 use crate::{Handle, Object, Shared, ThreadPlan};
 
 /// Panics whenever a channel is closed.
@@ -104,4 +104,30 @@ fn a_visitor_whose_host_ends_waits_for_room_with_the_next_one() {
         world.turn_all(10);
         assert_eq!((count(&visited), count(&done)), (u64::from(has_other), 1));
     }
+}
+
+#[test]
+fn a_reactor_that_is_stopped_while_a_visitor_waits_for_room_elsewhere_ends() {
+    let mut world = World::always(2);
+    let object = Object::new(Numbers);
+    let spawn = |plan: ThreadPlan| world.directory.spawn(plan.mailbox(1)).unwrap();
+    let asker = spawn(ThreadPlan::new("asker").on(R1));
+    let host = spawn(ThreadPlan::new("host").on(R0));
+    world.turn_all(2);
+    open_for_ever(&mut world, &object, &host);
+    let done = tally();
+    let theirs = (object.clone(), Arc::clone(&done));
+    world.call(&asker, move |context| {
+        let (object, done) = theirs;
+        context.for_each_channel(&object, |_| (), move |_| _ = done.fetch_add(1, RELAXED));
+    });
+    world.step(1);
+    // The visitor waits in the host's mailbox, and where it goes back to there is no room.
+    world.directory.stop(R0).unwrap();
+    world.call(&asker, |_| ());
+    (0..8).for_each(|_| world.step(0));
+    assert!(host.is_gone());
+    assert_ne!(world.members[0].stage, Stage::Ended, "the visitor is still with it");
+    world.turn_all(8);
+    assert_eq!((world.members[0].stage, count(&done)), (Stage::Ended, 1));
 }

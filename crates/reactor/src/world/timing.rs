@@ -5,9 +5,12 @@ use std::sync::atomic::Ordering;
 
 use base::{Instant, Span};
 
-use super::crew::{Counter, Does, FIRST, active, count, idle, tally};
+use super::crew::{Counter, Does, FIRST, Tally, active, count, idle, tally};
 use super::{R0, R1, World};
-use crate::{Culprit, ENDLESS, Event, Found, Lookout, PollerId, Registration, ThreadPlan, WokenBy};
+use crate::{
+    Context, Culprit, ENDLESS, Event, Found, Lookout, Poller, PollerId, Registration, ThreadPlan,
+    WokenBy,
+};
 
 const PERIOD: Span = Span::from_ms(2);
 
@@ -153,7 +156,7 @@ fn a_timer_runs_once_at_its_time_even_if_its_thread_moves_and_not_if_it_is_remov
     let (ours, theirs) = (Arc::clone(&ran), Arc::clone(&removed));
     world.call(&thread, move |context| {
         let at = context.now();
-        let note = move |context: &mut crate::Context<'_>| {
+        let note = move |context: &mut Context<'_>| {
             ours.store(context.now().since(at).ns, Ordering::Relaxed);
         };
         context.after(Span::from_ms(7), note).unwrap();
@@ -176,7 +179,7 @@ fn time_is_booked_to_the_thread_that_found_work() {
     let mut world = World::always(1);
     for (name, ns) in [("heavy", 3_000), ("light", 1_000), ("idle", 0)] {
         let clock = Arc::clone(&world.now_ns);
-        let works = move |_: &mut crate::Context<'_>| {
+        let works = move |_: &mut Context<'_>| {
             clock.fetch_add(ns, Ordering::Relaxed);
             Found::from_count(usize::try_from(ns).unwrap())
         };
@@ -201,7 +204,7 @@ fn time_is_booked_to_the_thread_that_found_work() {
 /// A poller that takes a long time on its 10th, 20th and so on poll.
 fn stalls(world: &World, found: Found) -> Registration {
     let (clock, mut polls) = (Arc::clone(&world.now_ns), 0_u32);
-    let stall = move |_: &mut crate::Context<'_>| {
+    let stall = move |_: &mut Context<'_>| {
         polls += 1;
         if polls.is_multiple_of(10) {
             clock.fetch_add(Span::from_ms(20).ns, Ordering::Relaxed);
@@ -254,8 +257,8 @@ fn one_that_stalls_and_finds_nothing_is_named_at_once_and_nobody_else_is_blamed(
 /// Takes a long time for its first flush.
 struct SlowFlush(Option<Arc<std::sync::atomic::AtomicU64>>);
 
-impl crate::Poller for SlowFlush {
-    fn poll(&mut self, _: &mut crate::Context<'_>) -> Found {
+impl Poller for SlowFlush {
+    fn poll(&mut self, _: &mut Context<'_>) -> Found {
         Found::Nothing
     }
 
@@ -391,14 +394,24 @@ fn a_poller_with_a_deadline_is_polled_when_it_has_come() {
     assert_eq!(count(&rung), 1);
 }
 
+/// Counts its polls, and ends a turn that would have no end.
+fn once_a_turn(polls: &Tally) -> impl Poller + use<> {
+    let (polls, mut last) = (Arc::clone(polls), None);
+    Does(move |context: &mut Context<'_>| {
+        assert_ne!(last.replace(context.now()), Some(context.now()), "twice in a turn");
+        polls.fetch_add(1, Ordering::Relaxed);
+        Found::Nothing
+    })
+}
+
 #[test]
 fn a_period_of_no_time_at_all_is_once_in_a_turn() {
     let mut world = World::always(1);
     let (hasty, changed, once) = (tally(), tally(), tally());
     let theirs = Arc::clone(&once);
     let plan = ThreadPlan::new("hasty")
-        .poller(Registration::timed("hasty", Span::default(), idle(&hasty)))
-        .poller(Registration::timed("changed", Span::from_secs(1), idle(&changed)))
+        .poller(Registration::timed("hasty", Span::default(), once_a_turn(&hasty)))
+        .poller(Registration::timed("changed", Span::from_secs(1), once_a_turn(&changed)))
         .first(move |context| {
             context.set_period(PollerId::planned(1), Span::default());
             context
@@ -406,7 +419,13 @@ fn a_period_of_no_time_at_all_is_once_in_a_turn() {
                 .unwrap();
         });
     world.directory.spawn(plan).unwrap();
-    world.turn_all(10);
+    world.turn_all(1);
+    // A timer of no time would keep the next turn for ever.
+    let sample = world.directory.sample(world.now());
+    let periods: Vec<_> =
+        sample.threads[0].pollers.iter().filter_map(|poller| poller.every).collect();
+    assert!(periods.len() == 3 && periods.iter().all(|every| every.ns > 0), "{periods:?}");
+    world.turn_all(9);
     assert_eq!(count(&once), 1);
     for polls in [hasty, changed] {
         assert!((8..=10).contains(&count(&polls)), "{}", count(&polls));

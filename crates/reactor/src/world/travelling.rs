@@ -187,3 +187,34 @@ fn a_thread_that_is_tied_is_not_asked_to_leave() {
     world.settle();
     assert!(thread.is_gone());
 }
+
+#[test]
+fn a_move_does_not_take_back_an_end_that_the_thread_wants_itself() {
+    let mut world = World::adaptive(0, 2);
+    let in_flight = tally();
+    let woken_by = WokenBy::OnlyWhileBusy("waits for what it has in flight");
+    let ring = Registration::active("ring", woken_by, Ring::new(&in_flight, 5));
+    let thread = world.directory.spawn(ThreadPlan::new("ends").on(R0).poller(ring)).unwrap();
+    world.settle();
+    in_flight.store(20, RELAXED);
+    world.call(&thread, |context| context.end());
+    world.turn_all(4);
+    assert!(!thread.is_gone(), "it has something in flight");
+    world.directory.move_thread(thread.id(), R1).unwrap();
+    world.settle();
+    assert!(thread.is_gone());
+    assert_eq!(world.kinds(), ["thread-started", "thread-ended"]);
+}
+
+#[test]
+fn a_thread_that_comes_to_a_reactor_behind_the_order_to_stop_is_ended_and_not_lost() {
+    let mut world = World::adaptive(0, 1);
+    world.directory.stop(R0).unwrap();
+    // More than it obeys in a turn.
+    (0..8).for_each(|_| world.directory.set_poll(R0, PollMode::Adaptive).unwrap());
+    let thread = world.directory.spawn(ThreadPlan::new("late").on(R0)).unwrap();
+    world.settle();
+    assert!(thread.is_gone());
+    assert_eq!(world.members[0].stage, Stage::Ended);
+    assert_eq!(world.kinds(), ["thread-started", "thread-ended"]);
+}
