@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use block::Ram;
 use ctrl::controller::{Keeper, NamespaceConfig, Persistence, Stored};
 use tcp::Data;
-use wire::fabrics::ConnectData;
 use wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
     ReservationAcquire, ReservationRegister, ReservationType,
@@ -14,10 +13,7 @@ use wire::io::reservation::{
 use wire::register::offset;
 use wire::{AdminOpcode, Command, IoOpcode, Status, Typed};
 
-use super::rig::{
-    BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits,
-    pattern, transfer,
-};
+use super::rig::{BLOCKS, Rig, connect_data, io_config, io_connect, limits, pattern, transfer};
 use crate::tcp::News;
 
 /// Writes nothing until it is told to.
@@ -58,7 +54,7 @@ impl Race {
         let namespace =
             NamespaceConfig { nsid: Some(1), persistence, ..NamespaceConfig::new(medium) };
         subsystem.add_namespace(namespace).unwrap();
-        let [one, two] = [1, 2].map(|host| connect(&mut rig, host));
+        let [one, two] = [1, 2].map(|host| rig.host(host));
         let mut race = Self { rig, drawer, admin: [one.0, two.0], io: [one.1, two.1] };
         for host in [0, 1] {
             let tag = race.register(host);
@@ -129,20 +125,6 @@ impl Race {
     }
 }
 
-/// A host with an I/O queue: both connections.
-fn connect(rig: &mut Rig, host: u8) -> (usize, usize) {
-    let data =
-        |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([host; 16])) };
-    let admin = rig.dial(admin_config());
-    let completion = rig.connect(admin, &admin_connect(), &data(0xffff));
-    assert_eq!(completion.status(), Status::SUCCESS);
-    let cntlid = u16::try_from(completion.dw0()).unwrap();
-    rig.set_property(admin, offset::CC, ENABLED);
-    let io = rig.dial(io_config());
-    assert_eq!(rig.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
-    (admin, io)
-}
-
 #[test]
 fn a_slow_keeper_holds_up_one_answer_and_no_io() {
     let mut race = Race::new();
@@ -211,7 +193,7 @@ fn a_host_that_goes_while_it_waits_leaves_nothing_behind_and_its_reservation_sta
         assert_eq!(race.ended(1, waits), Some(Status::RESERVATION_CONFLICT));
         assert!(!race.may_write(1), "it was written down");
         // It comes again and has what it had asked for.
-        let (_, io) = connect(&mut race.rig, 1);
+        let (_, io) = race.rig.host(1);
         race.io[0] = io;
         assert!(race.may_write(0));
         race.leave();

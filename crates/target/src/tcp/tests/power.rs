@@ -8,19 +8,14 @@ use block::Ram;
 use ctrl::controller::{NamespaceConfig, Persistence};
 use host::Clock;
 use tcp::Data;
-use wire::fabrics::ConnectData;
 use wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
     ReservationAcquire, ReservationRegister, ReservationReport, ReservationStatusExtended,
     ReservationType, registrants_extended,
 };
-use wire::register::offset;
 use wire::{Command, Completion, IoOpcode, Status, Typed};
 
-use super::rig::{
-    BLOCKS, ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, io_config, io_connect,
-    limits, pattern, transfer,
-};
+use super::rig::{BLOCKS, NQN, Rig, limits, pattern, transfer};
 use crate::tcp::StateDirectory;
 
 /// A service whose reservations are kept in a directory, and two hosts with an I/O queue each.
@@ -54,7 +49,7 @@ impl World {
                 NamespaceConfig { nsid: Some(nsid), persistence, ..NamespaceConfig::new(medium) };
             subsystem.add_namespace(namespace).unwrap();
         }
-        let io = [1, 2].map(|host| connect(&mut rig, host));
+        let io = [1, 2].map(|host| rig.host(host).1);
         Self { rig, io, _directory: directory }
     }
 
@@ -127,20 +122,6 @@ impl World {
 
 fn key_of(host: usize) -> u64 {
     0x1000 + host as u64
-}
-
-/// A host with an I/O queue.
-fn connect(rig: &mut Rig, host: u8) -> usize {
-    let data =
-        |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([host; 16])) };
-    let admin = rig.dial(admin_config());
-    let completion = rig.connect(admin, &admin_connect(), &data(0xffff));
-    assert_eq!(completion.status(), Status::SUCCESS);
-    let cntlid = u16::try_from(completion.dw0()).unwrap();
-    rig.set_property(admin, offset::CC, ENABLED);
-    let io = rig.dial(io_config());
-    assert_eq!(rig.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
-    io
 }
 
 /// The files of a directory as they are just now, elsewhere.

@@ -484,6 +484,20 @@ impl Rig {
         line
     }
 
+    /// A host of this number with an I/O queue: both connections.
+    pub(super) fn host(&mut self, number: u8) -> (usize, usize) {
+        let data =
+            |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([number; 16])) };
+        let admin = self.dial(admin_config());
+        let completion = self.connect(admin, &admin_connect(), &data(0xffff));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let cntlid = u16::try_from(completion.dw0()).unwrap();
+        self.set_property(admin, offset::CC, ENABLED);
+        let io = self.dial(io_config());
+        assert_eq!(self.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
+        (admin, io)
+    }
+
     /// Everything is back: memory, controllers, connections.
     pub(super) fn assert_empty(&mut self) {
         self.run();

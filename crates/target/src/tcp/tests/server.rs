@@ -70,20 +70,7 @@ fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
         let cores = Cores::allowed().iter().take(1).collect();
         let reactors = Reactors::start(&cores, &options, &clock).unwrap();
-        let door = Door::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
-        let server = Server::start(ServerPlan {
-            doors: vec![(door, 1)],
-            service: rig.service.clone(),
-            regions: rig.regions.clone(),
-            sockets: SocketOptions::default(),
-            placement: Placement::default(),
-            reactors: Arc::clone(reactors.directory()),
-            clock,
-        });
-        let server = server.unwrap();
-        let Address::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
-        let sockets = Sockets::new(Regions::new(4), SocketOptions::default());
-        let client = Client { clock, sockets, address };
+        let (server, client) = serve(&rig, &reactors, Placement::default(), clock);
         visit(&client);
         drop(server);
         reactors.stop();
@@ -92,8 +79,26 @@ fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
         let gone = |news: &News| matches!(news, News::Disconnected { .. });
         let news = std::iter::from_fn(|| rig.service.next_news());
         assert_eq!(news.filter(gone).count(), 2);
-        assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+        assert!(TcpStream::connect(client.address).is_err(), "nobody listens any more");
     }
+}
+
+/// Serves at a port that is free, and who can go there.
+fn serve(rig: &Rig, reactors: &Reactors, placement: Placement, clock: Clock) -> (Server, Client) {
+    let door = Door::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+    let server = Server::start(ServerPlan {
+        doors: vec![(door, 1)],
+        service: rig.service.clone(),
+        regions: rig.regions.clone(),
+        sockets: SocketOptions::default(),
+        placement,
+        reactors: Arc::clone(reactors.directory()),
+        clock,
+    });
+    let server = server.unwrap();
+    let Address::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
+    let sockets = Sockets::new(Regions::new(4), SocketOptions::default());
+    (server, Client { clock, sockets, address })
 }
 
 fn visit(client: &Client) {
@@ -193,20 +198,7 @@ impl Balanced {
         };
         let (balancer, _) = balancer(options, cores.map(place).to_vec(), ground).unwrap();
         reactors.spawn(ThreadPlan::new("balancer").poller(balancer)).unwrap();
-        let door = Door::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
-        let server = Server::start(ServerPlan {
-            doors: vec![(door, 1)],
-            service: rig.service.clone(),
-            regions: rig.regions.clone(),
-            sockets: SocketOptions::default(),
-            placement: Placement::Spread,
-            reactors: Arc::clone(reactors.directory()),
-            clock,
-        });
-        let server = server.unwrap();
-        let Address::Tcp(address) = server.addresses()[0].clone() else { panic!("a port") };
-        let sockets = Sockets::new(Regions::new(4), SocketOptions::default());
-        let client = Client { clock, sockets, address };
+        let (server, client) = serve(&rig, &reactors, Placement::Spread, clock);
         Some(Self { rig, reactors, server, client, cores, root, _pool: pool })
     }
 
