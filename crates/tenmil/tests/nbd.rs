@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it makes the files that are served")]
 
+#[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
 
 use std::io::Read;
@@ -15,7 +16,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use served::{Served, run, sh, tools};
+use served::{Served, run, tools};
 
 const MIB: usize = 1 << 20;
 
@@ -123,26 +124,6 @@ fn what_is_served_and_who_is_there_can_be_asked_and_changed() {
     asked("set export remove=true --json");
     let late = UnixStream::connect(&served.socket).unwrap().read(&mut [0; 1]).unwrap();
     assert_eq!(late, 0, "nobody is let in to a device that has gone");
-    assert_eq!(served.end(), Some(0));
-}
-
-#[test]
-fn the_first_page_tells_the_truth() {
-    if !tools(&["qemu-img"]) {
-        return;
-    }
-    let page = include_str!("../../../README.md");
-    let begin = page.find("tenmil serve 'file:/tmp/disk").unwrap();
-    let lines: Vec<&str> = page[begin..].lines().take(3).collect();
-    let directory = tempfile::tempdir().unwrap();
-    let place = |line: &str| {
-        line.replace("/tmp/", &format!("{}/", directory.path().display()))
-            .replace("tenmil serve", &format!("{} serve", env!("CARGO_BIN_EXE_tenmil")))
-    };
-    // What somebody who types them sees before the second line is that it is ready.
-    let served = Served::of(&place(lines[0].strip_suffix(" &").unwrap()));
-    write_pattern(&directory.path().join("disk"), 64 * MIB);
-    lines[1..].iter().for_each(|line| drop(sh(&place(line))));
     assert_eq!(served.end(), Some(0));
 }
 

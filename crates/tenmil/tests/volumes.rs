@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use served::{Served, run, sh, tools};
+use served::{Served, run, tools};
 
 const MIB: usize = 1 << 20;
 
@@ -263,28 +263,4 @@ fn a_store_whose_writer_was_killed_is_clean_and_has_what_was_flushed() {
         pool.done(&["volume", "snapshot", &pool.volume("loaded"), &format!("after-{round}")]);
     }
     assert!(pool.is_clean());
-}
-
-#[test]
-fn the_first_page_tells_the_truth() {
-    if !tools(&["qemu-img"]) {
-        return;
-    }
-    let page = include_str!("../../../README.md");
-    let begin = page.find("tenmil store create 'file:/tmp/pool").unwrap();
-    let lines: Vec<&str> = page[begin..].lines().take(5).collect();
-    let directory = tempfile::tempdir().unwrap();
-    let place = |line: &str| {
-        line.replace("/tmp/", &format!("{}/", directory.path().display())).replacen(
-            "tenmil",
-            env!("CARGO_BIN_EXE_tenmil"),
-            1,
-        )
-    };
-    lines[..4].iter().for_each(|line| drop(sh(&place(line))));
-    let served = Served::of(&place(lines[4].strip_suffix(" &").unwrap()));
-    let socket = directory.path().join("trial.sock");
-    let info = run("qemu-img", &["info", &format!("nbd+unix:///?socket={}", socket.display())]);
-    assert!(info.contains("10 GiB"), "{info}");
-    assert_eq!(served.end(), Some(0));
 }

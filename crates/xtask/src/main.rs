@@ -9,6 +9,7 @@
 )]
 
 mod api;
+mod docs;
 mod lab;
 mod pgo;
 
@@ -26,6 +27,8 @@ enum Task {
     Pgo(pgo::Options),
     /// List what the crate `tenmil` offers in docs/api.txt, or compare.
     Api(api::Options),
+    /// Run every command in the documents as it is written.
+    Docs(docs::Options),
 }
 
 fn main() -> ExitCode {
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
         Task::Lab(options) => ("lab", lab::run(&options)),
         Task::Pgo(options) => ("pgo", pgo::run(&options)),
         Task::Api(options) => ("api", api::run(&options)),
+        Task::Docs(options) => ("docs", docs::run(&options)),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,

@@ -13,6 +13,7 @@ mod discover;
 mod doctor;
 mod events;
 mod evidence;
+mod examples;
 mod get;
 mod identify;
 mod list;
@@ -77,7 +78,7 @@ enum Command {
     Policy(policy::PolicyArguments),
     /// Copy a whole device to another.
     Copy(copy::CopyArguments),
-    /// Serve block devices to others over NBD, NVMe/TCP or vfio-user.
+    /// Serve block devices to others over NBD, NVMe/TCP or vfio-user, or to this machine by ublk.
     Serve(serve::ServeArguments),
     /// Pass TCP connections on, and split, delay, freeze or cut them.
     Proxy(proxy::ProxyArguments),
@@ -177,7 +178,7 @@ fn dispatch(
     engines: &Engines,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Refused> {
-    let mut command = Arguments::command();
+    let mut command = grammar();
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
     match parsed {
@@ -214,15 +215,20 @@ fn dispatch(
         Ok(Arguments { command: Command::Volume(volume) }) => volume::run(&volume, out),
         Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
         Ok(Arguments { command: Command::Completions(asked) }) => {
-            completions::run(&asked, Arguments::command(), out)
+            completions::run(&asked, grammar(), out)
         }
-        Ok(Arguments { command: Command::Man(man) }) => man::run(&man, Arguments::command(), out),
+        Ok(Arguments { command: Command::Man(man) }) => man::run(&man, grammar(), out),
         Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
         Ok(Arguments { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// All commands, with examples for each.
+fn grammar() -> clap::Command {
+    examples::handed_down(Arguments::command())
 }
 
 /// Writes to standard output; a pipe that was closed is the machine's move.
@@ -250,7 +256,25 @@ fn command_line(arguments: &[OsString]) -> String {
 mod tests {
     use std::ffi::OsString;
 
-    use super::command_line;
+    use super::{command_line, grammar};
+
+    /// Names of commands that have no example.
+    fn without_example(command: &clap::Command, names: &mut Vec<String>) {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        if !help.contains("xample") || !help.contains(command.get_name()) {
+            names.push(command.get_name().to_owned());
+        }
+        for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+            without_example(inner, names);
+        }
+    }
+
+    #[test]
+    fn every_command_has_an_example_in_its_help() {
+        let mut names = Vec::new();
+        without_example(&grammar(), &mut names);
+        assert_eq!(names, Vec::<String>::new());
+    }
 
     #[test]
     fn a_command_line_is_quoted_where_a_shell_would_read_it_otherwise() {

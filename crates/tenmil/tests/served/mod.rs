@@ -131,8 +131,3 @@ pub(crate) fn run(tool: &str, arguments: &[&str]) -> String {
     assert!(output.status.success(), "{tool} {arguments:?}: {}\n{said}{errors}", output.status);
     said
 }
-
-/// Runs a line of a shell, which must succeed in time.
-pub(crate) fn sh(line: &str) -> String {
-    run("sh", &["-c", line])
-}

@@ -1,0 +1,64 @@
+//! Examples in the help of every command.
+
+use clap::Command;
+
+/// Gives each command of a command those of its examples that show it, unless it has its own.
+pub(super) fn handed_down(command: Command) -> Command {
+    let name = command.get_name().to_owned();
+    hand_down(command, &name)
+}
+
+fn hand_down(command: Command, name: &str) -> Command {
+    let all = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    command.mut_subcommands(|inner| {
+        let name = format!("{name} {}", inner.get_name());
+        let own = inner.get_after_help().is_some();
+        let shown = if own { String::new() } else { showing(&all, &name) };
+        let inner = if shown.is_empty() { inner } else { inner.after_help(shown) };
+        hand_down(inner, &name)
+    })
+}
+
+/// The examples in which a command is called, under one heading.
+fn showing(all: &str, name: &str) -> String {
+    let mut shown: Vec<&str> = Vec::new();
+    let mut is_shown = false;
+    for line in all.lines().skip(1) {
+        let goes_on = line.starts_with("   ");
+        is_shown = if goes_on { is_shown } else { calls(line, name) };
+        if is_shown {
+            shown.push(line);
+        }
+    }
+    match shown.len() {
+        0 => String::new(),
+        1 => format!("Example:\n{}", shown[0]),
+        _ => format!("Examples:\n{}", shown.join("\n")),
+    }
+}
+
+fn calls(line: &str, name: &str) -> bool {
+    line.split(name).skip(1).any(|rest| rest.is_empty() || rest.starts_with(' '))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+
+    use super::handed_down;
+
+    #[test]
+    fn a_command_is_shown_where_it_is_called() {
+        const ALL: &str =
+            "Examples:\n  x make a\n  x send a |\n      x take b\n  x maker\n  y && x make";
+        let inner = ["make", "send", "take"].map(Command::new);
+        let command = handed_down(Command::new("x").after_help(ALL).subcommands(inner));
+        let help = |name: &str| {
+            let inner = command.find_subcommand(name).unwrap();
+            inner.get_after_help().map(ToString::to_string)
+        };
+        assert_eq!(help("make").unwrap(), "Examples:\n  x make a\n  y && x make");
+        assert_eq!(help("send").unwrap(), "Examples:\n  x send a |\n      x take b");
+        assert_eq!(help("take"), None, "the line begins with another");
+    }
+}

@@ -1,0 +1,138 @@
+//! Every command in the documents, run as it is written.
+//!
+//! What stands in a block of `sh` is typed into one shell for each page, line by line, in an empty
+//! directory. A comment before a block may say otherwise, and is shown with what was left out:
+//!
+//! ```text
+//!   <!-- not run: WHY -->         only how `tenmil` is called is checked
+//!   <!-- needs: TOOL TOOL -->     left out where one of them is missing
+//!   <!-- long: WHY -->            run with --all
+//! ```
+//!
+//! A line that ends in `&` has to print `ready`, and is ended with its page.
+
+mod page;
+mod script;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use page::{Block, Mark};
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask docs                 all pages, with target/release/tenmil
+  cargo xtask docs docs/nbd.md     one
+  cargo xtask docs --all           also what takes long")]
+pub(crate) struct Options {
+    /// Pages; all if there are none.
+    pages: Vec<PathBuf>,
+    /// What `tenmil` stands for.
+    #[arg(long, default_value = "target/release/tenmil")]
+    binary: PathBuf,
+    /// Also run what takes long.
+    #[arg(long)]
+    all: bool,
+    /// A line that was run before.
+    #[arg(long, value_name = "LINE")]
+    ran: Vec<String>,
+}
+
+/// What became of the commands of all pages.
+#[derive(Default)]
+struct Tally {
+    run: usize,
+    checked: usize,
+    left_out: Vec<String>,
+    failed: Vec<String>,
+}
+
+/// Runs them; true if all ended well.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let root = root.canonicalize().map_err(|why| format!("find the project: {why}"))?;
+    let binary = options.binary.canonicalize().map_err(|why| {
+        format!("no program at {}: {why}; `cargo build --release`", options.binary.display())
+    })?;
+    let bench = script::Bench::new(&root, &binary)?;
+    let pages = if options.pages.is_empty() { all_pages(&root)? } else { options.pages.clone() };
+    let mut tally = Tally::default();
+    for path in pages {
+        let text = std::fs::read_to_string(&path);
+        let text = text.map_err(|why| format!("read {}: {why}", path.display()))?;
+        let name = path.strip_prefix(&root).unwrap_or(&path).display().to_string();
+        let blocks = page::blocks(&name, &text)?;
+        try_page(&bench, options, &name, &blocks, &mut tally)?;
+    }
+    report(&tally);
+    Ok(tally.failed.is_empty())
+}
+
+/// README and CONTRIBUTING, and then the book.
+fn all_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
+    let book = root.join("docs");
+    let entries = std::fs::read_dir(&book).map_err(|why| format!("read docs: {why}"))?;
+    let mut pages: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    pages.retain(|path| path.extension().is_some_and(|end| end == "md"));
+    pages.sort();
+    pages.splice(0..0, [root.join("README.md"), root.join("CONTRIBUTING.md")]);
+    Ok(pages)
+}
+
+fn try_page(
+    bench: &script::Bench,
+    options: &Options,
+    name: &str,
+    blocks: &[Block],
+    tally: &mut Tally,
+) -> Result<(), String> {
+    let mut wanted = Vec::new();
+    for block in blocks {
+        let why = match &block.mark {
+            None => None,
+            Some(Mark::Long(_)) if options.all => None,
+            Some(Mark::Needs(tools)) => {
+                let missing: Vec<&str> =
+                    tools.iter().map(String::as_str).filter(|tool| !is_there(tool)).collect();
+                (!missing.is_empty()).then(|| format!("no {}", missing.join(", no ")))
+            }
+            Some(Mark::NotRun(why) | Mark::Long(why)) => Some(why.clone()),
+        };
+        match why {
+            Some(why) => {
+                tally.left_out.push(format!("{name}:{}: {why}", block.line));
+                for command in &block.commands {
+                    tally.checked += usize::from(bench.check(name, command, &mut tally.failed)?);
+                }
+            }
+            None => wanted.extend(&block.commands),
+        }
+    }
+    wanted.retain(|command| !options.ran.contains(&command.text));
+    if !wanted.is_empty() {
+        tally.run += bench.run(name, &wanted, options.all, &mut tally.failed)?;
+    }
+    Ok(())
+}
+
+/// Whether a tool is on the path; `root` is a right and no tool.
+fn is_there(tool: &str) -> bool {
+    let script = match tool {
+        "root" => "[ \"$(id -u)\" = 0 ]".to_owned(),
+        tool => format!("command -v {tool} >/dev/null"),
+    };
+    Command::new("bash").arg("-c").arg(script).status().is_ok_and(|status| status.success())
+}
+
+fn report(tally: &Tally) {
+    println!();
+    for line in &tally.left_out {
+        println!("docs: not run: {line}");
+    }
+    for line in &tally.failed {
+        println!("docs: FAILED: {line}");
+    }
+    let Tally { run, checked, failed, .. } = tally;
+    println!("docs: {run} commands run, {checked} only checked, {} failed", failed.len());
+}

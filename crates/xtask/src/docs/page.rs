@@ -1,0 +1,115 @@
+//! The commands of a page.
+
+/// Commands that stand together.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// Where it begins.
+    pub(super) line: usize,
+    pub(super) mark: Option<Mark>,
+    pub(super) commands: Vec<Typed>,
+}
+
+/// What the comment before a block says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    NotRun(String),
+    Needs(Vec<String>),
+    Long(String),
+}
+
+/// One command, which may have several lines.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Typed {
+    pub(super) line: usize,
+    pub(super) text: String,
+}
+
+/// All blocks of `sh` in a page.
+pub(super) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut mark = None;
+    let mut is_inside = false;
+    let mut is_other = false;
+    for (at, line) in text.lines().enumerate() {
+        let number = at + 1;
+        if line.starts_with("```") {
+            let is_begin = !is_inside && !is_other;
+            (is_inside, is_other) = (is_begin && line == "```sh", is_begin && line != "```sh");
+            if is_inside {
+                blocks.push(Block { line: number, mark: mark.take(), commands: Vec::new() });
+            }
+        } else if let Some(block) = blocks.last_mut().filter(|_| is_inside) {
+            take_line(&mut block.commands, number, line);
+        } else if !is_other && line.starts_with("<!--") {
+            mark = Some(parse_mark(line).ok_or_else(|| {
+                format!(
+                    "{page}:{number}: found {line:?}, expected <!-- not run: WHY -->, \
+                     <!-- needs: TOOLS --> or <!-- long: WHY -->"
+                )
+            })?);
+        } else if mark.is_some() {
+            return Err(format!("{page}:{number}: a block of sh has to follow its comment"));
+        }
+    }
+    Ok(blocks)
+}
+
+fn take_line(commands: &mut Vec<Typed>, number: usize, line: &str) {
+    let goes_on = commands.last_mut().filter(|before| before.text.ends_with('\\'));
+    if let Some(before) = goes_on {
+        before.text.push('\n');
+        before.text.push_str(line);
+    } else if !line.is_empty() && !line.starts_with('#') {
+        commands.push(Typed { line: number, text: without_comment(line).to_owned() });
+    }
+}
+
+/// A command without what is said of it.
+fn without_comment(line: &str) -> &str {
+    line.split(" # ").next().unwrap_or(line).trim_end()
+}
+
+fn parse_mark(line: &str) -> Option<Mark> {
+    let said = line.strip_prefix("<!--")?.strip_suffix("-->")?;
+    let (kind, rest) = said.split_once(':')?;
+    let rest = rest.trim().to_owned();
+    match kind.trim() {
+        "not run" => Some(Mark::NotRun(rest)),
+        "needs" => Some(Mark::Needs(rest.split_whitespace().map(str::to_owned).collect())),
+        "long" => Some(Mark::Long(rest)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(line: usize, text: &str) -> Typed {
+        Typed { line, text: text.to_owned() }
+    }
+
+    #[test]
+    fn blocks_are_found_with_their_marks() {
+        let page = "a\n```sh\ntenmil list   # all\n\n# said\nb \\\n  c\n```\n\
+                    ```toml\n```\n<!-- needs: jq root -->\n```sh\nd &\n```\n";
+        let needs = Mark::Needs(vec!["jq".into(), "root".into()]);
+        let expected = vec![
+            Block {
+                line: 2,
+                mark: None,
+                commands: vec![typed(3, "tenmil list"), typed(6, "b \\\n  c")],
+            },
+            Block { line: 12, mark: Some(needs), commands: vec![typed(13, "d &")] },
+        ];
+        assert_eq!(blocks("page", page), Ok(expected));
+    }
+
+    #[test]
+    fn a_mark_that_is_not_one_is_refused() {
+        for page in ["<!-- nobody: x -->\n```sh\n```\n", "<!-- long: x -->\ntext\n```sh\n```\n"] {
+            let why = blocks("page", page).unwrap_err();
+            assert!(why.starts_with("page:"), "{why}");
+        }
+    }
+}
