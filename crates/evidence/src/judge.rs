@@ -2,9 +2,9 @@
 //!
 //! A ratio is taken within a round, so that a machine that changes its mood between two rounds changes
 //! both sides of it. Only rounds in which the machine was ours count. If all of their values, or all
-//! but one at each end where there are seven or more, lie on one side of the bound, that is the answer;
+//! but one at each end where there are nine or more, lie on one side of the bound, that is the answer;
 //! otherwise there is none. With five rounds and sides that do not differ, all ratios lie on one side
-//! of 1 by chance once in sixteen.
+//! of 1 by chance once in sixteen; with nine, all but one at each end, once in 25.
 
 use serde::Serialize;
 
@@ -55,7 +55,7 @@ pub const OTHERS_MAX: f64 = 0.10;
 /// Fewer quiet rounds have no answer.
 pub const QUIET_LEAST: usize = 3;
 /// From so many values on, one at each end is left out.
-const TRIMMED_FROM: usize = 7;
+const TRIMMED_FROM: usize = 9;
 
 impl Verdict {
     /// The words of tables.
@@ -178,15 +178,15 @@ mod tests {
     }
 
     #[test]
-    fn from_seven_rounds_on_one_at_each_end_may_differ() {
-        let mut rounds = vec![(20.0, 10.0); 5];
+    fn from_nine_rounds_on_one_at_each_end_may_differ() {
+        let mut rounds = vec![(20.0, 10.0); 7];
         rounds.extend([(9.0, 10.0), (90.0, 10.0)]);
         assert_eq!(judge(&asked(Bound::AtLeast(1.5)), &record(&rounds)).verdict, Verdict::Holds);
         rounds[0] = (9.0, 10.0);
         let two = judge(&asked(Bound::AtLeast(1.5)), &record(&rounds));
         assert_eq!(two.verdict, Verdict::NotConclusive);
-        let six = judge(&asked(Bound::AtLeast(1.5)), &record(&rounds[1..]));
-        assert_eq!(six.verdict, Verdict::NotConclusive, "none is left out of six");
+        let eight = judge(&asked(Bound::AtLeast(1.5)), &record(&rounds[1..]));
+        assert_eq!(eight.verdict, Verdict::NotConclusive, "none is left out of eight");
     }
 
     #[test]

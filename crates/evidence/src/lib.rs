@@ -27,4 +27,4 @@ pub use experiment::{Bound, Compared, Experiment, Figure, Question, Side, Unit};
 pub use judge::{Finding, OTHERS_MAX, QUIET_LEAST, STOLEN_MAX, Spread, Verdict, judge, spread};
 pub use pace::{OVERHEAD, Pace};
 pub use record::{Reading, Record, Round};
-pub use rounds::{Bench, Interrupted, Step, Stopped, measure};
+pub use rounds::{Bench, Interrupted, LEFT_OUT, Step, Stopped, measure};

@@ -81,7 +81,7 @@ pub fn measure<B: Bench>(
 }
 
 /// Why a side is missing in a quick run.
-const LEFT_OUT: &str = "left out of a quick run; `tenmil evidence` without --quick has it";
+pub const LEFT_OUT: &str = "left out of a quick run; `tenmil evidence` without --quick has it";
 
 #[cfg(test)]
 mod tests {

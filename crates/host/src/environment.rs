@@ -43,6 +43,7 @@ pub struct ProcessorTime {
     total: u64,
     idle: u64,
     stolen: u64,
+    interrupts: u64,
 }
 
 impl Environment {
@@ -157,26 +158,37 @@ impl Environment {
 }
 
 impl ProcessorTime {
-    /// The time until now.
-    pub fn read() -> Self {
-        Self::of(&Machine::this())
+    /// The time of `cores` until now.
+    pub fn read(cores: &Cores) -> Self {
+        Self::of(&Machine::this(), cores)
     }
 
-    fn of(machine: &Machine) -> Self {
+    fn of(machine: &Machine, cores: &Cores) -> Self {
         let text = machine.text("proc/stat").unwrap_or_default();
-        let first = text.lines().next().unwrap_or_default();
-        // user nice system idle iowait irq softirq steal; guest time is counted in user already.
-        let (mut total, mut idle, mut stolen) = (0, 0, 0);
-        for (index, field) in first.split_whitespace().skip(1).take(8).enumerate() {
+        let mut time = Self { total: 0, idle: 0, stolen: 0, interrupts: 0 };
+        for line in text.lines() {
+            let core = line.strip_prefix("cpu").and_then(|rest| rest.split_once(' '));
+            let Some((number, fields)) = core else { continue };
+            if number.parse().is_ok_and(|core| cores.contains(core)) {
+                time.add(fields);
+            }
+        }
+        time
+    }
+
+    /// What one core has in its line: user nice system idle iowait irq softirq steal; guest time is
+    /// counted in user already.
+    fn add(&mut self, fields: &str) {
+        for (index, field) in fields.split_whitespace().take(8).enumerate() {
             let ticks: u64 = field.parse().unwrap_or(0);
-            total += ticks;
+            self.total += ticks;
             match index {
-                3 | 4 => idle += ticks,
-                7 => stolen = ticks,
+                3 | 4 => self.idle += ticks,
+                5 | 6 => self.interrupts += ticks,
+                7 => self.stolen += ticks,
                 _ => {}
             }
         }
-        Self { total, idle, stolen }
     }
 
     /// The share of time since `earlier`, from 0 to 1, that the hypervisor gave to others while we
@@ -187,14 +199,15 @@ impl ProcessorTime {
         self.stolen.saturating_sub(earlier.stolen) as f64 / total as f64
     }
 
-    /// The share of time since `earlier`, from 0 to 1, that programs and the kernel of this machine
-    /// used.
+    /// The share of time since `earlier`, from 0 to 1, that programs of this machine used. Interrupts
+    /// are not in it: the kernel does in them what any program has asked for.
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
     pub fn used_since(self, earlier: Self) -> f64 {
         let total = self.total.saturating_sub(earlier.total);
         let idle = self.idle.saturating_sub(earlier.idle);
         let stolen = self.stolen.saturating_sub(earlier.stolen);
-        total.saturating_sub(idle).saturating_sub(stolen) as f64 / total.max(1) as f64
+        let interrupts = self.interrupts.saturating_sub(earlier.interrupts);
+        total.saturating_sub(idle + stolen + interrupts) as f64 / total.max(1) as f64
     }
 }
 
@@ -282,14 +295,14 @@ mod tests {
 
     #[test]
     fn stolen_time_is_a_share_of_all_time_between_two_looks() {
-        let at = |line| ProcessorTime::of(&made_of(&[("proc/stat", line)]).1);
-        let before = at("cpu  100 0 50 800 10 0 0 40 7 7\ncpu0 1 1 1 1 1 1 1 1 1 1\n");
-        let after = at("cpu  150 0 50 820 10 0 0 70 9 9\n");
+        let at = |line| ProcessorTime::of(&made_of(&[("proc/stat", line)]).1, &cores("1,3"));
+        let before = at("cpu  9 0\ncpu0 1 1\ncpu1 90 0 50 800 10 0 0 40 7 7\ncpu3 10 0 0\n");
+        let after = at("cpu  9 0\ncpu0 5 1\ncpu1 140 0 50 815 10 2 3 70 9 9\ncpu3 10 0 0\n");
         assert!((after.stolen_since(before) - 0.3).abs() < 1e-9);
         assert!((after.used_since(before) - 0.5).abs() < 1e-9);
         assert!(before.used_since(before).abs() < 1e-9);
         assert!(before.stolen_since(before).abs() < 1e-9);
-        assert!(ProcessorTime::read().total > 0);
+        assert!(ProcessorTime::read(&Cores::allowed()).total > 0);
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod queue;
 
 pub use control::{CONTROL, Control, NoControl};
 pub use device::Device;
-pub use queue::{Ended, Queue};
+pub use queue::{Ended, Queue, Ring};
 
 use rustix::io::Errno;
 

@@ -99,12 +99,13 @@ pub(crate) fn run(
                 };
                 let measured = evidence::measure(&experiment, &pace, stand, &mut told);
                 stand.put_away();
-                let record = measured?;
-                store.keep(&record);
-                record
+                measured?
             }
         };
         let chapter = Chapter::new(experiment, record, was_kept);
+        if chapter.is_settled() && !was_kept {
+            store.keep(&chapter.record);
+        }
         tell(&Progress::Finished(&chapter));
         chapters.push(chapter);
     }
@@ -117,6 +118,12 @@ impl Chapter {
         let asked = experiment.questions.iter();
         let findings = asked.map(|question| evidence::judge(question, &record)).collect();
         Self { experiment, record, findings, was_kept }
+    }
+
+    /// Whether measuring again would not help: nothing failed, was missing or was disturbed.
+    fn is_settled(&self) -> bool {
+        let mut findings = self.findings.iter();
+        findings.all(|finding| finding.values.is_some() || finding.reason == evidence::LEFT_OUT)
     }
 
     fn without_time(experiment: Experiment<Work>) -> Self {

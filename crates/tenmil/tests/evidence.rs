@@ -44,9 +44,17 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
     assert!(page.contains("id=\"slot-layout\"") && page.ends_with("</html>"));
     let again = evidence(&out, &words);
     let report: Value = serde_json::from_slice(&again.stdout).unwrap();
-    assert_eq!(report["experiments"][1]["was_kept"], true);
-    assert_eq!(report["experiments"][0]["rounds"], experiments[0]["rounds"]);
-    assert!(text(&again.stderr).contains("kept from an earlier run"));
+    // What was disturbed, as by other tests, is measured again.
+    let is_settled = |experiment: &Value| {
+        let questions = experiment["questions"].as_array().unwrap();
+        questions.iter().all(|question| !question["values"].is_null())
+    };
+    for (again, first) in report["experiments"].as_array().unwrap().iter().zip(experiments) {
+        assert_eq!(again["was_kept"], is_settled(first), "{first}");
+        assert_eq!(again["rounds"] == first["rounds"], is_settled(first), "{again}");
+    }
+    let is_any = experiments.iter().any(is_settled);
+    assert_eq!(text(&again.stderr).contains("kept from an earlier run"), is_any);
 }
 
 #[test]

@@ -11,7 +11,7 @@
 
 mod walk;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use base::Outcome;
@@ -341,7 +341,9 @@ impl Rescue {
                 *last = (generation, body);
             }
         }
-        for (_, body) in by_name.into_values() {
+        // What the catalogue tells is newer than what was found beside it.
+        let told: BTreeSet<[u8; 128]> = self.volumes.values().map(|body| body.name).collect();
+        for (_, body) in by_name.into_values().filter(|(_, body)| !told.contains(&body.name)) {
             self.volumes.entry(body.id).or_insert(body);
         }
     }

@@ -94,8 +94,8 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// What the kernel answers; `TIMEDOUT` if it has not within `patience`. From then on nothing more
-    /// can be asked here.
+    /// What the kernel answers; `TIMEDOUT` if it has not within `patience`. From then on, or if it
+    /// cannot be waited for, nothing more can be asked here.
     pub fn ask(
         &mut self,
         op: ControlOp,
@@ -117,26 +117,23 @@ impl Control {
         // whoever gives up waiting leaks it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Errno::BUSY)?;
-        let answer = self.wait(patience);
-        if answer == Err(Errno::TIMEDOUT) {
+        let waited = self.wait(patience);
+        if waited.is_err() {
             self.room.take().map(Box::leak);
         }
+        let result = waited?;
         if let Some(room) = &self.room {
             bytes.copy_from_slice(&room[..bytes.len()]);
         }
-        answer
+        if result < 0 { Err(Errno::from_raw_os_error(-result)) } else { Ok(result) }
     }
 
+    /// What the kernel has answered, or why that is not known.
     fn wait(&mut self, patience: Span) -> Result<i32, Errno> {
         let until = Instant::now() + Duration::from_nanos(patience.ns);
         loop {
             if let Some(entry) = self.ring.completion().next() {
-                let result = entry.result();
-                return if result < 0 {
-                    Err(Errno::from_raw_os_error(-result))
-                } else {
-                    Ok(result)
-                };
+                return Ok(entry.result());
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

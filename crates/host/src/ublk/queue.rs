@@ -28,6 +28,13 @@ pub struct Queue {
     unsubmitted: usize,
 }
 
+/// The ring of a queue, made before its device is open: a device that was taken over from a dead
+/// process cannot be taken over again if something goes wrong between.
+pub struct Ring {
+    ring: IoUring,
+    depth: u16,
+}
+
 /// A command has come back from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
@@ -40,24 +47,42 @@ pub struct Ended {
 /// `IORING_ENTER_GETEVENTS`: the kernel does its deferred work.
 const GET_EVENTS: u32 = 1;
 
-impl Queue {
-    /// Queue `number` of `device`, which has `depth` requests; their data go to and come from the
-    /// memory of `regions`.
+impl Ring {
+    /// For a queue of `depth` requests.
     ///
     /// # Errors
     ///
     /// What the kernel says.
-    pub fn new(
-        device: Arc<Device>,
-        regions: &Regions,
-        number: u16,
-        depth: u16,
-    ) -> Result<Self, Errno> {
+    pub fn new(depth: u16) -> Result<Self, Errno> {
         let mut builder = IoUring::builder();
         // The kernel puts what has come into the ring when this thread enters it next, or at once if
         // it sleeps; it says in the ring that it wants to.
         builder.setup_coop_taskrun().setup_taskrun_flag();
         let ring = builder.build(u32::from(depth)).map_err(|error| errno(&error))?;
+        Ok(Self { ring, depth })
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Ring").field("depth", &self.depth).finish_non_exhaustive()
+    }
+}
+
+impl Queue {
+    /// Queue `number` of `device`, over a ring of its depth; the data of its requests go to and come
+    /// from the memory of `regions`.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn new(
+        ring: Ring,
+        device: Arc<Device>,
+        regions: &Regions,
+        number: u16,
+    ) -> Result<Self, Errno> {
+        let Ring { ring, depth } = ring;
         let table = Table::map(&device, number, depth)?;
         let regions = regions.clone();
         Ok(Self { ring, table, device, regions, number, unsubmitted: 0 })
@@ -225,7 +250,7 @@ mod tests {
     use dma::Regions;
     use wire::ublk::{Descriptor, IoFlags, IoOp};
 
-    use super::{Device, Ended, Queue};
+    use super::{Device, Ended, Queue, Ring};
     use crate::machine::Machine;
 
     /// A file that takes no commands, with tables of two queues in it.
@@ -240,7 +265,8 @@ mod tests {
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(root.path().join("dev/ublkc0"), bytes).unwrap();
         let device = Arc::new(Device::open(&Machine::under(root.path()), 0).unwrap());
-        let queue = Queue::new(device, &Regions::new(4), 1, 8);
+        let ring = Ring::new(8);
+        let queue = ring.and_then(|ring| Queue::new(ring, device, &Regions::new(4), 1));
         queue.inspect_err(|errno| println!("skipped: no ring: {errno}")).ok()
     }
 

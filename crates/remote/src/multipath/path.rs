@@ -68,9 +68,17 @@ enum Log {
     /// What is read may be old when it comes, if it is doubted meanwhile.
     Asked {
         is_doubted: bool,
-        /// So many groups were read before, and the one that matters was not among them.
-        before: u32,
+        piece: Piece,
     },
+}
+
+/// A part of the log page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Piece {
+    /// So many groups were read before, and the one that matters was not among them.
+    before: u32,
+    /// So many there are, as the page says at its beginning: 65535 at most.
+    groups: u32,
 }
 
 /// What comes of a look at a path.
@@ -259,7 +267,7 @@ impl Path {
     pub(super) fn doubt(&mut self) {
         self.log = match self.log {
             Log::Known | Log::Wanted => Log::Wanted,
-            Log::Asked { before, .. } => Log::Asked { is_doubted: true, before },
+            Log::Asked { piece, .. } => Log::Asked { is_doubted: true, piece },
         };
     }
 
@@ -273,7 +281,7 @@ impl Path {
             if !self.reports() {
                 return self.judge(now, fits);
             }
-            self.read(now, 0);
+            self.read(now, Piece::default());
         }
         if self.change_until.is_some_and(|until| now >= until) {
             self.change_until = None;
@@ -297,24 +305,24 @@ impl Path {
         self.is(now, access)
     }
 
-    /// Reads the groups behind the first `before` ones.
-    fn read(&mut self, now: Instant, before: u32) {
+    /// Reads a piece of the groups.
+    fn read(&mut self, now: Instant, piece: Piece) {
         self.log_at = now.after(LOG_PAUSE);
         let Stage::There(remote) = &mut self.stage else { return };
         let page = match self.page {
             Some(page) => page,
             None => {
-                let count = GROUPS_AT_ONCE.min(groups_of(remote));
+                let count = GROUPS_AT_ONCE.min(groups_of(remote)).max(1);
                 let Some(page) = remote.reach().allocate(HEADER_BYTES + count * GROUP_BYTES) else {
                     return;
                 };
                 *self.page.insert(page)
             }
         };
-        let lpo = u64::from(before) * u64::from(GROUP_BYTES);
+        let lpo = u64::from(piece.before) * u64::from(GROUP_BYTES);
         let log = GetLogPage { lsp: GROUPS_ONLY, lpo, ..GetLogPage::new(LOG_PAGE, page.len_bytes) };
         if remote.controller().get_log_page(now, LOG_TOKEN, log, page).is_ok() {
-            self.log = Log::Asked { is_doubted: false, before };
+            self.log = Log::Asked { is_doubted: false, piece };
         }
     }
 
@@ -325,7 +333,7 @@ impl Path {
         fits: &mut dyn FnMut(&mut Remote) -> Result<u32, String>,
     ) -> Option<News> {
         let asked = core::mem::replace(&mut self.log, Log::Wanted);
-        let Log::Asked { is_doubted, before } = asked else { return None };
+        let Log::Asked { is_doubted, piece } = asked else { return None };
         let (Stage::There(remote), Some(page)) = (&mut self.stage, self.page) else { return None };
         if !outcome.is_success() {
             // What is refused for good is not asked for again before something has happened.
@@ -342,9 +350,12 @@ impl Path {
         let mut bytes = vec![0; page.len_bytes as usize];
         remote.reach().load(page, &mut bytes).ok()?;
         let found = access_of(&bytes, group);
-        let read = before + (page.len_bytes - HEADER_BYTES) / GROUP_BYTES;
-        if found.is_none() && read < groups_of(remote) && !is_doubted {
-            self.read(now, read);
+        let next = piece.next(&bytes);
+        if found.is_none() && next.before < next.groups {
+            // In doubt nothing is said before it was read from its beginning.
+            if !is_doubted {
+                self.read(now, next);
+            }
             return None;
         }
         if !is_doubted {
@@ -382,6 +393,18 @@ impl Path {
         };
         let log = if self.log == Log::Wanted { self.log_at } else { Instant::NEVER };
         at.min(log).min(self.change_until.unwrap_or(Instant::NEVER))
+    }
+}
+
+impl Piece {
+    /// The one behind this one, of which a page was read.
+    fn next(self, page: &[u8]) -> Self {
+        let told = AnaHeader::parse(page).map_or(0, |header| u32::from(header.ngrps()));
+        let read = page.len().saturating_sub(AnaHeader::BYTES) / AnaGroup::BYTES;
+        Self {
+            before: self.before.saturating_add(u32::try_from(read).unwrap_or(u32::MAX)),
+            groups: if self.before == 0 { told } else { self.groups },
+        }
     }
 }
 

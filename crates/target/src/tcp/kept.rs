@@ -15,8 +15,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use ctrl::controller::{Keeper, Stored};
 use host::pool::{Intake, Job, Pool};
@@ -65,6 +66,8 @@ struct Directory {
     _lock: Arc<File>,
 }
 
+/// How long whoever offers a namespace waits for what is kept of it.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Records that wait for the disk: one of each namespace at most, and of those that have gone.
 const WAITING_MAX: usize = 1 << 16;
 
@@ -154,7 +157,15 @@ impl<D: Disk> Kept<D> {
         let wrong = format!("read {}: no thread to read it, expected one", file.shown);
         let asked = intake.submit(job);
         let found = match asked {
-            Ok(()) => told.recv().unwrap_or(Err(wrong)),
+            Ok(()) => told.recv_timeout(PATIENCE).unwrap_or_else(|error| match error {
+                RecvTimeoutError::Disconnected => Err(wrong),
+                RecvTimeoutError::Timeout => Err(format!(
+                    "read {}: the disk has not answered for {} s: it may be full of what was written \
+                     before, or stand still",
+                    file.shown,
+                    PATIENCE.as_secs()
+                )),
+            }),
             Err(_) => Err(wrong),
         };
         Self { file, intake, found }

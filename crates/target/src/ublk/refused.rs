@@ -43,6 +43,10 @@ impl Refused {
                 "run it as root, with sudo: the kernel lets only CAP_SYS_ADMIN serve a disk by user \
                  copy",
             ),
+            Errno::INVAL if op == ControlOp::StartRecovery => refused.hint(format!(
+                "a process died before it had gone on with it, and the kernel lets nobody try again: \
+                 {device}?replace=yes takes it away, and what is not written yet is lost"
+            )),
             Errno::EXIST => refused.hint("another process was faster: try again"),
             Errno::INVAL if op == ControlOp::AddDevice => refused.hint(
                 "the kernel has a largest number for devices: leave it to the kernel, as ublk:",

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use base::{Blame, Medium, Span};
+use base::{Backend, Blame, Medium, Span};
 use block::{BounceMemory, Descriptor, Device as BlockDevice, MediumError, ShapeOptions, Shaped};
-use dma::Regions;
+use dma::{Region, Regions};
 use host::Errno;
 use host::machine::Machine;
-use host::ublk::{Control, Device, Queue};
+use host::ublk::{Control, Device, Queue, Ring};
 use reactor::{Directory, ReactorId, Registration, ThreadPlan};
 use wire::ublk::control::ANY_DEVICE;
 use wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters};
@@ -80,8 +80,9 @@ pub enum News {
 const PATIENCE: Span = Span::from_secs(10);
 /// How long it may take to show a disk, whose partitions it reads from us.
 const STARTING: Span = Span::from_secs(60);
-/// How long it may take until the kernel has understood that a server has died.
-const DYING: Span = Span::from_secs(10);
+/// How long it may take until the kernel has understood that a server has died: it looks after requests
+/// that have taken 30 seconds.
+const DYING: Span = Span::from_secs(40);
 const LOOK_AGAIN: Span = Span::from_ms(50);
 /// Messages to a queue's thread: there are hardly any.
 const MAILBOX: usize = 16;
@@ -144,7 +145,8 @@ impl Server {
             channels_max: plan.medium.channels_max(),
             replaces: plan.replaces,
         };
-        let found = match plan.number {
+        let number = plan.number.or_else(|| left_behind(machine, &mut control, plan.signature));
+        let found = match number {
             Some(number) => settle(machine, &mut control, number, &ours)?,
             None => None,
         };
@@ -159,10 +161,11 @@ impl Server {
             Self { control, info, has_recovered, is_stopped: false, told, queues_left };
         match server.show(machine, plan, &disk, &tell) {
             Ok(()) => Ok(server),
-            Err(why) => {
+            Err(NotShown::Elsewhere(why)) => Err(why),
+            Err(NotShown::Here(why)) => {
                 // What was taken over stays as it was found: somebody's data wait there.
                 if !has_recovered {
-                    let _ = server.ask(ControlOp::DeleteDeviceAsync, 0, PATIENCE);
+                    let _ = server.remove(machine);
                 }
                 Err(why)
             }
@@ -238,53 +241,64 @@ impl Server {
         plan: &Plan,
         disk: &Disk,
         tell: &Sender<News>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), NotShown> {
         let name = format!("ublk:{}", self.info.device);
+        let refused = |queue: u16, why: String| {
+            NotShown::Here(Refused::machine(format!("{name}: queue {queue}: {why}")))
+        };
+        // All that can fail by itself comes before the kernel is told: it takes a device over once.
+        let mut rooms = Vec::new();
+        for number in 0..self.info.queues {
+            let room = Room::new(plan, disk, self.info.depth);
+            rooms.push(room.map_err(|why| refused(number, why))?);
+        }
         if self.has_recovered {
             // The kernel may not have let go of everything that the dead process had.
             let mut left = DYING.ns / LOOK_AGAIN.ns;
             while let Err(why) = self.try_ask(ControlOp::StartRecovery, 0, PATIENCE) {
                 if why != Errno::BUSY || left == 0 {
-                    return Err(Refused::of(ControlOp::StartRecovery, &name, why));
+                    let why = Refused::of(ControlOp::StartRecovery, &name, why);
+                    return Err(NotShown::Here(why));
                 }
                 left -= 1;
                 host::thread::rest(LOOK_AGAIN);
             }
         }
         let device = Device::open(machine, self.info.device).map_err(|errno| {
-            Refused::machine(format!("open /dev/ublkc{}: {errno}", self.info.device))
+            let why = Refused::machine(format!("open /dev/ublkc{}: {errno}", self.info.device));
+            if errno == Errno::BUSY { NotShown::Elsewhere(why) } else { NotShown::Here(why) }
         })?;
         let device = Arc::new(device);
         let homes: Vec<ReactorId> = plan.reactors.reactors().collect();
-        for number in 0..self.info.queues {
+        for (number, room) in (0..).zip(rooms) {
             let home = homes.get(usize::from(number) % homes.len().max(1)).copied();
-            self.serve(plan, disk, (number, home), &device, tell)
-                .map_err(|why| Refused::machine(format!("{name}: queue {number}: {why}")))?;
+            self.serve(plan, disk, (number, home, room), &device, tell)
+                .map_err(|why| refused(number, why))?;
         }
         let op = match self.has_recovered {
             true => ControlOp::EndRecovery,
             false => ControlOp::StartDevice,
         };
-        self.ask(op, u64::from(std::process::id()), STARTING).map(drop)
+        let started = self.ask(op, u64::from(std::process::id()), STARTING);
+        started.map(drop).map_err(NotShown::Here)
     }
 
     fn serve(
         &self,
         plan: &Plan,
         disk: &Disk,
-        (number, home): (u16, Option<ReactorId>),
+        (number, home, room): (u16, Option<ReactorId>, Room),
         device: &Arc<Device>,
         tell: &Sender<News>,
     ) -> Result<(), String> {
-        let Plan { medium, regions, reactors, .. } = plan;
+        let Plan { regions, reactors, .. } = plan;
+        let Room { memory, backend, ring } = room;
         let depth = self.info.depth;
-        let bytes = usize::from(depth) * disk.io_bytes_max() as usize;
-        let memory = regions.allocate(bytes).map_err(|why| why.to_string())?;
-        let driver = Queue::new(Arc::clone(device), regions, number, depth);
+        let driver = Queue::new(ring, Arc::clone(device), regions, number);
         let serving = Serving::new(Parts {
             number,
             driver: driver.map_err(|errno| errno.to_string())?,
-            backend: medium.channel()?,
+            backend,
             tags: Tags::new(disk.clone(), depth, memory.segment()),
             memory,
             tell: tell.clone(),
@@ -312,6 +326,44 @@ impl Server {
         let name = format!("ublk:{}", self.info.device);
         self.try_ask(op, data, patience).map_err(|errno| Refused::of(op, &name, errno))
     }
+}
+
+/// What a queue needs that may not be had.
+struct Room {
+    memory: Region,
+    backend: Box<dyn Backend>,
+    ring: Ring,
+}
+
+impl Room {
+    fn new(plan: &Plan, disk: &Disk, depth: u16) -> Result<Self, String> {
+        let bytes = usize::from(depth) * disk.io_bytes_max() as usize;
+        let memory = plan.regions.allocate(bytes).map_err(|why| why.to_string())?;
+        let ring = Ring::new(depth).map_err(|errno| errno.to_string())?;
+        Ok(Self { memory, backend: plan.medium.channel()?, ring })
+    }
+}
+
+/// Why a disk is not shown.
+enum NotShown {
+    /// For a reason of ours.
+    Here(Refused),
+    /// Another process has the device, whoever made it.
+    Elsewhere(Refused),
+}
+
+/// The device that a dead process has left which served the same, if there is one.
+fn left_behind(machine: &Machine, control: &mut Control, signature: u64) -> Option<u32> {
+    let names = machine.names("sys/class/ublk-char");
+    let numbers = names.iter().filter_map(|name| name.strip_prefix("ublkc")?.parse().ok());
+    numbers.into_iter().find(|number| {
+        let mut bytes = [0; DeviceInfo::BYTES];
+        let asked = control.ask(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, PATIENCE);
+        let info = DeviceInfo::from_bytes(&bytes);
+        let is_dead = info.state == DeviceState::Quiesced
+            || (info.state == DeviceState::Live && !is_alive(machine, info.process));
+        asked.is_ok() && is_dead && info.signature == signature
+    })
 }
 
 /// Refuses a kernel that lacks what is needed.

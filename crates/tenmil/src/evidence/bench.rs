@@ -32,9 +32,8 @@ pub(crate) type Parse = fn(&[String]) -> Result<PerfOptions, Refused>;
 /// The machine, and all that is needed to run something on it.
 pub(crate) struct Stand {
     clock: Clock,
+    /// Those that may be used: shares of time are of these.
     cores: Cores,
-    /// All processors, whoever may use them: the kernel's shares are of these.
-    processors: f64,
     parse: Parse,
     targets: Targets,
     /// Where programs lie that were built in other ways.
@@ -54,12 +53,10 @@ struct Look {
 
 impl Stand {
     /// This machine. `builds` is where `cargo xtask pgo` has left programs.
-    #[expect(clippy::cast_precision_loss, reason = "a count of processors")]
     pub(crate) fn new(clock: Clock, parse: Parse, builds: Option<PathBuf>) -> Self {
         let cores = Cores::allowed();
-        let processors = Machine::this().online().map_or(cores.len(), |online| online.len());
         let targets = Targets::default();
-        Self { clock, cores, processors: processors as f64, parse, targets, builds }
+        Self { clock, cores, parse, targets, builds }
     }
 
     /// Ends whatever was started for an experiment.
@@ -163,22 +160,24 @@ impl Stand {
         let ours = family_time(std::process::id()).unwrap_or_default();
         Look {
             at: self.clock.now(),
-            all: ProcessorTime::read(),
+            all: ProcessorTime::read(&self.cores),
             ours: Span { ns: ours.ns + self.targets.time().ns },
         }
     }
 
     /// What was read off a turn that began with `before`.
+    #[expect(clippy::cast_precision_loss, reason = "a count of processors")]
     fn reading(&self, mut figures: Figures, before: Look) -> Reading {
         let after = self.look();
         let seconds = after.at.since(before.at).as_secs_f64().max(1e-9);
         let ours = Span { ns: after.ours.ns.saturating_sub(before.ours.ns) }.as_secs_f64();
         figures.insert("cpu".to_owned(), ours / seconds);
         let used = after.all.used_since(before.all);
+        let cores = self.cores.len().max(1) as f64;
         Reading {
             figures,
             stolen: after.all.stolen_since(before.all),
-            others: (used - ours / (seconds * self.processors)).max(0.0),
+            others: (used - ours / (seconds * cores)).max(0.0),
         }
     }
 }

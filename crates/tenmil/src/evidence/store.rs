@@ -82,11 +82,21 @@ pub(crate) fn key(machine: &Environment, pace: &Pace, builds: Option<&Path>) -> 
     let program = std::env::current_exe().and_then(std::fs::read);
     let program = program.map_or(0, |bytes| hash(&bytes));
     let processor = machine.processor.as_deref().unwrap_or("unknown");
-    let builds = builds.map_or_else(String::new, |path| format!(", builds {}", path.display()));
+    let builds = builds.map_or_else(String::new, |path| format!(", builds {:016x}", built(path)));
     format!(
         "program {program:016x}, {processor}, cores {}, Linux {}, {pace:?}{builds}",
         machine.allowed, machine.kernel
     )
+}
+
+/// All programs that were built in other ways.
+#[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
+fn built(directory: &Path) -> u64 {
+    let ways = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut programs: Vec<PathBuf> = ways.map(|way| way.path().join("tenmil")).collect();
+    programs.sort();
+    let hashes = programs.iter().filter_map(|path| Some(hash(&std::fs::read(path).ok()?)));
+    hash(&hashes.flat_map(u64::to_be_bytes).collect::<Vec<u8>>())
 }
 
 /// FNV-1a, over words: the program is large, and nobody forges it.

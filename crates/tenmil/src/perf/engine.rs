@@ -58,7 +58,8 @@ pub fn run(
     let clock = Clock::start();
     let places = Places::choose(options, &Cores::allowed());
     let machine = Environment::read();
-    let before = ProcessorTime::read();
+    let allowed = Cores::allowed();
+    let before = ProcessorTime::read(&allowed);
     let mut rig = Rig::bring_up(options, &places, clock)?;
     let tally = rig.load(options, &places, progress, watch)?;
     let memory_backing = rig.memory_backing();
@@ -66,7 +67,7 @@ pub fn run(
 
     let mut environment = RunEnvironment::of(machine, options);
     environment.frequency_scaling = tally.frequency_scaling().to_owned();
-    environment.stolen = ProcessorTime::read().stolen_since(before);
+    environment.stolen = ProcessorTime::read(&allowed).stolen_since(before);
     environment.tsc_hz = clock.tsc_hz();
     environment.memory_backing = memory_backing;
     let mut outcome = tally.into_outcome(options, &places, &clock, environment);

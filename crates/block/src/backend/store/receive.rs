@@ -17,6 +17,8 @@ use crate::MediumError;
 
 /// What is behind the name of a snapshot that has not arrived.
 pub const INCOMPLETE: &str = ".incomplete";
+/// The longest name of a volume.
+const NAME_BYTES_MAX: usize = 128;
 /// How long the room of what was left behind may take to be given back.
 const GIVING_BACK_MAX: Span = Span::from_secs(30);
 
@@ -25,6 +27,14 @@ struct Source<'a> {
     input: &'a mut dyn Read,
     receiver: Receiver,
     bytes: Vec<u8>,
+}
+
+/// What a volume is called until all of it is there: by its number where its name is too long for more.
+pub(super) fn incomplete(name: &str, uuid: u128) -> String {
+    match name.len() + INCOMPLETE.len() {
+        ..=NAME_BYTES_MAX => format!("{name}{INCOMPLETE}"),
+        _ => format!("{uuid:032x}{INCOMPLETE}"),
+    }
 }
 
 impl Source<'_> {
@@ -78,7 +88,7 @@ impl OpenStore {
             return self.compare(there, &contents, &mut source);
         }
         let base = self.base_of(&volumes, &contents)?;
-        let part = format!("{name}{INCOMPLETE}");
+        let part = incomplete(name, contents.uuid);
         self.clear_away(&volumes, &part, &contents)?;
         let Contents { blocks, unit, uuid, .. } = contents;
         let made = match &base {

@@ -10,7 +10,7 @@ use volume::{Change, VolumeInfo};
 
 use super::carrier::Carrier;
 use super::raw::Raw;
-use super::receive::INCOMPLETE;
+use super::receive::incomplete;
 use super::{OpenStore, PAGE_BYTES, Place, Shape, Watch, refusal};
 use crate::MediumError;
 use crate::open::{Opened, Opener};
@@ -202,7 +202,7 @@ impl Rescuer<'_> {
 
     /// Makes the volume to be written to: what it was made from, if that has just been rescued.
     fn begin(&self, info: &VolumeInfo) -> Result<String, MediumError> {
-        let (part, target) = (format!("{}{INCOMPLETE}", info.name), self.target);
+        let (part, target) = (incomplete(&info.name, info.uuid), self.target);
         if target.find(&part).is_ok_and(|left| left.uuid == info.uuid) {
             target.change(Change::Delete { name: part.clone(), orphan: false })?;
             target.settle(GIVING_BACK_MAX);

@@ -83,10 +83,12 @@ pub(super) fn run(
     let stopped = server.stop(ENDING);
     balanced.stop();
     let removed = server.remove(&machine);
+    let mut is_clean = !is_taken_away;
     for why in [stopped.err(), removed.err()].into_iter().flatten() {
+        is_clean = false;
         eprintln!("note: {why}");
     }
-    Ok(if is_taken_away { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Opens the device and claims it.
@@ -117,8 +119,9 @@ fn open(
 /// What says that two processes serve the same: the name, and where it is looked for if that matters.
 fn known_by(uri: &Uri) -> String {
     let text = uri.to_string();
-    let is_relative =
-        text.match_indices("file:").any(|(at, found)| !text[at + found.len()..].starts_with('/'));
+    let is_relative = ["file:", "vfio-user:", "key-file="].iter().any(|before| {
+        text.match_indices(before).any(|(at, _)| !text[at + before.len()..].starts_with('/'))
+    });
     match std::env::current_dir() {
         Ok(here) if is_relative => format!("{text} in {}", here.display()),
         _ => text,
@@ -159,5 +162,8 @@ mod tests {
         let here = std::env::current_dir().unwrap();
         let expected = format!("stripe:[file:/a],[file:b] in {}", here.display());
         assert_eq!(known("stripe:[file:/a],[file:b]"), expected);
+        for relative in ["vfio-user:a.sock", "crypt:[file:/a]?key-file=k"] {
+            assert!(known(relative).ends_with(&here.display().to_string()), "{relative}");
+        }
     }
 }

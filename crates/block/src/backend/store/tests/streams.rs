@@ -127,6 +127,11 @@ fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time(
     assert_eq!(names(&target), ["uno"]);
     assert_eq!(holds(&target, "uno"), holds(&source, "one"));
 
+    // The longest name leaves no room for more.
+    let longest = "n".repeat(128);
+    receive(&target, &whole, &longest).unwrap();
+    target.store().change(Change::Delete { name: longest, orphan: false }).unwrap();
+
     let foreign = Change::Create { name: format!("x{INCOMPLETE}"), blocks: 7, unit: 1, uuid: 5 };
     target.store().change(foreign).unwrap();
     let error = receive(&target, &whole, "x").unwrap_err();

@@ -216,6 +216,7 @@ impl Standing {
             let stays = subsystems.iter().any(|stood| stood.continues(gone));
             if !stays {
                 self.world.service.withdraw(&gone.asked.nqn);
+                gone.let_go();
                 said.push(format!("offers {} no more", gone.asked.nqn));
             }
         }

@@ -40,6 +40,14 @@ impl Stood {
         &self.namespaces
     }
 
+    /// Nothing of it is kept any more: whoever offers the same namespaces next reads what is on the disk,
+    /// and changes that wait here must not come behind that.
+    pub(super) fn let_go(&self) {
+        for served in &self.namespaces {
+            self.subsystem.remove_namespace(served.asked.nsid);
+        }
+    }
+
     /// Whether what never changes about a subsystem is what is asked for.
     pub(super) fn is_same(&self, asked: &configuration::Subsystem) -> bool {
         self.asked.serial == asked.serial && self.asked.ana_groups() == asked.ana_groups()
