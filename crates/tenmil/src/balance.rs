@@ -15,7 +15,7 @@ use reactor::schedule::Options;
 use reactor::{Directory, Reactors};
 
 use crate::Refused;
-pub(crate) use rules::parse_rules;
+pub(crate) use rules::{check_cores, check_rules, parse_rules};
 
 /// Keeps what a balancer works with. To be dropped when its reactors have stopped: then frequencies
 /// have been put back.

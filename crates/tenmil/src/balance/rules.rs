@@ -4,6 +4,8 @@ use block::uri::Uri;
 use host::Cores;
 use reactor::schedule::{Options, Policy};
 
+use crate::Refused;
+
 const EXPECTED: &str = "expected static or dynamic, with period=500ms, load=20, core=80, busy=95, \
                         rest=5s, gather=0 and isolated=2-3 after a `?`";
 
@@ -44,6 +46,21 @@ fn one_core(text: &str) -> Result<u32, String> {
         (Some(core), None) => Ok(core),
         _ => Err(format!("gather is {text}, expected one core")),
     }
+}
+
+/// Refuses cores that this process may not use.
+pub(crate) fn check_cores(flag: &str, cores: &Cores, allowed: &Cores) -> Result<(), Refused> {
+    match cores.iter().find(|core| !allowed.contains(*core)) {
+        None => Ok(()),
+        Some(core) => Err(Refused::caller(format!(
+            "{flag} {cores}: core {core} does not exist or is not ours, expected some of {allowed}"
+        ))),
+    }
+}
+
+/// Refuses rules about cores that are not those which are scheduled.
+pub(crate) fn check_rules(rules: &Options, cores: &Cores) -> Result<(), Refused> {
+    rules.check(cores).map_err(|why| Refused::caller(why.to_string()))
 }
 
 /// Whether the settings go together, whatever cores there are.

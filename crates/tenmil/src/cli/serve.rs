@@ -29,7 +29,7 @@ use target::nbd::{News, Plan, Served, ServedPlan, Server};
 use super::perf::{at_least_one, named, some_bytes, whole};
 use super::{running, write_out};
 use crate::Refused;
-use crate::balance::{Balance, Balanced, parse_rules};
+use crate::balance::{Balance, Balanced, check_cores, check_rules, parse_rules};
 use listen::{Listen, parse_listen};
 use over::{Over, check_switches};
 
@@ -173,6 +173,7 @@ const REGIONS_MAX: usize = 1 << 16;
 /// Serves until somebody ends it.
 pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     // Before anything exists that would have to be put away.
+    serving_cores(arguments, &Cores::allowed())?;
     host::signal::catch_interrupts()
         .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
     if let Some(path) = &arguments.config {
@@ -323,15 +324,21 @@ fn offer(
     Served::new(plan).map_err(refuse)
 }
 
+/// The cores to serve on, if they are ours and the scheduler's rules are about them.
+fn serving_cores(arguments: &ServeArguments, allowed: &Cores) -> Result<Cores, Refused> {
+    let last = || allowed.iter().last().into_iter().collect();
+    let cores = arguments.cores.clone().unwrap_or_else(last);
+    check_cores("-c", &cores, allowed)?;
+    check_rules(&arguments.scheduler, &cores)?;
+    Ok(cores)
+}
+
 /// Reactors, and what spreads connections over them, watches what the kernel leaves them, and governs
 /// their cores where that is wanted.
 fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<Balanced, Refused> {
-    let last = || Cores::allowed().iter().last().into_iter().collect();
-    let cores = arguments.cores.clone().unwrap_or_else(last);
+    let cores = serving_cores(arguments, &Cores::allowed())?;
     let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
     let ServeArguments { scheduler, governor, .. } = arguments;
-    // Before anything runs.
-    scheduler.check(&cores).map_err(|why| Refused::caller(why.to_string()))?;
     let reactors = Reactors::start(&cores, &options, clock)
         .map_err(|why| Refused::of(why.blame(), why.to_string()))?;
     let tell = |text| eprintln!("note: {text}");

@@ -40,7 +40,7 @@ use super::progress::{Phase, Progress};
 use crate::balance::Balance;
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
 pub use by_hand::ByHand;
-use places::Places;
+pub(crate) use places::Places;
 use rig::{Rig, depth_of_a_pair};
 use scrutiny::{Place, Scrutiny, Stamped, Unlooked};
 use tally::Tally;
@@ -149,7 +149,7 @@ impl Rig {
             });
         }
         drop(tell);
-        let cores: Cores = places.submit.iter().flatten().copied().collect();
+        let cores = places.submit_cores();
         let reactors = self.reactors(options, &cores)?;
         let note = |text| progress.note(text);
         let (rules, has_governor) = (&options.scheduler, options.governor);

@@ -40,6 +40,11 @@ impl Places {
         Self { submit, device, gives_way }
     }
 
+    /// The cores of the submitting threads, each of which has a reactor.
+    pub(crate) fn submit_cores(&self) -> Cores {
+        self.submit.iter().flatten().copied().collect()
+    }
+
     /// The same, for the report.
     pub(crate) fn threads(&self) -> Vec<ThreadPlace> {
         let of = |role, cores: &[Option<u32>]| {

@@ -6,6 +6,8 @@ use host::Cores;
 use host::machine::Machine;
 
 use super::{DEVICES_MAX, OpenLoop, Pattern, PerfOptions, SizeShare};
+use crate::balance::{check_cores, check_rules};
+use crate::perf::engine::Places;
 use crate::perf::ledger::Ledger;
 use crate::refused::reason;
 use crate::{EmuMedium, EmuSpec, Refused, Uri};
@@ -43,8 +45,9 @@ impl PerfOptions {
         self.check_switches()?;
         self.check_layer()?;
         self.check_workload()?;
-        check_cores("-c", &self.cores, supplies)?;
-        check_cores("--device-cores", &self.device_cores, supplies)?;
+        check_cores("-c", &self.cores, &supplies.cores)?;
+        check_cores("--device-cores", &self.device_cores, &supplies.cores)?;
+        check_rules(&self.scheduler, &Places::choose(self, &supplies.cores).submit_cores())?;
         self.check_memory(supplies)
     }
 
@@ -322,16 +325,6 @@ fn size_of_ssd(spec: &EmuSpec) -> Result<u64, Refused> {
         Err(error) => Err(Refused::caller(format!(
             "{spec}: {}, expected a file that is there, or `?size=` to make one",
             reason(&error)
-        ))),
-    }
-}
-
-fn check_cores(flag: &str, cores: &Cores, supplies: &Supplies) -> Result<(), Refused> {
-    match cores.iter().find(|core| !supplies.cores.contains(*core)) {
-        None => Ok(()),
-        Some(core) => Err(Refused::caller(format!(
-            "{flag} {cores}: core {core} does not exist or is not ours, expected some of {}",
-            supplies.cores
         ))),
     }
 }

@@ -5,6 +5,8 @@ use base::{Blame, Span};
 use dma::CommandStore;
 use host::Cores;
 
+use crate::balance::parse_rules;
+
 use super::{
     ArrivalLaw, CeilingOf, CompletionCopy, CompletionDoorbell, OpenLoop, Pattern, PerfOptions,
     Prefetch, SizeMix, SizeShare, Supplies,
@@ -99,6 +101,30 @@ fn a_core_that_does_not_exist_is_refused() {
         refusal(|options| options.device_cores = cores("9")),
         "--device-cores 9: core 9 does not exist or is not ours, expected some of 0-1,3"
     );
+}
+
+#[test]
+fn rules_about_cores_that_nobody_submits_on_are_refused() {
+    let with = |cores: &str, rules: &str| {
+        let (cores, rules) = (Cores::parse(cores).unwrap_or_default(), rules.to_owned());
+        move |options: &mut PerfOptions| {
+            (options.cores, options.scheduler) = (cores, parse_rules(&rules).unwrap());
+        }
+    };
+    for (cores, rules, said) in [
+        ("0,3", "dynamic?gather=1", "scheduler: scheduling core is 1, expected a reactor's: 0,3"),
+        ("0,3", "static?isolated=1", "isolated cores are 1"),
+        ("0,3", "dynamic?isolated=0,3", "isolated cores are 0,3"),
+        ("0,3", "dynamic?isolated=3&gather=3", "scheduling core 3 is isolated"),
+        // The core that is chosen where none is named is known, too.
+        ("", "dynamic?gather=3", "scheduling core is 3, expected a reactor's: 0"),
+    ] {
+        let text = refusal(with(cores, rules));
+        assert!(text.starts_with("scheduler: ") && text.contains(said), "{text}");
+    }
+    let mut options = PerfOptions::default();
+    with("0,3", "dynamic?gather=3&isolated=0")(&mut options);
+    assert_eq!(options.check(&supplies()), Ok(()));
 }
 
 #[test]
