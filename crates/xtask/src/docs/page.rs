@@ -40,13 +40,8 @@ pub(super) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
             }
         } else if let Some(block) = blocks.last_mut().filter(|_| is_inside) {
             take_line(&mut block.commands, number, line);
-        } else if !is_other && line.starts_with("<!--") {
-            mark = Some(parse_mark(line).ok_or_else(|| {
-                format!(
-                    "{page}:{number}: found {line:?}, expected <!-- not run: WHY -->, \
-                     <!-- needs: TOOLS --> or <!-- long: WHY -->"
-                )
-            })?);
+        } else if let Some(found) = parse_mark(line).filter(|_| !is_other) {
+            mark = Some(found);
         } else if mark.is_some() {
             return Err(format!("{page}:{number}: a block of sh has to follow its comment"));
         }
@@ -106,10 +101,10 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_is_not_one_is_refused() {
-        for page in ["<!-- nobody: x -->\n```sh\n```\n", "<!-- long: x -->\ntext\n```sh\n```\n"] {
-            let why = blocks("page", page).unwrap_err();
-            assert!(why.starts_with("page:"), "{why}");
-        }
+    fn a_mark_has_to_stand_before_its_block() {
+        let why = blocks("page", "<!-- long: x -->\ntext\n```sh\n```\n").unwrap_err();
+        assert!(why.starts_with("page:2: "), "{why}");
+        let other = blocks("page", "<!-- made by something -->\n```sh\n```\n").unwrap();
+        assert_eq!(other[0].mark, None);
     }
 }

@@ -17,6 +17,9 @@ pub(super) struct Bench {
 /// How long a page may take; and with what takes long.
 const LIMIT_S: [u32; 2] = [240, 3000];
 
+/// How `timeout` ends when time was up.
+const OUT_OF_TIME: i32 = 124;
+
 /// What every page begins with.
 const PREAMBLE: &str = r#"
 exec 3>&1 >output 2>&1
@@ -83,8 +86,13 @@ impl Bench {
         let typed = std::fs::read_to_string(room.join("typed")).unwrap_or_default();
         let _ = std::fs::remove_dir_all(&room);
         let mut count = typed.lines().count();
-        if !status?.success() {
-            failed.push(typed.lines().last().unwrap_or(page).to_owned());
+        let status = status?;
+        if !status.success() {
+            let last = typed.lines().last().unwrap_or(page);
+            let is_late = status.code() == Some(OUT_OF_TIME);
+            let why =
+                if is_late { format!(", after {limit} s for the page") } else { String::new() };
+            failed.push(format!("{last}{why}"));
             count -= 1;
         }
         Ok(count)
