@@ -36,10 +36,6 @@ pub trait Poller: Send {
         Found::Nothing
     }
 
-    /// Called before [`disarm`](Self::disarm) when its descriptor has ended the sleep, or nobody knows
-    /// because none took place. Whoever is one of many, and is not told so, need not look at once.
-    fn signalled(&mut self) {}
-
     /// Called when the sleep is over, or did not take place: the thread looks by itself again. May
     /// come without an [`arm`](Self::arm) before it.
     fn disarm(&mut self) {}

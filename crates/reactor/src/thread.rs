@@ -259,15 +259,6 @@ impl LightThread {
         })
     }
 
-    /// Has every poller look, whether or not its descriptor has said anything.
-    pub(crate) fn signal_all(&mut self, local: &mut Local) {
-        self.slots.any_active(|slot| {
-            local.watch.begin(slot.number);
-            slot.poller.signalled();
-            false
-        });
-    }
-
     pub(crate) fn disarm(&mut self, local: &mut Local) {
         self.slots.any_active(|slot| {
             local.watch.begin(slot.number);

@@ -46,24 +46,11 @@ const SOON: Span = Span::from_us(1);
 const SELDOM: Span = Span::from_us(20);
 /// Looks in vain after which that time doubles.
 const LOOKS: u32 = 16;
-/// So many that it doubles no more.
-const LOOKS_MANY: u32 = 8 * LOOKS;
-/// Before a look at a connection that has not ended the sleep: the next sleep, which it would end at
-/// once, usually begins earlier.
-const UNHEARD: Span = Span::from_us(200);
 
 impl Looks {
     #[inline]
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         now >= self.next
-    }
-
-    /// A sleep is over that something else has ended: nothing had come by then. Were every connection
-    /// of many to look whenever one is called, those looks would cost more than all that is done.
-    #[cold]
-    pub(crate) fn was_unheard(&mut self, now: Instant) {
-        self.in_vain = LOOKS_MANY;
-        self.next = now.after(UNHEARD);
     }
 
     /// The next look is due at once: something has come, perhaps for this connection.
@@ -187,17 +174,6 @@ mod tests {
         assert!(!looks.is_due(now));
         looks.now();
         assert!(looks.is_due(now));
-    }
-
-    #[test]
-    fn who_has_not_ended_the_sleep_is_not_looked_at_for_a_while() {
-        let (mut looks, now) = (Looks::default(), Instant { ns: 5 });
-        looks.was_unheard(now);
-        assert!(!looks.is_due(now.after(Span::from_us(199))));
-        let then = now.after(super::UNHEARD);
-        assert!(looks.is_due(then));
-        looks.was_in_vain(then);
-        assert_eq!(looks.next, then.after(super::SELDOM));
     }
 
     #[test]

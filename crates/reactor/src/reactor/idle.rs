@@ -126,21 +126,12 @@ impl Reactor {
         if !ready.is_empty() {
             let now = self.local.watch.now();
             let slept = now.since(self.armed);
-            self.guarded(now, |reactor| {
-                let local = &mut reactor.local;
-                reactor
-                    .threads
-                    .iter_mut()
-                    .for_each(|thread| thread.woken(ready, slept, now, local));
-            });
+            let local = &mut self.local;
+            self.threads.iter_mut().for_each(|thread| thread.woken(ready, slept, now, local));
         }
         let now = self.last;
-        let has_slept = self.local.record.asleep.load(Ordering::Relaxed);
         self.guarded(now, |reactor| {
             let local = &mut reactor.local;
-            if !has_slept {
-                reactor.threads.iter_mut().for_each(|thread| thread.signal_all(local));
-            }
             reactor.threads.iter_mut().for_each(|thread| thread.disarm(local));
         });
         let record = &self.local.record;

@@ -121,8 +121,6 @@ impl LightThread {
         let thread = self.desk.record.id;
         let mut is_wary = false;
         for slot in self.slots.iter_mut().filter(|slot| ready.contains(&slot.number)) {
-            local.watch.begin(slot.number);
-            slot.poller.signalled();
             is_wary |= slot.trust.is_wary();
             if let Some(descriptor) = slot.woken(slept, now) {
                 let poller = slot.name().to_owned();

@@ -58,15 +58,13 @@ pub(crate) const FIRST: PollerId = PollerId::planned(0);
 pub(crate) struct Device {
     done: Tally,
     pub(crate) seen: Tally,
-    /// How often it was told that it may have ended a sleep.
-    pub(crate) signals: Tally,
     vectors: EventVectors,
 }
 
 impl Device {
     pub(crate) fn new() -> Self {
         let vectors = EventVectors::new(1).unwrap();
-        Self { done: tally(), seen: tally(), signals: tally(), vectors }
+        Self { done: tally(), seen: tally(), vectors }
     }
 
     /// Completes something, and signals if that was asked for.
@@ -99,10 +97,6 @@ impl Poller for Device {
     fn arm(&mut self) -> Found {
         let asked = self.vectors.unmask(0);
         Found::from_count(usize::from(!asked || !self.is_seen()))
-    }
-
-    fn signalled(&mut self) {
-        self.signals.fetch_add(1, Ordering::Relaxed);
     }
 
     fn disarm(&mut self) {

@@ -647,35 +647,6 @@ fn a_descriptor_that_signals_for_others_is_not_stuck_and_never_heard_late() {
     assert_eq!(world.kinds(), ["thread-started"], "nobody is accused");
 }
 
-#[test]
-fn who_has_not_ended_a_sleep_is_not_told_so_unless_there_was_none() {
-    let mut world = World::adaptive(0, 1);
-    let (mut one, other) = (Device::new(), Device::new());
-    for device in [&one, &other] {
-        let plan = ThreadPlan::new("device").poller(device.registration("device"));
-        world.directory.spawn(plan).unwrap();
-    }
-    world.settle();
-    let told = |one: &Device| (count(&one.signals), count(&other.signals));
-    let before = told(&one);
-    for _ in 0..5 {
-        one.complete();
-        world.settle();
-    }
-    assert_eq!(told(&one), (before.0 + 5, before.1));
-    one.complete();
-    while !matches!(world.members[0].stage, Stage::Announced(_)) {
-        world.step(0);
-        world.pass_time(Span::from_us(1));
-    }
-    let before = told(&one);
-    // Nothing signals this: it is found by the last look.
-    one.complete();
-    world.step(0);
-    assert_eq!(world.members[0].stage, Stage::Turning);
-    assert_eq!(told(&one), (before.0 + 1, before.1 + 1));
-}
-
 /// Shows something when it is flushed.
 #[derive(Default)]
 struct Shows {

@@ -66,10 +66,6 @@ pub struct Guest {
     /// What it is woken by, if it may sleep.
     bed: Option<Bed>,
     looks: Looks,
-    /// Since it slept it has not worked.
-    is_woken: bool,
-    /// Its stream or its medium has ended the sleep.
-    is_signalled: bool,
     /// It is about to go to another thread, and takes in nothing more before.
     is_travelling: bool,
     service: Service,
@@ -135,8 +131,6 @@ impl Guest {
             worked_at: now,
             bed: None,
             looks: Looks::default(),
-            is_woken: false,
-            is_signalled: false,
             is_travelling: false,
             service,
             seat,
@@ -181,9 +175,6 @@ impl Guest {
             io.pass(now);
         }
         let is_called = self.seat.answer();
-        if self.is_woken {
-            self.wake(now, is_called);
-        }
         let mut count = usize::from(is_called);
         if self.outgoing.is_blocked() && self.looks.is_due(now) {
             self.send(now);

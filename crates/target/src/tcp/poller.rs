@@ -75,10 +75,6 @@ impl Poller for Guest {
         Found::from_count(usize::from(stays_awake))
     }
 
-    fn signalled(&mut self) {
-        self.signal();
-    }
-
     fn disarm(&mut self) {
         self.awake();
     }

@@ -55,23 +55,7 @@ impl Guest {
         if let Role::Io(io) = &mut self.role {
             io.queue().disarm();
         }
-        self.is_woken = true;
-    }
-
-    /// The sleep that is over was ended by its own descriptor.
-    pub(in crate::tcp) fn signal(&mut self) {
-        self.is_signalled = true;
-    }
-
-    /// The first turn after a sleep.
-    #[cold]
-    pub(super) fn wake(&mut self, now: Instant, is_called: bool) {
-        self.is_woken = false;
-        if core::mem::take(&mut self.is_signalled) || is_called {
-            self.looks.now();
-        } else {
-            self.looks.was_unheard(now);
-        }
+        self.looks.now();
     }
 
     /// Whether there is something to be sent that was not tried yet.
