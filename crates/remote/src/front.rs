@@ -105,7 +105,7 @@ struct Registers {
 pub(crate) struct Learnt {
     /// The most data in a capsule of an I/O queue.
     pub(crate) in_capsule_bytes: u32,
-    /// How long after its host is gone a controller may go on with what it was told.
+    /// How long after its host has sent the last byte a controller may go on with what it was told.
     pub(crate) quiet: Span,
 }
 
@@ -338,15 +338,22 @@ impl Learnt {
         // it are of no use to TCP (TCP 1.0 §3.3.1).
         let in_capsule = page.ioccsz().saturating_mul(16).saturating_sub(64);
         let in_capsule_bytes = if page.icdoff() == 0 { in_capsule } else { 0 };
-        // Where any command counts as a sign of life, the controller looks only at the end of each
-        // interval (Base 2.1 §3.9).
-        let intervals = if page.tbkas() { 2 } else { 1 };
-        let slack = Span::from_ms(100 * u64::from(page.kas()));
+        // Base 2.1 §9.6: three keep-alive times where any command counts as a sign of life (the
+        // controller looks only at the end of each interval, and one may have begun just after the
+        // last of them), and two where only Keep Alive does. One of them is for what was sent and
+        // has yet to arrive: the host would have missed its answer in as long.
+        let intervals = if page.tbkas() { 3 } else { 2 };
+        // Controllers round up what they are asked for (§5.1.25.1.8).
+        let step = Span::from_ms(KEEP_ALIVE_UNIT_MS * u64::from(page.kas().max(1)));
+        let interval = detect.ns.next_multiple_of(step.ns);
         let quiesce = Span::from_ms(page.cqt().into());
-        let quiet = Span { ns: intervals * detect.ns + slack.ns + quiesce.ns };
+        let quiet = Span { ns: intervals * interval + quiesce.ns };
         Self { in_capsule_bytes, quiet }
     }
 }
+
+/// The unit of KAS (Base 2.1 §5.1.13.2.1).
+const KEEP_ALIVE_UNIT_MS: u64 = 100;
 
 #[expect(clippy::cast_possible_truncation, reason = "property offsets end long before 4 GiB")]
 const fn at(offset: usize) -> u32 {
@@ -413,6 +420,33 @@ impl Mmio for Front {
         match (u16::try_from(number / 2), number % 2) {
             (Ok(queue), 0) => self.bell(queue),
             _ => Bell::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Span;
+    use wire::identify::IdentifyController;
+
+    use super::Learnt;
+
+    #[test]
+    fn an_old_controller_is_believed_dead_after_what_the_specification_says_and_not_before() {
+        for (detect_ms, tbkas, kas, cqt, quiet_ms) in [
+            // Ours, and Linux with its granularity of a second.
+            (5000, true, 1, 1000, 16_000),
+            (5000, true, 10, 0, 15_000),
+            (1500, true, 10, 0, 6000),
+            // One that counts Keep Alive only, and rounds up to ten seconds.
+            (5000, false, 100, 0, 20_000),
+            (5000, false, 1, 500, 10_500),
+            // Who has no keep-alive time is believed to use the one that it was told.
+            (5000, false, 0, 0, 10_000),
+        ] {
+            let page = IdentifyController::zeroed().with(|id| id.tbkas(tbkas).kas(kas).cqt(cqt));
+            let found = Learnt::of(&page, Span::from_ms(detect_ms)).quiet;
+            assert_eq!(found, Span::from_ms(quiet_ms), "{detect_ms} {tbkas} {kas} {cqt}");
         }
     }
 }

@@ -4,8 +4,10 @@
 //! Every cell of the disk has its writes numbered. An answered write is never undone, no answered read
 //! is older than what was answered before it was sent, memory is not touched behind an answer, no byte
 //! of it leaves behind one, and everything is answered once. In half of them networks hold what they
-//! were given and send it once more, to the old controller, long after the path is gone. In half of them controllers have volatile caches of their own, which go
-//! with them: what an answered flush covers is durable, or an earlier one has said that it may not be.
+//! were given and send it once more, to the old controller, long after the path is gone. In half of
+//! them old controllers hear of their host by all that it sends, and so go on for an interval longer.
+//! Half of all networks move arbitrary parts of what is sent, in either direction. In half of them
+//! controllers have volatile caches of their own, which go with them: what an answered flush covers is durable, or an earlier one has said that it may not be.
 //!
 //! `.ci/nightly` runs thousands of them.
 
@@ -16,7 +18,7 @@ use sim::network::{Direction, Fault};
 use wire::log::ana::AnaState;
 
 use super::multipath::{DETECT, Field};
-use super::target::{BLOCK, QUIESCE, load};
+use super::target::{BLOCK, load, quiet};
 use super::turning::Turning;
 use crate::multipath::{Cache, Spread};
 
@@ -80,16 +82,16 @@ impl Schedule {
         let (count, spread) = (2 + index(&mut random, 2), Spread::NAMES[index(&mut random, 3)].1);
         let (has_caches, holds_on) = (random.chance(1, 2), random.chance(1, 2));
         let field = match has_caches {
-            true => Field::with_caches(count, spread, Cache::Separate),
-            false => Field::ready(count, spread),
+            true => Field::caching(count, spread, Cache::Separate),
+            false => Field::new(count, spread),
         };
+        let field = field.heard_in_traffic(random.chance(1, 2)).up();
         for target in &field.targets {
             let mut state = target.state();
             state.late = Some(random.fork());
-            if random.chance(1, 2) {
-                state.network.there.splits = true;
-                state.network.seed = random.draw();
-            }
+            state.network.there.splits = random.chance(1, 2);
+            state.network.back.splits = random.chance(1, 2);
+            state.network.seed = random.draw();
             if holds_on {
                 state.network.release_jitter = Span::from_ms(1 + random.below(4000));
                 state.network.copied_below = CELL_BLOCKS * 512;
@@ -331,7 +333,7 @@ impl Schedule {
             assert!(self.field.now < end, "seed {}: {} left", self.seed, self.under_way.len());
         }
         // What old controllers still had has been executed by now, if ever.
-        self.field.turn_for(Span { ns: 2 * (DETECT.ns + QUIESCE.ns) });
+        self.field.turn_for(Span { ns: 2 * quiet(DETECT, true).ns });
         self.check();
         self.check_memory();
         self.check_strays();

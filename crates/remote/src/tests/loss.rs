@@ -5,6 +5,7 @@ use nvme::{Event, ShutdownNotification, State};
 use sim::network::{Direction, Fault};
 
 use super::bed::Bed;
+use super::target::quiet;
 use super::turning::Turning;
 use crate::policy::Policy;
 
@@ -29,8 +30,7 @@ fn a_connection_that_is_cut_is_made_again_and_goes_on() {
 #[test]
 fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
     let Policy { detect, .. } = Policy::default();
-    // KATO, the granularity of its timer, and the time to come to rest: as the target has them.
-    let quiet = Span { ns: detect.ns + 100_000_000 + 500_000_000 };
+    let quiet = quiet(detect, false);
     for (operation, least, most) in [
         (Operation::Read, Span::default(), Span::from_ms(150)),
         (Operation::Write, quiet, Span { ns: quiet.ns + 500_000_000 }),
@@ -95,7 +95,7 @@ fn memory_goes_back_when_nothing_of_it_can_leave_any_more() {
 #[test]
 fn silence_is_waited_for_whichever_thread_notices_the_end_first() {
     let Policy { detect, .. } = Policy::default();
-    let quiet = Span { ns: detect.ns + 100_000_000 + 500_000_000 };
+    let quiet = quiet(detect, false);
     for front_is_ahead_by in [None, Some(Span::from_secs(3))] {
         let mut bed = Bed::with_queue(32);
         bed.turn_for(Policy::default().retry);

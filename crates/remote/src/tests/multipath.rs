@@ -12,7 +12,7 @@ use wire::Status;
 use wire::log::ana::AnaState;
 
 use super::bed::{HOST, SUBSYSTEM};
-use super::target::{BLOCK, QUIESCE, Target, load, pattern};
+use super::target::{BLOCK, Target, load, pattern, quiet};
 use super::turning::Turning;
 use crate::multipath::{
     Access, Cache, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Spread,
@@ -41,6 +41,11 @@ impl Field {
 
     /// With volatile caches, each controller's its own, whatever they are believed to be.
     pub(super) fn with_caches(count: usize, spread: Spread, cache: Cache) -> Self {
+        Self::caching(count, spread, cache).up()
+    }
+
+    /// The same, before it is up.
+    pub(super) fn caching(count: usize, spread: Spread, cache: Cache) -> Self {
         let field = Self::with(count, spread, QueueSizes::default(), cache);
         let durable = Arc::clone(&field.targets[0].state().durable);
         for target in &field.targets {
@@ -48,7 +53,16 @@ impl Field {
             state.durable = Arc::clone(&durable);
             state.identity = state.identity.clone().with(|it| it.vwcp(true));
         }
-        field.up()
+        field
+    }
+
+    /// Whether all that a host sends is a sign of life, or Keep Alive alone.
+    pub(super) fn heard_in_traffic(self, is_heard_in_traffic: bool) -> Self {
+        for target in &self.targets {
+            let mut state = target.state();
+            state.identity = state.identity.clone().with(|it| it.tbkas(is_heard_in_traffic));
+        }
+        self
     }
 
     fn with(count: usize, spread: Spread, sizes: QueueSizes, cache: Cache) -> Self {
@@ -84,7 +98,7 @@ impl Field {
     }
 
     /// Once all paths are up and a queue has them all.
-    fn up(mut self) -> Self {
+    pub(super) fn up(mut self) -> Self {
         let count = self.targets.len();
         let field = &mut self;
         field.turn_until(|field| (0..count).all(|path| field.multipath.access(path).is_some()));
@@ -241,13 +255,16 @@ fn a_non_optimized_path_is_taken_when_no_better_one_is_there_and_left_again() {
 /// its time, or has said that it has stopped.
 #[test]
 fn a_read_goes_elsewhere_at_once_and_a_write_when_the_old_controller_can_do_nothing_any_more() {
-    let quiet = Span { ns: DETECT.ns + QUIESCE.ns };
-    for (operation, least, most) in [
-        (Operation::Read, Span::default(), Span::from_ms(2)),
-        (Operation::Flush, Span::default(), Span::from_ms(2)),
-        (Operation::Write, quiet, Span { ns: quiet.ns + 100_000_000 }),
+    let [by_command, by_traffic] = [false, true].map(|by_traffic| quiet(DETECT, by_traffic));
+    let soon = Span::from_ms(2);
+    for (operation, is_heard_in_traffic, least, most) in [
+        (Operation::Read, false, Span::default(), soon),
+        (Operation::Flush, false, Span::default(), soon),
+        (Operation::Write, false, by_command, Span { ns: by_command.ns + 100_000_000 }),
+        (Operation::Write, true, by_traffic, Span { ns: by_traffic.ns + 100_000_000 }),
     ] {
-        let mut field = Field::ready(2, Spread::ActivePassive);
+        let field = Field::new(2, Spread::ActivePassive);
+        let mut field = field.heard_in_traffic(is_heard_in_traffic).up();
         field.targets[0].state().is_idle = true;
         let place = field.place(0, 8);
         assert!(field.submit(operation, 0, place, 1));

@@ -102,11 +102,14 @@ struct Held {
     bytes: Vec<u8>,
 }
 
-/// How much later than its keep-alive time an association ends (KAS), and how long it may go on with
-/// what it was told from then on (CQT).
-const SLACK: Span = Span::from_ms(100);
-const CQT: Span = Span::from_ms(500);
-pub(super) const QUIESCE: Span = Span { ns: SLACK.ns + CQT.ns };
+/// How long an association may go on with what it was told, once it has ended (CQT).
+pub(super) const CQT: Span = Span::from_ms(500);
+
+/// How long its host may have been silent before (Base 2.1 §9.6).
+pub(super) const fn quiet(kato: Span, is_heard_in_traffic: bool) -> Span {
+    let intervals = if is_heard_in_traffic { 3 } else { 2 };
+    Span { ns: intervals * kato.ns + CQT.ns }
+}
 
 /// Networks that may be alive at once.
 const NETWORKS: usize = 12;
@@ -276,6 +279,12 @@ impl Dialled for Ring {
 }
 
 impl State {
+    /// How long after its host was heard of for the last time an association may still execute
+    /// something: as long as may be, as if that had been on its way for as long as may be.
+    pub(super) fn quiet(&self) -> Span {
+        quiet(self.kato, self.identity.tbkas())
+    }
+
     /// Whether an association may still execute what it was told.
     fn may_execute(&self, association: u16) -> bool {
         self.until.get(&association).is_some_and(|until| self.now < *until)
@@ -289,7 +298,7 @@ impl State {
     /// The host of an association was heard of. One that has ended stays so.
     fn hear(&mut self, association: u16) {
         if self.is_alive(association) {
-            let until = self.now.after(self.kato).after(QUIESCE);
+            let until = self.now.after(self.quiet());
             self.until.insert(association, until);
         }
     }
@@ -573,7 +582,7 @@ impl End {
             assert_eq!(data.cntlid(), wire::fabrics::CNTLID_DYNAMIC);
             state.association += 1;
             state.kato = Span::from_ms(connect.kato.into());
-            let until = state.now.after(state.kato).after(QUIESCE);
+            let until = state.now.after(state.quiet());
             state.until.insert(state.association, until);
             (state.cc, state.csts) = (Configuration::zeroed(), ControllerStatus::zeroed());
             self.end.connected(QueueKind::Admin { entries, flow_control });

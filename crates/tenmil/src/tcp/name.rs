@@ -179,7 +179,11 @@ pub(crate) fn times(policy: &mut Policy) -> [(&'static str, &mut Span); 5] {
 
 /// What each of them is good for.
 pub(crate) const MEANINGS: [(&str, &str); 5] = [
-    ("detect", "a peer that is silent is noticed within this time (keep-alive)"),
+    (
+        "detect",
+        "a peer that is silent is noticed within this time (keep-alive); a write that was cut off is \
+         sent again after 2 or 3 times that, and the controller's quiesce time",
+    ),
     ("connect", "each try to connect may take so long"),
     ("retry", "from one try to the next"),
     ("fail-fast", "requests are held for so long, and fail from then on"),
