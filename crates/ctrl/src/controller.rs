@@ -67,7 +67,8 @@ mod sweep;
 mod tests;
 
 pub use config::{
-    ControllerConfig, Keeper, MediumPool, NamespaceConfig, Persistence, SubsystemConfig, Transport,
+    ControllerConfig, Instance, Keeper, MediumPool, NamespaceConfig, Persistence, SubsystemConfig,
+    Transport,
 };
 pub use firmware::image as firmware_image;
 pub use fuzz::fuzz;

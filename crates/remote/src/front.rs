@@ -107,6 +107,8 @@ pub(crate) struct Learnt {
     pub(crate) in_capsule_bytes: u32,
     /// How long after its host has sent the last byte a controller may go on with what it was told.
     pub(crate) quiet: Span,
+    /// By what another controller may be asked to end it, without its number: CIU and CIRN.
+    pub(crate) instance: Option<(u8, u64)>,
 }
 
 /// How often what has happened.
@@ -130,7 +132,8 @@ impl Front {
         now: Instant,
     ) -> Option<Self> {
         let page = reach.allocate(2 * CONNECT_BYTES)?;
-        let learnt = Learnt { in_capsule_bytes: 0, quiet: options.policy.detect };
+        let quiet = options.policy.detect;
+        let learnt = Learnt { in_capsule_bytes: 0, quiet, instance: None };
         Some(Self {
             dial,
             options,
@@ -348,7 +351,8 @@ impl Learnt {
         let interval = detect.ns.next_multiple_of(step.ns);
         let quiesce = Span::from_ms(page.cqt().into());
         let quiet = Span { ns: intervals * interval + quiesce.ns };
-        Self { in_capsule_bytes, quiet }
+        let instance = Some((page.ciu(), page.cirn())).filter(|(ciu, _)| *ciu != 0);
+        Self { in_capsule_bytes, quiet, instance }
     }
 }
 

@@ -12,6 +12,7 @@
 mod caches;
 mod event;
 mod fate;
+mod fence;
 mod flushes;
 mod path;
 mod queue;
@@ -31,6 +32,7 @@ use crate::remote::Remote;
 use crate::sleep::Sleep;
 pub use caches::Cache;
 pub use event::PathEvent;
+use fence::Fences;
 pub use path::PathSetup;
 use path::{News, Path, Stage};
 pub use queue::MultipathQueue;
@@ -51,6 +53,8 @@ pub struct Multipath {
     leader: Option<usize>,
     /// Since when there is none.
     down_since: Option<Instant>,
+    /// How old controllers are ended by others.
+    fences: Fences,
     next_queue: u64,
 }
 
@@ -130,6 +134,7 @@ impl Multipath {
         assert!(count <= PATHS_MAX, "{count} paths, expected at most {PATHS_MAX}");
         wishes.options.check()?;
         let shared = Arc::new(Standings::new(paths.len()));
+        let fences = Fences::new(paths.len());
         let paths = paths.into_iter().map(|setup| Path::new(setup, now)).collect();
         Ok(Self {
             paths,
@@ -140,6 +145,7 @@ impl Multipath {
             events: VecDeque::new(),
             leader: None,
             down_since: Some(now),
+            fences,
             next_queue: 0,
         })
     }
@@ -157,6 +163,7 @@ impl Multipath {
                 self.queues.iter_mut().for_each(|queue| queue.pairs[index] = Pair::None);
             }
         }
+        self.fences.turn(now, &mut self.paths);
         self.events.pop_front()
     }
 
@@ -239,6 +246,11 @@ impl Multipath {
             Event::QueuePairCreated { id } => self.hand_over(path, id),
             Event::QueuePairRefused { id, .. } => {
                 self.change_pair(path, id, Pair::Refused);
+            }
+            Event::AdminCompleted(answer) if Fences::is_theirs(&answer) => {
+                if let Some(of) = self.fences.handle(&mut self.paths, path, &answer) {
+                    self.events.push_back(PathEvent::OldControllerReset { path: of, by: path });
+                }
             }
             event => self.events.push_back(PathEvent::Controller { path, event }),
         }

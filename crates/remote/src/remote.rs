@@ -6,6 +6,7 @@ use std::sync::Arc;
 use base::{Blame, Instant, Span, Wake, WakeSource};
 use dma::DevicePool;
 use nvme::{Controller, ControllerError, ControllerOptions, Event, QueueSizes, State};
+use wire::admin::CrossControllerReset;
 
 use crate::dial::Dial;
 use crate::front::{Counts, Front};
@@ -188,6 +189,17 @@ impl Remote {
     #[must_use]
     pub fn reach(&self) -> &Reach {
         &self.reach
+    }
+
+    /// What another controller would have to reset before nothing of the old one can take effect any
+    /// more; `None` if there is nothing like that, or it is not known by what it would be named.
+    pub(crate) fn doubtful(&mut self, now: Instant) -> Option<CrossControllerReset> {
+        self.controller.mmio().doubtful(now)
+    }
+
+    /// It was reset, and nothing of it is left. False if it is another one by now.
+    pub(crate) fn confirm_dead(&mut self, whom: CrossControllerReset) -> bool {
+        self.controller.mmio().confirm_dead(whom)
     }
 
     /// Why it was lost last, if it ever was.

@@ -102,6 +102,16 @@ commands! {
         abort_cid @ 10[16..=31]: u16;
     }
 
+    /// Cross-Controller Reset (Base 2.3 §5.4.3, TP8028).
+    pub struct CrossControllerReset = AdminOpcode::CrossControllerReset, "Cross-Controller Reset" {
+        /// Impacted Controller Identifier: which one is reset.
+        icid @ 10[0..=15]: u16;
+        /// Its Controller Instance Uniquifier.
+        ciu @ 10[16..=23]: u8;
+        /// Its Controller Instance Random Number.
+        cirn @ 12[0..=63]: u64;
+    }
+
     /// Set Features (Base 2.1 §5.1.25).
     pub struct SetFeatures = AdminOpcode::SetFeatures, "Set Features" {
         /// Namespace Identifier.
@@ -436,6 +446,12 @@ layout! {
     pub struct AbortResult(u32) {
         /// Immediate Abort Not Performed: the command was not aborted, or was already done.
         not_aborted @ 0: bool;
+    }
+
+    /// DW0 of a Cross-Controller Reset's completion (Base 2.3 §5.4.3).
+    pub struct CrossResetResult(u32) {
+        /// Immediate Reset Successful: the impacted controller has been reset.
+        is_reset @ 0: bool;
     }
 
     /// DW0 of a Firmware Commit's completion (Base 2.1 §5.1.8.1).

@@ -128,6 +128,7 @@ opcodes! {
         ManageExportedNvmSubsystem = 0x2d "Manage Exported NVM Subsystem" "Base 2.1 §5.3.8";
         ManageExportedNamespace = 0x31 "Manage Exported Namespace" "Base 2.1 §5.3.7";
         ManageExportedPort = 0x35 "Manage Exported Port" "Base 2.1 §5.3.9";
+        CrossControllerReset = 0x38 "Cross-Controller Reset" "Base 2.3 §5.4.3";
         SendDiscoveryLogPage = 0x39 "Send Discovery Log Page" "Base 2.1 §5.3.10";
         TrackSend = 0x3d "Track Send" "Base 2.1 §5.1.27";
         TrackReceive = 0x3e "Track Receive" "Base 2.1 §5.1.26";

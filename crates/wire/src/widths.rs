@@ -29,7 +29,7 @@ fn identify_controller_adds_up() {
     assert_adds_up::<IdentifyController>(
         "vid 2 ssvid 2 sn 20 mn 40 fr 8 rab 1 ieee 3 cmic 1 mdts 1 cntlid 2 ver 4 rtd3r 4 rtd3e 4
          oaes 4 ctratt 4 rrls 2 bpcap 1 _ 1 nssl 4 _ 2 plsi 1 cntrltype 1 fguid 16 crdt1 2 crdt2 2
-         crdt3 2 crcap 1 _ 105 _ 13 nvmsr 1 vwci 1 mec 1
+         crdt3 2 crcap 1 ciu 1 cirn 8 _ 96 _ 13 nvmsr 1 vwci 1 mec 1
          oacs 2 acl 1 aerl 1 frmw 1 lpa 1 elpe 1 npss 1 avscc 1 apsta 1 wctemp 2 cctemp 2 mtfa 2
          hmpre 4 hmmin 4 tnvmcap 16 unvmcap 16 rpmbs 4 edstt 2 dsto 1 fwug 1 kas 2 hctma 2 mntmt 2
          mxtmt 2 sanicap 4 hmminds 4 hmmaxd 2 nsetidmax 2 endgidmax 2 anatt 1 anacap 1 anagrpmax 4
@@ -37,7 +37,7 @@ fn identify_controller_adds_up() {
          sqes 1 cqes 1 maxcmd 2 nn 4 oncs 2 fuses 2 fna 1 vwc 1 awun 2 awupf 2 icsvscc 1 nwpc 1
          acwu 2 cdfs 2 sgls 4 mnan 4 maxdna 16 maxcna 4 oaqd 4 rhiri 1 hirt 1 cmmrtd 2 nmmrtd 2
          minmrtg 1 maxmrtg 1 trattr 1 _ 1 mcudmq 2 mnsudmq 2 mcmr 2 nmcmr 2 mcdqpc 2 _ 180
-         subnqn 256 _ 768 ioccsz 4 iorcsz 4 icdoff 2 fcatt 1 msdbd 1 ofcs 2 dctype 1 _ 241
+         subnqn 256 _ 768 ioccsz 4 iorcsz 4 icdoff 2 fcatt 1 msdbd 1 ofcs 2 dctype 1 ccrl 1 _ 240
          psd 1024 vendor 1024",
     );
 }

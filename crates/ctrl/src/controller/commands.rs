@@ -5,8 +5,9 @@
 
 use base::Instant;
 use wire::admin::{
-    Abort, DeviceSelfTest, DoorbellBufferConfig, FirmwareCommit, FirmwareImageDownload, FormatNvm,
-    GetFeatures, GetLogPage, Identify, NamespaceAttachment, NamespaceManagement, SetFeatures,
+    Abort, CrossControllerReset, DeviceSelfTest, DoorbellBufferConfig, FirmwareCommit,
+    FirmwareImageDownload, FormatNvm, GetFeatures, GetLogPage, Identify, NamespaceAttachment,
+    NamespaceManagement, SetFeatures,
 };
 use wire::{AdminOpcode, Command, Fuse, Status, Typed};
 
@@ -62,6 +63,7 @@ impl Controller {
                 !self.subsystem.about().pool_block_sizes.is_empty()
             }
             AdminOpcode::FormatNvm => self.can_format(),
+            AdminOpcode::CrossControllerReset => self.config.instance.is_some(),
             _ => false,
         }
     }
@@ -114,6 +116,9 @@ impl Controller {
                 self.set_features(now, command.cid(), &SetFeatures::parse(command)?, data)
             }
             AdminOpcode::Abort => self.abort(&Abort::parse(command)?),
+            AdminOpcode::CrossControllerReset => {
+                self.cross_reset(CrossControllerReset::parse(command)?)
+            }
             AdminOpcode::AsynchronousEventRequest => {
                 self.events.request().map(|()| AdminStep::AsyncEvent)
             }
@@ -160,6 +165,14 @@ impl Controller {
         }
         self.aborts += 1;
         Ok(AdminStep::Abort { sqid: abort.sqid, cid: abort.abort_cid })
+    }
+
+    /// Nobody resets itself this way (Base 2.3 §5.4.3).
+    fn cross_reset(&self, reset: CrossControllerReset) -> Step {
+        if reset.icid == self.config.cntlid {
+            return Err(Status::INVALID_FIELD);
+        }
+        Ok(AdminStep::Reset(reset))
     }
 
     fn firmware_download(&mut self, download: &FirmwareImageDownload, data: &[u8]) -> Step {

@@ -117,12 +117,26 @@ pub struct ControllerConfig {
     pub fused_compare_and_write: bool,
     /// How it is reached.
     pub transport: Transport,
+    /// By what it is known to be this one and no other before it under the same identifier. With it,
+    /// controllers of the subsystem may reset each other (Base 2.3 §5.4.3).
+    pub instance: Option<Instance>,
     /// How warm it says it is.
     pub temperature_kelvin: u16,
     /// The shortest step of the keep-alive timer: a multiple of 100 ms (KAS).
     pub keep_alive_step: Span,
     /// Bytes the largest firmware image may have.
     pub firmware_bytes_max: u32,
+}
+
+/// One life of a controller, which Cross-Controller Reset names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Another one for each: not zero (CIU).
+    pub uniquifier: u8,
+    /// Drawn for each (CIRN).
+    pub random: u64,
+    /// Resets of other controllers that it may have under way at once (CCRL): not zero.
+    pub resets_max: u8,
 }
 
 /// How hosts reach a controller.
@@ -193,6 +207,7 @@ impl Default for ControllerConfig {
             sgls: crate::SGLS,
             fused_compare_and_write: true,
             transport: Transport::Memory { doorbell_buffers: true },
+            instance: None,
             temperature_kelvin: 310,
             keep_alive_step: Span::from_ms(100),
             firmware_bytes_max: 1 << 20,

@@ -20,6 +20,7 @@
 
 use base::Span;
 use wire::Status;
+use wire::admin::CrossControllerReset;
 
 /// The data that goes with an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +73,9 @@ pub enum AdminStep {
     /// Parked: the front end keeps the identifier and completes it, oldest first, with each result
     /// of [`Controller::next_event`](super::Controller::next_event).
     AsyncEvent,
+    /// The front end has another controller of the subsystem reset, and answers with bit 0 of the
+    /// result set when nothing of it is left.
+    Reset(CrossControllerReset),
     /// It takes longer: it ends through [`Controller::next_done`](super::Controller::next_done).
     Later,
 }

@@ -132,6 +132,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
                 return None;
             }
             AdminStep::Later => return self.waits(None),
+            // Only controllers behind connections are reset by others.
+            AdminStep::Reset(_) => AdminEnd::refused(Status::INVALID_OPCODE.with_dnr()),
         };
         self.admin.as_mut().and_then(|admin| admin.executed(end, bytes))
     }

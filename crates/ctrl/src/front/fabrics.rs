@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use base::{Instant, Span};
+use wire::admin::CrossControllerReset;
 use wire::register::Configuration;
 use wire::{AdminOpcode, Command, Status};
 
@@ -55,6 +56,8 @@ pub struct FabricsFrontEnd {
     /// Commands that end later, event requests among them.
     waiting: Vec<Waiting>,
     ends: VecDeque<AdminDone>,
+    /// Resets of other controllers that were asked for and not yet taken, with what asked for them.
+    resets: VecDeque<(u16, CrossControllerReset)>,
     /// Until when the host has to enable the controller.
     enable_by: Instant,
     /// When the host was last heard of.
@@ -83,6 +86,8 @@ pub enum Over {
     Withdrawn,
     /// The host has connected and has not enabled the controller in time (Base 2.1 §3.5.2).
     NotEnabled,
+    /// Its host has had it reset by another controller (Base 2.3 §5.4.3).
+    Reset,
 }
 
 /// How long a host may take to enable the controller (Base 2.1 §3.5.2).
@@ -107,6 +112,7 @@ impl FabricsFrontEnd {
             parked: VecDeque::new(),
             waiting: Vec::new(),
             ends: VecDeque::new(),
+            resets: VecDeque::new(),
             enable_by: now.after(ENABLE_MAX),
             heard_at: now,
             bell: None,
@@ -168,6 +174,7 @@ impl FabricsFrontEnd {
             AdminStep::Done(end) => return Some(self.told(now, (command, host_cid), end)),
             AdminStep::Abort { sqid, cid } => return self.abort((command, host_cid), sqid, cid),
             AdminStep::AsyncEvent => self.parked.push_back(command.cid()),
+            AdminStep::Reset(reset) => self.resets.push_back((command.cid(), reset)),
             AdminStep::Later => {}
             // Queues come with connections, and so the controller knows no such commands.
             AdminStep::CreateCompletionQueue(_)
@@ -192,6 +199,17 @@ impl FabricsFrontEnd {
     /// The next command that has ended after [`execute`](Self::execute) had not ended it.
     pub fn next_end(&mut self) -> Option<AdminDone> {
         self.ends.pop_front()
+    }
+
+    /// A reset of another controller that the host has asked for, with the identifier of its command:
+    /// whoever takes it [ends](Self::end_reset) the command.
+    pub fn next_reset(&mut self) -> Option<(u16, CrossControllerReset)> {
+        self.resets.pop_front()
+    }
+
+    /// A reset of another controller has ended so.
+    pub fn end_reset(&mut self, now: Instant, cid: u16, end: AdminEnd) {
+        self.ended(now, cid, end);
     }
 
     /// Looks after timers, long commands, events and queues that end. True if anything was done.

@@ -11,6 +11,7 @@
 
 use base::{Instant, Span};
 use wire::Completion;
+use wire::admin::CrossControllerReset;
 use wire::fabrics::PropertySize;
 use wire::register::{
     Capabilities, Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus,
@@ -148,6 +149,28 @@ impl Front {
         };
         let end = self.lost_since.filter(|_| !self.registers.is_gone);
         until.min(end.map_or(Instant::NEVER, |since| since.after(self.options.policy.give_up)))
+    }
+
+    /// How another controller would be asked to end the one that was lost, as long as that may still do
+    /// something.
+    pub(crate) fn doubtful(&self, now: Instant) -> Option<CrossControllerReset> {
+        let is_silent = now.since(self.silent_since) >= self.learnt.quiet;
+        let is_doubtful = matches!(self.stage, Stage::Closing { is_confirmed: false });
+        let (ciu, cirn) = self.learnt.instance?;
+        (is_doubtful && self.may_linger && !is_silent).then_some(CrossControllerReset {
+            icid: self.cntlid,
+            ciu,
+            cirn,
+        })
+    }
+
+    /// Another controller has ended the one that was lost. False if that is not the one it was.
+    pub(crate) fn confirm_dead(&mut self, whom: CrossControllerReset) -> bool {
+        let is_it = self.learnt.instance == Some((whom.ciu, whom.cirn)) && self.cntlid == whom.icid;
+        match &mut self.stage {
+            Stage::Closing { is_confirmed } if is_it => !core::mem::replace(is_confirmed, true),
+            _ => false,
+        }
     }
 
     /// Whether something of ours, or of a controller that was told something, may still be under way.

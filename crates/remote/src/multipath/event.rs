@@ -46,6 +46,14 @@ pub enum PathEvent {
         /// What was found, and what was expected.
         why: String,
     },
+    /// What a path that was lost had led to can do nothing any more: another controller has reset it
+    /// (Base 2.3 §5.4.3).
+    OldControllerReset {
+        /// The path that was lost.
+        path: usize,
+        /// The path whose controller did it.
+        by: usize,
+    },
     /// The controller of a path has something to say.
     Controller {
         /// Of which.
@@ -77,6 +85,9 @@ impl fmt::Display for PathEvent {
             Self::Access { path, access } => write!(out, "path {path} is {}", access.name()),
             Self::Failover { from, to } => write!(out, "path {to} instead of path {from}"),
             Self::NoPath => out.write_str("no path is left"),
+            Self::OldControllerReset { path, by } => {
+                write!(out, "path {by} has reset the old controller of path {path}")
+            }
             Self::Unfit { path, why } => write!(out, "path {path} is not used: {why}"),
             Self::Controller {
                 path,

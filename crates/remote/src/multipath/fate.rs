@@ -8,8 +8,9 @@
 //! | the connection is gone, and it changes or sends something | it waits until the old controller can do nothing of it any more |
 //! | the old controller can do nothing any more | it may be done again, by whoever |
 //!
-//! The old controller can do nothing any more when it has said that it is disabled, or when it has not
-//! heard of us for its keep-alive time and has had its command quiesce time to come to rest.
+//! The old controller can do nothing any more when it has said that it is disabled, when another one has
+//! [reset it](super::fence), or when it has had the time that it needs to miss us (two keep-alive times,
+//! or three) and its command quiesce time to come to rest.
 
 use base::{Operation, Outcome};
 use wire::Status;

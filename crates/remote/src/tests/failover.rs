@@ -3,11 +3,16 @@
 //!
 //! Every cell of the disk has its writes numbered. An answered write is never undone, no answered read
 //! is older than what was answered before it was sent, memory is not touched behind an answer, no byte
-//! of it leaves behind one, and everything is answered once. In half of them networks hold what they
-//! were given and send it once more, to the old controller, long after the path is gone. In half of
-//! them old controllers hear of their host by all that it sends, and so go on for an interval longer.
-//! Half of all networks move arbitrary parts of what is sent, in either direction. In half of them
-//! controllers have volatile caches of their own, which go with them: what an answered flush covers is durable, or an earlier one has said that it may not be.
+//! of it leaves behind one, and everything is answered once. In half of the schedules each:
+//!
+//! - networks hold what they were given and send it once more, to the old controller, long after the
+//!   path is gone;
+//! - controllers hear of their host by all that it sends, and old ones so go on for an interval longer;
+//! - controllers reset each other's old ones when they are asked to;
+//! - controllers have volatile caches of their own, which go with them: what an answered flush covers
+//!   is durable, or an earlier one has said that it may not be.
+//!
+//! Half of all networks move arbitrary parts of what is sent, there or back.
 //!
 //! `.ci/nightly` runs thousands of them.
 
@@ -85,7 +90,7 @@ impl Schedule {
             true => Field::caching(count, spread, Cache::Separate),
             false => Field::new(count, spread),
         };
-        let field = field.heard_in_traffic(random.chance(1, 2)).up();
+        let field = field.heard_in_traffic(random.chance(1, 2)).joined(random.chance(1, 2)).up();
         for target in &field.targets {
             let mut state = target.state();
             state.late = Some(random.fork());

@@ -8,8 +8,8 @@ use base::{
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
 use sim::network::{Direction, Fault};
-use wire::Status;
 use wire::log::ana::AnaState;
+use wire::{Completion, Status};
 
 use super::bed::{HOST, SUBSYSTEM};
 use super::target::{BLOCK, Target, load, pattern, quiet};
@@ -95,6 +95,14 @@ impl Field {
     /// The same, once all paths are up and a queue has them all.
     pub(super) fn ready(count: usize, spread: Spread) -> Self {
         Self::new(count, spread).up()
+    }
+
+    /// Whether controllers reset each other when their host asks for it.
+    pub(super) fn joined(self, is_joined: bool) -> Self {
+        if is_joined {
+            Target::join(&self.targets);
+        }
+        self
     }
 
     /// Once all paths are up and a queue has them all.
@@ -279,6 +287,50 @@ fn a_read_goes_elsewhere_at_once_and_a_write_when_the_old_controller_can_do_noth
         field.turn_for(Span::from_secs(3));
         assert_eq!(field.answers.len(), 1, "once");
     }
+}
+
+/// A controller that is still there ends the old one, if both know how.
+#[test]
+fn a_write_goes_elsewhere_as_soon_as_another_controller_has_reset_the_old_one() {
+    let ok = Completion::new(0, Status::SUCCESS);
+    let refused = Completion::new(0, Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr());
+    let (quiet, soon) = (quiet(DETECT, false), Span::from_ms(50));
+    for (no_reset, is_known, least, most, asked) in [
+        (None, true, Span::default(), soon, [0, 1, 0]),
+        (None, false, quiet, Span { ns: quiet.ns + soon.ns }, [0; 3]),
+        // What is not done at once, or refused, is not taken for done; others are asked, once each.
+        (Some(ok), true, quiet, Span { ns: quiet.ns + soon.ns }, [0, 1, 1]),
+        (Some(refused), true, quiet, Span { ns: quiet.ns + soon.ns }, [0, 1, 1]),
+    ] {
+        let mut field = Field::new(3, Spread::ActivePassive).joined(is_known).up();
+        field.targets.iter().for_each(|target| target.state().no_reset = no_reset);
+        field.targets[0].state().is_idle = true;
+        let place = field.place(0, 8);
+        assert!(field.submit(Operation::Write, 0, place, 1));
+        field.turn_for(Span::from_ms(1));
+        field.take_away(0);
+        let cut_at = field.now;
+        field.turn_until(|field| !field.answers.is_empty());
+        let waited = field.now.since(cut_at);
+        assert!((least..most).contains(&waited), "{no_reset:?}, {is_known}: {waited}");
+        assert_eq!(field.answers[0].outcome, Outcome::SUCCESS);
+        let resets: Vec<u64> = field.targets.iter().map(|target| target.state().resets).collect();
+        assert_eq!(resets, asked, "{no_reset:?}, {is_known}");
+        let told = PathEvent::OldControllerReset { path: 0, by: 1 };
+        assert_eq!(field.events.contains(&told), waited < soon);
+        field.turn_for(Span::from_secs(3));
+        assert_eq!(field.answers.len(), 1, "once");
+    }
+}
+
+/// With nothing under way that could do harm nobody is asked.
+#[test]
+fn no_controller_is_reset_for_nothing() {
+    let mut field = Field::new(2, Spread::ActivePassive).joined(true).up();
+    field.exchange(0, 1);
+    field.take_away(0);
+    field.turn_for(Span::from_secs(3));
+    assert_eq!(field.targets[1].state().resets, 0);
 }
 
 /// One request at a time can be split: the next ones wait, and are on no path when theirs is lost.

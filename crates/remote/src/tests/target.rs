@@ -2,7 +2,7 @@
 //! well-behaved as the test wants it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use base::{Broken, Instant, Memory, Random, Received, Span, Stream, Stretch};
 use dma::Regions;
@@ -11,6 +11,7 @@ use tcp::{
     CommandData, Connection, Controller, ControllerConfig, ControllerEvent, Events, Payloads,
     Piece, QueueKind,
 };
+use wire::admin::CrossControllerReset;
 use wire::fabrics::{Connect, ConnectData, InvalidParameter, PropertyGet, PropertySet};
 use wire::identify::namespace::IdentifyNamespace;
 use wire::identify::{Cns, IdentifyController};
@@ -71,6 +72,14 @@ pub(super) struct State {
     pub(super) mute: Option<u8>,
     /// What happens to the stream of this number.
     pub(super) harm: Option<(usize, Direction, u64)>,
+    /// Targets whose controllers those here reset when their host asks for it (CCRL).
+    siblings: Vec<Weak<Mutex<State>>>,
+    /// Which of them it is itself.
+    salt: u16,
+    /// How often its host has.
+    pub(super) resets: u64,
+    /// What that is answered with, though nothing is reset.
+    pub(super) no_reset: Option<Completion>,
     /// What the next networks are like.
     pub(super) network: NetworkOptions,
     /// The networks, in the order of their making.
@@ -156,6 +165,10 @@ impl Target {
             ana_group: 1,
             namespace_has_changed: false,
             nguid: 1,
+            siblings: Vec::new(),
+            salt: 0,
+            resets: 0,
+            no_reset: None,
             late: None,
             held: Vec::new(),
             until: BTreeMap::new(),
@@ -278,6 +291,19 @@ impl Dialled for Ring {
     }
 }
 
+impl Target {
+    /// Has the controllers of all these reset each other when their host asks for it.
+    pub(super) fn join(targets: &[Self]) {
+        for (salt, target) in (1..).zip(targets) {
+            let others = targets.iter().filter(|other| !Arc::ptr_eq(&other.0, &target.0));
+            let siblings = others.map(|other| Arc::downgrade(&other.0)).collect();
+            let mut state = target.state();
+            (state.salt, state.siblings) = (salt, siblings);
+            state.identity = state.identity.clone().with(|id| id.ciu(1).ccrl(4));
+        }
+    }
+}
+
 impl State {
     /// How long after its host was heard of for the last time an association may still execute
     /// something: as long as may be, as if that had been on its way for as long as may be.
@@ -293,6 +319,27 @@ impl State {
     /// Whether an association takes commands.
     fn is_alive(&self, association: u16) -> bool {
         self.until.get(&association).is_some_and(|until| self.now.after(CQT) < *until)
+    }
+
+    /// What tells an association from all others of all targets.
+    fn cirn(&self, association: u16) -> u64 {
+        u64::from(self.salt) << 16 | u64::from(association)
+    }
+
+    /// Ends an association of a sibling, for its host.
+    fn reset_other(&mut self, command: &Command) -> Completion {
+        self.resets += 1;
+        if let Some(answer) = self.no_reset {
+            return answer;
+        }
+        let CrossControllerReset { icid, cirn, .. } = CrossControllerReset::parse(command).unwrap();
+        for sibling in self.siblings.iter().filter_map(Weak::upgrade) {
+            let mut sibling = sibling.lock().unwrap();
+            if sibling.cirn(icid) == cirn {
+                sibling.until.insert(icid, self.now);
+            }
+        }
+        Completion::new(0, Status::SUCCESS).with_dw0(1)
     }
 
     /// The host of an association was heard of. One that has ended stays so.
@@ -632,7 +679,11 @@ impl End {
                 let page = self.data.0.get_mut(&tag).unwrap();
                 assert_eq!(page.len(), 4096);
                 match Cns::from_code(u8::try_from(command.cdw10() & 0xff).unwrap()) {
-                    Cns::Controller => page.copy_from_slice(state.identity.as_bytes()),
+                    Cns::Controller => {
+                        let cirn = state.cirn(state.association);
+                        let id = state.identity.clone().with(|id| id.cirn(cirn));
+                        page.copy_from_slice(id.as_bytes());
+                    }
                     Cns::ActiveNamespaces => page[0] = u8::from(command.nsid() == 0),
                     Cns::Namespace => {
                         let blocks = BLOCKS as u64;
@@ -650,6 +701,7 @@ impl End {
                 }
                 Some(ok)
             }
+            Some(AdminOpcode::CrossControllerReset) => Some(state.reset_other(command)),
             Some(AdminOpcode::SetFeatures) if command.cdw10() & 0xff == 7 => {
                 Some(ok.with_dw0(0x0007_0007))
             }

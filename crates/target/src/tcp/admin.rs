@@ -6,11 +6,13 @@ use base::{Instant, Memory, Span};
 use ctrl::controller::contract::{AdminData, AdminEnd};
 use ctrl::front::fabrics::Over;
 use tcp::Controller;
+use wire::admin::{CrossControllerReset, CrossResetResult};
 use wire::fabrics::{PropertyGet, PropertySet, PropertySize};
 use wire::opcode::FabricsType;
 use wire::{AdminOpcode, Command, Completion, Status, Typed};
 
 use super::association::Association;
+use super::offer::RESETS_MAX;
 use super::rooms::{Rooms, Way};
 
 /// An admin queue.
@@ -26,7 +28,22 @@ pub(super) struct Admin {
     quiesce: Span,
     drained_by: Instant,
     is_ending: bool,
+    /// Other controllers that the host has had reset, and that have not gone.
+    resets: Vec<Reset>,
 }
+
+/// A controller that its host has had reset by this one.
+#[derive(Debug)]
+struct Reset {
+    /// The command that asked for it.
+    tag: u16,
+    named: CrossControllerReset,
+    /// Until when it has to be gone.
+    until: Instant,
+}
+
+/// How often one looks whether it has.
+const RESET_PAUSE: Span = Span::from_ms(1);
 
 impl Admin {
     pub(super) fn new(association: Arc<Association>, quiesce: Span) -> Self {
@@ -38,6 +55,7 @@ impl Admin {
             quiesce,
             drained_by: Instant::NEVER,
             is_ending: false,
+            resets: Vec::new(),
         }
     }
 
@@ -70,6 +88,7 @@ impl Admin {
             }
         };
         drop(front);
+        self.begin_resets(now);
         let Some(AdminEnd { status, result }) = ended else { return };
         let sent = if status.is_success() { self.store(rooms, tag) } else { Ok(0) };
         let (status, len_bytes) = match sent {
@@ -127,6 +146,56 @@ impl Admin {
         }
     }
 
+    /// Has the controllers reset that the host has named.
+    fn begin_resets(&mut self, now: Instant) {
+        // Two that reset each other must not hold what the other needs.
+        while let Some((tag, named)) = { self.association.front().next_reset() } {
+            if let Some(end) = self.begin_reset(now, tag, named) {
+                self.association.front().end_reset(now, tag, end);
+            }
+        }
+    }
+
+    /// Its end, if there is nothing to wait for.
+    fn begin_reset(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        named: CrossControllerReset,
+    ) -> Option<AdminEnd> {
+        let found = self.association.offer().association(named.icid);
+        let Some(other) = found.filter(|other| other.is_meant(&named)) else {
+            return Some(reset_done());
+        };
+        if other.host != self.association.host {
+            return Some(AdminEnd::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()));
+        }
+        if self.resets.len() >= usize::from(RESETS_MAX) {
+            return Some(AdminEnd::refused(Status::CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED));
+        }
+        other.front().end(Over::Reset);
+        self.resets.push(Reset { tag, named, until: now.after(self.quiesce) });
+        None
+    }
+
+    /// Answers for those that are gone. A controller goes with the last connection of its association,
+    /// and that when nothing of it is under way in a medium; one that takes longer than it said is not
+    /// called reset.
+    fn look_at_resets(&mut self, now: Instant) {
+        let Self { association, resets, .. } = self;
+        resets.retain(|Reset { tag, named, until }| {
+            let found = association.offer().association(named.icid);
+            let is_gone = !found.is_some_and(|other| other.is_meant(named));
+            if is_gone {
+                association.front().end_reset(now, *tag, reset_done());
+            } else if now >= *until {
+                let late = AdminEnd::refused(Status::INTERNAL_ERROR);
+                association.front().end_reset(now, *tag, late);
+            }
+            !is_gone && now < *until
+        });
+    }
+
     /// Puts what the host gets where it is sent from. How many bytes.
     fn store(&self, rooms: &Rooms, tag: u16) -> Result<u32, Status> {
         let (way, room) = rooms.data(tag);
@@ -153,6 +222,7 @@ impl Admin {
             return Turned::default();
         }
         self.wants_turn = false;
+        self.look_at_resets(now);
         let mut front = self.association.front();
         let is_busy = front.turn(now);
         let mut count = usize::from(is_busy);
@@ -171,6 +241,9 @@ impl Admin {
             trouble = trouble.or_else(|| is_late.then(|| self.late()));
         }
         self.wakes_at = front.wake_at(now).min(self.drained_by);
+        if !self.resets.is_empty() {
+            self.wakes_at = self.wakes_at.min(now.after(RESET_PAUSE));
+        }
         Turned { count, over: front.over(), trouble }
     }
 
@@ -215,6 +288,11 @@ fn under_tags(rooms: &Rooms, command: &Command) -> Command {
     // No command is under this tag.
     let tag = found.map_or(u16::MAX, |(tag, _)| tag);
     command.with_cdw10(u32::from(tag) << 16)
+}
+
+/// The controller that was named is reset.
+fn reset_done() -> AdminEnd {
+    AdminEnd::with(CrossResetResult(0).with(|result| result.is_reset(true)).0)
 }
 
 /// What a turn came to.

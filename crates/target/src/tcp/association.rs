@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ctrl::controller::Instance;
 use ctrl::front::fabrics::FabricsFrontEnd;
+use wire::admin::CrossControllerReset;
 
 use super::offer::Offer;
 
@@ -14,6 +16,8 @@ pub(super) struct Association {
     pub(super) host: HostNames,
     /// By which port it has come.
     pub(super) port: u16,
+    /// Which life of the controller it is.
+    instance: Option<Instance>,
     front: Mutex<FabricsFrontEnd>,
     /// Goes last: its number is free when its controller is gone.
     place: Place,
@@ -37,10 +41,19 @@ impl Association {
         offer: Arc<Offer>,
         cntlid: u16,
         (host, port): (HostNames, u16),
-        front: FabricsFrontEnd,
+        mut front: FabricsFrontEnd,
     ) -> Arc<Self> {
         let place = Place { offer, cntlid };
-        Arc::new(Self { cntlid, host, port, front: Mutex::new(front), place })
+        let instance = front.controller().configuration().instance;
+        Arc::new(Self { cntlid, host, port, instance, front: Mutex::new(front), place })
+    }
+
+    /// Whether it is the one that a Cross-Controller Reset names, and no other under that number.
+    pub(super) fn is_meant(&self, reset: &CrossControllerReset) -> bool {
+        self.cntlid == reset.icid
+            && self.instance.is_some_and(|Instance { uniquifier, random, .. }| {
+                (uniquifier, random) == (reset.ciu, reset.cirn)
+            })
     }
 
     /// What is asked rarely: nothing of it is on the way of an I/O.

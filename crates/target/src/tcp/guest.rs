@@ -447,6 +447,7 @@ impl Guest {
                 let reason = match turned.over {
                     Some(Over::KeepAliveExpired) => Some(Reason::KeepAliveExpired),
                     Some(Over::NotEnabled) => Some(Reason::NotEnabled),
+                    Some(Over::Reset) => Some(Reason::Reset),
                     Some(Over::HostLost | Over::Withdrawn) => Some(Reason::AssociationEnded),
                     None => None,
                 };

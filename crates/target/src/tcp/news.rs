@@ -68,6 +68,8 @@ pub enum Reason {
     NotEnabled,
     /// Its association has ended, or its controller was reset.
     AssociationEnded,
+    /// Its host has had the controller reset by another one.
+    Reset,
     /// The server ends.
     ServerEnds,
 }
@@ -86,6 +88,7 @@ impl Reason {
             Self::KeepAliveExpired => "keep-alive-expired",
             Self::NotEnabled => "not-enabled",
             Self::AssociationEnded => "association-ended",
+            Self::Reset => "reset",
             Self::ServerEnds => "server-ends",
         }
     }
@@ -105,6 +108,7 @@ impl fmt::Display for Reason {
             }
             Self::NotEnabled => out.write_str("the host did not enable its controller in time"),
             Self::AssociationEnded => out.write_str("its association has ended"),
+            Self::Reset => out.write_str("its host had it reset by another controller"),
             Self::ServerEnds => out.write_str("the server ends"),
         }
     }

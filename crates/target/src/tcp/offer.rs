@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use base::Instant;
+use base::{Instant, Random};
 use ctrl::controller::{
-    AnaState, Controller, ControllerConfig, HostIdentity, Subsystem, Transport,
+    AnaState, Controller, ControllerConfig, HostIdentity, Instance, Subsystem, Transport,
 };
 use ctrl::front::fabrics::Over;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
@@ -68,6 +68,9 @@ struct State {
     associations: BTreeMap<u16, Weak<Association>>,
     /// Where the search for a number begins, so that one is not used again at once.
     next: u16,
+    /// What tells one life of a controller from the next.
+    lives: Random,
+    life: u8,
     /// It is not offered any more.
     is_withdrawn: bool,
 }
@@ -89,7 +92,8 @@ impl Offer {
     pub(super) fn new(plan: OfferPlan) -> Arc<Self> {
         let OfferPlan { subsystem, nqn, hosts, ports, model, masks } = plan;
         let (associations, next, is_withdrawn) = (BTreeMap::new(), 1, false);
-        let state = State { hosts, ports, masks, associations, next, is_withdrawn };
+        let (lives, life) = (Random::new(host::random_seed()), 0);
+        let state = State { hosts, ports, masks, associations, next, lives, life, is_withdrawn };
         Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
     }
 
@@ -138,6 +142,7 @@ impl Offer {
             vectors: 0,
             sgls: SGLS,
             fused_compare_and_write: false,
+            instance: Some(self.instance()),
             transport: Transport::Fabrics {
                 command_capsule_bytes: 64 + limits.in_capsule_bytes,
                 descriptors_max: 1,
@@ -169,6 +174,13 @@ impl Offer {
             self.subsystem.set_ana_state(cntlid, group, state);
         }
         Ok(controller)
+    }
+
+    /// What a controller is known by that begins now, and no other before it under its number.
+    fn instance(&self) -> Instance {
+        let mut state = self.state();
+        state.life = state.life.checked_add(1).unwrap_or(1);
+        Instance { uniquifier: state.life, random: state.lives.draw(), resets_max: RESETS_MAX }
     }
 
     /// The number of the controller that is asked for: taken until its association is entered, or has
@@ -239,6 +251,10 @@ impl Offer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Resets of other controllers that each may have under way: what a host has paths for, with some to
+/// spare.
+pub(super) const RESETS_MAX: u8 = 16;
 
 /// SGLs are understood, with an address or as an offset in the capsule, and the transport's data block
 /// (Base 2.1 §5.1.13.2.1).

@@ -8,6 +8,7 @@ mod exchange;
 mod keeping;
 mod power;
 mod refusals;
+mod resets;
 mod rig;
 mod scarcity;
 mod server;

@@ -148,6 +148,10 @@ layout! {
             /// Reachability Group ID Changeable.
             rgidc @ 1: bool;
         };
+        /// Controller Instance Uniquifier (Base 2.3).
+        ciu @ 135: u8;
+        /// Controller Instance Random Number (Base 2.3).
+        cirn @ 136: u64;
         /// NVM Subsystem Report.
         nvmsr @ 253: u8 {
             /// Part of a storage device.
@@ -531,6 +535,8 @@ layout! {
         };
         /// Discovery Controller Type.
         dctype @ 1806: u8;
+        /// Cross-Controller Reset Limit: so many may be under way at once (Base 2.3).
+        ccrl @ 1807: u8;
         /// Power State Descriptors.
         psd @ 2048: PowerState[32];
         /// Vendor Specific.

@@ -278,6 +278,14 @@ statuses! {
         0x7f STREAM_RESOURCE_ALLOCATION_FAILED "Stream Resource Allocation Failed":
             "The controller cannot open one more stream.";
     }
+    "Base 2.3 §4.2.3.2" sct 1 fabrics false {
+        0x3f CROSS_CONTROLLER_RESET_IN_PROGRESS "Cross-Controller Reset in Progress":
+            "The controller is being reset already.";
+        0x40 CROSS_CONTROLLER_RESET_LOG_FULL "Cross-Controller Reset Log Page Full":
+            "The log page of such resets has no room.";
+        0x41 CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED "Cross-Controller Reset Limit Exceeded":
+            "Too many such resets are under way.";
+    }
     "NVM 1.1 §3.1.2" sct 1 fabrics false {
         0x80 CONFLICTING_ATTRIBUTES "Conflicting Attributes":
             "Attributes of the command contradict each other.";

@@ -8,7 +8,7 @@ use wire::layout::Ascii;
 use wire::register::VERSION_2_1;
 
 use crate::controller::Controller;
-use crate::controller::config::Transport;
+use crate::controller::config::{Instance, Transport};
 use crate::controller::features::notices;
 use crate::controller::firmware::{GRANULARITY_BYTES, SLOTS};
 use crate::controller::health::{CRITICAL_KELVIN, WARNING_KELVIN};
@@ -162,6 +162,9 @@ impl Controller {
                 .msdbd(descriptors_max)
                 .cqt(u16::try_from(quiesce.ns / 1_000_000).unwrap_or(u16::MAX))
                 .disconnect(true);
+        }
+        if let Some(Instance { uniquifier, random, resets_max }) = self.config.instance {
+            page.set().ciu(uniquifier).cirn(random).ccrl(resets_max);
         }
     }
 }

@@ -1,0 +1,131 @@
+//! Controllers that their host has reset by others (Cross-Controller Reset).
+
+use std::sync::Arc;
+
+use base::Span;
+use block::{Delay, Delays, Ram, Spread};
+use ctrl::controller::NamespaceConfig;
+use tcp::Data;
+use wire::admin::CrossControllerReset;
+use wire::fabrics::CNTLID_DYNAMIC;
+use wire::identify::IdentifyController;
+use wire::register::offset;
+use wire::{AdminOpcode, Command, Completion, IoOpcode, Layout, Status, Typed};
+
+use super::rig::{
+    BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+};
+use crate::tcp::{News, Reason};
+
+/// What names the controller at the end of a connection, as it is told to everybody who asks it.
+fn named(rig: &mut Rig, admin: usize) -> CrossControllerReset {
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+    let (_, page) = rig.command(admin, &identify, Data::ToHost(4096), &[]);
+    let page = IdentifyController::parse(&page).unwrap();
+    assert!(page.ccrl() > 0 && page.ciu() > 0);
+    CrossControllerReset { icid: page.cntlid(), ciu: page.ciu(), cirn: page.cirn() }
+}
+
+fn reset(rig: &mut Rig, by: usize, whom: CrossControllerReset) -> Completion {
+    let tag = submit(rig, by, whom);
+    (0..5).for_each(|_| rig.pass(Span::from_ms(1)));
+    rig.lines[by].done.remove(&tag).expect("it has ended").0
+}
+
+fn submit(rig: &mut Rig, by: usize, whom: CrossControllerReset) -> u16 {
+    let tag = rig.lines[by].submit(&whom.to_command(), Data::None, &[]);
+    rig.run();
+    tag
+}
+
+#[test]
+fn a_host_has_its_controller_reset_by_another_one_and_by_nobody_elses() {
+    let mut rig = Rig::new();
+    let (one, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    let (two, _) = rig.admin();
+    let (first, second) = (named(&mut rig, one), named(&mut rig, two));
+    assert_ne!((first.ciu, first.cirn), (second.ciu, second.cirn));
+
+    let stranger = rig.dial(admin_config());
+    let data = connect_data(CNTLID_DYNAMIC).with(|data| data.hostid([8; 16]));
+    assert_eq!(rig.connect(stranger, &admin_connect(), &data).status(), Status::SUCCESS);
+    rig.set_property(stranger, offset::CC, ENABLED);
+    let refused = reset(&mut rig, stranger, first);
+    assert_eq!(refused.status(), Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr());
+    let itself = reset(&mut rig, two, second);
+    assert_eq!(itself.status(), Status::INVALID_FIELD.with_dnr());
+    assert_eq!(rig.service.associations(), 3);
+
+    let done = reset(&mut rig, two, first);
+    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1));
+    assert_eq!(rig.service.associations(), 2);
+    let is_reset = |news: &News| matches!(news, News::Disconnected { reason: Reason::Reset, .. });
+    assert!(rig.news.iter().any(is_reset), "{:?}", rig.news);
+    // What is gone is gone, however often one asks, and whoever does.
+    for by in [two, stranger] {
+        let again = reset(&mut rig, by, first);
+        assert_eq!((again.status(), again.dw0()), (Status::SUCCESS, 1));
+    }
+    assert_eq!(rig.service.associations(), 2);
+}
+
+/// Another life under the same number is not touched.
+#[test]
+fn who_names_a_controller_that_was_resets_none_that_is() {
+    let mut rig = Rig::new();
+    let (one, _) = rig.admin();
+    let (two, _) = rig.admin();
+    let whom = named(&mut rig, one);
+    for before in [
+        CrossControllerReset { ciu: whom.ciu.wrapping_add(1), ..whom },
+        CrossControllerReset { cirn: whom.cirn ^ 1 << 63, ..whom },
+        CrossControllerReset { icid: 77, ..whom },
+    ] {
+        let done = reset(&mut rig, two, before);
+        assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1), "{before:?}");
+        assert_eq!(rig.service.associations(), 2, "{before:?}");
+    }
+}
+
+/// Over a medium that takes so long for a write, what a reset ends in, and how long after it was sent.
+fn reset_over_medium(latency: Span) -> (Completion, Span) {
+    let mut subsystem = None;
+    let mut rig = Rig::with(limits(), |plan| {
+        subsystem = Some(plan.subsystem.clone());
+        plan
+    });
+    let subsystem = subsystem.unwrap();
+    assert!(subsystem.remove_namespace(1));
+    let ram = Arc::new(Ram::new(&rig.regions, 512, BLOCKS).unwrap());
+    let slow = Spread { mean: latency, p99: None };
+    let medium = Arc::new(Delay::new(ram, Delays { read: slow, write: slow }, 1).unwrap());
+    let namespace = NamespaceConfig { nsid: Some(1), ..NamespaceConfig::new(medium) };
+    subsystem.add_namespace(namespace).unwrap();
+    let (one, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let (two, _) = rig.admin();
+    let whom = named(&mut rig, one);
+    let write = transfer(IoOpcode::Write.code(), 0, 1);
+    rig.lines[io].submit(&write, Data::FromHost(512), &pattern(1, 512));
+    rig.run();
+    let (begun, tag) = (rig.now, submit(&mut rig, two, whom));
+    for _ in 0..5000 {
+        if let Some((completion, _)) = rig.lines[two].done.remove(&tag) {
+            return (completion, rig.now.since(begun));
+        }
+        rig.pass(Span::from_ms(1));
+    }
+    panic!("it never ends");
+}
+
+#[test]
+fn a_controller_is_called_reset_when_its_medium_has_answered_and_not_before() {
+    let (done, waited) = reset_over_medium(Span::from_ms(300));
+    assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1));
+    assert!((290..=320).contains(&(waited.ns / 1_000_000)), "{waited}");
+    // Later than the quiesce time it is not believed.
+    let (late, waited) = reset_over_medium(Span::from_secs(3));
+    assert_eq!(late.status(), Status::INTERNAL_ERROR);
+    assert!((990..=1010).contains(&(waited.ns / 1_000_000)), "{waited}");
+}
