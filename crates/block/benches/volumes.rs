@@ -97,7 +97,13 @@ fn volume(count: u64) -> Reads {
     store::create(&opener, &device, "bench", false).expect("room for a store");
     let place = Place::on(&device);
     let open = OpenStore::open(&opener, &place).expect("a store");
-    let change = Change::Create { name: "v".into(), blocks: VOLUME_BLOCKS, unit: 16, uuid: 1 };
+    let change = Change::Create {
+        name: "v".into(),
+        blocks: VOLUME_BLOCKS,
+        unit: 16,
+        uuid: 1,
+        checksums: false,
+    };
     open.change(change).expect("a volume");
     let opened = opener.open(&place.with_name("v")).expect("a volume");
     Reads::of(&regions, opened.medium.channel().expect("a channel"), count)

@@ -132,12 +132,7 @@ impl Check {
             (Kind::Catalogue, superblock.catalogue),
         ];
         for (kind, at) in roots {
-            check.visit(Visit {
-                at,
-                tree: Tree { kind, owner: 0, unit: 1 },
-                level: None,
-                bounds: ALL,
-            });
+            check.visit(Visit { at, tree: Tree::of_store(kind), level: None, bounds: ALL });
         }
         check
     }
@@ -226,9 +221,10 @@ impl Check {
                 self.data.add(units, 1);
             }
             Kind::Names => drop(self.names.insert(line.key, line.value)),
+            Kind::Sums => {}
             Kind::Work if line.value == 0 => drop(self.cuts.insert(line.key)),
             _ => {
-                let tree = Tree { kind: Kind::Volume, owner: line.key, unit: 1 };
+                let tree = Tree { owner: line.key, ..Tree::of_store(Kind::Volume) };
                 self.visit(Visit { at: line.child(), tree, level: None, bounds: ALL });
             }
         }
@@ -242,6 +238,7 @@ impl Check {
         }
         self.volumes.insert(body.id, *body);
         self.visit(Visit { at: body.map, tree: body.tree(), level: None, bounds: ALL });
+        self.visit(Visit { at: body.sums, tree: body.sums_tree(), level: None, bounds: ALL });
     }
 
     /// What was found, once everything was read.

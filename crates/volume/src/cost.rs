@@ -131,7 +131,7 @@ impl Books {
 
     /// Blocks for which one leaf of the tree of counts answers at least, for no leaf is split that
     /// has fewer than twice as many records.
-    fn half(&self) -> u64 {
+    pub(crate) fn half(&self) -> u64 {
         (self.full as u64 / 2).max(1)
     }
 }

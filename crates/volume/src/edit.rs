@@ -18,6 +18,14 @@ pub(crate) const FULL: usize = RECORDS_MAX - 3;
 /// How far a change went, and how many blocks more (or fewer) are mapped.
 pub(crate) type Changed = (u64, i64);
 
+/// What was done to the lines of a leaf.
+struct Edited {
+    /// Where it stopped.
+    end: u64,
+    removed: Vec<Record>,
+    added: Vec<Record>,
+}
+
 impl Books {
     /// Replaces what a range of keys holds, as far as one leaf goes: by `line`, cut to fit, or by
     /// nothing. Returns where it stopped.
@@ -35,9 +43,51 @@ impl Books {
         if self.records(*root)?.len() > self.full {
             self.grow(tree, root)?;
         }
-        let changed = self.splice_in(tree, *root, &ALL, &range, line)?;
+        let mut edit = |lines: &mut Vec<Record>, end: u64| {
+            let range = range.start..range.end.min(end);
+            let (removed, added) = replace(lines, tree.kind, &range, line);
+            Edited { end: range.end, removed, added }
+        };
+        let changed = self.splice_in(tree, *root, &ALL, range.start, &mut edit)?;
         self.tidy(tree, root)?;
         Ok(changed)
+    }
+
+    /// Puts lines of ascending keys, which need not follow one another, as many as one leaf takes: one
+    /// at least. Returns how many that were. For trees whose lines are no runs.
+    pub(crate) fn put_lines(
+        &mut self,
+        tree: &Tree,
+        root: &mut Pointer,
+        lines: &[Record],
+    ) -> Result<usize, Stop> {
+        let Some(first) = lines.first() else { return Ok(0) };
+        if root.is_none() {
+            self.plant(tree, root, first.key..first.key + 1, Some(*first))?;
+            return Ok(1);
+        }
+        *root = self.shadow(tree, *root, None, &ALL)?;
+        if self.records(*root)?.len() > self.full {
+            self.grow(tree, root)?;
+        }
+        let (full, mut done) = (self.full, 0);
+        let mut edit = |records: &mut Vec<Record>, end: u64| {
+            for line in lines.iter().take_while(|line| line.key < end) {
+                let at = records.partition_point(|record| record.key < line.key);
+                let is_there = records.get(at).is_some_and(|record| record.key == line.key);
+                if is_there {
+                    records[at] = *line;
+                } else if records.len() > full && done > 0 {
+                    break;
+                } else {
+                    records.insert(at, *line);
+                }
+                done += 1;
+            }
+            Edited { end, removed: Vec::new(), added: Vec::new() }
+        };
+        self.splice_in(tree, *root, &ALL, first.key, &mut edit)?;
+        Ok(done)
     }
 
     /// The first leaf of an empty tree.
@@ -75,18 +125,17 @@ impl Books {
         tree: &Tree,
         pointer: Pointer,
         bounds: &Range<u64>,
-        range: &Range<u64>,
-        line: Option<Record>,
+        at: u64,
+        edit: &mut dyn FnMut(&mut Vec<Record>, u64) -> Edited,
     ) -> Result<Changed, Stop> {
         let page = self.node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
-            let range = range.start..range.end.min(bounds.end);
-            let (removed, added) = replace(self.lines(pointer)?, tree.kind, &range, line);
-            return Ok((range.end, self.recount(tree, &removed, &added)));
+            let Edited { end, removed, added } = edit(self.lines(pointer)?, bounds.end);
+            return Ok((end, self.recount(tree, &removed, &added)));
         }
-        let (index, inner) = self.own_way(tree, pointer, bounds, range.start)?;
+        let (index, inner) = self.own_way(tree, pointer, bounds, at)?;
         let child = self.records(pointer)?[index].child();
-        let changed = self.splice_in(tree, child, &inner, range, line)?;
+        let changed = self.splice_in(tree, child, &inner, at, edit)?;
         self.drop_if_empty(pointer, index)?;
         Ok(changed)
     }
@@ -131,7 +180,7 @@ impl Books {
         let page = self.node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
             let range = range.start.max(bounds.start)..range.end.min(bounds.end);
-            let range = range.start..step_end(page.records(), &range, self.step_blocks);
+            let range = range.start..step_end(tree, page.records(), &range, self.step_blocks);
             let (removed, added) = replace(self.lines(pointer)?, tree.kind, &range, None);
             return Ok((range.end, self.recount(tree, &removed, &added)));
         }
@@ -162,7 +211,7 @@ impl Books {
         bounds: &Range<u64>,
     ) -> Result<bool, Stop> {
         let leaf = self.node(tree, leaf, Some(0), bounds)?;
-        Ok(step_end(leaf.records(), bounds, self.step_blocks) == bounds.end)
+        Ok(step_end(tree, leaf.records(), bounds, self.step_blocks) == bounds.end)
     }
 
     /// Gives up a child with all that is under it: a shared one, or a leaf.
@@ -183,10 +232,10 @@ impl Books {
         if is_shared {
             self.leave(child.address..child.address + 1);
         } else {
-            leaf.records().iter().for_each(|run| self.leave(tree.units_of(run)));
+            leaf.records().iter().for_each(|run| self.leave(under(tree, &leaf, run)));
             self.drop_page(child.address);
         }
-        Ok(-blocks_of(leaf.records()))
+        Ok(-blocks_of(tree, leaf.records()))
     }
 
     /// Makes a node the tree's own: unshared, and of this transaction.
@@ -326,7 +375,7 @@ impl Books {
 
     /// Counts blocks of data as a change of a leaf wants it. Returns how many more are mapped.
     fn recount(&mut self, tree: &Tree, removed: &[Record], added: &[Record]) -> i64 {
-        if !tree.may_share() {
+        if tree.kind != Kind::Map {
             return 0;
         }
         let mut deltas = Deltas::default();
@@ -337,7 +386,13 @@ impl Books {
         for left in units_left(tree, removed, added) {
             self.space.lower(self.generation, left);
         }
-        blocks_of(added) - blocks_of(removed)
+        if tree.keeps {
+            let mut left = RangeSet::default();
+            removed.iter().for_each(|run| left.insert(run.value..run.value + run.extra));
+            added.iter().for_each(|run| left.remove(run.value..run.value + run.extra));
+            left.iter().for_each(|range| self.space.vacate(self.generation, range));
+        }
+        blocks_of(tree, added) - blocks_of(tree, removed)
     }
 
     /// The records of a page that this transaction has made.
@@ -403,7 +458,10 @@ fn replace(
 }
 
 /// Where so many blocks of a range have been given back.
-fn step_end(records: &[Record], range: &Range<u64>, blocks: u64) -> u64 {
+fn step_end(tree: &Tree, records: &[Record], range: &Range<u64>, blocks: u64) -> u64 {
+    if tree.kind != Kind::Map {
+        return range.end;
+    }
     let mut left = blocks;
     for run in records.iter().filter(|run| run.key < range.end) {
         let end = run.key.saturating_add(run.extra).min(range.end);
@@ -435,7 +493,11 @@ pub(crate) fn from(kind: Kind, run: &Record, key: u64) -> Record {
 
 /// What a line of a node refers to.
 fn under(tree: &Tree, page: &Page, line: &Record) -> Range<u64> {
-    if page.level() == 0 { tree.units_of(line) } else { line.value..line.value + 1 }
+    match (page.level(), tree.kind) {
+        (0, Kind::Map) => tree.units_of(line),
+        (0, _) => 0..0,
+        _ => line.value..line.value + 1,
+    }
 }
 
 /// Units to which records referred that went, and none does that came.
@@ -450,7 +512,10 @@ const fn line_to(key: u64, child: Pointer) -> Record {
     Record { key, value: child.address, extra: child.generation }
 }
 
-fn blocks_of(runs: &[Record]) -> i64 {
+fn blocks_of(tree: &Tree, runs: &[Record]) -> i64 {
+    if tree.kind != Kind::Map {
+        return 0;
+    }
     let sum: u64 = runs.iter().map(|run| run.extra).sum();
     i64::try_from(sum).unwrap_or(i64::MAX)
 }

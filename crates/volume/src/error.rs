@@ -153,6 +153,17 @@ pub enum StoreError {
         /// Blocks of them that are kept for deletions and commits.
         kept: u64,
     },
+    /// Blocks of a volume are not what was written to them.
+    Corrupt {
+        /// The volume.
+        name: String,
+        /// The first block.
+        block: u64,
+        /// How many that follow one another.
+        blocks: u64,
+        /// The block of the store in which the first one lies.
+        at: u64,
+    },
     /// The device has not done what it was told.
     Device {
         /// What it was told.
@@ -181,7 +192,9 @@ impl StoreError {
     /// Whose move it is.
     pub const fn blame(&self) -> Blame {
         match self {
-            Self::Damaged(_) | Self::Device { .. } | Self::Stopped => Blame::Peer,
+            Self::Damaged(_) | Self::Corrupt { .. } | Self::Device { .. } | Self::Stopped => {
+                Blame::Peer
+            }
             Self::NoSpace { .. } | Self::TwoStores { .. } => Blame::Machine,
             _ => Blame::Caller,
         }
@@ -190,7 +203,7 @@ impl StoreError {
     /// What a request for blocks is answered with.
     pub const fn outcome(&self) -> Outcome {
         match self {
-            Self::Damaged(_) => Outcome::UNRECOVERED_READ,
+            Self::Damaged(_) | Self::Corrupt { .. } => Outcome::UNRECOVERED_READ,
             Self::NoSpace { .. } => Outcome::CAPACITY_EXCEEDED,
             Self::OutOfRange { .. } => Outcome::LBA_OUT_OF_RANGE,
             Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
@@ -220,6 +233,9 @@ impl StoreError {
             }
             Self::NoSpace { .. } => {
                 "delete volumes or trim them; nothing that was written is lost."
+            }
+            Self::Corrupt { .. } => {
+                "write these blocks anew from a copy; `tenmil store scrub` looks for others."
             }
             Self::Stopped => "see to the device, then open the store again.",
             _ => return None,
@@ -316,6 +332,11 @@ impl fmt::Display for StoreError {
             Self::NoSpace { free, kept } => write!(
                 out,
                 "the store is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions"
+            ),
+            Self::Corrupt { name, block, blocks, at } => write!(
+                out,
+                "volume `{name}`: {blocks} blocks from block {block} on, at block {at} of the store: \
+                 what is there does not have the checksum on record"
             ),
             Self::Device { what, outcome } => {
                 write!(out, "{what}: the device answered {outcome:?}")

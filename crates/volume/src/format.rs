@@ -118,8 +118,10 @@ layout! {
         uuid: u128,
         /// Its name, UTF-8, padded with zeroes.
         name: [u8; 128],
+        /// Tree: group of blocks of the volume to their checksums; none if it has no checksums.
+        sums: Pointer,
         /// Zero.
-        reserved: [u8; 96],
+        reserved: [u8; 80],
     }
 }
 
@@ -141,6 +143,16 @@ pub mod flags {
     pub const READ_ONLY: u32 = 1;
     /// It has been deleted, and its blocks are being given back.
     pub const DOOMED: u32 = 2;
+    /// Its data have checksums.
+    pub const CHECKSUMS: u32 = 4;
+}
+
+/// Bits of [`Superblock::incompatible`].
+pub mod features {
+    /// There are volumes whose data have checksums, or there were.
+    pub const CHECKSUMS: u64 = 1;
+    /// Those that this program knows.
+    pub const KNOWN: u64 = CHECKSUMS;
 }
 
 /// What a block of metadata is.
@@ -161,6 +173,8 @@ pub enum Kind {
     Map,
     /// A volume's block.
     Volume,
+    /// A node of a volume's checksums: number of a group of blocks to the checksums of each.
+    Sums,
 }
 
 /// Eight bytes that every block of metadata has.
@@ -199,7 +213,7 @@ pub type Block = [u8; BLOCK_BYTES];
 
 impl Kind {
     /// Every kind, in the order of their codes.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Superblock,
         Self::Catalogue,
         Self::Names,
@@ -207,6 +221,7 @@ impl Kind {
         Self::Space,
         Self::Map,
         Self::Volume,
+        Self::Sums,
     ];
 
     /// What stands in a header.
@@ -229,6 +244,7 @@ impl Kind {
             Self::Space => "node of the space map",
             Self::Map => "node of a volume's map",
             Self::Volume => "volume's block",
+            Self::Sums => "node of a volume's checksums",
         }
     }
 }
@@ -262,15 +278,15 @@ impl Superblock {
         SLOTS..self.blocks - SLOTS
     }
 
-    /// Bits of features without which nobody may open the store, or write to it; this program knows
-    /// none.
-    pub(crate) const fn features(&self) -> u64 {
-        self.incompatible | self.read_only_compatible
+    /// Bits of features that this program does not know, and without which nobody may open the store,
+    /// or write to it.
+    pub(crate) const fn unknown_features(&self) -> u64 {
+        (self.incompatible & !features::KNOWN) | self.read_only_compatible
     }
 
     /// Whether it is of another version or has features that are not known.
     pub(crate) const fn is_unknown(&self) -> bool {
-        self.version != VERSION || self.features() != 0
+        self.version != VERSION || self.unknown_features() != 0
     }
 
     /// What must hold of one whose checksum is right; else what is wrong. What the numbers of an
@@ -301,9 +317,10 @@ impl VolumeBody {
     /// What must hold of one whose checksum is right; else what is wrong.
     pub(crate) fn check(&self) -> Result<(), Flaw> {
         let sized = self.blocks <= BLOCKS_MAX && self.unit_shift <= UNIT_SHIFT_MAX;
-        let known = self.flags & !(flags::READ_ONLY | flags::DOOMED) == 0;
+        let known = self.flags & !(flags::READ_ONLY | flags::DOOMED | flags::CHECKSUMS) == 0;
+        let summed = self.has(flags::CHECKSUMS) || self.sums.is_none();
         let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
-        if sized && known && numbered { Ok(()) } else { Err(Flaw::Contents) }
+        if sized && known && summed && numbered { Ok(()) } else { Err(Flaw::Contents) }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::layout::Layout;
 use crate::open::{NewStore, Opening, Step};
 use crate::store::{Action, Answer, Ask, End, Store};
 use crate::stream::{self, Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender};
+use crate::sums::checksum;
 use crate::volumes::Change;
 
 /// Blocks of the store that is tampered with.
@@ -140,6 +141,15 @@ fn carry_out(store: &mut Store, image: &mut [u8], action: Action) {
             room.expect("metadata stay within the store").copy_from_slice(&bytes);
             store.complete(io, End::Done);
         }
+        Action::ReadData { io, at, blocks, is_summed: true, .. } => {
+            let sums: Vec<u32> =
+                (at..at + blocks).map(|at| checksum(block_at(image, at))).collect();
+            store.complete(io, End::Sums(&sums));
+        }
+        Action::WriteData { io, blocks, is_summed: true, .. } => {
+            let sums = vec![1; usize::try_from(blocks).unwrap_or(0)];
+            store.complete(io, End::Sums(&sums));
+        }
         Action::ReadData { io, .. } | Action::WriteData { io, .. } | Action::Flush { io } => {
             store.complete(io, End::Done);
         }
@@ -172,7 +182,8 @@ fn sample() -> Vec<u8> {
         }
     }
     let mut store = open(&image).expect("a store that was just made");
-    let create = Change::Create { name: "a".into(), blocks: 64, unit: 4, uuid: 1 };
+    let create =
+        Change::Create { name: "a".into(), blocks: 64, unit: 4, uuid: 1, checksums: false };
     ask(&mut store, &mut image, Ask::Change(create));
     for block in [0, 9, 22, 35, 41, 50] {
         ask(&mut store, &mut image, Ask::Write { volume: 1, block, blocks: 3 });
@@ -182,6 +193,13 @@ fn sample() -> Vec<u8> {
     ask(&mut store, &mut image, Ask::Write { volume: 1, block: 10, blocks: 30 });
     let clone = Change::Clone { from: "b".into(), name: "c".into(), uuid: 3 };
     ask(&mut store, &mut image, Ask::Change(clone));
+    let name = || "d".to_owned();
+    let create = Change::Create { name: name(), blocks: 64, unit: 4, uuid: 4, checksums: true };
+    ask(&mut store, &mut image, Ask::Change(create));
+    for block in [0, 9, 22, 35, 41, 50] {
+        ask(&mut store, &mut image, Ask::Write { volume: 4, block, blocks: 3 });
+    }
+    ask(&mut store, &mut image, Ask::Flush);
     image
 }
 
@@ -213,8 +231,15 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
 /// Streams that come far.
 #[must_use]
 pub fn stream_seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let contents =
-        |base| Contents { store: 1, uuid: 2, name: "s".into(), blocks: 40, unit: 4, base };
+    let contents = |base| Contents {
+        store: 1,
+        uuid: 2,
+        name: "s".into(),
+        blocks: 40,
+        unit: 4,
+        has_checksums: true,
+        base,
+    };
     let data = [7; 2 * BLOCK_BYTES];
     let (mut sender, mut whole) = Sender::begin(&contents(None));
     whole.extend(sender.data(3, &data));

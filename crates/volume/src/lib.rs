@@ -27,6 +27,7 @@ pub mod rescue;
 mod space;
 mod store;
 pub mod stream;
+mod sums;
 mod tree;
 mod volumes;
 
@@ -35,4 +36,5 @@ pub use error::{Damage, Flaw, StoreError};
 pub use layout::Layout;
 pub use open::{NewStore, Opened, Opening, Step};
 pub use store::{Action, Answer, Ask, End, Run, Store, Usage};
+pub use sums::checksum;
 pub use volumes::{Change, VOLUMES_MAX, VolumeInfo};

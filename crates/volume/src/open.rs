@@ -165,7 +165,7 @@ impl Opening {
         let decoded = bytes.map_err(Flaw::Unread).and_then(|bytes| decode_superblock(bytes, at));
         match decoded {
             Ok((_, _, superblock)) if superblock.is_unknown() => {
-                self.newer = Some((superblock.version, superblock.features()));
+                self.newer = Some((superblock.version, superblock.unknown_features()));
             }
             Ok((store, generation, superblock)) => {
                 self.found.push((at, Found { store, generation, superblock }));

@@ -12,6 +12,7 @@ use std::ops::Range;
 use crate::books::{Books, Stop};
 use crate::format::{Record, VolumeBody};
 use crate::ranges::Deltas;
+use crate::sums::GROUP_BLOCKS;
 use crate::tree::{Leaf, Tree};
 
 /// Blocks of a volume that lie together.
@@ -49,6 +50,8 @@ pub(crate) struct Grant {
     pub(crate) users: u32,
     /// Whether the map refers to it.
     pub(crate) is_mapped: bool,
+    /// A bit for each block that may not be written to: one is on its way there, or it was in use.
+    pub(crate) taken: u32,
 }
 
 /// Where a unit of a volume is to be written.
@@ -94,19 +97,24 @@ impl Books {
     ) -> Result<Vec<Segment>, Stop> {
         let (tree, unit) = (body.tree(), body.unit());
         let numbers = range.start / unit..range.end.div_ceil(unit);
-        let blocks_of =
-            |number: u64| (number * unit).max(range.start)..((number + 1) * unit).min(range.end);
+        let blocks_of = |number: u64| part(number, unit, range);
         let mut leaf: Option<Leaf> = None;
         let mut homes = Vec::new();
         for number in numbers.clone() {
             let start = number * unit;
             let part = blocks_of(number).start - start..blocks_of(number).end - start;
+            let wanted = bits(&blocks_of(number), unit);
             let mut grants = pending.range_mut((body.id, number, 0)..=(body.id, number, u64::MAX));
-            let grant = grants
-                .find(|((_, _, at), _)| !self.space.is_spoilt(&(at + part.start..at + part.end)));
+            let grant = grants.find(|((_, _, at), grant)| {
+                let is_free = !tree.keeps || grant.taken & wanted == 0;
+                let is_mine = tree.keeps && mine.contains(&(number, *at));
+                let goes_to = at + part.start..at + part.end;
+                (is_free && !self.space.is_spoilt(&goes_to)) || is_mine
+            });
             if let Some((&(_, _, at), grant)) = grant {
                 if !mine.contains(&(number, at)) {
                     grant.users += 1;
+                    grant.taken |= wanted;
                     mine.push((number, at));
                 }
                 homes.push(Home::Here(at, Vec::new()));
@@ -115,9 +123,19 @@ impl Books {
             if leaf.as_ref().is_none_or(|leaf| !leaf.bounds.contains(&start)) {
                 leaf = self.leaf_and_sharing(&tree, body.map, start, true)?;
             }
-            homes.push(self.home(&tree, leaf.as_ref(), start, &blocks_of(number))?);
+            if !tree.keeps {
+                homes.push(self.home(&tree, leaf.as_ref(), start, &blocks_of(number))?);
+                continue;
+            }
+            let is_given = |at| pending.contains_key(&(body.id, number, at));
+            let home = self.other_home(&tree, leaf.as_ref(), (start, &part), is_given)?;
+            homes.push(home.map_or(Home::Nowhere, |(at, grant)| {
+                pending.insert((body.id, number, at), grant);
+                mine.push((number, at));
+                Home::Here(at, Vec::new())
+            }));
         }
-        self.settle(body.id, numbers.start, unit, &mut homes, pending, mine)?;
+        self.settle(body, range, &mut homes, pending, mine)?;
         let mut segments = Vec::new();
         for (number, home) in numbers.zip(&homes) {
             if let Home::Here(at, runs) = home {
@@ -133,14 +151,13 @@ impl Books {
     /// Sets units aside for those that have no home, together as far as there is room together.
     fn settle(
         &mut self,
-        id: u64,
-        first: u64,
-        unit: u64,
+        body: &VolumeBody,
+        range: &Range<u64>,
         homes: &mut [Home],
         pending: &mut Pending,
         mine: &mut Vec<(u64, u64)>,
     ) -> Result<(), Stop> {
-        let mut index = 0;
+        let (unit, mut index) = (body.unit(), 0);
         while index < homes.len() {
             let missing = homes[index..].iter().take_while(|home| matches!(home, Home::Nowhere));
             let missing = missing.count();
@@ -150,8 +167,10 @@ impl Books {
             }
             let found = self.take_units(unit, missing as u64)?;
             for at in (found.start..found.end).step_by(step(unit)) {
-                let number = first + index as u64;
-                pending.insert((id, number, at), Grant { users: 1, is_mapped: false });
+                let number = range.start / unit + index as u64;
+                let taken = bits(&part(number, unit, range), unit);
+                let grant = Grant { users: 1, is_mapped: false, taken };
+                pending.insert((body.id, number, at), grant);
                 mine.push((number, at));
                 homes[index] = Home::Here(at, Vec::new());
                 index += 1;
@@ -191,15 +210,59 @@ impl Books {
         Ok(Home::Nowhere)
     }
 
-    /// Has the map say where a part of a segment lies, as far as one leaf goes. Returns where it
-    /// stopped.
-    pub(crate) fn map_segment(&mut self, id: u64, segment: &Segment) -> Result<u64, Stop> {
+    /// The unit of the store that this volume alone uses for one of its units, that nobody writes to,
+    /// and in which the places for a part of it are in nobody's map, nor in what may come back after a
+    /// loss of power.
+    fn other_home(
+        &mut self,
+        tree: &Tree,
+        leaf: Option<&Leaf>,
+        (start, part): (u64, &Range<u64>),
+        is_given: impl Fn(u64) -> bool,
+    ) -> Result<Option<(u64, Grant)>, Stop> {
+        let Some(leaf) = leaf.filter(|leaf| !leaf.is_shared) else { return Ok(None) };
+        let records = leaf.page.records();
+        let from = records.partition_point(|run| run.key + run.extra <= start);
+        let to = records.partition_point(|run| run.key < start + tree.unit);
+        let runs = &records[from.min(to)..to];
+        let place = |run: &Record| (run.value + start).wrapping_sub(run.key);
+        let wanted = bits(part, tree.unit);
+        for at in runs.iter().map(place).filter(|at| !is_given(*at)) {
+            let own = || runs.iter().filter(|run| place(run) == at);
+            let cut =
+                |run: &Record| run.key.max(start)..(run.key + run.extra).min(start + tree.unit);
+            let mapped = own().fold(0, |taken, run| taken | bits(&cut(run), tree.unit));
+            let left = (0..tree.unit).filter(|place| self.space.is_vacated(at + place));
+            let taken = left.fold(mapped, |taken, place| taken | 1 << place);
+            let is_own = self.count(at)? == own().count() as u64 && !self.space.is_lowered(at);
+            let is_spoilt = self.space.is_spoilt(&(at + part.start..at + part.end));
+            if is_own && taken & wanted == 0 && !is_spoilt {
+                let grant = Grant { users: 1, is_mapped: true, taken: taken | wanted };
+                return Ok(Some((at, grant)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has the map say where a part of a segment lies, as far as one leaf goes, and enters the
+    /// checksums of that, if there are any. Returns where it stopped.
+    pub(crate) fn map_segment(
+        &mut self,
+        id: u64,
+        segment: &Segment,
+        sums: &[u32],
+    ) -> Result<u64, Stop> {
         let mut body = self.expect_volume(id)?;
-        let range = segment.block..segment.block + segment.blocks;
+        let most = if body.tree().keeps { GROUP_BLOCKS * self.half() } else { u64::MAX };
+        let range = segment.block..segment.block + segment.blocks.min(most);
         let line = Record { key: segment.block, value: segment.at, extra: segment.blocks };
         let tree = body.tree();
         let (end, blocks) = self.splice(&tree, &mut body.map, range, Some(line))?;
         body.mapped = body.mapped.saturating_add_signed(blocks);
+        if body.tree().keeps {
+            let count = usize::try_from(end - segment.block).unwrap_or(usize::MAX);
+            self.put_sums(&mut body, segment.block, sums.get(..count).unwrap_or(sums))?;
+        }
         if u64::try_from(blocks) != Ok(end - segment.block) {
             self.remapped.insert(id);
         }
@@ -210,10 +273,14 @@ impl Books {
     /// Takes blocks out of a volume's map, as far as one leaf goes. Returns where it stopped.
     pub(crate) fn unmap(&mut self, id: u64, range: &Range<u64>) -> Result<u64, Stop> {
         let mut body = self.expect_volume(id)?;
-        let (map, tree) = (body.map, body.tree());
-        let (end, blocks) = self.clear(&tree, &mut body.map, range, false)?;
+        let (map, sums, tree) = (body.map, body.sums, body.tree());
+        let end = if tree.keeps { self.sums_end(&body, range)? } else { range.end };
+        let (end, blocks) = self.clear(&tree, &mut body.map, &(range.start..end), false)?;
         body.mapped = body.mapped.saturating_add_signed(blocks);
-        if body.map != map || blocks != 0 {
+        if tree.keeps {
+            self.forget_sums(&mut body, &(range.start..end))?;
+        }
+        if (body.map, body.sums) != (map, sums) || blocks != 0 {
             self.remapped.insert(id);
             self.put_volume(&body)?;
         }
@@ -271,6 +338,17 @@ fn has(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
             && run.value + (blocks.start - run.key) == at
     };
     runs.iter().any(holds)
+}
+
+/// The blocks of a range that are in a unit.
+fn part(number: u64, unit: u64, range: &Range<u64>) -> Range<u64> {
+    (number * unit).max(range.start)..((number + 1) * unit).min(range.end)
+}
+
+/// A bit for each of some blocks of a unit.
+fn bits(blocks: &Range<u64>, unit: u64) -> u32 {
+    let (first, count) = (blocks.start % unit, blocks.end - blocks.start);
+    ((1_u32 << count) - 1) << first
 }
 
 fn step(unit: u64) -> usize {

@@ -25,6 +25,7 @@ use crate::format::{
 use crate::layout::Layout;
 use crate::open::Opening;
 use crate::ranges::{Place, RangeSet};
+use crate::sums::{GROUP_BLOCKS, in_record};
 use crate::tree::Tree;
 use crate::volumes::{CATALOGUE, NAMES, VolumeInfo};
 
@@ -93,6 +94,19 @@ impl Found {
     pub fn walk(&self) -> Walk {
         Walk::new(self.store, &self.room, self.body.tree(), self.body.map)
     }
+
+    /// Looks for its checksums, for [`checksum_of`]: keys of what is lost are groups of four blocks.
+    pub fn walk_checksums(&self) -> Walk {
+        Walk::new(self.store, &self.room, self.body.sums_tree(), self.body.sums)
+    }
+}
+
+/// The checksum of a block of a volume, in what a [walk](Found::walk_checksums) has found.
+pub fn checksum_of(records: &[Record], block: u64) -> Option<u32> {
+    let (group, index) = (block / GROUP_BLOCKS, usize::try_from(block % GROUP_BLOCKS));
+    let at = records.binary_search_by_key(&group, |record| record.key).ok()?;
+    let sums = in_record(records.get(at)?);
+    sums.get(index.ok()?).copied().filter(|sum| *sum != 0)
 }
 
 /// Blocks of a volume that lie elsewhere than those of another, by ascending blocks: the first one, how
@@ -224,7 +238,7 @@ impl Rescue {
                 let names = || records.iter().map(|line| (line.key, line.value)).collect();
                 self.names = lost.is_empty().then(names);
                 self.damaged.extend(lost.into_iter().map(|lost| lost.damage));
-                let space = Tree { kind: Kind::Space, owner: 0, unit: 1 };
+                let space = Tree::of_store(Kind::Space);
                 self.walk(space).map_or(Stage::Scan(SLOTS), Stage::Space)
             }
             Stage::Space(walk) => {

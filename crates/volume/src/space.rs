@@ -32,6 +32,9 @@ pub(crate) struct Space {
     /// Blocks to which a write has failed, which may still come to pass. Nobody is given them until
     /// the store is opened anew, whatever they are mapped to now.
     spoilt: RangeSet,
+    /// Blocks of data with checksums that nobody refers to any more, though perhaps to others of their
+    /// unit, by the transaction in which that came about.
+    vacated: BTreeMap<u64, RangeSet>,
     /// Blocks given out that the tree does not know of yet.
     pub(crate) fresh: u64,
     /// The level of the root of the tree, as far as that is known.
@@ -61,6 +64,8 @@ enum Purpose {
 pub(crate) const POOL_BLOCKS: u64 = 64;
 /// Blocks that the pool must have for any change.
 pub(crate) const CHANGE_BLOCKS: u64 = 48;
+/// Blocks that the pool must have for a change of a map and of checksums.
+pub(crate) const CHECKSUM_BLOCKS: u64 = 80;
 /// Blocks that the pool must have to change one count.
 pub(crate) const COUNT_BLOCKS: u64 = 28;
 /// The level of the root of a tree of counts before it has been looked at: enough for any store.
@@ -69,7 +74,7 @@ const HEIGHT: u8 = 5;
 const KEPT_MAX: u64 = 16_384;
 
 /// The tree of counts.
-pub(crate) const SPACE: Tree = Tree { kind: Kind::Space, owner: 0, unit: 1 };
+pub(crate) const SPACE: Tree = Tree::of_store(Kind::Space);
 
 impl Space {
     pub(crate) fn new(superblock: &Superblock) -> Self {
@@ -84,6 +89,7 @@ impl Space {
             quarantine: BTreeMap::new(),
             lowered: BTreeMap::new(),
             spoilt: RangeSet::default(),
+            vacated: BTreeMap::new(),
             fresh: 0,
             height: HEIGHT,
             cursors: std::array::from_fn(|index| {
@@ -160,8 +166,20 @@ impl Space {
         self.lowered.values().any(|set| matches!(set.look(block), Place::Taken(_)))
     }
 
+    /// Notes that a map does not have blocks any more. Until that is durable, they may be in it again
+    /// after a loss of power, with the checksums that they have; and reads of them may be under way.
+    pub(crate) fn vacate(&mut self, generation: u64, range: Range<u64>) {
+        self.vacated.entry(generation).or_default().insert(range);
+    }
+
+    /// Whether that is so of a block.
+    pub(crate) fn is_vacated(&self, block: u64) -> bool {
+        self.vacated.values().any(|set| matches!(set.look(block), Place::Taken(_)))
+    }
+
     /// Ends that for what was left in transactions up to this one.
     pub(crate) fn settle(&mut self, generation: u64) {
+        self.vacated.retain(|since, _| *since > generation);
         self.lowered.retain(|since, _| *since > generation);
     }
 
@@ -205,8 +223,9 @@ impl Books {
         if self.is_low(leaves) {
             return Err(Stop::Full);
         }
-        while self.space.pool.blocks() < POOL_BLOCKS {
-            let missing = POOL_BLOCKS - self.space.pool.blocks();
+        let wanted = needed.max(POOL_BLOCKS);
+        while self.space.pool.blocks() < wanted {
+            let missing = wanted - self.space.pool.blocks();
             let is_enough = self.space.pool.blocks() >= needed;
             if self.space.free(&self.superblock) == 0 {
                 return if is_enough { Ok(()) } else { Err(Stop::Full) };

@@ -32,7 +32,7 @@ use crate::books::{Books, Stop};
 use crate::cost::Leaves;
 use crate::edit::FULL;
 use crate::error::{Damage, Flaw, StoreError};
-use crate::format::{Page, Superblock, unpadded};
+use crate::format::{Page, Superblock, flags, unpadded};
 use crate::plan::Pending;
 use crate::space::{CHANGE_BLOCKS, POOL_BLOCKS};
 pub use ask::{Action, Answer, Ask, End, Run, Usage};
@@ -170,9 +170,12 @@ impl Store {
     }
 
     /// The run of a volume's map that has a block, if it is mapped and that can be said without
-    /// reading anything.
+    /// reading anything. None of a volume with checksums: its data pass through whoever has those.
     pub fn mapped_run(&mut self, volume: u64, block: u64) -> Option<Run> {
         let body = self.books.volume(volume).ok().flatten().filter(|body| block < body.blocks)?;
+        if body.has(flags::CHECKSUMS) {
+            return None;
+        }
         let run = self.books.next_run(&body.tree(), body.map, block).ok().flatten()?;
         self.books.cache.settle();
         let blocks = run.extra.min(body.blocks.saturating_sub(run.key));
@@ -234,7 +237,7 @@ impl Store {
     pub fn complete(&mut self, io: u64, end: End<'_>) {
         match self.ios.remove(&io) {
             Some(Purpose::Page(address)) => self.handle_page(address, end),
-            Some(Purpose::Data(task) | Purpose::Flush(task)) => self.handle_transfer(task, end),
+            Some(Purpose::Data(task) | Purpose::Flush(task)) => self.handle_transfer(task, io, end),
             Some(Purpose::Commit) => self.handle_commit(end),
             None => {}
         }
@@ -245,7 +248,9 @@ impl Store {
         let page = match end {
             End::Read(bytes) => Page::decode(bytes, self.books.store, address),
             End::Failed(outcome) => Err(Damage::at(address, Flaw::Unread(outcome))),
-            End::Done => Err(Damage::at(address, Flaw::Unread(Outcome::INTERNAL_ERROR))),
+            End::Done | End::Sums(_) => {
+                Err(Damage::at(address, Flaw::Unread(Outcome::INTERNAL_ERROR)))
+            }
         };
         self.books.handle_read(address, page);
         // They run before anything else is read, so what they waited for is still there.

@@ -39,8 +39,8 @@ layout! {
         blocks: u64,
         /// Blocks in its unit of allocation, as a power of two.
         unit_shift: u32,
-        /// Zero.
-        padding: u32,
+        /// Bit 0: its data have checksums in the store from which it came.
+        flags: u32,
         /// The snapshot's name, UTF-8, padded with zeroes.
         name: [u8; 128],
         /// The name of the snapshot that it differs from, in the same way.
@@ -73,6 +73,9 @@ pub const VERSION: u32 = 1;
 /// Blocks of data behind one record at most.
 pub const DATA_BLOCKS_MAX: u64 = 256;
 
+/// The bit of [`StreamHead::flags`] for a snapshot with checksums.
+const CHECKSUMS: u32 = 1;
+
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -94,6 +97,8 @@ pub struct Contents {
     pub blocks: u64,
     /// Blocks in its unit of allocation.
     pub unit: u64,
+    /// Whether its data have checksums in the store from which it came.
+    pub has_checksums: bool,
     /// What the snapshot is known by that it differs from, and its name; `None` if nothing is left
     /// out.
     pub base: Option<(u128, String)>,
@@ -122,6 +127,7 @@ impl Contents {
             name: unpadded(&head.name),
             blocks: head.blocks,
             unit: 1 << head.unit_shift.min(u64::BITS - 1),
+            has_checksums: head.flags & CHECKSUMS != 0,
             base,
         }
     }
@@ -147,7 +153,7 @@ impl Contents {
             base,
             blocks: self.blocks,
             unit_shift: self.unit.trailing_zeros(),
-            padding: 0,
+            flags: u32::from(self.has_checksums) * CHECKSUMS,
             name: name(&self.name),
             base_name,
             reserved: [0; 40],

@@ -24,6 +24,8 @@ pub(crate) struct Tree {
     pub(crate) owner: u64,
     /// Leaves part at multiples of this.
     pub(crate) unit: u64,
+    /// Whether what it maps is never written over.
+    pub(crate) keeps: bool,
 }
 
 /// A leaf, and what was learnt on the way to it.
@@ -40,6 +42,11 @@ pub(crate) struct Leaf {
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 
 impl Tree {
+    /// One of which a store has but one.
+    pub(crate) const fn of_store(kind: Kind) -> Self {
+        Self { kind, owner: 0, unit: 1, keeps: false }
+    }
+
     /// The blocks of the store that a run of a map keeps from others: all of every unit it touches.
     pub(crate) const fn units_of(&self, run: &Record) -> Range<u64> {
         let start = run.value / self.unit * self.unit;
@@ -48,7 +55,7 @@ impl Tree {
 
     /// Whether nodes may belong to several trees.
     pub(crate) const fn may_share(&self) -> bool {
-        matches!(self.kind, Kind::Map)
+        matches!(self.kind, Kind::Map | Kind::Sums)
     }
 }
 

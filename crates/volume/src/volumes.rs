@@ -8,8 +8,8 @@ mod work;
 use crate::books::{Books, Stop};
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{
-    BLOCKS_MAX, Body, Kind, Pointer, Record, UNIT_SHIFT_MAX, VolumeBody, flags, hash, padded,
-    unpadded,
+    BLOCKS_MAX, Body, Kind, Pointer, Record, UNIT_SHIFT_MAX, VolumeBody, features, flags, hash,
+    padded, unpadded,
 };
 use crate::tree::Tree;
 
@@ -27,6 +27,8 @@ pub enum Change {
         unit: u64,
         /// Drawn by the caller.
         uuid: u128,
+        /// Whether its data have checksums. What is made from it has them, too.
+        checksums: bool,
     },
     /// Deletes a volume or a snapshot. What was made from it keeps what it holds, and is on its own
     /// from now on.
@@ -105,6 +107,8 @@ pub struct VolumeInfo {
     pub mapped: u64,
     /// Blocks in its unit of allocation.
     pub unit: u64,
+    /// Whether its data have checksums.
+    pub has_checksums: bool,
 }
 
 /// How far a change has come.
@@ -115,9 +119,9 @@ pub(crate) enum Progress {
     Again,
 }
 
-pub(crate) const CATALOGUE: Tree = Tree { kind: Kind::Catalogue, owner: 0, unit: 1 };
-pub(crate) const NAMES: Tree = Tree { kind: Kind::Names, owner: 0, unit: 1 };
-pub(crate) const WORK: Tree = Tree { kind: Kind::Work, owner: 0, unit: 1 };
+pub(crate) const CATALOGUE: Tree = Tree::of_store(Kind::Catalogue);
+pub(crate) const NAMES: Tree = Tree::of_store(Kind::Names);
+pub(crate) const WORK: Tree = Tree::of_store(Kind::Work);
 
 /// The number of volumes, snapshots included, that a store may have.
 pub const VOLUMES_MAX: u64 = 1 << 16;
@@ -125,7 +129,13 @@ pub const VOLUMES_MAX: u64 = 1 << 16;
 impl VolumeBody {
     /// The tree of its map.
     pub(crate) const fn tree(&self) -> Tree {
-        Tree { kind: Kind::Map, owner: self.id, unit: self.unit() }
+        let keeps = self.has(flags::CHECKSUMS);
+        Tree { kind: Kind::Map, owner: self.id, unit: self.unit(), keeps }
+    }
+
+    /// The tree of its checksums.
+    pub(crate) const fn sums_tree(&self) -> Tree {
+        Tree { owner: self.id, ..Tree::of_store(Kind::Sums) }
     }
 
     pub(crate) fn info(&self) -> VolumeInfo {
@@ -138,6 +148,7 @@ impl VolumeBody {
             blocks: self.blocks,
             mapped: self.mapped,
             unit: self.unit(),
+            has_checksums: self.has(flags::CHECKSUMS),
         }
     }
 }
@@ -197,7 +208,9 @@ impl Books {
     /// Makes a change, or a part of it.
     pub(crate) fn change(&mut self, change: &Change) -> Result<Progress, Stop> {
         match change {
-            Change::Create { name, blocks, unit, uuid } => self.create(name, *blocks, *unit, *uuid),
+            Change::Create { name, blocks, unit, uuid, checksums } => {
+                self.create(name, *blocks, *unit, *uuid, *checksums)
+            }
             Change::Delete { name, orphan } => self.delete(name, *orphan),
             Change::Rename { name, to } => self.rename(name, to),
             Change::Resize { name, blocks } => self.resize(name, *blocks),
@@ -210,17 +223,27 @@ impl Books {
         }
     }
 
-    fn create(&mut self, name: &str, blocks: u64, unit: u64, uuid: u128) -> Result<Progress, Stop> {
+    fn create(
+        &mut self,
+        name: &str,
+        blocks: u64,
+        unit: u64,
+        uuid: u128,
+        checksums: bool,
+    ) -> Result<Progress, Stop> {
         let padded = self.free_name(name)?;
         check_size(name, blocks)?;
         let unit_shift = unit.trailing_zeros();
         if !unit.is_power_of_two() || unit_shift > UNIT_SHIFT_MAX {
             return Err(StoreError::BadUnit(unit).into());
         }
+        if checksums {
+            self.superblock.incompatible |= features::CHECKSUMS;
+        }
         let body = VolumeBody {
             id: self.take_number(),
             origin: 0,
-            flags: 0,
+            flags: if checksums { flags::CHECKSUMS } else { 0 },
             unit_shift,
             blocks,
             mapped: 0,
@@ -230,7 +253,8 @@ impl Books {
             map: Pointer::NONE,
             uuid,
             name: padded,
-            reserved: [0; 96],
+            sums: Pointer::NONE,
+            reserved: [0; 80],
         };
         self.enter(body)
     }
@@ -241,13 +265,11 @@ impl Books {
         let padded = self.free_name(name)?;
         source.children += 1;
         self.put_volume(&source)?;
-        if !source.map.is_none() {
-            self.add(source.map.address..source.map.address + 1, 1);
-        }
+        self.share_roots(&source);
         let body = VolumeBody {
             id: self.take_number(),
             origin: source.id,
-            flags,
+            flags: flags | (source.flags & flags::CHECKSUMS),
             children: 0,
             born: self.generation,
             uuid,
@@ -334,16 +356,21 @@ impl Books {
         self.remapped.insert(body.id);
         let id = self.take_number();
         self.doom(VolumeBody { id, ..body })?;
-        body.map = source.map;
-        if !body.map.is_none() {
-            self.add(body.map.address..body.map.address + 1, 1);
-        }
+        (body.map, body.sums) = (source.map, source.sums);
+        self.share_roots(&source);
         (body.blocks, body.mapped, body.cut) = (source.blocks, source.mapped, source.cut);
         if body.cut != u64::MAX {
             self.put_work(body.id, Pointer::NONE)?;
         }
         self.put_volume(&body)?;
         Ok(Progress::Made(Some(body.info())))
+    }
+
+    /// One volume more has the trees of this one.
+    fn share_roots(&mut self, body: &VolumeBody) {
+        for root in [body.map, body.sums].into_iter().filter(|root| !root.is_none()) {
+            self.add(root.address..root.address + 1, 1);
+        }
     }
 
     /// Enters a new volume under its number and its name.

@@ -155,8 +155,14 @@ fn a_copy_of_the_superblock_that_is_destroyed_is_named_and_written_anew() {
         rig::world::compare(&mut rig, &world.model).unwrap();
         for name in ["one more", "and another"] {
             let (name, uuid) = (name.into(), 1);
-            rig.ask(Ask::Change(tenmil_volume::Change::Create { name, blocks: 1, unit: 1, uuid }))
-                .unwrap();
+            rig.ask(Ask::Change(tenmil_volume::Change::Create {
+                name,
+                blocks: 1,
+                unit: 1,
+                uuid,
+                checksums: false,
+            }))
+            .unwrap();
         }
         assert_eq!(open(rig.disk.image(), BLOCKS).unwrap().damaged, []);
     }

@@ -59,7 +59,13 @@ fn a_store_that_grows_holds_what_it_held_and_is_cut_at_no_wrong_moment() {
             assert_eq!(report.findings, [], "seed {seed}, cut {index}");
             compare(&mut rig, &world.model).unwrap();
             // It takes writes, in its new room too, and is clean then.
-            let create = Change::Create { name: "new".into(), blocks: 1200, unit: 1, uuid: 1 };
+            let create = Change::Create {
+                name: "new".into(),
+                blocks: 1200,
+                unit: 1,
+                uuid: 1,
+                checksums: false,
+            };
             rig.ask(Ask::Change(create)).unwrap();
             let volumes = rig.ask(Ask::Find("new".into())).unwrap();
             let tenmil_volume::Answer::Volume(info) = volumes else { panic!("{volumes:?}") };

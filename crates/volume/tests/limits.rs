@@ -15,7 +15,7 @@ fn rig(blocks: u64) -> Rig {
 }
 
 fn create(rig: &mut Rig, name: &str, blocks: u64) -> VolumeInfo {
-    let change = Change::Create { name: name.into(), blocks, unit: 16, uuid: 1 };
+    let change = Change::Create { name: name.into(), blocks, unit: 16, uuid: 1, checksums: false };
     match rig.ask(Ask::Change(change)).unwrap() {
         Answer::Volume(info) => info,
         other => panic!("{other:?}"),
@@ -173,7 +173,7 @@ fn names_sizes_and_devices_beyond_the_limits_are_refused() {
     let info = create(&mut rig, "v", 10);
     let mut refusal = |ask: Ask| rig.ask(ask).unwrap_err().to_string();
     let create = |name: &str, blocks, unit| {
-        Ask::Change(Change::Create { name: name.into(), blocks, unit, uuid: 1 })
+        Ask::Change(Change::Create { name: name.into(), blocks, unit, uuid: 1, checksums: false })
     };
     assert_eq!(refusal(create("v", 1, 1)), "volume `v`: the name is in use");
     assert_eq!(refusal(create("", 1, 1)), "volume \"\": not a name");
@@ -272,7 +272,8 @@ fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
     const BLOCKS: u64 = 20_000;
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
     rig.store = rig.store.with_fanout(4);
-    let fine = Change::Create { name: "fine".into(), blocks: 3000, unit: 1, uuid: 1 };
+    let fine =
+        Change::Create { name: "fine".into(), blocks: 3000, unit: 1, uuid: 1, checksums: false };
     let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
     for block in (0..3000).step_by(500) {
         write(&mut rig, fine.id, block, 500, 1);
@@ -298,7 +299,8 @@ fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
     const BLOCKS: u64 = 1 << 14;
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
     rig.store = rig.store.with_fanout(4);
-    let fine = Change::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1 };
+    let fine =
+        Change::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: false };
     let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
     for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
         write(&mut rig, fine.id, block, 1, 1);

@@ -175,7 +175,8 @@ fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() 
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(1)).unwrap();
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     for name in names {
-        let create = Change::Create { name: name.into(), blocks: 10, unit: 1, uuid: 1 };
+        let create =
+            Change::Create { name: name.into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
         rig.ask(Ask::Change(create)).unwrap();
     }
     let resize = |name: &str| Ask::Change(Change::Resize { name: name.into(), blocks: 20 });
@@ -194,7 +195,8 @@ fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() 
     assert!(tokens.iter().all(|token| rig.answers[token].is_err()));
 
     let mut rig = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(2)).unwrap();
-    let create = Change::Create { name: "z".into(), blocks: 10, unit: 1, uuid: 1 };
+    let create =
+        Change::Create { name: "z".into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
     rig.ask(Ask::Change(create)).unwrap();
     let mut image = rig.disk.image().clone();
     let at = Superblock::places(rig.store.generation(), BLOCKS)[0];

@@ -17,7 +17,7 @@ fn change(rig: &mut Rig, change: Change) -> VolumeInfo {
 }
 
 fn create(rig: &mut Rig, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
-    change(rig, Change::Create { name: name.into(), blocks, unit, uuid: 1 })
+    change(rig, Change::Create { name: name.into(), blocks, unit, uuid: 1, checksums: false })
 }
 
 fn clone(rig: &mut Rig, from: &str, name: &str) -> VolumeInfo {

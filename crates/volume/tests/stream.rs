@@ -23,6 +23,7 @@ fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> 
         name: info.name.clone(),
         blocks: info.blocks,
         unit: info.unit,
+        has_checksums: info.has_checksums,
         base: base.map(|base| (base.uuid, base.name.clone())),
     };
     let (mut sender, mut stream) = Sender::begin(&contents);
@@ -66,9 +67,9 @@ fn receive(rig: &mut Rig, stream: &[u8], base: Option<&str>, name: &str) {
     let mut volume = 0;
     for (event, bytes) in events(stream).unwrap() {
         match event {
-            Event::Begun(Contents { blocks, unit, uuid, .. }) => {
+            Event::Begun(Contents { blocks, unit, uuid, has_checksums: checksums, .. }) => {
                 let change = match base {
-                    None => Change::Create { name: "part".into(), blocks, unit, uuid },
+                    None => Change::Create { name: "part".into(), blocks, unit, uuid, checksums },
                     Some(base) => Change::Clone { from: base.into(), name: "part".into(), uuid },
                 };
                 rig.ask(Ask::Change(change)).unwrap();
@@ -113,7 +114,7 @@ fn two_snapshots(seed: u64) -> Rig {
     let mut random = Random::new(seed);
     let mut rig = Rig::new(new_store(BLOCKS), BLOCKS, random.fork()).unwrap();
     let unit = 1 << random.below(5);
-    let create = Change::Create { name: "v".into(), blocks: 900, unit, uuid: 1 };
+    let create = Change::Create { name: "v".into(), blocks: 900, unit, uuid: 1, checksums: false };
     rig.ask(Ask::Change(create)).unwrap();
     for (round, name) in [(1, "one"), (2, "two")] {
         for _ in 0..30 {
@@ -160,7 +161,8 @@ fn a_snapshot_and_what_changed_until_the_next_one_arrive_as_they_were() {
 fn what_two_snapshots_share_is_neither_sent_nor_looked_at() {
     let mut random = Random::new(3);
     let mut rig = Rig::plain(new_store(1 << 20), 1 << 20, random.fork()).unwrap();
-    let create = Change::Create { name: "v".into(), blocks: 1 << 24, unit: 1, uuid: 1 };
+    let create =
+        Change::Create { name: "v".into(), blocks: 1 << 24, unit: 1, uuid: 1, checksums: false };
     rig.ask(Ask::Change(create)).unwrap();
     for piece in 0..6000 {
         rig.submit_write(1, piece * 2000 + random.below(1000), 1, 7);
@@ -186,7 +188,8 @@ fn a_leaf_that_has_gone_is_told_although_its_neighbours_are_shared() {
         let random = Random::new(1);
         let mut rig = Rig::plain(new_store(2048), 2048, random).unwrap();
         rig.store = rig.store.with_fanout(4);
-        let create = Change::Create { name: "v".into(), blocks: 200, unit: 1, uuid: 1 };
+        let create =
+            Change::Create { name: "v".into(), blocks: 200, unit: 1, uuid: 1, checksums: false };
         rig.ask(Ask::Change(create)).unwrap();
         for block in (0..120).step_by(2) {
             rig.submit_write(1, block, 1, 7);
@@ -214,6 +217,7 @@ fn short() -> Vec<u8> {
         name: "s".into(),
         blocks: 40,
         unit: 4,
+        has_checksums: false,
         base: Some((3, "b".into())),
     };
     let (mut sender, mut stream) = Sender::begin(&contents);
@@ -269,6 +273,7 @@ fn records_that_are_missing_doubled_or_out_of_order_are_told() {
         name: "t".into(),
         blocks: 40,
         unit: 4,
+        has_checksums: false,
         base: None,
     });
     let error = events(&[&other, &stream[StreamHead::BYTES..]].concat()).unwrap_err();

@@ -11,6 +11,7 @@
 //! way of its own to the device, over which its data go, and an [owner] moves what the store
 //! needs for itself.
 
+mod bounce;
 mod carrier;
 mod channel;
 mod extents;
@@ -22,6 +23,7 @@ mod raw;
 mod readers;
 mod receive;
 mod rescue;
+mod scrub;
 mod send;
 mod shared;
 #[cfg(test)]
@@ -38,6 +40,7 @@ pub use self::make::{Checked, check, create, grow};
 pub use self::place::Place;
 pub use self::receive::INCOMPLETE;
 pub use self::rescue::{Saved, SavedVolume, rescue};
+pub use self::scrub::{Bad, Cause, Scrubbed};
 pub use self::send::{Carried, Changed, Watch};
 pub use volume::{Change, Finding, Report, VolumeInfo as Info};
 
@@ -65,7 +68,7 @@ pub struct OpenStore {
 /// One volume of a store.
 struct Volume {
     open: Arc<OpenStore>,
-    id: u64,
+    info: VolumeInfo,
     limits: Limits,
     is_written: bool,
 }
@@ -301,14 +304,14 @@ impl Volume {
             state.written.push(info.id);
         }
         drop(state);
-        Ok(Self { open: Arc::clone(open), id: info.id, limits, is_written })
+        Ok(Self { open: Arc::clone(open), info: info.clone(), limits, is_written })
     }
 }
 
 impl Drop for Volume {
     fn drop(&mut self) {
         if self.is_written {
-            self.open.shared.lock().written.retain(|id| *id != self.id);
+            self.open.shared.lock().written.retain(|id| *id != self.info.id);
         }
     }
 }
@@ -319,7 +322,7 @@ impl Medium for Volume {
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
-        Ok(Box::new(VolumeChannel::open(&self.open, self.id, &self.limits)?))
+        Ok(Box::new(VolumeChannel::open(&self.open, &self.info, &self.limits)?))
     }
 
     fn channels_max(&self) -> u32 {
@@ -328,10 +331,10 @@ impl Medium for Volume {
     }
 
     fn extent(&self, lba: u64) -> Result<Extent, String> {
-        let asked = self.open.ask(Ask::Extent { volume: self.id, block: lba });
+        let asked = self.open.ask(Ask::Extent { volume: self.info.id, block: lba });
         match asked.map_err(|error| error.to_string())? {
-            Answer::Extent { blocks, is_mapped } => {
-                let holds = if is_mapped { Holds::Data } else { Holds::Hole };
+            Answer::Extent { blocks, at } => {
+                let holds = if at.is_some() { Holds::Data } else { Holds::Hole };
                 Ok(Extent { blocks, holds })
             }
             _ => Ok(Extent { blocks: 0, holds: Holds::Data }),
@@ -376,15 +379,19 @@ fn limits(below: &Limits, shape: &Shape, info: &VolumeInfo) -> Limits {
         false => reading,
     };
     let blocks_in_page = u32::try_from(shape.blocks_in_page).unwrap_or(1);
+    let (depth, pages) = match info.has_checksums {
+        true => (bounce::DEPTH_MAX, bounce::REQUEST_PAGES_MAX),
+        false => (DEPTH_MAX, REQUEST_PAGES_MAX),
+    };
     Limits {
         block_size: PAGE_BYTES,
         metadata_size: 0,
         block_count: info.blocks,
-        request_blocks_max: shape.request_pages.min(REQUEST_PAGES_MAX),
+        request_blocks_max: shape.request_pages.min(pages),
         segments_max: below.segments_max.min(257),
         optimal_boundary_blocks: 0,
         atomic_write_blocks: (below.atomic_write_blocks / blocks_in_page).max(1),
-        depth_max: below.depth_max.min(DEPTH_MAX),
+        depth_max: below.depth_max.min(depth),
         durability: below.durability.weaker(Durability::VolatileCache),
         support,
     }

@@ -1,6 +1,7 @@
 //! `tenmil store`.
 
 mod rescue;
+mod scrub;
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -16,10 +17,12 @@ use host::{Clock, random_seed};
 use serde_json::{Value, json};
 
 use self::rescue::RescueArguments;
+use self::scrub::ScrubArguments;
 use super::write_out;
 use crate::Refused;
 
-/// Make a store of volumes on a device, look at one, check it, grow it, or rescue what is in it.
+/// Make a store of volumes on a device, look at one, check or scrub it, grow it, or rescue what is
+/// in it.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct StoreArguments {
@@ -37,6 +40,8 @@ enum Command {
     List(ListArguments),
     /// Read all metadata of a store that nobody has open, and compare everything with everything.
     Check(ShowArguments),
+    /// Read all data of a store, and compare them with their checksums where there are some.
+    Scrub(ScrubArguments),
     /// Make a store that nobody has open as large as its device has become.
     Grow(ShowArguments),
     /// Copy the volumes of a store with destroyed metadata to another store.
@@ -99,6 +104,7 @@ Examples:
   tenmil store open file:/var/tmp/pool
   tenmil store list file:/var/tmp/pool file:/var/tmp/other --json | jq .stores
   tenmil store check file:/var/tmp/pool
+  tenmil store scrub file:/var/tmp/pool --rate 100m
   truncate -s 20g /var/tmp/pool && tenmil store grow file:/var/tmp/pool
   tenmil store rescue file:/var/tmp/pool file:/var/tmp/other
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g";
@@ -135,6 +141,7 @@ pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<Exi
             Ok(ExitCode::SUCCESS)
         }
         Command::Check(show) => check(opener, show, out),
+        Command::Scrub(scrub) => scrub::scrub(opener, scrub, out),
         Command::Grow(show) => grow(opener, show, out),
         Command::Rescue(rescue) => rescue::rescue(opener, rescue, out),
     })
@@ -315,7 +322,9 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
-    use super::{StoreArguments, run, size, table};
+    use block::store::{Change, OpenStore, Place};
+
+    use super::{StoreArguments, run, size, table, with_opener};
     use crate::Refused;
 
     #[derive(Parser)]
@@ -386,6 +395,47 @@ mod tests {
         assert_eq!(code, ExitCode::from(3));
         assert!(text.starts_with("superblock at block 0: its checksum is "), "{text}");
         assert!(text.ends_with("0 blocks of metadata\n") && text.contains(": 1 problems;"));
+    }
+
+    #[test]
+    fn a_scrub_names_the_volume_and_the_place_of_what_is_damaged() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let device = format!("file:{}?size=16m&engine=threads", path.display());
+        say(&["create", &device]).unwrap();
+        with_opener(|opener| {
+            let open = OpenStore::open(opener, &Place::on(&device.parse().unwrap()))?;
+            let (name, blocks) = ("v".into(), 1024);
+            open.change(Change::Create { name, blocks, unit: 16, uuid: 1, checksums: true })?;
+            Ok(())
+        })
+        .unwrap();
+        let mark = "a store on a volume";
+        say(&["create", &format!("volume:[{device}]/v"), "--name", mark]).unwrap();
+        let (code, text) = say(&["scrub", &device, "--rate", "1g"]).unwrap();
+        assert_eq!(code, ExitCode::SUCCESS);
+        assert!(text.ends_with("store `store`: clean\n") && text.contains("16 KiB"), "{text}");
+        #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = bytes.windows(mark.len()).position(|some| some == mark.as_bytes()).unwrap();
+        bytes[at] ^= 0x20;
+        #[expect(clippy::disallowed_methods, reason = "it breaks what lies there")]
+        std::fs::write(&path, bytes).unwrap();
+        let (code, text) = say(&["scrub", &device]).unwrap();
+        assert_eq!(code, ExitCode::from(3));
+        let expected = format!("volume `v`: 4 KiB from byte 0 on, at block {} of", at / 4096);
+        assert!(text.starts_with(&expected) && text.contains("checksums on record"), "{text}");
+        let (_, json) = say(&["scrub", &device, "--json"]).unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (&json["clean"], &json["volumes"][0]["read_bytes"]),
+            (&false.into(), &16_384.into())
+        );
+        let damaged = &json["volumes"][0]["damaged"];
+        assert_eq!((&damaged[0]["cause"], &damaged[1]), (&"checksum".into(), &Value::Null));
+        assert_eq!(damaged[0]["store_block"], at / 4096);
+        let refused = say(&["scrub", &device, "--rate", "0"]).unwrap_err();
+        assert!(refused.text.contains("rate is 0"), "{refused}");
     }
 
     #[test]

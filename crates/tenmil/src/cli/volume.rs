@@ -67,6 +67,10 @@ struct CreateArguments {
     /// In what pieces room is given to it: 4k, 8k, 16k, 32k or 64k
     #[arg(long, value_name = "BYTES", default_value = "64k")]
     unit: Size,
+
+    /// Keep a checksum of every block, and refuse to read what does not have its own
+    #[arg(long)]
+    checksums: bool,
 }
 
 #[derive(Debug, Args)]
@@ -119,7 +123,7 @@ struct ListArguments {
 
 /// A number of bytes on the command line.
 #[derive(Clone, Copy, Debug)]
-struct Size(u64);
+pub(super) struct Size(pub(super) u64);
 
 impl std::str::FromStr for Size {
     type Err = String;
@@ -139,6 +143,7 @@ struct Line {
 const EXAMPLES: &str = "\
 Examples:
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g
+  tenmil volume create volume:[file:/var/tmp/pool]/safe --size 100g --checksums
   tenmil volume snapshot volume:[file:/var/tmp/pool]/db monday
   tenmil volume clone volume:[file:/var/tmp/pool]/monday trial
   tenmil volume rename volume:[file:/var/tmp/pool]/trial next
@@ -209,7 +214,8 @@ fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Refus
     let blocks = blocks(volume, "size", create.size)?;
     let unit = self::blocks(volume, "unit", create.unit)?;
     let (open, name) = find(opener, volume)?;
-    open.change(Change::Create { name: name.clone(), blocks, unit, uuid: uuid() })?;
+    let (uuid, checksums) = (uuid(), create.checksums);
+    open.change(Change::Create { name: name.clone(), blocks, unit, uuid, checksums })?;
     Ok(format!("volume `{name}` of {}: {volume}\n", size(blocks * u64::from(PAGE_BYTES))))
 }
 
@@ -278,7 +284,8 @@ fn as_text(lines: &[Line]) -> String {
         };
         let numbers = [info.blocks, info.mapped, *unique, info.unit].map(bytes);
         let [blocks, mapped, unique, unit] = numbers;
-        [info.name.clone(), blocks, mapped, unique, unit, format!("{kind}{of}")]
+        let sums = if info.has_checksums { ", checksums" } else { "" };
+        [info.name.clone(), blocks, mapped, unique, unit, format!("{kind}{of}{sums}")]
     };
     table(&[&[head][..], &lines.iter().map(row).collect::<Vec<_>>()].concat())
 }
@@ -296,6 +303,7 @@ fn as_json(lines: &[Line]) -> String {
             "written_bytes": info.mapped * page,
             "own_bytes": unique * page,
             "unit_bytes": info.unit * page,
+            "checksums": info.has_checksums,
         })
     });
     format!("{:#}\n", json!({ "volumes": volumes.collect::<Vec<Value>>() }))
@@ -340,6 +348,13 @@ mod tests {
         let volume = |name: &str| format!("volume:[{device}]/{name}");
         let made = say(&["create", &volume("db"), "--size", "1g"]).unwrap();
         assert_eq!(made, format!("volume `db` of 1 GiB: {}\n", volume("db")));
+        say(&["create", &volume("safe"), "--size", "1g", "--checksums"]).unwrap();
+        let listed = say(&["list", &device, "--json"]).unwrap();
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        let sums = |index: usize| listed["volumes"][index]["checksums"].as_bool();
+        assert_eq!((sums(0), sums(1)), (Some(false), Some(true)));
+        assert!(say(&["list", &device]).unwrap().contains("volume, checksums\n"));
+        say(&["delete", &volume("safe")]).unwrap();
         say(&["snapshot", &volume("db"), "monday"]).unwrap();
         say(&["clone", &volume("monday"), "trial"]).unwrap();
         say(&["rename", &volume("trial"), "next"]).unwrap();

@@ -82,8 +82,9 @@ pub enum Answer {
     Extent {
         /// How many; zero only from the volume's end on.
         blocks: u64,
-        /// Whether they are mapped. The others read as zeroes and take no room.
-        is_mapped: bool,
+        /// The block of the store in which the first one lies, if they are mapped. The others read as
+        /// zeroes and take no room.
+        at: Option<u64>,
     },
     /// Blocks that differ.
     Changed {
@@ -160,6 +161,9 @@ pub enum Action {
         at: u64,
         /// How many blocks.
         blocks: u64,
+        /// Whether it is to be completed with the checksums of what was read, which nobody may see
+        /// before the answer.
+        is_summed: bool,
     },
     /// Give zeroes to whoever asked to read. There is nothing to complete.
     Zero {
@@ -182,6 +186,9 @@ pub enum Action {
         at: u64,
         /// How many blocks.
         blocks: u64,
+        /// Whether it is to be completed with the checksums of what was written, which must not change
+        /// meanwhile.
+        is_summed: bool,
     },
 }
 
@@ -192,6 +199,8 @@ pub enum End<'a> {
     Done,
     /// Done, and these bytes were read.
     Read(&'a Block),
+    /// Done, and these are the checksums of the blocks that were moved.
+    Sums(&'a [u32]),
     /// Not done.
     Failed(Outcome),
 }

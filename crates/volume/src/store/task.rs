@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use base::Outcome;
 
-use super::{Answer, Ask, Store, Usage};
+use super::{Answer, Ask, Run, Store, Usage};
 use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::error::StoreError;
@@ -31,6 +31,26 @@ pub(super) struct Task {
     mine: (Vec<(u64, u64)>, u64),
     /// How often it has waited for room.
     retries: u32,
+    /// The checksums of what it moves, if the volume has them.
+    summed: Option<Box<Summed>>,
+}
+
+/// The checksums of what is moved: of what is read, as they should be; of what is written, as far as
+/// that has been done.
+#[derive(Debug, Default)]
+struct Summed {
+    sums: Vec<u32>,
+    /// What is under way.
+    parts: Vec<Part>,
+    /// Blocks that are not what was written.
+    wrong: Vec<Run>,
+}
+
+/// A part of what is moved. Blocks are counted from the first one that was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    io: u64,
+    run: Run,
 }
 
 /// Named for what comes next.
@@ -102,7 +122,8 @@ impl Task {
     pub(super) const fn new(token: u64, ask: Ask) -> Self {
         let mine = (Vec::new(), 0);
         let (began, writes_to, quiets, retries) = (None, None, None, 0);
-        Self { token, ask, state: State::Start, began, writes_to, quiets, mine, retries }
+        let (state, summed) = (State::Start, None);
+        Self { token, ask, state, began, writes_to, quiets, mine, retries, summed }
     }
 }
 
@@ -153,7 +174,7 @@ impl Store {
             let key = (task.writes_to.unwrap_or(0), number, at);
             let Some(grant) = self.pending.get_mut(&key) else { continue };
             grant.users -= 1;
-            let Grant { users, is_mapped } = *grant;
+            let Grant { users, is_mapped, .. } = *grant;
             if users == 0 {
                 self.pending.remove(&key);
                 match is_mapped {
@@ -278,12 +299,15 @@ impl Store {
         let body = self.books.expect_volume(volume)?;
         let left = body.blocks.saturating_sub(block);
         let run = self.books.next_run(&body.tree(), body.map, block)?;
-        let (is_mapped, blocks) = match run {
-            Some(run) if run.key <= block => (true, run.key + run.extra - block),
-            Some(run) => (false, run.key - block),
-            None => (false, left),
+        let (at, blocks) = match run {
+            Some(run) if run.key <= block => {
+                let skip = block - run.key;
+                (Some(run.value + skip), run.extra - skip)
+            }
+            Some(run) => (None, run.key - block),
+            None => (None, left),
         };
-        Ok(Next::Done(Answer::Extent { blocks: blocks.min(left), is_mapped }))
+        Ok(Next::Done(Answer::Extent { blocks: blocks.min(left), at }))
     }
 
     fn difference(

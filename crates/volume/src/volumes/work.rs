@@ -45,8 +45,10 @@ impl Books {
         let tree = body.tree();
         if !body.map.is_none() {
             self.clear(&tree, &mut body.map, &ALL, true)?;
+        } else if !body.sums.is_none() {
+            self.clear(&body.sums_tree(), &mut body.sums, &ALL, true)?;
         }
-        if body.map.is_none() {
+        if body.map.is_none() && body.sums.is_none() {
             self.remove_line(&WORK, body.id)?;
         } else if line.child().generation == self.generation {
             self.edit(line.value)?.body = Body::Volume(body);
@@ -61,9 +63,13 @@ impl Books {
     /// Gives back a part of what is mapped behind the place where a volume was cut.
     pub(super) fn cut(&mut self, body: &mut VolumeBody) -> Result<(), Stop> {
         let tree = body.tree();
+        let map = body.map;
         let (end, blocks) = self.clear(&tree, &mut body.map, &(body.cut..ALL.end), false)?;
         body.mapped = body.mapped.saturating_add_signed(blocks);
-        if end == ALL.end {
+        let is_unmapped = end == ALL.end;
+        // One of the two trees at a time.
+        let is_next = is_unmapped && body.map == map;
+        if is_unmapped && (body.sums.is_none() || (is_next && self.cut_sums(body)?)) {
             body.cut = u64::MAX;
             self.remove_line(&WORK, body.id)?;
         }

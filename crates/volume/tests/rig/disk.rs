@@ -99,6 +99,12 @@ impl Disk {
         self.now.get(&at).cloned().unwrap_or_else(|| Arc::new(ZEROES))
     }
 
+    /// What is there is something else from now on, whatever was written.
+    pub fn put(&mut self, at: u64, block: Shared) {
+        self.stable.insert(at, Arc::clone(&block));
+        self.now.insert(at, block);
+    }
+
     pub fn issue_write(&mut self, io: u64, at: u64, block: Shared) {
         self.writes += 1;
         self.volatile.push(Volatile { io, at, block, ended: None });

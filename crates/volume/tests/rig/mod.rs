@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use base::Random;
 use disk::{Disk, Image, ZEROES, stamped};
 use tenmil_volume::{Action, Answer, Ask, Check, End, NewStore, Opened, Opening, Report, Step};
-use tenmil_volume::{Store, StoreError};
+use tenmil_volume::{Store, StoreError, checksum};
 
 /// A store and its device.
 pub struct Rig {
@@ -42,6 +42,12 @@ pub struct Rig {
     pub holds_data: bool,
     /// Flushes stay under way, so that no commit ends.
     pub holds_flushes: bool,
+    /// The next data write is answered as if it had been done.
+    pub loses_writes: bool,
+    /// The next data write goes to this block of the device instead.
+    pub astray: Option<u64>,
+    /// Where the last data write went that was answered with an error.
+    pub failed_at: Option<u64>,
 }
 
 pub const CACHE_BYTES: usize = 1 << 20;
@@ -105,6 +111,9 @@ impl Rig {
             held: Vec::new(),
             holds_data: false,
             holds_flushes: false,
+            loses_writes: false,
+            astray: None,
+            failed_at: None,
         })
     }
 
@@ -166,7 +175,8 @@ impl Rig {
                     self.disk.issue_write(*io, at + index, block.into());
                 }
             }
-            Action::WriteData { io, token, offset, at, blocks } => {
+            Action::WriteData { io, token, offset, at, blocks, .. } => {
+                let at = self.astray.take().unwrap_or(*at);
                 for index in 0..*blocks {
                     let data =
                         self.buffers[token][usize::try_from(offset + index).unwrap()].clone();
@@ -185,7 +195,8 @@ impl Rig {
                 self.reads += 1;
                 self.store.complete(io, End::Read(&block));
             }
-            Action::WriteData { io, .. } if self.fails_writes => {
+            Action::WriteData { io, at, .. } if self.fails_writes => {
+                self.failed_at = Some(at);
                 self.disk.drop_write(io);
                 self.fails_writes = false;
                 self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
@@ -199,6 +210,16 @@ impl Rig {
                 self.fails_pages = None;
                 // It may still come to pass, and so nothing is dropped.
                 self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+            }
+            Action::WriteData { io, token, offset, blocks, is_summed: true, .. } => {
+                if std::mem::take(&mut self.loses_writes) {
+                    self.disk.drop_write(io);
+                }
+                self.disk.end_write(io);
+                let written = &self.buffers[&token][usize::try_from(offset).unwrap()..];
+                let written = &written[..usize::try_from(blocks).unwrap()];
+                let sums: Vec<u32> = written.iter().map(|block| checksum(block)).collect();
+                self.store.complete(io, End::Sums(&sums));
             }
             Action::WritePages { io, .. } | Action::WriteData { io, .. } => {
                 if matches!(action, Action::WritePages { .. }) {
@@ -215,13 +236,16 @@ impl Rig {
                 self.disk.end_flush(io);
                 self.store.complete(io, End::Done);
             }
-            Action::ReadData { io, token, offset, at, blocks } => {
+            Action::ReadData { io, token, offset, at, blocks, is_summed } => {
                 for index in 0..blocks {
                     let block = self.disk.read(at + index);
                     let place = usize::try_from(offset + index).unwrap();
                     self.buffers.get_mut(&token).unwrap()[place] = block;
                 }
-                self.store.complete(io, End::Done);
+                let read = &self.buffers[&token][usize::try_from(offset).unwrap()..];
+                let read = &read[..usize::try_from(blocks).unwrap()];
+                let sums: Vec<u32> = read.iter().map(|block| checksum(block)).collect();
+                self.store.complete(io, if is_summed { End::Sums(&sums) } else { End::Done });
             }
             Action::Zero { token, offset, blocks } => {
                 for index in offset..offset + blocks {

@@ -84,7 +84,10 @@ impl World {
         let blocks = 1 + self.random.below(self.size_max);
         let uuid = u128::from(self.random.draw());
         match self.random.below(17) {
-            0..=2 => Change::Create { name: one, blocks, unit: 1 << self.random.below(5), uuid },
+            0..=2 => {
+                let (unit, checksums) = (1 << self.random.below(5), self.random.chance(1, 2));
+                Change::Create { name: one, blocks, unit, uuid, checksums }
+            }
             3..=6 => Change::Snapshot { volume: one, name: two, uuid },
             7..=8 => Change::Clone { from: one, name: two, uuid },
             9..=11 => Change::Delete { name: one, orphan: self.random.chance(1, 2) },

@@ -55,6 +55,14 @@ impl Carrier {
         self.regions.load(memory, bytes).map_err(|_| self.lost())
     }
 
+    /// Looks whether blocks can be read, as many as it carries at once, and have their checksums.
+    pub(super) fn verify(&mut self, block: u64, blocks: u32) -> Result<(), Outcome> {
+        match self.outcome(Operation::Read, block, blocks) {
+            Outcome::SUCCESS => Ok(()),
+            outcome => Err(outcome),
+        }
+    }
+
     /// Writes blocks.
     pub(super) fn write(&mut self, block: u64, bytes: &[u8]) -> Result<(), MediumError> {
         for (index, bytes) in (0..).zip(bytes.chunks((self.blocks_max * PAGE_BYTES) as usize)) {
@@ -78,6 +86,12 @@ impl Carrier {
     }
 
     fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> Result<(), MediumError> {
+        let outcome = self.outcome(operation, lba, blocks);
+        self.judge(operation, lba, blocks, outcome)
+    }
+
+    /// What comes of a request.
+    fn outcome(&mut self, operation: Operation, lba: u64, blocks: u32) -> Outcome {
         let moves = operation != Operation::Deallocate;
         let len = if moves { blocks * PAGE_BYTES } else { 0 };
         let segment = self.memory.segment().slice(0, len).unwrap_or_default();
@@ -97,10 +111,10 @@ impl Carrier {
             self.backend.flush();
             self.backend.poll(now, &mut answers);
             if let [answer] = answers.as_slice() {
-                return self.judge(operation, lba, blocks, answer.outcome);
+                return answer.outcome;
             }
             if now > until {
-                return self.judge(operation, lba, blocks, Outcome::ABORTED);
+                return Outcome::ABORTED;
             }
             host::thread::give_way();
         }

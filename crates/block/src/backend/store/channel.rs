@@ -9,8 +9,9 @@ use base::{
     Segment, WakeSource,
 };
 use dma::Regions;
-use volume::{Action, Ask, End, StoreError};
+use volume::{Action, Ask, End, StoreError, VolumeInfo};
 
+use super::bounce::Bounce;
 use super::extents::Extents;
 use super::readers::Readers;
 use super::shared::{Desk, Note, State};
@@ -35,8 +36,9 @@ pub(super) struct VolumeChannel {
     works: Box<[Work]>,
     free: Vec<u32>,
     ready: Ready,
-    /// Data on their way to or from the device, by the token that the device has of them.
-    transfers: Vec<Option<u64>>,
+    /// Data on their way to or from the device, by the token that the device has of them; and where
+    /// they pass through if they have checksums.
+    transfers: Vec<Option<(u64, Segment)>>,
     free_transfers: Vec<u32>,
     /// What waits for the device to take it.
     queue: VecDeque<Request>,
@@ -52,7 +54,21 @@ pub(super) struct VolumeChannel {
     unknown: Vec<usize>,
     /// What came up from the device.
     found: Answers,
-    ended: Vec<(u64, Outcome)>,
+    ended: Vec<Ended>,
+    /// If the data have checksums.
+    bounce: Option<Bounce>,
+    /// The checksums of what has ended, in the same order.
+    sums: Vec<u32>,
+    /// What the store is to be asked.
+    asks: Vec<(u32, Ask)>,
+}
+
+/// A transfer that has ended, and how many checksums it has.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    io: u64,
+    outcome: Outcome,
+    sums: u32,
 }
 
 /// One place of a channel's table.
@@ -82,9 +98,10 @@ enum Stage {
 impl VolumeChannel {
     pub(super) fn open(
         open: &Arc<OpenStore>,
-        volume: u64,
+        info: &VolumeInfo,
         limits: &Limits,
     ) -> Result<Self, String> {
+        let volume = info.id;
         let below = open.medium.channel()?;
         let readers = Readers::new();
         let desk = open.shared.join(Some(readers.seat()))?;
@@ -92,6 +109,8 @@ impl VolumeChannel {
         let bell = desk.bell.descriptor(0).map_or(WakeSource::Nothing, WakeSource::Descriptor);
         let wake = Joined::of([below.wake_source(), bell])?;
         let depth = limits.depth_max;
+        let bounce = || Bounce::new(&open.regions, depth, limits.request_blocks_max);
+        let bounce = info.has_checksums.then(bounce).transpose()?;
         let work = Work {
             request: Request::NOTHING,
             used: 0,
@@ -119,6 +138,9 @@ impl VolumeChannel {
             unknown: Vec::with_capacity(depth as usize),
             found: Answers::with_capacity(depth as usize),
             ended: Vec::with_capacity(depth as usize),
+            bounce,
+            sums: Vec::new(),
+            asks: Vec::new(),
             limits: limits.clone(),
         })
     }
@@ -174,6 +196,59 @@ impl VolumeChannel {
         });
     }
 
+    /// Asks the store about requests whose data pass through this channel's memory.
+    fn ask_summed(&mut self, requests: &[Request], segments: &[Segment]) {
+        let mut unknown = std::mem::take(&mut self.unknown);
+        let mut asks = std::mem::take(&mut self.asks);
+        for request in unknown.drain(..).map(|index| &requests[index]) {
+            let Some((slot, ask)) = self.take(request, segments) else { continue };
+            match self.take_data(slot) {
+                Ok(()) => asks.push((slot, ask)),
+                Err(NoSuchMemory(_)) => self.answer(slot, Outcome::DATA_TRANSFER_ERROR),
+            }
+        }
+        self.unknown = unknown;
+        self.enter(|state, desk| {
+            asks.drain(..).for_each(|(slot, ask)| state.ask(desk, slot, ask));
+        });
+        self.asks = asks;
+        self.read_notes();
+    }
+
+    /// Takes what is to be written from whoever asked.
+    fn take_data(&self, slot: u32) -> Result<(), NoSuchMemory> {
+        let request = &self.works[slot as usize].request;
+        match &self.bounce {
+            Some(bounce) if request.operation == Operation::Write => {
+                bounce.take(slot, request.blocks.into(), self.own(slot))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives what was read, and is what was written, to whoever asked.
+    fn give_data(&self, slot: u32) -> Outcome {
+        let request = &self.works[slot as usize].request;
+        let Some(bounce) = &self.bounce else { return Outcome::SUCCESS };
+        let (blocks, own) = (request.blocks.into(), self.own(slot));
+        let done = match request.operation {
+            Operation::Read => bounce.give(slot, blocks, own).map(|()| true),
+            Operation::Compare => bounce.is_same(slot, blocks, own),
+            _ => Ok(true),
+        };
+        match done {
+            Ok(true) => Outcome::SUCCESS,
+            Ok(false) => Outcome::COMPARE_FAILURE,
+            Err(NoSuchMemory(_)) => Outcome::DATA_TRANSFER_ERROR,
+        }
+    }
+
+    /// The segments that came with a request.
+    fn own(&self, slot: u32) -> &[Segment] {
+        let count = self.works[slot as usize].request.segment_count;
+        &self.table[self.first(slot)..][..usize::from(count)]
+    }
+
     /// Takes one request about which the store has to be asked; there is a place for it.
     fn take(&mut self, request: &Request, segments: &[Segment]) -> Option<(u32, Ask)> {
         let (slot, _) = self.place(request, segments, Stage::Asked)?;
@@ -225,6 +300,9 @@ impl VolumeChannel {
 
     /// Asks the store about the requests of a batch of which this channel does not know enough.
     fn ask(&mut self, requests: &[Request], segments: &[Segment]) {
+        if self.bounce.is_some() {
+            return self.ask_summed(requests, segments);
+        }
         let open = Arc::clone(&self.open);
         let mut state = open.shared.lock_to_tell();
         let mut unknown = std::mem::take(&mut self.unknown);
@@ -255,8 +333,8 @@ impl VolumeChannel {
         while let Some(note) = self.notes.pop_front() {
             match note {
                 Note::Do(
-                    Action::ReadData { io, token, offset, at, blocks }
-                    | Action::WriteData { io, token, offset, at, blocks },
+                    Action::ReadData { io, token, offset, at, blocks, .. }
+                    | Action::WriteData { io, token, offset, at, blocks, .. },
                 ) => self.send(io, token, offset..offset + blocks, at),
                 Note::Do(Action::Zero { token, offset, blocks }) => {
                     self.zero(token, offset..offset + blocks);
@@ -269,13 +347,17 @@ impl VolumeChannel {
 
     /// Sends a part of a request to the device.
     fn send(&mut self, io: u64, token: u64, blocks: std::ops::Range<u64>, at: u64) {
-        let operation = self.works[slot_of(token) as usize].request.operation;
+        let operation = match self.works[slot_of(token) as usize].request.operation {
+            Operation::Compare | Operation::Verify if self.bounce.is_some() => Operation::Read,
+            operation => operation,
+        };
         let (first, count) = self.part(token, &blocks);
         let number = self.free_transfers.pop().unwrap_or_else(|| {
             self.transfers.push(None);
             u32::try_from(self.transfers.len() - 1).unwrap_or(u32::MAX)
         });
-        self.transfers[number as usize] = Some(io);
+        let through = if self.bounce.is_some() { self.table[first] } else { Segment::default() };
+        self.transfers[number as usize] = Some((io, through));
         let per_page = self.open.shape.blocks_in_page;
         let blocks = (blocks.end - blocks.start) * per_page;
         self.queue.push_back(Request {
@@ -297,6 +379,11 @@ impl VolumeChannel {
         let first = self.first(slot);
         let Work { request, used, .. } = self.works[slot as usize];
         let own = usize::from(request.segment_count);
+        if let Some(bounce) = &self.bounce {
+            self.table[first + used as usize] = bounce.part(slot, blocks);
+            self.works[slot as usize].used = used + 1;
+            return (first + used as usize, 1);
+        }
         if blocks.end - blocks.start == u64::from(request.blocks) {
             return (first, own);
         }
@@ -321,7 +408,7 @@ impl VolumeChannel {
         let (first, count) = self.part(token, &blocks);
         let work = &mut self.works[slot_of(token) as usize];
         let regions = &self.open.regions;
-        let is_compare = work.request.operation == Operation::Compare;
+        let is_compare = work.request.operation == Operation::Compare && self.bounce.is_none();
         for segment in &self.table[first..first + count] {
             let done = match is_compare {
                 true => is_zero(regions, *segment),
@@ -337,21 +424,30 @@ impl VolumeChannel {
 
     /// The store has answered; what has to survive is asked to.
     fn end(&mut self, slot: u32, error: Option<StoreError>) {
-        let work = &mut self.works[slot as usize];
-        let Work { request, outcome, stage, .. } = *work;
-        let outcome = error.map_or(outcome, |error| error.outcome());
+        let Work { request, outcome, stage, .. } = self.works[slot as usize];
+        let outcome = match error {
+            Some(error) => error.outcome(),
+            None if self.bounce.is_some() && outcome.is_success() => self.give_data(slot),
+            None => outcome,
+        };
         let changes = matches!(
             request.operation,
             Operation::Write | Operation::Deallocate | Operation::WriteZeroes
         );
         let is_forced = request.flags.has(base::Flags::FUA) && changes;
         if is_forced && stage == Stage::Asked && outcome.is_success() {
-            work.stage = Stage::Forced;
+            self.works[slot as usize].stage = Stage::Forced;
             return self.enter(|state, desk| state.ask(desk, slot, Ask::Flush));
         }
+        self.answer(slot, outcome);
+    }
+
+    /// Answers, and frees the place.
+    fn answer(&mut self, slot: u32, outcome: Outcome) {
+        let work = &mut self.works[slot as usize];
         work.stage = Stage::Idle;
         self.free.push(slot);
-        self.ready.push(Answer { token: request.token, outcome, result: 0 });
+        self.ready.push(Answer { token: work.request.token, outcome, result: 0 });
     }
 
     /// Takes what the device has answered.
@@ -370,9 +466,16 @@ impl VolumeChannel {
                 continue;
             }
             let Ok(number) = u32::try_from(answer.token) else { continue };
-            if let Some(io) = self.transfers[number as usize].take() {
+            if let Some((io, through)) = self.transfers[number as usize].take() {
                 self.free_transfers.push(number);
-                self.ended.push((io, answer.outcome));
+                let ended = Ended { io, outcome: answer.outcome, sums: 0 };
+                let summed = self.bounce.as_ref().filter(|_| ended.outcome.is_success());
+                let summed = summed.map(|bounce| bounce.sum(through, &mut self.sums));
+                self.ended.push(match summed {
+                    None => ended,
+                    Some(Ok(sums)) => Ended { sums, ..ended },
+                    Some(Err(_)) => Ended { outcome: Outcome::DATA_TRANSFER_ERROR, ..ended },
+                });
             }
         }
     }
@@ -420,14 +523,24 @@ impl Backend for VolumeChannel {
         self.look_below(now);
         if !self.ended.is_empty() || self.desk.has_notes() {
             let mut ended = std::mem::take(&mut self.ended);
+            let mut sums = std::mem::take(&mut self.sums);
             self.enter(|state, _| {
-                for (io, outcome) in ended.drain(..) {
-                    let done = outcome.is_success();
-                    let end = if done { End::Done } else { End::Failed(outcome) };
-                    state.store.complete(io, end);
+                let mut sums = &sums[..];
+                for Ended { io, outcome, sums: count } in ended.drain(..) {
+                    let (own, rest) = sums.split_at(count as usize);
+                    sums = rest;
+                    state.store.complete(
+                        io,
+                        match outcome.is_success() {
+                            false => End::Failed(outcome),
+                            true if own.is_empty() => End::Done,
+                            true => End::Sums(own),
+                        },
+                    );
                 }
             });
-            self.ended = ended;
+            sums.clear();
+            (self.ended, self.sums) = (ended, sums);
             self.read_notes();
         }
         self.hand_down(now);
@@ -474,8 +587,8 @@ impl Drop for VolumeChannel {
             Note::Do(Action::ReadData { io, .. } | Action::WriteData { io, .. }) => Some(io),
             _ => None,
         });
-        let under_way = self.transfers.iter().copied().flatten();
-        let ended = self.ended.drain(..).map(|(io, _)| io);
+        let under_way = self.transfers.iter().copied().flatten().map(|(io, _)| io);
+        let ended = self.ended.drain(..).map(|ended| ended.io);
         self.open.shared.leave(&self.desk, noted.chain(under_way).chain(ended));
     }
 }

@@ -90,9 +90,9 @@ impl OpenStore {
         let base = self.base_of(&volumes, &contents)?;
         let part = incomplete(name, contents.uuid);
         self.clear_away(&volumes, &part, &contents)?;
-        let Contents { blocks, unit, uuid, .. } = contents;
+        let Contents { blocks, unit, uuid, has_checksums: checksums, .. } = contents;
         let made = match &base {
-            None => Change::Create { name: part.clone(), blocks, unit, uuid },
+            None => Change::Create { name: part.clone(), blocks, unit, uuid, checksums },
             Some(base) => Change::Clone { from: base.name.clone(), name: part.clone(), uuid },
         };
         self.change(made)?;

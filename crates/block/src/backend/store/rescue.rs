@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use base::{Blame, Outcome, Span};
 use volume::format::Record;
-use volume::rescue::{Found, Moved, Rescue, Rescued, differences};
-use volume::{Change, VolumeInfo};
+use volume::rescue::{Found, Lost, Moved, Rescue, Rescued, Walk, checksum_of, differences};
+use volume::{Change, VolumeInfo, checksum};
 
 use super::carrier::Carrier;
 use super::raw::Raw;
@@ -35,8 +35,8 @@ pub struct Saved {
 pub struct SavedVolume {
     /// What it was.
     pub info: VolumeInfo,
-    /// Blocks of it that could not be found or read: they read as zeroes, or as those of what it was
-    /// made from.
+    /// Blocks of it that could not be found or read, or do not have their checksums: they read as
+    /// zeroes, or as those of what it was made from.
     pub lost_blocks: u64,
     /// What is damaged of what describes it.
     pub damaged: Vec<String>,
@@ -164,16 +164,12 @@ impl Rescuer<'_> {
         (done, total): (u64, u64),
     ) -> Result<SavedVolume, MediumError> {
         let info = found.info.clone();
-        let mut walk = found.walk();
-        while let Some(at) = walk.next_read() {
-            let page = self.page(at, false);
-            walk.handle_read(page.as_ref().map_err(|outcome| *outcome));
-        }
-        let (records, lost) = walk.finish();
+        let (records, lost) = self.walk(found.walk());
+        let (sums, unsummed) = self.walk(found.walk_checksums());
         let ends = |lost: &std::ops::Range<u64>| lost.end.min(info.blocks);
         let missing = |keys: &std::ops::Range<u64>| ends(keys).saturating_sub(keys.start);
         let mut lost_blocks: u64 = lost.iter().map(|lost| missing(&lost.keys)).sum();
-        let damaged = lost.iter().map(|lost| lost.damage.to_string()).collect();
+        let damaged = lost.iter().chain(&unsummed).map(|lost| lost.damage.to_string()).collect();
         let was_there = self.target.find(&info.name).is_ok();
         if !was_there {
             let part = self.begin(&info)?;
@@ -182,7 +178,7 @@ impl Rescuer<'_> {
             let mut carrier = Carrier::open(self.target, &self.target.find(&part)?)?;
             let mut copied = 0;
             for piece in moved {
-                lost_blocks += self.copy(&mut carrier, piece)?;
+                lost_blocks += self.copy(&mut carrier, piece, &sums)?;
                 copied += piece.blocks;
                 let at = (done + copied).min(total);
                 self.tell(at, total)?;
@@ -208,9 +204,9 @@ impl Rescuer<'_> {
             target.settle(GIVING_BACK_MAX);
         }
         let (name, blocks) = (part.clone(), info.blocks);
-        let (unit, uuid) = (info.unit, info.uuid);
+        let (unit, uuid, checksums) = (info.unit, info.uuid, info.has_checksums);
         match self.maps.get(&info.origin) {
-            None => target.change(Change::Create { name, blocks, unit, uuid })?,
+            None => target.change(Change::Create { name, blocks, unit, uuid, checksums })?,
             Some((from, _)) => {
                 target.change(Change::Clone { from: from.clone(), name: part.clone(), uuid })?;
                 target.change(Change::Resize { name, blocks })?
@@ -219,8 +215,22 @@ impl Rescuer<'_> {
         Ok(part)
     }
 
-    /// Copies blocks. Returns how many could not be read.
-    fn copy(&mut self, carrier: &mut Carrier, moved: Moved) -> Result<u64, MediumError> {
+    /// Reads a tree, as much of it as can be read.
+    fn walk(&mut self, mut walk: Walk) -> (Vec<Record>, Vec<Lost>) {
+        while let Some(at) = walk.next_read() {
+            let page = self.page(at, false);
+            walk.handle_read(page.as_ref().map_err(|outcome| *outcome));
+        }
+        walk.finish()
+    }
+
+    /// Copies blocks. Returns how many could not be read, or are not what was written.
+    fn copy(
+        &mut self,
+        carrier: &mut Carrier,
+        moved: Moved,
+        sums: &[Record],
+    ) -> Result<u64, MediumError> {
         let Moved { block, blocks, at: Some(at) } = moved else {
             return carrier.trim(moved.block, moved.blocks).map(|()| 0);
         };
@@ -229,27 +239,32 @@ impl Rescuer<'_> {
         while done < blocks {
             let count = (blocks - done).min(self.raw.pages_max().into());
             bytes.resize(usize::try_from(count).unwrap_or(0) * PAGE_BYTES as usize, 0);
-            if self.raw.read_run(at + done, &mut bytes).is_ok() {
+            let is_read = self.raw.read_run(at + done, &mut bytes).is_ok();
+            let mut pages = (block + done..).zip(bytes.as_chunks::<4096>().0);
+            if is_read && pages.all(|(block, page)| is_right(sums, block, page)) {
                 carrier.write(block + done, &bytes)?;
             } else {
-                lost += self.copy_each(carrier, (block + done, at + done, count))?;
+                lost += self.copy_each(carrier, (block + done, at + done, count), sums)?;
             }
             done += count;
         }
         Ok(lost)
     }
 
-    /// The same where not all can be read.
+    /// The same where not all is right.
     fn copy_each(
         &mut self,
         carrier: &mut Carrier,
         (block, at, count): (u64, u64, u64),
+        sums: &[Record],
     ) -> Result<u64, MediumError> {
         let mut lost = 0;
         for index in 0..count {
             match self.page(at + index, false) {
-                Ok(page) => carrier.write(block + index, &page)?,
-                Err(_) => lost += 1,
+                Ok(page) if is_right(sums, block + index, &page) => {
+                    carrier.write(block + index, &page)?;
+                }
+                _ => lost += 1,
             }
         }
         Ok(lost)
@@ -263,4 +278,9 @@ impl Rescuer<'_> {
             false => Err(self.target.interrupted()),
         }
     }
+}
+
+/// Whether a block is what was written to it, as far as its checksum is known.
+fn is_right(sums: &[Record], block: u64, page: &[u8; 4096]) -> bool {
+    checksum_of(sums, block).is_none_or(|expected| checksum(page) == expected)
 }

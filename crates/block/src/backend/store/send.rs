@@ -101,6 +101,7 @@ impl OpenStore {
             name: info.name.clone(),
             blocks: info.blocks,
             unit: info.unit,
+            has_checksums: info.has_checksums,
             base: base.as_ref().map(|base| (base.uuid, base.name.clone())),
         });
         let carrier = Carrier::open(self, &info)?;

@@ -2,6 +2,7 @@
 
 mod made;
 mod streams;
+mod sums;
 
 use std::sync::Arc;
 
@@ -59,7 +60,9 @@ impl Bench {
 
     fn create(&self, name: &str, blocks: u64) {
         let name = name.into();
-        self.store().change(Change::Create { name, blocks, unit: 16, uuid: 1 }).unwrap();
+        self.store()
+            .change(Change::Create { name, blocks, unit: 16, uuid: 1, checksums: false })
+            .unwrap();
     }
 
     fn open(&self, name: &str) -> Result<Opened, MediumError> {
@@ -83,7 +86,7 @@ impl Bench {
 
 impl Hand {
     fn begin(&mut self, operation: Operation, lba: u64, blocks: u32) {
-        let moves = matches!(operation, Operation::Read | Operation::Write);
+        let moves = matches!(operation, Operation::Read | Operation::Write | Operation::Compare);
         let request = Request {
             lba,
             blocks,
@@ -164,7 +167,8 @@ fn stores_stand_on_volumes_and_several_who_open_one_at_once_get_the_same() {
         .collect();
     let opened: Vec<Arc<OpenStore>> = opened.into_iter().map(Thread::join).collect();
     assert!(opened.iter().all(|one| Arc::ptr_eq(one, &opened[0])));
-    let change = Change::Create { name: "v".into(), blocks: 64, unit: 1, uuid: 1 };
+    let change =
+        Change::Create { name: "v".into(), blocks: 64, unit: 1, uuid: 1, checksums: false };
     opened[0].change(change).unwrap();
     drop(opened);
     let uri = place.with_name("v");

@@ -2,13 +2,14 @@
 
 use base::Outcome;
 
-use super::{Halt, Next, State, Task, Wait};
+use super::{Halt, Next, Part, State, Summed, Task, Wait};
 use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::error::StoreError;
+use crate::format::{flags, unpadded};
 use crate::plan::Segment;
-use crate::space::CHANGE_BLOCKS;
-use crate::store::{Action, Answer, Commit, End, Purpose, Store};
+use crate::space::{CHANGE_BLOCKS, CHECKSUM_BLOCKS};
+use crate::store::{Action, Answer, Ask, Commit, End, Purpose, Run, Store};
 
 impl Store {
     pub(super) fn read(
@@ -20,10 +21,15 @@ impl Store {
         blocks: u64,
     ) -> Result<Next, Halt> {
         if let State::Transfers(_, failed, _) = &task.state {
-            return ended(*failed, "read blocks of a volume");
+            let done = ended(*failed, "read blocks of a volume")?;
+            return self.judge(task, volume, block).map(|()| done);
         }
-        let (_, range) = self.volume_and_range(volume, block, blocks)?;
-        let body = self.books.expect_volume(volume)?;
+        let (body, range) = self.volume_and_range(volume, block, blocks)?;
+        let is_summed = body.has(flags::CHECKSUMS);
+        if is_summed {
+            let sums = self.books.sums(&body, &range)?;
+            task.summed = Some(Box::new(Summed { sums, ..Summed::default() }));
+        }
         let pieces = self.books.plan_read(&body, range)?;
         let mut transfers = 0;
         for piece in pieces {
@@ -33,7 +39,8 @@ impl Store {
                 continue;
             };
             let io = self.enter(Purpose::Data(id));
-            self.actions.push_back(Action::ReadData { io, token, offset, at, blocks });
+            self.actions.push_back(Action::ReadData { io, token, offset, at, blocks, is_summed });
+            note_part(task, io, Run { block: offset, blocks, at });
             transfers += 1;
         }
         if transfers == 0 {
@@ -61,9 +68,9 @@ impl Store {
                 }
                 ended(failed, "write blocks of a volume")?;
                 task.state = State::Map(segments);
-                self.map(task, volume)
+                self.map(task, volume, block)
             }
-            State::Map(_) => self.map(task, volume),
+            State::Map(_) => self.map(task, volume, block),
             _ => self.begin_write(id, task, volume, block, blocks),
         }
     }
@@ -91,17 +98,24 @@ impl Store {
             task.mine.1 = body.unit();
             self.begin_transfers(task);
         }
+        let is_summed = body.has(flags::CHECKSUMS);
         let Self { books, pending, .. } = self;
         let segments = books.plan_write(&body, &range, pending, &mut task.mine.0)?;
         if segments.iter().any(|segment| segment.is_new) && self.books.is_low(Leaves::Most) {
             // There is room for the data, but there might be none for the map.
             return Err(Stop::Full.into());
         }
+        if is_summed {
+            let sums = vec![0; usize::try_from(blocks).unwrap_or(0)];
+            task.summed = Some(Box::new(Summed { sums, ..Summed::default() }));
+        }
         for segment in &segments {
             let io = self.enter(Purpose::Data(id));
             let Segment { at, blocks, .. } = *segment;
             let (token, offset) = (task.token, segment.block - block);
-            self.actions.push_back(Action::WriteData { io, token, offset, at, blocks });
+            let action = Action::WriteData { io, token, offset, at, blocks, is_summed };
+            self.actions.push_back(action);
+            note_part(task, io, Run { block: offset, blocks, at });
         }
         if segments.is_empty() {
             return Ok(Next::Done(Answer::Done));
@@ -111,15 +125,20 @@ impl Store {
     }
 
     /// The data are there: has the map refer to them.
-    fn map(&mut self, task: &mut Task, volume: u64) -> Result<Next, Halt> {
+    fn map(&mut self, task: &mut Task, volume: u64, block: u64) -> Result<Next, Halt> {
         self.expect_open()?;
+        let sums = task.summed.as_ref().map_or(&[][..], |summed| &summed.sums);
+        let needed = if sums.is_empty() { CHANGE_BLOCKS } else { CHECKSUM_BLOCKS };
         let State::Map(segments) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
         while let Some(segment) = segments.last_mut() {
             if segment.is_new {
                 self.may_change()?;
-                self.books.fill_pool(CHANGE_BLOCKS, Leaves::Half)?;
-                let end =
-                    self.books.attempt_with_room(|books| books.map_segment(volume, segment))?;
+                self.books.fill_pool(needed, Leaves::Half)?;
+                let first = usize::try_from(segment.block - block).unwrap_or(usize::MAX);
+                let sums = sums.get(first..).unwrap_or_default();
+                let end = self
+                    .books
+                    .attempt_with_room(|books| books.map_segment(volume, segment, sums))?;
                 let done = end - segment.block;
                 (segment.block, segment.at) = (end, segment.at + done);
                 segment.blocks = segment.blocks.saturating_sub(done);
@@ -148,14 +167,16 @@ impl Store {
         blocks: u64,
     ) -> Result<Next, Halt> {
         self.expect_open()?;
-        let (_, range) = self.writable(volume, block, blocks)?;
+        let (body, range) = self.writable(volume, block, blocks)?;
+        let is_summed = body.has(flags::CHECKSUMS);
+        let needed = if is_summed { CHECKSUM_BLOCKS } else { CHANGE_BLOCKS };
         if matches!(task.state, State::Start) {
             task.state = State::From(range.start);
         }
         let State::From(at) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
         while *at < range.end {
             self.may_change()?;
-            self.books.fill_pool(CHANGE_BLOCKS, Leaves::Half)?;
+            self.books.fill_pool(needed, Leaves::Half)?;
             let rest = *at..range.end;
             if self.books.is_low(Leaves::Most) && self.books.is_shared_from(volume, rest.start)? {
                 // It would take room to copy what others keep.
@@ -194,21 +215,75 @@ impl Store {
     }
 
     /// A transfer of a task has ended; once all have, it goes on.
-    pub(in crate::store) fn handle_transfer(&mut self, id: u64, end: End<'_>) {
+    pub(in crate::store) fn handle_transfer(&mut self, id: u64, io: u64, end: End<'_>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let State::Transfers(left, failed, _) = &mut task.state else { return };
         *left -= 1;
         if let End::Failed(outcome) = end {
             *failed = Some(outcome);
+        } else if let Some(summed) = &mut task.summed {
+            let writes = matches!(task.ask, Ask::Write { .. });
+            let took = summed.take(io, end, writes);
+            *failed = failed.or(if took { None } else { Some(Outcome::INTERNAL_ERROR) });
         }
         if *left == 0 {
             self.run(id);
         }
     }
 
+    /// Whether all that was read is what was written.
+    fn judge(&mut self, task: &Task, volume: u64, block: u64) -> Result<(), Halt> {
+        let wrong = task.summed.iter().flat_map(|summed| &summed.wrong).min_by_key(|run| run.block);
+        let Some(wrong) = wrong else { return Ok(()) };
+        let name = unpadded(&self.books.expect_volume(volume)?.name);
+        let Run { block: offset, blocks, at } = *wrong;
+        Err(StoreError::Corrupt { name, block: block + offset, blocks, at }.into())
+    }
+
     fn begin_transfers(&mut self, task: &mut Task) {
         *self.transfers.entry(self.books.generation).or_default() += 1;
         task.began = Some(self.books.generation);
+    }
+}
+
+impl Summed {
+    /// Takes the checksums of a part that has been moved. False if it was not told as many as there
+    /// are blocks.
+    fn take(&mut self, io: u64, end: End<'_>, writes: bool) -> bool {
+        let Some(Part { run, .. }) = self.parts.iter().find(|part| part.io == io) else {
+            return false;
+        };
+        let first = usize::try_from(run.block).unwrap_or(usize::MAX);
+        let count = usize::try_from(run.blocks).unwrap_or(usize::MAX);
+        let known = first.checked_add(count).and_then(|end| self.sums.get_mut(first..end));
+        let (Some(known), End::Sums(found)) = (known, end) else { return false };
+        if found.len() != known.len() {
+            return false;
+        }
+        if writes {
+            known.copy_from_slice(found);
+            return true;
+        }
+        for ((index, known), found) in (0..).zip(&*known).zip(found) {
+            if known == found {
+                continue;
+            }
+            let (block, at) = (run.block + index, run.at + index);
+            match self.wrong.last_mut() {
+                Some(last) if last.block + last.blocks == block && last.at + last.blocks == at => {
+                    last.blocks += 1;
+                }
+                _ => self.wrong.push(Run { block, blocks: 1, at }),
+            }
+        }
+        true
+    }
+}
+
+/// Notes what is under way, if its checksums are wanted.
+fn note_part(task: &mut Task, io: u64, run: Run) {
+    if let Some(summed) = &mut task.summed {
+        summed.parts.push(Part { io, run });
     }
 }
 

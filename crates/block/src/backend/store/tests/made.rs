@@ -33,7 +33,7 @@ impl Kind for StoredKind {
         let open = Arc::new(OpenStore::over(opener, &place, below, self.closing_max)?);
         if open.find("v").is_err() {
             let (name, blocks) = ("v".into(), shape.pages / 2);
-            open.change(Change::Create { name, blocks, unit: 4, uuid: 1 })?;
+            open.change(Change::Create { name, blocks, unit: 4, uuid: 1, checksums: false })?;
         }
         open_volume(&open, uri, "v")
     }

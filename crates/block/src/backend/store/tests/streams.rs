@@ -121,7 +121,7 @@ fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time(
     // As a process leaves it that was killed.
     let uuid = source.store().find("one").unwrap().uuid;
     let name = format!("uno{INCOMPLETE}");
-    let left = Change::Create { name: name.clone(), blocks: 7, unit: 1, uuid };
+    let left = Change::Create { name: name.clone(), blocks: 7, unit: 1, uuid, checksums: false };
     target.store().change(left).unwrap();
     receive(&target, &whole, "uno").unwrap();
     assert_eq!(names(&target), ["uno"]);
@@ -132,7 +132,13 @@ fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time(
     receive(&target, &whole, &longest).unwrap();
     target.store().change(Change::Delete { name: longest, orphan: false }).unwrap();
 
-    let foreign = Change::Create { name: format!("x{INCOMPLETE}"), blocks: 7, unit: 1, uuid: 5 };
+    let foreign = Change::Create {
+        name: format!("x{INCOMPLETE}"),
+        blocks: 7,
+        unit: 1,
+        uuid: 5,
+        checksums: false,
+    };
     target.store().change(foreign).unwrap();
     let error = receive(&target, &whole, "x").unwrap_err();
     assert!(error.to_string().contains("expected what an earlier receive"), "{error}");

@@ -1,0 +1,199 @@
+//! Volumes with checksums, on devices that do not keep what they are given.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+
+use base::{Memory, Operation, Outcome, Random};
+use volume::{Answer, Ask};
+
+use super::{Bench, Hand, PAGE};
+use crate::backend::store::{Bad, Cause, Change, Place, Scrubbed, rescue};
+
+const BLOCKS: u64 = 400;
+
+/// A store with a volume that has checksums, a snapshot of it, and one volume that has none.
+fn pool() -> Bench {
+    let bench = Bench::new("32m");
+    let of = |name: &str, checksums| Change::Create {
+        name: name.into(),
+        blocks: BLOCKS,
+        unit: 4,
+        uuid: 7,
+        checksums,
+    };
+    bench.store().change(of("v", true)).unwrap();
+    bench.store().change(of("plain", false)).unwrap();
+    for name in ["v", "plain"] {
+        write(&bench, name, 0..10, 1);
+    }
+    let change = Change::Snapshot { volume: "v".into(), name: "s".into(), uuid: 8 };
+    bench.store().change(change).unwrap();
+    write(&bench, "v", 3..5, 2);
+    bench
+}
+
+/// Writes every second part of 30 blocks.
+fn write(bench: &Bench, name: &str, parts: std::ops::Range<u64>, byte: u8) {
+    let opened = bench.open(name).unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    parts.for_each(|part| hand.write(part * 40, 30, byte));
+}
+
+fn place(bench: &Bench, name: &str, block: u64) -> Option<u64> {
+    let open = bench.store();
+    let volume = open.find(name).unwrap().id;
+    match open.ask(Ask::Extent { volume, block }).unwrap() {
+        Answer::Extent { at, .. } => at,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Turns a bit of a block round. Nobody has the store open.
+fn flip(bench: &Bench, at: u64, bit: u64) {
+    let path = bench.directory.path().join("pool");
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let (offset, mut byte) = (at * u64::from(PAGE) + bit / 8, [0]);
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1 << (bit % 8)], offset).unwrap();
+}
+
+fn scrub(bench: &Bench) -> Vec<Scrubbed> {
+    bench.store().scrub(None, &mut |_| true).unwrap()
+}
+
+#[test]
+fn a_block_that_is_not_what_was_written_is_refused_and_named_and_no_other_is() {
+    let bench = pool();
+    assert!(scrub(&bench).iter().all(|volume| volume.bad.is_empty()));
+    let at = place(&bench, "v", 41).unwrap();
+    flip(&bench, at, 12_345);
+    let opened = bench.open("v").unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    hand.regions.fill(hand.memory, 0xee).unwrap();
+    for (first, blocks) in [(41, 1), (30, 32)] {
+        assert_eq!(hand.run(Operation::Read, first, blocks), Outcome::UNRECOVERED_READ);
+        assert_eq!(hand.run(Operation::Verify, first, blocks), Outcome::UNRECOVERED_READ);
+    }
+    let mut seen = [0; PAGE as usize];
+    hand.regions.load(hand.memory.slice(0, PAGE).unwrap(), &mut seen).unwrap();
+    assert_eq!(seen, [0xee; PAGE as usize], "nobody sees what is refused");
+    assert_eq!(hand.read(42, 2), [1, 1]);
+
+    let found = scrub(&bench);
+    let shared_with = vec!["s".to_owned()];
+    let bad = Bad { block: 41, blocks: 1, at, cause: Cause::Checksum, shared_with };
+    let bads: Vec<(&str, &[Bad])> =
+        found.iter().map(|one| (one.info.name.as_str(), &one.bad[..])).collect();
+    assert_eq!(bads, [("v", &[bad][..]), ("plain", &[]), ("s", &[])]);
+    let blocks: Vec<u64> = found.iter().map(|one| one.blocks).collect();
+    assert_eq!(blocks, [300, 300, 60], "each block is read once");
+    // What is written anew is right again; the snapshot has what it had.
+    hand.write(41, 1, 9);
+    assert_eq!(hand.read(41, 1), [9]);
+    let found = scrub(&bench);
+    let bads: Vec<usize> = found.iter().map(|one| one.bad.len()).collect();
+    assert_eq!(bads, [0, 0, 1]);
+}
+
+#[test]
+fn a_scrub_finds_each_of_many_blocks_that_a_device_has_changed() {
+    let (bench, mut random) = (pool(), Random::new(5));
+    let mapped = |name| {
+        let places = (0..BLOCKS).map(|block| (block, place(&bench, name, block)));
+        places.filter_map(|(block, at)| Some((at?, block))).collect::<BTreeMap<u64, u64>>()
+    };
+    let (of_v, of_s) = (mapped("v"), mapped("s"));
+    let mut hurt: BTreeMap<u64, u64> = BTreeMap::new();
+    for _ in 0..120 {
+        let all: Vec<(&u64, &u64)> = of_v.iter().chain(&of_s).collect();
+        let (at, block) = all[usize::try_from(random.below(all.len() as u64)).unwrap()];
+        if hurt.insert(*at, *block).is_none() {
+            flip(&bench, *at, random.below(8 * 4096));
+        }
+    }
+    let mut found = BTreeMap::new();
+    for volume in scrub(&bench) {
+        for bad in volume.bad {
+            assert_eq!(bad.cause, Cause::Checksum);
+            let (other, name) = if volume.info.name == "v" { (&of_s, "s") } else { (&of_v, "v") };
+            let is_shared = other.contains_key(&bad.at);
+            assert_eq!(bad.shared_with == [name], is_shared, "{bad:?}");
+            found.extend((0..bad.blocks).map(|index| (bad.at + index, bad.block + index)));
+        }
+    }
+    assert_eq!(found, hurt);
+}
+
+#[test]
+fn data_pass_through_memory_of_the_channel_whatever_is_asked() {
+    let bench = pool();
+    let opened = bench.open("v").unwrap();
+    assert_eq!(opened.medium.limits().request_blocks_max, 32);
+    let mut hand = bench.hand(&*opened.medium, 0);
+    assert_eq!(hand.read(20, 32), [&[1; 10][..], &[0; 10], &[1; 12]].concat());
+    // Holes and data, as they are and not.
+    hand.write(28, 4, 0);
+    hand.write(30, 2, 0);
+    assert_eq!(hand.run(Operation::Deallocate, 30, 2), Outcome::SUCCESS);
+    hand.regions.fill(hand.memory, 0).unwrap();
+    assert_eq!(hand.run(Operation::Compare, 28, 8), Outcome::SUCCESS);
+    assert_eq!(hand.run(Operation::Compare, 27, 8), Outcome::COMPARE_FAILURE);
+    assert_eq!(hand.run(Operation::Verify, 0, 32), Outcome::SUCCESS);
+    assert_eq!(hand.run(Operation::WriteZeroes, 0, 1), Outcome::SUCCESS);
+    assert_eq!(hand.read(0, 2), [0, 1]);
+
+    // Whoever asked changes his memory while it is written.
+    hand.regions.fill(hand.memory, 5).unwrap();
+    hand.begin(Operation::Write, 100, 20);
+    hand.regions.fill(hand.memory, 6).unwrap();
+    assert_eq!(hand.end(), Outcome::SUCCESS);
+    assert_eq!(hand.read(100, 20), [5; 20]);
+    drop((hand, opened));
+    assert!(bench.is_clean());
+    assert!(scrub(&bench).iter().all(|volume| volume.bad.is_empty()));
+}
+
+#[test]
+fn a_snapshot_arrives_with_checksums_and_damage_is_not_sent() {
+    let (bench, target) = (pool(), Bench::new("32m"));
+    let mut stream = Vec::new();
+    bench.store().send(None, "s", &mut stream, &mut |_| true).unwrap();
+    let received = target.store().receive("s", &mut &stream[..], &mut |_| true).unwrap();
+    assert!(received.info.has_checksums && target.store().find("s").unwrap().has_checksums);
+    flip(&target, place(&target, "s", 300).unwrap(), 1);
+    assert_eq!(scrub(&target)[0].bad.len(), 1);
+    let error = target.store().send(None, "s", &mut Vec::new(), &mut |_| true).unwrap_err();
+    assert!(error.to_string().contains("volume `s`: read"), "{error}");
+    assert_eq!(error.blame(), base::Blame::Peer);
+}
+
+#[test]
+fn a_rescue_leaves_out_what_is_not_what_was_written() {
+    let (bench, target) = (pool(), Bench::new("32m"));
+    flip(&bench, place(&bench, "v", 41).unwrap(), 7);
+    flip(&bench, place(&bench, "s", 130).unwrap(), 8);
+    let from = Place::on(&bench.device().parse().unwrap());
+    let saved = rescue(&target.opener(), &from, &target.store(), &mut |_| true).unwrap();
+    let lost: Vec<(&str, u64)> =
+        saved.volumes.iter().map(|one| (one.info.name.as_str(), one.lost_blocks)).collect();
+    assert_eq!(lost, [("v", 1), ("plain", 0), ("s", 2)]);
+    assert!(target.store().find("v").unwrap().has_checksums);
+    assert!(!target.store().find("plain").unwrap().has_checksums);
+    assert!(scrub(&target).iter().all(|volume| volume.bad.is_empty()));
+}
+
+/// The outcome of what was begun.
+impl Hand {
+    fn end(&mut self) -> Outcome {
+        let mut answers = base::Answers::with_capacity(1);
+        let until = self.clock.now().after(base::Span::from_secs(60));
+        loop {
+            self.backend.flush();
+            if self.backend.poll(self.clock.now(), &mut answers) > 0 {
+                return answers.as_slice()[0].outcome;
+            }
+            assert!(self.clock.now() < until, "it is answered");
+            host::thread::give_way();
+        }
+    }
+}
