@@ -1,5 +1,6 @@
 //! `tenmil volume`.
 
+mod already;
 mod stream;
 
 use std::io::Write;
@@ -169,29 +170,31 @@ pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<Ex
         Command::Delete(delete) => self::delete(opener, delete),
         Command::Rename(it) => {
             let (open, name) = find(opener, &it.volume)?;
-            open.change(Change::Rename { name: name.clone(), to: it.name.clone() })?;
-            Ok(format!("volume `{name}` is called `{}` now\n", it.name))
+            let change = Change::Rename { name: name.clone(), to: it.name.clone() };
+            make(&open, change, || format!("volume `{name}` is called `{}` now\n", it.name))
         }
         Command::Resize(resize) => self::resize(opener, resize),
         Command::Snapshot(it) => {
             let (open, volume) = find(opener, &it.volume)?;
             let name = it.name.clone();
-            open.change(Change::Snapshot { volume: volume.clone(), name, uuid: uuid() })?;
-            Ok(format!("snapshot `{}` of `{volume}`\n", it.name))
+            let change = Change::Snapshot { volume: volume.clone(), name, uuid: uuid() };
+            make(&open, change, || format!("snapshot `{}` of `{volume}`\n", it.name))
         }
         Command::Clone(it) => {
             let (open, from) = find(opener, &it.volume)?;
             let name = it.name.clone();
-            open.change(Change::Clone { from: from.clone(), name, uuid: uuid() })?;
             let opens = Place::of(&it.volume)?.with_name(&it.name);
-            Ok(format!("volume `{}`, a clone of `{from}`: {opens}\n", it.name))
+            let change = Change::Clone { from: from.clone(), name, uuid: uuid() };
+            let text = || format!("volume `{}`, a clone of `{from}`: {opens}\n", it.name);
+            make(&open, change, text)
         }
         Command::Revert(it) => {
             let (open, volume) = find(opener, &it.volume)?;
             let snapshot = it.name.clone();
-            open.change(Change::Revert { volume: volume.clone(), snapshot })?;
-            open.settle(GIVING_BACK_MAX);
-            Ok(format!("volume `{volume}` holds what it held when `{}` was made\n", it.name))
+            make(&open, Change::Revert { volume: volume.clone(), snapshot }, || {
+                open.settle(GIVING_BACK_MAX);
+                format!("volume `{volume}` holds what it held when `{}` was made\n", it.name)
+            })
         }
         Command::Diff(diff) => stream::diff(opener, diff, out).map(|()| String::new()),
         Command::Send(send) => stream::send(opener, send, out).map(|()| String::new()),
@@ -209,24 +212,40 @@ fn find(opener: &Opener<'_>, uri: &Uri) -> Result<(Arc<OpenStore>, String), Refu
     Ok((OpenStore::open(opener, &place)?, name))
 }
 
+/// Makes a change, unless it is made already. `text` says that it was made.
+fn make(
+    open: &Arc<OpenStore>,
+    change: Change,
+    text: impl FnOnce() -> String,
+) -> Result<String, Refused> {
+    if let Some(already) = already::say(open, &change)? {
+        return Ok(already);
+    }
+    open.change(change)?;
+    Ok(text())
+}
+
 fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Refused> {
     let volume = &create.volume;
     let blocks = blocks(volume, "size", create.size)?;
     let unit = self::blocks(volume, "unit", create.unit)?;
     let (open, name) = find(opener, volume)?;
     let (uuid, checksums) = (uuid(), create.checksums);
-    open.change(Change::Create { name: name.clone(), blocks, unit, uuid, checksums })?;
-    Ok(format!("volume `{name}` of {}: {volume}\n", size(blocks * u64::from(PAGE_BYTES))))
+    let change = Change::Create { name: name.clone(), blocks, unit, uuid, checksums };
+    let text =
+        || format!("volume `{name}` of {}: {volume}\n", size(blocks * u64::from(PAGE_BYTES)));
+    make(&open, change, text)
 }
 
 fn delete(opener: &Opener<'_>, delete: &DeleteArguments) -> Result<String, Refused> {
     let (open, name) = find(opener, &delete.volume)?;
-    open.change(Change::Delete { name: name.clone(), orphan: delete.orphan })?;
-    let rest = match open.settle(GIVING_BACK_MAX) {
-        true => "its room is given back",
-        false => "the rest of its room is given back when the store is open the next time",
-    };
-    Ok(format!("`{name}` is deleted; {rest}\n"))
+    make(&open, Change::Delete { name: name.clone(), orphan: delete.orphan }, || {
+        let rest = match open.settle(GIVING_BACK_MAX) {
+            true => "its room is given back",
+            false => "the rest of its room is given back when the store is open the next time",
+        };
+        format!("`{name}` is deleted; {rest}\n")
+    })
 }
 
 fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<String, Refused> {
@@ -241,9 +260,10 @@ fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<String, Refus
         let hint = "What lies behind the new end would be lost; if it may, add --shrink.";
         return Err(Refused::caller(text).with_hint(hint));
     }
-    open.change(Change::Resize { name: name.clone(), blocks })?;
-    open.settle(GIVING_BACK_MAX);
-    Ok(format!("volume `{name}` has {} now\n", size(blocks * page)))
+    make(&open, Change::Resize { name: name.clone(), blocks }, || {
+        open.settle(GIVING_BACK_MAX);
+        format!("volume `{name}` has {} now\n", size(blocks * page))
+    })
 }
 
 fn blocks(volume: &Uri, what: &str, Size(bytes): Size) -> Result<u64, Refused> {
@@ -379,6 +399,44 @@ mod tests {
     }
 
     #[test]
+    fn whoever_says_the_same_twice_is_told_so_and_nothing_changes() {
+        let (_directory, device) = pool();
+        let volume = |name: &str| format!("volume:[{device}]/{name}");
+        let (db, monday, trial) = (volume("db"), volume("monday"), volume("trial"));
+        let twice = |words: &[&str], expected: &str| {
+            let first = say(words).unwrap();
+            let before = say(&["list", &device, "--json"]).unwrap();
+            let generation = || {
+                with_opener(|opener| Ok(super::find(opener, &db.parse().unwrap())?.0.generation()))
+            };
+            let then = generation().unwrap();
+            let second = say(words).unwrap();
+            assert_eq!(second, expected, "{words:?} after {first}");
+            assert_ne!(first, second);
+            assert_eq!(say(&["list", &device, "--json"]).unwrap(), before, "{words:?}");
+            assert_eq!(generation().unwrap(), then, "{words:?}: nothing was written");
+        };
+        let create = ["create", &db, "--size", "1m", "--unit", "4k", "--checksums"];
+        twice(&create, "volume `db` is there already\n");
+        twice(&["snapshot", &db, "monday"], "snapshot `monday` of `db` is there already\n");
+        let said = "volume `trial`, a clone of `monday`, is there already\n";
+        twice(&["clone", &monday, "trial"], said);
+        twice(&["resize", &db, "--size", "2m"], "volume `db` has that size already\n");
+        twice(&["revert", &db, "monday"], "volume `db` holds what `monday` has already\n");
+        let said = "there is no `trial`, and `next` is there already\n";
+        twice(&["rename", &trial, "next"], said);
+        let said = say(&["rename", &volume("next"), "next"]).unwrap();
+        assert_eq!(said, "volume `next` is called that already\n");
+        let said = "there is no `next`: nothing was deleted\n";
+        twice(&["delete", &volume("next")], said);
+
+        // It is not what it was.
+        say(&["resize", &db, "--size", "4m"]).unwrap();
+        let refused = say(&["snapshot", &db, "monday"]).unwrap_err();
+        assert!(refused.text.contains("`monday`: the name is in use"), "{refused}");
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_with_the_remedy_and_changes_nothing() {
         let (_directory, device) = pool();
         let volume = |name: &str| format!("volume:[{device}]/{name}");
@@ -388,11 +446,15 @@ mod tests {
         let before = say(&["list", &device, "--json"]).unwrap();
         let whole = format!("volume:[{device}]");
         for (words, text, hint) in [
-            (vec!["create", &volume("db"), "--size", "1m"], "the name is in use", "another name"),
-            (vec!["snapshot", &volume("db"), "s"], "`s`: the name is in use", "another name"),
+            (vec!["create", &volume("db"), "--size", "2m"], "the name is in use", "another name"),
+            (vec!["create", &volume("c"), "--size", "1m"], "the name is in use", "another name"),
+            (vec!["snapshot", &volume("db"), "c"], "`c`: the name is in use", "another name"),
+            (vec!["snapshot", &volume("c"), "s"], "`s`: the name is in use", "another name"),
+            (vec!["clone", &volume("c"), "db"], "`db`: the name is in use", "another name"),
             (vec!["rename", &volume("db"), "c"], "`c`: the name is in use", "another name"),
             (vec!["delete", &volume("s")], "1 volumes were made from it", "delete those first"),
-            (vec!["delete", &volume("x")], "volume `x`: there is none", ""),
+            (vec!["rename", &volume("x"), "y"], "volume `x`: there is none", ""),
+            (vec!["snapshot", &volume("x"), "y"], "volume `x`: there is none", ""),
             (vec!["resize", &volume("s"), "--size", "2m"], "it is a snapshot", "make a clone"),
             (vec!["resize", &volume("db"), "--size", "4k"], "has 1048576 bytes", "--shrink"),
             (vec!["revert", &volume("c"), "s"], "`s` is not a snapshot of it", ""),

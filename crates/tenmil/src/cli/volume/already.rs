@@ -1,0 +1,75 @@
+//! Whether what a command is to bring about is so already: whoever says the same twice, because a
+//! script was stopped or an answer was lost, is told so, and nothing is done.
+
+use std::sync::Arc;
+
+use block::store::{Change, Info, OpenStore};
+
+use crate::Refused;
+
+/// What is said to whoever asks for what is so; `None` if it is not, and has to be done or refused.
+pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<String>, Refused> {
+    let volumes = open.list()?;
+    let there = |name: &str| volumes.iter().find(|one| one.name == name);
+    let text = match change {
+        Change::Create { name, blocks, unit, checksums, .. } => {
+            let is_same = |info: &&Info| {
+                let is_made_empty = info.origin == 0 && !info.is_read_only;
+                let shape = (info.blocks, info.unit, info.has_checksums);
+                is_made_empty && shape == (*blocks, *unit, *checksums)
+            };
+            there(name).filter(is_same).map(|_| format!("volume `{name}` is there already\n"))
+        }
+        Change::Delete { name, .. } if there(name).is_none() => {
+            Some(format!("there is no `{name}`: nothing was deleted\n"))
+        }
+        Change::Rename { name, to } => {
+            let is_done = name == to || there(name).is_none();
+            let text = || match name == to {
+                true => format!("volume `{to}` is called that already\n"),
+                false => format!("there is no `{name}`, and `{to}` is there already\n"),
+            };
+            there(to).filter(|_| is_done).map(|_| text())
+        }
+        Change::Resize { name, blocks } => there(name)
+            .filter(|info| info.blocks == *blocks && !info.is_read_only)
+            .map(|_| format!("volume `{name}` has that size already\n")),
+        Change::Snapshot { volume, name, .. } => match (there(volume), there(name)) {
+            (Some(volume), Some(snapshot)) if is_snapshot(volume, snapshot) => {
+                let said = format!("snapshot `{name}` of `{}` is there already\n", volume.name);
+                is_same(open, volume, snapshot)?.then_some(said)
+            }
+            _ => None,
+        },
+        Change::Clone { from, name, .. } => match (there(from), there(name)) {
+            (Some(from), Some(clone)) if clone.origin == from.id && !clone.is_read_only => {
+                Some(format!("volume `{name}`, a clone of `{}`, is there already\n", from.name))
+            }
+            _ => None,
+        },
+        Change::Revert { volume, snapshot } => match (there(volume), there(snapshot)) {
+            (Some(volume), Some(snapshot)) if is_snapshot(volume, snapshot) => {
+                let (volume_name, name) = (&volume.name, &snapshot.name);
+                let said = format!("volume `{volume_name}` holds what `{name}` has already\n");
+                is_same(open, volume, snapshot)?.then_some(said)
+            }
+            _ => None,
+        },
+        Change::Delete { .. } | Change::Seal { .. } => None,
+    };
+    Ok(text)
+}
+
+fn is_snapshot(volume: &Info, snapshot: &Info) -> bool {
+    snapshot.is_read_only && snapshot.origin == volume.id
+}
+
+/// Whether a volume is what it was when its snapshot was made, as their maps tell.
+fn is_same(open: &Arc<OpenStore>, volume: &Info, snapshot: &Info) -> Result<bool, Refused> {
+    let mut differ = volume.blocks != snapshot.blocks;
+    open.differences(Some(snapshot), volume, &mut |_| {
+        differ = true;
+        Ok(())
+    })?;
+    Ok(!differ)
+}
