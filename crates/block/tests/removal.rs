@@ -7,16 +7,22 @@ use std::sync::Arc;
 
 use base::{Answers, Medium, Operation, Outcome, Request, Segment, Span, WakeSource};
 use dma::{Backing, Mapping, Regions};
+use host::process::Usage;
 use host::thread::Thread;
 use host::{Clock, Sleeper};
 use tenmil_block::{Claim, Descriptor, Device, DeviceOptions, Event, Opener, QueueMap};
 
-/// Descriptors and threads of this process.
-fn open_here() -> (usize, usize) {
+/// Descriptors and threads of this process, and regions of memory.
+fn open_here(regions: &Regions) -> (usize, usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
-    (descriptors, threads)
+    (descriptors, threads, regions.count())
 }
+
+/// How many times each device comes and is removed.
+const ROUNDS: usize = 5;
+/// What an allocator may keep more of from one round to another.
+const SLACK_BYTES: u64 = 4 << 20;
 
 fn read(token: u64) -> Request {
     Request {
@@ -75,14 +81,16 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
     let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
     let segment = memory.slice(0, 512).unwrap();
     let clock = Clock::kernel();
-    for (engine, map) in [
+    let kinds = [
         ("auto", QueueMap::default()),
         ("auto", QueueMap::of(1)),
         ("threads", QueueMap::default()),
         ("threads", QueueMap::of(1)),
-    ] {
+    ];
+    let mut resident = 0;
+    for (round, (engine, map)) in (0..ROUNDS).flat_map(|round| kinds.map(|kind| (round, kind))) {
         // What the process has open from the first time on: a clock, a pool.
-        let before = open_here();
+        let before = open_here(&regions);
         let uri = format!("file:{}?size=64k&engine={engine}", directory.path().join("x").display());
         let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
@@ -104,6 +112,11 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
         }
         assert_eq!(descriptor.next_event(), Some(Event::Removed));
         drop((descriptor, device));
-        assert_eq!(open_here(), before, "{engine} {map:?}");
+        assert_eq!(open_here(&regions), before, "{engine} {map:?}");
+        let now = Usage::read().resident_bytes.unwrap();
+        if round == 0 {
+            resident = now;
+        }
+        assert!(now <= resident + SLACK_BYTES, "{engine} {map:?}: {now} bytes of {resident}");
     }
 }

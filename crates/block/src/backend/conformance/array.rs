@@ -83,6 +83,9 @@ struct Bench {
     array: Vec<State>,
     under_way: Vec<Option<Pending>>,
     now: Instant,
+    /// For a stack in which a thread works, which goes by the time of the machine: models and mirrors
+    /// compare times that their channels are told.
+    clock: Option<Clock>,
     random: Random,
     stamp: u64,
 }
@@ -186,10 +189,6 @@ proptest! {
 impl Bench {
     fn new(uri: &str, block_size: u32, directory: &std::path::Path) -> Self {
         let regions = Regions::new(1_000);
-        // A store has a thread that goes by real time, and the channels of a mirror, of which one
-        // would be that thread's, go by one time.
-        let uri =
-            if uri.contains("made:") { uri.replace("stored:", "reluctant:") } else { uri.into() };
         // Volumes have blocks of their own, and legs have to be alike.
         let block_size = if uri.contains("stored:") { 4096 } else { block_size };
         let mut uri = uri.replace("BLOCK", &block_size.to_string());
@@ -233,6 +232,7 @@ impl Bench {
             under_way: (0..DEPTH).map(|_| None).collect(),
             // Models remember when they were busy while the stack was opened.
             now: clock.now(),
+            clock: uri.contains("stored:").then_some(clock),
             random: Random::new(1),
             stamp: 1,
         }
@@ -311,7 +311,7 @@ impl Bench {
         let support = channel.limits().support;
         while channel.submit(self.now, &[request], &memory) == 0 {
             // Full, or reluctant. Nothing that is answered meanwhile is at these blocks.
-            self.now.ns += 500;
+            self.now = later(self.now, 500, self.clock);
             channel.flush();
             let mut answers = Answers::with_capacity(DEPTH);
             channel.poll(self.now, &mut answers);
@@ -433,10 +433,10 @@ impl Bench {
 
     /// Lets time pass and takes what is answered, on every channel.
     fn turn(&mut self) {
-        self.now.ns += 1_000;
+        self.now = later(self.now, 1_000, self.clock);
         for channel in &mut self.channels {
             let wake_at = channel.backend.wake_at();
-            if wake_at != Instant::NEVER && self.random.chance(1, 2) {
+            if self.clock.is_none() && wake_at != Instant::NEVER && self.random.chance(1, 2) {
                 self.now = self.now.max(wake_at);
             }
             channel.backend.flush();
@@ -492,6 +492,11 @@ impl Bench {
             at = end;
         }
     }
+}
+
+/// Some nanoseconds later, or as late as it is.
+fn later(now: Instant, ns: u64, clock: Option<Clock>) -> Instant {
+    clock.map_or(Instant { ns: now.ns + ns }, |clock| clock.now())
 }
 
 fn span(first: u64, blocks: u32) -> std::ops::Range<usize> {

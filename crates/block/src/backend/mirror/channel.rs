@@ -7,13 +7,15 @@ mod tally;
 use std::sync::Arc;
 
 use base::{
-    Answer, Answers, Backend, Instant, Limits, Operation, Outcome, Request, Segment, WakeSource,
+    Answer, Answers, Backend, Instant, Interrupts, Limits, Operation, Outcome, Request, Segment,
+    WakeSource,
 };
+use host::EventVectors;
 
 use self::background::Background;
 use self::legs::{Legs, Place};
 use self::tally::Tally;
-use super::meta::{Admission, Verdict};
+use super::meta::{Admission, Member, Verdict};
 use super::shared::{Masks, Own, Shared};
 use super::work::{Stage, Work, is_the_callers};
 use crate::backend::range::check;
@@ -40,16 +42,22 @@ pub(super) struct MirrorChannel {
     background: Background,
     /// What came up from a leg.
     below: Answers,
+    /// Rung by a channel that closes: what it would have done for the mirror, another has to do.
+    bell: EventVectors,
 }
 
 impl MirrorChannel {
     pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, String> {
         let limits = shared.limits.clone();
         let depth = limits.depth_max;
-        let legs = Legs::open(shared, Own::new(shared)?)?;
+        let bell = EventVectors::new(1).map_err(|error| format!("a descriptor: {error}"))?;
+        bell.mask(0);
+        let legs = Legs::open(shared, Own::new(shared)?, &bell)?;
         let tally = Tally::new();
-        shared.lock().seats.push(tally.seat().clone());
+        let member = Member { seat: tally.seat().clone(), bell: bell.clone() };
+        shared.lock().members.push(member);
         Ok(Self {
+            bell,
             legs,
             works: vec![Work::idle(); depth as usize].into(),
             free: (0..depth).rev().collect(),
@@ -410,10 +418,13 @@ impl Backend for MirrorChannel {
     }
 
     fn arm(&mut self) -> bool {
-        self.legs.arm() || self.is_restless()
+        // The bell first, then the deadline that whoever rings it has stored before.
+        let hears = self.bell.unmask(0);
+        self.legs.arm() || self.is_restless() || !hears
     }
 
     fn disarm(&mut self) {
+        self.bell.mask(0);
         self.legs.disarm();
     }
 }
@@ -425,12 +436,14 @@ impl Drop for MirrorChannel {
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
         let seat = self.tally.seat();
-        meta.seats.retain(|other| !other.is(seat));
+        meta.members.retain(|other| !other.seat.is(seat));
         meta.registered.retain(|write| !write.seat.is(seat));
         for work in self.works.iter().filter(|work| work.may_differ()) {
             meta.suspect(&shared, work.request.lba, work.request.blocks.into());
         }
         self.background.abandon(&mut meta, &shared);
         shared.tell();
+        // The others may be asleep until a time that was true when this one was awake.
+        meta.members.iter_mut().for_each(|other| other.bell.raise(0));
     }
 }

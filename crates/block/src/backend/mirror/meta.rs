@@ -1,6 +1,7 @@
 //! What is known about the legs and the regions of a mirror, and who may write where. No I/O.
 
 use base::Instant;
+use host::EventVectors;
 
 use super::assemble::Assembly;
 use super::bits::Bits;
@@ -60,7 +61,8 @@ pub(super) struct Meta {
     /// Counts how often that happened.
     pub(super) failures: u64,
 
-    pub(super) seats: Vec<Seat>,
+    /// The channels that are open.
+    pub(super) members: Vec<Member>,
     /// Writes in the region under copy.
     pub(super) registered: Vec<Registered>,
     pub(super) copying: Option<Copying>,
@@ -105,6 +107,12 @@ pub(super) struct Sequence {
     pub(super) good: u64,
     /// The highest that was ever used.
     pub(super) used: u64,
+}
+
+/// A channel, as the others know it.
+pub(super) struct Member {
+    pub(super) seat: Seat,
+    pub(super) bell: EventVectors,
 }
 
 /// A write in the region under copy.
@@ -185,7 +193,7 @@ impl Meta {
             commit: None,
             stalled: false,
             failures: 0,
-            seats: Vec::new(),
+            members: Vec::new(),
             registered: Vec::new(),
             copying: None,
             repairs: Vec::new(),
@@ -286,7 +294,7 @@ impl Meta {
 
     /// Whether all writes that began before `epoch` have ended.
     pub(super) fn is_past(&self, epoch: u64) -> bool {
-        self.seats.iter().all(|seat| seat.is_past(epoch))
+        self.members.iter().all(|member| member.seat.is_past(epoch))
             && self.registered.iter().all(|write| write.epoch >= epoch)
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use base::{Answers, Backend, Instant, Memory, Operation, Request, Segment, WakeSource};
+use host::EventVectors;
 
 use crate::backend::joined::Joined;
 use crate::backend::mirror::shared::{Own, Shared};
@@ -61,8 +62,12 @@ impl Place {
 }
 
 impl Legs {
-    /// A channel to each leg that has one to give.
-    pub(super) fn open(shared: &Arc<Shared>, own: Own) -> Result<Self, String> {
+    /// A channel to each leg that has one to give. What wakes for them is joined with `bell`.
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        own: Own,
+        bell: &EventVectors,
+    ) -> Result<Self, String> {
         let depth = shared.limits.depth_max;
         let segments_max = u32::from(shared.limits.segments_max);
         let legs = shared.media.iter().map(|medium| Leg {
@@ -75,7 +80,8 @@ impl Legs {
         table.extend((0..).take(legs.len()).map(|leg| own.superblock(leg)));
         table.extend([own.chunk(); 2]);
         let backends = legs.iter().filter_map(|leg| leg.backend.as_ref());
-        let wake = Joined::of(backends.map(|backend| backend.wake_source()))?;
+        let bell = bell.descriptor(0).map_or(WakeSource::Nothing, WakeSource::Descriptor);
+        let wake = Joined::of(backends.map(|backend| backend.wake_source()).chain([bell]))?;
         Ok(Self { legs, wake, shared: Arc::clone(shared), own, table, segments_max, turn: 0 })
     }
 

@@ -9,7 +9,7 @@ use base::{
     Request, Segment, Span, WakeSource,
 };
 use dma::{Region, Regions};
-use host::{Clock, Thread};
+use host::{Clock, Sleeper, Thread};
 
 use super::oracle::{stamp, version_of};
 use crate::Opener;
@@ -93,6 +93,42 @@ fn two_threads_write_and_read_while_legs_fail_and_come_back() {
         player.join();
     }
     board.check();
+}
+
+#[test]
+fn a_channel_that_closes_wakes_one_that_sleeps_to_do_the_rest() {
+    let board = Arc::new(Board::new());
+    let (mut one, mut two) = (Player::new(&board, 1), Player::new(&board, 2));
+    board.failing[1].store(true, Ordering::SeqCst);
+    one.send(Operation::Write, 0, 0, 8);
+    while one.slots[0].is_some() {
+        one.turn();
+    }
+    assert_eq!(board.mirror.progress(), (0b01, 0), "a leg has missed it");
+    two.turn();
+    let mut sleeper = Sleeper::new().unwrap();
+    if let WakeSource::Descriptor(descriptor) = two.channel.wake_source() {
+        sleeper.sources().add(descriptor, 0).unwrap();
+    }
+    assert!(!two.channel.arm(), "it has nothing to do");
+    board.failing[1].store(false, Ordering::SeqCst);
+    while board.mirror.progress().1 == 0 {
+        one.turn();
+    }
+    let mut ready = Vec::new();
+    sleeper.block(Span::default(), &mut ready);
+    assert_eq!(ready, [], "the first one does it");
+    drop(one);
+    sleeper.block(Span::from_secs(10), &mut ready);
+    assert_eq!(ready, [0], "now there is only the second");
+    two.channel.disarm();
+    for _ in 0..TURNS_MAX {
+        two.turn();
+        if board.mirror.progress() == (0b11, 0) {
+            return;
+        }
+    }
+    panic!("{:?}", board.mirror.progress());
 }
 
 impl Board {
@@ -345,5 +381,9 @@ impl Backend for ShakyChannel {
 
     fn wake_source(&self) -> WakeSource<'_> {
         self.inner.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
     }
 }
