@@ -66,6 +66,14 @@ fn a_cut_at_any_byte_that_a_host_gets_leaves_nothing_behind() {
     assert!(cut(true, false, 13) >= 4096);
 }
 
+#[test]
+#[ignore = "takes minutes: .ci/nightly runs it"]
+fn a_cut_at_every_single_byte_leaves_nothing_behind() {
+    let all = [(false, true), (false, false), (true, false)];
+    let cuts = all.map(|(is_admin, is_upwards)| cut(is_admin, is_upwards, 1));
+    assert!(cuts.iter().all(|count| *count >= 4096), "{cuts:?}");
+}
+
 /// The opening and Connect, byte by byte.
 #[test]
 fn a_cut_before_a_connection_is_anything_leaves_nothing_behind() {
