@@ -9,20 +9,11 @@
 //! ```
 //! use base::Span;
 //! use host::{Clock, Cores};
-//! use tenmil_reactor::{Context, Found, Poller, ReactorOptions, Reactors, Registration, ThreadPlan};
-//!
-//! struct Beat(u64);
-//!
-//! impl Poller for Beat {
-//!     fn poll(&mut self, _: &mut Context<'_>) -> Found {
-//!         self.0 += 1;
-//!         Found::Work
-//!     }
-//! }
+//! use tenmil_reactor::{Context, Found, ReactorOptions, Reactors, Registration, ThreadPlan};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &Clock::start())?;
-//! let beat = Registration::timed("beat", Span::from_ms(10), Beat(0));
+//! let beat = Registration::timed("beat", Span::from_ms(10), |_: &mut Context<'_>| Found::Work);
 //! let thread = reactors.spawn(ThreadPlan::new("heart").poller(beat))?;
 //! let (send, answer) = std::sync::mpsc::channel();
 //! thread.call(move |context| drop(send.send(context.name().to_owned()))).map_err(|_| "full")?;

@@ -72,6 +72,13 @@ pub trait Poller: Send {
     fn attach(&mut self) {}
 }
 
+/// A closure is a poller that is polled, and nothing else.
+impl<F: FnMut(&mut Context<'_>) -> Found + Send> Poller for F {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        self(context)
+    }
+}
+
 /// What a poller wants that does not say when: no deadline, and no other says the same.
 const UNSAID: Instant = Instant { ns: Instant::NEVER.ns - 1 };
 

@@ -37,15 +37,6 @@ pub(crate) fn idle(polls: &Tally) -> Counter {
     Counter { polls: Arc::clone(polls), works: false }
 }
 
-/// Does whatever a closure says.
-pub(crate) struct Does<F>(pub(crate) F);
-
-impl<F: FnMut(&mut Context<'_>) -> Found + Send> Poller for Does<F> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
-        (self.0)(context)
-    }
-}
-
 pub(crate) fn active(name: &str, poller: impl Poller + 'static) -> Registration {
     Registration::active(name, WokenBy::Messages, poller)
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use base::Span;
 use host::Cores;
 
-use super::crew::{Does, FIRST, RELAXED, Ring, Tally, active, count, idle, tally};
+use super::crew::{FIRST, RELAXED, Ring, Tally, active, count, idle, tally};
 use super::{R0, R1, Stage, World};
 use crate::{
     Context, Event, Found, Message, Object, Parting, Poller, ReactorId, ReactorOptions, Refused,
@@ -27,8 +27,7 @@ fn a_poller_that_panics_is_dropped_and_told_of_and_the_others_go_on() {
     let mut world = World::always(1);
     let (polls, drops) = (tally(), tally());
     let guard = Dropped(Arc::clone(&drops));
-    let doomed =
-        active("doomed", Does(move |_: &mut Context<'_>| panic!("{}", guard.0.load(RELAXED))));
+    let doomed = active("doomed", move |_: &mut Context<'_>| panic!("{}", guard.0.load(RELAXED)));
     let told = Arc::new(Mutex::new(None));
     let theirs = Arc::clone(&told);
     let doomed = doomed.when_panicked(move |context, panicked| {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use base::{Instant, Span};
 
-use super::crew::{Counter, Does, FIRST, Tally, active, count, idle, tally};
+use super::crew::{Counter, FIRST, Tally, active, count, idle, tally};
 use super::{R0, R1, World};
 use crate::{
     Context, Culprit, ENDLESS, Event, Found, Lookout, Poller, PollerId, Registration, ThreadPlan,
@@ -183,7 +183,7 @@ fn time_is_booked_to_the_thread_that_found_work() {
             clock.fetch_add(ns, Ordering::Relaxed);
             Found::from_count(usize::try_from(ns).unwrap())
         };
-        let plan = ThreadPlan::new(name).poller(active("burner", Does(works)));
+        let plan = ThreadPlan::new(name).poller(active("burner", works));
         world.directory.spawn(plan).unwrap();
     }
     world.turn_all(1_500);
@@ -212,7 +212,7 @@ fn stalls(world: &World, found: Found) -> Registration {
         }
         Found::Nothing
     };
-    active("staller", Does(stall))
+    active("staller", stall)
 }
 
 fn culprits(world: &World) -> Vec<Culprit> {
@@ -397,11 +397,11 @@ fn a_poller_with_a_deadline_is_polled_when_it_has_come() {
 /// Counts its polls, and ends a turn that would have no end.
 fn once_a_turn(polls: &Tally) -> impl Poller + use<> {
     let (polls, mut last) = (Arc::clone(polls), None);
-    Does(move |context: &mut Context<'_>| {
+    move |context: &mut Context<'_>| {
         assert_ne!(last.replace(context.now()), Some(context.now()), "twice in a turn");
         polls.fetch_add(1, Ordering::Relaxed);
         Found::Nothing
-    })
+    }
 }
 
 #[test]
