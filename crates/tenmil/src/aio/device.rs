@@ -64,7 +64,7 @@ impl Device {
         let refuse = |why: &dyn fmt::Display| Refused::machine(format!("attach '{name}': {why}"));
         let woken_by = woken_by(&*backend).map_err(|error| refuse(&error))?;
         let is_done_by_kernel = backend.is_done_by_kernel();
-        let (shared, incoming) = Shared::new(thread, backend.limits(), buffers);
+        let (shared, incoming) = Shared::new(thread, name, backend.limits(), buffers);
         let shared = Arc::new(shared);
         let hold = Hold { shared: Arc::clone(&shared), closed: Arc::downgrade(&closed) };
         let poller = DevicePoller::new(shared, backend, incoming, closed);
@@ -78,6 +78,11 @@ impl Device {
             Err(_) if thread.is_gone() => Err(refuse(&"its thread has ended")),
             Err(_) => Err(refuse(&"the mailbox of its thread is full, expected room")),
         }
+    }
+
+    /// The name that it was opened by.
+    pub fn name(&self) -> &str {
+        &self.shared().name
     }
 
     /// Geometry and limits.
@@ -139,33 +144,33 @@ impl Device {
     }
 
     /// Every write that has ended before this begins survives a power cut once this has ended.
-    pub async fn flush(&self) -> Result<(), Why> {
+    pub async fn flush(&self) -> Result<(), NotDone> {
         self.command(Operation::Flush, 0, 0, 0).await
     }
 
     /// These blocks are not needed any more. What they read as afterwards is up to the device.
-    pub async fn deallocate(&self, lba: u64, blocks: u32) -> Result<(), Why> {
+    pub async fn deallocate(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
         self.command(Operation::Deallocate, lba, blocks, 0).await
     }
 
     /// These blocks read as zeroes afterwards.
-    pub async fn write_zeroes(&self, lba: u64, blocks: u32) -> Result<(), Why> {
+    pub async fn write_zeroes(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
         self.command(Operation::WriteZeroes, lba, blocks, 0).await
     }
 
     /// Copies `blocks` blocks on the device, from those at `from` to those at `lba`. No data passes
     /// through memory that a program sees.
-    pub async fn copy(&self, from: u64, lba: u64, blocks: u32) -> Result<(), Why> {
+    pub async fn copy(&self, from: u64, lba: u64, blocks: u32) -> Result<(), NotDone> {
         self.command(Operation::Copy, lba, blocks, from).await
     }
 
     /// These blocks can be read; no data moves.
-    pub async fn verify(&self, lba: u64, blocks: u32) -> Result<(), Why> {
+    pub async fn verify(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
         self.command(Operation::Verify, lba, blocks, 0).await
     }
 
     /// Reads of these blocks fail until they are written again.
-    pub async fn write_uncorrectable(&self, lba: u64, blocks: u32) -> Result<(), Why> {
+    pub async fn write_uncorrectable(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
         self.command(Operation::WriteUncorrectable, lba, blocks, 0).await
     }
 
@@ -176,11 +181,13 @@ impl Device {
         lba: u64,
         buffer: Buffer,
     ) -> Result<Buffer, NotDone> {
-        let blocks = match self.blocks_of(operation, &buffer) {
-            Ok(blocks) => blocks,
-            Err(why) => return Err(NotDone { why, buffer: Some(buffer) }),
-        };
-        let order = Order { operation, lba, operand: 0, blocks, flags, buffer: Some(buffer) };
+        let blocks = self.blocks_of(operation, &buffer);
+        let buffer = Some(buffer);
+        let mut order = Order { operation, lba, operand: 0, blocks: 0, flags, buffer };
+        match blocks {
+            Ok(blocks) => order.blocks = blocks,
+            Err(why) => return Err(NotDone::new(&self.shared().name, order, why)),
+        }
         let buffer = Io::new(self.shared(), order).await?;
         Ok(buffer.unwrap_or_else(|| unreachable!("what went in comes out")))
     }
@@ -205,10 +212,12 @@ impl Device {
         lba: u64,
         blocks: u32,
         operand: u64,
-    ) -> Result<(), Why> {
-        self.check(operation)?;
+    ) -> Result<(), NotDone> {
         let order = Order { operation, lba, operand, blocks, flags: Flags::NONE, buffer: None };
-        Io::new(self.shared(), order).await.map(drop).map_err(|not_done| not_done.why)
+        if let Err(why) = self.check(operation) {
+            return Err(NotDone::new(&self.shared().name, order, why));
+        }
+        Io::new(self.shared(), order).await.map(drop)
     }
 
     fn check(&self, operation: Operation) -> Result<(), Why> {
@@ -257,6 +266,6 @@ fn woken_by(backend: &dyn Backend) -> std::io::Result<WokenBy> {
 
 impl fmt::Debug for Device {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Device").field("thread", &self.shared().thread).finish_non_exhaustive()
+        out.debug_struct("Device").field("name", &self.shared().name).finish_non_exhaustive()
     }
 }

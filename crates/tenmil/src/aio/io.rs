@@ -46,7 +46,7 @@ impl<'a> Io<'a> {
                 self.state = State::AwaitsPlace(order, Some(ticket));
                 Poll::Pending
             }
-            Turn::Closed => Poll::Ready(gone(order)),
+            Turn::Closed => self.gone(order),
         }
     }
 
@@ -55,7 +55,7 @@ impl<'a> Io<'a> {
         // Behind the lock: the poller says that it is gone before it locks each place for the last
         // time, and finds what was put there before.
         if self.shared.is_gone() {
-            return Poll::Ready(gone(order));
+            return self.gone(order);
         }
         place.order = Some(order);
         place.waker = Some(context.waker().clone());
@@ -77,18 +77,19 @@ impl<'a> Io<'a> {
             drop(old);
             return Poll::Pending;
         };
-        let buffer = std::mem::take(&mut *place).order.and_then(|order| order.buffer);
+        let order = std::mem::take(&mut *place).order;
         drop(place);
         give_back(self.shared, index);
+        let order = order.unwrap_or_else(|| unreachable!("a place in use has an order"));
         Poll::Ready(match answer {
-            Ok(()) => Ok(buffer),
-            Err(why) => Err(NotDone { why, buffer }),
+            Ok(()) => Ok(order.buffer),
+            Err(why) => Err(NotDone::new(&self.shared.name, order, why)),
         })
     }
-}
 
-fn gone(order: Order) -> Ended {
-    Err(NotDone { why: Why::Gone, buffer: order.buffer })
+    fn gone(&self, order: Order) -> Poll<Ended> {
+        Poll::Ready(Err(NotDone::new(&self.shared.name, order, Why::Gone)))
+    }
 }
 
 fn give_back(shared: &Shared, index: u32) {

@@ -12,7 +12,7 @@
 //! cannot have now it tries again in its next turn.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Waker;
 
 use base::{Flags, Limits, Operation, Request};
@@ -25,6 +25,7 @@ use super::refused::Why;
 
 /// What a device's handles and its poller share.
 pub(super) struct Shared {
+    pub(super) name: Arc<str>,
     pub(super) thread: Handle,
     pub(super) limits: Limits,
     pub(super) buffers: Buffers,
@@ -80,12 +81,14 @@ pub(super) const LET_GO: u32 = u32::MAX;
 impl Shared {
     pub(super) fn new(
         thread: &Handle,
+        name: &str,
         limits: &Limits,
         buffers: &Buffers,
     ) -> (Self, Receiver<u32>) {
         let count = limits.depth_max.clamp(1, PLACES_MAX);
         let (incoming, receiver) = mailbox(count as usize + 1);
         let shared = Self {
+            name: name.into(),
             thread: thread.clone(),
             limits: limits.clone(),
             buffers: buffers.clone(),

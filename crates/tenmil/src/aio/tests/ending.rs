@@ -17,7 +17,7 @@ fn three_reads(stand: &mut Stand) -> Vec<Op> {
 /// Whether each is told that the device is gone, and gets its buffer back.
 fn told(ops: &mut [Op]) -> Vec<bool> {
     let tell = |op: &mut Op| match op.poll() {
-        Some(Err(NotDone { why: Why::Gone, buffer })) => buffer.is_some(),
+        Some(Err(NotDone { why: Why::Gone, buffer, .. })) => buffer.is_some(),
         other => panic!("{other:?}"),
     };
     ops.iter_mut().map(tell).collect()

@@ -119,7 +119,7 @@ fn whoever_opens_the_same_name_shares_the_device_by_the_claims() {
     let refused = block_on(reader.write(5, filled(&reader, 1, 0))).unwrap_err();
     assert!(matches!(refused.why, Why::Unsupported(base::Operation::Write)), "{refused}");
     assert!(refused.buffer.is_some());
-    assert_eq!(refused.to_string(), "write: the device has no such operation");
+    assert_eq!(refused.to_string(), "ram:1m: write of block 5: the device has no such operation");
 
     for claim in [Claim::WriteOnce, Claim::Exclusive] {
         let refused = stage.open("ram:1m", claim).unwrap_err();

@@ -116,12 +116,14 @@ fn a_future_that_was_polled_by_another_task_wakes_that_one() {
 fn what_cannot_be_done_comes_back_with_its_buffer() {
     let mut stand = Stand::new(4, 4, 4);
     let odd = stand.device.buffer(BLOCK + 1).unwrap();
-    let Some(Err(NotDone { why, buffer })) = stand.read(0, odd).poll() else { panic!("it is odd") };
+    let Some(Err(NotDone { why, buffer, .. })) = stand.read(0, odd).poll() else {
+        panic!("it is odd")
+    };
     assert_eq!(why, Why::Length { len_bytes: BLOCK + 1, block_size: BLOCK });
     assert!(buffer.is_some());
 
     let foreign = Buffers::new(pool(1)).allocate(BLOCK).unwrap();
-    let Some(Err(NotDone { why, buffer })) = stand.read(0, foreign).poll() else { panic!() };
+    let Some(Err(NotDone { why, buffer, .. })) = stand.read(0, foreign).poll() else { panic!() };
     assert_eq!((why, buffer.is_some()), (Why::Stranger, true));
 
     let mut op = stand.read(0, stand.buffer());
@@ -130,7 +132,10 @@ fn what_cannot_be_done_comes_back_with_its_buffer() {
     stand.slow.inner(|inner| inner.outcome = Outcome::UNRECOVERED_READ);
     stand.slow.answer_all();
     stand.turn(2);
-    let Some(Err(NotDone { why, buffer })) = op.poll() else { panic!("it was answered so") };
+    let Some(Err(refused)) = op.poll() else { panic!("it was answered so") };
+    let said = "slow: read of block 0: ";
+    assert!(refused.to_string().starts_with(said), "{refused}, expected {said}");
+    let NotDone { why, buffer, .. } = refused;
     assert_eq!((why, buffer.is_some()), (Why::Outcome(Outcome::UNRECOVERED_READ), true));
 }
 
@@ -160,7 +165,7 @@ fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
                     let other = device.buffer(BLOCK).unwrap();
                     smol::future::poll_once(device.read(lba, other)).await;
                     device.write_zeroes(lba, 1).await.unwrap();
-                    let NotDone { why, buffer: back } =
+                    let NotDone { why, buffer: back, .. } =
                         device.compare(lba, buffer).await.unwrap_err();
                     assert_eq!(why, Why::Outcome(Outcome::COMPARE_FAILURE));
                     buffer = device.read(lba, back.unwrap()).await.unwrap();
