@@ -71,6 +71,15 @@ pub fn coalescing(card: &str) -> Result<Coalescing, Errno> {
     Ok(Coalescing { receive_us: words[1], is_adaptive: words[10] != 0 })
 }
 
+/// Sets one word of `card`: what a command of two words does.
+#[cfg(test)]
+pub(crate) fn set(card: &str, command: u32, value: u32) -> Result<(), Errno> {
+    let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    let mut words = [0; WORDS];
+    (words[0], words[1]) = (command, value);
+    call(&any, card, &mut words)
+}
+
 fn ask(card: &str, (command, _): (u32, usize)) -> Result<[u32; WORDS], Errno> {
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let mut words = [0; WORDS];

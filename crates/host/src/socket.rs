@@ -14,6 +14,7 @@ mod curbed;
 mod dial;
 mod epoll;
 mod gather;
+mod groups;
 mod inbox;
 mod loopback;
 mod options;

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::gather::{Gather, scatter};
+use super::groups::Member;
 use super::inbox::{Inbox, Inboxes};
 use super::sockets::Counts;
 use super::waiter::{ERRORS, Waiter};
@@ -36,11 +37,13 @@ pub(super) struct EpollStream {
     waiter: Waiter,
     peer: String,
     counts: Arc<Counts>,
+    /// Its place among those behind one receive queue.
+    _member: Option<Member>,
 }
 
 impl EpollStream {
     pub(super) fn new(
-        socket: OwnedFd,
+        (socket, member): (OwnedFd, Option<Member>),
         regions: Regions,
         inboxes: Inboxes,
         threshold: Threshold,
@@ -61,6 +64,7 @@ impl EpollStream {
             waiter: Waiter::new()?,
             peer,
             counts,
+            _member: member,
         })
     }
 

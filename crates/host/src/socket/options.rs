@@ -108,7 +108,7 @@ impl SocketOptions {
             set.map_err(refused("SO_RCVBUF", bytes as u64))?;
         }
         if let Some(busy) = self.busy_poll {
-            set_number(socket, ("SO_BUSY_POLL", libc::SO_BUSY_POLL), busy.ns.div_ceil(1000))?;
+            set_busy_poll(socket, busy)?;
         }
         if let Some(priority) = self.priority {
             set_number(socket, ("SO_PRIORITY", libc::SO_PRIORITY), u64::from(priority))?;
@@ -151,6 +151,17 @@ impl Placement {
             napi_id: number(socket, libc::SO_INCOMING_NAPI_ID).filter(|id| *id > 0),
         }
     }
+}
+
+/// Has looks that find nothing poll the receive queue for so long; not at all, if that is nothing.
+pub(super) fn set_busy_poll(socket: BorrowedFd<'_>, busy: Span) -> Result<(), OptionRefused> {
+    set_number(socket, ("SO_BUSY_POLL", libc::SO_BUSY_POLL), busy.ns.div_ceil(1000))
+}
+
+/// For how long that is, in microseconds.
+#[cfg(test)]
+pub(super) fn busy_poll_of(socket: BorrowedFd<'_>) -> Option<u32> {
+    number(socket, libc::SO_BUSY_POLL)
 }
 
 pub(super) fn set_number(

@@ -10,6 +10,7 @@ use dma::Regions;
 
 use super::curbed::Curbed;
 use super::epoll::EpollStream;
+use super::groups::Groups;
 use super::inbox::Inboxes;
 use super::options::{OptionRefused, SocketOptions};
 use super::ring::{Ring, RingStream};
@@ -27,6 +28,7 @@ pub struct Sockets {
     inboxes: Inboxes,
     threshold: Threshold,
     counts: Arc<Counts>,
+    groups: Groups,
     ring: Option<Ring>,
     why_no_ring: Option<Errno>,
 }
@@ -105,7 +107,8 @@ impl Sockets {
         };
         let threshold = Threshold::new(options.zero_copy_from_bytes);
         let options = Arc::new(options);
-        Self { options, regions, inboxes, threshold, counts, ring, why_no_ring }
+        let groups = Groups::default();
+        Self { options, regions, inboxes, threshold, counts, groups, ring, why_no_ring }
     }
 
     /// The same with counters of its own, for streams that another thread may use.
@@ -144,14 +147,22 @@ impl Sockets {
             let stream = stream.map_err(machine)?;
             return Ok(self.curbed(Box::new(stream)));
         }
+        let busy = self.options.busy_poll;
+        let member = busy.and_then(|busy| self.groups.join(socket.as_fd(), busy));
         let counts = Arc::clone(&self.counts);
         let (inboxes, threshold) = (self.inboxes.clone(), self.threshold.clone());
-        let stream = EpollStream::new(socket, regions, inboxes, threshold, counts);
+        let stream = EpollStream::new((socket, member), regions, inboxes, threshold, counts);
         Ok(self.curbed(Box::new(stream.map_err(machine)?)))
     }
 
     fn curbed(&self, stream: Box<dyn Stream>) -> Box<dyn Stream> {
         Curbed::around(stream, self.options.gathers, self.options.says_more)
+    }
+
+    /// The receive queues (NAPI) that its streams with `busy_poll` are behind, and how many each has:
+    /// one of those polls for all. Streams that are behind none, as on loopback, are not among them.
+    pub fn receive_queues(&self) -> Vec<(u32, usize)> {
+        self.groups.sizes()
     }
 
     /// What its streams have done so far.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dma::Regions;
 use host::Clock;
@@ -40,6 +40,9 @@ pub enum Placement {
     /// The one on the processor that handles what comes for its socket; the next, if that is none.
     #[default]
     Near,
+    /// The same for all whose packets come by one receive queue (NAPI), and the next for the first of
+    /// them; without a queue, as on loopback, as [`Near`](Self::Near).
+    Queue,
     /// The next, whatever comes where.
     Spread,
 }
@@ -48,17 +51,21 @@ pub enum Placement {
 /// end, or as long as he likes.
 #[derive(Debug)]
 pub struct Server {
-    ushers: Arc<Ushers>,
+    pub(super) ushers: Arc<Ushers>,
     /// By the number of the port: a thread at each door.
     halls: BTreeMap<u16, Hall>,
 }
 
 /// What the threads share.
-struct Ushers {
+pub(super) struct Ushers {
     plan: ServerPlan,
     /// The sockets of each reactor.
     sockets: Vec<(ReactorId, Sockets)>,
     next: AtomicUsize,
+    /// Whose connections come by which receive queue.
+    queues: Mutex<BTreeMap<u32, usize>>,
+    /// It was told that there are connections without one.
+    is_told_without: AtomicBool,
 }
 
 /// What a thread owns.
@@ -81,7 +88,13 @@ impl Server {
         let sockets = |reactor| (reactor, Sockets::new(plan.regions.clone(), plan.sockets.clone()));
         let sockets = plan.reactors.reactors().map(sockets).collect();
         let doors = std::mem::take(&mut plan.doors);
-        let ushers = Arc::new(Ushers { plan, sockets, next: AtomicUsize::new(0) });
+        let ushers = Arc::new(Ushers {
+            plan,
+            sockets,
+            next: AtomicUsize::new(0),
+            queues: Mutex::default(),
+            is_told_without: AtomicBool::new(false),
+        });
         let mut server = Self { ushers, halls: BTreeMap::new() };
         for (door, port) in doors {
             server.open(door, port)?;
@@ -142,16 +155,40 @@ impl Keeper for Usher {
 impl Ushers {
     /// Who is given a connection.
     fn place(&self, socket: &OwnedFd) -> (ReactorId, Sockets) {
-        let cpu = match self.plan.placement {
-            Placement::Near => socket::Placement::of(socket).cpu,
+        let place = match self.plan.placement {
             Placement::Spread => None,
+            Placement::Near => self.near(socket::Placement::of(socket).cpu),
+            Placement::Queue => self.behind(socket::Placement::of(socket)),
         };
-        let near = cpu.and_then(|cpu| self.plan.reactors.reactor_on(cpu));
-        let near = near.and_then(|near| self.sockets.iter().position(|(id, _)| *id == near));
-        let next = || self.next.fetch_add(1, Ordering::Relaxed) % self.sockets.len();
-        self.sockets[near.unwrap_or_else(next)].clone()
+        self.sockets[place.unwrap_or_else(|| self.next())].clone()
+    }
+
+    fn next(&self) -> usize {
+        self.next.fetch_add(1, Ordering::Relaxed) % self.sockets.len()
+    }
+
+    fn near(&self, cpu: Option<u32>) -> Option<usize> {
+        let near = self.plan.reactors.reactor_on(cpu?)?;
+        self.sockets.iter().position(|(id, _)| *id == near)
+    }
+
+    /// Whoever has the connections of the same receive queue.
+    pub(super) fn behind(&self, placement: socket::Placement) -> Option<usize> {
+        let Some(queue) = placement.napi_id else {
+            if !self.is_told_without.swap(true, Ordering::Relaxed) {
+                self.plan.service.tell(News::Trouble(WITHOUT_QUEUE.to_owned()));
+            }
+            return self.near(placement.cpu);
+        };
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(*queues.entry(queue).or_insert_with(|| self.next()))
     }
 }
+
+/// What is said where connections are to be placed by something that they have not.
+const WITHOUT_QUEUE: &str = "a connection has no receive queue (SO_INCOMING_NAPI_ID is 0, as on \
+     loopback), expected one for placement=queue: such connections go to the reactor on the processor \
+     that handles their packets";
 
 impl fmt::Debug for Ushers {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -3,6 +3,8 @@
 mod fabrics;
 mod listen;
 mod over;
+#[cfg(test)]
+mod tests;
 mod ublk;
 mod vfu;
 
@@ -77,8 +79,8 @@ pub(super) struct ServeArguments {
     state: Option<PathBuf>,
 
     /// How sockets are made over NVMe/TCP, more than once for more: engine=io_uring, zero-copy=64k
-    /// (or no), busy-poll=50us; gather=no and more=no go without a technique, placement=spread
-    /// without looking which core a connection comes in by
+    /// (or no), busy-poll=50us; gather=no and more=no go without a technique, placement=queue gives
+    /// all that come by one receive queue to one core, placement=spread looks at neither queue nor core
     #[arg(long, value_name = "KEY=VALUE")]
     socket: Vec<String>,
 

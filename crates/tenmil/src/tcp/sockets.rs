@@ -11,8 +11,8 @@ use crate::Refused;
 
 const ENGINES: [(&str, SocketEngine); 2] =
     [("epoll", SocketEngine::Epoll), ("io_uring", SocketEngine::Ring)];
-const PLACEMENTS: [(&str, Placement); 2] =
-    [("near", Placement::Near), ("spread", Placement::Spread)];
+const PLACEMENTS: [(&str, Placement); 3] =
+    [("near", Placement::Near), ("queue", Placement::Queue), ("spread", Placement::Spread)];
 
 /// What a name says of its sockets.
 pub(super) fn of(uri: &Uri, fields: &mut Fields<'_>) -> Result<SocketOptions, UriError> {

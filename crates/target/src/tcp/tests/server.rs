@@ -83,6 +83,30 @@ fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
     }
 }
 
+/// By numbers that are made up: a loopback has none.
+#[test]
+fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_said_once() {
+    let rig = Rig::new();
+    let clock = Clock::start();
+    let cores: Cores = Cores::allowed().iter().take(2).collect();
+    let count = cores.iter().count();
+    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
+    let (server, client) = serve(&rig, &reactors, Placement::Queue, clock);
+    let at = |napi_id| {
+        server.ushers.behind(host::socket::Placement { cpu: None, napi_id: Some(napi_id) }).unwrap()
+    };
+    let places = [8193, 8194, 8193, 8194, 8193].map(at);
+    assert_eq!([places[2], places[3], places[4]], [places[0], places[1], places[0]]);
+    assert_eq!(places[0] != places[1], count > 1, "another queue, the next reactor");
+
+    visit(&client);
+    drop(server);
+    reactors.stop();
+    let news = std::iter::from_fn(|| rig.service.next_news());
+    let is_told = |news: &News| matches!(news, News::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
+    assert_eq!(news.filter(is_told).count(), 1, "of two connections");
+}
+
 /// Serves at a port that is free, and who can go there.
 fn serve(rig: &Rig, reactors: &Reactors, placement: Placement, clock: Clock) -> (Server, Client) {
     let door = Door::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
