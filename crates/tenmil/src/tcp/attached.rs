@@ -78,8 +78,8 @@ impl Attached {
         let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
         pool.map_on_use();
         let bed = TenderBed::make(name)?;
-        let remote = bring_up(name, pool, regions, &clock)?;
         let teller = Teller::new(name);
+        let remote = bring_up(name, pool, regions, &clock, &teller)?;
         teller.tell_only(None);
         let (answers, refused, pulse) = (Vec::new(), Vec::new(), Pulse::default());
         let kept = Kept { remote, answers, refused, lost: None, pulse, teller };
@@ -266,7 +266,7 @@ impl Kept {
                     self.pulse.away = None;
                     self.pulse.returns += 1;
                 }
-                _ => {}
+                event => self.teller.tell_of_controller(event),
             }
         }
     }
@@ -323,6 +323,7 @@ fn bring_up(
     pool: DevicePool,
     regions: &Regions,
     clock: &Clock,
+    teller: &Teller,
 ) -> Result<Remote, Refused> {
     let refuse = |error: &NotReached| Refused::of(error.blame(), error.to_string());
     let dial = Box::new(Caller::new(&name.address, regions, &name.sockets));
@@ -347,7 +348,7 @@ fn bring_up(
                 let why = remote.why().unwrap_or_default();
                 return Err(Refused::peer(format!("call tcp://{}: {why}", name.address)));
             }
-            Some(_) => {}
+            Some(event) => teller.tell_of_controller(event),
             None => host::thread::rest(PAUSE),
         }
     }

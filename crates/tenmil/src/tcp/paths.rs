@@ -47,7 +47,8 @@ const TENDED: Span = Span::from_ms(100);
 const PAUSE: Span = Span::from_us(50);
 
 /// From now on `teller` is told in a line what happens to paths of devices that have several: which
-/// are up, down, better or worse, and which one takes over. The first one counts.
+/// are up, down, better or worse, and which one takes over; and of any path, that its controller will
+/// not tell of changes. The first one counts.
 pub fn tell_paths_to(teller: fn(&str)) {
     // Whoever comes later is not told.
     let _ = TELLER.set(teller);
@@ -217,6 +218,11 @@ impl Teller {
             Some(why) => PathNews::Lost(0, why),
             None => PathNews::Up(0, Access::Optimized.name()),
         });
+    }
+
+    /// The controller of the only path there is has said something.
+    pub(super) fn tell_of_controller(&self, event: nvme::Event) {
+        self.tell(Some(&PathEvent::Controller { path: 0, event }));
     }
 }
 
