@@ -13,7 +13,7 @@ use crate::Refused;
 
 /// Change something in a running tenmil process, and print how it then is.
 #[derive(Debug, Args)]
-#[command(after_help = "`tenmil get` lists what can be set; docs/control.md describes it.")]
+#[command(after_help = EXAMPLES)]
 pub(super) struct SetArguments {
     /// What to change
     #[arg(value_name = "NAME")]
@@ -30,6 +30,13 @@ pub(super) struct SetArguments {
     #[arg(long)]
     json: bool,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil set scheduler policy=dynamic
+  tenmil set export limit_iops=5000
+
+`tenmil get` lists what can be set; docs/control.md describes it.";
 
 /// Changes and prints.
 pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
