@@ -1,7 +1,10 @@
 use std::collections::BTreeSet;
 
+use block::Opener;
+use block::uri::Uri;
+use dma::Regions;
 use evidence::{Experiment, Pace, Side};
-use host::Cores;
+use host::{Clock, Cores};
 
 use super::{SEEDS, all, choose};
 use crate::evidence::Work;
@@ -73,6 +76,26 @@ fn every_load_is_one_that_perf_understands() {
         assert!(parsed.is_ok(), "{name}: {words:?}: {parsed:?}");
         assert!(!words.iter().any(|word| word.contains(['{', '}'])), "{name}: {words:?}");
     }
+}
+
+/// Parameters of a device are looked at when it is opened; those of `emu:` when it is named.
+#[test]
+fn every_device_of_a_load_opens() {
+    let (cores, regions) = (Cores::parse("0-1").unwrap(), Regions::new(1024));
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: crate::KINDS };
+    let mut opened = BTreeSet::new();
+    for (name, words) in loads() {
+        let words = words_of(words, &cores, "tcp://127.0.0.1:4420/nqn").unwrap();
+        let is_here =
+            |word: &&String| ["model:", "null:", "ram:"].iter().any(|kind| word.starts_with(kind));
+        for word in words.iter().filter(is_here) {
+            let uri: Uri = word.parse().unwrap();
+            let device = opener.open(&uri);
+            assert!(device.is_ok(), "{name}: {word}: {}", device.err().unwrap());
+            opened.insert(word.clone());
+        }
+    }
+    assert!(opened.len() >= 3, "{opened:?}");
 }
 
 #[test]

@@ -9,6 +9,18 @@ pub(super) fn experiments() -> Vec<Experiment<Work>> {
     vec![dynamic_scheduler(), polling()]
 }
 
+/// Two modelled SSDs under so many reads a second.
+macro_rules! load {
+    ($rate:literal, $how:literal) => {
+        concat!(
+            "model:p4600?size=64m&seed=1 model:p4600?size=64m&seed=2 -c {all} --rate ",
+            $rate,
+            " ",
+            $how
+        )
+    };
+}
+
 fn dynamic_scheduler() -> Experiment<Work> {
     Experiment {
         name: "dynamic-scheduler",
@@ -21,18 +33,18 @@ fn dynamic_scheduler() -> Experiment<Work> {
             Side::new(
                 "always polling",
                 Work::Phases(&[
-                    "model:p4600?count=2&size=64m -c {all} --rate 1k --poll always",
-                    "model:p4600?count=2&size=64m -c {all} --rate 50k --poll always",
-                    "model:p4600?count=2&size=64m -c {all} --rate 1k --poll always",
+                    load!("1k", "--poll always"),
+                    load!("50k", "--poll always"),
+                    load!("1k", "--poll always"),
                 ]),
             )
             .lasting(3),
             Side::new(
                 "dynamic",
                 Work::Phases(&[
-                    "model:p4600?count=2&size=64m -c {all} --rate 1k --scheduler dynamic?period=50ms",
-                    "model:p4600?count=2&size=64m -c {all} --rate 50k --scheduler dynamic?period=50ms",
-                    "model:p4600?count=2&size=64m -c {all} --rate 1k --scheduler dynamic?period=50ms",
+                    load!("1k", "--scheduler dynamic?period=50ms"),
+                    load!("50k", "--scheduler dynamic?period=50ms"),
+                    load!("1k", "--scheduler dynamic?period=50ms"),
                 ]),
             )
             .lasting(3),
