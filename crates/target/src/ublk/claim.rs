@@ -57,13 +57,8 @@ pub(super) fn judge(
         DeviceState::Dead if server.has_it_open => Verdict::Leave(Refused::caller(format!(
             "ublk:{number} is in use: another process is making it, or taking it away"
         ))),
-        DeviceState::Dead if found.signature == ours.signature || ours.replaces => Verdict::Replace,
-        DeviceState::Dead => Verdict::Leave(
-            Refused::caller(format!(
-                "ublk:{number} was made for something else, and nobody serves it"
-            ))
-            .hint(format!("serve another number, or take it away: ublk:{number}?replace=yes")),
-        ),
+        // Nobody's data wait there: what could be gone on with is quiesced.
+        DeviceState::Dead => Verdict::Replace,
         DeviceState::Quiesced if ours.replaces => Verdict::Replace,
         DeviceState::Quiesced => match differs(found, parameters, ours) {
             None => Verdict::Recover,
