@@ -4,6 +4,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod disk;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -12,16 +15,16 @@ use base::{
     Span, Stream,
 };
 use block::Ram;
-use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use nvme::{
     ControllerOptions, Event, QueuePairOptions, QueueSizes, ShutdownNotification, Techniques,
 };
 use sim::network::{self, Direction, Fault, Network, NetworkOptions};
-use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
+use target::tcp::{Guest, Limits, Service};
 use tenmil_remote::{Calling, Dial, Dialled, Options, Remote, RemoteQueue};
 
-const NQN: &str = "nqn.2024-01.example:disk";
+use disk::{NQN, offering};
+
 const BLOCK: u32 = 512;
 /// Blocks of a cell: data that do not travel in a capsule.
 const CELL_BLOCKS: u32 = 24;
@@ -107,22 +110,8 @@ impl House {
         let quiesce = Span::from_ms(20);
         let limits =
             Limits { memory_bytes: 16 << 20, connections_max: 16, quiesce, ..Limits::default() };
-        let service = Service::new(&regions, limits).unwrap();
-        service.open_port(1, Port { address: None });
         let ram = Arc::new(Ram::new(&regions, BLOCK, 4096).unwrap());
-        let config = SubsystemConfig {
-            nqn: NQN.to_owned(),
-            ..SubsystemConfig::new("1", vec![NamespaceConfig::new(ram)])
-        };
-        let plan = OfferPlan {
-            subsystem: Subsystem::new(config).unwrap(),
-            nqn: NQN.to_owned(),
-            hosts: Hosts::Any,
-            ports: BTreeMap::from([(1, Vec::new())]),
-            model: ControllerModel::Dynamic,
-            masks: BTreeMap::new(),
-        };
-        service.offer(plan).unwrap();
+        let service = offering(ram, &regions, limits);
         Self { regions, service, guests: Guests::default(), now: Instant { ns: 1_000_000 } }
     }
 

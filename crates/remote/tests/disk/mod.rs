@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{Flags, Operation, Request};
+use base::{Flags, Medium, Operation, Request};
 use block::Null;
 use ctrl::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use dma::Regions;
@@ -32,8 +32,12 @@ pub(crate) fn request(number: u64, operation: Operation) -> Request {
 
 /// A target with the disk.
 pub(crate) fn service(regions: &Regions, limits: Limits) -> Service {
+    offering(Arc::new(Null::new(512, 1 << 20).unwrap()), regions, limits)
+}
+
+/// A target with another one.
+pub(crate) fn offering(medium: Arc<dyn Medium>, regions: &Regions, limits: Limits) -> Service {
     let service = Service::new(regions, limits).unwrap();
-    let medium = Arc::new(Null::new(512, 1 << 20).unwrap());
     let config = SubsystemConfig {
         nqn: NQN.to_owned(),
         ..SubsystemConfig::new("1", vec![NamespaceConfig::new(medium)])

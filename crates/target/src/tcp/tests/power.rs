@@ -15,7 +15,7 @@ use wire::io::reservation::{
 };
 use wire::{Command, Completion, IoOpcode, Status, Typed};
 
-use super::rig::{BLOCKS, NQN, Rig, limits, pattern, transfer};
+use super::rig::{BLOCKS, NQN, Rig, pattern, transfer};
 use crate::tcp::StateDirectory;
 
 /// A service whose reservations are kept in a directory, and two hosts with an I/O queue each.
@@ -35,12 +35,7 @@ type Report = (u8, Vec<(u8, u64, bool)>, u8);
 impl World {
     fn begin(path: &Path) -> Self {
         let directory = StateDirectory::open(path).unwrap();
-        let mut subsystem = None;
-        let mut rig = Rig::with(limits(), |plan| {
-            subsystem = Some(plan.subsystem.clone());
-            plan
-        });
-        let subsystem = subsystem.unwrap();
+        let (mut rig, subsystem) = Rig::with_subsystem();
         assert!(subsystem.remove_namespace(1));
         for nsid in [KEPT, FORGOTTEN] {
             let medium = Arc::new(Ram::new(&rig.regions, 512, BLOCKS).unwrap());

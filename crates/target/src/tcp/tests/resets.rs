@@ -13,7 +13,7 @@ use wire::register::offset;
 use wire::{AdminOpcode, Command, Completion, IoOpcode, Layout, Status, Typed};
 
 use super::rig::{
-    BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+    BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, pattern, transfer,
 };
 use crate::tcp::{News, Reason};
 
@@ -90,12 +90,7 @@ fn who_names_a_controller_that_was_resets_none_that_is() {
 
 /// Over a medium that takes so long for a write, what a reset ends in, and how long after it was sent.
 fn reset_over_medium(latency: Span) -> (Completion, Span) {
-    let mut subsystem = None;
-    let mut rig = Rig::with(limits(), |plan| {
-        subsystem = Some(plan.subsystem.clone());
-        plan
-    });
-    let subsystem = subsystem.unwrap();
+    let (mut rig, subsystem) = Rig::with_subsystem();
     assert!(subsystem.remove_namespace(1));
     let ram = Arc::new(Ram::new(&rig.regions, 512, BLOCKS).unwrap());
     let slow = Spread { mean: latency, p99: None };

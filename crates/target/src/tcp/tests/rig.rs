@@ -344,6 +344,16 @@ impl Rig {
         Self::with(limits(), |plan| plan)
     }
 
+    /// And what it offers.
+    pub(super) fn with_subsystem() -> (Self, Subsystem) {
+        let mut subsystem = None;
+        let rig = Self::with(limits(), |plan| {
+            subsystem = Some(plan.subsystem.clone());
+            plan
+        });
+        (rig, subsystem.unwrap())
+    }
+
     pub(super) fn with(limits: Limits, change: impl FnOnce(OfferPlan) -> OfferPlan) -> Self {
         let regions = Regions::new(64);
         let service = Service::new(&regions, limits).unwrap();
