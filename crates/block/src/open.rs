@@ -59,7 +59,7 @@ pub struct Opened {
 }
 
 /// A hand on an open device that can be changed while it is in use.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Handle {
     /// How long answers are kept back.
     Delay {

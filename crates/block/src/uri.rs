@@ -74,13 +74,13 @@ impl Uri {
         self
     }
 
-    /// The same for somebody who only reads: files say so. What a mirror stands on stays as it is,
-    /// since a mirror writes what its legs say of each other, and so does what volumes are kept on,
-    /// since another of them may be written to.
+    /// The same for somebody who only reads: files say so, but for those that are
+    /// [written to](Self::writes_by_itself) all the same.
     #[must_use]
     pub fn to_read(mut self) -> Self {
+        let is_written = self.writes_by_itself();
         match &mut self.body {
-            Body::Children(children, _) if !["mirror", "volume"].contains(&&*self.scheme) => {
+            Body::Children(children, _) if !is_written => {
                 for child in children {
                     *child = child.clone().to_read();
                 }
@@ -92,6 +92,29 @@ impl Uri {
             _ => {}
         }
         self
+    }
+
+    /// The same with another in the place of each device that it stands on.
+    ///
+    /// # Errors
+    ///
+    /// The first that `change` refuses.
+    pub fn try_over<E>(
+        mut self,
+        mut change: impl FnMut(Self) -> Result<Self, E>,
+    ) -> Result<Self, E> {
+        if let Body::Children(children, _) = &mut self.body {
+            for child in children {
+                *child = change(std::mem::replace(child, Self::new("", "")))?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Whether it writes to what it stands on for those as well who only read: a mirror writes what its
+    /// legs say of each other, and of the volumes that are kept on a device another may be written to.
+    pub fn writes_by_itself(&self) -> bool {
+        ["mirror", "volume"].contains(&&*self.scheme)
     }
 
     /// What kind of device it is: `ram`, `file`, `stripe`.

@@ -7,18 +7,23 @@
 //! [[listener]]
 //! address = "127.0.0.1:4420"
 //!
+//! [[device]]
+//! name = "pool"
+//! uri = "file:/var/tmp/disk?size=10g"
+//!
 //! [[subsystem]]
 //! nqn = "nqn.2026-01.org.example:disks"
 //! hosts = ["nqn.2014-08.org.nvmexpress:uuid:4b0c28c5-5b0d-4d4f-8f4c-8e0c2e3a1d11"]
 //!
 //! [[subsystem.namespace]]
-//! uri = "file:/var/tmp/disk?size=10g"
+//! uri = "split:[device:pool]?part=0&parts=2"
 //! ```
 //!
 //! A file is read whole and checked whole before anything is done: [`Configuration::parse`] gives
 //! either something that can be served, as far as words can tell, or where it is wrong.
 
 mod check;
+mod devices;
 mod file;
 #[cfg(test)]
 mod tests;
@@ -28,6 +33,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use block::uri::Uri;
+
+pub use self::devices::SCHEME;
 
 /// A line of a file, from 1; 0 if there is no file. Where something is said is no part of what is said:
 /// all lines are equal.
@@ -105,7 +112,7 @@ pub enum Hosts {
 pub struct Namespace {
     /// Its identifier.
     pub nsid: u32,
-    /// Where its blocks are.
+    /// Where its blocks are; a name of the file is followed by what it stands for.
     pub uri: Uri,
     /// Where the file says so.
     pub line: Line,

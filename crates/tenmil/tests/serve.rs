@@ -48,6 +48,16 @@ impl World {
     fn hang_up(&self) {
         hang_up(self.served.pid());
     }
+
+    /// What is said of the file once it is this one.
+    fn change(&self, text: &str, events: &mut Follower) -> String {
+        // At once: it may be read just now.
+        let beside = self.file.with_extension("new");
+        std::fs::write(&beside, text).unwrap();
+        std::fs::rename(&beside, &self.file).unwrap();
+        self.hang_up();
+        events.next_change()
+    }
 }
 
 fn hang_up(pid: u32) {
@@ -202,6 +212,31 @@ fn a_file_says_who_sees_what_and_by_which_way() {
 }
 
 #[test]
+fn a_device_with_a_name_is_one_for_all_who_stand_on_it() {
+    let text = WHOLE.replace(
+        "[[subsystem]]",
+        "[[device]]\nname = \"slow\"\nuri = \"delay:[ram:8m]?read=1us\"\n[[subsystem]]",
+    );
+    let part =
+        |at| format!("[[subsystem.namespace]]\nuri = \"split:[device:slow]?part={at}&parts=2\"\n");
+    let world = World::new(&format!("{text}{}{}", part(0), part(1)));
+    assert_eq!([4, 5].map(|nsid| size_of(&world.uri(0, nsid, ONE))), [Ok(4 << 20), Ok(4 << 20)]);
+    let delays = world.served.ask("get delays --json");
+    let delays: Value = serde_json::from_str(&delays).unwrap();
+    assert_eq!(delays.as_array().unwrap().len(), 1, "{delays}");
+    // It goes with the last.
+    let mut events = Follower::start(&world);
+    let mut change = |text: &str| world.change(text, &mut events);
+    let said = change(&format!("{text}{}", part(1)));
+    assert!(said.starts_with("removes namespace"), "{said}");
+    assert_eq!(world.served.ask("get delays --json").matches("delay:").count(), 1);
+    change(&text);
+    assert_eq!(world.served.ask("get delays --json").trim(), "[]");
+    drop(events);
+    assert_eq!(world.served.end(), Some(0));
+}
+
+#[test]
 fn everybody_who_is_connected_is_listed() {
     let world = World::new(WHOLE);
     let uri = format!("{}&ddgst=yes", world.uri(0, 1, ONE));
@@ -228,14 +263,7 @@ fn everybody_who_is_connected_is_listed() {
 fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
     let world = World::new(WHOLE);
     let mut events = Follower::start(&world);
-    let mut change = |text: &str| {
-        // At once: it may be read just now.
-        let beside = world.file.with_extension("new");
-        std::fs::write(&beside, text).unwrap();
-        std::fs::rename(&beside, &world.file).unwrap();
-        world.hang_up();
-        events.next_change()
-    };
+    let mut change = |text: &str| world.change(text, &mut events);
     let said = change(&WHOLE.replace("64m", "32m"));
     assert!(
         said.starts_with("line 2, `memory`: it is 33554432 bytes, expected 67108864"),

@@ -145,6 +145,13 @@ impl Medium for Delay {
     }
 }
 
+/// Two hands on the same medium are equal.
+impl PartialEq for DelayHandle {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
 impl DelayHandle {
     /// How long answers are kept back.
     pub fn delays(&self) -> Delays {

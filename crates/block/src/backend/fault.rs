@@ -139,6 +139,13 @@ impl Medium for Fault {
     }
 }
 
+/// Two hands on the same medium are equal.
+impl PartialEq for FaultHandle {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
 impl FaultHandle {
     /// The rules there are, and how often each has struck.
     pub fn rules(&self) -> Vec<(Rule, u64)> {

@@ -9,7 +9,10 @@ use block::uri::Uri;
 use toml::Spanned;
 use wire::nqn;
 
-use super::file::{File, ListenerTable, NamespaceTable, PathTable, SubsystemTable, line_of};
+use super::devices::Named;
+use super::file::{
+    DeviceTable, File, ListenerTable, NamespaceTable, PathTable, SubsystemTable, line_of,
+};
 use super::{
     Access, Configuration, Hosts, Line, Listener, Misconfigured, Namespace, Path, Subsystem,
 };
@@ -29,14 +32,18 @@ const MEMORY_MIN: u64 = 4 << 20;
 struct Reader<'a> {
     text: &'a str,
     listeners: Vec<Listener>,
+    named: Named,
 }
 
 pub(super) fn check(text: &str, file: File) -> Checked<Configuration> {
-    let mut reader = Reader { text, listeners: Vec::new() };
+    let mut reader = Reader { text, listeners: Vec::new(), named: Named::default() };
     let memory_bytes = file.memory.as_ref().map(|memory| reader.memory(memory)).transpose()?;
     let referral = |address| reader.address("referrals", address);
     let referrals = file.referrals.iter().map(referral).collect::<Checked<_>>()?;
     reader.listeners(&file.listener)?;
+    for table in &file.device {
+        reader.device(table)?;
+    }
     let mut subsystems: Vec<Subsystem> = Vec::new();
     for table in &file.subsystem {
         let subsystem = reader.subsystem(table)?;
@@ -124,7 +131,21 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn subsystem(&self, table: &SubsystemTable) -> Checked<Subsystem> {
+    /// A device with a name, which stands on those above it, if it stands on others.
+    fn device(&mut self, table: &DeviceTable) -> Checked<()> {
+        let uri = self.uri(&table.uri, false)?;
+        let defined = self.named.define(table.name.get_ref(), uri);
+        defined.map_err(|problem| self.wrong("name", &table.name, problem))
+    }
+
+    fn uri(&mut self, found: &Spanned<String>, only_reads: bool) -> Checked<Uri> {
+        let (text, line) = (found.get_ref(), self.line(found));
+        let parsed = text.parse::<Uri>().map_err(|error| error.to_string());
+        let meant = parsed.and_then(|uri| self.named.resolve(uri, line, only_reads));
+        meant.map_err(|problem| self.wrong("uri", found, format!("'{text}': {problem}")))
+    }
+
+    fn subsystem(&mut self, table: &SubsystemTable) -> Checked<Subsystem> {
         let name = self.nqn("nqn", &table.nqn)?;
         if name == nqn::DISCOVERY {
             let problem = "this is the name of discovery, which is always there, expected another";
@@ -225,7 +246,7 @@ impl Reader<'_> {
         Ok(Hosts::Only(names.collect::<Checked<_>>()?))
     }
 
-    fn namespaces(&self, table: &SubsystemTable, hosts: &Hosts) -> Checked<Vec<Namespace>> {
+    fn namespaces(&mut self, table: &SubsystemTable, hosts: &Hosts) -> Checked<Vec<Namespace>> {
         let mut namespaces: Vec<Namespace> = Vec::new();
         for one in &table.namespace {
             let taken = |nsid: u32| namespaces.iter().any(|other| other.nsid == nsid);
@@ -263,11 +284,13 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    fn namespace(&self, table: &NamespaceTable, nsid: u32, hosts: &Hosts) -> Checked<Namespace> {
-        let text = table.uri.get_ref();
-        let uri: Uri = text
-            .parse()
-            .map_err(|error| self.wrong("uri", &table.uri, format!("'{text}': {error}")))?;
+    fn namespace(
+        &mut self,
+        table: &NamespaceTable,
+        nsid: u32,
+        hosts: &Hosts,
+    ) -> Checked<Namespace> {
+        let uri = self.uri(&table.uri, table.read_only)?;
         let seen_by = match &table.hosts {
             None => Hosts::Any,
             Some(named) => self.masked(named, hosts)?,

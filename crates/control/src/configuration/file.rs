@@ -16,6 +16,8 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) listener: Vec<ListenerTable>,
     #[serde(default)]
+    pub(super) device: Vec<DeviceTable>,
+    #[serde(default)]
     pub(super) subsystem: Vec<SubsystemTable>,
 }
 
@@ -23,6 +25,13 @@ pub(super) struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct ListenerTable {
     pub(super) address: Spanned<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct DeviceTable {
+    pub(super) name: Spanned<String>,
+    pub(super) uri: Spanned<String>,
 }
 
 #[derive(Debug, Deserialize)]

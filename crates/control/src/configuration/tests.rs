@@ -126,6 +126,92 @@ fn what_is_wrong_is_named_with_its_line_its_key_and_what_was_expected() {
     }
 }
 
+/// A file with these devices, by name and URI, and namespaces, by URI and whether they are only read; it
+/// begins in line 1, and each takes three lines, or four.
+fn with_devices(devices: &[(&str, &str)], namespaces: &[(&str, bool)]) -> String {
+    let devices =
+        devices.iter().map(|(name, uri)| format!("[[device]]\nname='{name}'\nuri='{uri}'\n"));
+    let namespaces = namespaces.iter().map(|(uri, only_read)| {
+        format!("[[subsystem.namespace]]\nuri='{uri}'\nread-only={only_read}\n")
+    });
+    let (devices, namespaces): (String, String) = (devices.collect(), namespaces.collect());
+    let listener = "[[listener]]\naddress='127.0.0.1:1'\n";
+    format!("{devices}{listener}[[subsystem]]\nnqn='nqn.2026-01.org.example:a'\n{namespaces}")
+}
+
+#[test]
+fn a_name_is_followed_by_what_it_stands_for() {
+    let devices = [
+        ("left", "file:/a?size=1g"),
+        ("both", "mirror:[device:left],[file:/b]"),
+        ("unused", "device:both"),
+    ];
+    let of = |devices: &[_], namespaces: &[_]| {
+        let read = Configuration::parse(&with_devices(devices, namespaces)).unwrap();
+        let namespaces = read.subsystems[0].namespaces.iter();
+        namespaces.map(|one| one.uri.to_string()).collect::<Vec<_>>()
+    };
+    let parts = [
+        ("split:[device:both]?offset=1m&size=1m", false),
+        ("split:[device:both]?offset=2m", false),
+        ("split:[device:both]?size=1m", false),
+    ];
+    let whole = "device:[mirror:[device:[file:/a?size=1g]/left],[file:/b]]/both";
+    let expected = ["?offset=1m&size=1m", "?offset=2m", "?size=1m"];
+    assert_eq!(of(&devices[..2], &parts), expected.map(|part| format!("split:[{whole}]{part}")));
+    // Whoever only reads does not mind others who do.
+    let readers = [("device:left", true), ("delay:[device:left]?read=1us", true)];
+    let left = "device:[file:/a?size=1g]/left";
+    assert_eq!(of(&devices[..1], &readers), [left.into(), format!("delay:[{left}]?read=1us")]);
+}
+
+#[test]
+fn a_name_that_nobody_has_or_that_several_would_write_to_is_refused() {
+    let of = |devices: &[_], namespaces: &[_]| {
+        let wrong = Configuration::parse(&with_devices(devices, namespaces)).unwrap_err();
+        (wrong.line, wrong.to_string())
+    };
+    let left = ("left", "ram:1m");
+    let mut rows = vec![
+        (of(&[], &[("device:left", false)]), 6, "no device is called `left`, expected [[device]]"),
+        (of(&[left], &[("device:right", false)]), 9, "is called `right`, expected one of left"),
+        (of(&[left, left], &[]), 5, "another device is called 'left'"),
+        (of(&[("a b", "ram:1m")], &[]), 2, "'a b', expected 1 to 64 letters"),
+        (of(&[("a", "device:b"), ("b", "ram:1m")], &[]), 3, "no device is called `b`"),
+        (of(&[("a", "device:a")], &[]), 3, "no device is called `a`"),
+        (of(&[left], &[("device:left?x=1", false)]), 9, "no parameter `x`"),
+        (of(&[left], &[("device:[ram:1m]/left", false)]), 9, "expected "),
+    ];
+    let collide = [
+        ("device:left", "delay:[device:left]?read=1us"),
+        ("device:left", "split:[device:left]?part=0&parts=2"),
+        ("split:[device:left]?part=1&parts=3", "split:[device:left]?part=0&parts=2"),
+        ("split:[device:left]?part=0&parts=1", "split:[device:left]?offset=1m"),
+        ("split:[device:left]?offset=1m", "split:[device:left]?offset=2m"),
+        ("split:[device:left]?offset=1m&size=1m", "split:[device:left]?size=1025k"),
+    ];
+    for (one, other) in collide {
+        rows.push((of(&[left], &[(one, false), (other, true)]), 12, "is used in line 9 too"));
+    }
+    rows.push((
+        of(&[left], &[("mirror:[device:left],[device:left]", true)]),
+        9,
+        "is used in line 9",
+    ));
+    for ((line, said), expected, problem) in rows {
+        assert_eq!(line, expected, "{said}");
+        assert!(said.contains(problem), "{said}");
+    }
+    let deep: Vec<_> = ["ram:1m".to_owned()]
+        .into_iter()
+        .chain((0..6).map(|below| format!("delay:[delay:[device:d{below}]]")))
+        .enumerate()
+        .map(|(at, uri)| (format!("d{at}"), uri))
+        .collect();
+    let deep: Vec<_> = deep.iter().map(|(name, uri)| (name.as_str(), uri.as_str())).collect();
+    assert!(of(&deep, &[]).1.contains("more than 16 devices upon each other"));
+}
+
 #[test]
 fn the_file_in_the_documentation_is_one_that_can_be_served() {
     let document = include_str!("../../../../docs/target.md");

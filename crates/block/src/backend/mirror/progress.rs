@@ -61,6 +61,13 @@ pub enum LegState {
     Missing,
 }
 
+/// Two that look at the same mirror are equal.
+impl PartialEq for MirrorHandle {
+    fn eq(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
 impl MirrorHandle {
     pub(super) fn new(shared: &Arc<Shared>, names: Arc<[Option<String>]>) -> Self {
         Self { shared: Arc::downgrade(shared), names }

@@ -8,12 +8,13 @@
 //! What is the same before and after is not touched: its connections do not notice.
 
 mod leaving;
+mod shared;
 mod stood;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use block::{Claim, Device, DeviceOptions, MediumError, Opener};
+use block::{Claim, Device, DeviceOptions, Handle, MediumError, Opener};
 use control::Devices;
 use control::configuration::{self, Configuration, Line};
 use dma::Regions;
@@ -22,6 +23,7 @@ use host::socket::{Address, Door};
 use target::tcp::{Limits, Port, Server, Service, StateDirectory};
 
 use self::leaving::Leaving;
+use self::shared::Shared;
 use self::stood::subsystem;
 pub(super) use self::stood::{Served, Stood};
 use crate::Refused;
@@ -35,6 +37,7 @@ pub(super) struct Standing {
     listeners: Vec<Listener>,
     subsystems: Vec<Stood>,
     leaving: Leaving,
+    shared: Shared,
 }
 
 /// Where it is served.
@@ -78,7 +81,8 @@ impl Standing {
     /// Nothing yet.
     pub(super) fn new(world: World) -> Self {
         let (listeners, subsystems) = (Vec::new(), Vec::new());
-        Self { world, configuration: None, listeners, subsystems, leaving: Leaving::default() }
+        let (leaving, shared) = (Leaving::default(), Shared::default());
+        Self { world, configuration: None, listeners, subsystems, leaving, shared }
     }
 
     /// Where it listens.
@@ -174,7 +178,8 @@ impl Standing {
     /// Opens a device and claims it.
     fn open(&self, asked: &configuration::Namespace) -> Result<Served, Unfit> {
         let World { regions, clock, .. } = &self.world;
-        let opener = Opener { regions, clock: *clock, seed: 1, more: crate::KINDS };
+        let more = [crate::KINDS, &[(configuration::SCHEME, &self.shared)]].concat();
+        let opener = Opener { regions, clock: *clock, seed: 1, more: &more };
         let uri = &asked.uri;
         let refuse = |why: MediumError| Unfit {
             refused: Refused::of(why.blame(), format!("serve {uri}: {why}")),
@@ -237,7 +242,14 @@ impl Standing {
             }
         }
         let served = subsystems.iter().flat_map(|stood| &stood.namespaces);
-        self.world.devices.replace(served.flat_map(|one| one.handles.clone()).collect());
+        let mut hands: Vec<Handle> = Vec::new();
+        for hand in served.flat_map(|one| &one.handles) {
+            // Several may stand on one device.
+            if !hands.contains(hand) {
+                hands.push(hand.clone());
+            }
+        }
+        self.world.devices.replace(hands);
         for gone in self.subsystems.iter().flat_map(|stood| &stood.namespaces) {
             let mut now = subsystems.iter().flat_map(|stood| &stood.namespaces);
             if !now.any(|served| Arc::ptr_eq(&served.descriptor, &gone.descriptor)) {
