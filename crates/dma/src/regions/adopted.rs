@@ -194,9 +194,9 @@ impl Adopted {
 
 impl Drop for Adopted {
     fn drop(&mut self) {
-        // Without memory for a page table the file stays mapped, and the place is used again all the
-        // same: what is written there then reaches the file.
-        let _ = put_empty_memory(self.base, self.mapped_bytes);
+        // Without memory for a page table the file stays mapped, and what somebody else wrote there
+        // would reach it.
+        self.region.is_spoilt = !put_empty_memory(self.base, self.mapped_bytes);
     }
 }
 
@@ -275,6 +275,32 @@ mod tests {
         regions.store(place, b"mine").unwrap();
         rustix::io::pread(&file, &mut found, 0x2ffc).unwrap();
         assert_eq!(&found, b"here");
+    }
+
+    /// In a process of its own: for a moment nothing can be mapped in it.
+    #[test]
+    #[ignore = "the test below runs it"]
+    fn a_place_that_the_file_cannot_be_taken_from() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let (regions, file) = (Regions::new(1), file(0x1000));
+        let adopted = regions.adopt(file.as_fd(), part(0, 0x1000)).unwrap();
+        let word = at(adopted.id(), 0);
+        let before = getrlimit(Resource::As);
+        setrlimit(Resource::As, Rlimit { current: Some(0), ..before.clone() }).unwrap();
+        drop(adopted);
+        setrlimit(Resource::As, before).unwrap();
+        assert!(regions.store(word, b"gone").is_err(), "its number names nothing");
+        assert!(regions.allocate(0x1000).is_err(), "and its place is nobody's");
+    }
+
+    #[test]
+    fn a_place_that_the_file_could_not_be_taken_from_is_not_used_again() {
+        let this = std::env::current_exe().unwrap();
+        let name = "regions::adopted::tests::a_place_that_the_file_cannot_be_taken_from";
+        let mut child = std::process::Command::new(this);
+        let output = child.args(["--exact", name, "--ignored"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Regions that come and go.
 
 use std::fmt;
+use std::ops::RangeBounds;
 use std::sync::atomic::Ordering;
 
 use base::{RegionId, Segment};
@@ -19,6 +20,8 @@ pub struct Region {
     regions: Regions,
     id: RegionId,
     len_bytes: u64,
+    /// Something of somebody else's is still mapped there.
+    pub(super) is_spoilt: bool,
 }
 
 /// There can be no such region.
@@ -38,7 +41,9 @@ impl Regions {
     /// `len_bytes` long.
     ///
     /// Its mapping is as long as the next power of two, of which only the pages that are touched
-    /// take memory: so a place that was left fits most of what comes later.
+    /// take memory: so a place that was left fits what comes later and is about as long. A longer one
+    /// is taken only where there is no other: short regions in long places would use up addresses,
+    /// of which a process has no more than anybody.
     ///
     /// # Errors
     ///
@@ -64,11 +69,13 @@ impl Regions {
         let mapped = len_bytes.checked_next_power_of_two().unwrap_or(len_bytes).max(MAPPING_MIN);
         let bytes = len_bytes.next_multiple_of(4096) as u64;
         let mut places = self.places();
-        let whole = match self.settle(&mut places, mapped, bytes, backing) {
+        let is_full = places.mappings.len() >= self.table.slots.len();
+        let whole = match self.settle(&mut places, mapped..=mapped, bytes, backing) {
             Some(whole) => whole,
-            None if places.mappings.len() >= self.table.slots.len() => {
-                self.enlarge(&mut places, mapped, bytes, backing)?
-            }
+            None if is_full => match self.settle(&mut places, mapped.., bytes, backing) {
+                Some(whole) => whole,
+                None => self.enlarge(&mut places, mapped, bytes, backing)?,
+            },
             None => {
                 let asked = if len_bytes == 0 { 0 } else { mapped };
                 let mapping = Mapping::new(asked, backing).map_err(NoRegion::Unmapped)?;
@@ -76,7 +83,8 @@ impl Regions {
             }
         };
         drop(places);
-        Ok(Region { regions: self.clone(), id: whole.region, len_bytes: bytes })
+        let (id, is_spoilt) = (whole.region, false);
+        Ok(Region { regions: self.clone(), id, len_bytes: bytes, is_spoilt })
     }
 
     /// How many regions there are: those that stay, and those that have not gone.
@@ -85,19 +93,19 @@ impl Regions {
         self.table.slots.iter().filter(has_region).count()
     }
 
-    /// Gives an empty place that fits to a new region: the smallest one.
+    /// Gives an empty place whose mapping is so long to a new region: the smallest one.
     fn settle(
         &self,
         places: &mut Places,
-        mapped: usize,
+        fitting: impl RangeBounds<usize>,
         len_bytes: u64,
         backing: Backing,
     ) -> Option<Segment> {
         let Places { mappings, empty, .. } = places;
         let of = |place: u32| &mappings[place as usize];
         let alike = empty.iter().enumerate().filter(|(_, place)| of(**place).backing() == backing);
-        let fitting = alike.map(|(at, place)| (of(*place).len_bytes(), at));
-        let (_, at) = fitting.filter(|(len, _)| len_bytes > 0 && *len >= mapped).min()?;
+        let lengths = alike.map(|(at, place)| (of(*place).len_bytes(), at));
+        let (_, at) = lengths.filter(|(len, _)| len_bytes > 0 && fitting.contains(len)).min()?;
         let place = empty.swap_remove(at);
         let slot = &self.table.slots[place as usize];
         // The generation was counted up when the place was left.
@@ -130,18 +138,18 @@ impl Regions {
         self.table.slots[place as usize].base.store(base, Ordering::Relaxed);
         let before = std::mem::replace(&mut places.mappings[place as usize], mapping);
         places.outgrown.push(before);
-        self.settle(places, mapped, len_bytes, backing).ok_or(full)
+        self.settle(places, mapped.., len_bytes, backing).ok_or(full)
     }
 
-    /// Ends a region. A place whose generations are used up, whose pages the kernel keeps, or which
-    /// a device still reaches, stays empty for ever.
-    fn leave(&self, id: RegionId) {
+    /// Ends a region. A place whose generations are used up, whose pages the kernel keeps, which a
+    /// device still reaches, or which is spoilt, stays empty for ever.
+    fn leave(&self, id: RegionId, is_spoilt: bool) {
         let (place, generation) = (place_of(id), id.0 >> PLACE_BITS);
         let next = generation.saturating_add(1).min(GENERATION_MAX);
         self.table.slots[place as usize].begin(next, 0);
         let is_withdrawn = self.table.exposed_by.withdraw(id);
         let mut places = self.places();
-        let discarded = is_withdrawn && places.mappings[place as usize].discard();
+        let discarded = !is_spoilt && is_withdrawn && places.mappings[place as usize].discard();
         if discarded && generation < GENERATION_MAX {
             places.empty.push(place);
         }
@@ -168,7 +176,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.regions.leave(self.id);
+        self.regions.leave(self.id, self.is_spoilt);
     }
 }
 
@@ -261,6 +269,19 @@ mod tests {
         assert!(!regions.contains(beyond), "the mapping is longer than the region");
         let other = regions.allocate(600 << 10).unwrap();
         assert_eq!(other.segment().region, RegionId(large_at.0 + (1 << PLACE_BITS)));
+    }
+
+    #[test]
+    fn long_places_are_not_given_to_short_regions_while_there_are_others() {
+        let regions = Regions::new(64);
+        let mut short = Vec::new();
+        for _ in 0..30 {
+            drop(regions.allocate(1 << 30).unwrap());
+            short.push(regions.allocate(4096).unwrap());
+        }
+        let places = regions.places();
+        let long = places.mappings.iter().filter(|mapping| mapping.len_bytes() >= 1 << 30);
+        assert_eq!(long.count(), 1);
     }
 
     #[test]
