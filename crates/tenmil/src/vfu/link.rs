@@ -234,10 +234,13 @@ impl Link {
 
     /// Takes a region away: once this has returned well, the other process does not reach it.
     pub(super) fn hide(&self, region: RegionId) -> Replied<()> {
+        // What it does not know needs no turn, for which one may have to wait.
+        if self.lock().known(region).is_none() {
+            return Ok(());
+        }
         let _turn = self.turn();
         let mut wire = self.lock();
-        let shown = wire.shown.iter().find(|shown| shown.region == region).copied();
-        let Some(shown) = shown.filter(|_| !wire.has_ended) else { return Ok(()) };
+        let Some(shown) = wire.known(region) else { return Ok(()) };
         if let Some(why) = wire.lost.clone() {
             drop(wire);
             return if self.has_ended() { Ok(()) } else { Err(why) };
@@ -371,6 +374,12 @@ impl Link {
 }
 
 impl Wire {
+    /// What the other side knows of a region.
+    fn known(&self, region: RegionId) -> Option<Shown> {
+        let shown = self.shown.iter().find(|shown| shown.region == region);
+        shown.filter(|_| !self.has_ended).copied()
+    }
+
     fn lose(&mut self, shared: &Shared, why: &str) {
         if self.lost.is_none() {
             self.lost = Some(why.to_owned());

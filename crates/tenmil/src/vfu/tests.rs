@@ -189,6 +189,19 @@ fn a_region_that_is_hidden_is_taken_from_the_other_side_and_its_addresses_are_fr
 }
 
 #[test]
+fn a_region_that_was_never_shown_is_hidden_while_somebody_waits() {
+    let regions = Regions::new(4);
+    let (link, mut peer) = plainly_linked(&regions);
+    let asker = asker(&link);
+    let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
+    let region = regions.allocate_shared(4096).unwrap();
+    assert_eq!(link.hide(region.id()), Ok(()));
+    peer.server.data(call, &[7; 4]);
+    peer.send();
+    assert_eq!(asker.join(), Ok(vec![7; 4]));
+}
+
+#[test]
 fn a_doorbell_does_not_wait_for_the_answer_to_a_question() {
     let regions = Regions::new(4);
     let (link, mut peer) = plainly_linked(&regions);
