@@ -155,8 +155,7 @@ impl Owner {
         if has_work || busy_below {
             sleeper.cancel();
         } else {
-            let wake_at = if is_silent { Instant::NEVER } else { self.backend.wake_at() };
-            let left = wake_at.since(clock.now()).min(SLEEP_MAX);
+            let left = self.backend.wake_at().since(clock.now()).min(SLEEP_MAX);
             sleeper.block(left, &mut Vec::new());
         }
         self.backend.disarm();

@@ -249,6 +249,8 @@ impl Legs {
     pub(super) fn wake_at(&self) -> Instant {
         let at = |leg: &Leg| match &leg.backend {
             Some(_) if !leg.queue.is_empty() => Instant::default(),
+            // Some of it may be the mirror's own, of which whoever asks for this knows nothing.
+            Some(backend) if leg.under_way > 0 && is_silent(backend) => Instant::default(),
             Some(backend) => backend.wake_at(),
             None => Instant::NEVER,
         };
@@ -267,6 +269,11 @@ impl Legs {
     pub(super) fn disarm(&mut self) {
         self.backends().for_each(|backend| backend.disarm());
     }
+}
+
+/// Whether nothing wakes whoever waits for it.
+fn is_silent(backend: &impl Backend) -> bool {
+    matches!(backend.wake_source(), WakeSource::Nothing)
 }
 
 /// Stores bytes at the start of a segment and zeroes behind them.
