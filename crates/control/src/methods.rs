@@ -10,6 +10,7 @@ mod process;
 mod queues;
 mod reactors;
 mod scheduler;
+mod stores;
 
 pub use copying::Copying;
 pub use devices::Devices;
@@ -37,7 +38,14 @@ pub static TABLE: Table = Table::new(
         queues::METHODS,
         paths::METHODS,
     ],
-    &[&EventKind::COMMON, reactors::EVENTS, exports::EVENTS, queues::EVENTS, paths::EVENTS],
+    &[
+        &EventKind::COMMON,
+        reactors::EVENTS,
+        exports::EVENTS,
+        queues::EVENTS,
+        paths::EVENTS,
+        stores::EVENTS,
+    ],
 );
 
 /// Those whose answers depend neither on the machine nor on the moment: what a fuzzer calls.

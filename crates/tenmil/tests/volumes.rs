@@ -6,6 +6,7 @@
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -110,14 +111,15 @@ fn what_a_snapshot_keeps_is_there_in_its_clone_when_the_volume_has_changed() {
     let second = pool.write("second", 4 * MIB, 2);
     pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
     pool.done(&["copy", &pool.file("first"), &pool.volume("db"), "--verify"]);
-    let written = pool.listed("db")["written_bytes"].as_u64().unwrap();
+    let written = pool.listed("db")["used_bytes"].as_u64().unwrap();
     assert_eq!(written, 3 * MIB as u64, "holes take no room");
     pool.done(&["volume", "snapshot", &pool.volume("db"), "monday"]);
     pool.done(&["volume", "clone", &pool.volume("monday"), "trial"]);
     pool.done(&["copy", &pool.file("second"), &pool.volume("db"), "--verify", "--overwrite"]);
     assert!(pool.bytes("db") == second, "what was written last");
     assert!(pool.bytes("monday") == first && pool.bytes("trial") == first);
-    assert_eq!(pool.listed("db")["own_bytes"], 3 * MIB);
+    let unique = pool.listed("db")["unique_bytes"].as_u64().unwrap();
+    assert!((3 * MIB as u64..4 * MIB as u64).contains(&unique), "{unique}");
 
     let (code, error) = pool.refused(&["copy", &pool.file("second"), &pool.volume("monday")]);
     assert!(code == Some(2) && error.contains("write"), "{code:?} {error}");
@@ -263,4 +265,56 @@ fn a_store_whose_writer_was_killed_is_clean_and_has_what_was_flushed() {
         pool.done(&["volume", "snapshot", &pool.volume("loaded"), &format!("after-{round}")]);
     }
     assert!(pool.is_clean());
+}
+
+#[test]
+fn a_store_that_fills_says_so_and_one_that_is_full_loses_nothing() {
+    let pool = Pool::new("16m");
+    // Three quarters of each are written, and the rest are holes.
+    let (first, _) = (pool.write("first", 17 * MIB, 1), pool.write("second", 8 * MIB, 2));
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "64m"]);
+    pool.done(&["volume", "create", &pool.volume("other"), "--size", "64m"]);
+    let output = pool.run(&["copy", &pool.file("first"), &pool.volume("db")]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    assert_eq!(told.matches("note: store `store` on file:").count(), 1, "{told}");
+    assert!(told.contains("80 % of its room are taken"), "{told}");
+
+    let (code, error) = pool.refused(&["copy", &pool.file("second"), &pool.volume("other")]);
+    assert!(code != Some(0) && error.contains("it is full and has refused"), "{code:?} {error}");
+    assert!(pool.is_clean());
+    assert!(pool.bytes("db")[..first.len()] == first[..], "what was there before is there");
+    pool.done(&["volume", "delete", &pool.volume("db")]);
+    pool.done(&["copy", &pool.file("second"), &pool.volume("other"), "--overwrite"]);
+}
+
+#[test]
+fn whoever_follows_events_hears_that_a_store_fills() {
+    let pool = Pool::new("16m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "64m"]);
+    let volume = pool.volume("db");
+    // Forty units of 64 KiB a second: some four seconds to four fifths.
+    let words = ["perf", &volume, "-w", "randwrite", "--limit-iops", "40", "-t", "30"];
+    let mut perf = pool.command(&words);
+    let mut perf = perf.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let event = loop {
+        let mut events = pool.command(&["events", "--json", "-t", "30"]);
+        let mut events = events.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(events.stdout.take().unwrap()).lines();
+        let mut told = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        let found = told.find(|event| event["kind"] == "store-filling");
+        // It may have ended by itself, if nobody could be asked yet.
+        let _ = events.kill();
+        events.wait().unwrap();
+        if let Some(event) = found {
+            break event;
+        }
+        assert!(Instant::now() < until, "nobody says that the store fills");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    perf.kill().unwrap();
+    perf.wait().unwrap();
+    assert_eq!(event["about"]["store"], "store");
+    assert_eq!(event["about"]["threshold_percent"], 80);
 }

@@ -9,11 +9,12 @@ use std::ops::Range;
 
 use base::Outcome;
 
+use crate::account::{Account, mapped_in, uses};
 use crate::error::{Damage, Flaw};
 use crate::format::{
     Block, Body, Kind, Page, Pointer, Record, Superblock, VolumeBody, flags, hash, unpadded,
 };
-use crate::ranges::Deltas;
+use crate::ranges::{Deltas, Place, RangeSet};
 use crate::store::Store;
 use crate::tree::{ALL, Tree, child_bounds};
 
@@ -29,7 +30,7 @@ pub struct Check {
     data: Deltas,
     /// What the space map says.
     recorded: Vec<Record>,
-    /// Nodes of maps, by address.
+    /// Nodes of volumes' trees, by address.
     nodes: BTreeMap<u64, Node>,
     /// Volumes that are to be cut.
     cuts: BTreeSet<u64>,
@@ -87,15 +88,26 @@ pub struct Report {
     pub metadata: u64,
     /// Blocks with a count, superblocks not included.
     pub used: u64,
+    /// The room of each volume, in the order in which they were made; none if there is damage.
+    pub accounts: Vec<Counted>,
 }
 
-/// A node of a map.
-#[derive(Debug, Default)]
+/// The room of a volume, as a check has counted it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Its number.
+    pub volume: u64,
+    /// Its name.
+    pub name: String,
+    /// Its room.
+    pub account: Account,
+}
+
+/// A node of a volume's tree.
+#[derive(Debug)]
 struct Node {
-    /// Blocks mapped in the node itself.
-    mapped: u64,
-    /// The end of the last run in it.
-    end: u64,
+    /// A leaf of a map, with its runs.
+    leaf: Option<Page>,
     children: Vec<u64>,
 }
 
@@ -184,13 +196,12 @@ impl Check {
             }
             return;
         };
-        if visit.tree.kind == Kind::Map {
-            let blocks = |run: &Record| if *level == 0 { run.extra } else { 0 };
+        if visit.tree.may_share() {
+            let is_leaf = *level == 0 && visit.tree.kind == Kind::Map;
             let below = |line: &Record| (*level > 0).then_some(line.value);
-            let mapped = records.iter().map(blocks).sum();
             let children = records.iter().filter_map(below).collect();
-            let end = records.last().filter(|_| *level == 0).map_or(0, |run| run.key + run.extra);
-            self.nodes.insert(visit.at.address, Node { mapped, end, children });
+            let leaf = is_leaf.then(|| page.clone());
+            self.nodes.insert(visit.at.address, Node { leaf, children });
         }
         for (index, record) in records.iter().enumerate() {
             if *level > 0 {
@@ -245,7 +256,9 @@ impl Check {
     pub fn finish(mut self) -> Report {
         let is_whole = self.findings.is_empty();
         let used = self.recorded.iter().map(|run| run.extra).sum();
+        let mut accounts = Vec::new();
         if is_whole {
+            accounts = self.accounts();
             self.compare_counts();
             self.compare_mapped();
             self.compare_names();
@@ -256,7 +269,51 @@ impl Check {
             self.compare("volumes", 0, self.superblock.volumes, live);
         }
         let metadata = self.references.len() as u64;
-        Report { findings: self.findings, volumes: live, metadata, used }
+        Report { findings: self.findings, volumes: live, metadata, used, accounts }
+    }
+
+    /// The room of every volume, from what all of them refer to.
+    fn accounts(&self) -> Vec<Counted> {
+        let live = self.volumes.values().filter(|body| !body.has(flags::DOOMED));
+        let counted = |body: &VolumeBody| Counted {
+            volume: body.id,
+            name: unpadded(&body.name),
+            account: self.account(body),
+        };
+        live.map(counted).collect()
+    }
+
+    fn account(&self, body: &VolumeBody) -> Account {
+        let (mut unique, mut own) = (1, 0);
+        let mut left = vec![body.map.address, body.sums.address];
+        while let Some(address) = left.pop() {
+            let Some(node) = self.nodes.get(&address) else { continue };
+            if self.references.get(&address).is_some_and(|references| *references > 1) {
+                continue;
+            }
+            unique += 1;
+            left.extend(&node.children);
+            let Some(leaf) = &node.leaf else { continue };
+            let set = self.own_units(&uses(&body.tree(), leaf));
+            (unique, own) = (unique + set.blocks(), own + mapped_in(&set, leaf));
+        }
+        Account { used: body.mapped, shared: body.mapped.saturating_sub(own), unique }
+    }
+
+    /// Units that are referred to by what this says, and by nothing else.
+    fn own_units(&self, uses: &Deltas) -> RangeSet {
+        let mut own = RangeSet::default();
+        for (range, uses) in uses.iter() {
+            let mut at = range.start;
+            while at < range.end {
+                let Place::Taken(end) = self.data.look(at) else { break };
+                if self.data.at(at) == uses {
+                    own.insert(at..end.min(range.end));
+                }
+                at = end;
+            }
+        }
+        own
     }
 
     fn compare(&mut self, what: &'static str, volume: u64, recorded: u64, counted: u64) {
@@ -311,10 +368,13 @@ impl Check {
         if let Some(sum) = sums.get(&address) {
             return *sum;
         }
-        let Some(Node { mapped, end, children }) = self.nodes.get(&address) else { return (0, 0) };
+        let Some(Node { leaf, children }) = self.nodes.get(&address) else { return (0, 0) };
+        let runs = leaf.as_ref().map_or(&[][..], Page::records);
+        let mapped: u64 = runs.iter().map(|run| run.extra).sum();
+        let end = runs.last().map_or(0, |run| run.key + run.extra);
         let below = children.iter().map(|child| self.sum(*child, sums));
         // A crafted store may have a child so often that no number holds the sum.
-        let sum = below.fold((*mapped, *end), |(sum, last), (mapped, end)| {
+        let sum = below.fold((mapped, end), |(sum, last), (mapped, end)| {
             (sum.saturating_add(mapped), last.max(end))
         });
         sums.insert(address, sum);

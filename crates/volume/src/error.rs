@@ -119,6 +119,8 @@ pub enum StoreError {
     },
     /// A unit of allocation beyond the limits.
     BadUnit(u64),
+    /// Thresholds, in per cent, that are none.
+    BadThresholds([u8; 2]),
     /// Blocks behind the end of the volume.
     OutOfRange {
         /// The volume.
@@ -312,6 +314,10 @@ impl fmt::Display for StoreError {
             Self::BadSize { name, blocks } => {
                 write!(out, "volume `{name}`: it cannot have {blocks} blocks of 4 KiB")
             }
+            Self::BadThresholds([low, high]) => write!(
+                out,
+                "thresholds of {low} and {high} per cent, expected 100 at most, the lower one first"
+            ),
             Self::BadUnit(blocks) => write!(out, "a unit cannot have {blocks} blocks of 4 KiB"),
             Self::OutOfRange { name, block, count, blocks } => write!(
                 out,

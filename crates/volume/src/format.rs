@@ -86,8 +86,10 @@ layout! {
         space: Pointer,
         /// The store's name, UTF-8, padded with zeroes.
         name: [u8; 64],
+        /// Per cent of the room for data at which it is told that so much is taken; zero is none.
+        thresholds: [u8; 2],
         /// Zero.
-        reserved: [u8; 64],
+        reserved: [u8; 62],
     }
 }
 
@@ -96,7 +98,7 @@ layout! {
     pub struct VolumeBody[320] {
         /// Its number.
         id: u64,
-        /// The volume or snapshot that it was made from; zero if it was made empty.
+        /// The volume or snapshot that it was made from; zero if it was made empty, or was decoupled.
         origin: u64,
         /// [`flags`].
         flags: u32,
@@ -147,12 +149,14 @@ pub mod flags {
     pub const CHECKSUMS: u32 = 4;
 }
 
-/// Bits of [`Superblock::incompatible`].
+/// Bits of [`Superblock::incompatible`] and [`Superblock::compatible`].
 pub mod features {
     /// There are volumes whose data have checksums, or there were.
     pub const CHECKSUMS: u64 = 1;
-    /// Those that this program knows.
+    /// Those of `incompatible` that this program knows.
     pub const KNOWN: u64 = CHECKSUMS;
+    /// The store has thresholds of its own: a bit of `compatible`.
+    pub const THRESHOLDS: u64 = 1;
 }
 
 /// What a block of metadata is.

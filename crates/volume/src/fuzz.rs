@@ -107,13 +107,14 @@ fn work(store: &mut Store, image: &mut [u8]) {
         ask(store, image, Ask::Read { volume, block: 0, blocks });
         ask(store, image, Ask::Write { volume, block: blocks / 2, blocks: blocks.min(3) });
         ask(store, image, Ask::Trim { volume, block: 0, blocks: blocks.min(2) });
-        ask(store, image, Ask::Unique(info.name.clone()));
+        ask(store, image, Ask::Account(info.name.clone()));
         ask(store, image, Ask::Difference { volume, base: info.origin, block: 0 });
     }
     for info in volumes.into_iter().take(4) {
         let name = info.name;
         let snapshot = Change::Snapshot { volume: name.clone(), name: format!("{name}s"), uuid: 1 };
         ask(store, image, Ask::Change(snapshot));
+        ask(store, image, Ask::Change(Change::Decouple { name: name.clone() }));
         ask(store, image, Ask::Change(Change::Resize { name: name.clone(), blocks: 7 }));
         ask(store, image, Ask::Change(Change::Delete { name, orphan: true }));
     }

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod account;
 mod books;
 mod cache;
 mod check;
@@ -20,6 +21,7 @@ mod error;
 pub mod format;
 pub mod fuzz;
 mod layout;
+mod level;
 mod open;
 mod plan;
 mod ranges;
@@ -31,9 +33,11 @@ mod sums;
 mod tree;
 mod volumes;
 
-pub use check::{Check, Finding, Report};
+pub use account::Account;
+pub use check::{Check, Counted, Finding, Report};
 pub use error::{Damage, Flaw, StoreError};
 pub use layout::Layout;
+pub use level::{Fill, Notice, THRESHOLDS};
 pub use open::{NewStore, Opened, Opening, Step};
 pub use store::{Action, Answer, Ask, End, Run, Store, Usage};
 pub use sums::checksum;

@@ -95,7 +95,8 @@ impl NewStore {
             work: Pointer::NONE,
             space: Pointer::NONE,
             name,
-            reserved: [0; 64],
+            thresholds: [0; 2],
+            reserved: [0; 62],
         };
         let of = |generation| superblocks(self.uuid, generation, superblock);
         Ok((1..=SLOTS).flat_map(of).collect())

@@ -11,7 +11,6 @@ use std::ops::Range;
 
 use crate::books::{Books, Stop};
 use crate::format::{Record, VolumeBody};
-use crate::ranges::Deltas;
 use crate::sums::GROUP_BLOCKS;
 use crate::tree::{Leaf, Tree};
 
@@ -294,33 +293,6 @@ impl Books {
         let Some(run) = self.next_run(&tree, body.map, key)? else { return Ok(false) };
         let leaf = self.leaf_and_sharing(&tree, body.map, run.key.max(key), true)?;
         Ok(leaf.is_some_and(|leaf| leaf.is_shared))
-    }
-
-    /// How many blocks only this volume keeps, from a key on as far as one leaf goes; and where that
-    /// ends.
-    pub(crate) fn unique_from(&mut self, body: &VolumeBody, key: u64) -> Result<(u64, u64), Stop> {
-        let tree = body.tree();
-        let Some(leaf) = self.leaf_and_sharing(&tree, body.map, key, true)? else {
-            return Ok((u64::MAX, 0));
-        };
-        if leaf.is_shared {
-            return Ok((leaf.bounds.end, 0));
-        }
-        let mut uses = Deltas::default();
-        leaf.page.records().iter().for_each(|run| uses.add(tree.units_of(run), 1));
-        let mut blocks = 0;
-        for (range, uses) in uses.iter() {
-            let mut at = range.start;
-            while at < range.end {
-                let (end, count) = self.count_run(at)?;
-                let end = end.min(range.end);
-                if i64::try_from(count) == Ok(uses) {
-                    blocks += end - at;
-                }
-                at = end;
-            }
-        }
-        Ok((leaf.bounds.end, blocks))
     }
 }
 

@@ -74,6 +74,21 @@ impl RangeSet {
         }
     }
 
+    /// How many blocks of a range there are in it.
+    pub(crate) fn blocks_in(&self, range: &Range<u64>) -> u64 {
+        let (mut at, mut blocks) = (range.start, 0);
+        while at < range.end {
+            match self.look(at) {
+                Place::Taken(end) => {
+                    blocks += end.min(range.end) - at;
+                    at = end;
+                }
+                Place::Free(next) => at = next,
+            }
+        }
+        blocks
+    }
+
     /// Every range.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
@@ -222,7 +237,11 @@ mod tests {
                 let taken = matches!(set.look(at), Place::Taken(end) if end > at);
                 assert_eq!(taken, plain[usize::try_from(at).unwrap()], "{at} in {set:?}");
             }
-            assert_eq!(set.blocks(), plain.iter().filter(|taken| **taken).count() as u64);
+            let count = |plain: &[bool]| plain.iter().filter(|taken| **taken).count() as u64;
+            assert_eq!(set.blocks(), count(&plain));
+            let part = usize::try_from(start).unwrap()..usize::try_from(end).unwrap();
+            assert_eq!(set.blocks_in(&(start..end)), count(&plain[part]));
+            assert_eq!(set.blocks_in(&(0..64)), count(&plain));
         }
     }
 

@@ -32,7 +32,8 @@ use crate::books::{Books, Stop};
 use crate::cost::Leaves;
 use crate::edit::FULL;
 use crate::error::{Damage, Flaw, StoreError};
-use crate::format::{Page, Superblock, flags, unpadded};
+use crate::format::{Page, SLOTS, Superblock, flags, unpadded};
+use crate::level::{Level, Notice};
 use crate::plan::Pending;
 use crate::space::{CHANGE_BLOCKS, POOL_BLOCKS};
 pub use ask::{Action, Answer, Ask, End, Run, Usage};
@@ -69,6 +70,7 @@ pub struct Store {
     /// after the next commit.
     is_sweep_stuck: bool,
     stopped: bool,
+    level: Level,
     /// Whether the superblock that the store was opened with is known to be durable.
     is_anchored: bool,
     actions: VecDeque<Action>,
@@ -123,6 +125,7 @@ impl Store {
             frozen: superblock,
             is_sweep_stuck: false,
             stopped: false,
+            level: Level::default(),
             is_anchored: false,
             actions: VecDeque::new(),
             answers: VecDeque::new(),
@@ -187,6 +190,15 @@ impl Store {
     /// passed on.
     pub fn next_remapped(&mut self) -> Option<u64> {
         self.books.remapped.pop_first()
+    }
+
+    /// Something to be told of the room. To be asked now and then, best until there is none: nobody
+    /// else looks how full the store is.
+    pub fn next_notice(&mut self) -> Option<Notice> {
+        let Usage { blocks, free, kept, thresholds, .. } = self.usage();
+        let room = blocks.saturating_sub(2 * SLOTS + kept);
+        let taken = room.saturating_sub(free.saturating_sub(kept));
+        self.level.next(thresholds, taken, room)
     }
 
     /// Reads by kept runs are under way that began in this transaction and later, and none that began

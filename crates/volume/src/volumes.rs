@@ -86,6 +86,18 @@ pub enum Change {
         /// The snapshot's name.
         snapshot: String,
     },
+    /// Has a volume no longer say what it was made from, so that this can be deleted like any other.
+    /// Both keep what they hold, and share what they shared: nothing is copied.
+    Decouple {
+        /// The volume's name.
+        name: String,
+    },
+    /// Gives the store other thresholds. This one is about no volume.
+    Thresholds {
+        /// Per cent of the room for data at which it is told that so much is taken, ascending, 100 at
+        /// most; zero is none.
+        percent: [u8; 2],
+    },
 }
 
 /// What is known of a volume without reading its map.
@@ -157,7 +169,10 @@ impl Change {
     /// The volume whose writes must have come to an end before this is done.
     pub(crate) fn quiets(&self) -> Option<&str> {
         match self {
-            Self::Create { .. } | Self::Rename { .. } => None,
+            Self::Create { .. }
+            | Self::Rename { .. }
+            | Self::Decouple { .. }
+            | Self::Thresholds { .. } => None,
             Self::Delete { name, .. } | Self::Resize { name, .. } | Self::Seal { name, .. } => {
                 Some(name)
             }
@@ -220,6 +235,10 @@ impl Books {
             Change::Clone { from, name, uuid } => self.branch(from, name, *uuid, 0),
             Change::Seal { name, to, uuid } => self.seal(name, to, *uuid),
             Change::Revert { volume, snapshot } => self.revert(volume, snapshot),
+            Change::Decouple { name } => self.decouple(name),
+            Change::Thresholds { percent } => {
+                self.set_thresholds(*percent).map(|()| Progress::Made(None))
+            }
         }
     }
 
@@ -289,16 +308,33 @@ impl Books {
                 StoreError::HasChildren { name: name.into(), children: body.children }.into()
             );
         }
-        if let Some(mut origin) = self.volume(body.origin)? {
-            origin.children = origin.children.saturating_sub(1);
-            self.put_volume(&origin)?;
-        }
+        self.leave_origin(&body)?;
         self.remapped.insert(body.id);
         self.remove_line(&CATALOGUE, body.id)?;
         self.remove_line(&NAMES, hash(name.as_bytes()))?;
         self.superblock.volumes = self.superblock.volumes.saturating_sub(1);
         self.doom(body)?;
         Ok(Progress::Made(None))
+    }
+
+    /// What a volume was made from has a child less.
+    fn leave_origin(&mut self, body: &VolumeBody) -> Result<(), Stop> {
+        if let Some(mut origin) = self.volume(body.origin)? {
+            origin.children = origin.children.saturating_sub(1);
+            self.put_volume(&origin)?;
+        }
+        Ok(())
+    }
+
+    fn decouple(&mut self, name: &str) -> Result<Progress, Stop> {
+        let mut body = self.lookup(name)?;
+        if body.has(flags::READ_ONLY) {
+            return Err(StoreError::ReadOnly(name.into()).into());
+        }
+        self.leave_origin(&body)?;
+        body.origin = 0;
+        self.put_volume(&body)?;
+        Ok(Progress::Made(Some(body.info())))
     }
 
     fn rename(&mut self, name: &str, to: &str) -> Result<Progress, Stop> {

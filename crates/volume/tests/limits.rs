@@ -5,8 +5,9 @@
 mod rig;
 
 use base::Random;
+use rig::world::account;
 use rig::{Rig, check, new_store, open};
-use tenmil_volume::{Answer, Ask, Change, NewStore, Opening, StoreError, VolumeInfo};
+use tenmil_volume::{Account, Answer, Ask, Change, NewStore, Opening, StoreError, VolumeInfo};
 
 const TIB: u64 = 1 << 28;
 
@@ -25,6 +26,11 @@ fn create(rig: &mut Rig, name: &str, blocks: u64) -> VolumeInfo {
 fn snapshot(rig: &mut Rig, volume: &str, name: &str) -> Result<Answer, StoreError> {
     let (volume, name) = (volume.into(), name.into());
     rig.ask(Ask::Change(Change::Snapshot { volume, name, uuid: 2 }))
+}
+
+fn clone(rig: &mut Rig, from: &str, name: &str) {
+    let change = Change::Clone { from: from.into(), name: name.into(), uuid: 3 };
+    rig.ask(Ask::Change(change)).unwrap();
 }
 
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
@@ -83,18 +89,72 @@ fn a_write_after_a_snapshot_writes_its_own_blocks_and_takes_one_unit() {
     let info = create(&mut rig, "v", 64);
     write(&mut rig, info.id, 0, 64, 1);
     snapshot(&mut rig, "v", "s").unwrap();
-    let Answer::Blocks(0) = rig.ask(Ask::Unique("v".into())).unwrap() else { panic!("shared") };
+    assert_eq!(account(&mut rig, "v"), Account { used: 64, shared: 64, unique: 1 });
     let before = rig.disk.writes;
     write(&mut rig, info.id, 17, 1, 2);
     assert_eq!(rig.disk.writes - before, 1, "one block was written, and none was copied");
     write(&mut rig, info.id, 19, 1, 3);
-    assert_eq!(rig.ask(Ask::Unique("v".into())), Ok(Answer::Blocks(16)), "both are in one unit");
+    // Both are in one unit, and there is a leaf.
+    assert_eq!(account(&mut rig, "v"), Account { used: 64, shared: 62, unique: 1 + 1 + 16 });
+    assert_eq!(account(&mut rig, "s"), Account { used: 64, shared: 64, unique: 1 + 1 });
     let values: Vec<u64> = rig.read(info.id, 16, 5).unwrap().iter().map(|block| block[0]).collect();
     assert_eq!(values, [1, 2, 1, 3, 1]);
     let change = Change::Delete { name: "s".into(), orphan: false };
     rig.ask(Ask::Change(change)).unwrap();
     rig.ask(Ask::Flush).unwrap();
-    assert_eq!(rig.ask(Ask::Unique("v".into())), Ok(Answer::Blocks(80)), "all is its own again");
+    // All is its own again, and one unit of the volume lies in two of the store.
+    assert_eq!(account(&mut rig, "v"), Account { used: 64, shared: 0, unique: 1 + 1 + 80 });
+}
+
+#[test]
+fn what_is_said_to_be_unique_is_what_deleting_gives_back() {
+    for (checksums, unit) in [(false, 16), (true, 16), (false, 1), (true, 4)] {
+        let mut rig = Rig::plain(new_store(1 << 14), 1 << 14, Random::new(3)).unwrap();
+        let change = Change::Create { name: "v".into(), blocks: 4000, unit, uuid: 1, checksums };
+        let Ok(Answer::Volume(v)) = rig.ask(Ask::Change(change)) else { panic!() };
+        for block in (0..1000).step_by(10) {
+            write(&mut rig, v.id, block, 7, block + 1);
+        }
+        snapshot(&mut rig, "v", "s").unwrap();
+        clone(&mut rig, "s", "c");
+        let Ok(Answer::Volume(c)) = rig.ask(Ask::Find("c".into())) else { panic!() };
+        for block in (0..300).step_by(20) {
+            write(&mut rig, v.id, block, 2, 9);
+            write(&mut rig, c.id, block + 600, 3, 8);
+        }
+        for name in ["v", "c"] {
+            let before = used(&mut rig);
+            let unique = account(&mut rig, name).unique;
+            let change = Change::Delete { name: name.into(), orphan: true };
+            rig.ask(Ask::Change(change)).unwrap();
+            assert_eq!(used(&mut rig) + unique, before, "`{name}`, {checksums}, {unit}");
+            assert!(unique > 30, "{unique}");
+        }
+    }
+}
+
+#[test]
+fn a_clone_of_a_large_volume_is_accounted_without_reading_its_map() {
+    const BLOCKS: u64 = 1 << 15;
+    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    let fine =
+        Change::Create { name: "v".into(), blocks: 8000, unit: 1, uuid: 1, checksums: false };
+    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+    for block in (0..8000).step_by(2) {
+        write(&mut rig, fine.id, block, 1, 1);
+    }
+    clone(&mut rig, "v", "c");
+    let Ok(Answer::Volume(c)) = rig.ask(Ask::Find("c".into())) else { panic!() };
+    write(&mut rig, c.id, 4000, 1, 2);
+    rig.ask(Ask::Flush).unwrap();
+    let image = rig.disk.image().clone();
+    let mut cold = Rig::plain(image, BLOCKS, Random::new(3)).unwrap();
+    let found = account(&mut cold, "c");
+    assert_eq!(found, Account { used: 4000, shared: 3999, unique: 1 + 2 + 1 });
+    assert!(cold.reads < 12, "{} blocks were read", cold.reads);
+    let report = check(&cold.store, cold.disk.image());
+    assert!(report.metadata > 40, "{report:?}");
+    assert_eq!(report.accounts[1].account, found);
 }
 
 #[test]
@@ -212,7 +272,13 @@ fn a_snapshot_is_not_written_to_and_not_deleted_under_its_clones() {
     let error = rig.ask(delete(false)).unwrap_err();
     assert_eq!(error.to_string(), "delete `s`: 1 volumes were made from it");
     assert!(error.hint().unwrap().starts_with("delete those first"));
-    rig.ask(delete(true)).unwrap();
+    let decouple = |name: &str| Ask::Change(Change::Decouple { name: name.into() });
+    assert_eq!(rig.ask(decouple("s")), Err(StoreError::ReadOnly("s".into())));
+    for _ in 0..2 {
+        let Ok(Answer::Volume(alone)) = rig.ask(decouple("c")) else { panic!("refused") };
+        assert_eq!((alone.name.as_str(), alone.origin), ("c", 0));
+    }
+    rig.ask(delete(false)).unwrap();
     assert_eq!(rig.ask(delete(true)), Err(StoreError::NoVolume("s".into())));
     used(&mut rig);
     assert_eq!(check(&rig.store, rig.disk.image()).findings, []);

@@ -7,7 +7,7 @@ mod rig;
 use base::Random;
 use rig::{Rig, check, new_store};
 use tenmil_volume::format::{Kind, Page};
-use tenmil_volume::{Answer, Ask, Change, StoreError, VolumeInfo};
+use tenmil_volume::{Answer, Ask, Change, Fill, StoreError, VolumeInfo};
 
 fn change(rig: &mut Rig, change: Change) -> VolumeInfo {
     match rig.ask(Ask::Change(change)).unwrap() {
@@ -59,6 +59,45 @@ fn expect_order(rig: &mut Rig, volume: u64) {
     rig.ask(Ask::Flush).unwrap();
     assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
     assert_eq!(write(rig, volume, 0, 16), Ok(Answer::Done));
+}
+
+/// What is told of the room.
+fn notices(rig: &mut Rig) -> Vec<Fill> {
+    std::iter::from_fn(|| rig.store.next_notice()).map(|notice| notice.fill).collect()
+}
+
+#[test]
+fn a_store_that_fills_says_so_before_it_is_full_and_once() {
+    let mut rig = Rig::plain(new_store(4096), 4096, Random::new(4)).unwrap();
+    let (one, mut told) = (create(&mut rig, "one", 8192, 16), Vec::new());
+    let mut at = 0;
+    while had_room(write(&mut rig, one.id, at, 16)) {
+        at += 16;
+        told.extend(notices(&mut rig).into_iter().map(|fill| (fill, at)));
+    }
+    let [(Fill::Above(80), low), (Fill::Above(95), high)] = told[..] else { panic!("{told:?}") };
+    assert!(low * 100 / at >= 78 && low * 100 / at <= 81, "{low} of {at}");
+    assert!(high * 100 / at >= 93 && high < at, "{high} of {at}");
+    assert_eq!(notices(&mut rig), [Fill::Full]);
+    assert!(!had_room(write(&mut rig, one.id, at, 16)));
+    assert_eq!(notices(&mut rig), []);
+    for block in (0..at).step_by(16) {
+        assert_eq!(rig.read(one.id, block, 16).unwrap(), [[1; 8]; 16], "nothing is lost");
+    }
+
+    let image = rig.disk.image().clone();
+    let mut again = Rig::plain(image, 4096, Random::new(4)).unwrap();
+    assert_eq!(notices(&mut again), [Fill::Above(95)], "whoever opens it is told");
+    let percent = [50, 0];
+    again.ask(Ask::Change(Change::Thresholds { percent })).unwrap();
+    assert_eq!(notices(&mut again), [], "it is above the only one, as it was");
+    delete(&mut again, "one");
+    again.ask(Ask::Flush).unwrap();
+    assert_eq!(notices(&mut again), [Fill::Below(50)]);
+    for percent in [[101, 0], [90, 80], [0, 101]] {
+        let error = again.ask(Ask::Change(Change::Thresholds { percent })).unwrap_err();
+        assert_eq!(error, StoreError::BadThresholds(percent));
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod raw;
 mod readers;
 mod receive;
 mod rescue;
+mod room;
 mod scrub;
 mod send;
 mod shared;
@@ -36,13 +37,14 @@ use dma::Regions;
 use host::{Clock, Sleeper, Thread};
 use volume::{Answer, Ask, StoreError, Usage, VolumeInfo};
 
-pub use self::make::{Checked, check, create, grow};
+pub use self::make::{Checked, Created, check, create, grow};
 pub use self::place::Place;
 pub use self::receive::INCOMPLETE;
 pub use self::rescue::{Saved, SavedVolume, rescue};
+pub use self::room::{RoomNews, hear_of_room};
 pub use self::scrub::{Bad, Cause, Scrubbed};
 pub use self::send::{Carried, Changed, Watch};
-pub use volume::{Change, Finding, Report, VolumeInfo as Info};
+pub use volume::{Account, Change, Counted, Fill, Finding, Report, VolumeInfo as Info};
 
 use self::channel::VolumeChannel;
 use self::owner::Owner;
@@ -149,7 +151,8 @@ impl OpenStore {
         let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
         let shared = Arc::new(Shared::new(opened.store, sleeper.bell()));
         let backend = medium.channel().map_err(machine)?;
-        let owner = Owner::new(Arc::clone(&shared), backend, shape, regions).map_err(machine)?;
+        let owner = Owner::new(&name, Arc::clone(&shared), backend, shape, regions);
+        let owner = owner.map_err(machine)?;
         let owner = Thread::spawn("store", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
@@ -231,15 +234,15 @@ impl OpenStore {
         }
     }
 
-    /// How many blocks only the volume of this name keeps.
+    /// How much room the volume of this name takes, and how much of it others keep as well.
     ///
     /// # Errors
     ///
     /// If there is none, or its map is damaged.
-    pub fn unique(&self, name: &str) -> Result<u64, MediumError> {
-        match self.ask(Ask::Unique(name.into()))? {
-            Answer::Blocks(blocks) => Ok(blocks),
-            _ => Ok(0),
+    pub fn account(&self, name: &str) -> Result<Account, MediumError> {
+        match self.ask(Ask::Account(name.into()))? {
+            Answer::Account(account) => Ok(account),
+            _ => Ok(Account::default()),
         }
     }
 

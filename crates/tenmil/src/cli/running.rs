@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use base::Span;
+use block::store::hear_of_room;
 use clap::Args;
 use control::{
     Balancing, Client, Process, Reactors, Refusal, Relay, Running, Server, State, TABLE,
@@ -77,6 +78,7 @@ pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
     match start(state) {
         Ok(served) => Some(served),
         Err(why) => {
+            hear_of_room(|news| eprintln!("note: {news}"));
             eprintln!("note: `tenmil get` will not reach this process: {why}");
             None
         }
@@ -94,6 +96,11 @@ fn start(state: State) -> Result<(Server, Relay), String> {
     let state = state.with(paths.clone());
     let server = Server::start(&directory, std::process::id(), &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
+    let teller = announcer.clone();
+    hear_of_room(move |news| {
+        eprintln!("note: {news}");
+        teller.announce_room(news);
+    });
     Ok((server, Relay::new(announcer)))
 }
 

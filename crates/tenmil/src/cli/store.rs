@@ -2,6 +2,8 @@
 
 mod rescue;
 mod scrub;
+mod set;
+mod summary;
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -9,7 +11,7 @@ use std::process::ExitCode;
 
 use base::Blame;
 use block::Opener;
-use block::store::{self, Checked, OpenStore, PAGE_BYTES, Place};
+use block::store::{self, Checked, Counted, Created, PAGE_BYTES, Place};
 use block::uri::Uri;
 use clap::{Args, Subcommand};
 use dma::Regions;
@@ -18,11 +20,13 @@ use serde_json::{Value, json};
 
 use self::rescue::RescueArguments;
 use self::scrub::ScrubArguments;
+use self::set::SetArguments;
+use self::summary::{ListArguments, Summary};
 use super::write_out;
 use crate::Refused;
 
-/// Make a store of volumes on a device, look at one, check or scrub it, grow it, or rescue what is
-/// in it.
+/// Make a store of volumes on a device, look at one, check or scrub it, say when it fills, grow it,
+/// or rescue what is in it.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct StoreArguments {
@@ -42,6 +46,8 @@ enum Command {
     Check(ShowArguments),
     /// Read all data of a store, and compare them with their checksums where there are some.
     Scrub(ScrubArguments),
+    /// Change at what part of its room a store says that it fills.
+    Set(SetArguments),
     /// Make a store that nobody has open as large as its device has become.
     Grow(ShowArguments),
     /// Copy the volumes of a store with destroyed metadata to another store.
@@ -58,9 +64,13 @@ struct CreateArguments {
     #[arg(long, default_value = "store")]
     name: String,
 
-    /// Make it even on a device that holds something, which is lost
+    /// Make it anew even on a device that holds something, which is lost
     #[arg(long)]
     overwrite: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -74,35 +84,12 @@ struct ShowArguments {
     json: bool,
 }
 
-#[derive(Debug, Args)]
-struct ListArguments {
-    /// The devices that the stores are on
-    #[arg(value_name = "URI", required = true, num_args = 1..)]
-    devices: Vec<Uri>,
-
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// What is told of a store.
-struct Summary {
-    uri: String,
-    name: String,
-    uuid: u128,
-    generation: u64,
-    volumes: u64,
-    bytes: u64,
-    used: u64,
-    free: u64,
-    kept: u64,
-}
-
 const EXAMPLES: &str = "\
 Examples:
   tenmil store create 'file:/var/tmp/pool?size=10g'
   tenmil store open file:/var/tmp/pool
   tenmil store list file:/var/tmp/pool file:/var/tmp/other --json | jq .stores
+  tenmil store set file:/var/tmp/pool --thresholds 70,90
   tenmil store check file:/var/tmp/pool
   tenmil store scrub file:/var/tmp/pool --rate 100m
   truncate -s 20g /var/tmp/pool && tenmil store grow file:/var/tmp/pool
@@ -116,15 +103,11 @@ pub(super) const REGIONS_MAX: usize = 256;
 pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     with_opener(|opener| match &arguments.command {
         Command::Create(create) => {
-            let blocks = store::create(opener, &create.device, &create.name, create.overwrite)?;
-            let size = blocks * u64::from(PAGE_BYTES);
-            let (name, device) = (&create.name, create.device.clone());
-            let volume = Place::on(&device).with_name("NAME");
-            let text = format!(
-                "store `{name}`: {size} bytes on {device}\n\
-                 make a volume as in: tenmil volume create '{volume}' --size 1g\n"
-            );
-            write_out(out, &text)?;
+            write_out(out, &self::create(opener, create)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Set(it) => {
+            write_out(out, &set::set(opener, it)?)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Open(show) => {
@@ -135,15 +118,31 @@ pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<Exi
             Ok(ExitCode::SUCCESS)
         }
         Command::List(list) => {
-            let of = |device: &Uri| Summary::of(opener, device);
-            let summaries: Vec<Summary> = list.devices.iter().map(of).collect::<Result<_, _>>()?;
-            write_out(out, &if list.json { list_json(&summaries) } else { list_text(&summaries) })?;
+            write_out(out, &summary::list(opener, list)?)?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Check(show) => check(opener, show, out),
         Command::Scrub(scrub) => scrub::scrub(opener, scrub, out),
         Command::Grow(show) => grow(opener, show, out),
         Command::Rescue(rescue) => rescue::rescue(opener, rescue, out),
+    })
+}
+
+fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Refused> {
+    let CreateArguments { device, name, overwrite, json } = create;
+    let Created { blocks, was_there } = store::create(opener, device, name, *overwrite)?;
+    let size = blocks * u64::from(PAGE_BYTES);
+    let volume = Place::on(device).with_name("NAME");
+    let next = format!("make a volume as in: tenmil volume create '{volume}' --size 1g\n");
+    Ok(match (*json, was_there) {
+        (true, _) => {
+            let uri = device.to_string();
+            let made =
+                json!({ "name": name, "uri": uri, "size_bytes": size, "changed": !was_there });
+            format!("{made:#}\n")
+        }
+        (false, true) => format!("store `{name}` is there already: {size} bytes on {device}\n"),
+        (false, false) => format!("store `{name}`: {size} bytes on {device}\n{next}"),
     })
 }
 
@@ -216,72 +215,22 @@ fn check_json(checked: &Checked) -> String {
         "clean": problems.is_empty(),
         "problems": problems,
         "volumes": report.volumes,
+        "accounts": report.accounts.iter().map(counted).collect::<Vec<Value>>(),
         "metadata_blocks": report.metadata,
         "used_blocks": report.used,
     });
     format!("{document:#}\n")
 }
 
-impl Summary {
-    fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Refused> {
-        let place = Place::of(device)?;
-        let open = OpenStore::open(opener, &place)?;
-        let none = || Refused::peer(format!("{device}: the store does not say how it is used"));
-        let usage = open.usage()?.ok_or_else(none)?;
-        let bytes = |blocks: u64| blocks * u64::from(PAGE_BYTES);
-        Ok(Self {
-            uri: place.store.to_string(),
-            name: open.name(),
-            uuid: open.uuid(),
-            generation: open.generation(),
-            volumes: usage.volumes,
-            bytes: bytes(usage.blocks),
-            used: bytes(usage.used),
-            free: bytes(usage.free),
-            kept: bytes(usage.kept),
-        })
-    }
-
-    fn as_text(&self) -> String {
-        let Self { uri, name, uuid, generation, volumes, .. } = self;
-        format!(
-            "store `{name}` on {uri}\n  uuid {uuid:032x}, generation {generation}\n  \
-             {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are kept \
-             for deletions and commits\n",
-            size(self.bytes),
-            size(self.used),
-            size(self.free),
-            size(self.kept),
-        )
-    }
-
-    fn as_json(&self) -> Value {
-        json!({
-            "uri": self.uri,
-            "name": self.name,
-            "uuid": format!("{:032x}", self.uuid),
-            "generation": self.generation,
-            "volumes": self.volumes,
-            "size_bytes": self.bytes,
-            "used_bytes": self.used,
-            "free_bytes": self.free,
-            "kept_bytes": self.kept,
-        })
-    }
-}
-
-fn list_text(summaries: &[Summary]) -> String {
-    let head = ["store", "size", "used", "free", "volumes", "on"].map(String::from);
-    let row = |one: &Summary| {
-        let (bytes, used, free) = (size(one.bytes), size(one.used), size(one.free));
-        [one.name.clone(), bytes, used, free, one.volumes.to_string(), one.uri.clone()]
-    };
-    table(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
-}
-
-fn list_json(summaries: &[Summary]) -> String {
-    let stores: Vec<Value> = summaries.iter().map(Summary::as_json).collect();
-    format!("{:#}\n", json!({ "stores": stores }))
+fn counted(counted: &Counted) -> Value {
+    let Counted { volume, name, account } = counted;
+    json!({
+        "number": volume,
+        "name": name,
+        "used_blocks": account.used,
+        "shared_blocks": account.shared,
+        "unique_blocks": account.unique,
+    })
 }
 
 /// Rows under each other: the first and the last column to the left, those between to the right.
@@ -349,6 +298,12 @@ mod tests {
         assert!(made.starts_with("store `pool`: 16777216 bytes on file:"), "{made}");
         assert!(made.contains(&format!("'volume:[{device}]/NAME'")), "{made}");
 
+        let (_, again) = say(&["create", &device, "--name", "pool"]).unwrap();
+        assert!(again.starts_with("store `pool` is there already: 16777216 bytes on"), "{again}");
+        let (_, again) = say(&["create", &device, "--name", "pool", "--json"]).unwrap();
+        let again: Value = serde_json::from_str(&again).unwrap();
+        assert_eq!((&again["changed"], &again["name"]), (&false.into(), &"pool".into()));
+
         let refused = say(&["create", &device]).unwrap_err();
         assert!(refused.text.contains("store create would destroy what is there"), "{refused}");
         assert!(refused.hint.unwrap().contains("--overwrite"));
@@ -361,6 +316,32 @@ mod tests {
         let (code, checked) = say(&["check", &device, "--json"]).unwrap();
         let checked: Value = serde_json::from_str(&checked).unwrap();
         assert_eq!((code, &checked["clean"]), (ExitCode::SUCCESS, &true.into()));
+    }
+
+    #[test]
+    fn thresholds_are_changed_and_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pool");
+        let device = format!("file:{}?size=16m&engine=threads", path.display());
+        say(&["create", &device]).unwrap();
+        let shown = || say(&["open", &device]).unwrap().1;
+        assert!(shown().contains("told when 80 % and 95 % of its room"), "{}", shown());
+        let (_, said) = say(&["set", &device, "--thresholds", "70,90"]).unwrap();
+        assert_eq!(said, "it is told when 70 % and 90 % of the room of store `store` are taken\n");
+        let (_, said) = say(&["set", &device, "--thresholds", "70,90"]).unwrap();
+        assert!(said.ends_with("are taken already\n"), "{said}");
+        let (_, said) = say(&["set", &device, "--thresholds", "60", "--json"]).unwrap();
+        let said: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(said["changed"], true);
+        assert_eq!(said["thresholds_percent"], serde_json::json!([60]));
+        say(&["set", &device, "--thresholds", "none"]).unwrap();
+        assert!(shown().contains("told when no part of its room"), "{}", shown());
+        let refused = say(&["set", &device, "--thresholds", "90,80"]).unwrap_err();
+        assert!(refused.text.contains("the lower one first"), "{refused}");
+        for wrong in ["101", "0,50", "1,2,3", "x", "50,"] {
+            let line = Line::try_parse_from(["store", "set", &device, "--thresholds", wrong]);
+            assert!(line.is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! `tenmil volume`.
 
 mod already;
+mod list;
+mod said;
 mod stream;
 
 use std::io::Write;
@@ -10,14 +12,15 @@ use std::sync::Arc;
 use base::Span;
 use block::Opener;
 use block::quantity::parse_size;
-use block::store::{Change, Info, OpenStore, PAGE_BYTES, Place};
+use block::store::{Change, OpenStore, PAGE_BYTES, Place};
 use block::uri::Uri;
 use clap::{Args, Subcommand};
 use host::random_seed;
-use serde_json::{Value, json};
 
+use self::list::ListArguments;
+use self::said::Said;
 use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
-use super::store::{size, table, with_opener};
+use super::store::{size, with_opener};
 use super::write_out;
 use crate::Refused;
 
@@ -45,6 +48,8 @@ enum Command {
     Clone(NameArguments),
     /// Make a volume hold what it held when a snapshot of it was made.
     Revert(NameArguments),
+    /// Have a clone no longer know what it was made from, so that this can be deleted like any other.
+    Decouple(DecoupleArguments),
     /// Say what a snapshot or volume has that another one has not, from their maps alone.
     Diff(DiffArguments),
     /// Write a snapshot, or what it has that another one has not, to standard output.
@@ -72,6 +77,10 @@ struct CreateArguments {
     /// Keep a checksum of every block, and refuse to read what does not have its own
     #[arg(long)]
     checksums: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -83,6 +92,10 @@ struct DeleteArguments {
     /// Delete a snapshot even if volumes were made from it; they keep what they hold
     #[arg(long)]
     orphan: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -94,6 +107,21 @@ struct NameArguments {
     /// The other name, in the same store
     #[arg(value_name = "NAME")]
     name: String,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct DecoupleArguments {
+    /// The volume; what it shares with others stays where it is
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -109,13 +137,6 @@ struct ResizeArguments {
     /// Make it smaller, too: what lies behind the new end is lost
     #[arg(long)]
     shrink: bool,
-}
-
-#[derive(Debug, Args)]
-struct ListArguments {
-    /// The store: the device that it is on
-    #[arg(value_name = "URI")]
-    store: Uri,
 
     /// Print JSON
     #[arg(long)]
@@ -134,13 +155,6 @@ impl std::str::FromStr for Size {
     }
 }
 
-/// A volume, and the blocks that only it keeps.
-struct Line {
-    info: Info,
-    origin: Option<String>,
-    unique: u64,
-}
-
 const EXAMPLES: &str = "\
 Examples:
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g
@@ -150,6 +164,7 @@ Examples:
   tenmil volume rename volume:[file:/var/tmp/pool]/trial next
   tenmil volume resize volume:[file:/var/tmp/pool]/next --size 200g
   tenmil volume revert volume:[file:/var/tmp/pool]/db monday
+  tenmil volume decouple volume:[file:/var/tmp/pool]/next
   tenmil volume delete volume:[file:/var/tmp/pool]/next
   tenmil volume list file:/var/tmp/pool
   tenmil volume diff volume:[file:/var/tmp/pool]/monday tuesday --json
@@ -166,40 +181,18 @@ const GIVING_BACK_MAX: Span = Span::from_secs(60);
 /// Makes a change, or lists.
 pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     let text = with_opener(|opener| match &arguments.command {
-        Command::Create(create) => self::create(opener, create),
-        Command::Delete(delete) => self::delete(opener, delete),
-        Command::Rename(it) => {
-            let (open, name) = find(opener, &it.volume)?;
-            let change = Change::Rename { name: name.clone(), to: it.name.clone() };
-            make(&open, change, || format!("volume `{name}` is called `{}` now\n", it.name))
-        }
-        Command::Resize(resize) => self::resize(opener, resize),
-        Command::Snapshot(it) => {
-            let (open, volume) = find(opener, &it.volume)?;
-            let name = it.name.clone();
-            let change = Change::Snapshot { volume: volume.clone(), name, uuid: uuid() };
-            make(&open, change, || format!("snapshot `{}` of `{volume}`\n", it.name))
-        }
-        Command::Clone(it) => {
-            let (open, from) = find(opener, &it.volume)?;
-            let name = it.name.clone();
-            let opens = Place::of(&it.volume)?.with_name(&it.name);
-            let change = Change::Clone { from: from.clone(), name, uuid: uuid() };
-            let text = || format!("volume `{}`, a clone of `{from}`: {opens}\n", it.name);
-            make(&open, change, text)
-        }
-        Command::Revert(it) => {
-            let (open, volume) = find(opener, &it.volume)?;
-            let snapshot = it.name.clone();
-            make(&open, Change::Revert { volume: volume.clone(), snapshot }, || {
-                open.settle(GIVING_BACK_MAX);
-                format!("volume `{volume}` holds what it held when `{}` was made\n", it.name)
-            })
-        }
+        Command::Create(it) => create(opener, it)?.render(it.json),
+        Command::Delete(it) => delete(opener, it)?.render(it.json),
+        Command::Rename(it) => rename(opener, it)?.render(it.json),
+        Command::Resize(it) => resize(opener, it)?.render(it.json),
+        Command::Snapshot(it) => snapshot(opener, it)?.render(it.json),
+        Command::Clone(it) => clone(opener, it)?.render(it.json),
+        Command::Revert(it) => revert(opener, it)?.render(it.json),
+        Command::Decouple(it) => decouple(opener, it)?.render(it.json),
         Command::Diff(diff) => stream::diff(opener, diff, out).map(|()| String::new()),
         Command::Send(send) => stream::send(opener, send, out).map(|()| String::new()),
         Command::Receive(it) => stream::receive(opener, it, out).map(|()| String::new()),
-        Command::List(list) => self::list(opener, list),
+        Command::List(list) => list::list(opener, list),
     })?;
     write_out(out, &text)?;
     Ok(ExitCode::SUCCESS)
@@ -217,15 +210,15 @@ fn make(
     open: &Arc<OpenStore>,
     change: Change,
     text: impl FnOnce() -> String,
-) -> Result<String, Refused> {
+) -> Result<Said, Refused> {
     if let Some(already) = already::say(open, &change)? {
-        return Ok(already);
+        return Ok(Said::new(open, false, already));
     }
     open.change(change)?;
-    Ok(text())
+    Ok(Said::new(open, true, text()))
 }
 
-fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Refused> {
+fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<Said, Refused> {
     let volume = &create.volume;
     let blocks = blocks(volume, "size", create.size)?;
     let unit = self::blocks(volume, "unit", create.unit)?;
@@ -234,10 +227,10 @@ fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Refus
     let change = Change::Create { name: name.clone(), blocks, unit, uuid, checksums };
     let text =
         || format!("volume `{name}` of {}: {volume}\n", size(blocks * u64::from(PAGE_BYTES)));
-    make(&open, change, text)
+    Ok(make(&open, change, text)?.of(&name))
 }
 
-fn delete(opener: &Opener<'_>, delete: &DeleteArguments) -> Result<String, Refused> {
+fn delete(opener: &Opener<'_>, delete: &DeleteArguments) -> Result<Said, Refused> {
     let (open, name) = find(opener, &delete.volume)?;
     make(&open, Change::Delete { name: name.clone(), orphan: delete.orphan }, || {
         let rest = match open.settle(GIVING_BACK_MAX) {
@@ -248,7 +241,47 @@ fn delete(opener: &Opener<'_>, delete: &DeleteArguments) -> Result<String, Refus
     })
 }
 
-fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<String, Refused> {
+fn rename(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
+    let (open, name) = find(opener, &it.volume)?;
+    let change = Change::Rename { name: name.clone(), to: it.name.clone() };
+    let text = || format!("volume `{name}` is called `{}` now\n", it.name);
+    Ok(make(&open, change, text)?.of(&it.name))
+}
+
+fn snapshot(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
+    let (open, volume) = find(opener, &it.volume)?;
+    let name = it.name.clone();
+    let change = Change::Snapshot { volume: volume.clone(), name, uuid: uuid() };
+    let text = || format!("snapshot `{}` of `{volume}`\n", it.name);
+    Ok(make(&open, change, text)?.of(&it.name))
+}
+
+fn clone(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
+    let (open, from) = find(opener, &it.volume)?;
+    let name = it.name.clone();
+    let opens = Place::of(&it.volume)?.with_name(&it.name);
+    let change = Change::Clone { from: from.clone(), name, uuid: uuid() };
+    let text = || format!("volume `{}`, a clone of `{from}`: {opens}\n", it.name);
+    Ok(make(&open, change, text)?.of(&it.name))
+}
+
+fn revert(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
+    let (open, volume) = find(opener, &it.volume)?;
+    let change = Change::Revert { volume: volume.clone(), snapshot: it.name.clone() };
+    let text = || {
+        open.settle(GIVING_BACK_MAX);
+        format!("volume `{volume}` holds what it held when `{}` was made\n", it.name)
+    };
+    Ok(make(&open, change, text)?.of(&volume))
+}
+
+fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> Result<Said, Refused> {
+    let (open, name) = find(opener, &it.volume)?;
+    let text = || format!("volume `{name}` is on its own; it holds and shares what it did\n");
+    Ok(make(&open, Change::Decouple { name: name.clone() }, text)?.of(&name))
+}
+
+fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<Said, Refused> {
     let volume = &resize.volume;
     let blocks = blocks(volume, "size", resize.size)?;
     let (open, name) = find(opener, volume)?;
@@ -260,10 +293,11 @@ fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<String, Refus
         let hint = "What lies behind the new end would be lost; if it may, add --shrink.";
         return Err(Refused::caller(text).with_hint(hint));
     }
-    make(&open, Change::Resize { name: name.clone(), blocks }, || {
+    let text = || {
         open.settle(GIVING_BACK_MAX);
         format!("volume `{name}` has {} now\n", size(blocks * page))
-    })
+    };
+    Ok(make(&open, Change::Resize { name: name.clone(), blocks }, text)?.of(&name))
 }
 
 fn blocks(volume: &Uri, what: &str, Size(bytes): Size) -> Result<u64, Refused> {
@@ -277,56 +311,6 @@ fn blocks(volume: &Uri, what: &str, Size(bytes): Size) -> Result<u64, Refused> {
 
 fn uuid() -> u128 {
     u128::from(random_seed()) << 64 | u128::from(random_seed())
-}
-
-fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Refused> {
-    let open = OpenStore::open(opener, &Place::of(&list.store)?)?;
-    let volumes = open.list()?;
-    let name_of = |id: u64| volumes.iter().find(|one| one.id == id).map(|one| one.name.clone());
-    let lines = volumes.iter().map(|info| {
-        let unique = open.unique(&info.name)?;
-        Ok(Line { info: info.clone(), origin: name_of(info.origin), unique })
-    });
-    let lines: Vec<Line> = lines.collect::<Result<_, Refused>>()?;
-    Ok(if list.json { as_json(&lines) } else { as_text(&lines) })
-}
-
-fn as_text(lines: &[Line]) -> String {
-    let head = ["volume", "size", "written", "its own", "unit", "kind"].map(String::from);
-    let row = |line: &Line| {
-        let Line { info, origin, unique } = line;
-        let bytes = |blocks: u64| size(blocks * u64::from(PAGE_BYTES));
-        let of = origin.as_ref().map(|name| format!(" of {name}")).unwrap_or_default();
-        let kind = match (info.is_read_only, info.origin) {
-            (true, _) => "snapshot",
-            (false, 0) => "volume",
-            (false, _) => "clone",
-        };
-        let numbers = [info.blocks, info.mapped, *unique, info.unit].map(bytes);
-        let [blocks, mapped, unique, unit] = numbers;
-        let sums = if info.has_checksums { ", checksums" } else { "" };
-        [info.name.clone(), blocks, mapped, unique, unit, format!("{kind}{of}{sums}")]
-    };
-    table(&[&[head][..], &lines.iter().map(row).collect::<Vec<_>>()].concat())
-}
-
-fn as_json(lines: &[Line]) -> String {
-    let page = u64::from(PAGE_BYTES);
-    let volumes = lines.iter().map(|Line { info, origin, unique }| {
-        json!({
-            "name": info.name,
-            "number": info.id,
-            "uuid": format!("{:032x}", info.uuid),
-            "origin": origin,
-            "read_only": info.is_read_only,
-            "size_bytes": info.blocks * page,
-            "written_bytes": info.mapped * page,
-            "own_bytes": unique * page,
-            "unit_bytes": info.unit * page,
-            "checksums": info.has_checksums,
-        })
-    });
-    format!("{:#}\n", json!({ "volumes": volumes.collect::<Vec<Value>>() }))
 }
 
 #[cfg(test)]
@@ -434,6 +418,42 @@ mod tests {
         say(&["resize", &db, "--size", "4m"]).unwrap();
         let refused = say(&["snapshot", &db, "monday"]).unwrap_err();
         assert!(refused.text.contains("`monday`: the name is in use"), "{refused}");
+    }
+
+    #[test]
+    fn every_verb_says_to_programs_whether_it_was_so_and_what_there_is_now() {
+        let (_directory, device) = pool();
+        let volume = |name: &str| format!("volume:[{device}]/{name}");
+        let (db, trial) = (volume("db"), volume("trial"));
+        let cases: [(&[&str], &str); 7] = [
+            (&["create", &db, "--size", "1m"], "db"),
+            (&["resize", &db, "--size", "2m"], "db"),
+            (&["snapshot", &db, "monday"], "monday"),
+            (&["revert", &db, "monday"], "db"),
+            (&["clone", &volume("monday"), "trial"], "trial"),
+            (&["decouple", &trial], "trial"),
+            (&["rename", &trial, "next"], "next"),
+        ];
+        let json = |words: &[&str]| -> Value {
+            serde_json::from_str(&say(&[words, &["--json"]].concat()).unwrap()).unwrap()
+        };
+        for (words, name) in cases {
+            // Nothing was written to it, so to go back changes nothing.
+            let is_changed = words[0] != "revert";
+            for is_changed in [is_changed, false] {
+                let found = json(words);
+                assert_eq!(found["changed"], is_changed, "{words:?}");
+                assert_eq!(found["volume"]["name"], name, "{words:?}");
+            }
+        }
+        let found = json(&["resize", &db, "--size", "2m"]);
+        assert_eq!(found["volume"]["size_bytes"], 2 << 20);
+        say(&["delete", &volume("monday")]).unwrap();
+        let next = volume("next");
+        for is_changed in [true, false] {
+            let found = json(&["delete", &next]);
+            assert_eq!((&found["changed"], &found["volume"]), (&is_changed.into(), &Value::Null));
+        }
     }
 
     #[test]

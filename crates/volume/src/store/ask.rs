@@ -2,6 +2,7 @@
 
 use base::Outcome;
 
+use crate::account::Account;
 use crate::format::Block;
 use crate::volumes::{Change, VolumeInfo};
 
@@ -14,8 +15,9 @@ pub enum Ask {
     Find(String),
     /// What is known of all volumes, in the order in which they were made.
     List,
-    /// How many blocks only the volume with this name keeps: what deleting it would give back.
-    Unique(String),
+    /// How much room the volume with this name takes, and how much of it others keep as well. Nodes
+    /// of its trees that are its alone are read, and of the space map what counts its data.
+    Account(String),
     /// How the room is used.
     Usage,
     /// How many blocks of a volume, from one on, are alike, or at least some of them: mapped in one
@@ -76,8 +78,8 @@ pub enum Answer {
     Volume(VolumeInfo),
     /// All volumes.
     Volumes(Vec<VolumeInfo>),
-    /// A number of blocks.
-    Blocks(u64),
+    /// The room of a volume.
+    Account(Account),
     /// Blocks that are alike.
     Extent {
         /// How many; zero only from the volume's end on.
@@ -112,6 +114,8 @@ pub struct Usage {
     pub kept: u64,
     /// Volumes, snapshots included.
     pub volumes: u64,
+    /// Per cent of the room for data at which it is told that so much is taken; zero is none.
+    pub thresholds: [u8; 2],
 }
 
 /// Blocks of a volume that lie together.

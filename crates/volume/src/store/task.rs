@@ -7,6 +7,7 @@ use std::ops::Range;
 use base::Outcome;
 
 use super::{Answer, Ask, Run, Store, Usage};
+use crate::account::Tally;
 use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::error::StoreError;
@@ -65,8 +66,8 @@ enum State {
     From(u64),
     /// The next key, and what was found before it.
     Listing(u64, Vec<VolumeInfo>),
-    /// The next key, and what was counted before it.
-    Counting(u64, u64),
+    /// What has been added up.
+    Counting(Tally),
     /// The commit, and then this is the answer.
     Durable(Answer),
 }
@@ -143,6 +144,7 @@ impl Store {
             Err(Halt::Stop(Stop::Full)) => {
                 if !self.may_find_room(&mut task) {
                     let error = self.books.no_space();
+                    self.level.note_refused();
                     return self.finish(task, Err(error));
                 }
                 Wait::Commit(self.books.generation)
@@ -223,7 +225,7 @@ impl Store {
             Ask::Change(change) => self.change(task, &change),
             Ask::Find(name) => Ok(Next::Done(Answer::Volume(self.books.lookup(&name)?.info()))),
             Ask::List => self.list(task),
-            Ask::Unique(name) => self.count_unique(task, &name),
+            Ask::Account(name) => self.account(task, &name),
             Ask::Usage => Ok(Next::Done(Answer::Usage(self.usage()))),
             Ask::Extent { volume, block } => self.extent(volume, block),
             Ask::Difference { volume, base, block } => self.difference(task, volume, base, block),
@@ -283,16 +285,16 @@ impl Store {
         Ok(Next::Done(Answer::Volumes(std::mem::take(found))))
     }
 
-    fn count_unique(&mut self, task: &mut Task, name: &str) -> Result<Next, Halt> {
-        let (mut key, mut sum) =
-            if let State::Counting(key, sum) = task.state { (key, sum) } else { (0, 0) };
+    fn account(&mut self, task: &mut Task, name: &str) -> Result<Next, Halt> {
+        let mut tally = if let State::Counting(tally) = task.state { tally } else { Tally::BEGIN };
         let body = self.books.lookup(name)?;
-        while key < u64::MAX {
-            let (next, blocks) = self.books.unique_from(&body, key)?;
-            (key, sum) = (next, sum + blocks);
-            task.state = State::Counting(key, sum);
+        while let Some(further) = self.books.tally(&body, &tally)? {
+            tally = further;
+            task.state = State::Counting(tally);
+            // What was added up is not looked at again.
+            self.books.cache.settle();
         }
-        Ok(Next::Done(Answer::Blocks(sum)))
+        Ok(Next::Done(Answer::Account(tally.account(&body))))
     }
 
     fn extent(&mut self, volume: u64, block: u64) -> Result<Next, Halt> {
@@ -337,7 +339,7 @@ impl Store {
         Ok(Next::Done(Answer::Changed { block: body.blocks, blocks: 0, is_mapped: false }))
     }
 
-    fn usage(&self) -> Usage {
+    pub(super) fn usage(&self) -> Usage {
         let (_, durable) = &self.durable;
         Usage {
             blocks: durable.blocks,
@@ -345,6 +347,7 @@ impl Store {
             free: self.books.space.free(&self.books.superblock),
             kept: self.books.space.kept,
             volumes: self.books.superblock.volumes,
+            thresholds: self.books.superblock.thresholds(),
         }
     }
 

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use tenmil_volume::{Change, StoreError};
+use tenmil_volume::{Change, StoreError, THRESHOLDS};
 
 /// Volumes by name.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub volumes: BTreeMap<String, Volume>,
+    /// None of its own before somebody gives it some.
+    pub thresholds: [u8; 2],
     next: u64,
 }
 
@@ -58,6 +60,10 @@ impl Volume {
 }
 
 impl Model {
+    pub fn new() -> Self {
+        Self { thresholds: THRESHOLDS, ..Self::default() }
+    }
+
     /// What was written up to this time survives.
     pub fn collapse(&mut self, time: u64) {
         for cell in self.volumes.values_mut().flat_map(|volume| &mut volume.cells) {
@@ -67,6 +73,21 @@ impl Model {
 
     pub fn get(&self, name: &str) -> Result<&Volume, StoreError> {
         self.volumes.get(name).ok_or_else(|| StoreError::NoVolume(name.into()))
+    }
+
+    /// How many blocks of a volume are mapped, and how many of those another has, too.
+    pub fn room(&self, name: &str) -> (u64, u64) {
+        let volume = &self.volumes[name];
+        let others: Vec<&Volume> =
+            self.volumes.values().filter(|other| other.number != volume.number).collect();
+        let has = |other: &&Volume, at: usize, value| {
+            other.cells.get(at).is_some_and(|cell| cell.value() == value)
+        };
+        let mapped = volume.cells.iter().enumerate().filter(|(_, cell)| cell.value() != 0);
+        let shared = |at, value| others.iter().any(|other| has(other, at, value));
+        mapped.fold((0, 0), |(mapped, sum), (at, cell)| {
+            (mapped + 1, sum + u64::from(shared(at, cell.value())))
+        })
     }
 
     fn free(&self, name: &str) -> Result<(), StoreError> {
@@ -130,6 +151,13 @@ impl Model {
                 let cells = &mut self.volumes.get_mut(name).unwrap().cells;
                 cells.resize(usize::try_from(*blocks).unwrap(), Cell::new(0));
             }
+            Change::Decouple { name } => {
+                if self.get(name)?.is_read_only {
+                    return Err(StoreError::ReadOnly(name.clone()));
+                }
+                self.volumes.get_mut(name).unwrap().origin = 0;
+            }
+            Change::Thresholds { percent } => self.thresholds = *percent,
             Change::Revert { volume, snapshot } => {
                 let (to, from) = (self.get(volume)?, self.get(snapshot)?);
                 if from.origin != to.number || !from.is_read_only {

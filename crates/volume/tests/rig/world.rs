@@ -1,7 +1,7 @@
 //! Random work on a store and on the model of it, and cuts of the power at any moment.
 
 use base::Random;
-use tenmil_volume::{Answer, Ask, Change, StoreError, VolumeInfo};
+use tenmil_volume::{Account, Answer, Ask, Change, StoreError, VolumeInfo};
 
 use super::disk::{Cut, Image};
 use super::model::{Model, Volume};
@@ -34,7 +34,7 @@ impl World {
         let rig = Rig::new(new_store(blocks), blocks, random.fork()).unwrap();
         Self {
             rig,
-            model: Model::default(),
+            model: Model::new(),
             blocks,
             random,
             time: 1,
@@ -54,6 +54,26 @@ impl World {
             self.change();
         } else {
             self.batch();
+        }
+        if self.cut_every == 0 {
+            self.account();
+        }
+    }
+
+    /// What is said of the room of each volume is what the model says: who writes a block gives it a
+    /// value that no other write has, so what two volumes have in one place they share.
+    fn account(&mut self) {
+        let Ok(Answer::Volumes(infos)) = self.rig.ask(Ask::List) else { panic!("no list") };
+        for info in &infos {
+            let found = account(&mut self.rig, &info.name);
+            let (mapped, shared) = self.model.room(&info.name);
+            let own = mapped - shared;
+            assert_eq!(found.used, mapped, "`{}`", info.name);
+            if self.refused_for_room == 0 && info.unit == 1 {
+                assert_eq!(found.shared, shared, "`{}`", info.name);
+            }
+            assert!(found.shared >= shared, "`{}`: {found:?}, expected {shared}", info.name);
+            assert!(found.unique > own.min(mapped - found.shared), "`{}`: {found:?}", info.name);
         }
     }
 
@@ -83,7 +103,7 @@ impl World {
         let (one, two) = (pick(), pick());
         let blocks = 1 + self.random.below(self.size_max);
         let uuid = u128::from(self.random.draw());
-        match self.random.below(17) {
+        match self.random.below(19) {
             0..=2 => {
                 let (unit, checksums) = (1 << self.random.below(5), self.random.chance(1, 2));
                 Change::Create { name: one, blocks, unit, uuid, checksums }
@@ -93,6 +113,12 @@ impl World {
             9..=11 => Change::Delete { name: one, orphan: self.random.chance(1, 2) },
             12 => Change::Rename { name: one, to: two },
             13..=14 => Change::Resize { name: one, blocks },
+            16 => Change::Decouple { name: one },
+            17 => {
+                let low = self.random.below(101);
+                let percent = [low, low + self.random.below(101 - low)];
+                Change::Thresholds { percent: percent.map(|one| u8::try_from(one).unwrap()) }
+            }
             15 => Change::Seal { name: one, to: two, uuid },
             _ => Change::Revert { volume: one, snapshot: two },
         }
@@ -212,6 +238,10 @@ impl World {
         assert_eq!(report.findings, [], "the check is clean");
         let Ok(Answer::Usage(usage)) = self.rig.ask(Ask::Usage) else { panic!("no usage") };
         assert_eq!(usage.used, report.used);
+        assert_eq!(report.accounts.len() as u64, report.volumes);
+        for counted in &report.accounts {
+            assert_eq!(account(&mut self.rig, &counted.name), counted.account, "{counted:?}");
+        }
         compare(&mut self.rig, &self.model).unwrap();
         compare_differences(&mut self.rig, &self.model);
     }
@@ -312,8 +342,20 @@ enum Work {
     Write(String, u64, u64),
 }
 
+/// What a store says of the room of a volume.
+pub fn account(rig: &mut Rig, name: &str) -> Account {
+    match rig.ask(Ask::Account(name.into())) {
+        Ok(Answer::Account(account)) => account,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Compares all volumes of a store with the model.
 pub fn compare(rig: &mut Rig, model: &Model) -> Result<(), String> {
+    let Ok(Answer::Usage(usage)) = rig.ask(Ask::Usage) else { return Err("no usage".into()) };
+    if usage.thresholds != model.thresholds {
+        return Err(format!("{:?}, expected {:?}", usage.thresholds, model.thresholds));
+    }
     let Ok(Answer::Volumes(found)) = rig.ask(Ask::List) else { return Err("no list".into()) };
     let mut names: Vec<&String> = found.iter().map(|info| &info.name).collect();
     names.sort();

@@ -2,7 +2,10 @@
 
 use base::{Blame, Medium, Outcome};
 use host::machine::Machine;
-use volume::{Check, NewStore, Opened as OpenedStore, Opening, Report, Step, StoreError};
+use volume::{
+    Account, Action, Answer, Ask, Check, Counted, End, Finding, NewStore, Opened as OpenedStore,
+    Opening, Report, Step, Store, StoreError,
+};
 
 use super::raw::Raw;
 use super::{Place, Shape, refusal};
@@ -25,24 +28,39 @@ pub struct Checked {
     pub report: Report,
 }
 
-/// Makes a store on a device. Returns how many blocks of 4 KiB it has.
+/// What has come of making a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Created {
+    /// Blocks of 4 KiB in it.
+    pub blocks: u64,
+    /// Whether it was there already, of this name and as large as its device; nothing was written.
+    pub was_there: bool,
+}
+
+/// Makes a store on a device, unless it is there.
 ///
 /// # Errors
 ///
-/// If the device cannot be had or is too small, or there is something on it and `overwrite` is not
-/// set.
+/// If the device cannot be had or is too small, or there is something else on it and `overwrite` is
+/// not set.
 pub fn create(
     opener: &Opener<'_>,
     uri: &Uri,
     name: &str,
     overwrite: bool,
-) -> Result<u64, MediumError> {
+) -> Result<Created, MediumError> {
     let below = opener.open(uri)?;
     let shape = Shape::of(uri, &below.medium.limits())?;
     let steps = steps(uri, name, &shape)?;
+    let blocks = shape.pages;
+    let is_it = |there: OpenedStore| there.store.name() == name && there.store.blocks() == blocks;
+    let there = look(opener, &Place::on(uri), &*below.medium, &shape);
+    if !overwrite && there.is_ok_and(is_it) {
+        return Ok(Created { blocks, was_there: true });
+    }
     guard::allow("store create", &below.existing, overwrite, &Machine::this())?;
     format(opener, uri, &*below.medium, &shape, steps)?;
-    Ok(shape.pages)
+    Ok(Created { blocks, was_there: false })
 }
 
 /// What has to be written to make a store.
@@ -101,20 +119,54 @@ pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError>
     let device = place.store.clone().to_read();
     let below = opener.open(&device)?;
     let shape = Shape::of(&device, &below.medium.limits())?;
-    let OpenedStore { store, damaged } = look(opener, place, &*below.medium, &shape)?;
+    let OpenedStore { mut store, damaged } = look(opener, place, &*below.medium, &shape)?;
     let mut raw = Raw::open(opener.regions, &opener.clock, &*below.medium, &shape)
         .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
     let mut check = Check::of(&store);
     while let Some(at) = check.next_read() {
         read_into(&mut raw, at, |bytes| check.handle_read(bytes));
     }
+    let mut report = check.finish();
+    for counted in &report.accounts {
+        let told = account(&mut raw, &mut store, &counted.name);
+        report.findings.extend(differs(counted, told));
+    }
     Ok(Checked {
         name: store.name(),
         uuid: store.uuid(),
         generation: store.generation(),
         damaged: damaged.iter().map(ToString::to_string).collect(),
-        report: check.finish(),
+        report,
     })
+}
+
+/// What a store says of the room of a volume, with nothing written, whatever it wants written.
+fn account(raw: &mut Raw<'_>, store: &mut Store, name: &str) -> Option<Account> {
+    store.submit(0, Ask::Account(name.into()));
+    while let Some(action) = store.next_action() {
+        if let Action::ReadPage { io, at } = action {
+            read_into(raw, at, |bytes| match bytes {
+                Ok(bytes) => store.complete(io, End::Read(bytes)),
+                Err(outcome) => store.complete(io, End::Failed(outcome)),
+            });
+        }
+    }
+    match store.next_answer()? {
+        (_, Ok(Answer::Account(account))) => Some(account),
+        _ => None,
+    }
+}
+
+/// Whether the room of a volume is not what a walk through everything says it is.
+fn differs(counted: &Counted, told: Option<Account>) -> Option<Finding> {
+    let Counted { volume, account, .. } = *counted;
+    let told = told.unwrap_or_default();
+    let (what, recorded, counted) = if told.unique == account.unique {
+        ("shared blocks", told.shared, account.shared)
+    } else {
+        ("unique blocks", told.unique, account.unique)
+    };
+    (told != account).then_some(Finding::Number { what, volume, recorded, counted })
 }
 
 /// Opens what lies there.

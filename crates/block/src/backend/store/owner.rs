@@ -11,11 +11,14 @@ use dma::{Region, Regions};
 use host::{Clock, Sleeper};
 use volume::{Action, Ask, End};
 
+use super::room::{self, RoomNews};
 use super::shared::{Desk, Note, Shared};
 use super::{PAGE_BYTES, Shape};
 
 /// The owner of an open store.
 pub(super) struct Owner {
+    /// The device that the store is on.
+    device: String,
     pub(super) shared: Arc<Shared>,
     desk: Arc<Desk>,
     backend: Box<dyn Backend>,
@@ -59,6 +62,7 @@ const SLEEP_MAX: Span = Span::from_secs(1);
 
 impl Owner {
     pub(super) fn new(
+        device: &str,
         shared: Arc<Shared>,
         backend: Box<dyn Backend>,
         shape: Shape,
@@ -68,6 +72,7 @@ impl Owner {
         let memory = regions.allocate((pages * PAGE_BYTES) as usize);
         let places = (SMALL + LARGE) as usize;
         Ok(Self {
+            device: device.into(),
             desk: shared.join(None)?,
             shared,
             backend,
@@ -121,7 +126,9 @@ impl Owner {
 
     /// Does what there is to do. False if that was nothing.
     fn turn(&mut self, now: Instant) -> bool {
-        self.shared.lock().take_pages(&mut self.waiting);
+        if let Some(news) = self.look_around() {
+            news.tell();
+        }
         let mut did = false;
         while let Some(action) = self.waiting.pop_front() {
             if !self.begin(&action) {
@@ -138,6 +145,15 @@ impl Owner {
         self.backend.flush();
         self.backend.poll(now, &mut self.answers);
         did | self.end_jobs()
+    }
+
+    /// Takes what is to be done. Returns how full the store is, if that is news: looked at here, once a
+    /// second at least, and not on the way of an I/O.
+    fn look_around(&mut self) -> Option<RoomNews> {
+        let mut state = self.shared.lock();
+        state.take_pages(&mut self.waiting);
+        let notice = room::is_heard().then(|| state.store.next_notice())??;
+        Some(RoomNews::new(&self.device, state.store.name(), &notice))
     }
 
     /// Sleeps until there is something to do.

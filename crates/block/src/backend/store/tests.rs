@@ -13,7 +13,7 @@ use dma::{Region, Regions};
 use host::{Clock, Thread};
 
 pub(crate) use self::made::StoredKind;
-use super::{Change, OpenStore, Place, check, create};
+use super::{Change, Created, Fill, OpenStore, Place, check, create, hear_of_room};
 use crate::{MediumError, Opened, Opener};
 
 /// A file with a store on it, and memory for requests.
@@ -180,6 +180,64 @@ fn stores_stand_on_volumes_and_several_who_open_one_at_once_get_the_same() {
         let error = OpenStore::open(&bench.opener(), &unknown).unwrap_err();
         assert!(error.to_string().contains("no devices of kind `tape`"), "{error}");
     }
+}
+
+#[test]
+fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
+    let bench = Bench::new("8m");
+    bench.create("a", 4096);
+    let (sender, told) = std::sync::mpsc::channel();
+    let device = bench.device();
+    hear_of_room(move |news| {
+        // Nobody listens any more once the test is over.
+        let _ = if news.device == device { sender.send(news.clone()) } else { Ok(()) };
+    });
+    let opened = bench.open("a").unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    let next = || told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    // Of 2048 blocks, 128 are kept.
+    let mut at = 0;
+    for (end, percent) in [(1600, 80), (1840, 95)] {
+        while at < end {
+            hand.write(at, 16, 1);
+            at += 16;
+        }
+        let news = next();
+        assert_eq!((news.fill, &*news.store), (Fill::Above(percent), "tests"));
+        assert!(news.taken_bytes * 100 >= news.room_bytes * u64::from(percent), "{news}");
+    }
+    while hand.run(Operation::Write, at, 16) == Outcome::SUCCESS {
+        at += 16;
+    }
+    assert_eq!(hand.run(Operation::Write, at, 16), Outcome::CAPACITY_EXCEEDED);
+    assert_eq!(next().fill, Fill::Full);
+    drop((hand, opened));
+    let delete = Change::Delete { name: "a".into(), orphan: false };
+    let store = bench.store();
+    store.change(delete).unwrap();
+    assert!(store.settle(Span::from_secs(60)));
+    let relieved = std::iter::from_fn(|| Some(next().fill)).find(|fill| *fill == Fill::Below(80));
+    assert!(relieved.is_some());
+}
+
+#[test]
+fn a_store_that_is_there_is_not_made_again() {
+    let bench = Bench::new("8m");
+    bench.create("a", 64);
+    let device = bench.device().parse().unwrap();
+    let again = create(&bench.opener(), &device, "tests", false).unwrap();
+    assert_eq!(again, Created { blocks: 2048, was_there: true });
+    assert!(bench.store().find("a").is_ok());
+    let error = create(&bench.opener(), &device, "other", false).unwrap_err().to_string();
+    assert!(error.contains("would destroy"), "{error}");
+    let pool = bench.directory.path().join("pool");
+    let file = std::fs::OpenOptions::new().write(true).open(pool).unwrap();
+    file.set_len(12 << 20).unwrap();
+    let error = create(&bench.opener(), &device, "tests", false).unwrap_err().to_string();
+    assert!(error.contains("would destroy"), "it is not as large as its device: {error}");
+    let anew = create(&bench.opener(), &device, "tests", true).unwrap();
+    assert_eq!(anew, Created { blocks: 3072, was_there: false });
+    assert!(bench.store().find("a").is_err());
 }
 
 #[test]

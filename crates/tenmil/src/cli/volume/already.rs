@@ -34,6 +34,9 @@ pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<Strin
         Change::Resize { name, blocks } => there(name)
             .filter(|info| info.blocks == *blocks && !info.is_read_only)
             .map(|_| format!("volume `{name}` has that size already\n")),
+        Change::Decouple { name } => there(name)
+            .filter(|info| info.origin == 0 && !info.is_read_only)
+            .map(|_| format!("volume `{name}` is on its own already\n")),
         Change::Snapshot { volume, name, .. } => match (there(volume), there(name)) {
             (Some(volume), Some(snapshot)) if is_snapshot(volume, snapshot) => {
                 let said = format!("snapshot `{name}` of `{}` is there already\n", volume.name);
@@ -55,7 +58,7 @@ pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<Strin
             }
             _ => None,
         },
-        Change::Delete { .. } | Change::Seal { .. } => None,
+        Change::Delete { .. } | Change::Seal { .. } | Change::Thresholds { .. } => None,
     };
     Ok(text)
 }

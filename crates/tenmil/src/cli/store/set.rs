@@ -1,0 +1,66 @@
+//! `tenmil store set`.
+
+use std::str::FromStr;
+
+use block::Opener;
+use block::store::{Change, OpenStore, Place};
+use block::uri::Uri;
+use clap::Args;
+use serde_json::json;
+
+use super::summary::percents;
+use crate::Refused;
+
+#[derive(Debug, Args)]
+pub(super) struct SetArguments {
+    /// The device that the store is on
+    #[arg(value_name = "URI")]
+    device: Uri,
+
+    /// Tell when so many per cent of its room are taken, such as 80,95; or none
+    #[arg(long, value_name = "PERCENT,PERCENT")]
+    thresholds: Thresholds,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One threshold, two, or none.
+#[derive(Clone, Copy, Debug)]
+struct Thresholds([u8; 2]);
+
+impl FromStr for Thresholds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse = || format!("`{text}`, expected one or two per cent from 1 to 100, or none");
+        let percent = |text: &str| {
+            text.parse().ok().filter(|percent| (1..=100).contains(percent)).ok_or_else(refuse)
+        };
+        Ok(Self(match text.split_once(',') {
+            None if text == "none" => [0, 0],
+            None => [percent(text)?, 0],
+            Some((low, high)) => [percent(low)?, percent(high)?],
+        }))
+    }
+}
+
+/// Gives a store other thresholds, unless it has these.
+pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Refused> {
+    let SetArguments { device, thresholds: Thresholds(percent), json } = arguments;
+    let open = OpenStore::open(opener, &Place::of(device)?)?;
+    let is_changed = open.usage()?.map(|usage| usage.thresholds) != Some(*percent);
+    if is_changed {
+        open.change(Change::Thresholds { percent: *percent })?;
+    }
+    let name = open.name();
+    if *json {
+        let set: Vec<&u8> = percent.iter().filter(|one| **one > 0).collect();
+        let document = json!({ "name": name, "changed": is_changed, "thresholds_percent": set });
+        return Ok(format!("{document:#}\n"));
+    }
+    let already = if is_changed { "" } else { " already" };
+    let parts = percents(*percent);
+    Ok(format!("it is told when {parts} of the room of store `{name}` are taken{already}\n"))
+}

@@ -1,0 +1,62 @@
+//! `tenmil volume list`.
+
+use block::Opener;
+use block::store::{Account, Info, OpenStore, PAGE_BYTES, Place};
+use block::uri::Uri;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::super::store::{size, table};
+use super::said::{described, origin};
+use crate::Refused;
+
+#[derive(Debug, Args)]
+pub(super) struct ListArguments {
+    /// The store: the device that it is on
+    #[arg(value_name = "URI")]
+    store: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// All volumes, and how much room each takes.
+pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Refused> {
+    let open = OpenStore::open(opener, &Place::of(&list.store)?)?;
+    let volumes = open.list()?;
+    let accounts = volumes.iter().map(|info| open.account(&info.name));
+    let accounts: Vec<Account> = accounts.collect::<Result<_, _>>()?;
+    Ok(if list.json { as_json(&volumes, &accounts) } else { as_text(&volumes, &accounts) })
+}
+
+fn as_text(volumes: &[Info], accounts: &[Account]) -> String {
+    let head = ["volume", "size", "used", "shared", "unique", "unit", "kind"].map(String::from);
+    let row = |(info, account): (&Info, &Account)| {
+        let Account { used, shared, unique } = *account;
+        let of = origin(info, volumes).map(|name| format!(" of {name}")).unwrap_or_default();
+        let kind = match (info.is_read_only, info.origin) {
+            (true, _) => "snapshot",
+            (false, 0) => "volume",
+            (false, _) => "clone",
+        };
+        let sums = if info.has_checksums { ", checksums" } else { "" };
+        let [whole, used, shared, unique, unit] = [info.blocks, used, shared, unique, info.unit]
+            .map(|blocks| size(blocks * u64::from(PAGE_BYTES)));
+        [info.name.clone(), whole, used, shared, unique, unit, format!("{kind}{of}{sums}")]
+    };
+    let rows: Vec<[String; 7]> = volumes.iter().zip(accounts).map(row).collect();
+    table(&[&[head][..], &rows].concat())
+}
+
+fn as_json(volumes: &[Info], accounts: &[Account]) -> String {
+    let page = u64::from(PAGE_BYTES);
+    let one = |(info, account): (&Info, &Account)| {
+        let mut one = described(info, volumes);
+        one["shared_bytes"] = (account.shared * page).into();
+        one["unique_bytes"] = (account.unique * page).into();
+        one
+    };
+    let all: Vec<Value> = volumes.iter().zip(accounts).map(one).collect();
+    format!("{:#}\n", json!({ "volumes": all }))
+}
