@@ -385,3 +385,33 @@ fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
     let most = again.store.memory_bytes();
     assert!(most <= 128 * 4096, "{most} bytes are still there");
 }
+
+#[test]
+fn the_room_of_a_volume_is_added_up_in_no_more_memory_than_the_cache_has() {
+    const BLOCKS: u64 = 1 << 14;
+    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
+    rig.store = rig.store.with_fanout(4);
+    let fine =
+        Change::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: true };
+    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+    for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
+        write(&mut rig, fine.id, block, 1, 1);
+    }
+    rig.ask(Ask::Flush).unwrap();
+    let mut opening = Opening::new(BLOCKS, 0);
+    while let Some(at) = opening.next_read() {
+        opening.handle_read(Ok(&rig.disk.read(at)));
+    }
+    let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
+    again.store = opening.finish().unwrap().store.with_fanout(4);
+    let (token, mut most) = (again.submit(Ask::Account("fine".into())), 0);
+    while again.step() {
+        most = most.max(again.store.memory_bytes());
+    }
+    let found = again.answers.remove(&token);
+    let Some(Ok(Answer::Account(Account { used: 1000, shared: 0, unique }))) = found else {
+        panic!("{found:?}")
+    };
+    assert!(unique > 1400, "{unique}: the trees have many nodes");
+    assert!(most <= (128 + 16) * 4096, "{most} bytes were needed");
+}
