@@ -9,6 +9,9 @@ use rig::world::World;
 fn run(blocks: u64, size_max: u64, seed: u64, operations: u64, compare_every: u64) -> World {
     let mut world = World::new(blocks, seed);
     world.size_max = size_max;
+    if operations > 10_000 {
+        world.account_every = 100;
+    }
     let mut next = compare_every;
     while world.operations < operations {
         world.work();

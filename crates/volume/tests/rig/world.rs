@@ -24,6 +24,9 @@ pub struct World {
     pub changes: u64,
     /// Blocks in the largest volume.
     pub size_max: u64,
+    /// After so many operations the room of all volumes is compared.
+    pub account_every: u64,
+    next_account: u64,
 }
 
 const NAMES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
@@ -45,6 +48,8 @@ impl World {
             refused_for_room: 0,
             changes: 10,
             size_max: 160,
+            account_every: 1,
+            next_account: 0,
         }
     }
 
@@ -55,8 +60,9 @@ impl World {
         } else {
             self.batch();
         }
-        if self.cut_every == 0 {
+        if self.cut_every == 0 && self.operations >= self.next_account {
             self.account();
+            self.next_account = self.operations + self.account_every;
         }
     }
 
