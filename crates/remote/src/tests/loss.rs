@@ -1,6 +1,6 @@
 //! Connections that are lost: everything is answered once, in time, and nothing is left behind.
 
-use base::{Memory, Operation, Outcome, Span};
+use base::{Memory, Operation, Outcome, Segment, Span};
 use nvme::{Event, ShutdownNotification, State};
 use sim::network::{Direction, Fault};
 
@@ -88,6 +88,69 @@ fn memory_goes_back_when_nothing_of_it_can_leave_any_more() {
         let strays: Vec<String> = networks.iter().flat_map(|network| network.strays()).collect();
         assert_eq!(strays, [""; 0], "{front_is_ahead}");
     }
+}
+
+/// As when a connection is cut, whatever else it is that the host does not want to wait for any more:
+/// its owner resets the controller, the command has missed its deadline, or the request has been held
+/// for as long as it may be.
+#[test]
+fn memory_of_what_a_host_gives_up_goes_back_when_nothing_of_it_can_leave_any_more() {
+    for (giving_up, lag, outcome) in [
+        (GivingUp::Reset, Span::from_secs(8), Outcome::SUCCESS),
+        (GivingUp::Deadline, Span::from_secs(75), Outcome::SUCCESS),
+        (GivingUp::FailFast, Span::from_secs(45), Outcome::PATH_ERROR),
+    ] {
+        let (mut bed, place) = bed_with_a_write_that_lingers(lag);
+        let sent_at = bed.now;
+        match giving_up {
+            GivingUp::Reset => bed.remote.as_mut().unwrap().controller().reset(sent_at).unwrap(),
+            GivingUp::Deadline => {}
+            GivingUp::FailFast => {
+                bed.target.state().is_away = true;
+                bed.target.cut();
+            }
+        }
+        bed.turn_for(Span { ns: lag.ns - 1_000_000_000 });
+        assert_eq!(bed.answers, [], "{giving_up:?}");
+        assert!(!bed.target.state().is_wanted(), "{giving_up:?}: nothing was given up");
+        bed.target.state().is_idle = false;
+        bed.turn_until(|bed| !bed.answers.is_empty());
+        let waited = bed.now.since(sent_at);
+        assert!(waited >= lag, "{giving_up:?}: {waited}");
+        assert_eq!(bed.answers[0].outcome, outcome, "{giving_up:?}");
+        bed.regions.fill(place, 0x5a).unwrap();
+        bed.turn_for(Span { ns: 2 * lag.ns });
+        let networks = bed.target.state().networks.clone();
+        let strays: Vec<String> = networks.iter().flat_map(|network| network.strays()).collect();
+        assert_eq!(strays, [""; 0], "{giving_up:?}");
+        assert_eq!(bed.answers.len(), 1, "{giving_up:?}: once");
+    }
+}
+
+/// Why a connection is given up.
+#[derive(Clone, Copy, Debug)]
+enum GivingUp {
+    Reset,
+    Deadline,
+    FailFast,
+}
+
+/// A bed with a write under way that is not answered, and where its data lie: the network may send
+/// them once more for so long.
+fn bed_with_a_write_that_lingers(lag: Span) -> (Bed, Segment) {
+    let mut bed = Bed::new();
+    bed.target.state().network.release_lag = lag;
+    bed.target.state().network.copied_below = 4096;
+    bed.call(Bed::options()).unwrap();
+    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+    bed.add_queue(32);
+    bed.target.state().is_idle = true;
+    let place = bed.place(2, 8);
+    assert!(bed.submit(0, Operation::Write, 0, &[place], 1));
+    bed.turn_for(Span::from_ms(1));
+    // The next connections are quicker.
+    bed.target.state().network.release_lag = Span::default();
+    (bed, place)
 }
 
 /// Which of the two threads notices a cut first, and how late the other one, makes no difference to

@@ -376,6 +376,34 @@ fn a_write_goes_elsewhere_as_soon_as_the_old_controller_says_that_it_has_stopped
     assert_eq!(field.executed(), [0, 1]);
 }
 
+/// A command that is late is given up, and with it the controller: another one gets the write when the
+/// old one has said that it has stopped, or has had its time if it does not say so.
+#[test]
+fn a_write_that_is_late_goes_elsewhere_when_its_controller_can_do_nothing_any_more() {
+    for is_stuck in [false, true] {
+        let mut field = Field::ready(2, Spread::ActivePassive);
+        {
+            let mut state = field.targets[0].state();
+            (state.is_idle, state.is_stuck) = (true, is_stuck);
+        }
+        let place = field.place(0, 8);
+        assert!(field.submit(Operation::Write, 0, place, 1));
+        field.turn_until(|field| !field.targets[0].state().is_wanted());
+        let told_at = field.now;
+        assert_eq!((field.answers.len(), field.executed()[1]), (0, 0), "stuck: {is_stuck}");
+        field.turn_until(|field| field.executed()[1] > 0);
+        let waited = field.now.since(told_at);
+        let (least, most) = match is_stuck {
+            false => (Span::default(), Span::from_ms(50)),
+            true => (quiet(DETECT, false), Span { ns: 2 * quiet(DETECT, false).ns }),
+        };
+        assert!((least..most).contains(&waited), "stuck: {is_stuck}: {waited}");
+        field.turn_until(|field| !field.answers.is_empty());
+        assert_eq!(field.answers[0].outcome, Outcome::SUCCESS);
+        assert_eq!(field.executed(), [0, 1]);
+    }
+}
+
 #[test]
 fn a_path_that_does_not_lead_there_any_more_is_left_at_once_even_by_writes() {
     for ana in [AnaState::Inaccessible, AnaState::PersistentLoss, AnaState::Change] {

@@ -64,6 +64,8 @@ pub(super) struct State {
     pub(super) refuses: Option<Status>,
     /// I/O commands are not answered.
     pub(super) is_idle: bool,
+    /// A controller that is to stop (CC.EN is 0) does not say that it has.
+    pub(super) is_stuck: bool,
     /// What I/O commands are answered with.
     pub(super) answers: Option<Status>,
     /// The connection ends that brings a command for this block.
@@ -178,6 +180,7 @@ impl Target {
             is_silent: false,
             refuses: None,
             is_idle: false,
+            is_stuck: false,
             answers: None,
             poison: None,
             mute: None,
@@ -309,6 +312,11 @@ impl State {
     /// something: as long as may be, as if that had been on its way for as long as may be.
     pub(super) fn quiet(&self) -> Span {
         quiet(self.kato, self.identity.tbkas())
+    }
+
+    /// Whether the host wants its controller to go on.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.cc.en()
     }
 
     /// Whether an association may still execute what it was told.
@@ -597,7 +605,7 @@ impl End {
                     }
                     let is_down = shn != wire::register::ShutdownNotification::None;
                     state.csts = ControllerStatus::zeroed().with(|csts| {
-                        let csts = csts.rdy(en);
+                        let csts = csts.rdy(en || state.is_stuck);
                         if is_down {
                             csts.shst(wire::register::ShutdownStatus::Complete)
                         } else {
