@@ -241,6 +241,8 @@ impl<H: HostMemory> Queue<H> {
     ) -> Result<(), Fault> {
         let queue = SubmissionQueue::open(&mut self.host, sqid, entries, address)?;
         self.doorbells.clear_tail(sqid);
+        // Most have one, and a list that grows by itself begins with room for four.
+        self.submissions.reserve_exact(1);
         self.submissions.push(queue);
         Ok(())
     }

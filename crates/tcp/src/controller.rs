@@ -235,7 +235,8 @@ impl ControllerConfig {
     #[must_use]
     pub const fn memory_bytes(&self) -> usize {
         let sane = self.sane();
-        let slot = size_of::<Slot>() + 2 * size_of::<u16>() + size_of::<(u64, u16)>();
+        // A list that grows has room for twice as much as is in it at most.
+        let slot = size_of::<Slot>() + 3 * size_of::<u16>() + 2 * size_of::<(u64, u16)>();
         size_of::<Controller>()
             + sane.depth as usize * slot
             + Outbox::memory_bytes(sane.header_room(), sane.pieces_max())
@@ -274,8 +275,7 @@ impl Controller {
     #[must_use]
     pub fn new(config: ControllerConfig, now: Instant) -> Self {
         let config = config.sane();
-        let depth = usize::from(config.depth);
-        let out = Outbox::new(config.header_room(), config.pieces_max());
+        let out = Outbox::growing(config.header_room(), config.pieces_max());
         Self {
             line: Line::new(End::Controller, config.patience, out, now),
             config,
@@ -284,8 +284,8 @@ impl Controller {
             head: 0,
             slots: Vec::new(),
             free: (0..config.depth).rev().collect(),
-            jobs: VecDeque::with_capacity(depth),
-            ends: VecDeque::with_capacity(depth),
+            jobs: VecDeque::new(),
+            ends: VecDeque::new(),
             starved: 0,
         }
     }

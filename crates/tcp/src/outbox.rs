@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Headers that follow one another without payload between them are one piece. The termination
-//! request has a place of its own, so that there is always room for it.
+//! request has a place of its own, so that there is always room for it. An outbox that may grow begins
+//! with room for a few headers: most connections never have more to say at a time.
 
 use wire::tcp::TERMINATION_BYTES_MAX;
 
@@ -34,12 +35,15 @@ pub enum Piece {
 
 /// What there is memory for at first.
 const PIECES_MIN: usize = 8;
+/// Bytes of headers that one which may grow has room for at first.
+const CAPACITY_MIN: usize = 512;
 
 /// The queue.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     headers: Box<[u8]>,
     capacity: usize,
+    capacity_max: usize,
     read: usize,
     write: usize,
     pieces: Vec<Piece>,
@@ -60,6 +64,7 @@ impl Outbox {
         Self {
             headers: vec![0; capacity + TERMINATION_BYTES_MAX].into(),
             capacity,
+            capacity_max: capacity,
             read: 0,
             write: 0,
             pieces: Vec::new(),
@@ -68,6 +73,37 @@ impl Outbox {
             queued_bytes: 0,
             sent_bytes: 0,
         }
+    }
+
+    /// One that has room for so much once it needs it, and is [told to grow](Self::grow) then.
+    pub(crate) fn growing(capacity_max: usize, pieces_max: usize) -> Self {
+        Self { capacity_max, ..Self::new(CAPACITY_MIN.min(capacity_max), pieces_max) }
+    }
+
+    /// Makes room for `len` bytes of headers, if it may have more than it has. Whether there is room.
+    #[cold]
+    pub(crate) fn grow(&mut self, len: usize) -> bool {
+        while self.capacity < self.capacity_max && self.place(len).is_none() {
+            self.double();
+        }
+        self.has_room(len)
+    }
+
+    /// Twice as much room for headers, with those that are unsent at the front.
+    fn double(&mut self) {
+        let capacity = (2 * self.capacity).min(self.capacity_max);
+        let mut headers = vec![0; capacity + TERMINATION_BYTES_MAX];
+        let mut write = 0;
+        for piece in &mut self.pieces[self.first..] {
+            if let Piece::Headers { at, len_bytes } = piece {
+                let (from, len) = (*at as usize, *len_bytes as usize);
+                headers[write..write + len].copy_from_slice(&self.headers[from..from + len]);
+                *at = narrow(write);
+                write += len;
+            }
+        }
+        (self.headers, self.capacity) = (headers.into(), capacity);
+        (self.read, self.write) = (0, write);
     }
 
     /// Everything that was ever queued.
@@ -292,6 +328,45 @@ mod tests {
         let count = step.min(bytes.len());
         out.extend(&bytes[..count]);
         outbox.sent(count);
+    }
+
+    #[test]
+    fn one_that_grows_takes_as_much_as_one_that_is_large() {
+        let mut large = Outbox::new(5000, 1000);
+        let mut growing = Outbox::growing(5000, 1000);
+        assert_eq!(growing.headers().len(), super::CAPACITY_MIN + 152);
+        while large.has_room(24) {
+            assert!(growing.has_room(24) || growing.grow(24));
+            large.push_header(&[1; 24], None, 24);
+            growing.push_header(&[1; 24], None, 24);
+        }
+        assert!(!growing.has_room(24) && !growing.grow(24));
+        assert_eq!(growing.queued_bytes(), 5000 / 24 * 24);
+    }
+
+    #[test]
+    fn one_that_grows_says_what_one_that_is_large_says_whatever_is_sent_meanwhile() {
+        for step in [1, 24, 100, 1000] {
+            let mut large = Outbox::new(5000, 1000);
+            let mut growing = Outbox::growing(5000, 1000);
+            let [mut one, mut other] = [Vec::new(), Vec::new()];
+            for number in 0..1000_u32 {
+                let has_room = growing.has_room(24) || growing.grow(24);
+                if !has_room || !large.has_room(24) || number % 60 == 59 {
+                    take(&mut large, step, &mut one);
+                    take(&mut growing, step, &mut other);
+                    continue;
+                }
+                for outbox in [&mut large, &mut growing] {
+                    outbox.push_header(&[number.to_le_bytes()[0]; 24], None, 24);
+                    outbox.push_payload(1, number, 3);
+                }
+            }
+            take(&mut large, usize::MAX, &mut one);
+            take(&mut growing, usize::MAX, &mut other);
+            assert!(one == other, "{step} bytes at a time");
+            assert!(large.is_empty() && growing.is_empty());
+        }
     }
 
     #[test]

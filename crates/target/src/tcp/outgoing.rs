@@ -24,7 +24,7 @@ const SENDS_MAX: usize = 4;
 impl Outgoing {
     pub(super) fn new(depth: u16) -> Self {
         Self {
-            stretches: Vec::with_capacity(64),
+            stretches: Vec::new(),
             released: Events::with_capacity(usize::from(depth) + 1),
             taken: 0,
             told: 0,

@@ -100,7 +100,7 @@ pub(super) enum Opened {
 }
 
 /// Places that are made at a time.
-const GROWTH: usize = 16;
+const GROWTH: usize = 4;
 /// Bytes of data whose digest is computed at a time.
 const DIGEST_BYTES: u32 = 4096;
 

@@ -15,7 +15,7 @@ use crate::host::{padding, whole};
 use crate::line::Refused;
 
 /// Slots that are made at a time.
-const GROWTH: usize = 16;
+const GROWTH: usize = 4;
 
 /// How far a step got.
 enum Step {
