@@ -4,7 +4,7 @@
 //!   Budget   one region: blocks of 4 KiB and up, and one of the largest that is kept back
 //!     ▲ │    behind a lock
 //!     │ ▼
-//!   Purse    a connection's own: blocks that were used last, and two pages that nobody else gets
+//!   Purse    a connection's own: blocks that were used last, and the right to two pages
 //!     ▲ │    no lock
 //!     │ ▼
 //!   Buffer   what one command has
@@ -13,8 +13,14 @@
 //! Who finds nothing waits in line, and who is first in it may have the block that is kept back: so
 //! whatever one command needs it gets, and the others after it. While somebody waits nobody keeps
 //! what he does not use. The two pages are for what comes unasked and for what a connection cannot
-//! do without: Connect, admin commands, data in a capsule. For the rings of an I/O queue as much is set
-//! aside as all connections need: whoever is let in can connect, however much is wanted for data.
+//! do without: Connect, admin commands, data in a capsule. There are as many as there may be
+//! connections, so whoever has none out gets some at once; they are those that were used last, and the
+//! others are never touched. For the rings of an I/O queue as much is set aside as all connections
+//! need: whoever is let in can connect, however much is wanted for data.
+//!
+//! ```text
+//!   region   | blocks of 4 KiB and up … | pairs of pages … | rings, one behind the other … |
+//! ```
 
 mod buddy;
 mod purse;
@@ -46,7 +52,8 @@ struct Shared {
     region: Region,
     pool: DevicePool,
     order_max: u8,
-    ring_order: u8,
+    ring_pages: u32,
+    connections_max: usize,
     /// Somebody waits. Stored inside the lock.
     is_scarce: AtomicBool,
     purses: AtomicU64,
@@ -57,9 +64,11 @@ struct State {
     buddy: Buddy,
     /// The block that is kept back, while nobody has it.
     kept: Option<u32>,
-    /// Pages for connections that may still come.
+    /// Pairs of pages that no connection uses just now.
     own: Vec<u32>,
-    /// Blocks for the rings of queues that may still come.
+    /// Connections that have a right to one.
+    owners: usize,
+    /// Pages where the rings of queues begin that may still come.
     rings: Vec<u32>,
     /// Who waits, oldest first.
     line: VecDeque<Waiter>,
@@ -121,22 +130,15 @@ impl Budget {
         ring_bytes: u32,
     ) -> Result<Self, String> {
         let order_max = order_of(transfer_bytes_max);
-        let ring_order = order_of(ring_bytes);
-        if ring_order > order_max {
+        if order_of(ring_bytes) > order_max {
             return Err(format!(
                 "memory for connections: the rings of a queue are {ring_bytes} bytes, expected at \
                  most the {transfer_bytes_max} of a transfer"
             ));
         }
-        let each = (1_u64 << OWN_ORDER) + (1 << ring_order);
-        let set_aside = (each << PAGE_SHIFT) * connections_max as u64;
-        let least = (1_u64 << (PAGE_SHIFT + u32::from(order_max))) + set_aside;
-        if !(least..=BYTES_MAX).contains(&bytes) {
-            return Err(format!(
-                "memory for {connections_max} connections: {bytes} bytes, expected {least} to \
-                 {BYTES_MAX}"
-            ));
-        }
+        let ring_pages = ring_bytes.div_ceil(1 << PAGE_SHIFT);
+        let layout = Layout::new(bytes, order_max, connections_max, ring_pages)?;
+        let bytes = u64::from(layout.pages) << PAGE_SHIFT;
         let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
         let region = regions
             .allocate(len)
@@ -147,24 +149,17 @@ impl Budget {
             DeviceKind::Emulated,
             CommandStore::Plain,
         );
-        let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
-        let mut buddy = Buddy::new(pages, order_max);
+        let mut buddy = Buddy::new(layout.own_first, order_max);
         let kept = buddy.take(order_max);
-        // The larger first: so no room is lost between them.
-        let mut cut = |order| (0..connections_max).filter_map(|_| buddy.take(order)).collect();
-        let (rings, own) = if ring_order > OWN_ORDER {
-            let rings = cut(ring_order);
-            (rings, cut(OWN_ORDER))
-        } else {
-            let own = cut(OWN_ORDER);
-            (cut(ring_order), own)
-        };
-        let state = State { buddy, kept, own, rings, line: VecDeque::new() };
+        let own = (layout.own_first..layout.rings_first).step_by(1 << OWN_ORDER).collect();
+        let rings = (layout.rings_first..layout.pages).step_by(ring_pages as usize).collect();
+        let state = State { buddy, kept, own, owners: 0, rings, line: VecDeque::new() };
         let shared = Shared {
             region,
             pool,
             order_max,
-            ring_order,
+            ring_pages,
+            connections_max,
             is_scarce: AtomicBool::new(false),
             purses: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -184,8 +179,8 @@ impl Budget {
     pub fn free_bytes(&self) -> u64 {
         let state = self.state();
         let kept = state.kept.map_or(0, |_| 1_u64 << self.shared.order_max);
-        let own = (state.own.len() as u64) << OWN_ORDER;
-        let rings = (state.rings.len() as u64) << self.shared.ring_order;
+        let own = ((self.shared.connections_max - state.owners) as u64) << OWN_ORDER;
+        let rings = state.rings.len() as u64 * u64::from(self.shared.ring_pages);
         (u64::from(state.buddy.free_pages()) + kept + own + rings) << PAGE_SHIFT
     }
 
@@ -222,6 +217,24 @@ impl Budget {
     pub(super) fn is_scarce(&self) -> bool {
         // Only a hint: whoever sees it late gives back late.
         self.shared.is_scarce.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that are set aside for the rings of a connection.
+    fn ring_bytes(&self) -> u64 {
+        u64::from(self.shared.ring_pages) << PAGE_SHIFT
+    }
+
+    /// A connection comes. False if there are as many as there may be.
+    fn enter(&self) -> bool {
+        let mut state = self.state();
+        let has_room = state.owners < self.shared.connections_max;
+        state.owners += usize::from(has_room);
+        has_room
+    }
+
+    /// A connection has gone.
+    fn go(&self) {
+        self.state().owners -= 1;
     }
 
     /// A block for the purse of this number, which waits in line if there is none for it.
@@ -287,6 +300,35 @@ impl Budget {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many pages there are, and where pairs of them and rings begin.
+struct Layout {
+    pages: u32,
+    own_first: u32,
+    rings_first: u32,
+}
+
+impl Layout {
+    /// Of so many bytes, the last are set aside; there is room for a block of the largest before.
+    fn new(bytes: u64, order_max: u8, connections: usize, ring_pages: u32) -> Result<Self, String> {
+        let each = u64::from(OWN_BYTES) + (u64::from(ring_pages) << PAGE_SHIFT);
+        let largest = 1_u64 << (PAGE_SHIFT + u32::from(order_max));
+        let least = largest + each * connections as u64;
+        if !(least..=BYTES_MAX).contains(&bytes) {
+            return Err(format!(
+                "memory for {connections} connections: {bytes} bytes, expected {least} to \
+                 {BYTES_MAX}"
+            ));
+        }
+        // What is in range is no more than 32 bits can count.
+        let count = u32::try_from(connections).unwrap_or(u32::MAX);
+        let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
+        // Each pair of pages lies where a pair begins.
+        let pages = pages - (pages - count * ring_pages) % (1 << OWN_ORDER);
+        let rings_first = pages - count * ring_pages;
+        Ok(Self { pages, own_first: rings_first - (count << OWN_ORDER), rings_first })
     }
 }
 

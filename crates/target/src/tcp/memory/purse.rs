@@ -17,8 +17,8 @@ pub(in crate::tcp) struct Purse {
     /// Blocks that nobody uses just now, by order.
     idle: Vec<Vec<u32>>,
     idle_bytes: u32,
-    /// The two pages, while nobody uses them.
-    own: Option<Buffer>,
+    /// Two pages are out, of those that every connection has a right to.
+    is_own_out: bool,
     /// It stands in line.
     is_waiting: bool,
     /// Bytes that are not the budget's just now, for whoever wants to know.
@@ -31,11 +31,12 @@ const KEPT_BYTES: u32 = 1 << 20;
 const FETCHED_BYTES: u32 = 64 << 10;
 
 impl Purse {
-    /// A purse with its own two pages in it. `bell` is rung when it is first in line.
+    /// A purse with a right to two pages. `bell` is rung when it is first in line.
     pub(in crate::tcp) fn new(budget: &Budget, bell: Bell) -> Option<Self> {
         let number = budget.shared.purses.fetch_add(1, Ordering::Relaxed);
-        let page = budget.state().own.pop();
-        let own = Buffer { page: page?, order: OWN_ORDER, source: Source::Own };
+        if !budget.enter() {
+            return None;
+        }
         let idle = (0..=budget.shared.order_max).map(|_| Vec::new()).collect();
         Some(Self {
             budget: budget.clone(),
@@ -43,7 +44,7 @@ impl Purse {
             bell,
             idle,
             idle_bytes: 0,
-            own: Some(own),
+            is_own_out: false,
             is_waiting: false,
             held: Arc::new(AtomicU64::new(OWN_BYTES.into())),
         })
@@ -63,22 +64,27 @@ impl Purse {
 
     /// The block that is set aside for the connection's rings.
     pub(in crate::tcp) fn take_rings(&mut self, len_bytes: u32) -> Option<Buffer> {
-        let order = self.budget.shared.ring_order;
-        let page = (order_of(len_bytes) <= order).then(|| self.budget.state().rings.pop());
-        let found = page.flatten().map(|page| Buffer { page, order, source: Source::Rings });
-        self.took(found.as_ref().map_or(0, Buffer::len_bytes));
-        found
+        let ring_bytes = self.budget.ring_bytes();
+        let fits = u64::from(len_bytes) <= ring_bytes;
+        let page = fits.then(|| self.budget.state().rings.pop()).flatten()?;
+        self.took(ring_bytes);
+        Some(Buffer { page, order: order_of(len_bytes), source: Source::Rings })
     }
 
     /// The connection's own pages, for what is no longer than they are.
+    #[cold]
     pub(in crate::tcp) fn take_own(&mut self, len_bytes: u32) -> Option<Buffer> {
-        let fits = order_of(len_bytes) <= OWN_ORDER;
-        fits.then(|| self.own.take()).flatten()
+        if order_of(len_bytes) > OWN_ORDER || self.is_own_out {
+            return None;
+        }
+        let page = self.budget.state().own.pop()?;
+        self.is_own_out = true;
+        Some(Buffer { page, order: OWN_ORDER, source: Source::Own })
     }
 
     /// Whether nobody uses the connection's own pages.
     pub(in crate::tcp) fn has_own(&self) -> bool {
-        self.own.is_some()
+        !self.is_own_out
     }
 
     /// Takes a buffer back that nobody uses any more.
@@ -160,11 +166,14 @@ impl Purse {
 
     #[cold]
     fn put_away(&mut self, buffer: Buffer) {
-        if buffer.source == Source::Own {
-            self.own = Some(buffer);
-            return;
+        match buffer.source {
+            Source::Own => {
+                self.is_own_out = false;
+                return self.budget.state().own.push(buffer.page);
+            }
+            Source::Rings => self.gave(self.budget.ring_bytes()),
+            Source::Shared | Source::Kept => self.gave(buffer.len_bytes()),
         }
-        self.gave(buffer.len_bytes());
         self.budget.give([buffer]);
         self.tidy();
     }
@@ -183,8 +192,9 @@ impl Purse {
 impl Drop for Purse {
     fn drop(&mut self) {
         self.tidy();
-        if let Some(own) = self.own.take() {
-            self.budget.give([own]);
+        // Pages that are still read are nobody's for ever, and with them a place.
+        if !self.is_own_out {
+            self.budget.go();
         }
         if self.is_waiting {
             self.budget.leave(self.number);

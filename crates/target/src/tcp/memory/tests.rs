@@ -57,3 +57,57 @@ fn a_connection_that_goes_while_it_waits_holds_up_nobody() {
     held.into_iter().for_each(|buffer| one.give(buffer));
     assert!(three.take(LARGEST).is_some());
 }
+
+/// Pages that every connection has a right to are not a connection's: one at a time uses them, and it
+/// is those that were used last.
+#[test]
+fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
+    let bytes = u64::from(LARGEST + 3 * (8192 + 3 * 4096));
+    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3, 10_320).unwrap();
+    let [(mut one, _), (mut two, _), (mut three, _)] = [0; 3].map(|_| purse(&budget));
+    assert!(Purse::new(&budget, Arc::new(|| {})).is_none(), "there are three");
+    let first = one.take_own(8192).unwrap();
+    assert!(!one.has_own() && one.take_own(1).is_none() && two.has_own());
+    let place = first.segment(&budget, 1);
+    one.give(first);
+    let again = two.take_own(4096).unwrap();
+    assert_eq!(again.segment(&budget, 1), place);
+    // All at once, and no two the same.
+    let held = [again, one.take_own(1).unwrap(), three.take_own(1).unwrap()];
+    let mut offsets = held.each_ref().map(|buffer| buffer.segment(&budget, 1).offset);
+    offsets.sort_unstable();
+    assert!(offsets.is_sorted_by(|one, other| one + 8192 <= *other), "{offsets:?}");
+    assert!(offsets.iter().all(|offset| offset.is_multiple_of(8192)), "{offsets:?}");
+    let [again, second, third] = held;
+    two.give(again);
+    one.give(second);
+    three.give(third);
+    drop(three);
+    let next = purse(&budget);
+    drop((one, two, next));
+    assert_eq!(budget.free_bytes(), budget.bytes());
+}
+
+/// Rings take the pages that they need and no more, and lie apart from each other and from all else.
+#[test]
+fn rings_lie_one_behind_the_other() {
+    for odd in [0, 4096] {
+        let bytes = u64::from(LARGEST + 3 * (8192 + 3 * 4096) + odd);
+        let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3, 10_320).unwrap();
+        assert_eq!(budget.bytes(), bytes - u64::from(odd), "a page is of no use");
+        let mut purses = [0; 3].map(|_| purse(&budget).0);
+        let rings = purses.each_mut().map(|purse| purse.take_rings(10_320).unwrap());
+        assert!(purses[0].take_rings(1).is_none(), "each has one");
+        let own = purses.each_mut().map(|purse| purse.take_own(1).unwrap());
+        let whole = purses[0].take(LARGEST).unwrap();
+        let spans = |buffers: &[super::Buffer], len: u32| {
+            let begin = |buffer: &super::Buffer| buffer.segment(&budget, 1).offset;
+            buffers.iter().map(|it| (begin(it), u64::from(len))).collect::<Vec<_>>()
+        };
+        let mut all = spans(&rings, 10_320);
+        all.extend(spans(&own, 8192));
+        all.extend(spans(&[whole], LARGEST));
+        all.sort_unstable();
+        assert!(all.is_sorted_by(|one, other| one.0 + one.1 <= other.0), "{all:?}");
+    }
+}

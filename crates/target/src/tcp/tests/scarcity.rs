@@ -83,7 +83,7 @@ fn too_little_memory_is_refused_and_says_how_much_is_needed() {
     let regions = dma::Regions::new(8);
     let limits = Limits { memory_bytes: 128 << 10, ..limits() };
     let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
-    assert!(refused.contains("131072 bytes, expected 524288"), "{refused}");
+    assert!(refused.contains("131072 bytes, expected 458752"), "{refused}");
 }
 
 #[test]
