@@ -94,6 +94,10 @@ struct Host {
     written: Vec<u64>,
     under_way: BTreeMap<u64, Asked>,
     done: u64,
+    /// Requests that were alone on three connections that broke, and were asked for once more.
+    given_up: u64,
+    /// Those of them that there was no room for yet.
+    again: Vec<(u64, Operation)>,
     slowest: Span,
 }
 
@@ -186,6 +190,8 @@ impl House {
             written: vec![0; usize::try_from(CELLS).unwrap()],
             under_way: BTreeMap::new(),
             done: 0,
+            given_up: 0,
+            again: Vec::new(),
             slowest: Span::default(),
         }
     }
@@ -224,6 +230,15 @@ impl Host {
         } else {
             self.regions.fill(place, 0xa5).unwrap();
         }
+        if self.ask(now, cell, operation) {
+            self.written[index] += u64::from(operation == Operation::Write);
+            self.under_way.insert(cell, Asked { operation, at: now });
+        }
+        self.queue.flush();
+    }
+
+    /// Whether there is room for it.
+    fn ask(&mut self, now: Instant, cell: u64, operation: Operation) -> bool {
         let request = Request {
             token: cell,
             lba: self.first + cell * u64::from(CELL_BLOCKS),
@@ -235,11 +250,7 @@ impl Host {
             operation,
             flags: Flags::NONE,
         };
-        if self.queue.submit(now, &[request], &[place]) == 1 {
-            self.written[index] += u64::from(operation == Operation::Write);
-            self.under_way.insert(cell, Asked { operation, at: now });
-        }
-        self.queue.flush();
+        self.queue.submit(now, &[request], &[self.place(cell)]) == 1
     }
 
     /// Goes on, and checks what has come.
@@ -250,12 +261,24 @@ impl Host {
         networks.iter().for_each(|network| network.advance(now));
         drop(networks);
         while self.remote.poll(now).is_some() {}
+        while let Some((cell, operation)) = self.again.pop() {
+            if !self.ask(now, cell, operation) {
+                self.again.push((cell, operation));
+                break;
+            }
+        }
         let mut answers = Answers::with_capacity(32);
         self.queue.poll(now, &mut answers);
         self.queue.flush();
         for answer in answers.drain() {
             let cell = answer.token;
             let Asked { operation, at } = self.under_way.remove(&cell).expect("once");
+            if answer.outcome == Outcome::ABORTED_BY_HOST {
+                self.under_way.insert(cell, Asked { operation, at });
+                self.again.push((cell, operation));
+                self.given_up += 1;
+                continue;
+            }
             assert_eq!(answer.outcome, Outcome::SUCCESS, "{operation:?} of cell {cell}");
             self.slowest = self.slowest.max(now.since(at));
             self.done += 1;
@@ -321,7 +344,9 @@ fn a_thousand_random_cuts_under_load_lose_nothing_leave_nothing_and_disturb_nobo
     let (lost, done) = (victim.remote.counts().lost, victim.done);
     println!("{lost} losses, {done} I/Os verified, beside {} of the other host", calm.done);
     assert!(lost > CUTS / 2 && done > CUTS, "{lost} losses, {done} I/Os");
-    assert_eq!(calm.remote.counts().lost, 0);
+    // Few of those that were cut have met three cuts alone.
+    assert!(victim.given_up < CUTS / 20, "{} given up", victim.given_up);
+    assert_eq!((calm.remote.counts().lost, calm.given_up), (0, 0));
     assert!(calm.slowest < CALM_MAX, "the other host waited {}", calm.slowest);
 
     for host in [&mut victim, &mut calm] {
