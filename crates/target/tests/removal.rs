@@ -172,6 +172,13 @@ fn a_device_removed_under_load_is_told_of_within_a_second_and_leaves_nothing_ope
         drop(server);
         reactors.stop();
         drop((served, device));
-        assert_eq!((open_here(), regions.count()), before, "{engine}");
+        // The kernel lists a thread for a moment after it was waited for.
+        let ended = clock.now();
+        while (open_here(), regions.count()) != before {
+            let now = (open_here(), regions.count());
+            let is_late = clock.now().since(ended) > Span::from_secs(5);
+            assert!(!is_late, "{engine}: {now:?}, expected {before:?}");
+            host::thread::give_way();
+        }
     }
 }

@@ -286,7 +286,7 @@ mod tests {
         let adopted = regions.adopt(file.as_fd(), part(0, 0x1000)).unwrap();
         let word = at(adopted.id(), 0);
         let before = getrlimit(Resource::As);
-        setrlimit(Resource::As, Rlimit { current: Some(0), ..before.clone() }).unwrap();
+        setrlimit(Resource::As, Rlimit { current: Some(0), ..before }).unwrap();
         drop(adopted);
         setrlimit(Resource::As, before).unwrap();
         assert!(regions.store(word, b"gone").is_err(), "its number names nothing");
