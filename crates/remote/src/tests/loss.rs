@@ -60,12 +60,7 @@ fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
 fn memory_goes_back_when_nothing_of_it_can_leave_any_more() {
     let lag = Span::from_secs(8);
     for (front_is_ahead, is_executed) in [(false, false), (true, false), (false, true)] {
-        let mut bed = Bed::new();
-        bed.target.state().network.release_lag = lag;
-        bed.target.state().network.copied_below = 4096;
-        bed.call(Bed::options()).unwrap();
-        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
-        bed.add_queue(32);
+        let mut bed = bed_that_sends_again(lag);
         bed.exchange(0, 8, 0);
         bed.target.state().is_idle = !is_executed;
         let place = bed.place(2, 8);
@@ -135,15 +130,21 @@ enum GivingUp {
     FailFast,
 }
 
-/// A bed with a write under way that is not answered, and where its data lie: the network may send
-/// them once more for so long.
-fn bed_with_a_write_that_lingers(lag: Span) -> (Bed, Segment) {
+/// A bed with a queue, whose network may send data once more for so long.
+fn bed_that_sends_again(lag: Span) -> Bed {
     let mut bed = Bed::new();
     bed.target.state().network.release_lag = lag;
     bed.target.state().network.copied_below = 4096;
     bed.call(Bed::options()).unwrap();
     bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
     bed.add_queue(32);
+    bed
+}
+
+/// A bed with a write under way that is not answered, and where its data lie: the network may send
+/// them once more for so long.
+fn bed_with_a_write_that_lingers(lag: Span) -> (Bed, Segment) {
+    let mut bed = bed_that_sends_again(lag);
     bed.target.state().is_idle = true;
     let place = bed.place(2, 8);
     assert!(bed.submit(0, Operation::Write, 0, &[place], 1));
