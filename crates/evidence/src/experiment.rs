@@ -43,6 +43,8 @@ pub struct Figure {
     pub title: &'static str,
     /// What it counts in.
     pub unit: Unit,
+    /// Whether it is about the slowest few, so that one disturbance, however short, makes it.
+    pub is_tail: bool,
 }
 
 /// What a figure counts in.
@@ -69,6 +71,8 @@ pub struct Question {
     pub compared: Compared,
     /// Where it has to be.
     pub bound: Bound,
+    /// Whether its figure is one of the [tail](Figure::is_tail).
+    pub is_tail: bool,
 }
 
 /// What is held against a bound.

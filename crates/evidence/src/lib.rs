@@ -5,7 +5,7 @@
 //!       │  measure: A B A B …, a round has a turn of each side
 //!       ▼
 //!   Record ── what each turn read, and what others took of the machine meanwhile
-//!       │  judge: ratios within a round, of quiet rounds alone
+//!       │  judge: ratios within a round, and what others may have made of them
 //!       ▼
 //!   Finding ── holds, does not hold, not conclusive, not shown here; and why
 //! ```
@@ -24,7 +24,10 @@ mod rounds;
 mod sample;
 
 pub use experiment::{Bound, Compared, Experiment, Figure, Question, Side, Unit};
-pub use judge::{Finding, OTHERS_MAX, QUIET_LEAST, STOLEN_MAX, Spread, Verdict, judge, spread};
+pub use judge::{
+    COUNTED_LEAST, Finding, LOST_MAX, OTHERS_MAX, STOLEN_MAX, Spread, TRIMMED_FROM, Verdict, judge,
+    spread,
+};
 pub use pace::{OVERHEAD, Pace};
 pub use record::{Reading, Record, Round};
 pub use rounds::{Bench, Interrupted, LEFT_OUT, Step, Stopped, measure};

@@ -31,6 +31,8 @@ pub struct Reading {
     pub stolen: f64,
     /// The share of it that other programs of this machine used.
     pub others: f64,
+    /// Of how many processors these are shares.
+    pub processors: u32,
 }
 
 impl Round {
@@ -45,6 +47,14 @@ impl Round {
         turns.fold((0.0, 0.0), |(stolen, others): (f64, f64), turn| {
             (stolen.max(turn.stolen), others.max(turn.others))
         })
+    }
+
+    /// The largest part of its time that a thread can have lost while these sides ran: all that was
+    /// taken of all processors, taken from this one.
+    pub fn lost(&self, sides: impl Iterator<Item = &'static str>) -> f64 {
+        let turns = sides.filter_map(|side| self.turns.get(side));
+        let lost = |turn: &Reading| (turn.stolen + turn.others) * f64::from(turn.processors.max(1));
+        turns.map(lost).fold(0.0, f64::max).min(1.0)
     }
 }
 

@@ -11,12 +11,13 @@ pub(crate) fn experiment() -> Experiment<&'static str> {
         claim: "Fast is faster.",
         seeds: &[1],
         seen: "2 times",
-        figures: &[Figure { key: "iops", title: "IOPS", unit: Unit::PerSecond }],
+        figures: &[Figure { key: "iops", title: "IOPS", unit: Unit::PerSecond, is_tail: false }],
         sides: vec![Side::new("fast", "f"), Side::new("slow", "s")],
         questions: vec![Question {
             asks: "worth, times",
             compared: Compared::Ratio { of: "fast", to: "slow", figure: "iops" },
             bound: Bound::AtLeast(1.5),
+            is_tail: false,
         }],
         limits: "",
     }
@@ -24,7 +25,8 @@ pub(crate) fn experiment() -> Experiment<&'static str> {
 
 /// A turn that read so many IOPS and was not disturbed.
 pub(crate) fn reading(iops: f64) -> Reading {
-    Reading { figures: BTreeMap::from([("iops".into(), iops)]), ..Reading::default() }
+    let figures = BTreeMap::from([("iops".into(), iops)]);
+    Reading { figures, processors: 2, ..Reading::default() }
 }
 
 /// Rounds of the sides `fast` and `slow`.

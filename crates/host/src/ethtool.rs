@@ -1,4 +1,5 @@
-//! What a network card says of its queues and interrupts, asked as `ethtool` asks.
+//! What a network card says of its queues and interrupts, asked as `ethtool` asks, and two of its
+//! switches.
 //!
 //! ```text
 //!   struct ethtool_ringparam   9 words   0 command  1 rx max  4 tx max   5 rx      8 tx
@@ -6,7 +7,8 @@
 //!   struct ethtool_coalesce   23 words   0 command  1 rx-usecs           10 adaptive-rx
 //! ```
 //!
-//! All three are words of 32 bits (`linux/ethtool.h`). Asking changes nothing and needs no right.
+//! All three are words of 32 bits (`linux/ethtool.h`), and a switch is a command and a word. Asking
+//! changes nothing and needs no right.
 
 use rustix::net::{AddressFamily, SocketType, socket};
 
@@ -48,7 +50,9 @@ pub struct Coalescing {
 const RINGS: (u32, usize) = (0x10, 9);
 const CHANNELS: (u32, usize) = (0x3c, 9);
 const COALESCING: (u32, usize) = (0x0e, 23);
-/// Room for the longest of the three.
+const CUTTING: u32 = 0x1f;
+const MERGING: u32 = 0x2c;
+/// Room for the longest of them.
 const WORDS: usize = 23;
 const _: () = assert!(RINGS.1 <= WORDS && CHANNELS.1 <= WORDS && COALESCING.1 <= WORDS);
 
@@ -71,12 +75,20 @@ pub fn coalescing(card: &str) -> Result<Coalescing, Errno> {
     Ok(Coalescing { receive_us: words[1], is_adaptive: words[10] != 0 })
 }
 
-/// Sets one word of `card`: what a command of two words does.
-#[cfg(test)]
-pub(crate) fn set(card: &str, command: u32, value: u32) -> Result<(), Errno> {
+/// Whether `card` merges packets that come before anybody sees them (GRO).
+pub fn set_merging(card: &str, is_on: bool) -> Result<(), Errno> {
+    set(card, MERGING, is_on)
+}
+
+/// Whether `card` is given long packets, and cuts them itself (TSO).
+pub fn set_cutting(card: &str, is_on: bool) -> Result<(), Errno> {
+    set(card, CUTTING, is_on)
+}
+
+fn set(card: &str, command: u32, is_on: bool) -> Result<(), Errno> {
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let mut words = [0; WORDS];
-    (words[0], words[1]) = (command, value);
+    (words[0], words[1]) = (command, u32::from(is_on));
     call(&any, card, &mut words)
 }
 
@@ -102,7 +114,7 @@ fn call(any: &OwnedFd, card: &str, words: &mut [u32; WORDS]) -> Result<(), Errno
         libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_data: data } };
     // SAFETY: the descriptor is an open socket; `request` lives through the call and is what
     // SIOCETHTOOL takes: a name that ends in a zero, and a pointer to `words`, which nobody else
-    // uses meanwhile and which has room for all that the three commands of this file write.
+    // uses meanwhile and which has room for all that the commands of this file write.
     let answer =
         unsafe { libc::ioctl(any.as_raw_fd(), libc::SIOCETHTOOL as _, &raw const request) };
     if answer < 0 {

@@ -65,49 +65,60 @@ pub(crate) enum Progress<'a> {
     Finished(&'a Chapter),
 }
 
+/// Who is told.
+type Tell<'a> = dyn FnMut(&Progress<'_>) + 'a;
+
 /// Why nothing is known of an experiment for which there was no time.
 const NO_TIME: &str = "there was no time left; the same command again goes on from here";
 
-/// Runs `chosen`, or takes what is kept of it. What is finished when somebody has seen enough stays
-/// kept.
+/// Runs `chosen`, or takes what is kept of it; then again what others have disturbed, as long as
+/// there is time. What is finished when somebody has seen enough stays kept.
 pub(crate) fn run(
     chosen: Vec<Experiment<Work>>,
     pace: Pace,
     stand: &mut Stand,
     store: &Store,
     clock: Clock,
-    tell: &mut dyn FnMut(&Progress<'_>),
+    tell: &mut Tell<'_>,
 ) -> Result<Vec<Chapter>, Interrupted> {
     let begun = clock.now();
+    let has_time = |planned: Span| clock.now().since(begun).ns + planned.ns <= pace.limit.ns;
     let count = chosen.len();
     let planned: Vec<Span> = chosen.iter().map(|experiment| pace.planned(experiment)).collect();
+    let mut measure = |number, left, experiment: &Experiment<Work>, tell: &mut Tell<'_>| {
+        let name = experiment.name;
+        let mut told = |step| tell(&Progress::Turn { number, count, name, step, left });
+        let measured = evidence::measure(experiment, &pace, stand, &mut told);
+        stand.put_away();
+        measured
+    };
     let mut chapters = Vec::new();
     for (index, experiment) in chosen.into_iter().enumerate() {
         let kept = store.kept(experiment.name);
         let was_kept = kept.is_some();
         let record = match kept {
             Some(record) => record,
-            None if clock.now().since(begun).ns + planned[index].ns > pace.limit.ns => {
+            None if !has_time(planned[index]) => {
                 chapters.push(Chapter::without_time(experiment));
                 continue;
             }
             None => {
                 let left = Span { ns: planned[index..].iter().map(|span| span.ns).sum() };
-                let name = experiment.name;
-                let mut told = |step| {
-                    tell(&Progress::Turn { number: index + 1, count, name, step, left });
-                };
-                let measured = evidence::measure(&experiment, &pace, stand, &mut told);
-                stand.put_away();
-                measured?
+                measure(index + 1, left, &experiment, tell)?
             }
         };
         let chapter = Chapter::new(experiment, record, was_kept);
-        if chapter.is_settled() && !was_kept {
-            store.keep(&chapter.record);
-        }
-        tell(&Progress::Finished(&chapter));
+        chapter.finish(store, tell);
         chapters.push(chapter);
+    }
+    for (index, chapter) in chapters.iter_mut().enumerate() {
+        if chapter.was_disturbed() && has_time(planned[index]) {
+            let left = Span { ns: pace.limit.ns - clock.now().since(begun).ns };
+            let mut more = measure(index + 1, left, &chapter.experiment, tell)?;
+            chapter.record.rounds.append(&mut more.rounds);
+            chapter.judge();
+            chapter.finish(store, tell);
+        }
     }
     Ok(chapters)
 }
@@ -115,23 +126,43 @@ pub(crate) fn run(
 impl Chapter {
     /// An experiment with its answers.
     pub(crate) fn new(experiment: Experiment<Work>, record: Record, was_kept: bool) -> Self {
-        let asked = experiment.questions.iter();
-        let findings = asked.map(|question| evidence::judge(question, &record)).collect();
-        Self { experiment, record, findings, was_kept }
+        let mut chapter = Self { experiment, record, findings: Vec::new(), was_kept };
+        chapter.judge();
+        chapter
+    }
+
+    /// Answers the questions anew.
+    fn judge(&mut self) {
+        let asked = self.experiment.questions.iter();
+        self.findings = asked.map(|question| evidence::judge(question, &self.record)).collect();
+    }
+
+    /// Keeps what need not be measured again, and says what was found.
+    fn finish(&self, store: &Store, tell: &mut Tell<'_>) {
+        if self.is_settled() && !self.was_kept {
+            store.keep(&self.record);
+        }
+        tell(&Progress::Finished(self));
     }
 
     /// Whether measuring again would not help: nothing failed, was missing or was disturbed.
     fn is_settled(&self) -> bool {
-        let mut findings = self.findings.iter();
-        findings.all(|finding| finding.values.is_some() || finding.reason == evidence::LEFT_OUT)
+        let is_missing = self.findings.iter().any(|finding| {
+            finding.verdict == Verdict::NotShown && finding.reason != evidence::LEFT_OUT
+        });
+        !is_missing && !self.was_disturbed()
+    }
+
+    /// Whether there is no answer to some question because others had part of the machine.
+    fn was_disturbed(&self) -> bool {
+        self.findings.iter().any(|finding| {
+            let is_open = finding.verdict == Verdict::NotConclusive;
+            is_open && (finding.values.is_none() || finding.disturbed > 0)
+        })
     }
 
     fn without_time(experiment: Experiment<Work>) -> Self {
-        let open = || Finding {
-            verdict: Verdict::NotConclusive,
-            values: None,
-            reason: NO_TIME.to_owned(),
-        };
+        let open = || Finding::none(Verdict::NotConclusive, NO_TIME.to_owned());
         let findings = experiment.questions.iter().map(|_| open()).collect();
         let record = Record { name: experiment.name.to_owned(), ..Record::default() };
         Self { experiment, record, findings, was_kept: false }

@@ -48,7 +48,7 @@ pub(super) struct EvidenceArguments {
 
 const MORE: &str = "\
 A full run takes up to 30 minutes. It wants two cores, and nobody else on them: rounds in which
-others use the machine do not count. What is finished is kept in DIR; the same program on the same
+others use the machine say less, or nothing. What is finished is kept in DIR; the same program on the same
 machine with the same options takes it from there, so a run that was stopped goes on.
 
 Examples:

@@ -4,6 +4,7 @@ mod fio;
 mod mixed;
 mod served;
 mod spun;
+pub(super) mod wire;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -70,6 +71,11 @@ impl Stand {
             Work::Phases(phases) => self.phases(phases, pace),
             Work::Served { serve, perf } => {
                 let target = self.target(serve)?;
+                self.perf(perf, &target, pace)
+            }
+            Work::Wired { serve, perf } => {
+                let words = words_of(serve, &self.cores, "").map_err(Stopped::Missing)?;
+                let target = self.targets.get_far(&words).map_err(Stopped::Missing)?;
                 self.perf(perf, &target, pace)
             }
             Work::Mixed { serve, keys } => {
@@ -178,6 +184,7 @@ impl Stand {
             figures,
             stolen: after.all.stolen_since(before.all),
             others: (used - ours / (seconds * cores)).max(0.0),
+            processors: u32::try_from(self.cores.len()).unwrap_or(u32::MAX),
         }
     }
 }

@@ -29,16 +29,26 @@ pub(crate) const SEEDS: [&str; 5] = [
     "Bringing NVMe/TCP Up to Speed (slides)",
 ];
 
-const IOPS: Figure = Figure { key: "iops", title: "IOPS", unit: Unit::PerSecond };
-const RATE: Figure = Figure { key: "rate", title: "per second", unit: Unit::PerSecond };
-const EACH: Figure = Figure { key: "ns", title: "each", unit: Unit::Ns };
-const PER_IO: Figure = Figure { key: "ns_per_io", title: "per I/O", unit: Unit::Ns };
-const MEAN: Figure = Figure { key: "mean", title: "mean latency", unit: Unit::Ns };
-const MEDIAN: Figure = Figure { key: "p50", title: "median latency", unit: Unit::Ns };
-const P99: Figure = Figure { key: "p99", title: "p99", unit: Unit::Ns };
-const TAIL: Figure = Figure { key: "p9999", title: "p99.99", unit: Unit::Ns };
-const CPU: Figure = Figure { key: "cpu", title: "processors used", unit: Unit::Processors };
-const BYTES: Figure = Figure { key: "bytes_per_s", title: "data", unit: Unit::BytesPerSecond };
+const IOPS: Figure = steady("iops", "IOPS", Unit::PerSecond);
+const RATE: Figure = steady("rate", "per second", Unit::PerSecond);
+const EACH: Figure = steady("ns", "each", Unit::Ns);
+const PER_IO: Figure = steady("ns_per_io", "per I/O", Unit::Ns);
+const MEAN: Figure = steady("mean", "mean latency", Unit::Ns);
+const MEDIAN: Figure = steady("p50", "median latency", Unit::Ns);
+const P99: Figure = tail("p99", "p99", Unit::Ns);
+const TAIL: Figure = tail("p9999", "p99.99", Unit::Ns);
+const CPU: Figure = steady("cpu", "processors used", Unit::Processors);
+const BYTES: Figure = steady("bytes_per_s", "data", Unit::BytesPerSecond);
+
+/// A figure that a disturbance changes by no more than the time that it took.
+const fn steady(key: &'static str, title: &'static str, unit: Unit) -> Figure {
+    Figure { key, title, unit, is_tail: false }
+}
+
+/// A figure that one disturbance may make.
+const fn tail(key: &'static str, title: &'static str, unit: Unit) -> Figure {
+    Figure { key, title, unit, is_tail: true }
+}
 
 /// All of them, in the order of the page.
 pub(crate) fn all() -> Vec<Experiment<Work>> {
@@ -76,12 +86,14 @@ const fn ratio(
     figure: Figure,
     bound: Bound,
 ) -> Question {
-    Question { asks, compared: Compared::Ratio { of, to, figure: figure.key }, bound }
+    let compared = Compared::Ratio { of, to, figure: figure.key };
+    Question { asks, compared, bound, is_tail: figure.is_tail }
 }
 
 /// A figure of one side.
 const fn alone(asks: &'static str, side: &'static str, figure: Figure, bound: Bound) -> Question {
-    Question { asks, compared: Compared::Alone { side, figure: figure.key }, bound }
+    let compared = Compared::Alone { side, figure: figure.key };
+    Question { asks, compared, bound, is_tail: figure.is_tail }
 }
 
 #[cfg(test)]

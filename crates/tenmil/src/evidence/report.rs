@@ -62,9 +62,21 @@ fn show_finding(unit: Unit, finding: &Finding) -> String {
         (Some(values), Verdict::Holds | Verdict::DoesNotHold) => {
             let Spread { median, least, most, .. } = *values;
             let range = format!("({}–{})", show(unit, least), show(unit, most));
-            format!("{}{times} {range}", show(unit, median))
+            format!("{}{times} {range}{}", show(unit, median), show_disturbance(finding))
         }
         _ => finding.reason.clone(),
+    }
+}
+
+/// How many of the rounds were not ours alone, if any.
+fn show_disturbance(finding: &Finding) -> String {
+    let count = finding.values.map_or(0, |values| values.count);
+    match finding.disturbed {
+        0 => String::new(),
+        disturbed => format!(
+            "; {disturbed} of {count} rounds with up to {:.0} % of a processor lost to others",
+            finding.lost * 100.0
+        ),
     }
 }
 

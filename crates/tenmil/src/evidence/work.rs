@@ -2,6 +2,8 @@
 
 use host::Cores;
 
+use super::bench::wire;
+
 /// What a side runs. Words may name `{first}`, `{last}` and `{all}` cores that this process may use,
 /// their `{count}`, and the `{target}` that serves.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +14,9 @@ pub(crate) enum Work {
     Phases(&'static [&'static str]),
     /// `tenmil serve` with the one in a process of its own, and `tenmil perf` with the other.
     Served { serve: &'static str, perf: &'static str },
-    /// The same target; 16 readers of 4 KiB beside writes of 1 MiB, with these keys of its name.
+    /// The same, the target at the other end of a wire.
+    Wired { serve: &'static str, perf: &'static str },
+    /// The same target on loopback; 16 readers of 4 KiB beside writes of 1 MiB, with these keys of its name.
     Mixed { serve: &'static str, keys: &'static str },
     /// A loop, and where its source is.
     Loop { source: &'static str, run: Loop },
@@ -33,8 +37,10 @@ pub(crate) const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 impl Work {
     /// How it can be typed, the target at the usual port, for turns of `seconds`.
     pub(crate) fn commands(&self, cores: &Cores, seconds: f64) -> Vec<String> {
+        let (far, runner) = wire::TYPED;
+        let host = if matches!(self, Self::Wired { .. }) { far } else { "127.0.0.1" };
         let typed = |words: &str| {
-            let target = format!("tcp://127.0.0.1:4420/{NQN}");
+            let target = format!("tcp://{host}:4420/{NQN}");
             words_of(words, cores, &target)
                 .unwrap_or_else(|_| vec![words.to_owned()])
                 .iter()
@@ -44,12 +50,16 @@ impl Work {
         };
         let perf = |words: &str| format!("tenmil perf {} -t {seconds}", typed(words));
         let serve = |words: &str| {
-            format!("tenmil serve null:?size=1g -l tcp://127.0.0.1:4420 {}", typed(words))
+            format!("tenmil serve null:?size=1g -l tcp://{host}:4420 {}", typed(words))
         };
         match *self {
             Self::Perf(words) => vec![perf(words)],
             Self::Phases(phases) => phases.iter().map(|words| perf(words)).collect(),
             Self::Served { serve: serving, perf: words } => vec![serve(serving), perf(words)],
+            Self::Wired { serve: serving, perf: words } => {
+                let serving = format!("{runner} {} --allow-any-host", serve(serving));
+                wire::typed().into_iter().chain([serving, perf(words)]).collect()
+            }
             Self::Mixed { serve: serving, keys } => vec![
                 serve(serving),
                 format!(

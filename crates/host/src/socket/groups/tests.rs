@@ -60,10 +60,6 @@ const NAME: &str =
     "socket::groups::tests::sockets_behind_one_queue_of_a_card_are_a_group_of_which_one_polls";
 const ADDRESS: &str = "10.98.0.2:5000";
 const CONNECTIONS: usize = 3;
-/// ETHTOOL_STSO and ETHTOOL_SGRO (`linux/ethtool.h`). A veth has a receive queue with a number if its
-/// end merges packets and the other one does not send long ones.
-const SET_SEGMENTATION: u32 = 0x1f;
-const SET_MERGING: u32 = 0x2c;
 
 fn ip(line: &str) -> bool {
     Command::new("ip").args(line.split(' ')).stderr(Stdio::null()).status().unwrap().success()
@@ -109,7 +105,9 @@ fn call() {
     assert!(ip("link add vq0 type veth peer name vq1"));
     assert!(ip(&format!("link set vq1 netns {}", target.id())));
     assert!(ip("addr add 10.98.0.1/24 dev vq0") && ip("link set vq0 up"));
-    ethtool::set("vq0", SET_SEGMENTATION, 0).unwrap();
+    // A veth has a receive queue with a number if its end merges packets and the other one does not
+    // send long ones.
+    ethtool::set_cutting("vq0", false).unwrap();
     wait_for("listening");
     let mut streams: Vec<TcpStream> = (0..CONNECTIONS)
         .map(|_| TcpStream::connect_timeout(&ADDRESS.parse().unwrap(), Duration::from_secs(5)))
@@ -129,7 +127,7 @@ fn answer() {
         ip("addr add 10.98.0.2/24 dev vq1")
     });
     assert!(has_come && ip("link set vq1 up"));
-    ethtool::set("vq1", SET_MERGING, 1).unwrap();
+    ethtool::set_merging("vq1", true).unwrap();
     let listener = TcpListener::bind(ADDRESS).unwrap();
     println!("listening");
     let options = SocketOptions { busy_poll: Some(BUSY), ..SocketOptions::default() };

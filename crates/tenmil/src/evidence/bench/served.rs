@@ -1,16 +1,29 @@
 //! Targets in processes of their own, for the length of an experiment.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use base::Span;
 use host::process::family_time;
+use host::socket::Placement;
 
 use crate::evidence::work::NQN;
 
+use super::wire::Wire;
+
 /// Targets that serve, by the words that they were started with.
 #[derive(Default)]
-pub(super) struct Targets(Vec<(Vec<String>, Target)>);
+pub(super) struct Targets {
+    all: Vec<(Vec<String>, Target)>,
+    /// What those are behind that are not on loopback, once one was asked for.
+    wire: Option<Wire>,
+}
+
+/// How long a connection may take.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// A process that serves. Dropped, it is ended: it keeps no data.
 struct Target {
@@ -21,33 +34,59 @@ struct Target {
 impl Targets {
     /// Where the target with these words serves; it is started if it does not.
     pub(super) fn get(&mut self, words: &[String]) -> Result<String, String> {
-        if let Some((_, target)) = self.0.iter().find(|(known, _)| known == words) {
+        self.at(&[], "tcp://127.0.0.1:0", words)
+    }
+
+    /// The same of one at the other end of a wire.
+    pub(super) fn get_far(&mut self, words: &[String]) -> Result<String, String> {
+        let wire = match self.wire.take() {
+            Some(wire) => wire,
+            None => Wire::lay()?,
+        };
+        let (runner, address) = (wire.runner(), wire.address());
+        self.wire = Some(wire);
+        let words = [words, &["--allow-any-host".to_owned()]].concat();
+        let uri = self.at(&runner, &address, &words)?;
+        has_queue(&uri)?;
+        Ok(uri)
+    }
+
+    fn at(&mut self, runner: &[String], place: &str, words: &[String]) -> Result<String, String> {
+        if let Some((_, target)) = self.all.iter().find(|(known, _)| known == words) {
             return Ok(target.uri.clone());
         }
-        let target = Target::start(words)?;
+        let target = Target::start(runner, place, words)?;
         let uri = target.uri.clone();
-        self.0.push((words.to_vec(), target));
+        self.all.push((words.to_vec(), target));
         Ok(uri)
     }
 
     /// Time on processors of all of them.
     pub(super) fn time(&self) -> Span {
-        let times = self.0.iter().filter_map(|(_, target)| family_time(target.child.id()));
+        let times = self.all.iter().filter_map(|(_, target)| family_time(target.child.id()));
         Span { ns: times.map(|time| time.ns).sum() }
     }
 
     /// Ends all of them.
     pub(super) fn end(&mut self) {
-        self.0.clear();
+        self.all.clear();
+        self.wire = None;
     }
 }
 
 impl Target {
-    fn start(words: &[String]) -> Result<Self, String> {
+    fn start(runner: &[String], place: &str, words: &[String]) -> Result<Self, String> {
         let refuse = |error: &dyn std::fmt::Display| format!("serve a target: {error}");
         let program = std::env::current_exe().map_err(|error| refuse(&error))?;
-        let mut command = Command::new(program);
-        command.args(["serve", "null:?size=1g", "--listen", "tcp://127.0.0.1:0"]).args(words);
+        let mut command = match runner {
+            [] => Command::new(program),
+            [runner, its_words @ ..] => {
+                let mut command = Command::new(runner);
+                command.args(its_words).arg(program);
+                command
+            }
+        };
+        command.args(["serve", "null:?size=1g", "--listen", place]).args(words);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut target = Self { child: child.map_err(|error| refuse(&error))?, uri: String::new() };
         let mut ready = String::new();
@@ -59,6 +98,22 @@ impl Target {
         let listens = listens.ok_or_else(|| refuse(&"it ended before it listened"))?;
         target.uri = format!("{listens}/{NQN}");
         Ok(target)
+    }
+}
+
+/// Whether sockets to this target are behind a receive queue that has a number.
+fn has_queue(uri: &str) -> Result<(), String> {
+    let place = uri.trim_start_matches("tcp://").split('/').next().unwrap_or_default();
+    let refuse = |error: &dyn std::fmt::Display| format!("connect to {place}: {error}");
+    let address = place.parse().map_err(|error| refuse(&error))?;
+    let stream =
+        TcpStream::connect_timeout(&address, CONNECT_MAX).map_err(|error| refuse(&error))?;
+    match Placement::of(stream.as_fd()).napi_id {
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "sockets to {place}, over a veth pair that merges packets, are behind no receive queue \
+             with a number (SO_INCOMING_NAPI_ID is 0): this kernel has nothing to poll there"
+        )),
     }
 }
 

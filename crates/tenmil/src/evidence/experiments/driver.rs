@@ -2,13 +2,11 @@
 
 use evidence::{Bound, Experiment, Figure, Side, Unit};
 
-use super::{IOPS, MEDIAN, PER_IO, alone, ratio};
+use super::{IOPS, MEDIAN, PER_IO, alone, ratio, steady};
 use crate::evidence::Work;
 
-const OF_CEILING: Figure =
-    Figure { key: "of_ceiling", title: "of the bare ring", unit: Unit::Times };
-const DOORBELLS: Figure =
-    Figure { key: "doorbells_per_io", title: "doorbells per I/O", unit: Unit::Times };
+const OF_CEILING: Figure = steady("of_ceiling", "of the bare ring", Unit::Times);
+const DOORBELLS: Figure = steady("doorbells_per_io", "doorbells per I/O", Unit::Times);
 
 const NO_BUS: &str = "An emulated SSD's doorbell is a store into memory and not across a PCIe bus, \
     where it takes longer: the sides with `doorbell=` hold the processor for so many nanoseconds, \

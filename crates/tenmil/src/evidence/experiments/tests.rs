@@ -52,9 +52,10 @@ fn the_claim_itself_is_asked_in_a_quick_run_too() {
 /// The words of every side that runs `tenmil perf`.
 fn loads() -> Vec<(&'static str, &'static str)> {
     let of = |work: &Work| match *work {
-        Work::Perf(words) | Work::Served { perf: words, .. } | Work::Built { perf: words, .. } => {
-            vec![words]
-        }
+        Work::Perf(words)
+        | Work::Served { perf: words, .. }
+        | Work::Wired { perf: words, .. }
+        | Work::Built { perf: words, .. } => vec![words],
         Work::Phases(phases) => phases.to_vec(),
         Work::Mixed { .. } | Work::Loop { .. } | Work::Fio(_) | Work::Nowhere(_) => Vec::new(),
     };

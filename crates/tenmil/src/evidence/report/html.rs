@@ -1,6 +1,9 @@
 //! The report as one page that needs nothing but itself.
 
-use evidence::{Figure, OTHERS_MAX, QUIET_LEAST, STOLEN_MAX, Side, Spread, Verdict, spread};
+use evidence::{
+    COUNTED_LEAST, Figure, LOST_MAX, OTHERS_MAX, STOLEN_MAX, Side, Spread, TRIMMED_FROM, Verdict,
+    spread,
+};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::{VERDICTS, show, show_spread, tally};
@@ -241,14 +244,17 @@ fn method(evidence: &Evidence) -> Markup {
                       faster or slower meanwhile does so for all of them." }
                 li { "Sides are compared within a round: a ratio for each round, then the median of \
                       the ratios." }
-                li { "A round in which the host gave more than " (percent(STOLEN_MAX)) " of the \
+                li { "A round is disturbed if the host gave more than " (percent(STOLEN_MAX)) " of the \
                       processors' time to other guests, or other programs here used more than "
-                     (percent(OTHERS_MAX)) " of it, does not count; up to " (evidence.pace.spare)
-                     " more are run in place of such. With fewer than " (QUIET_LEAST) " that do, the \
-                      verdict is " b { "not conclusive" } "." }
+                     (percent(OTHERS_MAX)) " of it; up to " (evidence.pace.spare) " more are run \
+                      beside such. In a disturbed round a side has lost at most what others had of \
+                      one processor, and counts as all that it may have been without them. It does \
+                      not count at all if that was more than " (percent(LOST_MAX)) ", or if the \
+                      question is about the slowest few." }
                 li { "If all rounds are on one side of the criterion, or all but one at each end where \
-                      there are seven or more, the claim " b { "holds" } " or " b { "does not hold" }
-                     " here. If they are on both sides, it is " b { "not conclusive" } "." }
+                      there are " (TRIMMED_FROM) " or more, the claim " b { "holds" } " or "
+                     b { "does not hold" } " here. If they are on both sides, or may be, or if fewer \
+                      than " (COUNTED_LEAST) " count, it is " b { "not conclusive" } "." }
                 li { "What takes a tool, a right or a device that is not there is "
                      b { "not shown here" } ", with what it takes." }
             }
@@ -300,7 +306,7 @@ mod tests {
             "claims hold on this machine",
             "2.00 times (2.00–2.00)",
             "does not hold",
-            "0 of 3 rounds were quiet, expected 3; other programs used up to 60 % of the machine",
+            "0 of 3 rounds count, expected 3; other programs used up to 60 % of the machine",
             "no &lt;card&gt; here",
             "measured by an earlier run",
             "at least 1.20 times",

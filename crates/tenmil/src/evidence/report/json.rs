@@ -44,6 +44,8 @@ fn chapter(evidence: &Evidence, chapter: &Chapter) -> Value {
             "criterion": row.criterion,
             "verdict": finding.verdict,
             "values": finding.values,
+            "disturbed_rounds": finding.disturbed,
+            "lost": finding.lost,
             "reason": finding.reason,
         })
     });

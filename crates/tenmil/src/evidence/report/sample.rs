@@ -12,6 +12,7 @@ fn round(name: &str, shares: &[(&str, f64)], others: f64) -> Round {
         figures: experiment.figures.iter().map(|it| (it.key.to_owned(), 1e6 * share)).collect(),
         stolen: 0.0,
         others,
+        processors: 2,
     };
     let turns = shares.iter().map(|(label, share)| ((*label).to_owned(), reading(*share)));
     Round { turns: turns.collect() }

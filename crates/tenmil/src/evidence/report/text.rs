@@ -47,10 +47,7 @@ mod tests {
         assert!(line("block-layer").0.contains("does not hold"));
         let (open, why) = line("random-block");
         assert!(open.contains("not conclusive"), "{open}");
-        assert!(
-            why.starts_with("0 of 3 rounds were quiet, expected 3; other programs used"),
-            "{why}"
-        );
+        assert!(why.starts_with("0 of 3 rounds count, expected 3; other programs used"), "{why}");
         assert_eq!(line("tcp-busy-poll").1.split(';').next(), Some("no <card> here"));
         assert!(
             text.contains("1 of 4 claims hold here, 1 do not, 1 could not be decided, 1 cannot")
