@@ -1,8 +1,9 @@
-//! Instructions per I/O of the whole host of NVMe/TCP, for reads of 4 KiB: counted and not timed.
+//! Instructions per I/O of both whole ends of NVMe/TCP, for reads of 4 KiB: counted and not timed.
 //!
-//! Each count is of one turn with as many reads as its name ends with: all of them are submitted and
-//! sent, and the answers to as many are received, copied to where they belong, and handed to the
-//! caller. The socket is not in it: what has come lies ready, and what is sent goes nowhere.
+//! Each count is of as many reads as its name ends with, that come together. At the host all of them are
+//! submitted and sent, and the answers to as many are received, copied to where they belong, and
+//! handed to the caller. At the target all of them are received, executed by a disk that does nothing,
+//! and answered. The socket is not in it: what has come lies ready, and what is sent goes nowhere.
 
 #![expect(missing_docs, reason = "the macros make items of their own")]
 #![expect(clippy::unwrap_used, reason = "a bench may")]
@@ -31,6 +32,7 @@ struct Tape {
     reel: Arc<Mutex<Reel>>,
     bytes: Vec<u8>,
     at: usize,
+    taken: u64,
 }
 
 type Inner = Arc<Mutex<Box<dyn Stream>>>;
@@ -39,6 +41,8 @@ type Inner = Arc<Mutex<Box<dyn Stream>>>;
 struct Reel {
     is_played: bool,
     recorded: Vec<u8>,
+    /// Bytes that went nowhere.
+    sent: usize,
     /// Every stream that was made, the last one last.
     inner: Vec<Inner>,
 }
@@ -78,17 +82,22 @@ impl Stream for Tape {
 
     fn send(&mut self, headers: &[u8], all: &[Stretch], more: bool) -> Result<usize, Broken> {
         if !self.reel.lock().unwrap().is_played {
-            return self.inner.lock().unwrap().send(headers, all, more);
+            let sent = self.inner.lock().unwrap().send(headers, all, more)?;
+            self.taken += sent as u64;
+            return Ok(sent);
         }
         let len = |stretch: &Stretch| match *stretch {
             Stretch::Headers { len_bytes, .. } => len_bytes as usize,
             Stretch::Memory(segment) => segment.len_bytes as usize,
         };
-        Ok(all.iter().map(len).sum())
+        let sent = all.iter().map(len).sum();
+        self.reel.lock().unwrap().sent += sent;
+        self.taken += sent as u64;
+        Ok(sent)
     }
 
     fn released(&mut self) -> u64 {
-        u64::MAX
+        self.taken
     }
 
     fn shut_down(&mut self) {}
@@ -111,7 +120,8 @@ struct Net {
     regions: Regions,
     service: Service,
     guests: Arc<Mutex<Vec<Guest>>>,
-    reel: Arc<Mutex<Reel>>,
+    /// That of the host's ends, and that of the target's.
+    reels: [Arc<Mutex<Reel>>; 2],
 }
 
 struct Ring(Option<Result<Box<dyn Stream>, Broken>>);
@@ -127,11 +137,14 @@ impl Dial for Net {
         let memory = || Arc::new(self.regions.clone());
         let options = NetworkOptions { inbox_bytes: 4 << 20, ..NetworkOptions::default() };
         let (ours, theirs, _) = network::pair(options, memory(), memory());
-        self.guests.lock().unwrap().push(self.service.accept(Box::new(theirs), 1, now).unwrap());
-        let inner: Inner = Arc::new(Mutex::new(Box::new(ours)));
-        self.reel.lock().unwrap().inner.push(Arc::clone(&inner));
-        let reel = Arc::clone(&self.reel);
-        Box::new(Ring(Some(Ok(Box::new(Tape { inner, reel, bytes: Vec::new(), at: 0 })))))
+        let [ours, theirs] =
+            [(ours, &self.reels[0]), (theirs, &self.reels[1])].map(|(end, reel)| {
+                let inner: Inner = Arc::new(Mutex::new(Box::new(end)));
+                reel.lock().unwrap().inner.push(Arc::clone(&inner));
+                Box::new(Tape { inner, reel: Arc::clone(reel), bytes: Vec::new(), at: 0, taken: 0 })
+            });
+        self.guests.lock().unwrap().push(self.service.accept(theirs, 1, now).unwrap());
+        Box::new(Ring(Some(Ok(ours))))
     }
 
     fn peer(&self) -> String {
@@ -139,9 +152,18 @@ impl Dial for Net {
     }
 }
 
-/// A queue with the answers to all of its reads lying ready.
+/// Whose turn is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Host,
+    Target,
+}
+
+/// A queue with the answers to all of its reads lying ready at the host, or the reads at the target.
 struct Turn {
     queue: RemoteQueue,
+    guests: Arc<Mutex<Vec<Guest>>>,
+    reel: Arc<Mutex<Reel>>,
     _remote: Remote,
     answers: Answers,
     requests: Vec<Request>,
@@ -150,7 +172,15 @@ struct Turn {
 }
 
 impl Turn {
-    fn of(count: u64) -> Self {
+    fn host(count: u64) -> Self {
+        Self::of(count, End::Host)
+    }
+
+    fn target(count: u64) -> Self {
+        Self::of(count, End::Target)
+    }
+
+    fn of(count: u64, end: End) -> Self {
         let regions = Regions::new(16);
         let service = service(&regions, Limits::default());
         let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
@@ -159,9 +189,8 @@ impl Turn {
         let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
         pool.map_on_use();
         let guests = Arc::new(Mutex::new(Vec::new()));
-        let reel = Arc::new(Mutex::new(Reel::default()));
-        let (at, held) = (Arc::clone(&guests), Arc::clone(&reel));
-        let net = Net { regions, service, guests: at, reel: held };
+        let reels: [Arc<Mutex<Reel>>; 2] = Default::default();
+        let net = Net { regions, service, guests: Arc::clone(&guests), reels: reels.clone() };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
         let wishes = ControllerOptions::default();
@@ -188,6 +217,8 @@ impl Turn {
         let segments = (0..256).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
         let mut this = Self {
             queue,
+            guests,
+            reel: Arc::clone(&reels[1]),
             _remote: remote,
             answers: Answers::with_capacity(256),
             requests,
@@ -199,14 +230,17 @@ impl Turn {
             this.submit();
             let mut ended = 0;
             while ended < count {
-                let now = turn(&guests);
+                let now = turn(&this.guests);
                 ended += this.queue.poll(now, &mut this.answers) as u64;
                 this.answers.clear();
             }
         }
-        // And then so that the answers lie ready.
+        // And then so that what comes lies ready.
         this.submit();
-        record(&reel, || _ = turn(&guests));
+        match end {
+            End::Host => record(&reels[0], || _ = turn(&this.guests)),
+            End::Target => record(&reels[1], || {}),
+        }
         this
     }
 
@@ -217,7 +251,17 @@ impl Turn {
     }
 
     #[inline(never)]
-    fn turn(&mut self) {
+    fn turn_target(&mut self) {
+        let mut guests = self.guests.lock().unwrap();
+        let guest = guests.last_mut().unwrap();
+        // A queue answers 64 in a turn.
+        for _ in 0..self.requests.len().div_ceil(64) {
+            assert!(guest.turn(self.now));
+        }
+    }
+
+    #[inline(never)]
+    fn turn_host(&mut self) {
         let count = self.queue.poll(self.now, &mut self.answers);
         assert_eq!(count, self.requests.len());
         let is_well = |answer: &base::Answer| answer.outcome == Outcome::SUCCESS;
@@ -228,11 +272,11 @@ impl Turn {
 }
 
 /// What would come now lies ready, and nothing comes or goes any more. The line holds less than all
-/// answers, so the target has to go on when some have been taken from it.
-fn record(reel: &Mutex<Reel>, mut target: impl FnMut()) {
+/// answers, so the other end has to go on when some have been taken from it.
+fn record(reel: &Mutex<Reel>, mut other: impl FnMut()) {
     let inner = Arc::clone(reel.lock().unwrap().inner.last().unwrap());
     loop {
-        target();
+        other();
         let mut inner = inner.lock().unwrap();
         let before = inner.bytes().len();
         while let Received::Bytes(_) = inner.receive() {}
@@ -246,12 +290,22 @@ fn record(reel: &Mutex<Reel>, mut target: impl FnMut()) {
 }
 
 #[library_benchmark]
-#[bench::depth_1(args = (1), setup = Turn::of)]
-#[bench::depth_128(args = (128), setup = Turn::of)]
+#[bench::depth_1(args = (1), setup = Turn::host)]
+#[bench::depth_128(args = (128), setup = Turn::host)]
 fn remote_host(mut turn: Turn) -> Turn {
-    turn.turn();
+    turn.turn_host();
     turn
 }
 
-library_benchmark_group!(name = turn; benchmarks = remote_host);
+#[library_benchmark]
+#[bench::depth_1(args = (1), setup = Turn::target)]
+#[bench::depth_128(args = (128), setup = Turn::target)]
+fn remote_target(mut turn: Turn) -> Turn {
+    turn.turn_target();
+    let data = turn.requests.len() * BYTES as usize;
+    assert!(turn.reel.lock().unwrap().sent > data, "all of them were answered");
+    turn
+}
+
+library_benchmark_group!(name = turn; benchmarks = remote_host, remote_target);
 main!(library_benchmark_groups = turn);
