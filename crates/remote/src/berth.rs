@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::Wake;
 
 use crate::exchange::Exchange;
+use crate::farewell::Farewell;
 use crate::rings::Rings;
 
 /// The place of one queue.
@@ -37,6 +38,9 @@ struct Mailbox {
     /// As [`Closed::may_linger`], of any report that the front has not taken. Not even an order to
     /// close makes it untrue.
     may_linger: bool,
+    /// A connection whose memory is still read, and whose queue is gone; with what is to be reported
+    /// when it is read no more.
+    left: Option<(Farewell, Closed)>,
     /// What wakes the queue's thread.
     sleeper: Option<Arc<dyn Wake + Send + Sync>>,
 }
@@ -151,6 +155,12 @@ impl Berth {
         Some(mailbox.with_what_lingers(closed))
     }
 
+    /// The front's: what the queue has left behind, which is to be [reported](Self::report) as closed
+    /// when it is over.
+    pub(crate) fn take_left(&self) -> Option<(Farewell, Closed)> {
+        self.mailbox().left.take()
+    }
+
     /// The queue's: the number of the last order.
     #[inline]
     pub(crate) fn word(&self) -> u32 {
@@ -185,6 +195,13 @@ impl Berth {
         mailbox.closed = Some(closed);
         drop(mailbox);
         self.end();
+        self.news.tell();
+    }
+
+    /// The queue's, which goes: somebody else is to look when this is over.
+    pub(crate) fn leave(&self, left: (Farewell, Closed)) {
+        self.begin();
+        self.mailbox().left = Some(left);
         self.news.tell();
     }
 

@@ -34,7 +34,7 @@ use wire::register::{
     offset,
 };
 
-use crate::berth::News;
+use crate::berth::{Closed, News};
 use crate::dial::Dial;
 use crate::farewell::Farewell;
 use crate::opening::{self, CONNECT_BYTES};
@@ -58,6 +58,8 @@ pub struct Front {
     admin: Option<AdminLane>,
     /// Admin connections that are over, but for memory that is still read.
     partings: Vec<Farewell>,
+    /// The same of queues that are gone, with what is to be reported of them.
+    left: Vec<(u16, Farewell, Closed)>,
     queues: BTreeMap<u16, Queue>,
     bells: BTreeMap<u16, Bell>,
     /// Where the data of Connect lie: of the admin queue, and of the others.
@@ -143,6 +145,7 @@ impl Front {
             registers: Registers::new(),
             admin: None,
             partings: Vec::new(),
+            left: Vec::new(),
             queues: BTreeMap::new(),
             bells: BTreeMap::new(),
             page,
@@ -165,6 +168,9 @@ impl Front {
     pub(crate) fn turn(&mut self, now: Instant) {
         self.partings.retain_mut(|farewell| !farewell.is_over(now));
         self.turn_admin(now);
+        if !self.left.is_empty() {
+            self.end_left(now);
+        }
         if self.news.take() {
             self.heed_queues(now);
         }
@@ -177,7 +183,8 @@ impl Front {
     pub(crate) fn wake_at(&self, now: Instant) -> Instant {
         let admin = self.admin.as_ref().map_or(Instant::NEVER, AdminLane::wake_at);
         let queues = self.queues.values().map(|queue| queue.wake_at(now));
-        let partings = self.partings.iter().map(Farewell::wake_at);
+        let left = self.left.iter().map(|(_, farewell, _)| farewell);
+        let partings = self.partings.iter().chain(left).map(Farewell::wake_at);
         queues.chain(partings).fold(admin.min(self.stage_wake_at(now)), Instant::min)
     }
 

@@ -185,8 +185,7 @@ impl Drop for Lane {
         let serving = self.serving.take();
         self.part(serving, None);
         if let Some(parting) = self.parting.take() {
-            // Nobody will be there to tell later.
-            self.berth.report(parting.1);
+            self.berth.leave(*parting);
         }
     }
 }

@@ -165,10 +165,23 @@ impl Front {
         }
     }
 
+    /// Reports the connections as closed that queues have left, and whose memory nobody reads any more.
+    pub(super) fn end_left(&mut self, now: Instant) {
+        let Self { left, queues, .. } = self;
+        for (id, _, closed) in left.extract_if(.., |(_, farewell, _)| farewell.is_over(now)) {
+            if let Some(queue) = queues.get(&id) {
+                queue.berth.report(closed);
+            }
+        }
+    }
+
     /// Looks which queues were lost: with one of them goes the controller.
     pub(super) fn heed_queues(&mut self, now: Instant) {
         let mut lost = None;
-        for queue in self.queues.values_mut() {
+        for (id, queue) in &mut self.queues {
+            if let Some((farewell, closed)) = queue.berth.take_left() {
+                self.left.push((*id, farewell, closed));
+            }
             if !matches!(queue.progress, Progress::Served) {
                 continue;
             }

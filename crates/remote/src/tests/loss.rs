@@ -122,6 +122,28 @@ fn memory_of_what_a_host_gives_up_goes_back_when_nothing_of_it_can_leave_any_mor
     }
 }
 
+/// A queue that is dropped with a write under way leaves its connection behind: nobody says that it is
+/// closed, and so no memory is taken back, while the network may still send of it.
+#[test]
+fn memory_of_a_queue_that_is_dropped_is_held_while_any_of_it_can_leave() {
+    for is_cut_first in [false, true] {
+        let lag = Span::from_secs(75);
+        let (mut bed, _) = bed_with_a_write_that_lingers(lag);
+        let sent_at = bed.now;
+        if is_cut_first {
+            bed.target.cut();
+            bed.turn_queues();
+        }
+        bed.queues.clear();
+        bed.remote().controller().reset(sent_at).unwrap();
+        bed.turn_for(Span { ns: lag.ns - 1_000_000_000 });
+        assert_ne!(bed.remote().controller().state(), State::Ready, "{is_cut_first}");
+        bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+        let waited = bed.now.since(sent_at);
+        assert!(waited >= lag, "{is_cut_first}: {waited}");
+    }
+}
+
 /// Why a connection is given up.
 #[derive(Clone, Copy, Debug)]
 enum GivingUp {
