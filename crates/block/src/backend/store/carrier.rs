@@ -130,21 +130,17 @@ impl Carrier {
         if outcome.is_success() {
             return Ok(());
         }
-        let blame = match outcome {
-            Outcome::CAPACITY_EXCEEDED => Blame::Machine,
-            _ => Blame::Peer,
-        };
-        let text = format!(
-            "{}: {} {blocks} blocks from block {lba} on: status {:#x}, expected 0",
-            self.name,
-            operation.name(),
-            outcome.0
-        );
-        let refused = MediumError::new(blame, text);
+        let doing =
+            format!("{}: {} {blocks} blocks from block {lba} on", self.name, operation.name());
         Err(match outcome {
-            Outcome::CAPACITY_EXCEEDED => refused
-                .with_hint("The store is full: delete volumes or trim them, then do it again."),
-            _ => refused,
+            Outcome::CAPACITY_EXCEEDED => {
+                MediumError::new(Blame::Machine, format!("{doing}: the store has no room for them"))
+                    .with_hint("Delete volumes or trim them, or grow it, and do it again.")
+            }
+            outcome => MediumError::new(
+                Blame::Peer,
+                format!("{doing}: status {:#x}, expected 0", outcome.0),
+            ),
         })
     }
 

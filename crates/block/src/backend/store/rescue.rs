@@ -42,6 +42,8 @@ pub struct SavedVolume {
     pub damaged: Vec<String>,
     /// Whether it had been rescued already, and nothing was done.
     pub was_there: bool,
+    /// Why nothing of it is in the target, if it could not be put there.
+    pub failed: Option<String>,
 }
 
 /// What is rescued, and where to.
@@ -51,6 +53,8 @@ struct Rescuer<'a> {
     ahead: (u64, Vec<u8>),
     target: &'a Arc<OpenStore>,
     watch: &'a mut Watch<'a>,
+    /// Somebody has seen enough.
+    is_interrupted: bool,
     /// Where blocks of volumes lie that others were made from; none of them has lost anything.
     maps: BTreeMap<u64, (String, Vec<Record>)>,
 }
@@ -61,12 +65,13 @@ const PAGES: u32 = 64;
 const GIVING_BACK_MAX: Span = Span::from_secs(30);
 
 /// Copies what can be found of all volumes at `place` into another store. Nothing is written to the
-/// one that they are in. What was rescued already is left as it is.
+/// one that they are in. What was rescued already is left as it is; what cannot be put into the target,
+/// for want of room perhaps, is left out, and the others are copied.
 ///
 /// # Errors
 ///
 /// If the device cannot be had, is of a newer version, or there is nothing of a store on it; if the
-/// target has no room, or has other volumes of these names.
+/// target has other volumes of these names.
 pub fn rescue(
     opener: &Opener<'_>,
     place: &Place,
@@ -80,7 +85,8 @@ pub fn rescue(
         .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
     let ahead = (0, Vec::new());
     let mut watch = |progress: (u64, u64)| watch(progress);
-    let mut rescuer = Rescuer { raw, ahead, target, watch: &mut watch, maps: BTreeMap::new() };
+    let (is_interrupted, maps) = (false, BTreeMap::new());
+    let mut rescuer = Rescuer { raw, ahead, target, watch: &mut watch, is_interrupted, maps };
     let name = device.to_string();
     let rescued = rescuer.look(shape.pages, &name)?;
     if rescued.volumes.is_empty() && rescued.name.is_empty() {
@@ -93,7 +99,10 @@ pub fn rescue(
     let (mut done, mut volumes) = (0, Vec::new());
     for found in &rescued.volumes {
         let is_parent = parents.contains(&found.info.id);
-        volumes.push(rescuer.save(found, is_parent, (done, total))?);
+        volumes.push(match rescuer.save(found, is_parent, (done, total)) {
+            Err(why) if !rescuer.is_interrupted => rescuer.leave_out(&found.info, &why),
+            saved => saved?,
+        });
         done += found.info.mapped;
     }
     Ok(Saved {
@@ -193,16 +202,36 @@ impl Rescuer<'_> {
         if is_parent && lost_blocks == 0 && !was_there {
             self.maps.insert(info.id, (info.name.clone(), records));
         }
-        Ok(SavedVolume { info, lost_blocks, damaged, was_there })
+        Ok(SavedVolume { info, lost_blocks, damaged, was_there, failed: None })
+    }
+
+    /// Takes back what was copied of a volume that cannot be put into the target, so that others have
+    /// its room.
+    fn leave_out(&self, info: &VolumeInfo, why: &MediumError) -> SavedVolume {
+        // Where that cannot be done either, the room is missed by the next one.
+        let _ = self.discard(&incomplete(&info.name, info.uuid), info);
+        SavedVolume {
+            info: info.clone(),
+            lost_blocks: info.mapped,
+            damaged: Vec::new(),
+            was_there: false,
+            failed: Some(why.to_string()),
+        }
+    }
+
+    /// Deletes what was begun of a volume, if anything was.
+    fn discard(&self, part: &str, info: &VolumeInfo) -> Result<(), MediumError> {
+        if self.target.find(part).is_ok_and(|left| left.uuid == info.uuid) {
+            self.target.change(Change::Delete { name: part.to_owned(), orphan: false })?;
+            self.target.settle(GIVING_BACK_MAX);
+        }
+        Ok(())
     }
 
     /// Makes the volume to be written to: what it was made from, if that has just been rescued.
     fn begin(&self, info: &VolumeInfo) -> Result<String, MediumError> {
         let (part, target) = (incomplete(&info.name, info.uuid), self.target);
-        if target.find(&part).is_ok_and(|left| left.uuid == info.uuid) {
-            target.change(Change::Delete { name: part.clone(), orphan: false })?;
-            target.settle(GIVING_BACK_MAX);
-        }
+        self.discard(&part, info)?;
         let (name, blocks) = (part.clone(), info.blocks);
         let (unit, uuid, checksums) = (info.unit, info.uuid, info.has_checksums);
         match self.maps.get(&info.origin) {
@@ -275,7 +304,10 @@ impl Rescuer<'_> {
         let page = u64::from(PAGE_BYTES);
         match (self.watch)((done * page, total * page)) {
             true => Ok(()),
-            false => Err(self.target.interrupted()),
+            false => {
+                self.is_interrupted = true;
+                Err(self.target.interrupted())
+            }
         }
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn rescue(
 }
 
 fn is_whole(volume: &SavedVolume) -> bool {
-    volume.lost_blocks == 0 && volume.damaged.is_empty()
+    volume.lost_blocks == 0 && volume.damaged.is_empty() && volume.failed.is_none()
 }
 
 fn as_text(saved: &Saved) -> String {
@@ -69,18 +69,25 @@ fn as_text(saved: &Saved) -> String {
     let head = ["volume", "size", "written", "lost", ""].map(String::from);
     let row = |volume: &SavedVolume| {
         let bytes = |blocks: u64| size(blocks * u64::from(PAGE_BYTES));
-        let SavedVolume { info, lost_blocks, was_there, .. } = volume;
-        let said = if *was_there { "it was there" } else { "" };
+        let SavedVolume { info, lost_blocks, was_there, failed, .. } = volume;
+        let said = match (failed, was_there) {
+            (Some(why), _) => why,
+            (None, true) => "it was there",
+            (None, false) => "",
+        };
         let numbers = [info.blocks, info.mapped, *lost_blocks].map(bytes);
         let [blocks, mapped, lost] = numbers;
         [info.name.clone(), blocks, mapped, lost, said.into()]
     };
     let rows: Vec<[String; 5]> = saved.volumes.iter().map(row).collect();
     text += &table(&[&[head][..], &rows].concat());
-    let lost = saved.volumes.iter().filter(|volume| !is_whole(volume)).count();
-    let whole = saved.volumes.len() - lost;
+    let failed = saved.volumes.iter().filter(|volume| volume.failed.is_some()).count();
+    let lost = saved.volumes.iter().filter(|volume| !is_whole(volume)).count() - failed;
+    let whole = saved.volumes.len() - lost - failed;
     let how = if saved.was_scanned { ", after a look at every block" } else { "" };
-    let _ = writeln!(text, "store `{}`: {whole} volumes whole, {lost} in part{how}", saved.name);
+    let none = if failed > 0 { format!(", {failed} not at all") } else { String::new() };
+    let name = &saved.name;
+    let _ = writeln!(text, "store `{name}`: {whole} volumes whole, {lost} in part{none}{how}");
     text
 }
 
@@ -95,6 +102,7 @@ fn as_json(saved: &Saved) -> String {
             "lost_bytes": volume.lost_blocks * page,
             "damaged": volume.damaged,
             "was_there": volume.was_there,
+            "failed": volume.failed,
         })
     };
     let document = json!({

@@ -182,6 +182,29 @@ fn a_rescue_leaves_out_what_is_not_what_was_written() {
     assert!(scrub(&target).iter().all(|volume| volume.bad.is_empty()));
 }
 
+/// The one that has no room does not take the others with it, and leaves its room to them.
+#[test]
+fn a_rescue_leaves_out_a_volume_that_has_no_room_and_goes_on() {
+    let (bench, small) = (Bench::new("32m"), Bench::new("8m"));
+    for (name, parts) in [("first", 0..2), ("large", 0..100), ("last", 0..3)] {
+        bench.create(name, 4000);
+        write(&bench, name, parts, 3);
+    }
+    let from = Place::on(&bench.device().parse().unwrap());
+    let saved = rescue(&small.opener(), &from, &small.store(), &mut |_| true).unwrap();
+    let ends: Vec<(&str, bool)> =
+        saved.volumes.iter().map(|one| (one.info.name.as_str(), one.failed.is_some())).collect();
+    assert_eq!(ends, [("first", false), ("large", true), ("last", false)]);
+    let large = &saved.volumes[1];
+    assert_eq!(large.lost_blocks, large.info.mapped);
+    assert!(large.failed.as_ref().unwrap().contains("room"), "{:?}", large.failed);
+    let names: Vec<String> =
+        small.store().list().unwrap().into_iter().map(|volume| volume.name).collect();
+    assert_eq!(names, ["first", "last"]);
+    let seen = rescue(&small.opener(), &from, &small.store(), &mut |(done, _)| done < 1);
+    assert!(seen.unwrap_err().to_string().contains("interrupt"), "the others are not tried then");
+}
+
 /// The outcome of what was begun.
 impl Hand {
     fn end(&mut self) -> Outcome {
