@@ -31,6 +31,12 @@ pub fn catch_hangup() -> io::Result<()> {
     }
 }
 
+/// From now on the end of the process that started this one counts as SIGTERM: more exactly, of the
+/// thread that did.
+pub fn end_with_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?)
+}
+
 /// From now on SIGHUP sets [`reload_asked`] instead of ending the process.
 pub fn catch_reload() -> io::Result<()> {
     install(libc::SIGHUP, on_reload)

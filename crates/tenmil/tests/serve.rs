@@ -9,6 +9,7 @@ mod served;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use host::Thread;
 use serde_json::Value;
@@ -377,6 +378,29 @@ fn a_medium_that_never_answers_does_not_keep_the_process() {
     assert_eq!(served.end(), Some(0));
     load.kill().unwrap();
     load.wait().unwrap();
+}
+
+#[test]
+fn whoever_is_told_so_ends_with_the_process_that_started_it() {
+    let serve = format!("{TENMIL} serve null: --listen tcp://127.0.0.1:0 --with-parent");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{serve} & echo $!; wait")]).stdout(Stdio::piped());
+    let mut shell = shell.spawn().unwrap();
+    let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut pid = None;
+    while !lines.by_ref().any(|line| {
+        pid = pid.or_else(|| line.parse::<u32>().ok());
+        line.starts_with("ready ")
+    }) {}
+    let pid = pid.unwrap();
+    assert!(!host::process::has_ended(pid));
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    let begun = std::time::Instant::now();
+    while !host::process::has_ended(pid) {
+        assert!(begun.elapsed() < Duration::from_secs(5), "{pid} goes on");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

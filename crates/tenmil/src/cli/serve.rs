@@ -128,6 +128,10 @@ pub(super) struct ServeArguments {
     #[arg(long)]
     governor: bool,
 
+    /// End, as at SIGTERM, when the process ends that started this one
+    #[arg(long)]
+    with_parent: bool,
+
     /// Print what is printed when it listens as JSON
     #[arg(long)]
     json: bool,
@@ -178,6 +182,10 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     serving_cores(arguments, &Cores::allowed())?;
     host::signal::catch_interrupts()
         .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
+    if arguments.with_parent {
+        host::signal::end_with_parent()
+            .map_err(|error| Refused::machine(format!("end with the parent process: {error}")))?;
+    }
     if let Some(path) = &arguments.config {
         host::signal::catch_reload()
             .map_err(|error| Refused::machine(format!("catch SIGHUP: {error}")))?;

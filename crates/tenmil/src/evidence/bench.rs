@@ -93,7 +93,6 @@ impl Stand {
                 fio::run(&words).map_err(Stopped::Missing)
             }
             Work::Built { way, perf } => self.built(way, perf, pace).map_err(Stopped::Missing),
-            Work::Nowhere(why) => Err(Stopped::Missing(why.to_owned())),
         }
     }
 

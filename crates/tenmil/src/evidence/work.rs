@@ -24,8 +24,6 @@ pub(crate) enum Work {
     Fio(&'static str),
     /// `tenmil perf` with these words of a program that was built in this way.
     Built { way: &'static str, perf: &'static str },
-    /// Nothing, and why.
-    Nowhere(&'static str),
 }
 
 /// Goes on for as long as it is told to, and says how many it has done.
@@ -71,7 +69,6 @@ impl Work {
             Self::Built { way, perf: words } => {
                 vec![format!("target/pgo/{way}/{}", perf(words))]
             }
-            Self::Nowhere(_) => Vec::new(),
         }
     }
 }
@@ -132,6 +129,5 @@ mod tests {
                 "tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?more=no' -c 0 -t 1.5",
             ]
         );
-        assert!(Work::Nowhere("no such thing").commands(&cores, 1.0).is_empty());
     }
 }

@@ -4,9 +4,11 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use base::Span;
+use host::Thread;
 use host::process::family_time;
 use host::socket::Placement;
 
@@ -22,6 +24,8 @@ pub(super) struct Targets {
     wire: Option<Wire>,
 }
 
+/// How long a target may take until it listens.
+const READY_MAX: Duration = Duration::from_secs(30);
 /// How long a connection may take.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
@@ -86,14 +90,24 @@ impl Target {
                 command
             }
         };
-        command.args(["serve", "null:?size=1g", "--listen", place]).args(words);
+        command.args(["serve", "null:?size=1g", "--with-parent", "--listen", place]).args(words);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let mut target = Self { child: child.map_err(|error| refuse(&error))?, uri: String::new() };
-        let mut ready = String::new();
-        if let Some(out) = target.child.stdout.as_mut() {
-            // It ends, and the line with it, if it cannot listen.
-            BufReader::new(out).read_line(&mut ready).map_err(|error| refuse(&error))?;
-        }
+        let out = target.child.stdout.take().ok_or_else(|| refuse(&"it has no output"))?;
+        let (tell, told) = mpsc::channel();
+        // It ends, and the line with it, if it cannot listen; and with the target at the latest.
+        let reading = Thread::spawn("ready", None, move |_| {
+            let mut ready = String::new();
+            let read = BufReader::new(out).read_line(&mut ready);
+            // Nobody may wait any more.
+            let _ = tell.send(read.map(|_| ready));
+        });
+        let _reading = reading.map_err(|error| refuse(&error))?;
+        let Ok(ready) = told.recv_timeout(READY_MAX) else {
+            drop(target);
+            return Err(refuse(&format!("it is not ready after {} s", READY_MAX.as_secs())));
+        };
+        let ready = ready.map_err(|error| refuse(&error))?;
         let listens = ready.split_whitespace().nth(1).filter(|_| ready.starts_with("ready "));
         let listens = listens.ok_or_else(|| refuse(&"it ended before it listened"))?;
         target.uri = format!("{listens}/{NQN}");

@@ -102,7 +102,6 @@ fn ip(line: &str) -> Result<(), String> {
 }
 
 /// Takes wires away that were left by processes that were killed.
-#[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
 fn sweep() {
     for entry in std::fs::read_dir(NAMESPACES).into_iter().flatten().flatten() {
         let name = entry.file_name();

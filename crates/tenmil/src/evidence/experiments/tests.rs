@@ -57,7 +57,7 @@ fn loads() -> Vec<(&'static str, &'static str)> {
         | Work::Wired { perf: words, .. }
         | Work::Built { perf: words, .. } => vec![words],
         Work::Phases(phases) => phases.to_vec(),
-        Work::Mixed { .. } | Work::Loop { .. } | Work::Fio(_) | Work::Nowhere(_) => Vec::new(),
+        Work::Mixed { .. } | Work::Loop { .. } | Work::Fio(_) => Vec::new(),
     };
     let sides = |experiment: Experiment<Work>| {
         let words = experiment.sides.iter().flat_map(|side| of(&side.work)).collect::<Vec<_>>();
