@@ -118,7 +118,7 @@ impl Channel {
             tags: Tags::new(tags),
             lanes: Vec::with_capacity(3),
             gate,
-            outgoing: Vec::with_capacity(BATCH_MAX.min(tags as usize)),
+            outgoing: Vec::new(),
             port,
             grant,
             seen: 0,
@@ -217,6 +217,15 @@ impl Channel {
         usize::from(lane)
     }
 
+    /// How many of so many requests there are tags for.
+    #[inline]
+    pub(super) fn room_for(&mut self, count: usize) -> usize {
+        if self.tags.room() < count + self.refused.len() && self.tags.may_grow() {
+            self.tags.grow(count + self.refused.len());
+        }
+        self.tags.room().saturating_sub(self.refused.len())
+    }
+
     /// Whether a request that comes alone has a tag and can go the fast way.
     #[inline]
     fn may_go_alone(&self, request: &Request) -> bool {
@@ -260,8 +269,8 @@ impl Channel {
     ) -> usize {
         let mut taken = 0;
         while taken < requests.len() {
-            let room = self.tags.room().saturating_sub(self.refused.len());
             let rest = &requests[taken..];
+            let room = self.room_for(rest.len());
             let (lane, same) = self.route(&rest[..rest.len().min(room).min(BATCH_MAX)]);
             if same == 0 {
                 break;

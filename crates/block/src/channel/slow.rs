@@ -83,7 +83,7 @@ impl Channel {
     ) -> usize {
         let mut done = 0;
         while done < requests.len() {
-            let room = self.tags.room().saturating_sub(self.refused.len());
+            let room = self.room_for(requests.len() - done);
             let rest = &requests[done..][..room.min(requests.len() - done)];
             let verdicts = rest.iter().map(|request| self.verdict(request));
             let good = verdicts.take_while(|verdict| *verdict == Verdict::Submit).count();

@@ -1,4 +1,5 @@
-//! The requests of a channel: a table that is made once, in which an index is a tag.
+//! The requests of a channel: a table in which an index is a tag. It has room for as many as were ever
+//! in flight together, since most channels never have many.
 //!
 //! ```text
 //!   slots    | 0 | 1 | 2 | 3 | 4 | …        what each tag stands for; 32 bytes, two to a line
@@ -17,6 +18,8 @@ pub(super) struct Tags {
     /// A place for each tag; those below `room` hold the free ones.
     free: Box<[u32]>,
     room: usize,
+    /// How many tags there may be.
+    count_max: usize,
 }
 
 /// What a tag stands for while it is in flight.
@@ -32,6 +35,9 @@ struct Slot {
 }
 
 const _: () = assert!(size_of::<Slot>() == 32, "two to a line, and none across two");
+
+/// How many tags there are at first.
+const COUNT_MIN: usize = 8;
 
 /// Bits of a mark that hold the kind of a request. Those above hold a time that wraps after three
 /// days; differences stay right.
@@ -69,12 +75,38 @@ struct Counting<'a> {
 }
 
 impl Tags {
-    pub(super) fn new(count: u32) -> Self {
-        Self {
-            slots: (0..count).map(|_| Slot::default()).collect(),
-            free: (0..count).rev().collect(),
-            room: count as usize,
+    /// A few, and later up to `count_max`.
+    pub(super) fn new(count_max: u32) -> Self {
+        let count_max = count_max as usize;
+        let (slots, free) = (Box::default(), Box::default());
+        let mut tags = Self { slots, free, room: 0, count_max };
+        tags.grow(COUNT_MIN);
+        tags
+    }
+
+    /// Makes more tags, so that so many are free, or as many as there may be.
+    #[cold]
+    pub(super) fn grow(&mut self, wanted: usize) {
+        let before = self.slots.len();
+        let after = (self.in_flight() + wanted).max(2 * before).min(self.count_max);
+        if wanted <= self.room || after <= before {
+            return;
         }
+        let mut slots = std::mem::take(&mut self.slots).into_vec();
+        slots.resize(after, Slot::default());
+        self.slots = slots.into();
+        // Those that were used last stay at the top.
+        let used = self.free[..self.room].iter().copied();
+        let mut free: Vec<u32> = (before..after).rev().map(number_of).chain(used).collect();
+        self.room = free.len();
+        free.resize(after, 0);
+        self.free = free.into();
+    }
+
+    /// Whether there may be more than there are.
+    #[inline]
+    pub(super) fn may_grow(&self) -> bool {
+        self.slots.len() < self.count_max
     }
 
     /// How many are free.
@@ -101,7 +133,7 @@ impl Tags {
         requests: &[Request],
         outgoing: &mut Vec<Request>,
     ) -> Traits {
-        let Self { slots, free, room } = self;
+        let Self { slots, free, room, .. } = self;
         let tags = &free[*room - requests.len()..*room];
         let stamp = now.ns << KIND_BITS;
         let Traits { mut kinds, mut end, mut lbas } = Traits::default();
@@ -160,7 +192,7 @@ impl Tags {
         block_shift: u32,
         meter: &Meter,
     ) {
-        let Self { slots, free, room } = self;
+        let Self { slots, free, room, .. } = self;
         let counting = Counting { meter, stamp: now.ns << KIND_BITS, block_shift };
         let (first, count) = (*room, answers.len());
         assert!(count <= slots.len() - first, "a backend answered a request twice");
@@ -203,7 +235,7 @@ impl Tags {
         block_shift: u32,
         meter: &Meter,
     ) {
-        let Self { slots, free, room } = self;
+        let Self { slots, free, room, .. } = self;
         let tag = tag_of(answer);
         let slot = &slots[tag];
         answer.token = slot.token;
@@ -315,4 +347,41 @@ fn kind_of(request: &Request) -> u16 {
 #[inline]
 fn operation_of(mark: u64) -> usize {
     usize::from(mark.to_le_bytes()[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use base::{Instant, Outcome, Request};
+
+    use super::{COUNT_MIN, Tags};
+
+    #[test]
+    fn there_are_as_many_tags_as_were_ever_wanted_and_each_is_given_once() {
+        let mut tags = Tags::new(100);
+        assert_eq!(tags.room(), COUNT_MIN);
+        let mut given = BTreeSet::new();
+        for token in 0..100 {
+            if tags.room() == 0 {
+                tags.grow(1);
+            }
+            assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
+            let sent = tags.lend_one(Instant::default(), &Request { token, ..Request::NOTHING });
+            tags.take_one();
+            assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
+        }
+        assert_eq!((tags.room(), tags.may_grow(), given.last()), (0, false, Some(&99)));
+        tags.grow(1);
+        assert_eq!(tags.room(), 0, "there are no more");
+        let mut tokens: Vec<u64> =
+            tags.abandon(Outcome::ABORTED).map(|(answer, _)| answer.token).collect();
+        tokens.sort_unstable();
+        assert!(tokens.into_iter().eq(0..100));
+        assert_eq!((tags.room(), tags.in_flight()), (100, 0));
+        let mut some = Tags::new(100);
+        some.grow(30);
+        assert_eq!((some.room(), some.may_grow()), (30, true));
+        assert_eq!(Tags::new(3).room(), 3);
+    }
 }

@@ -1,7 +1,8 @@
 //! Work areas: what a command needs that takes more than one request.
 //!
-//! How many there are is known at start; each has the lists that it has needed so far. A command that
-//! needs one when all are taken stays at the head of its submission queue until one is free, in order.
+//! How many there may be is known at start; there are as many as were ever needed at a time, and each
+//! has the lists that it has needed so far. A command that needs one when all are taken stays at the
+//! head of its submission queue until one is free, in order.
 
 use base::{Request, Segment};
 use wire::{Command, Status};
@@ -12,8 +13,11 @@ use crate::transfer::{Direction, Mover, Pieces, Walk};
 /// The areas of a queue.
 #[derive(Debug)]
 pub(super) struct Areas {
-    areas: Box<[Area]>,
+    areas: Vec<Area>,
     free: Vec<u16>,
+    count_max: u16,
+    /// Pieces of the longest transfer.
+    pieces_max: usize,
 }
 
 /// One area.
@@ -75,16 +79,16 @@ pub(super) enum Aim {
 }
 
 impl Areas {
-    /// `count` areas for transfers of at most `transfer_bytes_max`.
-    pub(super) fn new(count: u16, transfer_bytes_max: u32) -> Self {
+    /// At most `count_max` areas for transfers of at most `transfer_bytes_max`.
+    pub(super) fn new(count_max: u16, transfer_bytes_max: u32) -> Self {
         let pages = (transfer_bytes_max >> 12) as usize + 2;
-        let areas = (0..count).map(|_| Area::new(pages.max(256))).collect();
-        Self { areas, free: (0..count).rev().collect() }
+        let (areas, free) = (Vec::new(), Vec::new());
+        Self { areas, free, count_max, pieces_max: pages.max(256) }
     }
 
-    /// How many areas are free.
+    /// How many more could be taken.
     pub(super) fn room(&self) -> usize {
-        self.free.len()
+        usize::from(self.count_max) - (self.areas.len() - self.free.len())
     }
 
     /// Whether no area is taken.
@@ -106,7 +110,7 @@ impl Areas {
         command: Command,
         job: Job,
     ) -> Option<u16> {
-        let index = self.free.pop()?;
+        let index = self.free.pop().or_else(|| self.another())?;
         let area = &mut self.areas[usize::from(index)];
         (area.slot, area.channel, area.command, area.job) = (slot, channel, command, job);
         area.wait = Wait::Nothing;
@@ -115,6 +119,14 @@ impl Areas {
         area.segments.clear();
         area.bytes.clear();
         (area.differs, area.cancelled) = (false, None);
+        Some(index)
+    }
+
+    /// One more area, if there may be one.
+    #[cold]
+    fn another(&mut self) -> Option<u16> {
+        let index = u16::try_from(self.areas.len()).ok().filter(|index| *index < self.count_max)?;
+        self.areas.push(Area::new(self.pieces_max));
         Some(index)
     }
 
