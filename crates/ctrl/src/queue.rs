@@ -202,7 +202,7 @@ impl<H: HostMemory> Queue<H> {
             directory: Directory::new(in_flight_max.into()),
             slots: Slots::new(in_flight_max),
             host,
-            answers: Answers::with_capacity(in_flight_max.into()),
+            answers: Answers::with_capacity(0),
             burst: config.burst.max(1),
             page_bytes: 1 << config.page_shift,
             traffic: Tally::default(),

@@ -169,6 +169,9 @@ impl<H: HostMemory> Queue<H> {
 
     /// Takes the media's answers. True if there were any.
     pub(super) fn poll(&mut self, now: Instant) -> bool {
+        if self.answers.room() == 0 {
+            self.make_answers();
+        }
         let mut has_answers = false;
         for index in 0..self.directory.channel_count() {
             let Some(channel) = self.directory.channel(index) else { continue };
@@ -181,6 +184,12 @@ impl<H: HostMemory> Queue<H> {
             }
         }
         has_answers
+    }
+
+    /// A queue that was never used has no place for answers.
+    #[cold]
+    fn make_answers(&mut self) {
+        self.answers = Answers::with_capacity(self.slots.count());
     }
 
     fn take_answers(&mut self, now: Instant) {

@@ -173,6 +173,11 @@ impl Slots {
         Self { slots: slots.collect(), free: 0, taken: 0 }
     }
 
+    /// How many commands there may be in the table.
+    pub(super) fn count(&self) -> usize {
+        self.slots.len()
+    }
+
     /// How many commands are in the table.
     #[inline]
     pub(super) fn taken(&self) -> usize {
