@@ -4,7 +4,6 @@
 //! to it alone, and of the space map what counts the units under them. A clone that was never written
 //! to costs one block, whatever its size.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::books::{Books, Stop};
@@ -21,6 +20,20 @@ pub struct Account {
     pub shared: u64,
     /// What deleting it would give back: whole units of data, nodes of its trees, and its own block.
     pub unique: u64,
+    /// Blocks of it that are spare in units that nobody else refers to: a first write to one of them
+    /// takes no room.
+    pub reserved: u64,
+    /// Blocks of units that it has not, but would have if it were thick.
+    pub missing: u64,
+}
+
+impl Account {
+    /// Blocks that lie in units of the volume's own, written or spare: all of them if it is thick and
+    /// its promise holds.
+    #[must_use]
+    pub const fn own(&self) -> u64 {
+        self.used.saturating_sub(self.shared).saturating_add(self.reserved)
+    }
 }
 
 /// How far the room of a volume has been added up.
@@ -30,9 +43,19 @@ pub(crate) struct Tally {
     kind: Kind,
     /// What comes next in it.
     key: u64,
-    /// Mapped blocks in units that nobody else refers to.
-    own: u64,
+    own: Own,
     unique: u64,
+}
+
+/// What a volume has in units that nobody else refers to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Own {
+    /// Blocks that are written.
+    pub(crate) mapped: u64,
+    /// Blocks that are spare.
+    pub(crate) spare: u64,
+    /// Units of the volume of which it has blocks there.
+    pub(crate) units: u64,
 }
 
 /// The way to a leaf, as far as it belongs to one tree alone.
@@ -46,12 +69,42 @@ struct Way {
 
 impl Tally {
     /// Nothing has been looked at but the volume's block.
-    pub(crate) const BEGIN: Self = Self { kind: Kind::Map, key: 0, own: 0, unique: 1 };
+    pub(crate) const BEGIN: Self =
+        Self { kind: Kind::Map, key: 0, own: Own { mapped: 0, spare: 0, units: 0 }, unique: 1 };
 
     /// What has come of it.
     pub(crate) const fn account(&self, body: &VolumeBody) -> Account {
-        let shared = body.mapped.saturating_sub(self.own);
-        Account { used: body.mapped, shared, unique: self.unique }
+        self.own.account(body, self.unique)
+    }
+}
+
+impl Own {
+    /// The room of a volume that has this, and so many blocks in all.
+    pub(crate) const fn account(&self, body: &VolumeBody, unique: u64) -> Account {
+        let Self { mapped, spare, units } = *self;
+        let shared = body.mapped.saturating_sub(mapped);
+        let missing = body.units().saturating_sub(units) * body.unit();
+        Account { used: body.mapped, shared, unique, reserved: spare, missing }
+    }
+
+    /// Adds what a leaf has in a set of units.
+    pub(crate) fn add(&mut self, tree: &Tree, set: &RangeSet, leaf: &Page) {
+        // Several units of the store may have blocks of one unit of the volume.
+        let mut units = RangeSet::default();
+        for run in leaf.records() {
+            let place = run.place()..run.place() + run.extra;
+            let blocks = set.blocks_in(&place);
+            if run.is_spare() {
+                self.spare += blocks
+            } else {
+                self.mapped += blocks
+            }
+            for part in set.parts_in(&place) {
+                let (first, last) = (part.start - place.start, part.end - 1 - place.start);
+                units.insert((run.key + first) / tree.unit..(run.key + last) / tree.unit + 1);
+            }
+        }
+        self.units += units.blocks();
     }
 }
 
@@ -70,12 +123,23 @@ impl Books {
         let (tree, root) =
             if is_map { (body.tree(), body.map) } else { (body.sums_tree(), body.sums) };
         let way = self.unshared_way(&tree, root, tally.key)?;
-        let (own, units) = match way.leaf.filter(|_| is_map) {
-            Some(leaf) => self.own_blocks(&tree, &leaf)?,
-            None => (0, 0),
-        };
-        let (own, unique) = (tally.own + own, tally.unique + way.nodes + units);
-        Ok(Some(Tally { kind: tally.kind, key: way.end, own, unique }))
+        let mut further = Tally { key: way.end, unique: tally.unique + way.nodes, ..*tally };
+        if let Some(leaf) = way.leaf.filter(|_| is_map) {
+            let set = self.own_units(&tree, &leaf)?;
+            further.own.add(&tree, &set, &leaf);
+            further.unique += set.blocks();
+        }
+        Ok(Some(further))
+    }
+
+    /// The leaf that answers for a key, if nothing on the way to it belongs to others, too.
+    pub(crate) fn unshared_leaf(
+        &mut self,
+        tree: &Tree,
+        root: Pointer,
+        key: u64,
+    ) -> Result<Option<Arc<Page>>, Stop> {
+        Ok(self.unshared_way(tree, root, key)?.leaf)
     }
 
     /// Goes down to the leaf that answers for a key, and stops at what others keep too.
@@ -101,9 +165,8 @@ impl Books {
         Ok(way)
     }
 
-    /// Of the units that a leaf of one tree refers to, those that nothing else does: how many blocks
-    /// are mapped in them, and how many they have.
-    fn own_blocks(&mut self, tree: &Tree, leaf: &Page) -> Result<(u64, u64), Stop> {
+    /// Of the units that a leaf of one tree refers to, those that nothing else does.
+    pub(crate) fn own_units(&mut self, tree: &Tree, leaf: &Page) -> Result<RangeSet, Stop> {
         let mut own = RangeSet::default();
         for (range, uses) in uses(tree, leaf).iter() {
             let mut at = range.start;
@@ -116,7 +179,7 @@ impl Books {
                 at = end;
             }
         }
-        Ok((mapped_in(&own, leaf), own.blocks()))
+        Ok(own)
     }
 }
 
@@ -125,10 +188,4 @@ pub(crate) fn uses(tree: &Tree, leaf: &Page) -> Deltas {
     let mut uses = Deltas::default();
     leaf.records().iter().for_each(|run| uses.add(tree.units_of(run), 1));
     uses
-}
-
-/// How many blocks a leaf maps to a set of blocks.
-pub(crate) fn mapped_in(set: &RangeSet, leaf: &Page) -> u64 {
-    let blocks = |range: Range<u64>| set.blocks_in(&range);
-    leaf.records().iter().map(|run| blocks(run.value..run.value + run.extra)).sum()
 }

@@ -48,6 +48,8 @@ pub(crate) enum Stop {
     Need(u64),
     /// There is no room; there may be after a commit.
     Full,
+    /// There is not as much room as this says; there may be after a commit.
+    Short(Box<StoreError>),
     /// It cannot be made.
     Error(Box<StoreError>),
 }
@@ -186,6 +188,8 @@ impl Books {
     /// Gives up one reference to a page that nobody else refers to.
     pub(crate) fn drop_page(&mut self, address: u64) {
         self.add(address..address + 1, -1);
+        // Should the change be undone, it is a page still, and this is true of it later.
+        self.space.dropped.insert(address);
         if let Some(page) = self.dirty.remove(&address) {
             self.undo.push(Undo::Page(address, Some(page)));
         }

@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use base::Outcome;
 
-use crate::account::{Account, mapped_in, uses};
+use crate::account::{Account, Own, uses};
 use crate::error::{Damage, Flaw};
 use crate::format::{
-    Block, Body, Kind, Page, Pointer, Record, Superblock, VolumeBody, flags, hash, unpadded,
+    Block, Body, Kind, Page, Pointer, Record, Superblock, VolumeBody, features, flags, hash,
+    unpadded,
 };
 use crate::ranges::{Deltas, Place, RangeSet};
 use crate::store::Store;
@@ -101,6 +102,17 @@ pub struct Counted {
     pub name: String,
     /// Its room.
     pub account: Account,
+}
+
+/// What is mapped under a node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    /// Blocks that are written.
+    mapped: u64,
+    /// Blocks that are spare.
+    spare: u64,
+    /// Where the last run ends.
+    end: u64,
 }
 
 /// A node of a volume's tree.
@@ -225,7 +237,7 @@ impl Check {
                 let units = visit.tree.units_of(line);
                 let room = self.superblock.room();
                 let is_inside = room.start <= units.start && units.end <= room.end;
-                if line.key % visit.tree.unit != line.value % visit.tree.unit || !is_inside {
+                if line.key % visit.tree.unit != line.place() % visit.tree.unit || !is_inside {
                     let (volume, block) = (visit.tree.owner, line.key);
                     self.findings.push(Finding::Alignment { volume, block });
                 }
@@ -262,6 +274,7 @@ impl Check {
             self.compare_counts();
             self.compare_mapped();
             self.compare_names();
+            self.compare_promises();
             self.compare("used blocks", 0, self.superblock.used, used);
         }
         let live = self.volumes.values().filter(|body| !body.has(flags::DOOMED)).count() as u64;
@@ -284,7 +297,7 @@ impl Check {
     }
 
     fn account(&self, body: &VolumeBody) -> Account {
-        let (mut unique, mut own) = (1, 0);
+        let (mut unique, mut own) = (1, Own::default());
         let mut left = vec![body.map.address, body.sums.address];
         while let Some(address) = left.pop() {
             let Some(node) = self.nodes.get(&address) else { continue };
@@ -295,9 +308,10 @@ impl Check {
             left.extend(&node.children);
             let Some(leaf) = &node.leaf else { continue };
             let set = self.own_units(&uses(&body.tree(), leaf));
-            (unique, own) = (unique + set.blocks(), own + mapped_in(&set, leaf));
+            unique += set.blocks();
+            own.add(&body.tree(), &set, leaf);
         }
-        Account { used: body.mapped, shared: body.mapped.saturating_sub(own), unique }
+        own.account(body, unique)
     }
 
     /// Units that are referred to by what this says, and by nothing else.
@@ -341,12 +355,15 @@ impl Check {
 
     /// Adds up what is mapped under each root; a node that several trees share is added up once.
     fn compare_mapped(&mut self) {
-        let mut sums: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let mut sums: BTreeMap<u64, Sum> = BTreeMap::new();
         let volumes: Vec<VolumeBody> = self.volumes.values().copied().collect();
         for body in volumes.iter().filter(|body| !body.has(flags::DOOMED)) {
-            let (counted, end) =
-                if body.map.is_none() { (0, 0) } else { self.sum(body.map.address, &mut sums) };
-            self.compare("mapped blocks", body.id, body.mapped, counted);
+            let Sum { mapped, spare, end } = match body.map.is_none() {
+                true => Sum::default(),
+                false => self.sum(body.map.address, &mut sums),
+            };
+            self.compare("mapped blocks", body.id, body.mapped, mapped);
+            self.compare("spare blocks", body.id, body.spare, spare);
             if body.cut == u64::MAX && end > body.blocks {
                 self.compare("end of what is mapped", body.id, body.blocks, end);
             }
@@ -362,23 +379,42 @@ impl Check {
         }
     }
 
-    /// How many blocks are mapped under a node, and where the last run ends. The recursion goes as
-    /// deep as the tree is high: every level is one less than the one above.
-    fn sum(&self, address: u64, sums: &mut BTreeMap<u64, (u64, u64)>) -> (u64, u64) {
+    /// What is mapped under a node. The recursion goes as deep as the tree is high: every level is one
+    /// less than the one above.
+    fn sum(&self, address: u64, sums: &mut BTreeMap<u64, Sum>) -> Sum {
         if let Some(sum) = sums.get(&address) {
             return *sum;
         }
-        let Some(Node { leaf, children }) = self.nodes.get(&address) else { return (0, 0) };
+        let Some(Node { leaf, children }) = self.nodes.get(&address) else { return Sum::default() };
         let runs = leaf.as_ref().map_or(&[][..], Page::records);
-        let mapped: u64 = runs.iter().map(|run| run.extra).sum();
-        let end = runs.last().map_or(0, |run| run.key + run.extra);
-        let below = children.iter().map(|child| self.sum(*child, sums));
-        // A crafted store may have a child so often that no number holds the sum.
-        let sum = below.fold((mapped, end), |(sum, last), (mapped, end)| {
-            (sum.saturating_add(mapped), last.max(end))
-        });
+        let mut sum =
+            Sum { end: runs.last().map_or(0, |run| run.key + run.extra), ..Sum::default() };
+        for run in runs {
+            *(if run.is_spare() { &mut sum.spare } else { &mut sum.mapped }) += run.extra;
+        }
+        for child in children {
+            let Sum { mapped, spare, end } = self.sum(*child, sums);
+            // A crafted store may have a child so often that no number holds the sum.
+            sum.mapped = sum.mapped.saturating_add(mapped);
+            sum.spare = sum.spare.saturating_add(spare);
+            sum.end = sum.end.max(end);
+        }
         sums.insert(address, sum);
         sum
+    }
+
+    /// Adds up what is kept for thick volumes, and looks whether who does not know of spare runs is
+    /// kept out.
+    fn compare_promises(&mut self) {
+        let promised = self.volumes.values().map(VolumeBody::promise);
+        let promised = promised.fold(0, u64::saturating_add);
+        self.compare("promised blocks", 0, self.superblock.promised, promised);
+        let is_thick = |body: &&VolumeBody| body.spare > 0 || body.has(flags::THICK);
+        let has_spare = u64::from(self.volumes.values().filter(is_thick).count() > 0);
+        let is_said = u64::from(self.superblock.incompatible & features::SPARE != 0);
+        if has_spare > is_said {
+            self.compare("bit of spare runs", 0, is_said, has_spare);
+        }
     }
 
     fn compare_names(&mut self) {

@@ -18,6 +18,8 @@ pub(crate) enum Leaves {
     Most,
     /// Half: it is the end of what was begun, or a trim.
     Half,
+    /// A quarter, and nothing of what is kept for thick volumes: it is what that is kept for.
+    Promised,
     /// Nothing: it gives back.
     Nothing,
 }
@@ -30,8 +32,9 @@ impl Books {
     pub(crate) fn is_low(&self, leaves: Leaves) -> bool {
         let kept = self.space.kept;
         match leaves {
-            Leaves::Most => self.room() <= kept / 4 * 3,
-            Leaves::Half => self.room() <= kept / 2,
+            Leaves::Most => self.room() <= self.reserve() + kept / 4 * 3,
+            Leaves::Half => self.room() <= self.reserve() + kept / 2,
+            Leaves::Promised => self.room() <= kept / 4,
             Leaves::Nothing => false,
         }
     }

@@ -49,12 +49,15 @@ impl Stand {
         Some(Self { tree: self.tree, pointer, bounds, height, page: None })
     }
 
-    /// Where the block of a key lies, and how far that is said by one record or the lack of one.
+    /// Where the block of a key lies, if it is written, and how far that is said by one record or the lack of one.
     fn place(&self, key: u64) -> (Option<u64>, u64) {
         let Some(page) = &self.page else { return (None, self.bounds.end) };
         let records = page.records();
         match records.get(records.partition_point(|run| run.key + run.extra <= key)) {
-            Some(run) if run.key <= key => (Some(run.value + (key - run.key)), run.key + run.extra),
+            Some(run) if run.key <= key => {
+                let at = Some(run.place() + (key - run.key)).filter(|_| !run.is_spare());
+                (at, run.key + run.extra)
+            }
             Some(run) => (None, run.key),
             None => (None, self.bounds.end),
         }

@@ -4,6 +4,8 @@
 //! nothing has to be carried up again. A node that becomes empty goes, and so does a root with one
 //! child.
 
+mod spare;
+
 use std::ops::Range;
 
 use crate::books::{Books, Stop};
@@ -11,12 +13,14 @@ use crate::error::{Damage, Flaw};
 use crate::format::{Body, Kind, LEVEL_MAX, Page, Pointer, RECORDS_MAX, Record};
 use crate::ranges::{Deltas, RangeSet};
 use crate::tree::{ALL, Tree, child_bounds, child_index};
+pub(crate) use spare::Gain;
+use spare::gain;
 
 /// A leaf gains two records at most with one change, and one more when it is split.
 pub(crate) const FULL: usize = RECORDS_MAX - 3;
 
-/// How far a change went, and how many blocks more (or fewer) are mapped.
-pub(crate) type Changed = (u64, i64);
+/// How far a change went, and what it has brought.
+pub(crate) type Changed = (u64, Gain);
 
 /// What was done to the lines of a leaf.
 struct Edited {
@@ -98,12 +102,12 @@ impl Books {
         range: Range<u64>,
         line: Option<Record>,
     ) -> Result<Changed, Stop> {
-        let Some(line) = line else { return Ok((range.end, 0)) };
+        let Some(line) = line else { return Ok((range.end, Gain::default())) };
         let mut records = Vec::new();
         let (removed, added) = replace(&mut records, tree.kind, &range, Some(line));
-        let blocks = self.recount(tree, &removed, &added);
+        let gain = self.recount(tree, &removed, &added);
         *root = self.put_new(tree.kind, tree.owner, Body::Node { level: 0, records })?;
-        Ok((range.end, blocks))
+        Ok((range.end, gain))
     }
 
     /// Puts a new root over one that is full.
@@ -151,12 +155,12 @@ impl Books {
     ) -> Result<Changed, Stop> {
         let first = self.next_run(tree, *root, range.start)?;
         let Some(first) = first.filter(|run| run.key < range.end) else {
-            return Ok((range.end, 0));
+            return Ok((range.end, Gain::default()));
         };
         if whole && self.count(root.address)? > 1 {
             self.leave(root.address..root.address + 1);
             *root = Pointer::NONE;
-            return Ok((range.end, 0));
+            return Ok((range.end, Gain::default()));
         }
         *root = self.shadow(tree, *root, None, &ALL)?;
         if self.records(*root)?.len() > self.full {
@@ -191,9 +195,9 @@ impl Books {
             let child = page.records()[index].child();
             let is_shared = self.count(child.address)? > 1;
             if is_shared || (page.level() == 1 && self.is_one_step(tree, child, &inner)?) {
-                let blocks = self.drop_child(tree, &page, index, is_shared, &inner)?;
+                let gain = self.drop_child(tree, &page, index, is_shared, &inner)?;
                 self.lines(pointer)?.remove(index);
-                return Ok((inner.end, blocks));
+                return Ok((inner.end, gain));
             }
         }
         let (index, inner) = self.own_way(tree, pointer, bounds, at)?;
@@ -222,11 +226,11 @@ impl Books {
         index: usize,
         is_shared: bool,
         bounds: &Range<u64>,
-    ) -> Result<i64, Stop> {
+    ) -> Result<Gain, Stop> {
         let child = parent.records()[index].child();
         if parent.level() > 1 {
             self.leave(child.address..child.address + 1);
-            return Ok(0);
+            return Ok(Gain::default());
         }
         let leaf = self.node(tree, child, Some(0), bounds)?;
         if is_shared {
@@ -235,7 +239,7 @@ impl Books {
             leaf.records().iter().for_each(|run| self.leave(under(tree, &leaf, run)));
             self.drop_page(child.address);
         }
-        Ok(-blocks_of(tree, leaf.records()))
+        Ok(gain(tree, leaf.records(), &[]))
     }
 
     /// Makes a node the tree's own: unshared, and of this transaction.
@@ -373,10 +377,10 @@ impl Books {
         Ok(())
     }
 
-    /// Counts blocks of data as a change of a leaf wants it. Returns how many more are mapped.
-    fn recount(&mut self, tree: &Tree, removed: &[Record], added: &[Record]) -> i64 {
+    /// Counts blocks of data as a change of a leaf wants it. Returns what the map has gained.
+    fn recount(&mut self, tree: &Tree, removed: &[Record], added: &[Record]) -> Gain {
         if tree.kind != Kind::Map {
-            return 0;
+            return Gain::default();
         }
         let mut deltas = Deltas::default();
         removed.iter().for_each(|run| deltas.add(tree.units_of(run), -1));
@@ -392,7 +396,7 @@ impl Books {
             added.iter().for_each(|run| left.remove(run.value..run.value + run.extra));
             left.iter().for_each(|range| self.space.vacate(self.generation, range));
         }
-        blocks_of(tree, added) - blocks_of(tree, removed)
+        gain(tree, removed, added)
     }
 
     /// The records of a page that this transaction has made.
@@ -510,14 +514,6 @@ fn units_left(tree: &Tree, removed: &[Record], added: &[Record]) -> Vec<Range<u6
 
 const fn line_to(key: u64, child: Pointer) -> Record {
     Record { key, value: child.address, extra: child.generation }
-}
-
-fn blocks_of(tree: &Tree, runs: &[Record]) -> i64 {
-    if tree.kind != Kind::Map {
-        return 0;
-    }
-    let sum: u64 = runs.iter().map(|run| run.extra).sum();
-    i64::try_from(sum).unwrap_or(i64::MAX)
 }
 
 fn damaged(tree: &Tree, pointer: Pointer, flaw: Flaw) -> Stop {

@@ -152,9 +152,20 @@ pub enum StoreError {
     NoSpace {
         /// Blocks that are free.
         free: u64,
-        /// Blocks of them that are kept for deletions and commits.
+        /// Blocks of them that are kept for deletions, commits and thick volumes.
         kept: u64,
     },
+    /// There is not as much room as a thick volume is to be promised.
+    NoRoomForThick {
+        /// The volume.
+        name: String,
+        /// Blocks that are wanted.
+        wanted: u64,
+        /// Blocks that are there to be promised.
+        free: u64,
+    },
+    /// A volume with checksums cannot be thick.
+    ThickChecksums(String),
     /// Blocks of a volume are not what was written to them.
     Corrupt {
         /// The volume.
@@ -197,7 +208,9 @@ impl StoreError {
             Self::Damaged(_) | Self::Corrupt { .. } | Self::Device { .. } | Self::Stopped => {
                 Blame::Peer
             }
-            Self::NoSpace { .. } | Self::TwoStores { .. } => Blame::Machine,
+            Self::NoSpace { .. } | Self::NoRoomForThick { .. } | Self::TwoStores { .. } => {
+                Blame::Machine
+            }
             _ => Blame::Caller,
         }
     }
@@ -206,7 +219,7 @@ impl StoreError {
     pub const fn outcome(&self) -> Outcome {
         match self {
             Self::Damaged(_) | Self::Corrupt { .. } => Outcome::UNRECOVERED_READ,
-            Self::NoSpace { .. } => Outcome::CAPACITY_EXCEEDED,
+            Self::NoSpace { .. } | Self::NoRoomForThick { .. } => Outcome::CAPACITY_EXCEEDED,
             Self::OutOfRange { .. } => Outcome::LBA_OUT_OF_RANGE,
             Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
             Self::Device { outcome, .. } => *outcome,
@@ -235,6 +248,12 @@ impl StoreError {
             }
             Self::NoSpace { .. } => {
                 "delete volumes or trim them; nothing that was written is lost."
+            }
+            Self::NoRoomForThick { .. } => {
+                "delete or trim other volumes, or give the device more room and say `tenmil store grow`; nothing was taken."
+            }
+            Self::ThickChecksums(_) => {
+                "have it thick or with checksums: a block with a checksum moves whenever it is written."
             }
             Self::Corrupt { .. } => {
                 "write these blocks anew from a copy; `tenmil store scrub` looks for others."
@@ -332,13 +351,22 @@ impl fmt::Display for StoreError {
             }
             Self::NoSpace { free, kept } if free > kept => write!(
                 out,
-                "the store is full: {free} blocks of 4 KiB are free, {kept} of them kept for deletions, \
-                 but not as many in one piece as a unit has"
+                "the store is full: {free} blocks of 4 KiB are free, {kept} of them kept for deletions \
+                 and thick volumes, but not as many in one piece as a unit has"
             ),
             Self::NoSpace { free, kept } => write!(
                 out,
-                "the store is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions"
+                "the store is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions \
+                 and thick volumes"
             ),
+            Self::NoRoomForThick { name, wanted, free } => write!(
+                out,
+                "volume `{name}`: to be thick it wants {wanted} blocks of 4 KiB more, found {free} that \
+                 are free and not kept for others"
+            ),
+            Self::ThickChecksums(name) => {
+                write!(out, "volume `{name}`: it has checksums, expected none in one that is thick")
+            }
             Self::Corrupt { name, block, blocks, at } => write!(
                 out,
                 "volume `{name}`: {blocks} blocks from block {block} on, at block {at} of the store: \

@@ -89,7 +89,11 @@ layout! {
         /// Per cent of the room for data at which it is told that so much is taken; zero is none.
         thresholds: [u8; 2],
         /// Zero.
-        reserved: [u8; 62],
+        gap: [u8; 6],
+        /// Blocks kept for thick volumes: the sum of what each of them is promised beyond what it has.
+        promised: u64,
+        /// Zero.
+        reserved: [u8; 48],
     }
 }
 
@@ -122,8 +126,12 @@ layout! {
         name: [u8; 128],
         /// Tree: group of blocks of the volume to their checksums; none if it has no checksums.
         sums: Pointer,
+        /// How many of its blocks are spare.
+        spare: u64,
+        /// Blocks that a thick volume has still to be given before it has all its units.
+        owed: u64,
         /// Zero.
-        reserved: [u8; 80],
+        reserved: [u8; 64],
     }
 }
 
@@ -147,14 +155,24 @@ pub mod flags {
     pub const DOOMED: u32 = 2;
     /// Its data have checksums.
     pub const CHECKSUMS: u32 = 4;
+    /// It is thick: room is kept for all of its blocks.
+    pub const THICK: u32 = 8;
+    /// Those that this program knows.
+    pub(crate) const KNOWN: u32 = READ_ONLY | DOOMED | CHECKSUMS | THICK;
 }
+
+/// The bit of a map's [`Record::value`](super::Record) that says that the run is spare: its room is
+/// the volume's, and it reads as zeroes.
+pub const SPARE: u64 = 1 << 63;
 
 /// Bits of [`Superblock::incompatible`] and [`Superblock::compatible`].
 pub mod features {
     /// There are volumes whose data have checksums, or there were.
     pub const CHECKSUMS: u64 = 1;
+    /// There are spare runs in maps, or there were.
+    pub const SPARE: u64 = 2;
     /// Those of `incompatible` that this program knows.
-    pub const KNOWN: u64 = CHECKSUMS;
+    pub const KNOWN: u64 = CHECKSUMS | SPARE;
     /// The store has thresholds of its own: a bit of `compatible`.
     pub const THRESHOLDS: u64 = 1;
 }
@@ -173,7 +191,8 @@ pub enum Kind {
     Work,
     /// A node of the space map: first block of a run to its count; extra is the run's length.
     Space,
-    /// A node of a volume's map: first block of a run to where it lies; extra is its length.
+    /// A node of a volume's map: first block of a run to where it lies, with [`SPARE`] if it is spare;
+    /// extra is its length.
     Map,
     /// A volume's block.
     Volume,
@@ -268,6 +287,16 @@ impl Record {
     pub const fn child(&self) -> Pointer {
         Pointer { address: self.value, generation: self.extra }
     }
+
+    /// Where the first block of this run of a map lies.
+    pub const fn place(&self) -> u64 {
+        self.value & !SPARE
+    }
+
+    /// Whether this run of a map is spare.
+    pub const fn is_spare(&self) -> bool {
+        self.value & SPARE != 0
+    }
 }
 
 impl Superblock {
@@ -300,7 +329,8 @@ impl Superblock {
             return Ok(());
         }
         let sized = (STORE_BLOCKS_MIN..=BLOCKS_MAX).contains(&self.blocks);
-        let counted = sized && self.used <= self.blocks && self.volumes < NUMBER_MAX;
+        let few = self.volumes < NUMBER_MAX && self.promised < NUMBER_MAX;
+        let counted = sized && self.used <= self.blocks && few;
         let numbered = (1..SUPERBLOCK_MAX).contains(&self.next_volume);
         let is_right = self.block_shift == BLOCK_SHIFT && counted && numbered;
         if is_right { Ok(()) } else { Err(Flaw::Contents) }
@@ -321,10 +351,14 @@ impl VolumeBody {
     /// What must hold of one whose checksum is right; else what is wrong.
     pub(crate) fn check(&self) -> Result<(), Flaw> {
         let sized = self.blocks <= BLOCKS_MAX && self.unit_shift <= UNIT_SHIFT_MAX;
-        let known = self.flags & !(flags::READ_ONLY | flags::DOOMED | flags::CHECKSUMS) == 0;
+        let known = self.flags & !flags::KNOWN == 0;
         let summed = self.has(flags::CHECKSUMS) || self.sums.is_none();
+        let never_thick = flags::READ_ONLY | flags::DOOMED | flags::CHECKSUMS;
+        let thick = !self.has(flags::THICK) || !self.has(never_thick);
+        let owing = self.owed <= if self.has(flags::THICK) { BLOCKS_MAX } else { 0 };
         let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
-        if sized && known && summed && numbered { Ok(()) } else { Err(Flaw::Contents) }
+        let is_right = sized && known && summed && thick && owing && numbered;
+        if is_right { Ok(()) } else { Err(Flaw::Contents) }
     }
 }
 
@@ -368,7 +402,7 @@ impl Kind {
             |start: u64| start.checked_add(record.extra).is_some_and(|end| end <= BLOCKS_MAX);
         match self {
             Self::Space => (1..NUMBER_MAX).contains(&record.value) && within(record.key),
-            Self::Map => record.value >= SLOTS && within(record.key) && within(record.value),
+            Self::Map => record.place() >= SLOTS && within(record.key) && within(record.place()),
             _ => true,
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::check::Check;
 use crate::format::{
-    BLOCK_BYTES, Block, Body, Header, Kind, Page, Record, decode_superblock, reseal,
+    BLOCK_BYTES, Block, Body, Header, Kind, Page, Record, SPARE, decode_superblock, reseal,
 };
 use crate::layout::Layout;
 use crate::open::{NewStore, Opening, Step};
@@ -109,6 +109,9 @@ fn work(store: &mut Store, image: &mut [u8]) {
         ask(store, image, Ask::Trim { volume, block: 0, blocks: blocks.min(2) });
         ask(store, image, Ask::Account(info.name.clone()));
         ask(store, image, Ask::Difference { volume, base: info.origin, block: 0 });
+        ask(store, image, Ask::Thicken(info.name.clone()));
+        ask(store, image, Ask::Own { volume, block: 0, blocks: 32 });
+        ask(store, image, Ask::Own { volume, block: blocks, blocks: 16 });
     }
     for info in volumes.into_iter().take(4) {
         let name = info.name;
@@ -172,7 +175,7 @@ fn block_at(image: &[u8], at: u64) -> &Block {
     block.expect("only blocks of the store are read")
 }
 
-/// A store with a volume, a snapshot of it and a clone.
+/// A store with a volume, a snapshot of it and a clone, one with checksums and a thick one.
 fn sample() -> Vec<u8> {
     let mut image = vec![0; usize::try_from(BLOCKS).unwrap_or(0) * BLOCK_BYTES];
     let new = NewStore { name: "fuzz".into(), uuid: 1, blocks: BLOCKS };
@@ -200,6 +203,10 @@ fn sample() -> Vec<u8> {
     for block in [0, 9, 22, 35, 41, 50] {
         ask(&mut store, &mut image, Ask::Write { volume: 4, block, blocks: 3 });
     }
+    let create = Change::CreateThick { name: "e".into(), blocks: 40, unit: 4, uuid: 5 };
+    ask(&mut store, &mut image, Ask::Change(create));
+    ask(&mut store, &mut image, Ask::Own { volume: 5, block: 0, blocks: 16 });
+    ask(&mut store, &mut image, Ask::Write { volume: 5, block: 7, blocks: 3 });
     ask(&mut store, &mut image, Ask::Flush);
     image
 }
@@ -208,13 +215,14 @@ fn sample() -> Vec<u8> {
 #[must_use]
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let record = |key, value, extra| Record { key, value, extra };
+    let spare = record(16, 100 | SPARE, 3);
     let node = |kind, level, records| Page {
         kind,
         generation: 3,
         owner: 1,
         body: Body::Node { level, records },
     };
-    let map = node(Kind::Map, 0, vec![record(0, 64, 8), record(16, 100, 3)]);
+    let map = node(Kind::Map, 0, vec![record(0, 64, 8), spare]);
     let inner = node(Kind::Space, 1, vec![record(0, 7, 3), record(90, 8, 2)]);
     let patch = |block: u8, from: u16, len: u8, value: u8| {
         let [low, high] = from.to_le_bytes();

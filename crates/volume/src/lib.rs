@@ -1,4 +1,4 @@
-//! Logical volumes: a store that always opens, thin volumes, snapshots and clones. No I/O.
+//! Logical volumes: a store that always opens, volumes thin and thick, snapshots and clones. No I/O.
 //!
 //! [`NewStore`] says what makes a store, [`Opening`] which blocks have to be read to open one. An
 //! open [`Store`] is asked things and says what the device is to do; [`Check`] walks a whole store.
@@ -30,6 +30,7 @@ mod space;
 mod store;
 pub mod stream;
 mod sums;
+mod thick;
 mod tree;
 mod volumes;
 

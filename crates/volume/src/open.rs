@@ -96,7 +96,9 @@ impl NewStore {
             space: Pointer::NONE,
             name,
             thresholds: [0; 2],
-            reserved: [0; 62],
+            gap: [0; 6],
+            promised: 0,
+            reserved: [0; 48],
         };
         let of = |generation| superblocks(self.uuid, generation, superblock);
         Ok((1..=SLOTS).flat_map(of).collect())

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::books::{Books, Stop};
-use crate::format::{Record, VolumeBody};
+use crate::edit::Gain;
+use crate::format::{Record, VolumeBody, flags};
 use crate::sums::GROUP_BLOCKS;
 use crate::tree::{Leaf, Tree};
 
@@ -54,7 +55,7 @@ pub(crate) struct Grant {
 }
 
 /// Where a unit of a volume is to be written.
-enum Home {
+pub(crate) enum Home {
     /// To this unit of the store; and where its blocks lie now.
     Here(u64, Vec<Record>),
     /// It needs a unit.
@@ -77,7 +78,8 @@ impl Books {
             }
             let Some(run) = run else { break };
             let end = (run.key + run.extra).min(range.end);
-            let from = Some(run.value + (start - run.key));
+            let at_start = run.place() + (start - run.key);
+            let from = Some(at_start).filter(|_| !run.is_spare());
             pieces.push(Piece { block: start, blocks: end - start, at: from });
             at = end;
         }
@@ -164,7 +166,7 @@ impl Books {
                 index += 1;
                 continue;
             }
-            let found = self.take_units(unit, missing as u64)?;
+            let found = self.take_units(unit, missing as u64, body.owed)?;
             for at in (found.start..found.end).step_by(step(unit)) {
                 let number = range.start / unit + index as u64;
                 let taken = bits(&part(number, unit, range), unit);
@@ -180,7 +182,7 @@ impl Books {
 
     /// The unit of the store that this volume alone uses for one of its units, if there is one: the
     /// one in which the blocks lie that are to be written, if possible.
-    fn home(
+    pub(crate) fn home(
         &mut self,
         tree: &Tree,
         leaf: Option<&Leaf>,
@@ -193,7 +195,7 @@ impl Books {
         let to = records.partition_point(|run| run.key < start + tree.unit);
         let runs = &records[from.min(to)..to];
         // A run that began before the unit lies so that the unit begins `start - key` behind it.
-        let place = |run: &Record| (run.value + start).wrapping_sub(run.key);
+        let place = |run: &Record| (run.place() + start).wrapping_sub(run.key);
         let touches = |run: &Record| run.key < blocks.end && run.key + run.extra > blocks.start;
         let (near, far): (Vec<&Record>, Vec<&Record>) = runs.iter().partition(|run| touches(run));
         for run in near.into_iter().chain(far) {
@@ -201,7 +203,7 @@ impl Books {
             let uses = runs.iter().filter(|other| place(other) == at).count() as u64;
             let goes_to = at + (blocks.start - start)..at + (blocks.end - start);
             // Where a write has failed that nothing is mapped to, it may come to pass late.
-            let is_spoilt = self.space.is_spoilt(&goes_to) && !has(runs, blocks, goes_to.start);
+            let is_spoilt = self.space.is_spoilt(&goes_to) && !lie(runs, blocks, goes_to.start);
             if self.count(at)? == uses && !self.space.is_lowered(at) && !is_spoilt {
                 return Ok(Home::Here(at, runs.to_vec()));
             }
@@ -256,30 +258,35 @@ impl Books {
         let range = segment.block..segment.block + segment.blocks.min(most);
         let line = Record { key: segment.block, value: segment.at, extra: segment.blocks };
         let tree = body.tree();
-        let (end, blocks) = self.splice(&tree, &mut body.map, range, Some(line))?;
-        body.mapped = body.mapped.saturating_add_signed(blocks);
+        let (end, gain) = self.splice(&tree, &mut body.map, range, Some(line))?;
+        body.take_in(gain);
         if body.tree().keeps {
             let count = usize::try_from(end - segment.block).unwrap_or(usize::MAX);
             self.put_sums(&mut body, segment.block, sums.get(..count).unwrap_or(sums))?;
         }
-        if u64::try_from(blocks) != Ok(end - segment.block) {
+        if u64::try_from(gain.mapped) != Ok(end - segment.block) {
             self.remapped.insert(id);
         }
         self.put_volume(&body)?;
         Ok(end)
     }
 
-    /// Takes blocks out of a volume's map, as far as one leaf goes. Returns where it stopped.
+    /// Takes blocks out of a volume's map, as far as one leaf goes; those of a thick volume become
+    /// spare. Returns where it stopped.
     pub(crate) fn unmap(&mut self, id: u64, range: &Range<u64>) -> Result<u64, Stop> {
         let mut body = self.expect_volume(id)?;
         let (map, sums, tree) = (body.map, body.sums, body.tree());
         let end = if tree.keeps { self.sums_end(&body, range)? } else { range.end };
-        let (end, blocks) = self.clear(&tree, &mut body.map, &(range.start..end), false)?;
-        body.mapped = body.mapped.saturating_add_signed(blocks);
+        let range = range.start..end;
+        let (end, gain) = match body.has(flags::THICK) {
+            true => self.make_spare(&tree, &mut body.map, &range)?,
+            false => self.clear(&tree, &mut body.map, &range, false)?,
+        };
+        body.take_in(gain);
         if tree.keeps {
             self.forget_sums(&mut body, &(range.start..end))?;
         }
-        if (body.map, body.sums) != (map, sums) || blocks != 0 {
+        if (body.map, body.sums) != (map, sums) || gain != Gain::default() {
             self.remapped.insert(id);
             self.put_volume(&body)?;
         }
@@ -312,8 +319,18 @@ fn has(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
     runs.iter().any(holds)
 }
 
+/// Whether these blocks lie there, written or spare.
+fn lie(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
+    let common = |run: &Record| {
+        let (start, end) = (run.key.max(blocks.start), (run.key + run.extra).min(blocks.end));
+        let is_there = run.place() + blocks.start == at + run.key;
+        if is_there { end.saturating_sub(start) } else { 0 }
+    };
+    runs.iter().map(common).sum::<u64>() == blocks.end - blocks.start
+}
+
 /// The blocks of a range that are in a unit.
-fn part(number: u64, unit: u64, range: &Range<u64>) -> Range<u64> {
+pub(crate) fn part(number: u64, unit: u64, range: &Range<u64>) -> Range<u64> {
     (number * unit).max(range.start)..((number + 1) * unit).min(range.end)
 }
 

@@ -89,6 +89,14 @@ impl RangeSet {
         blocks
     }
 
+    /// The parts of a range that are in it.
+    pub(crate) fn parts_in(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let Range { start, end } = *range;
+        let first = self.ranges.range(..=start).next_back().map_or(start, |(&first, _)| first);
+        let parts = self.ranges.range(first..end).map(move |(&a, &b)| a.max(start)..b.min(end));
+        parts.filter(|part| !part.is_empty())
+    }
+
     /// Every range.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
@@ -242,6 +250,12 @@ mod tests {
             let part = usize::try_from(start).unwrap()..usize::try_from(end).unwrap();
             assert_eq!(set.blocks_in(&(start..end)), count(&plain[part]));
             assert_eq!(set.blocks_in(&(0..64)), count(&plain));
+            let found: Vec<u64> = set.parts_in(&(start..end)).flatten().collect();
+            assert!(
+                found
+                    .into_iter()
+                    .eq((start..end).filter(|at| plain[usize::try_from(*at).unwrap()]))
+            );
         }
     }
 

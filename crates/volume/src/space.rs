@@ -9,7 +9,7 @@
 //! blocks that some transaction has freed, but the last durable superblock still refers to, or a
 //! transfer that began before may still touch; and `spoilt`, blocks to which a write has failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::books::{Books, Stop};
@@ -25,8 +25,12 @@ pub(crate) struct Space {
     pub(crate) deltas: Deltas,
     pub(crate) pool: RangeSet,
     pub(crate) pending: RangeSet,
-    /// By the transaction that freed them.
+    /// By the transaction that freed them: blocks of data, which transfers may still touch.
     quarantine: BTreeMap<u64, RangeSet>,
+    /// By the transaction that freed them: blocks of metadata, which no transfer ever touches.
+    freed_pages: BTreeMap<u64, RangeSet>,
+    /// Blocks of metadata to which nobody refers any more.
+    pub(crate) dropped: BTreeSet<u64>,
     /// Blocks that someone has ceased to refer to, by the transaction in which that was.
     lowered: BTreeMap<u64, RangeSet>,
     /// Blocks to which a write has failed, which may still come to pass. Nobody is given them until
@@ -87,6 +91,8 @@ impl Space {
             pool: RangeSet::default(),
             pending: RangeSet::default(),
             quarantine: BTreeMap::new(),
+            freed_pages: BTreeMap::new(),
+            dropped: BTreeSet::new(),
             lowered: BTreeMap::new(),
             spoilt: RangeSet::default(),
             vacated: BTreeMap::new(),
@@ -102,7 +108,8 @@ impl Space {
     /// Blocks that may be given out at once.
     pub(crate) fn free(&self, superblock: &Superblock) -> u64 {
         let room = superblock.room();
-        let quarantined: u64 = self.quarantine.values().map(RangeSet::blocks).sum();
+        let quarantined = self.quarantine.values().chain(self.freed_pages.values());
+        let quarantined: u64 = quarantined.map(RangeSet::blocks).sum();
         let taken = superblock.used + self.fresh + self.pool.blocks() + self.pending.blocks();
         // Those that are mapped count twice: less is promised than there is.
         (room.end - room.start).saturating_sub(taken + quarantined + self.spoilt.blocks())
@@ -110,19 +117,24 @@ impl Space {
 
     /// Whether a commit would bring blocks that cannot be given out now.
     pub(crate) fn awaits_commit(&self) -> bool {
-        self.deltas.iter().any(|(_, delta)| delta <= 0) || !self.quarantine.is_empty()
+        let is_freed = !self.quarantine.is_empty() || !self.freed_pages.is_empty();
+        is_freed || self.deltas.iter().any(|(_, delta)| delta <= 0)
     }
 
     /// Keeps freed blocks from being given out for as long as `generation` is not durable.
     pub(crate) fn quarantine(&mut self, generation: u64, range: Range<u64>) {
-        self.quarantine.entry(generation).or_default().insert(range);
+        let is_page = self.dropped.remove(&range.start);
+        let freed = if is_page { &mut self.freed_pages } else { &mut self.quarantine };
+        freed.entry(generation).or_default().insert(range);
     }
 
-    /// Lets blocks go that were freed by transactions up to this one.
-    pub(crate) fn release(&mut self, generation: u64) {
-        let before = self.quarantine.len();
-        self.quarantine.retain(|freed, _| *freed > generation);
-        if self.quarantine.len() < before {
+    /// Lets blocks go that were freed by transactions up to the `durable` one: those of data only up
+    /// to `past`, before which no transfer began that is under way.
+    pub(crate) fn release(&mut self, durable: u64, past: u64) {
+        let before = self.quarantine.len() + self.freed_pages.len();
+        self.quarantine.retain(|freed, _| *freed > past);
+        self.freed_pages.retain(|freed, _| *freed > durable);
+        if self.quarantine.len() + self.freed_pages.len() < before {
             self.look_again();
         }
     }
@@ -166,6 +178,11 @@ impl Space {
         self.lowered.values().any(|set| matches!(set.look(block), Place::Taken(_)))
     }
 
+    /// Whether that is so of any.
+    pub(crate) fn has_lowered(&self) -> bool {
+        !self.lowered.is_empty()
+    }
+
     /// Notes that a map does not have blocks any more. Until that is durable, they may be in it again
     /// after a loss of power, with the checksums that they have; and reads of them may be under way.
     pub(crate) fn vacate(&mut self, generation: u64, range: Range<u64>) {
@@ -186,7 +203,8 @@ impl Space {
     /// What memory alone knows about a block.
     fn look(&self, at: u64) -> Place {
         let sets = [&self.pool, &self.pending, &self.spoilt];
-        let sets = sets.into_iter().chain(self.quarantine.values());
+        let freed = self.quarantine.values().chain(self.freed_pages.values());
+        let sets = sets.into_iter().chain(freed);
         let places = sets.map(|set| set.look(at)).chain([self.deltas.look(at)]);
         places.fold(Place::Free(u64::MAX), |so_far, place| match (so_far, place) {
             (Place::Taken(a), Place::Taken(b)) => Place::Taken(a.max(b)),
@@ -244,15 +262,32 @@ impl Books {
         self.space.free(&self.superblock) + self.space.pool.blocks()
     }
 
-    /// Sets units aside for data: up to `units` that lie together, each of `unit` blocks.
-    pub(crate) fn take_units(&mut self, unit: u64, units: u64) -> Result<Range<u64>, Stop> {
-        let free = self.space.free(&self.superblock);
-        if free < self.space.kept + unit {
-            return Err(Stop::Full);
-        }
-        let found = self.find(Purpose::Data, unit, units * unit)?;
+    /// Sets units aside for data: up to `units` that lie together, each of `unit` blocks, for a
+    /// volume that is owed so many blocks.
+    pub(crate) fn take_units(
+        &mut self,
+        unit: u64,
+        units: u64,
+        owed: u64,
+    ) -> Result<Range<u64>, Stop> {
+        let found = self.find_units(unit, units, owed)?;
         self.space.pending.insert(found.clone());
         Ok(found)
+    }
+
+    /// The same, for whoever refers to them at once.
+    pub(crate) fn find_units(
+        &mut self,
+        unit: u64,
+        units: u64,
+        owed: u64,
+    ) -> Result<Range<u64>, Stop> {
+        let free = self.space.free(&self.superblock) + owed;
+        let room = free.saturating_sub(self.space.kept + self.reserve());
+        if room < unit {
+            return Err(Stop::Full);
+        }
+        self.find(Purpose::Data, unit, units.min(room / unit) * unit)
     }
 
     /// Keeps what high trees need in a small store.
@@ -263,7 +298,8 @@ impl Books {
 
     /// What is to be said to whoever found no room.
     pub(crate) fn no_space(&self) -> StoreError {
-        StoreError::NoSpace { free: self.space.free(&self.superblock), kept: self.space.kept }
+        let kept = self.space.kept + self.reserve();
+        StoreError::NoSpace { free: self.space.free(&self.superblock), kept }
     }
 
     /// A free run of whole units, `blocks_max` at most. Stops where a page has to be read, and goes
@@ -356,4 +392,35 @@ impl Books {
 
 fn miscounted(address: u64) -> Damage {
     Damage { address, kind: None, owner: 0, flaw: Flaw::Count }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Space;
+    use crate::format::Superblock;
+    use crate::layout::Layout;
+    use crate::ranges::Place;
+
+    #[test]
+    fn a_freed_page_waits_to_be_durable_and_freed_data_for_transfers_as_well() {
+        let empty = Superblock { blocks: 1024, ..Superblock::decode(&[0; Superblock::BYTES]) };
+        let mut space = Space::new(&empty);
+        let (page, data) = (100, 200);
+        space.dropped.insert(page);
+        space.quarantine(5, page..page + 1);
+        space.quarantine(5, data..data + 16);
+        let is_kept = |space: &Space, at| matches!(space.look(at), Place::Taken(_));
+        let free = space.free(&empty);
+        for (durable, past, expected) in
+            [(4, 4, [true, true]), (4, 9, [true, false]), (5, 4, [false, false])]
+        {
+            space.release(durable, past);
+            assert_eq!([page, data + 15].map(|at| is_kept(&space, at)), expected);
+        }
+        assert_eq!(space.free(&empty), free + 17);
+        // What is data there in its next life is not taken for a page.
+        space.quarantine(6, page..page + 1);
+        space.release(6, 5);
+        assert!(is_kept(&space, page));
+    }
 }

@@ -182,7 +182,8 @@ impl Store {
         let run = self.books.next_run(&body.tree(), body.map, block).ok().flatten()?;
         self.books.cache.settle();
         let blocks = run.extra.min(body.blocks.saturating_sub(run.key));
-        (run.key <= block).then_some(Run { block: run.key, blocks, at: run.value })
+        let is_there = run.key <= block && !run.is_spare();
+        is_there.then_some(Run { block: run.key, blocks, at: run.value })
     }
 
     /// A volume of which blocks that were mapped may lie elsewhere from now on, or nowhere: runs of it
@@ -195,7 +196,8 @@ impl Store {
     /// Something to be told of the room. To be asked now and then, best until there is none: nobody
     /// else looks how full the store is.
     pub fn next_notice(&mut self) -> Option<Notice> {
-        let Usage { blocks, free, kept, thresholds, .. } = self.usage();
+        let Usage { blocks, free, kept, promised, thresholds, .. } = self.usage();
+        let kept = kept + promised;
         let room = blocks.saturating_sub(2 * SLOTS + kept);
         let taken = room.saturating_sub(free.saturating_sub(kept));
         self.level.next(thresholds, taken, room)
@@ -390,7 +392,7 @@ impl Store {
                 self.ask_for(address);
                 false
             }
-            Err(Stop::Full) => {
+            Err(Stop::Full | Stop::Short(_)) => {
                 self.is_sweep_stuck = self.is_clean();
                 self.wants_commit |= !self.is_sweep_stuck;
                 false

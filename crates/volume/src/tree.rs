@@ -49,8 +49,8 @@ impl Tree {
 
     /// The blocks of the store that a run of a map keeps from others: all of every unit it touches.
     pub(crate) const fn units_of(&self, run: &Record) -> Range<u64> {
-        let start = run.value / self.unit * self.unit;
-        start..(run.value + run.extra).next_multiple_of(self.unit)
+        let start = run.place() / self.unit * self.unit;
+        start..(run.place() + run.extra).next_multiple_of(self.unit)
     }
 
     /// Whether nodes may belong to several trees.

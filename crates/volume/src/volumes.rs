@@ -30,6 +30,18 @@ pub enum Change {
         /// Whether its data have checksums. What is made from it has them, too.
         checksums: bool,
     },
+    /// Makes an empty volume that is promised room for all of its blocks. They get their units when
+    /// [they are asked to](crate::Ask::Own).
+    CreateThick {
+        /// Its name.
+        name: String,
+        /// How many blocks of 4 KiB it has.
+        blocks: u64,
+        /// Blocks in its unit of allocation: 1, 2, 4, 8 or 16.
+        unit: u64,
+        /// Drawn by the caller.
+        uuid: u128,
+    },
     /// Deletes a volume or a snapshot. What was made from it keeps what it holds, and is on its own
     /// from now on.
     Delete {
@@ -45,7 +57,8 @@ pub enum Change {
         /// The new one.
         to: String,
     },
-    /// Gives a volume another size. What is behind the new end is lost.
+    /// Gives a volume another size. What is behind the new end is lost. A thick one is promised room
+    /// for what it gains.
     Resize {
         /// Its name.
         name: String,
@@ -115,8 +128,12 @@ pub struct VolumeInfo {
     pub is_read_only: bool,
     /// How many blocks of 4 KiB it has.
     pub blocks: u64,
-    /// How many of them are mapped. The others read as zeroes and take no room.
+    /// How many of them are mapped, which were written. The others read as zeroes.
     pub mapped: u64,
+    /// How many of the others are spare: they have room all the same.
+    pub spare: u64,
+    /// Whether it is thick: room is kept for all of its blocks.
+    pub is_thick: bool,
     /// Blocks in its unit of allocation.
     pub unit: u64,
     /// Whether its data have checksums.
@@ -159,6 +176,8 @@ impl VolumeBody {
             is_read_only: self.has(flags::READ_ONLY),
             blocks: self.blocks,
             mapped: self.mapped,
+            spare: self.spare,
+            is_thick: self.has(flags::THICK),
             unit: self.unit(),
             has_checksums: self.has(flags::CHECKSUMS),
         }
@@ -170,6 +189,7 @@ impl Change {
     pub(crate) fn quiets(&self) -> Option<&str> {
         match self {
             Self::Create { .. }
+            | Self::CreateThick { .. }
             | Self::Rename { .. }
             | Self::Decouple { .. }
             | Self::Thresholds { .. } => None,
@@ -224,7 +244,11 @@ impl Books {
     pub(crate) fn change(&mut self, change: &Change) -> Result<Progress, Stop> {
         match change {
             Change::Create { name, blocks, unit, uuid, checksums } => {
-                self.create(name, *blocks, *unit, *uuid, *checksums)
+                let flags = if *checksums { flags::CHECKSUMS } else { 0 };
+                self.create(name, *blocks, *unit, *uuid, flags)
+            }
+            Change::CreateThick { name, blocks, unit, uuid } => {
+                self.create(name, *blocks, *unit, *uuid, flags::THICK)
             }
             Change::Delete { name, orphan } => self.delete(name, *orphan),
             Change::Rename { name, to } => self.rename(name, to),
@@ -248,7 +272,7 @@ impl Books {
         blocks: u64,
         unit: u64,
         uuid: u128,
-        checksums: bool,
+        flags: u32,
     ) -> Result<Progress, Stop> {
         let padded = self.free_name(name)?;
         check_size(name, blocks)?;
@@ -256,13 +280,13 @@ impl Books {
         if !unit.is_power_of_two() || unit_shift > UNIT_SHIFT_MAX {
             return Err(StoreError::BadUnit(unit).into());
         }
-        if checksums {
-            self.superblock.incompatible |= features::CHECKSUMS;
-        }
-        let body = VolumeBody {
+        let has = |flag| flags & flag != 0;
+        self.superblock.incompatible |= if has(flags::CHECKSUMS) { features::CHECKSUMS } else { 0 };
+        self.superblock.incompatible |= if has(flags::THICK) { features::SPARE } else { 0 };
+        let mut body = VolumeBody {
             id: self.take_number(),
             origin: 0,
-            flags: if checksums { flags::CHECKSUMS } else { 0 },
+            flags,
             unit_shift,
             blocks,
             mapped: 0,
@@ -273,8 +297,14 @@ impl Books {
             uuid,
             name: padded,
             sums: Pointer::NONE,
-            reserved: [0; 80],
+            spare: 0,
+            owed: 0,
+            reserved: [0; 64],
         };
+        if has(flags::THICK) {
+            body.owed = body.units() * body.unit();
+            self.expect_room(0, &body)?;
+        }
         self.enter(body)
     }
 
@@ -290,6 +320,7 @@ impl Books {
             origin: source.id,
             flags: flags | (source.flags & flags::CHECKSUMS),
             children: 0,
+            owed: 0,
             born: self.generation,
             uuid,
             name: padded,
@@ -313,6 +344,7 @@ impl Books {
         self.remove_line(&CATALOGUE, body.id)?;
         self.remove_line(&NAMES, hash(name.as_bytes()))?;
         self.superblock.volumes = self.superblock.volumes.saturating_sub(1);
+        self.note_promise(body.promise(), 0);
         self.doom(body)?;
         Ok(Progress::Made(None))
     }
@@ -352,7 +384,9 @@ impl Books {
         if body.has(flags::READ_ONLY) {
             return Err(StoreError::ReadOnly(name.into()).into());
         }
-        (body.flags, body.uuid) = (body.flags | flags::READ_ONLY, uuid);
+        // Nothing more is written to it.
+        body.flags = (body.flags & !flags::THICK) | flags::READ_ONLY;
+        (body.uuid, body.owed) = (uuid, 0);
         self.remove_line(&NAMES, hash(name.as_bytes()))?;
         self.put_name(&body)?;
         self.put_volume(&body)?;
@@ -374,7 +408,14 @@ impl Books {
             body.cut = blocks;
             self.put_work(body.id, Pointer::NONE)?;
         }
+        let (before, units) = (body.promise(), body.units());
         body.blocks = blocks;
+        if body.has(flags::THICK) {
+            let more = body.units().saturating_sub(units);
+            let most = body.units() * body.unit();
+            body.owed = (body.owed + more * body.unit()).min(most);
+            self.expect_room(before, &body)?;
+        }
         self.put_volume(&body)?;
         Ok(Progress::Made(Some(body.info())))
     }
@@ -390,11 +431,14 @@ impl Books {
             return Err(StoreError::ReadOnly(volume.into()).into());
         }
         self.remapped.insert(body.id);
-        let id = self.take_number();
+        let (id, before) = (self.take_number(), body.promise());
         self.doom(VolumeBody { id, ..body })?;
         (body.map, body.sums) = (source.map, source.sums);
         self.share_roots(&source);
         (body.blocks, body.mapped, body.cut) = (source.blocks, source.mapped, source.cut);
+        // All of it is the snapshot's as well now.
+        (body.spare, body.owed) = (source.spare, 0);
+        self.expect_room(before, &body)?;
         if body.cut != u64::MAX {
             self.put_work(body.id, Pointer::NONE)?;
         }
@@ -439,8 +483,12 @@ impl Books {
     pub(crate) fn put_volume(&mut self, body: &VolumeBody) -> Result<(), Stop> {
         let root = self.superblock.catalogue;
         let line = self.next_run(&CATALOGUE, root, body.id)?.filter(|line| line.key == body.id);
+        let before = match line {
+            Some(line) => self.volume_at(body.id, line.child())?.promise(),
+            None => 0,
+        };
+        self.note_promise(before, body.promise());
         if let Some(line) = line {
-            self.volume_at(body.id, line.child())?;
             if line.child().generation == self.generation {
                 self.edit(line.value)?.body = Body::Volume(*body);
                 return Ok(());

@@ -15,6 +15,7 @@ mod bounce;
 mod carrier;
 mod channel;
 mod extents;
+mod inflate;
 mod make;
 mod once;
 mod owner;
@@ -32,11 +33,14 @@ pub(crate) mod tests;
 
 use std::sync::Arc;
 
-use base::{Backend, Blame, Durability, Extent, Holds, Limits, Medium, Operation, Span, Support};
+use base::{
+    Backend, Blame, Durability, Extent, Holds, Limits, Medium, Operation, Outcome, Span, Support,
+};
 use dma::Regions;
 use host::{Clock, Sleeper, Thread};
-use volume::{Answer, Ask, StoreError, Usage, VolumeInfo};
+use volume::{Action, Answer, Ask, End, StoreError, Usage, VolumeInfo};
 
+pub use self::inflate::Inflated;
 pub use self::make::{Checked, Created, check, create, grow};
 pub use self::place::Place;
 pub use self::receive::INCOMPLETE;
@@ -161,8 +165,17 @@ impl OpenStore {
         Ok(Self { shared, medium, regions, clock, shape, below, name, owner: Some(owner) })
     }
 
-    /// Asks something and waits for the answer.
+    /// Asks something that moves no data, and waits for the answer.
     fn ask(&self, ask: Ask) -> Result<Answer, MediumError> {
+        self.converse(ask, &mut |_| Outcome::ABORTED)
+    }
+
+    /// Asks something, has `carry` move the data, and waits for the answer.
+    fn converse(
+        &self,
+        ask: Ask,
+        carry: &mut dyn FnMut(&Action) -> Outcome,
+    ) -> Result<Answer, MediumError> {
         let machine =
             |problem| MediumError::new(Blame::Machine, format!("{}: {problem}", self.name));
         let desk = self.shared.join(None).map_err(machine)?;
@@ -174,8 +187,13 @@ impl OpenStore {
         let answer = loop {
             let hears = desk.bell.unmask(0);
             self.shared.lock().take_notes(&desk, &mut notes);
-            if let Some(Note::Ended(_, answer)) = notes.pop_front() {
+            let note = notes.pop_front();
+            if let Some(Note::Ended(_, answer)) = note {
                 break answer.map_err(|error| self.refuse(&error));
+            }
+            if let Some(Note::Do(action)) = note {
+                self.carried(&action, carry(&action));
+                continue;
             }
             if self.clock.now() > until {
                 break Err(MediumError::new(
@@ -189,6 +207,15 @@ impl OpenStore {
         };
         self.shared.leave(&desk, core::iter::empty());
         answer
+    }
+
+    /// Data have been moved, or have not.
+    fn carried(&self, action: &Action, outcome: Outcome) {
+        let (Action::ReadData { io, .. } | Action::WriteData { io, .. }) = action else { return };
+        let end = if outcome.is_success() { End::Done } else { End::Failed(outcome) };
+        let mut state = self.shared.lock_to_tell();
+        state.store.complete(*io, end);
+        self.shared.sort(&mut state);
     }
 
     fn refuse(&self, error: &StoreError) -> MediumError {

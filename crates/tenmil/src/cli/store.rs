@@ -230,6 +230,8 @@ fn counted(counted: &Counted) -> Value {
         "used_blocks": account.used,
         "shared_blocks": account.shared,
         "unique_blocks": account.unique,
+        "reserved_blocks": account.reserved,
+        "missing_blocks": account.missing,
     })
 }
 

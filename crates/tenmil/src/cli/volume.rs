@@ -4,6 +4,7 @@ mod already;
 mod list;
 mod said;
 mod stream;
+mod thick;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ use host::random_seed;
 use self::list::ListArguments;
 use self::said::Said;
 use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
+use self::thick::InflateArguments;
 use super::store::{size, with_opener};
 use super::write_out;
 use crate::Refused;
@@ -34,7 +36,7 @@ pub(super) struct VolumeArguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make an empty volume; it takes room as it is written.
+    /// Make an empty volume; it takes room as it is written, or at once if it is to be thick.
     Create(CreateArguments),
     /// Delete a volume or a snapshot, and give its room back.
     Delete(DeleteArguments),
@@ -50,6 +52,8 @@ enum Command {
     Revert(NameArguments),
     /// Have a clone no longer know what it was made from, so that this can be deleted like any other.
     Decouple(DecoupleArguments),
+    /// Make a volume thick: give it room for all of its blocks, of its own, while others use it.
+    Inflate(InflateArguments),
     /// Say what a snapshot or volume has that another one has not, from their maps alone.
     Diff(DiffArguments),
     /// Write a snapshot, or what it has that another one has not, to standard output.
@@ -77,6 +81,10 @@ struct CreateArguments {
     /// Keep a checksum of every block, and refuse to read what does not have its own
     #[arg(long)]
     checksums: bool,
+
+    /// Give it room for all of its blocks now, so that no first write finds the store full
+    #[arg(long)]
+    thick: bool,
 
     /// Print JSON
     #[arg(long)]
@@ -159,12 +167,14 @@ const EXAMPLES: &str = "\
 Examples:
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g
   tenmil volume create volume:[file:/var/tmp/pool]/safe --size 100g --checksums
+  tenmil volume create volume:[file:/var/tmp/pool]/log --size 10g --thick
   tenmil volume snapshot volume:[file:/var/tmp/pool]/db monday
   tenmil volume clone volume:[file:/var/tmp/pool]/monday trial
   tenmil volume rename volume:[file:/var/tmp/pool]/trial next
   tenmil volume resize volume:[file:/var/tmp/pool]/next --size 200g
   tenmil volume revert volume:[file:/var/tmp/pool]/db monday
   tenmil volume decouple volume:[file:/var/tmp/pool]/next
+  tenmil volume inflate volume:[file:/var/tmp/pool]/next
   tenmil volume delete volume:[file:/var/tmp/pool]/next
   tenmil volume list file:/var/tmp/pool
   tenmil volume diff volume:[file:/var/tmp/pool]/monday tuesday --json
@@ -181,6 +191,7 @@ const GIVING_BACK_MAX: Span = Span::from_secs(60);
 /// Makes a change, or lists.
 pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     let text = with_opener(|opener| match &arguments.command {
+        Command::Create(it) if it.thick => thick::create(opener, it)?.render(it.json),
         Command::Create(it) => create(opener, it)?.render(it.json),
         Command::Delete(it) => delete(opener, it)?.render(it.json),
         Command::Rename(it) => rename(opener, it)?.render(it.json),
@@ -189,6 +200,7 @@ pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<Ex
         Command::Clone(it) => clone(opener, it)?.render(it.json),
         Command::Revert(it) => revert(opener, it)?.render(it.json),
         Command::Decouple(it) => decouple(opener, it)?.render(it.json),
+        Command::Inflate(it) => thick::inflate(opener, it)?.render(it.json),
         Command::Diff(diff) => stream::diff(opener, diff, out).map(|()| String::new()),
         Command::Send(send) => stream::send(opener, send, out).map(|()| String::new()),
         Command::Receive(it) => stream::receive(opener, it, out).map(|()| String::new()),
@@ -297,7 +309,9 @@ fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<Said, Refused
         open.settle(GIVING_BACK_MAX);
         format!("volume `{name}` has {} now\n", size(blocks * page))
     };
-    Ok(make(&open, Change::Resize { name: name.clone(), blocks }, text)?.of(&name))
+    let said = make(&open, Change::Resize { name: name.clone(), blocks }, text)?.of(&name);
+    thick::keep_promise(opener, &open, &name)?;
+    Ok(said)
 }
 
 fn blocks(volume: &Uri, what: &str, Size(bytes): Size) -> Result<u64, Refused> {
@@ -327,7 +341,7 @@ mod tests {
         volume: VolumeArguments,
     }
 
-    fn say(words: &[&str]) -> Result<String, Refused> {
+    pub(super) fn say(words: &[&str]) -> Result<String, Refused> {
         let line = Line::try_parse_from(["volume"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
         run(&line.volume, &mut out)?;
@@ -335,7 +349,7 @@ mod tests {
     }
 
     /// A store, and what it is on.
-    fn pool() -> (tempfile::TempDir, String) {
+    pub(super) fn pool() -> (tempfile::TempDir, String) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());

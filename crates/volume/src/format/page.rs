@@ -59,7 +59,7 @@ impl Page {
         let is_leaf = self.level() == 0;
         self.records().iter().all(|record| {
             let first = match self.kind {
-                Kind::Map if is_leaf => record.value,
+                Kind::Map if is_leaf => record.place(),
                 Kind::Space if is_leaf => record.key,
                 // Where a child lies is compared when it is looked for.
                 _ => return true,

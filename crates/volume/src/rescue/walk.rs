@@ -5,7 +5,7 @@ use std::ops::Range;
 use base::Outcome;
 
 use crate::error::{Damage, Flaw};
-use crate::format::{Block, Page, Pointer, Record};
+use crate::format::{Block, Kind, Page, Pointer, Record};
 use crate::tree::{ALL, Tree, child_bounds};
 
 /// A walk under way.
@@ -81,7 +81,11 @@ impl Walk {
             .and_then(|page| self.check(page, at, level, &bounds));
         match page {
             Err(damage) => self.lose(bounds, damage),
-            Ok(page) if page.level() == 0 => self.records.extend(page.records()),
+            Ok(page) if page.level() == 0 => {
+                // What is spare reads as zeroes, as if nothing were mapped there.
+                let is_written = |line: &&Record| page.kind != Kind::Map || !line.is_spare();
+                self.records.extend(page.records().iter().filter(is_written));
+            }
             Ok(page) => {
                 // The last one that is put there is the next to be read.
                 for index in (0..page.records().len()).rev() {

@@ -20,6 +20,19 @@ pub enum Ask {
     Account(String),
     /// How the room is used.
     Usage,
+    /// A volume is to be promised room for all of its blocks: it is thick then, and owed the units that
+    /// it has not. Answered when that survives a loss of power, or at once if it is so already.
+    Thicken(String),
+    /// Blocks of a thick volume are to lie in units of its own: the first stretch of those that do not,
+    /// from one on. Whoever asks moves what has to be copied, first to himself and then from there.
+    Own {
+        /// Its number.
+        volume: u64,
+        /// The first block.
+        block: u64,
+        /// How many blocks whoever asks can keep: as many as a unit has at least.
+        blocks: u64,
+    },
     /// How many blocks of a volume, from one on, are alike, or at least some of them: mapped in one
     /// run, or all reading as zeroes.
     Extent {
@@ -56,7 +69,7 @@ pub enum Ask {
         /// How many.
         blocks: u64,
     },
-    /// Blocks of a volume are to read as zeroes and take no room.
+    /// Blocks of a volume are to read as zeroes and take no room, unless it is thick.
     Trim {
         /// Its number.
         volume: u64,
@@ -80,12 +93,15 @@ pub enum Answer {
     Volumes(Vec<VolumeInfo>),
     /// The room of a volume.
     Account(Account),
+    /// All blocks before this one lie in units of the volume's own, or did a moment ago; it is the
+    /// volume's end once all have been seen to.
+    Owned(u64),
     /// Blocks that are alike.
     Extent {
         /// How many; zero only from the volume's end on.
         blocks: u64,
         /// The block of the store in which the first one lies, if they are mapped. The others read as
-        /// zeroes and take no room.
+        /// zeroes.
         at: Option<u64>,
     },
     /// Blocks that differ.
@@ -112,6 +128,8 @@ pub struct Usage {
     pub free: u64,
     /// Kept for deletions and commits; no data are ever put there.
     pub kept: u64,
+    /// Kept for thick volumes: for their maps at worst, and for units that they have not been given.
+    pub promised: u64,
     /// Volumes, snapshots included.
     pub volumes: u64,
     /// Per cent of the room for data at which it is told that so much is taken; zero is none.

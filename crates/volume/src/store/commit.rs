@@ -74,7 +74,7 @@ impl Store {
                 Ok(false) => self.freeze(),
                 Err(Stop::Need(address)) => return self.ask_for(address),
                 Err(Stop::Full) => self.stop(&self.books.no_space()),
-                Err(Stop::Error(error)) => self.stop(&error),
+                Err(Stop::Error(error) | Stop::Short(error)) => self.stop(&error),
             }
         }
     }
@@ -190,12 +190,12 @@ impl Store {
     }
 
     /// Lets freed blocks be given out, and blocks that someone has left be written over, that no
-    /// durable superblock refers to and no transfer touches.
+    /// durable superblock refers to and no transfer may touch.
     pub(super) fn release(&mut self) {
         let oldest = self.transfers.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest);
         let oldest = oldest.min(self.oldest_read);
         let past = self.durable.0.min(oldest.saturating_sub(1));
-        self.books.space.release(past);
+        self.books.space.release(self.durable.0, past);
         self.books.space.settle(past);
     }
 

@@ -1,5 +1,6 @@
 //! What is asked, step by step.
 
+mod own;
 mod transfer;
 
 use std::ops::Range;
@@ -7,13 +8,14 @@ use std::ops::Range;
 use base::Outcome;
 
 use super::{Answer, Ask, Run, Store, Usage};
-use crate::account::Tally;
+use crate::account::{Account, Tally};
 use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::error::StoreError;
 use crate::format::{VolumeBody, flags, unpadded};
 use crate::plan::{Grant, Segment};
 use crate::space::CHANGE_BLOCKS;
+use crate::thick::Move;
 use crate::volumes::{CATALOGUE, Change, Progress, VolumeInfo};
 
 /// A question under way.
@@ -32,8 +34,23 @@ pub(super) struct Task {
     mine: (Vec<(u64, u64)>, u64),
     /// How often it has waited for room.
     retries: u32,
+    /// How often it may wait for room while nothing is being given back.
+    patience: u32,
+    /// Whether it needs no room but what is kept for a thick volume.
+    is_promised: bool,
+    /// Units of a thick volume for which data are on their way.
+    moves: Option<Box<Moving>>,
     /// The checksums of what it moves, if the volume has them.
     summed: Option<Box<Summed>>,
+}
+
+/// Units of a thick volume that are to have all of their blocks in units of its own.
+#[derive(Debug)]
+struct Moving {
+    /// The first block of the first one, which is the first that whoever asked keeps.
+    first: u64,
+    moves: Vec<Move>,
+    is_written: bool,
 }
 
 /// The checksums of what is moved: of what is read, as they should be; of what is written, as far as
@@ -98,8 +115,13 @@ enum Halt {
     Wait(Wait),
 }
 
-/// How often a task may wait for room while blocks are being given back.
+/// How often a task may wait for room while blocks are being given back, or if it is promised room and
+/// takes turns with others of which the same is true.
 const RETRIES_MAX: u32 = 1000;
+/// How often one may that finds none and is promised none.
+const PATIENCE: u32 = 2;
+/// How often a write to a thick volume may that finds its units left by a snapshot, but not durably.
+const PATIENCE_FOR_UNITS: u32 = 16;
 
 impl From<Stop> for Halt {
     fn from(stop: Stop) -> Self {
@@ -124,7 +146,21 @@ impl Task {
         let mine = (Vec::new(), 0);
         let (began, writes_to, quiets, retries) = (None, None, None, 0);
         let (state, summed) = (State::Start, None);
-        Self { token, ask, state, began, writes_to, quiets, mine, retries, summed }
+        let (patience, is_promised, moves) = (PATIENCE, false, None);
+        Self {
+            token,
+            ask,
+            state,
+            began,
+            writes_to,
+            quiets,
+            mine,
+            retries,
+            patience,
+            is_promised,
+            moves,
+            summed,
+        }
     }
 }
 
@@ -141,14 +177,15 @@ impl Store {
             Ok(Next::Wait(wait)) | Err(Halt::Wait(wait)) => wait,
             Err(Halt::Stop(Stop::Need(address))) => Wait::Page(address),
             Err(Halt::Stop(Stop::Error(error))) => return self.finish(task, Err(*error)),
-            Err(Halt::Stop(Stop::Full)) => {
-                if !self.may_find_room(&mut task) {
-                    let error = self.books.no_space();
-                    self.level.note_refused();
-                    return self.finish(task, Err(error));
-                }
-                Wait::Commit(self.books.generation)
+            Err(Halt::Stop(Stop::Short(error))) if !self.may_find_room(&mut task) => {
+                return self.finish(task, Err(*error));
             }
+            Err(Halt::Stop(Stop::Full)) if !self.may_find_room(&mut task) => {
+                let error = self.books.no_space();
+                self.level.note_refused();
+                return self.finish(task, Err(error));
+            }
+            Err(Halt::Stop(Stop::Full | Stop::Short(_))) => Wait::Commit(self.books.generation),
         };
         self.tasks.insert(id, task);
         self.wait(id, wait);
@@ -165,7 +202,7 @@ impl Store {
     fn may_find_room(&self, task: &mut Task) -> bool {
         task.retries += 1;
         let is_swept = self.books.superblock.work.is_none();
-        let patience = if is_swept { 2 } else { RETRIES_MAX };
+        let patience = if is_swept { task.patience } else { RETRIES_MAX };
         !self.stopped && task.retries <= patience && self.books.space.awaits_commit()
     }
 
@@ -227,6 +264,8 @@ impl Store {
             Ask::List => self.list(task),
             Ask::Account(name) => self.account(task, &name),
             Ask::Usage => Ok(Next::Done(Answer::Usage(self.usage()))),
+            Ask::Thicken(name) => self.thicken(task, &name),
+            Ask::Own { volume, block, blocks } => self.own(id, task, volume, block, blocks),
             Ask::Extent { volume, block } => self.extent(volume, block),
             Ask::Difference { volume, base, block } => self.difference(task, volume, base, block),
             Ask::Read { volume, block, blocks } => self.read(id, task, volume, block, blocks),
@@ -286,6 +325,11 @@ impl Store {
     }
 
     fn account(&mut self, task: &mut Task, name: &str) -> Result<Next, Halt> {
+        Ok(Next::Done(Answer::Account(self.add_up(task, name)?)))
+    }
+
+    /// The room of a volume, as far as it has not been added up yet.
+    fn add_up(&mut self, task: &mut Task, name: &str) -> Result<Account, Halt> {
         let mut tally = if let State::Counting(tally) = task.state { tally } else { Tally::BEGIN };
         let body = self.books.lookup(name)?;
         while let Some(further) = self.books.tally(&body, &tally)? {
@@ -294,7 +338,7 @@ impl Store {
             // What was added up is not looked at again.
             self.books.cache.settle();
         }
-        Ok(Next::Done(Answer::Account(tally.account(&body))))
+        Ok(tally.account(&body))
     }
 
     fn extent(&mut self, volume: u64, block: u64) -> Result<Next, Halt> {
@@ -304,7 +348,7 @@ impl Store {
         let (at, blocks) = match run {
             Some(run) if run.key <= block => {
                 let skip = block - run.key;
-                (Some(run.value + skip), run.extra - skip)
+                (Some(run.place() + skip).filter(|_| !run.is_spare()), run.extra - skip)
             }
             Some(run) => (None, run.key - block),
             None => (None, left),
@@ -346,6 +390,7 @@ impl Store {
             used: durable.used,
             free: self.books.space.free(&self.books.superblock),
             kept: self.books.space.kept,
+            promised: self.books.reserve(),
             volumes: self.books.superblock.volumes,
             thresholds: self.books.superblock.thresholds(),
         }

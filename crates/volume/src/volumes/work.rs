@@ -8,7 +8,8 @@ use crate::tree::ALL;
 impl Books {
     /// Puts a volume that is no longer in the catalogue on the list of work, in a block of its own.
     pub(super) fn doom(&mut self, body: VolumeBody) -> Result<(), Stop> {
-        let body = VolumeBody { flags: body.flags | flags::DOOMED, ..body };
+        let flags = (body.flags & !flags::THICK) | flags::DOOMED;
+        let body = VolumeBody { flags, owed: 0, ..body };
         let at = self.put_new(Kind::Volume, body.id, Body::Volume(body))?;
         self.put_work(body.id, at)
     }
@@ -64,8 +65,8 @@ impl Books {
     pub(super) fn cut(&mut self, body: &mut VolumeBody) -> Result<(), Stop> {
         let tree = body.tree();
         let map = body.map;
-        let (end, blocks) = self.clear(&tree, &mut body.map, &(body.cut..ALL.end), false)?;
-        body.mapped = body.mapped.saturating_add_signed(blocks);
+        let (end, gain) = self.clear(&tree, &mut body.map, &(body.cut..ALL.end), false)?;
+        body.take_in(gain);
         let is_unmapped = end == ALL.end;
         // One of the two trees at a time.
         let is_next = is_unmapped && body.map == map;

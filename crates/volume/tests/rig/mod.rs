@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use base::Random;
 use disk::{Disk, Image, ZEROES, stamped};
 use tenmil_volume::{Action, Answer, Ask, Check, End, NewStore, Opened, Opening, Report, Step};
-use tenmil_volume::{Store, StoreError, checksum};
+use tenmil_volume::{Store, StoreError, VolumeInfo, checksum};
 
 /// A store and its device.
 pub struct Rig {
@@ -120,7 +120,7 @@ impl Rig {
     pub fn submit(&mut self, ask: Ask) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        if let Ask::Read { blocks, .. } = ask {
+        if let Ask::Read { blocks, .. } | Ask::Own { blocks, .. } = ask {
             let unread = stamped(u64::MAX);
             self.buffers.insert(token, vec![unread; usize::try_from(blocks).unwrap()]);
         }
@@ -277,6 +277,23 @@ impl Rig {
         let token = self.submit(ask);
         self.settle();
         self.answers.remove(&token).expect("an answer")
+    }
+
+    /// Makes a volume thick, and has all of it lie in units of its own.
+    pub fn inflate(&mut self, name: &str) -> Result<VolumeInfo, StoreError> {
+        let Answer::Volume(info) = self.ask(Ask::Thicken(name.into()))? else {
+            panic!("no volume")
+        };
+        let (volume, blocks, mut block) = (info.id, 32, 0);
+        while block < info.blocks {
+            let answer = self.ask(Ask::Own { volume, block, blocks })?;
+            let Answer::Owned(to) = answer else { panic!("{answer:?}") };
+            assert!(to > block, "it goes on");
+            block = to;
+        }
+        // It may have taken units itself meanwhile.
+        self.ask(Ask::Thicken(name.into()))?;
+        Ok(info)
     }
 
     /// The values that blocks of a volume bear, one for each sector.

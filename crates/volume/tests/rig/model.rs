@@ -19,6 +19,8 @@ pub struct Volume {
     pub number: u64,
     pub origin: u64,
     pub is_read_only: bool,
+    pub is_thick: bool,
+    pub has_checksums: bool,
     pub cells: Vec<Cell>,
 }
 
@@ -51,7 +53,8 @@ impl Cell {
 impl Volume {
     fn copy(&self, number: u64, is_read_only: bool) -> Self {
         let cells = self.cells.iter().map(|cell| Cell::new(cell.value())).collect();
-        Self { number, origin: self.number, is_read_only, cells }
+        let (is_thick, has_checksums) = (false, self.has_checksums);
+        Self { number, origin: self.number, is_read_only, is_thick, has_checksums, cells }
     }
 
     pub fn mapped(&self) -> u64 {
@@ -105,13 +108,32 @@ impl Model {
         Ok(after)
     }
 
+    /// The model once a volume is thick.
+    pub fn thick(&self, name: &str) -> Result<Self, StoreError> {
+        let mut after = self.clone();
+        after.collapse(u64::MAX);
+        let volume = after.get(name)?;
+        if volume.is_read_only {
+            return Err(StoreError::ReadOnly(name.into()));
+        }
+        if volume.has_checksums {
+            return Err(StoreError::ThickChecksums(name.into()));
+        }
+        after.volumes.get_mut(name).unwrap().is_thick = true;
+        Ok(after)
+    }
+
     fn apply(&mut self, change: &Change) -> Result<(), StoreError> {
         let number = self.next + 1;
         match change {
-            Change::Create { name, blocks, .. } => {
+            Change::Create { name, blocks, .. } | Change::CreateThick { name, blocks, .. } => {
                 self.free(name)?;
+                let is_thick = matches!(change, Change::CreateThick { .. });
+                let has_checksums = matches!(change, Change::Create { checksums: true, .. });
                 let cells = vec![Cell::new(0); usize::try_from(*blocks).unwrap()];
-                let volume = Volume { number, origin: 0, is_read_only: false, cells };
+                let is_read_only = false;
+                let volume =
+                    Volume { number, origin: 0, is_read_only, is_thick, has_checksums, cells };
                 self.volumes.insert(name.clone(), volume);
             }
             Change::Snapshot { volume: from, name, .. } | Change::Clone { from, name, .. } => {
@@ -142,7 +164,8 @@ impl Model {
                     return Err(StoreError::ReadOnly(name.clone()));
                 }
                 let volume = self.volumes.remove(name).unwrap();
-                self.volumes.insert(to.clone(), Volume { is_read_only: true, ..volume });
+                let volume = Volume { is_read_only: true, is_thick: false, ..volume };
+                self.volumes.insert(to.clone(), volume);
             }
             Change::Resize { name, blocks } => {
                 if self.get(name)?.is_read_only {

@@ -26,6 +26,8 @@ pub struct World {
     pub size_max: u64,
     /// After so many operations the room of all volumes is compared.
     pub account_every: u64,
+    /// Whether blocks were copied, so that what holds the same does not lie in the same place.
+    has_copied: bool,
     next_account: u64,
 }
 
@@ -49,6 +51,7 @@ impl World {
             changes: 10,
             size_max: 160,
             account_every: 1,
+            has_copied: false,
             next_account: 0,
         }
     }
@@ -57,6 +60,8 @@ impl World {
     pub fn work(&mut self) {
         if self.random.chance(self.changes, 100) || self.model.volumes.is_empty() {
             self.change();
+        } else if self.random.chance(1, 40) {
+            self.inflate();
         } else {
             self.batch();
         }
@@ -75,10 +80,11 @@ impl World {
             let (mapped, shared) = self.model.room(&info.name);
             let own = mapped - shared;
             assert_eq!(found.used, mapped, "`{}`", info.name);
-            if self.refused_for_room == 0 && info.unit == 1 {
+            if self.refused_for_room == 0 && info.unit == 1 && !self.has_copied {
                 assert_eq!(found.shared, shared, "`{}`", info.name);
             }
-            assert!(found.shared >= shared, "`{}`: {found:?}, expected {shared}", info.name);
+            let is_alike = found.shared >= shared || self.has_copied;
+            assert!(is_alike, "`{}`: {found:?}, expected {shared}", info.name);
             assert!(found.unique > own.min(mapped - found.shared), "`{}`: {found:?}", info.name);
         }
     }
@@ -94,13 +100,75 @@ impl World {
         let answer = self.rig.answers.remove(&token).expect("an answer");
         match (answer, after) {
             (Ok(_), Ok(after)) => self.model = after,
-            (Err(StoreError::NoSpace { .. }), Ok(_))
+            (Err(StoreError::NoSpace { .. } | StoreError::NoRoomForThick { .. }), Ok(_))
                 if !matches!(change, Change::Delete { .. }) =>
             {
                 self.refused_for_room += 1;
             }
             (Err(found), Err(expected)) => assert_eq!(found, expected, "{change:?}"),
             (found, expected) => panic!("{change:?}: {found:?}, expected {expected:?}"),
+        }
+    }
+
+    /// Makes a volume thick, and has all of it lie in units of its own.
+    fn inflate(&mut self) {
+        let names: Vec<&String> = self.model.volumes.keys().collect();
+        let name = names[usize::try_from(self.random.below(names.len() as u64)).unwrap()].clone();
+        self.operations += 1;
+        let after = self.model.thick(&name);
+        let token = self.rig.submit(Ask::Thicken(name.clone()));
+        while self.rig.step() {
+            self.maybe_cut(after.as_ref().ok());
+        }
+        let info = match (self.rig.answers.remove(&token).expect("an answer"), after) {
+            (Ok(Answer::Volume(info)), Ok(after)) => {
+                // If it was so already, nothing has been made to survive.
+                if !self.model.volumes[&name].is_thick {
+                    self.model = after;
+                }
+                info
+            }
+            (Err(StoreError::NoSpace { .. } | StoreError::NoRoomForThick { .. }), Ok(_)) => {
+                self.refused_for_room += 1;
+                return;
+            }
+            (Err(found), Err(expected)) => return assert_eq!(found, expected, "`{name}`"),
+            (found, expected) => panic!("`{name}`: {found:?}, expected {expected:?}"),
+        };
+        assert!(info.is_thick);
+        let mut block = 0;
+        while block < info.blocks {
+            let Some(to) = self.own(info.id, block) else { return };
+            assert!(to > block, "it goes on");
+            block = to;
+        }
+        self.rig.ask(Ask::Thicken(name.clone())).unwrap();
+        let found = account(&mut self.rig, &name);
+        assert_eq!(found.own(), info.blocks, "{found:?}");
+        assert_eq!(found.missing, 0);
+    }
+
+    /// A stretch of a thick volume is to be its own. Where it ends; nothing if there was no room.
+    fn own(&mut self, volume: u64, block: u64) -> Option<u64> {
+        let blocks = 16 << self.random.below(3);
+        let token = self.rig.submit(Ask::Own { volume, block, blocks });
+        while self.rig.step() {
+            self.maybe_cut(None);
+        }
+        self.judge_own(token)
+    }
+
+    fn judge_own(&mut self, token: u64) -> Option<u64> {
+        self.has_copied = true;
+        self.rig.buffers.remove(&token);
+        match self.rig.answers.remove(&token).expect("an answer") {
+            Ok(Answer::Owned(to)) => Some(to),
+            Err(StoreError::NoSpace { .. }) => {
+                self.refused_for_room += 1;
+                None
+            }
+            Err(StoreError::Device { .. }) => None,
+            other => panic!("{other:?}"),
         }
     }
 
@@ -111,8 +179,11 @@ impl World {
         let uuid = u128::from(self.random.draw());
         match self.random.below(19) {
             0..=2 => {
-                let (unit, checksums) = (1 << self.random.below(5), self.random.chance(1, 2));
-                Change::Create { name: one, blocks, unit, uuid, checksums }
+                let (name, unit) = (one, 1 << self.random.below(5));
+                if self.random.chance(1, 3) {
+                    return Change::CreateThick { name, blocks, unit, uuid };
+                }
+                Change::Create { name, blocks, unit, uuid, checksums: self.random.chance(1, 2) }
             }
             3..=6 => Change::Snapshot { volume: one, name: two, uuid },
             7..=8 => Change::Clone { from: one, name: two, uuid },
@@ -141,6 +212,12 @@ impl World {
                 continue;
             }
             let Some((name, first, blocks)) = self.draw_range(&busy) else { continue };
+            if self.model.volumes[&name].is_thick && self.random.chance(1, 10) {
+                let (volume, blocks) = (self.number(&name), 32);
+                let ask = Ask::Own { volume, block: first, blocks };
+                tokens.push((self.rig.submit(ask), Work::Own));
+                continue;
+            }
             busy.push((name.clone(), first, blocks));
             tokens.push(self.submit_io(name, first, blocks));
         }
@@ -196,6 +273,10 @@ impl World {
         let data = self.rig.buffers.remove(&token);
         match (work, answer) {
             (Work::Flush, Ok(_)) => self.model.collapse(began),
+            (Work::Own, answer) => {
+                self.rig.answers.insert(token, answer);
+                self.judge_own(token);
+            }
             (Work::Read(name, first), Ok(_)) => {
                 let cells = &self.model.volumes[&name].cells[usize::try_from(first).unwrap()..];
                 for (cell, block) in cells.iter().zip(data.unwrap()) {
@@ -344,6 +425,7 @@ impl World {
 
 enum Work {
     Flush,
+    Own,
     Read(String, u64),
     Write(String, u64, u64),
 }
@@ -421,7 +503,8 @@ pub fn differences(rig: &mut Rig, base: u64, volume: u64) -> Vec<(u64, u64, bool
 
 fn compare_volume(rig: &mut Rig, info: &VolumeInfo, expected: &Volume) -> Result<(), String> {
     let size = expected.cells.len() as u64;
-    if info.blocks != size || info.is_read_only != expected.is_read_only {
+    let is_alike = (info.is_read_only, info.is_thick) == (expected.is_read_only, expected.is_thick);
+    if info.blocks != size || !is_alike {
         return Err(format!("{info:?}, expected {size} blocks"));
     }
     let is_certain = expected.cells.iter().all(|cell| cell.values.len() == 1);

@@ -161,11 +161,14 @@ fn account(raw: &mut Raw<'_>, store: &mut Store, name: &str) -> Option<Account> 
 fn differs(counted: &Counted, told: Option<Account>) -> Option<Finding> {
     let Counted { volume, account, .. } = *counted;
     let told = told.unwrap_or_default();
-    let (what, recorded, counted) = if told.unique == account.unique {
-        ("shared blocks", told.shared, account.shared)
-    } else {
-        ("unique blocks", told.unique, account.unique)
-    };
+    let numbers = [
+        ("unique blocks", told.unique, account.unique),
+        ("shared blocks", told.shared, account.shared),
+        ("reserved blocks", told.reserved, account.reserved),
+        ("missing blocks", told.missing, account.missing),
+    ];
+    let wrong = numbers.into_iter().find(|(_, told, counted)| told != counted);
+    let (what, recorded, counted) = wrong.unwrap_or(("used blocks", told.used, account.used));
     (told != account).then_some(Finding::Number { what, volume, recorded, counted })
 }
 

@@ -33,7 +33,7 @@ impl<'a> Raw<'a> {
         Self::wide(regions, clock, medium, shape, 1)
     }
 
-    /// One that reads up to so many pages at once, as far as the device does.
+    /// One that reads or writes up to so many pages at once, as far as the device does.
     pub(super) fn wide(
         regions: &'a Regions,
         clock: &Clock,
@@ -48,7 +48,7 @@ impl<'a> Raw<'a> {
         Ok(Self { backend: medium.channel()?, regions, memory, pages, shape, clock })
     }
 
-    /// Pages that it reads at once at most.
+    /// Pages that it reads or writes at once at most.
     pub(super) const fn pages_max(&self) -> u32 {
         self.pages
     }
@@ -66,20 +66,22 @@ impl<'a> Raw<'a> {
         self.read_run(at, page)
     }
 
+    /// Writes pages, as many as it reads at once at most.
+    pub(super) fn write_run(&mut self, at: u64, bytes: &[u8]) -> Result<(), Outcome> {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let segment = self.memory.segment().slice(0, len).ok_or(Outcome::DATA_TRANSFER_ERROR)?;
+        self.regions.store(segment, bytes).map_err(|_| Outcome::DATA_TRANSFER_ERROR)?;
+        self.run(Operation::Write, at, segment)
+    }
+
     /// Writes a page.
     pub(super) fn write(&mut self, at: u64, page: &[u8; 4096]) -> Result<(), Outcome> {
-        let segment = self.segment();
-        self.regions.store(segment, page).map_err(|_| Outcome::DATA_TRANSFER_ERROR)?;
-        self.run(Operation::Write, at, segment)
+        self.write_run(at, page)
     }
 
     /// Makes what was written survive.
     pub(super) fn flush(&mut self) -> Result<(), Outcome> {
         self.run(Operation::Flush, 0, Segment::default())
-    }
-
-    fn segment(&self) -> Segment {
-        self.memory.segment().slice(0, PAGE_BYTES).unwrap_or_default()
     }
 
     fn run(&mut self, operation: Operation, at: u64, segment: Segment) -> Result<(), Outcome> {

@@ -3,6 +3,7 @@
 mod made;
 mod streams;
 mod sums;
+mod thick;
 
 use std::sync::Arc;
 

@@ -31,6 +31,8 @@ pub(super) struct Summary {
     used: u64,
     free: u64,
     reserved: u64,
+    /// How much of that is for thick volumes.
+    reserved_for_thick: u64,
     thresholds: [u8; 2],
     /// What all volumes have written, each for itself.
     written: u64,
@@ -56,7 +58,8 @@ impl Summary {
             bytes: bytes(usage.blocks),
             used: bytes(usage.used),
             free: bytes(usage.free),
-            reserved: bytes(usage.kept),
+            reserved: bytes(usage.kept + usage.promised),
+            reserved_for_thick: bytes(usage.promised),
             thresholds: usage.thresholds,
             written: volumes.iter().map(|info| bytes(info.mapped)).sum(),
             promised: bytes(promised.sum()),
@@ -68,12 +71,13 @@ impl Summary {
         format!(
             "store `{name}` on {uri}\n  uuid {uuid:032x}, generation {generation}\n  \
              {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are \
-             reserved for deletions and commits\n  {} written by all of them, each for itself; \
+             reserved for deletions and commits, and {} of that for thick volumes\n  {} written by all of them, each for itself; \
              {} promised to those that can be written\n  it is told when {} of its room are taken\n",
             size(self.bytes),
             size(self.used),
             size(self.free),
             size(self.reserved),
+            size(self.reserved_for_thick),
             size(self.written),
             size(self.promised),
             percents(self.thresholds),
@@ -91,6 +95,7 @@ impl Summary {
             "used_bytes": self.used,
             "free_bytes": self.free,
             "reserved_bytes": self.reserved,
+            "reserved_for_thick_bytes": self.reserved_for_thick,
             "written_bytes": self.written,
             "promised_bytes": self.promised,
             "thresholds_percent": self.thresholds.iter().filter(|one| **one > 0).collect::<Vec<_>>(),

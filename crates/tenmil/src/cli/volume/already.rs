@@ -15,8 +15,14 @@ pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<Strin
         Change::Create { name, blocks, unit, checksums, .. } => {
             let is_same = |info: &&Info| {
                 let is_made_empty = info.origin == 0 && !info.is_read_only;
-                let shape = (info.blocks, info.unit, info.has_checksums);
-                is_made_empty && shape == (*blocks, *unit, *checksums)
+                let shape = (info.blocks, info.unit, info.has_checksums, info.is_thick);
+                is_made_empty && shape == (*blocks, *unit, *checksums, false)
+            };
+            there(name).filter(is_same).map(|_| format!("volume `{name}` is there already\n"))
+        }
+        Change::CreateThick { name, blocks, unit, .. } => {
+            let is_same = |info: &&Info| {
+                info.is_thick && info.origin == 0 && (info.blocks, info.unit) == (*blocks, *unit)
             };
             there(name).filter(is_same).map(|_| format!("volume `{name}` is there already\n"))
         }

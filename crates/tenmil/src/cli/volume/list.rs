@@ -31,9 +31,10 @@ pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, 
 }
 
 fn as_text(volumes: &[Info], accounts: &[Account]) -> String {
-    let head = ["volume", "size", "used", "shared", "unique", "unit", "kind"].map(String::from);
+    let head = ["volume", "size", "used", "shared", "unique", "reserved", "unit", "kind"];
+    let head = head.map(String::from);
     let row = |(info, account): (&Info, &Account)| {
-        let Account { used, shared, unique } = *account;
+        let Account { used, shared, unique, reserved, .. } = *account;
         let of = origin(info, volumes).map(|name| format!(" of {name}")).unwrap_or_default();
         let kind = match (info.is_read_only, info.origin) {
             (true, _) => "snapshot",
@@ -41,12 +42,24 @@ fn as_text(volumes: &[Info], accounts: &[Account]) -> String {
             (false, _) => "clone",
         };
         let sums = if info.has_checksums { ", checksums" } else { "" };
-        let [whole, used, shared, unique, unit] = [info.blocks, used, shared, unique, info.unit]
-            .map(|blocks| size(blocks * u64::from(PAGE_BYTES)));
-        [info.name.clone(), whole, used, shared, unique, unit, format!("{kind}{of}{sums}")]
+        let thick = match is_kept(info, account) {
+            None => "",
+            Some(true) => ", thick",
+            Some(false) => ", thick: inflate it again",
+        };
+        let [whole, used, shared, unique, reserved, unit] =
+            [info.blocks, used, shared, unique, reserved, info.unit]
+                .map(|blocks| size(blocks * u64::from(PAGE_BYTES)));
+        let kind = format!("{kind}{of}{sums}{thick}");
+        [info.name.clone(), whole, used, shared, unique, reserved, unit, kind]
     };
-    let rows: Vec<[String; 7]> = volumes.iter().zip(accounts).map(row).collect();
+    let rows: Vec<[String; 8]> = volumes.iter().zip(accounts).map(row).collect();
     table(&[&[head][..], &rows].concat())
+}
+
+/// Whether the promise of a thick volume holds: no first write to it finds the store full.
+fn is_kept(info: &Info, account: &Account) -> Option<bool> {
+    info.is_thick.then(|| account.own() == info.blocks)
 }
 
 fn as_json(volumes: &[Info], accounts: &[Account]) -> String {
@@ -55,6 +68,8 @@ fn as_json(volumes: &[Info], accounts: &[Account]) -> String {
         let mut one = described(info, volumes);
         one["shared_bytes"] = (account.shared * page).into();
         one["unique_bytes"] = (account.unique * page).into();
+        one["reserved_bytes"] = (account.reserved * page).into();
+        one["promise_kept"] = is_kept(info, account).into();
         one
     };
     let all: Vec<Value> = volumes.iter().zip(accounts).map(one).collect();

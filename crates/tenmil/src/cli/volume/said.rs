@@ -54,6 +54,7 @@ pub(super) fn described(info: &Info, volumes: &[Info]) -> Value {
         "used_bytes": info.mapped * page,
         "unit_bytes": info.unit * page,
         "checksums": info.has_checksums,
+        "thick": info.is_thick,
     })
 }
 

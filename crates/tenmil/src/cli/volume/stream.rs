@@ -171,26 +171,26 @@ pub(super) fn receive(
 }
 
 /// A bar on standard error.
-struct Progress<'a> {
+pub(super) struct Progress<'a> {
     opener: &'a Opener<'a>,
     phase: &'static str,
     line: Line,
 }
 
 impl<'a> Progress<'a> {
-    fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
+    pub(super) fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
         let now: Instant = opener.clock.now();
         Self { opener, phase, line: Line::new(std::io::stderr().is_terminal(), now) }
     }
 
     /// Goes on.
-    fn turn(&mut self, progress: (u64, u64)) -> bool {
+    pub(super) fn turn(&mut self, progress: (u64, u64)) -> bool {
         let now = self.opener.clock.now();
         self.line.turn(self.phase, now, progress, &mut std::io::stderr());
         true
     }
 
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         self.line.clear(&mut std::io::stderr());
     }
 }

@@ -2,7 +2,9 @@
 
 use base::Outcome;
 
-use super::{Halt, Next, Part, State, Summed, Task, Wait};
+use super::{
+    Halt, Next, PATIENCE, PATIENCE_FOR_UNITS, Part, RETRIES_MAX, State, Summed, Task, Wait,
+};
 use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::error::StoreError;
@@ -96,14 +98,27 @@ impl Store {
             traffic.writes += 1;
             task.writes_to = Some(volume);
             task.mine.1 = body.unit();
-            self.begin_transfers(task);
         }
         let is_summed = body.has(flags::CHECKSUMS);
+        if is_summed && task.began.is_none() {
+            // What is found to be free in its units must be so until it is written.
+            self.begin_transfers(task);
+        }
         let Self { books, pending, .. } = self;
-        let segments = books.plan_write(&body, &range, pending, &mut task.mine.0)?;
-        if segments.iter().any(|segment| segment.is_new) && self.books.is_low(Leaves::Most) {
+        let planned = books.plan_write(&body, &range, pending, &mut task.mine.0);
+        if body.has(flags::THICK) && planned == Err(Stop::Full) && books.space.has_lowered() {
+            task.patience = PATIENCE_FOR_UNITS;
+        }
+        let segments = planned?;
+        // What takes no unit of a thick volume was promised room for the map.
+        task.promise(body.has(flags::THICK) && task.mine.0.is_empty());
+        let leaves = if task.is_promised { Leaves::Promised } else { Leaves::Most };
+        if segments.iter().any(|segment| segment.is_new) && self.books.is_low(leaves) {
             // There is room for the data, but there might be none for the map.
             return Err(Stop::Full.into());
+        }
+        if task.began.is_none() {
+            self.begin_transfers(task);
         }
         if is_summed {
             let sums = vec![0; usize::try_from(blocks).unwrap_or(0)];
@@ -129,11 +144,12 @@ impl Store {
         self.expect_open()?;
         let sums = task.summed.as_ref().map_or(&[][..], |summed| &summed.sums);
         let needed = if sums.is_empty() { CHANGE_BLOCKS } else { CHECKSUM_BLOCKS };
+        let leaves = if task.is_promised { Leaves::Promised } else { Leaves::Half };
         let State::Map(segments) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
         while let Some(segment) = segments.last_mut() {
             if segment.is_new {
                 self.may_change()?;
-                self.books.fill_pool(needed, Leaves::Half)?;
+                self.books.fill_pool(needed, leaves)?;
                 let first = usize::try_from(segment.block - block).unwrap_or(usize::MAX);
                 let sums = sums.get(first..).unwrap_or_default();
                 let end = self
@@ -173,10 +189,12 @@ impl Store {
         if matches!(task.state, State::Start) {
             task.state = State::From(range.start);
         }
+        task.promise(body.has(flags::THICK));
+        let leaves = if task.is_promised { Leaves::Promised } else { Leaves::Half };
         let State::From(at) = &mut task.state else { return Ok(Next::Done(Answer::Done)) };
         while *at < range.end {
             self.may_change()?;
-            self.books.fill_pool(needed, Leaves::Half)?;
+            self.books.fill_pool(needed, leaves)?;
             let rest = *at..range.end;
             if self.books.is_low(Leaves::Most) && self.books.is_shared_from(volume, rest.start)? {
                 // It would take room to copy what others keep.
@@ -240,9 +258,17 @@ impl Store {
         Err(StoreError::Corrupt { name, block: block + offset, blocks, at }.into())
     }
 
-    fn begin_transfers(&mut self, task: &mut Task) {
+    pub(super) fn begin_transfers(&mut self, task: &mut Task) {
         *self.transfers.entry(self.books.generation).or_default() += 1;
         task.began = Some(self.books.generation);
+    }
+}
+
+impl Task {
+    /// Whether it needs no room but what is kept for a thick volume, of which many others need some.
+    fn promise(&mut self, is_promised: bool) {
+        self.is_promised = is_promised;
+        self.patience = if is_promised { RETRIES_MAX } else { PATIENCE };
     }
 }
 
@@ -287,7 +313,7 @@ fn note_part(task: &mut Task, io: u64, run: Run) {
     }
 }
 
-fn ended(failed: Option<Outcome>, what: &'static str) -> Result<Next, Halt> {
+pub(super) fn ended(failed: Option<Outcome>, what: &'static str) -> Result<Next, Halt> {
     match failed {
         Some(outcome) => Err(StoreError::Device { what, outcome }.into()),
         None => Ok(Next::Done(Answer::Done)),

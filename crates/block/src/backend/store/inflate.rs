@@ -1,0 +1,107 @@
+//! Making a volume thick: room for all of its blocks is promised at once, and then given to it a
+//! stretch at a time, while others read and write.
+//!
+//! What lies where a snapshot or a clone has it too is copied. Writes to the volume wait for the
+//! stretch that is being copied; reads wait for nothing.
+
+use std::sync::Arc;
+
+use base::{Blame, Outcome};
+use volume::{Action, Answer, Ask, VolumeInfo};
+
+use super::raw::Raw;
+use super::send::Watch;
+use super::{OpenStore, PAGE_BYTES};
+use crate::MediumError;
+
+/// What has come of making a volume thick.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inflated {
+    /// The volume.
+    pub info: VolumeInfo,
+    /// Whether it was so already; nothing was written.
+    pub was_there: bool,
+}
+
+/// Blocks that are copied at once: 1 MiB.
+const COPY_BLOCKS: u32 = 256;
+
+/// What copies go through.
+struct Mover<'a> {
+    raw: Raw<'a>,
+    pages: Vec<u8>,
+}
+
+impl OpenStore {
+    /// Makes a volume thick, or goes on with one for which that was begun, or whose promise a snapshot
+    /// has taken back.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room, in which case nothing was taken; if there is no such volume, it is a
+    /// snapshot or has checksums, blocks cannot be copied, or `watch` says no.
+    pub fn inflate(
+        self: &Arc<Self>,
+        name: &str,
+        watch: &mut Watch<'_>,
+    ) -> Result<Inflated, MediumError> {
+        let before = self.account(name)?;
+        let was_thick = self.find(name)?.is_thick;
+        let Answer::Volume(info) = self.ask(Ask::Thicken(name.into()))? else {
+            return Err(self.refuse(&volume::StoreError::NoVolume(name.into())));
+        };
+        if was_thick && before.own() == info.blocks {
+            return Ok(Inflated { info, was_there: true });
+        }
+        let machine = |problem: String| {
+            MediumError::new(Blame::Machine, format!("{}: inflate `{name}`: {problem}", self.name))
+        };
+        let raw = Raw::wide(&self.regions, &self.clock, &*self.medium, &self.shape, COPY_BLOCKS);
+        let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];
+        let mut mover = Mover { raw: raw.map_err(machine)?, pages };
+        let (volume, page) = (info.id, u64::from(PAGE_BYTES));
+        let mut block = 0;
+        while block < info.blocks {
+            let own = Ask::Own { volume, block, blocks: COPY_BLOCKS.into() };
+            match self.converse(own, &mut |action| mover.carry(action))? {
+                Answer::Owned(to) if to > block => block = to,
+                answer => return Err(machine(format!("found {answer:?}, expected to go on"))),
+            }
+            if !watch((block.min(info.blocks) * page, info.blocks * page)) {
+                return Err(machine("interrupted; say it again to go on".into()));
+            }
+        }
+        // It may have taken units itself meanwhile, and is not owed those any more.
+        self.ask(Ask::Thicken(name.into()))?;
+        self.ask(Ask::Flush)?;
+        Ok(Inflated { info: self.find(name)?, was_there: false })
+    }
+}
+
+impl Mover<'_> {
+    /// Moves blocks from the device, or to it.
+    fn carry(&mut self, action: &Action) -> Outcome {
+        let page = PAGE_BYTES as usize;
+        let (is_read, offset, at, blocks) = match *action {
+            Action::ReadData { offset, at, blocks, .. } => (true, offset, at, blocks),
+            Action::WriteData { offset, at, blocks, .. } => (false, offset, at, blocks),
+            _ => return Outcome::INTERNAL_ERROR,
+        };
+        let index = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
+        let Some(pages) = self.pages.get_mut(index(offset) * page..index(offset + blocks) * page)
+        else {
+            return Outcome::INTERNAL_ERROR;
+        };
+        let step = self.raw.pages_max() as usize * page;
+        for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
+            let done = match is_read {
+                true => self.raw.read_run(at, part),
+                false => self.raw.write_run(at, part),
+            };
+            if let Err(outcome) = done {
+                return outcome;
+            }
+        }
+        Outcome::SUCCESS
+    }
+}

@@ -1,0 +1,165 @@
+//! `tenmil volume create --thick` and `tenmil volume inflate`.
+
+use std::sync::Arc;
+
+use block::Opener;
+use block::store::{Change, Inflated, OpenStore, PAGE_BYTES};
+use block::uri::Uri;
+use clap::Args;
+
+use super::super::store::size;
+use super::said::Said;
+use super::stream::Progress;
+use super::{CreateArguments, blocks, find, make, uuid};
+use crate::Refused;
+
+#[derive(Debug, Args)]
+pub(super) struct InflateArguments {
+    /// The volume; what it shares with others is copied
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Makes a thick volume, or goes on with one that was begun.
+pub(super) fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<Said, Refused> {
+    let volume = &create.volume;
+    if create.checksums {
+        let text = format!(
+            "create {volume}: found --thick and --checksums, expected one of them: a block with a \
+             checksum moves whenever it is written"
+        );
+        let hint = "Leave one of them out.";
+        return Err(Refused::caller(text).with_hint(hint));
+    }
+    let (size_blocks, unit) =
+        (blocks(volume, "size", create.size)?, blocks(volume, "unit", create.unit)?);
+    let (open, name) = find(opener, volume)?;
+    let change =
+        Change::CreateThick { name: name.clone(), blocks: size_blocks, unit, uuid: uuid() };
+    let whole = size(size_blocks * u64::from(PAGE_BYTES));
+    let said = make(&open, change, || format!("thick volume `{name}` of {whole}: {volume}\n"))?;
+    keep_promise(opener, &open, &name)?;
+    Ok(said.of(&name))
+}
+
+/// Makes a volume thick.
+pub(super) fn inflate(opener: &Opener<'_>, it: &InflateArguments) -> Result<Said, Refused> {
+    let (open, name) = find(opener, &it.volume)?;
+    let Inflated { info, was_there } = run(opener, &open, &name)?;
+    let whole = size(info.blocks * u64::from(PAGE_BYTES));
+    let text = match was_there {
+        true => format!("volume `{name}` is thick already, and has room for all of its {whole}\n"),
+        false => format!("volume `{name}` is thick, and has room for all of its {whole}\n"),
+    };
+    Ok(Said::new(&open, !was_there, text).of(&name))
+}
+
+/// Gives a thick volume what it was promised and has not yet.
+pub(super) fn keep_promise(
+    opener: &Opener<'_>,
+    open: &Arc<OpenStore>,
+    name: &str,
+) -> Result<(), Refused> {
+    if open.find(name)?.is_thick {
+        run(opener, open, name)?;
+    }
+    Ok(())
+}
+
+fn run(opener: &Opener<'_>, open: &Arc<OpenStore>, name: &str) -> Result<Inflated, Refused> {
+    let mut progress = Progress::new(opener, "inflating");
+    let done = open.inflate(name, &mut |done| progress.turn(done));
+    progress.end();
+    Ok(done?)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::tests::{pool, say};
+
+    fn listed(device: &str, name: &str) -> Value {
+        let all: Value = serde_json::from_str(&say(&["list", device, "--json"]).unwrap()).unwrap();
+        let volumes = all["volumes"].as_array().unwrap();
+        volumes.iter().find(|one| one["name"] == name).unwrap().clone()
+    }
+
+    #[test]
+    fn a_thick_volume_says_so_and_whoever_says_it_twice_is_told() {
+        let (_directory, device) = pool();
+        let volume = |name: &str| format!("volume:[{device}]/{name}");
+        let (log, db) = (volume("log"), volume("db"));
+        let made = say(&["create", &log, "--size", "4m", "--thick"]).unwrap();
+        assert_eq!(made, format!("thick volume `log` of 4 MiB: {log}\n"));
+        let found = listed(&device, "log");
+        assert_eq!((&found["thick"], &found["promise_kept"]), (&true.into(), &true.into()));
+        assert_eq!(
+            (&found["reserved_bytes"], &found["used_bytes"]),
+            (&(4 << 20).into(), &0.into())
+        );
+        let again = say(&["create", &log, "--size", "4m", "--thick"]).unwrap();
+        assert_eq!(again, "volume `log` is there already\n");
+        assert!(say(&["create", &log, "--size", "4m"]).is_err(), "it is not the same");
+        let text = say(&["list", &device]).unwrap();
+        assert!(text.contains("volume, thick\n"), "{text}");
+
+        say(&["create", &db, "--size", "2m"]).unwrap();
+        assert_eq!(listed(&device, "db")["promise_kept"], Value::Null);
+        let first = say(&["inflate", &db]).unwrap();
+        assert_eq!(first, "volume `db` is thick, and has room for all of its 2 MiB\n");
+        let before = say(&["list", &device, "--json"]).unwrap();
+        let second = say(&["inflate", &db, "--json"]).unwrap();
+        let second: Value = serde_json::from_str(&second).unwrap();
+        assert_eq!((&second["changed"], &second["volume"]["name"]), (&false.into(), &"db".into()));
+        assert!(say(&["inflate", &db]).unwrap().contains("is thick already"));
+        assert_eq!(say(&["list", &device, "--json"]).unwrap(), before);
+
+        say(&["snapshot", &db, "monday"]).unwrap();
+        assert_eq!(listed(&device, "db")["promise_kept"], false);
+        assert!(say(&["list", &device]).unwrap().contains("volume, thick: inflate it again\n"));
+        say(&["inflate", &db]).unwrap();
+        assert_eq!(listed(&device, "db")["promise_kept"], true);
+        say(&["resize", &db, "--size", "3m"]).unwrap();
+        let found = listed(&device, "db");
+        assert_eq!(
+            (&found["promise_kept"], &found["reserved_bytes"]),
+            (&true.into(), &(3 << 20).into())
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_thick_is_refused_with_the_remedy_and_changes_nothing() {
+        let (_directory, device) = pool();
+        let volume = |name: &str| format!("volume:[{device}]/{name}");
+        let (db, sums, large) = (volume("db"), volume("sums"), volume("large"));
+        say(&["create", &db, "--size", "1m"]).unwrap();
+        say(&["snapshot", &db, "s"]).unwrap();
+        say(&["create", &sums, "--size", "1m", "--checksums"]).unwrap();
+        say(&["create", &large, "--size", "1g"]).unwrap();
+        let before = say(&["list", &device, "--json"]).unwrap();
+        let (new, snapshot) = (volume("new"), volume("s"));
+        for (words, text, hint) in [
+            (
+                vec!["create", &new, "--size", "1m", "--thick", "--checksums"],
+                "expected one of them",
+                "Leave one of them out",
+            ),
+            (vec!["create", &new, "--size", "1g", "--thick"], "it wants 26", "store grow"),
+            (vec!["inflate", &large], "it wants 26", "store grow"),
+            (vec!["inflate", &sums], "it has checksums", "thick or with checksums"),
+            (vec!["inflate", &snapshot], "it is a snapshot", "make a clone"),
+            (vec!["inflate", &new], "there is none", ""),
+        ] {
+            let refused = say(&words).unwrap_err();
+            assert!(refused.text.contains(text), "{words:?}: {refused}");
+            let found = refused.hint.clone().unwrap_or_default();
+            assert!(found.contains(hint), "{words:?}: {found}");
+        }
+        assert_eq!(say(&["list", &device, "--json"]).unwrap(), before);
+    }
+}
