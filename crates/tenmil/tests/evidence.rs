@@ -30,7 +30,8 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
     for experiment in experiments {
         let name = experiment["name"].as_str().unwrap();
         let rounds = experiment["rounds"].as_array().unwrap();
-        assert!((3..=4).contains(&rounds.len()), "{name}: {} rounds", rounds.len());
+        // Three and a spare one, and the same once more if others have disturbed them.
+        assert!((3..=8).contains(&rounds.len()), "{name}: {} rounds", rounds.len());
         let sides = experiment["sides"].as_array().unwrap();
         for (round, side) in rounds.iter().flat_map(|it| sides.iter().map(move |side| (it, side))) {
             let turn = &round["turns"][side["label"].as_str().unwrap()];
@@ -47,7 +48,10 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
     // What was disturbed, as by other tests, is measured again.
     let is_settled = |experiment: &Value| {
         let questions = experiment["questions"].as_array().unwrap();
-        questions.iter().all(|question| !question["values"].is_null())
+        questions.iter().all(|question| {
+            let has_answer = question["verdict"] != "not-conclusive";
+            has_answer || !question["values"].is_null() && question["disturbed_rounds"] == 0
+        })
     };
     for (again, first) in report["experiments"].as_array().unwrap().iter().zip(experiments) {
         assert_eq!(again["was_kept"], is_settled(first), "{first}");
