@@ -3,7 +3,6 @@
 mod changes;
 mod cuts;
 mod discovery;
-mod dozing;
 mod ends;
 mod exchange;
 mod keeping;
