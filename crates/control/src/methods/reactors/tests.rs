@@ -134,8 +134,10 @@ fn who_could_not_be_told_is_named_with_the_reason() {
     let end = world.reactors.clock().now().after(Span::from_secs(20));
     let refusal = loop {
         assert!(world.reactors.clock().now() < end, "it never stops");
-        if let Err(refusal) = world.ask("set_poll", json!({ "mode": "always" })) {
-            break refusal;
+        match world.ask("set_poll", json!({ "mode": "always" })) {
+            Err(refusal) if refusal.message.ends_with("its inbox is full, try again later") => {}
+            Err(refusal) => break refusal,
+            Ok(_) => {}
         }
         host::thread::give_way();
     };
