@@ -45,6 +45,7 @@ pub mod bell;
 pub mod cgroup;
 pub mod clock;
 pub mod cores;
+pub mod descriptors;
 pub mod doctor;
 pub mod engine;
 pub mod environment;

@@ -2,8 +2,8 @@
 
 use super::limits::limit;
 use super::{Change, Finding, Part, Patient};
+use crate::descriptors::ROOM;
 
-const DESCRIPTORS: u64 = 65_536;
 const IO_URING: &str = "proc/sys/kernel/io_uring_disabled";
 
 /// A setting that is a number, and should not be smaller.
@@ -84,20 +84,18 @@ fn descriptors(patient: &Patient<'_>) -> Finding {
     let finding = Part::Kernel.finding(
         "open files",
         "65536 or more",
-        "each connection takes two descriptors",
+        "each connection takes five descriptors at a target",
     );
     let Some(found) = limit(patient.machine, "Max open files") else {
         return finding.unknown("/proc/self/limits does not tell");
     };
-    let Some(soft) = found.soft.filter(|soft| *soft < DESCRIPTORS) else {
-        return finding.good(found.soft.map_or_else(|| "without limit".into(), |n| n.to_string()));
-    };
-    let command = if found.hard.is_none_or(|hard| hard >= DESCRIPTORS) {
-        "ulimit -n 65536"
-    } else {
-        "sudo prlimit --pid $$ --nofile=65536, for good LimitNOFILE=65536 in the service"
-    };
-    finding.slow(soft.to_string(), command)
+    // The other one is raised to it by every process of ours.
+    let Some(hard) = found.hard else { return finding.good("without limit") };
+    if hard >= ROOM {
+        return finding.good(hard.to_string());
+    }
+    let command = "sudo prlimit --pid $$ --nofile=65536, for good LimitNOFILE=65536 in the service";
+    finding.slow(hard.to_string(), command)
 }
 
 fn at_least(patient: &Patient<'_>, floor: &Floor) -> Finding {

@@ -302,13 +302,13 @@ const ROWS: &[Row] = &[
     (
         "open files",
         &[(LIMITS, "Max open files            1024                 524288               files\n")],
-        State::Slow,
-        "1024",
-        "ulimit -n 65536",
+        State::Good,
+        "524288",
+        "",
     ),
     (
         "open files",
-        &[(LIMITS, "Max open files            20000                20000                files\n")],
+        &[(LIMITS, "Max open files            1024                 20000                files\n")],
         State::Slow,
         "20000",
         "sudo prlimit --pid $$ --nofile=65536",
