@@ -70,6 +70,12 @@ pub trait Stream: Send {
     /// ends the sleep at once.
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool;
 
+    /// Whether all that [`arm`](Self::arm) was last asked for is signalled, whatever its thread does
+    /// with other streams meanwhile: it need not be armed again as long as it is not used.
+    fn is_heard(&self) -> bool {
+        false
+    }
+
     /// The thread looks by itself again.
     fn disarm(&mut self) {}
 

@@ -335,6 +335,11 @@ impl<H: HostMemory> Queue<H> {
         }
     }
 
+    /// Whether commands have gone through the queue since [`take_traffic`](Self::take_traffic).
+    pub fn has_traffic(&self) -> bool {
+        self.traffic.commands != [0; 4]
+    }
+
     /// What went through the queue since this was last asked.
     pub fn take_traffic(&mut self, now: Instant) -> Traffic {
         self.traffic.take(now)

@@ -11,6 +11,7 @@
 //!
 //! Why no wake-up is lost is said, and checked, in `bell/handshake.rs`.
 
+mod doze;
 mod epoll;
 mod handshake;
 
@@ -23,6 +24,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
+pub use self::doze::Doze;
 use self::epoll::{Epoll, Found};
 pub(crate) use self::handshake::Handshake;
 pub use crate::barrier::Barrier;
@@ -149,6 +151,18 @@ impl Sleeper {
         let at_most = if self.unordered { at_most.min(UNORDERED_MAX) } else { at_most };
         self.sources.0.wait(at_most, &mut self.found);
         self.shared.handshake.withdraw();
+        self.take_found(ready)
+    }
+
+    /// Looks which descriptors are ready without a sleep, and appends their tokens to `ready`. What
+    /// does not fit into one answer of the kernel comes with the next.
+    pub fn look(&mut self, ready: &mut Vec<u64>) {
+        self.sources.0.wait(Span::default(), &mut self.found);
+        // Who rang has stored something before, and this is awake to see it.
+        self.take_found(ready);
+    }
+
+    fn take_found(&mut self, ready: &mut Vec<u64>) -> bool {
         let mut rang = false;
         for token in self.found.tokens() {
             if token == BELL {
@@ -175,6 +189,28 @@ impl Bell {
         if self.0.handshake.claim() {
             self.0.wake();
         }
+    }
+
+    /// As [`ring`](Self::ring), after a store that is for this one of those for whom the sleeper
+    /// sleeps: it is looked at again if it dozes. Costs a load more while it does not.
+    #[inline]
+    pub fn ring_for(&self, doze: &Doze) {
+        if self.0.handshake.claim_for(doze) {
+            self.0.wake();
+        }
+    }
+
+    /// Whether somebody [was rung for](Self::ring_for) who dozes. To be asked by the sleeper in every
+    /// turn, and once more after it has announced a sleep.
+    #[inline]
+    pub fn is_called(&self) -> bool {
+        self.0.handshake.is_called()
+    }
+
+    /// Takes that note away. If there was one, each of those that doze and were rung for
+    /// [says so](Doze::is_rung).
+    pub fn take_call(&self) -> bool {
+        self.0.handshake.take_call()
     }
 }
 

@@ -6,6 +6,9 @@
 
 #![allow(clippy::duplicate_mod, reason = "that is the point of it")]
 
+#[path = "bell/doze.rs"]
+#[allow(unreachable_pub, reason = "the crate exports it, the models do not")]
+mod doze;
 #[path = "bell/handshake.rs"]
 mod handshake;
 #[path = "mailbox/ring.rs"]
@@ -35,7 +38,7 @@ mod sync {
     impl Barrier {
         pub(crate) fn light(&self) {
             match self {
-                Self::Expedited(interrupt) => interrupt.may_come_at(1),
+                Self::Expedited(interrupt) => interrupt.may_come(),
                 Self::Fences => fence(Ordering::SeqCst),
                 Self::Missing => {}
             }
@@ -54,6 +57,8 @@ mod sync {
 
 /// The interrupt by which the kernel makes another processor execute a full fence.
 mod interrupt {
+    use std::sync::atomic::AtomicUsize;
+
     use loom::sync::Arc;
     use loom::sync::atomic::{Ordering, fence};
 
@@ -64,21 +69,37 @@ mod interrupt {
     #[derive(Clone, Debug)]
     pub(crate) struct Interrupt {
         place: usize,
+        /// How many places the interrupted thread has passed. No other looks at it.
+        passed: Arc<AtomicUsize>,
         sent: Arc<Signal>,
         came: Arc<Signal>,
     }
 
     impl Interrupt {
+        /// One that comes at the place with this number, from 0.
         pub(crate) fn at(place: usize) -> Self {
-            Self { place, sent: Arc::default(), came: Arc::default() }
+            let passed = Arc::new(AtomicUsize::new(0));
+            Self { place, passed, sent: Arc::default(), came: Arc::default() }
         }
 
-        pub(crate) fn may_come_at(&self, place: usize) {
-            if place == self.place {
-                self.sent.wait();
-                fence(Ordering::SeqCst);
-                self.came.give();
+        /// The interrupted thread passes a place.
+        pub(crate) fn may_come(&self) {
+            if self.passed.fetch_add(1, Ordering::Relaxed) == self.place {
+                self.come();
             }
+        }
+
+        /// It passes the last place: if it has not come before, it comes now.
+        pub(crate) fn comes_at_last(&self) {
+            if self.passed.load(Ordering::Relaxed) <= self.place {
+                self.come();
+            }
+        }
+
+        fn come(&self) {
+            self.sent.wait();
+            fence(Ordering::SeqCst);
+            self.came.give();
         }
 
         pub(crate) fn send(&self) {
@@ -345,13 +366,13 @@ mod handshake_models {
         let theirs = Arc::clone(&world);
         let barrier = barrier.clone();
         let other = thread::spawn(move || {
-            let may_come_at = |place| match &barrier {
-                Barrier::Expedited(interrupt) => interrupt.may_come_at(place),
-                Barrier::Fences | Barrier::Missing => {}
-            };
-            may_come_at(0);
+            if let Barrier::Expedited(interrupt) = &barrier {
+                interrupt.may_come();
+            }
             theirs.send(&sender);
-            may_come_at(2);
+            if let Barrier::Expedited(interrupt) = &barrier {
+                interrupt.comes_at_last();
+            }
         });
         world.sleep_and_receive(&mut receiver, 1);
         other.join().unwrap();
@@ -391,6 +412,141 @@ mod handshake_models {
             world.sleep_and_receive(&mut receiver, 2);
             others.into_iter().for_each(|other| other.join().unwrap());
             world.check_wakes();
+        });
+    }
+}
+
+mod doze_models {
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::doze::Doze;
+    use super::handshake::Handshake;
+    use super::ring::{Receiver, Sender, mailbox};
+    use super::signal::Signal;
+    use super::sync::{Barrier, Interrupt};
+
+    /// A sleeper, its event descriptor, and one that it sleeps for.
+    struct World {
+        handshake: Handshake,
+        doze: Doze,
+        event: Signal,
+    }
+
+    impl World {
+        fn new(barrier: Barrier) -> Arc<Self> {
+            let (handshake, doze) = (Handshake::new(barrier), Doze::default());
+            Arc::new(Self { handshake, doze, event: Signal::default() })
+        }
+
+        /// What a thread does that has something for the one.
+        fn send(&self, sender: &Sender<u32>) {
+            sender.send(1).unwrap();
+            if self.handshake.claim_for(&self.doze) {
+                self.event.give();
+            }
+        }
+
+        /// What the sleeper does until the one has had `count` messages: it lets it doze whenever it
+        /// has none, and does not look at it before it was called.
+        fn doze_and_receive(&self, receiver: &mut Receiver<u32>, count: usize) {
+            let mut had = 0;
+            while had < count {
+                self.doze.begin();
+                assert!(self.handshake.announce());
+                if receiver.is_empty() {
+                    self.sleep_until_it_is_rung_for();
+                } else {
+                    self.handshake.withdraw();
+                }
+                self.doze.end();
+                while receiver.receive().is_some() {
+                    had += 1;
+                }
+            }
+        }
+
+        /// It has announced.
+        fn sleep_until_it_is_rung_for(&self) {
+            loop {
+                if !self.handshake.is_called() {
+                    self.event.wait();
+                }
+                self.handshake.withdraw();
+                if self.handshake.take_call() && self.doze.is_rung() {
+                    return;
+                }
+                assert!(self.handshake.announce());
+            }
+        }
+    }
+
+    fn one_sender(barrier: &Barrier) {
+        let world = World::new(barrier.clone());
+        let (sender, mut receiver) = mailbox(1);
+        let (theirs, barrier) = (Arc::clone(&world), barrier.clone());
+        let other = thread::spawn(move || {
+            if let Barrier::Expedited(interrupt) = &barrier {
+                interrupt.may_come();
+            }
+            theirs.send(&sender);
+            if let Barrier::Expedited(interrupt) = &barrier {
+                interrupt.comes_at_last();
+            }
+        });
+        world.doze_and_receive(&mut receiver, 1);
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn with_fences_one_who_dozes_misses_nothing() {
+        loom::model(|| one_sender(&Barrier::Fences));
+    }
+
+    #[test]
+    fn with_a_fence_that_the_sleeper_forces_on_the_sender_anywhere_it_misses_nothing() {
+        for place in 0..4 {
+            loom::model(move || one_sender(&Barrier::Expedited(Interrupt::at(place))));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn without_a_barrier_the_checker_finds_a_call_that_is_lost() {
+        loom::model(|| one_sender(&Barrier::Missing));
+    }
+
+    #[test]
+    fn two_who_ring_at_once_for_one_who_dozes_are_both_heard() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
+            let world = World::new(Barrier::Fences);
+            let (sender, mut receiver) = mailbox(2);
+            let start = || {
+                let (world, sender) = (Arc::clone(&world), sender.clone());
+                thread::spawn(move || world.send(&sender))
+            };
+            let others = [start(), start()];
+            world.doze_and_receive(&mut receiver, 2);
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn one_who_dozes_again_and_again_hears_every_ring_of_one_who_rings_again() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let world = World::new(Barrier::Fences);
+            let (sender, mut receiver) = mailbox(2);
+            let theirs = Arc::clone(&world);
+            let other = thread::spawn(move || {
+                theirs.send(&sender);
+                theirs.send(&sender);
+            });
+            world.doze_and_receive(&mut receiver, 2);
+            other.join().unwrap();
         });
     }
 }

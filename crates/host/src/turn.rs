@@ -34,6 +34,12 @@ pub trait Turn {
     /// Called after every [`arm`](Self::arm), when the sleep is over or did not take place, with
     /// the tokens of the descriptors that are ready.
     fn woken(&mut self, ready: &[u64]);
+
+    /// Called after a turn that wanted a [`Wait::Look`], with the tokens of the descriptors that are
+    /// ready.
+    fn heard(&mut self, ready: &[u64]) {
+        let _ = ready;
+    }
 }
 
 /// What a turn wants next.
@@ -41,6 +47,9 @@ pub trait Turn {
 pub enum Wait {
     /// Another turn, at once.
     Again,
+    /// Another turn, at once, after a look at which descriptors are ready: for those of them that
+    /// nobody asks in a turn.
+    Look,
     /// Nothing before this instant, unless a bell rings or a descriptor is ready: it may sleep.
     Until(Instant),
     /// A rest of this length, which only a bell ends early: nothing is armed, no descriptor is
@@ -77,6 +86,11 @@ fn turn_until_ended(turn: &mut (impl Turn + ?Sized), clock: &Clock, sleeper: &mu
         match turn.turn(now) {
             Wait::Again if !turn.wants_time() => continue,
             Wait::Again => {}
+            Wait::Look => {
+                sleeper.look(&mut ready);
+                turn.heard(&ready);
+                ready.clear();
+            }
             Wait::Pause(span) => {
                 let until = now.after(span);
                 sleeper.announce_rest();

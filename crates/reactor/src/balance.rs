@@ -8,7 +8,7 @@
 
 mod ground;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -142,7 +142,10 @@ impl Balancer {
 
     fn snapshot(&mut self, last: &Sample, sample: &Sample) -> Snapshot {
         let ours = self.ground.ours();
-        self.arrived.retain(|id, _| sample.threads.iter().any(|thread| thread.id == *id));
+        // There may be thousands of threads: each is found without a look at the others.
+        let earlier: BTreeMap<_, _> = last.threads.iter().map(|one| (one.id, one)).collect();
+        let living: BTreeSet<_> = sample.threads.iter().map(|thread| thread.id).collect();
+        self.arrived.retain(|id, _| living.contains(id));
         let reactor = |reactor: &ReactorSample| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
             let place = self.places.iter().find(|place| place.core == reactor.core);
@@ -157,7 +160,7 @@ impl Balancer {
         let reactors = sample.reactors.iter().map(reactor).collect();
         let mut threads = Vec::with_capacity(sample.threads.len());
         for thread in &sample.threads {
-            let before = last.threads.iter().find(|before| before.id == thread.id);
+            let before = earlier.get(&thread.id).copied();
             if before.is_some_and(|before| before.moves < thread.moves) {
                 self.arrived.insert(thread.id, sample.at);
             }

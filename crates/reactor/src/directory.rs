@@ -259,6 +259,23 @@ impl Directory {
         Sample { at: now, reactors: self.reactors().map(reactor).collect(), threads }
     }
 
+    /// How many turns a reactor has begun.
+    pub(crate) fn turns_of(&self, reactor: ReactorId) -> u64 {
+        self.reactors.get(reactor.index()).map_or(0, |entry| entry.record.turns.get())
+    }
+
+    /// Whether a reactor sleeps at this moment.
+    pub(crate) fn is_asleep(&self, reactor: ReactorId) -> bool {
+        let asleep = |entry: &Entry| entry.record.asleep.load(Ordering::Relaxed);
+        self.reactors.get(reactor.index()).is_some_and(asleep)
+    }
+
+    /// The name of what runs on a reactor, or ran last.
+    pub(crate) fn running_on(&self, reactor: ReactorId) -> Option<String> {
+        let number = self.reactors.get(reactor.index())?.record.running.get();
+        name_of(&self.living(), number)
+    }
+
     /// Whether a reactor takes no orders any more, since it has ended.
     pub(crate) fn has_ended(&self, reactor: ReactorId) -> bool {
         self.reactors.get(reactor.index()).is_none_or(|entry| entry.inbox.is_closed())

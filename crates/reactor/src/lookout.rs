@@ -2,10 +2,11 @@
 
 use base::{Instant, Span};
 
-use crate::directory::{Directory, ReactorId, ReactorSample};
+use crate::directory::{Directory, ReactorId};
 use crate::event::Event;
 
-/// Somebody who does not live on these reactors and looks at them now and then.
+/// Somebody who does not live on these reactors and looks at them now and then. It looks at the
+/// reactors' own books only: a look costs the same however many threads there are.
 #[derive(Debug, Default)]
 pub struct Lookout {
     /// By reactor.
@@ -27,24 +28,23 @@ impl Lookout {
     /// Looks. A reactor that is awake and was in the same turn at every look for longer than
     /// [`ENDLESS`] is told of, once for each turn.
     pub fn look(&mut self, now: Instant, directory: &Directory) {
-        let sample = directory.sample(now);
-        for (index, reactor) in sample.reactors.iter().enumerate() {
-            let found = Seen { turn: reactor.turns, since: now, is_told: false };
+        for (index, reactor) in directory.reactors().enumerate() {
+            let turn = directory.turns_of(reactor);
+            let found = Seen { turn, since: now, is_told: false };
             let Some(seen) = self.seen.get_mut(index) else {
                 self.seen.push(found);
                 continue;
             };
-            if seen.turn != reactor.turns || reactor.asleep || directory.has_ended(reactor.id) {
+            if seen.turn != turn || directory.is_asleep(reactor) || directory.has_ended(reactor) {
                 *seen = found;
             } else if !seen.is_told && now.since(seen.since) > ENDLESS {
                 seen.is_told = true;
-                directory.note(now, endless(reactor, now.since(seen.since)));
+                directory.note(now, endless(directory, reactor, now.since(seen.since)));
             }
         }
     }
 }
 
-fn endless(reactor: &ReactorSample, lasts: Span) -> Event {
-    let ReactorSample { id, running, .. } = reactor;
-    Event::TurnWithoutEnd { reactor: ReactorId(id.0), lasts, running: running.clone() }
+fn endless(directory: &Directory, reactor: ReactorId, lasts: Span) -> Event {
+    Event::TurnWithoutEnd { reactor, lasts, running: directory.running_on(reactor) }
 }

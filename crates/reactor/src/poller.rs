@@ -40,6 +40,16 @@ pub trait Poller: Send {
     /// come without an [`arm`](Self::arm) before it.
     fn disarm(&mut self) {}
 
+    /// Asked after [`arm`](Self::arm) has found nothing, and before: whether from now on nothing but its
+    /// descriptor, a [ring](crate::Handle::ring), a message or its [time](Self::wake_at) brings it
+    /// anything, whatever others on its reactor do meanwhile. If all pollers of a thread say so, the
+    /// thread may be left armed and not be looked at, while others are: it costs nothing until one of
+    /// these comes, and what comes while the reactor is busy with others may be seen a millisecond
+    /// later. By default it is polled whenever the reactor is awake.
+    fn may_doze(&self) -> bool {
+        false
+    }
+
     /// When it wants to be polled even if nothing happens. One that is woken by its deadline has to
     /// say so: with the default it is refused.
     fn wake_at(&self) -> Instant {

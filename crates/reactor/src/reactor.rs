@@ -1,13 +1,14 @@
 //! A reactor: some light threads, and the turn that runs them.
 //!
 //! ```text
-//!   turn(now):  orders → those who come and go → of each thread: messages, active pollers,
+//!   turn(now):  orders → those who come and go → of each thread that is not dozing: messages, active pollers,
 //!               timed pollers that are due, and if there was work a flush → again, or sleep
 //! ```
 //!
 //! A turn neither reads the clock nor blocks; [`host::turn::run`] does both around it. A turn in which
 //! nothing happens takes no lock, allocates nothing and has no atomic read-modify-write.
 
+mod dozing;
 mod idle;
 mod travellers;
 
@@ -17,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
 use base::{Instant, Span};
-use host::{Receiver, Sleeper, Sources, Turn, Wait, mailbox};
+use host::{Bell, Receiver, Sleeper, Sources, Turn, Wait, mailbox};
 
 use crate::directory::{Directory, Order, ReactorId, ReactorRecord};
 use crate::event::{Culprit, Event, PollerPanicked};
@@ -27,12 +28,15 @@ use crate::refused::Refused;
 use crate::spell::{PollMode, Spell};
 use crate::thread::LightThread;
 use crate::watch::{Stopwatch, Watch};
+use dozing::Dormitory;
 
 /// A reactor, to be turned by whoever has it: an OS thread of its own, or a simulation.
 pub struct Reactor {
     local: Local,
     inbox: Receiver<Order>,
+    /// Those who are looked at in every turn, and those who are not until there is something for them.
     threads: Vec<LightThread>,
+    dormitory: Dormitory,
     spell: Spell,
     /// When the last turn began.
     last: Instant,
@@ -41,6 +45,9 @@ pub struct Reactor {
     last_worker: usize,
     /// Whether the time since then was spent resting or asleep.
     slept: bool,
+    /// When descriptors were asked for those who doze, unless that was at the end of a sleep since
+    /// which nobody has looked at the time.
+    asked: Instant,
     busy_ns: u64,
     turns: u64,
     /// Turns that found nothing, since it last thought of sleeping.
@@ -57,6 +64,10 @@ pub struct Reactor {
     /// Messages that ended threads left behind and that had no room where they go.
     strays: Vec<(Handle, Message)>,
     stopping: bool,
+    /// Descriptors of those who doze are to be asked for.
+    looks_out: bool,
+    /// One of the two: what a turn has to do besides turning again.
+    has_aside: bool,
 }
 
 /// What a reactor lends to what runs on it.
@@ -64,6 +75,7 @@ pub(crate) struct Local {
     pub(crate) id: ReactorId,
     pub(crate) directory: Arc<Directory>,
     pub(crate) sources: Sources,
+    pub(crate) bell: Bell,
     pub(crate) mode: PollMode,
     pub(crate) watch: Watch,
     pub(crate) messages: u64,
@@ -149,6 +161,7 @@ impl Assembly {
                 id,
                 directory: Arc::clone(&directory),
                 sources: sleeper.sources(),
+                bell: sleeper.bell(),
                 mode: options.poll,
                 watch: Watch::new(Arc::clone(&record), stopwatch.clone(), now),
                 messages: 0,
@@ -169,11 +182,13 @@ impl Reactor {
             local,
             inbox,
             threads: Vec::new(),
+            dormitory: Dormitory::default(),
             spell: Spell::new(options.poll, now),
             last: now,
             busy: false,
             last_worker: 0,
             slept: true,
+            asked: now,
             busy_ns: 0,
             turns: 0,
             looks: 0,
@@ -185,6 +200,8 @@ impl Reactor {
             parting: Vec::new(),
             strays: Vec::new(),
             stopping: false,
+            looks_out: false,
+            has_aside: false,
         }
     }
 
@@ -276,7 +293,13 @@ impl Reactor {
         if self.local.attention {
             found |= self.mind_travellers(now);
         }
+        if self.local.bell.is_called() {
+            self.rouse_called(now);
+        }
         let due = now >= self.local.due;
+        if due {
+            self.rouse_due(now);
+        }
         for (index, thread) in self.threads.iter_mut().enumerate() {
             if thread.pass(now, due, &mut self.local) {
                 found = true;
@@ -308,6 +331,9 @@ impl Reactor {
         self.local.mode = mode;
         self.local.record.set_mode(mode);
         self.spell.set_mode(mode, now);
+        if !Self::lets_doze(mode) {
+            self.rouse_all(now);
+        }
         let reactor = self.local.id;
         self.local.directory.note(now, Event::PollModeChanged { reactor, mode });
     }
@@ -318,9 +344,13 @@ impl Reactor {
             self.publish_at = now.after(PUBLISH);
             self.publish(now);
             self.local.watch.relax(now);
+            if self.wants_look(now) {
+                (self.looks_out, self.has_aside) = (true, true);
+            }
         }
         let timer = self.threads.iter().map(LightThread::next_timer).min();
-        self.local.due = timer.map_or(self.publish_at, |timer| timer.min(self.publish_at));
+        let due = timer.map_or(self.publish_at, |timer| timer.min(self.publish_at));
+        self.local.due = due.min(self.dormitory.next_alarm());
     }
 
     fn publish(&mut self, now: Instant) {
@@ -372,14 +402,21 @@ impl Reactor {
     /// What to do after a turn that found something.
     #[inline]
     fn next(&mut self) -> Wait {
+        if self.has_aside { self.step_aside() } else { Wait::Again }
+    }
+
+    /// Ends, or asks for what those who doze are not asked for.
+    #[cold]
+    fn step_aside(&mut self) -> Wait {
         let nobody_waits = || self.parting.is_empty() && self.strays.is_empty();
-        let may_end = self.stopping && self.threads.is_empty() && nobody_waits();
-        if may_end && self.inbox.is_empty() {
+        let nobody_lives = || self.threads.is_empty() && self.dormitory.is_empty();
+        if self.stopping && nobody_lives() && nobody_waits() && self.inbox.is_empty() {
             // Whoever orders something from now on is told so.
             self.inbox = mailbox(1).1;
             return Wait::Ended;
         }
-        Wait::Again
+        self.has_aside = self.stopping;
+        if std::mem::take(&mut self.looks_out) { Wait::Look } else { Wait::Again }
     }
 }
 
@@ -417,11 +454,15 @@ impl Turn for Reactor {
     fn woken(&mut self, ready: &[u64]) {
         self.disarm_all(ready);
     }
+
+    fn heard(&mut self, ready: &[u64]) {
+        self.overhear(ready);
+    }
 }
 
 impl fmt::Debug for Reactor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let threads = self.threads.len();
+        let threads = self.threads.len() + self.dormitory.len();
         out.debug_struct("Reactor").field("id", &self.local.id).field("threads", &threads).finish()
     }
 }

@@ -260,11 +260,31 @@ impl LightThread {
     }
 
     pub(crate) fn disarm(&mut self, local: &mut Local) {
+        self.desk.record.doze.end();
         self.slots.any_active(|slot| {
             local.watch.begin(slot.number);
             slot.poller.disarm();
             false
         });
+    }
+
+    /// Whether nothing but a ring, a descriptor and the clock brings it anything: all of its pollers
+    /// say so, and it neither comes nor goes. One that has no poller which is polled in every turn
+    /// costs nothing as it is.
+    pub(crate) fn may_doze(&self, local: &mut Local) -> bool {
+        let is_settled = !self.is_travelling() && !self.is_wanted() && !self.is_sleepless();
+        let mut active = self.slots.active().peekable();
+        is_settled
+            && active.peek().is_some()
+            && active.all(|slot| {
+                local.watch.begin(slot.number);
+                !slot.trust.is_wary() && slot.poller.may_doze()
+            })
+    }
+
+    /// The numbers of those of its pollers that have a descriptor.
+    pub(crate) fn ears(&self) -> impl Iterator<Item = u64> {
+        self.slots.active().filter(|slot| slot.has_descriptor()).map(|slot| slot.number)
     }
 
     /// When it wants to be polled even if nothing happens.

@@ -7,6 +7,7 @@
 mod channels;
 mod chaos;
 pub(crate) mod crew;
+mod dozing;
 mod idling;
 mod lifetimes;
 mod sources;
@@ -92,6 +93,12 @@ impl World {
         *stage = match *stage {
             Stage::Turning => match reactor.turn(now) {
                 Wait::Again => Stage::Turning,
+                Wait::Look => {
+                    ready.clear();
+                    sleeper.look(ready);
+                    reactor.heard(ready);
+                    Stage::Turning
+                }
                 Wait::Until(deadline) => Stage::Tired(deadline),
                 Wait::Pause(span) => Stage::Weary(now.after(span)),
                 Wait::Ended => Stage::Ended,

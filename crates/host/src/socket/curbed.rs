@@ -105,6 +105,10 @@ impl Stream for Curbed {
         self.stream.arm(wants_bytes, wants_room)
     }
 
+    fn is_heard(&self) -> bool {
+        self.stream.is_heard()
+    }
+
     fn disarm(&mut self) {
         self.stream.disarm();
     }

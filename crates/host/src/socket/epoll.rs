@@ -35,6 +35,9 @@ pub(super) struct EpollStream {
     by_reference: bool,
     is_abandoned: bool,
     waiter: Waiter,
+    /// There is memory for what it was armed to hear of: else a neighbour gives some back, and it is
+    /// armed again.
+    is_heard: bool,
     peer: String,
     counts: Arc<Counts>,
     /// Its place among those behind one receive queue.
@@ -62,6 +65,7 @@ impl EpollStream {
             by_reference,
             is_abandoned: false,
             waiter: Waiter::new()?,
+            is_heard: false,
             peer,
             counts,
             _member: member,
@@ -267,6 +271,7 @@ impl Stream for EpollStream {
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
         self.inbox.settle();
         let wanted = self.wanted(wants_bytes, wants_room);
+        self.is_heard = wanted == Some(Interest { readable: wants_bytes, writable: wants_room });
         match self.waiter.wait_for(self.socket.as_fd(), wanted) {
             Ok(()) => false,
             Err(error) => {
@@ -275,6 +280,10 @@ impl Stream for EpollStream {
                 true
             }
         }
+    }
+
+    fn is_heard(&self) -> bool {
+        self.is_heard
     }
 
     fn let_go(&mut self) -> bool {

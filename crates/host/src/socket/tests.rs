@@ -275,10 +275,13 @@ fn connections_share_the_inboxes_of_their_thread() {
     assert_eq!(one.receive(), Received::Nothing, "the inbox is lent");
     assert_eq!(sockets.counts().without_inbox, 1);
     assert!(!one.arm(true, false), "and nothing is gained by staying awake");
+    assert!(!one.is_heard(), "but it has to be armed again");
     other.consume(2000);
     assert_eq!(one.receive(), Received::Bytes(100));
     assert_eq!(other.receive(), Received::Nothing);
     assert_eq!(one.bytes(), [8; 100]);
+    one.consume(100);
+    assert!(!one.arm(true, false) && one.is_heard(), "the inbox has come back");
     let counts = sockets.counts();
     assert_eq!((counts.receives, counts.receives_in_vain, counts.sends), (2, 0, 2));
 }

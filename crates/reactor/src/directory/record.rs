@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Count, Instant};
-use host::{Bell, Cores, Sender};
+use host::{Bell, Cores, Doze, Sender};
 
 use super::{ReactorId, ThreadId};
 use crate::message::Message;
@@ -80,6 +80,8 @@ pub(crate) struct ThreadRecord {
     pub(crate) node: Option<u32>,
     pub(crate) mail: Sender<Message>,
     home: AtomicU32,
+    /// Whether its reactor looks at it.
+    pub(crate) doze: Doze,
     /// Where somebody wants it to live.
     wanted: AtomicU32,
     /// Whether somebody wants it to end.
@@ -109,6 +111,7 @@ impl ThreadRecord {
             node: plan.node,
             mail,
             home: AtomicU32::new(home.0),
+            doze: Doze::default(),
             wanted: AtomicU32::new(home.0),
             is_to_end: AtomicBool::new(false),
             bells,
@@ -172,19 +175,21 @@ impl ThreadRecord {
         let _ = self.wanted.compare_exchange(to.0, home.0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Wakes the reactor where the thread lives, to be called after a message was put in.
+    /// Wakes the reactor where the thread lives, and the thread if it dozes, to be called after a
+    /// message was put in.
     ///
     /// The thread may move at any moment. If the home is still the same after its bell was rung,
     /// this load stands behind the ring's barrier, and so does the argument: a reactor that took the
     /// thread in announces its sleep later than the home was changed, so either its look at the
     /// mailbox comes after the message, or this load after the change. In the second case the bell
-    /// of the new home is rung as well.
+    /// of the new home is rung as well. A thread begins to doze before its reactor announces, so that
+    /// the same is true of the look at whether it does.
     #[inline]
     pub(crate) fn ring(&self) {
         let mut home = self.home();
         loop {
             if let Some(bell) = self.bells.get(home.index()) {
-                bell.ring();
+                bell.ring_for(&self.doze);
             }
             let now = self.home();
             if now == home {

@@ -5,6 +5,7 @@
 //!   loop:   announce: asleep = true, then the heavy half of a barrier
 //!   arm:    inbox? mailboxes? every poller: make the source ready, and look once more; deadlines?
 //!           anything there → cancel the sleep
+//!           nothing → who may doze is put aside, armed as it is: see `dozing.rs`
 //!   loop:   block until a bell, a descriptor or the deadline
 //! ```
 //!
@@ -45,6 +46,9 @@ impl Reactor {
         // Whatever becomes of this, the next turn wants to know the time: a deadline that is near
         // comes only for one who looks.
         self.looks = 0;
+        if self.looks_out {
+            return self.step_aside();
+        }
         if self.spell.wants_rest() {
             let rest = self.rest(now);
             self.spell.extend(now.after(rest.unwrap_or_default()));
@@ -61,6 +65,7 @@ impl Reactor {
             return Wait::Again;
         }
         self.publish(now);
+        self.begin_dozing(now);
         self.promised = deadline;
         Wait::Until(deadline)
     }
@@ -85,14 +90,15 @@ impl Reactor {
 
     /// Whether there is something for which nobody rang, because this did not sleep.
     pub(super) fn has_messages(&self) -> bool {
-        !self.inbox.is_empty() || self.threads.iter().any(|thread| thread.is_wanted())
+        let is_wanted = |thread: &LightThread| thread.is_wanted();
+        !self.inbox.is_empty() || self.local.bell.is_called() || self.threads.iter().any(is_wanted)
     }
 
     /// The earliest moment at which a timer or a poller wants to be called.
     fn deadline(&mut self, now: Instant) -> Instant {
         let local = &mut self.local;
         let moments = self.threads.iter_mut().map(|thread| thread.wake_at(now, local));
-        moments.min().unwrap_or(Instant::NEVER)
+        moments.min().unwrap_or(Instant::NEVER).min(self.dormitory.next_alarm())
     }
 
     fn expected_latency(&mut self) -> Option<Span> {
@@ -105,6 +111,7 @@ impl Reactor {
         let stays = self.guarded(now, |reactor| {
             let local = &mut reactor.local;
             !reactor.inbox.is_empty()
+                || local.bell.is_called()
                 || reactor.threads.iter_mut().any(|thread| thread.arm(local))
                 || reactor.deadline(now) < reactor.promised
         });
@@ -113,6 +120,7 @@ impl Reactor {
             self.spell.extend(now);
             return true;
         }
+        self.put_aside(now);
         let record = &self.local.record;
         record.sleeps.add(1);
         record.asleep.store(true, Ordering::Relaxed);
@@ -124,6 +132,7 @@ impl Reactor {
     /// The sleep is over, or did not take place. The descriptors with these numbers have ended it.
     pub(super) fn disarm_all(&mut self, ready: &[u64]) {
         if !ready.is_empty() {
+            self.hear(ready);
             let now = self.local.watch.now();
             let slept = now.since(self.armed);
             let local = &mut self.local;
@@ -138,6 +147,7 @@ impl Reactor {
         if record.asleep.load(Ordering::Relaxed) {
             record.asleep.store(false, Ordering::Relaxed);
             record.wakes.add(1);
+            self.asked = Instant::NEVER;
         }
     }
 }

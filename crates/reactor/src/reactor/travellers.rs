@@ -26,6 +26,7 @@ impl Reactor {
     /// Has a thread look at what is wanted of it. If it is not here (any more), the reactor that takes
     /// it in does so.
     pub(super) fn heed(&mut self, thread: ThreadId, now: Instant) {
+        self.rouse(thread, now);
         let mut threads = self.threads.iter_mut();
         if let Some(thread) = threads.find(|candidate| candidate.record().id == thread) {
             thread.heed(now, &mut self.local);
@@ -33,7 +34,8 @@ impl Reactor {
     }
 
     pub(super) fn stop(&mut self, now: Instant) {
-        self.stopping = true;
+        (self.stopping, self.has_aside) = (true, true);
+        self.rouse_all(now);
         self.local.attention = true;
         for thread in &mut self.threads {
             thread.leave(None, now, &mut self.local);

@@ -294,6 +294,10 @@ impl Slot {
         self.trust.woken(self.found, slept, now).then(|| descriptor.as_raw_fd())
     }
 
+    pub(crate) fn has_descriptor(&self) -> bool {
+        matches!(self.woken_by, WokenBy::Descriptor(_))
+    }
+
     /// Whether nothing would end a sleep on its behalf.
     fn is_sleepless(&self) -> bool {
         self.record.wake == WakeKind::Nothing || self.unlisted

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use base::{Instant, Random, Span};
 use host::Cores;
 
-use super::crew::{Alarm, Device, FIRST, RELAXED, Ring, Tally, count, tally};
+use super::crew::{Alarm, Device, Dozing, FIRST, RELAXED, Ring, Tally, count, tally};
 use super::{Stage, World};
 use crate::{
     Context, Found, Handle, Message, PollMode, Poller, PollerId, ReactorId, ReactorOptions,
@@ -127,13 +127,17 @@ impl Chaos {
         let in_flight = tally();
         let ring = Ring::new(&in_flight, 1 + self.random.below(40));
         let device = Device::new();
-        let waits = "waits for what it has in flight";
+        let waits = || WokenBy::OnlyWhileBusy("waits for what it has in flight");
+        // Some threads doze, some never do, and some would but for one of their pollers.
+        let dozes = self.random.chance(2, 3);
+        let all_doze = dozes && self.random.chance(4, 5);
+        let beside = Dozing::new(device.clone(), all_doze);
         let mut plan = ThreadPlan::new(&format!("thread-{me}"))
             .mailbox(4)
-            .poller(Registration::active("courier", WokenBy::OnlyWhileBusy(waits), courier))
-            .poller(Registration::active("alarm", WokenBy::Deadline, alarm))
-            .poller(Registration::active("ring", WokenBy::OnlyWhileBusy(waits), ring))
-            .poller(device.registration("device"));
+            .poller(Registration::active("courier", waits(), Dozing::new(courier, dozes)))
+            .poller(Registration::active("alarm", WokenBy::Deadline, Dozing::new(alarm, dozes)))
+            .poller(Registration::active("ring", waits(), Dozing::new(ring, dozes)))
+            .poller(Registration::active("device", device.woken_by(), beside));
         let period = Span { ns: 30_000 + self.random.below(200_000) };
         let timed = Registration::timed("timed", period, super::crew::idle(&tally()));
         if self.random.chance(1, 2) {

@@ -64,6 +64,11 @@ impl Device {
         self.vectors.raise(0);
     }
 
+    /// Completes something, and signals nobody.
+    pub(crate) fn note(&self) {
+        self.done.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn is_seen(&self) -> bool {
         count(&self.done) == count(&self.seen)
     }
@@ -73,8 +78,12 @@ impl Device {
     }
 
     pub(crate) fn registration(&self, name: &str) -> Registration {
+        Registration::active(name, self.woken_by(), self.clone())
+    }
+
+    pub(crate) fn woken_by(&self) -> WokenBy {
         let descriptor = self.vectors.descriptor(0).unwrap().try_clone_to_owned().unwrap();
-        Registration::active(name, WokenBy::Descriptor(descriptor), self.clone())
+        WokenBy::Descriptor(descriptor)
     }
 }
 
@@ -93,6 +102,68 @@ impl Poller for Device {
     fn disarm(&mut self) {
         self.vectors.mask(0);
         self.vectors.clear(0);
+    }
+}
+
+/// Lets its thread doze while the poller in it has nothing to do by itself; or never. Counts what
+/// happens to it.
+pub(crate) struct Dozing<P> {
+    pub(crate) poller: P,
+    pub(crate) dozes: bool,
+    pub(crate) polls: Tally,
+    pub(crate) arms: Tally,
+    pub(crate) disarms: Tally,
+}
+
+impl<P> Dozing<P> {
+    pub(crate) fn new(poller: P, dozes: bool) -> Self {
+        Self { poller, dozes, polls: tally(), arms: tally(), disarms: tally() }
+    }
+
+    /// Polls, arms and disarms.
+    pub(crate) fn tallies(&self) -> [Tally; 3] {
+        [&self.polls, &self.arms, &self.disarms].map(Arc::clone)
+    }
+}
+
+impl<P: Poller> Poller for Dozing<P> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        self.poller.poll(context)
+    }
+
+    fn message(&mut self, words: [u64; 2], context: &mut Context<'_>) {
+        self.poller.message(words, context);
+    }
+
+    fn arm(&mut self) -> Found {
+        self.arms.fetch_add(1, Ordering::Relaxed);
+        self.poller.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.disarms.fetch_add(1, Ordering::Relaxed);
+        self.poller.disarm();
+    }
+
+    fn may_doze(&self) -> bool {
+        self.dozes && self.poller.is_busy() != Some(true)
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.poller.wake_at()
+    }
+
+    fn is_busy(&self) -> Option<bool> {
+        self.poller.is_busy()
+    }
+
+    fn detach(&mut self, parting: Parting) -> bool {
+        self.poller.detach(parting)
+    }
+
+    fn attach(&mut self) {
+        self.poller.attach();
     }
 }
 

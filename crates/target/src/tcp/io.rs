@@ -346,10 +346,16 @@ impl Io {
         self.latency.mean().filter(|_| self.under_way > 0)
     }
 
-    /// When a medium wants to be asked.
+    /// When a medium wants to be asked, or what was done since it was last told is to be told.
     #[inline]
     pub(super) fn wake_at(&self) -> Instant {
-        if self.under_way > 0 { self.queue.wake_at() } else { Instant::NEVER }
+        if self.under_way > 0 {
+            self.queue.wake_at()
+        } else if self.queue.has_traffic() {
+            self.told_at.after(TELL)
+        } else {
+            Instant::NEVER
+        }
     }
 }
 

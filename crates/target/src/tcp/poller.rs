@@ -37,6 +37,11 @@ impl Bed {
         WokenBy::of(WakeSource::Descriptor(std::os::fd::AsFd::as_fd(&self.watch)))
     }
 
+    /// Whether nothing is listened to by looking.
+    pub(super) fn hears_all(&self) -> bool {
+        !self.is_sleepless
+    }
+
     /// Gets ready for a sleep on the media of a queue. True if there must be none.
     fn arm(&mut self, io: &mut Io) -> bool {
         let queue = io.queue();
@@ -77,6 +82,10 @@ impl Poller for Guest {
 
     fn disarm(&mut self) {
         self.awake();
+    }
+
+    fn may_doze(&self) -> bool {
+        self.is_quiet()
     }
 
     fn wake_at(&self) -> Instant {

@@ -3,6 +3,7 @@
 mod changes;
 mod cuts;
 mod discovery;
+mod dozing;
 mod ends;
 mod exchange;
 mod keeping;

@@ -47,6 +47,28 @@ impl Guest {
         self.stream.as_mut().is_some_and(|stream| stream.arm(wants_bytes, wants_room))
     }
 
+    /// Whether only its socket, a call and the clock bring it on, and all of them are heard. To be asked
+    /// once its stream has been armed.
+    pub(in crate::tcp) fn is_quiet(&self) -> bool {
+        let hears_all = self.bed.as_ref().is_some_and(Bed::hears_all)
+            && self.stream.as_ref().is_some_and(|stream| stream.is_heard());
+        hears_all && self.waits_for_nobody()
+    }
+
+    /// Whether nothing is under way, and nothing is waited for that a neighbour would bring, who rings
+    /// nobody: memory for data, or for what comes.
+    pub(in crate::tcp) fn waits_for_nobody(&self) -> bool {
+        let is_idle = match &self.role {
+            Role::Io(io) => io.is_idle(),
+            Role::Stranger | Role::Admin(_) | Role::Discovery(_) => true,
+            Role::Gone => false,
+        };
+        let waits_for_memory =
+            self.rooms.has_waiting() || self.next_event < self.events.as_slice().len();
+        let is_sending = self.outgoing.is_blocked() || self.outgoing.is_read();
+        is_idle && !waits_for_memory && !is_sending && self.reason.is_none()
+    }
+
     /// The thread looks by itself again.
     pub(in crate::tcp) fn awake(&mut self) {
         if let Some(stream) = &mut self.stream {

@@ -27,7 +27,7 @@ use super::rig::{
 use crate::tcp::{News, Placement, Server, ServerPlan};
 
 /// A host over sockets.
-struct Client {
+pub(super) struct Client {
     clock: Clock,
     sockets: Sockets,
     address: std::net::SocketAddr,
@@ -44,7 +44,7 @@ impl Client {
         line
     }
 
-    fn command(
+    pub(super) fn command(
         &self,
         line: &mut Line,
         command: &Command,
@@ -109,7 +109,12 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
 }
 
 /// Serves at a port that is free, and who can go there.
-fn serve(rig: &Rig, reactors: &Reactors, placement: Placement, clock: Clock) -> (Server, Client) {
+pub(super) fn serve(
+    rig: &Rig,
+    reactors: &Reactors,
+    placement: Placement,
+    clock: Clock,
+) -> (Server, Client) {
     let door = Door::open(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
     let server = Server::start(ServerPlan {
         doors: vec![(door, 1)],
@@ -132,7 +137,7 @@ fn visit(client: &Client) {
 }
 
 /// A host with a controller that is enabled: its admin connection, and an I/O queue.
-fn associate(client: &Client) -> (Line, Line) {
+pub(super) fn associate(client: &Client) -> (Line, Line) {
     let mut admin = client.dial(admin_config());
     let data = connect_data(CNTLID_DYNAMIC);
     let connect = admin_connect().to_command();
@@ -151,7 +156,7 @@ fn associate(client: &Client) -> (Line, Line) {
     (admin, io)
 }
 
-fn exchange(client: &Client, io: &mut Line) {
+pub(super) fn exchange(client: &Client, io: &mut Line) {
     for blocks in [1, 8, 256] {
         let len = blocks * 512;
         let bytes = pattern(blocks, len as usize);

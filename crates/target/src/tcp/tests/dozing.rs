@@ -1,0 +1,116 @@
+//! When a connection may be left alone, and that it is.
+
+use base::{Instant, Span};
+use host::{Clock, Cores};
+use reactor::{ReactorOptions, Reactors};
+use tcp::Data;
+use wire::{IoOpcode, Status};
+
+use super::rig::{Rig, limits, pattern, transfer};
+use super::server::{associate, exchange, serve};
+use crate::tcp::{Limits, Placement};
+
+/// Whether each guest has nothing under way and waits for no neighbour.
+fn quiet(rig: &Rig) -> Vec<bool> {
+    rig.guests.iter().map(|guest| guest.waits_for_nobody()).collect()
+}
+
+#[test]
+fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
+    let limits = Limits { memory_bytes: 296 << 10, connections_max: 3, ..limits() };
+    let mut rig = Rig::with(limits, |plan| plan);
+    let (_, cntlid) = rig.admin();
+    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
+    assert_eq!(quiet(&rig), [true; 3], "nothing is asked of any");
+
+    // The first has asked for all the memory there is, and does not send what it is asked for.
+    let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[lines[0]].submit(&write, Data::FromHost(len), &bytes);
+    rig.lines[lines[0]].mute_after = Some(rig.lines[lines[0]].sent.len() + 72);
+    let other = rig.lines[lines[1]].submit(&write, Data::FromHost(len), &bytes);
+    rig.run();
+    assert!(!rig.lines[lines[1]].done.contains_key(&other));
+    assert!(!quiet(&rig)[2], "its memory may come back from a neighbour");
+    assert!(quiet(&rig)[0]);
+    rig.pass(Span::from_secs(31));
+    assert!(rig.lines[lines[1]].done.contains_key(&other));
+    assert!(quiet(&rig).iter().all(|is_quiet| *is_quiet), "{:?}", rig.guests);
+
+    // A host that takes nothing.
+    rig.lines[lines[1]].is_deaf = true;
+    for _ in 0..20 {
+        let read = transfer(IoOpcode::Read.code(), 0, 256);
+        rig.lines[lines[1]].submit(&read, Data::ToHost(len), &[]);
+    }
+    rig.run();
+    assert!(quiet(&rig).iter().any(|is_quiet| !is_quiet));
+}
+
+#[test]
+fn what_a_queue_has_done_is_told_within_a_second_though_nothing_more_comes() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let wakes_at = |rig: &Rig| rig.guests.last().unwrap().next_deadline();
+    assert_eq!(wakes_at(&rig), Instant::NEVER);
+    for _ in 0..3 {
+        let read = transfer(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.command(io, &read, Data::ToHost(8 * 512), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+    let at = wakes_at(&rig);
+    assert!(at > rig.now && at <= rig.now.after(Span::from_secs(1)), "{at:?} at {:?}", rig.now);
+    rig.now = at;
+    rig.run();
+    assert_eq!(wakes_at(&rig), Instant::NEVER, "and then it is left alone");
+}
+
+/// How often the threads of connections have polled, by the order in which they came.
+fn polls(reactors: &Reactors) -> Vec<u64> {
+    let sample = reactors.sample();
+    let connections = sample.threads.iter().filter(|thread| thread.name.starts_with("tcp-"));
+    connections.map(|thread| thread.pollers[0].polls).collect()
+}
+
+/// Waits until the reactor sleeps. What it has published is what there is then.
+fn fall_asleep(reactors: &Reactors) {
+    let until = reactors.clock().now().after(Span::from_secs(20));
+    while !reactors.sample().reactors[0].asleep {
+        assert!(reactors.clock().now() < until, "it never sleeps");
+        host::thread::give_way();
+    }
+}
+
+#[test]
+fn idle_connections_are_left_alone_while_another_works_and_served_when_they_are_not() {
+    let (rig, clock) = (Rig::new(), Clock::start());
+    let cores = Cores::allowed().iter().take(1).collect();
+    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
+    let (server, client) = serve(&rig, &reactors, Placement::default(), clock);
+    let mut hosts: Vec<_> = (0..3).map(|_| associate(&client)).collect();
+    let (_admin, mut busy) = associate(&client);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let until = clock.now().after(Span::from_secs(20));
+    // They are armed at one sleep and left alone from the next on.
+    for round in 0.. {
+        fall_asleep(&reactors);
+        let before = polls(&reactors);
+        for _ in 0..20 {
+            let (completion, _) = client.command(&mut busy, &read, Data::ToHost(4096), &[]);
+            assert_eq!(completion.status(), Status::SUCCESS);
+            fall_asleep(&reactors);
+        }
+        let after = polls(&reactors);
+        assert!(after[7] >= before[7] + 20, "the busy one is looked at");
+        if after[..7] == before[..7] {
+            break;
+        }
+        assert!(clock.now() < until, "round {round}: {before:?}, then {after:?}");
+    }
+    hosts.iter_mut().for_each(|(_, io)| exchange(&client, io));
+    drop((hosts, busy));
+    drop(server);
+    reactors.stop();
+    assert_eq!(rig.service.connected(), 0);
+}
