@@ -335,6 +335,12 @@ impl<H: HostMemory> Queue<H> {
         }
     }
 
+    /// In place of a turn, for one who knows that there is no command.
+    #[inline]
+    pub fn stand_idle(&mut self, now: Instant) {
+        self.traffic.rest(now);
+    }
+
     /// Whether commands have gone through the queue since [`take_traffic`](Self::take_traffic).
     pub fn has_traffic(&self) -> bool {
         self.traffic.commands != [0; 4]

@@ -184,6 +184,7 @@ impl Io {
             self.link.heard(now);
         }
         if self.under_way == 0 && !self.is_stopping && !self.queue.has_letters() {
+            self.queue.stand_idle(now);
             return 0;
         }
         let turned = self.queue.turn(now);

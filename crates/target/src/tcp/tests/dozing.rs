@@ -4,7 +4,8 @@ use base::{Instant, Span};
 use host::{Clock, Cores};
 use reactor::{ReactorOptions, Reactors};
 use tcp::Data;
-use wire::{IoOpcode, Status};
+use wire::log::health::HealthInformation;
+use wire::{AdminOpcode, Command, IoOpcode, Status};
 
 use super::rig::{Rig, limits, pattern, transfer};
 use super::server::{associate, exchange, serve};
@@ -64,6 +65,24 @@ fn what_a_queue_has_done_is_told_within_a_second_though_nothing_more_comes() {
     rig.now = at;
     rig.run();
     assert_eq!(wakes_at(&rig), Instant::NEVER, "and then it is left alone");
+}
+
+#[test]
+fn a_controller_is_busy_only_while_it_has_commands() {
+    let mut rig = Rig::new();
+    let (admin, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    for _ in 0..3 {
+        let read = transfer(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.command(io, &read, Data::ToHost(8 * 512), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        rig.pass(Span::from_secs(100));
+    }
+    let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(127 << 16 | 2);
+    let (completion, bytes) = rig.command(admin, &get.with_nsid(u32::MAX), Data::ToHost(512), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let health = HealthInformation::from_bytes(bytes.as_slice().try_into().unwrap());
+    assert_eq!((health.host_read_commands(), health.controller_busy_minutes()), (3, 0));
 }
 
 /// How often the threads of connections have polled, by the order in which they came.
