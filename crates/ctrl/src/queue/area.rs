@@ -200,8 +200,31 @@ impl Area {
 
 #[cfg(test)]
 mod tests {
-    use super::Area;
     use base::{RegionId, Segment};
+    use wire::{Command, IoOpcode};
+
+    use super::super::job::{FlushAll, Job};
+    use super::{Area, Areas};
+
+    #[test]
+    fn there_are_as_many_areas_as_were_ever_wanted_at_once_and_no_more_than_there_may_be() {
+        let mut areas = Areas::new(2, 4096);
+        let take = |areas: &mut Areas| {
+            areas.take(
+                0,
+                0,
+                Command::new(IoOpcode::Flush.code()),
+                Job::FlushAll(FlushAll::default()),
+            )
+        };
+        assert_eq!(take(&mut areas), Some(0));
+        areas.release(0);
+        assert_eq!((take(&mut areas), areas.areas.len()), (Some(0), 1), "one is enough so far");
+        assert_eq!((take(&mut areas), take(&mut areas)), (Some(1), None));
+        assert_eq!(areas.room(), 0);
+        areas.release(1);
+        assert_eq!(areas.room(), 1);
+    }
 
     #[test]
     fn a_part_of_some_segments_is_cut_at_both_ends() {

@@ -134,7 +134,7 @@ fn a_spell_follows_the_gaps_between_work_within_its_bounds() {
     let slow = spell_after(Span::from_us(900));
     assert!(slow <= Span { ns: SPELL_MAX.ns + slack } && slow.ns > 900_000, "{slow}");
     let rare = spell_after(Span::from_ms(20));
-    assert!(rare >= SPELL_MIN && rare.ns <= SPELL_MIN.ns + slack, "{rare}");
+    assert!(rare.ns <= slack, "looking has been in vain two hundred times: {rare}");
 }
 
 /// Whether a reactor with these pollers goes on looking after each of several pieces of work that
