@@ -18,6 +18,9 @@ pub struct Stored {
     is_owed: bool,
 }
 
+/// Why a change is refused if no one took its record, or let it fall.
+const NOBODY_WRITES: &str = "keep reservations: nobody has written them";
+
 impl Stored {
     /// It stays written, or it does not for this reason, in a line. The change takes effect or is
     /// refused, and whoever asked for it is told. Not before
@@ -37,7 +40,7 @@ impl Stored {
 impl Drop for Stored {
     fn drop(&mut self) {
         if self.is_owed {
-            self.tell(Err("keep reservations: nobody has written them".to_owned()));
+            self.tell(Err(NOBODY_WRITES.to_owned()));
         }
     }
 }
@@ -79,6 +82,7 @@ impl Subsystem {
         let stored = Stored { subsystem, nsid, number, is_owed: true };
         if let Err(mut refused) = keeper.store(bytes, stored) {
             refused.is_owed = false;
+            state.post_trouble(Some(change.by), NOBODY_WRITES);
             return Err(Status::INTERNAL_ERROR);
         }
         record.line.begin(Writing { by: Some(change.by), number, after, news });

@@ -172,10 +172,14 @@ fn what_cannot_be_written_changes_nothing_and_says_why() {
     race.drawer.shut(true);
     let end = race.ask(1, 2, &acquire(1, TAKE, 0)).unwrap();
     assert_eq!(end.status, Status::INTERNAL_ERROR);
+    let nobody = Signal::NotKept { why: "keep reservations: nobody has written them".to_owned() };
+    assert_eq!(race.ended(1), [], "it has ended already");
+    assert_eq!(race.bench.controller.next_signal(), Some(nobody.clone()));
     race.drawer.shut(false);
     assert_eq!(race.ask(1, 3, &acquire(1, TAKE, 0)), None);
     drop(race.drawer.take());
     assert_eq!(race.ended(1), [(3, Status::INTERNAL_ERROR)]);
+    assert_eq!(race.bench.controller.next_signal(), Some(nobody));
     assert_eq!(race.ask(1, 4, &acquire(1, TAKE, 0)), None);
     race.drawer.write();
     assert_eq!(race.ended(1), [(4, Status::SUCCESS)]);
