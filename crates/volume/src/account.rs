@@ -18,7 +18,8 @@ pub struct Account {
     pub used: u64,
     /// How many of them lie in units of the store that another volume refers to as well.
     pub shared: u64,
-    /// What deleting it would give back: whole units of data, nodes of its trees, and its own block.
+    /// What deleting it would give back: whole units of data, nodes of its trees, its own block, and its
+    /// parent's.
     pub unique: u64,
     /// Blocks of it that are spare in units that nobody else refers to: a first write to one of them
     /// takes no room.
@@ -91,7 +92,7 @@ impl Own {
     pub(crate) fn add(&mut self, tree: &Tree, set: &RangeSet, leaf: &Page) {
         // Several units of the store may have blocks of one unit of the volume.
         let mut units = RangeSet::default();
-        for run in leaf.records() {
+        for run in leaf.records().iter().filter(|run| !run.is_hole()) {
             let place = run.place()..run.place() + run.extra;
             let blocks = set.blocks_in(&place);
             if run.is_spare() {
@@ -116,8 +117,13 @@ impl Books {
         tally: &Tally,
     ) -> Result<Option<Tally>, Stop> {
         if tally.key == ALL.end {
-            let next = Tally { kind: Kind::Sums, key: 0, ..*tally };
-            return Ok((tally.kind == Kind::Map).then_some(next));
+            if tally.kind == Kind::Sums {
+                return Ok(None);
+            }
+            let at = body.parent.address;
+            let own_parent = !body.parent.is_none() && self.count(at)? == 1;
+            let unique = tally.unique + u64::from(own_parent);
+            return Ok(Some(Tally { kind: Kind::Sums, key: 0, unique, ..*tally }));
         }
         let is_map = tally.kind == Kind::Map;
         let (tree, root) =

@@ -38,6 +38,8 @@ pub struct Check {
     volumes: BTreeMap<u64, VolumeBody>,
     names: BTreeMap<u64, u64>,
     findings: Vec<Finding>,
+    /// Whether some map has holes.
+    has_holes: bool,
 }
 
 /// What a check has found to be wrong.
@@ -148,6 +150,7 @@ impl Check {
             volumes: BTreeMap::new(),
             names: BTreeMap::new(),
             findings: Vec::new(),
+            has_holes: false,
         };
         let roots = [
             (Kind::Space, superblock.space),
@@ -236,7 +239,9 @@ impl Check {
             Kind::Map => {
                 let units = visit.tree.units_of(line);
                 let room = self.superblock.room();
-                let is_inside = room.start <= units.start && units.end <= room.end;
+                let is_inside =
+                    line.is_hole() || (room.start <= units.start && units.end <= room.end);
+                self.has_holes |= line.is_hole();
                 if line.key % visit.tree.unit != line.place() % visit.tree.unit || !is_inside {
                     let (volume, block) = (visit.tree.owner, line.key);
                     self.findings.push(Finding::Alignment { volume, block });
@@ -262,6 +267,8 @@ impl Check {
         self.volumes.insert(body.id, *body);
         self.visit(Visit { at: body.map, tree: body.tree(), level: None, bounds: ALL });
         self.visit(Visit { at: body.sums, tree: body.sums_tree(), level: None, bounds: ALL });
+        let tree = Tree { owner: body.id, ..Tree::of_store(Kind::Parent) };
+        self.visit(Visit { at: body.parent, tree, level: None, bounds: ALL });
     }
 
     /// What was found, once everything was read.
@@ -297,7 +304,9 @@ impl Check {
     }
 
     fn account(&self, body: &VolumeBody) -> Account {
-        let (mut unique, mut own) = (1, Own::default());
+        let is_one = |count: &i64| *count == 1;
+        let own_parent = self.references.get(&body.parent.address).is_some_and(is_one);
+        let (mut unique, mut own) = (1 + u64::from(own_parent), Own::default());
         let mut left = vec![body.map.address, body.sums.address];
         while let Some(address) = left.pop() {
             let Some(node) = self.nodes.get(&address) else { continue };
@@ -389,7 +398,7 @@ impl Check {
         let runs = leaf.as_ref().map_or(&[][..], Page::records);
         let mut sum =
             Sum { end: runs.last().map_or(0, |run| run.key + run.extra), ..Sum::default() };
-        for run in runs {
+        for run in runs.iter().filter(|run| !run.is_hole()) {
             *(if run.is_spare() { &mut sum.spare } else { &mut sum.mapped }) += run.extra;
         }
         for child in children {
@@ -403,8 +412,8 @@ impl Check {
         sum
     }
 
-    /// Adds up what is kept for thick volumes, and looks whether who does not know of spare runs is
-    /// kept out.
+    /// Adds up what is kept for thick volumes, and looks whether who does not know of spare runs, or of
+    /// parents, is kept out.
     fn compare_promises(&mut self) {
         let promised = self.volumes.values().map(VolumeBody::promise);
         let promised = promised.fold(0, u64::saturating_add);
@@ -414,6 +423,12 @@ impl Check {
         let is_said = u64::from(self.superblock.incompatible & features::SPARE != 0);
         if has_spare > is_said {
             self.compare("bit of spare runs", 0, is_said, has_spare);
+        }
+        let has_parent = self.volumes.values().any(|body| body.reach > 0);
+        let has_parents = u64::from(has_parent || self.has_holes);
+        let is_said = u64::from(self.superblock.incompatible & features::PARENTS != 0);
+        if has_parents > is_said {
+            self.compare("bit of parents", 0, is_said, has_parents);
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::books::{Books, Stop};
 use crate::format::{Page, Pointer, VolumeBody};
+use crate::plan::Source;
 use crate::tree::{ALL, Tree, child_bounds, child_index};
 
 /// Blocks from some block on of which the maps say the same.
@@ -16,8 +17,8 @@ use crate::tree::{ALL, Tree, child_bounds, child_index};
 pub(crate) struct Stretch {
     /// Where they end.
     pub(crate) end: u64,
-    /// Whether they are mapped, if they differ.
-    pub(crate) changed: Option<bool>,
+    /// Where they are read from, if they differ.
+    pub(crate) changed: Option<Source>,
 }
 
 /// A node on the way to a key.
@@ -28,11 +29,14 @@ struct Stand {
     /// What its level must be, if that is known.
     height: Option<u8>,
     page: Option<Arc<Page>>,
+    /// What is read where nothing is mapped, and how far that reaches.
+    parent: (Pointer, u64),
 }
 
 impl Stand {
     fn at_root(body: &VolumeBody) -> Self {
-        Self { tree: body.tree(), pointer: body.map, bounds: ALL, height: None, page: None }
+        let parent = (body.parent, body.reach);
+        Self { tree: body.tree(), pointer: body.map, bounds: ALL, height: None, page: None, parent }
     }
 
     fn level(&self) -> u8 {
@@ -46,21 +50,26 @@ impl Stand {
         let bounds = child_bounds(page.records(), index, &self.bounds);
         let pointer = page.records().get(index)?.child();
         let height = Some(page.level() - 1);
-        Some(Self { tree: self.tree, pointer, bounds, height, page: None })
+        Some(Self { tree: self.tree, pointer, bounds, height, page: None, parent: self.parent })
     }
 
-    /// Where the block of a key lies, if it is written, and how far that is said by one record or the lack of one.
-    fn place(&self, key: u64) -> (Option<u64>, u64) {
-        let Some(page) = &self.page else { return (None, self.bounds.end) };
-        let records = page.records();
+    /// Where the block of a key is read from, and how far that is said by one record or the lack of one.
+    fn place(&self, key: u64) -> (Source, u64) {
+        let records = self.page.as_ref().map_or(&[][..], |page| page.records());
         match records.get(records.partition_point(|run| run.key + run.extra <= key)) {
-            Some(run) if run.key <= key => {
-                let at = Some(run.place() + (key - run.key)).filter(|_| !run.is_spare());
-                (at, run.key + run.extra)
+            Some(run) if run.key <= key && run.is_written() => {
+                (Source::Store(run.place() + (key - run.key)), run.key + run.extra)
             }
-            Some(run) => (None, run.key),
-            None => (None, self.bounds.end),
+            Some(run) if run.key <= key => (Source::Nothing, run.key + run.extra),
+            Some(run) => self.unmapped(key, run.key),
+            None => self.unmapped(key, self.bounds.end),
         }
+    }
+
+    /// The same where nothing is mapped up to some key.
+    fn unmapped(&self, key: u64, end: u64) -> (Source, u64) {
+        let (_, reach) = self.parent;
+        if key < reach { (Source::Parent, end.min(reach)) } else { (Source::Nothing, end) }
     }
 }
 
@@ -75,11 +84,12 @@ impl Books {
     ) -> Result<Stretch, Stop> {
         let base = base.filter(|base| at < base.blocks);
         let limit = base.map_or(body.blocks, |base| base.blocks.min(body.blocks));
-        let nothing = VolumeBody { map: Pointer::NONE, ..*body };
+        let (map, parent, reach) = (Pointer::NONE, Pointer::NONE, 0);
+        let nothing = VolumeBody { map, parent, reach, ..*body };
         let mut mine = Stand::at_root(body);
         let mut theirs = Stand::at_root(base.unwrap_or(&nothing));
         loop {
-            if mine.pointer == theirs.pointer {
+            if mine.pointer == theirs.pointer && mine.parent == theirs.parent {
                 let end = mine.bounds.end.min(theirs.bounds.end).min(limit);
                 return Ok(Stretch { end, changed: None });
             }
@@ -98,7 +108,8 @@ impl Books {
             }
         }
         let ((here, end), (there, other_end)) = (mine.place(at), theirs.place(at));
-        let changed = (here != there).then_some(here.is_some());
+        let is_same = here == there && (here != Source::Parent || mine.parent.0 == theirs.parent.0);
+        let changed = (!is_same).then_some(here);
         Ok(Stretch { end: end.min(other_end).min(limit), changed })
     }
 

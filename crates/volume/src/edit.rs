@@ -4,6 +4,7 @@
 //! nothing has to be carried up again. A node that becomes empty goes, and so does a root with one
 //! child.
 
+mod hole;
 mod spare;
 
 use std::ops::Range;
@@ -392,8 +393,10 @@ impl Books {
         }
         if tree.keeps {
             let mut left = RangeSet::default();
-            removed.iter().for_each(|run| left.insert(run.value..run.value + run.extra));
-            added.iter().for_each(|run| left.remove(run.value..run.value + run.extra));
+            let lies = |run: &&Record| !run.is_hole();
+            let place = |run: &Record| run.value..run.value + run.extra;
+            removed.iter().filter(lies).for_each(|run| left.insert(place(run)));
+            added.iter().filter(lies).for_each(|run| left.remove(place(run)));
             left.iter().for_each(|range| self.space.vacate(self.generation, range));
         }
         gain(tree, removed, added)
@@ -410,7 +413,7 @@ impl Books {
         let address = pointer.address;
         match &mut self.edit(address)?.body {
             Body::Node { records, .. } => Ok(records),
-            Body::Superblock(_) | Body::Volume(_) => {
+            Body::Superblock(_) | Body::Volume(_) | Body::Parent(_) => {
                 Err(Damage { address, kind: None, owner: 0, flaw: Flaw::Contents }.into())
             }
         }

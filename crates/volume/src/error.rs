@@ -164,6 +164,13 @@ pub enum StoreError {
         /// Blocks that are there to be promised.
         free: u64,
     },
+    /// Nothing that a parent may be called, or be.
+    BadParent {
+        /// What it was called.
+        uri: String,
+    },
+    /// Blocks of a volume are its parent's, and a thick one has all of its own.
+    HasParent(String),
     /// A volume with checksums cannot be thick.
     ThickChecksums(String),
     /// Blocks of a volume are not what was written to them.
@@ -251,6 +258,12 @@ impl StoreError {
             }
             Self::NoRoomForThick { .. } => {
                 "delete or trim other volumes, or give the device more room and say `tenmil store grow`; nothing was taken."
+            }
+            Self::BadParent { .. } => {
+                "name a device of 4 KiB at least by 2048 bytes at most, without control characters."
+            }
+            Self::HasParent(_) => {
+                "copy what it has from its parent first: `tenmil volume decouple`."
             }
             Self::ThickChecksums(_) => {
                 "have it thick or with checksums: a block with a checksum moves whenever it is written."
@@ -364,6 +377,12 @@ impl fmt::Display for StoreError {
                 "volume `{name}`: to be thick it wants {wanted} blocks of 4 KiB more, found {free} that \
                  are free and not kept for others"
             ),
+            Self::BadParent { uri } => {
+                write!(out, "parent `{uri}`: no volume can be made over it")
+            }
+            Self::HasParent(name) => {
+                write!(out, "volume `{name}`: blocks of it are its parent's, expected all its own")
+            }
             Self::ThickChecksums(name) => {
                 write!(out, "volume `{name}`: it has checksums, expected none in one that is thick")
             }

@@ -5,7 +5,7 @@
 //!           | S0 | S1 | metadata and data, wherever there was room | S0' | S1' |
 //!
 //!   block:  0                64                                              4096
-//!           | Header         | Superblock, VolumeBody or up to 168 Records   |
+//!           | Header         | Superblock, VolumeBody, ParentBody, Records   |
 //! ```
 //!
 //! A superblock of an even generation lies in S0 and S0', one of an odd generation in S1 and S1'.
@@ -130,8 +130,32 @@ layout! {
         spare: u64,
         /// Blocks that a thick volume has still to be given before it has all its units.
         owed: u64,
+        /// The block that says what is read where nothing is mapped; none if that reads as zeroes.
+        parent: Pointer,
+        /// Blocks from the first one on of which that is true; behind them nothing is read.
+        reach: u64,
         /// Zero.
-        reserved: [u8; 64],
+        reserved: [u8; 40],
+    }
+}
+
+layout! {
+    /// What stands behind the header of a parent's block.
+    pub struct ParentBody[2208] {
+        /// How many blocks of 4 KiB it had when the first volume was made over it.
+        blocks: u64,
+        /// Bytes in a block of its own.
+        block_bytes: u32,
+        /// How many bytes of `uri` are its name.
+        uri_bytes: u32,
+        /// What it was known by, if it was a snapshot of another store; else zero.
+        uuid: u128,
+        /// Checksums of some of its blocks: at its ends (low half), and all over it (high half).
+        print: u64,
+        /// Zero.
+        reserved: [u8; 120],
+        /// What it is called: how a device is named, UTF-8, padded with zeroes.
+        uri: [u8; 2048],
     }
 }
 
@@ -165,14 +189,20 @@ pub mod flags {
 /// the volume's, and it reads as zeroes.
 pub const SPARE: u64 = 1 << 63;
 
+/// The bit of a map's [`Record::value`](super::Record) that says that the run is a hole: it has no room,
+/// and it reads as zeroes whatever the volume's parent has there. The other bits are the run's key.
+pub const HOLE: u64 = 1 << 62;
+
 /// Bits of [`Superblock::incompatible`] and [`Superblock::compatible`].
 pub mod features {
     /// There are volumes whose data have checksums, or there were.
     pub const CHECKSUMS: u64 = 1;
     /// There are spare runs in maps, or there were.
     pub const SPARE: u64 = 2;
+    /// There are volumes with parents and holes in maps, or there were.
+    pub const PARENTS: u64 = 4;
     /// Those of `incompatible` that this program knows.
-    pub const KNOWN: u64 = CHECKSUMS | SPARE;
+    pub const KNOWN: u64 = CHECKSUMS | SPARE | PARENTS;
     /// The store has thresholds of its own: a bit of `compatible`.
     pub const THRESHOLDS: u64 = 1;
 }
@@ -191,13 +221,15 @@ pub enum Kind {
     Work,
     /// A node of the space map: first block of a run to its count; extra is the run's length.
     Space,
-    /// A node of a volume's map: first block of a run to where it lies, with [`SPARE`] if it is spare;
-    /// extra is its length.
+    /// A node of a volume's map: first block of a run to where it lies, with [`SPARE`] if it is spare,
+    /// or [`HOLE`] and that block if it lies nowhere; extra is its length.
     Map,
     /// A volume's block.
     Volume,
     /// A node of a volume's checksums: number of a group of blocks to the checksums of each.
     Sums,
+    /// What a volume is read from where nothing is mapped.
+    Parent,
 }
 
 /// Eight bytes that every block of metadata has.
@@ -225,10 +257,13 @@ pub const NUMBER_MAX: u64 = 1 << 56;
 pub const SUPERBLOCK_MAX: u64 = 1 << 55;
 /// The largest unit of allocation: 64 KiB, so that all runs of a unit have room in one leaf.
 pub const UNIT_SHIFT_MAX: u32 = 4;
+/// Bytes in the longest name of a parent.
+pub const URI_BYTES_MAX: usize = 2048;
 
 const _: () = assert!(RECORDS_MAX == 168, "as drawn");
 const _: () = assert!(Header::BYTES + Superblock::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(Header::BYTES + VolumeBody::BYTES <= BLOCK_BYTES, "it has room");
+const _: () = assert!(Header::BYTES + ParentBody::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(RECORDS_MAX / 4 > 1 << UNIT_SHIFT_MAX, "a leaf can be split between units");
 
 /// The bytes of one block.
@@ -236,7 +271,7 @@ pub type Block = [u8; BLOCK_BYTES];
 
 impl Kind {
     /// Every kind, in the order of their codes.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Superblock,
         Self::Catalogue,
         Self::Names,
@@ -245,6 +280,7 @@ impl Kind {
         Self::Map,
         Self::Volume,
         Self::Sums,
+        Self::Parent,
     ];
 
     /// What stands in a header.
@@ -268,6 +304,7 @@ impl Kind {
             Self::Map => "node of a volume's map",
             Self::Volume => "volume's block",
             Self::Sums => "node of a volume's checksums",
+            Self::Parent => "parent's block",
         }
     }
 }
@@ -290,12 +327,22 @@ impl Record {
 
     /// Where the first block of this run of a map lies.
     pub const fn place(&self) -> u64 {
-        self.value & !SPARE
+        self.value & !(SPARE | HOLE)
     }
 
     /// Whether this run of a map is spare.
     pub const fn is_spare(&self) -> bool {
         self.value & SPARE != 0
+    }
+
+    /// Whether this run of a map is a hole.
+    pub const fn is_hole(&self) -> bool {
+        self.value & HOLE != 0
+    }
+
+    /// Whether this run of a map was written: it lies somewhere, and what lies there is read.
+    pub const fn is_written(&self) -> bool {
+        self.value & (SPARE | HOLE) == 0
     }
 }
 
@@ -357,7 +404,8 @@ impl VolumeBody {
         let thick = !self.has(flags::THICK) || !self.has(never_thick);
         let owing = self.owed <= if self.has(flags::THICK) { BLOCKS_MAX } else { 0 };
         let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
-        let is_right = sized && known && summed && thick && owing && numbered;
+        let over = self.parent.is_none() == (self.reach == 0) && self.reach <= self.blocks;
+        let is_right = sized && known && summed && thick && owing && numbered && over;
         if is_right { Ok(()) } else { Err(Flaw::Contents) }
     }
 }
@@ -402,6 +450,9 @@ impl Kind {
             |start: u64| start.checked_add(record.extra).is_some_and(|end| end <= BLOCKS_MAX);
         match self {
             Self::Space => (1..NUMBER_MAX).contains(&record.value) && within(record.key),
+            Self::Map if record.is_hole() => {
+                record.value == HOLE | record.key && within(record.key)
+            }
             Self::Map => record.place() >= SLOTS && within(record.key) && within(record.place()),
             _ => true,
         }

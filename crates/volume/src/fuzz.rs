@@ -3,10 +3,11 @@
 
 use crate::check::Check;
 use crate::format::{
-    BLOCK_BYTES, Block, Body, Header, Kind, Page, Record, SPARE, decode_superblock, reseal,
+    BLOCK_BYTES, Block, Body, HOLE, Header, Kind, Page, Record, SPARE, decode_superblock, reseal,
 };
 use crate::layout::Layout;
 use crate::open::{NewStore, Opening, Step};
+use crate::parent::Parent;
 use crate::store::{Action, Answer, Ask, End, Store};
 use crate::stream::{self, Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender};
 use crate::sums::checksum;
@@ -112,6 +113,9 @@ fn work(store: &mut Store, image: &mut [u8]) {
         ask(store, image, Ask::Thicken(info.name.clone()));
         ask(store, image, Ask::Own { volume, block: 0, blocks: 32 });
         ask(store, image, Ask::Own { volume, block: blocks, blocks: 16 });
+        ask(store, image, Ask::Parent { volume });
+        ask(store, image, Ask::Fill { volume, blocks: 5 });
+        ask(store, image, Ask::Trim { volume, block: blocks / 3, blocks: blocks.min(4) });
     }
     for info in volumes.into_iter().take(4) {
         let name = info.name;
@@ -154,9 +158,10 @@ fn carry_out(store: &mut Store, image: &mut [u8], action: Action) {
             let sums = vec![1; usize::try_from(blocks).unwrap_or(0)];
             store.complete(io, End::Sums(&sums));
         }
-        Action::ReadData { io, .. } | Action::WriteData { io, .. } | Action::Flush { io } => {
-            store.complete(io, End::Done);
-        }
+        Action::ReadData { io, .. }
+        | Action::ReadParent { io, .. }
+        | Action::WriteData { io, .. }
+        | Action::Flush { io } => store.complete(io, End::Done),
         Action::Zero { .. } => {}
     }
 }
@@ -175,7 +180,8 @@ fn block_at(image: &[u8], at: u64) -> &Block {
     block.expect("only blocks of the store are read")
 }
 
-/// A store with a volume, a snapshot of it and a clone, one with checksums and a thick one.
+/// A store with a volume, a snapshot of it and a clone, one with checksums, a thick one, and one over a
+/// parent.
 fn sample() -> Vec<u8> {
     let mut image = vec![0; usize::try_from(BLOCKS).unwrap_or(0) * BLOCK_BYTES];
     let new = NewStore { name: "fuzz".into(), uuid: 1, blocks: BLOCKS };
@@ -207,8 +213,17 @@ fn sample() -> Vec<u8> {
     ask(&mut store, &mut image, Ask::Change(create));
     ask(&mut store, &mut image, Ask::Own { volume: 5, block: 0, blocks: 16 });
     ask(&mut store, &mut image, Ask::Write { volume: 5, block: 7, blocks: 3 });
+    let (name, parent) = ("f".into(), parent());
+    let over = Change::CreateOver { name, blocks: 60, unit: 4, uuid: 6, checksums: false, parent };
+    ask(&mut store, &mut image, Ask::Change(over));
+    ask(&mut store, &mut image, Ask::Trim { volume: 6, block: 3, blocks: 20 });
+    ask(&mut store, &mut image, Ask::Write { volume: 6, block: 7, blocks: 3 });
     ask(&mut store, &mut image, Ask::Flush);
     image
+}
+
+fn parent() -> Parent {
+    Parent { uri: "ram:1m".into(), blocks: 40, block_bytes: 512, uuid: 7, print: 8 }
 }
 
 /// Inputs that come far, for the mutator to start from.
@@ -222,7 +237,9 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         owner: 1,
         body: Body::Node { level, records },
     };
-    let map = node(Kind::Map, 0, vec![record(0, 64, 8), spare]);
+    let map = node(Kind::Map, 0, vec![record(0, 64, 8), spare, record(30, HOLE | 30, 4)]);
+    let body = Body::Parent(Box::new(parent().body().expect("a parent that may be")));
+    let above = Page { kind: Kind::Parent, generation: 3, owner: 1, body };
     let inner = node(Kind::Space, 1, vec![record(0, 7, 3), record(90, 8, 2)]);
     let patch = |block: u8, from: u16, len: u8, value: u8| {
         let [low, high] = from.to_le_bytes();
@@ -231,6 +248,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("map", map.encode(1, 5).to_vec()),
         ("inner", inner.encode(1, 6).to_vec()),
+        ("parent", above.encode(1, 7).to_vec()),
         ("untouched", vec![0]),
         ("count", [&[0][..], &patch(2, 6, 1, 3), &patch(3, 64, 8, 1)].concat()),
         ("pointers", [&[1][..], &patch(0, 136, 8, 2), &patch(1, 144, 2, 9)].concat()),

@@ -22,8 +22,19 @@ pub(crate) struct Piece {
     pub(crate) block: u64,
     /// How many.
     pub(crate) blocks: u64,
-    /// Where they lie; `None` if they read as zeroes.
-    pub(crate) at: Option<u64>,
+    /// Where they are read from.
+    pub(crate) from: Source,
+}
+
+/// Where blocks of a volume are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Nowhere: they read as zeroes.
+    Nothing,
+    /// The store, from this block on.
+    Store(u64),
+    /// The volume's parent, from the same block on.
+    Parent,
 }
 
 /// Blocks of a volume that are written together.
@@ -74,13 +85,15 @@ impl Books {
             let run = self.next_run(&tree, body.map, at)?.filter(|run| run.key < range.end);
             let start = run.map_or(range.end, |run| run.key.max(at));
             if start > at {
-                pieces.push(Piece { block: at, blocks: start - at, at: None });
+                pieces.extend(unmapped(body, at..start));
             }
             let Some(run) = run else { break };
             let end = (run.key + run.extra).min(range.end);
-            let at_start = run.place() + (start - run.key);
-            let from = Some(at_start).filter(|_| !run.is_spare());
-            pieces.push(Piece { block: start, blocks: end - start, at: from });
+            let from = match run.is_written() {
+                true => Source::Store(run.place() + (start - run.key)),
+                false => Source::Nothing,
+            };
+            pieces.push(Piece { block: start, blocks: end - start, from });
             at = end;
         }
         Ok(pieces)
@@ -194,13 +207,14 @@ impl Books {
         let from = records.partition_point(|run| run.key + run.extra <= start);
         let to = records.partition_point(|run| run.key < start + tree.unit);
         let runs = &records[from.min(to)..to];
+        let lying = || runs.iter().filter(|run| !run.is_hole());
         // A run that began before the unit lies so that the unit begins `start - key` behind it.
         let place = |run: &Record| (run.place() + start).wrapping_sub(run.key);
         let touches = |run: &Record| run.key < blocks.end && run.key + run.extra > blocks.start;
-        let (near, far): (Vec<&Record>, Vec<&Record>) = runs.iter().partition(|run| touches(run));
+        let (near, far): (Vec<&Record>, Vec<&Record>) = lying().partition(|run| touches(run));
         for run in near.into_iter().chain(far) {
             let at = place(run);
-            let uses = runs.iter().filter(|other| place(other) == at).count() as u64;
+            let uses = lying().filter(|other| place(other) == at).count() as u64;
             let goes_to = at + (blocks.start - start)..at + (blocks.end - start);
             // Where a write has failed that nothing is mapped to, it may come to pass late.
             let is_spoilt = self.space.is_spoilt(&goes_to) && !lie(runs, blocks, goes_to.start);
@@ -228,7 +242,8 @@ impl Books {
         let runs = &records[from.min(to)..to];
         let place = |run: &Record| (run.value + start).wrapping_sub(run.key);
         let wanted = bits(part, tree.unit);
-        for at in runs.iter().map(place).filter(|at| !is_given(*at)) {
+        let lying = runs.iter().filter(|run| !run.is_hole());
+        for at in lying.map(place).filter(|at| !is_given(*at)) {
             let own = || runs.iter().filter(|run| place(run) == at);
             let cut =
                 |run: &Record| run.key.max(start)..(run.key + run.extra).min(start + tree.unit);
@@ -272,15 +287,19 @@ impl Books {
     }
 
     /// Takes blocks out of a volume's map, as far as one leaf goes; those of a thick volume become
-    /// spare. Returns where it stopped.
+    /// spare, and those where its parent would be read else a hole. Returns where it stopped.
     pub(crate) fn unmap(&mut self, id: u64, range: &Range<u64>) -> Result<u64, Stop> {
         let mut body = self.expect_volume(id)?;
         let (map, sums, tree) = (body.map, body.sums, body.tree());
         let end = if tree.keeps { self.sums_end(&body, range)? } else { range.end };
         let range = range.start..end;
-        let (end, gain) = match body.has(flags::THICK) {
-            true => self.make_spare(&tree, &mut body.map, &range)?,
-            false => self.clear(&tree, &mut body.map, &range, false)?,
+        let (end, gain) = if range.start < body.reach {
+            let range = range.start..range.end.min(body.reach);
+            self.punch(&tree, &mut body.map, &range)?
+        } else if body.has(flags::THICK) {
+            self.make_spare(&tree, &mut body.map, &range)?
+        } else {
+            self.clear(&tree, &mut body.map, &range, false)?
         };
         body.take_in(gain);
         if tree.keeps {
@@ -303,6 +322,17 @@ impl Books {
     }
 }
 
+/// Blocks of a volume that its map does not have.
+fn unmapped(body: &VolumeBody, range: Range<u64>) -> impl Iterator<Item = Piece> {
+    let middle = body.reach.clamp(range.start, range.end);
+    let parts = [(range.start..middle, Source::Parent), (middle..range.end, Source::Nothing)];
+    let piece = |(part, from): (Range<u64>, Source)| {
+        let (block, blocks) = (part.start, part.end - part.start);
+        (blocks > 0).then_some(Piece { block, blocks, from })
+    };
+    parts.into_iter().filter_map(piece)
+}
+
 /// One unit's part of a write: new to the map, unless a run has the blocks there already.
 fn segment(blocks: Range<u64>, at: u64, runs: &[Record]) -> Segment {
     let is_new = !has(runs, &blocks, at);
@@ -323,7 +353,7 @@ fn has(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
 fn lie(runs: &[Record], blocks: &Range<u64>, at: u64) -> bool {
     let common = |run: &Record| {
         let (start, end) = (run.key.max(blocks.start), (run.key + run.extra).min(blocks.end));
-        let is_there = run.place() + blocks.start == at + run.key;
+        let is_there = !run.is_hole() && run.place() + blocks.start == at + run.key;
         if is_there { end.saturating_sub(start) } else { 0 }
     };
     runs.iter().map(common).sum::<u64>() == blocks.end - blocks.start

@@ -19,11 +19,12 @@ use base::Outcome;
 pub use self::walk::{Lost, Walk};
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{
-    Block, Body, Header, Kind, Page, Pointer, Record, SLOTS, Superblock, VolumeBody, flags, hash,
-    unpadded,
+    Block, Body, HOLE, Header, Kind, Page, Pointer, Record, SLOTS, Superblock, VolumeBody, flags,
+    hash, unpadded,
 };
 use crate::layout::Layout;
 use crate::open::Opening;
+use crate::parent::Parent;
 use crate::ranges::{Place, RangeSet};
 use crate::sums::{GROUP_BLOCKS, in_record};
 use crate::tree::Tree;
@@ -95,6 +96,55 @@ impl Found {
         Walk::new(self.store, &self.room, self.body.tree(), self.body.map)
     }
 
+    /// The block that says what it is read from where nothing is mapped; none if it has no parent.
+    pub fn parent_at(&self) -> Option<u64> {
+        Some(self.body.parent.address).filter(|_| !self.body.parent.is_none())
+    }
+
+    /// The parent, from what was read there.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the block.
+    pub fn parent(&self, bytes: Result<&Block, Outcome>) -> Result<Parent, Damage> {
+        let Pointer { address, generation } = self.body.parent;
+        let damage = |flaw| {
+            let kind = Some(Kind::Parent);
+            Damage { address, kind, owner: self.body.id, flaw }
+        };
+        let page = bytes
+            .map_err(|outcome| damage(Flaw::Unread(outcome)))
+            .and_then(|bytes| Page::decode(bytes, self.store, address))
+            .map_err(|found| damage(found.flaw))?;
+        match page.body {
+            Body::Parent(_) if page.generation != generation => {
+                Err(damage(Flaw::Generation { found: page.generation, expected: generation }))
+            }
+            Body::Parent(parent) => Ok(Parent::of(&parent)),
+            _ => Err(damage(Flaw::Kind { found: page.kind, level: page.level() })),
+        }
+    }
+
+    /// Whether a clone of another volume can become this one: what nothing is mapped to here, and the
+    /// parent has, must not be mapped there. Both lists are what a [`Walk`] has found.
+    pub fn can_follow(&self, base: &Self, theirs: &[Record], own: &[Record]) -> bool {
+        let reach = self.body.reach;
+        let has = |record: &&Record| record.key < reach;
+        let covered = |record: &Record| {
+            let (mut at, end) = (record.key, (record.key + record.extra).min(reach));
+            let from = own.partition_point(|run| run.key + run.extra <= at);
+            for run in &own[from..] {
+                if run.key > at {
+                    break;
+                }
+                at = run.key + run.extra;
+            }
+            at >= end
+        };
+        let is_same = self.body.parent == base.body.parent && reach == base.body.reach;
+        is_same && theirs.iter().filter(has).all(covered)
+    }
+
     /// Looks for its checksums, for [`checksum_of`]: keys of what is lost are groups of four blocks.
     pub fn walk_checksums(&self) -> Walk {
         Walk::new(self.store, &self.room, self.body.sums_tree(), self.body.sums)
@@ -117,6 +167,7 @@ pub fn differences(base: &[Record], records: &[Record], blocks: u64) -> Vec<Move
     let place = |runs: &[Record], at: u64| match runs
         .get(runs.partition_point(|run| run.key + run.extra <= at))
     {
+        // A hole has no place, and is told from what nothing is mapped to by its value.
         Some(run) if run.key <= at => (Some(run.value + (at - run.key)), run.key + run.extra),
         Some(run) => (None, run.key),
         None => (None, u64::MAX),
@@ -125,7 +176,8 @@ pub fn differences(base: &[Record], records: &[Record], blocks: u64) -> Vec<Move
         let ((old, old_end), (new, new_end)) = (place(base, at), place(records, at));
         let end = old_end.min(new_end).min(blocks);
         if old != new {
-            moved.push(Moved { block: at, blocks: end - at, at: new });
+            let at_place = new.filter(|place| place & HOLE == 0);
+            moved.push(Moved { block: at, blocks: end - at, at: at_place });
         }
         at = end;
     }

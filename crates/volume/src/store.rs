@@ -182,7 +182,7 @@ impl Store {
         let run = self.books.next_run(&body.tree(), body.map, block).ok().flatten()?;
         self.books.cache.settle();
         let blocks = run.extra.min(body.blocks.saturating_sub(run.key));
-        let is_there = run.key <= block && !run.is_spare();
+        let is_there = run.key <= block && run.is_written();
         is_there.then_some(Run { block: run.key, blocks, at: run.value })
     }
 

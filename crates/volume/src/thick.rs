@@ -94,6 +94,7 @@ impl Books {
         if body.has(flags::CHECKSUMS) {
             return Err(StoreError::ThickChecksums(name.into()).into());
         }
+        body.expect_no_parent()?;
         let thick = VolumeBody { flags: body.flags | flags::THICK, owed: missing, ..body };
         self.expect_room(body.promise(), &thick)?;
         self.superblock.incompatible |= features::SPARE;

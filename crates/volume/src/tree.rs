@@ -47,8 +47,12 @@ impl Tree {
         Self { kind, owner: 0, unit: 1, keeps: false }
     }
 
-    /// The blocks of the store that a run of a map keeps from others: all of every unit it touches.
+    /// The blocks of the store that a run of a map keeps from others: all of every unit it touches,
+    /// and none if it is a hole.
     pub(crate) const fn units_of(&self, run: &Record) -> Range<u64> {
+        if run.is_hole() {
+            return 0..0;
+        }
         let start = run.place() / self.unit * self.unit;
         start..(run.place() + run.extra).next_multiple_of(self.unit)
     }

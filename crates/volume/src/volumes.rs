@@ -11,6 +11,7 @@ use crate::format::{
     BLOCKS_MAX, Body, Kind, Pointer, Record, UNIT_SHIFT_MAX, VolumeBody, features, flags, hash,
     padded, unpadded,
 };
+use crate::parent::Parent;
 use crate::tree::Tree;
 
 /// Something to be done with a volume as a whole. It is done at once, and answered when it survives
@@ -41,6 +42,22 @@ pub enum Change {
         unit: u64,
         /// Drawn by the caller.
         uuid: u128,
+    },
+    /// Makes an empty volume over something that lies outside the store: what is read where nothing is
+    /// mapped, as far as it goes.
+    CreateOver {
+        /// Its name.
+        name: String,
+        /// How many blocks of 4 KiB it has.
+        blocks: u64,
+        /// Blocks in its unit of allocation: 1, 2, 4, 8 or 16.
+        unit: u64,
+        /// Drawn by the caller.
+        uuid: u128,
+        /// Whether its data have checksums; what is its parent's has none.
+        checksums: bool,
+        /// What lies below it.
+        parent: Parent,
     },
     /// Deletes a volume or a snapshot. What was made from it keeps what it holds, and is on its own
     /// from now on.
@@ -138,6 +155,9 @@ pub struct VolumeInfo {
     pub unit: u64,
     /// Whether its data have checksums.
     pub has_checksums: bool,
+    /// Where nothing is mapped before this block, its [parent](crate::Ask::Parent) is read; zero if it
+    /// has none.
+    pub reach: u64,
 }
 
 /// How far a change has come.
@@ -180,6 +200,7 @@ impl VolumeBody {
             is_thick: self.has(flags::THICK),
             unit: self.unit(),
             has_checksums: self.has(flags::CHECKSUMS),
+            reach: self.reach,
         }
     }
 }
@@ -190,6 +211,7 @@ impl Change {
         match self {
             Self::Create { .. }
             | Self::CreateThick { .. }
+            | Self::CreateOver { .. }
             | Self::Rename { .. }
             | Self::Decouple { .. }
             | Self::Thresholds { .. } => None,
@@ -250,6 +272,11 @@ impl Books {
             Change::CreateThick { name, blocks, unit, uuid } => {
                 self.create(name, *blocks, *unit, *uuid, flags::THICK)
             }
+            Change::CreateOver { name, blocks, unit, uuid, checksums, parent } => {
+                let flags = if *checksums { flags::CHECKSUMS } else { 0 };
+                let body = self.new_body(name, *blocks, *unit, *uuid, flags)?;
+                self.create_over(body, parent)
+            }
             Change::Delete { name, orphan } => self.delete(name, *orphan),
             Change::Rename { name, to } => self.rename(name, to),
             Change::Resize { name, blocks } => self.resize(name, *blocks),
@@ -274,6 +301,23 @@ impl Books {
         uuid: u128,
         flags: u32,
     ) -> Result<Progress, Stop> {
+        let mut body = self.new_body(name, blocks, unit, uuid, flags)?;
+        if body.has(flags::THICK) {
+            body.owed = body.units() * body.unit();
+            self.expect_room(0, &body)?;
+        }
+        self.enter(body)
+    }
+
+    /// An empty volume that is not in the catalogue yet.
+    fn new_body(
+        &mut self,
+        name: &str,
+        blocks: u64,
+        unit: u64,
+        uuid: u128,
+        flags: u32,
+    ) -> Result<VolumeBody, Stop> {
         let padded = self.free_name(name)?;
         check_size(name, blocks)?;
         let unit_shift = unit.trailing_zeros();
@@ -283,7 +327,7 @@ impl Books {
         let has = |flag| flags & flag != 0;
         self.superblock.incompatible |= if has(flags::CHECKSUMS) { features::CHECKSUMS } else { 0 };
         self.superblock.incompatible |= if has(flags::THICK) { features::SPARE } else { 0 };
-        let mut body = VolumeBody {
+        Ok(VolumeBody {
             id: self.take_number(),
             origin: 0,
             flags,
@@ -299,13 +343,10 @@ impl Books {
             sums: Pointer::NONE,
             spare: 0,
             owed: 0,
-            reserved: [0; 64],
-        };
-        if has(flags::THICK) {
-            body.owed = body.units() * body.unit();
-            self.expect_room(0, &body)?;
-        }
-        self.enter(body)
+            parent: Pointer::NONE,
+            reach: 0,
+            reserved: [0; 40],
+        })
     }
 
     /// A snapshot or a clone.
@@ -345,6 +386,7 @@ impl Books {
         self.remove_line(&NAMES, hash(name.as_bytes()))?;
         self.superblock.volumes = self.superblock.volumes.saturating_sub(1);
         self.note_promise(body.promise(), 0);
+        self.leave_parent(&body)?;
         self.doom(body)?;
         Ok(Progress::Made(None))
     }
@@ -410,6 +452,7 @@ impl Books {
         }
         let (before, units) = (body.promise(), body.units());
         body.blocks = blocks;
+        body.reach = body.reach.min(blocks);
         if body.has(flags::THICK) {
             let more = body.units().saturating_sub(units);
             let most = body.units() * body.unit();
@@ -438,6 +481,8 @@ impl Books {
         (body.blocks, body.mapped, body.cut) = (source.blocks, source.mapped, source.cut);
         // All of it is the snapshot's as well now.
         (body.spare, body.owed) = (source.spare, 0);
+        self.leave_parent(&body)?;
+        (body.parent, body.reach) = (source.parent, source.reach);
         self.expect_room(before, &body)?;
         if body.cut != u64::MAX {
             self.put_work(body.id, Pointer::NONE)?;
@@ -446,15 +491,15 @@ impl Books {
         Ok(Progress::Made(Some(body.info())))
     }
 
-    /// One volume more has the trees of this one.
+    /// One volume more has the trees of this one, and its parent.
     fn share_roots(&mut self, body: &VolumeBody) {
-        for root in [body.map, body.sums].into_iter().filter(|root| !root.is_none()) {
+        for root in [body.map, body.sums, body.parent].into_iter().filter(|root| !root.is_none()) {
             self.add(root.address..root.address + 1, 1);
         }
     }
 
     /// Enters a new volume under its number and its name.
-    fn enter(&mut self, body: VolumeBody) -> Result<Progress, Stop> {
+    pub(crate) fn enter(&mut self, body: VolumeBody) -> Result<Progress, Stop> {
         self.superblock.volumes += 1;
         self.put_name(&body)?;
         self.put_volume(&body)?;

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use tenmil_volume::Layout;
-use tenmil_volume::format::{Header, Kind, Pointer, Record, Superblock, VolumeBody};
+use tenmil_volume::format::{Header, Kind, ParentBody, Pointer, Record, Superblock, VolumeBody};
 use tenmil_volume::stream::{StreamHead, StreamRecord};
 
 fn text() -> String {
@@ -42,6 +42,7 @@ fn every_structure_is_drawn_as_it_is() {
     compare::<Superblock>(&text);
     compare::<Record>(&text);
     compare::<VolumeBody>(&text);
+    compare::<ParentBody>(&text);
     compare::<StreamHead>(&text);
     compare::<StreamRecord>(&text);
 }

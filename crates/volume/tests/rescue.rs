@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::Random;
 use rig::disk::{Image, ZEROES, values};
-use rig::model::Volume;
+use rig::model::{Volume, parent_value};
 use rig::world::World;
 use rig::{Rig, check, new_store, open};
 use tenmil_volume::format::{Body, Kind, Page, Superblock, decode_superblock};
@@ -59,12 +59,23 @@ fn read(image: &Image, found: &Found) -> (Vec<[u64; 8]>, Vec<Lost>, BTreeSet<u64
         told.insert(at);
         walk.handle_read(Ok(block(image, at)));
     }
-    let (records, lost) = walk.finish();
+    let (records, mut lost) = walk.finish();
     let mut cells = vec![[0; 8]; usize::try_from(found.info.blocks).unwrap()];
+    if let Some(at) = found.parent_at() {
+        told.insert(at);
+        for (index, cell) in (0..found.info.reach).zip(&mut cells) {
+            *cell = [parent_value(index); 8];
+        }
+        match found.parent(Ok(block(image, at))) {
+            Ok(parent) => assert_eq!(parent.uri, "ram:1m"),
+            Err(damage) => lost.push(Lost { keys: 0..found.info.reach, damage }),
+        }
+    }
     for run in records {
         for index in 0..run.extra {
             if let Some(cell) = cells.get_mut(usize::try_from(run.key + index).unwrap()) {
-                *cell = values(block(image, run.value + index));
+                let is_hole = run.is_hole();
+                *cell = if is_hole { [0; 8] } else { values(block(image, run.value + index)) };
             }
         }
     }

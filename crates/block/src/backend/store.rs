@@ -11,14 +11,18 @@
 //! way of its own to the device, over which its data go, and an [owner] moves what the store
 //! needs for itself.
 
+mod below;
 mod bounce;
 mod carrier;
 mod channel;
+mod decouple;
 mod extents;
 mod inflate;
 mod make;
 mod once;
+mod outside;
 mod owner;
+mod pace;
 mod place;
 mod raw;
 mod readers;
@@ -40,17 +44,20 @@ use dma::Regions;
 use host::{Clock, Sleeper, Thread};
 use volume::{Action, Answer, Ask, End, StoreError, Usage, VolumeInfo};
 
+pub use self::decouple::Decoupled;
 pub use self::inflate::Inflated;
 pub use self::make::{Checked, Created, check, create, grow};
+pub use self::outside::CheckedParent;
 pub use self::place::Place;
 pub use self::receive::INCOMPLETE;
 pub use self::rescue::{Saved, SavedVolume, rescue};
 pub use self::room::{RoomNews, hear_of_room};
 pub use self::scrub::{Bad, Cause, Scrubbed};
 pub use self::send::{Carried, Changed, Watch};
-pub use volume::{Account, Change, Counted, Fill, Finding, Report, VolumeInfo as Info};
+pub use volume::{Account, Change, Counted, Fill, Finding, Parent, Report, VolumeInfo as Info};
 
 use self::channel::VolumeChannel;
+use self::outside::Outside;
 use self::owner::Owner;
 use self::shared::{Note, Shared};
 use crate::open::{Opened, Opener};
@@ -75,6 +82,8 @@ pub struct OpenStore {
 struct Volume {
     open: Arc<OpenStore>,
     info: VolumeInfo,
+    /// What it is read from where nothing is mapped, if that is anything and could be opened.
+    parent: Option<Outside>,
     limits: Limits,
     is_written: bool,
 }
@@ -89,6 +98,9 @@ struct Shape {
     /// Pages that the device takes at once.
     request_pages: u32,
 }
+
+/// Moves what an action says: the checksums of its blocks, where they are wanted, or what went wrong.
+type Carry<'a> = dyn FnMut(&Action) -> Result<Vec<u32>, Outcome> + 'a;
 
 /// Bytes in a block of a store, and of its volumes.
 pub const PAGE_BYTES: u32 = 4096;
@@ -106,25 +118,34 @@ const PATIENCE: Span = Span::from_secs(120);
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
     let place = Place::of(uri)?;
     let name = place.volume(uri)?;
-    open_volume(&once::open(opener, &place)?, uri, name)
+    open_volume(opener, &once::open(opener, &place)?, uri, name)
 }
 
 /// Opens a volume of an open store.
-fn open_volume(open: &Arc<OpenStore>, uri: &Uri, name: &str) -> Result<Opened, MediumError> {
+fn open_volume(
+    opener: &Opener<'_>,
+    open: &Arc<OpenStore>,
+    uri: &Uri,
+    name: &str,
+) -> Result<Opened, MediumError> {
     let info = open.find(name)?;
+    let parent = open.open_parent(opener, &info)?;
     let below = &open.below;
     let size = info.blocks * u64::from(PAGE_BYTES);
     let kind = if info.is_read_only { "snapshot" } else { "volume" };
     let store = open.name();
-    let description =
+    let mut description =
         format!("{kind} `{name}` of {size} bytes, of store `{store}` over {}", below.description);
-    let existing = (info.mapped > 0).then(|| Existing {
-        name: uri.to_string(),
-        found: format!("{} of {size} bytes written", info.mapped * u64::from(PAGE_BYTES)),
-        path: None,
-    });
-    let handles = below.handles.clone();
-    let medium = Volume::open(open, &info).map_err(|problem| uri.refuse(problem))?;
+    let mut found = format!("{} of {size} bytes written", info.mapped * u64::from(PAGE_BYTES));
+    let mut handles = below.handles.clone();
+    if let Some(parent) = &parent {
+        description += &format!("; the rest is read from {}", parent.opened.description);
+        found += &format!(", and the rest a clone of {}", parent.uri);
+        handles.extend_from_slice(&parent.opened.handles);
+    }
+    let is_anything = info.mapped > 0 || parent.is_some();
+    let existing = is_anything.then(|| Existing { name: uri.to_string(), found, path: None });
+    let medium = Volume::open(open, &info, parent).map_err(|problem| uri.refuse(problem))?;
     let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
     Ok(Opened { medium: Arc::new(medium), description, existing, handles })
 }
@@ -167,15 +188,12 @@ impl OpenStore {
 
     /// Asks something that moves no data, and waits for the answer.
     fn ask(&self, ask: Ask) -> Result<Answer, MediumError> {
-        self.converse(ask, &mut |_| Outcome::ABORTED)
+        self.converse(ask, &mut |_| Err(Outcome::ABORTED))
     }
 
-    /// Asks something, has `carry` move the data, and waits for the answer.
-    fn converse(
-        &self,
-        ask: Ask,
-        carry: &mut dyn FnMut(&Action) -> Outcome,
-    ) -> Result<Answer, MediumError> {
+    /// Asks something, has `carry` move the data, and waits for the answer. What is carried returns the
+    /// checksums of its blocks where they are wanted.
+    fn converse(&self, ask: Ask, carry: &mut Carry<'_>) -> Result<Answer, MediumError> {
         let machine =
             |problem| MediumError::new(Blame::Machine, format!("{}: {problem}", self.name));
         let desk = self.shared.join(None).map_err(machine)?;
@@ -192,7 +210,7 @@ impl OpenStore {
                 break answer.map_err(|error| self.refuse(&error));
             }
             if let Some(Note::Do(action)) = note {
-                self.carried(&action, carry(&action));
+                self.carried(&action, &carry(&action));
                 continue;
             }
             if self.clock.now() > until {
@@ -210,11 +228,15 @@ impl OpenStore {
     }
 
     /// Data have been moved, or have not.
-    fn carried(&self, action: &Action, outcome: Outcome) {
-        let (Action::ReadData { io, .. } | Action::WriteData { io, .. }) = action else { return };
-        let end = if outcome.is_success() { End::Done } else { End::Failed(outcome) };
+    fn carried(&self, action: &Action, done: &Result<Vec<u32>, Outcome>) {
+        let Some(io) = shared::transfer_of(action) else { return };
+        let end = match done {
+            Err(outcome) => End::Failed(*outcome),
+            Ok(sums) if sums.is_empty() => End::Done,
+            Ok(sums) => End::Sums(sums),
+        };
         let mut state = self.shared.lock_to_tell();
-        state.store.complete(*io, end);
+        state.store.complete(io, end);
         self.shared.sort(&mut state);
     }
 
@@ -323,8 +345,13 @@ impl Drop for OpenStore {
 }
 
 impl Volume {
-    fn open(open: &Arc<OpenStore>, info: &VolumeInfo) -> Result<Self, String> {
+    fn open(
+        open: &Arc<OpenStore>,
+        info: &VolumeInfo,
+        parent: Option<Outside>,
+    ) -> Result<Self, String> {
         let limits = limits(&open.medium.limits(), &open.shape, info);
+        let limits = parent.iter().fold(limits, |limits, parent| parent.limit(limits));
         let is_written = limits.support.has(Operation::Write);
         let mut state = open.shared.lock();
         if is_written && state.written.contains(&info.id) {
@@ -334,7 +361,7 @@ impl Volume {
             state.written.push(info.id);
         }
         drop(state);
-        Ok(Self { open: Arc::clone(open), info: info.clone(), limits, is_written })
+        Ok(Self { open: Arc::clone(open), info: info.clone(), parent, limits, is_written })
     }
 }
 
@@ -352,18 +379,24 @@ impl Medium for Volume {
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
-        Ok(Box::new(VolumeChannel::open(&self.open, &self.info, &self.limits)?))
+        let parent = self.parent.as_ref();
+        Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &self.limits)?))
     }
 
     fn channels_max(&self) -> u32 {
         // One is the owner's.
-        self.open.medium.channels_max().saturating_sub(1)
+        let own = self.open.medium.channels_max().saturating_sub(1);
+        self.parent.as_ref().map_or(own, |parent| own.min(parent.opened.medium.channels_max()))
     }
 
     fn extent(&self, lba: u64) -> Result<Extent, String> {
         let asked = self.open.ask(Ask::Extent { volume: self.info.id, block: lba });
         match asked.map_err(|error| error.to_string())? {
-            Answer::Extent { blocks, at } => {
+            Answer::Extent { blocks, is_parents: true, .. } => match &self.parent {
+                Some(parent) => parent.extent(lba, blocks),
+                None => Ok(Extent { blocks, holds: Holds::Data }),
+            },
+            Answer::Extent { blocks, at, .. } => {
                 let holds = if at.is_some() { Holds::Data } else { Holds::Hole };
                 Ok(Extent { blocks, holds })
             }

@@ -308,7 +308,13 @@ impl CopyArguments {
 }
 
 fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, Refused> {
-    opener.open(uri).map_err(|error| Refused::of(error.blame(), format!("open {error}")))
+    opener.open(uri).map_err(|error| {
+        let refused = Refused::of(error.blame(), format!("open {error}"));
+        match error.hint() {
+            Some(hint) => refused.with_hint(hint),
+            None => refused,
+        }
+    })
 }
 
 /// Refuses to go on, or to write because somebody was once allowed to, where the record cannot be

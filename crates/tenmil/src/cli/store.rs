@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use base::Blame;
 use block::Opener;
-use block::store::{self, Checked, Counted, Created, PAGE_BYTES, Place};
+use block::store::{self, Checked, CheckedParent, Counted, Created, PAGE_BYTES, Place};
 use block::uri::Uri;
 use clap::{Args, Subcommand};
 use dma::Regions;
@@ -185,7 +185,7 @@ fn grow(
 }
 
 fn check_text(checked: &Checked) -> String {
-    let Checked { name, generation, damaged, report, .. } = checked;
+    let Checked { name, generation, damaged, report, parents, .. } = checked;
     let mut text = String::new();
     for problem in damaged {
         let _ = writeln!(text, "{problem}");
@@ -194,6 +194,13 @@ fn check_text(checked: &Checked) -> String {
         let _ = writeln!(text, "{finding}");
     }
     let (volumes, metadata) = (report.volumes, report.metadata);
+    for CheckedParent { parent, volumes, problem } in parents {
+        let (uri, of) = (&parent.uri, volumes.join("`, `"));
+        let said = problem.as_ref().map_or("is what it was".into(), |problem| {
+            format!("not to be had, and neither are they: {problem}")
+        });
+        let _ = writeln!(text, "parent {uri} of `{of}`: {said}");
+    }
     let problems = damaged.len() + report.findings.len();
     let verdict = if problems == 0 { "clean".into() } else { format!("{problems} problems") };
     let _ = writeln!(
@@ -205,7 +212,8 @@ fn check_text(checked: &Checked) -> String {
 }
 
 fn check_json(checked: &Checked) -> String {
-    let Checked { name, uuid, generation, damaged, report } = checked;
+    let Checked { name, uuid, generation, damaged, report, parents } = checked;
+    let parent = |one: &CheckedParent| json!({ "uri": one.parent.uri, "volumes": one.volumes, "problem": one.problem });
     let found = report.findings.iter().map(ToString::to_string);
     let problems: Vec<String> = damaged.iter().cloned().chain(found).collect();
     let document = json!({
@@ -218,6 +226,7 @@ fn check_json(checked: &Checked) -> String {
         "accounts": report.accounts.iter().map(counted).collect::<Vec<Value>>(),
         "metadata_blocks": report.metadata,
         "used_blocks": report.used,
+        "parents": parents.iter().map(parent).collect::<Vec<Value>>(),
     });
     format!("{document:#}\n")
 }

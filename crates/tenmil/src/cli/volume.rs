@@ -1,6 +1,7 @@
 //! `tenmil volume`.
 
 mod already;
+mod clone;
 mod list;
 mod said;
 mod stream;
@@ -18,9 +19,10 @@ use block::uri::Uri;
 use clap::{Args, Subcommand};
 use host::random_seed;
 
+use self::clone::CloneArguments;
 use self::list::ListArguments;
 use self::said::Said;
-use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
+use self::stream::{DiffArguments, Progress, ReceiveArguments, SendArguments};
 use self::thick::InflateArguments;
 use super::store::{size, with_opener};
 use super::write_out;
@@ -46,11 +48,11 @@ enum Command {
     Resize(ResizeArguments),
     /// Keep what a volume holds now, under a name of its own; nothing is written to a snapshot.
     Snapshot(NameArguments),
-    /// Make a volume that holds what another, or a snapshot, holds now.
-    Clone(NameArguments),
+    /// Make a volume that holds what another, a snapshot, or an image elsewhere holds now.
+    Clone(CloneArguments),
     /// Make a volume hold what it held when a snapshot of it was made.
     Revert(NameArguments),
-    /// Have a clone no longer know what it was made from, so that this can be deleted like any other.
+    /// Have a clone stand on its own, so that what it was made from can be deleted like any other.
     Decouple(DecoupleArguments),
     /// Make a volume thick: give it room for all of its blocks, of its own, while others use it.
     Inflate(InflateArguments),
@@ -123,9 +125,13 @@ struct NameArguments {
 
 #[derive(Debug, Args)]
 struct DecoupleArguments {
-    /// The volume; what it shares with others stays where it is
+    /// The volume; what it shares with others stays where it is, what is an image's is copied
     #[arg(value_name = "VOLUME")]
     volume: Uri,
+
+    /// Copy so many bytes in a second at most, such as 100m
+    #[arg(long, value_name = "BYTES")]
+    rate: Option<Size>,
 
     /// Print JSON
     #[arg(long)]
@@ -170,11 +176,12 @@ Examples:
   tenmil volume create volume:[file:/var/tmp/pool]/log --size 10g --thick
   tenmil volume snapshot volume:[file:/var/tmp/pool]/db monday
   tenmil volume clone volume:[file:/var/tmp/pool]/monday trial
+  tenmil volume clone volume:[file:/var/tmp/pool]/vm --from file:/srv/golden.img --size 20g
   tenmil volume rename volume:[file:/var/tmp/pool]/trial next
   tenmil volume resize volume:[file:/var/tmp/pool]/next --size 200g
   tenmil volume revert volume:[file:/var/tmp/pool]/db monday
   tenmil volume decouple volume:[file:/var/tmp/pool]/next
-  tenmil volume inflate volume:[file:/var/tmp/pool]/next
+  tenmil volume inflate volume:[file:/var/tmp/pool]/next --rate 100m
   tenmil volume delete volume:[file:/var/tmp/pool]/next
   tenmil volume list file:/var/tmp/pool
   tenmil volume diff volume:[file:/var/tmp/pool]/monday tuesday --json
@@ -197,7 +204,7 @@ pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<Ex
         Command::Rename(it) => rename(opener, it)?.render(it.json),
         Command::Resize(it) => resize(opener, it)?.render(it.json),
         Command::Snapshot(it) => snapshot(opener, it)?.render(it.json),
-        Command::Clone(it) => clone(opener, it)?.render(it.json),
+        Command::Clone(it) => clone::clone(opener, it)?.render(it.json),
         Command::Revert(it) => revert(opener, it)?.render(it.json),
         Command::Decouple(it) => decouple(opener, it)?.render(it.json),
         Command::Inflate(it) => thick::inflate(opener, it)?.render(it.json),
@@ -268,15 +275,6 @@ fn snapshot(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
     Ok(make(&open, change, text)?.of(&it.name))
 }
 
-fn clone(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
-    let (open, from) = find(opener, &it.volume)?;
-    let name = it.name.clone();
-    let opens = Place::of(&it.volume)?.with_name(&it.name);
-    let change = Change::Clone { from: from.clone(), name, uuid: uuid() };
-    let text = || format!("volume `{}`, a clone of `{from}`: {opens}\n", it.name);
-    Ok(make(&open, change, text)?.of(&it.name))
-}
-
 fn revert(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
     let (open, volume) = find(opener, &it.volume)?;
     let change = Change::Revert { volume: volume.clone(), snapshot: it.name.clone() };
@@ -288,9 +286,19 @@ fn revert(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
 }
 
 fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> Result<Said, Refused> {
+    let rate = rate(&it.volume, it.rate)?;
     let (open, name) = find(opener, &it.volume)?;
-    let text = || format!("volume `{name}` is on its own; it holds and shares what it did\n");
-    Ok(make(&open, Change::Decouple { name: name.clone() }, text)?.of(&name))
+    if let Some(already) = already::say(&open, &Change::Decouple { name: name.clone() })? {
+        return Ok(Said::new(&open, false, already).of(&name));
+    }
+    let mut progress = Progress::new(opener, "copying");
+    let decoupled = open.decouple(opener, &name, rate, &mut |done| progress.turn(done));
+    progress.end();
+    let text = match decoupled?.blocks {
+        0 => format!("volume `{name}` is on its own; it holds and shares what it did\n"),
+        _ => format!("volume `{name}` is on its own; it has what its parent had\n"),
+    };
+    Ok(Said::new(&open, true, text).of(&name))
 }
 
 fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<Said, Refused> {
@@ -321,6 +329,15 @@ fn blocks(volume: &Uri, what: &str, Size(bytes): Size) -> Result<u64, Refused> {
         return Err(Refused::caller(text));
     }
     Ok(bytes / page)
+}
+
+/// How fast to copy: bytes in a second.
+fn rate(volume: &Uri, rate: Option<Size>) -> Result<Option<u64>, Refused> {
+    if let Some(Size(0)) = rate {
+        let text = format!("{volume}: rate is 0, expected a byte at least");
+        return Err(Refused::caller(text).with_hint("Leave --rate out to copy at full speed."));
+    }
+    Ok(rate.map(|Size(rate)| rate))
 }
 
 fn uuid() -> u128 {

@@ -44,7 +44,7 @@ impl Books {
         };
         let end = range.end.min(leaf.bounds.end);
         let is_wanted =
-            |run: &&Record| !run.is_spare() && run.key < end && run.key + run.extra > range.start;
+            |run: &&Record| run.is_written() && run.key < end && run.key + run.extra > range.start;
         let Some(first) = leaf.page.records().iter().find(is_wanted) else {
             return Ok((end, Gain::default()));
         };
@@ -70,8 +70,8 @@ pub(super) fn gain(tree: &Tree, removed: &[Record], added: &[Record]) -> Gain {
         return Gain::default();
     }
     let blocks = |runs: &[Record], is_spare: bool| {
-        let sum: u64 =
-            runs.iter().filter(|run| run.is_spare() == is_spare).map(|run| run.extra).sum();
+        let counts = |run: &&Record| run.is_spare() == is_spare && !run.is_hole();
+        let sum: u64 = runs.iter().filter(counts).map(|run| run.extra).sum();
         i64::try_from(sum).unwrap_or(i64::MAX)
     };
     let gained = |is_spare| blocks(added, is_spare).saturating_sub(blocks(removed, is_spare));
@@ -88,7 +88,7 @@ fn empty(records: &mut Vec<Record>, range: &Range<u64>) -> (Vec<Record>, Vec<Rec
     let mut fresh: Vec<Record> = Vec::with_capacity(last - first + 2);
     for run in &records[first..last] {
         let (start, end) = (run.key.max(range.start), (run.key + run.extra).min(range.end));
-        if run.is_spare() || start >= end {
+        if !run.is_written() || start >= end {
             push(&mut fresh, *run);
             continue;
         }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, MAGIC, NUMBER_MAX, RECORDS_MAX, Record,
-    SUPERBLOCK_MAX, Superblock, VolumeBody,
+    BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, MAGIC, NUMBER_MAX, ParentBody, RECORDS_MAX,
+    Record, SUPERBLOCK_MAX, Superblock, VolumeBody,
 };
 use crate::error::{Damage, Flaw};
 use crate::layout::Layout;
@@ -29,6 +29,8 @@ pub enum Body {
     Superblock(Superblock),
     /// A volume.
     Volume(VolumeBody),
+    /// What a volume is read from.
+    Parent(Box<ParentBody>),
     /// A node.
     Node {
         /// Height above the leaves.
@@ -59,6 +61,7 @@ impl Page {
         let is_leaf = self.level() == 0;
         self.records().iter().all(|record| {
             let first = match self.kind {
+                Kind::Map if is_leaf && record.is_hole() => return true,
                 Kind::Map if is_leaf => record.place(),
                 Kind::Space if is_leaf => record.key,
                 // Where a child lies is compared when it is looked for.
@@ -75,6 +78,7 @@ impl Page {
         match &self.body {
             Body::Superblock(superblock) => superblock.encode(body),
             Body::Volume(volume) => volume.encode(body),
+            Body::Parent(parent) => parent.encode(body),
             Body::Node { records, .. } => {
                 let lines = body.chunks_exact_mut(Record::BYTES);
                 records.iter().zip(lines).for_each(|(record, line)| record.encode(line));
@@ -124,11 +128,13 @@ impl Page {
         let body = match kind {
             Kind::Superblock => Body::Superblock(Superblock::decode(bytes)),
             Kind::Volume => Body::Volume(VolumeBody::decode(bytes)),
+            Kind::Parent => Body::Parent(Box::new(ParentBody::decode(bytes))),
             _ => decode_node(bytes, header, kind)?,
         };
         match &body {
             Body::Superblock(superblock) => superblock.check()?,
             Body::Volume(volume) => volume.check()?,
+            Body::Parent(parent) => parent.check()?,
             Body::Node { .. } => {}
         }
         Ok(Self { kind, generation: header.generation, owner: header.owner, body })
@@ -147,7 +153,7 @@ pub fn decode_superblock(bytes: &Block, address: u64) -> Result<(u128, u64, Supe
     }
     match Page::decode_body(bytes, &header)?.body {
         Body::Superblock(superblock) => Ok((header.store, header.generation, superblock)),
-        Body::Volume(_) | Body::Node { .. } => Err(Flaw::Contents),
+        Body::Volume(_) | Body::Parent(_) | Body::Node { .. } => Err(Flaw::Contents),
     }
 }
 

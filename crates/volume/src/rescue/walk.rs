@@ -82,7 +82,8 @@ impl Walk {
         match page {
             Err(damage) => self.lose(bounds, damage),
             Ok(page) if page.level() == 0 => {
-                // What is spare reads as zeroes, as if nothing were mapped there.
+                // What is spare reads as zeroes, as if nothing were mapped there; so does a hole, but
+                // where nothing is mapped the parent may be read.
                 let is_written = |line: &&Record| page.kind != Kind::Map || !line.is_spare();
                 self.records.extend(page.records().iter().filter(is_written));
             }

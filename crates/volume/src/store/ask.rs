@@ -4,6 +4,7 @@ use base::Outcome;
 
 use crate::account::Account;
 use crate::format::Block;
+use crate::parent::Parent;
 use crate::volumes::{Change, VolumeInfo};
 
 /// What a store is asked. Blocks have 4 KiB.
@@ -33,8 +34,21 @@ pub enum Ask {
         /// How many blocks whoever asks can keep: as many as a unit has at least.
         blocks: u64,
     },
+    /// What a volume is read from where nothing is mapped.
+    Parent {
+        /// Its number.
+        volume: u64,
+    },
+    /// Blocks of a volume that are its parent's are to be copied: the last ones. Whoever asks moves them,
+    /// first to himself and then from there.
+    Fill {
+        /// Its number.
+        volume: u64,
+        /// How many blocks whoever asks can keep: one at least.
+        blocks: u64,
+    },
     /// How many blocks of a volume, from one on, are alike, or at least some of them: mapped in one
-    /// run, or all reading as zeroes.
+    /// run, all its parent's, or all reading as zeroes.
     Extent {
         /// Its number.
         volume: u64,
@@ -96,13 +110,19 @@ pub enum Answer {
     /// All blocks before this one lie in units of the volume's own, or did a moment ago; it is the
     /// volume's end once all have been seen to.
     Owned(u64),
+    /// What a volume is read from where nothing is mapped; none if that reads as zeroes.
+    Parent(Option<Parent>),
+    /// Blocks of a volume that are its parent's all lie before this one; it has no parent any more if
+    /// that is the first.
+    Filled(u64),
     /// Blocks that are alike.
     Extent {
         /// How many; zero only from the volume's end on.
         blocks: u64,
-        /// The block of the store in which the first one lies, if they are mapped. The others read as
-        /// zeroes.
+        /// The block of the store in which the first one lies, if they are mapped.
         at: Option<u64>,
+        /// Whether they are the parent's. What is neither reads as zeroes.
+        is_parents: bool,
     },
     /// Blocks that differ.
     Changed {
@@ -110,8 +130,10 @@ pub enum Answer {
         block: u64,
         /// How many, or at least some of them. Zero only if there are none.
         blocks: u64,
-        /// Whether they are mapped. The others read as zeroes now.
+        /// Whether they are mapped.
         is_mapped: bool,
+        /// Whether they are the parent's. What is neither reads as zeroes now.
+        is_parents: bool,
     },
     /// How the room is used.
     Usage(Usage),
@@ -186,6 +208,19 @@ pub enum Action {
         /// Whether it is to be completed with the checksums of what was read, which nobody may see
         /// before the answer.
         is_summed: bool,
+    },
+    /// Move blocks from the parent of the volume that was asked about to whoever asked.
+    ReadParent {
+        /// To be named when it is done.
+        io: u64,
+        /// Who asked.
+        token: u64,
+        /// The first of the blocks that were asked for, counted from zero.
+        offset: u64,
+        /// Which block of the parent.
+        block: u64,
+        /// How many blocks.
+        blocks: u64,
     },
     /// Give zeroes to whoever asked to read. There is nothing to complete.
     Zero {

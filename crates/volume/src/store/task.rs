@@ -1,5 +1,6 @@
 //! What is asked, step by step.
 
+mod fill;
 mod own;
 mod transfer;
 
@@ -12,8 +13,8 @@ use crate::account::{Account, Tally};
 use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::error::StoreError;
-use crate::format::{VolumeBody, flags, unpadded};
-use crate::plan::{Grant, Segment};
+use crate::format::{Record, VolumeBody, flags, unpadded};
+use crate::plan::{Grant, Segment, Source};
 use crate::space::CHANGE_BLOCKS;
 use crate::thick::Move;
 use crate::volumes::{CATALOGUE, Change, Progress, VolumeInfo};
@@ -40,8 +41,18 @@ pub(super) struct Task {
     is_promised: bool,
     /// Units of a thick volume for which data are on their way.
     moves: Option<Box<Moving>>,
+    /// Blocks of a parent that are copied.
+    filling: Option<Filling>,
     /// The checksums of what it moves, if the volume has them.
     summed: Option<Box<Summed>>,
+}
+
+/// Blocks of a parent that are copied into a volume.
+#[derive(Clone, Debug)]
+struct Filling {
+    blocks: Range<u64>,
+    /// Whether whoever asked has them.
+    is_read: bool,
 }
 
 /// Units of a thick volume that are to have all of their blocks in units of its own.
@@ -146,7 +157,7 @@ impl Task {
         let mine = (Vec::new(), 0);
         let (began, writes_to, quiets, retries) = (None, None, None, 0);
         let (state, summed) = (State::Start, None);
-        let (patience, is_promised, moves) = (PATIENCE, false, None);
+        let (patience, is_promised, moves, filling) = (PATIENCE, false, None, None);
         Self {
             token,
             ask,
@@ -159,6 +170,7 @@ impl Task {
             patience,
             is_promised,
             moves,
+            filling,
             summed,
         }
     }
@@ -266,6 +278,8 @@ impl Store {
             Ask::Usage => Ok(Next::Done(Answer::Usage(self.usage()))),
             Ask::Thicken(name) => self.thicken(task, &name),
             Ask::Own { volume, block, blocks } => self.own(id, task, volume, block, blocks),
+            Ask::Parent { volume } => self.parent(volume),
+            Ask::Fill { volume, blocks } => self.fill(id, task, volume, blocks),
             Ask::Extent { volume, block } => self.extent(volume, block),
             Ask::Difference { volume, base, block } => self.difference(task, volume, base, block),
             Ask::Read { volume, block, blocks } => self.read(id, task, volume, block, blocks),
@@ -343,17 +357,23 @@ impl Store {
 
     fn extent(&mut self, volume: u64, block: u64) -> Result<Next, Halt> {
         let body = self.books.expect_volume(volume)?;
-        let left = body.blocks.saturating_sub(block);
         let run = self.books.next_run(&body.tree(), body.map, block)?;
-        let (at, blocks) = match run {
-            Some(run) if run.key <= block => {
-                let skip = block - run.key;
-                (Some(run.place() + skip).filter(|_| !run.is_spare()), run.extra - skip)
-            }
-            Some(run) => (None, run.key - block),
-            None => (None, left),
+        let run = run.unwrap_or(Record { key: u64::MAX, value: 0, extra: 0 });
+        let is_mapped = run.key <= block;
+        let is_parents = !is_mapped && block < body.reach;
+        let (at, end) = if is_mapped {
+            let at = Some(run.place() + (block - run.key)).filter(|_| run.is_written());
+            (at, run.key + run.extra)
+        } else {
+            (None, run.key.min(if is_parents { body.reach } else { u64::MAX }))
         };
-        Ok(Next::Done(Answer::Extent { blocks: blocks.min(left), at }))
+        let blocks = end.min(body.blocks).saturating_sub(block);
+        Ok(Next::Done(Answer::Extent { blocks, at, is_parents }))
+    }
+
+    fn parent(&mut self, volume: u64) -> Result<Next, Halt> {
+        let body = self.books.expect_volume(volume)?;
+        Ok(Next::Done(Answer::Parent(self.books.parent(&body)?)))
     }
 
     fn difference(
@@ -371,16 +391,20 @@ impl Store {
         let mut at = if let State::From(at) = task.state { at } else { block };
         while at < body.blocks {
             let stretch = self.books.compare_from(base.as_ref(), &body, at)?;
-            if let Some(is_mapped) = stretch.changed {
+            if let Some(from) = stretch.changed {
                 let blocks = stretch.end - at;
-                return Ok(Next::Done(Answer::Changed { block: at, blocks, is_mapped }));
+                let is_mapped = matches!(from, Source::Store(_));
+                let is_parents = from == Source::Parent;
+                let changed = Answer::Changed { block: at, blocks, is_mapped, is_parents };
+                return Ok(Next::Done(changed));
             }
             at = stretch.end;
             task.state = State::From(at);
             // What was compared is not looked at again.
             self.books.cache.settle();
         }
-        Ok(Next::Done(Answer::Changed { block: body.blocks, blocks: 0, is_mapped: false }))
+        let (block, is_mapped, is_parents) = (body.blocks, false, false);
+        Ok(Next::Done(Answer::Changed { block, blocks: 0, is_mapped, is_parents }))
     }
 
     pub(super) fn usage(&self) -> Usage {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::books::{Books, Stop};
 use crate::format::{Page, Record, SPARE, VolumeBody};
-use crate::plan::{Home, Piece, part};
+use crate::plan::{Home, Piece, Source, part};
 use crate::ranges::{Place, RangeSet};
 use crate::tree::{Leaf, Tree};
 
@@ -101,7 +101,7 @@ impl Books {
             let copy = |(range, lies): &(Range<u64>, Lies)| match lies {
                 Lies::Shared(at) => {
                     let blocks = range.end - range.start;
-                    Some(Piece { block: range.start, blocks, at: Some(*at) })
+                    Some(Piece { block: range.start, blocks, from: Source::Store(*at) })
                 }
                 Lies::Own | Lies::Nowhere => None,
             };
@@ -185,7 +185,8 @@ impl Move {
         let has = |piece: &Piece| {
             let skip = range.start.checked_sub(piece.block);
             let is_inside = range.end <= piece.block + piece.blocks;
-            is_inside && skip.is_some_and(|skip| piece.at == Some(from.wrapping_sub(skip)))
+            let is_from = |skip| piece.from == Source::Store(from.wrapping_sub(skip));
+            is_inside && skip.is_some_and(is_from)
         };
         self.copies.iter().any(has)
     }
@@ -203,6 +204,7 @@ impl Known {
         match records.get(records.partition_point(|run| end(run) <= block)) {
             None => (Lies::Nowhere, u64::MAX),
             Some(run) if run.key > block => (Lies::Nowhere, run.key),
+            Some(run) if run.is_hole() => (Lies::Nowhere, end(run)),
             Some(run) => {
                 let at = run.place() + (block - run.key);
                 let (lies, until) = match self.own.look(at) {

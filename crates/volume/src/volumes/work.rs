@@ -9,7 +9,8 @@ impl Books {
     /// Puts a volume that is no longer in the catalogue on the list of work, in a block of its own.
     pub(super) fn doom(&mut self, body: VolumeBody) -> Result<(), Stop> {
         let flags = (body.flags & !flags::THICK) | flags::DOOMED;
-        let body = VolumeBody { flags, owed: 0, ..body };
+        let (parent, reach) = (Pointer::NONE, 0);
+        let body = VolumeBody { flags, owed: 0, parent, reach, ..body };
         let at = self.put_new(Kind::Volume, body.id, Body::Volume(body))?;
         self.put_work(body.id, at)
     }

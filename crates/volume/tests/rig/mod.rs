@@ -32,6 +32,8 @@ pub struct Rig {
     late: Vec<u64>,
     /// The next flush is answered with an error.
     pub fails_flushes: bool,
+    /// The next read from a parent is answered with an error.
+    pub fails_parent: bool,
     /// So many writes of pages and superblocks from now on, one is answered with an error.
     pub fails_pages: Option<u64>,
     /// Pages that were read.
@@ -106,6 +108,7 @@ impl Rig {
             fails_late: false,
             late: Vec::new(),
             fails_flushes: false,
+            fails_parent: false,
             fails_pages: None,
             reads: 0,
             held: Vec::new(),
@@ -120,7 +123,7 @@ impl Rig {
     pub fn submit(&mut self, ask: Ask) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        if let Ask::Read { blocks, .. } | Ask::Own { blocks, .. } = ask {
+        if let Ask::Read { blocks, .. } | Ask::Own { blocks, .. } | Ask::Fill { blocks, .. } = ask {
             let unread = stamped(u64::MAX);
             self.buffers.insert(token, vec![unread; usize::try_from(blocks).unwrap()]);
         }
@@ -137,10 +140,7 @@ impl Rig {
 
     /// Does one thing that the store wants done, whichever. False if there is none.
     pub fn step(&mut self) -> bool {
-        while let Some(action) = self.store.next_action() {
-            self.issue(&action);
-            self.under_way.push(action);
-        }
+        self.begin();
         let is_held = |action: &Action| match action {
             Action::ReadData { io, .. } | Action::WriteData { io, .. } => {
                 self.holds_data || self.held.contains(io)
@@ -159,6 +159,14 @@ impl Rig {
         self.carry_out(action);
         self.collect();
         true
+    }
+
+    /// Begins all that the store wants done, and ends nothing.
+    pub fn begin(&mut self) {
+        while let Some(action) = self.store.next_action() {
+            self.issue(&action);
+            self.under_way.push(action);
+        }
     }
 
     fn collect(&mut self) {
@@ -246,6 +254,18 @@ impl Rig {
                 let read = &read[..usize::try_from(blocks).unwrap()];
                 let sums: Vec<u32> = read.iter().map(|block| checksum(block)).collect();
                 self.store.complete(io, if is_summed { End::Sums(&sums) } else { End::Done });
+            }
+            Action::ReadParent { io, .. } if self.fails_parent => {
+                self.fails_parent = false;
+                self.store.complete(io, End::Failed(base::Outcome::UNRECOVERED_READ));
+            }
+            Action::ReadParent { io, token, offset, block, blocks } => {
+                for index in 0..blocks {
+                    let place = usize::try_from(offset + index).unwrap();
+                    let value = stamped(model::parent_value(block + index));
+                    self.buffers.get_mut(&token).unwrap()[place] = value;
+                }
+                self.store.complete(io, End::Done);
             }
             Action::Zero { token, offset, blocks } => {
                 for index in offset..offset + blocks {

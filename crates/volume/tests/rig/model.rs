@@ -21,8 +21,17 @@ pub struct Volume {
     pub is_read_only: bool,
     pub is_thick: bool,
     pub has_checksums: bool,
+    /// What lies before this and was never written is the parent's.
+    pub reach: u64,
     pub cells: Vec<Cell>,
 }
+
+/// What every parent has in a block.
+pub const fn parent_value(block: u64) -> u64 {
+    PARENT + block
+}
+
+const PARENT: u64 = 1 << 40;
 
 /// What a block may hold: the oldest value that may come back after a loss of power, and those that
 /// were written later. The last is what it holds. Zero if it was never written, or was trimmed.
@@ -54,11 +63,18 @@ impl Volume {
     fn copy(&self, number: u64, is_read_only: bool) -> Self {
         let cells = self.cells.iter().map(|cell| Cell::new(cell.value())).collect();
         let (is_thick, has_checksums) = (false, self.has_checksums);
-        Self { number, origin: self.number, is_read_only, is_thick, has_checksums, cells }
+        let (origin, reach) = (self.number, self.reach);
+        Self { number, origin, is_read_only, is_thick, has_checksums, reach, cells }
+    }
+
+    /// Whether a block is the volume's own: written, or copied from the parent.
+    pub fn is_own(&self, at: usize) -> bool {
+        let value = self.cells.get(at).map_or(0, Cell::value);
+        value != 0 && (value < PARENT || at as u64 >= self.reach)
     }
 
     pub fn mapped(&self) -> u64 {
-        self.cells.iter().filter(|cell| cell.value() != 0).count() as u64
+        (0..self.cells.len()).filter(|at| self.is_own(*at)).count() as u64
     }
 }
 
@@ -84,9 +100,9 @@ impl Model {
         let others: Vec<&Volume> =
             self.volumes.values().filter(|other| other.number != volume.number).collect();
         let has = |other: &&Volume, at: usize, value| {
-            other.cells.get(at).is_some_and(|cell| cell.value() == value)
+            other.is_own(at) && other.cells[at].value() == value
         };
-        let mapped = volume.cells.iter().enumerate().filter(|(_, cell)| cell.value() != 0);
+        let mapped = volume.cells.iter().enumerate().filter(|(at, _)| volume.is_own(*at));
         let shared = |at, value| others.iter().any(|other| has(other, at, value));
         mapped.fold((0, 0), |(mapped, sum), (at, cell)| {
             (mapped + 1, sum + u64::from(shared(at, cell.value())))
@@ -119,6 +135,9 @@ impl Model {
         if volume.has_checksums {
             return Err(StoreError::ThickChecksums(name.into()));
         }
+        if volume.reach > 0 {
+            return Err(StoreError::HasParent(name.into()));
+        }
         after.volumes.get_mut(name).unwrap().is_thick = true;
         Ok(after)
     }
@@ -132,8 +151,20 @@ impl Model {
                 let has_checksums = matches!(change, Change::Create { checksums: true, .. });
                 let cells = vec![Cell::new(0); usize::try_from(*blocks).unwrap()];
                 let is_read_only = false;
+                let (origin, reach) = (0, 0);
                 let volume =
-                    Volume { number, origin: 0, is_read_only, is_thick, has_checksums, cells };
+                    Volume { number, origin, is_read_only, is_thick, has_checksums, reach, cells };
+                self.volumes.insert(name.clone(), volume);
+            }
+            Change::CreateOver { name, blocks, checksums: has_checksums, parent, .. } => {
+                self.free(name)?;
+                let reach = (*blocks).min(parent.blocks);
+                let value = |block| if block < reach { parent_value(block) } else { 0 };
+                let cells = (0..*blocks).map(|block| Cell::new(value(block))).collect();
+                let (origin, is_read_only, is_thick) = (0, false, false);
+                let has_checksums = *has_checksums;
+                let volume =
+                    Volume { number, origin, is_read_only, is_thick, has_checksums, reach, cells };
                 self.volumes.insert(name.clone(), volume);
             }
             Change::Snapshot { volume: from, name, .. } | Change::Clone { from, name, .. } => {
@@ -171,8 +202,9 @@ impl Model {
                 if self.get(name)?.is_read_only {
                     return Err(StoreError::ReadOnly(name.clone()));
                 }
-                let cells = &mut self.volumes.get_mut(name).unwrap().cells;
-                cells.resize(usize::try_from(*blocks).unwrap(), Cell::new(0));
+                let volume = self.volumes.get_mut(name).unwrap();
+                volume.reach = volume.reach.min(*blocks);
+                volume.cells.resize(usize::try_from(*blocks).unwrap(), Cell::new(0));
             }
             Change::Decouple { name } => {
                 if self.get(name)?.is_read_only {
@@ -190,8 +222,9 @@ impl Model {
                 if to.is_read_only {
                     return Err(StoreError::ReadOnly(volume.clone()));
                 }
-                let cells = from.copy(0, false).cells;
-                self.volumes.get_mut(volume).unwrap().cells = cells;
+                let Volume { cells, reach, .. } = from.copy(0, false);
+                let volume = self.volumes.get_mut(volume).unwrap();
+                (volume.cells, volume.reach) = (cells, reach);
             }
         }
         self.next = number;

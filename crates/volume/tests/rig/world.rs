@@ -1,7 +1,7 @@
 //! Random work on a store and on the model of it, and cuts of the power at any moment.
 
 use base::Random;
-use tenmil_volume::{Account, Answer, Ask, Change, StoreError, VolumeInfo};
+use tenmil_volume::{Account, Answer, Ask, Change, Parent, StoreError, VolumeInfo};
 
 use super::disk::{Cut, Image};
 use super::model::{Model, Volume};
@@ -62,6 +62,8 @@ impl World {
             self.change();
         } else if self.random.chance(1, 40) {
             self.inflate();
+        } else if self.random.chance(1, 40) {
+            self.fill();
         } else {
             self.batch();
         }
@@ -148,6 +150,40 @@ impl World {
         assert_eq!(found.missing, 0);
     }
 
+    /// Copies into a volume what its parent has, or some of it.
+    fn fill(&mut self) {
+        let may = |volume: &&Volume| volume.reach > 0 && !volume.is_read_only;
+        let names = self.model.volumes.iter().filter(|(_, volume)| may(volume));
+        let names: Vec<String> = names.map(|(name, _)| name.clone()).collect();
+        let Some(name) = names.get(usize::try_from(self.random.below(12)).unwrap()) else { return };
+        self.operations += 1;
+        self.has_copied = true;
+        let (volume, blocks) = (self.number(name), 1 + self.random.below(40));
+        while self.model.volumes[name].reach > 0 && !self.random.chance(1, 20) {
+            self.rig.fails_parent = self.random.chance(1, 50);
+            let token = self.rig.submit(Ask::Fill { volume, blocks });
+            self.rig.buffers.get_mut(&token).unwrap().resize(40, super::disk::stamped(7));
+            while self.rig.step() {
+                self.maybe_cut(None);
+            }
+            self.rig.buffers.remove(&token);
+            let has_failed = !std::mem::take(&mut self.rig.fails_parent);
+            match self.rig.answers.remove(&token).expect("an answer") {
+                Ok(Answer::Filled(to)) => {
+                    let reach = &mut self.model.volumes.get_mut(name).unwrap().reach;
+                    assert!(to < *reach, "it goes on");
+                    *reach = to;
+                }
+                Err(StoreError::NoSpace { .. }) => {
+                    self.refused_for_room += 1;
+                    return;
+                }
+                Err(StoreError::Device { .. }) if has_failed => return,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     /// A stretch of a thick volume is to be its own. Where it ends; nothing if there was no room.
     fn own(&mut self, volume: u64, block: u64) -> Option<u64> {
         let blocks = 16 << self.random.below(3);
@@ -183,7 +219,14 @@ impl World {
                 if self.random.chance(1, 3) {
                     return Change::CreateThick { name, blocks, unit, uuid };
                 }
-                Change::Create { name, blocks, unit, uuid, checksums: self.random.chance(1, 2) }
+                let checksums = self.random.chance(1, 2);
+                if self.random.chance(1, 2) {
+                    let blocks = 1 + self.random.below(self.size_max);
+                    let (uri, block_bytes) = ("ram:1m".into(), 512);
+                    let parent = Parent { uri, blocks, block_bytes, uuid, print: 5 };
+                    return Change::CreateOver { name, blocks, unit, uuid, checksums, parent };
+                }
+                Change::Create { name, blocks, unit, uuid, checksums }
             }
             3..=6 => Change::Snapshot { volume: one, name: two, uuid },
             7..=8 => Change::Clone { from: one, name: two, uuid },
@@ -212,7 +255,8 @@ impl World {
                 continue;
             }
             let Some((name, first, blocks)) = self.draw_range(&busy) else { continue };
-            if self.model.volumes[&name].is_thick && self.random.chance(1, 10) {
+            let volume = &self.model.volumes[&name];
+            if volume.is_thick && volume.reach == 0 && self.random.chance(1, 10) {
                 let (volume, blocks) = (self.number(&name), 32);
                 let ask = Ask::Own { volume, block: first, blocks };
                 tokens.push((self.rig.submit(ask), Work::Own));
@@ -330,7 +374,21 @@ impl World {
             assert_eq!(account(&mut self.rig, &counted.name), counted.account, "{counted:?}");
         }
         compare(&mut self.rig, &self.model).unwrap();
+        self.compare_parents();
         compare_differences(&mut self.rig, &self.model);
+    }
+
+    /// How far parents reach, and that what is neither theirs nor zero is mapped.
+    fn compare_parents(&mut self) {
+        let Ok(Answer::Volumes(infos)) = self.rig.ask(Ask::List) else { panic!("no list") };
+        for info in infos {
+            let expected = &self.model.volumes[&info.name];
+            assert_eq!((info.reach, info.mapped), (expected.reach, expected.mapped()), "{info:?}");
+            let found = self.rig.ask(Ask::Parent { volume: info.id });
+            let Ok(Answer::Parent(found)) = found else { panic!("{found:?}") };
+            let is_right = |parent: &Parent| parent.uri == "ram:1m" && parent.print == 5;
+            assert_eq!(found.is_some_and(|parent| is_right(&parent)), info.reach > 0, "{info:?}");
+        }
     }
 
     fn maybe_cut(&mut self, after: Option<&Model>) {
@@ -486,17 +544,20 @@ fn compare_differences(rig: &mut Rig, model: &Model) {
     }
 }
 
-/// Blocks of a volume that differ from those of another: first, how many, and whether mapped.
+/// Blocks of a volume that differ from those of another: first, how many, and whether they are read from
+/// somewhere.
 pub fn differences(rig: &mut Rig, base: u64, volume: u64) -> Vec<(u64, u64, bool)> {
     let (mut at, mut found) = (0, Vec::new());
     loop {
         let answer = rig.ask(Ask::Difference { volume, base, block: at }).unwrap();
-        let Answer::Changed { block, blocks, is_mapped } = answer else { panic!("{answer:?}") };
+        let Answer::Changed { block, blocks, is_mapped, is_parents } = answer else {
+            panic!("{answer:?}")
+        };
         if blocks == 0 {
             return found;
         }
         assert!(block >= at, "{block} after {at}");
-        found.push((block, blocks, is_mapped));
+        found.push((block, blocks, is_mapped || is_parents));
         at = block + blocks;
     }
 }
@@ -508,8 +569,11 @@ fn compare_volume(rig: &mut Rig, info: &VolumeInfo, expected: &Volume) -> Result
         return Err(format!("{info:?}, expected {size} blocks"));
     }
     let is_certain = expected.cells.iter().all(|cell| cell.values.len() == 1);
-    if is_certain && info.mapped != expected.mapped() {
-        return Err(format!("{} blocks mapped, expected {}", info.mapped, expected.mapped()));
+    // What is copied from a parent may be there, and the reach that says so not yet.
+    let written = Volume { reach: info.reach.max(expected.reach), ..expected.clone() }.mapped();
+    let most = if info.reach.max(expected.reach) > 0 { u64::MAX } else { written };
+    if is_certain && !(written..=most).contains(&info.mapped) {
+        return Err(format!("{} blocks mapped, expected {written} to {most}", info.mapped));
     }
     let found = rig.read(info.id, 0, size).map_err(|error| error.to_string())?;
     for (block, (values, cell)) in found.iter().zip(&expected.cells).enumerate() {

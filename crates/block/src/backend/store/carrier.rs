@@ -8,6 +8,7 @@ use dma::{Region, Regions};
 use host::Clock;
 use volume::VolumeInfo;
 
+use super::outside::Outside;
 use super::{OpenStore, PAGE_BYTES, Volume};
 use crate::MediumError;
 
@@ -29,12 +30,16 @@ pub(super) const CARRY_MAX: u32 = 256;
 const PATIENCE: Span = Span::from_secs(120);
 
 impl Carrier {
-    /// One for a volume of an open store.
-    pub(super) fn open(open: &Arc<OpenStore>, info: &VolumeInfo) -> Result<Self, MediumError> {
+    /// One for a volume of an open store; without its parent, what is the parent's cannot be read.
+    pub(super) fn open(
+        open: &Arc<OpenStore>,
+        info: &VolumeInfo,
+        parent: Option<Outside>,
+    ) -> Result<Self, MediumError> {
         let name = format!("{}: volume `{}`", open.name, info.name);
         let machine =
             |problem: String| MediumError::new(Blame::Machine, format!("{name}: {problem}"));
-        let volume = Volume::open(open, info).map_err(machine)?;
+        let volume = Volume::open(open, info, parent).map_err(machine)?;
         let blocks_max = volume.limits.request_blocks_max.min(CARRY_MAX);
         let memory = open.regions.allocate((blocks_max * PAGE_BYTES) as usize);
         let memory = memory.map_err(|error| machine(error.to_string()))?;

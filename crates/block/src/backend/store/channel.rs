@@ -11,10 +11,12 @@ use base::{
 use dma::Regions;
 use volume::{Action, Ask, End, StoreError, VolumeInfo};
 
+use super::below::Below;
 use super::bounce::Bounce;
 use super::extents::Extents;
+use super::outside::Outside;
 use super::readers::Readers;
-use super::shared::{Desk, Note, State};
+use super::shared::{Desk, Note, State, transfer_of};
 use super::{OpenStore, PAGE_BYTES};
 use crate::backend::joined::Joined;
 use crate::backend::pieces::Pieces;
@@ -30,7 +32,7 @@ pub(super) struct VolumeChannel {
     desk: Arc<Desk>,
     volume: u64,
     limits: Limits,
-    /// The way to the device. None once it is closed.
+    /// The way to the device, and to the volume's parent behind its end. None once it is closed.
     below: Option<Box<dyn Backend>>,
     wake: Joined,
     works: Box<[Work]>,
@@ -99,10 +101,14 @@ impl VolumeChannel {
     pub(super) fn open(
         open: &Arc<OpenStore>,
         info: &VolumeInfo,
+        parent: Option<&Outside>,
         limits: &Limits,
     ) -> Result<Self, String> {
         let volume = info.id;
-        let below = open.medium.channel()?;
+        let mut below = open.medium.channel()?;
+        if info.reach > 0 {
+            below = Box::new(Below::new(below, parent, &open.shape)?);
+        }
         let readers = Readers::new();
         let desk = open.shared.join(Some(readers.seat()))?;
         let epoch = open.shared.lock().epoch(volume);
@@ -336,6 +342,10 @@ impl VolumeChannel {
                     Action::ReadData { io, token, offset, at, blocks, .. }
                     | Action::WriteData { io, token, offset, at, blocks, .. },
                 ) => self.send(io, token, offset..offset + blocks, at),
+                Note::Do(Action::ReadParent { io, token, offset, block, blocks }) => {
+                    let at = self.open.shape.pages + block;
+                    self.send(io, token, offset..offset + blocks, at);
+                }
                 Note::Do(Action::Zero { token, offset, blocks }) => {
                     self.zero(token, offset..offset + blocks);
                 }
@@ -584,8 +594,8 @@ impl Drop for VolumeChannel {
     fn drop(&mut self) {
         self.below = None;
         let noted = self.notes.drain(..).filter_map(|note| match note {
-            Note::Do(Action::ReadData { io, .. } | Action::WriteData { io, .. }) => Some(io),
-            _ => None,
+            Note::Do(action) => transfer_of(&action),
+            Note::Ended(..) => None,
         });
         let under_way = self.transfers.iter().copied().flatten().map(|(io, _)| io);
         let ended = self.ended.drain(..).map(|ended| ended.io);

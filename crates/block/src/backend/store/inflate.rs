@@ -1,7 +1,7 @@
 //! Making a volume thick: room for all of its blocks is promised at once, and then given to it a
 //! stretch at a time, while others read and write.
 //!
-//! What lies where a snapshot or a clone has it too is copied. Writes to the volume wait for the
+//! What the volume has from its parent is copied first, and what lies where a snapshot or a clone has it too. Writes to the volume wait for the
 //! stretch that is being copied; reads wait for nothing.
 
 use std::sync::Arc;
@@ -9,10 +9,12 @@ use std::sync::Arc;
 use base::{Blame, Outcome};
 use volume::{Action, Answer, Ask, VolumeInfo};
 
+use super::pace::Pace;
 use super::raw::Raw;
 use super::send::Watch;
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
+use crate::open::Opener;
 
 /// What has come of making a volume thick.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,11 +32,13 @@ const COPY_BLOCKS: u32 = 256;
 struct Mover<'a> {
     raw: Raw<'a>,
     pages: Vec<u8>,
+    /// Bytes that were copied.
+    copied: u64,
 }
 
 impl OpenStore {
     /// Makes a volume thick, or goes on with one for which that was begun, or whose promise a snapshot
-    /// has taken back.
+    /// has taken back. What has to be copied is, at most so many bytes in a second.
     ///
     /// # Errors
     ///
@@ -42,9 +46,12 @@ impl OpenStore {
     /// snapshot or has checksums, blocks cannot be copied, or `watch` says no.
     pub fn inflate(
         self: &Arc<Self>,
+        opener: &Opener<'_>,
         name: &str,
+        rate: Option<u64>,
         watch: &mut Watch<'_>,
     ) -> Result<Inflated, MediumError> {
+        self.copy_parent(opener, name, rate, watch)?;
         let before = self.account(name)?;
         let was_thick = self.find(name)?.is_thick;
         let Answer::Volume(info) = self.ask(Ask::Thicken(name.into()))? else {
@@ -58,15 +65,18 @@ impl OpenStore {
         };
         let raw = Raw::wide(&self.regions, &self.clock, &*self.medium, &self.shape, COPY_BLOCKS);
         let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];
-        let mut mover = Mover { raw: raw.map_err(machine)?, pages };
+        let mut mover = Mover { raw: raw.map_err(machine)?, pages, copied: 0 };
+        let pace = Pace { rate, clock: self.clock };
         let (volume, page) = (info.id, u64::from(PAGE_BYTES));
         let mut block = 0;
         while block < info.blocks {
+            let (began, before) = (self.clock.now(), mover.copied);
             let own = Ask::Own { volume, block, blocks: COPY_BLOCKS.into() };
             match self.converse(own, &mut |action| mover.carry(action))? {
                 Answer::Owned(to) if to > block => block = to,
                 answer => return Err(machine(format!("found {answer:?}, expected to go on"))),
             }
+            pace.rest(mover.copied - before, began);
             if !watch((block.min(info.blocks) * page, info.blocks * page)) {
                 return Err(machine("interrupted; say it again to go on".into()));
             }
@@ -80,28 +90,26 @@ impl OpenStore {
 
 impl Mover<'_> {
     /// Moves blocks from the device, or to it.
-    fn carry(&mut self, action: &Action) -> Outcome {
+    fn carry(&mut self, action: &Action) -> Result<Vec<u32>, Outcome> {
         let page = PAGE_BYTES as usize;
         let (is_read, offset, at, blocks) = match *action {
             Action::ReadData { offset, at, blocks, .. } => (true, offset, at, blocks),
             Action::WriteData { offset, at, blocks, .. } => (false, offset, at, blocks),
-            _ => return Outcome::INTERNAL_ERROR,
+            _ => return Err(Outcome::INTERNAL_ERROR),
         };
         let index = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
         let Some(pages) = self.pages.get_mut(index(offset) * page..index(offset + blocks) * page)
         else {
-            return Outcome::INTERNAL_ERROR;
+            return Err(Outcome::INTERNAL_ERROR);
         };
         let step = self.raw.pages_max() as usize * page;
         for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
-            let done = match is_read {
-                true => self.raw.read_run(at, part),
-                false => self.raw.write_run(at, part),
-            };
-            if let Err(outcome) = done {
-                return outcome;
+            match is_read {
+                true => self.raw.read_run(at, part)?,
+                false => self.raw.write_run(at, part)?,
             }
         }
-        Outcome::SUCCESS
+        self.copied += if is_read { 0 } else { pages.len() as u64 };
+        Ok(Vec::new())
     }
 }

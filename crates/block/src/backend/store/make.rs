@@ -4,9 +4,10 @@ use base::{Blame, Medium, Outcome};
 use host::machine::Machine;
 use volume::{
     Account, Action, Answer, Ask, Check, Counted, End, Finding, NewStore, Opened as OpenedStore,
-    Opening, Report, Step, Store, StoreError,
+    Opening, Parent, Report, Step, Store, StoreError,
 };
 
+use super::outside::{self, CheckedParent, Child};
 use super::raw::Raw;
 use super::{Place, Shape, refusal};
 use crate::open::Opener;
@@ -26,6 +27,9 @@ pub struct Checked {
     pub damaged: Vec<String>,
     /// What else is wrong, and how much was looked at.
     pub report: Report,
+    /// What lies below volumes outside the store, and whether it could be looked at. It is no fault of
+    /// the store if it could not.
+    pub parents: Vec<CheckedParent>,
 }
 
 /// What has come of making a store.
@@ -131,18 +135,44 @@ pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError>
         let told = account(&mut raw, &mut store, &counted.name);
         report.findings.extend(differs(counted, told));
     }
+    let found = parents(&mut raw, &mut store);
+    let name = place.store.to_string();
+    let child = Child { device: &name, uuid: store.uuid() };
+    let parents = outside::look_at_all(opener, child, found.into_iter());
     Ok(Checked {
         name: store.name(),
         uuid: store.uuid(),
         generation: store.generation(),
         damaged: damaged.iter().map(ToString::to_string).collect(),
         report,
+        parents,
     })
 }
 
-/// What a store says of the room of a volume, with nothing written, whatever it wants written.
+/// What a store says of the room of a volume.
 fn account(raw: &mut Raw<'_>, store: &mut Store, name: &str) -> Option<Account> {
-    store.submit(0, Ask::Account(name.into()));
+    match ask(raw, store, Ask::Account(name.into()))? {
+        Answer::Account(account) => Some(account),
+        _ => None,
+    }
+}
+
+/// Volumes that have parents, and which.
+fn parents(raw: &mut Raw<'_>, store: &mut Store) -> Vec<(String, Parent)> {
+    let Some(Answer::Volumes(volumes)) = ask(raw, store, Ask::List) else { return Vec::new() };
+    let mut found = Vec::new();
+    for info in volumes.into_iter().filter(|info| info.reach > 0) {
+        if let Some(Answer::Parent(Some(parent))) = ask(raw, store, Ask::Parent { volume: info.id })
+        {
+            found.push((info.name, parent));
+        }
+    }
+    found
+}
+
+/// What a store answers, with nothing written, whatever it wants written.
+fn ask(raw: &mut Raw<'_>, store: &mut Store, ask: Ask) -> Option<Answer> {
+    store.submit(0, ask);
     while let Some(action) = store.next_action() {
         if let Action::ReadPage { io, at } = action {
             read_into(raw, at, |bytes| match bytes {
@@ -151,10 +181,7 @@ fn account(raw: &mut Raw<'_>, store: &mut Store, name: &str) -> Option<Account> 
             });
         }
     }
-    match store.next_answer()? {
-        (_, Ok(Answer::Account(account))) => Some(account),
-        _ => None,
-    }
+    store.next_answer()?.1.ok()
 }
 
 /// Whether the room of a volume is not what a walk through everything says it is.

@@ -184,9 +184,10 @@ impl Owner {
             Action::WritePages { io, at, bytes } => (*io, *at, &bytes[..], Operation::Write),
             Action::Flush { io } => (*io, 0, &[][..], Operation::Flush),
             // Those go to whoever asked.
-            Action::ReadData { .. } | Action::WriteData { .. } | Action::Zero { .. } => {
-                return true;
-            }
+            Action::ReadData { .. }
+            | Action::ReadParent { .. }
+            | Action::WriteData { .. }
+            | Action::Zero { .. } => return true,
         };
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).max(PAGE_BYTES);
         let free = if len > PAGE_BYTES { &mut self.large } else { &mut self.small };

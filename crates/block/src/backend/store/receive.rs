@@ -99,7 +99,7 @@ impl OpenStore {
         if base.as_ref().is_some_and(|base| base.blocks != blocks) {
             self.change(Change::Resize { name: part.clone(), blocks })?;
         }
-        let carrier = Carrier::open(self, &self.find(&part)?)?;
+        let carrier = Carrier::open(self, &self.find(&part)?, None)?;
         let written = self.write_all(name, carrier, &mut source, blocks, watch);
         let (data_blocks, hole_blocks) = written.inspect_err(|_| {
             // Why it was not received matters more than what is left of it.

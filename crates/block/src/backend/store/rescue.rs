@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{Blame, Outcome, Span};
 use volume::format::Record;
 use volume::rescue::{Found, Lost, Moved, Rescue, Rescued, Walk, checksum_of, differences};
-use volume::{Change, VolumeInfo, checksum};
+use volume::{Change, Damage, Parent, VolumeInfo, checksum};
 
 use super::carrier::Carrier;
 use super::raw::Raw;
@@ -40,6 +40,9 @@ pub struct SavedVolume {
     pub lost_blocks: u64,
     /// What is damaged of what describes it.
     pub damaged: Vec<String>,
+    /// What it is read from where nothing was written: the volume in the target is, too. None if it had
+    /// no parent, or the block that says what it is was destroyed; what was the parent's is lost then.
+    pub parent: Option<Parent>,
     /// Whether it had been rescued already, and nothing was done.
     pub was_there: bool,
     /// Why nothing of it is in the target, if it could not be put there.
@@ -56,7 +59,7 @@ struct Rescuer<'a> {
     /// Somebody has seen enough.
     is_interrupted: bool,
     /// Where blocks of volumes lie that others were made from; none of them has lost anything.
-    maps: BTreeMap<u64, (String, Vec<Record>)>,
+    maps: BTreeMap<u64, (Found, Vec<Record>)>,
 }
 
 /// Pages that are read at once.
@@ -178,13 +181,22 @@ impl Rescuer<'_> {
         let ends = |lost: &std::ops::Range<u64>| lost.end.min(info.blocks);
         let missing = |keys: &std::ops::Range<u64>| ends(keys).saturating_sub(keys.start);
         let mut lost_blocks: u64 = lost.iter().map(|lost| missing(&lost.keys)).sum();
-        let damaged = lost.iter().chain(&unsummed).map(|lost| lost.damage.to_string()).collect();
+        let known = lost.iter().chain(&unsummed).map(|lost| lost.damage.to_string());
+        let mut damaged: Vec<String> = known.collect();
+        let parent = self.parent_of(found).unwrap_or_else(|damage| {
+            lost_blocks += unmapped(&records, &lost, info.reach);
+            damaged.push(damage.to_string());
+            None
+        });
         let was_there = self.target.find(&info.name).is_ok();
         if !was_there {
-            let part = self.begin(&info)?;
-            let base = self.maps.get(&info.origin).map_or(&[][..], |(_, map)| map);
+            let base = self.maps.get(&info.origin);
+            let base = base.filter(|(base, map)| found.can_follow(base, map, &records));
+            let part =
+                self.begin(&info, parent.as_ref(), base.map(|(base, _)| &*base.info.name))?;
+            let base = base.map_or(&[][..], |(_, map)| map);
             let moved = differences(base, &records, info.blocks);
-            let mut carrier = Carrier::open(self.target, &self.target.find(&part)?)?;
+            let mut carrier = Carrier::open(self.target, &self.target.find(&part)?, None)?;
             let mut copied = 0;
             for piece in moved {
                 lost_blocks += self.copy(&mut carrier, piece, &sums)?;
@@ -200,9 +212,9 @@ impl Rescuer<'_> {
             })?;
         }
         if is_parent && lost_blocks == 0 && !was_there {
-            self.maps.insert(info.id, (info.name.clone(), records));
+            self.maps.insert(info.id, (found.clone(), records));
         }
-        Ok(SavedVolume { info, lost_blocks, damaged, was_there, failed: None })
+        Ok(SavedVolume { info, lost_blocks, damaged, parent, was_there, failed: None })
     }
 
     /// Takes back what was copied of a volume that cannot be put into the target, so that others have
@@ -214,6 +226,7 @@ impl Rescuer<'_> {
             info: info.clone(),
             lost_blocks: info.mapped,
             damaged: Vec::new(),
+            parent: None,
             was_there: false,
             failed: Some(why.to_string()),
         }
@@ -228,19 +241,37 @@ impl Rescuer<'_> {
         Ok(())
     }
 
-    /// Makes the volume to be written to: what it was made from, if that has just been rescued.
-    fn begin(&self, info: &VolumeInfo) -> Result<String, MediumError> {
+    /// The parent of a volume, if it has one.
+    fn parent_of(&mut self, found: &Found) -> Result<Option<Parent>, Damage> {
+        let Some(at) = found.parent_at() else { return Ok(None) };
+        let page = self.page(at, false);
+        found.parent(page.as_ref().map_err(|outcome| *outcome)).map(Some)
+    }
+
+    /// Makes the volume to be written to: a clone of what it was made from, if that has just been
+    /// rescued and has nothing that it has not; else an empty one, over the same parent if it has one.
+    fn begin(
+        &self,
+        info: &VolumeInfo,
+        parent: Option<&Parent>,
+        base: Option<&str>,
+    ) -> Result<String, MediumError> {
         let (part, target) = (incomplete(&info.name, info.uuid), self.target);
         self.discard(&part, info)?;
         let (name, blocks) = (part.clone(), info.blocks);
         let (unit, uuid, checksums) = (info.unit, info.uuid, info.has_checksums);
-        match self.maps.get(&info.origin) {
-            None => target.change(Change::Create { name, blocks, unit, uuid, checksums })?,
-            Some((from, _)) => {
-                target.change(Change::Clone { from: from.clone(), name: part.clone(), uuid })?;
-                target.change(Change::Resize { name, blocks })?
+        match (base, parent.cloned()) {
+            (Some(from), _) => target.change(Change::Clone { from: from.into(), name, uuid })?,
+            (None, Some(parent)) => {
+                // It reaches as far as it did, and no further when it is longer.
+                let blocks = info.reach;
+                target.change(Change::CreateOver { name, blocks, unit, uuid, checksums, parent })?
+            }
+            (None, None) => {
+                target.change(Change::Create { name, blocks, unit, uuid, checksums })?
             }
         };
+        target.change(Change::Resize { name: part.clone(), blocks })?;
         Ok(part)
     }
 
@@ -310,6 +341,14 @@ impl Rescuer<'_> {
             }
         }
     }
+}
+
+/// How many blocks before one are neither in what was found of a map nor in what is lost of it.
+fn unmapped(records: &[Record], lost: &[Lost], reach: u64) -> u64 {
+    let found = records.iter().map(|run| run.key..run.key + run.extra);
+    let known = found.chain(lost.iter().map(|lost| lost.keys.clone()));
+    let known = known.map(|keys| keys.end.min(reach).saturating_sub(keys.start)).sum();
+    reach.saturating_sub(known)
 }
 
 /// Whether a block is what was written to it, as far as its checksum is known.

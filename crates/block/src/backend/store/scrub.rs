@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use base::{Instant, Outcome, Span};
+use base::Outcome;
 use volume::{Answer, Ask, VolumeInfo};
 
 use super::carrier::Carrier;
+use super::pace::Pace;
 use super::raw::Raw;
 use super::send::{Changed, Watch};
 use super::{OpenStore, PAGE_BYTES};
@@ -17,7 +18,7 @@ pub struct Scrubbed {
     /// The volume.
     pub info: VolumeInfo,
     /// Blocks that were read: all that it has but those of what it was made from, which are read
-    /// there.
+    /// there, and those of its parent, which are another's.
     pub blocks: u64,
     /// What is damaged of them.
     pub bad: Vec<Bad>,
@@ -54,8 +55,7 @@ struct Scrub<'a, 'b> {
     open: &'a Arc<OpenStore>,
     infos: Vec<VolumeInfo>,
     watch: &'a mut Watch<'b>,
-    /// Bytes that may be read in a second.
-    rate: Option<u64>,
+    pace: Pace,
     done: u64,
     total: u64,
 }
@@ -73,7 +73,8 @@ impl OpenStore {
         watch: &mut Watch<'_>,
     ) -> Result<Vec<Scrubbed>, MediumError> {
         let infos = self.list()?;
-        let mut scrub = Scrub { open: self, infos, watch, rate, done: 0, total: 0 };
+        let pace = Pace { rate, clock: self.clock };
+        let mut scrub = Scrub { open: self, infos, watch, pace, done: 0, total: 0 };
         let infos = scrub.infos.clone();
         let plans: Vec<Plan> = infos.iter().map(|info| scrub.plan(info)).collect();
         scrub.total = plans.iter().map(Plan::blocks).sum();
@@ -109,7 +110,7 @@ impl Scrub<'_, '_> {
     fn volume(&mut self, info: &VolumeInfo, plan: Plan) -> Result<Scrubbed, MediumError> {
         // Others may write to it meanwhile.
         let read_only = VolumeInfo { is_read_only: true, ..info.clone() };
-        let mut carrier = Carrier::open(self.open, &read_only)?;
+        let mut carrier = Carrier::open(self.open, &read_only, None)?;
         let blocks = plan.blocks();
         let mut bad = Vec::new();
         for Changed { block, blocks, .. } in plan.pieces {
@@ -123,8 +124,8 @@ impl Scrub<'_, '_> {
                 }
                 at += u64::from(count);
                 self.done += u64::from(count);
-                self.pace(count, began);
                 let page = u64::from(PAGE_BYTES);
+                self.pace.rest(u64::from(count) * page, began);
                 if !(self.watch)((self.done * page, self.total * page)) {
                     return Err(self.open.interrupted());
                 }
@@ -135,17 +136,6 @@ impl Scrub<'_, '_> {
             bad.push(Bad { block, blocks, at: 0, cause, shared_with: Vec::new() });
         }
         Ok(Scrubbed { info: info.clone(), blocks, bad })
-    }
-
-    /// Rests, so that no more is read in a second than may be.
-    fn pace(&self, blocks: u32, began: Instant) {
-        let Some(rate) = self.rate else { return };
-        let bytes = u64::from(blocks) * u64::from(PAGE_BYTES);
-        let due = began.after(Span::from_us(bytes.saturating_mul(1_000_000) / rate.max(1)));
-        let left = due.since(self.open.clock.now());
-        if left > Span::from_ms(0) {
-            host::thread::rest(left);
-        }
     }
 
     /// Finds out which blocks of some are damaged.

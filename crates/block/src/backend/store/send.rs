@@ -10,6 +10,7 @@ use volume::{Answer, Ask, VolumeInfo};
 use super::carrier::Carrier;
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
+use crate::open::Opener;
 
 /// Blocks of a volume that differ from those of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +19,24 @@ pub struct Changed {
     pub block: u64,
     /// How many.
     pub blocks: u64,
-    /// Whether they were written. The others read as zeroes now.
+    /// Whether they were written.
     pub is_mapped: bool,
+    /// Whether they are the parent's. What is neither reads as zeroes now.
+    pub is_parents: bool,
+}
+
+impl Changed {
+    /// Whether they are read from somewhere.
+    #[must_use]
+    pub const fn has_data(&self) -> bool {
+        self.is_mapped || self.is_parents
+    }
+
+    /// Whether those that follow are like these.
+    const fn goes_on_in(&self, next: &Self) -> bool {
+        let is_alike = self.is_mapped == next.is_mapped && self.is_parents == next.is_parents;
+        self.block + self.blocks == next.block && is_alike
+    }
 }
 
 /// What was sent or received.
@@ -57,17 +74,18 @@ impl OpenStore {
         let (mut at, mut last): (u64, Option<Changed>) = (0, None);
         loop {
             let answer = self.ask(Ask::Difference { volume, base, block: at })?;
-            let Answer::Changed { block, blocks, is_mapped } = answer else { break };
+            let Answer::Changed { block, blocks, is_mapped, is_parents } = answer else { break };
+            let changed = Changed { block, blocks, is_mapped, is_parents };
             if blocks == 0 {
                 break;
             }
             at = block + blocks;
             match &mut last {
-                Some(last) if last.block + last.blocks == block && last.is_mapped == is_mapped => {
+                Some(last) if last.goes_on_in(&changed) => {
                     last.blocks += blocks;
                 }
                 _ => {
-                    if let Some(whole) = last.replace(Changed { block, blocks, is_mapped }) {
+                    if let Some(whole) = last.replace(changed) {
                         each(whole)?;
                     }
                 }
@@ -76,13 +94,15 @@ impl OpenStore {
         last.map_or(Ok(()), each)
     }
 
-    /// Writes a snapshot, or what it has that another one has not, as a stream.
+    /// Writes a snapshot, or what it has that another one has not, as a stream. What is its parent's is
+    /// read there, and is in the stream like all else.
     ///
     /// # Errors
     ///
     /// If one is no snapshot, blocks cannot be read, `out` takes no more, or `watch` says no.
     pub fn send(
         self: &Arc<Self>,
+        opener: &Opener<'_>,
         base: Option<&str>,
         name: &str,
         out: &mut dyn Write,
@@ -92,7 +112,7 @@ impl OpenStore {
         let base = base.map(|base| self.snapshot(base)).transpose()?;
         let mut total = 0;
         self.differences(base.as_ref(), &info, &mut |changed| {
-            total += if changed.is_mapped { changed.blocks } else { 0 };
+            total += if changed.has_data() { changed.blocks } else { 0 };
             Ok(())
         })?;
         let (sender, head) = Sender::begin(&Contents {
@@ -104,14 +124,14 @@ impl OpenStore {
             has_checksums: info.has_checksums,
             base: base.as_ref().map(|base| (base.uuid, base.name.clone())),
         });
-        let carrier = Carrier::open(self, &info)?;
+        let carrier = Carrier::open(self, &info, self.open_parent(opener, &info)?)?;
         let room = carrier.blocks_max().min(u32::try_from(DATA_BLOCKS_MAX).unwrap_or(1));
         let buffer = vec![0; (room * PAGE_BYTES) as usize];
         let mut way = Way { sender, carrier, buffer, out, watch, done: 0, total };
         let mut hole_blocks = 0;
         way.put(&head).map_err(|error| self.broken(&error))?;
         self.differences(base.as_ref(), &info, &mut |changed| {
-            if changed.is_mapped {
+            if changed.has_data() {
                 return self.send_data(&mut way, changed);
             }
             hole_blocks += changed.blocks;

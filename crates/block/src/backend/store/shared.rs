@@ -210,8 +210,8 @@ impl State {
     }
 
     fn refuse(&mut self, action: &Action) {
-        if let Action::ReadData { io, .. } | Action::WriteData { io, .. } = action {
-            self.store.complete(*io, End::Failed(Outcome::ABORTED));
+        if let Some(io) = transfer_of(action) {
+            self.store.complete(io, End::Failed(Outcome::ABORTED));
         }
     }
 }
@@ -228,9 +228,20 @@ impl Desk {
 fn token_of(action: &Action) -> Option<u64> {
     match action {
         Action::ReadData { token, .. }
+        | Action::ReadParent { token, .. }
         | Action::WriteData { token, .. }
         | Action::Zero { token, .. } => Some(*token),
         Action::ReadPage { .. } | Action::WritePages { .. } | Action::Flush { .. } => None,
+    }
+}
+
+/// What is to be named when data have been moved.
+pub(super) const fn transfer_of(action: &Action) -> Option<u64> {
+    match action {
+        Action::ReadData { io, .. }
+        | Action::ReadParent { io, .. }
+        | Action::WriteData { io, .. } => Some(*io),
+        _ => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Volumes on devices that come and go.
 
 mod made;
+mod outside;
 mod streams;
 mod sums;
 mod thick;

@@ -69,15 +69,16 @@ fn as_text(saved: &Saved) -> String {
     let head = ["volume", "size", "written", "lost", ""].map(String::from);
     let row = |volume: &SavedVolume| {
         let bytes = |blocks: u64| size(blocks * u64::from(PAGE_BYTES));
-        let SavedVolume { info, lost_blocks, was_there, failed, .. } = volume;
-        let said = match (failed, was_there) {
-            (Some(why), _) => why,
-            (None, true) => "it was there",
-            (None, false) => "",
+        let SavedVolume { info, lost_blocks, was_there, failed, parent, .. } = volume;
+        let said = match (failed, was_there, parent) {
+            (Some(why), ..) => why.clone(),
+            (None, true, _) => "it was there".into(),
+            (None, false, Some(parent)) => format!("the rest is read from {}", parent.uri),
+            (None, false, None) => String::new(),
         };
         let numbers = [info.blocks, info.mapped, *lost_blocks].map(bytes);
         let [blocks, mapped, lost] = numbers;
-        [info.name.clone(), blocks, mapped, lost, said.into()]
+        [info.name.clone(), blocks, mapped, lost, said]
     };
     let rows: Vec<[String; 5]> = saved.volumes.iter().map(row).collect();
     text += &table(&[&[head][..], &rows].concat());
@@ -103,6 +104,7 @@ fn as_json(saved: &Saved) -> String {
             "damaged": volume.damaged,
             "was_there": volume.was_there,
             "failed": volume.failed,
+            "parent": volume.parent.as_ref().map(|parent| &parent.uri),
         })
     };
     let document = json!({

@@ -16,7 +16,7 @@ pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<Strin
             let is_same = |info: &&Info| {
                 let is_made_empty = info.origin == 0 && !info.is_read_only;
                 let shape = (info.blocks, info.unit, info.has_checksums, info.is_thick);
-                is_made_empty && shape == (*blocks, *unit, *checksums, false)
+                is_made_empty && info.reach == 0 && shape == (*blocks, *unit, *checksums, false)
             };
             there(name).filter(is_same).map(|_| format!("volume `{name}` is there already\n"))
         }
@@ -25,6 +25,20 @@ pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<Strin
                 info.is_thick && info.origin == 0 && (info.blocks, info.unit) == (*blocks, *unit)
             };
             there(name).filter(is_same).map(|_| format!("volume `{name}` is there already\n"))
+        }
+        Change::CreateOver { name, blocks, unit, checksums, parent, .. } => {
+            let is_same = |info: &&Info| {
+                let is_made_so = info.origin == 0 && !info.is_read_only && !info.is_thick;
+                is_made_so
+                    && (info.blocks, info.unit, info.has_checksums) == (*blocks, *unit, *checksums)
+            };
+            match there(name).filter(is_same) {
+                Some(info) if open.parent(info)?.as_ref() == Some(parent) => {
+                    let uri = &parent.uri;
+                    Some(format!("volume `{name}`, a clone of {uri}, is there already\n"))
+                }
+                _ => None,
+            }
         }
         Change::Delete { name, .. } if there(name).is_none() => {
             Some(format!("there is no `{name}`: nothing was deleted\n"))
@@ -41,7 +55,7 @@ pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<Strin
             .filter(|info| info.blocks == *blocks && !info.is_read_only)
             .map(|_| format!("volume `{name}` has that size already\n")),
         Change::Decouple { name } => there(name)
-            .filter(|info| info.origin == 0 && !info.is_read_only)
+            .filter(|info| info.origin == 0 && info.reach == 0 && !info.is_read_only)
             .map(|_| format!("volume `{name}` is on its own already\n")),
         Change::Snapshot { volume, name, .. } => match (there(volume), there(name)) {
             (Some(volume), Some(snapshot)) if is_snapshot(volume, snapshot) => {

@@ -1,7 +1,7 @@
 //! `tenmil volume list`.
 
 use block::Opener;
-use block::store::{Account, Info, OpenStore, PAGE_BYTES, Place};
+use block::store::{Account, Info, OpenStore, PAGE_BYTES, Parent, Place};
 use block::uri::Uri;
 use clap::Args;
 use serde_json::{Value, json};
@@ -27,15 +27,31 @@ pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, 
     let volumes = open.list()?;
     let accounts = volumes.iter().map(|info| open.account(&info.name));
     let accounts: Vec<Account> = accounts.collect::<Result<_, _>>()?;
-    Ok(if list.json { as_json(&volumes, &accounts) } else { as_text(&volumes, &accounts) })
+    let parents = volumes.iter().map(|info| open.parent(info));
+    let parents: Vec<Option<Parent>> = parents.collect::<Result<_, _>>()?;
+    let rows: Vec<Row<'_>> = volumes
+        .iter()
+        .zip(&accounts)
+        .zip(&parents)
+        .map(|((info, account), parent)| Row { info, account, parent: parent.as_ref() })
+        .collect();
+    Ok(if list.json { as_json(&volumes, &rows) } else { as_text(&volumes, &rows) })
 }
 
-fn as_text(volumes: &[Info], accounts: &[Account]) -> String {
+/// What is told of a volume.
+struct Row<'a> {
+    info: &'a Info,
+    account: &'a Account,
+    parent: Option<&'a Parent>,
+}
+
+fn as_text(volumes: &[Info], rows: &[Row<'_>]) -> String {
     let head = ["volume", "size", "used", "shared", "unique", "reserved", "unit", "kind"];
     let head = head.map(String::from);
-    let row = |(info, account): (&Info, &Account)| {
-        let Account { used, shared, unique, reserved, .. } = *account;
+    let row = |Row { info, account, parent }: &Row<'_>| {
+        let Account { used, shared, unique, reserved, .. } = **account;
         let of = origin(info, volumes).map(|name| format!(" of {name}")).unwrap_or_default();
+        let over = parent.map(|parent| format!(" over {}", parent.uri)).unwrap_or_default();
         let kind = match (info.is_read_only, info.origin) {
             (true, _) => "snapshot",
             (false, 0) => "volume",
@@ -50,10 +66,10 @@ fn as_text(volumes: &[Info], accounts: &[Account]) -> String {
         let [whole, used, shared, unique, reserved, unit] =
             [info.blocks, used, shared, unique, reserved, info.unit]
                 .map(|blocks| size(blocks * u64::from(PAGE_BYTES)));
-        let kind = format!("{kind}{of}{sums}{thick}");
+        let kind = format!("{kind}{of}{over}{sums}{thick}");
         [info.name.clone(), whole, used, shared, unique, reserved, unit, kind]
     };
-    let rows: Vec<[String; 8]> = volumes.iter().zip(accounts).map(row).collect();
+    let rows: Vec<[String; 8]> = rows.iter().map(row).collect();
     table(&[&[head][..], &rows].concat())
 }
 
@@ -62,16 +78,16 @@ fn is_kept(info: &Info, account: &Account) -> Option<bool> {
     info.is_thick.then(|| account.own() == info.blocks)
 }
 
-fn as_json(volumes: &[Info], accounts: &[Account]) -> String {
+fn as_json(volumes: &[Info], rows: &[Row<'_>]) -> String {
     let page = u64::from(PAGE_BYTES);
-    let one = |(info, account): (&Info, &Account)| {
-        let mut one = described(info, volumes);
+    let one = |Row { info, account, parent }: &Row<'_>| {
+        let mut one = described(info, volumes, *parent);
         one["shared_bytes"] = (account.shared * page).into();
         one["unique_bytes"] = (account.unique * page).into();
         one["reserved_bytes"] = (account.reserved * page).into();
         one["promise_kept"] = is_kept(info, account).into();
         one
     };
-    let all: Vec<Value> = volumes.iter().zip(accounts).map(one).collect();
+    let all: Vec<Value> = rows.iter().map(one).collect();
     format!("{:#}\n", json!({ "volumes": all }))
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use block::store::{Info, OpenStore, PAGE_BYTES};
+use block::store::{Info, OpenStore, PAGE_BYTES, Parent};
 use serde_json::{Value, json};
 
 use crate::Refused;
@@ -35,15 +35,26 @@ impl Said {
         }
         let volumes = self.open.list()?;
         let named = |name: &String| volumes.iter().find(|info| info.name == *name);
-        let volume = self.name.as_ref().and_then(named).map(|info| described(info, &volumes));
+        let volume = match self.name.as_ref().and_then(named) {
+            Some(info) => Some(described(info, &volumes, self.open.parent(info)?.as_ref())),
+            None => None,
+        };
         let document = json!({ "changed": self.is_changed, "volume": volume });
         Ok(format!("{document:#}\n"))
     }
 }
 
 /// What is known of a volume without reading its map.
-pub(super) fn described(info: &Info, volumes: &[Info]) -> Value {
+pub(super) fn described(info: &Info, volumes: &[Info], parent: Option<&Parent>) -> Value {
     let page = u64::from(PAGE_BYTES);
+    let parent = parent.map(|parent| {
+        json!({
+            "uri": parent.uri,
+            "size_bytes": parent.blocks * page,
+            "block_bytes": parent.block_bytes,
+            "reach_bytes": info.reach * page,
+        })
+    });
     json!({
         "name": info.name,
         "number": info.id,
@@ -55,6 +66,7 @@ pub(super) fn described(info: &Info, volumes: &[Info]) -> Value {
         "unit_bytes": info.unit * page,
         "checksums": info.has_checksums,
         "thick": info.is_thick,
+        "parent": parent,
     })
 }
 

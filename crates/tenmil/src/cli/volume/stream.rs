@@ -85,8 +85,10 @@ fn diff_text((a, b): (&str, &str), changed: &[Changed]) -> String {
     let rows: Vec<[String; 4]> = changed.iter().map(row).collect();
     let ranges =
         if rows.is_empty() { String::new() } else { table(&[&[head][..], &rows].concat()) };
-    let [data, holes] = sums(changed).map(size);
-    format!("{ranges}`{b}` has {data} that `{a}` has not, and {holes} of new holes\n")
+    let [data, holes, parents] = sums(changed).map(size);
+    let outside = changed.iter().any(|range| range.is_parents);
+    let more = if outside { format!(", and {parents} from its parent") } else { String::new() };
+    format!("{ranges}`{b}` has {data} that `{a}` has not, and {holes} of new holes{more}\n")
 }
 
 fn diff_json((a, b): (&str, &str), changed: &[Changed]) -> String {
@@ -97,25 +99,30 @@ fn diff_json((a, b): (&str, &str), changed: &[Changed]) -> String {
             "kind": kind(range),
         })
     };
-    let [data, holes] = sums(changed);
+    let [data, holes, parents] = sums(changed);
     let document = json!({
         "from": a,
         "to": b,
         "changed": changed.iter().map(range).collect::<Vec<Value>>(),
         "data_bytes": data,
         "hole_bytes": holes,
+        "parent_bytes": parents,
     });
     format!("{document:#}\n")
 }
 
 const fn kind(range: &Changed) -> &'static str {
-    if range.is_mapped { "data" } else { "hole" }
+    match (range.is_mapped, range.is_parents) {
+        (true, _) => "data",
+        (false, true) => "parent",
+        (false, false) => "hole",
+    }
 }
 
-/// Bytes of data and of holes.
-fn sums(changed: &[Changed]) -> [u64; 2] {
-    [true, false].map(|is_mapped| {
-        let these = changed.iter().filter(|range| range.is_mapped == is_mapped);
+/// Bytes of data, of holes, and of what is the parent's.
+fn sums(changed: &[Changed]) -> [u64; 3] {
+    ["data", "hole", "parent"].map(|of| {
+        let these = changed.iter().filter(|range| kind(range) == of);
         bytes(these.map(|range| range.blocks).sum())
     })
 }
@@ -137,7 +144,8 @@ pub(super) fn send(
     }
     let (open, name) = find(opener, &arguments.volume)?;
     let mut progress = Progress::new(opener, "sending");
-    let sent = open.send(arguments.from.as_deref(), &name, out, &mut |done| progress.turn(done));
+    let base = arguments.from.as_deref();
+    let sent = open.send(opener, base, &name, out, &mut |done| progress.turn(done));
     progress.end();
     let sent = sent?;
     let text = if arguments.json { carried_json(&sent) } else { carried_text("sent", &sent) };
@@ -229,7 +237,10 @@ mod tests {
 
     #[test]
     fn a_difference_is_told_to_people_and_to_programs() {
-        let of = |block, blocks, is_mapped| Changed { block, blocks, is_mapped };
+        let of = |block, blocks, is_mapped| {
+            let is_parents = false;
+            Changed { block, blocks, is_mapped, is_parents }
+        };
         let changed = [of(0, 16, true), of(100, 1, false)];
         let text = diff_text(("a", "b"), &changed);
         let lines: Vec<&str> = text.lines().collect();

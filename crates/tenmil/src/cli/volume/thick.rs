@@ -10,14 +10,18 @@ use clap::Args;
 use super::super::store::size;
 use super::said::Said;
 use super::stream::Progress;
-use super::{CreateArguments, blocks, find, make, uuid};
+use super::{CreateArguments, Size, blocks, find, make, rate, uuid};
 use crate::Refused;
 
 #[derive(Debug, Args)]
 pub(super) struct InflateArguments {
-    /// The volume; what it shares with others is copied
+    /// The volume; what it shares with others, or has from its parent, is copied
     #[arg(value_name = "VOLUME")]
     volume: Uri,
+
+    /// Copy so many bytes in a second at most, such as 100m
+    #[arg(long, value_name = "BYTES")]
+    rate: Option<Size>,
 
     /// Print JSON
     #[arg(long)]
@@ -49,7 +53,8 @@ pub(super) fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<Sa
 /// Makes a volume thick.
 pub(super) fn inflate(opener: &Opener<'_>, it: &InflateArguments) -> Result<Said, Refused> {
     let (open, name) = find(opener, &it.volume)?;
-    let Inflated { info, was_there } = run(opener, &open, &name)?;
+    let rate = rate(&it.volume, it.rate)?;
+    let Inflated { info, was_there } = run(opener, &open, &name, rate)?;
     let whole = size(info.blocks * u64::from(PAGE_BYTES));
     let text = match was_there {
         true => format!("volume `{name}` is thick already, and has room for all of its {whole}\n"),
@@ -65,14 +70,19 @@ pub(super) fn keep_promise(
     name: &str,
 ) -> Result<(), Refused> {
     if open.find(name)?.is_thick {
-        run(opener, open, name)?;
+        run(opener, open, name, None)?;
     }
     Ok(())
 }
 
-fn run(opener: &Opener<'_>, open: &Arc<OpenStore>, name: &str) -> Result<Inflated, Refused> {
+fn run(
+    opener: &Opener<'_>,
+    open: &Arc<OpenStore>,
+    name: &str,
+    rate: Option<u64>,
+) -> Result<Inflated, Refused> {
     let mut progress = Progress::new(opener, "inflating");
-    let done = open.inflate(name, &mut |done| progress.turn(done));
+    let done = open.inflate(opener, name, rate, &mut |done| progress.turn(done));
     progress.end();
     Ok(done?)
 }

@@ -7,7 +7,7 @@
 use super::{Halt, Moving, Next, State, Task, Wait, transfer};
 use crate::cost::Leaves;
 use crate::format::flags;
-use crate::plan::{Grant, Piece};
+use crate::plan::{Grant, Piece, Source};
 use crate::space::CHANGE_BLOCKS;
 use crate::store::{Action, Answer, Purpose, Store};
 use crate::thick::{Move, Owning};
@@ -18,6 +18,10 @@ impl Store {
         let account = self.add_up(task, name)?;
         let body = self.books.lookup(name)?;
         let is_thick = body.has(flags::THICK);
+        if is_thick {
+            // A snapshot of before it was may have been gone back to.
+            body.expect_no_parent()?;
+        }
         if is_thick && body.owed == account.missing {
             return Ok(Next::Done(Answer::Volume(body.info())));
         }
@@ -83,6 +87,7 @@ impl Store {
         if !body.has(flags::THICK) {
             return Ok(Next::Done(Answer::Owned(body.blocks)));
         }
+        body.expect_no_parent()?;
         let mut from = block;
         let owning = loop {
             match self.books.plan_own(&body, from, blocks)? {
@@ -142,7 +147,7 @@ impl Store {
     fn read_copies(&mut self, id: u64, task: &mut Task) -> Result<Next, Halt> {
         let Some(moving) = &task.moves else { return Ok(Next::Done(Answer::Done)) };
         let pieces = moving.moves.iter().flat_map(|one| &one.copies);
-        let reads = joined(pieces.map(|piece| (piece.block, piece.blocks, piece.at)));
+        let reads = joined(pieces.map(|piece| (piece.block, piece.blocks, place(piece))));
         let (token, first) = (task.token, moving.first);
         for &(block, blocks, at) in &reads {
             let (io, offset, is_summed) = (self.enter(Purpose::Data(id)), block - first, false);
@@ -206,13 +211,18 @@ impl Store {
     }
 }
 
+/// Where what is to be copied lies.
+fn place(piece: &Piece) -> Option<u64> {
+    if let Source::Store(at) = piece.from { Some(at) } else { None }
+}
+
 /// Where copies go: their first block, how many, and the place.
 fn places(moves: &[Move], unit: u64) -> impl Iterator<Item = (u64, u64, Option<u64>)> + '_ {
-    let place = move |one: &Move, piece: &Piece| {
+    let goes_to = move |one: &Move, piece: &Piece| {
         let at = one.at.map(|at| at + (piece.block - one.number * unit));
         (piece.block, piece.blocks, at)
     };
-    moves.iter().flat_map(move |one| one.copies.iter().map(move |piece| place(one, piece)))
+    moves.iter().flat_map(move |one| one.copies.iter().map(move |piece| goes_to(one, piece)))
 }
 
 /// The same with those in one that lie together.

@@ -9,7 +9,7 @@ use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::error::StoreError;
 use crate::format::{flags, unpadded};
-use crate::plan::Segment;
+use crate::plan::{Segment, Source};
 use crate::space::{CHANGE_BLOCKS, CHECKSUM_BLOCKS};
 use crate::store::{Action, Answer, Ask, Commit, End, Purpose, Run, Store};
 
@@ -36,13 +36,18 @@ impl Store {
         let mut transfers = 0;
         for piece in pieces {
             let (offset, blocks, token) = (piece.block - block, piece.blocks, task.token);
-            let Some(at) = piece.at else {
+            if piece.from == Source::Nothing {
                 self.actions.push_back(Action::Zero { token, offset, blocks });
                 continue;
-            };
+            }
             let io = self.enter(Purpose::Data(id));
-            self.actions.push_back(Action::ReadData { io, token, offset, at, blocks, is_summed });
-            note_part(task, io, Run { block: offset, blocks, at });
+            let action = if let Source::Store(at) = piece.from {
+                note_part(task, io, Run { block: offset, blocks, at });
+                Action::ReadData { io, token, offset, at, blocks, is_summed }
+            } else {
+                Action::ReadParent { io, token, offset, block: piece.block, blocks }
+            };
+            self.actions.push_back(action);
             transfers += 1;
         }
         if transfers == 0 {
@@ -184,6 +189,15 @@ impl Store {
     ) -> Result<Next, Halt> {
         self.expect_open()?;
         let (body, range) = self.writable(volume, block, blocks)?;
+        if body.reach > 0 && task.writes_to.is_none() {
+            // What is copied from the parent must not come back.
+            let traffic = self.traffic.entry(volume).or_default();
+            if traffic.quieting > 0 {
+                return Ok(Next::Wait(Wait::Volume(volume)));
+            }
+            traffic.writes += 1;
+            task.writes_to = Some(volume);
+        }
         let is_summed = body.has(flags::CHECKSUMS);
         let needed = if is_summed { CHECKSUM_BLOCKS } else { CHANGE_BLOCKS };
         if matches!(task.state, State::Start) {
@@ -239,8 +253,8 @@ impl Store {
         *left -= 1;
         if let End::Failed(outcome) = end {
             *failed = Some(outcome);
-        } else if let Some(summed) = &mut task.summed {
-            let writes = matches!(task.ask, Ask::Write { .. });
+        } else if let Some(summed) = task.summed.as_mut().filter(|summed| summed.has(io)) {
+            let writes = matches!(task.ask, Ask::Write { .. } | Ask::Fill { .. });
             let took = summed.take(io, end, writes);
             *failed = failed.or(if took { None } else { Some(Outcome::INTERNAL_ERROR) });
         }
@@ -273,6 +287,11 @@ impl Task {
 }
 
 impl Summed {
+    /// Whether a transfer has checksums on record: what comes from a parent has not.
+    fn has(&self, io: u64) -> bool {
+        self.parts.iter().any(|part| part.io == io)
+    }
+
     /// Takes the checksums of a part that has been moved. False if it was not told as many as there
     /// are blocks.
     fn take(&mut self, io: u64, end: End<'_>, writes: bool) -> bool {

@@ -35,6 +35,6 @@ impl Kind for StoredKind {
             let (name, blocks) = ("v".into(), shape.pages / 2);
             open.change(Change::Create { name, blocks, unit: 4, uuid: 1, checksums: false })?;
         }
-        open_volume(&open, uri, "v")
+        open_volume(opener, &open, uri, "v")
     }
 }

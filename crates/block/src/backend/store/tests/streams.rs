@@ -50,7 +50,7 @@ fn source() -> Bench {
 
 fn send(bench: &Bench, base: Option<&str>, name: &str) -> (Vec<u8>, Carried) {
     let mut stream = Vec::new();
-    let sent = bench.store().send(base, name, &mut stream, &mut |_| true).unwrap();
+    let sent = bench.store().send(&bench.opener(), base, name, &mut stream, &mut |_| true).unwrap();
     (stream, sent)
 }
 
@@ -79,7 +79,7 @@ fn a_snapshot_and_the_next_one_arrive_and_are_told_apart_from_the_maps() {
         Ok(())
     })
     .unwrap();
-    let of = |block, blocks, is_mapped| Changed { block, blocks, is_mapped };
+    let of = |block, blocks, is_mapped| Changed { block, blocks, is_mapped, is_parents: false };
     assert_eq!(changed, [of(0, 200, true), of(1100, 50, false), of(2000, 250, true)]);
     drop(open);
 
@@ -163,11 +163,20 @@ fn a_wrong_base_is_named_and_changes_nothing() {
     assert!(error.to_string().contains("the name is in use"), "{error}");
     assert_eq!(names(&target), ["v", "one"]);
 
-    let refused = source.store().send(None, "v", &mut Vec::new(), &mut |_| true).unwrap_err();
+    let refused = source
+        .store()
+        .send(&source.opener(), None, "v", &mut Vec::new(), &mut |_| true)
+        .unwrap_err();
     assert!(refused.to_string().contains("is a volume, expected a snapshot"), "{refused}");
-    let refused = source.store().send(None, "two", &mut Full(70_000), &mut |_| true).unwrap_err();
+    let refused = source
+        .store()
+        .send(&source.opener(), None, "two", &mut Full(70_000), &mut |_| true)
+        .unwrap_err();
     assert!(refused.to_string().contains("write the stream: the pipe is broken"), "{refused}");
-    let stopped = source.store().send(None, "two", &mut Vec::new(), &mut |_| false).unwrap_err();
+    let stopped = source
+        .store()
+        .send(&source.opener(), None, "two", &mut Vec::new(), &mut |_| false)
+        .unwrap_err();
     assert!(stopped.to_string().contains("was interrupted"), "{stopped}");
 }
 

@@ -157,12 +157,15 @@ fn data_pass_through_memory_of_the_channel_whatever_is_asked() {
 fn a_snapshot_arrives_with_checksums_and_damage_is_not_sent() {
     let (bench, target) = (pool(), Bench::new("32m"));
     let mut stream = Vec::new();
-    bench.store().send(None, "s", &mut stream, &mut |_| true).unwrap();
+    bench.store().send(&bench.opener(), None, "s", &mut stream, &mut |_| true).unwrap();
     let received = target.store().receive("s", &mut &stream[..], &mut |_| true).unwrap();
     assert!(received.info.has_checksums && target.store().find("s").unwrap().has_checksums);
     flip(&target, place(&target, "s", 300).unwrap(), 1);
     assert_eq!(scrub(&target)[0].bad.len(), 1);
-    let error = target.store().send(None, "s", &mut Vec::new(), &mut |_| true).unwrap_err();
+    let error = target
+        .store()
+        .send(&target.opener(), None, "s", &mut Vec::new(), &mut |_| true)
+        .unwrap_err();
     assert!(error.to_string().contains("volume `s`: read"), "{error}");
     assert_eq!(error.blame(), base::Blame::Peer);
 }

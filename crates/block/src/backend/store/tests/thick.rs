@@ -36,7 +36,7 @@ fn a_volume_becomes_thick_while_others_write_to_it_and_loses_nothing() {
     let writers: Vec<Thread<u8>> = (0..3).map(write).collect();
     let store = bench.store();
     for round in 0..4 {
-        let inflated = store.inflate("a", &mut |_| true).unwrap();
+        let inflated = store.inflate(&bench.opener(), "a", None, &mut |_| true).unwrap();
         assert!(inflated.info.is_thick && !inflated.was_there);
         snapshot(&bench, &format!("s{round}"));
     }
@@ -51,9 +51,14 @@ fn a_volume_becomes_thick_while_others_write_to_it_and_loses_nothing() {
         assert_eq!(kept.read(part * 256, 32), [1; 32], "the snapshot is what it was");
         assert_eq!(kept.read(part * 256 + 32, 32), [0; 32]);
     }
-    store.inflate("a", &mut |_| true).unwrap();
+    store.inflate(&bench.opener(), "a", None, &mut |_| true).unwrap();
     assert_eq!(store.account("a").unwrap().own(), 4096);
-    assert!(store.inflate("a", &mut |_| panic!("there is nothing to do")).unwrap().was_there);
+    assert!(
+        store
+            .inflate(&bench.opener(), "a", None, &mut |_| panic!("there is nothing to do"))
+            .unwrap()
+            .was_there
+    );
     drop((hand, kept, store, opened, snapshot));
     assert!(bench.is_clean());
 }
@@ -69,7 +74,9 @@ fn one_that_is_interrupted_goes_on_and_keeps_room_in_a_full_store() {
     snapshot(&bench, "s");
     let store = bench.store();
     let mut steps = 0;
-    let error = store.inflate("a", &mut |_| std::mem::replace(&mut steps, 1) > 0).unwrap_err();
+    let error = store
+        .inflate(&bench.opener(), "a", None, &mut |_| std::mem::replace(&mut steps, 1) > 0)
+        .unwrap_err();
     assert!(error.to_string().contains("say it again to go on"), "{error}");
     let others = bench.open("full").unwrap();
     let mut other: Hand = bench.hand(&*others.medium, 1);
@@ -77,7 +84,7 @@ fn one_that_is_interrupted_goes_on_and_keeps_room_in_a_full_store() {
     while other.run(Operation::Write, at, 16) == Outcome::SUCCESS {
         at += 16;
     }
-    store.inflate("a", &mut |_| true).unwrap();
+    store.inflate(&bench.opener(), "a", None, &mut |_| true).unwrap();
     (0..1024).for_each(|block| hand.write(block * 389 % 1024, 1, 9));
     (0..32).for_each(|part| assert_eq!(hand.read(part * 32, 32), [9; 32]));
     drop((hand, other, store, opened, others));

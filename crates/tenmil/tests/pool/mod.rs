@@ -1,0 +1,97 @@
+//! A store in a folder, and commands that are given there.
+
+#![allow(dead_code, reason = "each program that uses it uses a part of it")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+pub(crate) const MIB: usize = 1 << 20;
+
+/// A folder with a store in it.
+pub(crate) struct Pool(tempfile::TempDir);
+
+impl Pool {
+    pub(crate) fn new(size: &str) -> Self {
+        let pool = Self(tempfile::tempdir().unwrap());
+        pool.done(&["store", "create", &format!("{}?size={size}", pool.device())]);
+        pool
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn file(&self, name: &str) -> String {
+        format!("file:{}", self.path(name).display())
+    }
+
+    pub(crate) fn device(&self) -> String {
+        self.file("pool")
+    }
+
+    pub(crate) fn volume(&self, name: &str) -> String {
+        format!("volume:[{}]/{name}", self.device())
+    }
+
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(words).current_dir(self.0.path()).env("XDG_RUNTIME_DIR", self.0.path());
+        command
+    }
+
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// What a command says that succeeds.
+    pub(crate) fn done(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {error}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What a command says that does not, and its exit code.
+    pub(crate) fn refused(&self, words: &[&str]) -> (Option<i32>, String) {
+        let output = self.run(words);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    }
+
+    /// Writes a file of bytes that repeat nowhere near, with a hole in the middle.
+    pub(crate) fn write(&self, name: &str, len: usize, salt: u64) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..len as u64 / 8)
+            .flat_map(|word| (word ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+            .collect();
+        bytes[len / 4..len / 2].fill(0);
+        std::fs::write(self.path(name), &bytes).unwrap();
+        bytes
+    }
+
+    /// What a volume holds.
+    pub(crate) fn bytes(&self, volume: &str) -> Vec<u8> {
+        let target = self.path("back");
+        let _ = std::fs::remove_file(&target);
+        self.done(&["copy", &self.volume(volume), &self.file("back")]);
+        std::fs::read(target).unwrap()
+    }
+
+    /// What is told about the volumes, by name.
+    pub(crate) fn listed(&self, volume: &str) -> Value {
+        let json = self.done(&["volume", "list", &self.device(), "--json"]);
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let found = json["volumes"].as_array().unwrap().iter();
+        found.clone().find(|one| one["name"] == volume).unwrap().clone()
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        let json = self.done(&["store", "open", &self.device(), "--json"]);
+        serde_json::from_str::<Value>(&json).unwrap()["used_bytes"].as_u64().unwrap()
+    }
+
+    pub(crate) fn is_clean(&self) -> bool {
+        let json = self.done(&["store", "check", &self.device(), "--json"]);
+        serde_json::from_str::<Value>(&json).unwrap()["clean"] == true
+    }
+}
