@@ -23,7 +23,7 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 13] = [
+const TARGETS: [Target; 15] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
@@ -37,13 +37,15 @@ const TARGETS: [Target; 13] = [
     Target { name: "volume_stream", feed: volume::fuzz::stream },
     Target { name: "vfu_server", feed: vfu::fuzz::server },
     Target { name: "vfu_client", feed: vfu::fuzz::client },
+    Target { name: "vhost_server", feed: vhost::fuzz::server },
+    Target { name: "vhost_ring", feed: vhost::fuzz::ring },
 ];
 
 /// Feeds every parser what nobody would send on purpose.
 #[derive(Debug, Parser)]
 struct Options {
     /// Only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
-    /// tcp_controller, volume, volume_stream, vfu_server or vfu_client
+    /// tcp_controller, volume, volume_stream, vfu_server, vfu_client, vhost_server or vhost_ring
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -117,8 +119,8 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let target = target.ok_or_else(|| {
         format!(
             "--target {only}: there is none, expected wire, controller, front, control, block, \
-             signatures, nbd, tcp_host, tcp_controller, volume, volume_stream, vfu_server or \
-             vfu_client"
+             signatures, nbd, tcp_host, tcp_controller, volume, volume_stream, vfu_server, \
+             vfu_client, vhost_server or vhost_ring"
         )
     })?;
     Ok(vec![target])

@@ -33,6 +33,8 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("volume_stream", volume::fuzz::stream_seeds()))
         .chain(of("vfu_server", vfu::fuzz::server_seeds()))
         .chain(of("vfu_client", vfu::fuzz::client_seeds()))
+        .chain(of("vhost_server", vhost::fuzz::server_seeds()))
+        .chain(of("vhost_ring", vhost::fuzz::ring_seeds()))
         .collect()
 }
 

@@ -77,6 +77,19 @@ impl Line {
         // A full counter is a signal that was not taken yet.
         let _ = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
     }
+
+    /// Takes the signals of somebody else away, and says whether there were any.
+    pub fn clear(&self) -> bool {
+        // Anything but a count is EAGAIN: not signalled.
+        rustix::io::read(&self.descriptor, &mut [0; 8]) == Ok(8)
+    }
+}
+
+impl AsFd for Line {
+    /// Readable while it is signalled.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
 }
 
 impl EventVectors {

@@ -1,8 +1,8 @@
 //! Services: what makes a block device one of somebody else's.
 //!
 //! [`nbd`] serves any [`base::Medium`] over the NBD protocol, [`tcp`] NVMe subsystems over NVMe/TCP,
-//! [`vfu`] controllers as PCI devices over vfio-user, and [`ublk`] any medium as a disk of this
-//! machine's Linux.
+//! [`vfu`] controllers as PCI devices over vfio-user, [`vhost`] any medium as a disk of virtual
+//! machines over vhost-user, and [`ublk`] any medium as a disk of this machine's Linux.
 
 #![forbid(unsafe_code)]
 
@@ -12,3 +12,4 @@ pub mod nbd;
 pub mod tcp;
 pub mod ublk;
 pub mod vfu;
+pub mod vhost;

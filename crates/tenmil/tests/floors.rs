@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 21] = [
+const FLOORS: [(&str, u32); 22] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),
@@ -17,6 +17,7 @@ const FLOORS: [(&str, u32); 21] = [
     ("tenmil-tcp", 1),
     ("tenmil-volume", 1),
     ("tenmil-vfu", 1),
+    ("tenmil-vhost", 1),
     ("tenmil-dma", 1),
     ("tenmil-host", 1),
     ("tenmil-vfio", 1),

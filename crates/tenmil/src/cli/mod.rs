@@ -78,7 +78,7 @@ enum Command {
     Policy(policy::PolicyArguments),
     /// Copy a whole device to another.
     Copy(copy::CopyArguments),
-    /// Serve block devices to others over NBD, NVMe/TCP or vfio-user, or to this machine by ublk.
+    /// Serve block devices to others over NBD, NVMe/TCP, vfio-user or vhost-user, or to this machine by ublk.
     Serve(serve::ServeArguments),
     /// Pass TCP connections on, and split, delay, freeze or cut them.
     Proxy(proxy::ProxyArguments),

@@ -7,6 +7,7 @@ mod over;
 mod tests;
 mod ublk;
 mod vfu;
+mod vhost;
 
 use std::io::{self, Write};
 use std::num::NonZeroU64;
@@ -46,8 +47,8 @@ pub(super) struct ServeArguments {
 
     /// Where to listen: nbd:PATH or nbd://HOST:PORT for NBD clients, tcp://HOST:PORT for NVMe/TCP
     /// hosts, port 0 being any that is free, more than once for more; vfio-user:PATH for a virtual
-    /// machine, or another driver, whose PCI device it will be; ublk:N for this machine, as
-    /// /dev/ublkbN
+    /// machine, or another driver, whose PCI device it will be; vhost-user:PATH for a virtual machine,
+    /// as its virtio disk; ublk:N for this machine, as /dev/ublkbN
     #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
     #[arg(value_parser = parse_listen)]
     listen: Vec<Listen>,
@@ -156,6 +157,9 @@ Examples:
   tenmil serve file:/var/tmp/disk --listen vfio-user:/tmp/disk.sock
       qemu-system-x86_64, its RAM a memfd with share=on, and the device vfio-user-pci at that socket
       tenmil perf vfio-user:/tmp/disk.sock; with --poll always its doorbells can be mapped
+  tenmil serve file:/var/tmp/disk --listen vhost-user:/tmp/disk.sock --cores 2,3
+      qemu-system-x86_64, its RAM a memfd with share=on, -chardev
+      socket,id=disk,path=/tmp/disk.sock,reconnect=1 and -device vhost-user-blk-pci,chardev=disk
   sudo tenmil serve file:/var/tmp/disk --listen ublk:0 --cores 2,3
       mkfs.ext4 /dev/ublkb0; after kill -9 the same command goes on with it; docs/ublk.md
   tenmil serve --config /etc/tenmil/target.toml
@@ -193,12 +197,13 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         return fabrics::run(arguments, read_configuration(path)?, out);
     }
     let (mut clients, mut hosts, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
-    let mut disks = Vec::new();
+    let (mut disks, mut guests) = (Vec::new(), Vec::new());
     for listen in &arguments.listen {
         match listen {
             Listen::Nbd(address) => clients.push(address.clone()),
             Listen::NvmeTcp(address) => hosts.push(*address),
             Listen::VfioUser(path) => sockets.push(path.clone()),
+            Listen::VhostUser(path) => guests.push(path.clone()),
             Listen::Ublk(place) => disks.push(*place),
         }
     }
@@ -211,6 +216,18 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         _ => {
             return Err(Refused::caller(
                 "listen as ublk: and elsewhere at once, expected one: each claims the device",
+            ));
+        }
+    }
+    match guests.as_slice() {
+        [] => {}
+        [socket] if arguments.listen.len() == 1 => {
+            check_switches(arguments, Over::VhostUser)?;
+            return vhost::run(arguments, socket, out);
+        }
+        _ => {
+            return Err(Refused::caller(
+                "listen for vhost-user and elsewhere at once, expected one: a guest has the disk",
             ));
         }
     }

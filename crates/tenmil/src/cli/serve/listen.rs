@@ -14,6 +14,8 @@ pub(super) enum Listen {
     NvmeTcp(SocketAddr),
     /// For virtual machines and other drivers.
     VfioUser(PathBuf),
+    /// For virtual machines, as a disk of theirs.
+    VhostUser(PathBuf),
     /// For this machine's Linux, as a disk.
     Ublk(Place),
 }
@@ -35,7 +37,7 @@ pub(super) struct Place {
 const PORT: u16 = 4420;
 
 /// The place that `text` stands for: `nbd:PATH`, `nbd://HOST:PORT`, `tcp://HOST:PORT`,
-/// `vfio-user:PATH` or `ublk:N`.
+/// `vfio-user:PATH`, `vhost-user:PATH` or `ublk:N`.
 pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
     if let Some(place) = text.strip_prefix("ublk:") {
         return parse_place(place).map(Listen::Ublk).ok_or_else(|| {
@@ -48,9 +50,18 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
             path => Ok(Listen::VfioUser(path.into())),
         };
     }
+    if let Some(path) = text.strip_prefix("vhost-user:") {
+        return match path {
+            "" => Err(format!("`{text}` names no socket, expected vhost-user:/path/of/a/socket")),
+            path => Ok(Listen::VhostUser(path.into())),
+        };
+    }
     let Some(place) = text.strip_prefix("tcp://") else {
         return target::nbd::parse_address(text).map(Listen::Nbd).map_err(|why| {
-            let others = format!("tcp://127.0.0.1:{PORT}, vfio-user:/path/of/a/socket or ublk:");
+            let others = format!(
+                "tcp://127.0.0.1:{PORT}, vfio-user:/path/of/a/socket, \
+                 vhost-user:/path/of/a/socket or ublk:"
+            );
             if text.starts_with("nbd:") { why } else { format!("{why}, {others}") }
         });
     };
@@ -139,9 +150,11 @@ mod tests {
         assert_eq!(parse_listen("tcp://[::]:0"), tcp("[::]:0"));
         assert!(matches!(parse_listen("nbd:/run/x"), Ok(Listen::Nbd(_))));
         assert_eq!(parse_listen("vfio-user:/run/x"), Ok(Listen::VfioUser("/run/x".into())));
+        assert_eq!(parse_listen("vhost-user:/run/x"), Ok(Listen::VhostUser("/run/x".into())));
         for text in [
             "",
             "vfio-user:",
+            "vhost-user:",
             "tcp:",
             "tcp://",
             "tcp://a/b",

@@ -9,6 +9,7 @@ pub(super) enum Over {
     Nbd,
     NvmeTcp,
     VfioUser,
+    VhostUser,
     Ublk,
 }
 
@@ -18,6 +19,7 @@ impl Over {
             Self::Nbd => "NBD",
             Self::NvmeTcp => "NVMe/TCP",
             Self::VfioUser => "vfio-user",
+            Self::VhostUser => "vhost-user",
             Self::Ublk => "ublk",
         }
     }
@@ -25,7 +27,7 @@ impl Over {
 
 /// Refuses switches that would change nothing for those who are served.
 pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(), Refused> {
-    use Over::{Nbd, NvmeTcp, Ublk, VfioUser};
+    use Over::{Nbd, NvmeTcp, Ublk, VfioUser, VhostUser};
     let ServeArguments { nqn, host, allow_any_host, memory, state, socket, .. } = arguments;
     let ServeArguments { name, limit_iops, limit_bytes, connections, .. } = arguments;
     let switches: [(&str, bool, &[Over]); 11] = [
@@ -37,8 +39,8 @@ pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(
         ("--socket", !socket.is_empty(), &[NvmeTcp]),
         ("--name", name.is_some(), &[Nbd]),
         ("--allow-resize", arguments.allow_resize, &[Nbd]),
-        ("--limit-iops", limit_iops.is_some(), &[Nbd, VfioUser, Ublk]),
-        ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, Ublk]),
+        ("--limit-iops", limit_iops.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
+        ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
         ("--connections", connections.is_some(), &[Nbd, NvmeTcp]),
     ];
     let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));

@@ -22,6 +22,7 @@ fn cores_and_rules_about_cores_are_refused_before_anything_is_opened() {
     for listen in [
         format!("nbd:{socket}"),
         format!("vfio-user:{socket}"),
+        format!("vhost-user:{socket}"),
         "tcp://127.0.0.1:0".to_owned(),
         "ublk:0".to_owned(),
     ] {

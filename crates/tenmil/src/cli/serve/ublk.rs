@@ -117,7 +117,7 @@ fn open(
 }
 
 /// What says that two processes serve the same: the name, and where it is looked for if that matters.
-fn known_by(uri: &Uri) -> String {
+pub(super) fn known_by(uri: &Uri) -> String {
     let text = uri.to_string();
     let is_relative = ["file:", "vfio-user:", "key-file="].iter().any(|before| {
         text.match_indices(before).any(|(at, _)| !text[at + before.len()..].starts_with('/'))

@@ -1,0 +1,216 @@
+//! What a medium looks like as a block device of virtio, and which requests for it make sense.
+
+use base::{Durability, Flags, Limits, Operation, Outcome};
+use vhost::blk::{Config, Header, ID_BYTES, Kind, SECTOR_BYTES, Status, Stretch};
+use vhost::features::device;
+
+/// A disk. What its guest asks of it is not believed.
+#[derive(Clone, Debug)]
+pub(super) struct Disk {
+    limits: Limits,
+    is_read_only: bool,
+    /// Sectors in a block, as a power of two.
+    shift: u32,
+    id: [u8; ID_BYTES],
+}
+
+/// What a request comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ask {
+    pub(super) operation: Operation,
+    pub(super) flags: Flags,
+    pub(super) lba: u64,
+    pub(super) blocks: u32,
+}
+
+/// Segments of data in the largest request: with a header and a status they fit into a ring of 128.
+pub(super) const SEGMENTS_MAX: u32 = 126;
+/// Bytes in the longest of them. Both together are the most that a request moves.
+const SEGMENT_BYTES_MAX: u32 = 256 << 10;
+const REQUEST_BYTES_MAX: u64 = SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX as u64;
+/// As much is discarded or zeroed at once.
+const STRETCH_BYTES_MAX: u32 = 64 << 20;
+const PAGE_BYTES: u32 = 4096;
+/// Larger blocks no guest knows.
+const BLOCK_BYTES_MAX: u32 = 64 << 10;
+
+impl Disk {
+    /// A medium of these limits as a disk that is known as `id`.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be one.
+    pub(super) fn new(
+        limits: Limits,
+        is_read_only: bool,
+        id: [u8; ID_BYTES],
+    ) -> Result<Self, String> {
+        let Limits { block_size, metadata_size, block_count, .. } = limits;
+        if metadata_size != 0 {
+            return Err(format!(
+                "its blocks have {metadata_size} bytes of metadata, expected none"
+            ));
+        }
+        if !(SECTOR_BYTES..=BLOCK_BYTES_MAX).contains(&block_size) || !block_size.is_power_of_two()
+        {
+            return Err(format!(
+                "its blocks have {block_size} bytes, expected a power of two from {SECTOR_BYTES} to \
+                 {BLOCK_BYTES_MAX}"
+            ));
+        }
+        if block_count == 0 {
+            return Err("it has no blocks, expected some".to_owned());
+        }
+        let needed = u16::try_from(SEGMENTS_MAX).unwrap_or(u16::MAX);
+        if limits.segments_max < needed {
+            let found = limits.segments_max;
+            return Err(format!("its requests have {found} segments at most, expected {needed}"));
+        }
+        let shift = (block_size / SECTOR_BYTES).ilog2();
+        Ok(Self { limits, is_read_only, shift, id })
+    }
+
+    /// By what it is known.
+    pub(super) fn id(&self) -> [u8; ID_BYTES] {
+        self.id
+    }
+
+    /// What is offered. A medium without a cache has nothing to flush, and where nothing survives, no
+    /// flush would help.
+    pub(super) fn features(&self) -> u64 {
+        let mut features = device::SIZE_MAX
+            | device::SEG_MAX
+            | device::BLK_SIZE
+            | device::TOPOLOGY
+            | device::MQ
+            | device::RING_INDIRECT_DESC
+            | device::RING_EVENT_IDX
+            | device::VERSION_1;
+        if self.is_read_only {
+            features |= device::RO;
+        }
+        if self.has_cache() && self.has(Operation::Flush) {
+            features |= device::FLUSH;
+        }
+        if self.may(Operation::Deallocate) {
+            features |= device::DISCARD;
+        }
+        if self.may(Operation::WriteZeroes) {
+            features |= device::WRITE_ZEROES;
+        }
+        features
+    }
+
+    pub(super) fn config(&self, queues: u16) -> Config {
+        let block_bytes = self.limits.block_size;
+        let physical = PAGE_BYTES.max(block_bytes) / block_bytes;
+        let most = |operation| match self.may(operation) {
+            true => STRETCH_BYTES_MAX / SECTOR_BYTES,
+            false => 0,
+        };
+        Config {
+            sectors: self.sectors(),
+            segment_bytes_max: SEGMENT_BYTES_MAX,
+            segments_max: SEGMENTS_MAX,
+            block_bytes,
+            physical_exponent: u8::try_from(physical.ilog2()).unwrap_or(0),
+            queues,
+            discard_sectors_max: most(Operation::Deallocate),
+            zero_sectors_max: most(Operation::WriteZeroes),
+        }
+    }
+
+    fn sectors(&self) -> u64 {
+        self.limits.block_count << self.shift
+    }
+
+    fn has_cache(&self) -> bool {
+        self.limits.durability == Durability::VolatileCache
+    }
+
+    fn has(&self, operation: Operation) -> bool {
+        self.limits.support.has(operation)
+    }
+
+    fn may(&self, operation: Operation) -> bool {
+        !self.is_read_only && self.has(operation)
+    }
+
+    /// What a read or a write of so many bytes in so many segments comes to, or how it is answered.
+    /// A driver that did not take the flush is promised that what is answered is durable (virtio
+    /// 5.2.6.2).
+    #[inline]
+    pub(super) fn transfer(
+        &self,
+        header: Header,
+        len_bytes: u64,
+        segments: usize,
+        features: u64,
+    ) -> Result<Ask, Status> {
+        let (operation, flags) = match header.kind {
+            Kind::Read => (Operation::Read, Flags::NONE),
+            Kind::Write if self.is_read_only => return Err(Status::ERROR),
+            Kind::Write if self.has_cache() && features & device::FLUSH == 0 => {
+                (Operation::Write, Flags::FUA)
+            }
+            _ => (Operation::Write, Flags::NONE),
+        };
+        if len_bytes > REQUEST_BYTES_MAX || segments > usize::from(self.limits.segments_max) {
+            return Err(Status::ERROR);
+        }
+        let sector_bytes = u64::from(SECTOR_BYTES);
+        if !len_bytes.is_multiple_of(sector_bytes) {
+            return Err(Status::ERROR);
+        }
+        let (lba, blocks) = self.blocks(header.sector, len_bytes / sector_bytes)?;
+        Ok(Ask { operation, flags, lba, blocks })
+    }
+
+    /// What a flush comes to; nothing if there is nothing to be flushed.
+    pub(super) fn flush(&self) -> Option<Ask> {
+        let ask = Ask { operation: Operation::Flush, flags: Flags::NONE, lba: 0, blocks: 0 };
+        (self.has_cache() && self.has(Operation::Flush)).then_some(ask)
+    }
+
+    /// What discarding or zeroing comes to.
+    pub(super) fn stretch(&self, kind: Kind, stretch: Stretch) -> Result<Ask, Status> {
+        let Stretch { sector, sectors, flags: found } = stretch;
+        let (operation, flags) = match kind {
+            Kind::WriteZeroes if found == Stretch::UNMAP => {
+                (Operation::WriteZeroes, Flags::DEALLOCATE)
+            }
+            Kind::WriteZeroes if found == 0 => (Operation::WriteZeroes, Flags::NONE),
+            Kind::Discard if found == 0 => (Operation::Deallocate, Flags::NONE),
+            _ => return Err(Status::UNSUPPORTED),
+        };
+        if !self.has(operation) {
+            return Err(Status::UNSUPPORTED);
+        }
+        if self.is_read_only || sectors > STRETCH_BYTES_MAX / SECTOR_BYTES {
+            return Err(Status::ERROR);
+        }
+        let (lba, blocks) = self.blocks(sector, sectors.into())?;
+        Ok(Ask { operation, flags, lba, blocks })
+    }
+
+    #[inline]
+    fn blocks(&self, sector: u64, sectors: u64) -> Result<(u64, u32), Status> {
+        let end = sector.checked_add(sectors).ok_or(Status::ERROR)?;
+        let mask = (1 << self.shift) - 1;
+        if sectors == 0 || end > self.sectors() || (sector | sectors) & mask != 0 {
+            return Err(Status::ERROR);
+        }
+        let blocks = u32::try_from(sectors >> self.shift).map_err(|_| Status::ERROR)?;
+        Ok((sector >> self.shift, blocks))
+    }
+}
+
+/// How a request ended, for its guest.
+#[inline]
+pub(super) fn status(outcome: Outcome) -> Status {
+    match outcome {
+        Outcome::SUCCESS => Status::OK,
+        Outcome::INVALID_OPCODE => Status::UNSUPPORTED,
+        _ => Status::ERROR,
+    }
+}

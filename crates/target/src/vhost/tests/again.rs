@@ -1,0 +1,265 @@
+//! A server that is killed at any step, and the next one that goes on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use base::{
+    Answer, Answers, Backend, Instant, Limits, Medium, Memory, NoSuchMemory, Outcome, Random,
+    Request, Segment, Span, WakeSource,
+};
+use block::Ram;
+use dma::Regions;
+use vhost::inflight::{Record, stride_bytes};
+use vhost::{Area, Ring, RingPlace, Space};
+
+use super::super::slots::{Fault, Parts, Slots};
+use super::driver::{Driver, GUEST, MEMORY_BYTES, SIZE, USED, USER, addresses, write};
+use super::{disk, limits};
+
+/// Memory as a process has it that is killed after so many stores.
+#[derive(Clone, Debug)]
+struct Mortal {
+    regions: Regions,
+    left: Arc<AtomicUsize>,
+}
+
+impl Mortal {
+    fn dies(&self, at: Segment) -> Result<(), NoSuchMemory> {
+        let count = |left: usize| left.checked_sub(1);
+        let lived = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+        lived.map(drop).map_err(|_| NoSuchMemory(at))
+    }
+}
+
+impl Memory for Mortal {
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+        self.regions.load(segment, into)
+    }
+
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+        self.dies(segment)?;
+        self.regions.store(segment, from)
+    }
+
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+        self.dies(segment)?;
+        self.regions.fill(segment, byte)
+    }
+
+    fn load_u32(&self, segment: Segment) -> Result<u32, NoSuchMemory> {
+        self.regions.load_u32(segment)
+    }
+
+    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), NoSuchMemory> {
+        self.dies(segment)?;
+        self.regions.store_u32(segment, value)
+    }
+}
+
+/// Where the record lies in memory.
+const RECORD: u64 = MEMORY_BYTES - 0x4000;
+
+/// A guest, what it has asked, and how often each was done.
+struct World {
+    driver: Driver<Regions>,
+    space: Space,
+    region: base::RegionId,
+    /// By head: the number of the request.
+    asked: BTreeMap<u16, u64>,
+    /// By number: how often a process has carried it out.
+    done: BTreeMap<u64, usize>,
+    answered: Vec<u64>,
+    numbers: u64,
+    random: Random,
+}
+
+impl World {
+    fn new(regions: &Regions, region: base::RegionId, seed: u64) -> Self {
+        let area = Area { guest: GUEST, user: USER, len_bytes: MEMORY_BYTES, region, offset: 0 };
+        Self {
+            driver: Driver::new(regions.clone(), region, 0),
+            space: Space::new(vec![area]).unwrap(),
+            region,
+            asked: BTreeMap::new(),
+            done: BTreeMap::new(),
+            answered: Vec::new(),
+            numbers: 0,
+            random: Random::new(seed),
+        }
+    }
+
+    /// The guest asks for some more, of which each has a block of its own.
+    fn ask(&mut self, most: u64) {
+        for _ in 0..self.random.below(most + 1) {
+            let head = u16::try_from(self.random.below(10)).unwrap() * 3;
+            if self.asked.contains_key(&head) {
+                continue;
+            }
+            self.driver.ask(head, write(self.numbers * 8, 4096));
+            self.asked.insert(head, self.numbers);
+            self.numbers += 1;
+        }
+    }
+
+    /// The guest takes what was used.
+    fn take(&mut self) {
+        while let Some((head, _)) = self.driver.take() {
+            let number = self.asked.remove(&head).expect("used once, and only what was asked");
+            assert_eq!(self.driver.status(head), 0);
+            assert!(self.done[&number] > 0, "it was done before it was answered");
+            self.answered.push(number);
+        }
+    }
+
+    /// A process, until it is killed or nothing is left to do.
+    fn serve(&mut self, memory: &Mortal, ends_when_idle: bool) -> Result<(), Fault> {
+        let mut slots = self.open(memory)?;
+        let mut held: Vec<Request> = Vec::new();
+        let mut idle = 0;
+        while idle < 8 {
+            self.ask(if ends_when_idle { 0 } else { 3 });
+            idle = if slots.receive(&self.space, true)? == 0 { idle + 1 } else { 0 };
+            let (requests, _) = slots.requests();
+            let taken = usize::try_from(self.random.below(requests.len() as u64 + 1)).unwrap();
+            held.extend_from_slice(&requests[..taken]);
+            slots.taken(taken);
+            for _ in 0..self.random.below(4) {
+                if held.is_empty() {
+                    break;
+                }
+                let at = usize::try_from(self.random.below(held.len() as u64)).unwrap();
+                let request = held.swap_remove(at);
+                *self.done.entry(request.lba).or_default() += 1;
+                let outcome = Outcome::SUCCESS;
+                slots.answered(Answer { token: request.token, outcome, result: 0 }, false)?;
+            }
+            slots.publish()?;
+            self.take();
+            if !held.is_empty() || !slots.is_still() {
+                idle = 0;
+            }
+            if !ends_when_idle && self.numbers > 60 {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// As a lane begins.
+    fn open(&self, memory: &Mortal) -> Result<Slots<Mortal>, Fault> {
+        let place = RingPlace::new(&self.space, SIZE, addresses(0)).unwrap();
+        let used = Ring::new(memory.clone(), place, 0, false)?.used();
+        let len_bytes = stride_bytes(SIZE);
+        let record = Segment { region: self.region, offset: RECORD, len_bytes };
+        let opened = Record::open(memory.clone(), record, SIZE, used);
+        let (record, again) = opened.map_err(|_| vhost::Broken::Gone)?;
+        let next = used.wrapping_add(u16::try_from(again.len()).unwrap());
+        let ring = Ring::new(memory.clone(), place, next, false)?;
+        let (memory, record) = (memory.clone(), Some((record, again)));
+        let disk = disk(limits());
+        Ok(Slots::new(Parts { memory, disk, features: 1 << 9, ring, size: SIZE, record })?)
+    }
+}
+
+/// Killed after each store that there is, and once more while the next one picks up.
+#[test]
+fn whenever_it_is_killed_all_that_was_asked_is_answered_once() {
+    for seed in 0..6 {
+        let mut kills = 0;
+        for left in (0..900).step_by(if seed == 0 { 1 } else { 7 }) {
+            let regions = Regions::new(1);
+            let region = regions.allocate(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
+            let mut world = World::new(&regions, region.id(), seed);
+            let mortal = |left: usize| Mortal {
+                regions: regions.clone(),
+                left: Arc::new(AtomicUsize::new(left)),
+            };
+            kills += usize::from(world.serve(&mortal(left), false).is_err());
+            world.take();
+            // The next one is killed, too, early.
+            let _ = world.serve(&mortal(usize::try_from(seed).unwrap() * 9 + left % 40), false);
+            world.take();
+            world.serve(&mortal(usize::MAX), true).unwrap();
+            assert!(world.asked.is_empty(), "seed {seed}, after {left}: {:?}", world.asked);
+            let answered = world.answered.len() as u64;
+            assert_eq!(answered, world.numbers, "seed {seed}, after {left}");
+        }
+        assert!(kills > 30, "seed {seed}: {kills}");
+    }
+}
+
+#[test]
+fn without_a_kill_nothing_is_done_twice() {
+    let regions = Regions::new(1);
+    let region = regions.allocate(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
+    let mut world = World::new(&regions, region.id(), 3);
+    let mortal = Mortal { regions: regions.clone(), left: Arc::new(AtomicUsize::new(usize::MAX)) };
+    world.serve(&mortal, false).unwrap();
+    world.serve(&mortal, true).unwrap();
+    assert!(world.numbers > 50 && world.done.len() as u64 == world.numbers);
+    let used = u16::from_le_bytes(world.driver.get(USED + 2));
+    assert_eq!(u64::from(used), world.numbers);
+}
+
+/// A medium that answers after 300 ms.
+pub(super) struct Slow(Ram);
+
+struct SlowChannel {
+    below: Box<dyn Backend>,
+    until: Instant,
+    in_flight: usize,
+}
+
+const DELAY: Span = Span::from_ms(300);
+
+impl Slow {
+    pub(super) fn new(regions: &Regions) -> Self {
+        Self(Ram::new(regions, 512, 64).unwrap())
+    }
+}
+
+impl Medium for Slow {
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let below = self.0.channel()?;
+        Ok(Box::new(SlowChannel { below, until: Instant::default(), in_flight: 0 }))
+    }
+}
+
+impl Backend for SlowChannel {
+    fn limits(&self) -> &Limits {
+        self.below.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.until = now.after(DELAY);
+        let taken = self.below.submit(now, requests, segments);
+        self.in_flight += taken;
+        taken
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        if now < self.until {
+            return 0;
+        }
+        let ended = self.below.poll(now, answers);
+        self.in_flight -= ended;
+        ended
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.in_flight > 0 { self.until } else { Instant::NEVER }
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Deadline
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+}

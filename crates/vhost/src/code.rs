@@ -1,0 +1,150 @@
+//! Which messages there are, and what each may look like.
+
+use core::fmt;
+
+use crate::features::protocol::{CONFIG, CONFIGURE_MEM_SLOTS, INFLIGHT_SHMFD, MQ};
+
+/// What a message is about (vhost-user, "Front-end message types").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+/// Bytes of a header: code, flags, and the size of what follows.
+pub const HEADER_BYTES: usize = 12;
+
+/// Version 1, in bits 0 and 1 of the flags.
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION_BITS: u32 = 3;
+/// It answers.
+pub(crate) const REPLY: u32 = 1 << 2;
+/// It wants to be answered, though it has no answer of its own.
+pub(crate) const NEED_REPLY: u32 = 1 << 3;
+
+#[expect(missing_docs, reason = "the protocol's nouns")]
+impl Code {
+    pub const GET_FEATURES: Self = Self(1);
+    pub const SET_FEATURES: Self = Self(2);
+    pub const SET_OWNER: Self = Self(3);
+    pub const RESET_OWNER: Self = Self(4);
+    pub const SET_MEM_TABLE: Self = Self(5);
+    pub const SET_VRING_NUM: Self = Self(8);
+    pub const SET_VRING_ADDR: Self = Self(9);
+    pub const SET_VRING_BASE: Self = Self(10);
+    pub const GET_VRING_BASE: Self = Self(11);
+    pub const SET_VRING_KICK: Self = Self(12);
+    pub const SET_VRING_CALL: Self = Self(13);
+    pub const SET_VRING_ERR: Self = Self(14);
+    pub const GET_PROTOCOL_FEATURES: Self = Self(15);
+    pub const SET_PROTOCOL_FEATURES: Self = Self(16);
+    pub const GET_QUEUE_NUM: Self = Self(17);
+    pub const SET_VRING_ENABLE: Self = Self(18);
+    pub const GET_CONFIG: Self = Self(24);
+    pub const SET_CONFIG: Self = Self(25);
+    pub const GET_INFLIGHT_FD: Self = Self(31);
+    pub const SET_INFLIGHT_FD: Self = Self(32);
+    pub const GET_MAX_MEM_SLOTS: Self = Self(36);
+    pub const ADD_MEM_REG: Self = Self(37);
+    pub const REM_MEM_REG: Self = Self(38);
+}
+
+/// What a message of a kind may look like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rule {
+    pub(crate) code: Code,
+    pub(crate) name: &'static str,
+    /// Bytes behind the header, at least and at most.
+    pub(crate) payload_bytes: (u32, u32),
+    /// Descriptors, at least and at most.
+    pub(crate) files: (usize, usize),
+    /// Whether there is an answer to it, asked for or not.
+    pub(crate) is_question: bool,
+    /// What has to be negotiated before.
+    pub(crate) needs: u64,
+}
+
+/// Stretches of memory in one SET_MEM_TABLE.
+pub(crate) const TABLE_MAX: usize = 8;
+/// Bytes that tell of one.
+pub(crate) const AREA_BYTES: usize = 32;
+/// Bytes of configuration space that may be asked for (VHOST_USER_MAX_CONFIG_SIZE).
+pub(crate) const CONFIG_MAX: u32 = 256;
+/// Bytes before them.
+pub(crate) const CONFIG_FIELDS: u32 = 12;
+/// More bytes follow no header, whatever it says.
+pub(crate) const PAYLOAD_BYTES_MAX: u32 = 512;
+
+const TABLE_BYTES_MAX: u32 = 264;
+
+const _: () = assert!(TABLE_BYTES_MAX as usize == 8 + TABLE_MAX * AREA_BYTES);
+
+impl Rule {
+    const fn set(code: Code, name: &'static str, bytes: u32) -> Self {
+        let payload_bytes = (bytes, bytes);
+        Self { code, name, payload_bytes, files: (0, 0), is_question: false, needs: 0 }
+    }
+
+    const fn get(code: Code, name: &'static str, bytes: u32) -> Self {
+        Self { is_question: true, ..Self::set(code, name, bytes) }
+    }
+
+    const fn files(self, least: usize, most: usize) -> Self {
+        Self { files: (least, most), ..self }
+    }
+
+    const fn up_to(self, bytes_max: u32) -> Self {
+        Self { payload_bytes: (self.payload_bytes.0, bytes_max), ..self }
+    }
+
+    const fn needs(self, needs: u64) -> Self {
+        Self { needs, ..self }
+    }
+}
+
+/// Every message that is understood.
+pub(crate) const RULES: [Rule; 23] = [
+    Rule::get(Code::GET_FEATURES, "GET_FEATURES", 0),
+    Rule::set(Code::SET_FEATURES, "SET_FEATURES", 8),
+    Rule::set(Code::SET_OWNER, "SET_OWNER", 0),
+    Rule::set(Code::RESET_OWNER, "RESET_OWNER", 0),
+    Rule::set(Code::SET_MEM_TABLE, "SET_MEM_TABLE", 8).up_to(TABLE_BYTES_MAX).files(0, TABLE_MAX),
+    Rule::set(Code::SET_VRING_NUM, "SET_VRING_NUM", 8),
+    Rule::set(Code::SET_VRING_ADDR, "SET_VRING_ADDR", 40),
+    Rule::set(Code::SET_VRING_BASE, "SET_VRING_BASE", 8),
+    Rule::get(Code::GET_VRING_BASE, "GET_VRING_BASE", 8),
+    Rule::set(Code::SET_VRING_KICK, "SET_VRING_KICK", 8).files(0, 1),
+    Rule::set(Code::SET_VRING_CALL, "SET_VRING_CALL", 8).files(0, 1),
+    Rule::set(Code::SET_VRING_ERR, "SET_VRING_ERR", 8).files(0, 1),
+    Rule::get(Code::GET_PROTOCOL_FEATURES, "GET_PROTOCOL_FEATURES", 0),
+    Rule::set(Code::SET_PROTOCOL_FEATURES, "SET_PROTOCOL_FEATURES", 8),
+    Rule::get(Code::GET_QUEUE_NUM, "GET_QUEUE_NUM", 0).needs(MQ),
+    Rule::set(Code::SET_VRING_ENABLE, "SET_VRING_ENABLE", 8),
+    Rule::get(Code::GET_CONFIG, "GET_CONFIG", CONFIG_FIELDS)
+        .up_to(CONFIG_FIELDS + CONFIG_MAX)
+        .needs(CONFIG),
+    Rule::set(Code::SET_CONFIG, "SET_CONFIG", CONFIG_FIELDS)
+        .up_to(CONFIG_FIELDS + CONFIG_MAX)
+        .needs(CONFIG),
+    // The two counts at its end are 4 bytes, and 4 more with some compilers.
+    Rule::get(Code::GET_INFLIGHT_FD, "GET_INFLIGHT_FD", 20).up_to(24).needs(INFLIGHT_SHMFD),
+    Rule::set(Code::SET_INFLIGHT_FD, "SET_INFLIGHT_FD", 20)
+        .up_to(24)
+        .files(1, 1)
+        .needs(INFLIGHT_SHMFD),
+    Rule::get(Code::GET_MAX_MEM_SLOTS, "GET_MAX_MEM_SLOTS", 0).needs(CONFIGURE_MEM_SLOTS),
+    Rule::set(Code::ADD_MEM_REG, "ADD_MEM_REG", 40).files(1, 1).needs(CONFIGURE_MEM_SLOTS),
+    Rule::set(Code::REM_MEM_REG, "REM_MEM_REG", 40).files(0, 1).needs(CONFIGURE_MEM_SLOTS),
+];
+
+impl Code {
+    pub(crate) fn rule(self) -> Option<&'static Rule> {
+        RULES.iter().find(|rule| rule.code == self)
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rule() {
+            Some(rule) => out.write_str(rule.name),
+            None => write!(out, "message {}", self.0),
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! A connection to a front end: who it is to us, and what it wants next.
+//!
+//! ```text
+//!   message ──▶ is it as it may be? ──▶ answered here: features, configuration space
+//!                      │                └▶ Request ──▶ owner ── done, refuse, base … ──▶ answer
+//!                      no
+//!                      ├── it can be answered so: the answer says that it failed
+//!                      └── else the connection is over
+//! ```
+//!
+//! Messages are executed in the order in which they come, one at a time: while the owner has not
+//! answered one, no more bytes are wanted.
+//!
+//! A queue runs from the moment at which all that it needs is there (its length, its place, its kick,
+//! and that it is enabled) until one of them is taken away or its base is asked for.
+
+use std::collections::VecDeque;
+
+use crate::bytes::Fields;
+use crate::code::{AREA_BYTES, CONFIG_FIELDS, CONFIG_MAX, Code, REPLY, TABLE_MAX, VERSION};
+use crate::features::{device, protocol};
+use crate::inbox::{Inbox, Message};
+use crate::payload::{area, check_files, check_inflight, inflight_question, memory_piece, refused};
+use crate::request::{Answer, Call, InflightArea, MemoryChange, Offer, Request, Start};
+use crate::ring::QUEUE_SIZE_MAX;
+use crate::violation::Violation;
+
+/// A connection.
+#[derive(Debug)]
+pub struct Server<F> {
+    offer: Offer,
+    inbox: Inbox<F>,
+    outbox: VecDeque<Outgoing<F>>,
+    /// Of the first of those.
+    sent_bytes: usize,
+    message: Option<Message<F>>,
+    is_awaiting_answer: bool,
+    /// What was agreed on.
+    features: u64,
+    protocol: u64,
+    queues: Vec<Queue<F>>,
+    /// What was refused last, and left the connection as it was.
+    refused: Option<Violation>,
+}
+
+/// A queue, as far as the front end has told of it.
+#[derive(Debug)]
+struct Queue<F> {
+    size: u16,
+    base: u16,
+    addresses: Option<[u64; 3]>,
+    kick: Option<Kick<F>>,
+    is_enabled: bool,
+    is_running: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Kick<F>(Option<F>);
+
+/// A message, to be sent next.
+#[derive(Debug)]
+struct Outgoing<F> {
+    bytes: Vec<u8>,
+    file: Option<F>,
+}
+
+/// A front end that lets so many answers wait is read from no more.
+const WAITING_MAX: usize = 64;
+/// Of a kick or a call: no descriptor came, and none is wanted.
+const NO_FILE: u64 = 1 << 8;
+
+impl<F: Clone> Server<F> {
+    /// A connection that has just been made, to be offered `offer`.
+    pub fn new(offer: Offer) -> Self {
+        let queues = (0..offer.queues).map(|_| Queue::new()).collect();
+        Self {
+            offer,
+            inbox: Inbox::new(),
+            outbox: VecDeque::new(),
+            sent_bytes: 0,
+            message: None,
+            is_awaiting_answer: false,
+            features: 0,
+            protocol: 0,
+            queues,
+            refused: None,
+        }
+    }
+
+    /// How many bytes are wanted next. None while a message is being executed, or the front end takes
+    /// too little of what is meant for it.
+    pub fn wanted(&self) -> usize {
+        let is_busy = self.is_awaiting_answer || self.message.is_some();
+        if is_busy || self.outbox.len() >= WAITING_MAX { 0 } else { self.inbox.wanted() }
+    }
+
+    /// Whether a part of a message has come, and the rest is waited for.
+    pub fn is_amid(&self) -> bool {
+        self.inbox.is_amid()
+    }
+
+    /// Takes bytes, no more than were [wanted](Self::wanted), and the descriptors that came with them.
+    ///
+    /// # Errors
+    ///
+    /// If nothing that follows can be understood: the connection is to be closed.
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        files: impl IntoIterator<Item = F>,
+    ) -> Result<(), Violation> {
+        self.message = self.inbox.take(bytes, files)?;
+        Ok(())
+    }
+
+    /// What the owner has to do next, if anything.
+    ///
+    /// # Errors
+    ///
+    /// If a message cannot be followed and its sender does not want to be told: the connection is to
+    /// be closed.
+    pub fn next_request(&mut self) -> Result<Option<Request<F>>, Violation> {
+        let Some(message) = self.message.take() else { return Ok(None) };
+        let (code, wants_reply) = (message.code, message.wants_reply);
+        match self.execute(message) {
+            Ok(request) => {
+                self.is_awaiting_answer = request.is_some();
+                Ok(request)
+            }
+            Err(violation) => {
+                let is_question = code.rule().is_some_and(|rule| rule.is_question);
+                let is_told = wants_reply && !is_question && self.has(protocol::REPLY_ACK);
+                if !is_told || !violation.leaves_stream_readable() {
+                    return Err(violation);
+                }
+                self.acknowledge(code, false);
+                self.refused = Some(violation);
+                Ok(None)
+            }
+        }
+    }
+
+    /// What was refused since this was last asked, and left the connection as it was.
+    pub fn take_refused(&mut self) -> Option<Violation> {
+        self.refused.take()
+    }
+
+    /// A message was done.
+    pub fn done(&mut self, call: Call) {
+        self.is_awaiting_answer = false;
+        if call.wants_reply {
+            self.acknowledge(call.code, true);
+        }
+    }
+
+    /// A message cannot be done. Whether the front end learns of it.
+    pub fn refuse(&mut self, call: Call) -> Answer {
+        self.is_awaiting_answer = false;
+        if call.code == Code::SET_VRING_KICK || call.code == Code::SET_VRING_ENABLE {
+            self.queues[usize::from(call.queue)].is_running = false;
+        }
+        let is_question = call.code.rule().is_some_and(|rule| rule.is_question);
+        if !call.wants_reply || is_question {
+            return Answer::Untold;
+        }
+        self.acknowledge(call.code, false);
+        Answer::Told
+    }
+
+    /// A queue touches nothing any more; `next` is the available entry that it would take next.
+    pub fn stopped(&mut self, call: Call, next: u16) {
+        self.queues[usize::from(call.queue)].base = next;
+        if call.code == Code::GET_VRING_BASE {
+            self.is_awaiting_answer = false;
+            self.answer_base(call.queue);
+        } else {
+            self.done(call);
+        }
+    }
+
+    /// Memory for what is in flight was made.
+    pub fn inflight(&mut self, call: Call, area: InflightArea, file: F) {
+        self.is_awaiting_answer = false;
+        let mut payload = [area.len_bytes, area.file_offset].map(u64::to_le_bytes).concat();
+        payload.extend([area.queues, area.size].map(u16::to_le_bytes).concat());
+        // As long as the question, which is longer with some compilers.
+        payload.resize(call.payload_bytes, 0);
+        self.reply(call.code, &payload, Some(file));
+    }
+
+    /// What is to be sent next, and the descriptor that goes with its first byte.
+    pub fn outgoing(&self) -> Option<(&[u8], Option<&F>)> {
+        let first = self.outbox.front()?;
+        let file = first.file.as_ref().filter(|_| self.sent_bytes == 0);
+        Some((&first.bytes[self.sent_bytes..], file))
+    }
+
+    /// So many bytes of it have been sent.
+    pub fn sent(&mut self, count: usize) {
+        self.sent_bytes += count;
+        if self.outbox.front().is_some_and(|first| self.sent_bytes >= first.bytes.len()) {
+            self.outbox.pop_front();
+            self.sent_bytes = 0;
+        }
+    }
+
+    fn has(&self, feature: u64) -> bool {
+        self.protocol & feature != 0
+    }
+
+    fn reply(&mut self, code: Code, payload: &[u8], file: Option<F>) {
+        let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let mut bytes = [code.0, VERSION | REPLY, size].map(u32::to_le_bytes).concat();
+        bytes.extend_from_slice(payload);
+        self.outbox.push_back(Outgoing { bytes, file });
+    }
+
+    fn reply_word(&mut self, code: Code, word: u64) {
+        self.reply(code, &word.to_le_bytes(), None);
+    }
+
+    /// Zero says that all went well.
+    fn acknowledge(&mut self, code: Code, is_done: bool) {
+        self.reply_word(code, u64::from(!is_done));
+    }
+
+    fn answer_base(&mut self, queue: u16) {
+        let base = self.queues[usize::from(queue)].base;
+        let payload = [u32::from(queue), base.into()].map(u32::to_le_bytes).concat();
+        self.reply(Code::GET_VRING_BASE, &payload, None);
+    }
+
+    /// Executes a message, or makes a request of it.
+    fn execute(&mut self, message: Message<F>) -> Result<Option<Request<F>>, Violation> {
+        let code = message.code;
+        let rule = code.rule().ok_or(Violation::NotOffered { code })?;
+        if rule.needs != 0 && !self.has(rule.needs) {
+            return Err(Violation::NotOffered { code });
+        }
+        check_files(rule, message.files.len())?;
+        let wants_ack = message.wants_reply && !rule.is_question && self.has(protocol::REPLY_ACK);
+        let payload_bytes = message.payload.len();
+        let call = Call { code, wants_reply: wants_ack, queue: 0, payload_bytes };
+        match code {
+            Code::GET_FEATURES => {
+                let features = self.offer.features | device::PROTOCOL_FEATURES;
+                self.reply_word(code, features);
+            }
+            Code::GET_PROTOCOL_FEATURES => self.reply_word(code, protocol::OURS),
+            Code::GET_QUEUE_NUM => self.reply_word(code, self.offer.queues.into()),
+            Code::GET_MAX_MEM_SLOTS => self.reply_word(code, self.offer.slots.into()),
+            Code::GET_CONFIG => {
+                let payload = self.config(&message.payload)?;
+                self.reply(code, &payload, None);
+            }
+            Code::GET_INFLIGHT_FD => return inflight_question(call, &message).map(Some),
+            Code::SET_INFLIGHT_FD => return self.set_inflight(call, message).map(Some),
+            Code::SET_MEM_TABLE => return self.memory_table(call, message).map(Some),
+            Code::ADD_MEM_REG | Code::REM_MEM_REG => {
+                return memory_piece(call, message).map(Some);
+            }
+            Code::SET_VRING_KICK
+            | Code::SET_VRING_CALL
+            | Code::SET_VRING_ERR
+            | Code::SET_VRING_ENABLE
+            | Code::GET_VRING_BASE => return self.queue_request(call, message),
+            _ => {
+                self.set(&message)?;
+                self.done(call);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Executes a message that only sets something.
+    fn set(&mut self, message: &Message<F>) -> Result<(), Violation> {
+        let code = message.code;
+        let mut fields = Fields(&message.payload);
+        match code {
+            Code::SET_FEATURES => {
+                let found = fields.u64();
+                if found & !(self.offer.features | device::PROTOCOL_FEATURES) != 0 {
+                    return Err(refused(code, "features", found, "no more than was offered"));
+                }
+                if found != self.features && self.queues.iter().any(|queue| queue.is_running) {
+                    return Err(refused(code, "features", found, "the same while queues run"));
+                }
+                self.features = found;
+            }
+            Code::SET_PROTOCOL_FEATURES => {
+                let found = fields.u64();
+                if found & !protocol::OURS != 0 {
+                    return Err(refused(code, "features", found, "no more than was offered"));
+                }
+                self.protocol = found;
+            }
+            // Whose the device is, and was, is whose connection this is.
+            Code::SET_OWNER | Code::RESET_OWNER => {}
+            Code::SET_CONFIG => {
+                let found = fields.u32().into();
+                return Err(refused(code, "offset", found, "nothing: no field can be written"));
+            }
+            Code::SET_VRING_NUM => {
+                let (queue, found) = (self.idle_queue(code, fields.u32())?, fields.u32());
+                let is_right = found.is_power_of_two() && found <= QUEUE_SIZE_MAX.into();
+                let size = u16::try_from(found).ok().filter(|_| is_right).ok_or(refused(
+                    code,
+                    "num",
+                    found.into(),
+                    "a power of two up to 1024",
+                ))?;
+                queue.size = size;
+            }
+            Code::SET_VRING_BASE => {
+                let (queue, found) = (self.idle_queue(code, fields.u32())?, fields.u32());
+                let base = u16::try_from(found);
+                queue.base =
+                    base.map_err(|_| refused(code, "num", found.into(), "an index of 16 bits"))?;
+            }
+            Code::SET_VRING_ADDR => {
+                let queue = self.idle_queue(code, fields.u32())?;
+                let flags = fields.u32();
+                if flags != 0 {
+                    return Err(refused(code, "flags", flags.into(), "0: nothing is logged"));
+                }
+                let (descriptors, used, available) = (fields.u64(), fields.u64(), fields.u64());
+                let places = [
+                    ("descriptor table", descriptors, 16, "a multiple of 16"),
+                    ("available ring", available, 2, "a multiple of 2"),
+                    ("used ring", used, 4, "a multiple of 4"),
+                ];
+                for (field, found, unit, expected) in places {
+                    if found % unit != 0 {
+                        return Err(refused(code, field, found, expected));
+                    }
+                }
+                queue.addresses = Some([descriptors, available, used]);
+            }
+            _ => return Err(Violation::NotOffered { code }),
+        }
+        Ok(())
+    }
+
+    /// Executes a message after which a queue may run, or run no more.
+    fn queue_request(
+        &mut self,
+        call: Call,
+        message: Message<F>,
+    ) -> Result<Option<Request<F>>, Violation> {
+        let code = call.code;
+        let mut fields = Fields(&message.payload);
+        let file = message.files.into_iter().next();
+        if code == Code::SET_VRING_ENABLE {
+            let (index, found) = (fields.u32(), fields.u32());
+            let queue = self.queue(code, index)?;
+            if found > 1 {
+                return Err(refused(code, "num", found.into(), "0 or 1"));
+            }
+            queue.is_enabled = found == 1;
+            return Ok(self.run_or_stop(call, index));
+        }
+        if code == Code::GET_VRING_BASE {
+            let index = fields.u32();
+            let queue = self.queue(code, index)?;
+            queue.kick = None;
+            return Ok(match self.run_or_stop(call, index) {
+                None => {
+                    self.answer_base(u16::try_from(index).unwrap_or(0));
+                    None
+                }
+                stop => stop,
+            });
+        }
+        let found = fields.u64();
+        let (index, has_none) = (u32::try_from(found & 0xff).unwrap_or(0), found & NO_FILE != 0);
+        if found & !(NO_FILE | 0xff) != 0 {
+            return Err(refused(code, "payload", found, "a queue, and bit 8"));
+        }
+        let queue = self.queue(code, index)?;
+        if has_none == file.is_some() {
+            let (found, least) = (usize::from(has_none), usize::from(!has_none));
+            return Err(Violation::Files { code, found, expected: (least, least) });
+        }
+        match code {
+            Code::SET_VRING_CALL => {
+                let queue = u16::try_from(index).unwrap_or(0);
+                Ok(Some(Request::SetCall { call: Call { queue, ..call }, queue, file }))
+            }
+            Code::SET_VRING_KICK if queue.is_running => {
+                Err(refused(code, "payload", found, "a queue that does not run"))
+            }
+            Code::SET_VRING_KICK => {
+                queue.kick = Some(Kick(file));
+                Ok(self.run_or_stop(call, index))
+            }
+            // What goes wrong ends the connection, and whoever made it sees that.
+            _ => {
+                self.done(call);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Has a queue run if it can and does not, and run no more if it cannot and does. Otherwise the
+    /// message is done, unless it is a question.
+    fn run_or_stop(&mut self, call: Call, index: u32) -> Option<Request<F>> {
+        let number = u16::try_from(index).unwrap_or(0);
+        let call = Call { queue: number, ..call };
+        let features = self.features;
+        let queue = &mut self.queues[usize::from(number)];
+        let start = queue.start(features);
+        match (queue.is_running, start) {
+            (false, Some(start)) => {
+                queue.is_running = true;
+                Some(Request::Start { call, queue: number, start })
+            }
+            (true, None) => {
+                queue.is_running = false;
+                Some(Request::Stop { call, queue: number })
+            }
+            _ => {
+                if call.code != Code::GET_VRING_BASE {
+                    self.done(call);
+                }
+                None
+            }
+        }
+    }
+
+    fn queue(&mut self, code: Code, index: u32) -> Result<&mut Queue<F>, Violation> {
+        let found = index.into();
+        let queue = self.queues.get_mut(index as usize);
+        queue.ok_or_else(|| refused(code, "queue", found, "one of those that there are"))
+    }
+
+    fn idle_queue(&mut self, code: Code, index: u32) -> Result<&mut Queue<F>, Violation> {
+        let queue = self.queue(code, index)?;
+        if queue.is_running {
+            return Err(refused(code, "queue", index.into(), "one that does not run"));
+        }
+        Ok(queue)
+    }
+
+    fn config(&self, payload: &[u8]) -> Result<Vec<u8>, Violation> {
+        let mut fields = Fields(payload);
+        let (offset, size, flags) = (fields.u32(), fields.u32(), fields.u32());
+        let code = Code::GET_CONFIG;
+        let fits = offset.checked_add(size).is_some_and(|end| end <= CONFIG_MAX);
+        if !fits {
+            return Err(refused(code, "offset", offset.into(), "256 bytes of space"));
+        }
+        if payload.len() != (CONFIG_FIELDS + size) as usize {
+            return Err(refused(code, "size", size.into(), "as many bytes as follow"));
+        }
+        let mut space = self.offer.config.clone();
+        space.resize(CONFIG_MAX as usize, 0);
+        let mut reply = [offset, size, flags].map(u32::to_le_bytes).concat();
+        reply.extend_from_slice(&space[offset as usize..][..size as usize]);
+        Ok(reply)
+    }
+
+    fn memory_table(&self, call: Call, message: Message<F>) -> Result<Request<F>, Violation> {
+        let code = call.code;
+        let mut fields = Fields(&message.payload);
+        let (count, _) = (fields.u32(), fields.u32());
+        let len_bytes = message.payload.len();
+        if count as usize > TABLE_MAX || len_bytes != 8 + count as usize * AREA_BYTES {
+            let expected = "as many stretches as follow, 8 at most";
+            return Err(refused(code, "count", count.into(), expected));
+        }
+        let found = message.files.len();
+        if found != count as usize {
+            let expected = (count as usize, count as usize);
+            return Err(Violation::Files { code, found, expected });
+        }
+        let areas: Result<Vec<_>, _> =
+            message.files.into_iter().map(|file| Ok((area(code, &mut fields)?, file))).collect();
+        Ok(Request::Memory { call, change: MemoryChange::Replace(areas?) })
+    }
+
+    fn set_inflight(&self, call: Call, message: Message<F>) -> Result<Request<F>, Violation> {
+        let code = call.code;
+        let mut fields = Fields(&message.payload);
+        let (len_bytes, file_offset) = (fields.u64(), fields.u64());
+        let (queues, size) = (fields.u16(), fields.u16());
+        check_inflight(code, queues, size)?;
+        if self.queues.iter().any(|queue| queue.is_running) {
+            return Err(refused(code, "queues", queues.into(), "none that runs"));
+        }
+        let needed = u64::from(crate::inflight::stride_bytes(size)) * u64::from(queues);
+        if len_bytes < needed || file_offset.checked_add(len_bytes).is_none() {
+            return Err(refused(code, "size", len_bytes, "room for what all queues have"));
+        }
+        let area = InflightArea { len_bytes, file_offset, queues, size };
+        match message.files.into_iter().next() {
+            Some(file) => Ok(Request::SetInflight { call, area, file }),
+            None => Err(Violation::Files { code, found: 0, expected: (1, 1) }),
+        }
+    }
+}
+
+impl<F: Clone> Queue<F> {
+    fn new() -> Self {
+        Self { size: 0, base: 0, addresses: None, kick: None, is_enabled: false, is_running: false }
+    }
+
+    /// How it runs, if all is there that it needs. Where there are no protocol features, nobody
+    /// enables a queue.
+    fn start(&self, features: u64) -> Option<Start<F>> {
+        let is_enabled = self.is_enabled || features & device::PROTOCOL_FEATURES == 0;
+        let (addresses, kick) = (self.addresses?, self.kick.clone()?.0);
+        let Self { size, base, .. } = *self;
+        (is_enabled && size > 0).then_some(Start { size, base, addresses, kick, features })
+    }
+}
