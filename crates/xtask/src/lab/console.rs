@@ -4,6 +4,7 @@
 //!   @@ ok WHAT          a check that passed
 //!   @@ not ok WHAT      one that did not, and why
 //!   @@ skip WHAT        one that cannot be made there, and why
+//!   @@ kill beside      the tenmil beside the guest is killed, and started again
 //!   @@ end              the script came to its end
 //! ```
 
@@ -32,6 +33,7 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Check(Check),
+    KillBeside,
     End,
     /// It is not for us.
     Noise,
@@ -59,7 +61,11 @@ pub(crate) fn read(line: &str) -> Word {
             return Word::Check(Check { verdict, what: what.to_owned() });
         }
     }
-    if text == "end" { Word::End } else { Word::Noise }
+    match text {
+        "kill beside" => Word::KillBeside,
+        "end" => Word::End,
+        _ => Word::Noise,
+    }
 }
 
 #[cfg(test)]
@@ -73,6 +79,7 @@ mod tests {
         assert_eq!(read("[ 1.2] nvme0: @@ not ok a: b"), check(Verdict::Failed, "a: b"));
         assert_eq!(read("@@ skip no module"), check(Verdict::Skipped, "no module"));
         assert_eq!(read("@@ end"), Word::End);
+        assert_eq!(read("@@ kill beside"), Word::KillBeside);
         for line in ["", "ok it connects", "@@ endless", "@@ okay", "@@"] {
             assert_eq!(read(line), Word::Noise, "{line}");
         }

@@ -51,7 +51,7 @@ pub(crate) fn run(
         let made = File::create(&disk).and_then(|disk| disk.set_len(scenario.disk_bytes));
         made.map_err(|why| format!("create {}: {why}", disk.display()))?;
     }
-    let beside = Beside::start(scenario, &parts.tenmil, room)?;
+    let mut beside = Beside::start(scenario, &parts.tenmil, room)?;
     let mut machine = start(scenario, &parts.kernel.image, room)?;
     let lines = listen(machine.stdout.take());
     let deadline = Instant::now() + Duration::from_secs(scenario.seconds_max);
@@ -64,6 +64,12 @@ pub(crate) fn run(
                 _ = writeln!(log, "{line}");
                 match console::read(&line) {
                     Word::Check(check) => told(&check),
+                    Word::KillBeside => {
+                        // The socket that it leaves behind is replaced by the next.
+                        drop(beside);
+                        let again = Beside::start(scenario, &parts.tenmil, room);
+                        beside = again.inspect_err(|_| stop(&mut machine))?;
+                    }
                     Word::End => end = End::Whole,
                     Word::Noise => {}
                 }

@@ -47,7 +47,7 @@ const BARE: Scenario = Scenario {
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 8] = [
+pub(crate) const SCENARIOS: [Scenario; 9] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -120,6 +120,24 @@ pub(crate) const SCENARIOS: [Scenario; 8] = [
         may_restart: true,
         beside: &["serve", "file:ROOM/disk", "--listen", "vfio-user:ROOM/nvme.sock"],
         script: include_str!("guest/vfio-user.sh"),
+        ..BARE
+    },
+    Scenario {
+        name: "vhost-user",
+        about: "a guest whose virtio disk is `tenmil serve … --listen vhost-user:PATH`, killed twice",
+        is_short: false,
+        machine: "q35,memory-backend=ram",
+        devices: &[
+            "-object",
+            "memory-backend-memfd,id=ram,size=2G,share=on",
+            "-chardev",
+            "socket,id=disk,path=ROOM/blk.sock,reconnect=1",
+            "-device",
+            "vhost-user-blk-pci,chardev=disk",
+        ],
+        disk_bytes: 256 << 20,
+        beside: &["serve", "file:ROOM/disk", "--listen", "vhost-user:ROOM/blk.sock"],
+        script: include_str!("guest/vhost-user.sh"),
         ..BARE
     },
     Scenario {

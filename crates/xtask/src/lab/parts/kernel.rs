@@ -10,12 +10,14 @@ use super::{make_parent, read, run, write};
 use crate::lab::archive::Archive;
 
 /// What scenarios load; what these stand on comes with them.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 12] = [
     "nvme-tcp",
     "nvmet-tcp",
     "nvme",
     "null_blk",
     "ublk_drv",
+    "virtio_pci",
+    "virtio_blk",
     "vfio-pci",
     "vfio_iommu_type1",
     "ext4",
