@@ -55,6 +55,12 @@ fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
     expected[8192..8192 + patch.len()].copy_from_slice(&patch);
     assert!(pool.bytes("vm") == expected);
     pool.done(&["volume", "snapshot", &vm, "monday"]);
+    let monday = pool.volume("monday");
+    for more in [&["--unit", "4k"][..], &["--size", "1m"], &["--checksums"]] {
+        let words = [&["volume", "clone", &monday, "trial"], more].concat();
+        let (code, error) = pool.refused(&words);
+        assert!(code == Some(2) && error.contains("expected only with --from"), "{error}");
+    }
     pool.done(&["volume", "clone", &pool.volume("monday"), "trial"]);
     assert!(pool.bytes("monday") == expected && pool.bytes("trial") == expected);
     assert_eq!(pool.listed("trial")["parent"]["uri"], image);

@@ -29,9 +29,9 @@ pub(super) struct CloneArguments {
     #[arg(long, value_name = "BYTES", requires = "from")]
     size: Option<Size>,
 
-    /// In what pieces room is given to it: 4k, 8k, 16k, 32k or 64k
-    #[arg(long, value_name = "BYTES", default_value = "64k", requires = "from")]
-    unit: Size,
+    /// In what pieces room is given to it: 4k, 8k, 16k, 32k or 64k, which it is if not said
+    #[arg(long, value_name = "BYTES", requires = "from")]
+    unit: Option<Size>,
 
     /// Keep a checksum of every block that is written; the image has none
     #[arg(long, requires = "from")]
@@ -41,6 +41,9 @@ pub(super) struct CloneArguments {
     #[arg(long)]
     pub(super) json: bool,
 }
+
+/// In what pieces room is given if nothing is said.
+const UNIT: Size = Size(64 << 10);
 
 /// Makes a clone.
 pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> Result<Said, Refused> {
@@ -52,6 +55,14 @@ pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> Result<Said, Re
 
 /// One of a volume or a snapshot of the same store.
 fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> Result<Said, Refused> {
+    // The parser does not look at what they require where NAME is given.
+    let said =
+        [("size", it.size.is_some()), ("unit", it.unit.is_some()), ("checksums", it.checksums)];
+    if let Some((switch, _)) = said.into_iter().find(|(_, is_said)| *is_said) {
+        let text = format!("clone {}: --{switch} is given, expected only with --from", it.volume);
+        let hint = "A clone of a volume is like the volume; leave it out.";
+        return Err(Refused::caller(text).with_hint(hint));
+    }
     let (open, from) = find(opener, &it.volume)?;
     let opens = Place::of(&it.volume)?.with_name(name);
     let change = Change::Clone { from: from.clone(), name: name.into(), uuid: uuid() };
@@ -62,7 +73,7 @@ fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> Result<Said, 
 /// One of an image elsewhere.
 fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> Result<Said, Refused> {
     let volume = &it.volume;
-    let unit = blocks(volume, "unit", it.unit)?;
+    let unit = blocks(volume, "unit", it.unit.unwrap_or(UNIT))?;
     let wanted = it.size.map(|size| blocks(volume, "size", size)).transpose()?;
     let (open, name) = find(opener, volume)?;
     let parent = open.look_at_parent(opener, image)?;
