@@ -163,7 +163,9 @@ const MAILBOX: usize = 16;
 impl Loan {
     fn take(lent: &Arc<AtomicUsize>, regions: &Regions, most: usize) -> Result<Self, String> {
         if lent.load(Ordering::Relaxed) >= most {
-            return Err(format!("{most} are connected, expected fewer"));
+            return Err(format!(
+                "{most} are connected, expected fewer (`--connections` allows more)"
+            ));
         }
         let memory = regions.allocate(MEMORY_BYTES as usize).map_err(|error| error.to_string())?;
         // Only the thread at the doors adds.

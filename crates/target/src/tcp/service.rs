@@ -286,7 +286,9 @@ impl Service {
         let shared = &self.shared;
         let most = shared.limits.connections_max;
         if shared.connected.load(Ordering::Relaxed) >= most as u64 {
-            return Err(format!("{most} are connected, expected fewer"));
+            return Err(format!(
+                "{most} are connected, expected fewer (`--connections` allows more)"
+            ));
         }
         let seat = Seat::new();
         let bell = Arc::clone(&seat);

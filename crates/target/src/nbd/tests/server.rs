@@ -236,7 +236,7 @@ fn one_too_many_is_sent_away_and_told_of() {
     let mut second = UnixStream::connect(&house.path).unwrap();
     second.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
-    let text = "connect: 1 are connected, expected fewer".to_owned();
+    let text = "connect: 1 are connected, expected fewer (`--connections` allows more)".to_owned();
     assert_eq!(news(&house), News::Trouble(text));
     exchange(&mut first, &request(Command::READ, 1, 0, 512), &mut [0; 512]);
 }
