@@ -67,7 +67,7 @@ fn a_switch_that_says_nothing_to_those_who_are_served_is_refused() {
         (
             format!("{tcp} --limit-iops 100"),
             "serve over NVMe/TCP: --limit-iops is given, expected only with a listener for NBD \
-             or vfio-user or ublk",
+             or vfio-user or vhost-user or ublk",
         ),
         (
             format!("{tcp} --name disk"),
