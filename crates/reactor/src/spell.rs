@@ -38,7 +38,7 @@ pub const SPELL_MAX: Span = Span::from_ms(1);
 /// Work that comes sooner after other work belongs to it: nobody could have slept meanwhile.
 const AT_ONCE: Span = Span::from_us(2);
 /// What it is worth to meet a piece of work awake: the sleep, and that it is not kept waiting.
-const WORTH: i64 = 4 * SPELL_MIN.ns.cast_signed();
+const WORTH: i64 = 8 * SPELL_MIN.ns.cast_signed();
 /// The account goes no further than this to either side, so that ten pieces of work that would have
 /// been met make up for any debt. It begins there: nothing is known against looking.
 const ACCOUNT_MAX: i64 = 10 * WORTH;
