@@ -185,11 +185,11 @@ pub mod flags {
     pub(crate) const KNOWN: u32 = READ_ONLY | DOOMED | CHECKSUMS | THICK;
 }
 
-/// The bit of a map's [`Record::value`](super::Record) that says that the run is spare: its room is
+/// The bit of a map's [`Record::value`] that says that the run is spare: its room is
 /// the volume's, and it reads as zeroes.
 pub const SPARE: u64 = 1 << 63;
 
-/// The bit of a map's [`Record::value`](super::Record) that says that the run is a hole: it has no room,
+/// The bit of a map's [`Record::value`] that says that the run is a hole: it has no room,
 /// and it reads as zeroes whatever the volume's parent has there. The other bits are the run's key.
 pub const HOLE: u64 = 1 << 62;
 
