@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use base::{Extent, Holds, Operation, Outcome};
 use host::Thread;
-use volume::Ask;
+use volume::{Ask, Parent};
 
 use super::{Bench, Change, Hand, PAGE};
 use crate::backend::store::{Decoupled, Info, OpenStore, Place, check, rescue};
@@ -158,6 +158,28 @@ fn a_parent_that_is_gone_shorter_or_another_is_refused_by_name_and_others_open()
     let mut expected = expected(200);
     expected[5] = 0xaa;
     assert_eq!(found, expected, "what a parent has gained is not read");
+}
+
+#[test]
+fn a_parent_whose_blocks_are_of_another_size_is_another() {
+    let bench = pool();
+    let open = bench.store();
+    let parent = open.look_at_parent(&bench.opener(), &bench.golden().parse().unwrap()).unwrap();
+    for (name, block_bytes) in [("smaller", 256), ("larger", 4096)] {
+        let parent = Parent { block_bytes, ..parent.clone() };
+        let change = Change::CreateOver {
+            name: name.into(),
+            blocks: 200,
+            unit: 16,
+            uuid: 3,
+            checksums: false,
+            parent,
+        };
+        open.change(change).unwrap();
+        let error = bench.open(name).unwrap_err().to_string();
+        let said = format!("it is another: blocks of 512 bytes, expected {block_bytes}");
+        assert!(error.contains(&said), "{error}");
+    }
 }
 
 /// What goes wrong on purpose below a volume that is open.
