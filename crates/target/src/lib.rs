@@ -9,7 +9,10 @@
 mod hall;
 mod looks;
 pub mod nbd;
+mod news;
 pub mod tcp;
 pub mod ublk;
 pub mod vfu;
 pub mod vhost;
+
+pub use news::News;

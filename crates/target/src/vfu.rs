@@ -29,5 +29,4 @@ mod tests;
 mod visitors;
 
 pub use device::DeviceOptions;
-pub use guest::News;
 pub use server::{Plan, Server};

@@ -30,5 +30,4 @@ mod stand;
 #[cfg(test)]
 mod tests;
 
-pub use guest::News;
 pub use server::{Plan, Server, id, shaped};

@@ -22,17 +22,7 @@ use vfu::{Errno, IrqData, IrqSet, Request, Server, Violation, irq_index};
 use super::device::Device;
 use super::lines::Lines;
 use super::memory::{Access, Maps, Question};
-
-/// Something that has happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// A client has come: who it is.
-    Came(String),
-    /// It has left, or was sent away for this reason.
-    Left(Option<String>),
-    /// Something that somebody may want to look at.
-    Trouble(String),
-}
+use crate::news::News;
 
 /// The device and whoever has it.
 pub(super) struct Guest {

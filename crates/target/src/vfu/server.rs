@@ -11,10 +11,11 @@ use host::stream::{Address, Door};
 use reactor::{Directory, Registration, ThreadPlan};
 
 use super::device::{Device, DeviceOptions};
-use super::guest::{Guest, News};
+use super::guest::Guest;
 use super::lines::Lines;
 use super::memory::Maps;
 use super::poller::Host;
+use crate::news::News;
 
 /// What is served to whom by whom.
 pub struct Plan {

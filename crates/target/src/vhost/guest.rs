@@ -21,17 +21,7 @@ use vhost::{Answer, Call, MemoryChange, Request, Server, Start, Violation};
 use super::memory::Table;
 use super::post::Post;
 use super::stand::{Inflight, Stand, make_inflight};
-
-/// Something that has happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// A front end has come: who it is.
-    Came(String),
-    /// It has left, or was sent away for this reason.
-    Left(Option<String>),
-    /// Something that somebody may want to look at.
-    Trouble(String),
-}
+use crate::news::News;
 
 /// The disk and whoever has it.
 pub(super) struct Guest {

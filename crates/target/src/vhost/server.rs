@@ -12,10 +12,11 @@ use reactor::{Directory, Registration, ThreadPlan};
 use vhost::blk::ID_BYTES;
 
 use super::disk::Disk;
-use super::guest::{Guest, News};
+use super::guest::Guest;
 use super::poller::Host;
 use super::post::Bell;
 use super::stand::Stand;
+use crate::news::News;
 
 /// What is served to whom by whom.
 pub struct Plan {

@@ -12,11 +12,12 @@ use vhost::inflight::{Record, stride_bytes};
 use vhost::{InflightArea, MemoryChange, Offer, Ring, RingPlace, Start};
 
 use super::disk::Disk;
-use super::guest::{File, News, Running, Session, line};
+use super::guest::{File, Running, Session, line};
 use super::lane::{Lane, LaneParts};
 use super::memory::SLOTS_MAX;
 use super::post::{Bell, Post};
 use super::slots::{Parts, Slots};
+use crate::news::News;
 
 /// What is there whoever has the disk.
 pub(super) struct Stand {

@@ -1,6 +1,7 @@
 //! `tenmil serve`.
 
 mod fabrics;
+mod guests;
 mod listen;
 mod over;
 #[cfg(test)]

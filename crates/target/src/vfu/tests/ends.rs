@@ -6,7 +6,7 @@ use reactor::PollMode;
 use vfu::{Answer, Errno};
 
 use super::rig::{Machine, Rig};
-use crate::vfu::News;
+use crate::news::News;
 
 #[test]
 fn a_client_that_goes_leaves_nothing_behind_and_the_next_is_served() {

@@ -7,7 +7,7 @@ use reactor::PollMode;
 use vfu::server::DmaMap;
 
 use super::rig::{DATA, IOVA, MEMORY_BYTES, Rig, whole};
-use crate::vfu::News;
+use crate::news::News;
 
 #[test]
 fn maps_that_overlap_or_are_not_there_are_refused_and_harm_nothing() {

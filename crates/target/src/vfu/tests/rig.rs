@@ -14,7 +14,8 @@ use reactor::{PollMode, ReactorOptions, Reactors};
 use vfu::server::DmaMap;
 use vfu::{Answer, Client, IrqAction, IrqData, IrqSet, irq_index, region_index};
 
-use crate::vfu::{DeviceOptions, News, Plan, Server};
+use crate::news::News;
+use crate::vfu::{DeviceOptions, Plan, Server};
 
 /// A server that is served by a thread.
 pub(super) struct Rig {

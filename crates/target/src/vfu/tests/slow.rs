@@ -11,7 +11,7 @@ use vfu::server::DmaMap;
 use vfu::{Answer, Errno};
 
 use super::rig::{BLOCKS, IOVA, MEMORY_BYTES, Machine, Rig, command};
-use crate::vfu::News;
+use crate::news::News;
 
 const PATIENCE: Span = Span::from_secs(20);
 

@@ -12,7 +12,7 @@ use super::driver::{
     AVAILABLE, DATA, GUEST, INDIRECT, MEMORY_BYTES, NEXT, SIZE, USER, WRITE, read, write,
 };
 use super::rig::{EVENT_INDEX, Machine, Queue, Rig, address_payload, halves, table, words};
-use crate::vhost::News;
+use crate::news::News;
 
 /// Has a guest do something, and says why its front end was sent away.
 fn sent_away(poll: PollMode, act: impl FnOnce(&Machine, &mut Queue)) -> String {

@@ -12,7 +12,8 @@ use host::{Clock, Cores, Line};
 use reactor::{PollMode, ReactorOptions, Reactors};
 
 use super::driver::{Driver, GUEST, MEMORY_BYTES, SIZE, USER, addresses};
-use crate::vhost::{News, Plan, Server, id};
+use crate::news::News;
+use crate::vhost::{Plan, Server, id};
 
 /// A server that is served by a thread.
 pub(super) struct Rig {

@@ -7,7 +7,8 @@ use reactor::PollMode;
 
 use super::driver::{Asked, Driver, SIZE, flush, read, write};
 use super::rig::{BLOCKS, EVENT_INDEX, Machine, Queue, Rig, address_payload, halves, table, words};
-use crate::vhost::{News, id};
+use crate::news::News;
+use crate::vhost::id;
 
 const ALL: [(PollMode, u64); 4] = [
     (PollMode::Adaptive, EVENT_INDEX),

@@ -5,14 +5,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::{Medium, Span};
+use block::DeviceOptions;
 use block::uri::Uri;
-use block::{Caps, Claim, Device, DeviceOptions, Limiter, MediumError, Opener, Rate};
 use dma::Regions;
 use host::Clock;
 use host::machine::Machine;
 use serde_json::json;
 use target::ublk::{Limits, News, Plan, Server, shaped, signature};
 
+use super::guests::{claim, refused};
 use super::listen::Place;
 use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, start_reactors};
 use crate::Refused;
@@ -98,22 +99,9 @@ fn open(
     regions: &Regions,
     clock: Clock,
 ) -> Result<Arc<dyn Medium>, Refused> {
-    let ServeArguments { read_only, limit_iops, limit_bytes, .. } = arguments;
-    let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
-    let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
-    let opener = Opener { regions, clock, seed: 1, more: crate::KINDS };
-    let opened = opener.open(&wanted).map_err(refuse)?;
-    let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
-    let limiter = Limiter::new(Caps { total, ..Caps::default() });
-    let is_limited = limit_iops.is_some() || limit_bytes.is_some();
-    let options =
-        DeviceOptions { limiter: is_limited.then_some(limiter), ..DeviceOptions::new(clock, 1) };
-    let device = Device::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
-    let claim = if *read_only { Claim::ReadShared } else { Claim::WriteOnce };
-    let descriptor = device
-        .open(claim, "ublk")
-        .map_err(|why| Refused::of(why.blame(), format!("serve {uri}: {why}")))?;
-    shaped(&device, descriptor, regions).map_err(refuse)
+    let options = DeviceOptions::new(clock, 1);
+    let (device, descriptor) = claim(arguments, uri, regions, options, "ublk")?;
+    shaped(&device, descriptor, regions).map_err(|why| refused(uri, why))
 }
 
 /// What says that two processes serve the same: the name, and where it is looked for if that matters.

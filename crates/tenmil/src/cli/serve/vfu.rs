@@ -6,15 +6,16 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::Medium;
-use block::{Caps, Claim, Device, DeviceOptions, Limiter, MediumError, Opener, Rate};
+use block::DeviceOptions;
 use dma::Regions;
 use host::Clock;
 use host::stream::Address;
 use reactor::PollMode;
 use serde_json::json;
-use target::vfu::{DeviceOptions as ControllerOptions, News, Plan, Server};
+use target::vfu::{DeviceOptions as ControllerOptions, Plan, Server};
 
-use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, open_door, start_reactors};
+use super::guests::{claim, watch};
+use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
 use crate::Refused;
 use crate::cli::{running, write_out};
 
@@ -30,7 +31,7 @@ pub(super) fn run(
     let door = open_door(&Address::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let mut asked = running::serve(running::state_of(&balanced));
+    let asked = running::serve(running::state_of(&balanced));
     // Whoever never sleeps looks at doorbells by himself.
     let maps_doorbells = arguments.poll == PollMode::Always;
     let server = Server::start(Plan {
@@ -48,19 +49,7 @@ pub(super) fn run(
         false => format!("ready {listen}\n"),
     };
     write_out(out, &line)?;
-    while !host::signal::interrupted() {
-        while let Some(news) = server.next_news() {
-            match news {
-                News::Left(Some(why)) => eprintln!("note: the client was sent away: {why}"),
-                News::Trouble(text) => eprintln!("note: {text}"),
-                News::Came(_) | News::Left(None) => {}
-            }
-        }
-        if let Some((_, relay)) = &mut asked {
-            relay.pass_on(&running::of(reactors));
-        }
-        host::thread::rest(WATCH_INTERVAL);
-    }
+    watch(asked, reactors, "client", || server.next_news());
     drop(server);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
@@ -72,31 +61,14 @@ fn open(
     regions: &Regions,
     clock: Clock,
 ) -> Result<Vec<Arc<dyn Medium>>, Refused> {
-    let ServeArguments { uris, read_only, limit_iops, limit_bytes, .. } = arguments;
-    let opener = Opener { regions, clock, seed: 1, more: crate::KINDS };
-    let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
-    let mut media: Vec<Arc<dyn Medium>> = Vec::new();
-    for uri in uris {
-        let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
-        let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
-        let opened = opener.open(&wanted).map_err(refuse)?;
-        let limiter = Limiter::new(Caps { total, ..Caps::default() });
-        let is_limited = limit_iops.is_some() || limit_bytes.is_some();
+    let open = |uri| -> Result<Arc<dyn Medium>, Refused> {
         // A controller times its commands itself.
-        let options = DeviceOptions {
-            limiter: is_limited.then_some(limiter),
-            depth: QUEUE_DEPTH,
-            timing: false,
-            ..DeviceOptions::new(clock, 1)
-        };
-        let device = Device::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
-        let claim = if *read_only { Claim::ReadShared } else { Claim::WriteOnce };
-        let descriptor = device
-            .open(claim, "vfio-user")
-            .map_err(|why| Refused::of(why.blame(), format!("serve {uri}: {why}")))?;
-        media.push(Arc::new(descriptor));
-    }
-    Ok(media)
+        let options =
+            DeviceOptions { depth: QUEUE_DEPTH, timing: false, ..DeviceOptions::new(clock, 1) };
+        let (_, descriptor) = claim(arguments, uri, regions, options, "vfio-user")?;
+        Ok(Arc::new(descriptor))
+    };
+    arguments.uris.iter().map(open).collect()
 }
 
 /// Commands in flight on each queue.

@@ -6,16 +6,17 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::{Limits, Medium};
+use block::DeviceOptions;
 use block::uri::Uri;
-use block::{Caps, Claim, Device, DeviceOptions, Limiter, MediumError, Opener, Rate};
 use dma::Regions;
 use host::Clock;
 use host::stream::Address;
 use serde_json::json;
-use target::vhost::{News, Plan, Server, id, shaped};
+use target::vhost::{Plan, Server, id, shaped};
 
+use super::guests::{claim, refused, watch};
 use super::ublk::known_by;
-use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, open_door, start_reactors};
+use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
 use crate::Refused;
 use crate::cli::{running, write_out};
 
@@ -38,7 +39,7 @@ pub(super) fn run(
     let door = open_door(&Address::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let mut asked = running::serve(running::state_of(&balanced));
+    let asked = running::serve(running::state_of(&balanced));
     let server = Server::start(Plan {
         door,
         medium,
@@ -49,19 +50,7 @@ pub(super) fn run(
     });
     let server = server.map_err(|why| Refused::caller(format!("serve {uri}: {why}")))?;
     write_out(out, &ready(arguments, uri, &limits, &server))?;
-    while !host::signal::interrupted() {
-        while let Some(news) = server.next_news() {
-            match news {
-                News::Left(Some(why)) => eprintln!("note: the front end was sent away: {why}"),
-                News::Trouble(text) => eprintln!("note: {text}"),
-                News::Came(_) | News::Left(None) => {}
-            }
-        }
-        if let Some((_, relay)) = &mut asked {
-            relay.pass_on(&running::of(reactors));
-        }
-        host::thread::rest(WATCH_INTERVAL);
-    }
+    watch(asked, reactors, "front end", || server.next_news());
     drop(server);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
@@ -74,22 +63,9 @@ fn open(
     regions: &Regions,
     clock: Clock,
 ) -> Result<Arc<dyn Medium>, Refused> {
-    let ServeArguments { read_only, limit_iops, limit_bytes, .. } = arguments;
-    let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
-    let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
-    let opener = Opener { regions, clock, seed: 1, more: crate::KINDS };
-    let opened = opener.open(&wanted).map_err(refuse)?;
-    let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
-    let limiter = Limiter::new(Caps { total, ..Caps::default() });
-    let is_limited = limit_iops.is_some() || limit_bytes.is_some();
-    let options =
-        DeviceOptions { limiter: is_limited.then_some(limiter), ..DeviceOptions::new(clock, 1) };
-    let device = Device::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
-    let claim = if *read_only { Claim::ReadShared } else { Claim::WriteOnce };
-    let descriptor = device
-        .open(claim, "vhost-user")
-        .map_err(|why| Refused::of(why.blame(), format!("serve {uri}: {why}")))?;
-    shaped(&device, descriptor, regions).map_err(refuse)
+    let options = DeviceOptions::new(clock, 1);
+    let (device, descriptor) = claim(arguments, uri, regions, options, "vhost-user")?;
+    shaped(&device, descriptor, regions).map_err(|why| refused(uri, why))
 }
 
 /// What is printed once it listens.

@@ -1,0 +1,66 @@
+//! What serving guests of one device, or of a few, has in common: the device is opened and claimed, and
+//! what happens is told until somebody ends it.
+
+use block::uri::Uri;
+use block::{Caps, Claim, Descriptor, Device, DeviceOptions, Limiter, MediumError, Opener, Rate};
+use control::{Relay, Server};
+use dma::Regions;
+use reactor::Reactors;
+use target::News;
+
+use super::{ServeArguments, WATCH_INTERVAL};
+use crate::Refused;
+use crate::cli::running;
+
+/// Opens a device and claims it for `holder`, with the limits that were asked for.
+pub(super) fn claim(
+    arguments: &ServeArguments,
+    uri: &Uri,
+    regions: &Regions,
+    options: DeviceOptions,
+    holder: &str,
+) -> Result<(Device, Descriptor), Refused> {
+    let ServeArguments { read_only, limit_iops, limit_bytes, .. } = arguments;
+    let refuse = |why: MediumError| refused(uri, why);
+    let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
+    let opener = Opener { regions, clock: options.clock, seed: 1, more: crate::KINDS };
+    let opened = opener.open(&wanted).map_err(refuse)?;
+    let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
+    let limiter = Limiter::new(Caps { total, ..Caps::default() });
+    let is_limited = limit_iops.is_some() || limit_bytes.is_some();
+    let options = DeviceOptions { limiter: is_limited.then_some(limiter), ..options };
+    let device = Device::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
+    let claim = if *read_only { Claim::ReadShared } else { Claim::WriteOnce };
+    let descriptor = device
+        .open(claim, holder)
+        .map_err(|why| Refused::of(why.blame(), format!("serve {uri}: {why}")))?;
+    Ok((device, descriptor))
+}
+
+/// Why a device is not served.
+pub(super) fn refused(uri: &Uri, why: MediumError) -> Refused {
+    Refused::of(why.blame(), format!("serve {uri}: {why}"))
+}
+
+/// Tells of guests that are sent away and of trouble, and answers those who ask this process, until
+/// somebody ends it.
+pub(super) fn watch(
+    mut asked: Option<(Server, Relay)>,
+    reactors: &Reactors,
+    who: &str,
+    next_news: impl Fn() -> Option<News>,
+) {
+    while !host::signal::interrupted() {
+        while let Some(news) = next_news() {
+            match news {
+                News::Left(Some(why)) => eprintln!("note: the {who} was sent away: {why}"),
+                News::Trouble(text) => eprintln!("note: {text}"),
+                News::Came(_) | News::Left(None) => {}
+            }
+        }
+        if let Some((_, relay)) = &mut asked {
+            relay.pass_on(&running::of(reactors));
+        }
+        host::thread::rest(WATCH_INTERVAL);
+    }
+}
