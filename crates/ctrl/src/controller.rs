@@ -261,6 +261,11 @@ impl Controller {
         self.keep_alive.set(now, timeout_ms)
     }
 
+    /// How long its host may be silent, in milliseconds; zero is for ever.
+    pub fn keep_alive_ms(&self) -> u32 {
+        self.keep_alive.timeout_ms()
+    }
+
     /// The controller is ready: from now on its host has to be heard of, if it has a keep-alive
     /// time-out (Base 2.1 §3.9.2).
     pub fn enabled(&mut self, now: Instant) {

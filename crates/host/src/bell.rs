@@ -9,11 +9,13 @@
 //!                          \--> none: block --> a bell, a descriptor, or the deadline
 //! ```
 //!
-//! Why no wake-up is lost is said, and checked, in `bell/handshake.rs`.
+//! Why no wake-up is lost is said, and checked, in `bell/handshake.rs`; what need not end a sleep at
+//! once is kept in `bell/lingering.rs`.
 
 mod doze;
 mod epoll;
 mod handshake;
+mod lingering;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,6 +29,8 @@ use rustix::io::Errno;
 pub use self::doze::Doze;
 use self::epoll::{Epoll, Found};
 pub(crate) use self::handshake::Handshake;
+pub use self::lingering::LINGER;
+use self::lingering::Lingering;
 pub use crate::barrier::Barrier;
 use crate::sync;
 
@@ -40,6 +44,8 @@ pub struct Sleeper {
     unordered: bool,
     /// The descriptor of the bell may be readable from an old ring.
     stale: bool,
+    /// What lingers is not heard, and is looked for: something of it was found lately.
+    gathers: bool,
 }
 
 /// The end of those who wake. Clones wake the same sleeper.
@@ -49,7 +55,11 @@ pub struct Bell(Arc<Shared>);
 /// The descriptors that end a sleep. Clones belong to the same sleeper, and may be used from any
 /// thread.
 #[derive(Clone, Debug)]
-pub struct Sources(Arc<Epoll>);
+pub struct Sources {
+    prompt: Arc<Epoll>,
+    /// Those that may wait: one more descriptor among the prompt ones.
+    lingering: Arc<Lingering>,
+}
 
 /// The flag is on a pair of cache lines of its own, so that only a sleep makes ringing dear.
 #[derive(Debug)]
@@ -61,13 +71,15 @@ struct Shared {
 
 /// The token of the bell itself.
 const BELL: u64 = u64::MAX;
+/// The token of all that lingers.
+const LINGERING: u64 = u64::MAX - 1;
 
 /// How long a sleep lasts at most if the kernel, which granted the barrier at first, refuses it now:
 /// a bell that was missed for that is heard so much later.
 const UNORDERED_MAX: Span = Span::from_ms(1);
 
 impl Sleeper {
-    /// A sleeper with the cheapest barrier that the kernel grants. Takes two descriptors.
+    /// A sleeper with the cheapest barrier that the kernel grants. Takes three descriptors.
     pub fn new() -> io::Result<Self> {
         Self::with_barrier(Barrier::detect())
     }
@@ -83,10 +95,11 @@ impl Sleeper {
         // By the edge every write is an event and the count need not be read: it would take
         // 2^64 sleeps to overflow.
         epoll.add(&event, BELL, EventFlags::IN | EventFlags::ET)?;
+        let lingering = Arc::new(Lingering::new(&epoll, LINGERING)?);
         let shared = Arc::new(Shared { handshake: Handshake::new(barrier), event });
-        let sources = Sources(Arc::new(epoll));
+        let sources = Sources { prompt: Arc::new(epoll), lingering };
         let found = Found::nothing();
-        Ok(Self { shared, sources, found, barrier, unordered: false, stale: false })
+        Ok(Self { shared, sources, found, barrier, unordered: false, stale: false, gathers: false })
     }
 
     /// A bell that wakes this sleeper.
@@ -149,15 +162,24 @@ impl Sleeper {
     /// three having had its chance. Says whether the bell rang.
     pub fn block(&mut self, at_most: Span, ready: &mut Vec<u64>) -> bool {
         let at_most = if self.unordered { at_most.min(UNORDERED_MAX) } else { at_most };
-        self.sources.0.wait(at_most, &mut self.found);
+        let nap = if self.gathers { at_most.min(LINGER) } else { at_most };
+        self.sources.prompt.wait(nap, &mut self.found);
+        let has_time = nap < at_most && self.found.is_empty();
+        let is_over = has_time && self.gather(ready);
+        if has_time && !is_over {
+            self.sources.prompt.wait(Span { ns: at_most.ns - nap.ns }, &mut self.found);
+        }
         self.shared.handshake.withdraw();
+        if is_over {
+            return false;
+        }
         self.take_found(ready)
     }
 
     /// Looks which descriptors are ready without a sleep, and appends their tokens to `ready`. What
     /// does not fit into one answer of the kernel comes with the next.
     pub fn look(&mut self, ready: &mut Vec<u64>) {
-        self.sources.0.wait(Span::default(), &mut self.found);
+        self.sources.prompt.wait(Span::default(), &mut self.found);
         // Who rang has stored something before, and this is awake to see it.
         self.take_found(ready);
     }
@@ -165,13 +187,24 @@ impl Sleeper {
     fn take_found(&mut self, ready: &mut Vec<u64>) -> bool {
         let mut rang = false;
         for token in self.found.tokens() {
-            if token == BELL {
-                (rang, self.stale) = (true, true);
-            } else {
-                ready.push(token);
+            match token {
+                BELL => (rang, self.stale) = (true, true),
+                LINGERING => self.gathers = true,
+                token => ready.push(token),
             }
         }
+        if self.gathers {
+            self.gather(ready);
+        }
         rang
+    }
+
+    /// Takes what lingers, while it is not heard. If there is nothing it is heard again. Says whether
+    /// there was.
+    fn gather(&mut self, ready: &mut Vec<u64>) -> bool {
+        let before = ready.len();
+        self.gathers = self.sources.lingering.take(&self.sources.prompt, LINGERING, ready);
+        ready.len() > before
     }
 }
 
@@ -233,28 +266,41 @@ impl Sources {
     /// Makes a descriptor end sleeps while it is readable, with a token for [`Sleeper::block`]. One
     /// who waits for more than that adds an epoll instance of their own.
     ///
-    /// The token `u64::MAX` is the bell's, and refused.
+    /// The tokens `u64::MAX` and the one below it are refused.
     pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
-        if token == BELL {
+        if token >= LINGERING {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.0.add(source, token, EventFlags::IN)
+        self.prompt.add(source, token, EventFlags::IN)
     }
 
     /// From now on a descriptor that was added ends a sleep when something new comes to it, and once
     /// if it is readable now: not for as long as it is.
     pub fn hear_changes(&self, source: impl AsFd, token: u64) -> io::Result<()> {
-        self.0.modify(source, token, EventFlags::IN | EventFlags::ET)
+        self.prompt.modify(source, token, EventFlags::IN | EventFlags::ET)
     }
 
     /// From now on it ends sleeps while it is readable, as at first.
     pub fn hear_readable(&self, source: impl AsFd, token: u64) -> io::Result<()> {
-        self.0.modify(source, token, EventFlags::IN)
+        self.prompt.modify(source, token, EventFlags::IN)
     }
 
-    /// Forgets a descriptor. To be called before it is closed.
+    /// From now on a descriptor that was added ends a sleep while it is readable, but as much as
+    /// [`LINGER`] later if another one of these has ended one lately: several are seen at once.
+    pub fn let_linger(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        self.lingering.add(&source, token)?;
+        self.prompt.remove(source)
+    }
+
+    /// From now on it does not linger, and ends sleeps while it is readable, as at first.
+    pub fn hurry(&self, source: impl AsFd, token: u64) -> io::Result<()> {
+        self.prompt.add(&source, token, EventFlags::IN)?;
+        self.lingering.remove(source)
+    }
+
+    /// Forgets a descriptor that does not linger. To be called before it is closed.
     pub fn remove(&self, source: impl AsFd) -> io::Result<()> {
-        self.0.remove(source)
+        self.prompt.remove(source)
     }
 }
 

@@ -79,7 +79,7 @@ mod vectored;
 pub mod watch;
 mod workers;
 
-pub use bell::{Bell, Doze, Sleeper, Sources};
+pub use bell::{Bell, Doze, LINGER, Sleeper, Sources};
 pub use clock::Clock;
 pub use cores::Cores;
 pub use environment::Environment;

@@ -8,7 +8,7 @@
 
 mod ground;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -137,15 +137,16 @@ impl Balancer {
             directory.note(now, Event::Frequency(error));
         }
         steered.plan = plan;
-        Some(steered.scheduler.options().period)
+        let Options { period, rest, .. } = *steered.scheduler.options();
+        // Nobody asks for earlier ones.
+        self.arrived.retain(|_, at| now.since(*at) < rest);
+        Some(period)
     }
 
     fn snapshot(&mut self, last: &Sample, sample: &Sample) -> Snapshot {
         let ours = self.ground.ours();
         // There may be thousands of threads: each is found without a look at the others.
         let earlier: BTreeMap<_, _> = last.threads.iter().map(|one| (one.id, one)).collect();
-        let living: BTreeSet<_> = sample.threads.iter().map(|thread| thread.id).collect();
-        self.arrived.retain(|id, _| living.contains(id));
         let reactor = |reactor: &ReactorSample| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
             let place = self.places.iter().find(|place| place.core == reactor.core);

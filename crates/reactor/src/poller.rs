@@ -50,6 +50,13 @@ pub trait Poller: Send {
         false
     }
 
+    /// Asked when a sleep begins: whether what comes by its descriptor next may be seen as much as
+    /// [`host::LINGER`] later, together with what has come to others of whom that is true. Whoever is
+    /// one of a thousand that say now and then that they are there saves a wake-up for each.
+    fn may_linger(&self) -> bool {
+        false
+    }
+
     /// When it wants to be polled even if nothing happens. One that is woken by its deadline has to
     /// say so: with the default it is refused.
     fn wake_at(&self) -> Instant {

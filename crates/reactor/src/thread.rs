@@ -282,6 +282,15 @@ impl LightThread {
             })
     }
 
+    /// Before a sleep: descriptors of its pollers linger or do not, as those say.
+    pub(crate) fn choose_ears(&mut self, local: &mut Local) {
+        self.slots.any_active(|slot| {
+            local.watch.begin(slot.number);
+            slot.choose_ear(local);
+            false
+        });
+    }
+
     /// The numbers of those of its pollers that have a descriptor.
     pub(crate) fn ears(&self) -> impl Iterator<Item = u64> {
         self.slots.active().filter(|slot| slot.has_descriptor()).map(|slot| slot.number)

@@ -152,6 +152,11 @@ impl FabricsFrontEnd {
         self.controller.data(command)
     }
 
+    /// How long its host may be silent; zero is for ever.
+    pub fn keep_alive(&self) -> Span {
+        Span::from_ms(self.controller.keep_alive_ms().into())
+    }
+
     /// Carries out an admin command; its end, and the bytes that go to the host, may be there at
     /// once. If not, it ends through [`next_end`](Self::next_end). `host_cid` is what its host calls
     /// it, and is told of it.

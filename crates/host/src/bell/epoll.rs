@@ -1,6 +1,6 @@
 //! Waiting on many descriptors until a moment that is given in nanoseconds.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, ptr};
 
@@ -50,6 +50,11 @@ impl Epoll {
 
     pub(crate) fn remove(&self, source: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.descriptor, source)?)
+    }
+
+    /// It is a descriptor itself, which is readable while any of those in it is.
+    pub(crate) fn as_descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
     }
 
     #[cfg(test)]
@@ -112,6 +117,16 @@ impl Epoll {
 impl Found {
     pub(crate) fn nothing() -> Self {
         Self { events: [libc::epoll_event { events: 0, u64: 0 }; EVENTS], count: 0 }
+    }
+
+    /// Whether nothing was ready.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether there may be more than was told.
+    pub(crate) fn is_full(&self) -> bool {
+        self.count == EVENTS
     }
 
     /// The tokens of the descriptors that are ready.

@@ -7,7 +7,7 @@ use base::Span;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use super::{Barrier, Sleeper};
+use super::{Barrier, LINGER, Sleeper};
 use crate::clock::kernel_ns;
 use crate::thread::Thread;
 
@@ -17,7 +17,7 @@ const NOW: Span = Span { ns: 0 };
 /// A sleeper of each kind that this machine can have.
 fn sleepers() -> [Sleeper; 3] {
     let coarse = Sleeper::new().unwrap();
-    coarse.sources.0.count_milliseconds();
+    coarse.sources.prompt.count_milliseconds();
     [Sleeper::new().unwrap(), Sleeper::with_fences().unwrap(), coarse]
 }
 
@@ -254,11 +254,122 @@ fn more_descriptors_than_a_wait_can_name_are_all_named_in_time() {
     }
 }
 
+fn read(event: &OwnedFd) {
+    rustix::io::read(event, &mut [0; 8]).unwrap();
+}
+
+/// Sleeps, and says what ended the sleep and how long it was.
+fn sleep(sleeper: &mut Sleeper, at_most: Span) -> (Vec<u64>, Span) {
+    let mut ready = Vec::new();
+    sleeper.announce();
+    let (_, slept) = elapsed(|| sleeper.block(at_most, &mut ready));
+    ready.sort_unstable();
+    (ready, slept)
+}
+
 #[test]
-fn the_token_of_the_bell_is_refused() {
+fn what_lingers_ends_a_sleep_at_once_if_nothing_of_the_kind_came_just_before() {
+    for mut sleeper in sleepers() {
+        let sources = sleeper.sources();
+        let events = [event(), event()];
+        for (token, event) in (1..).zip(&events) {
+            sources.add(event, token).unwrap();
+            sources.let_linger(event, token).unwrap();
+        }
+        // A machine that is busy makes any sleep long, but not all of them.
+        let mut shortest = LONG;
+        for _ in 0..10 {
+            signal(&events[0]);
+            let (ready, slept) = sleep(&mut sleeper, LONG);
+            assert_eq!(ready, [1]);
+            shortest = shortest.min(slept);
+            read(&events[0]);
+
+            signal(&events[1]);
+            let (ready, slept) = sleep(&mut sleeper, LONG);
+            assert_eq!(ready, [2]);
+            assert!(slept >= LINGER, "{slept}: it came right after another one");
+            read(&events[1]);
+
+            let whole = Span { ns: LINGER.ns * 2 };
+            let (ready, slept) = sleep(&mut sleeper, whole);
+            assert_eq!(ready, []);
+            assert!(slept >= whole, "{slept}: nothing has come");
+        }
+        assert!(shortest < LINGER, "{shortest}");
+    }
+}
+
+#[test]
+fn what_lingers_is_taken_along_by_whatever_is_seen_first_and_hurries_when_it_is_told_to() {
+    for mut sleeper in sleepers() {
+        let sources = sleeper.sources();
+        let events = [event(), event(), event()];
+        for (token, event) in (1..).zip(&events) {
+            sources.add(event, token).unwrap();
+        }
+        sources.let_linger(&events[0], 1).unwrap();
+        sources.let_linger(&events[1], 2).unwrap();
+        let mut shortest = LONG;
+        for _ in 0..10 {
+            signal(&events[0]);
+            assert_eq!(sleep(&mut sleeper, LONG).0, [1]);
+            read(&events[0]);
+            signal(&events[1]);
+            signal(&events[2]);
+            let (ready, slept) = sleep(&mut sleeper, LONG);
+            assert_eq!(ready, [2, 3]);
+            shortest = shortest.min(slept);
+            read(&events[2]);
+            let mut ready = Vec::new();
+            sleeper.look(&mut ready);
+            assert_eq!(ready, [2], "and by a look");
+            read(&events[1]);
+        }
+        assert!(shortest < LINGER, "{shortest}");
+
+        sources.hurry(&events[1], 2).unwrap();
+        shortest = LONG;
+        for _ in 0..10 {
+            signal(&events[0]);
+            assert_eq!(sleep(&mut sleeper, LONG).0, [1]);
+            read(&events[0]);
+            signal(&events[1]);
+            let (ready, slept) = sleep(&mut sleeper, LONG);
+            assert_eq!(ready, [2]);
+            shortest = shortest.min(slept);
+            read(&events[1]);
+        }
+        assert!(shortest < LINGER, "{shortest}");
+        sources.remove(&events[1]).unwrap();
+        assert!(sources.hurry(&events[1], 2).is_err(), "it is not among those that linger");
+    }
+}
+
+#[test]
+fn more_that_linger_than_a_look_can_name_are_all_named_in_time() {
+    for mut sleeper in sleepers() {
+        let events: Vec<_> = (0..100).map(|_| event()).collect();
+        for (token, event) in (0..).zip(&events) {
+            sleeper.sources().add(event, token).unwrap();
+            sleeper.sources().let_linger(event, token).unwrap();
+            signal(event);
+        }
+        let mut ready = Vec::new();
+        for _ in 0..4 {
+            sleeper.block(LONG, &mut ready);
+        }
+        assert_eq!(ready.iter().collect::<BTreeSet<_>>().len(), events.len());
+    }
+}
+
+#[test]
+fn the_tokens_of_the_bell_and_of_what_lingers_are_refused() {
     let sleeper = Sleeper::new().unwrap();
-    let refused = sleeper.sources().add(event(), u64::MAX).unwrap_err();
-    assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+    for token in [u64::MAX, u64::MAX - 1] {
+        let refused = sleeper.sources().add(event(), token).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+    }
     let twice = event();
     sleeper.sources().add(&twice, 1).unwrap();
     assert!(sleeper.sources().add(&twice, 2).is_err());

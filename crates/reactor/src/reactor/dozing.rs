@@ -105,12 +105,13 @@ impl Reactor {
     }
 
     /// After the last look, which found nothing: whoever has begun to doze, and may still, is put
-    /// aside.
+    /// aside. Who does not hurry lingers.
     pub(super) fn put_aside(&mut self, now: Instant) {
         self.guarded(now, |reactor| {
             let Self { threads, local, dormitory, .. } = reactor;
             let mut index = 0;
             while let Some(thread) = threads.get_mut(index) {
+                thread.choose_ears(local);
                 if thread.record().doze.is_dozing() && thread.may_doze(local) {
                     let wake_at = thread.wake_at(now, local);
                     dormitory.put(threads.swap_remove(index), wake_at);

@@ -64,6 +64,8 @@ enum Hearing {
     Nothing,
     /// While it is readable.
     Readable,
+    /// While it is readable, or a little later: nobody hurries.
+    Lingering,
     /// When it becomes so once more: it is not quite believed.
     Changes,
 }
@@ -142,6 +144,7 @@ impl Slots {
             let runs = slot.runs();
             let hearing = match (runs, slot.trust.is_wary()) {
                 (false, _) => Hearing::Nothing,
+                (true, false) if slot.hearing == Hearing::Lingering => Hearing::Lingering,
                 (true, false) => Hearing::Readable,
                 (true, true) => Hearing::Changes,
             };
@@ -278,12 +281,31 @@ impl Slot {
             };
         }
         self.unlisted = false;
+        if self.hearing == Hearing::Lingering && wanted != Hearing::Lingering {
+            sources.hurry(descriptor, self.number)?;
+            self.hearing = Hearing::Readable;
+        }
         let before = std::mem::replace(&mut self.hearing, wanted);
         match (before, wanted) {
             _ if before == wanted => Ok(()),
             (_, Hearing::Nothing) => sources.remove(descriptor),
             (_, Hearing::Readable) => sources.hear_readable(descriptor, self.number),
             (_, Hearing::Changes) => sources.hear_changes(descriptor, self.number),
+            (_, Hearing::Lingering) => sources.let_linger(descriptor, self.number),
+        }
+    }
+
+    /// Before a sleep: its descriptor lingers or not, as it says. One that cannot be put elsewhere is
+    /// heard as before.
+    pub(crate) fn choose_ear(&mut self, local: &Local) {
+        let wanted = match (self.hearing, self.poller.may_linger()) {
+            (Hearing::Readable, true) => Hearing::Lingering,
+            (Hearing::Lingering, false) => Hearing::Readable,
+            _ => return,
+        };
+        let before = self.hearing;
+        if self.list(wanted, local).is_err() {
+            self.hearing = before;
         }
     }
 

@@ -150,6 +150,11 @@ impl<P: Poller> Poller for Dozing<P> {
         self.dozes && self.poller.is_busy() != Some(true)
     }
 
+    fn may_linger(&self) -> bool {
+        // Now so, now otherwise.
+        self.dozes && self.arms.load(Ordering::Relaxed) % 3 < 2
+    }
+
     fn wake_at(&self) -> Instant {
         self.poller.wake_at()
     }

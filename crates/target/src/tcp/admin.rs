@@ -30,6 +30,8 @@ pub(super) struct Admin {
     is_ending: bool,
     /// Other controllers that the host has had reset, and that have not gone.
     resets: Vec<Reset>,
+    /// The host only says that it is there, and seldom.
+    is_only_kept_alive: bool,
 }
 
 /// A controller that its host has had reset by this one.
@@ -41,6 +43,11 @@ struct Reset {
     /// Until when it has to be gone.
     until: Instant,
 }
+
+/// Of a host that may be silent for so long a sign may wait for those of others. It is many times as
+/// long as the sign waits.
+const PATIENT: Span = Span::from_secs(1);
+const _: () = assert!(PATIENT.ns >= 50 * host::LINGER.ns);
 
 /// How often one looks whether it has.
 const RESET_PAUSE: Span = Span::from_ms(1);
@@ -56,6 +63,7 @@ impl Admin {
             drained_by: Instant::NEVER,
             is_ending: false,
             resets: Vec::new(),
+            is_only_kept_alive: false,
         }
     }
 
@@ -68,6 +76,7 @@ impl Admin {
         tag: u16,
     ) {
         self.wants_turn = true;
+        self.is_only_kept_alive = false;
         let command = *rooms.command(tag);
         let host_cid = command.cid();
         if command.opcode() == AdminOpcode::FabricsCommands.code() {
@@ -81,7 +90,11 @@ impl Admin {
         let mut front = association.front();
         let data = front.data(&command).and_then(|data| self.load(rooms, tag, data));
         let ended = match data {
-            Ok(()) => front.execute(now, &command, host_cid, &mut self.bytes),
+            Ok(()) => {
+                let is_sign = command.opcode() == AdminOpcode::KeepAlive.code();
+                self.is_only_kept_alive = is_sign && front.keep_alive() >= PATIENT;
+                front.execute(now, &command, host_cid, &mut self.bytes)
+            }
             Err(status) => {
                 front.refused(now, &command.with_cid(host_cid), status);
                 Some(AdminEnd::refused(status))
@@ -97,6 +110,11 @@ impl Admin {
         };
         let completion = Completion::new(0, status).with_dw0(result);
         rooms.finish(end, tag, len_bytes, completion);
+    }
+
+    /// Whether the last that came was a keep-alive of a host that can wait for its answer.
+    pub(super) fn is_only_kept_alive(&self) -> bool {
+        self.is_only_kept_alive
     }
 
     /// Property Get and Set (Base 2.1 §6.5, §6.6); nothing else of fabrics is known here.

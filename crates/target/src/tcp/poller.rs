@@ -88,6 +88,10 @@ impl Poller for Guest {
         self.is_quiet()
     }
 
+    fn may_linger(&self) -> bool {
+        self.is_in_no_hurry()
+    }
+
     fn wake_at(&self) -> Instant {
         self.next_deadline()
     }

@@ -69,6 +69,11 @@ impl Guest {
         is_idle && !waits_for_memory && !is_sending && self.reason.is_none()
     }
 
+    /// Whether nobody hurries: it is an admin queue on which a host says that it is there.
+    pub(in crate::tcp) fn is_in_no_hurry(&self) -> bool {
+        matches!(&self.role, Role::Admin(admin) if admin.is_only_kept_alive())
+    }
+
     /// The thread looks by itself again.
     pub(in crate::tcp) fn awake(&mut self) {
         if let Some(stream) = &mut self.stream {

@@ -4,10 +4,14 @@ use base::{Instant, Span};
 use host::{Clock, Cores};
 use reactor::{ReactorOptions, Reactors};
 use tcp::Data;
+use wire::fabrics::{CNTLID_DYNAMIC, Connect};
 use wire::log::health::HealthInformation;
+use wire::register::offset;
 use wire::{AdminOpcode, Command, IoOpcode, Status};
 
-use super::rig::{Rig, limits, pattern, transfer};
+use super::rig::{
+    ENABLED, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+};
 use super::server::{associate, exchange, serve};
 use crate::tcp::{Limits, Placement};
 
@@ -46,6 +50,30 @@ fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
     }
     rig.run();
     assert!(quiet(&rig).iter().any(|is_quiet| !is_quiet));
+}
+
+#[test]
+fn nobody_hurries_for_a_host_that_only_says_that_it_is_there_and_may_be_silent_for_long() {
+    let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
+    for (kato, lingers) in [(10_000, true), (1_000, true), (900, false), (0, false)] {
+        let mut rig = Rig::new();
+        let line = rig.dial(admin_config());
+        let connect = Connect { kato, ..admin_connect() };
+        rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+        rig.set_property(line, offset::CC, ENABLED);
+        let is_patient = |rig: &Rig| rig.guests[0].is_in_no_hurry();
+        assert!(!is_patient(&rig), "it is at work");
+        let (completion, _) = rig.command(line, &keep_alive, Data::None, &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        assert_eq!(is_patient(&rig), lingers, "{kato} ms");
+        let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(127 << 16 | 2);
+        rig.command(line, &get.with_nsid(u32::MAX), Data::ToHost(512), &[]);
+        assert!(!is_patient(&rig), "it has asked for something");
+        rig.command(line, &keep_alive, Data::None, &[]);
+        assert_eq!(is_patient(&rig), lingers);
+        rig.set_property(line, offset::CC, ENABLED);
+        assert!(!is_patient(&rig), "a property too");
+    }
 }
 
 #[test]
