@@ -163,6 +163,12 @@ pub fn lock_holder(machine: &Machine, device: (u32, u32), inode: u64) -> Option<
     })
 }
 
+/// The process that has a lock on the file at `path`.
+pub fn locker_of(machine: &Machine, path: &Path) -> Option<u32> {
+    let found = stat(path).ok()?;
+    lock_holder(machine, (major(found.st_dev), minor(found.st_dev)), found.st_ino)
+}
+
 /// One look through the kernel's files.
 struct Look<'a> {
     machine: &'a Machine,

@@ -219,10 +219,18 @@ impl Store {
 
     /// Whether nothing is asked, under way, or left to be given back.
     pub fn is_idle(&self) -> bool {
-        let is_done = self.books.superblock.work.is_none();
-        let is_swept = self.stopped || self.is_sweep_stuck || is_done;
         let is_still = matches!(self.commit, Commit::Idle) && !self.wants_commit;
-        self.tasks.is_empty() && self.ios.is_empty() && is_still && is_swept
+        !self.has_tasks() && self.ios.is_empty() && is_still && self.has_given_back()
+    }
+
+    /// Whether something is asked that was not answered.
+    pub fn has_tasks(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+
+    /// Whether all that is no longer needed has been given back, as far as that can be done now.
+    pub fn has_given_back(&self) -> bool {
+        self.stopped || self.is_sweep_stuck || self.books.superblock.work.is_none()
     }
 
     /// Asks something. The answer bears `token`.

@@ -17,6 +17,7 @@ mod carrier;
 mod channel;
 mod decouple;
 mod extents;
+mod identity;
 mod inflate;
 mod make;
 mod once;
@@ -34,6 +35,7 @@ mod send;
 mod shared;
 #[cfg(test)]
 pub(crate) mod tests;
+mod users;
 
 use std::sync::Arc;
 
@@ -45,8 +47,10 @@ use host::{Clock, Sleeper, Thread};
 use volume::{Action, Answer, Ask, End, StoreError, Usage, VolumeInfo};
 
 pub use self::decouple::Decoupled;
+pub use self::identity::{file_holder, identity};
 pub use self::inflate::Inflated;
 pub use self::make::{Checked, Created, check, create, grow};
+pub use self::once::all_open;
 pub use self::outside::CheckedParent;
 pub use self::place::Place;
 pub use self::receive::INCOMPLETE;
@@ -59,7 +63,7 @@ pub use volume::{Account, Change, Counted, Fill, Finding, Parent, Report, Volume
 use self::channel::VolumeChannel;
 use self::outside::Outside;
 use self::owner::Owner;
-use self::shared::{Note, Shared};
+use self::shared::{Note, Shared, State};
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
 use crate::{Existing, MediumError};
@@ -75,6 +79,8 @@ pub struct OpenStore {
     /// What lies below, and what is known of it.
     below: Opened,
     name: String,
+    /// Which device that is, however it was spelled.
+    identity: String,
     owner: Option<Thread<()>>,
 }
 
@@ -86,6 +92,8 @@ struct Volume {
     parent: Option<Outside>,
     limits: Limits,
     is_written: bool,
+    /// Somebody outside has it, who expects it to stay what it is.
+    is_used: bool,
 }
 
 /// How pages lie on the blocks of a device.
@@ -146,6 +154,7 @@ fn open_volume(
     let is_anything = info.mapped > 0 || parent.is_some();
     let existing = is_anything.then(|| Existing { name: uri.to_string(), found, path: None });
     let medium = Volume::open(open, &info, parent).map_err(|problem| uri.refuse(problem))?;
+    let medium = medium.for_others();
     let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
     Ok(Opened { medium: Arc::new(medium), description, existing, handles })
 }
@@ -182,8 +191,9 @@ impl OpenStore {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
         .map_err(|error| machine(format!("start a thread: {error}")))?;
-        let regions = regions.clone();
-        Ok(Self { shared, medium, regions, clock, shape, below, name, owner: Some(owner) })
+        let (regions, identity) = (regions.clone(), identity(&place.store));
+        let owner = Some(owner);
+        Ok(Self { shared, medium, regions, clock, shape, below, name, identity, owner })
     }
 
     /// Asks something that moves no data, and waits for the answer.
@@ -194,10 +204,25 @@ impl OpenStore {
     /// Asks something, has `carry` move the data, and waits for the answer. What is carried returns the
     /// checksums of its blocks where they are wanted.
     fn converse(&self, ask: Ask, carry: &mut Carry<'_>) -> Result<Answer, MediumError> {
+        self.converse_if(ask, carry, |_| Ok(()))
+    }
+
+    /// The same, if `admit` has nothing against it in the moment in which it is asked.
+    fn converse_if(
+        &self,
+        ask: Ask,
+        carry: &mut Carry<'_>,
+        admit: impl FnOnce(&State) -> Result<(), MediumError>,
+    ) -> Result<Answer, MediumError> {
         let machine =
             |problem| MediumError::new(Blame::Machine, format!("{}: {problem}", self.name));
         let desk = self.shared.join(None).map_err(machine)?;
         let mut state = self.shared.lock_to_tell();
+        if let Err(refused) = admit(&state) {
+            drop(state);
+            self.shared.leave(&desk, core::iter::empty());
+            return Err(refused);
+        }
         state.ask(&desk, 0, ask);
         self.shared.sort(&mut state);
         drop(state);
@@ -312,19 +337,27 @@ impl OpenStore {
     ///
     /// # Errors
     ///
-    /// Why it was not made.
+    /// Why it was not made. What would take from a volume what somebody has open is refused.
     pub fn change(&self, change: Change) -> Result<Option<VolumeInfo>, MediumError> {
-        match self.ask(Ask::Change(change))? {
+        let at_stake = self.at_stake(&change)?;
+        let admit = |state: &State| self.admit(state, &change, at_stake.as_ref());
+        let asked = Ask::Change(change.clone());
+        match self.converse_if(asked, &mut |_| Err(Outcome::ABORTED), admit)? {
             Answer::Volume(info) => Ok(Some(info)),
             _ => Ok(None),
         }
     }
 
     /// Waits until what was deleted has been given back, or `at_most` has passed. Says whether it
-    /// has.
+    /// has. Where others go on with their volumes, nothing more is waited for.
     pub fn settle(&self, at_most: Span) -> bool {
         let until = self.clock.now().after(at_most);
-        while !self.shared.lock().store.is_idle() {
+        let is_settled = || {
+            let state = self.shared.lock();
+            let is_used = !state.used.is_empty() || !state.written.is_empty();
+            state.store.is_idle() || (is_used && state.store.has_given_back())
+        };
+        while !is_settled() {
             if self.clock.now() > until {
                 return false;
             }
@@ -361,14 +394,27 @@ impl Volume {
             state.written.push(info.id);
         }
         drop(state);
-        Ok(Self { open: Arc::clone(open), info: info.clone(), parent, limits, is_written })
+        let (open, info) = (Arc::clone(open), info.clone());
+        Ok(Self { open, info, parent, limits, is_written, is_used: false })
+    }
+
+    /// The same, as somebody outside has it.
+    fn for_others(mut self) -> Self {
+        self.open.shared.lock().used.push(self.info.id);
+        self.is_used = true;
+        self
     }
 }
 
 impl Drop for Volume {
     fn drop(&mut self) {
+        let mut state = self.open.shared.lock();
         if self.is_written {
-            self.open.shared.lock().written.retain(|id| *id != self.info.id);
+            state.written.retain(|id| *id != self.info.id);
+        }
+        let place = state.used.iter().position(|id| self.is_used && *id == self.info.id);
+        if let Some(place) = place {
+            state.used.swap_remove(place);
         }
     }
 }

@@ -26,6 +26,9 @@ pub(super) struct Carrier {
 
 /// Blocks that are carried at once at most.
 pub(super) const CARRY_MAX: u32 = 256;
+/// How often it looks for an answer before it leaves the processor to others between two looks.
+const LOOKS_MAX: u32 = 200;
+const LOOK_AGAIN: Span = Span::from_us(50);
 /// How long a volume may take for one request.
 const PATIENCE: Span = Span::from_secs(120);
 
@@ -110,7 +113,7 @@ impl Carrier {
         };
         let until = self.clock.now().after(PATIENCE);
         let (mut answers, mut taken) = (Answers::with_capacity(1), false);
-        loop {
+        for look in 0_u32.. {
             let now = self.clock.now();
             taken = taken || self.backend.submit(now, &[request], &[segment]) == 1;
             self.backend.flush();
@@ -121,8 +124,12 @@ impl Carrier {
             if now > until {
                 return Outcome::ABORTED;
             }
-            host::thread::give_way();
+            match look {
+                0..LOOKS_MAX => host::thread::give_way(),
+                _ => host::thread::rest(LOOK_AGAIN),
+            }
         }
+        Outcome::ABORTED
     }
 
     fn judge(

@@ -84,8 +84,9 @@ impl OpenStore {
                 Answer::Filled(to) if to < left => left = to,
                 answer => return Err(machine(format!("found {answer:?}, expected to go on"))),
             }
-            pace.rest(mover.copied - before, began);
-            if !watch(((info.reach - left) * page, info.reach * page)) {
+            let progress = ((info.reach - left) * page, info.reach * page);
+            let goes_on = &mut || watch(progress);
+            if !(goes_on() && pace.rest(mover.copied - before, began, goes_on)) {
                 return Err(machine("interrupted; say it again to go on".into()));
             }
         }

@@ -76,8 +76,9 @@ impl OpenStore {
                 Answer::Owned(to) if to > block => block = to,
                 answer => return Err(machine(format!("found {answer:?}, expected to go on"))),
             }
-            pace.rest(mover.copied - before, began);
-            if !watch((block.min(info.blocks) * page, info.blocks * page)) {
+            let progress = (block.min(info.blocks) * page, info.blocks * page);
+            let goes_on = &mut || watch(progress);
+            if !(goes_on() && pace.rest(mover.copied - before, began, goes_on)) {
                 return Err(machine("interrupted; say it again to go on".into()));
             }
         }

@@ -53,6 +53,12 @@ pub(super) fn open(opener: &Opener<'_>, place: &Place) -> Result<Arc<OpenStore>,
     Ok(open)
 }
 
+/// All stores that this process has open.
+pub fn all_open() -> Vec<Arc<OpenStore>> {
+    // Whoever turns out to be the last to have one closes it when the list goes, not under the lock.
+    lock().iter().filter_map(|entry| entry.open.as_ref()?.upgrade()).collect()
+}
+
 fn lock() -> MutexGuard<'static, Vec<Entry>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -18,14 +18,30 @@ impl Pace {
         Span::from_us(bytes.saturating_mul(1_000_000) / rate)
     }
 
-    /// Rests, so that so many bytes have taken as long as they must since `began`.
-    pub(super) fn rest(&self, bytes: u64, began: Instant) {
-        let left = began.after(self.least(bytes)).since(self.clock.now());
-        if left > Span::from_ms(0) {
-            host::thread::rest(left);
+    /// Rests, so that so many bytes have taken as long as they must since `began`. Asks now and then
+    /// whether to go on, and says what was answered last.
+    pub(super) fn rest(
+        &self,
+        bytes: u64,
+        began: Instant,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> bool {
+        let until = began.after(self.least(bytes));
+        loop {
+            let left = until.since(self.clock.now());
+            if left == Span::default() {
+                return true;
+            }
+            host::thread::rest(left.min(REST_MAX));
+            if !goes_on() {
+                return false;
+            }
         }
     }
 }
+
+/// How long nobody is asked whether to go on.
+const REST_MAX: Span = Span::from_ms(100);
 
 #[cfg(test)]
 mod tests {
@@ -43,9 +59,20 @@ mod tests {
         let began = Clock::start();
         let pace = Pace { rate: Some(1000), clock: began };
         let from = began.now();
-        pace.rest(50, from);
+        assert!(pace.rest(50, from, &mut || true));
         assert!(began.now().since(from) >= Span::from_ms(50));
-        pace.rest(50, from);
-        assert!(began.now().since(from) < Span::from_secs(5), "what is due is not waited for");
+        assert!(pace.rest(50, from, &mut || false), "what is due is not waited for");
+    }
+
+    #[test]
+    fn whoever_says_no_does_not_wait_for_the_end_of_a_long_rest() {
+        let clock = Clock::start();
+        let pace = Pace { rate: Some(1), clock };
+        let mut asked = 0;
+        let goes_on = pace.rest(1 << 20, clock.now(), &mut || {
+            asked += 1;
+            asked < 3
+        });
+        assert!(!goes_on && asked == 3, "{asked}");
     }
 }

@@ -1,14 +1,15 @@
 //! All data of a store, read to see whether they can be, and are what was written.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use base::Outcome;
+use base::{Outcome, Span};
 use volume::{Answer, Ask, VolumeInfo};
 
 use super::carrier::Carrier;
 use super::pace::Pace;
 use super::raw::Raw;
-use super::send::{Changed, Watch};
+use super::send::Watch;
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
 
@@ -20,7 +21,9 @@ pub struct Scrubbed {
     /// Blocks that were read: all that it has but those of what it was made from, which are read
     /// there, and those of its parent, which are another's.
     pub blocks: u64,
-    /// What is damaged of them.
+    /// How many of them are damaged, or described by what is.
+    pub bad_blocks: u64,
+    /// Which those are: the first thousand runs of them.
     pub bad: Vec<Bad>,
 }
 
@@ -50,6 +53,14 @@ pub enum Cause {
     Metadata,
 }
 
+/// Runs of damaged blocks that are kept of a volume.
+const BAD_MAX: usize = 1000;
+/// Blocks that are read at once while others have I/O under way: 256 KiB.
+pub(super) const POLITE_BLOCKS: u32 = 64;
+/// How long others may keep a piece waiting.
+pub(super) const POLITE_MAX: Span = Span::from_ms(20);
+const POLITE_REST: Span = Span::from_us(500);
+
 /// One scrub.
 struct Scrub<'a, 'b> {
     open: &'a Arc<OpenStore>,
@@ -60,9 +71,18 @@ struct Scrub<'a, 'b> {
     total: u64,
 }
 
+/// What came of a way through a volume.
+enum Way {
+    /// It was gone to the end.
+    Whole,
+    /// What describes it cannot be read from a block on.
+    Lost(u64),
+}
+
 impl OpenStore {
     /// Reads all data of all volumes and snapshots, each block once, while others go on: at most so
-    /// many bytes in a second. Where there are checksums, they are compared.
+    /// many bytes in a second, and a piece only when nobody else has I/O under way, or has had it for
+    /// 20 ms. Where there are checksums, they are compared. What is deleted meanwhile is left out.
     ///
     /// # Errors
     ///
@@ -76,83 +96,145 @@ impl OpenStore {
         let pace = Pace { rate, clock: self.clock };
         let mut scrub = Scrub { open: self, infos, watch, pace, done: 0, total: 0 };
         let infos = scrub.infos.clone();
-        let plans: Vec<Plan> = infos.iter().map(|info| scrub.plan(info)).collect();
-        scrub.total = plans.iter().map(Plan::blocks).sum();
-        infos.iter().zip(plans).map(|(info, plan)| scrub.volume(info, plan)).collect()
+        for info in &infos {
+            scrub.total += scrub.blocks_of(info);
+        }
+        infos.iter().filter_map(|info| scrub.volume(info).transpose()).collect()
     }
-}
 
-/// What is to be read of a volume, and from where on that is not known.
-struct Plan {
-    pieces: Vec<Changed>,
-    unknown_from: Option<u64>,
-}
-
-impl Plan {
-    fn blocks(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.blocks).sum()
+    /// Waits while others have I/O under way, but not for ever. Returns how many blocks may be read at
+    /// once now.
+    pub(super) fn let_others_go_first(&self) -> u32 {
+        let until = self.clock.now().after(POLITE_MAX);
+        while self.shared.lock().is_busy() {
+            if self.clock.now() > until {
+                return POLITE_BLOCKS;
+            }
+            host::thread::rest(POLITE_REST);
+        }
+        u32::MAX
     }
 }
 
 impl Scrub<'_, '_> {
-    /// What a volume has that what it was made from has not.
-    fn plan(&self, info: &VolumeInfo) -> Plan {
-        let base = self.infos.iter().find(|one| one.id == info.origin);
-        let (mut pieces, mut end) = (Vec::new(), 0);
-        let whole = self.open.differences(base, info, &mut |piece| {
-            end = piece.block + piece.blocks;
-            pieces.extend(Some(piece).filter(|piece| piece.is_mapped));
+    /// How many blocks a volume has that what it was made from has not, as far as that can be told.
+    fn blocks_of(&self, info: &VolumeInfo) -> u64 {
+        let mut blocks = 0;
+        // What is damaged is named when it is come upon.
+        let _ = self.open.differences(self.base_of(info), info, &mut |piece| {
+            blocks += if piece.is_mapped { piece.blocks } else { 0 };
             Ok(())
         });
-        Plan { pieces, unknown_from: whole.err().map(|_| end) }
+        blocks
     }
 
-    fn volume(&mut self, info: &VolumeInfo, plan: Plan) -> Result<Scrubbed, MediumError> {
+    /// What a volume was made from, if that is there.
+    fn base_of(&self, info: &VolumeInfo) -> Option<&VolumeInfo> {
+        self.infos.iter().find(|one| one.id == info.origin)
+    }
+
+    /// Reads a volume. `None` if it has been deleted meanwhile.
+    fn volume(&mut self, info: &VolumeInfo) -> Result<Option<Scrubbed>, MediumError> {
+        let mut seen = Scrubbed { info: info.clone(), blocks: 0, bad_blocks: 0, bad: Vec::new() };
+        let mut from = 0;
+        loop {
+            let base = self.base_of(info).cloned();
+            let Way::Lost(block) = self.go_through(base.as_ref(), from, &mut seen)? else {
+                return Ok(Some(seen));
+            };
+            self.infos = self.open.list()?;
+            let Some(now) = self.infos.iter().find(|one| one.id == info.id).cloned() else {
+                return Ok(None);
+            };
+            let is_changed = now.origin != seen.info.origin
+                || self.base_of(&now).map(|base| base.id) != base.map(|base| base.id);
+            seen.info = now;
+            if !is_changed {
+                let blocks = info.blocks - block.min(info.blocks);
+                let (at, cause) = (0, Cause::Metadata);
+                seen.note(Bad { block, blocks, at, cause, shared_with: Vec::new() });
+                return Ok(Some(seen));
+            }
+            // What it was made from went, and was the other side of the comparison.
+            from = block;
+        }
+    }
+
+    /// Reads what a volume has, from a block on, that its base has not.
+    fn go_through(
+        &mut self,
+        base: Option<&VolumeInfo>,
+        from: u64,
+        seen: &mut Scrubbed,
+    ) -> Result<Way, MediumError> {
         // Others may write to it meanwhile.
-        let read_only = VolumeInfo { is_read_only: true, ..info.clone() };
+        let read_only = VolumeInfo { is_read_only: true, ..seen.info.clone() };
         let mut carrier = Carrier::open(self.open, &read_only, None)?;
-        let blocks = plan.blocks();
-        let mut bad = Vec::new();
-        for Changed { block, blocks, .. } in plan.pieces {
-            let mut at = block;
-            while at < block + blocks {
-                let left = u32::try_from(block + blocks - at).unwrap_or(u32::MAX);
-                let count = left.min(carrier.blocks_max());
-                let began = self.open.clock.now();
-                if carrier.verify(at, count).is_err() {
-                    self.look(info, &mut carrier, (at, count), &mut bad)?;
-                }
-                at += u64::from(count);
-                self.done += u64::from(count);
-                let page = u64::from(PAGE_BYTES);
-                self.pace.rest(u64::from(count) * page, began);
-                if !(self.watch)((self.done * page, self.total * page)) {
-                    return Err(self.open.interrupted());
-                }
+        let (open, mut end, mut halt) = (Arc::clone(self.open), from, None);
+        let whole = open.differences(base, &read_only, &mut |piece| {
+            // What it has gained since is not looked at.
+            let last = (piece.block + piece.blocks).min(read_only.blocks);
+            let first = piece.block.max(from).min(last);
+            if piece.is_mapped
+                && let Err(error) = self.read(&mut carrier, first..last, seen)
+            {
+                halt = Some(error.clone());
+                return Err(error);
+            }
+            end = last.max(end);
+            Ok(())
+        });
+        match (halt, whole) {
+            (Some(error), _) => Err(error),
+            (None, Err(_)) => Ok(Way::Lost(end)),
+            (None, Ok(())) => Ok(Way::Whole),
+        }
+    }
+
+    /// Reads some blocks of a volume.
+    fn read(
+        &mut self,
+        carrier: &mut Carrier,
+        blocks: Range<u64>,
+        seen: &mut Scrubbed,
+    ) -> Result<(), MediumError> {
+        let (mut at, page) = (blocks.start, u64::from(PAGE_BYTES));
+        while at < blocks.end {
+            let left = u32::try_from(blocks.end - at).unwrap_or(u32::MAX);
+            let polite = self.open.let_others_go_first();
+            let count = left.min(polite).min(carrier.blocks_max());
+            let began = self.open.clock.now();
+            if carrier.verify(at, count).is_err() {
+                self.look(carrier, (at, count), seen)?;
+            }
+            at += u64::from(count);
+            self.done += u64::from(count);
+            seen.blocks += u64::from(count);
+            // Volumes grow while they are read.
+            let progress = (self.done * page, self.total.max(self.done) * page);
+            let goes_on = &mut || (self.watch)(progress);
+            if !(goes_on() && self.pace.rest(u64::from(count) * page, began, goes_on)) {
+                return Err(self.open.interrupted());
             }
         }
-        if let Some(block) = plan.unknown_from {
-            let (blocks, cause) = (info.blocks - block.min(info.blocks), Cause::Metadata);
-            bad.push(Bad { block, blocks, at: 0, cause, shared_with: Vec::new() });
-        }
-        Ok(Scrubbed { info: info.clone(), blocks, bad })
+        Ok(())
     }
 
     /// Finds out which blocks of some are damaged.
     fn look(
         &self,
-        info: &VolumeInfo,
         carrier: &mut Carrier,
         (first, count): (u64, u32),
-        bad: &mut Vec<Bad>,
+        seen: &mut Scrubbed,
     ) -> Result<(), MediumError> {
+        let info = &seen.info.clone();
         for block in first..first + u64::from(count) {
             if carrier.verify(block, 1).is_ok() {
                 continue;
             }
             let place = self.place(info, block);
-            // Somebody may have trimmed it meanwhile.
-            if place == Ok(None) {
+            // Somebody may have trimmed it meanwhile, or deleted the volume or its end.
+            if place == Ok(None) || (place.is_err() && !self.has(info, block)?) {
                 continue;
             }
             let (at, cause) = match place {
@@ -163,19 +245,15 @@ impl Scrub<'_, '_> {
             let has_it = |other: &&VolumeInfo| at > 0 && self.place(other, block) == Ok(Some(at));
             let shared_with: Vec<String> =
                 others.filter(has_it).map(|other| other.name.clone()).collect();
-            match bad.last_mut() {
-                Some(last)
-                    if last.block + last.blocks == block
-                        && (at == 0 || last.at + last.blocks == at)
-                        && last.cause == cause
-                        && last.shared_with == shared_with =>
-                {
-                    last.blocks += 1;
-                }
-                _ => bad.push(Bad { block, blocks: 1, at, cause, shared_with }),
-            }
+            seen.note(Bad { block, blocks: 1, at, cause, shared_with });
         }
         Ok(())
+    }
+
+    /// Whether a volume is there and has a block.
+    fn has(&self, info: &VolumeInfo, block: u64) -> Result<bool, MediumError> {
+        let volumes = self.open.list()?;
+        Ok(volumes.iter().any(|one| one.id == info.id && block < one.blocks))
     }
 
     /// Where a block of a volume lies; `Err` if nobody can tell.
@@ -194,6 +272,25 @@ impl Scrub<'_, '_> {
         match read.and_then(|mut raw| raw.read(at, &mut [0; 4096])) {
             Ok(()) => Cause::Checksum,
             Err(_) => Cause::Unread,
+        }
+    }
+}
+
+impl Scrubbed {
+    /// Blocks are damaged: as many as follow those that were noted last, or more.
+    fn note(&mut self, bad: Bad) {
+        self.bad_blocks += bad.blocks;
+        let has_room = self.bad.len() < BAD_MAX;
+        let last = self.bad.last_mut().filter(|last| {
+            last.block + last.blocks == bad.block
+                && (bad.at == 0 || last.at + last.blocks == bad.at)
+                && last.cause == bad.cause
+                && last.shared_with == bad.shared_with
+        });
+        match last {
+            Some(last) => last.blocks += bad.blocks,
+            None if has_room => self.bad.push(bad),
+            None => {}
         }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct State {
     pages: VecDeque<Action>,
     /// Numbers of the volumes that somebody has open to write.
     pub(super) written: Vec<u64>,
+    /// Numbers of the volumes and snapshots that somebody outside has open, as often as he has.
+    pub(super) used: Vec<u64>,
     /// For each volume that is open a count of how often its runs became old.
     epochs: BTreeMap<u64, Arc<AtomicU64>>,
 }
@@ -76,6 +78,7 @@ impl Shared {
             next_seat: 0,
             pages: VecDeque::new(),
             written: Vec::new(),
+            used: Vec::new(),
             epochs: BTreeMap::new(),
         };
         let transaction = AtomicU64::new(state.store.transaction());
@@ -170,6 +173,12 @@ impl State {
     #[inline]
     pub(super) fn ask(&mut self, desk: &Desk, number: u32, ask: Ask) {
         self.store.submit(u64::from(desk.number) << 32 | u64::from(number), ask);
+    }
+
+    /// Whether somebody has I/O under way: what the store is asked, and reads that it does not know of.
+    pub(super) fn is_busy(&self) -> bool {
+        let reads = self.seats.values().filter_map(|seat| seat.reads.as_ref());
+        self.store.has_tasks() || reads.map(readers::Seat::oldest).any(|oldest| oldest != u64::MAX)
     }
 
     /// What counts how often runs of a volume became old.

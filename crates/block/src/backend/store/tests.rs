@@ -104,6 +104,11 @@ impl Hand {
 
     fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> Outcome {
         self.begin(operation, lba, blocks);
+        self.end()
+    }
+
+    /// What came of what was begun.
+    fn end(&mut self) -> Outcome {
         let mut answers = Answers::with_capacity(1);
         let until = self.clock.now().after(Span::from_secs(60));
         loop {
@@ -112,7 +117,7 @@ impl Hand {
             if self.backend.poll(now, &mut answers) > 0 {
                 return answers.as_slice()[0].outcome;
             }
-            assert!(now < until, "{operation:?} is answered");
+            assert!(now < until, "it is answered");
             host::thread::give_way();
         }
     }
@@ -220,6 +225,72 @@ fn whoever_wants_to_hear_it_is_told_how_full_a_store_is() {
     assert!(store.settle(Span::from_secs(60)));
     let relieved = std::iter::from_fn(|| Some(next().fill)).find(|fill| *fill == Fill::Below(80));
     assert!(relieved.is_some());
+}
+
+#[test]
+fn what_somebody_has_open_is_neither_deleted_nor_shortened_nor_taken_back() {
+    let bench = Bench::new("8m");
+    bench.create("a", 64);
+    let store = bench.store();
+    let snapshot = |name: &str| Change::Snapshot { volume: "a".into(), name: name.into(), uuid: 1 };
+    store.change(snapshot("s")).unwrap();
+    let opened = bench.open("a").unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    hand.write(60, 4, 7);
+    let delete = |name: &str| Change::Delete { name: name.into(), orphan: false };
+    let revert = Change::Revert { volume: "a".into(), snapshot: "s".into() };
+    let resize = |blocks| Change::Resize { name: "a".into(), blocks };
+    for change in [delete("a"), revert.clone(), resize(63)] {
+        let refused = store.change(change.clone()).unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("it is open in process"), "{change:?}: {text}");
+        assert!(refused.hint().is_some_and(|hint| hint.contains("say the same again")));
+    }
+    // A snapshot of it that nobody has open is nobody's.
+    let parent = bench.open("s").unwrap();
+    assert!(store.change(delete("s")).unwrap_err().to_string().contains("delete `s`"));
+    store.change(snapshot("t")).unwrap();
+    store.change(delete("t")).unwrap();
+    store.change(Change::Rename { name: "a".into(), to: "b".into() }).unwrap();
+    store.change(Change::Resize { name: "b".into(), blocks: 128 }).unwrap();
+    assert_eq!(hand.read(59, 5), [0, 7, 7, 7, 7], "he goes on");
+    assert_eq!(hand.run(Operation::Read, 64, 1), Outcome::LBA_OUT_OF_RANGE, "to his old end");
+    drop((hand, opened, parent));
+    let again = bench.open("b").unwrap();
+    assert_eq!(bench.hand(&*again.medium, 0).read(63, 2), [7, 0]);
+    drop(again);
+    let revert = Change::Revert { volume: "b".into(), snapshot: "s".into() };
+    assert_eq!(store.change(revert).unwrap().unwrap().blocks, 64);
+    store.change(delete("b")).unwrap();
+    store.change(delete("s")).unwrap();
+    drop(store);
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn a_store_is_settled_when_all_is_given_back_although_others_go_on() {
+    let bench = Bench::new("64m");
+    bench.create("a", 4096);
+    bench.create("b", 4096);
+    let opened = bench.open("a").unwrap();
+    let filled = bench.open("b").unwrap();
+    (0..64).for_each(|at| bench.hand(&*filled.medium, 1).write(at * 16, 16, 1));
+    drop(filled);
+    let mut hand = bench.hand(&*opened.medium, 0);
+    let body = move |stop: &host::Stop| {
+        let mut at = 0;
+        while !stop.is_stopped() {
+            hand.write(at % 4096, 1, 3);
+            at += 1;
+        }
+    };
+    let load = Thread::spawn("load", None, body).unwrap();
+    let store = bench.store();
+    store.change(Change::Delete { name: "b".into(), orphan: false }).unwrap();
+    assert!(store.settle(Span::from_secs(30)));
+    load.stop();
+    drop((opened, store));
+    assert!(bench.is_clean());
 }
 
 #[test]

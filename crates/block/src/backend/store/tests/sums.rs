@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use base::{Memory, Operation, Outcome, Random};
 use volume::{Answer, Ask};
 
-use super::{Bench, Hand, PAGE};
+use super::{Bench, PAGE};
 use crate::backend::store::{Bad, Cause, Change, Place, Scrubbed, rescue};
 
 const BLOCKS: u64 = 400;
@@ -125,6 +125,85 @@ fn a_scrub_finds_each_of_many_blocks_that_a_device_has_changed() {
 }
 
 #[test]
+fn a_scrub_takes_nothing_that_happens_meanwhile_for_damage() {
+    type Act = fn(&Bench);
+    fn change(bench: &Bench, change: Change) {
+        bench.store().change(change).unwrap();
+    }
+    fn delete(bench: &Bench, name: &str) {
+        change(bench, Change::Delete { name: name.into(), orphan: true });
+    }
+    fn resize(bench: &Bench, name: &str, blocks: u64) {
+        change(bench, Change::Resize { name: name.into(), blocks });
+    }
+    let acts: [(&str, Act); 8] = [
+        ("the volume goes that is being read", |bench| delete(bench, "v")),
+        ("a volume goes before its turn", |bench| delete(bench, "plain")),
+        ("a snapshot goes", |bench| delete(bench, "s")),
+        ("what others were made from goes", |bench| {
+            delete(bench, "v");
+            delete(bench, "s");
+        }),
+        ("its end goes", |bench| resize(bench, "v", 50)),
+        ("it grows and is written there", |bench| {
+            resize(bench, "v", 800);
+            let opened = bench.open("v").unwrap();
+            bench.hand(&*opened.medium, 2).write(500, 30, 4);
+        }),
+        ("it is written and trimmed", |bench| {
+            let opened = bench.open("v").unwrap();
+            let mut hand = bench.hand(&*opened.medium, 2);
+            (0..10).for_each(|part| hand.write(part * 40 + 10, 30, 6));
+            assert_eq!(hand.run(Operation::Deallocate, 200, 150), Outcome::SUCCESS);
+        }),
+        ("it is snapshot and taken back", |bench| {
+            let of = |name: &str| (String::from("v"), String::from(name));
+            let (volume, name) = of("t");
+            change(bench, Change::Snapshot { volume, name, uuid: 3 });
+            let (volume, snapshot) = of("s");
+            change(bench, Change::Revert { volume, snapshot });
+        }),
+    ];
+    for (what, act) in acts {
+        for at in [1, 9] {
+            let bench = pool();
+            let mut steps = 0;
+            let found = bench.store().scrub(None, &mut |(done, size)| {
+                assert!(done <= size);
+                steps += 1;
+                if steps == at {
+                    act(&bench);
+                }
+                true
+            });
+            let found = found.unwrap();
+            assert!(steps > at, "{what}");
+            let bad: Vec<&Scrubbed> = found.iter().filter(|one| one.bad_blocks > 0).collect();
+            assert!(bad.is_empty(), "{what} at step {at}: {bad:?}");
+            assert!(bench.is_clean(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn whoever_has_io_under_way_goes_first_but_not_for_ever() {
+    let bench = pool();
+    let (opened, store) = (bench.open("plain").unwrap(), bench.store());
+    let mut hand = bench.hand(&*opened.medium, 0);
+    assert_eq!(store.let_others_go_first(), u32::MAX);
+    for operation in [Operation::Read, Operation::Write] {
+        // Asked twice: of the second read the store does not know.
+        assert_eq!(hand.run(Operation::Read, 0, 1), Outcome::SUCCESS);
+        hand.begin(operation, 0, 1);
+        let began = bench.clock.now();
+        assert_eq!(store.let_others_go_first(), super::super::scrub::POLITE_BLOCKS);
+        assert!(bench.clock.now().since(began) >= super::super::scrub::POLITE_MAX);
+        assert_eq!(hand.end(), Outcome::SUCCESS);
+        assert_eq!(store.let_others_go_first(), u32::MAX, "{operation:?}");
+    }
+}
+
+#[test]
 fn data_pass_through_memory_of_the_channel_whatever_is_asked() {
     let bench = pool();
     let opened = bench.open("v").unwrap();
@@ -206,20 +285,4 @@ fn a_rescue_leaves_out_a_volume_that_has_no_room_and_goes_on() {
     assert_eq!(names, ["first", "last"]);
     let seen = rescue(&small.opener(), &from, &small.store(), &mut |(done, _)| done < 1);
     assert!(seen.unwrap_err().to_string().contains("interrupt"), "the others are not tried then");
-}
-
-/// The outcome of what was begun.
-impl Hand {
-    fn end(&mut self) -> Outcome {
-        let mut answers = base::Answers::with_capacity(1);
-        let until = self.clock.now().after(base::Span::from_secs(60));
-        loop {
-            self.backend.flush();
-            if self.backend.poll(self.clock.now(), &mut answers) > 0 {
-                return answers.as_slice()[0].outcome;
-            }
-            assert!(self.clock.now() < until, "it is answered");
-            host::thread::give_way();
-        }
-    }
 }
