@@ -85,6 +85,11 @@ impl Announcer {
         self.wake.clone().raise(0);
     }
 
+    /// Has whoever serves look around.
+    pub(crate) fn wake(&self) {
+        self.wake.clone().raise(0);
+    }
+
     /// So many things happened that nobody will be told of.
     pub(crate) fn announce_lost(&self, count: u64) {
         self.lost.fetch_add(count, Ordering::Relaxed);

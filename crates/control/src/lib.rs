@@ -32,8 +32,10 @@ mod event;
 pub mod fuzz;
 mod json;
 mod kind;
+mod later;
 mod method;
 pub mod methods;
+pub mod orders;
 mod refusal;
 mod reply;
 mod request;
@@ -51,6 +53,7 @@ pub use complete::candidates;
 pub use document::document;
 pub use event::{Announcements, Announcer, Event, EventKind, announcements};
 pub use kind::Kind;
+pub use later::Later;
 pub use method::{Call, Method, Need, Parameter, Table, Verb};
 pub use methods::{
     Balancing, Copying, DevicePaths, Devices, Exports, PathNews, Paths, Process, Queues, Reactors,

@@ -5,6 +5,7 @@ use serde_json::Value;
 use crate::arguments::Arguments;
 use crate::event::EventKind;
 use crate::kind::Kind;
+use crate::later::Later;
 use crate::refusal::{Code, Refusal, either, quoted};
 use crate::shape::Shape;
 use crate::state::State;
@@ -25,7 +26,8 @@ pub struct Method {
     pub help: &'static str,
     /// A command line that does something, the program's name first.
     pub example: &'static str,
-    /// What it does. It must not wait: everybody else who asks is waiting for it.
+    /// What it does. It must not wait: everybody else who asks is waiting for it. What takes a while is
+    /// left to a thread of its own, and answered [`Later`].
     pub run: fn(&Call<'_>) -> Result<Value, Refusal>,
 }
 
@@ -73,6 +75,8 @@ pub struct Call<'a> {
     pub state: &'a State,
     /// What was given, checked against the method's row.
     pub arguments: &'a Arguments,
+    /// Where word is left that the answer comes later.
+    pub later: &'a Later,
 }
 
 /// All methods and all kinds of events, in groups.

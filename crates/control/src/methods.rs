@@ -11,6 +11,7 @@ mod queues;
 mod reactors;
 mod scheduler;
 mod stores;
+mod volumes;
 
 pub use copying::Copying;
 pub use devices::Devices;
@@ -37,6 +38,7 @@ pub static TABLE: Table = Table::new(
         copying::METHODS,
         queues::METHODS,
         paths::METHODS,
+        volumes::METHODS,
     ],
     &[
         &EventKind::COMMON,
@@ -45,6 +47,7 @@ pub static TABLE: Table = Table::new(
         queues::EVENTS,
         paths::EVENTS,
         stores::EVENTS,
+        crate::orders::EVENTS,
     ],
 );
 

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::arguments::Arguments;
 use crate::json;
+use crate::later::{Later, Pending};
 use crate::method::{Call, Method, Table};
 use crate::refusal::{Code, Refusal, quoted};
 use crate::state::State;
@@ -68,12 +69,17 @@ impl Request {
         &self,
         table: &Table,
         state: &State,
-    ) -> Result<(&'static Method, Value), Refusal> {
+    ) -> Result<(&'static Method, Answered), Refusal> {
         let method = table.find(&self.method)?;
         let arguments = Arguments::check(method, &self.parameters)?;
-        let answer = (method.run)(&Call { table, state, arguments: &arguments })?;
+        let later = Later::default();
+        let call = Call { table, state, arguments: &arguments, later: &later };
+        let answer = (method.run)(&call)?;
+        if let Some(pending) = later.take() {
+            return Ok((method, Answered::Later(pending)));
+        }
         debug_assert_eq!(method.answer.check(&answer), Ok(()), "{}", method.typed_name());
-        Ok((method, answer))
+        Ok((method, Answered::Now(answer)))
     }
 
     /// The line it is sent as.
@@ -86,6 +92,15 @@ impl Request {
         }
         line(&Line { id: &self.id, method: &self.method, parameters: &self.parameters })
     }
+}
+
+/// What comes of a request that is not refused.
+#[derive(Debug)]
+pub(crate) enum Answered {
+    /// The answer.
+    Now(Value),
+    /// The place where it will be.
+    Later(Pending),
 }
 
 /// The line that answers request `id`.

@@ -8,9 +8,10 @@ use base::{Instant, Span};
 use serde_json::{Value, json};
 
 use crate::event::{Event, SET};
-use crate::method::{Table, Verb};
+use crate::later::Pending;
+use crate::method::{Method, Table, Verb};
 use crate::refusal::{Code, Refusal};
-use crate::request::{Id, Request, Unread, answer_line};
+use crate::request::{Answered, Id, Request, Unread, answer_line};
 use crate::state::State;
 
 /// The serving half of one connection.
@@ -31,7 +32,19 @@ pub struct Session {
     unfinished: Option<Instant>,
     /// When something last moved, in either direction.
     moved: Instant,
+    /// What is being done for the last line that was read. Until it is, no other line is.
+    waited_for: Option<WaitedFor>,
     ending: Option<Ending>,
+}
+
+/// A request whose answer comes later.
+#[derive(Debug)]
+struct WaitedFor {
+    id: Id,
+    method: &'static Method,
+    pending: Pending,
+    /// What is announced when it has changed something.
+    changed: Option<Event>,
 }
 
 /// What a connection may cost.
@@ -108,6 +121,7 @@ impl Session {
             follows: false,
             unfinished: None,
             moved: now,
+            waited_for: None,
             ending: None,
         }
     }
@@ -153,6 +167,9 @@ impl Session {
         if self.stops() || self.waits() {
             return Step::Nothing;
         }
+        if self.waited_for.is_some() {
+            return self.look_for_answer();
+        }
         let Some(length) = self.input[self.searched..].iter().position(|byte| *byte == b'\n')
         else {
             self.searched = self.input.len();
@@ -178,7 +195,11 @@ impl Session {
 
     /// Whether [`step`](Self::step) would do something.
     pub fn can_step(&self) -> bool {
-        !self.stops() && !self.waits() && self.input[self.searched..].contains(&b'\n')
+        let is_there = match &self.waited_for {
+            Some(waited_for) => waited_for.pending.is_there(),
+            None => self.input[self.searched..].contains(&b'\n'),
+        };
+        !self.stops() && !self.waits() && is_there
     }
 
     /// Tells an event, if the client follows them. Cuts the client off if it does not read them.
@@ -225,7 +246,8 @@ impl Session {
         let rest = if !self.to_send().is_empty() {
             Some(self.moved.after(self.limits.send_patience))
         } else {
-            (!self.follows).then(|| self.moved.after(self.limits.idle_patience))
+            let is_silent = !self.follows && self.waited_for.is_none();
+            is_silent.then(|| self.moved.after(self.limits.idle_patience))
         };
         line.into_iter().chain(rest).min().unwrap_or(Instant::NEVER)
     }
@@ -252,7 +274,7 @@ impl Session {
 
     /// Why the connection is over, once everything that is still to be sent has been.
     pub fn is_over(&self) -> Option<Ending> {
-        let unanswered = self.input[self.begin..].contains(&b'\n');
+        let unanswered = self.waited_for.is_some() || self.input[self.begin..].contains(&b'\n');
         match self.ending? {
             Ending::CutOff => Some(Ending::CutOff),
             Ending::Told => self.to_send().is_empty().then_some(Ending::Told),
@@ -263,7 +285,13 @@ impl Session {
     fn answer(&mut self, request: &Request, served: Served<'_>) -> Step {
         let Served { table, state } = served;
         let (verb, result) = match request.answer(table, state) {
-            Ok((method, answer)) => (Some(method.verb), Ok(answer)),
+            Ok((method, Answered::Now(answer))) => (Some(method.verb), Ok(answer)),
+            Ok((method, Answered::Later(pending))) => {
+                let changed = (method.verb == Verb::Set).then(|| self.changed(request));
+                let id = request.id.clone();
+                self.waited_for = Some(WaitedFor { id, method, pending, changed });
+                return self.look_for_answer();
+            }
             Err(refusal) => (None, Err(refusal)),
         };
         self.put(&answer_line(&request.id, &result));
@@ -275,6 +303,21 @@ impl Session {
             }
             _ => Step::Answered,
         }
+    }
+
+    /// Answers what was asked last, if that is done by now.
+    fn look_for_answer(&mut self) -> Step {
+        let Some(waited_for) = self.waited_for.take() else { return Step::Nothing };
+        let Some(result) = waited_for.pending.take() else {
+            self.waited_for = Some(waited_for);
+            return Step::Nothing;
+        };
+        let WaitedFor { id, method, changed, .. } = waited_for;
+        if let Ok(answer) = &result {
+            debug_assert_eq!(method.answer.check(answer), Ok(()), "{}", method.typed_name());
+        }
+        self.put(&answer_line(&id, &result));
+        changed.filter(|_| result.is_ok()).map_or(Step::Answered, Step::Changed)
     }
 
     fn changed(&self, request: &Request) -> Event {

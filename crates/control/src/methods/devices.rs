@@ -213,7 +213,7 @@ mod tests {
     use super::Devices;
     use crate::methods::TABLE;
     use crate::refusal::{Code, Refusal};
-    use crate::{Arguments, Call, State};
+    use crate::{Arguments, Call, Later, State};
 
     fn open(uris: &[&str]) -> (State, Vec<block::Opened>) {
         let regions = Regions::new(64);
@@ -227,7 +227,12 @@ mod tests {
     fn ask(state: &State, method: &str, parameters: &Value) -> Result<Value, Refusal> {
         let method = TABLE.find(method).unwrap();
         let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
-        let answer = (method.run)(&Call { table: &TABLE, state, arguments: &arguments })?;
+        let answer = (method.run)(&Call {
+            table: &TABLE,
+            state,
+            arguments: &arguments,
+            later: &Later::default(),
+        })?;
         assert_eq!(method.answer.check(&answer), Ok(()));
         Ok(answer)
     }

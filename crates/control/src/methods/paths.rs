@@ -257,14 +257,20 @@ mod tests {
     use super::{PathNews, Paths};
     use crate::event::announcements;
     use crate::methods::TABLE;
-    use crate::{Arguments, Call, State};
+    use crate::{Arguments, Call, Later, State};
 
     fn rows(paths: &Paths, arguments: Value) -> Value {
         let state = State::new().with(paths.clone());
         let method = TABLE.find("paths").unwrap();
         let Value::Object(arguments) = arguments else { panic!("{arguments}") };
         let arguments = Arguments::check(method, &arguments).unwrap();
-        (method.run)(&Call { table: &TABLE, state: &state, arguments: &arguments }).unwrap()
+        (method.run)(&Call {
+            table: &TABLE,
+            state: &state,
+            arguments: &arguments,
+            later: &Later::default(),
+        })
+        .unwrap()
     }
 
     #[test]
@@ -311,7 +317,12 @@ mod tests {
         assert_eq!(rows(&paths, json!({ "device": "first" })), json!([]));
         let method = TABLE.find("paths").unwrap();
         let arguments = Arguments::check(method, &Map::new()).unwrap();
-        let call = Call { table: &TABLE, state: &State::new(), arguments: &arguments };
+        let call = Call {
+            table: &TABLE,
+            state: &State::new(),
+            arguments: &arguments,
+            later: &Later::default(),
+        };
         let refusal = (method.run)(&call).unwrap_err();
         assert_eq!(refusal.message, "this process has no paths, expected one that has");
     }

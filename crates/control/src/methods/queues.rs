@@ -148,7 +148,7 @@ mod tests {
     use super::{APPLIED, GONE, NOT_APPLIED, Queues};
     use crate::event::announcements;
     use crate::methods::TABLE;
-    use crate::{Arguments, Call, State};
+    use crate::{Arguments, Call, Later, State};
 
     #[test]
     fn nobody_is_connected_to_a_service_without_doors() {
@@ -157,7 +157,8 @@ mod tests {
         let state = State::new().with(Queues(service));
         let method = TABLE.find("queues").unwrap();
         let arguments = Arguments::check(method, &serde_json::Map::new()).unwrap();
-        let call = Call { table: &TABLE, state: &state, arguments: &arguments };
+        let call =
+            Call { table: &TABLE, state: &state, arguments: &arguments, later: &Later::default() };
         assert_eq!((method.run)(&call).unwrap(), json!([]));
         let none = State::new();
         let refusal = (method.run)(&Call { state: &none, ..call }).unwrap_err();

@@ -183,7 +183,7 @@ mod tests {
     use super::Balancing;
     use crate::methods::TABLE;
     use crate::refusal::{Code, Refusal};
-    use crate::{Arguments, Call, State};
+    use crate::{Arguments, Call, Later, State};
 
     /// A machine about which nothing is known.
     struct Nowhere;
@@ -213,7 +213,12 @@ mod tests {
     fn ask(state: &State, method: &str, parameters: &Value) -> Result<Value, Refusal> {
         let method = TABLE.find(method).unwrap();
         let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
-        let answer = (method.run)(&Call { table: &TABLE, state, arguments: &arguments })?;
+        let answer = (method.run)(&Call {
+            table: &TABLE,
+            state,
+            arguments: &arguments,
+            later: &Later::default(),
+        })?;
         assert_eq!(method.answer.check(&answer), Ok(()));
         Ok(answer)
     }

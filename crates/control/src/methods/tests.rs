@@ -11,7 +11,7 @@ use crate::document::document;
 use crate::event::EventKind;
 use crate::method::{Call, Method, Need, Verb};
 use crate::schema::schema;
-use crate::{Arguments, State};
+use crate::{Arguments, Later, State};
 
 fn is_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_lowercase())
@@ -72,7 +72,8 @@ fn what_asks_only_answers_in_the_shape_it_promises() {
     let state = State::new().with(super::Process { version: "1.2.3" });
     for method in TABLE.methods().filter(|method| method.verb != Verb::Set) {
         let arguments = Arguments::check(method, &Map::new()).unwrap();
-        let call = Call { table: &TABLE, state: &state, arguments: &arguments };
+        let call =
+            Call { table: &TABLE, state: &state, arguments: &arguments, later: &Later::default() };
         match (method.run)(&call) {
             Ok(answer) => assert_eq!(method.answer.check(&answer), Ok(()), "{}", method.name),
             Err(refusal) => assert_eq!(refusal.code, crate::Code::Absent, "{}", method.name),
@@ -83,7 +84,12 @@ fn what_asks_only_answers_in_the_shape_it_promises() {
 #[test]
 fn the_process_is_this_one() {
     let state = State::new().with(super::Process { version: "1.2.3" });
-    let call = Call { table: &TABLE, state: &state, arguments: &Arguments::default() };
+    let call = Call {
+        table: &TABLE,
+        state: &state,
+        arguments: &Arguments::default(),
+        later: &Later::default(),
+    };
     let answer = (TABLE.find("process").unwrap().run)(&call).unwrap();
     assert_eq!(answer["pid"], std::process::id());
     assert_eq!(answer["version"], "1.2.3");

@@ -1,10 +1,14 @@
 //! One connection in simulated time: what is answered, and what ends it.
 
+use std::cell::RefCell;
+
 use base::{Instant, Span};
 use serde_json::{Value, json};
 
 use super::{Ending, Limits, Served, Session, Step};
+use crate::event::announcements;
 use crate::kind::Kind;
+use crate::later::Promise;
 use crate::method::{Method, Need, Parameter, Table, Verb};
 use crate::shape::Shape;
 use crate::state::State;
@@ -326,4 +330,58 @@ fn a_change_is_announced_with_who_made_it_and_a_question_is_not() {
     assert_eq!(event.about["method"], "set_echo");
     life.give("{\"id\":2,\"method\":\"set_echo\",\"parameters\":{\"x\":1}}\n");
     assert_eq!(life.steps(), [Step::Answered], "a refused change is none");
+}
+
+thread_local! {
+    /// Answers that are owed.
+    static OWED: RefCell<Vec<Promise>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A method whose answer comes when this test wants it to.
+static SLOW: Table = Table::new(
+    &[&[Method {
+        verb: Verb::Set,
+        name: "slow",
+        parameters: &[],
+        answer: Shape::Object,
+        help: "Take a while",
+        example: "tenmil set slow",
+        run: |call| {
+            let (promise, pending) = Promise::new(announcements().unwrap().0);
+            OWED.with_borrow_mut(|owed| owed.push(promise));
+            call.later.leave(pending);
+            Ok(Value::Null)
+        },
+    }]],
+    &[],
+);
+
+#[test]
+fn an_answer_that_comes_later_comes_in_its_turn_and_holds_up_this_connection_alone() {
+    let state = State::new();
+    let served = Served { table: &SLOW, state: &state };
+    let mut life = Life::new();
+    let line = |id: u32| format!("{{\"id\":{id},\"method\":\"set_slow\"}}\n");
+    life.give(&(line(1) + &line(2)));
+    assert_eq!(life.session.step(served), Step::Nothing);
+    assert_eq!(OWED.with_borrow(Vec::len), 1, "the second is not begun before the first is done");
+    assert!(!life.session.can_step());
+    // However long it takes: that is not the client's fault.
+    life.pass(Span::from_secs(3600));
+    assert!(life.session.is_over().is_none() && life.read().is_empty());
+    OWED.with_borrow_mut(|owed| owed.remove(0)).keep(Ok(json!({ "done": true })));
+    assert!(life.session.can_step());
+    let Step::Changed(event) = life.session.step(served) else {
+        panic!("it has changed something")
+    };
+    assert_eq!(event.about["method"], "set_slow");
+    assert_eq!(life.read(), [json!({ "id": 1, "answer": { "done": true } })]);
+
+    assert_eq!(life.session.step(served), Step::Nothing);
+    life.session.receive_end();
+    assert!(life.session.is_over().is_none(), "what was asked before the end is answered");
+    drop(OWED.with_borrow_mut(|owed| owed.remove(0)));
+    assert_eq!(life.session.step(served), Step::Answered, "nothing was changed");
+    assert_eq!(life.code(), "gone");
+    assert_eq!(life.session.is_over(), Some(Ending::Wanted));
 }

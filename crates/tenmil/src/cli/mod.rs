@@ -15,6 +15,7 @@ mod events;
 mod evidence;
 mod examples;
 mod get;
+mod hand;
 mod identify;
 mod list;
 mod man;

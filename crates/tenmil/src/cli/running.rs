@@ -6,6 +6,7 @@ use std::sync::Arc;
 use base::Span;
 use block::store::hear_of_room;
 use clap::Args;
+use control::orders::Orders;
 use control::{
     Balancing, Client, Process, Reactors, Refusal, Relay, Running, Server, State, TABLE,
     announcements,
@@ -94,6 +95,7 @@ fn start(state: State) -> Result<(Server, Relay), String> {
     let paths = crate::tcp::paths_of_all();
     paths.announce_by(announcer.clone());
     let state = state.with(paths.clone());
+    let state = state.with(Orders::new(crate::KINDS, announcer.clone()));
     let server = Server::start(&directory, std::process::id(), &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
     let teller = announcer.clone();

@@ -14,6 +14,7 @@ use block::Opener;
 use block::store::{self, Checked, CheckedParent, Counted, Created, PAGE_BYTES, Place};
 use block::uri::Uri;
 use clap::{Args, Subcommand};
+use control::orders::size;
 use dma::Regions;
 use host::{Clock, random_seed};
 use serde_json::{Value, json};
@@ -44,7 +45,8 @@ enum Command {
     List(ListArguments),
     /// Read all metadata of a store that nobody has open, and compare everything with everything.
     Check(ShowArguments),
-    /// Read all data of a store, and compare them with their checksums where there are some.
+    /// Read all data of a store, and compare them with their checksums where there are some, while
+    /// others use it.
     Scrub(ScrubArguments),
     /// Change at what part of its room a store says that it fills.
     Set(SetArguments),
@@ -95,6 +97,9 @@ Examples:
   truncate -s 20g /var/tmp/pool && tenmil store grow file:/var/tmp/pool
   tenmil store rescue file:/var/tmp/pool file:/var/tmp/other
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g";
+
+/// What a shell says of a process that SIGINT has ended.
+pub(super) const EXIT_INTERRUPTED: u8 = 130;
 
 /// Devices stand on others, and each takes a place or two in the table of memory.
 pub(super) const REGIONS_MAX: usize = 256;
@@ -263,18 +268,6 @@ pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// A number of bytes for people: `512 B`, `1.5 MiB`.
-pub(super) fn size(bytes: u64) -> String {
-    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let step = (63 - (bytes | 1).leading_zeros()) / 10;
-    let Some(unit) = step.checked_sub(1).and_then(|index| units.get(index as usize)) else {
-        return format!("{bytes} B");
-    };
-    let tenths = bytes / (1 << (10 * (step - 1))) * 10 / 1024;
-    let (whole, tenth) = (tenths / 10, tenths % 10);
-    if tenth == 0 { format!("{whole} {unit}") } else { format!("{whole}.{tenth} {unit}") }
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::ExitCode;
@@ -284,7 +277,7 @@ mod tests {
 
     use block::store::{Change, OpenStore, Place};
 
-    use super::{StoreArguments, run, size, table, with_opener};
+    use super::{StoreArguments, run, table, with_opener};
     use crate::Refused;
 
     #[derive(Parser)]
@@ -455,17 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_tables_are_for_people() {
-        for (bytes, said) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1 KiB"),
-            (1536, "1.5 KiB"),
-            (10 << 30, "10 GiB"),
-            (u64::MAX, "15.9 EiB"),
-        ] {
-            assert_eq!(size(bytes), said);
-        }
+    fn a_table_has_columns() {
         let rows = [["a", "10", "x y"], ["bcd", "9", ""]].map(|row| row.map(String::from));
         assert_eq!(table(&rows), "a    10  x y\nbcd   9\n");
     }

@@ -1,34 +1,33 @@
 //! `tenmil volume`.
 
-mod already;
 mod clone;
 mod list;
 mod said;
-mod stream;
+pub(super) mod stream;
 mod thick;
 
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::Span;
 use block::Opener;
 use block::quantity::parse_size;
-use block::store::{Change, OpenStore, PAGE_BYTES, Place};
+use block::store::{OpenStore, Place};
 use block::uri::Uri;
 use clap::{Args, Subcommand};
-use host::random_seed;
+use control::orders::{Long, Order, Told, What};
 
 use self::clone::CloneArguments;
 use self::list::ListArguments;
-use self::said::Said;
-use self::stream::{DiffArguments, Progress, ReceiveArguments, SendArguments};
+use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
 use self::thick::InflateArguments;
-use super::store::{size, with_opener};
+use super::hand::Hand;
+use super::store::{EXIT_INTERRUPTED, with_opener};
 use super::write_out;
 use crate::Refused;
 
-/// Make, change, list or delete volumes of a store that no other process has open.
+/// Make, change, list or delete volumes of a store; if another process of yours has it open, that
+/// process does it.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct VolumeArguments {
@@ -189,146 +188,123 @@ Examples:
   tenmil volume receive volume:[file:/mnt/backup]/monday < monday.stream
   tenmil volume send volume:[file:/var/tmp/pool]/tuesday --from monday |
       tenmil volume receive volume:[file:/mnt/backup]/tuesday
-  tenmil serve volume:[file:/var/tmp/pool]/db -l nbd:/tmp/db";
-
-/// How long a command waits for the room of what was deleted. The rest is given back when the store
-/// is open the next time.
-const GIVING_BACK_MAX: Span = Span::from_secs(60);
+  tenmil serve volume:[file:/var/tmp/pool]/db -l nbd:/tmp/db
+      tenmil volume snapshot volume:[file:/var/tmp/pool]/db now, while it is served";
 
 /// Makes a change, or lists.
 pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     let text = with_opener(|opener| match &arguments.command {
-        Command::Create(it) if it.thick => thick::create(opener, it)?.render(it.json),
-        Command::Create(it) => create(opener, it)?.render(it.json),
-        Command::Delete(it) => delete(opener, it)?.render(it.json),
-        Command::Rename(it) => rename(opener, it)?.render(it.json),
-        Command::Resize(it) => resize(opener, it)?.render(it.json),
-        Command::Snapshot(it) => snapshot(opener, it)?.render(it.json),
-        Command::Clone(it) => clone::clone(opener, it)?.render(it.json),
-        Command::Revert(it) => revert(opener, it)?.render(it.json),
-        Command::Decouple(it) => decouple(opener, it)?.render(it.json),
-        Command::Inflate(it) => thick::inflate(opener, it)?.render(it.json),
-        Command::Diff(diff) => stream::diff(opener, diff, out).map(|()| String::new()),
-        Command::Send(send) => stream::send(opener, send, out).map(|()| String::new()),
-        Command::Receive(it) => stream::receive(opener, it, out).map(|()| String::new()),
-        Command::List(list) => list::list(opener, list),
+        Command::Create(it) => create(opener, it),
+        Command::Delete(it) => {
+            let order = |name| Order::Delete { name, orphan: it.orphan };
+            give(opener, &it.volume, order, it.json)
+        }
+        Command::Rename(it) => {
+            let order = |name| Order::Rename { name, to: it.name.clone() };
+            give(opener, &it.volume, order, it.json)
+        }
+        Command::Resize(it) => resize(opener, it),
+        Command::Snapshot(it) => {
+            let order = |volume| Order::Snapshot { volume, name: it.name.clone() };
+            give(opener, &it.volume, order, it.json)
+        }
+        Command::Clone(it) => clone::clone(opener, it),
+        Command::Revert(it) => {
+            let order = |volume| Order::Revert { volume, snapshot: it.name.clone() };
+            give(opener, &it.volume, order, it.json)
+        }
+        Command::Decouple(it) => decouple(opener, it),
+        Command::Inflate(it) => thick::inflate(opener, it),
+        Command::Diff(diff) => stream::diff(opener, diff, out).map(|()| Some(String::new())),
+        Command::Send(send) => stream::send(opener, send, out).map(|()| Some(String::new())),
+        Command::Receive(it) => stream::receive(opener, it, out).map(|()| Some(String::new())),
+        Command::List(list) => list::list(opener, list).map(Some),
     })?;
+    let Some(text) = text else { return Ok(ExitCode::from(EXIT_INTERRUPTED)) };
     write_out(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The store of a volume, open, and the volume's name.
+/// What is to be printed; none if it was stopped.
+type Printed = Result<Option<String>, Refused>;
+
+/// The store of a volume, open here, and the volume's name.
 fn find(opener: &Opener<'_>, uri: &Uri) -> Result<(Arc<OpenStore>, String), Refused> {
     let place = Place::of(uri)?;
     let name = place.volume(uri)?.to_owned();
     Ok((OpenStore::open(opener, &place)?, name))
 }
 
-/// Makes a change, unless it is made already. `text` says that it was made.
-fn make(
-    open: &Arc<OpenStore>,
-    change: Change,
-    text: impl FnOnce() -> String,
-) -> Result<Said, Refused> {
-    if let Some(already) = already::say(open, &change)? {
-        return Ok(Said::new(open, false, already));
+/// The store of a volume, wherever it is open, and the volume's name.
+fn hand_on<'a>(opener: &'a Opener<'a>, uri: &Uri) -> Result<(Hand<'a>, String), Refused> {
+    let place = Place::of(uri)?;
+    let name = place.volume(uri)?.to_owned();
+    Ok((Hand::on(opener, &place)?, name))
+}
+
+/// Gives an order about a volume, and says what came of it.
+fn give(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    order: impl FnOnce(String) -> Order,
+    is_json: bool,
+) -> Printed {
+    let (mut hand, name) = hand_on(opener, uri)?;
+    let told = hand.order(&order(name))?;
+    Ok(Some(said::render(&told, &hand, is_json)))
+}
+
+/// The same, and then gives a thick volume what it is owed.
+fn give_thick(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    order: impl FnOnce(String) -> Order,
+    is_json: bool,
+) -> Printed {
+    let (mut hand, name) = hand_on(opener, uri)?;
+    let told = hand.order(&order(name.clone()))?;
+    let is_thick = told.volume.as_ref().is_some_and(|volume| volume["thick"] == true);
+    let owed = Long { what: What::Inflate(name), rate_bytes: None, unheard_max: None };
+    if is_thick && hand.long(&owed, "inflating")?.is_none() {
+        return Ok(None);
     }
-    open.change(change)?;
-    Ok(Said::new(open, true, text()))
+    Ok(Some(said::render(&told, &hand, is_json)))
 }
 
-fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<Said, Refused> {
-    let volume = &create.volume;
-    let blocks = blocks(volume, "size", create.size)?;
-    let unit = self::blocks(volume, "unit", create.unit)?;
-    let (open, name) = find(opener, volume)?;
-    let (uuid, checksums) = (uuid(), create.checksums);
-    let change = Change::Create { name: name.clone(), blocks, unit, uuid, checksums };
-    let text =
-        || format!("volume `{name}` of {}: {volume}\n", size(blocks * u64::from(PAGE_BYTES)));
-    Ok(make(&open, change, text)?.of(&name))
+/// Has something long done to a volume.
+fn give_long(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    rate: Option<Size>,
+    long: (fn(String) -> What, &'static str),
+    is_json: bool,
+) -> Printed {
+    let rate_bytes = self::rate(uri, rate)?;
+    let (mut hand, name) = hand_on(opener, uri)?;
+    let (what, phase) = long;
+    let long = Long { what: what(name), rate_bytes, unheard_max: None };
+    let Some(done) = hand.long(&long, phase)? else { return Ok(None) };
+    let told = Told::from_json(&done);
+    let told =
+        told.ok_or_else(|| Refused::peer(format!("{uri}: found {done}, expected what it is")))?;
+    Ok(Some(said::render(&told, &hand, is_json)))
 }
 
-fn delete(opener: &Opener<'_>, delete: &DeleteArguments) -> Result<Said, Refused> {
-    let (open, name) = find(opener, &delete.volume)?;
-    make(&open, Change::Delete { name: name.clone(), orphan: delete.orphan }, || {
-        let rest = match open.settle(GIVING_BACK_MAX) {
-            true => "its room is given back",
-            false => "the rest of its room is given back when the store is open the next time",
-        };
-        format!("`{name}` is deleted; {rest}\n")
-    })
+fn create(opener: &Opener<'_>, it: &CreateArguments) -> Printed {
+    let (Size(size_bytes), Size(unit_bytes)) = (it.size, it.unit);
+    let (checksums, thick) = (it.checksums, it.thick);
+    let order = |name| Order::Create { name, size_bytes, unit_bytes, checksums, thick };
+    give_thick(opener, &it.volume, order, it.json)
 }
 
-fn rename(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
-    let (open, name) = find(opener, &it.volume)?;
-    let change = Change::Rename { name: name.clone(), to: it.name.clone() };
-    let text = || format!("volume `{name}` is called `{}` now\n", it.name);
-    Ok(make(&open, change, text)?.of(&it.name))
+fn resize(opener: &Opener<'_>, it: &ResizeArguments) -> Printed {
+    let (Size(size_bytes), shrink) = (it.size, it.shrink);
+    let order = |name| Order::Resize { name, size_bytes, shrink };
+    give_thick(opener, &it.volume, order, it.json)
 }
 
-fn snapshot(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
-    let (open, volume) = find(opener, &it.volume)?;
-    let name = it.name.clone();
-    let change = Change::Snapshot { volume: volume.clone(), name, uuid: uuid() };
-    let text = || format!("snapshot `{}` of `{volume}`\n", it.name);
-    Ok(make(&open, change, text)?.of(&it.name))
-}
-
-fn revert(opener: &Opener<'_>, it: &NameArguments) -> Result<Said, Refused> {
-    let (open, volume) = find(opener, &it.volume)?;
-    let change = Change::Revert { volume: volume.clone(), snapshot: it.name.clone() };
-    let text = || {
-        open.settle(GIVING_BACK_MAX);
-        format!("volume `{volume}` holds what it held when `{}` was made\n", it.name)
-    };
-    Ok(make(&open, change, text)?.of(&volume))
-}
-
-fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> Result<Said, Refused> {
-    let rate = rate(&it.volume, it.rate)?;
-    let (open, name) = find(opener, &it.volume)?;
-    if let Some(already) = already::say(&open, &Change::Decouple { name: name.clone() })? {
-        return Ok(Said::new(&open, false, already).of(&name));
-    }
-    let mut progress = Progress::new(opener, "copying");
-    let decoupled = open.decouple(opener, &name, rate, &mut |done| progress.turn(done));
-    progress.end();
-    let text = match decoupled?.blocks {
-        0 => format!("volume `{name}` is on its own; it holds and shares what it did\n"),
-        _ => format!("volume `{name}` is on its own; it has what its parent had\n"),
-    };
-    Ok(Said::new(&open, true, text).of(&name))
-}
-
-fn resize(opener: &Opener<'_>, resize: &ResizeArguments) -> Result<Said, Refused> {
-    let volume = &resize.volume;
-    let blocks = blocks(volume, "size", resize.size)?;
-    let (open, name) = find(opener, volume)?;
-    let before = open.find(&name)?.blocks;
-    let page = u64::from(PAGE_BYTES);
-    if blocks < before && !resize.shrink {
-        let (found, size) = (before * page, blocks * page);
-        let text = format!("resize {volume}: it has {found} bytes, expected {size} at most");
-        let hint = "What lies behind the new end would be lost; if it may, add --shrink.";
-        return Err(Refused::caller(text).with_hint(hint));
-    }
-    let text = || {
-        open.settle(GIVING_BACK_MAX);
-        format!("volume `{name}` has {} now\n", size(blocks * page))
-    };
-    let said = make(&open, Change::Resize { name: name.clone(), blocks }, text)?.of(&name);
-    thick::keep_promise(opener, &open, &name)?;
-    Ok(said)
-}
-
-fn blocks(volume: &Uri, what: &str, Size(bytes): Size) -> Result<u64, Refused> {
-    let page = u64::from(PAGE_BYTES);
-    if bytes == 0 || !bytes.is_multiple_of(page) {
-        let text = format!("{volume}: {what} is {bytes} bytes, expected a multiple of {page}");
-        return Err(Refused::caller(text));
-    }
-    Ok(bytes / page)
+fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> Printed {
+    give_long(opener, &it.volume, it.rate, (What::Decouple, "copying"), it.json)
 }
 
 /// How fast to copy: bytes in a second.
@@ -338,10 +314,6 @@ fn rate(volume: &Uri, rate: Option<Size>) -> Result<Option<u64>, Refused> {
         return Err(Refused::caller(text).with_hint("Leave --rate out to copy at full speed."));
     }
     Ok(rate.map(|Size(rate)| rate))
-}
-
-fn uuid() -> u128 {
-    u128::from(random_seed()) << 64 | u128::from(random_seed())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::Exports;
 use crate::event::announcements;
 use crate::methods::TABLE;
 use crate::refusal::{Code, Refusal};
-use crate::{Arguments, Call, State};
+use crate::{Arguments, Call, Later, State};
 
 fn served(name: &str) -> Arc<Served> {
     serve(name, Arc::new(Null::new(512, 2048).unwrap()), true)
@@ -47,7 +47,12 @@ fn state(names: &[&str]) -> State {
 fn ask(state: &State, method: &str, parameters: &Value) -> Result<Value, Refusal> {
     let method = TABLE.find(method).unwrap();
     let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
-    let answer = (method.run)(&Call { table: &TABLE, state, arguments: &arguments })?;
+    let answer = (method.run)(&Call {
+        table: &TABLE,
+        state,
+        arguments: &arguments,
+        later: &Later::default(),
+    })?;
     assert_eq!(method.answer.check(&answer), Ok(()));
     Ok(answer)
 }

@@ -11,7 +11,7 @@ use super::{EVENTS, Reactors, Relay, Running};
 use crate::event::announcements;
 use crate::methods::TABLE;
 use crate::refusal::{Code, Refusal};
-use crate::{Arguments, Call, State};
+use crate::{Arguments, Call, Later, State};
 
 struct Beat;
 
@@ -52,7 +52,12 @@ impl World {
     fn ask(&self, method: &str, parameters: Value) -> Result<Value, Refusal> {
         let method = TABLE.find(method).unwrap();
         let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
-        let call = Call { table: &TABLE, state: &self.state, arguments: &arguments };
+        let call = Call {
+            table: &TABLE,
+            state: &self.state,
+            arguments: &arguments,
+            later: &Later::default(),
+        };
         let answer = (method.run)(&call)?;
         assert_eq!(method.answer.check(&answer), Ok(()));
         Ok(answer)
@@ -247,7 +252,8 @@ fn a_process_without_reactors_says_so() {
     let none = State::new().with(Reactors::new(|| None));
     for state in [State::new(), none] {
         let arguments = Arguments::default();
-        let call = Call { table: &TABLE, state: &state, arguments: &arguments };
+        let call =
+            Call { table: &TABLE, state: &state, arguments: &arguments, later: &Later::default() };
         let refusal = (TABLE.find("reactors").unwrap().run)(&call).unwrap_err();
         assert_eq!(refusal.code, Code::Absent);
     }

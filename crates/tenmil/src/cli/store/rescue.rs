@@ -9,11 +9,12 @@ use block::Opener;
 use block::store::{self, OpenStore, PAGE_BYTES, Place, Saved, SavedVolume};
 use block::uri::Uri;
 use clap::Args;
+use control::orders::size;
 use serde_json::{Value, json};
 
 use super::super::copy::line::Line;
 use super::super::write_out;
-use super::{size, table};
+use super::table;
 use crate::Refused;
 
 #[derive(Debug, Args)]

@@ -1,20 +1,21 @@
 //! `tenmil store scrub`.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use base::Blame;
 use block::Opener;
-use block::store::{Bad, Cause, OpenStore, PAGE_BYTES, Place, Scrubbed};
+use block::store::Place;
 use block::uri::Uri;
 use clap::Args;
-use serde_json::{Value, json};
+use control::orders::{Long, What, size};
+use serde_json::Value;
 
-use super::super::copy::line::Line;
+use super::super::hand::Hand;
 use super::super::volume::Size;
 use super::super::write_out;
-use super::{size, table};
+use super::{EXIT_INTERRUPTED, table};
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -38,104 +39,77 @@ pub(super) fn scrub(
     arguments: &ScrubArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Refused> {
-    let open = OpenStore::open(opener, &Place::of(&arguments.device)?)?;
-    let rate = arguments.rate.map(|Size(rate)| rate);
-    if rate == Some(0) {
+    let rate_bytes = arguments.rate.map(|Size(rate)| rate);
+    if rate_bytes == Some(0) {
         let text = format!("store scrub {}: rate is 0, expected a byte at least", arguments.device);
         return Err(Refused::caller(text).with_hint("Leave --rate out to read at full speed."));
     }
-    let mut line = Line::new(std::io::stderr().is_terminal(), opener.clock.now());
-    let scrubbed = open.scrub(rate, &mut |progress| {
-        line.turn("scrubbing", opener.clock.now(), progress, &mut std::io::stderr());
-        true
-    });
-    line.clear(&mut std::io::stderr());
-    let (scrubbed, name) = (scrubbed?, open.name());
+    let mut hand = Hand::on(opener, &Place::of(&arguments.device)?)?;
+    let long = Long { what: What::Scrub, rate_bytes, unheard_max: None };
+    let Some(mut found) = hand.long(&long, "scrubbing")? else {
+        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+    };
+    let is_clean = found["clean"] == true;
     let text = match arguments.json {
-        true => as_json(&name, open.uuid(), &scrubbed),
-        false => as_text(&name, &scrubbed),
+        true => {
+            found["process"] = hand.pid().into();
+            format!("{found:#}\n")
+        }
+        false => as_text(&found) + &hand.by(),
     };
     write_out(out, &text)?;
-    Ok(ExitCode::from(if is_clean(&scrubbed) { 0 } else { Blame::Peer.exit_code() }))
+    Ok(ExitCode::from(if is_clean { 0 } else { Blame::Peer.exit_code() }))
 }
 
-fn is_clean(scrubbed: &[Scrubbed]) -> bool {
-    scrubbed.iter().all(|volume| volume.bad.is_empty())
-}
-
-const fn bytes(blocks: u64) -> u64 {
-    blocks * PAGE_BYTES as u64
-}
-
-const fn cause(bad: &Bad) -> &'static str {
-    match bad.cause {
-        Cause::Unread => "the device does not give them",
-        Cause::Checksum => "they do not have the checksums on record",
-        Cause::Metadata => "what describes them is damaged: see `tenmil store check`",
+fn cause(bad: &Value) -> &'static str {
+    match bad["cause"].as_str() {
+        Some("unread") => "the device does not give them",
+        Some("checksum") => "they do not have the checksums on record",
+        _ => "what describes them is damaged: see `tenmil store check`",
     }
 }
 
-fn as_text(name: &str, scrubbed: &[Scrubbed]) -> String {
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn as_text(found: &Value) -> String {
     let mut text = String::new();
-    for volume in scrubbed {
-        for bad in &volume.bad {
-            let Bad { block, blocks, at, shared_with, .. } = bad;
+    let whole = |value: &Value, name: &str| value[name].as_u64().unwrap_or_default();
+    let word = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    for volume in list(found, "volumes") {
+        let name = word(volume, "name");
+        let mut left = whole(volume, "damaged_bytes");
+        for bad in list(volume, "damaged") {
+            left -= whole(bad, "bytes").min(left);
             let _ = write!(
                 text,
-                "volume `{}`: {} from byte {} on, at block {at} of the store: {}",
-                volume.info.name,
-                size(bytes(*blocks)),
-                bytes(*block),
+                "volume `{name}`: {} from byte {} on, at block {} of the store: {}",
+                size(whole(bad, "bytes")),
+                whole(bad, "offset_bytes"),
+                whole(bad, "store_block"),
                 cause(bad)
             );
-            if !shared_with.is_empty() {
-                let _ = write!(text, "; also of `{}`", shared_with.join("`, `"));
+            let others: Vec<&str> =
+                list(bad, "shared_with").iter().filter_map(Value::as_str).collect();
+            if !others.is_empty() {
+                let _ = write!(text, "; also of `{}`", others.join("`, `"));
             }
             text.push('\n');
         }
+        if left > 0 {
+            let _ = writeln!(text, "volume `{name}`: {} more", size(left));
+        }
     }
     let head = ["volume", "read", "damaged", "checksums"].map(String::from);
-    let row = |volume: &Scrubbed| {
-        let damaged: u64 = volume.bad.iter().map(|bad| bad.blocks).sum();
-        let sums = if volume.info.has_checksums { "yes" } else { "no" };
-        let numbers = [volume.blocks, damaged].map(|blocks| size(bytes(blocks)));
-        let [read, damaged] = numbers;
-        [volume.info.name.clone(), read, damaged, sums.into()]
+    let row = |volume: &Value| {
+        let [read, damaged] = ["read_bytes", "damaged_bytes"].map(|name| size(whole(volume, name)));
+        let sums = if volume["checksums"] == true { "yes" } else { "no" };
+        [word(volume, "name"), read, damaged, sums.into()]
     };
-    let rows: Vec<[String; 4]> = scrubbed.iter().map(row).collect();
+    let rows: Vec<[String; 4]> = list(found, "volumes").iter().map(row).collect();
     text += &table(&[&[head][..], &rows].concat());
-    let verdict = if is_clean(scrubbed) { "clean" } else { "damaged" };
-    let _ = writeln!(text, "store `{name}`: {verdict}");
+    let verdict = if found["clean"] == true { "clean" } else { "damaged" };
+    let _ = writeln!(text, "store `{}`: {verdict}", word(found, "name"));
     text
-}
-
-fn as_json(name: &str, uuid: u128, scrubbed: &[Scrubbed]) -> String {
-    let bad = |bad: &Bad| {
-        json!({
-            "offset_bytes": bytes(bad.block),
-            "bytes": bytes(bad.blocks),
-            "store_block": bad.at,
-            "cause": match bad.cause {
-                Cause::Unread => "unread",
-                Cause::Checksum => "checksum",
-                Cause::Metadata => "metadata",
-            },
-            "shared_with": bad.shared_with,
-        })
-    };
-    let volume = |volume: &Scrubbed| {
-        json!({
-            "name": volume.info.name,
-            "checksums": volume.info.has_checksums,
-            "read_bytes": bytes(volume.blocks),
-            "damaged": volume.bad.iter().map(bad).collect::<Vec<Value>>(),
-        })
-    };
-    let document = json!({
-        "name": name,
-        "uuid": format!("{uuid:032x}"),
-        "clean": is_clean(scrubbed),
-        "volumes": scrubbed.iter().map(volume).collect::<Vec<Value>>(),
-    });
-    format!("{document:#}\n")
 }

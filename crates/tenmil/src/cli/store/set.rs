@@ -3,12 +3,13 @@
 use std::str::FromStr;
 
 use block::Opener;
-use block::store::{Change, OpenStore, Place};
+use block::store::Place;
 use block::uri::Uri;
 use clap::Args;
-use serde_json::json;
+use control::orders::Order;
+use serde_json::{Value, json};
 
-use super::summary::percents;
+use super::super::hand::Hand;
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -49,18 +50,18 @@ impl FromStr for Thresholds {
 /// Gives a store other thresholds, unless it has these.
 pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Refused> {
     let SetArguments { device, thresholds: Thresholds(percent), json } = arguments;
-    let open = OpenStore::open(opener, &Place::of(device)?)?;
-    let is_changed = open.usage()?.map(|usage| usage.thresholds) != Some(*percent);
-    if is_changed {
-        open.change(Change::Thresholds { percent: *percent })?;
+    let mut hand = Hand::on(opener, &Place::of(device)?)?;
+    let told = hand.order(&Order::Thresholds { percent: *percent })?;
+    if !json {
+        return Ok(told.text + &hand.by());
     }
-    let name = open.name();
-    if *json {
-        let set: Vec<&u8> = percent.iter().filter(|one| **one > 0).collect();
-        let document = json!({ "name": name, "changed": is_changed, "thresholds_percent": set });
-        return Ok(format!("{document:#}\n"));
-    }
-    let already = if is_changed { "" } else { " already" };
-    let parts = percents(*percent);
-    Ok(format!("it is told when {parts} of the room of store `{name}` are taken{already}\n"))
+    let store = told.settings.unwrap_or_default();
+    let member = |name: &str| store.get(name).cloned().unwrap_or(Value::Null);
+    let document = json!({
+        "name": member("name"),
+        "changed": told.is_changed,
+        "thresholds_percent": member("thresholds_percent"),
+        "process": hand.pid(),
+    });
+    Ok(format!("{document:#}\n"))
 }

@@ -1,12 +1,14 @@
 //! What a store is and how its room is used: `tenmil store open` and `list`.
 
 use block::Opener;
-use block::store::{OpenStore, PAGE_BYTES, Place};
+use block::store::Place;
 use block::uri::Uri;
 use clap::Args;
+use control::orders::{percents, size};
 use serde_json::{Value, json};
 
-use super::{size, table};
+use super::super::hand::Hand;
+use super::table;
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -20,94 +22,55 @@ pub(super) struct ListArguments {
     json: bool,
 }
 
-/// What is told of a store.
+/// What is told of a store, and by which process if that is another one.
 pub(super) struct Summary {
-    uri: String,
-    name: String,
-    uuid: u128,
-    generation: u64,
-    volumes: u64,
-    bytes: u64,
-    used: u64,
-    free: u64,
-    reserved: u64,
-    /// How much of that is for thick volumes.
-    reserved_for_thick: u64,
-    thresholds: [u8; 2],
-    /// What all volumes have written, each for itself.
-    written: u64,
-    /// What all volumes could write: the sum of their sizes, snapshots left out.
-    promised: u64,
+    store: Value,
+    by: String,
 }
 
 impl Summary {
     pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Refused> {
-        let place = Place::of(device)?;
-        let open = OpenStore::open(opener, &place)?;
-        let none = || Refused::peer(format!("{device}: the store does not say how it is used"));
-        let usage = open.usage()?.ok_or_else(none)?;
-        let volumes = open.list()?;
-        let bytes = |blocks: u64| blocks * u64::from(PAGE_BYTES);
-        let promised = volumes.iter().filter(|info| !info.is_read_only).map(|info| info.blocks);
-        Ok(Self {
-            uri: place.store.to_string(),
-            name: open.name(),
-            uuid: open.uuid(),
-            generation: open.generation(),
-            volumes: usage.volumes,
-            bytes: bytes(usage.blocks),
-            used: bytes(usage.used),
-            free: bytes(usage.free),
-            reserved: bytes(usage.kept + usage.promised),
-            reserved_for_thick: bytes(usage.promised),
-            thresholds: usage.thresholds,
-            written: volumes.iter().map(|info| bytes(info.mapped)).sum(),
-            promised: bytes(promised.sum()),
-        })
+        let mut hand = Hand::on(opener, &Place::of(device)?)?;
+        let mut store = hand.store()?;
+        store["process"] = hand.pid().into();
+        Ok(Self { store, by: hand.by() })
     }
 
     pub(super) fn as_text(&self) -> String {
-        let Self { uri, name, uuid, generation, volumes, .. } = self;
+        let Self { store, by } = self;
+        let text = |name: &str| store[name].as_str().unwrap_or_default();
+        let [generation, volumes] = ["generation", "volumes"].map(|name| &store[name]);
         format!(
-            "store `{name}` on {uri}\n  uuid {uuid:032x}, generation {generation}\n  \
+            "store `{}` on {}\n  uuid {}, generation {generation}\n  \
              {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are \
              reserved for deletions and commits, and {} of that for thick volumes\n  {} written by all of them, each for itself; \
-             {} promised to those that can be written\n  it is told when {} of its room are taken\n",
-            size(self.bytes),
-            size(self.used),
-            size(self.free),
-            size(self.reserved),
-            size(self.reserved_for_thick),
-            size(self.written),
-            size(self.promised),
-            percents(self.thresholds),
+             {} promised to those that can be written\n  it is told when {} of its room are taken\n{by}",
+            text("name"),
+            text("uri"),
+            text("uuid"),
+            self.size("size_bytes"),
+            self.size("used_bytes"),
+            self.size("free_bytes"),
+            self.size("reserved_bytes"),
+            self.size("reserved_for_thick_bytes"),
+            self.size("written_bytes"),
+            self.size("promised_bytes"),
+            percents(self.thresholds()),
         )
     }
 
-    pub(super) fn as_json(&self) -> Value {
-        json!({
-            "uri": self.uri,
-            "name": self.name,
-            "uuid": format!("{:032x}", self.uuid),
-            "generation": self.generation,
-            "volumes": self.volumes,
-            "size_bytes": self.bytes,
-            "used_bytes": self.used,
-            "free_bytes": self.free,
-            "reserved_bytes": self.reserved,
-            "reserved_for_thick_bytes": self.reserved_for_thick,
-            "written_bytes": self.written,
-            "promised_bytes": self.promised,
-            "thresholds_percent": self.thresholds.iter().filter(|one| **one > 0).collect::<Vec<_>>(),
-        })
+    pub(super) const fn as_json(&self) -> &Value {
+        &self.store
     }
-}
 
-/// `80 % and 95 %`.
-pub(super) fn percents(thresholds: [u8; 2]) -> String {
-    let set = thresholds.into_iter().filter(|percent| *percent > 0);
-    let each: Vec<String> = set.map(|percent| format!("{percent} %")).collect();
-    if each.is_empty() { "no part".into() } else { each.join(" and ") }
+    fn size(&self, name: &str) -> String {
+        size(self.store[name].as_u64().unwrap_or_default())
+    }
+
+    fn thresholds(&self) -> [u8; 2] {
+        let percent = |index: usize| self.store["thresholds_percent"][index].as_u64();
+        [0, 1].map(|index| percent(index).and_then(|one| u8::try_from(one).ok()).unwrap_or(0))
+    }
 }
 
 /// Says of several stores what they are, a line each.
@@ -121,15 +84,20 @@ fn list_text(summaries: &[Summary]) -> String {
     let head =
         ["store", "size", "used", "free", "written", "promised", "volumes", "on"].map(String::from);
     let row = |one: &Summary| {
-        let [bytes, used, free] = [one.bytes, one.used, one.free].map(size);
-        let [written, promised] = [one.written, one.promised].map(size);
-        let (name, volumes, uri) = (one.name.clone(), one.volumes.to_string(), one.uri.clone());
-        [name, bytes, used, free, written, promised, volumes, uri]
+        let text = |name: &str| one.store[name].as_str().unwrap_or_default().to_owned();
+        let sizes = ["size_bytes", "used_bytes", "free_bytes", "written_bytes", "promised_bytes"];
+        let [bytes, used, free, written, promised] = sizes.map(|name| one.size(name));
+        let (name, volumes) = (text("name"), one.store["volumes"].to_string());
+        let on = match one.store["process"].as_u64() {
+            Some(pid) => format!("{} (open in process {pid})", text("uri")),
+            None => text("uri"),
+        };
+        [name, bytes, used, free, written, promised, volumes, on]
     };
     table(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
 }
 
 fn list_json(summaries: &[Summary]) -> String {
-    let stores: Vec<Value> = summaries.iter().map(Summary::as_json).collect();
+    let stores: Vec<&Value> = summaries.iter().map(Summary::as_json).collect();
     format!("{:#}\n", json!({ "stores": stores }))
 }

@@ -1,13 +1,11 @@
 //! `tenmil volume clone`: of a volume or a snapshot of the store, or of an image elsewhere.
 
 use block::Opener;
-use block::store::{Change, PAGE_BYTES, Place};
 use block::uri::Uri;
 use clap::Args;
+use control::orders::Order;
 
-use super::super::store::size;
-use super::said::Said;
-use super::{Size, blocks, find, make, uuid};
+use super::{Printed, Size, give, hand_on, said};
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -46,7 +44,7 @@ pub(super) struct CloneArguments {
 const UNIT: Size = Size(64 << 10);
 
 /// Makes a clone.
-pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> Result<Said, Refused> {
+pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> Printed {
     match (&it.from, &it.name) {
         (Some(image), _) => over(opener, it, image),
         (None, name) => inside(opener, it, name.as_deref().unwrap_or_default()),
@@ -54,7 +52,7 @@ pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> Result<Said, Re
 }
 
 /// One of a volume or a snapshot of the same store.
-fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> Result<Said, Refused> {
+fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> Printed {
     // The parser does not look at what they require where NAME is given.
     let said =
         [("size", it.size.is_some()), ("unit", it.unit.is_some()), ("checksums", it.checksums)];
@@ -63,24 +61,33 @@ fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> Result<Said, 
         let hint = "A clone of a volume is like the volume; leave it out.";
         return Err(Refused::caller(text).with_hint(hint));
     }
-    let (open, from) = find(opener, &it.volume)?;
-    let opens = Place::of(&it.volume)?.with_name(name);
-    let change = Change::Clone { from: from.clone(), name: name.into(), uuid: uuid() };
-    let text = || format!("volume `{name}`, a clone of `{from}`: {opens}\n");
-    Ok(make(&open, change, text)?.of(name))
+    let order = |from| Order::Clone { from, name: name.to_owned() };
+    give(opener, &it.volume, order, it.json)
 }
 
 /// One of an image elsewhere.
-fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> Result<Said, Refused> {
-    let volume = &it.volume;
-    let unit = blocks(volume, "unit", it.unit.unwrap_or(UNIT))?;
-    let wanted = it.size.map(|size| blocks(volume, "size", size)).transpose()?;
-    let (open, name) = find(opener, volume)?;
-    let parent = open.look_at_parent(opener, image)?;
-    let blocks = wanted.unwrap_or(parent.blocks);
-    let (uuid, checksums) = (uuid(), it.checksums);
-    let change = Change::CreateOver { name: name.clone(), blocks, unit, uuid, checksums, parent };
-    let whole = size(blocks * u64::from(PAGE_BYTES));
-    let text = || format!("volume `{name}` of {whole}, a clone of {image}: {volume}\n");
-    Ok(make(&open, change, text)?.of(&name))
+fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> Printed {
+    let Size(unit_bytes) = it.unit.unwrap_or(UNIT);
+    let size_bytes = it.size.map(|Size(bytes)| bytes);
+    let (mut hand, name) = hand_on(opener, &it.volume)?;
+    if let (Some(pid), Some(path)) = (hand.pid(), relative(image)) {
+        let text = format!(
+            "clone {}: process {pid} has the store open and its own folder: found {path}, expected a \
+             path from / on",
+            it.volume
+        );
+        return Err(Refused::caller(text).with_hint("Say the whole path of the image."));
+    }
+    let (image, checksums) = (image.clone(), it.checksums);
+    let order = Order::CreateOver { name, image, size_bytes, unit_bytes, checksums };
+    let told = hand.order(&order)?;
+    Ok(Some(said::render(&told, &hand, it.json)))
+}
+
+/// A file of a device that is found from the folder of whoever opens it.
+fn relative(device: &Uri) -> Option<&str> {
+    match device.scheme() {
+        "file" => Some(device.path()).filter(|path| !path.starts_with('/')),
+        _ => device.children().iter().find_map(relative),
+    }
 }

@@ -7,10 +7,11 @@ use block::Opener;
 use block::store::{Carried, Changed, PAGE_BYTES};
 use block::uri::Uri;
 use clap::Args;
+use control::orders::size;
 use serde_json::{Value, json};
 
 use super::super::copy::line::Line;
-use super::super::store::{size, table};
+use super::super::store::table;
 use super::super::write_out;
 use super::find;
 use crate::Refused;
@@ -179,26 +180,26 @@ pub(super) fn receive(
 }
 
 /// A bar on standard error.
-pub(super) struct Progress<'a> {
+pub(in crate::cli) struct Progress<'a> {
     opener: &'a Opener<'a>,
     phase: &'static str,
     line: Line,
 }
 
 impl<'a> Progress<'a> {
-    pub(super) fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
+    pub(in crate::cli) fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
         let now: Instant = opener.clock.now();
         Self { opener, phase, line: Line::new(std::io::stderr().is_terminal(), now) }
     }
 
     /// Goes on.
-    pub(super) fn turn(&mut self, progress: (u64, u64)) -> bool {
+    pub(in crate::cli) fn turn(&mut self, progress: (u64, u64)) -> bool {
         let now = self.opener.clock.now();
         self.line.turn(self.phase, now, progress, &mut std::io::stderr());
         true
     }
 
-    pub(super) fn end(&mut self) {
+    pub(in crate::cli) fn end(&mut self) {
         self.line.clear(&mut std::io::stderr());
     }
 }

@@ -1,17 +1,11 @@
 //! `tenmil volume create --thick` and `tenmil volume inflate`.
 
-use std::sync::Arc;
-
 use block::Opener;
-use block::store::{Change, Inflated, OpenStore, PAGE_BYTES};
 use block::uri::Uri;
 use clap::Args;
+use control::orders::What;
 
-use super::super::store::size;
-use super::said::Said;
-use super::stream::Progress;
-use super::{CreateArguments, Size, blocks, find, make, rate, uuid};
-use crate::Refused;
+use super::{Printed, Size, give_long};
 
 #[derive(Debug, Args)]
 pub(super) struct InflateArguments {
@@ -28,63 +22,9 @@ pub(super) struct InflateArguments {
     pub(super) json: bool,
 }
 
-/// Makes a thick volume, or goes on with one that was begun.
-pub(super) fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<Said, Refused> {
-    let volume = &create.volume;
-    if create.checksums {
-        let text = format!(
-            "create {volume}: found --thick and --checksums, expected one of them: a block with a \
-             checksum moves whenever it is written"
-        );
-        let hint = "Leave one of them out.";
-        return Err(Refused::caller(text).with_hint(hint));
-    }
-    let (size_blocks, unit) =
-        (blocks(volume, "size", create.size)?, blocks(volume, "unit", create.unit)?);
-    let (open, name) = find(opener, volume)?;
-    let change =
-        Change::CreateThick { name: name.clone(), blocks: size_blocks, unit, uuid: uuid() };
-    let whole = size(size_blocks * u64::from(PAGE_BYTES));
-    let said = make(&open, change, || format!("thick volume `{name}` of {whole}: {volume}\n"))?;
-    keep_promise(opener, &open, &name)?;
-    Ok(said.of(&name))
-}
-
 /// Makes a volume thick.
-pub(super) fn inflate(opener: &Opener<'_>, it: &InflateArguments) -> Result<Said, Refused> {
-    let (open, name) = find(opener, &it.volume)?;
-    let rate = rate(&it.volume, it.rate)?;
-    let Inflated { info, was_there } = run(opener, &open, &name, rate)?;
-    let whole = size(info.blocks * u64::from(PAGE_BYTES));
-    let text = match was_there {
-        true => format!("volume `{name}` is thick already, and has room for all of its {whole}\n"),
-        false => format!("volume `{name}` is thick, and has room for all of its {whole}\n"),
-    };
-    Ok(Said::new(&open, !was_there, text).of(&name))
-}
-
-/// Gives a thick volume what it was promised and has not yet.
-pub(super) fn keep_promise(
-    opener: &Opener<'_>,
-    open: &Arc<OpenStore>,
-    name: &str,
-) -> Result<(), Refused> {
-    if open.find(name)?.is_thick {
-        run(opener, open, name, None)?;
-    }
-    Ok(())
-}
-
-fn run(
-    opener: &Opener<'_>,
-    open: &Arc<OpenStore>,
-    name: &str,
-    rate: Option<u64>,
-) -> Result<Inflated, Refused> {
-    let mut progress = Progress::new(opener, "inflating");
-    let done = open.inflate(opener, name, rate, &mut |done| progress.turn(done));
-    progress.end();
-    Ok(done?)
+pub(super) fn inflate(opener: &Opener<'_>, it: &InflateArguments) -> Printed {
+    give_long(opener, &it.volume, it.rate, (What::Inflate, "inflating"), it.json)
 }
 
 #[cfg(test)]

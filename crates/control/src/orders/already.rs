@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
+use block::MediumError;
 use block::store::{Change, Info, OpenStore};
 
-use crate::Refused;
-
 /// What is said to whoever asks for what is so; `None` if it is not, and has to be done or refused.
-pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<String>, Refused> {
+pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<String>, MediumError> {
     let volumes = open.list()?;
     let there = |name: &str| volumes.iter().find(|one| one.name == name);
     let text = match change {
@@ -88,7 +87,7 @@ fn is_snapshot(volume: &Info, snapshot: &Info) -> bool {
 }
 
 /// Whether a volume is what it was when its snapshot was made, as their maps tell.
-fn is_same(open: &Arc<OpenStore>, volume: &Info, snapshot: &Info) -> Result<bool, Refused> {
+fn is_same(open: &Arc<OpenStore>, volume: &Info, snapshot: &Info) -> Result<bool, MediumError> {
     let mut differ = volume.blocks != snapshot.blocks;
     open.differences(Some(snapshot), volume, &mut |_| {
         differ = true;

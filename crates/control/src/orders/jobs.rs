@@ -1,0 +1,340 @@
+//! What takes long: jobs, each on a thread of its own, that tell how far they are and can be stopped.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use base::{Count, Span};
+use block::MediumError;
+use block::store::{Decoupled, Inflated, OpenStore, PAGE_BYTES};
+use host::{Clock, Stop, Thread};
+use serde_json::{Map, Value, json};
+
+use super::{Kinds, Told, refusal, scrubbed, size, workers};
+use crate::event::{Announcer, Event, EventKind};
+use crate::refusal::{Code, Refusal};
+use crate::shape::{Field, Shape};
+
+/// What takes long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Long {
+    /// What is done.
+    pub what: What,
+    /// At most so many bytes in a second.
+    pub rate_bytes: Option<u64>,
+    /// It is stopped when nobody has asked about it for so long.
+    pub unheard_max: Option<Span>,
+}
+
+/// What is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// All data of a store are read and compared with their checksums.
+    Scrub,
+    /// The volume of this name is made thick.
+    Inflate(String),
+    /// The volume of this name is to need no parent.
+    Decouple(String),
+}
+
+/// What is told of a job.
+pub const JOB: &[Field] = &[
+    Field::new("id", Shape::Whole, "its number, which is never used again"),
+    Field::new("what", Shape::Text, "scrub, inflate or decouple"),
+    Field::new("store", Shape::Text, "the device with the store that it is about"),
+    Field::new("volume", Shape::Maybe(&Shape::Text), "the volume that it is about"),
+    Field::new("state", Shape::Text, "running, done, refused or stopped"),
+    Field::new("done_bytes", Shape::Whole, "how far it is"),
+    Field::new("size_bytes", Shape::Whole, "of how much; zero until that is known"),
+    Field::new("rate_bytes", Shape::Maybe(&Shape::Whole), "bytes in a second at most"),
+    Field::new("age_ns", Shape::Whole, "how long ago it was begun"),
+    Field::new("result", Shape::Maybe(&Shape::Object), "what came of it, if asked by its number"),
+    Field::new(
+        "refusal",
+        Shape::Maybe(&Shape::Object),
+        "why it was not done: code, blame, message, hint",
+    ),
+];
+
+const ENDED: EventKind =
+    EventKind { name: "job-ended", help: "a job of a store has been done, refused or stopped" };
+
+pub(crate) const EVENTS: &[EventKind] = &[ENDED];
+
+/// All jobs of a process.
+pub(super) struct Jobs {
+    announcer: Announcer,
+    clock: Clock,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// The oldest first.
+    jobs: Vec<Arc<Job>>,
+    hands: Vec<Thread<()>>,
+    next_id: u64,
+    is_over: bool,
+}
+
+struct Job {
+    id: u64,
+    store: String,
+    long: Long,
+    clock: Clock,
+    began_ns: u64,
+    /// When somebody last asked about it.
+    heard_ns: AtomicU64,
+    done_bytes: Count,
+    size_bytes: Count,
+    is_stopped: AtomicBool,
+    end: OnceLock<Result<Value, Refusal>>,
+}
+
+/// Jobs that are done at once.
+const RUNNING_MAX: usize = 4;
+/// Jobs that are remembered, with those.
+const KEPT_MAX: usize = 16;
+
+impl What {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Scrub => "scrub",
+            Self::Inflate(_) => "inflate",
+            Self::Decouple(_) => "decouple",
+        }
+    }
+
+    fn volume(&self) -> Option<&str> {
+        match self {
+            Self::Scrub => None,
+            Self::Inflate(name) | Self::Decouple(name) => Some(name),
+        }
+    }
+}
+
+impl Long {
+    /// The call that begins it for a store on this device, as it goes over the wire.
+    pub fn request(&self, device: &str) -> (String, Map<String, Value>) {
+        let method = match self.what {
+            What::Scrub => "set_store_scrub",
+            What::Inflate(_) => "set_volume_inflate",
+            What::Decouple(_) => "set_volume_decouple",
+        };
+        let mut given = Map::new();
+        given.insert("store".into(), device.into());
+        let mut give = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                given.insert(name.into(), value);
+            }
+        };
+        give("name", self.what.volume().map(Value::from));
+        give("rate_bytes", self.rate_bytes.map(Value::from));
+        give("unheard_max_ms", self.unheard_max.map(|span| (span.ns / 1_000_000).into()));
+        (method.to_owned(), given)
+    }
+
+    /// Does it.
+    ///
+    /// # Errors
+    ///
+    /// Why it was not done, or that `watch` said no.
+    pub fn carry_out(
+        &self,
+        open: &Arc<OpenStore>,
+        kinds: Kinds,
+        watch: &mut dyn FnMut((u64, u64)) -> bool,
+    ) -> Result<Value, MediumError> {
+        let (opener, rate) = (open.opener(kinds), self.rate_bytes);
+        match &self.what {
+            What::Scrub => Ok(scrubbed(open, &open.scrub(rate, watch)?)),
+            What::Inflate(name) => {
+                let Inflated { info, was_there } = open.inflate(&opener, name, rate, watch)?;
+                let whole = size(info.blocks * u64::from(PAGE_BYTES));
+                let already = if was_there { " already" } else { "" };
+                let text = format!(
+                    "volume `{name}` is thick{already}, and has room for all of its {whole}\n"
+                );
+                Ok(Told::new(open, !was_there, text, Some(name))?.as_json())
+            }
+            What::Decouple(name) => {
+                let change = block::store::Change::Decouple { name: name.clone() };
+                if let Some(already) = super::already::say(open, &change)? {
+                    return Ok(Told::new(open, false, already, Some(name))?.as_json());
+                }
+                let Decoupled { blocks, .. } = open.decouple(&opener, name, rate, watch)?;
+                let text = match blocks {
+                    0 => {
+                        format!("volume `{name}` is on its own; it holds and shares what it did\n")
+                    }
+                    _ => format!("volume `{name}` is on its own; it has what its parent had\n"),
+                };
+                Ok(Told::new(open, true, text, Some(name))?.as_json())
+            }
+        }
+    }
+}
+
+impl Jobs {
+    pub(super) fn new(announcer: Announcer) -> Self {
+        Self { announcer, clock: Clock::start(), table: Mutex::default() }
+    }
+
+    /// Begins one, on a thread of its own. Answers with its row.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        open: &Arc<OpenStore>,
+        kinds: Kinds,
+        long: Long,
+    ) -> Result<Value, Refusal> {
+        let mut table = self.lock();
+        let running = table.jobs.iter().filter(|job| job.end.get().is_none()).count();
+        let what = long.what.name();
+        if table.is_over || running >= RUNNING_MAX {
+            let text =
+                format!("{what}: {running} jobs are under way, expected fewer than {RUNNING_MAX}");
+            let hint = "wait for one to end, or stop one: see `tenmil get jobs`";
+            return Err(Refusal::machine(Code::Busy, text).with_hint(hint));
+        }
+        let now = self.clock.now().ns;
+        let job = Arc::new(Job {
+            id: table.next_id + 1,
+            store: open.device().to_owned(),
+            long,
+            clock: self.clock,
+            began_ns: now,
+            heard_ns: AtomicU64::new(now),
+            done_bytes: Count::default(),
+            size_bytes: Count::default(),
+            is_stopped: AtomicBool::new(false),
+            end: OnceLock::new(),
+        });
+        let (jobs, theirs, open) = (Arc::clone(self), Arc::clone(&job), Arc::clone(open));
+        let body = move |stop: &Stop| {
+            let ended = theirs.run(&open, kinds, stop);
+            // Closed before anybody is told that it has ended.
+            drop(open);
+            jobs.end_of(&theirs, ended);
+        };
+        let hand = Thread::spawn("job", None, body).map_err(|error| {
+            Refusal::machine(Code::NotDone, format!("{what}: start a thread: {error}"))
+        })?;
+        table.next_id += 1;
+        table.hands.retain(|hand| !hand.is_finished());
+        table.hands.push(hand);
+        table.jobs.push(Arc::clone(&job));
+        if table.jobs.len() > KEPT_MAX
+            && let Some(oldest) = table.jobs.iter().position(|job| job.end.get().is_some())
+        {
+            table.jobs.remove(oldest);
+        }
+        Ok(job.row())
+    }
+
+    fn end_of(&self, job: &Job, ended: Result<Value, Refusal>) {
+        let _ = job.end.set(ended);
+        let (id, what, state) = (job.id, job.long.what.name(), job.state());
+        let text = format!("job {id}, {what} of {}: {state}", job.store);
+        let about = json!({ "id": id, "what": what, "store": job.store, "state": state });
+        self.announcer.announce(Event { kind: ENDED, text, about });
+    }
+
+    /// What is told of all, or of the one with this number. Who asks for one has been heard.
+    pub(super) fn rows(&self, id: Option<u64>) -> Value {
+        let table = self.lock();
+        let wanted = table.jobs.iter().filter(|job| id.is_none_or(|id| job.id == id));
+        let now = self.clock.now().ns;
+        let hear = |job: &&Arc<Job>| {
+            if id.is_some() {
+                job.heard_ns.store(now, Ordering::Relaxed);
+            }
+        };
+        let row = |job: &Arc<Job>| {
+            let mut row = job.row();
+            // A list of all is to be looked at.
+            row["result"] = if id.is_some() { row["result"].take() } else { Value::Null };
+            row
+        };
+        wanted.inspect(hear).map(row).collect()
+    }
+
+    /// Stops one, if `is_meant`.
+    pub(super) fn stop(&self, id: u64, is_meant: bool) -> Result<Value, Refusal> {
+        let table = self.lock();
+        let job = table.jobs.iter().find(|job| job.id == id).ok_or_else(|| {
+            let text = format!("set job: none has the number {id}, expected one that is there");
+            Refusal::caller(Code::Absent, text).with_hint("see `tenmil get jobs`")
+        })?;
+        if is_meant {
+            job.is_stopped.store(true, Ordering::Relaxed);
+        }
+        Ok(job.row())
+    }
+
+    /// Stops all, and waits for their end, but not long.
+    pub(super) fn end(&self) {
+        let mut table = self.lock();
+        table.is_over = true;
+        let hands = std::mem::take(&mut table.hands);
+        drop(table);
+        workers::end(hands);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Job {
+    fn run(&self, open: &Arc<OpenStore>, kinds: Kinds, stop: &Stop) -> Result<Value, Refusal> {
+        let done = self.long.carry_out(open, kinds, &mut |(done, size)| {
+            self.done_bytes.set(done);
+            self.size_bytes.set(size);
+            if stop.is_stopped() || self.is_unheard() {
+                self.is_stopped.store(true, Ordering::Relaxed);
+            }
+            !self.is_stopped.load(Ordering::Relaxed)
+        });
+        done.map_err(|error| refusal(&error))
+    }
+
+    /// Whether whoever wanted it has gone.
+    fn is_unheard(&self) -> bool {
+        let heard = base::Instant { ns: self.heard_ns.load(Ordering::Relaxed) };
+        let silence = self.clock.now().since(heard);
+        self.long.unheard_max.is_some_and(|most| silence > most)
+    }
+
+    fn state(&self) -> &'static str {
+        match self.end.get() {
+            None => "running",
+            Some(Ok(_)) => "done",
+            Some(Err(_)) if self.is_stopped.load(Ordering::Relaxed) => "stopped",
+            Some(Err(_)) => "refused",
+        }
+    }
+
+    fn row(&self) -> Value {
+        let end = self.end.get();
+        json!({
+            "id": self.id,
+            "what": self.long.what.name(),
+            "store": self.store,
+            "volume": self.long.what.volume(),
+            "state": self.state(),
+            "done_bytes": self.done_bytes.get(),
+            "size_bytes": self.size_bytes.get(),
+            "rate_bytes": self.long.rate_bytes,
+            "age_ns": self.clock.now().ns.saturating_sub(self.began_ns),
+            "result": end.and_then(|end| end.as_ref().ok()),
+            "refusal": end.and_then(|end| Some(end.as_ref().err()?.to_json())),
+        })
+    }
+}
+
+impl fmt::Debug for Jobs {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = self.lock();
+        out.debug_list().entries(table.jobs.iter().map(|job| (job.id, job.state()))).finish()
+    }
+}

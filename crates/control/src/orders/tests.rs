@@ -1,0 +1,278 @@
+//! Stores in this process, and what is ordered of them over the table of methods.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::Span;
+use block::store::{OpenStore, Place};
+use block::{Opened, Opener};
+use dma::Regions;
+use host::Clock;
+use serde_json::{Value, json};
+
+use super::{Orders, find};
+use crate::arguments::Arguments;
+use crate::event::announcements;
+use crate::later::Later;
+use crate::method::Call;
+use crate::methods::TABLE;
+use crate::refusal::{Code, Refusal};
+use crate::state::State;
+
+/// Stores of this process are seen by all tests, so one at a time has some.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A process with a store.
+struct Bench {
+    directory: tempfile::TempDir,
+    regions: Regions,
+    clock: Clock,
+    state: State,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let (announcer, _announcements) = announcements().unwrap();
+        let state = State::new().with(Orders::new(&[], announcer));
+        let (directory, regions) = (tempfile::tempdir().unwrap(), Regions::new(400));
+        let bench = Self { directory, regions, clock: Clock::start(), state, _turn: turn };
+        bench.make("pool");
+        bench
+    }
+
+    fn opener(&self) -> Opener<'_> {
+        Opener { regions: &self.regions, clock: self.clock, seed: 1, more: &[] }
+    }
+
+    fn device(&self, name: &str) -> String {
+        format!("file:{}?engine=threads", self.directory.path().join(name).display())
+    }
+
+    fn make(&self, name: &str) {
+        let device = format!("{}&size=32m", self.device(name)).parse().unwrap();
+        block::store::create(&self.opener(), &device, name, false).unwrap();
+    }
+
+    fn store(&self, name: &str) -> Arc<OpenStore> {
+        let place = Place::on(&self.device(name).parse().unwrap());
+        OpenStore::open(&self.opener(), &place).unwrap()
+    }
+
+    fn open(&self, volume: &str) -> Opened {
+        let uri = format!("volume:[{}]/{volume}", self.device("pool"));
+        self.opener().open(&uri.parse().unwrap()).unwrap()
+    }
+
+    /// Calls a method and waits for its answer.
+    fn call(&self, method: &str, given: Value) -> Result<Value, Refusal> {
+        let method = TABLE.find(method).unwrap();
+        let arguments = Arguments::check(method, given.as_object().unwrap())?;
+        let later = Later::default();
+        let call = Call { table: &TABLE, state: &self.state, arguments: &arguments, later: &later };
+        let now = (method.run)(&call)?;
+        let answer = match later.take() {
+            None => now,
+            Some(pending) => {
+                let until = self.clock.now().after(Span::from_secs(60));
+                while !pending.is_there() {
+                    assert!(self.clock.now() < until, "{} is answered", method.name);
+                    host::thread::rest(Span::from_ms(1));
+                }
+                pending.take().unwrap()?
+            }
+        };
+        assert_eq!(method.answer.check(&answer), Ok(()), "{}", method.name);
+        Ok(answer)
+    }
+
+    fn refused(&self, method: &str, given: Value) -> Refusal {
+        self.call(method, given).unwrap_err()
+    }
+
+    /// Waits until a job has ended.
+    fn end_of(&self, job: &Value) -> Value {
+        let until = self.clock.now().after(Span::from_secs(60));
+        loop {
+            let rows = self.call("jobs", json!({ "id": job["id"] })).unwrap();
+            if rows[0]["state"] != "running" {
+                return rows[0].clone();
+            }
+            assert!(self.clock.now() < until, "{job} ends");
+            host::thread::rest(Span::from_ms(1));
+        }
+    }
+}
+
+#[test]
+fn orders_are_carried_out_on_the_store_that_is_open_and_said_twice_change_nothing() {
+    let bench = Bench::new();
+    let open = bench.store("pool");
+    let names = |bench: &Bench| -> Vec<String> {
+        let rows = bench.call("volumes", json!({})).unwrap();
+        let name = |row: &Value| row["name"].as_str().unwrap().to_owned();
+        rows.as_array().unwrap().iter().map(name).collect()
+    };
+    for (method, given, after) in [
+        ("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 }), vec!["db"]),
+        ("set_volume_snapshot", json!({ "volume": "db", "name": "mon" }), vec!["db", "mon"]),
+        ("set_volume_clone", json!({ "from": "mon", "name": "c" }), vec!["db", "mon", "c"]),
+        ("set_volume_rename", json!({ "name": "c", "to": "d" }), vec!["db", "mon", "d"]),
+        (
+            "set_volume_resize",
+            json!({ "name": "d", "size_bytes": 2 << 20 }),
+            vec!["db", "mon", "d"],
+        ),
+        ("set_volume_delete", json!({ "name": "d" }), vec!["db", "mon"]),
+        (
+            "set_store_thresholds",
+            json!({ "first_percent": 70, "second_percent": 90 }),
+            vec!["db", "mon"],
+        ),
+    ] {
+        let first = bench.call(method, given.clone()).unwrap();
+        assert_eq!(
+            (&first["changed"], names(&bench)),
+            (&json!(true), after.clone().iter().map(|name| (*name).to_owned()).collect()),
+            "{method}"
+        );
+        let generation = open.generation();
+        let second = bench.call(method, given).unwrap();
+        assert_eq!(
+            (&second["changed"], open.generation()),
+            (&json!(false), generation),
+            "{method}"
+        );
+        assert_eq!(second["volume"], first["volume"], "{method}");
+    }
+    let store = &bench.call("stores", json!({})).unwrap()[0];
+    assert_eq!(store["thresholds_percent"], json!([70, 90]));
+    assert_eq!((&store["volumes"], &store["name"]), (&json!(2), &json!("pool")));
+    let refusal = bench.refused("set_volume_delete", json!({ "name": "db", "store": "other" }));
+    assert_eq!(refusal.code, Code::Absent);
+    let refusal = bench.refused("set_volume_snapshot", json!({ "volume": "x", "name": "y" }));
+    let expected = open.find("x").unwrap_err();
+    assert_eq!((refusal.code, refusal.message), (Code::NotDone, expected.to_string()));
+}
+
+#[test]
+fn what_somebody_has_open_is_not_taken_from_him() {
+    let bench = Bench::new();
+    let _open = bench.store("pool");
+    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
+    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "mon" })).unwrap();
+    bench.call("set_volume_resize", json!({ "name": "db", "size_bytes": 2 << 20 })).unwrap();
+    let (db, mon) = (bench.open("db"), bench.open("mon"));
+    let us = format!("it is open in process {}", std::process::id());
+    let shrink = json!({ "name": "db", "size_bytes": 1 << 19, "shrink": true });
+    let cases = [
+        ("set_volume_delete", json!({ "name": "mon" })),
+        ("set_volume_delete", json!({ "name": "db" })),
+        ("set_volume_resize", shrink),
+        ("set_volume_revert", json!({ "volume": "db", "snapshot": "mon" })),
+    ];
+    for (method, given) in &cases {
+        let refusal = bench.refused(method, given.clone());
+        assert!(refusal.message.contains(&us), "{method}: {refusal}");
+        assert!(refusal.hint.is_some() && refusal.blame == base::Blame::Caller, "{method}");
+    }
+    let users = bench.call("volumes", json!({})).unwrap();
+    assert_eq!((&users[0]["users"], &users[1]["users"]), (&json!(1), &json!(1)));
+    let grown = json!({ "name": "db", "size_bytes": 4 << 20 });
+    let told = bench.call("set_volume_resize", grown).unwrap();
+    assert!(told["text"].as_str().unwrap().contains("when he opens it again"), "{told}");
+    assert_eq!(db.medium.limits().block_count, 512, "whoever has it open sees what he opened");
+    drop((db, mon));
+    for (method, given) in cases.iter().rev().filter(|(_, given)| given["name"] != "mon") {
+        assert_eq!(bench.call(method, given.clone()).unwrap()["changed"], true, "{method}");
+    }
+}
+
+#[test]
+fn a_store_is_found_by_any_of_its_names_unless_there_are_two_of_it() {
+    let bench = Bench::new();
+    assert_eq!(find(None).unwrap_err().code, Code::Absent);
+    let first = bench.store("pool");
+    for name in [None, Some("pool".into()), Some(format!("{:032x}", first.uuid()))] {
+        assert_eq!(find(name.as_deref()).unwrap().uuid(), first.uuid(), "{name:?}");
+    }
+    bench.make("other");
+    let second = bench.store("other");
+    let refusal = find(None).unwrap_err();
+    assert!(refusal.message.contains(first.device()), "{refusal}");
+    assert!(refusal.message.contains(second.device()), "{refusal}");
+    assert_eq!(find(Some(second.device())).unwrap().uuid(), second.uuid());
+    let rows = bench.call("stores", json!({})).unwrap();
+    assert_eq!(rows.as_array().map(Vec::len), Some(2));
+    assert_ne!(rows[0]["identity"], rows[1]["identity"]);
+}
+
+#[test]
+fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() {
+    let bench = Bench::new();
+    let open = bench.store("pool");
+    let create = json!({ "name": "db", "size_bytes": 4 << 20, "thick": true });
+    bench.call("set_volume_create", create).unwrap();
+    let job = bench.call("set_volume_inflate", json!({ "name": "db" })).unwrap();
+    let ended = bench.end_of(&job);
+    assert_eq!((&ended["state"], &ended["volume"]), (&json!("done"), &json!("db")), "{ended}");
+    assert_eq!(ended["done_bytes"], 4 << 20);
+    assert!(ended["result"]["text"].as_str().unwrap().contains("`db` is thick"), "{ended}");
+
+    // What is there to read is written first: a store on the volume.
+    let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
+    block::store::create(&bench.opener(), &volume, "inner", false).unwrap();
+    let whole = bench.call("set_store_scrub", json!({})).unwrap();
+    let ended = bench.end_of(&whole);
+    assert_eq!((&ended["state"], &ended["result"]["clean"]), (&json!("done"), &json!(true)));
+
+    let slow = json!({ "rate_bytes": 1 });
+    let job = bench.call("set_store_scrub", slow.clone()).unwrap();
+    assert_eq!(job["state"], "running");
+    bench.call("set_job", json!({ "id": job["id"], "stop": true })).unwrap();
+    let ended = bench.end_of(&job);
+    assert_eq!(ended["state"], "stopped", "{ended}");
+
+    let unheard = json!({ "rate_bytes": 1, "unheard_max_ms": 50 });
+    let job = bench.call("set_store_scrub", unheard).unwrap();
+    let until = bench.clock.now().after(Span::from_secs(60));
+    // Rows of others are asked for, and this one is not.
+    let others = || bench.call("jobs", json!({ "id": 1 })).unwrap();
+    let orders = bench.state.part::<Orders>("orders").unwrap();
+    while !format!("{orders:?}").contains(&format!("({}, \"stopped\")", job["id"])) {
+        assert!(bench.clock.now() < until, "{orders:?}");
+        others();
+        host::thread::rest(Span::from_ms(5));
+    }
+
+    let running: Vec<Value> =
+        (0..4).map(|_| bench.call("set_store_scrub", slow.clone()).unwrap()).collect();
+    let refusal = bench.refused("set_store_scrub", slow);
+    assert!(refusal.code == Code::Busy && refusal.message.contains("4 jobs"), "{refusal}");
+    let began = bench.clock.now();
+    let Bench { state, clock, _turn, .. } = bench;
+    drop(state);
+    assert!(clock.now().since(began) < Span::from_secs(5), "{running:?}");
+    assert_eq!(Arc::strong_count(&open), 1, "no job has the store open any more");
+}
+
+#[test]
+fn a_job_that_is_refused_says_why_as_the_order_would() {
+    let bench = Bench::new();
+    let open = bench.store("pool");
+    let job = bench.call("set_volume_inflate", json!({ "name": "none" })).unwrap();
+    let ended = bench.end_of(&job);
+    let expected = open.find("none").unwrap_err().to_string();
+    assert_eq!(
+        (&ended["state"], &ended["refusal"]["message"]),
+        (&json!("refused"), &json!(expected))
+    );
+    for number in 0..20 {
+        let job = bench.call("set_volume_inflate", json!({ "name": "none" })).unwrap();
+        assert_eq!(job["id"], number + 2);
+        bench.end_of(&job);
+    }
+    let rows = bench.call("jobs", json!({})).unwrap();
+    assert_eq!(rows.as_array().map(Vec::len), Some(16), "the oldest are forgotten");
+    assert_eq!(bench.refused("set_job", json!({ "id": 1, "stop": true })).code, Code::Absent);
+}

@@ -1,0 +1,339 @@
+//! `tenmil store` and `tenmil volume` on a store that another process serves.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it waits for processes")]
+
+mod pool;
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pool::{MIB, Pool};
+use serde_json::Value;
+use served::tools;
+
+/// A process that serves a volume over NVMe/TCP, and can be asked by those who use the pool. Dropping it
+/// kills it.
+struct Server {
+    child: Child,
+    uri: String,
+}
+
+impl Server {
+    fn start(pool: &Pool, volume: &str) -> Self {
+        let words = ["serve", &pool.volume(volume), "--listen", "tcp://127.0.0.1:0", "--json"];
+        let mut child = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+        let at = ready.find("tcp://").unwrap_or_else(|| panic!("{ready}"));
+        let address = ready[at..].split('"').next().unwrap().trim();
+        let address = address.split('/').take(3).collect::<Vec<_>>().join("/");
+        Self { child, uri: format!("{address}/nqn.2026-01.org.tenmil:disk?ns=1") }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Ends it as a service manager would.
+    fn end(mut self) {
+        self.signal("TERM");
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.code(), Some(0));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    let line = format!("kill -{name} {pid}");
+    assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+fn names(pool: &Pool) -> Vec<String> {
+    let listed = json(&pool.done(&["volume", "list", &pool.device(), "--json"]));
+    let name = |one: &Value| one["name"].as_str().unwrap().to_owned();
+    listed["volumes"].as_array().unwrap().iter().map(name).collect()
+}
+
+#[test]
+fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    std::os::unix::fs::symlink(pool.path("pool"), pool.path("link")).unwrap();
+    let server = Server::start(&pool, "db");
+    let by = format!("by process {} (", server.pid());
+    // However its device is spelled: what counts is which file it is.
+    let volume = |name: &str| format!("volume:[file:link?engine=threads]/{name}");
+    let (db, monday, trial, next) =
+        (volume("db"), volume("monday"), pool.volume("trial"), volume("next"));
+    for (words, name) in [
+        (vec!["snapshot", &db, "monday"], "monday"),
+        (vec!["clone", &monday, "trial"], "trial"),
+        (vec!["rename", &trial, "next"], "next"),
+        (vec!["resize", &next, "--size", "8m"], "next"),
+        (vec!["inflate", &next], "next"),
+        (vec!["decouple", &next], "next"),
+        (vec!["revert", &next, "friday"], "next"),
+        (vec!["create", &trial, "--size", "2m", "--thick"], "trial"),
+    ] {
+        if words[0] == "revert" {
+            pool.done(&["volume", "snapshot", &next, "friday"]);
+            pool.done(&["volume", "resize", &next, "--size", "16m"]);
+        }
+        let words = [&["volume"], &words[..]].concat();
+        let text = pool.done(&words);
+        assert!(text.contains(&by) && text.ends_with("has the store open\n"), "{words:?}: {text}");
+        let told = json(&pool.done(&[&words[..], &["--json"]].concat()));
+        assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
+        assert_eq!(told["volume"]["name"], name, "{words:?}");
+    }
+    for is_changed in [true, false] {
+        let told = json(&pool.done(&["volume", "delete", &trial, "--json"]));
+        assert_eq!((&told["changed"], &told["volume"]), (&is_changed.into(), &Value::Null));
+    }
+    assert_eq!(names(&pool), ["db", "monday", "next", "friday"]);
+    let list = pool.done(&["volume", "list", &pool.device()]);
+    assert!(list.contains("snapshot of db") && list.contains(&by), "{list}");
+    let found = json(&pool.done(&["volume", "list", &pool.device(), "--json"]));
+    assert_eq!(
+        (&found["volumes"][0]["users"], &found["volumes"][1]["users"]),
+        (&1.into(), &0.into())
+    );
+    for words in [vec!["open", "file:link"], vec!["set", "file:pool", "--thresholds", "60"]] {
+        let told = json(&pool.done(&[&["store"], &words[..], &["--json"]].concat()));
+        assert_eq!(told["process"], server.pid(), "{words:?}: {told}");
+    }
+    let told = pool.done(&["store", "list", &pool.device()]);
+    assert!(told.contains(&format!("(open in process {})", server.pid())), "{told}");
+    let scrubbed = json(&pool.done(&["store", "scrub", &pool.device(), "--json"]));
+    assert_eq!((&scrubbed["clean"], &scrubbed["process"]), (&true.into(), &server.pid().into()));
+
+    // What cannot be is refused as it is where nobody serves it.
+    let cases = [
+        vec!["volume", "delete", &monday],
+        vec!["volume", "snapshot", &db, "next"],
+        vec!["volume", "rename", &trial, "other"],
+        vec!["volume", "resize", &next, "--size", "4k"],
+        vec!["volume", "revert", &next, "monday"],
+        vec!["volume", "inflate", &monday],
+        vec!["volume", "create", &trial, "--size", "1000"],
+        vec!["store", "set", "file:link", "--thresholds", "90,80"],
+    ];
+    // The device has the name by which whoever has the store open has opened it.
+    let plain = |(code, text): (Option<i32>, String)| {
+        let text = text.replace("file:link?engine=threads", &pool.device());
+        (code, text.replace("file:link", &pool.device()))
+    };
+    pool.done(&["volume", "clone", &monday, "child"]);
+    let there: Vec<_> = cases.iter().map(|words| plain(pool.refused(words))).collect();
+    pool.done(&["volume", "resize", &db, "--size", "8m"]);
+    for words in [vec!["volume", "delete", &db], vec!["volume", "revert", &db, "monday"]] {
+        let (code, text) = pool.refused(&words);
+        let expected = format!("it is open in process {}", server.pid());
+        assert!(code == Some(2) && text.contains(&expected), "{words:?}: {code:?} {text}");
+    }
+    server.end();
+    for (words, there) in cases.iter().zip(&there) {
+        assert!(there.0.is_some_and(|code| code != 0), "{words:?}");
+        assert_eq!(&plain(pool.refused(words)), there, "{words:?}");
+    }
+    assert!(pool.is_clean());
+    assert_eq!(names(&pool), ["db", "monday", "next", "friday", "child"]);
+}
+
+#[test]
+fn a_load_loses_nothing_while_its_store_is_snapshot_cloned_scrubbed_and_emptied() {
+    let pool = Pool::new("512m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "16m"]);
+    pool.done(&["volume", "create", &pool.volume("sums"), "--size", "4m", "--checksums"]);
+    let source = pool.write("source", 4 * MIB, 3);
+    pool.done(&["copy", &pool.file("source"), &pool.volume("sums")]);
+    let server = Server::start(&pool, "db");
+    let words = ["perf", &server.uri, "-w", "randrw", "-t", "8", "--verify", "--overwrite"];
+    let mut load = pool.command(&words);
+    let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    let mut rounds = 0;
+    while began.elapsed() < Duration::from_secs(6) {
+        let (snapshot, clone) = (format!("s{rounds}"), format!("c{rounds}"));
+        pool.done(&["volume", "snapshot", &pool.volume("db"), &snapshot]);
+        pool.done(&["volume", "clone", &pool.volume(&snapshot), &clone]);
+        if rounds % 4 == 0 {
+            let found = json(&pool.done(&["store", "scrub", &pool.device(), "--json"]));
+            assert_eq!(found["clean"], true, "{found}");
+        }
+        pool.done(&["volume", "delete", &pool.volume(&clone)]);
+        pool.done(&["volume", "delete", &pool.volume(&snapshot)]);
+        rounds += 1;
+    }
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "after {rounds} rounds: {said}{errors}");
+    assert!(rounds >= 2, "{rounds}");
+    server.end();
+    assert!(pool.is_clean());
+    assert_eq!(names(&pool), ["db", "sums"]);
+    assert!(pool.bytes("sums") == source);
+}
+
+#[test]
+fn a_server_that_is_killed_in_the_middle_of_verbs_leaves_a_clean_store() {
+    let pool = Pool::new("128m");
+    let source = pool.write("source", 4 * MIB, 4);
+    for name in ["db", "kept"] {
+        pool.done(&["volume", "create", &pool.volume(name), "--size", "4m"]);
+    }
+    // Ends with a flush.
+    pool.done(&["copy", &pool.file("source"), &pool.volume("kept")]);
+    for round in 0..4 {
+        let server = Server::start(&pool, "db");
+        let pid = server.pid();
+        std::thread::scope(|scope| {
+            let kill = scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(150 + 130 * round));
+                drop(server);
+            });
+            let mut step = 0;
+            while !kill.is_finished() {
+                let name = format!("s{round}-{step}");
+                // Whether it was done, or nobody was there any more to do it, it may be said again.
+                for words in [
+                    ["volume", "snapshot", &pool.volume("kept"), &name],
+                    ["volume", "clone", &pool.volume(&name), &format!("{name}-c")],
+                    ["volume", "delete", &pool.volume(&format!("{name}-c")), "--json"],
+                ] {
+                    let output = pool.run(&words);
+                    let error = String::from_utf8_lossy(&output.stderr);
+                    let is_lost = error.contains(&format!("process {pid}"))
+                        || error.contains("there is none");
+                    assert!(output.status.success() || is_lost, "{words:?}: {error}");
+                }
+                step += 1;
+            }
+            kill.join().unwrap();
+        });
+        assert!(pool.is_clean(), "round {round}");
+        let name = format!("s{round}-0");
+        pool.done(&["volume", "snapshot", &pool.volume("kept"), &name]);
+        assert!(pool.bytes(&name) == source, "round {round}");
+    }
+    assert!(pool.bytes("kept") == source);
+}
+
+/// Waits until the last job is in another state than `running`, or in it.
+fn job(server: &Server, pool: &Pool, is_running: bool) -> Value {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let rows = json(&pool.done(&["get", "jobs", "--json", "--pid", &server.pid().to_string()]));
+        let last = rows.as_array().unwrap().last().cloned().unwrap_or_default();
+        if !last.is_null() && (last["state"] == "running") == is_running {
+            return last;
+        }
+        assert!(Instant::now() < until, "{rows}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_scrub_that_is_stopped_or_left_alone_ends_in_the_process_that_does_it() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "8m"]);
+    pool.write("source", 8 * MIB, 5);
+    pool.done(&["copy", &pool.file("source"), &pool.volume("db")]);
+    let server = Server::start(&pool, "db");
+    let scrub = || {
+        let words = ["store", "scrub", &pool.device(), "--rate", "1m"];
+        let mut scrub = pool.command(&words);
+        scrub.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let stopped = scrub();
+    job(&server, &pool, true);
+    signal(stopped.id(), "INT");
+    let output = stopped.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    let found = job(&server, &pool, false);
+    assert_eq!((&found["state"], &found["what"]), (&"stopped".into(), &"scrub".into()));
+
+    let mut left = scrub();
+    assert_ne!(job(&server, &pool, true)["id"], found["id"]);
+    left.kill().unwrap();
+    left.wait().unwrap();
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(job(&server, &pool, false)["state"], "stopped", "nobody asks about it any more");
+
+    let mut running = scrub();
+    job(&server, &pool, true);
+    let began = Instant::now();
+    server.end();
+    assert!(began.elapsed() < Duration::from_secs(5), "it goes whatever it does");
+    assert_ne!(running.wait().unwrap().code(), Some(0));
+    assert!(pool.is_clean());
+}
+
+#[test]
+fn whoever_holds_a_store_and_does_not_answer_is_named_with_the_remedy() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    let server = Server::start(&pool, "db");
+    let pid = server.pid();
+    server.signal("STOP");
+    let began = Instant::now();
+    let (code, error) = pool.refused(&["volume", "list", &pool.device()]);
+    server.signal("CONT");
+    assert!(began.elapsed() < Duration::from_secs(20));
+    assert_eq!(code, Some(3), "{error}");
+    for expected in [&format!("process {pid} ("), "within", &format!("`kill {pid}`")] {
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    assert_eq!(names(&pool), ["db"]);
+    // One that has the device for something else.
+    server.end();
+    let words = ["serve", &pool.device(), "--listen", "tcp://127.0.0.1:0"];
+    let mut other = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+    let (code, error) = pool.refused(&["volume", "list", &pool.device()]);
+    let (_, twice) = pool.refused(&["store", "scrub", &pool.device()]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let expected = format!("Process {} has it open, but not this store", other.id());
+    assert!(code == Some(2) && error.contains(&expected), "{code:?} {error}");
+    assert!(twice.contains(&expected), "{twice}");
+    if !tools(&["flock"]) {
+        return;
+    }
+    let path = pool.path("pool");
+    let mut locker = Command::new("flock");
+    let mut locker = locker.args(["-x", path.to_str().unwrap(), "cat"]);
+    locker = locker.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut locker = locker.spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    let error = loop {
+        let output = pool.run(&["volume", "list", &pool.device()]);
+        if !output.status.success() {
+            break String::from_utf8(output.stderr).unwrap();
+        }
+        assert!(Instant::now() < until, "it is locked");
+    };
+    drop(locker.stdin.take());
+    locker.wait().unwrap();
+    assert!(error.contains(&format!("process {} (", locker.id())), "{error}");
+}
