@@ -15,6 +15,7 @@ use dma::DevicePool;
 use tcp::{Cause, Connection, Data, Events, Full, Host, HostConfig, HostEvent, Piece};
 use wire::{Command, Completion, Status};
 
+use crate::hurry;
 use crate::places::{Places, TO_CONTROLLER};
 
 /// A connection that is being opened, or is open, or has been lost.
@@ -60,9 +61,6 @@ const EVENTS: usize = 128;
 /// From so many bytes on, data are received straight to where they belong: for fewer, the copy costs
 /// less than a system call of their own.
 const STRAIGHT_BYTES_MIN: u32 = 16 << 10;
-
-/// Sends of one turn, where there is more data than the connection queues at a time.
-const SENDS_MAX: usize = 4;
 
 impl Exchange {
     /// A connection over `stream`, which begins to open. Data lie in what `memory` can resolve.
@@ -146,7 +144,9 @@ impl Exchange {
     /// Sends what there is to send.
     #[inline]
     pub(crate) fn send(&mut self, answer: &mut impl FnMut(Answered)) {
-        for _ in 0..SENDS_MAX {
+        let portion = hurry::portion();
+        self.end.set_portion(portion.bytes);
+        for _ in 0..portion.sends {
             let has_nothing = self.end.pieces().is_empty() && !self.end.has_more();
             if has_nothing || self.lost.is_some() || !self.send_once(answer) {
                 return;
@@ -193,6 +193,7 @@ impl Exchange {
     /// Takes what has come.
     #[inline]
     pub(crate) fn receive(&mut self, now: Instant, answer: &mut impl FnMut(Answered)) {
+        hurry::turn(now);
         if self.lost.is_some() {
             return;
         }
@@ -262,6 +263,7 @@ impl Exchange {
         let mut ended = None;
         // Asked once: what is released meanwhile is found at the next turn.
         let mut is_read = None;
+        let mut has_others = false;
         for event in self.events.as_slice() {
             match *event {
                 HostEvent::Done { tag, completion, .. } => {
@@ -279,6 +281,8 @@ impl Exchange {
                             self.held.push_back((taken, answered));
                             continue;
                         }
+                    } else {
+                        has_others = true;
                     }
                     self.outstanding -= 1;
                     answer(answered);
@@ -288,6 +292,9 @@ impl Exchange {
             }
         }
         self.events.clear();
+        if has_others {
+            hurry::answered();
+        }
         if let Some(cause) = ended {
             self.lose(Lost::Ended(cause));
         }

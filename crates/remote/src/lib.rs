@@ -19,6 +19,7 @@ mod dial;
 mod exchange;
 mod farewell;
 mod front;
+mod hurry;
 mod kept;
 mod lane;
 mod multipath;

@@ -42,6 +42,8 @@ pub struct Host {
     pending: VecDeque<u16>,
     /// Slots that were answered before all of them was sent.
     answered: Vec<u16>,
+    /// Data that are queued at a time, and that one unit has at most.
+    portion_bytes: u32,
 }
 
 /// What a host's end is made with.
@@ -123,11 +125,8 @@ pub struct Full;
 const CAPSULE_BYTES: usize = 128;
 /// Headers of data units that are queued beside all capsules.
 const DATA_HEADERS: usize = 16;
-/// Data that are queued and not sent, beyond which no further unit of data is queued: so a command
-/// never waits behind more than that.
-const QUEUED_BYTES_MAX: u64 = 256 << 10;
-/// The most data in one unit, whatever the controller takes, for the same reason.
-const UNIT_BYTES_MAX: u32 = 256 << 10;
+/// The portion in which data go, unless another one is set.
+const PORTION_BYTES: u32 = 256 << 10;
 
 impl Default for HostConfig {
     fn default() -> Self {
@@ -209,6 +208,7 @@ impl Host {
             asks: vec![Ask::default(); depth * asks_max].into(),
             pending: VecDeque::with_capacity(depth),
             answered: Vec::with_capacity(depth),
+            portion_bytes: PORTION_BYTES,
         }
     }
 
@@ -217,6 +217,14 @@ impl Host {
     #[must_use]
     pub fn room(&self) -> usize {
         self.free.len()
+    }
+
+    /// Data that are queued and not sent, beyond which no further unit of data is queued, and the most
+    /// in one unit, whatever the controller takes: a command never waits behind more than that. 256 KiB
+    /// unless this is called; a multiple of 4.
+    #[inline]
+    pub fn set_portion(&mut self, bytes: u32) {
+        self.portion_bytes = bytes;
     }
 
     /// The tag that the next command will have: its data are to be there under this name.

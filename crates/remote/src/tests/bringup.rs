@@ -24,6 +24,34 @@ fn a_controller_is_brought_up_through_its_registers_and_blocks_come_back_as_writ
 }
 
 #[test]
+fn a_large_write_goes_in_small_portions_while_somebody_reads_beside_it_and_at_once_otherwise() {
+    let mut bed = Bed::with_queue(32);
+    bed.add_queue(32);
+    let (large, small) = (bed.place(0, 960), bed.place(200, 8));
+    let mut turns = |reads: Option<usize>| {
+        bed.turn_for(Span::from_ms(5));
+        if let Some(queue) = reads {
+            assert!(bed.submit(queue, Operation::Read, 3_000, &[small], 2));
+            bed.turn_until(|bed| bed.answers.pop().is_some());
+        }
+        assert!(bed.submit(0, Operation::Write, 0, &[large], 1));
+        let mut count = 0;
+        while bed.answers.is_empty() {
+            bed.turn();
+            count += 1;
+        }
+        assert_eq!(bed.answers.remove(0).outcome, Outcome::SUCCESS);
+        count
+    };
+    let calm = turns(None);
+    // 480 KiB are fifteen portions of 32.
+    for queue in [0, 1] {
+        let hurried = turns(Some(queue));
+        assert!(hurried >= calm + 5, "{hurried} turns beside queue {queue}, and {calm} alone");
+    }
+}
+
+#[test]
 fn the_smallest_admin_queue_that_a_target_may_offer_is_enough() {
     let mut bed = Bed::new();
     bed.target.state().admin_entries = 31;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Backend, Operation, Wake, WakeSource};
+use base::{Backend, Operation, Span, Wake, WakeSource};
 use sim::network::{Direction, LineOptions};
 
 use super::bed::Bed;
@@ -37,7 +37,8 @@ fn bed_with_writes(count: u64) -> Bed {
     bed.add_queue(8);
     let queue = bed.queues.remove(0);
     bed.queues.push(queue.with_sleep(Box::new(Nap)));
-    bed.turn();
+    // Nobody is answered any more for whom data would go in small portions.
+    bed.turn_for(Span::from_ms(2));
     bed.target.state().is_idle = true;
     for number in 0..count {
         let place = bed.place(number, 2048);

@@ -5,7 +5,7 @@ use wire::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, H2CData};
 use wire::{AdminOpcode, Command};
 
 use super::slot::{Slot, State};
-use super::{CAPSULE_BYTES, Data, Full, Host, HostEvent, QUEUED_BYTES_MAX, UNIT_BYTES_MAX};
+use super::{CAPSULE_BYTES, Data, Full, Host, HostEvent};
 use crate::Payloads;
 use crate::events::Events;
 
@@ -116,7 +116,7 @@ impl Host {
         while let Some(tag) = self.pending.front().copied()
             && self.line.is_open()
             && self.line.out.has_room(CAPSULE_BYTES + 4)
-            && self.line.out.queued_bytes() - self.line.out.sent_bytes() < QUEUED_BYTES_MAX
+            && self.line.out.queued_bytes() - self.line.out.sent_bytes() < self.portion_bytes.into()
         {
             self.pending.pop_front();
             let has_more = self.send_piece(tag, payloads);
@@ -138,7 +138,7 @@ impl Host {
         }
         let ask = self.asks[index * most + usize::from(slot.ask_first)];
         let offset = slot.moved;
-        let len_bytes = (ask.end - offset).min(self.terms.h2c_bytes_max).min(UNIT_BYTES_MAX);
+        let len_bytes = (ask.end - offset).min(self.terms.h2c_bytes_max).min(self.portion_bytes);
         slot.moved += len_bytes;
         let is_last = slot.moved == ask.end;
         if is_last {
