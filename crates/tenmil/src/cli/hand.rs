@@ -177,7 +177,10 @@ impl There<'_> {
             match job["state"].as_str() {
                 Some("running") => host::thread::rest(LOOK_INTERVAL),
                 Some("done") => return Ok(Some(job["result"].take())),
-                Some("stopped") if is_stopped => return Ok(None),
+                Some("stopped") if is_stopped => {
+                    eprintln!("note: job {id} of process {} is stopped", self.pid);
+                    return Ok(None);
+                }
                 _ => {
                     let refusal = Refusal::from_json(&job["refusal"]).map(refused);
                     return Err(refusal.unwrap_or_else(|| self.refuse("it forgot about the job")));

@@ -277,19 +277,17 @@ fn a_store_is_settled_when_all_is_given_back_although_others_go_on() {
     (0..64).for_each(|at| bench.hand(&*filled.medium, 1).write(at * 16, 16, 1));
     drop(filled);
     let mut hand = bench.hand(&*opened.medium, 0);
-    let body = move |stop: &host::Stop| {
-        let mut at = 0;
-        while !stop.is_stopped() {
-            hand.write(at % 4096, 1, 3);
-            at += 1;
-        }
-    };
-    let load = Thread::spawn("load", None, body).unwrap();
+    // It is under way until somebody looks for its answer.
+    hand.begin(Operation::Write, 7, 1);
     let store = bench.store();
     store.change(Change::Delete { name: "b".into(), orphan: false }).unwrap();
     assert!(store.settle(Span::from_secs(30)));
-    load.stop();
-    drop((opened, store));
+    assert!(!store.shared.lock().store.is_idle(), "what is under way is not waited for");
+    assert_eq!(hand.end(), Outcome::SUCCESS);
+    drop((hand, opened));
+    assert!(store.settle(Span::from_secs(30)));
+    assert!(store.shared.lock().store.is_idle());
+    drop(store);
     assert!(bench.is_clean());
 }
 

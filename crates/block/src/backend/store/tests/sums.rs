@@ -165,8 +165,13 @@ fn a_scrub_takes_nothing_that_happens_meanwhile_for_damage() {
         }),
     ];
     for (what, act) in acts {
-        for at in [1, 9] {
+        // After the first of all, and in the middle of a run that is read in two pieces.
+        for at in [1, 10] {
             let bench = pool();
+            write(&bench, "v", 9..10, 1);
+            let opened = bench.open("v").unwrap();
+            bench.hand(&*opened.medium, 0).write(390, 10, 1);
+            drop(opened);
             let mut steps = 0;
             let found = bench.store().scrub(None, &mut |(done, size)| {
                 assert!(done <= size);
