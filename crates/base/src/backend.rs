@@ -153,6 +153,16 @@ pub trait Medium: Send + Sync {
         Ok(Extent { blocks, holds: Holds::Data })
     }
 
+    /// How many blocks there are now: more than before, if somebody else has made it longer, and then
+    /// all channels go by it. May block: never called on the way of an I/O.
+    ///
+    /// # Errors
+    ///
+    /// What was found and what was expected, in a line.
+    fn notice_size(&self) -> Result<u64, String> {
+        Ok(self.limits().block_count)
+    }
+
     /// Whether [`resize`](Self::resize) may do what it is asked.
     fn is_resizable(&self) -> bool {
         false

@@ -5,6 +5,7 @@ pub(crate) mod fault;
 pub(crate) mod file;
 mod held;
 mod joined;
+mod legs;
 mod lost;
 mod marks;
 pub mod mirror;

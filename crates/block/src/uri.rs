@@ -94,6 +94,27 @@ impl Uri {
         self
     }
 
+    /// The same for somebody who looks for what is there, from wherever he stands: no file is made or
+    /// sized, and each is named from the root.
+    #[must_use]
+    pub fn to_find(mut self) -> Self {
+        match &mut self.body {
+            Body::Children(children, _) => {
+                for child in children {
+                    *child = child.clone().to_find();
+                }
+            }
+            Body::Path(path) if self.scheme == "file" => {
+                self.pairs.retain(|(key, _)| key != "size");
+                if let Ok(whole) = std::path::absolute(&*path) {
+                    *path = whole.to_string_lossy().into_owned();
+                }
+            }
+            Body::Path(_) => {}
+        }
+        self
+    }
+
     /// The same with another in the place of each device that it stands on.
     ///
     /// # Errors

@@ -32,6 +32,10 @@ pub struct File {
     path: PathBuf,
     len_bytes: AtomicU64,
     found_bytes: u64,
+    /// What every transfer is a multiple of.
+    unit_bytes: u64,
+    /// Whether nobody said how much of it is to be used.
+    is_whole: bool,
     direct: Result<Alignment, Indirect>,
     in_memory: bool,
 }
@@ -115,7 +119,18 @@ impl File {
         let in_memory = fstatfs(&descriptor)
             .is_ok_and(|found| IN_MEMORY.contains(&u64::try_from(found.f_type).unwrap_or(0)));
         let len_bytes = AtomicU64::new(len_bytes);
-        Ok(Self { descriptor, path: path.into(), len_bytes, found_bytes, direct, in_memory })
+        let (unit_bytes, is_whole) = (options.unit_bytes.into(), options.len_bytes.is_none());
+        let path = path.into();
+        Ok(Self {
+            descriptor,
+            path,
+            len_bytes,
+            found_bytes,
+            unit_bytes,
+            is_whole,
+            direct,
+            in_memory,
+        })
     }
 
     /// Where it lies.
@@ -155,6 +170,26 @@ impl File {
         }
         self.len_bytes.store(len_bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// How long it is now, in whole units: more than before if somebody else has made it longer, unless
+    /// a part of it was to be left alone when it was opened.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn notice_len(&self) -> Result<u64, FileError> {
+        let Self { descriptor, path, .. } = self;
+        let refuse = |errno| FileError::new("look at", path, errno, "a file with a length");
+        let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
+        let there = there / self.unit_bytes * self.unit_bytes;
+        if there < self.len_bytes() {
+            return Ok(there);
+        }
+        if self.is_whole {
+            self.len_bytes.fetch_max(there, Ordering::Relaxed);
+        }
+        Ok(self.len_bytes())
     }
 
     /// How many bytes were there before it was opened: zero if it was made, or empty.

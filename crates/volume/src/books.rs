@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cache::Cache;
+use crate::devices::Devices;
 use crate::edit::FULL;
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{Body, Kind, Page, Pointer, Superblock};
@@ -22,6 +23,8 @@ pub(crate) struct Books {
     pub(crate) generation: u64,
     /// What the next superblock will say.
     pub(crate) superblock: Superblock,
+    /// What it will say of the devices.
+    pub(crate) devices: Arc<Devices>,
     /// Pages that this transaction has made.
     pub(crate) dirty: BTreeMap<u64, Arc<Page>>,
     /// Pages of the transaction that is being committed.
@@ -82,6 +85,7 @@ impl Books {
         store: u128,
         generation: u64,
         superblock: Superblock,
+        devices: Arc<Devices>,
         budget_bytes: usize,
     ) -> Self {
         let space = Space::new(&superblock);
@@ -89,6 +93,7 @@ impl Books {
             store,
             generation: generation + 1,
             superblock,
+            devices,
             dirty: BTreeMap::new(),
             writing: BTreeMap::new(),
             cache: Cache::new(budget_bytes),

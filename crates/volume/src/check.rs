@@ -239,8 +239,8 @@ impl Check {
             Kind::Map => {
                 let units = visit.tree.units_of(line);
                 let room = self.superblock.room();
-                let is_inside =
-                    line.is_hole() || (room.start <= units.start && units.end <= room.end);
+                let blocks = units.end.saturating_sub(units.start);
+                let is_inside = line.is_hole() || room.holds(units.start, blocks);
                 self.has_holes |= line.is_hole();
                 if line.key % visit.tree.unit != line.place() % visit.tree.unit || !is_inside {
                     let (volume, block) = (visit.tree.owner, line.key);

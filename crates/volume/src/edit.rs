@@ -413,7 +413,7 @@ impl Books {
         let address = pointer.address;
         match &mut self.edit(address)?.body {
             Body::Node { records, .. } => Ok(records),
-            Body::Superblock(_) | Body::Volume(_) | Body::Parent(_) => {
+            Body::Superblock(..) | Body::Volume(_) | Body::Parent(_) | Body::Label(_) => {
                 Err(Damage { address, kind: None, owner: 0, flaw: Flaw::Contents }.into())
             }
         }

@@ -4,6 +4,7 @@ use core::fmt;
 
 use base::{Blame, Outcome};
 
+use crate::devices::{DEVICES_MAX, Label, SPANS_MAX, TABLE_BYTES};
 use crate::format::{Kind, VERSION};
 use crate::volumes::VOLUMES_MAX;
 
@@ -101,6 +102,29 @@ pub enum StoreError {
     DeviceTooLarge {
         /// Blocks of the device.
         blocks: u64,
+    },
+    /// The device is not the first one of its store.
+    NotFirst(Box<Label>),
+    /// More devices, or longer names of them, than a superblock has room for.
+    TooManyDevices {
+        /// How many devices.
+        devices: usize,
+        /// In how many runs the blocks lie on them.
+        runs: usize,
+        /// Bytes that all but the first one take, names included.
+        bytes: usize,
+    },
+    /// Nothing that a device of a store may be called.
+    BadDevice {
+        /// What it was called.
+        uri: String,
+    },
+    /// Devices that do not have every block of the store where it lies.
+    NotGrown {
+        /// Blocks in the store.
+        blocks: u64,
+        /// Blocks on the devices.
+        found: u64,
     },
     /// A volume of this name exists.
     NameTaken(String),
@@ -242,6 +266,10 @@ impl StoreError {
             Self::NoStore(_) => "name a device that a store was made on, or make one.",
             Self::TwoStores { .. } => "two stores claim the device; wipe the end of the older one.",
             Self::Newer { .. } => "open it with a newer tenmil.",
+            Self::NotFirst(label) => {
+                return Some(format!("name the first one: it was {} then.", label.first_uri));
+            }
+            Self::TooManyDevices { .. } => "give it fewer and larger devices, or shorter names.",
             Self::NameTaken(_) => "choose another name, or delete that volume first.",
             Self::TooManyVolumes => "delete volumes or snapshots that nobody needs.",
             Self::BadName(_) => "a name has 1 to 128 bytes and no control characters.",
@@ -334,6 +362,28 @@ impl fmt::Display for StoreError {
             Self::DeviceTooLarge { blocks } => {
                 write!(out, "the device has {blocks} blocks of 4 KiB, expected 2^48 at most")
             }
+            Self::NotFirst(label) => {
+                let Label { store, name, number, .. } = &**label;
+                write!(
+                    out,
+                    "open the store: it is device {number} of store `{name}` ({store:032x}), expected the \
+                     first one, which is device 0"
+                )
+            }
+            Self::TooManyDevices { devices, runs, bytes } => write!(
+                out,
+                "{devices} devices with {runs} runs of blocks, and {bytes} bytes to say which, expected \
+                 {DEVICES_MAX} devices, {} runs and {TABLE_BYTES} bytes at most",
+                SPANS_MAX + 1
+            ),
+            Self::BadDevice { uri } => {
+                write!(out, "device `{uri}`: its name is empty, too long or has control characters")
+            }
+            Self::NotGrown { blocks, found } => write!(
+                out,
+                "devices with {found} blocks of 4 KiB that do not have the {blocks} of the store as they \
+                 lie, expected these and more behind them"
+            ),
             Self::NameTaken(name) => write!(out, "volume `{name}`: the name is in use"),
             Self::TooManyVolumes => {
                 write!(

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   store:  0    1    2                                            n-2    n-1     blocks of 4 KiB
-//!           | S0 | S1 | metadata and data, wherever there was room | S0' | S1' |
+//!           | S0 | S1 | metadata and data, wherever there was room | S0' | S1' |  metadata and data on
+//!           |<---------------------- the first device ---------------------->|  others, if there are
 //!
 //!   block:  0                64                                              4096
-//!           | Header         | Superblock, VolumeBody, ParentBody, Records   |
+//!           | Header         | Superblock and devices, VolumeBody, …, Records |
 //! ```
 //!
 //! A superblock of an even generation lies in S0 and S0', one of an odd generation in S1 and S1'.
@@ -13,6 +14,7 @@
 
 mod page;
 
+use crate::devices::Room;
 use crate::error::Flaw;
 use crate::layout::{Layout, layout};
 pub(crate) use page::reseal;
@@ -92,8 +94,61 @@ layout! {
         gap: [u8; 6],
         /// Blocks kept for thick volumes: the sum of what each of them is promised beyond what it has.
         promised: u64,
+        /// Blocks on the first device that come before the first span; zero if there is none.
+        first: u64,
+        /// Devices behind the first one: so many of [`DeviceRecord`] follow.
+        devices: u32,
+        /// Runs of blocks behind those: so many of [`SpanRecord`] follow.
+        spans: u32,
         /// Zero.
-        reserved: [u8; 48],
+        reserved: [u8; 32],
+    }
+}
+
+layout! {
+    /// A device of a store, but for the first. All of them stand behind the superblock.
+    pub struct DeviceRecord[32] {
+        /// Drawn when it was added; its label has it, too.
+        uuid: u128,
+        /// How many bytes its name has. The names stand behind the spans, in the same order.
+        uri_bytes: u32,
+        /// Zero.
+        reserved: [u8; 12],
+    }
+}
+
+layout! {
+    /// Blocks of the store that follow those before and lie together on one device. All of them stand
+    /// behind the devices.
+    pub struct SpanRecord[24] {
+        /// The number of the device: zero is the first one, 1 that of the first [`DeviceRecord`].
+        device: u32,
+        /// Zero.
+        reserved: u32,
+        /// Where the first of them lies on the device.
+        at: u64,
+        /// How many there are.
+        blocks: u64,
+    }
+}
+
+layout! {
+    /// What stands behind the header of the first block of every device but the first.
+    pub struct LabelBody[2240] {
+        /// Drawn when the device was added.
+        uuid: u128,
+        /// Its number in the store.
+        number: u32,
+        /// How many bytes of `uri` are a name.
+        uri_bytes: u32,
+        /// The block of the store that lies behind the label.
+        begin: u64,
+        /// The store's name then, UTF-8, padded with zeroes.
+        name: [u8; 64],
+        /// Zero.
+        reserved: [u8; 96],
+        /// What the first device was called then: how a device is named, UTF-8, padded with zeroes.
+        uri: [u8; 2048],
     }
 }
 
@@ -201,8 +256,10 @@ pub mod features {
     pub const SPARE: u64 = 2;
     /// There are volumes with parents and holes in maps, or there were.
     pub const PARENTS: u64 = 4;
+    /// There are blocks on other devices than the first.
+    pub const DEVICES: u64 = 8;
     /// Those of `incompatible` that this program knows.
-    pub const KNOWN: u64 = CHECKSUMS | SPARE | PARENTS;
+    pub const KNOWN: u64 = CHECKSUMS | SPARE | PARENTS | DEVICES;
     /// The store has thresholds of its own: a bit of `compatible`.
     pub const THRESHOLDS: u64 = 1;
 }
@@ -230,6 +287,8 @@ pub enum Kind {
     Sums,
     /// What a volume is read from where nothing is mapped.
     Parent,
+    /// The first block of a device that is not the first of its store.
+    Label,
 }
 
 /// Eight bytes that every block of metadata has.
@@ -244,7 +303,7 @@ pub const BLOCK_BYTES: usize = 1 << BLOCK_SHIFT;
 pub const RECORDS_MAX: usize = (BLOCK_BYTES - Header::BYTES) / Record::BYTES;
 /// The highest level of a node: no tree of more blocks than there can be is higher.
 pub const LEVEL_MAX: u8 = 12;
-/// Superblocks at either end of a store.
+/// Superblocks at either end of a store, or of its part on the first device.
 pub const SLOTS: u64 = 2;
 /// Blocks in the smallest store.
 pub const STORE_BLOCKS_MIN: u64 = 512;
@@ -257,13 +316,14 @@ pub const NUMBER_MAX: u64 = 1 << 56;
 pub const SUPERBLOCK_MAX: u64 = 1 << 55;
 /// The largest unit of allocation: 64 KiB, so that all runs of a unit have room in one leaf.
 pub const UNIT_SHIFT_MAX: u32 = 4;
-/// Bytes in the longest name of a parent.
+/// Bytes in the longest name of a parent, or of a device.
 pub const URI_BYTES_MAX: usize = 2048;
 
 const _: () = assert!(RECORDS_MAX == 168, "as drawn");
 const _: () = assert!(Header::BYTES + Superblock::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(Header::BYTES + VolumeBody::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(Header::BYTES + ParentBody::BYTES <= BLOCK_BYTES, "it has room");
+const _: () = assert!(Header::BYTES + LabelBody::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(RECORDS_MAX / 4 > 1 << UNIT_SHIFT_MAX, "a leaf can be split between units");
 
 /// The bytes of one block.
@@ -271,7 +331,7 @@ pub type Block = [u8; BLOCK_BYTES];
 
 impl Kind {
     /// Every kind, in the order of their codes.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Superblock,
         Self::Catalogue,
         Self::Names,
@@ -281,6 +341,7 @@ impl Kind {
         Self::Volume,
         Self::Sums,
         Self::Parent,
+        Self::Label,
     ];
 
     /// What stands in a header.
@@ -305,6 +366,7 @@ impl Kind {
             Self::Volume => "volume's block",
             Self::Sums => "node of a volume's checksums",
             Self::Parent => "parent's block",
+            Self::Label => "label of a device",
         }
     }
 }
@@ -347,15 +409,25 @@ impl Record {
 }
 
 impl Superblock {
-    /// Where the superblocks of a generation lie in a store of so many blocks.
-    pub const fn places(generation: u64, blocks: u64) -> [u64; 2] {
+    /// Where the superblocks of a generation lie in a store that has so many blocks on its first device,
+    /// before any other begins.
+    pub const fn places(generation: u64, front: u64) -> [u64; 2] {
         let slot = generation % SLOTS;
-        [slot, blocks - SLOTS + slot]
+        [slot, front - SLOTS + slot]
+    }
+
+    /// Blocks on the first device, before any other begins.
+    pub const fn front(&self) -> u64 {
+        if self.first == 0 { self.blocks } else { self.first }
     }
 
     /// The blocks in which metadata and data lie.
-    pub const fn room(&self) -> core::ops::Range<u64> {
-        SLOTS..self.blocks - SLOTS
+    pub const fn room(&self) -> Room {
+        let slots = self.front() - SLOTS..self.front();
+        if self.first == 0 {
+            return Room { start: SLOTS, end: slots.start, slots: 0..0 };
+        }
+        Room { start: SLOTS, end: self.blocks, slots }
     }
 
     /// Bits of features that this program does not know, and without which nobody may open the store,
@@ -379,7 +451,10 @@ impl Superblock {
         let few = self.volumes < NUMBER_MAX && self.promised < NUMBER_MAX;
         let counted = sized && self.used <= self.blocks && few;
         let numbered = (1..SUPERBLOCK_MAX).contains(&self.next_volume);
-        let is_right = self.block_shift == BLOCK_SHIFT && counted && numbered;
+        let is_alone = self.first == 0 && self.devices == 0 && self.spans == 0;
+        let spans = (STORE_BLOCKS_MIN..self.blocks).contains(&self.first) && self.spans > 0;
+        let lies = is_alone || spans && self.incompatible & features::DEVICES != 0;
+        let is_right = self.block_shift == BLOCK_SHIFT && counted && numbered && lies;
         if is_right { Ok(()) } else { Err(Flaw::Contents) }
     }
 }

@@ -2,6 +2,7 @@
 //! them. It must never panic, and never ask for more than there is.
 
 use crate::check::Check;
+use crate::devices::{Devices, Label, Other};
 use crate::format::{
     BLOCK_BYTES, Block, Body, HOLE, Header, Kind, Page, Record, SPARE, decode_superblock, reseal,
 };
@@ -13,8 +14,9 @@ use crate::stream::{self, Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender};
 use crate::sums::checksum;
 use crate::volumes::Change;
 
-/// Blocks of the store that is tampered with.
+/// Blocks of the store that is tampered with, and how many of them lie on its first device.
 const BLOCKS: u64 = 600;
+const FIRST_BLOCKS: u64 = 540;
 /// More actions than any question needs in a store that small.
 const ACTIONS_MAX: usize = 100_000;
 /// Bytes of a patch: block, place, length and value.
@@ -71,6 +73,7 @@ fn one_block(bytes: &[u8]) {
     let header = Header::decode(&block);
     reseal(&mut block, header.store, header.address);
     let _ = decode_superblock(&block, header.address);
+    let _ = Label::decode(&block);
     if let Ok(page) = Page::decode(&block, header.store, header.address) {
         let again = page.encode(header.store, header.address);
         assert_eq!(Page::decode(&again, header.store, header.address), Ok(page));
@@ -125,6 +128,9 @@ fn work(store: &mut Store, image: &mut [u8]) {
         ask(store, image, Ask::Change(Change::Resize { name: name.clone(), blocks: 7 }));
         ask(store, image, Ask::Change(Change::Delete { name, orphan: true }));
     }
+    let mut devices = store.devices().clone();
+    devices.add(Other { uuid: 9, uri: "ram:2m".into() }, 40);
+    ask(store, image, Ask::Grow(devices));
     ask(store, image, Ask::Flush);
 }
 
@@ -144,9 +150,14 @@ fn carry_out(store: &mut Store, image: &mut [u8], action: Action) {
     match action {
         Action::ReadPage { io, at } => store.complete(io, End::Read(block_at(image, at))),
         Action::WritePages { io, at, bytes } => {
-            let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
-            let room = image.get_mut(from..from.saturating_add(bytes.len()));
-            room.expect("metadata stay within the store").copy_from_slice(&bytes);
+            for (at, block) in (at..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                assert!(at < store.reach(), "metadata stay within the store");
+                let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
+                // What lies behind the image is lost, and turns out to be.
+                if let Some(room) = image.get_mut(from..from.saturating_add(BLOCK_BYTES)) {
+                    room.copy_from_slice(block);
+                }
+            }
             store.complete(io, End::Done);
         }
         Action::ReadData { io, at, blocks, is_summed: true, .. } => {
@@ -167,24 +178,25 @@ fn carry_out(store: &mut Store, image: &mut [u8], action: Action) {
 }
 
 fn open(image: &[u8]) -> Option<Store> {
-    let mut opening = Opening::new(BLOCKS, 0);
+    let mut opening = Opening::new(FIRST_BLOCKS, 0);
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(block_at(image, at)));
     }
     opening.finish().ok().map(|opened| opened.store.with_fanout(6))
 }
 
+/// A block of a store; behind the image, where a store may have been made to believe that there are
+/// devices, nothing was ever written.
 fn block_at(image: &[u8], at: u64) -> &Block {
     let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
-    let block = image.get(from..).and_then(|bytes| bytes.first_chunk());
-    block.expect("only blocks of the store are read")
+    image.get(from..).and_then(|bytes| bytes.first_chunk()).unwrap_or(&[0; BLOCK_BYTES])
 }
 
-/// A store with a volume, a snapshot of it and a clone, one with checksums, a thick one, and one over a
+/// A store over two devices with a volume, a snapshot of it and a clone, one with checksums, a thick one, and one over a
 /// parent.
 fn sample() -> Vec<u8> {
     let mut image = vec![0; usize::try_from(BLOCKS).unwrap_or(0) * BLOCK_BYTES];
-    let new = NewStore { name: "fuzz".into(), uuid: 1, blocks: BLOCKS };
+    let new = NewStore { name: "fuzz".into(), uuid: 1, blocks: FIRST_BLOCKS };
     for step in new.steps().expect("a store that may be") {
         if let Step::Write { at, bytes } = step {
             let from = usize::try_from(at).unwrap_or(0) * BLOCK_BYTES;
@@ -192,6 +204,9 @@ fn sample() -> Vec<u8> {
         }
     }
     let mut store = open(&image).expect("a store that was just made");
+    let mut devices = Devices::one(FIRST_BLOCKS);
+    devices.add(Other { uuid: 8, uri: "ram:1m".into() }, BLOCKS - FIRST_BLOCKS + 1);
+    ask(&mut store, &mut image, Ask::Grow(devices));
     let create =
         Change::Create { name: "a".into(), blocks: 64, unit: 4, uuid: 1, checksums: false };
     ask(&mut store, &mut image, Ask::Change(create));
@@ -240,6 +255,16 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let map = node(Kind::Map, 0, vec![record(0, 64, 8), spare, record(30, HOLE | 30, 4)]);
     let body = Body::Parent(Box::new(parent().body().expect("a parent that may be")));
     let above = Page { kind: Kind::Parent, generation: 3, owner: 1, body };
+    let label = Label {
+        store: 1,
+        name: "s".into(),
+        number: 1,
+        uuid: 8,
+        generation: 3,
+        begin: FIRST_BLOCKS,
+        first_uri: "ram:1m".into(),
+    };
+    let label = label.encode().expect("a label that may be");
     let inner = node(Kind::Space, 1, vec![record(0, 7, 3), record(90, 8, 2)]);
     let patch = |block: u8, from: u16, len: u8, value: u8| {
         let [low, high] = from.to_le_bytes();
@@ -249,6 +274,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("map", map.encode(1, 5).to_vec()),
         ("inner", inner.encode(1, 6).to_vec()),
         ("parent", above.encode(1, 7).to_vec()),
+        ("label", label.to_vec()),
+        ("spans", [&[0][..], &patch(0, 336, 1, 3), &patch(1, 368, 1, 70)].concat()),
         ("untouched", vec![0]),
         ("count", [&[0][..], &patch(2, 6, 1, 3), &patch(3, 64, 8, 1)].concat()),
         ("pointers", [&[1][..], &patch(0, 136, 8, 2), &patch(1, 144, 2, 9)].concat()),

@@ -15,6 +15,7 @@ mod books;
 mod cache;
 mod check;
 mod cost;
+pub mod devices;
 mod difference;
 mod edit;
 mod error;

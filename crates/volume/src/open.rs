@@ -1,8 +1,11 @@
 //! Making a store, and opening one: four blocks are read, whatever its size, and there is nothing
 //! to repair.
 
+use std::sync::Arc;
+
 use base::Outcome;
 
+use crate::devices::{Devices, Label};
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{
     BLOCK_BYTES, BLOCK_SHIFT, BLOCKS_MAX, Block, Body, Kind, Page, Pointer, SLOTS,
@@ -38,7 +41,7 @@ pub enum Step {
 /// A store that is being opened.
 #[derive(Debug)]
 pub struct Opening {
-    /// Blocks on the device.
+    /// Blocks on the first device.
     blocks: u64,
     cache_bytes: usize,
     to_read: Vec<u64>,
@@ -46,6 +49,8 @@ pub struct Opening {
     /// The version and the unknown features of a superblock that has some.
     newer: Option<(u32, u64)>,
     damaged: Vec<Damage>,
+    /// What the device begins with, if it is not the first of a store.
+    label: Option<Label>,
 }
 
 /// A store that is open, and what was found to be wrong with its superblocks.
@@ -58,11 +63,12 @@ pub struct Opened {
 }
 
 /// A superblock that can be read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Found {
     store: u128,
     generation: u64,
     superblock: Superblock,
+    devices: Arc<Devices>,
 }
 
 impl NewStore {
@@ -98,48 +104,19 @@ impl NewStore {
             thresholds: [0; 2],
             gap: [0; 6],
             promised: 0,
-            reserved: [0; 48],
+            first: 0,
+            devices: 0,
+            spans: 0,
+            reserved: [0; 32],
         };
         let of = |generation| superblocks(self.uuid, generation, superblock);
         Ok((1..=SLOTS).flat_map(of).collect())
     }
 }
 
-impl Store {
-    /// What has to be done to make the store as large as its device, which has so many blocks now: all
-    /// of it before anything else is asked of the store, and then it is opened anew. Nothing if it is
-    /// as large already.
-    ///
-    /// A loss of power leaves it as large as it was, or as it was to become.
-    ///
-    /// # Errors
-    ///
-    /// A device that is too large, or smaller than the store.
-    pub fn growing(&self, blocks: u64) -> Result<Vec<Step>, StoreError> {
-        let (uuid, superblock) = self.durable();
-        if blocks > BLOCKS_MAX {
-            return Err(StoreError::DeviceTooLarge { blocks });
-        }
-        if blocks < superblock.blocks {
-            return Err(StoreError::DeviceTooSmall { blocks, needed: superblock.blocks });
-        }
-        let mut steps = Vec::new();
-        if blocks == superblock.blocks {
-            return Ok(steps);
-        }
-        // What it was opened with first, for that may be in a volatile cache alone.
-        for (generation, blocks) in [(0, superblock.blocks), (1, blocks)] {
-            let generation = self.generation() + generation;
-            let superblock = Superblock { blocks, ..superblock };
-            steps.extend(superblocks(uuid, generation, superblock));
-        }
-        Ok(steps)
-    }
-}
-
 /// Both copies of a superblock, and a flush.
 fn superblocks(uuid: u128, generation: u64, superblock: Superblock) -> Vec<Step> {
-    let body = Body::Superblock(superblock);
+    let body = Body::Superblock(superblock, Arc::new(Devices::one(superblock.blocks)));
     let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
     let places = Superblock::places(generation, superblock.blocks);
     let writes = places.map(|at| Step::Write { at, bytes: page.encode(uuid, at) });
@@ -147,14 +124,15 @@ fn superblocks(uuid: u128, generation: u64, superblock: Superblock) -> Vec<Step>
 }
 
 impl Opening {
-    /// Begins to open the store on a device of so many blocks of 4 KiB. Its cache of metadata will
+    /// Begins to open the store on a first device of so many blocks of 4 KiB. Its cache of metadata will
     /// take `cache_bytes`, and 512 KiB at least.
     pub fn new(blocks: u64, cache_bytes: usize) -> Self {
         let ends = [0, 1, blocks.saturating_sub(1), blocks.saturating_sub(2)];
         let mut to_read: Vec<u64> = ends.into_iter().filter(|at| *at < blocks).collect();
         to_read.sort_unstable();
         to_read.dedup();
-        Self { blocks, cache_bytes, to_read, found: Vec::new(), newer: None, damaged: Vec::new() }
+        let (found, newer, damaged, label) = (Vec::new(), None, Vec::new(), None);
+        Self { blocks, cache_bytes, to_read, found, newer, damaged, label }
     }
 
     /// The next block that has to be read; `None` once that was all.
@@ -165,13 +143,16 @@ impl Opening {
     /// The block that was to be read has been, or not.
     pub fn handle_read(&mut self, bytes: Result<&Block, Outcome>) {
         let Some(at) = self.to_read.pop() else { return };
+        if at == 0 {
+            self.label = bytes.ok().and_then(|bytes| Label::decode(bytes).ok());
+        }
         let decoded = bytes.map_err(Flaw::Unread).and_then(|bytes| decode_superblock(bytes, at));
         match decoded {
-            Ok((_, _, superblock)) if superblock.is_unknown() => {
+            Ok((_, _, superblock, _)) if superblock.is_unknown() => {
                 self.newer = Some((superblock.version, superblock.unknown_features()));
             }
-            Ok((store, generation, superblock)) => {
-                self.found.push((at, Found { store, generation, superblock }));
+            Ok((store, generation, superblock, devices)) => {
+                self.found.push((at, Found { store, generation, superblock, devices }));
                 self.look_at_the_old_end(&superblock);
             }
             Err(flaw) => {
@@ -181,15 +162,15 @@ impl Opening {
         }
     }
 
-    /// If the device is longer than the store, the last superblocks are not at the device's end.
+    /// If the device is longer than what the store has of it, the last superblocks are not at its end.
     fn look_at_the_old_end(&mut self, superblock: &Superblock) {
-        if superblock.blocks >= self.blocks {
+        if superblock.front() >= self.blocks {
             return;
         }
         let device_end = self.blocks - SLOTS;
         self.damaged.retain(|damage| damage.address < device_end);
         self.to_read.retain(|at| *at < device_end);
-        for at in superblock.blocks - SLOTS..superblock.blocks {
+        for at in superblock.front() - SLOTS..superblock.front() {
             let is_known = self.to_read.contains(&at)
                 || self.found.iter().any(|(found, _)| *found == at)
                 || self.damaged.iter().any(|damage| damage.address == at);
@@ -205,21 +186,25 @@ impl Opening {
     ///
     /// Why it cannot be opened.
     pub fn finish(self) -> Result<Opened, StoreError> {
+        // Superblocks that it had before it was given to a store are nobody's.
+        if let Some(label) = self.label {
+            return Err(StoreError::NotFirst(Box::new(label)));
+        }
         // Whoever is newer may have written only some of them.
         if let Some((version, features)) = self.newer {
             return Err(StoreError::Newer { version, features });
         }
         let newest = self.found.iter().map(|(_, found)| found).max_by_key(|found| found.generation);
-        let Some(newest) = newest.copied() else { return Err(StoreError::NoStore(self.damaged)) };
-        let Found { store, generation, superblock } = newest;
+        let Some(newest) = newest.cloned() else { return Err(StoreError::NoStore(self.damaged)) };
+        let Found { store, generation, superblock, devices } = newest;
         if let Some((_, other)) = self.found.iter().find(|(_, found)| found.store != store) {
             return Err(StoreError::TwoStores { first: store, second: other.store });
         }
-        if superblock.blocks > self.blocks {
-            let (blocks, needed) = (self.blocks, superblock.blocks);
+        let (blocks, needed) = (self.blocks, devices.needs(0));
+        if needed > blocks {
             return Err(StoreError::DeviceTooSmall { blocks, needed });
         }
-        let store = Store::new(store, generation, superblock, self.cache_bytes);
+        let store = Store::new(store, generation, superblock, devices, self.cache_bytes);
         Ok(Opened { store, damaged: self.damaged })
     }
 }

@@ -54,8 +54,8 @@ impl ParentBody {
     }
 }
 
-/// Whether a parent may be called so.
-fn is_name(uri: &str) -> bool {
+/// Whether a parent, or a device, may be called so.
+pub(crate) fn is_name(uri: &str) -> bool {
     !uri.is_empty() && uri.len() <= URI_BYTES_MAX && !uri.contains(char::is_control)
 }
 

@@ -17,6 +17,7 @@ use std::ops::Range;
 use base::Outcome;
 
 pub use self::walk::{Lost, Walk};
+use crate::devices::Room;
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{
     Block, Body, HOLE, Header, Kind, Page, Pointer, Record, SLOTS, Superblock, VolumeBody, flags,
@@ -33,8 +34,8 @@ use crate::volumes::{CATALOGUE, NAMES, VolumeInfo};
 /// A rescue under way.
 #[derive(Debug)]
 pub struct Rescue {
-    /// Blocks of the device.
-    blocks: u64,
+    /// Where there are blocks to be looked at.
+    present: RangeSet,
     stage: Stage,
     store: u128,
     superblock: Option<Superblock>,
@@ -87,7 +88,7 @@ pub struct Found {
     pub info: VolumeInfo,
     body: VolumeBody,
     store: u128,
-    room: Range<u64>,
+    room: Room,
 }
 
 impl Found {
@@ -196,10 +197,12 @@ pub struct Moved {
 }
 
 impl Rescue {
-    /// A rescue from a device of so many blocks.
+    /// A rescue from a device of so many blocks, the first one of its store.
     pub fn new(blocks: u64) -> Self {
+        let mut present = RangeSet::default();
+        present.insert(0..blocks);
         Self {
-            blocks,
+            present,
             stage: Stage::Superblocks(Opening::new(blocks, 0)),
             store: 0,
             superblock: None,
@@ -214,10 +217,33 @@ impl Rescue {
         }
     }
 
+    /// There are these blocks of the store, and no others: not all of its devices are there, or what
+    /// says which there are is destroyed.
+    #[must_use]
+    pub fn over(mut self, present: impl Iterator<Item = Range<u64>>) -> Self {
+        self.present = RangeSet::default();
+        present.for_each(|range| self.present.insert(range));
+        self
+    }
+
     /// The blocks in which metadata and data may lie.
-    fn room(&self) -> Range<u64> {
-        let room = SLOTS..self.blocks.saturating_sub(SLOTS).max(SLOTS);
+    fn room(&self) -> Room {
+        let end = self.present.iter().last().map_or(SLOTS, |range| range.end.max(SLOTS));
+        let room = Room { start: SLOTS, end, slots: 0..0 };
         self.superblock.map_or(room, |superblock| superblock.room())
+    }
+
+    /// The first block from one on that a scan looks at.
+    fn next_scanned(&self, mut at: u64) -> Option<u64> {
+        let room = self.room();
+        while at < room.end {
+            match self.present.look(at) {
+                Place::Taken(_) if room.contains(&at) => return Some(at),
+                Place::Taken(_) => at += 1,
+                Place::Free(next) => at = next,
+            }
+        }
+        None
     }
 
     /// The next block that has to be read; `None` once that was all.
@@ -233,11 +259,14 @@ impl Rescue {
                     walk.next_read()
                 }
                 Stage::Volumes => self.to_read.last().map(|(_, at)| at.address),
-                Stage::Scan(at) => Some(*at).filter(|at| self.room().contains(at)),
+                Stage::Scan(at) => self.next_scanned(*at),
                 Stage::Done => return Ok(None),
             };
-            if next.is_some() {
-                return Ok(next);
+            if let Some(next) = next {
+                if let Stage::Scan(at) = &mut self.stage {
+                    *at = next;
+                }
+                return Ok(Some(next));
             }
             self.advance()?;
         }

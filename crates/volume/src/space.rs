@@ -15,7 +15,7 @@ use std::ops::Range;
 use crate::books::{Books, Stop};
 use crate::cost::Leaves;
 use crate::error::{Damage, Flaw, StoreError};
-use crate::format::{Kind, Pointer, Record, Superblock, UNIT_SHIFT_MAX};
+use crate::format::{Kind, Pointer, Record, SLOTS, Superblock, UNIT_SHIFT_MAX};
 use crate::ranges::{Deltas, Place, RangeSet};
 use crate::tree::Tree;
 
@@ -34,7 +34,8 @@ pub(crate) struct Space {
     /// Blocks that someone has ceased to refer to, by the transaction in which that was.
     lowered: BTreeMap<u64, RangeSet>,
     /// Blocks to which a write has failed, which may still come to pass. Nobody is given them until
-    /// the store is opened anew, whatever they are mapped to now.
+    /// the store is opened anew, whatever they are mapped to now. Superblocks with room on both sides,
+    /// too: nobody is ever given those.
     spoilt: RangeSet,
     /// Blocks of data with checksums that nobody refers to any more, though perhaps to others of their
     /// unit, by the transaction in which that came about.
@@ -77,6 +78,11 @@ const HEIGHT: u8 = 5;
 /// Blocks kept for commits and deletions in the largest store.
 const KEPT_MAX: u64 = 16_384;
 
+/// Blocks that are kept of so many.
+fn kept_of(blocks: u64) -> u64 {
+    (blocks / 64).clamp(2 * POOL_BLOCKS, KEPT_MAX)
+}
+
 /// The tree of counts.
 pub(crate) const SPACE: Tree = Tree::of_store(Kind::Space);
 
@@ -86,6 +92,8 @@ impl Space {
         let total = room.end - room.start;
         // Metadata keep to the front, so that units of data find whole runs behind them.
         let search = |at| Search { at, left: total };
+        let mut spoilt = RangeSet::default();
+        spoilt.insert(room.slots);
         Self {
             deltas: Deltas::default(),
             pool: RangeSet::default(),
@@ -94,15 +102,26 @@ impl Space {
             freed_pages: BTreeMap::new(),
             dropped: BTreeSet::new(),
             lowered: BTreeMap::new(),
-            spoilt: RangeSet::default(),
+            spoilt,
             vacated: BTreeMap::new(),
             fresh: 0,
             height: HEIGHT,
             cursors: std::array::from_fn(|index| {
                 search(if index == 0 { room.start } else { room.start + total / 64 })
             }),
-            kept: (total / 64).clamp(2 * POOL_BLOCKS, KEPT_MAX),
+            kept: kept_of(total),
         }
+    }
+
+    /// There is more room: what was the end of the first device is given out once this transaction is
+    /// durable.
+    pub(crate) fn grow(&mut self, generation: u64, end: u64, superblock: &Superblock) {
+        let room = superblock.room();
+        self.kept = self.kept.max(kept_of(room.end - room.start));
+        let freed = (end - SLOTS..end).filter(|block| room.contains(block));
+        freed.for_each(|block| self.quarantine(generation, block..block + 1));
+        self.spoilt.insert(room.slots);
+        self.look_again();
     }
 
     /// Blocks that may be given out at once.

@@ -25,11 +25,13 @@ mod commit;
 mod task;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use base::Outcome;
 
 use crate::books::{Books, Stop};
 use crate::cost::Leaves;
+use crate::devices::Devices;
 use crate::edit::FULL;
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{Page, SLOTS, Superblock, flags, unpadded};
@@ -37,7 +39,7 @@ use crate::level::{Level, Notice};
 use crate::plan::Pending;
 use crate::space::{CHANGE_BLOCKS, POOL_BLOCKS};
 pub use ask::{Action, Answer, Ask, End, Run, Usage};
-use commit::Commit;
+use commit::{Commit, Frozen};
 use task::{Task, Wait};
 
 /// An open store.
@@ -45,7 +47,7 @@ use task::{Task, Wait};
 pub struct Store {
     books: Books,
     /// What the last durable superblock says.
-    durable: (u64, Superblock),
+    durable: Frozen,
     tasks: BTreeMap<u64, Task>,
     ready: VecDeque<u64>,
     next_task: u64,
@@ -103,11 +105,13 @@ impl Store {
         store: u128,
         generation: u64,
         superblock: Superblock,
+        devices: Arc<Devices>,
         cache_bytes: usize,
     ) -> Self {
+        let durable = Frozen { generation, superblock, devices: Arc::clone(&devices) };
         Self {
-            books: Books::new(store, generation, superblock, cache_bytes),
-            durable: (generation, superblock),
+            books: Books::new(store, generation, superblock, devices, cache_bytes),
+            durable,
             tasks: BTreeMap::new(),
             ready: VecDeque::new(),
             next_task: 0,
@@ -154,17 +158,32 @@ impl Store {
 
     /// The last transaction that survives a loss of power.
     pub const fn generation(&self) -> u64 {
-        self.durable.0
+        self.durable.generation
     }
 
     /// Blocks in the store, superblocks included.
     pub const fn blocks(&self) -> u64 {
-        self.durable.1.blocks
+        self.durable.superblock.blocks
+    }
+
+    /// The devices that it lies on, as the last durable superblock says.
+    pub fn devices(&self) -> &Devices {
+        &self.durable.devices
+    }
+
+    /// The devices that it is to lie on once the open transaction is durable.
+    pub fn next_devices(&self) -> &Devices {
+        &self.books.devices
+    }
+
+    /// The first block that no superblock has ever counted, nor one that is being written.
+    pub(crate) const fn reach(&self) -> u64 {
+        self.books.superblock.blocks
     }
 
     /// Which store it is, and what the last durable superblock says.
     pub(crate) const fn durable(&self) -> (u128, Superblock) {
-        (self.books.store, self.durable.1)
+        (self.books.store, self.durable.superblock)
     }
 
     /// The transaction that is open.
@@ -348,7 +367,9 @@ impl Store {
                 Err(Wait::Apply)
             }
             Commit::Idle => Ok(()),
-            _ if is_tight || self.backlog() > BACKLOG_MAX => Err(Wait::Commit(self.durable.0 + 1)),
+            _ if is_tight || self.backlog() > BACKLOG_MAX => {
+                Err(Wait::Commit(self.durable.generation + 1))
+            }
             _ => Ok(()),
         }
     }

@@ -28,6 +28,26 @@ fn a_store_comes_back_from_any_cut_of_the_power() {
 }
 
 #[test]
+fn a_store_whose_devices_lose_power_each_by_itself_comes_back_while_it_grows() {
+    let (mut cuts, mut grown, mut devices) = (0, 0, 0);
+    for seed in 11..=14 {
+        let mut world = World::new(600, seed);
+        (world.cut_every, world.grows_to) = (3, 3_000);
+        while world.operations < 900 {
+            world.work();
+        }
+        world.compare();
+        cuts += world.cuts;
+        grown += world.grown;
+        devices += world.rig.store.devices().count();
+    }
+    assert!(
+        cuts > 500 && grown > 20 && devices > 8,
+        "{cuts} cuts, {grown} times, {devices} devices"
+    );
+}
+
+#[test]
 #[ignore = "a cut at every step of 10 000 operations: run it with --release"]
 fn a_store_comes_back_from_a_cut_at_every_step() {
     run(4096, 5, 5_000, 1);

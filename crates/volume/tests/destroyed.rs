@@ -184,10 +184,10 @@ fn a_store_without_any_superblock_names_all_four() {
 /// A store with one superblock that says something else, all of it sealed.
 fn with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) -> Image {
     let mut image = rig::new_store(BLOCKS);
-    let (store, found, mut body) = decode_superblock(&image[&0], 0).unwrap();
+    let (store, found, mut body, devices) = decode_superblock(&image[&0], 0).unwrap();
     change(&mut body);
     let (kind, generation, body) =
-        (Kind::Superblock, generation.unwrap_or(found), Body::Superblock(body));
+        (Kind::Superblock, generation.unwrap_or(found), Body::Superblock(body, devices));
     let page = Page { kind, generation, owner: 0, body };
     image.insert(0, page.encode(store, 0).into());
     image
@@ -201,9 +201,9 @@ fn a_store_that_somebody_newer_has_written_to_is_not_opened_whatever_its_numbers
     };
     let error = open(&with_superblock(None, newer), BLOCKS).unwrap_err();
     assert_eq!(error, StoreError::Newer { version: 2, features: 0 });
-    let image = with_superblock(None, |body| body.incompatible = 8);
+    let image = with_superblock(None, |body| body.incompatible = 16);
     let error = open(&image, BLOCKS).unwrap_err();
-    assert_eq!(error, StoreError::Newer { version: 1, features: 8 });
+    assert_eq!(error, StoreError::Newer { version: 1, features: 16 });
     open(&with_superblock(None, |body| body.compatible = 4), BLOCKS).unwrap();
 }
 

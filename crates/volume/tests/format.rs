@@ -3,7 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use tenmil_volume::Layout;
-use tenmil_volume::format::{Header, Kind, ParentBody, Pointer, Record, Superblock, VolumeBody};
+use tenmil_volume::format::{
+    DeviceRecord, Header, Kind, LabelBody, ParentBody, Pointer, Record, SpanRecord, Superblock,
+    VolumeBody,
+};
 use tenmil_volume::stream::{StreamHead, StreamRecord};
 
 fn text() -> String {
@@ -40,6 +43,9 @@ fn every_structure_is_drawn_as_it_is() {
     compare::<Header>(&text);
     compare::<Pointer>(&text);
     compare::<Superblock>(&text);
+    compare::<DeviceRecord>(&text);
+    compare::<SpanRecord>(&text);
+    compare::<LabelBody>(&text);
     compare::<Record>(&text);
     compare::<VolumeBody>(&text);
     compare::<ParentBody>(&text);

@@ -1,15 +1,17 @@
-//! A store whose device has become larger takes the new room, and comes back from a cut of the power
-//! while it does.
+//! A store takes the room that its device has gained and devices that are added, while others go on, and
+//! comes back from a cut of the power at any step of that.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod rig;
 
 use base::Random;
-use rig::disk::{Cut, Disk, Image};
+use rig::disk::{Cut, Image};
 use rig::world::{World, compare};
 use rig::{Rig, check, open};
-use tenmil_volume::{Ask, Change, Step, StoreError};
+use tenmil_volume::devices::{Devices, Other};
+use tenmil_volume::format::Superblock;
+use tenmil_volume::{Answer, Ask, Change, StoreError};
 
 const BEFORE: u64 = 1000;
 
@@ -22,95 +24,173 @@ fn world(seed: u64) -> World {
     world
 }
 
-/// Carries steps out, and says what is on the medium after each of them if the power fails then.
-fn grow(image: &Image, blocks: u64, random: &mut Random) -> (Image, Vec<Image>) {
-    let steps = open(image, blocks).unwrap().store.growing(blocks).unwrap();
-    let (mut disk, mut cuts) = (Disk::new(image.clone()), Vec::new());
-    for (io, step) in (0..).zip(steps) {
-        match step {
-            Step::Write { at, bytes } => {
-                disk.issue_write(io, at, (*bytes).into());
-                cuts.push(disk.cut(Cut::Random, random));
-                disk.end_write(io);
-            }
-            Step::Flush => {
-                disk.issue_flush(io);
-                disk.end_flush(io);
-            }
-        }
+fn other(uuid: u128) -> Other {
+    Other { uuid, uri: "ram:1m".into() }
+}
+
+/// The device grows to so many blocks, and another one of so many comes unless that is none.
+fn grown(front: u64, more: u64) -> Devices {
+    let mut devices = Devices::one(front);
+    if more > 0 {
+        devices.add(other(7), more + 1);
+    }
+    devices
+}
+
+/// Has the store lie on devices, and says what is on the media at each step if the power fails then.
+fn grow(rig: &mut Rig, devices: &Devices, random: &mut Random) -> Vec<Image> {
+    rig.disk.runs = devices.runs().map(|(begin, run)| (begin, run.device)).collect();
+    let token = rig.submit(Ask::Grow(devices.clone()));
+    let mut cuts = Vec::new();
+    loop {
+        rig.begin();
         for cut in [Cut::AsSeen, Cut::Nothing, Cut::Random, Cut::Random] {
-            cuts.push(disk.cut(cut, random));
+            cuts.push(rig.disk.cut(cut, random));
+        }
+        if !rig.step() {
+            break;
         }
     }
-    (disk.image().clone(), cuts)
+    assert_eq!(rig.answers.remove(&token).unwrap(), Ok(Answer::Done));
+    cuts
+}
+
+/// Writes one block after the other until there is no room.
+fn fill(rig: &mut Rig) -> u64 {
+    let (name, blocks) = ("new".into(), 3000);
+    rig.ask(Ask::Change(Change::Create { name, blocks, unit: 1, uuid: 1, checksums: false }))
+        .unwrap();
+    let Answer::Volume(info) = rig.ask(Ask::Find("new".into())).unwrap() else { panic!() };
+    for block in 0..info.blocks {
+        let token = rig.submit_write(info.id, block, 1, 99);
+        rig.settle();
+        if rig.answers.remove(&token).unwrap().is_err() {
+            return block;
+        }
+    }
+    info.blocks
 }
 
 #[test]
 fn a_store_that_grows_holds_what_it_held_and_is_cut_at_no_wrong_moment() {
-    for (seed, after) in (1..=6).zip([1001, 1002, 1003, 1004, 1100, 1300]) {
-        let world = world(seed);
-        let image = world.rig.disk.image();
+    let ways = [(1001, 0), (1002, 0), (1003, 0), (1300, 0), (1000, 1), (1000, 300), (1001, 40)];
+    for (seed, (front, more)) in (1..).zip(ways) {
+        let mut world = world(seed);
         let mut random = Random::new(seed);
-        let (grown, cuts) = grow(image, after, &mut random);
+        let devices = grown(front, more);
+        let cuts = grow(&mut world.rig, &devices, &mut random);
         assert!(cuts.len() > 20);
-        for (index, image) in cuts.into_iter().chain([grown]).enumerate() {
-            let mut rig = Rig::new(image, after, random.fork()).unwrap();
+        let done = world.rig.disk.image().clone();
+        let mut sizes = [0; 2];
+        for (index, image) in cuts.into_iter().chain([done]).enumerate() {
+            let mut rig = Rig::new(image, front, random.fork()).unwrap();
+            let is_grown = *rig.store.devices() == devices;
+            assert!(is_grown || rig.store.devices() == &Devices::one(BEFORE));
+            sizes[usize::from(is_grown)] += 1;
             let report = check(&rig.store, rig.disk.image());
             assert_eq!(report.findings, [], "seed {seed}, cut {index}");
             compare(&mut rig, &world.model).unwrap();
             // It takes writes, in its new room too, and is clean then.
-            let create = Change::Create {
-                name: "new".into(),
-                blocks: 1200,
-                unit: 1,
-                uuid: 1,
-                checksums: false,
-            };
-            rig.ask(Ask::Change(create)).unwrap();
-            let volumes = rig.ask(Ask::Find("new".into())).unwrap();
-            let tenmil_volume::Answer::Volume(info) = volumes else { panic!("{volumes:?}") };
-            for block in 0..1200 {
-                let token = rig.submit_write(info.id, block, 1, 99);
-                rig.settle();
-                if rig.answers.remove(&token).unwrap().is_err() {
-                    break;
-                }
+            if index % 7 == 0 {
+                fill(&mut rig);
+                rig.ask(Ask::Change(Change::Delete { name: "new".into(), orphan: true })).unwrap();
+                compare(&mut rig, &world.model).unwrap();
+                rig.ask(Ask::Flush).unwrap();
+                let image = rig.disk.image().clone();
+                let opened = open(&image, front).unwrap();
+                assert_eq!(opened.damaged, [], "seed {seed}, cut {index}");
+                assert_eq!(check(&opened.store, &image).findings, [], "seed {seed}, cut {index}");
             }
-            rig.ask(Ask::Flush).unwrap();
-            compare_without(&mut rig, &world);
-            let image = rig.disk.image().clone();
-            let opened = open(&image, after).unwrap();
-            assert_eq!(opened.damaged, [], "seed {seed}, cut {index}");
-            assert_eq!(check(&opened.store, &image).findings, [], "seed {seed}, cut {index}");
         }
+        assert!(sizes[0] > 5 && sizes[1] > 5, "seed {seed}: {sizes:?}");
     }
 }
 
-/// The volumes of the model hold what they held.
-fn compare_without(rig: &mut Rig, world: &World) {
-    rig.ask(Ask::Change(Change::Delete { name: "new".into(), orphan: true })).unwrap();
-    compare(rig, &world.model).unwrap();
+#[test]
+fn a_full_store_has_room_as_soon_as_it_has_grown_and_the_old_end_is_used_last() {
+    for (front, more) in [(1400, 0), (1000, 400)] {
+        let mut rig = Rig::plain(rig::new_store(BEFORE), front, Random::new(1)).unwrap();
+        let before = fill(&mut rig);
+        assert!((700..1000).contains(&before), "{before}");
+        grow(&mut rig, &grown(front, more), &mut Random::new(2));
+        let Answer::Volume(info) = rig.ask(Ask::Find("new".into())).unwrap() else { panic!() };
+        let mut block = before;
+        loop {
+            let token = rig.submit_write(info.id, block, 1, 98);
+            rig.settle();
+            if rig.answers.remove(&token).unwrap().is_err() {
+                break;
+            }
+            block += 1;
+        }
+        assert!(block > before + 350, "{before} and then {block}");
+        rig.ask(Ask::Flush).unwrap();
+        // All four superblocks are whole, whatever lies between them.
+        let opened = open(rig.disk.image(), front).unwrap();
+        assert_eq!(opened.damaged, []);
+        assert_eq!(opened.store.blocks(), 1400);
+        let [one, other] = [0, 1].map(|slot| Superblock::places(slot, front));
+        for at in [one, other].concat() {
+            assert_eq!(rig.disk.read(at)[4], 1, "block {at} is a superblock");
+        }
+        assert_eq!(check(&opened.store, rig.disk.image()).findings, []);
+    }
 }
 
 #[test]
-fn the_new_room_is_there_and_to_grow_twice_is_to_grow() {
-    let world = world(3);
-    let mut random = Random::new(4);
-    let (grown, _) = grow(world.rig.disk.image(), 5000, &mut random);
-    let opened = open(&grown, 5000).unwrap();
-    assert_eq!(opened.damaged, []);
-    assert_eq!(opened.store.growing(5000).unwrap(), []);
-    let mut rig = Rig::new(grown, 5000, random).unwrap();
-    let tenmil_volume::Answer::Usage(usage) = rig.ask(Ask::Usage).unwrap() else { panic!() };
-    assert!(usage.blocks == 5000 && usage.free > 4000, "{usage:?}");
+fn to_grow_twice_is_to_grow_and_writes_nothing() {
+    let mut world = world(3);
+    let devices = grown(1000, 500);
+    grow(&mut world.rig, &devices, &mut Random::new(4));
+    let (writes, generation) = (world.rig.disk.writes, world.rig.store.generation());
+    assert_eq!(world.rig.ask(Ask::Grow(devices.clone())), Ok(Answer::Done));
+    assert_eq!((world.rig.disk.writes, world.rig.store.generation()), (writes, generation));
+    let mut again = open(world.rig.disk.image(), 1000).unwrap();
+    assert_eq!((again.damaged, again.store.devices()), (Vec::new(), &devices));
+    again.store.submit(0, Ask::Grow(devices));
+    assert_eq!(again.store.next_action(), None);
 }
 
 #[test]
-fn a_device_that_is_smaller_or_beyond_all_limits_is_refused() {
-    let world = world(5);
-    let store = open(world.rig.disk.image(), BEFORE).unwrap().store;
-    let smaller = StoreError::DeviceTooSmall { blocks: 999, needed: BEFORE };
-    assert_eq!(store.growing(999).unwrap_err(), smaller);
-    let beyond = (1 << 48) + 1;
-    assert_eq!(store.growing(beyond).unwrap_err(), StoreError::DeviceTooLarge { blocks: beyond });
+fn a_store_with_other_devices_opens_when_any_superblock_is_destroyed() {
+    let mut world = world(6);
+    let devices = grown(1000, 500);
+    grow(&mut world.rig, &devices, &mut Random::new(4));
+    let image = world.rig.disk.image();
+    let generation = world.rig.store.generation();
+    for pair in [[0, 1], [998, 999], Superblock::places(generation, 1000)] {
+        let mut wrong = image.clone();
+        wrong.extend(pair.map(|at| (at, [0xa5; 4096].into())));
+        let opened = open(&wrong, 1000).unwrap();
+        assert_eq!(opened.store.devices(), &devices, "without {pair:?}");
+        assert_eq!(opened.damaged.len(), 2);
+    }
+}
+
+#[test]
+fn devices_that_do_not_have_every_block_where_it_was_are_refused() {
+    let mut world = world(5);
+    grow(&mut world.rig, &grown(1000, 500), &mut Random::new(4));
+    let mut refused = |devices: Devices| world.rig.ask(Ask::Grow(devices)).unwrap_err();
+    let blocks = 1500;
+    for (devices, found) in [
+        (Devices::one(1500), 1500),
+        (grown(1000, 499), 1499),
+        (grown(1001, 500), 1501),
+        (grown(999, 501), 1500),
+    ] {
+        assert_eq!(refused(devices), StoreError::NotGrown { blocks, found });
+    }
+    let mut foreign = grown(1000, 500);
+    foreign.others[0].uuid = 8;
+    assert_eq!(refused(foreign), StoreError::NotGrown { blocks, found: 1500 });
+    let mut beyond = grown(1000, 500);
+    beyond.add(other(9), 1 << 48);
+    assert_eq!(refused(beyond), StoreError::DeviceTooLarge { blocks: (1 << 48) + 1499 });
+    let mut nameless = grown(1000, 500);
+    nameless.others[0].uri = String::new();
+    assert_eq!(refused(nameless), StoreError::BadDevice { uri: String::new() });
+    let image = world.rig.disk.image();
+    let smaller = open(image, 999).unwrap_err();
+    assert_eq!(smaller, StoreError::DeviceTooSmall { blocks: 999, needed: 1000 });
 }

@@ -42,6 +42,19 @@ fn a_store_that_is_full_refuses_and_loses_nothing() {
 }
 
 #[test]
+fn a_store_that_grows_and_a_model_of_it_agree() {
+    for seed in 21..=22 {
+        let mut world = World::new(800, seed);
+        (world.size_max, world.grows_to) = (300, 9_000);
+        while world.operations < 1_500 {
+            world.work();
+        }
+        world.compare();
+        assert!(world.grown > 10, "only {} times", world.grown);
+    }
+}
+
+#[test]
 #[ignore = "100 000 operations: run it with --release"]
 fn a_store_and_a_model_of_it_agree_for_a_hundred_thousand_operations() {
     run(1 << 15, 1_500, 77, 50_000, 500);

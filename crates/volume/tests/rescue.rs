@@ -211,7 +211,7 @@ fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() 
     rig.ask(Ask::Change(create)).unwrap();
     let mut image = rig.disk.image().clone();
     let at = Superblock::places(rig.store.generation(), BLOCKS)[0];
-    let (_, _, superblock) = decode_superblock(&image[&at], at).unwrap();
+    let (_, _, superblock, _) = decode_superblock(&image[&at], at).unwrap();
     image.insert(superblock.catalogue.address, [0; 4096].into());
     let rescued = rescue(&image);
     let sizes: Vec<u64> = rescued.volumes.iter().map(|found| found.info.blocks).collect();

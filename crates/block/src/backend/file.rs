@@ -211,6 +211,14 @@ impl Medium for FileMedium {
         Ok(Extent { blocks: run, holds })
     }
 
+    fn notice_size(&self) -> Result<u64, String> {
+        let Shared { file, limits, .. } = &*self.shared;
+        let len_bytes = file.notice_len().map_err(|error| error.to_string())?;
+        let found = len_bytes / u64::from(limits.block_size);
+        self.shared.block_count.fetch_max(found, Ordering::Relaxed);
+        Ok(found)
+    }
+
     fn is_resizable(&self) -> bool {
         self.shared.limits.support != READING
     }

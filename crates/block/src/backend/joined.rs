@@ -1,9 +1,11 @@
 //! One wake source made of several, for backends that stand on several.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use base::WakeSource;
 use host::watch::{Interest, Watch};
+
+const READABLE: Interest = Interest { readable: true, writable: false };
 
 /// What wakes a thread that waits for any of several backends.
 #[derive(Debug)]
@@ -13,7 +15,7 @@ pub(crate) enum Joined {
     /// Time wakes for all of them.
     Deadline,
     /// Readable while a descriptor of any of them is.
-    Descriptor(OwnedFd),
+    Descriptor(Watch),
 }
 
 impl Joined {
@@ -35,15 +37,31 @@ impl Joined {
         }
         let watch = || {
             let watch = Watch::new()?;
-            let interest = Interest { readable: true, writable: false };
             for (descriptor, token) in descriptors.into_iter().zip(0..) {
-                watch.add(descriptor, token, interest)?;
+                watch.add(descriptor, token, READABLE)?;
             }
             Ok(watch)
         };
         let watch = watch()
             .map_err(|error: std::io::Error| format!("join what wakes a device's legs: {error}"))?;
-        Ok(Self::Descriptor(watch.into()))
+        Ok(Self::Descriptor(watch))
+    }
+
+    /// One source more. Where there is a descriptor already, it stays the one.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says; then it is as it was.
+    pub(crate) fn add(&mut self, source: WakeSource<'_>) -> Result<(), String> {
+        match (&*self, source) {
+            (Self::Nothing, _) | (_, WakeSource::Deadline) => {}
+            (Self::Descriptor(watch), WakeSource::Descriptor(descriptor)) => {
+                let added = watch.add(descriptor, 0, READABLE);
+                added.map_err(|error| format!("watch one more device: {error}"))?;
+            }
+            (Self::Deadline, _) | (_, WakeSource::Nothing) => *self = Self::of([source])?,
+        }
+        Ok(())
     }
 
     /// All of them as one.

@@ -11,14 +11,18 @@
 //! way of its own to the device, over which its data go, and an [owner] moves what the store
 //! needs for itself.
 
+mod absent;
 mod below;
 mod bounce;
 mod carrier;
 mod channel;
 mod decouple;
 mod extents;
+mod ground;
+mod grow;
 mod identity;
 mod inflate;
+mod left;
 mod make;
 mod once;
 mod outside;
@@ -33,11 +37,12 @@ mod room;
 mod scrub;
 mod send;
 mod shared;
+mod spans;
 #[cfg(test)]
 pub(crate) mod tests;
 mod users;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{
     Backend, Blame, Durability, Extent, Holds, Limits, Medium, Operation, Outcome, Span, Support,
@@ -47,9 +52,11 @@ use host::{Clock, Sleeper, Thread};
 use volume::{Action, Answer, Ask, End, StoreError, Usage, VolumeInfo};
 
 pub use self::decouple::Decoupled;
+pub use self::ground::DeviceInfo;
+pub use self::grow::Grown;
 pub use self::identity::{file_holder, identity};
 pub use self::inflate::Inflated;
-pub use self::make::{Checked, Created, check, create, grow};
+pub use self::make::{Checked, Created, check, create, create_over, grow};
 pub use self::once::all_open;
 pub use self::outside::CheckedParent;
 pub use self::place::Place;
@@ -61,9 +68,10 @@ pub use self::send::{Carried, Changed, Watch};
 pub use volume::{Account, Change, Counted, Fill, Finding, Parent, Report, VolumeInfo as Info};
 
 use self::channel::VolumeChannel;
+use self::ground::Ground;
 use self::outside::Outside;
 use self::owner::Owner;
-use self::shared::{Note, Shared, State};
+use self::shared::{Desk, Note, Shared, State};
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
 use crate::{Existing, MediumError};
@@ -72,12 +80,12 @@ use crate::{Existing, MediumError};
 /// was written to its volumes is made to survive then.
 pub struct OpenStore {
     shared: Arc<Shared>,
-    medium: Arc<dyn Medium>,
+    /// What it lies on. Whoever opens a way to it, or makes it grow, has the lock.
+    ground: Mutex<Ground>,
     regions: Regions,
     clock: Clock,
+    /// How pages lie on the blocks of the first device, in which all are counted.
     shape: Shape,
-    /// What lies below, and what is known of it.
-    below: Opened,
     name: String,
     /// Which device that is, however it was spelled.
     identity: String,
@@ -115,6 +123,9 @@ pub const PAGE_BYTES: u32 = 4096;
 /// Bytes of metadata in memory, unless the name says otherwise.
 pub const CACHE_DEFAULT: u64 = 32 << 20;
 const DEPTH_MAX: u32 = 256;
+/// What a volume does only if its device does.
+const READING: [Operation; 4] =
+    [Operation::Read, Operation::Flush, Operation::Compare, Operation::Verify];
 /// Pages in the largest request.
 const REQUEST_PAGES_MAX: u32 = 256;
 /// How long the last flush may take when a store is closed.
@@ -138,14 +149,17 @@ fn open_volume(
 ) -> Result<Opened, MediumError> {
     let info = open.find(name)?;
     let parent = open.open_parent(opener, &info)?;
-    let below = &open.below;
+    let ground = open.ground();
+    let below = ground.description();
     let size = info.blocks * u64::from(PAGE_BYTES);
     let kind = if info.is_read_only { "snapshot" } else { "volume" };
     let store = open.name();
     let mut description =
-        format!("{kind} `{name}` of {size} bytes, of store `{store}` over {}", below.description);
+        format!("{kind} `{name}` of {size} bytes, of store `{store}` over {below}");
     let mut found = format!("{} of {size} bytes written", info.mapped * u64::from(PAGE_BYTES));
-    let mut handles = below.handles.clone();
+    let handles = ground.members.iter().flat_map(|member| &member.opened.handles);
+    let mut handles: Vec<_> = handles.cloned().collect();
+    drop(ground);
     if let Some(parent) = &parent {
         description += &format!("; the rest is read from {}", parent.opened.description);
         found += &format!(", and the rest a clone of {}", parent.uri);
@@ -176,24 +190,42 @@ impl OpenStore {
         below: Opened,
         closing_max: Span,
     ) -> Result<Self, MediumError> {
-        let (medium, regions, clock) = (below.medium.clone(), opener.regions, opener.clock);
-        let shape = Shape::of(&place.store, &medium.limits())?;
-        let opened = make::look(opener, place, &*medium, &shape)?;
+        let (regions, clock) = (opener.regions, opener.clock);
+        let mut ground = Ground::first(&place.store, below)?;
+        let opened = make::look(opener, place, &*ground.medium, &ground.shape)?;
+        ground.open_others(opener, place, &opened.store, false)?;
+        let shape = ground.shape;
         let name = place.store.to_string();
         let machine =
             |problem: String| MediumError::new(Blame::Machine, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
         let shared = Arc::new(Shared::new(opened.store, sleeper.bell()));
-        let backend = medium.channel().map_err(machine)?;
-        let owner = Owner::new(&name, Arc::clone(&shared), backend, shape, regions);
+        let backend = ground.medium.channel().map_err(machine)?;
+        let desk = shared.join(None, true).map_err(machine)?;
+        let owner = Owner::new(&name, Arc::clone(&shared), (desk, backend), shape, regions);
         let owner = owner.map_err(machine)?;
         let owner = Thread::spawn("store", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
         .map_err(|error| machine(format!("start a thread: {error}")))?;
         let (regions, identity) = (regions.clone(), identity(&place.store));
-        let owner = Some(owner);
-        Ok(Self { shared, medium, regions, clock, shape, below, name, identity, owner })
+        let (ground, owner) = (Mutex::new(ground), Some(owner));
+        Ok(Self { shared, ground, regions, clock, shape, name, identity, owner })
+    }
+
+    fn ground(&self) -> MutexGuard<'_, Ground> {
+        self.ground.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A seat for somebody who moves data, and his way to the devices: he is told when there is more.
+    fn way(&self, reads: Option<readers::Seat>) -> Result<(Arc<Desk>, Box<dyn Backend>), String> {
+        let ground = self.ground();
+        let desk = self.shared.join(reads, true)?;
+        let way = ground.medium.channel();
+        if way.is_err() {
+            self.shared.leave(&desk, core::iter::empty());
+        }
+        Ok((desk, way?))
     }
 
     /// Asks something that moves no data, and waits for the answer.
@@ -216,7 +248,7 @@ impl OpenStore {
     ) -> Result<Answer, MediumError> {
         let machine =
             |problem| MediumError::new(Blame::Machine, format!("{}: {problem}", self.name));
-        let desk = self.shared.join(None).map_err(machine)?;
+        let desk = self.shared.join(None, false).map_err(machine)?;
         let mut state = self.shared.lock_to_tell();
         if let Err(refused) = admit(&state) {
             drop(state);
@@ -383,7 +415,9 @@ impl Volume {
         info: &VolumeInfo,
         parent: Option<Outside>,
     ) -> Result<Self, String> {
-        let limits = limits(&open.medium.limits(), &open.shape, info);
+        let ground = open.ground();
+        let limits = limits(&ground.medium.limits(), &ground.shape, info);
+        drop(ground);
         let limits = parent.iter().fold(limits, |limits, parent| parent.limit(limits));
         let is_written = limits.support.has(Operation::Write);
         let mut state = open.shared.lock();
@@ -393,6 +427,7 @@ impl Volume {
         if is_written {
             state.written.push(info.id);
         }
+        state.volumes_open += 1;
         drop(state);
         let (open, info) = (Arc::clone(open), info.clone());
         Ok(Self { open, info, parent, limits, is_written, is_used: false })
@@ -409,6 +444,7 @@ impl Volume {
 impl Drop for Volume {
     fn drop(&mut self) {
         let mut state = self.open.shared.lock();
+        state.volumes_open -= 1;
         if self.is_written {
             state.written.retain(|id| *id != self.info.id);
         }
@@ -431,7 +467,7 @@ impl Medium for Volume {
 
     fn channels_max(&self) -> u32 {
         // One is the owner's.
-        let own = self.open.medium.channels_max().saturating_sub(1);
+        let own = self.open.ground().medium.channels_max().saturating_sub(1);
         self.parent.as_ref().map_or(own, |parent| own.min(parent.opened.medium.channels_max()))
     }
 
@@ -479,8 +515,7 @@ impl Shape {
 
 /// What a volume can do on a device that can do this.
 fn limits(below: &Limits, shape: &Shape, info: &VolumeInfo) -> Limits {
-    let reads = [Operation::Read, Operation::Flush, Operation::Compare, Operation::Verify];
-    let reading = Support::of(&reads).common(below.support);
+    let reading = Support::of(&READING).common(below.support);
     let writing = [Operation::Write, Operation::Deallocate, Operation::WriteZeroes];
     let is_writable = below.support.has(Operation::Write) && !info.is_read_only;
     let support = match is_writable {

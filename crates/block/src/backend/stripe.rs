@@ -9,15 +9,14 @@
 //! The chunks that a request has on one leg lie next to each other there, so whatever its length it
 //! becomes at most one request for each leg. Its memory is cut to fit and never copied.
 
-mod channel;
 mod layout;
 
 use std::sync::Arc;
 
 use base::{Backend, Blame, Extent, Limits, Medium, Operation, Support};
 
-use self::channel::StripeChannel;
 pub(crate) use self::layout::Layout;
+use super::legs::{LegsChannel, common_limits};
 use crate::MediumError;
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
@@ -37,8 +36,6 @@ pub struct Stripe {
 
 /// Bytes in a chunk, where a name does not say.
 const CHUNK_DEFAULT: u64 = 64 << 10;
-/// Requests under way, at most: each has a place on every leg.
-const DEPTH_MAX: u32 = 4096;
 
 /// Opens `stripe:[URI],[URI]?chunk=64k`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
@@ -97,7 +94,7 @@ impl Medium for Stripe {
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
         let legs = self.legs.iter().map(|leg| leg.channel()).collect::<Result<_, _>>()?;
-        Ok(Box::new(StripeChannel::new(legs, self.layout, self.limits.clone())?))
+        Ok(Box::new(LegsChannel::new(legs, self.layout, self.limits.clone())?))
     }
 
     fn channels_max(&self) -> u32 {
@@ -138,19 +135,9 @@ fn check_blocks_agree(legs: &[(&str, Limits)]) -> Result<(), String> {
 }
 
 fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
-    let (_, first) = &legs[0];
-    let mut limits = first.clone();
-    for (_, leg) in &legs[1..] {
-        limits.request_blocks_max = limits.request_blocks_max.min(leg.request_blocks_max);
-        limits.segments_max = limits.segments_max.min(leg.segments_max);
-        limits.depth_max = limits.depth_max.min(leg.depth_max);
-        limits.durability = limits.durability.weaker(leg.durability);
-        limits.support = limits.support.common(leg.support);
-        limits.atomic_write_blocks = limits.atomic_write_blocks.min(leg.atomic_write_blocks);
-    }
+    let common = common_limits(legs.iter().map(|(_, leg)| leg));
+    let mut limits = common.unwrap_or_else(|| legs[0].1.clone());
     limits.block_count = layout.block_count();
-    limits.depth_max = limits.depth_max.min(DEPTH_MAX);
-    limits.support = limits.support.without(Support::of(&[Operation::CompareAndWrite]));
     if legs.len() == 1 {
         return limits;
     }

@@ -1,5 +1,6 @@
 //! `tenmil store`.
 
+mod devices;
 mod rescue;
 mod scrub;
 mod set;
@@ -14,11 +15,11 @@ use block::Opener;
 use block::store::{self, Checked, CheckedParent, Counted, Created, PAGE_BYTES, Place};
 use block::uri::Uri;
 use clap::{Args, Subcommand};
-use control::orders::size;
 use dma::Regions;
 use host::{Clock, random_seed};
 use serde_json::{Value, json};
 
+use self::devices::GrowArguments;
 use self::rescue::RescueArguments;
 use self::scrub::ScrubArguments;
 use self::set::SetArguments;
@@ -26,7 +27,7 @@ use self::summary::{ListArguments, Summary};
 use super::write_out;
 use crate::Refused;
 
-/// Make a store of volumes on a device, look at one, check or scrub it, say when it fills, grow it,
+/// Make a store of volumes on devices, look at one, check or scrub it, say when it fills, grow it,
 /// or rescue what is in it.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
@@ -37,7 +38,7 @@ pub(super) struct StoreArguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a store, without volumes, on a device.
+    /// Make a store, without volumes, on a device or several.
     Create(CreateArguments),
     /// Open a store, and say what it is and how its room is used.
     Open(ShowArguments),
@@ -48,19 +49,20 @@ enum Command {
     /// Read all data of a store, and compare them with their checksums where there are some, while
     /// others use it.
     Scrub(ScrubArguments),
-    /// Change at what part of its room a store says that it fills.
+    /// Change at what part of its room a store says that it fills, or say where a device of it is.
     Set(SetArguments),
-    /// Make a store that nobody has open as large as its device has become.
-    Grow(ShowArguments),
+    /// Make a store that nobody has open as large as its devices have become, or add devices.
+    Grow(GrowArguments),
     /// Copy the volumes of a store with destroyed metadata to another store.
     Rescue(RescueArguments),
 }
 
 #[derive(Debug, Args)]
 struct CreateArguments {
-    /// The device, such as 'file:/var/tmp/pool?size=10g'
-    #[arg(value_name = "URI")]
-    device: Uri,
+    /// The device, such as 'file:/var/tmp/pool?size=10g', or several: the first is the one that names the
+    /// store from then on
+    #[arg(value_name = "URI", required = true, num_args = 1..)]
+    devices: Vec<Uri>,
 
     /// What the store is called
     #[arg(long, default_value = "store")]
@@ -95,6 +97,8 @@ Examples:
   tenmil store check file:/var/tmp/pool
   tenmil store scrub file:/var/tmp/pool --rate 100m
   truncate -s 20g /var/tmp/pool && tenmil store grow file:/var/tmp/pool
+  tenmil store grow file:/var/tmp/pool --add 'file:/var/tmp/more?size=10g'
+  tenmil store set file:/var/tmp/pool --device 1=file:/mnt/more
   tenmil store rescue file:/var/tmp/pool file:/var/tmp/other
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g";
 
@@ -128,26 +132,36 @@ pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<Exi
         }
         Command::Check(show) => check(opener, show, out),
         Command::Scrub(scrub) => scrub::scrub(opener, scrub, out),
-        Command::Grow(show) => grow(opener, show, out),
+        Command::Grow(it) => {
+            write_out(out, &devices::grow(opener, it)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Rescue(rescue) => rescue::rescue(opener, rescue, out),
     })
 }
 
 fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Refused> {
-    let CreateArguments { device, name, overwrite, json } = create;
-    let Created { blocks, was_there } = store::create(opener, device, name, *overwrite)?;
+    let CreateArguments { devices, name, overwrite, json } = create;
+    let [device, others @ ..] = &devices[..] else {
+        return Err(Refused::caller("store create: no device is named, expected one".to_owned()));
+    };
+    let made = store::create_over(opener, (device, others), name, *overwrite)?;
+    let Created { blocks, was_there } = made;
+    let on = devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let size = blocks * u64::from(PAGE_BYTES);
     let volume = Place::on(device).with_name("NAME");
     let next = format!("make a volume as in: tenmil volume create '{volume}' --size 1g\n");
     Ok(match (*json, was_there) {
         (true, _) => {
             let uri = device.to_string();
-            let made =
-                json!({ "name": name, "uri": uri, "size_bytes": size, "changed": !was_there });
+            let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+            let made = json!({
+                "name": name, "uri": uri, "devices": devices, "size_bytes": size, "changed": !was_there
+            });
             format!("{made:#}\n")
         }
-        (false, true) => format!("store `{name}` is there already: {size} bytes on {device}\n"),
-        (false, false) => format!("store `{name}`: {size} bytes on {device}\n{next}"),
+        (false, true) => format!("store `{name}` is there already: {size} bytes on {on}\n"),
+        (false, false) => format!("store `{name}`: {size} bytes on {on}\n{next}"),
     })
 }
 
@@ -171,22 +185,6 @@ fn check(
     write_out(out, &if show.json { check_json(&checked) } else { check_text(&checked) })?;
     let code = if is_whole { 0 } else { Blame::Peer.exit_code() };
     Ok(ExitCode::from(code))
-}
-
-fn grow(
-    opener: &Opener<'_>,
-    show: &ShowArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
-    let (before, after) = store::grow(opener, &Place::of(&show.device)?)?;
-    let [before, after] = [before, after].map(|blocks| blocks * u64::from(PAGE_BYTES));
-    let text = match (show.json, before == after) {
-        (true, _) => format!("{:#}\n", json!({ "before_bytes": before, "size_bytes": after })),
-        (false, true) => format!("the store has {} already, as its device has\n", size(after)),
-        (false, false) => format!("the store has {} now, and had {}\n", size(after), size(before)),
-    };
-    write_out(out, &text)?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn check_text(checked: &Checked) -> String {
@@ -217,7 +215,7 @@ fn check_text(checked: &Checked) -> String {
 }
 
 fn check_json(checked: &Checked) -> String {
-    let Checked { name, uuid, generation, damaged, report, parents } = checked;
+    let Checked { name, uuid, generation, devices, damaged, report, parents } = checked;
     let parent = |one: &CheckedParent| json!({ "uri": one.parent.uri, "volumes": one.volumes, "problem": one.problem });
     let found = report.findings.iter().map(ToString::to_string);
     let problems: Vec<String> = damaged.iter().cloned().chain(found).collect();
@@ -225,6 +223,7 @@ fn check_json(checked: &Checked) -> String {
         "name": name,
         "uuid": format!("{uuid:032x}"),
         "generation": generation,
+        "devices": devices.iter().map(devices::as_json).collect::<Vec<Value>>(),
         "clean": problems.is_empty(),
         "problems": problems,
         "volumes": report.volumes,
@@ -320,6 +319,64 @@ mod tests {
         let (code, checked) = say(&["check", &device, "--json"]).unwrap();
         let checked: Value = serde_json::from_str(&checked).unwrap();
         assert_eq!((code, &checked["clean"]), (ExitCode::SUCCESS, &true.into()));
+    }
+
+    #[test]
+    fn a_store_lies_on_several_devices_and_is_named_by_the_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let file = |name: &str| format!("file:{}?engine=threads", path(name).display());
+        let new = |name: &str, size: &str| format!("{}&size={size}", file(name));
+        let [a, b, c] = ["a", "b", "c"].map(file);
+        let (_, made) = say(&["create", &new("a", "8m"), &new("b", "4m")]).unwrap();
+        let size = (8 << 20) + (4 << 20) - 4096;
+        assert!(made.starts_with(&format!("store `store`: {size} bytes on file:")), "{made}");
+        let (_, again) = say(&["create", &a, &b, "--json"]).unwrap();
+        let again: Value = serde_json::from_str(&again).unwrap();
+        assert_eq!((&again["changed"], &again["devices"][1]), (&false.into(), &b.clone().into()));
+        let (_, shown) = say(&["open", &a]).unwrap();
+        assert!(
+            shown.contains(&format!("\n  device 0: 8 MiB on {a}\n  device 1: 3.9 MiB on {b}\n"))
+        );
+        let (_, listed) = say(&["list", &a]).unwrap();
+        assert!(listed.ends_with("and 1 more\n"), "{listed}");
+
+        let (_, grown) = say(&["grow", &a, "--add", &new("c", "4m"), "--add", &b]).unwrap();
+        assert!(
+            grown.starts_with(&format!("{b} is device 1 of the store already\nthe store has "))
+        );
+        assert!(grown.contains(" now, and had 11.9 MiB\n") && grown.contains(&format!("on {c}\n")));
+        let (_, same) = say(&["grow", &a]).unwrap();
+        assert!(
+            same.starts_with("the store has 15.9 MiB already, as its devices have\n"),
+            "{same}"
+        );
+        let refused = say(&["grow", &a, "--add", &file("missing")]).unwrap_err();
+        assert!(refused.text.contains("missing"), "{refused}");
+
+        std::fs::rename(path("b"), path("moved")).unwrap();
+        let refused = say(&["list", &a]).unwrap_err();
+        assert!(refused.text.contains("device 1, file:"), "{refused}");
+        let moved = file("moved");
+        for already in ["", " already"] {
+            let (_, said) = say(&["set", &a, "--device", &format!("1={moved}")]).unwrap();
+            assert_eq!(said, format!("device 1 of store `store` is at {moved}{already}\n"));
+        }
+        let (_, json) = say(&["check", &a, "--json"]).unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let devices = json["devices"].as_array().unwrap();
+        assert_eq!((&json["clean"], devices.len()), (&true.into(), 3));
+        assert_eq!((&devices[1]["uri"], &devices[1]["number"]), (&moved.clone().into(), &1.into()));
+        let refused = say(&["set", &a, "--device", &format!("7={moved}")]).unwrap_err();
+        assert!(refused.text.contains("it has no device 7, expected 2 at most"), "{refused}");
+        let refused = say(&["open", &moved]).unwrap_err();
+        assert!(refused.text.contains("it is device 1 of store `store`"), "{refused}");
+        assert!(refused.hint.unwrap().contains(&path("a").display().to_string()));
+        for wrong in ["0=ram:1m", "x", "1=", "1"] {
+            let line = Line::try_parse_from(["store", "set", &a, "--device", wrong]);
+            assert!(line.is_err(), "{wrong}");
+        }
+        assert!(Line::try_parse_from(["store", "set", &a]).is_err(), "it says nothing");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Blocks of metadata, taken apart and put together.
 
-use std::ops::Range;
+use std::sync::Arc;
 
 use super::{
-    BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, MAGIC, NUMBER_MAX, ParentBody, RECORDS_MAX,
-    Record, SUPERBLOCK_MAX, Superblock, VolumeBody,
+    BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, LabelBody, MAGIC, NUMBER_MAX, ParentBody,
+    RECORDS_MAX, Record, SUPERBLOCK_MAX, Superblock, VolumeBody,
 };
+use crate::devices::{Devices, Room};
 use crate::error::{Damage, Flaw};
 use crate::layout::Layout;
 
@@ -25,12 +26,14 @@ pub struct Page {
 /// What a block of metadata holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// A superblock.
-    Superblock(Superblock),
+    /// A superblock, and the devices behind it.
+    Superblock(Superblock, Arc<Devices>),
     /// A volume.
     Volume(VolumeBody),
     /// What a volume is read from.
     Parent(Box<ParentBody>),
+    /// What a device is.
+    Label(Box<LabelBody>),
     /// A node.
     Node {
         /// Height above the leaves.
@@ -57,7 +60,7 @@ impl Page {
     }
 
     /// Whether the blocks that its lines are about lie in the room of a store.
-    pub(crate) fn stays_in(&self, room: &Range<u64>) -> bool {
+    pub(crate) fn stays_in(&self, room: &Room) -> bool {
         let is_leaf = self.level() == 0;
         self.records().iter().all(|record| {
             let first = match self.kind {
@@ -67,7 +70,7 @@ impl Page {
                 // Where a child lies is compared when it is looked for.
                 _ => return true,
             };
-            first >= room.start && first + record.extra <= room.end
+            room.holds(first, record.extra)
         })
     }
 
@@ -76,9 +79,13 @@ impl Page {
         let mut bytes = Box::new([0; BLOCK_BYTES]);
         let body = &mut bytes[Header::BYTES..];
         match &self.body {
-            Body::Superblock(superblock) => superblock.encode(body),
+            Body::Superblock(superblock, devices) => {
+                superblock.encode(body);
+                devices.encode(&mut body[Superblock::BYTES..]);
+            }
             Body::Volume(volume) => volume.encode(body),
             Body::Parent(parent) => parent.encode(body),
+            Body::Label(label) => label.encode(body),
             Body::Node { records, .. } => {
                 let lines = body.chunks_exact_mut(Record::BYTES);
                 records.iter().zip(lines).for_each(|(record, line)| record.encode(line));
@@ -126,16 +133,22 @@ impl Page {
         let kind = Kind::from_code(header.kind).ok_or(Flaw::Contents)?;
         let bytes = &bytes[Header::BYTES..];
         let body = match kind {
-            Kind::Superblock => Body::Superblock(Superblock::decode(bytes)),
+            Kind::Superblock => {
+                let superblock = Superblock::decode(bytes);
+                superblock.check()?;
+                let devices = Devices::decode(&superblock, &bytes[Superblock::BYTES..])?;
+                Body::Superblock(superblock, Arc::new(devices))
+            }
             Kind::Volume => Body::Volume(VolumeBody::decode(bytes)),
             Kind::Parent => Body::Parent(Box::new(ParentBody::decode(bytes))),
+            Kind::Label => Body::Label(Box::new(LabelBody::decode(bytes))),
             _ => decode_node(bytes, header, kind)?,
         };
         match &body {
-            Body::Superblock(superblock) => superblock.check()?,
             Body::Volume(volume) => volume.check()?,
             Body::Parent(parent) => parent.check()?,
-            Body::Node { .. } => {}
+            Body::Label(label) => label.check()?,
+            Body::Superblock(..) | Body::Node { .. } => {}
         }
         Ok(Self { kind, generation: header.generation, owner: header.owner, body })
     }
@@ -146,14 +159,19 @@ impl Page {
 /// # Errors
 ///
 /// What is wrong with the block.
-pub fn decode_superblock(bytes: &Block, address: u64) -> Result<(u128, u64, Superblock), Flaw> {
+pub fn decode_superblock(
+    bytes: &Block,
+    address: u64,
+) -> Result<(u128, u64, Superblock, Arc<Devices>), Flaw> {
     let header = check_header(bytes, address)?;
     if header.generation >= SUPERBLOCK_MAX {
         return Err(Flaw::Contents);
     }
     match Page::decode_body(bytes, &header)?.body {
-        Body::Superblock(superblock) => Ok((header.store, header.generation, superblock)),
-        Body::Volume(_) | Body::Parent(_) | Body::Node { .. } => Err(Flaw::Contents),
+        Body::Superblock(superblock, devices) => {
+            Ok((header.store, header.generation, superblock, devices))
+        }
+        _ => Err(Flaw::Contents),
     }
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use base::Outcome;
 
+use crate::devices::Room;
 use crate::error::{Damage, Flaw};
 use crate::format::{Block, Kind, Page, Pointer, Record};
 use crate::tree::{ALL, Tree, child_bounds};
@@ -12,7 +13,7 @@ use crate::tree::{ALL, Tree, child_bounds};
 #[derive(Debug)]
 pub struct Walk {
     store: u128,
-    room: Range<u64>,
+    room: Room,
     tree: Tree,
     to_visit: Vec<Visit>,
     records: Vec<Record>,
@@ -37,7 +38,7 @@ struct Visit {
 }
 
 impl Walk {
-    pub(super) fn new(store: u128, room: &Range<u64>, tree: Tree, root: Pointer) -> Self {
+    pub(super) fn new(store: u128, room: &Room, tree: Tree, root: Pointer) -> Self {
         let mut walk = Self {
             store,
             room: room.clone(),

@@ -3,6 +3,7 @@
 use base::Outcome;
 
 use crate::account::Account;
+use crate::devices::Devices;
 use crate::format::Block;
 use crate::parent::Parent;
 use crate::volumes::{Change, VolumeInfo};
@@ -94,6 +95,10 @@ pub enum Ask {
     },
     /// Whatever was answered before is to survive a loss of power.
     Flush,
+    /// The store lies on these devices from now on: those that it has, which may be called otherwise,
+    /// and what lies behind them. Those that are new have their labels already, durably. Answered when
+    /// all superblocks on the first device say so, or at once if they do.
+    Grow(Devices),
 }
 
 /// What comes of a question.

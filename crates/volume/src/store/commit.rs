@@ -13,9 +13,12 @@
 //! the store is anchored: that superblock is written again and flushed, and then once more with the
 //! next generation, which pages of a transaction that came to nothing may bear already.
 
+use std::sync::Arc;
+
 use super::{Action, BACKLOG, End, Purpose, Store};
 use crate::books::Stop;
 use crate::cost::Leaves;
+use crate::devices::Devices;
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{BLOCK_BYTES, Body, Kind, Page, Superblock};
 use crate::space::COUNT_BLOCKS;
@@ -37,10 +40,11 @@ pub(super) enum Commit {
 }
 
 /// What a commit makes durable.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Frozen {
-    generation: u64,
-    superblock: Superblock,
+    pub(super) generation: u64,
+    pub(super) superblock: Superblock,
+    pub(super) devices: Arc<Devices>,
 }
 
 /// Blocks in the longest write of metadata.
@@ -87,7 +91,9 @@ impl Store {
             let damage = Damage { address, kind, owner, flaw: Flaw::Records };
             return self.stop(&damage.into());
         }
-        let frozen = Frozen { generation: books.generation, superblock: books.superblock };
+        let devices = Arc::clone(&books.devices);
+        let (generation, superblock) = (books.generation, books.superblock);
+        let frozen = Frozen { generation, superblock, devices };
         books.writing = std::mem::take(&mut books.dirty);
         self.frozen = books.superblock;
         books.generation += 1;
@@ -105,13 +111,14 @@ impl Store {
                 _ => runs.push((address, bytes.to_vec())),
             }
         }
-        self.commit = Commit::Pages(frozen, runs.len() as u64);
+        let is_empty = runs.is_empty();
+        self.commit = Commit::Pages(frozen.clone(), runs.len() as u64);
         for (at, bytes) in runs {
             let io = self.enter(Purpose::Commit);
             self.actions.push_back(Action::WritePages { io, at, bytes });
         }
         self.ready.extend(self.on_apply.drain(..));
-        if matches!(self.commit, Commit::Pages(_, 0)) {
+        if is_empty {
             self.flush_commit(Commit::PagesFlush(frozen));
         }
     }
@@ -142,9 +149,9 @@ impl Store {
     }
 
     fn write_superblocks(&mut self, frozen: Frozen) {
-        let Frozen { generation, superblock } = frozen;
-        let places = Superblock::places(generation, superblock.blocks);
-        let body = Body::Superblock(superblock);
+        let Frozen { generation, superblock, devices } = frozen.clone();
+        let places = Superblock::places(generation, superblock.front());
+        let body = Body::Superblock(superblock, devices);
         let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
         for at in places {
             let io = self.enter(Purpose::Commit);
@@ -157,8 +164,7 @@ impl Store {
     /// Begins to make what the store was opened with durable, if nobody has yet.
     pub(super) fn anchor(&mut self) {
         if matches!(self.commit, Commit::Idle) {
-            let (generation, superblock) = self.durable;
-            self.write_superblocks(Frozen { generation, superblock });
+            self.write_superblocks(self.durable.clone());
         }
     }
 
@@ -176,7 +182,7 @@ impl Store {
 
     /// It is durable: whoever waited for it may go on, and what it has freed may be given out.
     fn end_commit(&mut self, frozen: &Frozen) {
-        self.durable = (frozen.generation, frozen.superblock);
+        self.durable = frozen.clone();
         (self.is_sweep_stuck, self.books.sweep_from) = (false, 0);
         for (address, page) in std::mem::take(&mut self.books.writing) {
             self.books.cache.put(address, page);
@@ -194,8 +200,9 @@ impl Store {
     pub(super) fn release(&mut self) {
         let oldest = self.transfers.first_key_value().map_or(u64::MAX, |(oldest, _)| *oldest);
         let oldest = oldest.min(self.oldest_read);
-        let past = self.durable.0.min(oldest.saturating_sub(1));
-        self.books.space.release(self.durable.0, past);
+        let durable = self.durable.generation;
+        let past = durable.min(oldest.saturating_sub(1));
+        self.books.space.release(durable, past);
         self.books.space.settle(past);
     }
 
@@ -222,8 +229,8 @@ mod tests {
     fn a_node_that_no_block_has_room_for_stops_the_store_before_anything_is_written() {
         let steps = NewStore { name: "s".into(), uuid: 7, blocks: 512 }.steps().unwrap();
         let Step::Write { at, bytes } = &steps[0] else { panic!() };
-        let (uuid, generation, superblock) = decode_superblock(bytes, *at).unwrap();
-        let mut store = Store::new(uuid, generation, superblock, 0);
+        let (uuid, generation, superblock, devices) = decode_superblock(bytes, *at).unwrap();
+        let mut store = Store::new(uuid, generation, superblock, devices, 0);
         let records = (0..169).map(|key| Record { key, value: key + 2, extra: 1 }).collect();
         let body = Body::Node { level: 0, records };
         let page = Page { kind: Kind::Map, generation: generation + 1, owner: 1, body };

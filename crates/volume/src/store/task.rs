@@ -1,6 +1,7 @@
 //! What is asked, step by step.
 
 mod fill;
+mod grow;
 mod own;
 mod transfer;
 
@@ -96,6 +97,8 @@ enum State {
     Listing(u64, Vec<VolumeInfo>),
     /// What has been added up.
     Counting(Tally),
+    /// The commit from which on there is more room, and then another one.
+    Grown,
     /// The commit, and then this is the answer.
     Durable(Answer),
 }
@@ -286,6 +289,7 @@ impl Store {
             Ask::Write { volume, block, blocks } => self.write(id, task, volume, block, blocks),
             Ask::Trim { volume, block, blocks } => self.trim(task, volume, block, blocks),
             Ask::Flush => self.flush(id, task),
+            Ask::Grow(devices) => self.grow(task, &devices),
         }
     }
 
@@ -408,7 +412,7 @@ impl Store {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        let (_, durable) = &self.durable;
+        let durable = &self.durable.superblock;
         Usage {
             blocks: durable.blocks,
             used: durable.used,

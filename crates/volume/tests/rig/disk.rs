@@ -10,12 +10,15 @@ pub type Image = BTreeMap<u64, Shared>;
 
 pub static ZEROES: [u8; 4096] = [0; 4096];
 
-/// The device.
+/// The device, or several whose blocks run through them end to end, and which lose power each by itself.
 pub struct Disk {
     now: Image,
     stable: Image,
     volatile: Vec<Volatile>,
-    flushes: BTreeMap<u64, u64>,
+    /// When each was issued, and by how many devices it has been done.
+    flushes: BTreeMap<u64, (u64, u64)>,
+    /// Where runs of blocks begin that lie on another device than those before, and on which.
+    pub runs: Vec<(u64, u32)>,
     clock: u64,
     pub writes: u64,
 }
@@ -72,6 +75,7 @@ impl Disk {
             stable: image,
             volatile: Vec::new(),
             flushes: BTreeMap::new(),
+            runs: Vec::new(),
             clock: 0,
             writes: 0,
         }
@@ -88,7 +92,8 @@ impl Disk {
             ended: Some(0),
         };
         let volatile = image.iter().filter(is_new).map(write).collect();
-        Self { stable: self.stable.clone(), volatile, ..Self::new(image) }
+        let (stable, runs) = (self.stable.clone(), self.runs.clone());
+        Self { stable, volatile, runs, ..Self::new(image) }
     }
 
     pub fn image(&self) -> &Image {
@@ -123,26 +128,60 @@ impl Disk {
     }
 
     pub fn issue_flush(&mut self, io: u64) {
-        self.flushes.insert(io, self.clock);
+        self.flushes.insert(io, (self.clock, 0));
     }
 
-    /// What had been completed when the flush was issued survives; what came later may not.
-    pub fn end_flush(&mut self, io: u64) {
-        let issued = self.flushes.remove(&io).expect("a flush");
-        let mut safe: Vec<&Volatile> = self
-            .volatile
-            .iter()
-            .filter(|write| write.ended.is_some_and(|at| at <= issued))
-            .collect();
+    /// On which device a block is.
+    fn device(&self, at: u64) -> u32 {
+        let behind = self.runs.partition_point(|(begin, _)| *begin <= at);
+        behind.checked_sub(1).map_or(0, |index| self.runs[index].1)
+    }
+
+    /// How many devices there are.
+    fn devices(&self) -> u64 {
+        self.runs.iter().map(|(_, device)| u64::from(*device) + 1).max().unwrap_or(1)
+    }
+
+    /// One device has done a flush: what had been completed on it when that was issued survives; what came
+    /// later may not. Whether all have.
+    pub fn end_flush(&mut self, io: u64) -> bool {
+        let devices = self.devices();
+        let (issued, done) = self.flushes.get_mut(&io).expect("a flush");
+        let (issued, device) = (*issued, u32::try_from((*done + io) % devices).unwrap());
+        *done += 1;
+        let is_done = *done >= devices;
+        if is_done {
+            self.flushes.remove(&io);
+        }
+        let volatile = std::mem::take(&mut self.volatile);
+        let is_safe = |write: &Volatile| {
+            self.device(write.at) == device && write.ended.is_some_and(|at| at <= issued)
+        };
+        let (safe, left): (Vec<Volatile>, Vec<Volatile>) = volatile.into_iter().partition(is_safe);
+        self.volatile = left;
+        let mut safe: Vec<&Volatile> = safe.iter().collect();
         safe.sort_by_key(|write| write.ended);
         for write in safe {
             self.stable.insert(write.at, Arc::clone(&write.block));
         }
-        self.volatile.retain(|write| write.ended.is_none_or(|at| at > issued));
+        is_done
     }
 
-    /// What is on the medium if the power fails now.
+    /// What is on the medium if the power fails now: on the first device as is said, on each of the others
+    /// as may be.
     pub fn cut(&self, cut: Cut, random: &mut Random) -> Image {
+        let mut image = self.cut_all(cut, random);
+        for device in 1..self.devices() {
+            let cut = [Cut::AsSeen, Cut::Nothing, Cut::Random, cut];
+            let cut = cut[usize::try_from(random.below(4)).unwrap()];
+            let own = |at: &u64| u64::from(self.device(*at)) == device;
+            image.retain(|at, _| !own(at));
+            image.extend(self.cut_all(cut, random).into_iter().filter(|(at, _)| own(at)));
+        }
+        image
+    }
+
+    fn cut_all(&self, cut: Cut, random: &mut Random) -> Image {
         match cut {
             Cut::AsSeen => self.now.clone(),
             Cut::Nothing => self.stable.clone(),

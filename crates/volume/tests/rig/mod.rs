@@ -240,10 +240,11 @@ impl Rig {
                 self.fails_flushes = false;
                 self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
             }
-            Action::Flush { io } => {
-                self.disk.end_flush(io);
-                self.store.complete(io, End::Done);
-            }
+            Action::Flush { io } => match self.disk.end_flush(io) {
+                true => self.store.complete(io, End::Done),
+                // Others have still to do it.
+                false => self.under_way.push(action),
+            },
             Action::ReadData { io, token, offset, at, blocks, is_summed } => {
                 for index in 0..blocks {
                     let block = self.disk.read(at + index);

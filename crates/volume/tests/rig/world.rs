@@ -1,6 +1,7 @@
 //! Random work on a store and on the model of it, and cuts of the power at any moment.
 
 use base::Random;
+use tenmil_volume::devices::{Devices, Other};
 use tenmil_volume::{Account, Answer, Ask, Change, Parent, StoreError, VolumeInfo};
 
 use super::disk::{Cut, Image};
@@ -11,6 +12,7 @@ use super::{Rig, check, new_store};
 pub struct World {
     pub rig: Rig,
     pub model: Model,
+    /// Blocks on the first device.
     pub blocks: u64,
     random: Random,
     time: u64,
@@ -29,6 +31,13 @@ pub struct World {
     /// Whether blocks were copied, so that what holds the same does not lie in the same place.
     has_copied: bool,
     next_account: u64,
+    /// Whether devices come, and grow, up to so many blocks in all.
+    pub grows_to: u64,
+    /// How often they did.
+    pub grown: u64,
+    /// What the store lies on for certain, and what it may lie on.
+    devices: Devices,
+    next_devices: Devices,
 }
 
 const NAMES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
@@ -53,12 +62,18 @@ impl World {
             account_every: 1,
             has_copied: false,
             next_account: 0,
+            grows_to: 0,
+            grown: 0,
+            devices: Devices::one(blocks),
+            next_devices: Devices::one(blocks),
         }
     }
 
     /// Some reads, writes, trims and flushes at once, or one change.
     pub fn work(&mut self) {
-        if self.random.chance(self.changes, 100) || self.model.volumes.is_empty() {
+        if self.grows_to > self.devices.blocks() && self.random.chance(1, 30) {
+            self.grow();
+        } else if self.random.chance(self.changes, 100) || self.model.volumes.is_empty() {
             self.change();
         } else if self.random.chance(1, 40) {
             self.inflate();
@@ -110,6 +125,41 @@ impl World {
             (Err(found), Err(expected)) => assert_eq!(found, expected, "{change:?}"),
             (found, expected) => panic!("{change:?}: {found:?}, expected {expected:?}"),
         }
+    }
+
+    /// A device comes, or one that is there has grown; or it is called otherwise.
+    fn grow(&mut self) {
+        let mut devices = self.devices.clone();
+        let more = match self.random.below(3) {
+            0 => 1 + self.random.below(3),
+            _ => 1 + self.random.below(200),
+        };
+        let count = devices.count() as u64;
+        let pick = u32::try_from(self.random.below(count)).unwrap();
+        match self.random.below(4) {
+            0 if count > 1 => devices.others[0].uri = format!("ram:{more}m"),
+            0 | 1 if count < 4 => {
+                let other = Other { uuid: self.random.draw().into(), uri: "ram:1m".into() };
+                devices.add(other, 1 + more);
+            }
+            _ => devices.gain(pick, devices.needs(pick) + more),
+        }
+        self.operations += 1;
+        self.grown += 1;
+        self.blocks = devices.needs(0);
+        self.rig.disk.runs = devices.runs().map(|(begin, run)| (begin, run.device)).collect();
+        self.next_devices = devices.clone();
+        let token = self.rig.submit(Ask::Grow(devices.clone()));
+        while self.rig.step() {
+            self.maybe_cut(None);
+        }
+        let answer = self.rig.answers.remove(&token).expect("an answer");
+        assert_eq!(answer, Ok(Answer::Done), "{devices:?}");
+        assert_eq!(*self.rig.store.devices(), devices);
+        self.devices = devices;
+        // What had been counted as full has room now, and said twice it is there.
+        let again = self.rig.ask(Ask::Grow(self.devices.clone()));
+        assert_eq!(again, Ok(Answer::Done));
     }
 
     /// Makes a volume thick, and has all of it lie in units of its own.
@@ -413,6 +463,9 @@ impl World {
         let mut rig =
             Rig::new(image, self.blocks, self.random.fork()).map_err(|e| e.to_string())?;
         rig.disk = disk;
+        if ![&self.devices, &self.next_devices].contains(&rig.store.devices()) {
+            return Err(format!("{:?}, expected {:?}", rig.store.devices(), self.devices));
+        }
         let report = check(&rig.store, rig.disk.image());
         if !report.findings.is_empty() {
             return Err(format!("check: {:?}", report.findings));

@@ -103,6 +103,8 @@ pub(super) fn media_that_keep_data() -> Vec<Subject> {
         "stored:[delay:[ram:9m]?read=10us&write=20us]",
         "stored:[made:[ram:9m],[ram:9m]]",
         "stored:[stored:[ram:20m]]",
+        "stored:[ram:9m?block=4k],[ram:9m]",
+        "stored:[delay:[ram:4m]?write=20us],[file:DISK?size=4m&engine=threads],[ram:5m?block=4k]",
     ];
     let mut media: Vec<Subject> = names.map(subject).into();
     media.extend(LAYERS.iter().map(|layer| subject(layer.over).under(layer)));

@@ -59,7 +59,7 @@ const BLOCKS_MAX: u32 = 6;
 /// Bytes in the largest block of all.
 const BLOCK_MAX: u32 = 4096;
 
-const DEVICES: [(&str, Durability); 30] = [
+const DEVICES: [(&str, Durability); 31] = [
     ("power:cached", Durability::VolatileCache),
     ("power:stable", Durability::Stable),
     ("power:file", Durability::VolatileCache),
@@ -83,6 +83,7 @@ const DEVICES: [(&str, Durability); 30] = [
     ("stored:[power:cached?size=3m]", Durability::VolatileCache),
     ("stored:[power:stable?size=3m]", Durability::VolatileCache),
     ("stored:[power:file?size=3m]", Durability::VolatileCache),
+    ("stored:[power:cached?size=3m],[power:file?size=3m]", Durability::VolatileCache),
     ("stored:[made:[power:cached?size=4m],[power:cached?size=4m]]", Durability::VolatileCache),
     ("stored:[made:[power:stable?size=4m],[power:file?size=4m]]", Durability::VolatileCache),
     (
@@ -360,7 +361,7 @@ fn what_was_promised_survives_every_cut() {
     for (uri, _) in DEVICES {
         // Stores are large, and a thread works for each.
         let seeds = match uri {
-            uri if uri.contains("stored:[made:") => 1,
+            uri if uri.contains("stored:") && uri.contains("],[") => 1,
             uri if uri.contains("stored:") => 3,
             _ => 20,
         };

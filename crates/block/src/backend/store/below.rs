@@ -1,8 +1,8 @@
 //! The way down of a channel whose volume has a parent: to the device of the store, and to the parent.
 //!
 //! ```text
-//!   blocks as the channel counts them:   0        end of the device                          
-//!                                        | device | parent: read only                       |
+//!   blocks as the channel counts them:   0        more than any store has
+//!                                        | device | parent: read only
 //! ```
 //!
 //! So the channel sends what it sends anyhow, and one of a volume without a parent has nothing of this
@@ -12,6 +12,8 @@ use base::{
     Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Outcome, Request, Segment,
     WakeSource,
 };
+
+use volume::format::BLOCKS_MAX;
 
 use super::Shape;
 use super::outside::Outside;
@@ -53,7 +55,7 @@ impl Below {
         Ok(Self {
             store,
             parent: channel,
-            end: shape.pages * shape.blocks_in_page,
+            end: BLOCKS_MAX * shape.blocks_in_page,
             per_page,
             wake,
             batch: Vec::with_capacity(BATCH),

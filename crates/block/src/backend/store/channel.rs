@@ -9,11 +9,13 @@ use base::{
     Segment, WakeSource,
 };
 use dma::Regions;
+use volume::format::BLOCKS_MAX;
 use volume::{Action, Ask, End, StoreError, VolumeInfo};
 
 use super::below::Below;
 use super::bounce::Bounce;
 use super::extents::Extents;
+use super::grow::More;
 use super::outside::Outside;
 use super::readers::Readers;
 use super::shared::{Desk, Note, State, transfer_of};
@@ -47,6 +49,8 @@ pub(super) struct VolumeChannel {
     /// Segments: for each place those of its request, and then parts of them.
     table: Box<[Segment]>,
     notes: VecDeque<Note>,
+    /// Something that it waits for wakes nobody.
+    is_deaf: bool,
     /// Where blocks lie, true while `epoch` is what was `seen`.
     extents: Extents,
     epoch: Arc<AtomicU64>,
@@ -105,12 +109,11 @@ impl VolumeChannel {
         limits: &Limits,
     ) -> Result<Self, String> {
         let volume = info.id;
-        let mut below = open.medium.channel()?;
+        let readers = Readers::new();
+        let (desk, mut below) = open.way(Some(readers.seat()))?;
         if info.reach > 0 {
             below = Box::new(Below::new(below, parent, &open.shape)?);
         }
-        let readers = Readers::new();
-        let desk = open.shared.join(Some(readers.seat()))?;
         let epoch = open.shared.lock().epoch(volume);
         let bell = desk.bell.descriptor(0).map_or(WakeSource::Nothing, WakeSource::Descriptor);
         let wake = Joined::of([below.wake_source(), bell])?;
@@ -137,6 +140,7 @@ impl VolumeChannel {
             queue: VecDeque::with_capacity(2 * depth as usize),
             table: vec![Segment::default(); depth as usize * room(limits)].into(),
             notes: VecDeque::with_capacity(2 * depth as usize),
+            is_deaf: false,
             extents: Extents::of(limits.block_count),
             seen: epoch.load(Ordering::Acquire),
             epoch,
@@ -343,7 +347,7 @@ impl VolumeChannel {
                     | Action::WriteData { io, token, offset, at, blocks, .. },
                 ) => self.send(io, token, offset..offset + blocks, at),
                 Note::Do(Action::ReadParent { io, token, offset, block, blocks }) => {
-                    let at = self.open.shape.pages + block;
+                    let at = BLOCKS_MAX + block;
                     self.send(io, token, offset..offset + blocks, at);
                 }
                 Note::Do(Action::Zero { token, offset, blocks }) => {
@@ -351,8 +355,21 @@ impl VolumeChannel {
                 }
                 Note::Do(_) => {}
                 Note::Ended(slot, outcome) => self.end(slot, outcome.err()),
+                Note::More(more) => self.reach_further(more),
             }
         }
+    }
+
+    /// There is one device more. What is under way goes on.
+    fn reach_further(&mut self, more: More) {
+        let Some(below) = self.below.take() else { return };
+        let reads = self.works.iter().filter(|work| matches!(work.stage, Stage::Read(_))).count();
+        let moves = self.transfers.iter().flatten().count();
+        // It is told to end a sleep by what it watches now; what it cannot watch keeps it awake.
+        let source = more.channel.wake_source();
+        let is_silent = matches!(source, WakeSource::Nothing);
+        self.is_deaf |= is_silent || self.wake.add(source).is_err();
+        self.below = Some(more.behind(below, reads + moves - self.queue.len()));
     }
 
     /// Sends a part of a request to the device.
@@ -578,7 +595,7 @@ impl Backend for VolumeChannel {
         let hears = self.desk.bell.unmask(0);
         let busy_below = self.below.as_mut().is_some_and(|below| below.arm());
         let busy = self.ready.len() > 0 || !self.queue.is_empty() || self.desk.has_notes();
-        !hears || busy || busy_below
+        !hears || busy || busy_below || self.is_deaf
     }
 
     fn disarm(&mut self) {
@@ -595,7 +612,7 @@ impl Drop for VolumeChannel {
         self.below = None;
         let noted = self.notes.drain(..).filter_map(|note| match note {
             Note::Do(action) => transfer_of(&action),
-            Note::Ended(..) => None,
+            Note::Ended(..) | Note::More(_) => None,
         });
         let under_way = self.transfers.iter().copied().flatten().map(|(io, _)| io);
         let ended = self.ended.drain(..).map(|ended| ended.io);

@@ -10,7 +10,7 @@ use volume::{Action, Answer, Ask, Change, VolumeInfo, checksum};
 
 use super::outside::Outside;
 use super::pace::Pace;
-use super::raw::Raw;
+use super::raw::{Raw, StorePages};
 use super::send::Watch;
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
@@ -30,7 +30,7 @@ const COPY_BLOCKS: u32 = 256;
 
 /// What copies go through: to the device of the store, and from the parent.
 struct Mover<'a> {
-    store: Raw<'a>,
+    store: StorePages<'a>,
     parent: Raw<'a>,
     pages: Vec<u8>,
     /// Bytes that were copied.
@@ -98,9 +98,10 @@ impl OpenStore {
 impl<'a> Mover<'a> {
     fn new(open: &'a OpenStore, parent: &'a Outside) -> Result<Self, String> {
         let (regions, clock) = (&open.regions, &open.clock);
-        let store = Raw::wide(regions, clock, &*open.medium, &open.shape, COPY_BLOCKS)?;
+        let store = StorePages::open(open, COPY_BLOCKS)?;
         let parent = Raw::wide(regions, clock, &*parent.opened.medium, &parent.shape, COPY_BLOCKS)?;
-        Ok(Self { store, parent, pages: vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize], copied: 0 })
+        let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];
+        Ok(Self { store, parent, pages, copied: 0 })
     }
 
     /// Moves blocks from the parent, or to the device.
@@ -118,7 +119,7 @@ impl<'a> Mover<'a> {
         let index = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
         let range = index(offset).saturating_mul(page)..index(offset + blocks).saturating_mul(page);
         let pages = self.pages.get_mut(range).ok_or(Outcome::INTERNAL_ERROR)?;
-        let raw = if is_read { &mut self.parent } else { &mut self.store };
+        let raw = if is_read { &mut self.parent } else { self.store.up_to(at + blocks)? };
         let step = raw.pages_max() as usize * page;
         for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
             match is_read {

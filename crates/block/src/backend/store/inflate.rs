@@ -10,7 +10,7 @@ use base::{Blame, Outcome};
 use volume::{Action, Answer, Ask, VolumeInfo};
 
 use super::pace::Pace;
-use super::raw::Raw;
+use super::raw::StorePages;
 use super::send::Watch;
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
@@ -30,7 +30,7 @@ const COPY_BLOCKS: u32 = 256;
 
 /// What copies go through.
 struct Mover<'a> {
-    raw: Raw<'a>,
+    store: StorePages<'a>,
     pages: Vec<u8>,
     /// Bytes that were copied.
     copied: u64,
@@ -63,9 +63,9 @@ impl OpenStore {
         let machine = |problem: String| {
             MediumError::new(Blame::Machine, format!("{}: inflate `{name}`: {problem}", self.name))
         };
-        let raw = Raw::wide(&self.regions, &self.clock, &*self.medium, &self.shape, COPY_BLOCKS);
+        let store = StorePages::open(self, COPY_BLOCKS).map_err(machine)?;
         let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];
-        let mut mover = Mover { raw: raw.map_err(machine)?, pages, copied: 0 };
+        let mut mover = Mover { store, pages, copied: 0 };
         let pace = Pace { rate, clock: self.clock };
         let (volume, page) = (info.id, u64::from(PAGE_BYTES));
         let mut block = 0;
@@ -103,11 +103,12 @@ impl Mover<'_> {
         else {
             return Err(Outcome::INTERNAL_ERROR);
         };
-        let step = self.raw.pages_max() as usize * page;
+        let raw = self.store.up_to(at + blocks)?;
+        let step = raw.pages_max() as usize * page;
         for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
             match is_read {
-                true => self.raw.read_run(at, part)?,
-                false => self.raw.write_run(at, part)?,
+                true => raw.read_run(at, part)?,
+                false => raw.write_run(at, part)?,
             }
         }
         self.copied += if is_read { 0 } else { pages.len() as u64 };

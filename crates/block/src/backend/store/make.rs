@@ -2,17 +2,21 @@
 
 use base::{Blame, Medium, Outcome};
 use host::machine::Machine;
+use volume::devices::LABEL_BLOCKS;
+use volume::format::STORE_BLOCKS_MIN;
 use volume::{
     Account, Action, Answer, Ask, Check, Counted, End, Finding, NewStore, Opened as OpenedStore,
     Opening, Parent, Report, Step, Store, StoreError,
 };
 
+use super::ground::{DeviceInfo, Ground, Member};
+use super::grow::Grown;
 use super::outside::{self, CheckedParent, Child};
 use super::raw::Raw;
-use super::{Place, Shape, refusal};
+use super::{OpenStore, Place, Shape, refusal};
 use crate::open::Opener;
 use crate::uri::Uri;
-use crate::{MediumError, guard};
+use crate::{Existing, MediumError, guard};
 
 /// What a look at a whole store has found.
 #[derive(Clone, Debug)]
@@ -23,6 +27,8 @@ pub struct Checked {
     pub uuid: u128,
     /// The transaction that was looked at.
     pub generation: u64,
+    /// What it lies on.
+    pub devices: Vec<DeviceInfo>,
     /// Copies of the superblock that cannot be read, and what is wrong with them.
     pub damaged: Vec<String>,
     /// What else is wrong, and how much was looked at.
@@ -53,18 +59,58 @@ pub fn create(
     name: &str,
     overwrite: bool,
 ) -> Result<Created, MediumError> {
+    create_over(opener, (uri, &[]), name, overwrite)
+}
+
+/// Makes a store on one device or several, unless it is there.
+///
+/// # Errors
+///
+/// As [`create`] and [`OpenStore::grow`]; nothing is written if one of the devices is refused.
+pub fn create_over(
+    opener: &Opener<'_>,
+    (uri, others): (&Uri, &[Uri]),
+    name: &str,
+    overwrite: bool,
+) -> Result<Created, MediumError> {
     let below = opener.open(uri)?;
     let shape = Shape::of(uri, &below.medium.limits())?;
     let steps = steps(uri, name, &shape)?;
-    let blocks = shape.pages;
-    let is_it = |there: OpenedStore| there.store.name() == name && there.store.blocks() == blocks;
     let there = look(opener, &Place::on(uri), &*below.medium, &shape);
-    if !overwrite && there.is_ok_and(is_it) {
-        return Ok(Created { blocks, was_there: true });
+    let is_there = !overwrite && there.is_ok_and(|there| is_it(&there.store, name, &shape, others));
+    if !is_there {
+        let mut existing = below.existing.clone();
+        for other in others {
+            existing.extend(look_at_other(opener, other)?);
+        }
+        guard::allow("store create", &existing, overwrite, &Machine::this())?;
+        format(opener, uri, &*below.medium, &shape, steps)?;
     }
-    guard::allow("store create", &below.existing, overwrite, &Machine::this())?;
-    format(opener, uri, &*below.medium, &shape, steps)?;
-    Ok(Created { blocks, was_there: false })
+    drop(below);
+    if others.is_empty() {
+        return Ok(Created { blocks: shape.pages, was_there: is_there });
+    }
+    // They have been looked at, and some may have been made just now.
+    let grown = grow(opener, &Place::on(uri), others, !is_there)?;
+    let was_there = is_there && grown.before == grown.blocks;
+    Ok(Created { blocks: grown.blocks, was_there })
+}
+
+/// Whether a store is the one that is to be made, or one from which it was begun.
+fn is_it(store: &Store, name: &str, shape: &Shape, others: &[Uri]) -> bool {
+    let devices = store.devices();
+    store.name() == name && devices.first == shape.pages && devices.count() <= 1 + others.len()
+}
+
+/// Looks whether a device can be one more, and what is on it.
+fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<Existing>, MediumError> {
+    let member = Member::of(uri, opener.open(uri)?)?;
+    let (blocks, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
+    if blocks < needed {
+        let error = StoreError::DeviceTooSmall { blocks, needed };
+        return Err(refusal(&uri.to_string(), &error));
+    }
+    Ok(member.opened.existing)
 }
 
 /// What has to be written to make a store.
@@ -97,21 +143,18 @@ pub(super) fn format(
     Ok(())
 }
 
-/// Makes a store that nobody has open as large as its device has become. Returns how many blocks of
-/// 4 KiB it had, and has: as many if there was nothing to do.
+/// Opens a store, and makes it grow: see [`OpenStore::grow`].
 ///
 /// # Errors
 ///
-/// If there is no store that can be opened, or the device is smaller than it.
-pub fn grow(opener: &Opener<'_>, place: &Place) -> Result<(u64, u64), MediumError> {
-    let below = opener.open(&place.store)?;
-    let shape = Shape::of(&place.store, &below.medium.limits())?;
-    let opened = look(opener, place, &*below.medium, &shape)?;
-    let steps = opened.store.growing(shape.pages);
-    let steps = steps.map_err(|error| refusal(&place.store.to_string(), &error))?;
-    let before = opened.store.blocks();
-    format(opener, &place.store, &*below.medium, &shape, steps)?;
-    Ok((before, shape.pages))
+/// If there is no store that can be opened, and as for that.
+pub fn grow(
+    opener: &Opener<'_>,
+    place: &Place,
+    added: &[Uri],
+    overwrite: bool,
+) -> Result<Grown, MediumError> {
+    OpenStore::open(opener, place)?.grow(opener, added, overwrite)
 }
 
 /// Looks at all metadata of a store. Nothing is written.
@@ -121,10 +164,11 @@ pub fn grow(opener: &Opener<'_>, place: &Place) -> Result<(u64, u64), MediumErro
 /// If there is no store that can be opened.
 pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError> {
     let device = place.store.clone().to_read();
-    let below = opener.open(&device)?;
-    let shape = Shape::of(&device, &below.medium.limits())?;
-    let OpenedStore { mut store, damaged } = look(opener, place, &*below.medium, &shape)?;
-    let mut raw = Raw::open(opener.regions, &opener.clock, &*below.medium, &shape)
+    let mut ground = Ground::first(&place.store, opener.open(&device)?)?;
+    let opened = look(opener, place, &*ground.medium, &ground.shape)?;
+    let OpenedStore { mut store, damaged } = opened;
+    ground.open_others(opener, place, &store, true)?;
+    let mut raw = Raw::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape)
         .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
     let mut check = Check::of(&store);
     while let Some(at) = check.next_read() {
@@ -143,6 +187,7 @@ pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError>
         name: store.name(),
         uuid: store.uuid(),
         generation: store.generation(),
+        devices: ground.infos(store.devices()),
         damaged: damaged.iter().map(ToString::to_string).collect(),
         report,
         parents,
@@ -215,8 +260,8 @@ pub(super) fn look(
     }
     opening.finish().map_err(|error| {
         let error = match error {
-            StoreError::NoStore(_) if shape.pages < volume::format::STORE_BLOCKS_MIN => {
-                let needed = volume::format::STORE_BLOCKS_MIN;
+            StoreError::NoStore(_) if shape.pages < STORE_BLOCKS_MIN => {
+                let needed = STORE_BLOCKS_MIN;
                 StoreError::DeviceTooSmall { blocks: shape.pages, needed }
             }
             error => error,

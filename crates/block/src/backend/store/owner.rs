@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use base::{
-    Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Request, Segment, Span,
+    Answers, Backend, Flags, Instant, Medium, Memory, Operation, Outcome, Request, Segment, Span,
     WakeSource,
 };
 use dma::{Region, Regions};
 use host::{Clock, Sleeper};
 use volume::{Action, Ask, End};
 
+use super::absent::Absent;
 use super::room::{self, RoomNews};
 use super::shared::{Desk, Note, Shared};
 use super::{PAGE_BYTES, Shape};
@@ -36,6 +37,8 @@ pub(super) struct Owner {
     table: Box<[Segment]>,
     answers: Answers,
     notes: VecDeque<Note>,
+    /// Devices have come that nobody listens to yet.
+    has_more: bool,
 }
 
 /// What is done in a place.
@@ -64,7 +67,7 @@ impl Owner {
     pub(super) fn new(
         device: &str,
         shared: Arc<Shared>,
-        backend: Box<dyn Backend>,
+        (desk, backend): (Arc<Desk>, Box<dyn Backend>),
         shape: Shape,
         regions: &Regions,
     ) -> Result<Self, String> {
@@ -73,7 +76,7 @@ impl Owner {
         let places = (SMALL + LARGE) as usize;
         Ok(Self {
             device: device.into(),
-            desk: shared.join(None)?,
+            desk,
             shared,
             backend,
             shape,
@@ -87,6 +90,7 @@ impl Owner {
             table: vec![Segment::default(); places * LARGE_PAGES as usize].into(),
             answers: Answers::with_capacity(ANSWERS_MAX),
             notes: VecDeque::new(),
+            has_more: false,
         })
     }
 
@@ -107,6 +111,12 @@ impl Owner {
             if !self.turn(clock.now()) {
                 self.sleep(stop, clock, sleeper);
             }
+            if std::mem::take(&mut self.has_more)
+                && let WakeSource::Descriptor(descriptor) = self.backend.wake_source()
+            {
+                // Without it the sleeps are short.
+                let _ = sleeper.sources().add(descriptor, 0);
+            }
         }
         let until = clock.now().after(closing_max);
         let shared = Arc::clone(&self.shared);
@@ -116,7 +126,6 @@ impl Owner {
         drop(state);
         while self.notes.is_empty() && clock.now() < until {
             self.turn(clock.now());
-            shared.lock().take_notes(&self.desk, &mut self.notes);
         }
         if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
             let _ = sleeper.sources().remove(descriptor);
@@ -129,6 +138,7 @@ impl Owner {
         if let Some(news) = self.look_around() {
             news.tell();
         }
+        self.reach_further();
         let mut did = false;
         while let Some(action) = self.waiting.pop_front() {
             if !self.begin(&action) {
@@ -152,8 +162,26 @@ impl Owner {
     fn look_around(&mut self) -> Option<RoomNews> {
         let mut state = self.shared.lock();
         state.take_pages(&mut self.waiting);
+        state.take_notes(&self.desk, &mut self.notes);
         let notice = room::is_heard().then(|| state.store.next_notice())??;
         Some(RoomNews::new(&self.device, state.store.name(), &notice))
+    }
+
+    /// If there are more devices, goes to them, too. What is told otherwise is the end of the last flush,
+    /// and stays.
+    fn reach_further(&mut self) {
+        for note in std::mem::take(&mut self.notes) {
+            let Note::More(more) = note else {
+                self.notes.push_back(note);
+                continue;
+            };
+            let Ok(none) = Absent(self.backend.limits().clone()).channel() else { continue };
+            let below = std::mem::replace(&mut self.backend, none);
+            let owed: usize = self.jobs.iter().map(|job| job.left as usize).sum();
+            self.shape.request_pages = self.shape.request_pages.min(more.request_pages);
+            self.backend = more.behind(below, owed - self.queue.len());
+            self.has_more = true;
+        }
     }
 
     /// Sleeps until there is something to do.

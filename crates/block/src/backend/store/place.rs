@@ -1,5 +1,7 @@
 //! What a volume is called: the device with the store, and a name.
 
+use volume::devices::Other;
+
 use super::{CACHE_DEFAULT, PAGE_BYTES};
 use crate::MediumError;
 use crate::uri::Uri;
@@ -13,6 +15,8 @@ pub struct Place {
     pub name: String,
     /// Bytes of metadata in memory.
     pub cache_bytes: usize,
+    /// Where devices of the store are, by their numbers, if they are not where they were.
+    pub moved: Vec<(u32, Uri)>,
 }
 
 impl Place {
@@ -37,13 +41,24 @@ impl Place {
         if cache < u64::from(PAGE_BYTES) {
             return Err(uri.refuse(format!("cache is {cache} bytes, expected 4k at least")).into());
         }
-        Ok(Self { store, name, cache_bytes: usize::try_from(cache).unwrap_or(usize::MAX) })
+        let cache_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
+        Ok(Self { store, name, cache_bytes, moved: Vec::new() })
     }
 
     /// The store on a device.
     pub fn on(device: &Uri) -> Self {
         let cache_bytes = usize::try_from(CACHE_DEFAULT).unwrap_or(usize::MAX);
-        Self { store: device.clone(), name: String::new(), cache_bytes }
+        let (store, name, moved) = (device.clone(), String::new(), Vec::new());
+        Self { store, name, cache_bytes, moved }
+    }
+
+    /// Where a device is that is not the first one.
+    pub(super) fn device(&self, number: u32, other: &Other) -> Result<Uri, MediumError> {
+        let moved = self.moved.iter().find(|(moved, _)| *moved == number);
+        Ok(match moved {
+            Some((_, uri)) => uri.clone().to_find(),
+            None => other.uri.parse()?,
+        })
     }
 
     /// The volume's name, which must be there.

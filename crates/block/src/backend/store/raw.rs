@@ -7,7 +7,7 @@ use base::{
 use dma::{Region, Regions};
 use host::Clock;
 
-use super::{PAGE_BYTES, Shape};
+use super::{OpenStore, PAGE_BYTES, Shape};
 
 /// A channel to a device, and memory for some pages.
 pub(super) struct Raw<'a> {
@@ -18,6 +18,32 @@ pub(super) struct Raw<'a> {
     pages: u32,
     shape: Shape,
     clock: Clock,
+}
+
+/// The same for an open store, which may grow meanwhile.
+pub(super) struct StorePages<'a> {
+    open: &'a OpenStore,
+    raw: Raw<'a>,
+    /// Where the store ended when that was opened.
+    end: u64,
+}
+
+impl<'a> StorePages<'a> {
+    pub(super) fn open(open: &'a OpenStore, pages: u32) -> Result<Self, String> {
+        let ground = open.ground();
+        let raw = Raw::wide(&open.regions, &open.clock, &*ground.medium, &ground.shape, pages)?;
+        let end = open.shared.lock().store.next_devices().blocks();
+        Ok(Self { open, raw, end })
+    }
+
+    /// The pages up to some block.
+    pub(super) fn up_to(&mut self, end: u64) -> Result<&mut Raw<'a>, Outcome> {
+        if end > self.end {
+            let again = Self::open(self.open, self.raw.pages);
+            *self = again.map_err(|_| Outcome::INTERNAL_ERROR)?;
+        }
+        Ok(&mut self.raw)
+    }
 }
 
 /// How long a device may take for a page.

@@ -9,11 +9,13 @@ use volume::rescue::{Found, Lost, Moved, Rescue, Rescued, Walk, checksum_of, dif
 use volume::{Change, Damage, Parent, VolumeInfo, checksum};
 
 use super::carrier::Carrier;
+use super::left::Left;
 use super::raw::Raw;
 use super::receive::incomplete;
-use super::{OpenStore, PAGE_BYTES, Place, Shape, Watch, refusal};
+use super::{OpenStore, PAGE_BYTES, Place, Watch, refusal};
 use crate::MediumError;
-use crate::open::{Opened, Opener};
+use crate::open::Opener;
+use crate::uri::Uri;
 
 /// What has been rescued.
 #[derive(Clone, Debug)]
@@ -67,7 +69,8 @@ const PAGES: u32 = 64;
 /// How long the room of what was left behind may take to be given back.
 const GIVING_BACK_MAX: Span = Span::from_secs(30);
 
-/// Copies what can be found of all volumes at `place` into another store. Nothing is written to the
+/// Copies what can be found of all volumes at `place`, and on other devices that are named where the
+/// first one is lost or does not say which there are, into another store. Nothing is written to the
 /// one that they are in. What was rescued already is left as it is; what cannot be put into the target,
 /// for want of room perhaps, is left out, and the others are copied.
 ///
@@ -77,21 +80,20 @@ const GIVING_BACK_MAX: Span = Span::from_secs(30);
 /// target has other volumes of these names.
 pub fn rescue(
     opener: &Opener<'_>,
-    place: &Place,
+    (place, others): (&Place, &[Uri]),
     target: &Arc<OpenStore>,
     watch: &mut Watch<'_>,
 ) -> Result<Saved, MediumError> {
     let device = place.store.clone().to_read();
-    let below: Opened = opener.open(&device)?;
-    let shape = Shape::of(&device, &below.medium.limits())?;
-    let raw = Raw::wide(opener.regions, &opener.clock, &*below.medium, &shape, PAGES)
+    let Left { ground, rescue, missing } = Left::open(opener, place, others)?;
+    let raw = Raw::wide(opener.regions, &opener.clock, &*ground.medium, &ground.shape, PAGES)
         .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
     let ahead = (0, Vec::new());
     let mut watch = |progress: (u64, u64)| watch(progress);
     let (is_interrupted, maps) = (false, BTreeMap::new());
     let mut rescuer = Rescuer { raw, ahead, target, watch: &mut watch, is_interrupted, maps };
     let name = device.to_string();
-    let rescued = rescuer.look(shape.pages, &name)?;
+    let rescued = rescuer.look(rescue, &name)?;
     if rescued.volumes.is_empty() && rescued.name.is_empty() {
         let text = format!("{name}: no volume of any store was found");
         return Err(MediumError::new(Blame::Caller, text));
@@ -108,19 +110,19 @@ pub fn rescue(
         });
         done += found.info.mapped;
     }
+    let damaged = rescued.damaged.iter().map(ToString::to_string);
     Ok(Saved {
         uuid: rescued.store,
         name: rescued.name,
         was_scanned: rescued.was_scanned,
-        damaged: rescued.damaged.iter().map(ToString::to_string).collect(),
+        damaged: missing.into_iter().chain(damaged).collect(),
         volumes,
     })
 }
 
 impl Rescuer<'_> {
     /// Looks for volumes.
-    fn look(&mut self, pages: u64, name: &str) -> Result<Rescued, MediumError> {
-        let mut rescue = Rescue::new(pages);
+    fn look(&mut self, mut rescue: Rescue, name: &str) -> Result<Rescued, MediumError> {
         while let Some(at) = rescue.next_read().map_err(|error| refusal(name, &error))? {
             let read_ahead = rescue.scanned().is_some();
             let page = self.page(at, read_ahead);

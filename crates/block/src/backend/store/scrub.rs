@@ -8,7 +8,7 @@ use volume::{Answer, Ask, VolumeInfo};
 
 use super::carrier::Carrier;
 use super::pace::Pace;
-use super::raw::Raw;
+use super::raw::StorePages;
 use super::send::Watch;
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
@@ -266,10 +266,8 @@ impl Scrub<'_, '_> {
 
     /// What is wrong with a block of the store, that cannot be read or does not have its checksum.
     fn cause(&self, at: u64) -> Cause {
-        let open = self.open;
-        let raw = Raw::open(&open.regions, &open.clock, &*open.medium, &open.shape);
-        let read = raw.map_err(|_| Outcome::INTERNAL_ERROR);
-        match read.and_then(|mut raw| raw.read(at, &mut [0; 4096])) {
+        let pages = StorePages::open(self.open, 1).map_err(|_| Outcome::INTERNAL_ERROR);
+        match pages.and_then(|mut pages| pages.up_to(at)?.read(at, &mut [0; 4096])) {
             Ok(()) => Cause::Checksum,
             Err(_) => Cause::Unread,
         }

@@ -19,6 +19,7 @@ use base::{Interrupts, Outcome};
 use host::{Bell, EventVectors};
 use volume::{Action, Answer, Ask, End, Store, StoreError};
 
+use super::grow::More;
 use super::readers;
 
 /// What all who use an open store share.
@@ -41,6 +42,8 @@ pub(super) struct State {
     pub(super) written: Vec<u64>,
     /// Numbers of the volumes and snapshots that somebody outside has open, as often as he has.
     pub(super) used: Vec<u64>,
+    /// How many volumes are open.
+    pub(super) volumes_open: u64,
     /// For each volume that is open a count of how often its runs became old.
     epochs: BTreeMap<u64, Arc<AtomicU64>>,
 }
@@ -52,6 +55,8 @@ struct Seat {
     notes: VecDeque<Note>,
     /// If he reads without asking: how old the oldest of such reads is.
     reads: Option<readers::Seat>,
+    /// Whether he has a way of his own to the devices.
+    has_way: bool,
 }
 
 /// What he looks at without the lock.
@@ -68,6 +73,8 @@ pub(super) enum Note {
     Do(Action),
     /// What came of the question with this number.
     Ended(u32, Result<Answer, StoreError>),
+    /// To go to one device more.
+    More(More),
 }
 
 impl Shared {
@@ -79,6 +86,7 @@ impl Shared {
             pages: VecDeque::new(),
             written: Vec::new(),
             used: Vec::new(),
+            volumes_open: 0,
             epochs: BTreeMap::new(),
         };
         let transaction = AtomicU64::new(state.store.transaction());
@@ -114,16 +122,38 @@ impl Shared {
     }
 
     /// A seat for somebody who asks.
-    pub(super) fn join(&self, reads: Option<readers::Seat>) -> Result<Arc<Desk>, String> {
+    pub(super) fn join(
+        &self,
+        reads: Option<readers::Seat>,
+        has_way: bool,
+    ) -> Result<Arc<Desk>, String> {
         let bell = EventVectors::new(1).map_err(|error| format!("a descriptor: {error}"))?;
         bell.mask(0);
         let mut state = self.lock();
         let number = state.next_seat;
         state.next_seat += 1;
         let desk = Arc::new(Desk { number, has_notes: AtomicBool::new(false), bell: bell.clone() });
-        let seat = Seat { desk: Arc::clone(&desk), bell, notes: VecDeque::new(), reads };
+        let seat = Seat { desk: Arc::clone(&desk), bell, notes: VecDeque::new(), reads, has_way };
         state.seats.insert(number, seat);
         Ok(desk)
+    }
+
+    /// Gives everybody who has a way of his own to the devices one to one more.
+    pub(super) fn give_more(
+        &self,
+        mut make: impl FnMut() -> Result<More, String>,
+    ) -> Result<(), String> {
+        let ways = self.lock().seats.iter().filter(|(_, seat)| seat.has_way).count();
+        let made = (0..ways).map(|_| make()).collect::<Result<Vec<More>, String>>()?;
+        let mut state = self.lock();
+        let seats = state.seats.iter().filter(|(_, seat)| seat.has_way);
+        let seats: Vec<u32> = seats.map(|(number, _)| *number).collect();
+        for (seat, more) in seats.into_iter().zip(made) {
+            state.tell(seat, Note::More(more));
+        }
+        drop(state);
+        self.ring();
+        Ok(())
     }
 
     /// Nobody sits there any more: what the store still wants of him has failed, and so have the

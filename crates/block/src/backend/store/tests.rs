@@ -1,5 +1,6 @@
 //! Volumes on devices that come and go.
 
+mod devices;
 mod made;
 mod outside;
 mod streams;

@@ -2,6 +2,8 @@
 
 use base::Limits;
 
+use crate::backend::legs::Deal;
+
 /// Chunks of blocks, dealt out to legs in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -101,6 +103,19 @@ impl Layout {
             std::cmp::Ordering::Equal => on_leg,
             std::cmp::Ordering::Greater => row << self.chunk_shift,
         }
+    }
+}
+
+impl Deal for Layout {
+    #[inline]
+    fn place(&self, lba: u64) -> (usize, u64) {
+        let Place { leg, left, .. } = self.place(lba);
+        (leg, left)
+    }
+
+    #[inline]
+    fn part(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32) {
+        self.part(leg, lba, blocks)
     }
 }
 

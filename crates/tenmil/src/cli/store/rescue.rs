@@ -27,6 +27,11 @@ pub(super) struct RescueArguments {
     #[arg(value_name = "DST")]
     target: Uri,
 
+    /// Another device of the damaged store, where the first one is lost or does not say which there are;
+    /// may be given several times
+    #[arg(long = "device", value_name = "URI")]
+    devices: Vec<Uri>,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -47,7 +52,8 @@ pub(super) fn rescue(
     }
     let open = OpenStore::open(opener, &target)?;
     let mut line = Line::new(std::io::stderr().is_terminal(), opener.clock.now());
-    let saved = store::rescue(opener, &source, &open, &mut |progress| {
+    let others = &arguments.devices;
+    let saved = store::rescue(opener, (&source, others), &open, &mut |progress| {
         line.turn("rescuing", opener.clock.now(), progress, &mut std::io::stderr());
         true
     });

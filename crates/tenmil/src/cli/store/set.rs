@@ -3,13 +3,14 @@
 use std::str::FromStr;
 
 use block::Opener;
-use block::store::Place;
+use block::store::{DeviceInfo, OpenStore, Place};
 use block::uri::Uri;
 use clap::Args;
 use control::orders::Order;
 use serde_json::{Value, json};
 
 use super::super::hand::Hand;
+use super::devices;
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -19,8 +20,17 @@ pub(super) struct SetArguments {
     device: Uri,
 
     /// Tell when so many per cent of its room are taken, such as 80,95; or none
-    #[arg(long, value_name = "PERCENT,PERCENT")]
-    thresholds: Thresholds,
+    #[arg(
+        long,
+        value_name = "PERCENT,PERCENT",
+        required_unless_present = "moved",
+        conflicts_with = "moved"
+    )]
+    thresholds: Option<Thresholds>,
+
+    /// Device N of the store is at URI now; may be given several times
+    #[arg(id = "moved", long = "device", value_name = "N=URI")]
+    moved: Vec<Moved>,
 
     /// Print JSON
     #[arg(long)]
@@ -30,6 +40,22 @@ pub(super) struct SetArguments {
 /// One threshold, two, or none.
 #[derive(Clone, Copy, Debug)]
 struct Thresholds([u8; 2]);
+
+/// A device, and where it is.
+#[derive(Clone, Debug)]
+struct Moved(u32, Uri);
+
+impl FromStr for Moved {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refuse =
+            || format!("`{text}`, expected the number of a device from 1 on, as in 1=file:/b");
+        let (number, uri) = text.split_once('=').ok_or_else(refuse)?;
+        let number = number.parse().ok().filter(|number| *number > 0).ok_or_else(refuse)?;
+        Ok(Self(number, uri.parse::<Uri>().map_err(|error| error.to_string())?))
+    }
+}
 
 impl FromStr for Thresholds {
     type Err = String;
@@ -47,9 +73,12 @@ impl FromStr for Thresholds {
     }
 }
 
-/// Gives a store other thresholds, unless it has these.
+/// Gives a store other thresholds, unless it has these, or writes down where its devices are.
 pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Refused> {
-    let SetArguments { device, thresholds: Thresholds(percent), json } = arguments;
+    let SetArguments { device, thresholds, moved, json } = arguments;
+    let Some(Thresholds(percent)) = thresholds else {
+        return set_places(opener, device, moved, *json);
+    };
     let mut hand = Hand::on(opener, &Place::of(device)?)?;
     let told = hand.order(&Order::Thresholds { percent: *percent })?;
     if !json {
@@ -64,4 +93,36 @@ pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<Strin
         "process": hand.pid(),
     });
     Ok(format!("{document:#}\n"))
+}
+
+/// Writes down where devices are, if that is not where they were.
+fn set_places(
+    opener: &Opener<'_>,
+    device: &Uri,
+    moved: &[Moved],
+    json: bool,
+) -> Result<String, Refused> {
+    let mut place = Place::of(device)?;
+    place.moved = moved.iter().map(|Moved(number, uri)| (*number, uri.clone())).collect();
+    let open = OpenStore::open(opener, &place)?;
+    let (there, name) = (open.devices(), open.name());
+    let unknown = |Moved(number, _): &&Moved| !there.iter().any(|one| one.number == *number);
+    if let Some(Moved(number, _)) = moved.iter().find(unknown) {
+        let last = there.len() - 1;
+        let text = format!("store `{name}`: it has no device {number}, expected {last} at most");
+        return Err(Refused::caller(text));
+    }
+    let is_changed = open.note_places()?;
+    if json {
+        let devices: Vec<Value> = there.iter().map(devices::as_json).collect();
+        let document = json!({ "name": name, "changed": is_changed, "devices": devices });
+        return Ok(format!("{document:#}\n"));
+    }
+    let already = if is_changed { "" } else { " already" };
+    let line = |device: &DeviceInfo| {
+        format!("device {} of store `{name}` is at {}{already}\n", device.number, device.uri)
+    };
+    let named =
+        |device: &&DeviceInfo| moved.iter().any(|Moved(number, _)| *number == device.number);
+    Ok(there.iter().filter(named).map(line).collect())
 }

@@ -8,7 +8,7 @@ use control::orders::{percents, size};
 use serde_json::{Value, json};
 
 use super::super::hand::Hand;
-use super::table;
+use super::{devices, table};
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -32,6 +32,9 @@ impl Summary {
     pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Refused> {
         let mut hand = Hand::on(opener, &Place::of(device)?)?;
         let mut store = hand.store()?;
+        if let Hand::Here { open, .. } = &hand {
+            store["devices"] = open.devices().iter().map(devices::as_json).collect();
+        }
         store["process"] = hand.pid().into();
         Ok(Self { store, by: hand.by() })
     }
@@ -40,8 +43,9 @@ impl Summary {
         let Self { store, by } = self;
         let text = |name: &str| store[name].as_str().unwrap_or_default();
         let [generation, volumes] = ["generation", "volumes"].map(|name| &store[name]);
+        let devices = devices::text_of(&store["devices"]);
         format!(
-            "store `{}` on {}\n  uuid {}, generation {generation}\n  \
+            "store `{}` on {}\n{devices}  uuid {}, generation {generation}\n  \
              {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are \
              reserved for deletions and commits, and {} of that for thick volumes\n  {} written by all of them, each for itself; \
              {} promised to those that can be written\n  it is told when {} of its room are taken\n{by}",
@@ -88,9 +92,13 @@ fn list_text(summaries: &[Summary]) -> String {
         let sizes = ["size_bytes", "used_bytes", "free_bytes", "written_bytes", "promised_bytes"];
         let [bytes, used, free, written, promised] = sizes.map(|name| one.size(name));
         let (name, volumes) = (text("name"), one.store["volumes"].to_string());
+        let uri = match one.store["devices"].as_array().map_or(1, Vec::len) {
+            0 | 1 => text("uri"),
+            count => format!("{} and {} more", text("uri"), count - 1),
+        };
         let on = match one.store["process"].as_u64() {
-            Some(pid) => format!("{} (open in process {pid})", text("uri")),
-            None => text("uri"),
+            Some(pid) => format!("{uri} (open in process {pid})"),
+            None => uri,
         };
         [name, bytes, used, free, written, promised, volumes, on]
     };

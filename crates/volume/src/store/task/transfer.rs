@@ -238,7 +238,7 @@ impl Store {
         }
         if !matches!(self.commit, Commit::Idle) {
             // Its last flush may have begun before the last write of data had ended.
-            return Ok(Next::Wait(Wait::Commit(self.durable.0 + 1)));
+            return Ok(Next::Wait(Wait::Commit(self.durable.generation + 1)));
         }
         let io = self.enter(Purpose::Flush(id));
         self.actions.push_back(Action::Flush { io });

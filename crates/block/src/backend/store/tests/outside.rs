@@ -384,7 +384,7 @@ fn what_is_sent_and_rescued_of_one_is_whole() {
     let saved = Bench::new("32m");
     let place = Place::on(&bench.device().parse().unwrap());
     let store: Arc<OpenStore> = saved.store();
-    let found = rescue(&bench.opener(), &place, &store, &mut |_| true);
+    let found = rescue(&bench.opener(), (&place, &[]), &store, &mut |_| true);
     drop(store);
     // The target was opened with memory of its own, and what is rescued is read with that.
     for volume in found.unwrap().volumes {
@@ -408,7 +408,7 @@ fn what_is_sent_and_rescued_of_one_is_whole() {
     let file = std::fs::File::options().write(true).open(bench.directory.path().join("pool"));
     file.unwrap().write_all_at(&[0; 4096], at * u64::from(PAGE)).unwrap();
     let saved = Bench::new("32m");
-    let found = rescue(&bench.opener(), &place, &saved.store(), &mut |_| true).unwrap();
+    let found = rescue(&bench.opener(), (&place, &[]), &saved.store(), &mut |_| true).unwrap();
     for volume in &found.volumes {
         assert!(volume.damaged[0].starts_with("parent's block at block"), "{volume:?}");
         assert!(volume.parent.is_none() && volume.lost_blocks > 130, "{volume:?}");

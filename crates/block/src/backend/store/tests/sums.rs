@@ -260,7 +260,7 @@ fn a_rescue_leaves_out_what_is_not_what_was_written() {
     flip(&bench, place(&bench, "v", 41).unwrap(), 7);
     flip(&bench, place(&bench, "s", 130).unwrap(), 8);
     let from = Place::on(&bench.device().parse().unwrap());
-    let saved = rescue(&target.opener(), &from, &target.store(), &mut |_| true).unwrap();
+    let saved = rescue(&target.opener(), (&from, &[]), &target.store(), &mut |_| true).unwrap();
     let lost: Vec<(&str, u64)> =
         saved.volumes.iter().map(|one| (one.info.name.as_str(), one.lost_blocks)).collect();
     assert_eq!(lost, [("v", 1), ("plain", 0), ("s", 2)]);
@@ -278,7 +278,7 @@ fn a_rescue_leaves_out_a_volume_that_has_no_room_and_goes_on() {
         write(&bench, name, parts, 3);
     }
     let from = Place::on(&bench.device().parse().unwrap());
-    let saved = rescue(&small.opener(), &from, &small.store(), &mut |_| true).unwrap();
+    let saved = rescue(&small.opener(), (&from, &[]), &small.store(), &mut |_| true).unwrap();
     let ends: Vec<(&str, bool)> =
         saved.volumes.iter().map(|one| (one.info.name.as_str(), one.failed.is_some())).collect();
     assert_eq!(ends, [("first", false), ("large", true), ("last", false)]);
@@ -288,6 +288,6 @@ fn a_rescue_leaves_out_a_volume_that_has_no_room_and_goes_on() {
     let names: Vec<String> =
         small.store().list().unwrap().into_iter().map(|volume| volume.name).collect();
     assert_eq!(names, ["first", "last"]);
-    let seen = rescue(&small.opener(), &from, &small.store(), &mut |(done, _)| done < 1);
+    let seen = rescue(&small.opener(), (&from, &[]), &small.store(), &mut |(done, _)| done < 1);
     assert!(seen.unwrap_err().to_string().contains("interrupt"), "the others are not tried then");
 }

@@ -1,11 +1,10 @@
-//! One thread's way to a stripe.
+//! One thread's way to a device that stands on several, each of which has some of the blocks.
 
 use base::{
     Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Operation, Outcome, Request,
-    Segment, WakeSource,
+    Segment, Support, WakeSource,
 };
 
-use super::layout::Layout;
 use crate::backend::joined::Joined;
 use crate::backend::pieces::Pieces;
 use crate::backend::range::check;
@@ -13,9 +12,9 @@ use crate::backend::ready::Ready;
 
 /// A channel. What a leg does not take waits in an outbox; while one is not empty, no more requests
 /// are taken, so an outbox is as large as a batch and no larger.
-pub(super) struct StripeChannel {
+pub(crate) struct LegsChannel<D> {
     legs: Box<[Leg]>,
-    layout: Layout,
+    deal: D,
     limits: Limits,
     parents: Box<[Parent]>,
     free: Vec<u32>,
@@ -23,6 +22,19 @@ pub(super) struct StripeChannel {
     below: Answers,
     ready: Ready,
     wake: Joined,
+}
+
+/// Which leg has which blocks.
+pub(crate) trait Deal: Send {
+    /// A bit that the tokens of children have, and none of those that the first leg was given by
+    /// somebody else; zero if it was given none.
+    const MARK: u64 = 0;
+
+    /// On which leg a block is, and how many from there on are next to each other.
+    fn place(&self, lba: u64) -> (usize, u64);
+
+    /// What `blocks` from `lba` on are on a leg: the first block there, and how many.
+    fn part(&self, leg: usize, lba: u64, blocks: u32) -> (u64, u32);
 }
 
 /// A leg and what is on its way there.
@@ -49,11 +61,31 @@ struct Parent {
 
 /// Requests that are cut up at once.
 const BATCH: usize = 64;
+/// Requests under way, at most: each has a place on every leg.
+const DEPTH_MAX: u32 = 4096;
 
-impl StripeChannel {
-    pub(super) fn new(
+/// What all of several devices can do that agree on their blocks: the first one's limits where the
+/// others have none that are stricter.
+pub(crate) fn common_limits<'a>(legs: impl IntoIterator<Item = &'a Limits>) -> Option<Limits> {
+    let mut legs = legs.into_iter();
+    let mut limits = legs.next()?.clone();
+    for leg in legs {
+        limits.request_blocks_max = limits.request_blocks_max.min(leg.request_blocks_max);
+        limits.segments_max = limits.segments_max.min(leg.segments_max);
+        limits.depth_max = limits.depth_max.min(leg.depth_max);
+        limits.durability = limits.durability.weaker(leg.durability);
+        limits.support = limits.support.common(leg.support);
+        limits.atomic_write_blocks = limits.atomic_write_blocks.min(leg.atomic_write_blocks);
+    }
+    limits.depth_max = limits.depth_max.min(DEPTH_MAX);
+    limits.support = limits.support.without(Support::of(&[Operation::CompareAndWrite]));
+    Some(limits)
+}
+
+impl<D: Deal> LegsChannel<D> {
+    pub(crate) fn new(
         legs: Vec<Box<dyn Backend>>,
-        layout: Layout,
+        deal: D,
         limits: Limits,
     ) -> Result<Self, String> {
         let wake = Joined::of(legs.iter().map(|leg| leg.wake_source()))?;
@@ -71,7 +103,7 @@ impl StripeChannel {
         };
         Ok(Self {
             legs: legs.into_iter().map(leg).collect(),
-            layout,
+            deal,
             parents: vec![Parent::default(); depth].into(),
             free: (0..limits.depth_max).rev().collect(),
             below: Answers::with_capacity(depth),
@@ -79,6 +111,18 @@ impl StripeChannel {
             limits,
             wake,
         })
+    }
+
+    /// Puts a channel in the place of the first leg, of which nothing was asked yet: one that owes
+    /// answers to what it was given by somebody else, whose tokens lack [`Deal::MARK`].
+    pub(crate) fn put_first(&mut self, channel: Box<dyn Backend>, owed: usize) {
+        // What cannot be heard keeps its thread awake.
+        if self.wake.add(channel.wake_source()).is_err() {
+            self.wake = Joined::Nothing;
+        }
+        let depth = u32::try_from(owed).unwrap_or(u32::MAX).saturating_add(self.limits.depth_max);
+        self.ready = Ready::with_depth(depth);
+        (self.legs[0].channel, self.legs[0].owed) = (channel, owed);
     }
 
     /// Cuts up requests from the front of `requests` until a batch is full; returns how many.
@@ -117,11 +161,11 @@ impl StripeChannel {
         for (index, leg) in self.legs.iter_mut().enumerate() {
             let (lba, blocks) = match is_flush {
                 true => (request.lba, request.blocks),
-                false => self.layout.part(index, request.lba, request.blocks),
+                false => self.deal.part(index, request.lba, request.blocks),
             };
             if blocks > 0 || is_flush {
                 let segment_first = u32::try_from(leg.segments.len()).unwrap_or(u32::MAX);
-                let (token, segment_count) = (u64::from(number), 0);
+                let (token, segment_count) = (D::MARK | u64::from(number), 0);
                 // The source of a copy stays: there are copies only where there is one leg.
                 let child =
                     Request { token, lba, blocks, segment_first, segment_count, ..*request };
@@ -147,10 +191,10 @@ impl StripeChannel {
         let mut pieces = Pieces::of(own);
         let (mut lba, end) = (request.lba, request.lba + u64::from(request.blocks));
         while lba < end && !own.is_empty() {
-            let place = self.layout.place(lba);
-            let blocks = place.left.min(end - lba);
+            let (leg, left) = self.deal.place(lba);
+            let blocks = left.min(end - lba);
             let len_bytes = blocks * u64::from(self.limits.block_size);
-            let leg = &mut self.legs[place.leg];
+            let leg = &mut self.legs[leg];
             let before = leg.segments.len();
             pieces.take_into(len_bytes, &mut leg.segments);
             if let Some(child) = leg.requests.last_mut() {
@@ -191,7 +235,11 @@ impl StripeChannel {
     fn count_down(&mut self) {
         let Self { parents, free, ready, below, .. } = self;
         for answer in below.drain() {
-            let Ok(number) = u32::try_from(answer.token) else { continue };
+            if answer.token & D::MARK != D::MARK {
+                ready.push(answer);
+                continue;
+            }
+            let Ok(number) = u32::try_from(answer.token ^ D::MARK) else { continue };
             let parent = &mut parents[number as usize];
             parent.left -= 1;
             if parent.outcome.is_success() {
@@ -206,7 +254,7 @@ impl StripeChannel {
     }
 }
 
-impl Backend for StripeChannel {
+impl<D: Deal> Backend for LegsChannel<D> {
     fn limits(&self) -> &Limits {
         &self.limits
     }

@@ -1,0 +1,471 @@
+//! The devices that a store lies on, and which of its blocks lie where.
+//!
+//! ```text
+//!   blocks of the store:  0                 first
+//!                         | the first device | span: device 1   | span: device 2   | span: device 1  |
+//!
+//!   device 1:             | label | its first span              | its second span, where it grew      |
+//! ```
+//!
+//! All superblocks lie on the first device, and each of them has the whole table; so the first device
+//! tells which others there are, and whether one is missing. The others begin with a label that says
+//! whose they are. It is written once, before a superblock counts the device, and never again.
+
+use std::ops::Range;
+
+use crate::error::{Flaw, StoreError};
+use crate::format::{
+    BLOCK_BYTES, BLOCKS_MAX, Block, Body, DeviceRecord, Header, Kind, LabelBody, Page,
+    STORE_BLOCKS_MIN, SpanRecord, Superblock, URI_BYTES_MAX, padded, unpadded,
+};
+use crate::layout::Layout;
+use crate::parent::is_name;
+
+/// The devices of a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// Blocks of the store that come first; they lie at the start of the first device.
+    pub first: u64,
+    /// What lies behind them, in order.
+    pub spans: Vec<Span>,
+    /// All devices but the first; device 1 is the first of these.
+    pub others: Vec<Other>,
+}
+
+/// Blocks of a store that lie together on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The number of the device; zero is the first.
+    pub device: u32,
+    /// Where the first of them lies on it, in blocks of 4 KiB.
+    pub at: u64,
+    /// How many there are.
+    pub blocks: u64,
+}
+
+/// A device that is not the first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// Drawn when it was added.
+    pub uuid: u128,
+    /// What it was called when it was last said where it is.
+    pub uri: String,
+}
+
+/// What every device but the first begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// The store that it belongs to.
+    pub store: u128,
+    /// What the store is called, as the first device said when it was added.
+    pub name: String,
+    /// The number of the device in the store.
+    pub number: u32,
+    /// Drawn when it was added.
+    pub uuid: u128,
+    /// The transaction that was open then.
+    pub generation: u64,
+    /// The block of the store that lies behind the label.
+    pub begin: u64,
+    /// What the first device was called then.
+    pub first_uri: String,
+}
+
+/// Devices in the largest table, the first one included.
+pub const DEVICES_MAX: usize = 32;
+/// Runs in the largest table.
+pub const SPANS_MAX: usize = 63;
+/// Blocks in front of the first span on each device but the first.
+pub const LABEL_BLOCKS: u64 = 1;
+/// Bytes of a superblock's block behind the superblock.
+pub(crate) const TABLE_BYTES: usize = BLOCK_BYTES - Header::BYTES - Superblock::BYTES;
+
+impl Devices {
+    /// One device, that has all blocks.
+    pub const fn one(blocks: u64) -> Self {
+        Self { first: blocks, spans: Vec::new(), others: Vec::new() }
+    }
+
+    /// Blocks on all of them.
+    pub fn blocks(&self) -> u64 {
+        self.spans.iter().fold(self.first, |sum, span| sum.saturating_add(span.blocks))
+    }
+
+    /// How many devices there are.
+    pub const fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    /// Every run of blocks that lie together, with the block of the store at which it begins.
+    pub fn runs(&self) -> impl Iterator<Item = (u64, Span)> + '_ {
+        let first = Span { device: 0, at: 0, blocks: self.first };
+        [first].into_iter().chain(self.spans.iter().copied()).scan(0, |begin, span| {
+            let start = *begin;
+            *begin += span.blocks;
+            Some((start, span))
+        })
+    }
+
+    /// How many blocks a device must have at least.
+    pub fn needs(&self, device: u32) -> u64 {
+        let own = self.runs().filter(|(_, span)| span.device == device);
+        own.map(|(_, span)| span.at + span.blocks).max().unwrap_or(0)
+    }
+
+    /// How many blocks of the store a device has.
+    pub fn gives(&self, device: u32) -> u64 {
+        self.runs().filter(|(_, span)| span.device == device).map(|(_, span)| span.blocks).sum()
+    }
+
+    /// The block of the store that lies behind the label of a device.
+    pub fn begin(&self, device: u32) -> u64 {
+        let begin = self.runs().find(|(_, span)| span.device == device);
+        begin.map_or(0, |(begin, _)| begin)
+    }
+
+    /// A device has so many blocks now: what it has gained is the store's, behind all others. Nothing
+    /// if it has no more than before.
+    pub fn gain(&mut self, device: u32, blocks: u64) {
+        let Some(gained @ 1..) = blocks.checked_sub(self.needs(device)) else { return };
+        let at = blocks - gained;
+        match self.spans.last_mut() {
+            None => self.first += gained,
+            Some(last) if last.device == device => last.blocks += gained,
+            Some(_) => self.spans.push(Span { device, at, blocks: gained }),
+        }
+    }
+
+    /// One more device, of so many blocks, its label included. Returns its number.
+    pub fn add(&mut self, other: Other, blocks: u64) -> u32 {
+        self.others.push(other);
+        let device = u32::try_from(self.others.len()).unwrap_or(u32::MAX);
+        let blocks = blocks.saturating_sub(LABEL_BLOCKS);
+        self.spans.push(Span { device, at: LABEL_BLOCKS, blocks });
+        device
+    }
+
+    /// Whether it is one that a superblock has room for, and everything in it is within the limits.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let blocks = self.blocks();
+        if blocks > BLOCKS_MAX {
+            return Err(StoreError::DeviceTooLarge { blocks });
+        }
+        let bytes = self.table_bytes();
+        let is_few = self.count() <= DEVICES_MAX && self.spans.len() <= SPANS_MAX;
+        if !is_few || bytes > TABLE_BYTES {
+            let (devices, runs) = (self.count(), self.spans.len() + 1);
+            return Err(StoreError::TooManyDevices { devices, runs, bytes });
+        }
+        match self.others.iter().find(|other| !is_name(&other.uri)) {
+            Some(other) => Err(StoreError::BadDevice { uri: other.uri.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn table_bytes(&self) -> usize {
+        let names: usize = self.others.iter().map(|other| other.uri.len()).sum();
+        self.others.len() * DeviceRecord::BYTES + self.spans.len() * SpanRecord::BYTES + names
+    }
+
+    /// Whether every run lies behind those before it on its device, behind the label, and every device
+    /// has one.
+    fn is_in_order(&self) -> bool {
+        let mut ends: Vec<u64> = vec![LABEL_BLOCKS; self.count()];
+        ends[0] = self.first;
+        let follows = self.spans.iter().all(|span| {
+            let Some(end) = ends.get_mut(span.device as usize) else { return false };
+            let is_behind = span.at >= *end && span.blocks > 0;
+            *end = span.at.saturating_add(span.blocks);
+            is_behind && *end <= BLOCKS_MAX
+        });
+        follows && ends[1..].iter().all(|end| *end > LABEL_BLOCKS)
+    }
+
+    /// Puts the table behind a superblock, in bytes that begin there.
+    pub(crate) fn encode(&self, bytes: &mut [u8]) {
+        if self.spans.is_empty() {
+            return;
+        }
+        let (records, rest) = bytes.split_at_mut(self.others.len() * DeviceRecord::BYTES);
+        let (spans, mut names) = rest.split_at_mut(self.spans.len() * SpanRecord::BYTES);
+        for (other, record) in self.others.iter().zip(records.chunks_exact_mut(DeviceRecord::BYTES))
+        {
+            let uri_bytes = u32::try_from(other.uri.len()).unwrap_or(u32::MAX);
+            DeviceRecord { uuid: other.uuid, uri_bytes, reserved: [0; 12] }.encode(record);
+            let (name, behind) = names.split_at_mut(other.uri.len());
+            name.copy_from_slice(other.uri.as_bytes());
+            names = behind;
+        }
+        for (span, record) in self.spans.iter().zip(spans.chunks_exact_mut(SpanRecord::BYTES)) {
+            let Span { device, at, blocks } = *span;
+            SpanRecord { device, reserved: 0, at, blocks }.encode(record);
+        }
+    }
+
+    /// The table of a superblock, from bytes that begin behind it. Nothing in it is believed.
+    pub(crate) fn decode(superblock: &Superblock, bytes: &[u8]) -> Result<Self, Flaw> {
+        if superblock.is_unknown() || superblock.first == 0 {
+            return Ok(Self::one(superblock.blocks));
+        }
+        let (devices, spans) = (superblock.devices as usize, superblock.spans as usize);
+        if devices >= DEVICES_MAX || spans > SPANS_MAX {
+            return Err(Flaw::Contents);
+        }
+        let (records, rest) = bytes.split_at(devices * DeviceRecord::BYTES);
+        let (lines, mut names) = rest.split_at(spans * SpanRecord::BYTES);
+        let mut others = Vec::with_capacity(devices);
+        for record in records.chunks_exact(DeviceRecord::BYTES) {
+            let DeviceRecord { uuid, uri_bytes, .. } = DeviceRecord::decode(record);
+            let (name, behind) =
+                names.split_at_checked(uri_bytes as usize).ok_or(Flaw::Contents)?;
+            let uri = str::from_utf8(name).map_err(|_| Flaw::Contents)?.to_owned();
+            others.push(Other { uuid, uri });
+            names = behind;
+        }
+        let span = |record: &[u8]| {
+            let SpanRecord { device, at, blocks, .. } = SpanRecord::decode(record);
+            Span { device, at, blocks }
+        };
+        let spans = lines.chunks_exact(SpanRecord::BYTES).map(span).collect();
+        let table = Self { first: superblock.first, spans, others };
+        let is_whole = table.is_in_order() && table.blocks() == superblock.blocks;
+        if is_whole && table.check().is_ok() { Ok(table) } else { Err(Flaw::Contents) }
+    }
+
+    /// What a superblock says of them.
+    pub(crate) fn note(&self, superblock: &mut Superblock) {
+        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
+        superblock.blocks = self.blocks();
+        superblock.first = if self.spans.is_empty() { 0 } else { self.first };
+        superblock.devices = count(self.others.len());
+        superblock.spans = count(self.spans.len());
+        if !self.spans.is_empty() {
+            superblock.incompatible |= crate::format::features::DEVICES;
+        }
+    }
+
+    /// Whether these are those of `before` with more behind them: what lay somewhere lies there still.
+    pub(crate) fn follow(&self, before: &Self) -> bool {
+        let is_known = |(other, now): (&Other, &Other)| other.uuid == now.uuid;
+        let keeps = before.others.len() <= self.others.len()
+            && before.others.iter().zip(&self.others).all(is_known);
+        let mut now = self.runs();
+        let stays = before.runs().all(|(begin, span)| {
+            now.next().is_some_and(|(start, now)| {
+                let at = (start, now.device, now.at);
+                at == (begin, span.device, span.at) && now.blocks >= span.blocks
+            })
+        });
+        keeps && stays && self.is_in_order() && self.first >= STORE_BLOCKS_MIN
+    }
+}
+
+impl Label {
+    /// The block, as it lies at the start of the device.
+    ///
+    /// # Errors
+    ///
+    /// If the first device cannot be called so.
+    pub fn encode(&self) -> Result<Box<Block>, StoreError> {
+        let refused = || StoreError::BadDevice { uri: self.first_uri.clone() };
+        let mut uri = [0; URI_BYTES_MAX];
+        let room = uri.get_mut(..self.first_uri.len()).filter(|_| is_name(&self.first_uri));
+        room.ok_or_else(refused)?.copy_from_slice(self.first_uri.as_bytes());
+        let name = padded(&self.name).ok_or_else(|| StoreError::BadName(self.name.clone()))?;
+        let Self { uuid, number, begin, generation, .. } = *self;
+        let uri_bytes = u32::try_from(self.first_uri.len()).map_err(|_| refused())?;
+        let body = LabelBody { uuid, number, uri_bytes, begin, name, reserved: [0; 96], uri };
+        let page =
+            Page { kind: Kind::Label, generation, owner: 0, body: Body::Label(Box::new(body)) };
+        Ok(page.encode(self.store, 0))
+    }
+
+    /// The label in the first block of a device, whatever the store.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the block.
+    pub fn decode(bytes: &Block) -> Result<Self, Flaw> {
+        let store = Header::decode(&bytes[..]).store;
+        let page = Page::decode(bytes, store, 0).map_err(|damage| damage.flaw)?;
+        let Body::Label(body) = page.body else { return Err(Flaw::Contents) };
+        let LabelBody { uuid, number, begin, name, .. } = *body;
+        let first_uri = body.name().unwrap_or_default().to_owned();
+        let (name, generation) = (unpadded(&name), page.generation);
+        Ok(Self { store, name, number, uuid, generation, begin, first_uri })
+    }
+}
+
+impl LabelBody {
+    /// What must hold of one whose checksum is right; else what is wrong.
+    pub(crate) fn check(&self) -> Result<(), Flaw> {
+        let is_other = (1..DEVICES_MAX as u64).contains(&u64::from(self.number));
+        let begins = (STORE_BLOCKS_MIN..BLOCKS_MAX).contains(&self.begin);
+        if is_other && begins && self.name().is_some() { Ok(()) } else { Err(Flaw::Contents) }
+    }
+
+    fn name(&self) -> Option<&str> {
+        let bytes = self.uri.get(..usize::try_from(self.uri_bytes).ok()?)?;
+        str::from_utf8(bytes).ok().filter(|name| is_name(name))
+    }
+}
+
+/// Where metadata and data may lie: all blocks of a store but the superblocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// From this block on.
+    pub start: u64,
+    /// Up to this one.
+    pub end: u64,
+    /// Superblocks in between: those at the end of the first device, if others follow.
+    pub slots: Range<u64>,
+}
+
+impl Room {
+    /// Whether a block is in it.
+    pub fn contains(&self, block: &u64) -> bool {
+        (self.start..self.end).contains(block) && !self.slots.contains(block)
+    }
+
+    /// Whether so many blocks from one on are in it.
+    pub(crate) fn holds(&self, first: u64, blocks: u64) -> bool {
+        let end = first.saturating_add(blocks);
+        let meets = first < self.slots.end && self.slots.start < end;
+        first >= self.start && end <= self.end && !meets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DEVICES_MAX, Devices, Label, Other, Span};
+    use crate::error::{Flaw, StoreError};
+    use crate::format::{Superblock, features};
+    use crate::layout::Layout;
+
+    fn other(uuid: u128) -> Other {
+        Other { uuid, uri: format!("file:/disk/{uuid}") }
+    }
+
+    fn superblock() -> Superblock {
+        Superblock { version: 1, ..Superblock::decode(&[0; Superblock::BYTES]) }
+    }
+
+    /// What comes of a table that is written and read.
+    fn there_and_back(devices: &Devices) -> Result<Devices, Flaw> {
+        let (mut superblock, mut bytes) = (superblock(), [0; super::TABLE_BYTES]);
+        devices.note(&mut superblock);
+        devices.encode(&mut bytes);
+        Devices::decode(&superblock, &bytes)
+    }
+
+    #[test]
+    fn devices_that_come_and_grow_keep_every_block_where_it_was() {
+        let mut devices = Devices::one(1000);
+        devices.gain(0, 1000);
+        devices.gain(0, 1200);
+        assert_eq!(devices, Devices::one(1200));
+        assert_eq!(devices.add(other(7), 301), 1);
+        devices.gain(1, 401);
+        assert_eq!(devices.add(other(8), 101), 2);
+        devices.gain(0, 1500);
+        devices.gain(1, 400);
+        devices.gain(0, 1600);
+        let of = |device, at, blocks| Span { device, at, blocks };
+        let expected = [of(1, 1, 400), of(2, 1, 100), of(0, 1200, 400)];
+        assert_eq!(devices.spans, expected);
+        let begins: Vec<u64> = devices.runs().map(|(begin, _)| begin).collect();
+        assert_eq!(begins, [0, 1200, 1600, 1700]);
+        assert_eq!([0, 1, 2].map(|device| devices.needs(device)), [1600, 401, 101]);
+        assert_eq!([0, 1, 2].map(|device| devices.gives(device)), [1600, 400, 100]);
+        assert_eq!([1, 2].map(|device| devices.begin(device)), [1200, 1600]);
+        assert_eq!(there_and_back(&devices), Ok(devices.clone()));
+        assert!(devices.follow(&Devices::one(1200)) && devices.follow(&devices));
+        assert!(!Devices::one(1200).follow(&devices));
+        let mut foreign = devices.clone();
+        foreign.others[0].uuid = 9;
+        assert!(!foreign.follow(&devices));
+        let one = there_and_back(&Devices::one(1200));
+        assert_eq!(one, Ok(Devices::one(1200)), "and no bit is set");
+    }
+
+    #[test]
+    fn a_table_that_cannot_be_is_refused() {
+        let mut good = Devices::one(1000);
+        good.add(other(1), 101);
+        good.add(other(2), 101);
+        assert!(there_and_back(&good).is_ok());
+        let breaks: [&dyn Fn(&mut Devices); 7] = [
+            &|devices| devices.spans[0].at = 0,
+            &|devices| devices.spans[1].device = 3,
+            &|devices| devices.spans[1].blocks = 0,
+            &|devices| devices.spans[1] = Span { device: 1, at: 100, blocks: 5 },
+            &|devices| devices.spans[1] = Span { device: 0, at: 999, blocks: 5 },
+            &|devices| devices.spans[1].at = u64::MAX,
+            &|devices| devices.others[1].uri = "with\ncontrol".into(),
+        ];
+        for (index, break_it) in breaks.into_iter().enumerate() {
+            let mut devices = good.clone();
+            break_it(&mut devices);
+            assert_eq!(there_and_back(&devices), Err(Flaw::Contents), "{index}");
+        }
+        let (mut superblock, mut bytes) = (superblock(), [0; super::TABLE_BYTES]);
+        good.note(&mut superblock);
+        assert_eq!(superblock.incompatible, features::DEVICES);
+        good.encode(&mut bytes);
+        for broken in [
+            Superblock { blocks: 1199, ..superblock },
+            Superblock { devices: 1, ..superblock },
+            Superblock { devices: 32, ..superblock },
+            Superblock { spans: 64, ..superblock },
+        ] {
+            assert_eq!(Devices::decode(&broken, &bytes), Err(Flaw::Contents));
+        }
+    }
+
+    #[test]
+    fn more_devices_than_a_superblock_has_room_for_are_refused() {
+        let mut devices = Devices::one(1000);
+        (1..DEVICES_MAX as u128).for_each(|uuid| {
+            devices.add(other(uuid), 101);
+        });
+        assert_eq!(devices.check(), Ok(()));
+        assert_eq!(there_and_back(&devices), Ok(devices.clone()));
+        devices.add(other(99), 101);
+        assert!(matches!(devices.check(), Err(StoreError::TooManyDevices { devices: 33, .. })));
+        let mut devices = Devices::one(1000);
+        let long = |uuid| Other { uuid, uri: format!("file:/{}", "x".repeat(2000)) };
+        devices.add(long(1), 101);
+        assert_eq!(there_and_back(&devices), Ok(devices.clone()));
+        devices.add(long(2), 101);
+        assert!(matches!(devices.check(), Err(StoreError::TooManyDevices { bytes: 4124, .. })));
+    }
+
+    #[test]
+    fn a_label_says_whose_it_is_and_any_byte_of_it_that_changed_is_noticed() {
+        let label = Label {
+            store: 5,
+            name: "pool".into(),
+            number: 3,
+            uuid: 6,
+            generation: 17,
+            begin: 1000,
+            first_uri: "file:/disk/a".into(),
+        };
+        let mut bytes = label.encode().unwrap();
+        assert_eq!(Label::decode(&bytes), Ok(label.clone()));
+        for at in 0..bytes.len() {
+            bytes[at] ^= 4;
+            assert!(Label::decode(&bytes).is_err(), "byte {at}");
+            bytes[at] ^= 4;
+        }
+        let nameless = Label { first_uri: String::new(), ..label.clone() };
+        assert!(matches!(nameless.encode(), Err(StoreError::BadDevice { .. })));
+        for broken in [Label { number: 0, ..label.clone() }, Label { begin: 5, ..label }] {
+            assert_eq!(Label::decode(&broken.encode().unwrap()), Err(Flaw::Contents));
+        }
+    }
+}
