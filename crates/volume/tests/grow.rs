@@ -11,7 +11,7 @@ use rig::world::{World, compare};
 use rig::{Rig, check, open};
 use tenmil_volume::devices::{Devices, Other};
 use tenmil_volume::format::Superblock;
-use tenmil_volume::{Answer, Ask, Change, StoreError};
+use tenmil_volume::{Action, Answer, Ask, Change, StoreError};
 
 const BEFORE: u64 = 1000;
 
@@ -193,4 +193,39 @@ fn devices_that_do_not_have_every_block_where_it_was_are_refused() {
     let image = world.rig.disk.image();
     let smaller = open(image, 999).unwrap_err();
     assert_eq!(smaller, StoreError::DeviceTooSmall { blocks: 999, needed: 1000 });
+}
+
+#[test]
+fn what_was_the_end_is_given_to_nobody_while_a_superblock_says_that_it_is() {
+    let mut rig = Rig::plain(rig::new_store(BEFORE), 1400, Random::new(1)).unwrap();
+    let before = fill(&mut rig);
+    let Answer::Volume(info) = rig.ask(Ask::Find("new".into())).unwrap() else { panic!() };
+    let grow = rig.submit(Ask::Grow(Devices::one(1400)));
+    while rig.store.next_devices().first < 1400 {
+        assert!(rig.step());
+    }
+    // All at once want room.
+    let tokens: Vec<u64> =
+        (before..before + 300).map(|block| rig.submit_write(info.id, block, 1, 9)).collect();
+    let (mut since, mut seen) = (None, 0);
+    loop {
+        rig.begin();
+        if rig.store.devices().first == 1400 {
+            since = since.or(Some(rig.store.generation()));
+        }
+        let is_over = since.is_some_and(|since| rig.store.generation() > since);
+        for action in rig.under_way() {
+            if let Action::WriteData { at, blocks, .. } = action {
+                let meets = *at < BEFORE && BEFORE - 2 < at + blocks;
+                assert!(is_over || !meets, "{action:?}");
+                seen += 1;
+            }
+        }
+        if !rig.step() {
+            break;
+        }
+    }
+    assert!(seen > 100 && rig.answers.remove(&grow).unwrap().is_ok());
+    let done = tokens.iter().filter(|token| rig.answers[token].is_ok()).count();
+    assert!(done > 250, "{done} of {} writes", tokens.len());
 }
