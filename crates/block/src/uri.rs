@@ -104,8 +104,26 @@ impl Uri {
                     *child = child.clone().to_find();
                 }
             }
+            Body::Path(_) => {
+                if self.scheme == "file" {
+                    self.pairs.retain(|(key, _)| key != "size");
+                }
+                return self.from_root();
+            }
+        }
+        self
+    }
+
+    /// The same for somebody who stands elsewhere: each file is named from the root.
+    #[must_use]
+    pub fn from_root(mut self) -> Self {
+        match &mut self.body {
+            Body::Children(children, _) => {
+                for child in children {
+                    *child = child.clone().from_root();
+                }
+            }
             Body::Path(path) if self.scheme == "file" => {
-                self.pairs.retain(|(key, _)| key != "size");
                 if let Ok(whole) = std::path::absolute(&*path) {
                     *path = whole.to_string_lossy().into_owned();
                 }

@@ -34,7 +34,10 @@ pub(crate) use jobs::EVENTS;
 pub use jobs::{JOB, Long, What};
 pub use order::Order;
 pub(crate) use order::{STORE as WHICH_STORE, flag, named, percent, size as bytes};
-pub use tell::{LISTED, STORE, TOLD, Told, VOLUME, percents, scrubbed, size, store, volumes};
+pub use tell::{
+    LISTED, STORE, TOLD, Told, VOLUME, device, devices_text, grown_text, percents, scrubbed, size,
+    store, volumes,
+};
 
 use self::jobs::Jobs;
 use self::workers::Workers;

@@ -120,6 +120,14 @@ fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
         let told = json(&pool.done(&[&["store"], &words[..], &["--json"]].concat()));
         assert_eq!(told["process"], server.pid(), "{words:?}: {told}");
     }
+    // A device more, named from where whoever adds it stands.
+    let grow = ["store", "grow", "file:link", "--add", "file:more?size=16m"];
+    let told = pool.done(&grow);
+    assert!(told.contains("now, and had 64 MiB\n  device 0: ") && told.contains(&by), "{told}");
+    let again = json(&pool.done(&[&grow[..], &["--json"]].concat()));
+    assert_eq!((&again["changed"], &again["process"]), (&false.into(), &server.pid().into()));
+    assert_eq!(again["devices"].as_array().unwrap().len(), 2, "{again}");
+    assert!(again["size_bytes"].as_u64().unwrap() > 79 << 20, "{again}");
     let told = pool.done(&["store", "list", &pool.device()]);
     assert!(told.contains(&format!("(open in process {})", server.pid())), "{told}");
     let scrubbed = json(&pool.done(&["store", "scrub", &pool.device(), "--json"]));

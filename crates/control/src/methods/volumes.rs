@@ -137,6 +137,21 @@ pub(super) const METHODS: &[Method] = &[
         "tenmil set volume_revert volume=db snapshot=monday"
     ),
     order!(
+        "store_grow",
+        &[
+            WHICH_STORE,
+            Parameter {
+                name: "add",
+                kind: Kind::Text { len_max: 4096 },
+                need: Need::Optional,
+                help: "a device that it is to lie on, too, as the process would open it",
+            },
+            flag("overwrite", "true to add it even if it holds something, which is lost"),
+        ],
+        "Give a store what its devices have gained, or one device more",
+        "tenmil set store_grow add=file:/srv/more"
+    ),
+    order!(
         "store_thresholds",
         &[
             WHICH_STORE,

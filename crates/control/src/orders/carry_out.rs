@@ -60,6 +60,11 @@ pub fn carry_out(open: &Arc<OpenStore>, kinds: Kinds, order: &Order) -> Result<T
                 format!("volume `{volume}` holds what it held when `{snapshot}` was made\n")
             })
         }
+        Order::Grow { add, overwrite } => {
+            let grown = open.grow(&open.opener(kinds), add.as_slice(), *overwrite)?;
+            let (text, is_changed) = (tell::grown_text(&grown), grown.before != grown.blocks);
+            Ok(Told { text, is_changed, volume: None, settings: Some(tell::store(open)?) })
+        }
         Order::Thresholds { percent } => thresholds(open, *percent),
     }
 }

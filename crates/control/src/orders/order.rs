@@ -80,6 +80,13 @@ pub enum Order {
         /// The snapshot.
         snapshot: String,
     },
+    /// A store is to have what its devices have gained.
+    Grow {
+        /// A device that it is to lie on, too.
+        add: Option<Uri>,
+        /// Even if that holds something.
+        overwrite: bool,
+    },
     /// A store is to say that it fills at these parts of its room; zero for none.
     Thresholds {
         /// In per cent, the lower one first.
@@ -120,6 +127,19 @@ pub(crate) const fn percent(name: &'static str, need: Need, help: &'static str) 
 }
 
 impl Order {
+    /// The same for somebody who stands elsewhere: files are named from the root.
+    #[must_use]
+    pub fn from_root(self) -> Self {
+        match self {
+            Self::CreateOver { name, image, size_bytes, unit_bytes, checksums } => {
+                let image = image.from_root();
+                Self::CreateOver { name, image, size_bytes, unit_bytes, checksums }
+            }
+            Self::Grow { add, overwrite } => Self::Grow { add: add.map(Uri::from_root), overwrite },
+            other => other,
+        }
+    }
+
     /// The method that it is given by, without the verb.
     pub const fn method(&self) -> &'static str {
         match self {
@@ -131,6 +151,7 @@ impl Order {
             Self::Snapshot { .. } => "volume_snapshot",
             Self::Clone { .. } => "volume_clone",
             Self::Revert { .. } => "volume_revert",
+            Self::Grow { .. } => "store_grow",
             Self::Thresholds { .. } => "store_thresholds",
         }
     }
@@ -160,6 +181,13 @@ impl Order {
             Self::Snapshot { volume, name } => json!({ "volume": volume, "name": name }),
             Self::Clone { from, name } => json!({ "from": from, "name": name }),
             Self::Revert { volume, snapshot } => json!({ "volume": volume, "snapshot": snapshot }),
+            Self::Grow { add, overwrite } => {
+                let mut value = json!({ "overwrite": overwrite });
+                if let Some(add) = add {
+                    value["add"] = add.to_string().into();
+                }
+                value
+            }
             Self::Thresholds { percent: [first, second] } => {
                 json!({ "first_percent": first, "second_percent": second })
             }
@@ -180,6 +208,7 @@ impl Order {
         let whole = |name| arguments.whole(name).unwrap_or_default();
         let flag = |name| arguments.flag(name) == Some(true);
         let percent = |name| u8::try_from(whole(name)).unwrap_or(u8::MAX);
+        let uri = |name| text(name).parse::<Uri>().map_err(|error| format!("{name} {error}"));
         let name = text("name");
         Ok(match method {
             "volume_create" => Self::Create {
@@ -191,7 +220,7 @@ impl Order {
             },
             "volume_create_over" => Self::CreateOver {
                 name,
-                image: text("image").parse().map_err(|error| format!("image {error}"))?,
+                image: uri("image")?,
                 size_bytes: arguments.whole("size_bytes"),
                 unit_bytes: whole("unit_bytes"),
                 checksums: flag("checksums"),
@@ -204,6 +233,10 @@ impl Order {
             "volume_snapshot" => Self::Snapshot { volume: text("volume"), name },
             "volume_clone" => Self::Clone { from: text("from"), name },
             "volume_revert" => Self::Revert { volume: text("volume"), snapshot: text("snapshot") },
+            "store_grow" => Self::Grow {
+                add: arguments.text("add").map(|_| uri("add")).transpose()?,
+                overwrite: flag("overwrite"),
+            },
             "store_thresholds" => {
                 Self::Thresholds { percent: [percent("first_percent"), percent("second_percent")] }
             }
@@ -245,6 +278,8 @@ mod tests {
             Order::Snapshot { volume: name.clone(), name: to.clone() },
             Order::Clone { from: name.clone(), name: to.clone() },
             Order::Revert { volume: name.clone(), snapshot: to },
+            Order::Grow { add: None, overwrite: false },
+            Order::Grow { add: Some(image.clone()), overwrite: true },
             Order::Thresholds { percent: [70, 90] },
         ] {
             let wire = format!("set_{}", order.method());

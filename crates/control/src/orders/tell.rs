@@ -1,16 +1,25 @@
 //! What is told of a store, its volumes, and what was done with them: the same to whoever has the store
 //! open himself and to whoever asks the process that has.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use block::MediumError;
-use block::store::{Account, Bad, Cause, Info, OpenStore, PAGE_BYTES, Parent, Scrubbed};
+use block::store::{
+    Account, Bad, Cause, DeviceInfo, Grown, Info, OpenStore, PAGE_BYTES, Parent, Scrubbed,
+};
 use serde_json::{Value, json};
 
 use crate::shape::{Field, Shape};
 
 const TEXT: Shape = Shape::Maybe(&Shape::Text);
 const FLAG: Shape = Shape::Maybe(&Shape::Flag);
+
+const DEVICE: &[Field] = &[
+    Field::new("number", Shape::Whole, "its number; that of the first is 0"),
+    Field::new("uri", Shape::Text, "where it is"),
+    Field::new("size_bytes", Shape::Whole, "how much of it the store has"),
+];
 
 /// What is told of a store.
 pub const STORE: &[Field] = &[
@@ -32,6 +41,7 @@ pub const STORE: &[Field] = &[
         "how much of its room is taken when it is told",
     ),
     Field::new("identity", Shape::Text, "its device, files by their numbers"),
+    Field::new("devices", Shape::Rows(DEVICE), "all that it lies on"),
 ];
 
 const PARENT: &[Field] = &[
@@ -226,7 +236,46 @@ pub fn store(open: &Arc<OpenStore>) -> Result<Value, MediumError> {
         "promised_bytes": bytes(promised.sum()),
         "thresholds_percent": thresholds,
         "identity": open.identity(),
+        "devices": open.devices().iter().map(device).collect::<Vec<_>>(),
     }))
+}
+
+/// A device of a store.
+pub fn device(device: &DeviceInfo) -> Value {
+    let DeviceInfo { number, uri, blocks } = device;
+    json!({ "number": number, "uri": uri, "size_bytes": bytes(*blocks) })
+}
+
+/// A line for each of several devices.
+pub fn devices_text(devices: &Value) -> String {
+    let line = |device: &Value| {
+        let [number, bytes] = ["number", "size_bytes"].map(|name| device[name].as_u64());
+        let (uri, bytes) = (device["uri"].as_str().unwrap_or_default(), bytes.unwrap_or_default());
+        format!("  device {}: {} on {uri}\n", number.unwrap_or_default(), size(bytes))
+    };
+    let several = devices.as_array().filter(|devices| devices.len() > 1);
+    several.into_iter().flatten().map(line).collect()
+}
+
+/// What a store was and is, for people.
+pub fn grown_text(grown: &Grown) -> String {
+    let Grown { before, blocks, were_there, devices } = grown;
+    let mut text = String::new();
+    for number in were_there {
+        if let Some(device) = devices.iter().find(|device| device.number == *number) {
+            let _ = writeln!(text, "{} is device {number} of the store already", device.uri);
+        }
+    }
+    let [before, now] = [before, blocks].map(|blocks| size(bytes(*blocks)));
+    let _ = match before == now {
+        true if devices.len() == 1 => {
+            writeln!(text, "the store has {now} already, as its device has")
+        }
+        true => writeln!(text, "the store has {now} already, as its devices have"),
+        false => writeln!(text, "the store has {now} now, and had {before}"),
+    };
+    text += &devices_text(&devices.iter().map(device).collect());
+    text
 }
 
 /// What a scrub has found.

@@ -141,7 +141,7 @@ impl<'a> Hand<'a> {
 
 impl There<'_> {
     fn order(&mut self, order: &Order) -> Result<Told, Refused> {
-        let (method, given) = orders::request(&self.device, order);
+        let (method, given) = orders::request(&self.device, &order.clone().from_root());
         let answer = self.call(&method, given)?;
         Told::from_json(&answer).ok_or_else(|| self.refuse("found an answer of another kind"))
     }

@@ -51,7 +51,7 @@ enum Command {
     Scrub(ScrubArguments),
     /// Change at what part of its room a store says that it fills, or say where a device of it is.
     Set(SetArguments),
-    /// Make a store that nobody has open as large as its devices have become, or add devices.
+    /// Make a store as large as its devices have become, or add devices, also while it is served.
     Grow(GrowArguments),
     /// Copy the volumes of a store with destroyed metadata to another store.
     Rescue(RescueArguments),
@@ -223,7 +223,7 @@ fn check_json(checked: &Checked) -> String {
         "name": name,
         "uuid": format!("{uuid:032x}"),
         "generation": generation,
-        "devices": devices.iter().map(devices::as_json).collect::<Vec<Value>>(),
+        "devices": devices.iter().map(control::orders::device).collect::<Vec<Value>>(),
         "clean": problems.is_empty(),
         "problems": problems,
         "volumes": report.volumes,

@@ -6,11 +6,10 @@ use block::Opener;
 use block::store::{DeviceInfo, OpenStore, Place};
 use block::uri::Uri;
 use clap::Args;
-use control::orders::Order;
+use control::orders::{Order, device as told_of};
 use serde_json::{Value, json};
 
 use super::super::hand::Hand;
-use super::devices;
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -114,7 +113,7 @@ fn set_places(
     }
     let is_changed = open.note_places()?;
     if json {
-        let devices: Vec<Value> = there.iter().map(devices::as_json).collect();
+        let devices: Vec<Value> = there.iter().map(told_of).collect();
         let document = json!({ "name": name, "changed": is_changed, "devices": devices });
         return Ok(format!("{document:#}\n"));
     }

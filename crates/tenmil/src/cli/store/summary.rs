@@ -4,11 +4,11 @@ use block::Opener;
 use block::store::Place;
 use block::uri::Uri;
 use clap::Args;
-use control::orders::{percents, size};
+use control::orders::{devices_text, percents, size};
 use serde_json::{Value, json};
 
 use super::super::hand::Hand;
-use super::{devices, table};
+use super::table;
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -32,9 +32,6 @@ impl Summary {
     pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Refused> {
         let mut hand = Hand::on(opener, &Place::of(device)?)?;
         let mut store = hand.store()?;
-        if let Hand::Here { open, .. } = &hand {
-            store["devices"] = open.devices().iter().map(devices::as_json).collect();
-        }
         store["process"] = hand.pid().into();
         Ok(Self { store, by: hand.by() })
     }
@@ -43,7 +40,7 @@ impl Summary {
         let Self { store, by } = self;
         let text = |name: &str| store[name].as_str().unwrap_or_default();
         let [generation, volumes] = ["generation", "volumes"].map(|name| &store[name]);
-        let devices = devices::text_of(&store["devices"]);
+        let devices = devices_text(&store["devices"]);
         format!(
             "store `{}` on {}\n{devices}  uuid {}, generation {generation}\n  \
              {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are \
