@@ -19,7 +19,7 @@ impl OpenStore {
         Opener { regions: &self.regions, clock: self.clock, seed, more }
     }
 
-    /// Which device the store is on, however it was spelled: [`identity`](super::identity) of its name
+    /// Which device the store is on, however it was spelled: [`identity`](fn@super::identity) of its name
     /// when it was opened.
     pub fn identity(&self) -> &str {
         &self.identity
