@@ -16,6 +16,7 @@
 //! A device is named by a [`Uri`]; why something was not done, and whose move it is, is a
 //! [`Refused`].
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
 pub mod aio;
