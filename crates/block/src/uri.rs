@@ -364,6 +364,25 @@ mod tests {
     }
 
     #[test]
+    fn files_are_named_from_the_root_however_deep_they_lie_and_nothing_else_is_changed() {
+        let here = std::env::current_dir().unwrap();
+        let whole = |name: &str| here.join(name).display().to_string();
+        let (a, b) = (whole("a"), whole("b"));
+        for (text, expected) in [
+            ("file:a?size=1g", format!("file:{a}?size=1g")),
+            ("file:/a", "file:/a".to_owned()),
+            (
+                "mirror:[file:a?block=512],[delay:[file:b]]",
+                format!("mirror:[file:{a}?block=512],[delay:[file:{b}]]"),
+            ),
+            ("ram:1g", "ram:1g".to_owned()),
+        ] {
+            assert_eq!(parse(text).from_root().to_string(), expected);
+        }
+        assert_eq!(parse("file:a?size=1g").to_find().to_string(), format!("file:{a}"));
+    }
+
+    #[test]
     fn a_name_is_read_and_written_back() {
         for text in [
             "null:",

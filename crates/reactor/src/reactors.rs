@@ -113,11 +113,15 @@ impl Drop for Reactors {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, channel};
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
-    use base::{Random, Span};
-    use host::{Clock, Cores};
+    use base::{Instant, Random, Span};
+    use host::{Clock, Cores, LINGER};
+    use rustix::event::{EventfdFlags, eventfd};
 
     use super::Reactors;
     use crate::{Context, Found, Handle, PollMode, Poller, ReactorOptions, Refused};
@@ -171,6 +175,71 @@ mod tests {
             reactors.stop();
             assert!(thread.is_gone());
         }
+    }
+
+    /// Waits for its bell, and says when it was heard.
+    struct Bather {
+        bell: Arc<OwnedFd>,
+        heard: Sender<Instant>,
+        lingers: Arc<AtomicBool>,
+        clock: Clock,
+    }
+
+    impl Poller for Bather {
+        fn poll(&mut self, _: &mut Context<'_>) -> Found {
+            let is_rung = rustix::io::read(&self.bell, &mut [0; 8]).is_ok();
+            if is_rung {
+                self.heard.send(self.clock.now()).unwrap();
+            }
+            Found::from_count(usize::from(is_rung))
+        }
+
+        fn may_doze(&self) -> bool {
+            true
+        }
+
+        fn may_linger(&self) -> bool {
+            self.lingers.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn who_may_linger_is_heard_later_than_the_first_of_the_kind_and_at_once_when_he_may_not() {
+        let reactors = start(PollMode::Adaptive);
+        let home = reactors.directory().reactors().next().unwrap();
+        let lingers = Arc::new(AtomicBool::new(true));
+        let bathers = [0, 1].map(|_| {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let bell: Arc<OwnedFd> = Arc::new(eventfd(0, flags).unwrap());
+            let (heard, hears) = channel();
+            let (lingers, clock) = (Arc::clone(&lingers), *reactors.clock());
+            let woken_by = WokenBy::Descriptor(bell.try_clone().unwrap());
+            let bather = Bather { bell: Arc::clone(&bell), heard, lingers, clock };
+            let bather = Registration::active("bather", woken_by, bather);
+            reactors.spawn(ThreadPlan::new("bather").on(home).poller(bather)).unwrap();
+            (bell, hears)
+        });
+        // How long it takes until the second is heard, soon after the first.
+        let late = || {
+            host::thread::rest(Span::from_ms(50));
+            let mut took = Span::default();
+            for (bell, hears) in &bathers {
+                let rung = reactors.clock().now();
+                rustix::io::write(bell, &1_u64.to_ne_bytes()).unwrap();
+                took = hears.recv_timeout(PATIENCE).unwrap().since(rung);
+                // It falls asleep.
+                host::thread::rest(Span::from_ms(3));
+            }
+            took
+        };
+        late();
+        let longest = (0..10).map(|_| late()).max().unwrap();
+        assert!(longest.ns > LINGER.ns / 2, "{longest}: nobody lingers");
+        lingers.store(false, Ordering::Relaxed);
+        late();
+        let shortest = (0..10).map(|_| late()).min().unwrap();
+        assert!(shortest.ns < LINGER.ns / 2, "{shortest}: they linger for ever");
+        reactors.stop();
     }
 
     #[test]

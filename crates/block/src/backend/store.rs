@@ -522,7 +522,6 @@ fn limits(below: &Limits, shape: &Shape, info: &VolumeInfo) -> Limits {
         true => writing.into_iter().fold(reading, Support::with),
         false => reading,
     };
-    let blocks_in_page = u32::try_from(shape.blocks_in_page).unwrap_or(1);
     let (depth, pages) = match info.has_checksums {
         true => (bounce::DEPTH_MAX, bounce::REQUEST_PAGES_MAX),
         false => (DEPTH_MAX, REQUEST_PAGES_MAX),
@@ -534,7 +533,8 @@ fn limits(below: &Limits, shape: &Shape, info: &VolumeInfo) -> Limits {
         request_blocks_max: shape.request_pages.min(pages),
         segments_max: below.segments_max.min(257),
         optimal_boundary_blocks: 0,
-        atomic_write_blocks: (below.atomic_write_blocks / blocks_in_page).max(1),
+        // What lies together in the volume may lie in several places of the device.
+        atomic_write_blocks: 1,
         depth_max: below.depth_max.min(depth),
         durability: below.durability.weaker(Durability::VolatileCache),
         support,

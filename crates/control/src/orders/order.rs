@@ -252,6 +252,23 @@ mod tests {
     use crate::methods::TABLE;
 
     #[test]
+    fn a_file_that_is_named_to_somebody_else_is_named_from_the_root() {
+        let uri = |text: &str| -> block::uri::Uri { text.parse().unwrap() };
+        let here = std::env::current_dir().unwrap();
+        let whole = format!("file:{}", here.join("more").display());
+        let grow = Order::Grow { add: Some(uri("file:more")), overwrite: false }.from_root();
+        assert_eq!(grow.parameters()["add"], whole);
+        let over = Order::CreateOver {
+            name: "a".into(),
+            image: uri("file:more"),
+            size_bytes: None,
+            unit_bytes: 4096,
+            checksums: false,
+        };
+        assert_eq!(over.from_root().parameters()["image"], whole);
+    }
+
+    #[test]
     fn every_order_is_read_as_it_was_given() {
         let (name, to) = (String::from("a"), String::from("b"));
         let image: block::uri::Uri = "file:/srv/golden.img?block=512".parse().unwrap();
