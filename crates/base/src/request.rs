@@ -287,13 +287,13 @@ impl Answers {
 
     /// Goes through the answers from number `first` on, oldest first, and takes out those which
     /// `take` claims for itself: for whoever sits between a backend and its caller, and has sent
-    /// requests of its own. Returns how many were taken out.
+    /// requests of its own. The others it may put into other words. Returns how many were taken out.
     #[inline]
-    pub fn sift(&mut self, first: usize, mut take: impl FnMut(&Answer) -> bool) -> usize {
+    pub fn sift(&mut self, first: usize, mut take: impl FnMut(&mut Answer) -> bool) -> usize {
         let mut kept = first;
         for index in first..self.count {
-            let answer = self.places[index];
-            if !take(&answer) {
+            let mut answer = self.places[index];
+            if !take(&mut answer) {
                 self.places[kept] = answer;
                 kept += 1;
             }

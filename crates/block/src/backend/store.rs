@@ -22,6 +22,7 @@ mod ground;
 mod grow;
 mod identity;
 mod inflate;
+mod known;
 mod left;
 mod make;
 mod once;
@@ -40,6 +41,7 @@ mod shared;
 mod spans;
 #[cfg(test)]
 pub(crate) mod tests;
+mod transfers;
 mod users;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

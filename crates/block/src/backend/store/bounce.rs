@@ -98,14 +98,14 @@ impl Bounce {
         Ok(())
     }
 
-    /// Adds the checksums of the blocks in a part of this memory to a list. Returns how many.
-    pub(super) fn sum(&self, part: Segment, sums: &mut Vec<u32>) -> Result<u32, NoSuchMemory> {
+    /// Adds the checksums of the blocks in a part of this memory to a list.
+    pub(super) fn sum(&self, part: Segment, sums: &mut Vec<u32>) -> Result<(), NoSuchMemory> {
         let (mut page, count) = ([0; PAGE], part.len_bytes / PAGE_BYTES);
         for index in 0..count {
             let at = part.slice(index * PAGE_BYTES, PAGE_BYTES).ok_or(NoSuchMemory(part))?;
             self.regions.load(at, &mut page)?;
             sums.push(volume::checksum(&page));
         }
-        Ok(count)
+        Ok(())
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{
     Answer, Answers, Backend, Instant, Limits, Memory, NoSuchMemory, Operation, Outcome, Request,
@@ -10,23 +9,21 @@ use base::{
 };
 use dma::Regions;
 use volume::format::BLOCKS_MAX;
-use volume::{Action, Ask, End, StoreError, VolumeInfo};
+use volume::{Action, Ask, StoreError, VolumeInfo};
 
 use super::below::Below;
 use super::bounce::Bounce;
-use super::extents::Extents;
 use super::grow::More;
+use super::known::{Known, slot_of};
 use super::outside::Outside;
 use super::readers::Readers;
 use super::shared::{Desk, Note, State, transfer_of};
+use super::transfers::Transfers;
 use super::{OpenStore, PAGE_BYTES};
 use crate::backend::joined::Joined;
 use crate::backend::pieces::Pieces;
 use crate::backend::range::check;
 use crate::backend::ready::Ready;
-
-/// Marks the token of a read of which the store does not know.
-const KNOWN: u64 = 1 << 32;
 
 /// A channel of a volume.
 pub(super) struct VolumeChannel {
@@ -40,10 +37,7 @@ pub(super) struct VolumeChannel {
     works: Box<[Work]>,
     free: Vec<u32>,
     ready: Ready,
-    /// Data on their way to or from the device, by the token that the device has of them; and where
-    /// they pass through if they have checksums.
-    transfers: Vec<Option<(u64, Segment)>>,
-    free_transfers: Vec<u32>,
+    transfers: Transfers,
     /// What waits for the device to take it.
     queue: VecDeque<Request>,
     /// Segments: for each place those of its request, and then parts of them.
@@ -51,30 +45,14 @@ pub(super) struct VolumeChannel {
     notes: VecDeque<Note>,
     /// Something that it waits for wakes nobody.
     is_deaf: bool,
-    /// Where blocks lie, true while `epoch` is what was `seen`.
-    extents: Extents,
-    epoch: Arc<AtomicU64>,
-    seen: u64,
-    readers: Readers,
+    /// Reads of which the store does not know.
+    known: Known,
     /// Requests of a batch that the store has to be asked about.
     unknown: Vec<usize>,
-    /// What came up from the device.
-    found: Answers,
-    ended: Vec<Ended>,
     /// If the data have checksums.
     bounce: Option<Bounce>,
-    /// The checksums of what has ended, in the same order.
-    sums: Vec<u32>,
     /// What the store is to be asked.
     asks: Vec<(u32, Ask)>,
-}
-
-/// A transfer that has ended, and how many checksums it has.
-#[derive(Clone, Copy, Debug)]
-struct Ended {
-    io: u64,
-    outcome: Outcome,
-    sums: u32,
 }
 
 /// One place of a channel's table.
@@ -93,8 +71,6 @@ struct Work {
 enum Stage {
     /// The place is free.
     Idle,
-    /// The device, by what this channel knows; the read counts for this bucket.
-    Read(usize),
     /// That it is done.
     Asked,
     /// That what was done survives.
@@ -115,6 +91,7 @@ impl VolumeChannel {
             below = Box::new(Below::new(below, parent, &open.shape)?);
         }
         let epoch = open.shared.lock().epoch(volume);
+        let per_block = u32::try_from(open.shape.blocks_in_page).unwrap_or(1);
         let bell = desk.bell.descriptor(0).map_or(WakeSource::Nothing, WakeSource::Descriptor);
         let wake = Joined::of([below.wake_source(), bell])?;
         let depth = limits.depth_max;
@@ -135,75 +112,95 @@ impl VolumeChannel {
             works: vec![work; depth as usize].into(),
             free: (0..depth).rev().collect(),
             ready: Ready::with_depth(depth),
-            transfers: Vec::with_capacity(2 * depth as usize),
-            free_transfers: Vec::with_capacity(2 * depth as usize),
+            transfers: Transfers::with_capacity(2 * depth as usize),
             queue: VecDeque::with_capacity(2 * depth as usize),
             table: vec![Segment::default(); depth as usize * room(limits)].into(),
             notes: VecDeque::with_capacity(2 * depth as usize),
             is_deaf: false,
-            extents: Extents::of(limits.block_count),
-            seen: epoch.load(Ordering::Acquire),
-            epoch,
-            readers,
+            known: Known::new(readers, epoch, limits, per_block),
             unknown: Vec::with_capacity(depth as usize),
-            found: Answers::with_capacity(depth as usize),
-            ended: Vec::with_capacity(depth as usize),
             bounce,
-            sums: Vec::new(),
             asks: Vec::new(),
             limits: limits.clone(),
         })
     }
 
-    /// Where the blocks of a read lie, if this channel knows that, and the bucket for which it counts.
+    /// Sorts requests into reads of which this channel knows where their blocks lie, and what the store
+    /// has to be asked about.
     #[inline]
-    fn known(&mut self, request: &Request) -> Option<(u64, usize)> {
-        if request.operation != Operation::Read || request.blocks == 0 {
-            return None;
+    fn sort(&mut self, requests: &[Request]) {
+        for (index, request) in requests.iter().enumerate() {
+            match self.known.find(request) {
+                Some(at) => self.read(request, at),
+                None => self.unknown.push(index),
+            }
         }
-        let at = self.extents.find(request.lba, request.blocks.into())?;
-        let bucket = self.readers.begin(self.open.shared.transaction());
-        // After the seat was taken, so that what is true now stays true until it is left.
-        if self.epoch.load(Ordering::Acquire) == self.seen {
-            return Some((at, bucket));
+        if !self.known.batch.is_empty() && !self.begin_reads(0) {
+            self.unknown.clear();
+            self.unknown.extend(0..requests.len());
         }
-        self.readers.end(bucket);
-        self.extents.clear();
-        None
     }
 
-    /// The same, with the store at hand.
-    fn learn(&mut self, state: &mut State, request: &Request) -> Option<(u64, usize)> {
-        if request.operation != Operation::Read || request.blocks == 0 {
-            return None;
+    /// Puts a read into the batch.
+    #[inline]
+    fn read(&mut self, request: &Request, at: u64) {
+        if let Some(slot) = self.free.pop() {
+            self.known.add(slot, request, at);
         }
-        let run = state.store.mapped_run(self.volume, request.lba)?;
-        // It is true while the lock is held.
-        let epoch = self.epoch.load(Ordering::Acquire);
-        if epoch != self.seen {
-            self.extents.clear();
-            self.seen = epoch;
-        }
-        self.extents.keep(request.lba, run);
-        self.known(request)
     }
 
-    /// Reads from where the blocks are known to lie.
+    /// Whether the reads of the batch from `first` on may go; they are taken out if not.
     #[inline]
-    fn read(&mut self, request: &Request, segments: &[Segment], (at, bucket): (u64, usize)) {
-        let Some((slot, own)) = self.place(request, segments, Stage::Read(bucket)) else {
-            return self.readers.end(bucket);
+    fn begin_reads(&mut self, first: usize) -> bool {
+        self.known.begin(first, self.open.shared.transaction(), &mut self.free)
+    }
+
+    /// Has the store, which is at hand, tell where the blocks of a read lie, and puts it into the batch.
+    fn learn(&mut self, state: &mut State, request: &Request) -> bool {
+        if request.operation != Operation::Read || request.blocks == 0 {
+            return false;
+        }
+        let Some(run) = state.store.mapped_run(self.volume, request.lba) else { return false };
+        self.known.keep(request.lba, run);
+        let Some(at) = self.known.find(request) else { return false };
+        let first = self.known.batch.len();
+        self.read(request, at);
+        self.begin_reads(first)
+    }
+
+    /// Sends the batch to the device, which looks at the memory that it names. What it does not take
+    /// waits.
+    #[inline]
+    fn read_batch(&mut self, now: Instant, segments: &[Segment]) {
+        let taken = match &mut self.below {
+            Some(below) if self.queue.is_empty() => below.submit(now, &self.known.batch, segments),
+            _ => 0,
         };
-        let first = self.first(slot);
-        let per_page = self.open.shape.blocks_in_page;
-        self.queue.push_back(Request {
-            token: KNOWN | u64::from(slot),
-            lba: at * per_page,
-            segment_first: u32::try_from(first).unwrap_or(u32::MAX),
-            segment_count: own,
-            blocks: request.blocks * u32::try_from(per_page).unwrap_or(1),
-            ..*request
-        });
+        if taken < self.known.batch.len() {
+            self.put_off(taken, segments);
+        }
+        self.known.batch.clear();
+    }
+
+    /// Keeps the reads of the batch from `first` on until there is room.
+    #[cold]
+    fn put_off(&mut self, first: usize, segments: &[Segment]) {
+        for index in first..self.known.batch.len() {
+            let read = self.known.batch[index];
+            let slot = slot_of(read.token);
+            let own = read.segment_first as usize..;
+            let own = segments.get(own).and_then(|own| own.get(..read.segment_count.into()));
+            let Some(own) = own.filter(|own| own.len() <= self.limits.segments_max.into()) else {
+                let (token, outcome) = (self.known.give_up(slot), Outcome::INVALID_FIELD);
+                self.free.push(slot);
+                self.ready.push(Answer { token, outcome, result: 0 });
+                continue;
+            };
+            let first = self.first(slot);
+            self.table[first..][..own.len()].copy_from_slice(own);
+            let segment_first = u32::try_from(first).unwrap_or(u32::MAX);
+            self.queue.push_back(Request { segment_first, ..read });
+        }
     }
 
     /// Asks the store about requests whose data pass through this channel's memory.
@@ -317,9 +314,9 @@ impl VolumeChannel {
         let mut state = open.shared.lock_to_tell();
         let mut unknown = std::mem::take(&mut self.unknown);
         for request in unknown.drain(..).map(|index| &requests[index]) {
-            if let Some(place) = self.learn(&mut state, request) {
-                self.read(request, segments, place);
-            } else if let Some((slot, ask)) = self.take(request, segments) {
+            if !self.learn(&mut state, request)
+                && let Some((slot, ask)) = self.take(request, segments)
+            {
                 state.ask(&self.desk, slot, ask);
             }
         }
@@ -363,8 +360,8 @@ impl VolumeChannel {
     /// There is one device more. What is under way goes on.
     fn reach_further(&mut self, more: More) {
         let Some(below) = self.below.take() else { return };
-        let reads = self.works.iter().filter(|work| matches!(work.stage, Stage::Read(_))).count();
-        let moves = self.transfers.iter().flatten().count();
+        let reads = self.known.under_way();
+        let moves = self.transfers.under_way();
         // It is told to end a sleep by what it watches now; what it cannot watch keeps it awake.
         let source = more.channel.wake_source();
         let is_silent = matches!(source, WakeSource::Nothing);
@@ -379,12 +376,8 @@ impl VolumeChannel {
             operation => operation,
         };
         let (first, count) = self.part(token, &blocks);
-        let number = self.free_transfers.pop().unwrap_or_else(|| {
-            self.transfers.push(None);
-            u32::try_from(self.transfers.len() - 1).unwrap_or(u32::MAX)
-        });
         let through = if self.bounce.is_some() { self.table[first] } else { Segment::default() };
-        self.transfers[number as usize] = Some((io, through));
+        let number = self.transfers.begin(io, through);
         let per_page = self.open.shape.blocks_in_page;
         let blocks = (blocks.end - blocks.start) * per_page;
         self.queue.push_back(Request {
@@ -477,37 +470,20 @@ impl VolumeChannel {
         self.ready.push(Answer { token: work.request.token, outcome, result: 0 });
     }
 
-    /// Takes what the device has answered.
-    fn look_below(&mut self, now: Instant) {
+    /// Takes what the device has answered. Answers to known reads go to whoever asked.
+    #[inline]
+    fn look_below(&mut self, now: Instant, answers: &mut Answers) {
         let Some(below) = &mut self.below else { return };
-        below.poll(now, &mut self.found);
-        for answer in self.found.drain() {
-            if answer.token & KNOWN != 0 {
-                let slot = slot_of(answer.token);
-                let Work { request, stage, .. } = self.works[slot as usize];
-                if let Stage::Read(bucket) = stage {
-                    self.readers.end(bucket);
-                }
-                self.free.push(slot);
-                self.ready.push(Answer { token: request.token, ..answer });
-                continue;
-            }
-            let Ok(number) = u32::try_from(answer.token) else { continue };
-            if let Some((io, through)) = self.transfers[number as usize].take() {
-                self.free_transfers.push(number);
-                let ended = Ended { io, outcome: answer.outcome, sums: 0 };
-                let summed = self.bounce.as_ref().filter(|_| ended.outcome.is_success());
-                let summed = summed.map(|bounce| bounce.sum(through, &mut self.sums));
-                self.ended.push(match summed {
-                    None => ended,
-                    Some(Ok(sums)) => Ended { sums, ..ended },
-                    Some(Err(_)) => Ended { outcome: Outcome::DATA_TRANSFER_ERROR, ..ended },
-                });
-            }
-        }
+        let first = answers.len();
+        below.poll(now, answers);
+        let (transfers, bounce) = (&mut self.transfers, self.bounce.as_ref());
+        self.known.end(answers, first, &mut self.free, |token, outcome| {
+            transfers.end(token, outcome, bounce);
+        });
     }
 
     /// Hands down what waits, as much as the device takes.
+    #[inline]
     fn hand_down(&mut self, now: Instant) {
         if let Some(below) = &mut self.below
             && !self.queue.is_empty()
@@ -527,16 +503,14 @@ impl Backend for VolumeChannel {
         // An answer that waits to be polled has given its place back, and still counts.
         let room = self.free.len().saturating_sub(self.ready.len());
         let count = requests.len().min(room);
-        for (index, request) in requests[..count].iter().enumerate() {
-            match self.known(request) {
-                Some(place) => self.read(request, segments, place),
-                None => self.unknown.push(index),
-            }
-        }
+        self.sort(&requests[..count]);
         if !self.unknown.is_empty() {
             self.ask(requests, segments);
         }
         self.hand_down(now);
+        if !self.known.batch.is_empty() {
+            self.read_batch(now, segments);
+        }
         count
     }
 
@@ -547,32 +521,29 @@ impl Backend for VolumeChannel {
     }
 
     fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
-        self.look_below(now);
-        if !self.ended.is_empty() || self.desk.has_notes() {
-            let mut ended = std::mem::take(&mut self.ended);
-            let mut sums = std::mem::take(&mut self.sums);
-            self.enter(|state, _| {
-                let mut sums = &sums[..];
-                for Ended { io, outcome, sums: count } in ended.drain(..) {
-                    let (own, rest) = sums.split_at(count as usize);
-                    sums = rest;
-                    state.store.complete(
-                        io,
-                        match outcome.is_success() {
-                            false => End::Failed(outcome),
-                            true if own.is_empty() => End::Done,
-                            true => End::Sums(own),
-                        },
-                    );
-                }
-            });
-            sums.clear();
-            (self.ended, self.sums) = (ended, sums);
+        let before = answers.len();
+        // What waits comes before what a device brings that always brings something.
+        if self.ready.len() > 0 {
+            self.ready.give(answers);
+        }
+        self.look_below(now, answers);
+        if self.transfers.have_ended() || self.desk.has_notes() {
+            let shared = &self.open.shared;
+            let mut state = shared.lock_to_tell();
+            self.transfers.tell(&mut state.store);
+            shared.sort(&mut state);
+            state.take_notes(&self.desk, &mut self.notes);
+            drop(state);
             self.read_notes();
         }
-        self.hand_down(now);
-        self.flush();
-        self.ready.give(answers)
+        if !self.queue.is_empty() {
+            self.hand_down(now);
+            self.flush();
+        }
+        if self.ready.len() > 0 {
+            self.ready.give(answers);
+        }
+        answers.len() - before
     }
 
     fn wake_at(&self) -> Instant {
@@ -614,9 +585,9 @@ impl Drop for VolumeChannel {
             Note::Do(action) => transfer_of(&action),
             Note::Ended(..) | Note::More(_) => None,
         });
-        let under_way = self.transfers.iter().copied().flatten().map(|(io, _)| io);
-        let ended = self.ended.drain(..).map(|ended| ended.io);
-        self.open.shared.leave(&self.desk, noted.chain(under_way).chain(ended));
+        let none = Transfers::with_capacity(0);
+        let untold = std::mem::replace(&mut self.transfers, none).into_untold();
+        self.open.shared.leave(&self.desk, noted.chain(untold));
     }
 }
 
@@ -641,9 +612,4 @@ type Never = std::convert::Infallible;
 /// Segments that a place has room for: its own, and each cut at every block.
 fn room(limits: &Limits) -> usize {
     2 * usize::from(limits.segments_max) + limits.request_blocks_max as usize
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the low half is the place")]
-const fn slot_of(token: u64) -> u32 {
-    token as u32
 }

@@ -26,7 +26,7 @@ pub(super) struct Readers {
     /// What the seat says.
     since: u64,
     /// Those that count for the seat, and those that began later: in which transaction the first did.
-    counts: [u32; 2],
+    counts: [usize; 2],
     later: u64,
     /// Which of the two counts is that of the older ones.
     old: usize,
@@ -56,10 +56,10 @@ impl Readers {
         self.seat.clone()
     }
 
-    /// A read begins while this transaction is open, or a later one. Returns what it is to be ended
-    /// with. Only what is looked at after this is known to be true for it.
+    /// Reads begin while this transaction is open, or a later one. Returns what they are to be ended
+    /// with. Only what is looked at after this is known to be true for them.
     #[inline]
-    pub(super) fn begin(&mut self, transaction: u64) -> usize {
+    pub(super) fn begin(&mut self, transaction: u64, count: usize) -> usize {
         if self.since == IDLE {
             self.since = transaction;
             self.seat.0.store(transaction, Ordering::Relaxed);
@@ -70,14 +70,19 @@ impl Readers {
         if is_later && self.counts[bucket] == 0 {
             self.later = transaction;
         }
-        self.counts[bucket] += 1;
+        self.counts[bucket] += count;
         bucket
     }
 
-    /// A read has ended.
+    /// How many have begun and not ended.
+    pub(super) fn under_way(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    /// Reads have ended.
     #[inline]
-    pub(super) fn end(&mut self, bucket: usize) {
-        self.counts[bucket] -= 1;
+    pub(super) fn end(&mut self, bucket: usize, count: usize) {
+        self.counts[bucket] -= count;
         if self.counts[self.old] == 0 {
             self.old ^= 1;
             self.since = if self.counts[self.old] == 0 { IDLE } else { self.later };
@@ -105,12 +110,12 @@ mod tests {
             for number in 0..300 {
                 transaction += random.below(2);
                 if random.chance(1, 2) {
-                    under_way.insert(number, (transaction, readers.begin(transaction)));
+                    under_way.insert(number, (transaction, readers.begin(transaction, 1)));
                 } else if let Some(chosen) = under_way.keys().next().copied() {
                     let others = random.below(under_way.len() as u64 + 1);
                     let other = under_way.keys().nth(usize::try_from(others).unwrap()).copied();
                     let (_, bucket) = under_way.remove(&other.unwrap_or(chosen)).unwrap();
-                    readers.end(bucket);
+                    readers.end(bucket, 1);
                 }
                 let oldest = under_way.values().map(|(began, _)| *began).min().unwrap_or(IDLE);
                 assert!(seat.oldest() <= oldest, "seed {seed}");
@@ -119,8 +124,8 @@ mod tests {
             // However many come, those that were there when the seat was looked at do go.
             let then = seat.oldest();
             for (began, bucket) in std::mem::take(&mut under_way).into_values() {
-                let later = readers.begin(transaction + 1 + began);
-                readers.end(bucket);
+                let later = readers.begin(transaction + 1 + began, 1);
+                readers.end(bucket, 1);
                 under_way.insert(began, (began, later));
             }
             assert!(under_way.is_empty() || seat.oldest() > then, "seed {seed}");

@@ -187,7 +187,11 @@ impl Shared {
                 epoch.fetch_add(1, Ordering::Release);
             }
         }
-        self.transaction.store(state.store.transaction(), Ordering::Release);
+        let transaction = state.store.transaction();
+        // Stored only if it is another: all who read look at it.
+        if self.transaction.load(Ordering::Relaxed) != transaction {
+            self.transaction.store(transaction, Ordering::Release);
+        }
         while let Some((token, answer)) = state.store.next_answer() {
             let (seat, number) = parts(token);
             state.tell(seat, Note::Ended(number, answer));

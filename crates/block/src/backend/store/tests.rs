@@ -1,6 +1,7 @@
 //! Volumes on devices that come and go.
 
 mod devices;
+mod known;
 mod made;
 mod outside;
 mod streams;
