@@ -147,15 +147,19 @@ impl Exchange {
         let portion = hurry::portion();
         self.end.set_portion(portion.bytes);
         for _ in 0..portion.sends {
-            let has_nothing = self.end.pieces().is_empty() && !self.end.has_more();
-            if has_nothing || self.lost.is_some() || !self.send_once(answer) {
+            let has_more = self.end.has_more() && portion.bytes > 0;
+            if has_more {
+                hurry::gone();
+            }
+            let has_nothing = self.end.pieces().is_empty() && !has_more;
+            if has_nothing || self.lost.is_some() || !self.send_once(portion.sends > 1, answer) {
                 return;
             }
         }
     }
 
-    /// Whether all of it went.
-    fn send_once(&mut self, answer: &mut impl FnMut(Answered)) -> bool {
+    /// Whether all of it went. The rest of the data `follows` at once, if there is more.
+    fn send_once(&mut self, follows: bool, answer: &mut impl FnMut(Answered)) -> bool {
         self.end.fill(&self.places);
         self.stretches.clear();
         let mut has_memory = false;
@@ -172,7 +176,7 @@ impl Exchange {
                 }
             }
         }
-        let has_more = self.end.has_more();
+        let has_more = follows && self.end.has_more();
         match self.stream.send(self.end.headers(), &self.stretches, has_more) {
             Ok(count) => {
                 self.taken_bytes += count as u64;
@@ -282,7 +286,7 @@ impl Exchange {
                             continue;
                         }
                     } else {
-                        has_others = true;
+                        has_others |= self.places.len_bytes(tag) < hurry::LARGE;
                     }
                     self.outstanding -= 1;
                     answer(answered);

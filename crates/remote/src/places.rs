@@ -63,6 +63,16 @@ impl Places {
         self.commands[usize::from(tag)]
     }
 
+    /// Bytes of data that a command moves.
+    #[inline]
+    pub(crate) fn len_bytes(&self, tag: u16) -> u32 {
+        let known = &self.commands[usize::from(tag)];
+        match known.is_listed {
+            false => known.segment.len_bytes,
+            true => self.lists[usize::from(tag)].iter().map(|segment| segment.len_bytes).sum(),
+        }
+    }
+
     /// Stores data that have come.
     #[inline]
     pub(crate) fn store(&mut self, place: Place, bytes: &[u8]) {

@@ -1,6 +1,6 @@
 //! Being called, and what comes of it.
 
-use base::{Operation, Outcome, Span};
+use base::{Operation, Outcome, Segment, Span};
 use nvme::{Event, ShutdownNotification, State};
 use sim::network::NetworkOptions;
 use tcp::{DigestUse, SuccessFlag};
@@ -27,27 +27,42 @@ fn a_controller_is_brought_up_through_its_registers_and_blocks_come_back_as_writ
 fn a_large_write_goes_in_small_portions_while_somebody_reads_beside_it_and_at_once_otherwise() {
     let mut bed = Bed::with_queue(32);
     bed.add_queue(32);
-    let (large, small) = (bed.place(0, 960), bed.place(200, 8));
-    let mut turns = |reads: Option<usize>| {
+    let large = bed.place(0, 960);
+    let turns = |bed: &mut Bed, reads: Option<(usize, Segment)>| {
         bed.turn_for(Span::from_ms(5));
-        if let Some(queue) = reads {
-            assert!(bed.submit(queue, Operation::Read, 3_000, &[small], 2));
-            bed.turn_until(|bed| bed.answers.pop().is_some());
+        let (mut count, mut read) = (0, 0);
+        if let Some((queue, memory)) = reads {
+            assert!(bed.submit(queue, Operation::Read, 3_000, &[memory], 2));
+            bed.turn_until(|bed| !bed.answers.is_empty());
         }
         assert!(bed.submit(0, Operation::Write, 0, &[large], 1));
-        let mut count = 0;
-        while bed.answers.is_empty() {
+        loop {
+            let answers = std::mem::take(&mut bed.answers);
+            assert!(answers.iter().all(|answer| answer.outcome == Outcome::SUCCESS));
+            if answers.iter().any(|answer| answer.token == 1) {
+                if reads.is_some() && answers.len() == 1 {
+                    bed.turn_until(|bed| bed.answers.pop().is_some());
+                }
+                return (count, read);
+            }
+            if let Some((queue, memory)) = reads.filter(|_| !answers.is_empty()) {
+                read += 1;
+                assert!(bed.submit(queue, Operation::Read, 3_000, &[memory], 2));
+            }
             bed.turn();
             count += 1;
         }
-        assert_eq!(bed.answers.remove(0).outcome, Outcome::SUCCESS);
-        count
     };
-    let calm = turns(None);
-    // 480 KiB are fifteen portions of 32.
+    let (calm, _) = turns(&mut bed, None);
+    // 480 KiB are eight portions of 64, and behind each of them a turn is for others alone.
     for queue in [0, 1] {
-        let hurried = turns(Some(queue));
-        assert!(hurried >= calm + 5, "{hurried} turns beside queue {queue}, and {calm} alone");
+        let small = bed.place(200, 8);
+        let (hurried, read) = turns(&mut bed, Some((queue, small)));
+        assert!(hurried >= calm + 11, "{hurried} turns beside queue {queue}, and {calm} alone");
+        assert!(read >= 3, "{read} reads beside queue {queue}");
+        let large = bed.place(15, 64);
+        let (calm_too, _) = turns(&mut bed, Some((queue, large)));
+        assert!(calm_too <= calm + 4, "{calm_too} turns beside large reads, and {calm} alone");
     }
 }
 

@@ -1,4 +1,5 @@
-//! A stream that says that memory is released as a socket does: again and again, until it is asked.
+//! A stream that says that memory is released as a socket does: again and again, until it is asked;
+//! and that believes who says that more follows.
 
 use base::{Broken, Received, Segment, Stream, Stretch, WakeSource};
 use sim::network::End;
@@ -8,16 +9,25 @@ pub(super) struct Noticing {
     end: End,
     /// What whoever has asked was told.
     told: u64,
+    /// Times that something was looked for since it was said that more follows at once.
+    since_promise: Option<u32>,
 }
+
+/// Looks at a stream that go by before what was promised has to be sent.
+const LOOKS_MAX: u32 = 1;
 
 impl Noticing {
     pub(super) const fn new(end: End) -> Self {
-        Self { end, told: 0 }
+        Self { end, told: 0, since_promise: None }
     }
 }
 
 impl Stream for Noticing {
     fn receive(&mut self) -> Received {
+        if let Some(looks) = &mut self.since_promise {
+            *looks += 1;
+            assert!(*looks <= LOOKS_MAX, "a socket would hold back what was sent");
+        }
         self.end.receive()
     }
 
@@ -39,6 +49,7 @@ impl Stream for Noticing {
         stretches: &[Stretch],
         has_more: bool,
     ) -> Result<usize, Broken> {
+        self.since_promise = has_more.then_some(0);
         self.end.send(headers, stretches, has_more)
     }
 
