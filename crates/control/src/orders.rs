@@ -13,6 +13,7 @@
 
 mod already;
 mod carry_out;
+mod difference;
 mod jobs;
 mod order;
 mod tell;
@@ -30,6 +31,7 @@ use crate::method::Call;
 use crate::refusal::{Code, Refusal, either, quoted};
 
 pub use carry_out::carry_out;
+pub use difference::{DIFFERENCE, Portion, kind as kind_of_range};
 pub(crate) use jobs::EVENTS;
 pub use jobs::{JOB, Long, What};
 pub use order::Order;
@@ -96,6 +98,18 @@ pub(crate) fn all_stores(call: &Call<'_>) -> Result<Value, Refusal> {
 pub(crate) fn all_volumes(call: &Call<'_>) -> Result<Value, Refusal> {
     let (orders, wanted) = (orders(call)?, wanted(call));
     orders.answer_later(call, move || told(volumes(&find(wanted.as_deref())?)))
+}
+
+/// Tells what differs between two volumes, a portion of it.
+pub(crate) fn differ(call: &Call<'_>) -> Result<Value, Refusal> {
+    let (orders, wanted) = (orders(call)?, wanted(call));
+    let text = |name| call.arguments.text(name).unwrap_or_default().to_owned();
+    let (from, to) = (text("from"), text("to"));
+    let at_bytes = call.arguments.whole("at_bytes").unwrap_or_default();
+    orders.answer_later(call, move || {
+        let open = find(wanted.as_deref())?;
+        told(Portion::of(&open, (&from, &to), at_bytes)).map(|portion| portion.as_json())
+    })
 }
 
 /// Carries out the order that is given by a method.

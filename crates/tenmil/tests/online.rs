@@ -246,6 +246,56 @@ fn a_server_that_is_killed_in_the_middle_of_verbs_leaves_a_clean_store() {
     assert!(pool.bytes("kept") == source);
 }
 
+/// A load that verifies what it reads, for so many seconds, beside what a test does.
+fn load(pool: &Pool, server: &Server, seconds: &str) -> Child {
+    let words = ["perf", &server.uri, "-w", "randrw", "-t", seconds, "--verify", "--overwrite"];
+    let mut load = pool.command(&words);
+    load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// It has found nothing wrong.
+fn is_content(load: Child) {
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{errors}");
+}
+
+#[test]
+fn what_snapshots_differ_by_is_told_while_their_volume_is_written() {
+    let pool = Pool::new("512m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "40m", "--unit", "4k"]);
+    let server = Server::start(&pool, "db");
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "a"]);
+    is_content(load(&pool, &server, "3"));
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "b"]);
+    let load = load(&pool, &server, "4");
+    let by = format!("by process {} (", server.pid());
+    let diff = |b: &str| ["volume".into(), "diff".into(), pool.volume("a"), b.to_owned()];
+    let diff = |b: &str, json: &[&'static str]| {
+        let words = diff(b);
+        let words: Vec<&str> =
+            words.iter().map(String::as_str).chain(json.iter().copied()).collect();
+        pool.run(&words)
+    };
+    let text = |output: &std::process::Output| String::from_utf8(output.stdout.clone()).unwrap();
+    let there = text(&diff("b", &[]));
+    let mut there_json = json(&text(&diff("b", &["--json"])));
+    let none = diff("none", &[]);
+    is_content(load);
+    assert!(there.contains(&by) && there.ends_with("which has the store open\n"), "{there}");
+    assert_eq!(there_json["process"], server.pid());
+    let ranges = there_json["changed"].as_array().unwrap().len();
+    server.end();
+    let here = text(&diff("b", &[]));
+    let (there, _) = there.rsplit_once("by process").unwrap();
+    assert!(here.lines().count() == ranges + 2 && here == there, "{ranges}");
+    there_json["process"] = Value::Null;
+    assert_eq!(json(&text(&diff("b", &["--json"]))), there_json);
+    let alone = diff("none", &[]);
+    assert_eq!((none.status.code(), none.stderr), (alone.status.code(), alone.stderr));
+}
+
 /// Waits until the last job is in another state than `running`, or in it.
 fn job(server: &Server, pool: &Pool, is_running: bool) -> Value {
     let until = Instant::now() + Duration::from_secs(30);

@@ -6,7 +6,8 @@ use serde_json::Value;
 use crate::kind::Kind;
 use crate::method::{Call, Method, Need, Parameter, Verb};
 use crate::orders::{
-    self, JOB, LISTED, Long, STORE, TOLD, WHICH_STORE, What, bytes, flag, named, percent,
+    self, DIFFERENCE, JOB, LISTED, Long, STORE, TOLD, WHICH_STORE, What, bytes, flag, named,
+    percent,
 };
 use crate::refusal::Refusal;
 use crate::shape::Shape;
@@ -64,6 +65,20 @@ pub(super) const METHODS: &[Method] = &[
         help: "List the volumes and snapshots of a store that is open, and the room each takes",
         example: "tenmil get volumes",
         run: orders::all_volumes,
+    },
+    Method {
+        verb: Verb::Get,
+        name: "volume_diff",
+        parameters: &[
+            WHICH_STORE,
+            named("from", "the volume or snapshot that came first"),
+            named("to", "the other one"),
+            bytes("at_bytes", Need::Default("0"), "where to begin: next_bytes of the last answer"),
+        ],
+        answer: Shape::Record(DIFFERENCE),
+        help: "Say what a volume has that another one has not, 4096 ranges at a time",
+        example: "tenmil get volume_diff from=monday to=tuesday",
+        run: orders::differ,
     },
     order!(
         "volume_create",

@@ -208,6 +208,30 @@ fn a_store_is_found_by_any_of_its_names_unless_there_are_two_of_it() {
 }
 
 #[test]
+fn what_differs_is_told_and_whoever_is_not_there_is_named() {
+    let bench = Bench::new();
+    let _open = bench.store("pool");
+    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
+    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
+    let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
+    block::store::create(&bench.opener(), &volume, "inner", false).unwrap();
+    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "b" })).unwrap();
+    let told = bench.call("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
+    let first = &told["changed"][0];
+    assert_eq!((&first["offset_bytes"], &first["kind"]), (&json!(0), &json!("data")), "{told}");
+    assert_eq!(told["next_bytes"], Value::Null);
+    let at_bytes = first["length_bytes"].clone();
+    let rest = json!({ "from": "a", "to": "b", "at_bytes": at_bytes });
+    let rest = bench.call("volume_diff", rest).unwrap();
+    assert_eq!(
+        rest["changed"].as_array(),
+        Some(&told["changed"].as_array().unwrap()[1..].to_vec())
+    );
+    let refusal = bench.refused("volume_diff", json!({ "from": "a", "to": "x" }));
+    assert_eq!(refusal.message, bench.store("pool").find("x").unwrap_err().to_string());
+}
+
+#[test]
 fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() {
     let bench = Bench::new();
     let open = bench.store("pool");

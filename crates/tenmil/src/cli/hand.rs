@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use base::{Blame, Span};
-use block::store::{OpenStore, Place, file_holder, identity};
+use block::store::{Changed, OpenStore, Place, file_holder, identity};
 use block::{MediumError, Opener};
-use control::orders::{self, Long, Order, Told};
+use control::orders::{self, Long, Order, Portion, Told};
 use control::{Client, Code, Refusal};
 use host::process::command_line;
 use serde_json::{Map, Value, json};
@@ -115,6 +115,21 @@ impl<'a> Hand<'a> {
         }
     }
 
+    /// What the second of two volumes has that the first has not.
+    pub(super) fn differences(&mut self, from: &str, to: &str) -> Result<Vec<Changed>, Refused> {
+        match self {
+            Self::Here { open, .. } => {
+                let (from, to, mut changed) = (open.find(from)?, open.find(to)?, Vec::new());
+                open.differences(Some(&from), &to, &mut |range| {
+                    changed.push(range);
+                    Ok(())
+                })?;
+                Ok(changed)
+            }
+            Self::There(there) => there.differences(from, to),
+        }
+    }
+
     /// Has something long be done. `None` if it was stopped by whoever sits here.
     pub(super) fn long(
         &mut self,
@@ -152,6 +167,26 @@ impl There<'_> {
             Code::TooSlow | Code::Gone => self.refuse(&refusal.message),
             _ => refused(refusal),
         })
+    }
+
+    /// Asks for what differs, a portion at a time.
+    fn differences(&mut self, from: &str, to: &str) -> Result<Vec<Changed>, Refused> {
+        let (mut changed, mut next, mut uuids) = (Vec::new(), Some(0), None);
+        while let Some(at_bytes) = next {
+            let mut given = self.given();
+            let more = [("from", from.into()), ("to", to.into()), ("at_bytes", at_bytes.into())];
+            given.extend(more.map(|(name, value): (&str, Value)| (name.to_owned(), value)));
+            let answer = self.call("volume_diff", given)?;
+            let portion = Portion::from_json(&answer);
+            let portion = portion.ok_or_else(|| self.refuse("found an answer of another kind"))?;
+            if *uuids.get_or_insert_with(|| portion.uuids.clone()) != portion.uuids {
+                let text = format!("`{from}` or `{to}` has become another volume meanwhile");
+                return Err(self.refuse(&text));
+            }
+            changed.extend(portion.changed);
+            next = portion.next_bytes;
+        }
+        Ok(changed)
     }
 
     fn given(&self) -> Map<String, Value> {

@@ -70,8 +70,41 @@ impl OpenStore {
         info: &VolumeInfo,
         each: &mut dyn FnMut(Changed) -> Result<(), MediumError>,
     ) -> Result<(), MediumError> {
+        self.differ_from(base, info, 0, &mut |changed| each(changed).map(|()| true))
+    }
+
+    /// The first of them from a block on, so many at most, and where to go on if there may be more.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such volume, or a map is damaged.
+    pub fn differences_from(
+        &self,
+        base: Option<&VolumeInfo>,
+        info: &VolumeInfo,
+        from: u64,
+        most: usize,
+    ) -> Result<(Vec<Changed>, Option<u64>), MediumError> {
+        let mut found = Vec::new();
+        self.differ_from(base, info, from, &mut |changed| {
+            found.push(changed);
+            Ok(found.len() < most)
+        })?;
+        let last = found.last().filter(|_| found.len() >= most);
+        let next = last.map(|last| last.block + last.blocks);
+        Ok((found, next))
+    }
+
+    /// Tells `each` what differs from a block on, until it says no.
+    fn differ_from(
+        &self,
+        base: Option<&VolumeInfo>,
+        info: &VolumeInfo,
+        from: u64,
+        each: &mut dyn FnMut(Changed) -> Result<bool, MediumError>,
+    ) -> Result<(), MediumError> {
         let (volume, base) = (info.id, base.map_or(0, |base| base.id));
-        let (mut at, mut last): (u64, Option<Changed>) = (0, None);
+        let (mut at, mut last): (u64, Option<Changed>) = (from, None);
         loop {
             let answer = self.ask(Ask::Difference { volume, base, block: at })?;
             let Answer::Changed { block, blocks, is_mapped, is_parents } = answer else { break };
@@ -85,13 +118,15 @@ impl OpenStore {
                     last.blocks += blocks;
                 }
                 _ => {
-                    if let Some(whole) = last.replace(changed) {
-                        each(whole)?;
+                    if let Some(whole) = last.replace(changed)
+                        && !each(whole)?
+                    {
+                        return Ok(());
                     }
                 }
             }
         }
-        last.map_or(Ok(()), each)
+        last.map_or(Ok(true), each).map(drop)
     }
 
     /// Writes a snapshot, or what it has that another one has not, as a stream. What is its parent's is

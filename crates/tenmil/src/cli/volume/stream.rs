@@ -7,13 +7,13 @@ use block::Opener;
 use block::store::{Carried, Changed, PAGE_BYTES};
 use block::uri::Uri;
 use clap::Args;
-use control::orders::size;
+use control::orders::{kind_of_range as kind, size};
 use serde_json::{Value, json};
 
 use super::super::copy::line::Line;
 use super::super::store::table;
 use super::super::write_out;
-use super::find;
+use super::{find, hand_on};
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -63,16 +63,11 @@ pub(super) fn diff(
     arguments: &DiffArguments,
     out: &mut dyn Write,
 ) -> Result<(), Refused> {
-    let (open, from) = find(opener, &arguments.volume)?;
-    let (a, b) = (open.find(&from)?, open.find(&arguments.name)?);
-    let mut changed = Vec::new();
-    open.differences(Some(&a), &b, &mut |range| {
-        changed.push(range);
-        Ok(())
-    })?;
+    let (mut hand, from) = hand_on(opener, &arguments.volume)?;
+    let changed = hand.differences(&from, &arguments.name)?;
     let text = match arguments.json {
-        true => diff_json((&from, &arguments.name), &changed),
-        false => diff_text((&from, &arguments.name), &changed),
+        true => diff_json((&from, &arguments.name), &changed, hand.pid()),
+        false => diff_text((&from, &arguments.name), &changed) + &hand.by(),
     };
     write_out(out, &text)
 }
@@ -92,7 +87,7 @@ fn diff_text((a, b): (&str, &str), changed: &[Changed]) -> String {
     format!("{ranges}`{b}` has {data} that `{a}` has not, and {holes} of new holes{more}\n")
 }
 
-fn diff_json((a, b): (&str, &str), changed: &[Changed]) -> String {
+fn diff_json((a, b): (&str, &str), changed: &[Changed], process: Option<u32>) -> String {
     let range = |range: &Changed| {
         json!({
             "offset_bytes": bytes(range.block),
@@ -108,16 +103,9 @@ fn diff_json((a, b): (&str, &str), changed: &[Changed]) -> String {
         "data_bytes": data,
         "hole_bytes": holes,
         "parent_bytes": parents,
+        "process": process,
     });
     format!("{document:#}\n")
-}
-
-const fn kind(range: &Changed) -> &'static str {
-    match (range.is_mapped, range.is_parents) {
-        (true, _) => "data",
-        (false, true) => "parent",
-        (false, false) => "hole",
-    }
 }
 
 /// Bytes of data, of holes, and of what is the parent's.
@@ -251,8 +239,9 @@ mod tests {
         );
         assert_eq!(lines[3], "`b` has 64 KiB that `a` has not, and 4 KiB of new holes");
         let json: serde_json::Value =
-            serde_json::from_str(&diff_json(("a", "b"), &changed)).unwrap();
+            serde_json::from_str(&diff_json(("a", "b"), &changed, Some(7))).unwrap();
         assert_eq!(json["changed"][1]["offset_bytes"], 409_600);
+        assert_eq!(json["process"], 7);
         assert_eq!((&json["data_bytes"], &json["hole_bytes"]), (&65_536.into(), &4096.into()));
         assert_eq!(diff_text(("a", "b"), &[]).lines().count(), 1);
     }

@@ -81,6 +81,16 @@ fn a_snapshot_and_the_next_one_arrive_and_are_told_apart_from_the_maps() {
     .unwrap();
     let of = |block, blocks, is_mapped| Changed { block, blocks, is_mapped, is_parents: false };
     assert_eq!(changed, [of(0, 200, true), of(1100, 50, false), of(2000, 250, true)]);
+    // A portion at a time they are the same.
+    let (mut portions, mut next) = (Vec::new(), Some(0));
+    while let Some(from) = next {
+        let (found, then) = open.differences_from(Some(&one), &two, from, 2).unwrap();
+        assert_eq!((found.len(), then), if from == 0 { (2, Some(1150)) } else { (1, None) });
+        portions.extend(found);
+        next = then;
+    }
+    assert_eq!(portions, changed);
+    assert_eq!(open.differences_from(Some(&one), &two, 2250, 2), Ok((Vec::new(), None)));
     drop(open);
 
     let (whole, sent) = send(&source, None, "one");
