@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use base::{Instant, Span};
@@ -58,11 +59,22 @@ impl Client {
         parameters: Map<String, Value>,
         patience: Span,
     ) -> Result<Value, Refusal> {
+        self.call_with(method, parameters, &[], patience)
+    }
+
+    /// The same, with a descriptor beside it, or none.
+    pub fn call_with(
+        &mut self,
+        method: &str,
+        parameters: Map<String, Value>,
+        files: &[BorrowedFd<'_>],
+        patience: Span,
+    ) -> Result<Value, Refusal> {
         let end = self.clock.now().after(patience);
         self.last_id += 1;
         let id = Id::Number(self.last_id);
         let request = Request { id, method: method.to_owned(), parameters };
-        self.send(&request.to_line(), end)?;
+        self.send(&request.to_line(), files, end)?;
         loop {
             match self.next(end)? {
                 Some(Reply::Event(event)) => self.events.push_back(event),
@@ -99,14 +111,20 @@ impl Client {
         }
     }
 
-    fn send(&mut self, line: &[u8], end: Instant) -> Result<(), Refusal> {
+    fn send(
+        &mut self,
+        line: &[u8],
+        mut files: &[BorrowedFd<'_>],
+        end: Instant,
+    ) -> Result<(), Refusal> {
         let mut rest = line;
         while !rest.is_empty() {
-            let sent = match self.connection.send(rest) {
+            let sent = match self.connection.send_files(rest, files) {
                 Ok(sent) => sent,
                 Err(error) => return Err(self.last_word().unwrap_or_else(|| gone(&error))),
             };
             rest = &rest[sent..];
+            files = if sent > 0 { &[] } else { files };
             if sent == 0 && !self.wait(Connection::wait_to_send, end)? {
                 return Err(Refusal::peer(Code::TooSlow, "send: it takes nothing any more"));
             }

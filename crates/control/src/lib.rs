@@ -36,6 +36,7 @@ mod later;
 mod method;
 pub mod methods;
 pub mod orders;
+mod passed;
 mod refusal;
 mod reply;
 mod request;
@@ -59,6 +60,7 @@ pub use methods::{
     Balancing, Copying, DevicePaths, Devices, Exports, PathNews, Paths, Process, Queues, Reactors,
     Relay, Running, TABLE,
 };
+pub use passed::Passed;
 pub use refusal::{Code, Refusal};
 pub use reply::{Replies, Reply};
 pub use request::Request;

@@ -6,6 +6,7 @@ use crate::arguments::Arguments;
 use crate::event::EventKind;
 use crate::kind::Kind;
 use crate::later::Later;
+use crate::passed::Passed;
 use crate::refusal::{Code, Refusal, either, quoted};
 use crate::shape::Shape;
 use crate::state::State;
@@ -77,6 +78,8 @@ pub struct Call<'a> {
     pub arguments: &'a Arguments,
     /// Where word is left that the answer comes later.
     pub later: &'a Later,
+    /// The descriptor that came beside it, if one has.
+    pub passed: &'a Passed,
 }
 
 /// All methods and all kinds of events, in groups.

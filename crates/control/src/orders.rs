@@ -13,6 +13,7 @@
 
 mod already;
 mod carry_out;
+mod conduit;
 mod difference;
 mod jobs;
 mod order;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 
 use block::MediumError;
 use block::store::{OpenStore, all_open};
+use host::local_socket::Connection;
 use serde_json::{Map, Value};
 
 use crate::event::Announcer;
@@ -33,12 +35,12 @@ use crate::refusal::{Code, Refusal, either, quoted};
 pub use carry_out::carry_out;
 pub use difference::{DIFFERENCE, Portion, kind as kind_of_range};
 pub(crate) use jobs::EVENTS;
-pub use jobs::{JOB, Long, What};
+pub use jobs::{JOB, Long, Way, What};
 pub use order::Order;
 pub(crate) use order::{STORE as WHICH_STORE, flag, named, percent, size as bytes};
 pub use tell::{
-    LISTED, STORE, TOLD, Told, VOLUME, device, devices_text, grown_text, percents, scrubbed, size,
-    store, volumes,
+    LISTED, STORE, TOLD, Told, VOLUME, carried, device, devices_text, grown_text, percents,
+    scrubbed, size, store, volumes,
 };
 
 use self::jobs::Jobs;
@@ -128,10 +130,23 @@ pub(crate) fn give(call: &Call<'_>, method: &str) -> Result<Value, Refusal> {
 /// Begins something long, and answers with its row.
 pub(crate) fn begin(call: &Call<'_>, long: Long) -> Result<Value, Refusal> {
     let (orders, wanted) = (orders(call)?, wanted(call));
+    let stream = if long.what.has_stream() { Some(stream(call, &long)?) } else { None };
     let (kinds, jobs) = (orders.kinds, Arc::clone(&orders.jobs));
     orders.answer_later(call, move || {
         let open = find(wanted.as_deref())?;
-        jobs.begin(&open, kinds, long)
+        jobs.begin(&open, kinds, long, stream)
+    })
+}
+
+/// The end of a stream that came beside a request.
+fn stream(call: &Call<'_>, long: &Long) -> Result<Connection, Refusal> {
+    let (method, _) = long.request("");
+    let given = call.passed.take().ok_or_else(|| {
+        std::io::Error::other("found no descriptor beside it, expected one end of a Unix stream")
+    });
+    given.and_then(Connection::given).map_err(|error| {
+        let hint = "use `tenmil volume send` and `tenmil volume receive`, which bring one";
+        Refusal::caller(Code::BadValue, format!("{method}: {error}")).with_hint(hint)
     })
 }
 

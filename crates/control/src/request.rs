@@ -7,6 +7,7 @@ use crate::arguments::Arguments;
 use crate::json;
 use crate::later::{Later, Pending};
 use crate::method::{Call, Method, Table};
+use crate::passed::Passed;
 use crate::refusal::{Code, Refusal, quoted};
 use crate::state::State;
 use crate::suggest::nearest;
@@ -69,11 +70,12 @@ impl Request {
         &self,
         table: &Table,
         state: &State,
+        passed: &Passed,
     ) -> Result<(&'static Method, Answered), Refusal> {
         let method = table.find(&self.method)?;
         let arguments = Arguments::check(method, &self.parameters)?;
         let later = Later::default();
-        let call = Call { table, state, arguments: &arguments, later: &later };
+        let call = Call { table, state, arguments: &arguments, later: &later, passed };
         let answer = (method.run)(&call)?;
         if let Some(pending) = later.take() {
             return Ok((method, Answered::Later(pending)));

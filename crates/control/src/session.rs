@@ -4,12 +4,15 @@
 //! ([`Session::room`]); where it reads less than is answered, it answers no more; and where neither
 //! helps, because events keep coming or nothing moves any more, the connection ends.
 
+use std::os::fd::OwnedFd;
+
 use base::{Instant, Span};
 use serde_json::{Value, json};
 
 use crate::event::{Event, SET};
 use crate::later::Pending;
 use crate::method::{Method, Table, Verb};
+use crate::passed::Passed;
 use crate::refusal::{Code, Refusal};
 use crate::request::{Answered, Id, Request, Unread, answer_line};
 use crate::state::State;
@@ -32,6 +35,8 @@ pub struct Session {
     unfinished: Option<Instant>,
     /// When something last moved, in either direction.
     moved: Instant,
+    /// What came beside a line.
+    passed: Passed,
     /// What is being done for the last line that was read. Until it is, no other line is.
     waited_for: Option<WaitedFor>,
     ending: Option<Ending>,
@@ -121,6 +126,7 @@ impl Session {
             follows: false,
             unfinished: None,
             moved: now,
+            passed: Passed::default(),
             waited_for: None,
             ending: None,
         }
@@ -150,6 +156,11 @@ impl Session {
             None => self.unfinished.or(Some(now)),
         };
         taken.len()
+    }
+
+    /// Takes a descriptor that the client has sent, in place of one that nobody has taken.
+    pub fn pass(&mut self, file: OwnedFd) {
+        self.passed.put(file);
     }
 
     /// The client will send no more. What it has sent is answered, and the last line counts even
@@ -284,7 +295,7 @@ impl Session {
 
     fn answer(&mut self, request: &Request, served: Served<'_>) -> Step {
         let Served { table, state } = served;
-        let (verb, result) = match request.answer(table, state) {
+        let (verb, result) = match request.answer(table, state, &self.passed) {
             Ok((method, Answered::Now(answer))) => (Some(method.verb), Ok(answer)),
             Ok((method, Answered::Later(pending))) => {
                 let changed = (method.verb == Verb::Set).then(|| self.changed(request));

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use base::Span;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{self, Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -166,6 +166,25 @@ impl Connection {
         one.set_nonblocking(true)?;
         other.set_nonblocking(true)?;
         Ok((Self { stream: one }, Self { stream: other }))
+    }
+
+    /// One end of a stream that somebody else has made, and has given to this process.
+    ///
+    /// # Errors
+    ///
+    /// If it is something else than a stream between processes of this machine.
+    pub fn given(socket: OwnedFd) -> io::Result<Self> {
+        let is_stream = |socket: &OwnedFd| -> io::Result<bool> {
+            let domain = sockopt::socket_domain(socket)?;
+            Ok(domain == AddressFamily::UNIX && sockopt::socket_type(socket)? == SocketType::STREAM)
+        };
+        if !is_stream(&socket).unwrap_or(false) {
+            let text = "found another kind of descriptor, expected one end of a Unix stream";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream })
     }
 
     /// Who is at the other end.
@@ -389,6 +408,21 @@ mod tests {
         drop(one);
         let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
         assert_eq!(received, Received::End);
+    }
+
+    #[test]
+    fn only_one_end_of_a_stream_is_taken_for_one() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let given = Connection::given(one.into()).unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(given.receive(&mut bytes).unwrap(), Received::Nothing, "it does not wait");
+        drop(other);
+        let (datagram, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        for wrong in [datagram.into(), file.into()] {
+            let refused = Connection::given(wrong).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+        }
     }
 
     #[test]

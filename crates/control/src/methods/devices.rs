@@ -232,6 +232,7 @@ mod tests {
             state,
             arguments: &arguments,
             later: &Later::default(),
+            passed: &crate::Passed::default(),
         })?;
         assert_eq!(method.answer.check(&answer), Ok(()));
         Ok(answer)

@@ -269,6 +269,7 @@ mod tests {
             state: &state,
             arguments: &arguments,
             later: &Later::default(),
+            passed: &crate::Passed::default(),
         })
         .unwrap()
     }
@@ -322,6 +323,7 @@ mod tests {
             state: &State::new(),
             arguments: &arguments,
             later: &Later::default(),
+            passed: &crate::Passed::default(),
         };
         let refusal = (method.run)(&call).unwrap_err();
         assert_eq!(refusal.message, "this process has no paths, expected one that has");

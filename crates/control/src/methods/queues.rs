@@ -157,8 +157,13 @@ mod tests {
         let state = State::new().with(Queues(service));
         let method = TABLE.find("queues").unwrap();
         let arguments = Arguments::check(method, &serde_json::Map::new()).unwrap();
-        let call =
-            Call { table: &TABLE, state: &state, arguments: &arguments, later: &Later::default() };
+        let call = Call {
+            table: &TABLE,
+            state: &state,
+            arguments: &arguments,
+            later: &Later::default(),
+            passed: &crate::Passed::default(),
+        };
         assert_eq!((method.run)(&call).unwrap(), json!([]));
         let none = State::new();
         let refusal = (method.run)(&Call { state: &none, ..call }).unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::TABLE;
 use crate::arguments::words;
@@ -71,9 +71,18 @@ fn the_example_of_every_method_is_a_command_line_that_calls_it() {
 fn what_asks_only_answers_in_the_shape_it_promises() {
     let state = State::new().with(super::Process { version: "1.2.3" });
     for method in TABLE.methods().filter(|method| method.verb != Verb::Set) {
-        let arguments = Arguments::check(method, &Map::new()).unwrap();
-        let call =
-            Call { table: &TABLE, state: &state, arguments: &arguments, later: &Later::default() };
+        // What has to be given is given as in its example.
+        let has_to = method.parameters.iter().any(|one| one.need == Need::Required);
+        let given = typed(method.example).into_iter().filter(|word| has_to && word.contains('='));
+        let given = words(method, &given.collect::<Vec<_>>()).unwrap();
+        let arguments = Arguments::check(method, &given).unwrap();
+        let call = Call {
+            table: &TABLE,
+            state: &state,
+            arguments: &arguments,
+            later: &Later::default(),
+            passed: &crate::Passed::default(),
+        };
         match (method.run)(&call) {
             Ok(answer) => assert_eq!(method.answer.check(&answer), Ok(()), "{}", method.name),
             Err(refusal) => assert_eq!(refusal.code, crate::Code::Absent, "{}", method.name),
@@ -89,6 +98,7 @@ fn the_process_is_this_one() {
         state: &state,
         arguments: &Arguments::default(),
         later: &Later::default(),
+        passed: &crate::Passed::default(),
     };
     let answer = (TABLE.find("process").unwrap().run)(&call).unwrap();
     assert_eq!(answer["pid"], std::process::id());

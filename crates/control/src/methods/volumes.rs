@@ -205,6 +205,39 @@ pub(super) const METHODS: &[Method] = &[
         run: |call| begin(call, What::Decouple(name(call))),
     },
     Method {
+        verb: Verb::Set,
+        name: "volume_send",
+        parameters: &[
+            WHICH_STORE,
+            named("name", "the snapshot's name in the store"),
+            Parameter {
+                name: "from",
+                kind: Kind::Text { len_max: 4096 },
+                need: Need::Optional,
+                help: "only what it has that this snapshot has not",
+            },
+            UNHEARD,
+        ],
+        answer: Shape::Record(JOB),
+        help: "Begin to write a snapshot, behind everybody else's I/O, to one end of a Unix stream that \
+               comes beside the request",
+        example: "tenmil set volume_send name=tuesday from=monday",
+        run: |call| {
+            let from = call.arguments.text("from").map(str::to_owned);
+            begin(call, What::Send { name: name(call), from })
+        },
+    },
+    Method {
+        verb: Verb::Set,
+        name: "volume_receive",
+        parameters: &[WHICH_STORE, named("name", "what the snapshot is to be called"), UNHEARD],
+        answer: Shape::Record(JOB),
+        help: "Begin to make a snapshot, behind everybody else's I/O, of what comes from one end of a Unix \
+               stream that comes beside the request",
+        example: "tenmil set volume_receive name=monday",
+        run: |call| begin(call, What::Receive(name(call))),
+    },
+    Method {
         verb: Verb::Get,
         name: "jobs",
         parameters: &[Parameter {

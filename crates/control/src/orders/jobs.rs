@@ -1,16 +1,19 @@
 //! What takes long: jobs, each on a thread of its own, that tell how far they are and can be stopped.
 
 use std::fmt;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use base::{Count, Span};
+use base::{Blame, Count, Span};
 use block::MediumError;
 use block::store::{Decoupled, Inflated, OpenStore, PAGE_BYTES};
+use host::local_socket::Connection;
 use host::{Clock, Stop, Thread};
 use serde_json::{Map, Value, json};
 
-use super::{Kinds, Told, refusal, scrubbed, size, workers};
+use super::conduit::Conduit;
+use super::{Kinds, Told, carried, refusal, scrubbed, size, workers};
 use crate::event::{Announcer, Event, EventKind};
 use crate::refusal::{Code, Refusal};
 use crate::shape::{Field, Shape};
@@ -35,12 +38,31 @@ pub enum What {
     Inflate(String),
     /// The volume of this name is to need no parent.
     Decouple(String),
+    /// A snapshot goes out as a stream.
+    Send {
+        /// Its name.
+        name: String,
+        /// The snapshot from which it differs, if not all of it is to go.
+        from: Option<String>,
+    },
+    /// A snapshot of this name is made of a stream that comes in.
+    Receive(String),
+}
+
+/// What the bytes of a job go through that has some.
+pub enum Way<'a> {
+    /// It has none.
+    Nothing,
+    /// They are written there.
+    Out(&'a mut dyn Write),
+    /// They come from there.
+    In(&'a mut dyn Read),
 }
 
 /// What is told of a job.
 pub const JOB: &[Field] = &[
     Field::new("id", Shape::Whole, "its number, which is never used again"),
-    Field::new("what", Shape::Text, "scrub, inflate or decouple"),
+    Field::new("what", Shape::Text, "scrub, inflate, decouple, send or receive"),
     Field::new("store", Shape::Text, "the device with the store that it is about"),
     Field::new("volume", Shape::Maybe(&Shape::Text), "the volume that it is about"),
     Field::new("state", Shape::Text, "running, done, refused or stopped"),
@@ -102,13 +124,23 @@ impl What {
             Self::Scrub => "scrub",
             Self::Inflate(_) => "inflate",
             Self::Decouple(_) => "decouple",
+            Self::Send { .. } => "send",
+            Self::Receive(_) => "receive",
         }
+    }
+
+    /// Whether bytes of a volume go out or come in.
+    pub(super) const fn has_stream(&self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Receive(_))
     }
 
     fn volume(&self) -> Option<&str> {
         match self {
             Self::Scrub => None,
-            Self::Inflate(name) | Self::Decouple(name) => Some(name),
+            Self::Inflate(name)
+            | Self::Decouple(name)
+            | Self::Send { name, .. }
+            | Self::Receive(name) => Some(name),
         }
     }
 }
@@ -120,6 +152,8 @@ impl Long {
             What::Scrub => "set_store_scrub",
             What::Inflate(_) => "set_volume_inflate",
             What::Decouple(_) => "set_volume_decouple",
+            What::Send { .. } => "set_volume_send",
+            What::Receive(_) => "set_volume_receive",
         };
         let mut given = Map::new();
         given.insert("store".into(), device.into());
@@ -129,6 +163,9 @@ impl Long {
             }
         };
         give("name", self.what.volume().map(Value::from));
+        if let What::Send { from, .. } = &self.what {
+            give("from", from.as_deref().map(Value::from));
+        }
         give("rate_bytes", self.rate_bytes.map(Value::from));
         give("unheard_max_ms", self.unheard_max.map(|span| (span.ns / 1_000_000).into()));
         (method.to_owned(), given)
@@ -143,10 +180,21 @@ impl Long {
         &self,
         open: &Arc<OpenStore>,
         kinds: Kinds,
+        way: Way<'_>,
         watch: &mut dyn FnMut((u64, u64)) -> bool,
     ) -> Result<Value, MediumError> {
         let (opener, rate) = (open.opener(kinds), self.rate_bytes);
         match &self.what {
+            What::Send { name, from } => match way {
+                Way::Out(out) => {
+                    open.send(&opener, from.as_deref(), name, out, watch).map(|sent| carried(&sent))
+                }
+                _ => Err(no_way(open, "send")),
+            },
+            What::Receive(name) => match way {
+                Way::In(input) => open.receive(name, input, watch).map(|came| carried(&came)),
+                _ => Err(no_way(open, "receive")),
+            },
             What::Scrub => Ok(scrubbed(open, &open.scrub(rate, watch)?)),
             What::Inflate(name) => {
                 let Inflated { info, was_there } = open.inflate(&opener, name, rate, watch)?;
@@ -175,6 +223,12 @@ impl Long {
     }
 }
 
+/// A stream was forgotten.
+fn no_way(open: &OpenStore, what: &str) -> MediumError {
+    let text = format!("{}: {what}: found no stream, expected one", open.device());
+    MediumError::new(Blame::Caller, text)
+}
+
 impl Jobs {
     pub(super) fn new(announcer: Announcer) -> Self {
         Self { announcer, clock: Clock::start(), table: Mutex::default() }
@@ -186,6 +240,7 @@ impl Jobs {
         open: &Arc<OpenStore>,
         kinds: Kinds,
         long: Long,
+        stream: Option<Connection>,
     ) -> Result<Value, Refusal> {
         let mut table = self.lock();
         let running = table.jobs.iter().filter(|job| job.end.get().is_none()).count();
@@ -211,9 +266,9 @@ impl Jobs {
         });
         let (jobs, theirs, open) = (Arc::clone(self), Arc::clone(&job), Arc::clone(open));
         let body = move |stop: &Stop| {
-            let ended = theirs.run(&open, kinds, stop);
+            let ended = theirs.run(&open, kinds, stream.as_ref(), stop);
             // Closed before anybody is told that it has ended.
-            drop(open);
+            drop((open, stream));
             jobs.end_of(&theirs, ended);
         };
         let hand = Thread::spawn("job", None, body).map_err(|error| {
@@ -286,16 +341,34 @@ impl Jobs {
 }
 
 impl Job {
-    fn run(&self, open: &Arc<OpenStore>, kinds: Kinds, stop: &Stop) -> Result<Value, Refusal> {
-        let done = self.long.carry_out(open, kinds, &mut |(done, size)| {
+    fn run(
+        &self,
+        open: &Arc<OpenStore>,
+        kinds: Kinds,
+        stream: Option<&Connection>,
+        stop: &Stop,
+    ) -> Result<Value, Refusal> {
+        let goes_on = || self.goes_on(stop);
+        let mut conduit = stream.map(|stream| Conduit::new(stream, &goes_on));
+        let way = match (&mut conduit, &self.long.what) {
+            (None, _) => Way::Nothing,
+            (Some(conduit), What::Receive(_)) => Way::In(conduit),
+            (Some(conduit), _) => Way::Out(conduit),
+        };
+        let done = self.long.carry_out(open, kinds, way, &mut |(done, size)| {
             self.done_bytes.set(done);
             self.size_bytes.set(size);
-            if stop.is_stopped() || self.is_unheard() {
-                self.is_stopped.store(true, Ordering::Relaxed);
-            }
-            !self.is_stopped.load(Ordering::Relaxed)
+            goes_on()
         });
         done.map_err(|error| refusal(&error))
+    }
+
+    /// Whether it is still wanted.
+    fn goes_on(&self, stop: &Stop) -> bool {
+        if stop.is_stopped() || self.is_unheard() {
+            self.is_stopped.store(true, Ordering::Relaxed);
+        }
+        !self.is_stopped.load(Ordering::Relaxed)
     }
 
     /// Whether whoever wanted it has gone.

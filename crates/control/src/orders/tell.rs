@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use block::MediumError;
 use block::store::{
-    Account, Bad, Cause, DeviceInfo, Grown, Info, OpenStore, PAGE_BYTES, Parent, Scrubbed,
+    Account, Bad, Carried, Cause, DeviceInfo, Grown, Info, OpenStore, PAGE_BYTES, Parent, Scrubbed,
 };
 use serde_json::{Value, json};
 
@@ -276,6 +276,20 @@ pub fn grown_text(grown: &Grown) -> String {
     };
     text += &devices_text(&devices.iter().map(device).collect());
     text
+}
+
+/// What was sent or received.
+pub fn carried(carried: &Carried) -> Value {
+    let Carried { info, base, data_blocks, hole_blocks, was_there } = carried;
+    json!({
+        "name": info.name,
+        "uuid": format!("{:032x}", info.uuid),
+        "size_bytes": bytes(info.blocks),
+        "base": base.as_ref().map(|base| &base.name),
+        "data_bytes": bytes(*data_blocks),
+        "hole_bytes": bytes(*hole_blocks),
+        "was_there": was_there,
+    })
 }
 
 /// What a scrub has found.

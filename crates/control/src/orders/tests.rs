@@ -1,5 +1,6 @@
 //! Stores in this process, and what is ordered of them over the table of methods.
 
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Span;
@@ -7,6 +8,7 @@ use block::store::{OpenStore, Place};
 use block::{Opened, Opener};
 use dma::Regions;
 use host::Clock;
+use host::local_socket::{Connection, Received};
 use serde_json::{Value, json};
 
 use super::{Orders, find};
@@ -15,6 +17,7 @@ use crate::event::announcements;
 use crate::later::Later;
 use crate::method::Call;
 use crate::methods::TABLE;
+use crate::passed::Passed;
 use crate::refusal::{Code, Refusal};
 use crate::state::State;
 
@@ -66,10 +69,16 @@ impl Bench {
 
     /// Calls a method and waits for its answer.
     fn call(&self, method: &str, given: Value) -> Result<Value, Refusal> {
+        self.call_with(method, given, Passed::default())
+    }
+
+    /// The same, with a descriptor beside it.
+    fn call_with(&self, method: &str, given: Value, passed: Passed) -> Result<Value, Refusal> {
         let method = TABLE.find(method).unwrap();
         let arguments = Arguments::check(method, given.as_object().unwrap())?;
         let later = Later::default();
-        let call = Call { table: &TABLE, state: &self.state, arguments: &arguments, later: &later };
+        let (state, passed) = (&self.state, &passed);
+        let call = Call { table: &TABLE, state, arguments: &arguments, later: &later, passed };
         let now = (method.run)(&call)?;
         let answer = match later.take() {
             None => now,
@@ -278,6 +287,64 @@ fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() 
     drop(state);
     assert!(clock.now().since(began) < Span::from_secs(5), "{running:?}");
     assert_eq!(Arc::strong_count(&open), 1, "no job has the store open any more");
+}
+
+/// One end of a stream, as it comes beside a request.
+fn passed(stream: &Connection) -> Passed {
+    let passed = Passed::default();
+    passed.put(stream.as_fd().try_clone_to_owned().unwrap());
+    passed
+}
+
+#[test]
+fn a_snapshot_goes_through_the_stream_that_came_beside_the_request() {
+    let bench = Bench::new();
+    let _open = bench.store("pool");
+    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
+    let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
+    block::store::create(&bench.opener(), &volume, "inner", false).unwrap();
+    bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
+
+    let (ours, theirs) = Connection::pair().unwrap();
+    let send = bench.call_with("set_volume_send", json!({ "name": "a" }), passed(&theirs)).unwrap();
+    drop(theirs);
+    let (mut stream, mut bytes) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        match ours.receive(&mut bytes).unwrap() {
+            Received::Bytes(count) => stream.extend_from_slice(&bytes[..count]),
+            Received::Nothing => assert!(ours.wait_to_receive(Span::from_secs(60)).unwrap()),
+            Received::End => break,
+        }
+    }
+    let ended = bench.end_of(&send);
+    assert_eq!((&ended["state"], &ended["what"]), (&json!("done"), &json!("send")), "{ended}");
+    let sent = ended["result"]["data_bytes"].as_u64().unwrap();
+    assert!(sent > 0 && (stream.len() as u64) > sent, "{ended}");
+    assert_eq!((&ended["done_bytes"], &ended["size_bytes"]), (&json!(sent), &json!(sent)));
+
+    bench.call("set_volume_delete", json!({ "name": "a" })).unwrap();
+    let (ours, theirs) = Connection::pair().unwrap();
+    let given = json!({ "name": "b" });
+    let receive = bench.call_with("set_volume_receive", given, passed(&theirs)).unwrap();
+    drop(theirs);
+    let mut left = &stream[..];
+    while !left.is_empty() {
+        left = &left[ours.send(left).unwrap()..];
+        ours.wait_to_send(Span::from_secs(60)).unwrap();
+    }
+    let ended = bench.end_of(&receive);
+    assert_eq!((&ended["state"], &ended["volume"]), (&json!("done"), &json!("b")), "{ended}");
+    assert_eq!(ended["result"]["data_bytes"], sent);
+
+    for method in ["set_volume_send", "set_volume_receive"] {
+        let refusal = bench.refused(method, json!({ "name": "b" }));
+        assert!(refusal.message.contains("no descriptor beside it"), "{refusal}");
+        assert!(refusal.code == Code::BadValue && refusal.hint.is_some(), "{refusal}");
+        let wrong = Passed::default();
+        wrong.put(tempfile::tempfile().unwrap().into());
+        let refusal = bench.call_with(method, json!({ "name": "b" }), wrong).unwrap_err();
+        assert!(refusal.message.contains("another kind of descriptor"), "{refusal}");
+    }
 }
 
 #[test]

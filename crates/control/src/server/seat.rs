@@ -27,6 +27,8 @@ pub(super) struct Seat {
 
 /// Lines that are answered in one turn.
 const LINES_MAX: usize = 4;
+/// Descriptors that come with them at most.
+const FILES_MAX: usize = 1;
 /// Bytes that are taken in one turn.
 const READ_LEN: usize = 16 << 10;
 
@@ -95,7 +97,10 @@ impl Seat {
         if room == 0 {
             return;
         }
-        match self.connection.receive(&mut bytes[..room]) {
+        let mut files = Vec::new();
+        let received = self.connection.receive_files(&mut bytes[..room], &mut files, FILES_MAX);
+        files.into_iter().for_each(|file| self.session.pass(file));
+        match received {
             Ok(Received::Bytes(count)) => {
                 self.session.receive(now, &bytes[..count]);
             }

@@ -1,5 +1,7 @@
 //! The server over real sockets, in this process. Every wait has a limit.
 
+use std::os::fd::{AsFd, BorrowedFd};
+
 use base::Span;
 use host::local_socket::{Connection, Peer, Received};
 use host::runtime_directory::RuntimeDirectory;
@@ -43,6 +45,15 @@ static TABLE: Table = Table::new(
             help: "Change nothing",
             example: "tenmil set text",
             run: |_| Ok(json!({})),
+        },
+        Method {
+            verb: Verb::Get,
+            name: "passed",
+            parameters: &[],
+            answer: Shape::Flag,
+            help: "Say whether a descriptor came beside it",
+            example: "tenmil get passed",
+            run: |call| Ok(call.passed.take().is_some().into()),
         },
         Method {
             verb: Verb::Follow,
@@ -110,6 +121,29 @@ fn questions_are_answered_refused_and_answered_again() {
     assert_eq!(refusal.code, Code::NoSuchMethod);
     assert_eq!(refusal.hint.as_deref(), Some("did you mean `text`?"));
     assert_eq!(text(&mut client, 100_000), 100_000, "more than a socket holds");
+}
+
+#[test]
+fn a_descriptor_goes_to_the_first_method_that_takes_one_and_more_are_not_taken() {
+    let served = serve();
+    let mut client = served.client();
+    let (one, other) = Connection::pair().unwrap();
+    let passed = |client: &mut Client, files: &[BorrowedFd<'_>]| {
+        client.call_with("passed", Map::new(), files, PATIENCE).unwrap() == true
+    };
+    let found = [&[][..], &[one.as_fd()], &[]].map(|files| passed(&mut client, files));
+    assert_eq!(found, [false, true, false]);
+    let len = json!({ "len": 3 }).as_object().unwrap().clone();
+    client.call_with("text", len.clone(), &[one.as_fd()], PATIENCE).unwrap();
+    // In place of that one.
+    client.call_with("text", len.clone(), &[one.as_fd()], PATIENCE).unwrap();
+    drop(one);
+    assert_eq!([(); 2].map(|()| passed(&mut client, &[])), [true, false]);
+    assert_eq!(other.receive(&mut [0; 8]).unwrap(), Received::End, "none is kept");
+    let both = [other.as_fd(), other.as_fd()];
+    let refusal = client.call_with("text", len, &both, PATIENCE).unwrap_err();
+    assert_eq!(refusal.code, Code::Gone, "{refusal}");
+    assert!(!passed(&mut served.client(), &[]));
 }
 
 #[test]

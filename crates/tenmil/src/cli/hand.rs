@@ -5,12 +5,15 @@
 //! that the store is on; how anybody spells them does not matter. All are asked before the device is
 //! opened here: one that is reached over a network would not say that somebody else has it.
 
+mod carry;
+
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use base::{Blame, Span};
 use block::store::{Changed, OpenStore, Place, file_holder, identity};
 use block::{MediumError, Opener};
-use control::orders::{self, Long, Order, Portion, Told};
+use control::orders::{self, Long, Order, Portion, Told, Way};
 use control::{Client, Code, Refusal};
 use host::process::command_line;
 use serde_json::{Map, Value, json};
@@ -83,6 +86,13 @@ impl<'a> Hand<'a> {
         }
     }
 
+    /// What devices are opened with here.
+    const fn opener(&self) -> &'a Opener<'a> {
+        match self {
+            Self::Here { opener, .. } | Self::There(There { opener, .. }) => opener,
+        }
+    }
+
     /// Has an order carried out.
     pub(super) fn order(&mut self, order: &Order) -> Result<Told, Refused> {
         match self {
@@ -136,13 +146,11 @@ impl<'a> Hand<'a> {
         long: &Long,
         phase: &'static str,
     ) -> Result<Option<Value>, Refused> {
-        let opener = match self {
-            Self::Here { opener, .. } | Self::There(There { opener, .. }) => *opener,
-        };
-        let mut progress = Progress::new(opener, phase);
+        let mut progress = Progress::new(self.opener(), phase);
         let done = match self {
             Self::Here { open, .. } => {
-                let done = long.carry_out(open, crate::KINDS, &mut |done| progress.turn(done));
+                let done = long
+                    .carry_out(open, crate::KINDS, Way::Nothing, &mut |done| progress.turn(done));
                 done.map(Some).map_err(Refused::from)
             }
             Self::There(there) => there.long(long, &mut |done| {
@@ -162,7 +170,16 @@ impl There<'_> {
     }
 
     fn call(&mut self, method: &str, given: Map<String, Value>) -> Result<Value, Refused> {
-        let answer = self.client.call(method, given, ORDER_MAX);
+        self.call_with(method, given, &[])
+    }
+
+    fn call_with(
+        &mut self,
+        method: &str,
+        given: Map<String, Value>,
+        files: &[BorrowedFd<'_>],
+    ) -> Result<Value, Refused> {
+        let answer = self.client.call_with(method, given, files, ORDER_MAX);
         answer.map_err(|refusal| match refusal.code {
             Code::TooSlow | Code::Gone => self.refuse(&refusal.message),
             _ => refused(refusal),
@@ -201,9 +218,23 @@ impl There<'_> {
     ) -> Result<Option<Value>, Refused> {
         host::signal::catch_interrupts()
             .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
+        let job = self.begin(long, &[])?;
+        self.see_it_through(job, look)
+    }
+
+    /// Begins something long, with a descriptor for its bytes, or none. Returns its row.
+    fn begin(&mut self, long: &Long, files: &[BorrowedFd<'_>]) -> Result<Value, Refused> {
         let long = Long { unheard_max: Some(UNHEARD_MAX), ..long.clone() };
         let (method, given) = long.request(&self.device);
-        let mut job = self.call(&method, given)?;
+        self.call_with(&method, given, files)
+    }
+
+    /// Looks how far a job is until it has ended. `None` if it was stopped by whoever sits here.
+    fn see_it_through(
+        &mut self,
+        mut job: Value,
+        look: &mut dyn FnMut((u64, u64)),
+    ) -> Result<Option<Value>, Refused> {
         let id = job["id"].clone();
         let mut is_stopped = false;
         loop {

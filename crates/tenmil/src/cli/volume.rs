@@ -8,11 +8,10 @@ mod thick;
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use block::Opener;
 use block::quantity::parse_size;
-use block::store::{OpenStore, Place};
+use block::store::Place;
 use block::uri::Uri;
 use clap::{Args, Subcommand};
 use control::orders::{Long, Order, Told, What};
@@ -228,13 +227,6 @@ pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<Ex
 /// What is to be printed; none if it was stopped.
 type Printed = Result<Option<String>, Refused>;
 
-/// The store of a volume, open here, and the volume's name.
-fn find(opener: &Opener<'_>, uri: &Uri) -> Result<(Arc<OpenStore>, String), Refused> {
-    let place = Place::of(uri)?;
-    let name = place.volume(uri)?.to_owned();
-    Ok((OpenStore::open(opener, &place)?, name))
-}
-
 /// The store of a volume, wherever it is open, and the volume's name.
 fn hand_on<'a>(opener: &'a Opener<'a>, uri: &Uri) -> Result<(Hand<'a>, String), Refused> {
     let place = Place::of(uri)?;
@@ -321,6 +313,8 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
+    use block::store::{OpenStore, Place};
+
     use super::{VolumeArguments, run, with_opener};
     use crate::Refused;
 
@@ -394,7 +388,10 @@ mod tests {
             let first = say(words).unwrap();
             let before = say(&["list", &device, "--json"]).unwrap();
             let generation = || {
-                with_opener(|opener| Ok(super::find(opener, &db.parse().unwrap())?.0.generation()))
+                with_opener(|opener| {
+                    let place = Place::of(&db.parse().unwrap())?;
+                    Ok(OpenStore::open(opener, &place)?.generation())
+                })
             };
             let then = generation().unwrap();
             let second = say(words).unwrap();

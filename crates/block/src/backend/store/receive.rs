@@ -11,6 +11,7 @@ use volume::stream::{Contents, Event, Receiver, StreamError};
 use volume::{Change, VolumeInfo};
 
 use super::carrier::Carrier;
+use super::scrub::STREAM_WAIT_MAX;
 use super::send::{Carried, Watch};
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
@@ -19,6 +20,9 @@ use crate::MediumError;
 pub const INCOMPLETE: &str = ".incomplete";
 /// The longest name of a volume.
 const NAME_BYTES_MAX: usize = 128;
+/// How long one who was cut may take to clear away what he wrote, before the next one is refused.
+const CLEARING_MAX: Span = Span::from_secs(1);
+const CLEARING_LOOK: Span = Span::from_ms(5);
 /// How long the room of what was left behind may take to be given back.
 const GIVING_BACK_MAX: Span = Span::from_secs(30);
 
@@ -48,6 +52,18 @@ impl Source<'_> {
             }
             Err(error) => Err(Broken::Input(error)),
         }
+    }
+}
+
+/// A snapshot that is being received: by one at a time.
+struct Arrival<'a> {
+    open: &'a OpenStore,
+    part: String,
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.open.shared.lock().arriving.retain(|part| *part != self.part);
     }
 }
 
@@ -83,12 +99,13 @@ impl OpenStore {
         let Event::Begun(contents) = source.next().map_err(refuse)? else {
             return Err(refuse(source.receiver.cut().into()));
         };
+        let part = incomplete(name, contents.uuid);
+        let arrival = self.arrive(name, &part)?;
         let volumes = self.list()?;
         if let Some(there) = volumes.iter().find(|one| one.name == name) {
             return self.compare(there, &contents, &mut source);
         }
         let base = self.base_of(&volumes, &contents)?;
-        let part = incomplete(name, contents.uuid);
         self.clear_away(&volumes, &part, &contents)?;
         let Contents { blocks, unit, uuid, has_checksums: checksums, .. } = contents;
         let made = match &base {
@@ -96,19 +113,73 @@ impl OpenStore {
             Some(base) => Change::Clone { from: base.name.clone(), name: part.clone(), uuid },
         };
         self.change(made)?;
-        if base.as_ref().is_some_and(|base| base.blocks != blocks) {
-            self.change(Change::Resize { name: part.clone(), blocks })?;
-        }
-        let carrier = Carrier::open(self, &self.find(&part)?, None)?;
-        let written = self.write_all(name, carrier, &mut source, blocks, watch);
-        let (data_blocks, hole_blocks) = written.inspect_err(|_| {
+        let filled = self.fill((name, &part), base.as_ref(), &contents, &mut source, watch);
+        let filled = filled.inspect_err(|_| {
             // Why it was not received matters more than what is left of it.
             let _ = self.change(Change::Delete { name: part.clone(), orphan: false });
+        });
+        // Whoever receives it next does not wait for its room.
+        drop(arrival);
+        let (info, (data_blocks, hole_blocks)) = filled.inspect_err(|_| {
             self.settle(GIVING_BACK_MAX);
         })?;
-        let sealed = self.change(Change::Seal { name: part, to: name.into(), uuid })?;
-        let info = sealed.map_or_else(|| self.find(name), Ok)?;
         Ok(Carried { info, base, data_blocks, hole_blocks, was_there: false })
+    }
+
+    /// Writes what comes to a volume that is there for it, and makes it the snapshot. Others who have the
+    /// store open may give names to other volumes meanwhile.
+    fn fill(
+        self: &Arc<Self>,
+        (name, part): (&str, &str),
+        base: Option<&VolumeInfo>,
+        contents: &Contents,
+        source: &mut Source<'_>,
+        watch: &mut Watch<'_>,
+    ) -> Result<(VolumeInfo, (u64, u64)), MediumError> {
+        let Contents { blocks, uuid, .. } = *contents;
+        let other = |which: &str| {
+            let text = format!(
+                "{}: receive `{name}`: `{which}` has become another volume meanwhile, expected that \
+                 it stays what it is",
+                self.name
+            );
+            MediumError::new(Blame::Caller, text).with_hint("Send it again.".to_owned())
+        };
+        let there = self.find(part)?;
+        if let Some(base) = base.filter(|base| base.id != there.origin) {
+            return Err(other(&base.name));
+        }
+        if there.blocks != blocks {
+            self.change(Change::Resize { name: part.to_owned(), blocks })?;
+        }
+        let carrier = Carrier::open(self, &self.find(part)?, None)?;
+        let written = self.write_all(name, carrier, source, blocks, watch)?;
+        if self.find(part)?.id != there.id {
+            return Err(other(part));
+        }
+        let sealed = self.change(Change::Seal { name: part.to_owned(), to: name.into(), uuid })?;
+        Ok((sealed.map_or_else(|| self.find(name), Ok)?, written))
+    }
+
+    /// Begins to receive a snapshot, unless somebody else does and goes on with it.
+    fn arrive(&self, name: &str, part: &str) -> Result<Arrival<'_>, MediumError> {
+        let until = self.clock.now().after(CLEARING_MAX);
+        while !self.shared.lock().begin_to_arrive(part) {
+            if self.clock.now() > until {
+                return Err(self.arrives_already(name));
+            }
+            host::thread::rest(CLEARING_LOOK);
+        }
+        Ok(Arrival { open: self, part: part.to_owned() })
+    }
+
+    fn arrives_already(&self, name: &str) -> MediumError {
+        let text = format!(
+            "{}: receive `{name}`: it is being received already, expected once at a time",
+            self.name
+        );
+        let hint = "Wait for the other one to end, or stop it: see `tenmil get jobs`.";
+        MediumError::new(Blame::Caller, text).with_hint(hint)
     }
 
     /// Writes what comes until it has ended. Returns how many blocks of data and of holes there were.
@@ -125,7 +196,7 @@ impl OpenStore {
         loop {
             let at = match source.next().map_err(|broken| self.broken_stream(name, broken))? {
                 Event::Data { block } => {
-                    carrier.write(block, &source.bytes)?;
+                    self.write_politely(&mut carrier, block, &source.bytes)?;
                     let count = source.bytes.len() as u64 / page;
                     data_blocks += count;
                     block + count
@@ -142,6 +213,25 @@ impl OpenStore {
                 return Err(self.interrupted());
             }
         }
+    }
+
+    /// Writes blocks behind others who have I/O under way.
+    fn write_politely(
+        &self,
+        carrier: &mut Carrier,
+        block: u64,
+        bytes: &[u8],
+    ) -> Result<(), MediumError> {
+        let page = PAGE_BYTES as usize;
+        let (mut at, mut left) = (block, bytes);
+        while !left.is_empty() {
+            let polite = self.let_others_go_first(STREAM_WAIT_MAX);
+            let count = (left.len() / page).min(usize::try_from(polite).unwrap_or(usize::MAX));
+            let (now, then) = left.split_at(count * page);
+            carrier.write(at, now)?;
+            (at, left) = (at + count as u64, then);
+        }
+        Ok(())
     }
 
     /// There is something of this name already.

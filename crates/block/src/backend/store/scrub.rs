@@ -59,6 +59,8 @@ const BAD_MAX: usize = 1000;
 pub(super) const POLITE_BLOCKS: u32 = 64;
 /// How long others may keep a piece waiting.
 pub(super) const POLITE_MAX: Span = Span::from_ms(20);
+/// How long they may keep a piece of a stream waiting, for which somebody else waits: 64 MB/s are left.
+pub(super) const STREAM_WAIT_MAX: Span = Span::from_ms(4);
 const POLITE_REST: Span = Span::from_us(500);
 
 /// One scrub.
@@ -102,10 +104,10 @@ impl OpenStore {
         infos.iter().filter_map(|info| scrub.volume(info).transpose()).collect()
     }
 
-    /// Waits while others have I/O under way, but not for ever. Returns how many blocks may be read at
+    /// Waits while others have I/O under way, but not for ever. Returns how many blocks may be moved at
     /// once now.
-    pub(super) fn let_others_go_first(&self) -> u32 {
-        let until = self.clock.now().after(POLITE_MAX);
+    pub(super) fn let_others_go_first(&self, wait_max: Span) -> u32 {
+        let until = self.clock.now().after(wait_max);
         while self.shared.lock().is_busy() {
             if self.clock.now() > until {
                 return POLITE_BLOCKS;
@@ -201,7 +203,7 @@ impl Scrub<'_, '_> {
         let (mut at, page) = (blocks.start, u64::from(PAGE_BYTES));
         while at < blocks.end {
             let left = u32::try_from(blocks.end - at).unwrap_or(u32::MAX);
-            let polite = self.open.let_others_go_first();
+            let polite = self.open.let_others_go_first(POLITE_MAX);
             let count = left.min(polite).min(carrier.blocks_max());
             let began = self.open.clock.now();
             if carrier.verify(at, count).is_err() {

@@ -8,6 +8,7 @@ use volume::stream::{Contents, DATA_BLOCKS_MAX, Sender};
 use volume::{Answer, Ask, VolumeInfo};
 
 use super::carrier::Carrier;
+use super::scrub::STREAM_WAIT_MAX;
 use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
 use crate::open::Opener;
@@ -145,6 +146,9 @@ impl OpenStore {
     ) -> Result<Carried, MediumError> {
         let info = self.snapshot(name)?;
         let base = base.map(|base| self.snapshot(base)).transpose()?;
+        // Others go on meanwhile, and may not delete what is read.
+        let _held = self.hold(&info)?;
+        let _held_base = base.as_ref().map(|base| self.hold(base)).transpose()?;
         let mut total = 0;
         self.differences(base.as_ref(), &info, &mut |changed| {
             total += if changed.has_data() { changed.blocks } else { 0 };
@@ -183,7 +187,8 @@ impl OpenStore {
         let page = u64::from(PAGE_BYTES);
         let (mut at, end) = (changed.block, changed.block + changed.blocks);
         while at < end {
-            let len = (way.buffer.len() as u64).min((end - at) * page);
+            let polite = u64::from(self.let_others_go_first(STREAM_WAIT_MAX));
+            let len = (way.buffer.len() as u64).min((end - at).min(polite) * page);
             let (blocks, len) = (len / page, usize::try_from(len).unwrap_or(0));
             way.carrier.read(at, &mut way.buffer[..len])?;
             let record = way.sender.data(at, &way.buffer[..len]);

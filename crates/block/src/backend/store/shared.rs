@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) written: Vec<u64>,
     /// Numbers of the volumes and snapshots that somebody outside has open, as often as he has.
     pub(super) used: Vec<u64>,
+    /// What snapshots are called that are being received.
+    pub(super) arriving: Vec<String>,
     /// How many volumes are open.
     pub(super) volumes_open: u64,
     /// For each volume that is open a count of how often its runs became old.
@@ -86,6 +88,7 @@ impl Shared {
             pages: VecDeque::new(),
             written: Vec::new(),
             used: Vec::new(),
+            arriving: Vec::new(),
             volumes_open: 0,
             epochs: BTreeMap::new(),
         };
@@ -213,6 +216,15 @@ impl State {
     pub(super) fn is_busy(&self) -> bool {
         let reads = self.seats.values().filter_map(|seat| seat.reads.as_ref());
         self.store.has_tasks() || reads.map(readers::Seat::oldest).any(|oldest| oldest != u64::MAX)
+    }
+
+    /// Notes that a snapshot is being received, unless it is already. Says whether it was not.
+    pub(super) fn begin_to_arrive(&mut self, part: &str) -> bool {
+        let is_new = !self.arriving.iter().any(|one| one == part);
+        if is_new {
+            self.arriving.push(part.to_owned());
+        }
+        is_new
     }
 
     /// What counts how often runs of a volume became old.

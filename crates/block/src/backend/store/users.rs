@@ -12,7 +12,25 @@ use super::{OpenStore, PAGE_BYTES};
 use crate::MediumError;
 use crate::open::{Kind, Opener};
 
+/// A volume that somebody reads who expects it to stay what it is. It is nobody's again when this is
+/// dropped.
+pub(super) struct Held<'a> {
+    open: &'a OpenStore,
+    id: u64,
+}
+
 impl OpenStore {
+    /// Sees to it that a volume is not taken away before the value is dropped.
+    pub(super) fn hold(&self, info: &VolumeInfo) -> Result<Held<'_>, MediumError> {
+        self.shared.lock().used.push(info.id);
+        let held = Held { open: self, id: info.id };
+        // It may have gone before.
+        match self.find(&info.name)? {
+            now if now.id == info.id => Ok(held),
+            _ => Err(self.refuse(&volume::StoreError::NoVolume(info.name.clone()))),
+        }
+    }
+
     /// What other devices are opened with that go with this store.
     pub fn opener(&self, more: &'static [(&'static str, &'static dyn Kind)]) -> Opener<'_> {
         let seed = host::random_seed();
@@ -84,5 +102,14 @@ impl OpenStore {
         let hint = "End what serves or uses it, and say the same again; a snapshot can be made of it \
                     at any time.";
         Err(MediumError::new(Blame::Caller, text).with_hint(hint))
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let used = &mut self.open.shared.lock().used;
+        if let Some(place) = used.iter().position(|id| *id == self.id) {
+            used.swap_remove(place);
+        }
     }
 }

@@ -52,6 +52,7 @@ fn ask(state: &State, method: &str, parameters: &Value) -> Result<Value, Refusal
         state,
         arguments: &arguments,
         later: &Later::default(),
+        passed: &crate::Passed::default(),
     })?;
     assert_eq!(method.answer.check(&answer), Ok(()));
     Ok(answer)

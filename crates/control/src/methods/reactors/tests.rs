@@ -57,6 +57,7 @@ impl World {
             state: &self.state,
             arguments: &arguments,
             later: &Later::default(),
+            passed: &crate::Passed::default(),
         };
         let answer = (method.run)(&call)?;
         assert_eq!(method.answer.check(&answer), Ok(()));
@@ -252,8 +253,13 @@ fn a_process_without_reactors_says_so() {
     let none = State::new().with(Reactors::new(|| None));
     for state in [State::new(), none] {
         let arguments = Arguments::default();
-        let call =
-            Call { table: &TABLE, state: &state, arguments: &arguments, later: &Later::default() };
+        let call = Call {
+            table: &TABLE,
+            state: &state,
+            arguments: &arguments,
+            later: &Later::default(),
+            passed: &crate::Passed::default(),
+        };
         let refusal = (TABLE.find("reactors").unwrap().run)(&call).unwrap_err();
         assert_eq!(refusal.code, Code::Absent);
     }

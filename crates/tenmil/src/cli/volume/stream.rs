@@ -4,16 +4,17 @@ use std::io::{IsTerminal, Write};
 
 use base::Instant;
 use block::Opener;
-use block::store::{Carried, Changed, PAGE_BYTES};
+use block::store::{Changed, PAGE_BYTES};
 use block::uri::Uri;
 use clap::Args;
 use control::orders::{kind_of_range as kind, size};
 use serde_json::{Value, json};
 
 use super::super::copy::line::Line;
+use super::super::hand::Hand;
 use super::super::store::table;
 use super::super::write_out;
-use super::{find, hand_on};
+use super::hand_on;
 use crate::Refused;
 
 #[derive(Debug, Args)]
@@ -131,14 +132,9 @@ pub(super) fn send(
         let hint = "Add `> FILE`, or `| tenmil volume receive VOLUME`.";
         return Err(Refused::caller(text).with_hint(hint));
     }
-    let (open, name) = find(opener, &arguments.volume)?;
-    let mut progress = Progress::new(opener, "sending");
-    let base = arguments.from.as_deref();
-    let sent = open.send(opener, base, &name, out, &mut |done| progress.turn(done));
-    progress.end();
-    let sent = sent?;
-    let text = if arguments.json { carried_json(&sent) } else { carried_text("sent", &sent) };
-    eprint!("{text}");
+    let (mut hand, name) = hand_on(opener, &arguments.volume)?;
+    let sent = hand.send(&name, arguments.from.as_deref(), out)?;
+    eprint!("{}", carried(sent, "sent", &hand, arguments.json));
     Ok(())
 }
 
@@ -148,23 +144,15 @@ pub(super) fn receive(
     arguments: &ReceiveArguments,
     out: &mut dyn Write,
 ) -> Result<(), Refused> {
-    let input = std::io::stdin();
-    if input.is_terminal() {
+    if std::io::stdin().is_terminal() {
         let text = "volume receive: standard input is a terminal, expected a file or a pipe";
         return Err(
             Refused::caller(text).with_hint("Add `< FILE`, as `volume send` has written it.")
         );
     }
-    let (open, name) = find(opener, &arguments.volume)?;
-    let mut progress = Progress::new(opener, "receiving");
-    let received = open.receive(&name, &mut input.lock(), &mut |done| progress.turn(done));
-    progress.end();
-    let received = received?;
-    let text = match arguments.json {
-        true => carried_json(&received),
-        false => carried_text("received", &received),
-    };
-    write_out(out, &text)
+    let (mut hand, name) = hand_on(opener, &arguments.volume)?;
+    let received = hand.receive(&name)?;
+    write_out(out, &carried(received, "received", &hand, arguments.json))
 }
 
 /// A bar on standard error.
@@ -192,30 +180,27 @@ impl<'a> Progress<'a> {
     }
 }
 
-fn carried_text(verb: &str, carried: &Carried) -> String {
-    let Carried { info, base, data_blocks, hole_blocks, was_there } = carried;
-    let name = &info.name;
-    if *was_there {
-        return format!("snapshot `{name}` was received before; the stream is whole\n");
+/// What was sent or received, for people or for programs, and by which process if that was another one.
+fn carried(mut carried: Value, verb: &str, hand: &Hand<'_>, is_json: bool) -> String {
+    match is_json {
+        true => {
+            carried["process"] = hand.pid().into();
+            format!("{carried:#}\n")
+        }
+        false => carried_text(verb, &carried) + &hand.by(),
     }
-    let since = base.as_ref().map(|base| format!(" since `{}`", base.name)).unwrap_or_default();
-    let (data, holes) = (size(bytes(*data_blocks)), size(bytes(*hole_blocks)));
-    let whole = size(bytes(info.blocks));
-    format!("snapshot `{name}` of {whole}{since}: {data} of data and {holes} of new holes {verb}\n")
 }
 
-fn carried_json(carried: &Carried) -> String {
-    let Carried { info, base, data_blocks, hole_blocks, was_there } = carried;
-    let document = json!({
-        "name": info.name,
-        "uuid": format!("{:032x}", info.uuid),
-        "size_bytes": bytes(info.blocks),
-        "base": base.as_ref().map(|base| &base.name),
-        "data_bytes": bytes(*data_blocks),
-        "hole_bytes": bytes(*hole_blocks),
-        "was_there": was_there,
-    });
-    format!("{document:#}\n")
+fn carried_text(verb: &str, carried: &Value) -> String {
+    let name = carried["name"].as_str().unwrap_or_default();
+    if carried["was_there"] == true {
+        return format!("snapshot `{name}` was received before; the stream is whole\n");
+    }
+    let base = carried["base"].as_str();
+    let since = base.map(|base| format!(" since `{base}`")).unwrap_or_default();
+    let [whole, data, holes] = ["size_bytes", "data_bytes", "hole_bytes"]
+        .map(|name| size(carried[name].as_u64().unwrap_or_default()));
+    format!("snapshot `{name}` of {whole}{since}: {data} of data and {holes} of new holes {verb}\n")
 }
 
 #[cfg(test)]

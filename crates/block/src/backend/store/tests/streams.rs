@@ -191,6 +191,61 @@ fn a_wrong_base_is_named_and_changes_nothing() {
 }
 
 #[test]
+fn what_is_sent_is_not_taken_away_meanwhile_and_what_arrives_arrives_once() {
+    let (source, target) = (source(), Bench::new("64m"));
+    let open = source.store();
+    let delete = |name: &str| open.change(Change::Delete { name: name.into(), orphan: false });
+    let users = || ["one", "two"].map(|name| open.users(&open.find(name).unwrap()));
+    let (mut stream, mut looks) = (Vec::new(), 0);
+    open.send(&source.opener(), Some("one"), "two", &mut stream, &mut |_| {
+        for name in ["one", "two"] {
+            let refused = delete(name).unwrap_err();
+            assert!(refused.to_string().contains("would lose it"), "{refused}");
+        }
+        assert_eq!(users(), [1, 1]);
+        looks += 1;
+        true
+    })
+    .unwrap();
+    assert!(looks > 0 && users() == [0, 0], "{looks}");
+    let (whole, _) = send(&source, None, "one");
+    looks = 0;
+    let to = target.store();
+    to.receive("uno", &mut &whole[..], &mut |_| {
+        let refused = receive(&target, &whole, "uno").unwrap_err();
+        assert!(refused.to_string().contains("it is being received already"), "{refused}");
+        assert!(refused.hint().unwrap().contains("tenmil get jobs"));
+        looks += 1;
+        true
+    })
+    .unwrap();
+    assert!(looks > 0 && receive(&target, &whole, "uno").unwrap().was_there);
+
+    // Somebody else takes the name while it arrives: nothing is left of it.
+    target.create("v", 10);
+    let taken = to.receive("due", &mut &whole[..], &mut |_| {
+        let change = Change::Snapshot { volume: "v".into(), name: "due".into(), uuid: 9 };
+        let _ = to.change(change);
+        true
+    });
+    assert!(taken.unwrap_err().to_string().contains("`due`"));
+    assert_eq!(names(&target), ["uno", "v", "due"]);
+    // And that of the part that has arrived.
+    let part = || format!("tre{INCOMPLETE}");
+    let taken = to.receive("tre", &mut &whole[..], &mut |_| {
+        let _ = to.change(Change::Rename { name: part(), to: "aside".into() });
+        let change = Change::Snapshot { volume: "v".into(), name: part(), uuid: 9 };
+        let _ = to.change(change);
+        true
+    });
+    assert!(taken.unwrap_err().to_string().contains("has become another volume meanwhile"));
+    to.change(Change::Delete { name: "aside".into(), orphan: false }).unwrap();
+    delete("two").unwrap();
+    drop((open, to));
+    assert!(source.is_clean() && target.is_clean());
+}
+
+#[test]
 fn a_store_without_room_refuses_a_stream_and_has_its_room_back() {
     let (source, target) = (source(), Bench::new("3m"));
     let (whole, _) = send(&source, None, "one");
