@@ -39,8 +39,8 @@ pub use jobs::{JOB, Long, Way, What};
 pub use order::Order;
 pub(crate) use order::{STORE as WHICH_STORE, flag, named, percent, size as bytes};
 pub use tell::{
-    LISTED, STORE, TOLD, Told, VOLUME, carried, device, devices_text, grown_text, percents,
-    scrubbed, size, store, volumes,
+    LISTED, STORE, TOLD, Told, VOLUME, carried, checked, device, devices_text, grown_text,
+    percents, scrubbed, size, store, volumes,
 };
 
 use self::jobs::Jobs;

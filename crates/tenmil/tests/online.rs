@@ -8,6 +8,7 @@ mod pool;
 mod served;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -635,4 +636,48 @@ fn a_receive_that_is_killed_leaves_nothing_and_only_one_at_a_time_is_done() {
     assert_eq!(names(&pool), ["db", "other", "monday"]);
     server.end();
     assert!(pool.bytes("monday") == bytes && pool.is_clean());
+}
+
+#[test]
+fn a_store_under_load_is_checked_as_of_a_commit_and_damage_is_told() {
+    let pool = Pool::new("512m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--unit", "4k"]);
+    let server = Server::start(&pool, "db");
+    let load = load(&pool, &server, "6");
+    let check = || pool.run(&["store", "check", &pool.device(), "--json"]);
+    let (began, mut rounds) = (Instant::now(), 0);
+    let mut generations = Vec::new();
+    while began.elapsed() < Duration::from_secs(5) {
+        let name = format!("s{rounds}");
+        pool.done(&["volume", "snapshot", &pool.volume("db"), &name]);
+        let found = parsed(&String::from_utf8(check().stdout).unwrap());
+        assert_eq!((&found["clean"], &found["process"]), (&true.into(), &server.pid().into()));
+        assert_eq!(found["volumes"], rounds + 2, "{found}");
+        generations.push(found["generation"].as_u64().unwrap());
+        rounds += 1;
+    }
+    assert!(rounds >= 2 && generations.is_sorted_by(|a, b| a < b), "{generations:?}");
+    is_content(load);
+    let text = pool.done(&["store", "check", &pool.device()]);
+    assert!(text.contains("clean; generation") && text.ends_with("which has the store open\n"));
+
+    // Every block of metadata but the superblocks.
+    let file = std::fs::File::options().read(true).write(true).open(pool.path("pool")).unwrap();
+    let blocks = file.metadata().unwrap().len() / 4096;
+    let mut head = [0; 101];
+    for block in 2..blocks - 2 {
+        file.read_exact_at(&mut head, block * 4096).unwrap();
+        if head[8..16] == *b"tenmilVS" {
+            file.write_all_at(&[head[100] ^ 1], block * 4096 + 100).unwrap();
+        }
+    }
+    let there = check();
+    let stopped = pool.run(&["store", "check", &pool.device()]);
+    server.end();
+    let here = check();
+    let found = [&there, &here].map(|output| parsed(&String::from_utf8_lossy(&output.stdout)));
+    assert_eq!([there.status.code(), here.status.code(), stopped.status.code()], [Some(3); 3]);
+    assert!(!found[0]["problems"].as_array().unwrap().is_empty());
+    assert_eq!(found[0]["problems"], found[1]["problems"]);
+    assert_eq!(found[1]["process"], Value::Null);
 }

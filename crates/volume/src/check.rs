@@ -19,7 +19,7 @@ use crate::ranges::{Deltas, Place, RangeSet};
 use crate::store::Store;
 use crate::tree::{ALL, Tree, child_bounds};
 
-/// A check under way. Nothing may be written to the store meanwhile.
+/// A check under way. None of the store's metadata may be written over meanwhile.
 #[derive(Debug)]
 pub struct Check {
     store: u128,
@@ -162,6 +162,11 @@ impl Check {
             check.visit(Visit { at, tree: Tree::of_store(kind), level: None, bounds: ALL });
         }
         check
+    }
+
+    /// How many blocks are known to be left to be read.
+    pub fn left(&self) -> usize {
+        self.to_visit.len()
     }
 
     /// The next block that has to be read; `None` once that was all.

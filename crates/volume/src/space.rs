@@ -148,14 +148,35 @@ impl Space {
     }
 
     /// Lets blocks go that were freed by transactions up to the `durable` one: those of data only up
-    /// to `past`, before which no transfer began that is under way.
-    pub(crate) fn release(&mut self, durable: u64, past: u64) {
+    /// to `past`, before which no transfer began that is under way, and those of metadata only up to
+    /// `held`, which somebody reads.
+    pub(crate) fn release(&mut self, durable: u64, past: u64, held: u64) {
         let before = self.quarantine.len() + self.freed_pages.len();
         self.quarantine.retain(|freed, _| *freed > past);
-        self.freed_pages.retain(|freed, _| *freed > durable);
+        self.freed_pages.retain(|freed, _| *freed > durable.min(held));
+        self.gather(durable);
         if self.quarantine.len() + self.freed_pages.len() < before {
             self.look_again();
         }
+    }
+
+    /// Makes one of the sets of pages that are kept for somebody only: whoever looks for room looks at
+    /// each.
+    fn gather(&mut self, durable: u64) {
+        let mut kept = self.freed_pages.extract_if(..=durable, |_, _| true).map(|(_, set)| set);
+        let Some(mut all) = kept.next() else { return };
+        for mut other in kept {
+            if other.blocks() > all.blocks() {
+                std::mem::swap(&mut all, &mut other);
+            }
+            other.iter().for_each(|range| all.insert(range));
+        }
+        self.freed_pages.insert(durable, all);
+    }
+
+    /// Blocks of metadata that are kept for somebody who reads an older state.
+    pub(crate) fn kept_for_readers(&self, durable: u64) -> u64 {
+        self.freed_pages.range(..=durable).map(|(_, set)| set.blocks()).sum()
     }
 
     /// Gives back a unit that was set aside.
@@ -433,13 +454,33 @@ mod tests {
         for (durable, past, expected) in
             [(4, 4, [true, true]), (4, 9, [true, false]), (5, 4, [false, false])]
         {
-            space.release(durable, past);
+            space.release(durable, past, u64::MAX);
             assert_eq!([page, data + 15].map(|at| is_kept(&space, at)), expected);
         }
         assert_eq!(space.free(&empty), free + 17);
         // What is data there in its next life is not taken for a page.
         space.quarantine(6, page..page + 1);
-        space.release(6, 5);
+        space.release(6, 5, u64::MAX);
         assert!(is_kept(&space, page));
+    }
+
+    #[test]
+    fn pages_that_somebody_reads_are_kept_in_one_set_until_he_lets_go() {
+        let empty = Superblock { blocks: 1024, ..Superblock::decode(&[0; Superblock::BYTES]) };
+        let mut space = Space::new(&empty);
+        let is_kept = |space: &Space, at| matches!(space.look(at), Place::Taken(_));
+        for generation in 5..=9 {
+            let page = 100 + 2 * generation;
+            space.dropped.insert(page);
+            space.quarantine(generation, page..page + 1);
+            space.release(generation, u64::MAX, 6);
+        }
+        // Those of 5 and 6 the state of 6 has not.
+        let kept = [5, 6, 7, 8, 9].map(|generation| is_kept(&space, 100 + 2 * generation));
+        assert_eq!(kept, [false, false, true, true, true]);
+        assert_eq!((space.freed_pages.len(), space.kept_for_readers(9)), (1, 3));
+        space.release(9, u64::MAX, u64::MAX);
+        assert_eq!((space.freed_pages.len(), space.kept_for_readers(9)), (0, 0));
+        assert!(!is_kept(&space, 118));
     }
 }

@@ -62,6 +62,8 @@ pub struct Store {
     transfers: BTreeMap<u64, u64>,
     /// The transaction in which the oldest read began that the store does not know of.
     oldest_read: u64,
+    /// Transactions whose metadata somebody reads, one for each of them.
+    held: Vec<u64>,
     ios: BTreeMap<u64, Purpose>,
     next_io: u64,
     commit: Commit,
@@ -122,6 +124,7 @@ impl Store {
             pending: Pending::new(),
             transfers: BTreeMap::new(),
             oldest_read: u64::MAX,
+            held: Vec::new(),
             ios: BTreeMap::new(),
             next_io: 0,
             commit: Commit::Idle,
@@ -181,6 +184,11 @@ impl Store {
         self.books.superblock.blocks
     }
 
+    /// Where the copies of the last durable superblock lie.
+    pub const fn superblocks(&self) -> [u64; 2] {
+        Superblock::places(self.durable.generation, self.durable.superblock.front())
+    }
+
     /// Which store it is, and what the last durable superblock says.
     pub(crate) const fn durable(&self) -> (u128, Superblock) {
         (self.books.store, self.durable.superblock)
@@ -228,6 +236,33 @@ impl Store {
         if std::mem::replace(&mut self.oldest_read, transaction) < transaction {
             self.release();
         }
+    }
+
+    /// What the last durable superblock leads to, as a store of its own that is only read. Until
+    /// [`let_go`](Self::let_go) is called with its generation, none of its metadata is written over,
+    /// whatever happens to this one.
+    #[must_use]
+    pub fn hold_still(&mut self) -> Self {
+        let Frozen { generation, superblock, devices } = self.durable.clone();
+        self.held.push(generation);
+        Self::new(self.books.store, generation, superblock, devices, 0)
+    }
+
+    /// Somebody who read the metadata of a transaction does not any more.
+    pub fn let_go(&mut self, generation: u64) {
+        if let Some(place) = self.held.iter().position(|held| *held == generation) {
+            self.held.swap_remove(place);
+        }
+        self.release();
+    }
+
+    /// Whether there is room only because metadata are kept for somebody who reads them: he ought to let
+    /// go.
+    pub fn lacks_what_is_held(&self) -> bool {
+        let space = &self.books.space;
+        let (held, free) =
+            (space.kept_for_readers(self.durable.generation), space.free(&self.books.superblock));
+        held > 0 && free < space.kept + held + self.books.reserve()
     }
 
     /// Bytes of metadata in memory now.

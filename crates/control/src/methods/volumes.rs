@@ -188,6 +188,16 @@ pub(super) const METHODS: &[Method] = &[
     },
     Method {
         verb: Verb::Set,
+        name: "store_check",
+        parameters: &[WHICH_STORE, UNHEARD],
+        answer: Shape::Record(JOB),
+        help: "Begin to read all metadata of a store, as of its last commit, and compare everything with \
+               everything, while others go on",
+        example: "tenmil set store_check",
+        run: |call| begin(call, What::Check),
+    },
+    Method {
+        verb: Verb::Set,
         name: "volume_inflate",
         parameters: &[WHICH_STORE, named("name", VOLUME), RATE, UNHEARD],
         answer: Shape::Record(JOB),

@@ -13,7 +13,7 @@ use host::{Clock, Stop, Thread};
 use serde_json::{Map, Value, json};
 
 use super::conduit::Conduit;
-use super::{Kinds, Told, carried, refusal, scrubbed, size, workers};
+use super::{Kinds, Told, carried, checked, refusal, scrubbed, size, workers};
 use crate::event::{Announcer, Event, EventKind};
 use crate::refusal::{Code, Refusal};
 use crate::shape::{Field, Shape};
@@ -34,6 +34,8 @@ pub struct Long {
 pub enum What {
     /// All data of a store are read and compared with their checksums.
     Scrub,
+    /// All metadata of a store are read and compared with each other.
+    Check,
     /// The volume of this name is made thick.
     Inflate(String),
     /// The volume of this name is to need no parent.
@@ -62,7 +64,7 @@ pub enum Way<'a> {
 /// What is told of a job.
 pub const JOB: &[Field] = &[
     Field::new("id", Shape::Whole, "its number, which is never used again"),
-    Field::new("what", Shape::Text, "scrub, inflate, decouple, send or receive"),
+    Field::new("what", Shape::Text, "scrub, check, inflate, decouple, send or receive"),
     Field::new("store", Shape::Text, "the device with the store that it is about"),
     Field::new("volume", Shape::Maybe(&Shape::Text), "the volume that it is about"),
     Field::new("state", Shape::Text, "running, done, refused or stopped"),
@@ -122,6 +124,7 @@ impl What {
     const fn name(&self) -> &'static str {
         match self {
             Self::Scrub => "scrub",
+            Self::Check => "check",
             Self::Inflate(_) => "inflate",
             Self::Decouple(_) => "decouple",
             Self::Send { .. } => "send",
@@ -136,7 +139,7 @@ impl What {
 
     fn volume(&self) -> Option<&str> {
         match self {
-            Self::Scrub => None,
+            Self::Scrub | Self::Check => None,
             Self::Inflate(name)
             | Self::Decouple(name)
             | Self::Send { name, .. }
@@ -150,6 +153,7 @@ impl Long {
     pub fn request(&self, device: &str) -> (String, Map<String, Value>) {
         let method = match self.what {
             What::Scrub => "set_store_scrub",
+            What::Check => "set_store_check",
             What::Inflate(_) => "set_volume_inflate",
             What::Decouple(_) => "set_volume_decouple",
             What::Send { .. } => "set_volume_send",
@@ -195,6 +199,7 @@ impl Long {
                 Way::In(input) => open.receive(name, input, watch).map(|came| carried(&came)),
                 _ => Err(no_way(open, "receive")),
             },
+            What::Check => open.check(&opener, watch).map(|seen| checked(&seen)),
             What::Scrub => Ok(scrubbed(open, &open.scrub(rate, watch)?)),
             What::Inflate(name) => {
                 let Inflated { info, was_there } = open.inflate(&opener, name, rate, watch)?;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use block::MediumError;
 use block::store::{
-    Account, Bad, Carried, Cause, DeviceInfo, Grown, Info, OpenStore, PAGE_BYTES, Parent, Scrubbed,
+    Account, Bad, Carried, Cause, Checked, CheckedParent, Counted, DeviceInfo, Grown, Info,
+    OpenStore, PAGE_BYTES, Parent, Scrubbed,
 };
 use serde_json::{Value, json};
 
@@ -289,6 +290,38 @@ pub fn carried(carried: &Carried) -> Value {
         "data_bytes": bytes(*data_blocks),
         "hole_bytes": bytes(*hole_blocks),
         "was_there": was_there,
+    })
+}
+
+/// What a look at all metadata has found.
+pub fn checked(checked: &Checked) -> Value {
+    let Checked { name, uuid, generation, devices, damaged, report, parents } = checked;
+    let parent = |one: &CheckedParent| json!({ "uri": one.parent.uri, "volumes": one.volumes, "problem": one.problem });
+    let counted = |Counted { volume, name, account }: &Counted| {
+        json!({
+            "number": volume,
+            "name": name,
+            "used_blocks": account.used,
+            "shared_blocks": account.shared,
+            "unique_blocks": account.unique,
+            "reserved_blocks": account.reserved,
+            "missing_blocks": account.missing,
+        })
+    };
+    let found = report.findings.iter().map(ToString::to_string);
+    let problems: Vec<String> = damaged.iter().cloned().chain(found).collect();
+    json!({
+        "name": name,
+        "uuid": format!("{uuid:032x}"),
+        "generation": generation,
+        "devices": devices.iter().map(device).collect::<Vec<Value>>(),
+        "clean": problems.is_empty(),
+        "problems": problems,
+        "volumes": report.volumes,
+        "accounts": report.accounts.iter().map(counted).collect::<Vec<Value>>(),
+        "metadata_blocks": report.metadata,
+        "used_blocks": report.used,
+        "parents": parents.iter().map(parent).collect::<Vec<Value>>(),
     })
 }
 

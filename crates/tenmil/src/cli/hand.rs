@@ -70,6 +70,25 @@ impl<'a> Hand<'a> {
         }
     }
 
+    /// What comes of something that is done with a device that nobody has open; or the process that has
+    /// its store.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be done here, or whoever has the device cannot be told.
+    pub(super) fn elsewhere_or<T>(
+        opener: &'a Opener<'a>,
+        place: &Place,
+        here: impl FnOnce(&Opener<'_>, &Place) -> Result<T, MediumError>,
+    ) -> Result<Result<T, Self>, Refused> {
+        let mut silent = Vec::new();
+        if let Some(there) = look_for(opener, place, &mut silent) {
+            return Ok(Err(Self::There(there)));
+        }
+        let done = here(opener, place);
+        done.map(Ok).map_err(|error| explained(&error, place, &silent))
+    }
+
     /// The process that has it open, if that is another one.
     pub(super) fn pid(&self) -> Option<u32> {
         match self {

@@ -1,5 +1,6 @@
 //! `tenmil store`.
 
+mod check;
 mod devices;
 mod rescue;
 mod scrub;
@@ -10,14 +11,13 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use base::Blame;
 use block::Opener;
-use block::store::{self, Checked, CheckedParent, Counted, Created, PAGE_BYTES, Place};
+use block::store::{self, Created, PAGE_BYTES, Place};
 use block::uri::Uri;
 use clap::{Args, Subcommand};
 use dma::Regions;
 use host::{Clock, random_seed};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::devices::GrowArguments;
 use self::rescue::RescueArguments;
@@ -44,7 +44,7 @@ enum Command {
     Open(ShowArguments),
     /// Say the same of several stores, a line each.
     List(ListArguments),
-    /// Read all metadata of a store that nobody has open, and compare everything with everything.
+    /// Read all metadata of a store, and compare everything with everything, also while it is served.
     Check(ShowArguments),
     /// Read all data of a store, and compare them with their checksums where there are some, while
     /// others use it.
@@ -130,7 +130,7 @@ pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<Exi
             write_out(out, &summary::list(opener, list)?)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Check(show) => check(opener, show, out),
+        Command::Check(show) => check::check(opener, show, out),
         Command::Scrub(scrub) => scrub::scrub(opener, scrub, out),
         Command::Grow(it) => {
             write_out(out, &devices::grow(opener, it)?)?;
@@ -172,80 +172,6 @@ pub(super) fn with_opener<T>(
     let regions = Regions::new(REGIONS_MAX);
     let (clock, seed) = (Clock::start(), random_seed());
     body(&Opener { regions: &regions, clock, seed, more: crate::KINDS })
-}
-
-/// Checks, and says by the exit code whether the store is whole.
-fn check(
-    opener: &Opener<'_>,
-    show: &ShowArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
-    let checked = store::check(opener, &Place::of(&show.device)?)?;
-    let is_whole = checked.damaged.is_empty() && checked.report.findings.is_empty();
-    write_out(out, &if show.json { check_json(&checked) } else { check_text(&checked) })?;
-    let code = if is_whole { 0 } else { Blame::Peer.exit_code() };
-    Ok(ExitCode::from(code))
-}
-
-fn check_text(checked: &Checked) -> String {
-    let Checked { name, generation, damaged, report, parents, .. } = checked;
-    let mut text = String::new();
-    for problem in damaged {
-        let _ = writeln!(text, "{problem}");
-    }
-    for finding in &report.findings {
-        let _ = writeln!(text, "{finding}");
-    }
-    let (volumes, metadata) = (report.volumes, report.metadata);
-    for CheckedParent { parent, volumes, problem } in parents {
-        let (uri, of) = (&parent.uri, volumes.join("`, `"));
-        let said = problem.as_ref().map_or("is what it was".into(), |problem| {
-            format!("not to be had, and neither are they: {problem}")
-        });
-        let _ = writeln!(text, "parent {uri} of `{of}`: {said}");
-    }
-    let problems = damaged.len() + report.findings.len();
-    let verdict = if problems == 0 { "clean".into() } else { format!("{problems} problems") };
-    let _ = writeln!(
-        text,
-        "store `{name}`: {verdict}; generation {generation}, {volumes} volumes, \
-         {metadata} blocks of metadata"
-    );
-    text
-}
-
-fn check_json(checked: &Checked) -> String {
-    let Checked { name, uuid, generation, devices, damaged, report, parents } = checked;
-    let parent = |one: &CheckedParent| json!({ "uri": one.parent.uri, "volumes": one.volumes, "problem": one.problem });
-    let found = report.findings.iter().map(ToString::to_string);
-    let problems: Vec<String> = damaged.iter().cloned().chain(found).collect();
-    let document = json!({
-        "name": name,
-        "uuid": format!("{uuid:032x}"),
-        "generation": generation,
-        "devices": devices.iter().map(control::orders::device).collect::<Vec<Value>>(),
-        "clean": problems.is_empty(),
-        "problems": problems,
-        "volumes": report.volumes,
-        "accounts": report.accounts.iter().map(counted).collect::<Vec<Value>>(),
-        "metadata_blocks": report.metadata,
-        "used_blocks": report.used,
-        "parents": parents.iter().map(parent).collect::<Vec<Value>>(),
-    });
-    format!("{document:#}\n")
-}
-
-fn counted(counted: &Counted) -> Value {
-    let Counted { volume, name, account } = counted;
-    json!({
-        "number": volume,
-        "name": name,
-        "used_blocks": account.used,
-        "shared_blocks": account.shared,
-        "unique_blocks": account.unique,
-        "reserved_blocks": account.reserved,
-        "missing_blocks": account.missing,
-    })
 }
 
 /// Rows under each other: the first and the last column to the left, those between to the right.

@@ -202,7 +202,8 @@ impl Store {
         let oldest = oldest.min(self.oldest_read);
         let durable = self.durable.generation;
         let past = durable.min(oldest.saturating_sub(1));
-        self.books.space.release(durable, past);
+        let held = self.held.iter().min().copied().unwrap_or(u64::MAX);
+        self.books.space.release(durable, past, held);
         self.books.space.settle(past);
     }
 

@@ -4,39 +4,17 @@ use base::{Blame, Medium, Outcome};
 use host::machine::Machine;
 use volume::devices::LABEL_BLOCKS;
 use volume::format::STORE_BLOCKS_MIN;
-use volume::{
-    Account, Action, Answer, Ask, Check, Counted, End, Finding, NewStore, Opened as OpenedStore,
-    Opening, Parent, Report, Step, Store, StoreError,
-};
+use volume::{NewStore, Opened as OpenedStore, Opening, Step, Store, StoreError};
 
-use super::ground::{DeviceInfo, Ground, Member};
+use super::check::{Checked, Walk};
+use super::ground::{Ground, Member};
 use super::grow::Grown;
-use super::outside::{self, CheckedParent, Child};
+use super::outside::{self, Child};
 use super::raw::Raw;
 use super::{OpenStore, Place, Shape, refusal};
 use crate::open::Opener;
 use crate::uri::Uri;
 use crate::{Existing, MediumError, guard};
-
-/// What a look at a whole store has found.
-#[derive(Clone, Debug)]
-pub struct Checked {
-    /// The store's name.
-    pub name: String,
-    /// Which store it is.
-    pub uuid: u128,
-    /// The transaction that was looked at.
-    pub generation: u64,
-    /// What it lies on.
-    pub devices: Vec<DeviceInfo>,
-    /// Copies of the superblock that cannot be read, and what is wrong with them.
-    pub damaged: Vec<String>,
-    /// What else is wrong, and how much was looked at.
-    pub report: Report,
-    /// What lies below volumes outside the store, and whether it could be looked at. It is no fault of
-    /// the store if it could not.
-    pub parents: Vec<CheckedParent>,
-}
 
 /// What has come of making a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,16 +148,8 @@ pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError>
     ground.open_others(opener, place, &store, true)?;
     let mut raw = Raw::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape)
         .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
-    let mut check = Check::of(&store);
-    while let Some(at) = check.next_read() {
-        read_into(&mut raw, at, |bytes| check.handle_read(bytes));
-    }
-    let mut report = check.finish();
-    for counted in &report.accounts {
-        let told = account(&mut raw, &mut store, &counted.name);
-        report.findings.extend(differs(counted, told));
-    }
-    let found = parents(&mut raw, &mut store);
+    let mut walk = Walk { pages: &mut raw, store: &mut store };
+    let (report, found) = walk.whole(&mut |_| Ok(()))?;
     let name = place.store.to_string();
     let child = Child { device: &name, uuid: store.uuid() };
     let parents = outside::look_at_all(opener, child, found.into_iter());
@@ -192,56 +162,6 @@ pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError>
         report,
         parents,
     })
-}
-
-/// What a store says of the room of a volume.
-fn account(raw: &mut Raw<'_>, store: &mut Store, name: &str) -> Option<Account> {
-    match ask(raw, store, Ask::Account(name.into()))? {
-        Answer::Account(account) => Some(account),
-        _ => None,
-    }
-}
-
-/// Volumes that have parents, and which.
-fn parents(raw: &mut Raw<'_>, store: &mut Store) -> Vec<(String, Parent)> {
-    let Some(Answer::Volumes(volumes)) = ask(raw, store, Ask::List) else { return Vec::new() };
-    let mut found = Vec::new();
-    for info in volumes.into_iter().filter(|info| info.reach > 0) {
-        if let Some(Answer::Parent(Some(parent))) = ask(raw, store, Ask::Parent { volume: info.id })
-        {
-            found.push((info.name, parent));
-        }
-    }
-    found
-}
-
-/// What a store answers, with nothing written, whatever it wants written.
-fn ask(raw: &mut Raw<'_>, store: &mut Store, ask: Ask) -> Option<Answer> {
-    store.submit(0, ask);
-    while let Some(action) = store.next_action() {
-        if let Action::ReadPage { io, at } = action {
-            read_into(raw, at, |bytes| match bytes {
-                Ok(bytes) => store.complete(io, End::Read(bytes)),
-                Err(outcome) => store.complete(io, End::Failed(outcome)),
-            });
-        }
-    }
-    store.next_answer()?.1.ok()
-}
-
-/// Whether the room of a volume is not what a walk through everything says it is.
-fn differs(counted: &Counted, told: Option<Account>) -> Option<Finding> {
-    let Counted { volume, account, .. } = *counted;
-    let told = told.unwrap_or_default();
-    let numbers = [
-        ("unique blocks", told.unique, account.unique),
-        ("shared blocks", told.shared, account.shared),
-        ("reserved blocks", told.reserved, account.reserved),
-        ("missing blocks", told.missing, account.missing),
-    ];
-    let wrong = numbers.into_iter().find(|(_, told, counted)| told != counted);
-    let (what, recorded, counted) = wrong.unwrap_or(("used blocks", told.used, account.used));
-    (told != account).then_some(Finding::Number { what, volume, recorded, counted })
 }
 
 /// Opens what lies there.
@@ -270,7 +190,11 @@ pub(super) fn look(
     })
 }
 
-fn read_into(raw: &mut Raw<'_>, at: u64, take: impl FnOnce(Result<&[u8; 4096], Outcome>)) {
+pub(super) fn read_into(
+    raw: &mut Raw<'_>,
+    at: u64,
+    take: impl FnOnce(Result<&[u8; 4096], Outcome>),
+) {
     let mut page = [0; 4096];
     let read = raw.read(at, &mut page);
     take(read.map(|()| &page));

@@ -1,5 +1,6 @@
 //! Volumes on devices that come and go.
 
+mod checks;
 mod devices;
 mod known;
 mod made;
