@@ -3,17 +3,18 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it waits for processes")]
 
+mod online_streams;
 mod pool;
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use pool::{MIB, Pool};
-use serde_json::{Value, json};
+use serde_json::Value;
 use served::tools;
 
 /// A process that serves a volume over NVMe/TCP, and can be asked by those who use the pool. Dropping it
@@ -398,244 +399,9 @@ fn whoever_holds_a_store_and_does_not_answer_is_named_with_the_remedy() {
     assert!(error.contains(&format!("process {} (", locker.id())), "{error}");
 }
 
-/// A command whose standard input and output go to and from files of the pool.
-fn through(pool: &Pool, words: &[&str], input: Option<&str>, output: Option<&str>) -> Output {
-    let mut command = pool.command(words);
-    if let Some(name) = input {
-        command.stdin(std::fs::File::open(pool.path(name)).unwrap());
-    }
-    if let Some(name) = output {
-        command.stdout(std::fs::File::create(pool.path(name)).unwrap());
-    }
-    command.output().unwrap()
-}
-
+/// What a command has said on standard error.
 fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[test]
-fn snapshots_go_from_a_store_under_load_to_another_one_under_load() {
-    let (source, target) = (Pool::new("512m"), Pool::new("512m"));
-    for pool in [&source, &target] {
-        pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--unit", "4k"]);
-    }
-    let (from, to) = (Server::start(&source, "db"), Server::start(&target, "db"));
-    is_content(load(&source, &from, "2"));
-    let loads = [load(&source, &from, "8"), load(&target, &to, "8")];
-    for (name, base) in [("first", None), ("second", Some("first"))] {
-        source.done(&["volume", "snapshot", &source.volume("db"), name]);
-        let snapshot = source.volume(name);
-        let mut words = vec!["volume", "send", &snapshot, "--json"];
-        words.extend(base.iter().flat_map(|base| ["--from", base]));
-        let sent = through(&source, &words, None, Some("stream"));
-        assert_eq!(sent.status.code(), Some(0), "{}", errors(&sent));
-        let sent = parsed(&errors(&sent));
-        assert_eq!((&sent["process"], &sent["name"]), (&from.pid().into(), &name.into()));
-        assert!(sent["data_bytes"].as_u64().unwrap() > 0 && sent["base"] == json!(base), "{sent}");
-        std::fs::rename(source.path("stream"), target.path("stream")).unwrap();
-        for was_there in [false, true] {
-            let words = ["volume", "receive", &target.volume(name), "--json"];
-            let received = through(&target, &words, Some("stream"), None);
-            assert_eq!(received.status.code(), Some(0), "{}", errors(&received));
-            let received = parsed(&String::from_utf8(received.stdout).unwrap());
-            assert_eq!(received["process"], to.pid());
-            assert_eq!(
-                (&received["was_there"], &received["uuid"]),
-                (&was_there.into(), &sent["uuid"])
-            );
-        }
-    }
-    loads.into_iter().for_each(is_content);
-    assert_eq!(names(&target), ["db", "first", "second"]);
-    let users = |pool: &Pool| ["first", "second"].map(|name| pool.listed(name)["users"].clone());
-    assert_eq!([users(&source), users(&target)], [[0, 0], [0, 0]].map(|all| all.map(Value::from)));
-    from.end();
-    to.end();
-    for name in ["first", "second"] {
-        assert!(source.bytes(name) == target.bytes(name), "{name}");
-    }
-    assert!(source.is_clean() && target.is_clean());
-}
-
-/// A store with a snapshot of 32 MiB of which 24 are written, that is served, and its bytes.
-fn snapshot() -> (Pool, Server, Vec<u8>) {
-    let pool = Pool::new("256m");
-    pool.done(&["volume", "create", &pool.volume("db"), "--size", "32m"]);
-    let bytes = pool.write("source", 32 * MIB, 6);
-    pool.done(&["copy", &pool.file("source"), &pool.volume("db")]);
-    pool.done(&["volume", "snapshot", &pool.volume("db"), "monday"]);
-    pool.done(&["volume", "create", &pool.volume("other"), "--size", "4m"]);
-    let server = Server::start(&pool, "other");
-    (pool, server, bytes)
-}
-
-#[test]
-fn a_stream_that_nobody_reads_any_more_ends_and_gives_its_snapshot_back() {
-    let (pool, server, _) = snapshot();
-    let monday = pool.volume("monday");
-    let words = ["volume", "send", &monday];
-    let send = || {
-        let mut send = pool.command(&words);
-        let send = send.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        assert_eq!(job(&server, &pool, true)["what"], "send");
-        send
-    };
-    // As long as somebody is there who wants it, it waits for him, and nobody takes the snapshot away.
-    let mut stalled = send();
-    std::thread::sleep(Duration::from_secs(6));
-    assert_eq!(job(&server, &pool, true)["volume"], "monday");
-    let (code, text) = pool.refused(&["volume", "delete", &monday]);
-    assert!(code == Some(2) && text.contains("whoever has it open would lose it"), "{text}");
-    drop(stalled.stdout.take());
-    let output = stalled.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", errors(&output));
-    assert!(errors(&output).contains("write the stream: Broken pipe"), "{}", errors(&output));
-    assert_eq!(job(&server, &pool, false)["state"], "refused");
-
-    for name in ["INT", "KILL", "STOP"] {
-        let mut send = send();
-        signal(send.id(), name);
-        let began = Instant::now();
-        assert_ne!(job(&server, &pool, false)["state"], "done", "{name}");
-        assert!(began.elapsed() < Duration::from_secs(10), "{name}: {:?}", began.elapsed());
-        send.kill().unwrap();
-        assert_eq!(send.wait().unwrap().code(), None, "{name} ends it, as where nobody serves");
-    }
-    let stopped = send();
-    let id = job(&server, &pool, true)["id"].to_string();
-    pool.done(&["set", "job", &format!("id={id}"), "stop=true"]);
-    assert_eq!(job(&server, &pool, false)["state"], "stopped");
-    let output = stopped.wait_with_output().unwrap();
-    assert!(errors(&output).contains("nobody wants it any more"), "{}", errors(&output));
-    assert_eq!(pool.listed("monday")["users"], 0);
-
-    let left = send();
-    let began = Instant::now();
-    let pid = server.pid();
-    server.end();
-    assert!(began.elapsed() < Duration::from_secs(5), "it goes whatever it does");
-    let output = left.wait_with_output().unwrap();
-    let error = errors(&output);
-    assert!(
-        output.status.code() == Some(3) && error.contains(&format!("process {pid}")),
-        "{error}"
-    );
-    pool.done(&["volume", "delete", &monday]);
-    assert!(pool.is_clean());
-}
-
-#[test]
-fn what_cannot_be_sent_or_received_is_refused_as_where_nobody_serves() {
-    let (pool, server, _) = snapshot();
-    pool.done(&["volume", "snapshot", &pool.volume("db"), "tuesday"]);
-    let [monday, other, none, taken] =
-        ["monday", "other", "none", "db"].map(|name| pool.volume(name));
-    let tuesday = pool.volume("tuesday");
-    let words = ["volume", "send", &tuesday, "--from", "monday"];
-    assert!(through(&pool, &words, None, Some("rest")).status.success());
-    assert!(through(&pool, &["volume", "send", &monday], None, Some("whole")).status.success());
-    std::fs::write(pool.path("wrong"), [7; 5000]).unwrap();
-    std::fs::File::options()
-        .write(true)
-        .open(pool.path("whole"))
-        .unwrap()
-        .set_len(9 << 20)
-        .unwrap();
-    pool.done(&["volume", "delete", &monday]);
-    let all = || {
-        let send =
-            |words: &[&str]| through(&pool, &[&["volume", "send"], words].concat(), None, None);
-        let receive =
-            |name: &str, input| through(&pool, &["volume", "receive", name], Some(input), None);
-        let outputs = [
-            send(&[&other]),
-            send(&[&none]),
-            send(&[&tuesday, "--from", "none"]),
-            receive(&none, "wrong"),
-            receive(&none, "whole"),
-            receive(&none, "rest"),
-            receive(&taken, "rest"),
-        ];
-        outputs.map(|output| (output.status.code(), errors(&output)))
-    };
-    let there = all();
-    assert_eq!(names(&pool), ["db", "other", "tuesday"], "nothing is left of what was cut");
-    server.end();
-    for (there, here) in there.iter().zip(&all()) {
-        assert!(here.0.is_some_and(|code| code > 0), "{here:?}");
-        assert_eq!(there, here);
-    }
-    assert!(pool.is_clean());
-}
-
-#[test]
-fn a_receive_that_is_killed_leaves_nothing_and_only_one_at_a_time_is_done() {
-    let (pool, server, bytes) = snapshot();
-    let monday = pool.volume("monday");
-    assert!(through(&pool, &["volume", "send", &monday], None, Some("whole")).status.success());
-    let whole = std::fs::read(pool.path("whole")).unwrap();
-    pool.done(&["volume", "delete", &monday]);
-    let words = ["volume", "receive", &monday];
-    let begin = || {
-        let mut receive = pool.command(&words);
-        let mut receive = receive.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Half of it, and then nothing.
-        receive.stdin.as_mut().unwrap().write_all(&whole[..whole.len() / 2]).unwrap();
-        receive
-    };
-    let is_there = |name: &str| names(&pool).iter().any(|one| one == name);
-    let until = |is_met: &dyn Fn() -> bool| {
-        let until = Instant::now() + Duration::from_secs(10);
-        while !is_met() {
-            assert!(Instant::now() < until, "{:?}", names(&pool));
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    for name in ["KILL", "INT", "STOP"] {
-        let mut first = begin();
-        until(&|| is_there("monday.incomplete"));
-        let second = through(&pool, &words, Some("whole"), None);
-        let error = errors(&second);
-        assert!(second.status.code() == Some(2) && error.contains("received already"), "{error}");
-        let (_, error) = pool.refused(&["volume", "delete", &pool.volume("monday.incomplete")]);
-        assert!(error.contains("it is open in process"), "{error}");
-        signal(first.id(), name);
-        until(&|| !is_there("monday.incomplete"));
-        first.kill().unwrap();
-        first.wait().unwrap();
-        assert_ne!(job(&server, &pool, false)["state"], "done");
-    }
-    // One whose name is taken meanwhile is refused, and leaves nothing either.
-    let mut first = begin();
-    until(&|| is_there("monday.incomplete"));
-    pool.done(&["volume", "snapshot", &pool.volume("db"), "monday"]);
-    first.stdin.as_mut().unwrap().write_all(&whole[whole.len() / 2..]).unwrap();
-    let output = first.wait_with_output().unwrap();
-    assert!(errors(&output).contains("`monday`"), "{}", errors(&output));
-    assert_eq!(output.status.code(), Some(2));
-    assert!(!is_there("monday.incomplete"));
-    pool.done(&["volume", "delete", &monday]);
-
-    let received = through(&pool, &words, Some("whole"), None);
-    let said = String::from_utf8_lossy(&received.stdout);
-    assert!(said.ends_with("which has the store open\n") && said.contains("received\n"), "{said}");
-    server.end();
-    assert!(pool.bytes("monday") == bytes);
-
-    // What a killed process leaves the next receive replaces.
-    pool.done(&["volume", "delete", &monday]);
-    let server = Server::start(&pool, "other");
-    let mut first = begin();
-    until(&|| is_there("monday.incomplete"));
-    drop(server);
-    assert_ne!(first.wait().unwrap().code(), Some(0));
-    assert!(pool.is_clean());
-    let server = Server::start(&pool, "other");
-    assert!(through(&pool, &words, Some("whole"), None).status.success());
-    assert_eq!(names(&pool), ["db", "other", "monday"]);
-    server.end();
-    assert!(pool.bytes("monday") == bytes && pool.is_clean());
 }
 
 #[test]
@@ -680,4 +446,57 @@ fn a_store_under_load_is_checked_as_of_a_commit_and_damage_is_told() {
     assert!(!found[0]["problems"].as_array().unwrap().is_empty());
     assert_eq!(found[0]["problems"], found[1]["problems"]);
     assert_eq!(found[1]["process"], Value::Null);
+}
+
+#[test]
+fn a_device_that_moves_while_it_is_served_is_found_again_and_rescue_is_for_others() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    pool.done(&["store", "grow", "file:pool", "--add", "file:more?size=16m"]);
+    let server = Server::start(&pool, "db");
+    std::fs::copy(pool.path("more"), pool.path("copy")).unwrap();
+    std::fs::rename(pool.path("more"), pool.path("moved")).unwrap();
+    let set = |number: &str, name: &str| {
+        let place = format!("{number}={}", pool.file(name));
+        pool.run(&["store", "set", "file:pool", "--device", &place])
+    };
+    let by = format!("by process {} (", server.pid());
+    for already in ["", " already"] {
+        let said = String::from_utf8(set("1", "moved").stdout).unwrap();
+        let expected =
+            format!("device 1 of store `store` is at {}{already}\n{by}", pool.file("moved"));
+        assert!(said.starts_with(&expected), "{said}");
+    }
+    let place = format!("1={}", pool.file("moved"));
+    let words = ["store", "set", "file:pool", "--device", &place, "--json"];
+    let told = parsed(&pool.done(&words));
+    assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
+    assert_eq!(told["devices"][1]["uri"], pool.file("moved"));
+    for name in ["copy", "none"] {
+        let refused = set("1", name);
+        let error = errors(&refused);
+        assert!(
+            refused.status.code() == Some(2) && error.contains("is not device 1 of it"),
+            "{error}"
+        );
+    }
+    let unknown = set("5", "moved");
+
+    let other = Pool::new("64m");
+    for (source, target, remedy) in [
+        (pool.device(), other.device(), "`send` and `receive`"),
+        (other.device(), pool.device(), "rescue into another store"),
+    ] {
+        let (code, error) = pool.refused(&["store", "rescue", &source, &target]);
+        let found = format!("is open in process {} (", server.pid());
+        assert!(code == Some(2) && error.contains(&found) && error.contains(remedy), "{error}");
+    }
+    server.end();
+    let told = parsed(&pool.done(&words));
+    assert_eq!((&told["changed"], &told["process"]), (&false.into(), &Value::Null));
+    let alone = set("5", "moved");
+    assert_eq!(unknown.status.code(), alone.status.code());
+    let errors = [&unknown, &alone].map(errors);
+    assert!(errors[0] == errors[1] && errors[0].contains("no device 5"), "{errors:?}");
+    assert!(pool.is_clean());
 }

@@ -167,6 +167,21 @@ pub(super) const METHODS: &[Method] = &[
         "tenmil set store_grow add=file:/srv/more"
     ),
     order!(
+        "store_device",
+        &[
+            WHICH_STORE,
+            Parameter {
+                name: "number",
+                kind: Kind::Whole { min: 1, max: u32::MAX as u64 },
+                need: Need::Required,
+                help: "which device, from 1 on",
+            },
+            named("uri", "where it is found now, as the process would open it"),
+        ],
+        "Write down that a device of a store, which stays open, has another name",
+        "tenmil set store_device number=1 uri=file:/mnt/more"
+    ),
+    order!(
         "store_thresholds",
         &[
             WHICH_STORE,

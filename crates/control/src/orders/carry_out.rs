@@ -65,6 +65,12 @@ pub fn carry_out(open: &Arc<OpenStore>, kinds: Kinds, order: &Order) -> Result<T
             let (text, is_changed) = (tell::grown_text(&grown), grown.before != grown.blocks);
             Ok(Told { text, is_changed, volume: None, settings: Some(tell::store(open)?) })
         }
+        Order::Device { number, uri } => {
+            let is_changed = open.note_place(*number, uri)?;
+            let already = if is_changed { "" } else { " already" };
+            let text = format!("device {number} of store `{}` is at {uri}{already}\n", open.name());
+            Ok(Told { text, is_changed, volume: None, settings: Some(tell::store(open)?) })
+        }
         Order::Thresholds { percent } => thresholds(open, *percent),
     }
 }

@@ -87,6 +87,13 @@ pub enum Order {
         /// Even if that holds something.
         overwrite: bool,
     },
+    /// A device of a store is found somewhere else from now on.
+    Device {
+        /// Its number.
+        number: u32,
+        /// Where it is.
+        uri: Uri,
+    },
     /// A store is to say that it fills at these parts of its room; zero for none.
     Thresholds {
         /// In per cent, the lower one first.
@@ -136,6 +143,7 @@ impl Order {
                 Self::CreateOver { name, image, size_bytes, unit_bytes, checksums }
             }
             Self::Grow { add, overwrite } => Self::Grow { add: add.map(Uri::from_root), overwrite },
+            Self::Device { number, uri } => Self::Device { number, uri: uri.from_root() },
             other => other,
         }
     }
@@ -152,6 +160,7 @@ impl Order {
             Self::Clone { .. } => "volume_clone",
             Self::Revert { .. } => "volume_revert",
             Self::Grow { .. } => "store_grow",
+            Self::Device { .. } => "store_device",
             Self::Thresholds { .. } => "store_thresholds",
         }
     }
@@ -188,6 +197,7 @@ impl Order {
                 }
                 value
             }
+            Self::Device { number, uri } => json!({ "number": number, "uri": uri.to_string() }),
             Self::Thresholds { percent: [first, second] } => {
                 json!({ "first_percent": first, "second_percent": second })
             }
@@ -237,6 +247,10 @@ impl Order {
                 add: arguments.text("add").map(|_| uri("add")).transpose()?,
                 overwrite: flag("overwrite"),
             },
+            "store_device" => Self::Device {
+                number: u32::try_from(whole("number")).unwrap_or(u32::MAX),
+                uri: uri("uri")?,
+            },
             "store_thresholds" => {
                 Self::Thresholds { percent: [percent("first_percent"), percent("second_percent")] }
             }
@@ -258,6 +272,8 @@ mod tests {
         let whole = format!("file:{}", here.join("more").display());
         let grow = Order::Grow { add: Some(uri("file:more")), overwrite: false }.from_root();
         assert_eq!(grow.parameters()["add"], whole);
+        let device = Order::Device { number: 1, uri: uri("file:more") }.from_root();
+        assert_eq!(device.parameters()["uri"], whole);
         let over = Order::CreateOver {
             name: "a".into(),
             image: uri("file:more"),
@@ -297,6 +313,7 @@ mod tests {
             Order::Revert { volume: name.clone(), snapshot: to },
             Order::Grow { add: None, overwrite: false },
             Order::Grow { add: Some(image.clone()), overwrite: true },
+            Order::Device { number: 3, uri: image.clone() },
             Order::Thresholds { percent: [70, 90] },
         ] {
             let wire = format!("set_{}", order.method());

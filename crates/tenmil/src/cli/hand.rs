@@ -105,6 +105,12 @@ impl<'a> Hand<'a> {
         }
     }
 
+    /// Where it is open, in the middle of a sentence.
+    pub(super) fn by_whom(&self) -> String {
+        let pid = self.pid().unwrap_or_else(std::process::id);
+        format!("in {}", process(pid))
+    }
+
     /// What devices are opened with here.
     const fn opener(&self) -> &'a Opener<'a> {
         match self {

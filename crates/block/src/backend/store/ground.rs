@@ -12,6 +12,7 @@ use volume::devices::{Devices, Label, Other};
 use volume::format::decode_superblock;
 
 use super::absent::Absent;
+use super::identity::identity;
 use super::raw::Raw;
 use super::spans::{Leg, Spanned};
 use super::{PAGE_BYTES, Place, Shape};
@@ -33,6 +34,8 @@ pub(super) struct Member {
     pub(super) uri: Uri,
     pub(super) opened: Opened,
     pub(super) shape: Shape,
+    /// Which device it is, wherever it goes.
+    pub(super) identity: String,
 }
 
 /// A device of a store, as it is told.
@@ -49,13 +52,13 @@ pub struct DeviceInfo {
 impl Member {
     pub(super) fn of(uri: &Uri, opened: Opened) -> Result<Self, MediumError> {
         let shape = Shape::of(uri, &opened.medium.limits())?;
-        Ok(Self { uri: uri.clone(), opened, shape })
+        Ok(Self { uri: uri.clone(), opened, shape, identity: identity(uri) })
     }
 
     fn missing(uri: &Uri, like: &Self) -> Self {
         let medium = Arc::new(Absent(like.opened.medium.limits()));
         let opened = Opened::fresh(medium, format!("{uri}, which is not there"));
-        Self { uri: uri.clone(), opened, shape: like.shape }
+        Self { uri: uri.clone(), opened, shape: like.shape, identity: identity(uri) }
     }
 
     /// What it begins with.

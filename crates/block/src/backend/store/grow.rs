@@ -19,6 +19,7 @@ use volume::{Answer, Ask};
 
 use super::absent::Absent;
 use super::ground::{DeviceInfo, Ground, Member, label_said};
+use super::identity::identity;
 use super::raw::Raw;
 use super::spans::{Leg, Spans, unbounded};
 use super::{OpenStore, PAGE_BYTES};
@@ -146,6 +147,37 @@ impl OpenStore {
         Ok(false)
     }
 
+    /// Writes down that a device, which this process has open, is found at another place from now on. Says
+    /// whether it was not said to be there already.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such device, what is there is another one, or it could not be written.
+    pub fn note_place(&self, number: u32, uri: &Uri) -> Result<bool, MediumError> {
+        let name = self.name();
+        let mut ground = self.ground();
+        let last = ground.members.len() - 1;
+        let refuse = |text: String| MediumError::new(Blame::Caller, text);
+        let Some(member) = ground.members.get_mut(number as usize).filter(|_| number > 0) else {
+            let text =
+                format!("store `{name}`: it has no device {number}, expected {last} at most");
+            return Err(refuse(text));
+        };
+        if identity(uri) != member.identity {
+            let text = format!(
+                "store `{name}`: {uri} is not device {number} of it, which process {} has open and calls \
+                 {}; expected that one under another name",
+                std::process::id(),
+                member.uri
+            );
+            let hint = "To put a copy in its place, end the process, and say it again.";
+            return Err(refuse(text).with_hint(hint));
+        }
+        let before = std::mem::replace(&mut member.uri, uri.clone());
+        drop(ground);
+        self.note_places().inspect_err(|_| self.ground().members[number as usize].uri = before)
+    }
+
     /// Looks at what is to be added.
     fn look_at_new(
         &self,
@@ -247,7 +279,7 @@ impl OpenStore {
 
 /// Writes a label, durably. What was a store there is one no longer.
 fn write_label(opener: &Opener<'_>, member: &Member, label: &Label) -> Result<(), MediumError> {
-    let Member { uri, opened, shape } = member;
+    let Member { uri, opened, shape, .. } = member;
     let refuse = |blame, problem: String| MediumError::new(blame, format!("{uri}: {problem}"));
     let bytes = label.encode().map_err(|error| refuse(error.blame(), error.to_string()))?;
     let raw = Raw::open(opener.regions, &opener.clock, &*opened.medium, shape);

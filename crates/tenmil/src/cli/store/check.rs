@@ -23,8 +23,7 @@ pub(super) fn check(
 ) -> Result<ExitCode, Refused> {
     let place = Place::of(&show.device)?;
     // What nobody has open is not opened to be written to for a look at it.
-    let here = |opener: &Opener<'_>, place: &Place| store::check(opener, place);
-    let (mut found, process, by) = match Hand::elsewhere_or(opener, &place, here)? {
+    let (mut found, process, by) = match Hand::elsewhere_or(opener, &place, store::check)? {
         Ok(found) => (checked(&found), None, String::new()),
         Err(mut hand) => {
             let long = Long { what: What::Check, rate_bytes: None, unheard_max: None };

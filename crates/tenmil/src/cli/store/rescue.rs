@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use base::Blame;
 use block::Opener;
@@ -13,6 +14,7 @@ use control::orders::size;
 use serde_json::{Value, json};
 
 use super::super::copy::line::Line;
+use super::super::hand::Hand;
 use super::super::write_out;
 use super::table;
 use crate::Refused;
@@ -50,7 +52,7 @@ pub(super) fn rescue(
             Refused::caller(text).with_hint("Make a store on another device, and name that.")
         );
     }
-    let open = OpenStore::open(opener, &target)?;
+    let open = expect_closed(opener, &source, &target)?;
     let mut line = Line::new(std::io::stderr().is_terminal(), opener.clock.now());
     let others = &arguments.devices;
     let saved = store::rescue(opener, (&source, others), &open, &mut |progress| {
@@ -62,6 +64,33 @@ pub(super) fn rescue(
     write_out(out, &if arguments.json { as_json(&saved) } else { as_text(&saved) })?;
     let is_whole = saved.damaged.is_empty() && saved.volumes.iter().all(is_whole);
     Ok(ExitCode::from(if is_whole { 0 } else { Blame::Peer.exit_code() }))
+}
+
+/// Opens the target. Who serves a store has no need of this, and is not disturbed by it.
+fn expect_closed(
+    opener: &Opener<'_>,
+    source: &Place,
+    target: &Place,
+) -> Result<Arc<OpenStore>, Refused> {
+    if let Err(hand) = Hand::elsewhere_or(opener, source, |_, _| Ok(()))? {
+        let text = format!(
+            "store rescue: {} is open {}, expected a store that does not open",
+            source.store,
+            hand.by_whom()
+        );
+        return Err(Refused::caller(text).with_hint(
+            "Copy its volumes by `tenmil volume snapshot`, `send` and `receive`, also while they are \
+             served; to rescue what is damaged in it, end that process.",
+        ));
+    }
+    Hand::elsewhere_or(opener, target, OpenStore::open)?.map_err(|hand| {
+        let text = format!(
+            "store rescue: {} is open {}, expected a store that nobody has open",
+            target.store,
+            hand.by_whom()
+        );
+        Refused::caller(text).with_hint("End that process, or rescue into another store.")
+    })
 }
 
 fn is_whole(volume: &SavedVolume) -> bool {

@@ -103,7 +103,32 @@ fn set_places(
 ) -> Result<String, Refused> {
     let mut place = Place::of(device)?;
     place.moved = moved.iter().map(|Moved(number, uri)| (*number, uri.clone())).collect();
-    let open = OpenStore::open(opener, &place)?;
+    match Hand::elsewhere_or(opener, &place, OpenStore::open)? {
+        Ok(open) => set_places_here(&open, moved, json),
+        Err(mut hand) => set_places_there(&mut hand, moved, json),
+    }
+}
+
+/// Has the process that has the store write it down.
+fn set_places_there(hand: &mut Hand<'_>, moved: &[Moved], json: bool) -> Result<String, Refused> {
+    let (mut text, mut is_changed, mut store) = (String::new(), false, Value::Null);
+    for Moved(number, uri) in moved {
+        let told = hand.order(&Order::Device { number: *number, uri: uri.clone() })?;
+        text += &told.text;
+        is_changed |= told.is_changed;
+        store = told.settings.unwrap_or_default();
+    }
+    if json {
+        let (name, devices) = (&store["name"], &store["devices"]);
+        let document = json!({
+            "name": name, "changed": is_changed, "devices": devices, "process": hand.pid(),
+        });
+        return Ok(format!("{document:#}\n"));
+    }
+    Ok(text + &hand.by())
+}
+
+fn set_places_here(open: &OpenStore, moved: &[Moved], json: bool) -> Result<String, Refused> {
     let (there, name) = (open.devices(), open.name());
     let unknown = |Moved(number, _): &&Moved| !there.iter().any(|one| one.number == *number);
     if let Some(Moved(number, _)) = moved.iter().find(unknown) {
@@ -114,7 +139,9 @@ fn set_places(
     let is_changed = open.note_places()?;
     if json {
         let devices: Vec<Value> = there.iter().map(told_of).collect();
-        let document = json!({ "name": name, "changed": is_changed, "devices": devices });
+        let document = json!({
+            "name": name, "changed": is_changed, "devices": devices, "process": null,
+        });
         return Ok(format!("{document:#}\n"));
     }
     let already = if is_changed { "" } else { " already" };
