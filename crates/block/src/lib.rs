@@ -59,7 +59,7 @@ pub use backend::stripe::Stripe;
 pub use channel::Channel;
 pub use device::{
     ChannelId, Claim, ClaimRefused, Descriptor, Device, DeviceOptions, Event, Found, Holder, Mode,
-    NotAUuid, Uuid,
+    NotAUuid, Uuid, notice_sizes,
 };
 pub use existing::Existing;
 pub use limit::{Caps, Class, FLOOR_PERCENT, LOOK_AGAIN, Limited, Limiter, Rate};

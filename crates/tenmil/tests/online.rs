@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it waits for processes")]
 
+mod online_sizes;
 mod online_streams;
 mod pool;
 #[expect(dead_code, reason = "this test uses a part of it")]

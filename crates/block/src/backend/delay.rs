@@ -143,6 +143,10 @@ impl Medium for Delay {
     fn extent(&self, lba: u64) -> Result<Extent, String> {
         self.inner.extent(lba)
     }
+
+    fn notice_size(&self) -> Result<u64, String> {
+        self.inner.notice_size()
+    }
 }
 
 /// Two hands on the same medium are equal.

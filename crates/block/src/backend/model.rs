@@ -109,6 +109,10 @@ impl Medium for Model {
     fn extent(&self, lba: u64) -> Result<Extent, String> {
         self.inner.extent(lba)
     }
+
+    fn notice_size(&self) -> Result<u64, String> {
+        self.inner.notice_size()
+    }
 }
 
 impl Timing for ModelTiming {

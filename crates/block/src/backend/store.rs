@@ -45,6 +45,7 @@ pub(crate) mod tests;
 mod transfers;
 mod users;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{
@@ -103,6 +104,8 @@ struct Volume {
     /// What it is read from where nothing is mapped, if that is anything and could be opened.
     parent: Option<Outside>,
     limits: Limits,
+    /// How many blocks it has by now: all channels go by it.
+    block_count: Arc<AtomicU64>,
     is_written: bool,
     /// Somebody outside has it, who expects it to stay what it is.
     is_used: bool,
@@ -434,7 +437,8 @@ impl Volume {
         state.volumes_open += 1;
         drop(state);
         let (open, info) = (Arc::clone(open), info.clone());
-        Ok(Self { open, info, parent, limits, is_written, is_used: false })
+        let block_count = Arc::new(AtomicU64::new(limits.block_count));
+        Ok(Self { open, info, parent, limits, block_count, is_written, is_used: false })
     }
 
     /// The same, as somebody outside has it.
@@ -461,12 +465,22 @@ impl Drop for Volume {
 
 impl Medium for Volume {
     fn limits(&self) -> Limits {
-        self.limits.clone()
+        let block_count = self.block_count.load(Ordering::Relaxed);
+        Limits { block_count, ..self.limits.clone() }
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
         let parent = self.parent.as_ref();
-        Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &self.limits)?))
+        let (limits, count) = (self.limits(), Arc::clone(&self.block_count));
+        Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &limits, count)?))
+    }
+
+    fn notice_size(&self) -> Result<u64, String> {
+        let volumes = self.open.list().map_err(|error| error.to_string())?;
+        if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id) {
+            self.block_count.fetch_max(now.blocks, Ordering::Relaxed);
+        }
+        Ok(self.block_count.load(Ordering::Relaxed))
     }
 
     fn channels_max(&self) -> u32 {

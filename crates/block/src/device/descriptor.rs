@@ -112,6 +112,11 @@ impl Medium for Descriptor {
         medium.ok_or_else(|| shared.gone())?.extent(lba)
     }
 
+    fn notice_size(&self) -> Result<u64, String> {
+        self.grant.shared.notice_size();
+        Ok(self.grant.shared.limits().block_count)
+    }
+
     fn is_resizable(&self) -> bool {
         let shared = &self.grant.shared;
         shared.options.mode != Mode::Bypass

@@ -184,6 +184,18 @@ impl Shared {
         self.ring(&ledger);
     }
 
+    /// See [`notice_sizes`](super::notice_sizes). Whether it has grown.
+    pub(super) fn notice_size(&self) -> bool {
+        let _alone = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(medium) = self.medium() else { return false };
+        let has_grown = |found: &u64| *found > self.limits().block_count;
+        let found = medium.notice_size().ok().filter(has_grown);
+        if let Some(block_count) = found {
+            self.resize(block_count);
+        }
+        found.is_some()
+    }
+
     /// See [`Device::set_size`](super::Device::set_size).
     pub(super) fn set_size(this: &Arc<Self>, block_count: u64) -> Result<(), String> {
         let refuse = |text: String| format!("{}: {text}", this.name);

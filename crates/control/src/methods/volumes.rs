@@ -130,7 +130,7 @@ pub(super) const METHODS: &[Method] = &[
             bytes("size_bytes", Need::Required, "how large it is to be"),
             flag("shrink", "true to make it smaller, too, if nobody has it open"),
         ],
-        "Give a volume another size; whoever has it open finds it when he opens it again",
+        "Give a volume another size; whoever it is served to is told if it has grown",
         "tenmil set volume_resize name=db size_bytes=214748364800"
     ),
     order!(

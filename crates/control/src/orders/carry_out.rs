@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use base::{Blame, Span};
-use block::MediumError;
 use block::store::{Change, OpenStore, PAGE_BYTES, Place};
 use block::uri::Uri;
+use block::{MediumError, notice_sizes};
 use host::random_seed;
 
 use super::already;
@@ -180,9 +180,10 @@ fn resize(
     }
     let text = || {
         open.settle(GIVING_BACK_MAX);
-        let seen = match open.users(&info) {
-            0 => "",
-            _ => "; whoever has it open finds its new end when he opens it again",
+        let seen = match (notice_sizes(), open.users(&info)) {
+            (0, 0) => "",
+            (0, _) => "; whoever has it open finds its new end when he opens it again",
+            _ => "; those whom it is served to are told of its new end",
         };
         format!("volume `{name}` has {} now{seen}\n", size(size_bytes))
     };

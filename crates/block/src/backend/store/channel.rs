@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{
     Answer, Answers, Backend, Instant, Limits, Memory, NoSuchMemory, Operation, Outcome, Request,
@@ -31,6 +32,8 @@ pub(super) struct VolumeChannel {
     desk: Arc<Desk>,
     volume: u64,
     limits: Limits,
+    /// How many blocks it has by now.
+    block_count: Arc<AtomicU64>,
     /// The way to the device, and to the volume's parent behind its end. None once it is closed.
     below: Option<Box<dyn Backend>>,
     wake: Joined,
@@ -83,6 +86,7 @@ impl VolumeChannel {
         info: &VolumeInfo,
         parent: Option<&Outside>,
         limits: &Limits,
+        block_count: Arc<AtomicU64>,
     ) -> Result<Self, String> {
         let volume = info.id;
         let readers = Readers::new();
@@ -122,6 +126,7 @@ impl VolumeChannel {
             bounce,
             asks: Vec::new(),
             limits: limits.clone(),
+            block_count,
         })
     }
 
@@ -279,6 +284,7 @@ impl VolumeChannel {
         segments: &[Segment],
         stage: Stage,
     ) -> Option<(u32, u16)> {
+        self.limits.block_count = self.block_count.load(Ordering::Relaxed);
         let own = match check(&self.limits, request, segments) {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
             done => {

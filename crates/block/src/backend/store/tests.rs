@@ -5,6 +5,7 @@ mod devices;
 mod known;
 mod made;
 mod outside;
+mod sizes;
 mod streams;
 mod sums;
 mod thick;
