@@ -79,12 +79,24 @@ sleep 3
 check 'and back' change optimized inaccessible
 check 'Linux sees it' within 10 is 4420 optimized
 
-check 'a namespace is added under load' change optimized non-optimized '
+DB='volume:[file:/tmp/pool]/db'
+check 'a store is made' tenmil store create 'file:/tmp/pool?size=64m'
+check 'and a volume' tenmil volume create $DB --size 16m
+check 'it is added as a namespace under load' change optimized non-optimized "
 [[subsystem.namespace]]
-uri = "ram:16m"
-nsid = 5'
+uri = '$DB'
+nsid = 5"
 has() { grep -qx "$1" /sys/block/nvme*n*/nsid; }
 check 'Linux has it' within 10 has 5
+# sectors NUMBER: whether Linux takes namespace 5 for so long.
+sectors() {
+    for nsid in /sys/block/nvme*n*/nsid; do
+        grep -qx 5 $nsid && cat "${nsid%/*}/size"
+    done | grep -qx "$1"
+}
+check 'with 16 MiB' within 10 sectors 32768
+check 'it grows while it is served' tenmil volume resize $DB --size 24m
+check 'Linux sees its new end, told by the event' within 10 sectors 49152
 check 'and taken away again' change optimized non-optimized
 lacks() { ! has "$1"; }
 check 'Linux has it no more' within 10 lacks 5
