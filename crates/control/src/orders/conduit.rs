@@ -101,7 +101,8 @@ mod tests {
         let error = conduit.read(&mut [0; 8]).unwrap_err();
         assert!(error.to_string().contains("nothing has moved for"), "{error}");
         looks_max.set(looks.get() + 2);
-        let mut conduit = Conduit::new(&one, &goes_on);
+        let still_max = Span::from_secs(20);
+        let mut conduit = Conduit { still_max, ..Conduit::new(&one, &goes_on) };
         let began = clock.now();
         let error = conduit.write_all(&[7; 8]).unwrap_err();
         assert!(error.to_string().contains("nobody wants it"), "{error}");
