@@ -477,8 +477,10 @@ impl Medium for Volume {
 
     fn notice_size(&self) -> Result<u64, String> {
         let volumes = self.open.list().map_err(|error| error.to_string())?;
-        if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id) {
-            self.block_count.fetch_max(now.blocks, Ordering::Relaxed);
+        if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id)
+            && self.block_count.fetch_max(now.blocks, Ordering::Relaxed) < now.blocks
+        {
+            self.open.shared.lock().told += 1;
         }
         Ok(self.block_count.load(Ordering::Relaxed))
     }

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use base::{Blame, Span};
+use block::MediumError;
 use block::store::{Change, OpenStore, PAGE_BYTES, Place};
 use block::uri::Uri;
-use block::{MediumError, notice_sizes};
 use host::random_seed;
 
 use super::already;
@@ -178,11 +178,20 @@ fn resize(
         let hint = "What lies behind the new end would be lost; if it may, add --shrink.";
         return Err(MediumError::new(Blame::Caller, text).with_hint(hint));
     }
+    if blocks == before {
+        // Who opened it while it grew may have missed that.
+        open.tell_of_growth();
+    }
     let text = || {
+        let (told, users) = (open.tell_of_growth(), open.users(&info));
         open.settle(GIVING_BACK_MAX);
-        let seen = match (notice_sizes(), open.users(&info)) {
-            (0, 0) => "",
+        let seen = match (told, users) {
+            (_, 0) => "",
             (0, _) => "; whoever has it open finds its new end when he opens it again",
+            _ if told < users => {
+                "; some of those who have it open are told of its new end, the others find it when \
+                 they open it again"
+            }
             _ => "; those whom it is served to are told of its new end",
         };
         format!("volume `{name}` has {} now{seen}\n", size(size_bytes))

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A file is written beside the one it replaces, made durable, given its name, and the name made
-//! durable: whenever the power goes, the one or the other is there, whole. A thread of its own does
+//! durable: whenever the power goes, the one or the other is there, whole. If only the last of that
+//! fails, the change is refused, and the old file gets its name back. A thread of its own does
 //! that, one file after the other in the order in which they were handed in; nobody who serves a host
 //! waits for it.
 
@@ -190,20 +191,30 @@ impl<D: Disk> Place<D> {
 
     fn write(&mut self, record: Option<&[u8]>) -> Result<(), String> {
         let Self { disk, name, nqn, shown } = self;
-        let stored = match record {
-            Some(record) => replace(disk, name, &[nqn.as_bytes(), b"\n", record].concat()),
-            None => disk.remove(name).and_then(|()| disk.sync_names()),
-        };
-        stored.map_err(|error| format!("write {shown}: {error}"))
+        let wrong = |error: io::Error| format!("write {shown}: {error}");
+        let before = disk.read(name).map_err(wrong)?;
+        let bytes = record.map(|record| [nqn.as_bytes(), b"\n", record].concat());
+        exchange(disk, name, bytes.as_deref()).map_err(wrong)?;
+        let Err(error) = disk.sync_names() else { return Ok(()) };
+        // It has its name, and a restart would find what is refused now.
+        let back = exchange(disk, name, before.as_deref()).and_then(|()| disk.sync_names());
+        Err(match back {
+            Ok(()) => wrong(error),
+            Err(worse) => format!(
+                "write {shown}: {error}; nor could what was there before be put back ({worse}), so \
+                 that a restart may find the change which is refused now"
+            ),
+        })
     }
 }
 
-fn replace(disk: &mut impl Disk, name: &str, bytes: &[u8]) -> io::Result<()> {
+/// Puts these bytes under a name, or takes it away. Whether that lasts, `sync_names` says.
+fn exchange(disk: &mut impl Disk, name: &str, bytes: Option<&[u8]>) -> io::Result<()> {
+    let Some(bytes) = bytes else { return disk.remove(name) };
     let draft = format!("{name}.new");
     disk.write(&draft, bytes)?;
     disk.sync(&draft)?;
-    disk.rename(&draft, name)?;
-    disk.sync_names()
+    disk.rename(&draft, name)
 }
 
 impl Disk for Directory {
@@ -283,13 +294,20 @@ mod tests {
         names: BTreeMap<String, usize>,
         durable_names: BTreeMap<String, usize>,
         steps_left: usize,
+        /// After the step that fails, all goes well again.
+        stumbles: bool,
     }
 
     impl Fragile {
         fn step<T>(&self, act: impl FnOnce(&mut State) -> T) -> io::Result<T> {
             let mut state = self.0.lock().unwrap();
-            state.steps_left =
-                state.steps_left.checked_sub(1).ok_or_else(|| io::Error::other("no power"))?;
+            if state.steps_left == 0 {
+                if std::mem::take(&mut state.stumbles) {
+                    state.steps_left = usize::MAX;
+                }
+                return Err(io::Error::other("no power"));
+            }
+            state.steps_left -= 1;
             Ok(act(&mut state))
         }
 
@@ -376,6 +394,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_refused_because_one_step_failed_is_not_found_after_a_restart() {
+        let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
+        for before in [Some(old.as_slice()), None] {
+            for after in [Some(new.as_slice()), None] {
+                for (steps, names_survive) in
+                    (0..=3).flat_map(|steps| [(steps, false), (steps, true)])
+                {
+                    let (disk, mut place) = place();
+                    place.write(before).unwrap();
+                    disk.0.lock().unwrap().steps_left = steps;
+                    disk.0.lock().unwrap().stumbles = true;
+                    let stored = place.write(after);
+                    disk.cut(names_survive, <[u8]>::to_vec);
+                    let expected = if stored.is_ok() { after } else { before };
+                    assert_eq!(place.read().unwrap().as_deref(), expected, "{steps} steps");
+                }
+            }
+        }
+        // If that cannot be either, it is said.
+        let (disk, mut place) = place();
+        disk.0.lock().unwrap().steps_left = 3;
+        let why = place.write(Some(&new)).unwrap_err();
+        assert!(why.contains("a restart may find the change which is refused now"), "{why}");
     }
 
     /// A host whose reservations are kept.

@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) used: Vec<u64>,
     /// What snapshots are called that are being received.
     pub(super) arriving: Vec<String>,
+    /// How often somebody outside was told that his volume has grown.
+    pub(super) told: u64,
     /// How many volumes are open.
     pub(super) volumes_open: u64,
     /// For each volume that is open a count of how often its runs became old.
@@ -88,6 +90,7 @@ impl Shared {
             pages: VecDeque::new(),
             written: Vec::new(),
             used: Vec::new(),
+            told: 0,
             arriving: Vec::new(),
             volumes_open: 0,
             epochs: BTreeMap::new(),

@@ -9,8 +9,8 @@ use volume::{Answer, Ask, Change, VolumeInfo};
 
 use super::shared::State;
 use super::{OpenStore, PAGE_BYTES};
-use crate::MediumError;
 use crate::open::{Kind, Opener};
+use crate::{MediumError, notice_sizes};
 
 /// A volume that somebody reads who expects it to stay what it is. It is nobody's again when this is
 /// dropped.
@@ -52,6 +52,14 @@ impl OpenStore {
     pub fn users(&self, info: &VolumeInfo) -> usize {
         let state = self.shared.lock();
         state.used.iter().filter(|id| **id == info.id).count()
+    }
+
+    /// Has all block devices of this process look how long they are, and says how many of those who have
+    /// a volume of this store open were told by that.
+    pub fn tell_of_growth(&self) -> usize {
+        let before = self.shared.lock().told;
+        notice_sizes();
+        usize::try_from(self.shared.lock().told - before).unwrap_or(usize::MAX)
     }
 
     /// The volume from which a change would take something that it has.

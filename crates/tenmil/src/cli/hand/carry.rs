@@ -37,10 +37,10 @@ impl Hand<'_> {
         name: &str,
         from: Option<&str>,
         out: &mut dyn Write,
+        mut progress: Progress<'_>,
     ) -> Result<Value, Refused> {
         let what = What::Send { name: name.to_owned(), from: from.map(str::to_owned) };
         let long = Long { what, rate_bytes: None, unheard_max: None };
-        let mut progress = Progress::new(self.opener(), "sending");
         let done = match self {
             Self::Here { open, .. } => {
                 let way = Way::Out(out);

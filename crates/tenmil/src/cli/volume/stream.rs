@@ -133,7 +133,12 @@ pub(super) fn send(
         return Err(Refused::caller(text).with_hint(hint));
     }
     let (mut hand, name) = hand_on(opener, &arguments.volume)?;
-    let sent = hand.send(&name, arguments.from.as_deref(), out)?;
+    // Standard error is for the document alone, if one is asked for.
+    let progress = match arguments.json {
+        true => Progress::silent(opener),
+        false => Progress::new(opener, "sending"),
+    };
+    let sent = hand.send(&name, arguments.from.as_deref(), out, progress)?;
     eprint!("{}", carried(sent, "sent", &hand, arguments.json));
     Ok(())
 }
@@ -159,24 +164,32 @@ pub(super) fn receive(
 pub(in crate::cli) struct Progress<'a> {
     opener: &'a Opener<'a>,
     phase: &'static str,
-    line: Line,
+    line: Option<Line>,
 }
 
 impl<'a> Progress<'a> {
     pub(in crate::cli) fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
         let now: Instant = opener.clock.now();
-        Self { opener, phase, line: Line::new(std::io::stderr().is_terminal(), now) }
+        Self { opener, phase, line: Some(Line::new(std::io::stderr().is_terminal(), now)) }
+    }
+
+    /// None.
+    pub(in crate::cli) const fn silent(opener: &'a Opener<'a>) -> Self {
+        Self { opener, phase: "", line: None }
     }
 
     /// Goes on.
     pub(in crate::cli) fn turn(&mut self, progress: (u64, u64)) -> bool {
-        let now = self.opener.clock.now();
-        self.line.turn(self.phase, now, progress, &mut std::io::stderr());
+        if let Some(line) = &mut self.line {
+            line.turn(self.phase, self.opener.clock.now(), progress, &mut std::io::stderr());
+        }
         true
     }
 
     pub(in crate::cli) fn end(&mut self) {
-        self.line.clear(&mut std::io::stderr());
+        if let Some(line) = &mut self.line {
+            line.clear(&mut std::io::stderr());
+        }
     }
 }
 
