@@ -20,7 +20,7 @@ use host::pool::Pool;
 use host::topology::Place;
 
 use crate::context::Context;
-use crate::directory::{Directory, ReactorSample, Sample, ThreadId, ThreadSample};
+use crate::directory::{Directory, Loads, ReactorTime, ThreadId, ThreadTime};
 use crate::event::Event;
 use crate::governor;
 use crate::message::Handle;
@@ -38,7 +38,7 @@ struct Balancer {
     ground: Box<dyn Ground>,
     /// Where the reactors' cores lie.
     places: Vec<Place>,
-    last: Option<Sample>,
+    last: Option<Loads>,
     /// When each thread was first seen after its last move.
     arrived: BTreeMap<ThreadId, Instant>,
     /// How often it is polled: the period of the settings when it last looked at them.
@@ -114,9 +114,9 @@ pub fn start(
 impl Balancer {
     /// Plans for the period between two looks at the books, and orders what was planned. Gives the
     /// length of the next period.
-    fn balance(&mut self, last: &Sample, sample: &Sample, directory: &Directory) -> Option<Span> {
-        let now = sample.at;
-        let snapshot = self.snapshot(last, sample);
+    fn balance(&mut self, last: &Loads, loads: &Loads, directory: &Directory) -> Option<Span> {
+        let now = loads.at;
+        let snapshot = self.snapshot(last, loads);
         let steering = self.steering.clone();
         let mut steered = match steering.0.try_lock() {
             Ok(steered) => steered,
@@ -127,7 +127,7 @@ impl Balancer {
         let plan = steered.scheduler.plan(now, &snapshot);
         let wishes = governor::decide(steered.scheduler.options(), &snapshot, &plan);
         for order in &plan.moves {
-            send(order, sample, directory);
+            send(order, loads, directory);
         }
         for event in &plan.events {
             directory.note(now, Event::Schedule(event.clone()));
@@ -143,11 +143,9 @@ impl Balancer {
         Some(period)
     }
 
-    fn snapshot(&mut self, last: &Sample, sample: &Sample) -> Snapshot {
+    fn snapshot(&mut self, last: &Loads, loads: &Loads) -> Snapshot {
         let ours = self.ground.ours();
-        // There may be thousands of threads: each is found without a look at the others.
-        let earlier: BTreeMap<_, _> = last.threads.iter().map(|one| (one.id, one)).collect();
-        let reactor = |reactor: &ReactorSample| {
+        let reactor = |reactor: &ReactorTime| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
             let place = self.places.iter().find(|place| place.core == reactor.core);
             ReactorLoad {
@@ -158,28 +156,30 @@ impl Balancer {
                 node: place.and_then(|place| place.node),
             }
         };
-        let reactors = sample.reactors.iter().map(reactor).collect();
-        let mut threads = Vec::with_capacity(sample.threads.len());
-        for thread in &sample.threads {
-            let before = earlier.get(&thread.id).copied();
+        let reactors = loads.reactors.iter().map(reactor).collect();
+        let mut threads = Vec::with_capacity(loads.threads.len());
+        for thread in &loads.threads {
+            let before = last.thread(thread.id);
             if before.is_some_and(|before| before.moves < thread.moves) {
-                self.arrived.insert(thread.id, sample.at);
+                self.arrived.insert(thread.id, loads.at);
             }
-            threads.extend(self.load(thread, before, sample));
+            threads.extend(self.load(thread, before, loads));
         }
-        Snapshot { elapsed: sample.at.since(last.at).ns, quota: ours.quota, reactors, threads }
+        Snapshot { elapsed: loads.at.since(last.at).ns, quota: ours.quota, reactors, threads }
     }
 
     fn load(
         &self,
-        thread: &ThreadSample,
-        before: Option<&ThreadSample>,
-        sample: &Sample,
+        thread: &ThreadTime,
+        before: Option<&ThreadTime>,
+        loads: &Loads,
     ) -> Option<ThreadLoad> {
-        let home = sample.reactors.iter().find(|reactor| reactor.id == thread.home)?;
+        let home = loads.reactors.iter().find(|reactor| reactor.id == thread.home)?;
         // No plan is made for one that cannot go.
-        let is_tied = thread.pollers.iter().any(|poller| poller.tied.is_some());
-        let mask = if is_tied { Some(Cores::from_iter([home.core])) } else { thread.mask.clone() };
+        let mask = match thread.is_tied {
+            true => Some(Cores::from_iter([home.core])),
+            false => thread.mask.clone(),
+        };
         Some(ThreadLoad {
             id: u64::from(thread.id.0),
             home: home.core,
@@ -196,16 +196,16 @@ impl Balancer {
 
 impl Poller for Balancer {
     fn poll(&mut self, context: &mut Context<'_>) -> Found {
-        let sample = context.directory().sample(context.now());
+        let loads = context.directory().loads(context.now());
         let Some(last) = self.last.take() else {
-            self.last = Some(sample);
+            self.last = Some(loads);
             return Found::Work;
         };
-        let Some(period) = self.balance(&last, &sample, context.directory()) else {
+        let Some(period) = self.balance(&last, &loads, context.directory()) else {
             self.last = Some(last);
             return Found::Work;
         };
-        self.last = Some(sample);
+        self.last = Some(loads);
         if let Some(me) = context.poller().filter(|_| period != self.period) {
             self.period = period;
             context.set_period(me, period);
@@ -254,8 +254,8 @@ impl std::error::Error for NotBalanced {}
 
 /// Has a thread moved. A reactor whose inbox is full is not told; if the
 /// reason stays, the next plan after the thread's rest says so again.
-fn send(order: &Move, sample: &Sample, directory: &Directory) {
-    let on = |core| sample.reactors.iter().find(|reactor| reactor.core == core);
+fn send(order: &Move, loads: &Loads, directory: &Directory) {
+    let on = |core| loads.reactors.iter().find(|reactor| reactor.core == core);
     let Some(to) = on(order.to) else { return };
     let Ok(thread) = u32::try_from(order.thread).map(ThreadId) else { return };
     // Not by `Directory::move_thread`, which holds people to the mask: where no core of it is left,

@@ -3,6 +3,7 @@
 //! It is shared by all reactors and by whoever watches or steers them. Reactors store plain words
 //! into it and take no lock in a turn; the lists behind locks change when somebody comes or goes.
 
+mod loads;
 mod record;
 mod sample;
 
@@ -19,6 +20,7 @@ use crate::poller::WakeKind;
 use crate::refused::Refused;
 use crate::spell::PollMode;
 use crate::thread::{LightThread, ThreadPlan};
+pub(crate) use loads::{Loads, ReactorTime, ThreadTime};
 pub(crate) use record::{PollerRecord, ReactorRecord, ThreadRecord};
 pub use sample::{PollerSample, ReactorSample, Sample, ThreadSample};
 
@@ -257,6 +259,16 @@ impl Directory {
         let reactor =
             |id: ReactorId| sample_reactor(id, &self.reactors[id.index()].record, now, name);
         Sample { at: now, reactors: self.reactors().map(reactor).collect(), threads }
+    }
+
+    /// Looks at what a balancer wants to know.
+    pub(crate) fn loads(&self, now: Instant) -> Loads {
+        let reactor = |id: ReactorId| ReactorTime::of(id, &self.reactors[id.index()].record);
+        let mut threads: Vec<_> =
+            self.living().iter().map(|record| ThreadTime::of(record)).collect();
+        // Two that were spawned at once may stand in either order.
+        threads.sort_unstable_by_key(|thread| thread.id);
+        Loads { at: now, reactors: self.reactors().map(reactor).collect(), threads }
     }
 
     /// How many turns a reactor has begun.

@@ -20,7 +20,7 @@ use rustix::event::epoll::EventFlags;
 use super::epoll::{Epoll, Found};
 
 /// How much later than others a sleep may be ended by what lingers.
-pub const LINGER: Span = Span::from_ms(20);
+pub const LINGER: Span = Span::from_ms(50);
 
 #[derive(Debug)]
 pub(super) struct Lingering(Epoll);

@@ -61,7 +61,9 @@ impl Memory {
             limit: options.shed_above(),
             busy: options.idle_below(),
         };
-        self.threads.retain(|id, _| snapshot.threads.iter().any(|thread| thread.id == *id));
+        // There may be thousands: each is found without a look at the others.
+        let living: BTreeSet<u64> = snapshot.threads.iter().map(|thread| thread.id).collect();
+        self.threads.retain(|id, _| living.contains(id));
         self.unmatched.retain(|id| self.threads.contains_key(id));
         for thread in &snapshot.threads {
             // Whoever is on no reactor that we know of cannot be given an order.

@@ -12,8 +12,11 @@ impl Board {
         let mut rooms: Vec<usize> = (0..self.rooms.len()).collect();
         rooms.sort_by_key(|room| (self.rooms[*room].load(), self.rooms[*room].core));
         for room in rooms {
+            if room == self.gathering || self.rooms[room].crowd == 0 {
+                continue;
+            }
             let mut emptied = self.clone();
-            if room != self.gathering && self.rooms[room].crowd > 0 && emptied.empty(room) {
+            if emptied.empty(room) {
                 *self = emptied;
             }
         }

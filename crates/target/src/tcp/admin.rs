@@ -46,7 +46,7 @@ struct Reset {
 
 /// Of a host that may be silent for so long a sign may wait for those of others. It is many times as
 /// long as the sign waits.
-const PATIENT: Span = Span::from_secs(1);
+const PATIENT: Span = Span::from_ms(2_500);
 const _: () = assert!(PATIENT.ns >= 50 * host::LINGER.ns);
 
 /// How often one looks whether it has.
@@ -246,6 +246,8 @@ impl Admin {
         let mut count = usize::from(is_busy);
         while let Some(done) = front.next_end() {
             count += 1;
+            // Who is told of something asks for it next.
+            self.is_only_kept_alive = false;
             if rooms.is_ready(done.cid) {
                 let AdminEnd { status, result } = done.end;
                 let completion = Completion::new(0, status).with_dw0(result);

@@ -1,6 +1,10 @@
 //! When a connection may be left alone, and that it is.
 
+use std::sync::Arc;
+
 use base::{Instant, Span};
+use block::Ram;
+use ctrl::controller::NamespaceConfig;
 use host::{Clock, Cores};
 use reactor::{ReactorOptions, Reactors};
 use tcp::Data;
@@ -10,7 +14,7 @@ use wire::register::offset;
 use wire::{AdminOpcode, Command, IoOpcode, Status};
 
 use super::rig::{
-    ENABLED, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+    ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
 };
 use super::server::{associate, exchange, serve};
 use crate::tcp::{Limits, Placement};
@@ -55,7 +59,7 @@ fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
 #[test]
 fn nobody_hurries_for_a_host_that_only_says_that_it_is_there_and_may_be_silent_for_long() {
     let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
-    for (kato, lingers) in [(10_000, true), (1_000, true), (900, false), (0, false)] {
+    for (kato, lingers) in [(10_000, true), (2_500, true), (2_400, false), (0, false)] {
         let mut rig = Rig::new();
         let line = rig.dial(admin_config());
         let connect = Connect { kato, ..admin_connect() };
@@ -74,6 +78,29 @@ fn nobody_hurries_for_a_host_that_only_says_that_it_is_there_and_may_be_silent_f
         rig.set_property(line, offset::CC, ENABLED);
         assert!(!is_patient(&rig), "a property too");
     }
+}
+
+#[test]
+fn a_host_that_is_told_of_an_event_is_hurried_for_because_it_will_ask() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let connect = Connect { kato: 10_000, ..admin_connect() };
+    rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.set_property(line, offset::CC, ENABLED);
+    let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
+    rig.command(line, &events.with_cdw11(1 << 8), Data::None, &[]);
+    let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let told = rig.lines[line].submit(&request, Data::None, &[]);
+    rig.run();
+    rig.command(line, &Command::new(AdminOpcode::KeepAlive.code()), Data::None, &[]);
+    assert!(rig.guests[0].is_in_no_hurry());
+
+    let medium = Arc::new(Ram::new(&rig.regions, 512, 64).unwrap());
+    let namespace = NamespaceConfig { nsid: Some(9), ..NamespaceConfig::new(medium) };
+    rig.service.add_namespace(NQN, namespace).unwrap();
+    rig.run();
+    assert!(rig.lines[line].done.contains_key(&told));
+    assert!(!rig.guests[0].is_in_no_hurry());
 }
 
 #[test]
