@@ -170,6 +170,26 @@ fn a_thread_goes_to_where_its_data_is() {
 }
 
 #[test]
+fn no_order_is_planned_for_a_thread_that_is_tied() {
+    let mut balanced = Balanced::new(8, 2, options());
+    let worker = Worker {
+        clock: Arc::clone(&balanced.world.now_ns),
+        permille: Tally::default(),
+        polls: Tally::default(),
+    };
+    let tied = Registration::timed("work", Span::from_ms(1), worker).tied("it has a descriptor");
+    let plan = ThreadPlan::new("tied").on(ReactorId(1)).poller(tied);
+    let tied = balanced.world.directory.spawn(plan).unwrap();
+    let (free, _, _) = balanced.worker(1, 0, None);
+    for _ in 0..20 {
+        balanced.world.live(Span::from_ms(20));
+        let moves = balanced.steering.plan().moves;
+        assert!(moves.iter().all(|order| order.thread != u64::from(tied.id().0)), "{moves:?}");
+    }
+    assert_eq!(balanced.homes(&[&tied, &free]), [1, 0]);
+}
+
+#[test]
 fn an_overloaded_reactor_sheds_and_takes_back() {
     let mut balanced = Balanced::new(2, 2, options());
     let (one, load, _) = balanced.worker(0, 250, None);
