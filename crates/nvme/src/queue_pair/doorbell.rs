@@ -65,9 +65,14 @@ pub enum Side {
 }
 
 impl<D: Dma, B: Doorbell> QueueDoorbell<D, B> {
-    /// A doorbell that is rung through memory at `place`, and at `register` only if need be.
+    /// A doorbell that is rung through memory at `place`, and at `register` only if need be. It begins
+    /// at zero, whatever a queue of the same number has left there: a controller that finds that in
+    /// its new queue takes what lies in the ring for commands.
     pub fn shadow(dma: &D, register: B, place: ShadowPlace) -> Self {
-        Self::Shadow(ShadowDoorbell { dma: dma.clone(), register, place, last: 0 })
+        let dma = dma.clone();
+        let mut bell = Self::Shadow(ShadowDoorbell { dma, register, place, last: 0 });
+        bell.restart();
+        bell
     }
 
     #[inline]
@@ -194,6 +199,21 @@ mod tests {
         dma.store_u32(event_index, 1).unwrap();
         bell.ring(2);
         assert_eq!(register.rings(), 3);
+    }
+
+    #[test]
+    fn what_an_earlier_queue_of_the_same_number_has_left_is_not_found_by_the_next() {
+        let dma = FakeDma::new(2);
+        let doorbell = Segment { region: RegionId(0), offset: 64, len_bytes: 4 };
+        let event_index = Segment { offset: 128, ..doorbell };
+        let place = ShadowPlace { doorbell, event_index };
+        let register = FakeDoorbell::default();
+        let mut bell = QueueDoorbell::shadow(&dma, register.clone(), place);
+        bell.ring(127);
+        dma.store_u32(event_index, 127).unwrap();
+        drop(bell);
+        let _next = QueueDoorbell::shadow(&dma, register, place);
+        assert_eq!((dma.load_u32(doorbell), dma.load_u32(event_index)), (Ok(0), Ok(0)));
     }
 
     #[test]
