@@ -17,7 +17,8 @@ pub trait Backend: Send {
     fn limits(&self) -> &Limits;
 
     /// Takes requests off the front of `requests`, and returns how many it took. Fewer than all
-    /// means that it is full: the rest are the caller's again, unread.
+    /// means that it is full: the rest are the caller's again, unread. One that is full without owing
+    /// an answer makes room in calls of this: nobody has to poll it.
     ///
     /// `segments` is the table into which the requests' segment numbers point; it is only read
     /// during the call.

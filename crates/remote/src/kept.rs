@@ -145,6 +145,11 @@ impl Kept {
         slot.request.token
     }
 
+    /// Whether there is nothing that was not answered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.len() == self.free.len()
+    }
+
     /// How many have been sent and not answered.
     pub(crate) fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len() - self.again.len()

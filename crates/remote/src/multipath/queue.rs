@@ -209,6 +209,9 @@ impl MultipathQueue {
     /// While there is no path, or something else goes first.
     #[cold]
     fn submit_slowly(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        if self.kept.is_empty() {
+            self.look(now);
+        }
         self.settle(now);
         if self.has_failed(now) {
             let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
@@ -217,6 +220,14 @@ impl MultipathQueue {
             return count;
         }
         if self.takes_new() { self.pass_on(now, requests, segments) } else { 0 }
+    }
+
+    /// Looks at all paths. Who is owed nothing need not poll, and what has come would not be noticed:
+    /// a connection that was made, or made again.
+    fn look(&mut self, now: Instant) {
+        // Only paths that were lost have something to answer, and nobody waits for it.
+        let mut answers = Answers::with_capacity(BATCH);
+        (0..self.lanes.len()).for_each(|path| self.poll_path(now, path, &mut answers));
     }
 
     /// Whether it is to fail what it has, or gets.
@@ -463,10 +474,14 @@ impl Backend for MultipathQueue {
 
     #[inline]
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        if !self.is_ordinary() {
-            return self.submit_slowly(now, requests, segments);
+        if self.is_ordinary() {
+            let taken = self.pass_on(now, requests, segments);
+            if taken > 0 {
+                return taken;
+            }
         }
-        self.pass_on(now, requests, segments)
+        // It is full, or has no path that it knows of.
+        self.submit_slowly(now, requests, segments)
     }
 
     #[inline]
