@@ -349,6 +349,14 @@ impl Multipath {
         self.paths.get(path)?.access
     }
 
+    /// How many blocks the namespace has, by whichever controller says the fewest.
+    pub fn block_count(&mut self) -> Option<u64> {
+        let nsid = self.wishes.namespace;
+        let remotes = self.paths.iter_mut().filter_map(Path::remote);
+        let found = remotes.filter_map(|remote| remote.controller().namespace(nsid));
+        found.map(|namespace| namespace.block_count).min()
+    }
+
     /// The controller at the end of a path, if there is one.
     pub fn remote(&mut self, path: usize) -> Option<&mut Remote> {
         self.paths.get_mut(path)?.remote()

@@ -29,6 +29,7 @@ use nvme::{
 use self::channel::AttachedMedium;
 use self::reach::{Home, Reach};
 use crate::Refused;
+use crate::growth::Growth;
 
 pub(crate) use self::ask::with_controller;
 
@@ -105,6 +106,7 @@ pub(crate) struct Attached<B: Bus> {
     clock: Clock,
     wanted: Wanted,
     home: Home<B>,
+    growth: Arc<Growth>,
 }
 
 struct Shared<B: Bus> {
@@ -124,6 +126,8 @@ struct Kept<B: Bus> {
     vectors_free: Vec<u16>,
     /// What the others are slept on by.
     vectors_used: BTreeMap<u16, EventVectors>,
+    namespace: u32,
+    growth: Arc<Growth>,
 }
 
 /// A queue pair, and which vector it has.
@@ -193,12 +197,15 @@ impl<B: Bus> Attached<B> {
         let added = sleeper.sources().add(bus.descriptor(), SOCKET);
         added.map_err(|error| machine("a descriptor to wait for", &error))?;
         let most = bus.vectors().saturating_sub(1).min(controller.queue_pairs_max().into());
+        let growth = Arc::new(Growth::default());
         let kept = Kept {
             controller: Some(controller),
             answers: Vec::new(),
             lost: None,
             vectors_free: (1..=u16::try_from(most).unwrap_or(u16::MAX)).rev().collect(),
             vectors_used: BTreeMap::new(),
+            namespace: wanted.namespace,
+            growth: Arc::clone(&growth),
         };
         let shared = Arc::new(Shared { kept: Mutex::new(kept), bus: bus.clone() });
         let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
@@ -208,7 +215,7 @@ impl<B: Bus> Attached<B> {
         };
         let tender = Thread::spawn("tend", None, body);
         let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
-        Ok(Self { shared, tender, bell, clock, wanted: wanted.clone(), home })
+        Ok(Self { shared, tender, bell, clock, wanted: wanted.clone(), home, growth })
     }
 
     /// Its namespace, as a device that was there before whoever opens it.
@@ -414,6 +421,9 @@ impl<B: Bus> Kept<B> {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
                 Event::Dead(error) => return self.lose(bus, &error.to_string()),
                 Event::Removed => return self.lose(bus, "the controller is gone"),
+                Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
+                    self.growth.has_now(to_blocks);
+                }
                 _ => {}
             }
         }

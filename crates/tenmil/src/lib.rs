@@ -26,6 +26,7 @@ pub mod cli;
 pub mod copy;
 pub mod emu;
 mod evidence;
+mod growth;
 pub mod identify;
 #[cfg(not(feature = "crypt"))]
 mod no_crypt;

@@ -27,7 +27,12 @@ struct Server {
 
 impl Server {
     fn start(pool: &Pool, volume: &str) -> Self {
-        let words = ["serve", &pool.volume(volume), "--listen", "tcp://127.0.0.1:0", "--json"];
+        Self::of(pool, &pool.volume(volume))
+    }
+
+    /// One that serves what somebody else may have.
+    fn of(pool: &Pool, uri: &str) -> Self {
+        let words = ["serve", uri, "--listen", "tcp://127.0.0.1:0", "--json"];
         let mut child = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();

@@ -33,6 +33,7 @@ pub struct DeviceOptions {
 pub(super) struct Device {
     pub(super) front: MemoryFrontEnd<Reach, Lines>,
     function: Function,
+    pub(super) subsystem: Subsystem,
     bar_bytes: u32,
     vectors: u16,
     doorbells: Option<Doorbells>,
@@ -104,7 +105,7 @@ impl Device {
         let pairs = bar.doorbells().pair_count();
         let doorbells = options.maps_doorbells;
         let doorbells = doorbells.then(|| Doorbells::new(regions, bar_bytes, pairs)).transpose()?;
-        Ok(Self { front, function, bar_bytes, vectors, doorbells, _buffers: memory })
+        Ok(Self { front, function, subsystem, bar_bytes, vectors, doorbells, _buffers: memory })
     }
 
     /// What a client is told of it.

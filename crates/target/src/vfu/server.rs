@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use base::Medium;
+use ctrl::controller::Subsystem;
 use dma::Regions;
 use host::Clock;
 use host::stream::{Address, Door};
-use reactor::{Directory, Registration, ThreadPlan};
+use reactor::{Directory, Handle, Registration, ThreadPlan};
 
 use super::device::{Device, DeviceOptions};
 use super::guest::Guest;
@@ -34,10 +35,11 @@ pub struct Plan {
 }
 
 /// A device that is served. It is until the reactors end.
-#[derive(Debug)]
 pub struct Server {
     address: Address,
     told: Receiver<News>,
+    subsystem: Subsystem,
+    thread: Handle,
 }
 
 /// Messages to a device's thread: there are hardly any.
@@ -58,13 +60,14 @@ impl Server {
         let maps = Maps::new(regions.clone());
         let lines = Lines::new(options.queues.saturating_add(1));
         let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now())?;
+        let subsystem = device.subsystem.clone();
         let guest = Guest::new(device, maps, lines, regions, tell);
         let host = Host::new(door, guest).map_err(|error| error.to_string())?;
         let woken_by = host.woken_by().map_err(|error| error.to_string())?;
         let registration = Registration::active("device", woken_by, host);
         let plan = ThreadPlan::new("vfio-user").mailbox(MAILBOX).poller(registration);
-        reactors.spawn(plan).map_err(|refused| refused.to_string())?;
-        Ok(Self { address, told })
+        let thread = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        Ok(Self { address, told, subsystem, thread })
     }
 
     /// Where it listens.
@@ -72,9 +75,22 @@ impl Server {
         &self.address
     }
 
+    /// A namespace has become longer: the client is told, if there is one.
+    pub fn resized(&self, nsid: u32) {
+        self.subsystem.resized(nsid);
+        // It may sleep, and looks at what was told when it does not.
+        self.thread.ring();
+    }
+
     /// The next thing that has happened, if something has.
     pub fn next_news(&self) -> Option<News> {
         self.told.try_recv().ok()
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
     }
 }
 

@@ -41,7 +41,7 @@ impl<B: Bus> AttachedChannel<B> {
 
 impl<B: Bus> Medium for AttachedMedium<B> {
     fn limits(&self) -> Limits {
-        self.limits.clone()
+        self.attached.growth.limits(&self.limits)
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
@@ -55,6 +55,10 @@ impl<B: Bus> Medium for AttachedMedium<B> {
 
     fn channels_max(&self) -> u32 {
         self.attached.queues_max()
+    }
+
+    fn notice_size(&self) -> Result<u64, String> {
+        Ok(self.attached.growth.block_count(&self.limits))
     }
 
     fn lost(&self) -> Option<String> {

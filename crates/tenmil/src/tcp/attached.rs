@@ -18,6 +18,7 @@ use super::paths::Teller;
 use super::sleep::Pillow;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
 use crate::Refused;
+use crate::growth::Growth;
 
 /// An SSD and the thread that tends it. It goes with the last medium and channel.
 pub(super) struct Attached {
@@ -26,6 +27,7 @@ pub(super) struct Attached {
     thread: TendingThread,
     pub(super) clock: Clock,
     name: TcpName,
+    growth: Arc<Growth>,
     /// Queue pairs may live on when their SSD is lost.
     _memory: Arc<Region>,
 }
@@ -45,6 +47,8 @@ struct Kept {
     lost: Option<String>,
     pulse: Pulse,
     teller: Teller,
+    namespace: u32,
+    growth: Arc<Growth>,
 }
 
 /// What has happened to an SSD, or to whatever else was called.
@@ -82,7 +86,17 @@ impl Attached {
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
         teller.tell_only(None);
         let (answers, refused, pulse) = (Vec::new(), Vec::new(), Pulse::default());
-        let kept = Kept { remote, answers, refused, lost: None, pulse, teller };
+        let (namespace, growth) = (name.namespace, Arc::new(Growth::default()));
+        let kept = Kept {
+            remote,
+            answers,
+            refused,
+            lost: None,
+            pulse,
+            teller,
+            namespace,
+            growth: Arc::clone(&growth),
+        };
         let shared = Arc::new(Shared { remote: Mutex::new(kept) });
         let tended = Arc::clone(&shared);
         shared.lock().remote.wakes(bed.bell());
@@ -93,7 +107,7 @@ impl Attached {
             watched: 0,
         })?;
         let memory = Arc::new(memory);
-        Ok(Self { shared, thread, clock, name: name.clone(), _memory: memory })
+        Ok(Self { shared, thread, clock, name: name.clone(), growth, _memory: memory })
     }
 
     /// A queue pair with a connection of its own.
@@ -224,6 +238,10 @@ impl Queues for Attached {
         self.shared.lock().remote.controller().queue_pairs_max().into()
     }
 
+    fn growth(&self) -> &Growth {
+        &self.growth
+    }
+
     fn abandon(&self, queue: &mut RemoteQueue) -> bool {
         queue.abandon(self.clock.now())
     }
@@ -254,6 +272,9 @@ impl Kept {
                     self.lose(why.unwrap_or_else(|| "the controller is gone".to_owned()));
                 }
                 Event::Notice { .. } => self.pulse.notices += 1,
+                Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
+                    self.growth.has_now(to_blocks);
+                }
                 Event::ResetStarted { .. } => {
                     let why = self.remote.why();
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());

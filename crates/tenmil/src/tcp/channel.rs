@@ -7,6 +7,7 @@ use base::{
 };
 
 use crate::Refused;
+use crate::growth::Growth;
 
 /// What stands behind a medium: connections to remote SSDs, and who tends them.
 pub(super) trait Queues: Send + Sync + 'static {
@@ -18,6 +19,9 @@ pub(super) trait Queues: Send + Sync + 'static {
 
     /// How many queues there can be.
     fn queues_max(&self) -> u32;
+
+    /// How long the namespace is by now.
+    fn growth(&self) -> &Growth;
 
     /// Takes what comes to a queue that is about to be dropped, and tells nobody. True once nothing is
     /// owed any more.
@@ -49,7 +53,7 @@ impl<Q: Queues> RemoteMedium<Q> {
 
 impl<Q: Queues> Medium for RemoteMedium<Q> {
     fn limits(&self) -> Limits {
-        self.limits.clone()
+        self.behind.growth().limits(&self.limits)
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
@@ -63,6 +67,10 @@ impl<Q: Queues> Medium for RemoteMedium<Q> {
 
     fn channels_max(&self) -> u32 {
         self.behind.queues_max()
+    }
+
+    fn notice_size(&self) -> Result<u64, String> {
+        Ok(self.behind.growth().block_count(&self.limits))
     }
 }
 

@@ -77,6 +77,10 @@ impl Medium for MappedMedium {
     fn extent(&self, lba: u64) -> Result<Extent, String> {
         self.below.extent(lba)
     }
+
+    fn notice_size(&self) -> Result<u64, String> {
+        self.below.notice_size()
+    }
 }
 
 impl MappedChannel {

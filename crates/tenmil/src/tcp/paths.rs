@@ -24,6 +24,7 @@ use super::name::TcpName;
 use super::sleep::Pillow;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
 use crate::Refused;
+use crate::growth::Growth;
 
 /// The paths, and the thread that tends them. It goes with the last medium and channel.
 pub(super) struct Tended {
@@ -32,6 +33,7 @@ pub(super) struct Tended {
     clock: Clock,
     name: TcpName,
     teller: Arc<Teller>,
+    growth: Arc<Growth>,
     /// Queue pairs may live on when their path is lost.
     _memory: Vec<Arc<Region>>,
 }
@@ -87,13 +89,16 @@ impl Tended {
         reach(name, &teller, &shared, &clock)?;
         lock(&shared).wakes(bed.pillow().bell());
         let (tended, told) = (Arc::clone(&shared), Arc::clone(&teller));
+        let growth = Arc::new(Growth::default());
+        let grown = Arc::clone(&growth);
         let thread = bed.begin(name, clock, |stop, pillow| Tender {
             shared: tended,
             stop,
             pillow,
             teller: told,
+            growth: grown,
         })?;
-        Ok(Self { shared, thread, clock, name: name.clone(), teller, _memory: memory })
+        Ok(Self { shared, thread, clock, name: name.clone(), teller, growth, _memory: memory })
     }
 
     /// A queue, with a connection on each path that is there.
@@ -122,7 +127,9 @@ impl Tended {
 
     fn take(&self, ticket: QueueTicket, now: Instant) -> Result<Option<MultipathQueue>, Refused> {
         let mut multipath = lock(&self.shared);
-        self.teller.tell(multipath.poll(now).as_ref());
+        if let Some(event) = multipath.poll(now) {
+            hear(&event, &mut multipath, &self.teller, &self.growth);
+        }
         if !multipath.is_there(now) {
             let address = &self.name.address;
             return Err(Refused::peer(format!("tcp://{address}: all paths have been given up")));
@@ -283,8 +290,24 @@ impl Queues for Tended {
         self.name.queues.into()
     }
 
+    fn growth(&self) -> &Growth {
+        &self.growth
+    }
+
     fn abandon(&self, queue: &mut MultipathQueue) -> bool {
         queue.abandon(self.clock.now())
+    }
+}
+
+/// Something has happened.
+fn hear(event: &PathEvent, multipath: &mut Multipath, teller: &Teller, growth: &Growth) {
+    teller.tell(Some(event));
+    let is_resized = |event: &nvme::Event| matches!(event, nvme::Event::NamespaceResized { .. });
+    if matches!(event, PathEvent::Controller { event, .. } if is_resized(event)) {
+        // Whichever path a request takes leads to its blocks.
+        if let Some(blocks) = multipath.block_count() {
+            growth.has_now(blocks);
+        }
     }
 }
 
@@ -294,6 +317,7 @@ struct Tender {
     stop: Stop,
     pillow: Pillow,
     teller: Arc<Teller>,
+    growth: Arc<Growth>,
 }
 
 impl Turn for Tender {
@@ -303,7 +327,7 @@ impl Turn for Tender {
         }
         let mut multipath = lock(&self.shared);
         while let Some(event) = multipath.poll(now) {
-            self.teller.tell(Some(&event));
+            hear(&event, &mut multipath, &self.teller, &self.growth);
         }
         Wait::Until(multipath.wake_at(now).min(now.after(TENDED)))
     }

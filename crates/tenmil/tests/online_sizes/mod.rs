@@ -1,5 +1,7 @@
 //! Volumes that become longer while somebody uses them.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -14,6 +16,63 @@ fn size_bytes(pool: &Pool, server: &Server) -> usize {
     4096 * usize::try_from(blocks).unwrap()
 }
 
+fn await_size(pool: &Pool, server: &Server, expected: usize) {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let found = size_bytes(pool, server);
+        if found == expected {
+            return;
+        }
+        assert!(Instant::now() < until, "{}: {found} bytes", server.uri);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_is_served_again_by_others_grows_with_its_volume() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    let first = Server::start(&pool, "db");
+    let second = Server::of(&pool, &format!("{}&read-queue=yes", first.uri));
+    // Two names of one address are two paths.
+    let others = second.uri.replace("127.0.0.1", "localhost");
+    let [address, name] = ["//", "/nqn"].map(|mark| others.split(mark).nth(1).unwrap());
+    let address = address.split('/').next().unwrap();
+    let third = Server::of(&pool, &second.uri.replace("/nqn", &format!(",{address}/nqn")));
+    assert!(third.uri != second.uri && name.ends_with("?ns=1"));
+    let all = [&first, &second, &third];
+    all.map(|server| assert_eq!(size_bytes(&pool, server), 4 * MIB));
+    pool.done(&["volume", "resize", &pool.volume("db"), "--size", "12m"]);
+    all.map(|server| await_size(&pool, server, 12 * MIB));
+    let source = pool.write("source", 12 * MIB, 5);
+    pool.done(&["copy", &pool.file("source"), &third.uri, "--overwrite", "--verify"]);
+    // What somebody has open is not made smaller.
+    pool.refused(&["volume", "resize", &pool.volume("db"), "--size", "4m", "--shrink"]);
+    [third, second, first].map(Server::end);
+    assert!(pool.bytes("db") == source);
+}
+
+#[test]
+fn a_client_of_vfio_user_grows_with_its_volume() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    let socket = format!("vfio-user:{}", pool.path("socket").display());
+    let words = ["serve", &pool.volume("db"), "--listen", &socket];
+    let child = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut controller = Server { child, uri: socket.clone() };
+    let mut ready = String::new();
+    BufReader::new(controller.child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+    let guest = Server::of(&pool, &socket);
+    assert_eq!(size_bytes(&pool, &guest), 4 * MIB);
+    pool.done(&["volume", "resize", &pool.volume("db"), "--size", "12m"]);
+    await_size(&pool, &guest, 12 * MIB);
+    let source = pool.write("source", 12 * MIB, 6);
+    pool.done(&["copy", &pool.file("source"), &guest.uri, "--overwrite", "--verify"]);
+    guest.end();
+    controller.end();
+    assert!(pool.bytes("db") == source);
+}
+
 #[test]
 fn a_volume_that_grows_under_load_has_its_new_end_at_once_and_keeps_what_is_written_there() {
     let pool = Pool::new("64m");
@@ -24,11 +83,7 @@ fn a_volume_that_grows_under_load_has_its_new_end_at_once_and_keeps_what_is_writ
     let grow = ["volume", "resize", &pool.volume("db"), "--size", "12m"];
     let told = pool.done(&grow);
     assert!(told.contains("those whom it is served to are told of its new end"), "{told}");
-    let until = Instant::now() + Duration::from_secs(10);
-    while size_bytes(&pool, &server) != 12 * MIB {
-        assert!(Instant::now() < until, "whoever comes finds the new end");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    await_size(&pool, &server, 12 * MIB);
     is_content(load);
     let again = parsed(&pool.done(&[&grow[..], &["--json"]].concat()));
     assert_eq!(again["changed"], Value::from(false));

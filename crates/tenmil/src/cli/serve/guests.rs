@@ -2,7 +2,9 @@
 //! what happens is told until somebody ends it.
 
 use block::uri::Uri;
-use block::{Caps, Claim, Descriptor, Device, DeviceOptions, Limiter, MediumError, Opener, Rate};
+use block::{
+    Caps, Claim, Descriptor, Device, DeviceOptions, Event, Limiter, MediumError, Opener, Rate,
+};
 use control::{Relay, Server};
 use dma::Regions;
 use reactor::Reactors;
@@ -40,6 +42,22 @@ pub(super) fn claim(
 /// Why a device is not served.
 pub(super) fn refused(uri: &Uri, why: MediumError) -> Refused {
     Refused::of(why.blame(), format!("serve {uri}: {why}"))
+}
+
+/// Tells what has happened to a device; that it has another size now, to whom it is served.
+pub(super) fn hear(uri: &Uri, descriptor: &Descriptor, mut resized: impl FnMut()) {
+    while let Some(event) = descriptor.next_event() {
+        match event {
+            Event::Resized { .. } | Event::Overflowed { .. } => resized(),
+            Event::Removed => {
+                eprintln!("note: {uri} is gone, and nothing of it can be had any more")
+            }
+            Event::MediumError { lba, blocks } => {
+                eprintln!("note: {uri} has lost {blocks} blocks from {lba} on");
+            }
+            Event::MediumChanged => eprintln!("note: {uri} has been changed"),
+        }
+    }
 }
 
 /// Tells of guests that are sent away and of trouble, and answers those who ask this process, until

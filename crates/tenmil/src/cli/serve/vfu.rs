@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::Medium;
-use block::DeviceOptions;
+use block::{Descriptor, DeviceOptions};
 use dma::Regions;
 use host::Clock;
 use host::stream::Address;
@@ -14,7 +14,7 @@ use reactor::PollMode;
 use serde_json::json;
 use target::vfu::{DeviceOptions as ControllerOptions, Plan, Server};
 
-use super::guests::{claim, watch};
+use super::guests::{claim, hear, watch};
 use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
 use crate::Refused;
 use crate::cli::{running, write_out};
@@ -27,7 +27,8 @@ pub(super) fn run(
 ) -> Result<ExitCode, Refused> {
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
-    let media = open(arguments, &regions, clock)?;
+    let namespaces = open(arguments, &regions, clock)?;
+    let media = namespaces.iter().map(|one| Arc::clone(one) as Arc<dyn Medium>).collect();
     let door = open_door(&Address::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
@@ -49,7 +50,12 @@ pub(super) fn run(
         false => format!("ready {listen}\n"),
     };
     write_out(out, &line)?;
-    watch(asked, reactors, "client", || server.next_news());
+    watch(asked, reactors, "client", || {
+        for (nsid, (uri, namespace)) in (1..).zip(arguments.uris.iter().zip(&namespaces)) {
+            hear(uri, namespace, || server.resized(nsid));
+        }
+        server.next_news()
+    });
     drop(server);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
@@ -60,8 +66,8 @@ fn open(
     arguments: &ServeArguments,
     regions: &Regions,
     clock: Clock,
-) -> Result<Vec<Arc<dyn Medium>>, Refused> {
-    let open = |uri| -> Result<Arc<dyn Medium>, Refused> {
+) -> Result<Vec<Arc<Descriptor>>, Refused> {
+    let open = |uri| -> Result<Arc<Descriptor>, Refused> {
         // A controller times its commands itself.
         let options =
             DeviceOptions { depth: QUEUE_DEPTH, timing: false, ..DeviceOptions::new(clock, 1) };
