@@ -3,6 +3,7 @@
 mod binary;
 mod emulator;
 mod kernel;
+mod newer;
 mod programs;
 mod suite;
 
@@ -13,6 +14,7 @@ use std::process::Command;
 
 pub(crate) use emulator::Emulator;
 use kernel::Kernel;
+use newer::Newer;
 use programs::Programs;
 
 use super::archive::Archive;
@@ -23,6 +25,7 @@ use super::scenario::{BEGINNING, INIT, SCENARIOS};
 pub(crate) struct Parts {
     pub(crate) kernel: Kernel,
     programs: Programs,
+    newer: Newer,
     /// Our own.
     pub(crate) tenmil: PathBuf,
 }
@@ -32,11 +35,12 @@ impl Parts {
     pub(crate) fn gather(room: &Path, suite: &str, tenmil: Option<&Path>) -> Result<Self, String> {
         let programs = Programs::find()?;
         let kernel = Kernel::find(room, suite)?;
+        let newer = Newer::find(room, suite)?;
         let tenmil = match tenmil {
             Some(path) => path.to_owned(),
             None => binary::build()?,
         };
-        Ok(Self { kernel, programs, tenmil })
+        Ok(Self { kernel, programs, newer, tenmil })
     }
 
     /// Writes the initramfs; how many bytes it has.
@@ -54,6 +58,7 @@ impl Parts {
             archive.file(&path, scenario.script.as_bytes()).map_err(about)?;
         }
         self.programs.pack(&self.tenmil, &mut archive)?;
+        self.newer.pack(&mut archive)?;
         self.kernel.pack(&mut archive)?;
         archive.end().map_err(about)
     }

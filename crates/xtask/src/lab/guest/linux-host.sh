@@ -89,5 +89,84 @@ shows 'the host is connected again' live cat /sys/class/nvme/nvme0/state
 check 'nvme disconnect' nvme disconnect -n $SUBSYSTEM
 check 'no device is left' within 10 gone $D
 shows 'the target has forgotten its host' '"queues": *\[\]\|^no\|\[\]' tenmil get queues --json
+
+# Reservations as the kernel makes them for whoever calls its ioctls, and two hosts that contend.
+# Without multipath each host has a block device of its own.
+OTHER=nqn.2014-08.org.nvmexpress:uuid:66666666-7777-8888-9999-aaaaaaaaaaaa
+OTHER_ID=66666666-7777-8888-9999-aaaaaaaaaaaa
+single_path() {
+    rmmod nvme_tcp && rmmod nvme_fabrics && rmmod nvme_core && modprobe nvme-core multipath=N &&
+        modprobe nvme-tcp
+}
+check 'Linux takes every path for a disk' single_path || exit 1
+check 'a host connects' nvme connect $AT -n $SUBSYSTEM --nr-io-queues 1 || exit 1
+# nvme-cli takes the second for the first, whatever its name is; the kernel does not.
+another() {
+    printf %s "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn=$SUBSYSTEM,nr_io_queues=1,\
+hostnqn=$OTHER,hostid=$OTHER_ID" >/dev/nvme-fabrics
+}
+check 'and another' another || exit 1
+# disk CONTROLLER: its block device of namespace 1.
+disk() {
+    for found in /sys/block/$1n*; do
+        [ "$(cat "$found/nsid")" = 1 ] && echo "/dev/${found##*/}"
+    done
+}
+both() { [ -n "$(disk nvme0)" ] && [ -n "$(disk nvme1)" ]; }
+check 'each has its own block device' within 20 both || exit 1
+A=$(disk nvme0)
+B=$(disk nvme1)
+shows 'the second is known by its own name' $OTHER cat /sys/class/nvme/nvme1/hostnqn
+
+# pr DEVICE COMMAND...: a reservation ioctl.
+pr() {
+    device=$1
+    shift
+    blkpr "$@" $device
+}
+write_to() { dd if=/dev/urandom of=$1 bs=4k count=4 oflag=direct conv=notrunc; }
+read_from() { dd if=$1 of=/dev/null bs=4k count=4 iflag=direct; }
+refused() { ! "$@"; }
+# What a program is told of a conflict: EBADE by reads and writes, PR_STS_RESERVATION_CONFLICT by
+# the ioctls.
+conflicts='exchange'
+refuses='error code 0x18'
+# The key of the holder, and how many are registered.
+holder_of() { nvme resv-report $A --eds -o json | tr -d ' \n'; }
+
+shows 'who is not registered reserves nothing' "$refuses" \
+    refused pr $A -c reserve -k 0xa -t write-exclusive
+check 'IOC_PR_REGISTER registers a host' pr $A -c register -k 0xa
+check 'and the other' pr $B -c register -k 0xb
+shows 'a wrong old key replaces nothing' "$refuses" refused pr $B -c register -K 0xbad -k 0xc
+check 'the right one does' pr $B -c register -K 0xb -k 0xc
+check 'IOC_PR_RESERVE reserves' pr $A -c reserve -k 0xa -t write-exclusive
+shows 'nvme-cli reports two hosts' '"regctl":2' holder_of
+shows 'the other cannot reserve' "$refuses" refused pr $B -c reserve -k 0xc -t write-exclusive
+check 'the holder writes' write_to $A
+shows 'the other gets a conflict' "$conflicts" refused write_to $B
+check 'and reads' read_from $B
+shows 'who holds nothing cannot release' '"rtype":1' \
+    eval 'pr $B -c release -k 0xc -t write-exclusive; holder_of'
+check 'IOC_PR_RELEASE releases' pr $A -c release -k 0xa -t write-exclusive
+check 'then the other writes' write_to $B
+
+check 'exclusive access' pr $A -c reserve -k 0xa -t exclusive-access
+shows 'keeps the other from reading, too' "$conflicts" refused read_from $B
+# Own key first, then the victim's: so the kernel hands them on.
+check 'IOC_PR_PREEMPT takes it over' pr $B -c preempt -K 0xc -k 0xa -t exclusive-access
+check 'who took it writes' write_to $B
+shows 'who lost it gets a conflict' "$conflicts" refused write_to $A
+shows 'and is registered no more' '"regctl":1' eval 'nvme resv-report $B --eds -o json | tr -d " \n"'
+shows 'so it cannot take it back' "$refuses" \
+    refused pr $A -c preempt -K 0xa -k 0xc -t exclusive-access
+check 'registered again' pr $A -c register -k 0xa
+check 'IOC_PR_PREEMPT_ABORT does it' pr $A -c preempt-abort -K 0xa -k 0xc -t exclusive-access
+shows 'and now the other gets the conflict' "$conflicts" refused write_to $B
+check 'IOC_PR_CLEAR clears' pr $A -c clear -k 0xa
+check 'both write: one' write_to $A
+check 'and the other' write_to $B
+shows 'nobody is registered' '"regctl":0' holder_of
+check 'nvme disconnect of both' nvme disconnect -n $SUBSYSTEM
 kill $server
 check 'the server ends by itself' served

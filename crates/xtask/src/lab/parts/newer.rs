@@ -1,0 +1,66 @@
+//! Programs of the kernel's suite that the suite of this machine may not have yet. They stand on a
+//! newer C library, so they go into guests with it and its loader, in a directory of their own.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::suite::Suite;
+use super::{read, write};
+use crate::lab::archive::Archive;
+
+/// Programs, and the package that brings each.
+const PROGRAMS: [(&str, &str); 1] = [("blkpr", "util-linux-extra")];
+/// What brings what these stand on.
+const C_LIBRARY: &str = "libc6";
+const LOADER: &str = "ld-linux-x86-64.so.2";
+const LIBRARIES: [&str; 2] = [LOADER, "libc.so.6"];
+/// Where they lie in a guest.
+const PLACE: &str = "lab/newer";
+
+/// Programs with a C library of their own, unpacked.
+#[derive(Debug)]
+pub(super) struct Newer {
+    root: PathBuf,
+}
+
+impl Newer {
+    /// Finds them in `room`, or fetches them there from a suite.
+    pub(super) fn find(room: &Path, suite: &str) -> Result<Self, String> {
+        let root = room.join(format!("{suite}-programs"));
+        if !root.join("unpacked").exists() {
+            fetch(&root, suite)?;
+        }
+        Ok(Self { root })
+    }
+
+    /// Packs them, and for each a script that starts it by its own loader.
+    pub(super) fn pack<W: Write>(&self, archive: &mut Archive<W>) -> Result<(), String> {
+        let about = |why| format!("pack programs: {why}");
+        let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
+        for library in LIBRARIES {
+            let bytes = read(&libraries.join(library))?;
+            archive.file(&format!("{PLACE}/{library}"), &bytes).map_err(about)?;
+        }
+        for (program, _) in PROGRAMS {
+            let bytes = read(&self.root.join("usr/sbin").join(program))?;
+            archive.file(&format!("{PLACE}/{program}"), &bytes).map_err(about)?;
+            archive.file(&format!("bin/{program}"), starter(program).as_bytes()).map_err(about)?;
+        }
+        Ok(())
+    }
+}
+
+fn starter(program: &str) -> String {
+    format!("#!/bin/sh\nexec /{PLACE}/{LOADER} --library-path /{PLACE} /{PLACE}/{program} \"$@\"\n")
+}
+
+fn fetch(root: &Path, suite: &str) -> Result<(), String> {
+    // What an earlier try left is of no use.
+    _ = std::fs::remove_dir_all(root);
+    let packages = Suite::open(&root.join("apt"), suite)?;
+    for package in [C_LIBRARY].into_iter().chain(PROGRAMS.map(|(_, package)| package)) {
+        println!("lab: fetching {package} of {suite}");
+        packages.unpack(package, root)?;
+    }
+    write(&root.join("unpacked"), b"")
+}
