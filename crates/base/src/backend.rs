@@ -123,6 +123,20 @@ pub struct DoorbellCounts {
     pub submission: u64,
     /// Completion doorbells.
     pub completion: u64,
+    /// How many of both were written to a register; shadows in memory spare the others.
+    pub registers: u64,
+}
+
+impl DoorbellCounts {
+    /// Those of two.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            submission: self.submission + other.submission,
+            completion: self.completion + other.completion,
+            registers: self.registers + other.registers,
+        }
+    }
 }
 
 /// Where backends come from: one medium, and a channel to it for every thread that wants one.

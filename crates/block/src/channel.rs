@@ -414,12 +414,7 @@ impl Backend for Channel {
     }
 
     fn doorbells(&self) -> DoorbellCounts {
-        let mut sum = DoorbellCounts::default();
-        for rung in self.lanes.iter().map(Lane::doorbells) {
-            sum.submission += rung.submission;
-            sum.completion += rung.completion;
-        }
-        sum
+        self.lanes.iter().map(Lane::doorbells).fold(DoorbellCounts::default(), DoorbellCounts::plus)
     }
 
     fn wake_at(&self) -> Instant {

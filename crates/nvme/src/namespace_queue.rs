@@ -367,7 +367,7 @@ where
     fn doorbells(&self) -> DoorbellCounts {
         let stats = self.queue.stats();
         let (submission, completion) = (stats.submission_doorbells, stats.completion_doorbells);
-        DoorbellCounts { submission, completion }
+        DoorbellCounts { submission, completion, registers: stats.doorbell_registers }
     }
 
     fn wake_at(&self) -> Instant {

@@ -126,6 +126,8 @@ pub struct QueueStats {
     pub submission_doorbells: u64,
     /// Times the completion doorbell was rung.
     pub completion_doorbells: u64,
+    /// How many of both were written to a register.
+    pub doorbell_registers: u64,
     /// Polls.
     pub polls: u64,
     /// Polls that found nothing.
@@ -345,11 +347,14 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
 
     /// What has happened so far.
     pub fn stats(&self) -> QueueStats {
+        let submission_writes = self.submission_doorbell.writes(self.submission_rings);
+        let completion_writes = self.completion_doorbell.writes(self.completion_rings);
         QueueStats {
             submitted: self.slots.sent(),
             completed: self.slots.ended(),
             submission_doorbells: self.submission_rings,
             completion_doorbells: self.completion_rings,
+            doorbell_registers: submission_writes + completion_writes,
             polls: self.polls,
             idle_polls: self.idle_polls,
             nonsense: self.cold.nonsense_count,

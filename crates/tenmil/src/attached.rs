@@ -90,6 +90,8 @@ pub struct Wanted {
     pub depth: u32,
     /// I/O queues that the controller is asked for.
     pub queues: u16,
+    /// Whether doorbells are rung in memory, if the controller can.
+    pub shadow_doorbells: bool,
     /// How long it may take to answer, and all that it takes to be ready.
     pub patience: Span,
 }
@@ -136,6 +138,7 @@ struct Lent<B: Bus> {
     vector: Option<u16>,
 }
 
+const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
 const DEPTH: u64 = 255;
 const DEPTH_MAX: u64 = 4095;
 const QUEUES: u64 = 16;
@@ -162,11 +165,13 @@ impl Wanted {
         let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?.unwrap_or(1);
         let depth = fields.number("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
         let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
+        let shadow_doorbells = fields.choice("shadow-doorbells", &YES_OR_NO)?.unwrap_or(true);
         let patience = fields.time("patience")?.unwrap_or(PATIENCE);
         Ok(Self {
             namespace: small(namespace),
             depth: small(depth),
             queues: u16::try_from(queues).unwrap_or(1),
+            shadow_doorbells,
             patience,
         })
     }
@@ -484,7 +489,7 @@ fn bring_up<B: Bus>(
     let options = ControllerOptions {
         admin_depth: ADMIN_DEPTH,
         queue_pairs: wanted.queues,
-        shadow_doorbells: true,
+        shadow_doorbells: wanted.shadow_doorbells,
         ..ControllerOptions::default()
     };
     // What is lost reads as ones, and so looks like something else.

@@ -292,13 +292,8 @@ impl<D: Deal> Backend for LegsChannel<D> {
     }
 
     fn doorbells(&self) -> DoorbellCounts {
-        self.legs.iter().fold(DoorbellCounts::default(), |sum, leg| {
-            let DoorbellCounts { submission, completion } = leg.channel.doorbells();
-            DoorbellCounts {
-                submission: sum.submission + submission,
-                completion: sum.completion + completion,
-            }
-        })
+        let each = self.legs.iter().map(|leg| leg.channel.doorbells());
+        each.fold(DoorbellCounts::default(), DoorbellCounts::plus)
     }
 
     fn wake_at(&self) -> Instant {

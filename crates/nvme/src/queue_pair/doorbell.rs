@@ -25,6 +25,8 @@ pub struct ShadowDoorbell<D, B> {
     register: B,
     place: ShadowPlace,
     last: u32,
+    /// How often the register was rung.
+    writes: u64,
 }
 
 /// Where a shadow doorbell and its event index are: four bytes each.
@@ -70,7 +72,7 @@ impl<D: Dma, B: Doorbell> QueueDoorbell<D, B> {
     /// its new queue takes what lies in the ring for commands.
     pub fn shadow(dma: &D, register: B, place: ShadowPlace) -> Self {
         let dma = dma.clone();
-        let mut bell = Self::Shadow(ShadowDoorbell { dma, register, place, last: 0 });
+        let mut bell = Self::Shadow(ShadowDoorbell { dma, register, place, last: 0, writes: 0 });
         bell.restart();
         bell
     }
@@ -95,13 +97,21 @@ impl<D: Dma, B: Doorbell> QueueDoorbell<D, B> {
 }
 
 impl<D, B> QueueDoorbell<D, B> {
+    /// How many of `rings` were written to the register.
+    pub(crate) fn writes(&self, rings: u64) -> u64 {
+        match self {
+            Self::Register(_) => rings,
+            Self::Shadow(shadow) => shadow.writes,
+        }
+    }
+
     /// The same doorbell with what `wrap` makes of its register.
     pub(crate) fn map<C>(self, wrap: &mut impl FnMut(B) -> C) -> QueueDoorbell<D, C> {
         match self {
             Self::Register(register) => QueueDoorbell::Register(wrap(register)),
-            Self::Shadow(ShadowDoorbell { dma, register, place, last }) => {
+            Self::Shadow(ShadowDoorbell { dma, register, place, last, writes }) => {
                 let register = wrap(register);
-                QueueDoorbell::Shadow(ShadowDoorbell { dma, register, place, last })
+                QueueDoorbell::Shadow(ShadowDoorbell { dma, register, place, last, writes })
             }
         }
     }
@@ -121,6 +131,7 @@ impl<D: Dma, B: Doorbell> ShadowDoorbell<D, B> {
             _ => true,
         };
         if needed {
+            self.writes += 1;
             self.register.ring(value);
         }
     }
@@ -199,6 +210,9 @@ mod tests {
         dma.store_u32(event_index, 1).unwrap();
         bell.ring(2);
         assert_eq!(register.rings(), 3);
+        assert_eq!(bell.writes(7), 3, "of seven rings");
+        assert_eq!(bell.map(&mut |register| register).writes(7), 3);
+        assert_eq!(QueueDoorbell::<FakeDma, _>::Register(register).writes(7), 7, "each of them");
     }
 
     #[test]

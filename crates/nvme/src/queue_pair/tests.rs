@@ -218,6 +218,8 @@ fn doorbells_are_rung_as_seldom_as_the_technique_says() {
         let stats = world.stats();
         assert_eq!(stats.submission_doorbells, u64::from(world.device.tail_doorbell.rings()));
         assert_eq!(stats.completion_doorbells, u64::from(world.device.head_doorbell.rings()));
+        let rung = stats.submission_doorbells + stats.completion_doorbells;
+        assert_eq!(stats.doorbell_registers, rung, "without shadows all go to a register");
         (stats.submission_doorbells, stats.completion_doorbells)
     };
     let fast = Techniques::default();

@@ -508,14 +508,7 @@ impl Backend for MultipathQueue {
     }
 
     fn doorbells(&self) -> DoorbellCounts {
-        let sum = |sum: DoorbellCounts, way: &Way| {
-            let DoorbellCounts { submission, completion } = way.doorbells();
-            DoorbellCounts {
-                submission: sum.submission + submission,
-                completion: sum.completion + completion,
-            }
-        };
-        self.ways().fold(DoorbellCounts::default(), sum)
+        self.ways().map(Way::doorbells).fold(DoorbellCounts::default(), DoorbellCounts::plus)
     }
 
     fn wake_at(&self) -> Instant {

@@ -128,6 +128,8 @@ pub struct Turns {
     pub submission_doorbells: u64,
     /// Completion doorbells rung.
     pub completion_doorbells: u64,
+    /// How many of both were written to a register.
+    pub doorbell_registers: u64,
 }
 
 /// One technique of the fast path.
@@ -329,6 +331,11 @@ impl Turns {
         ratio(self.submission_doorbells + self.completion_doorbells, self.completions)
     }
 
+    /// Doorbells per completed I/O that were written to a register.
+    pub fn doorbell_registers_per_io(&self) -> f64 {
+        ratio(self.doorbell_registers, self.completions)
+    }
+
     /// What has happened since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
@@ -338,6 +345,7 @@ impl Turns {
             completions: self.completions - before.completions,
             submission_doorbells: self.submission_doorbells - before.submission_doorbells,
             completion_doorbells: self.completion_doorbells - before.completion_doorbells,
+            doorbell_registers: self.doorbell_registers - before.doorbell_registers,
         }
     }
 
@@ -348,6 +356,7 @@ impl Turns {
         self.completions += other.completions;
         self.submission_doorbells += other.submission_doorbells;
         self.completion_doorbells += other.completion_doorbells;
+        self.doorbell_registers += other.doorbell_registers;
     }
 }
 
@@ -451,8 +460,10 @@ mod tests {
             completions: 80,
             submission_doorbells: 10,
             completion_doorbells: 6,
+            doorbell_registers: 4,
         };
         assert!((turns.completions_per_poll() - 8.0).abs() < 1e-12);
         assert!((turns.doorbells_per_io() - 0.2).abs() < 1e-12);
+        assert!((turns.doorbell_registers_per_io() - 0.05).abs() < 1e-12);
     }
 }

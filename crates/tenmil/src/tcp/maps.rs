@@ -153,12 +153,7 @@ impl Backend for MappedChannel {
     }
 
     fn doorbells(&self) -> DoorbellCounts {
-        self.all().map(Backend::doorbells).fold(DoorbellCounts::default(), |sum, more| {
-            DoorbellCounts {
-                submission: sum.submission + more.submission,
-                completion: sum.completion + more.completion,
-            }
-        })
+        self.all().map(Backend::doorbells).fold(DoorbellCounts::default(), DoorbellCounts::plus)
     }
 
     fn wake_at(&self) -> Instant {

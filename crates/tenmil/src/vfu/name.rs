@@ -61,7 +61,9 @@ mod tests {
         assert_eq!(name.path.to_str(), Some("/run/disk.sock"));
         let Wanted { namespace, queues, depth, .. } = name.wanted;
         assert_eq!((namespace, queues, depth), (2, 4, 31));
-        assert_eq!(of("vfio-user:a").unwrap().wanted.namespace, 1);
+        let usual = of("vfio-user:a").unwrap().wanted;
+        assert_eq!((usual.namespace, usual.shadow_doorbells), (1, true));
+        assert!(!of("vfio-user:a?shadow-doorbells=no").unwrap().wanted.shadow_doorbells);
     }
 
     #[test]

@@ -319,8 +319,12 @@ impl<S: Scrutiny> Lane<S> {
     /// How often each thing has happened since the lane was made.
     pub(super) fn turns(&self) -> Turns {
         let rung = self.backend.doorbells();
-        let (submission_doorbells, completion_doorbells) = (rung.submission, rung.completion);
-        Turns { submission_doorbells, completion_doorbells, ..self.turns }
+        Turns {
+            submission_doorbells: rung.submission,
+            completion_doorbells: rung.completion,
+            doorbell_registers: rung.registers,
+            ..self.turns
+        }
     }
 
     /// What looks at the data.
