@@ -22,6 +22,7 @@
 //! | [`process`] | what this process has used |
 //! | [`holders`] | who uses a file or a block device, and which device it is |
 //! | [`pci`] | NVMe functions on the bus, and whether a program or the kernel has them |
+//! | [`uevent`] | what the kernel says when devices come and go |
 //! | [`ublk`] | what a process serves a local block device by |
 //! | [`mod@file`], [`engine`] | a file, and reads and writes of it that do not block |
 //!
@@ -74,6 +75,7 @@ pub mod thread;
 pub mod topology;
 pub mod turn;
 pub mod ublk;
+pub mod uevent;
 mod uring;
 mod vectored;
 pub mod watch;

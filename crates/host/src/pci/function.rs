@@ -241,7 +241,8 @@ fn controller(machine: &Machine, directory: &str) -> Option<Controller> {
     let name = machine.names(&format!("{directory}/nvme")).into_iter().next()?;
     let text = |file: &str| {
         let text = machine.text(&format!("{directory}/nvme/{name}/{file}"));
-        text.filter(|text| !text.is_empty())
+        // Until a controller has said what it is, the kernel writes that it knows nothing so.
+        text.filter(|text| !matches!(text.as_str(), "" | "(efault)" | "(null)"))
     };
     let (model, serial, state) = (text("model"), text("serial"), text("state"));
     Some(Controller { name, model, serial, state })

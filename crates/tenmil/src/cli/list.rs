@@ -1,17 +1,21 @@
 //! `tenmil list`.
 
+mod follow;
 mod functions;
 
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
+use base::Span;
+use block::quantity::parse_time;
 use clap::Args;
 use host::machine::Machine;
 use serde_json::json;
 
 use super::write_out;
 use crate::{MODELS, Refused};
+use follow::Until;
 use functions::Shown;
 
 /// List the SSDs of this machine, those that can be emulated, and the kinds of block devices.
@@ -21,6 +25,18 @@ pub(super) struct ListArguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    /// Print NVMe functions as they come, change and go, a line each, until Ctrl-C
+    #[arg(long)]
+    follow: bool,
+
+    /// Stop after so many lines about what happened
+    #[arg(long, value_name = "N", requires = "follow", value_parser = super::perf::whole::<u64>)]
+    count: Option<u64>,
+
+    /// Stop after this time, such as 10 or 500ms
+    #[arg(short, long, value_name = "TIME", requires = "follow", value_parser = parse_time)]
+    time: Option<Span>,
 }
 
 const EXAMPLES: &str = "\
@@ -28,6 +44,7 @@ Examples:
   tenmil list
   sudo tenmil list                              also which processes have an SSD open
   tenmil list --json | jq '.pci[].address'
+  tenmil list --follow --json                   a line for each SSD that is put in or pulled
 
 `tenmil bind` takes an SSD from the kernel; docs/devices.md says when it refuses to.";
 
@@ -63,6 +80,10 @@ const CRYPT: &str = "another device, encrypted; not in this build, but with `--f
 
 /// Lists.
 pub(super) fn run(arguments: &ListArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+    if arguments.follow {
+        let until = Until { count: arguments.count, time: arguments.time };
+        return follow::run(until, arguments.json, out);
+    }
     let functions = Shown::all(&Machine::this());
     let text = if arguments.json { as_json(&functions) } else { as_text(&functions) };
     write_out(out, &text)?;

@@ -319,6 +319,11 @@ fn a_function_is_described_with_all_that_is_known_of_it() {
     let used = function.used_by(&tree.machine);
     assert_eq!(used.found[0].to_string(), "nvme0n1p1 is mounted at /srv");
 
+    let model = super::tree::function(FUNCTION, "nvme/nvme0/model");
+    tree.put(&model, "(efault)\n");
+    let early = &Function::all(&tree.machine)[0];
+    assert_eq!(early.model(), "8086:0a54", "its controller has not said anything yet");
+
     let empty = Tree::of("gone");
     assert_eq!(Function::all(&empty.machine), []);
     assert_eq!(Openers::default().found, []);

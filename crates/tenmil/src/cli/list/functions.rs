@@ -7,6 +7,9 @@ use host::machine::Machine;
 use host::pci::{Function, Neighbour};
 use serde_json::{Value, json};
 
+/// A function in a line.
+pub(super) struct Headline<'a>(pub(super) &'a Function);
+
 /// A function, and who uses it.
 #[derive(Debug)]
 pub(super) struct Shown {
@@ -24,36 +27,40 @@ impl Shown {
     /// For programs.
     pub(super) fn as_json(&self) -> Value {
         let Self { function, used } = self;
-        let controller = function.controller.as_ref();
-        let others = function.group.iter().flat_map(|group| &group.others);
-        let others: Vec<Value> = others
-            .map(|other| json!({ "address": other.address, "driver": other.driver }))
-            .collect();
-        json!({
-            "address": function.address.to_string(),
-            "vendor": function.vendor,
-            "device": function.device,
-            "model": controller.and_then(|controller| controller.model.as_deref()),
-            "serial": function.serial(),
-            "controller": controller.map(|controller| &controller.name),
-            "state": controller.and_then(|controller| controller.state.as_deref()),
-            "disks": function.disks.iter().map(|disk| &disk.name).collect::<Vec<_>>(),
-            "driver": function.driver,
-            "driver_override": function.driver_override,
-            "iommu_group": function.group.as_ref().map(|group| group.number),
-            "iommu_group_others": others,
-            "numa_node": function.numa_node,
-            "used_by": used.found.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "processes_not_seen": used.hidden,
-        })
+        let mut shown = as_json(function);
+        shown["used_by"] = used.found.iter().map(ToString::to_string).collect();
+        shown["processes_not_seen"] = used.hidden.into();
+        shown
     }
 }
 
-/// A line, and a line for whatever keeps it from being bound.
-impl fmt::Display for Shown {
+/// A function for programs, without who uses it.
+pub(super) fn as_json(function: &Function) -> Value {
+    let controller = function.controller.as_ref();
+    let others = function.group.iter().flat_map(|group| &group.others);
+    let others: Vec<Value> =
+        others.map(|other| json!({ "address": other.address, "driver": other.driver })).collect();
+    json!({
+        "address": function.address.to_string(),
+        "vendor": function.vendor,
+        "device": function.device,
+        "model": controller.and_then(|controller| controller.model.as_deref()),
+        "serial": function.serial(),
+        "controller": controller.map(|controller| &controller.name),
+        "state": controller.and_then(|controller| controller.state.as_deref()),
+        "disks": function.disks.iter().map(|disk| &disk.name).collect::<Vec<_>>(),
+        "driver": function.driver,
+        "driver_override": function.driver_override,
+        "iommu_group": function.group.as_ref().map(|group| group.number),
+        "iommu_group_others": others,
+        "numa_node": function.numa_node,
+    })
+}
+
+impl fmt::Display for Headline<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { function, used } = self;
-        write!(out, "  {}  {}", function.address, function.model())?;
+        let function = self.0;
+        write!(out, "{}  {}", function.address, function.model())?;
         if let Some(serial) = function.serial() {
             write!(out, ", serial {serial}")?;
         }
@@ -62,10 +69,15 @@ impl fmt::Display for Shown {
             Some(group) => write!(out, ", IOMMU group {}", group.number)?,
             None => out.write_str(", no IOMMU group")?,
         }
-        if let Some(node) = function.numa_node {
-            write!(out, ", node {node}")?;
-        }
-        writeln!(out)?;
+        function.numa_node.map_or(Ok(()), |node| write!(out, ", node {node}"))
+    }
+}
+
+/// A line, and a line for whatever keeps it from being bound.
+impl fmt::Display for Shown {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { function, used } = self;
+        writeln!(out, "  {}", Headline(function))?;
         let state = function.controller.as_ref().and_then(|one| one.state.as_deref());
         if let Some(state) = state.filter(|state| *state != "live") {
             writeln!(out, "      its controller is {state}")?;
