@@ -13,6 +13,7 @@
 mod archive;
 mod console;
 mod guest;
+mod monitor;
 mod parts;
 mod scenario;
 

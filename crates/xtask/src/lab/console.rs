@@ -5,6 +5,7 @@
 //!   @@ not ok WHAT      one that did not, and why
 //!   @@ skip WHAT        one that cannot be made there, and why
 //!   @@ kill beside      the tenmil beside the guest is killed, and started again
+//!   @@ do WHAT          something is done to the machine from outside; the answer is a line of input
 //!   @@ end              the script came to its end
 //! ```
 
@@ -34,6 +35,8 @@ pub(crate) enum Verdict {
 pub(crate) enum Word {
     Check(Check),
     KillBeside,
+    /// Something is asked for by its name.
+    Do(String),
     End,
     /// It is not for us.
     Noise,
@@ -61,6 +64,9 @@ pub(crate) fn read(line: &str) -> Word {
             return Word::Check(Check { verdict, what: what.to_owned() });
         }
     }
+    if let Some(name) = text.strip_prefix("do ") {
+        return Word::Do(name.to_owned());
+    }
     match text {
         "kill beside" => Word::KillBeside,
         "end" => Word::End,
@@ -80,7 +86,8 @@ mod tests {
         assert_eq!(read("@@ skip no module"), check(Verdict::Skipped, "no module"));
         assert_eq!(read("@@ end"), Word::End);
         assert_eq!(read("@@ kill beside"), Word::KillBeside);
-        for line in ["", "ok it connects", "@@ endless", "@@ okay", "@@"] {
+        assert_eq!(read("@@ do pull\r"), Word::Do("pull".to_owned()));
+        for line in ["", "ok it connects", "@@ endless", "@@ okay", "@@", "@@ done"] {
             assert_eq!(read(line), Word::Noise, "{line}");
         }
     }

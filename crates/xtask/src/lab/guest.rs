@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::IMAGE;
 use super::console::{self, Check, Word};
+use super::monitor;
 use super::parts::Parts;
 use super::scenario::Scenario;
 
@@ -47,9 +48,11 @@ pub(crate) fn run(
     let log = room.join(format!("{}.log", scenario.name));
     let mut log = File::create(&log).map_err(|why| format!("create {}: {why}", log.display()))?;
     if scenario.disk_bytes > 0 {
-        let disk = room.join("disk");
-        let made = File::create(&disk).and_then(|disk| disk.set_len(scenario.disk_bytes));
-        made.map_err(|why| format!("create {}: {why}", disk.display()))?;
+        for name in scenario.disks {
+            let disk = room.join(name);
+            let made = File::create(&disk).and_then(|disk| disk.set_len(scenario.disk_bytes));
+            made.map_err(|why| format!("create {}: {why}", disk.display()))?;
+        }
     }
     let mut beside = Beside::start(scenario, &parts.tenmil, room)?;
     let mut machine = start(scenario, &parts.kernel.image, room)?;
@@ -69,6 +72,10 @@ pub(crate) fn run(
                         drop(beside);
                         let again = Beside::start(scenario, &parts.tenmil, room);
                         beside = again.inspect_err(|_| stop(&mut machine))?;
+                    }
+                    Word::Do(name) => {
+                        let done = monitor::carry_out(scenario.deeds, &name, room);
+                        answer(&mut machine, done);
                     }
                     Word::End => end = End::Whole,
                     Word::Noise => {}
@@ -100,6 +107,7 @@ fn start(scenario: &Scenario, kernel: &Path, room: &Path) -> Result<Child, Strin
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G"])
         .args(["-machine", scenario.machine, "-display", "none", "-monitor", "none"])
         .args(["-serial", "stdio", "-nic", "none"])
+        .args(monitored(scenario, room))
         .args(restart)
         .args(scenario.devices.iter().map(|word| placed(word, room)))
         .arg("-kernel")
@@ -107,10 +115,29 @@ fn start(scenario: &Scenario, kernel: &Path, room: &Path) -> Result<Child, Strin
         .arg("-initrd")
         .arg(room.join(IMAGE))
         .args(["-append", &line])
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|why| format!("start QEMU: {why}"))
+}
+
+/// What QEMU is told of a monitor, for machines that something is done to.
+fn monitored(scenario: &Scenario, room: &Path) -> Vec<String> {
+    if scenario.deeds.is_empty() {
+        return Vec::new();
+    }
+    let socket = room.join(monitor::SOCKET);
+    let place = format!("unix:{},server=on,wait=off", socket.display());
+    vec!["-qmp".to_owned(), place]
+}
+
+/// Tells the guest, on its console, how it went.
+fn answer(machine: &mut Child, done: Result<(), String>) {
+    let line = done.map_or_else(|why| format!("not done: {why}"), |()| "done".to_owned());
+    if let Some(console) = &mut machine.stdin {
+        // A guest that has gone wants no answer.
+        _ = writeln!(console, "{line}");
+    }
 }
 
 /// A tenmil beside the guest. It is ended with it.

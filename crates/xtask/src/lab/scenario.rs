@@ -1,5 +1,6 @@
 //! What is tried in guests: a table, and a script for each in `guest/`.
 
+use super::monitor::Deed;
 use super::parts::Emulator;
 
 /// One guest and what it has to do.
@@ -18,8 +19,12 @@ pub(crate) struct Scenario {
     pub(crate) machine: &'static str,
     /// What QEMU puts in beside it. `ROOM` in a word is the directory where everything lies.
     pub(crate) devices: &'static [&'static str],
-    /// How long the sparse file `ROOM/disk` is that is made anew for it.
+    /// How long the sparse files are that are made anew for it.
     pub(crate) disk_bytes: u64,
+    /// What they are called: `ROOM/disk`.
+    pub(crate) disks: &'static [&'static str],
+    /// What the guest may have done to the machine from outside.
+    pub(crate) deeds: &'static [Deed],
     /// Whether the guest may restart.
     pub(crate) may_restart: bool,
     /// What a tenmil beside the guest is told, if there is one, with `ROOM` as above.
@@ -40,6 +45,8 @@ const BARE: Scenario = Scenario {
     machine: "q35",
     devices: &[],
     disk_bytes: 0,
+    disks: &["disk"],
+    deeds: &[],
     may_restart: false,
     beside: &[],
     kernel_line: "",
@@ -87,7 +94,7 @@ pub(crate) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "pcie",
-        about: "QEMU's NVMe device behind an IOMMU, taken from Linux and driven by tenmil",
+        about: "QEMU's NVMe devices behind an IOMMU, driven by tenmil, and one pulled under load",
         machine: "q35,kernel-irqchip=split",
         devices: &[
             "-device",
@@ -95,12 +102,28 @@ pub(crate) const SCENARIOS: [Scenario; 9] = [
             "intel-iommu,intremap=on,aw-bits=39",
             "-drive",
             "file=ROOM/disk,format=raw,if=none,id=disk",
+            "-drive",
+            "file=ROOM/disk2,format=raw,if=none,id=disk2",
             "-device",
-            "nvme,drive=disk,serial=LAB1",
+            "nvme,id=fixed,serial=LAB1",
+            "-device",
+            "nvme-ns,bus=fixed,drive=disk,nsid=1",
+            "-device",
+            "nvme-ns,bus=fixed,drive=disk2,nsid=2",
+            "-device",
+            "pcie-root-port,id=bay,chassis=1,slot=1",
+            // A drive would go with its device.
+            "-blockdev",
+            "driver=raw,node-name=disk3,file.driver=file,file.filename=ROOM/disk3",
+            "-device",
+            "nvme,id=pulled,bus=bay,drive=disk3,serial=LAB2",
         ],
         disk_bytes: 256 << 20,
+        disks: &["disk", "disk2", "disk3"],
+        deeds: &[Deed { name: "pull", command: PULL }, Deed { name: "put in", command: PUT_IN }],
         kernel_line: "intel_iommu=on",
         is_short: false,
+        seconds_max: 600,
         script: include_str!("guest/pcie.sh"),
         ..BARE
     },
@@ -163,6 +186,11 @@ pub(crate) const SCENARIOS: [Scenario; 9] = [
         ..BARE
     },
 ];
+
+/// What pulls the SSD of `pcie` that is in a slot.
+const PULL: &str = r#"{"execute":"device_del","arguments":{"id":"pulled"}}"#;
+/// What puts it in again.
+const PUT_IN: &str = r#"{"execute":"device_add","arguments":{"driver":"nvme","id":"pulled","bus":"bay","drive":"disk3","serial":"LAB2"}}"#;
 
 /// What all scripts begin with.
 pub(crate) const BEGINNING: &str = include_str!("guest/lab.sh");

@@ -40,6 +40,12 @@ within() {
     done
 }
 
+# outside WHAT: has something done to the machine from outside, by its name in scenario.rs.
+outside() {
+    echo "@@ do $*" >/dev/console
+    read -r -t 30 answer </dev/console && echo "$answer" && [ "$answer" = 'done' ]
+}
+
 there() { [ -e "$1" ]; }
 gone() { [ ! -e "$1" ]; }
 

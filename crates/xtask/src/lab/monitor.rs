@@ -1,0 +1,152 @@
+//! What is done to a machine from outside, over QEMU's monitor for programs (QMP): lines of JSON over
+//! a socket, a greeting, then a command and its answer at a time, with events in between.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The socket of every machine that is done anything to, in the directory where everything lies.
+pub(super) const SOCKET: &str = "monitor.sock";
+/// How long QEMU may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What opens the monitor for commands.
+const OPEN: &str = r#"{"execute":"qmp_capabilities"}"#;
+
+/// Something that a guest may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deed {
+    /// What the guest says.
+    pub(crate) name: &'static str,
+    /// What QEMU is told.
+    pub(crate) command: &'static str,
+}
+
+/// Does the deed of that name to the machine whose monitor is in `room`.
+pub(super) fn carry_out(deeds: &[Deed], name: &str, room: &Path) -> Result<(), String> {
+    let Some(deed) = deeds.iter().find(|deed| deed.name == name) else {
+        let known: Vec<_> = deeds.iter().map(|deed| deed.name).collect();
+        let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
+        return Err(format!("the guest asked for '{name}', expected {known}"));
+    };
+    let path = room.join(SOCKET);
+    let stream = UnixStream::connect(&path)
+        .map_err(|why| format!("connect to {}: {why}", path.display()))?;
+    talk(stream, deed.command, PATIENCE).map_err(|why| format!("{name}: QEMU: {why}"))
+}
+
+/// Waits for the greeting, and then for an answer to each of two commands.
+fn talk(stream: UnixStream, command: &str, patience: Duration) -> Result<(), String> {
+    let about = |why: std::io::Error| why.to_string();
+    let mut out = stream.try_clone().map_err(about)?;
+    let mut lines = BufReader::new(stream);
+    let end = Instant::now() + patience;
+    until(&mut lines, end, |line| line.get("QMP").map(|_| Ok(())))?;
+    for command in [OPEN, command] {
+        writeln!(out, "{command}").map_err(about)?;
+        until(&mut lines, end, answer)?;
+    }
+    Ok(())
+}
+
+/// What a line says of the command before it; `None` if it is an event.
+fn answer(line: &Value) -> Option<Result<(), String>> {
+    if line.get("return").is_some() {
+        return Some(Ok(()));
+    }
+    line.get("error").map(|error| Err(error["desc"].as_str().unwrap_or("an error").to_owned()))
+}
+
+/// Reads lines until one is what is waited for.
+fn until(
+    lines: &mut BufReader<UnixStream>,
+    end: Instant,
+    is_it: impl Fn(&Value) -> Option<Result<(), String>>,
+) -> Result<(), String> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err("it did not answer in time".to_owned());
+        }
+        lines.get_ref().set_read_timeout(Some(left)).map_err(|why| why.to_string())?;
+        let mut line = String::new();
+        match lines.read_line(&mut line) {
+            Ok(0) => return Err("it hung up".to_owned()),
+            Ok(_) => {}
+            Err(why) if why.kind() == std::io::ErrorKind::WouldBlock => {
+                return Err("it did not answer in time".to_owned());
+            }
+            Err(why) => return Err(why.to_string()),
+        }
+        let value: Value =
+            serde_json::from_str(&line).map_err(|why| format!("'{}': {why}", line.trim()))?;
+        if let Some(found) = is_it(&value) {
+            return found;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::thread;
+
+    use super::*;
+
+    const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": []}}"#;
+    const DONE: &str = r#"{"return": {}}"#;
+    const EVENT: &str = r#"{"event": "DEVICE_DELETED", "data": {}, "timestamp": {}}"#;
+
+    /// Talks to a monitor that greets with the first of `lines` and answers with the others.
+    fn told(answers: [&'static str; 3]) -> (Result<(), String>, Vec<String>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let monitor = thread::spawn(move || {
+            let mut out = theirs.try_clone().unwrap();
+            let mut heard = BufReader::new(theirs).lines();
+            writeln!(out, "{}", answers[0]).unwrap();
+            let mut commands = Vec::new();
+            for answer in &answers[1..] {
+                let Some(Ok(command)) = heard.next() else { break };
+                commands.push(command);
+                if !answer.is_empty() {
+                    writeln!(out, "{EVENT}\n{answer}").unwrap();
+                }
+            }
+            // Who was not answered gives up by itself.
+            heard.next();
+            commands
+        });
+        let result = talk(ours, r#"{"execute":"stop"}"#, Duration::from_millis(300));
+        (result, monitor.join().unwrap())
+    }
+
+    #[test]
+    fn a_command_is_told_after_the_monitor_was_opened() {
+        let (result, commands) = told([GREETING, DONE, DONE]);
+        assert_eq!(result, Ok(()));
+        assert_eq!(commands, [OPEN, r#"{"execute":"stop"}"#]);
+    }
+
+    #[test]
+    fn an_error_silence_and_nonsense_are_told() {
+        let refused = r#"{"error": {"class": "GenericError", "desc": "no such device"}}"#;
+        assert_eq!(told([GREETING, DONE, refused]).0, Err("no such device".to_owned()));
+        assert_eq!(told([GREETING, refused, DONE]).0, Err("no such device".to_owned()));
+        assert_eq!(told([GREETING, DONE, ""]).0, Err("it did not answer in time".to_owned()));
+        assert_eq!(told([EVENT, DONE, DONE]).0, Err("it did not answer in time".to_owned()));
+        assert!(told([GREETING, "what", DONE]).0.unwrap_err().starts_with("'what': "));
+    }
+
+    #[test]
+    fn only_what_is_in_the_table_is_done() {
+        let deeds = [Deed { name: "pull", command: "{}" }];
+        let refused = carry_out(&deeds, "quit", Path::new("/")).unwrap_err();
+        assert_eq!(refused, "the guest asked for 'quit', expected pull");
+        let refused = carry_out(&[], "quit", Path::new("/")).unwrap_err();
+        assert!(refused.ends_with("expected nothing"), "{refused}");
+        let refused = carry_out(&deeds, "pull", Path::new("/nowhere")).unwrap_err();
+        assert!(refused.starts_with("connect to /nowhere/monitor.sock: "), "{refused}");
+    }
+}
