@@ -223,6 +223,8 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
         lost: None,
         vectors_free: Vec::new(),
         vectors_used: [(1, bus.event.clone())].into(),
+        namespace: 1,
+        growth: Arc::default(),
     };
     bus.state().lets_go = false;
     bus.lose("a test");

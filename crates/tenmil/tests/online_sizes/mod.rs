@@ -41,14 +41,18 @@ fn what_is_served_again_by_others_grows_with_its_volume() {
     let third = Server::of(&pool, &second.uri.replace("/nqn", &format!(",{address}/nqn")));
     assert!(third.uri != second.uri && name.ends_with("?ns=1"));
     let all = [&first, &second, &third];
-    all.map(|server| assert_eq!(size_bytes(&pool, server), 4 * MIB));
+    for server in all {
+        assert_eq!(size_bytes(&pool, server), 4 * MIB);
+    }
     pool.done(&["volume", "resize", &pool.volume("db"), "--size", "12m"]);
-    all.map(|server| await_size(&pool, server, 12 * MIB));
+    for server in all {
+        await_size(&pool, server, 12 * MIB);
+    }
     let source = pool.write("source", 12 * MIB, 5);
     pool.done(&["copy", &pool.file("source"), &third.uri, "--overwrite", "--verify"]);
     // What somebody has open is not made smaller.
     pool.refused(&["volume", "resize", &pool.volume("db"), "--size", "4m", "--shrink"]);
-    [third, second, first].map(Server::end);
+    [third, second, first].into_iter().for_each(Server::end);
     assert!(pool.bytes("db") == source);
 }
 
