@@ -365,6 +365,19 @@ impl Controller {
         self.queue_job(tag);
     }
 
+    /// A command is never answered: its host has forgotten it, by a reset of its controller. Its tag
+    /// is free at once.
+    ///
+    /// # Panics
+    ///
+    /// If its data come or are sent, or it is at its end.
+    pub fn forget(&mut self, tag: u16) {
+        let slot = &mut self.slots[usize::from(tag)];
+        assert!(slot.is_under_way() && slot.is_still(), "nothing of it is on its way");
+        slot.state = State::Free;
+        self.free.push(tag);
+    }
+
     #[inline]
     fn ready(&mut self, tag: u16, len_bytes: u32) {
         let slot = &mut self.slots[usize::from(tag)];

@@ -24,9 +24,7 @@ use wire::admin::CrossControllerReset;
 use wire::register::Configuration;
 use wire::{AdminOpcode, Command, Status};
 
-use crate::controller::contract::{
-    AdminData, AdminDone, AdminEnd, AdminStep, Decided, ErrorReport, Signal,
-};
+use crate::controller::contract::{AdminData, AdminEnd, AdminStep, Decided, ErrorReport, Signal};
 use crate::controller::{Bell, Controller};
 use crate::doorbell::DoorbellPage;
 use crate::front::shutdown::Shutdown;
@@ -55,7 +53,7 @@ pub struct FabricsFrontEnd {
     parked: VecDeque<u16>,
     /// Commands that end later, event requests among them.
     waiting: Vec<Waiting>,
-    ends: VecDeque<AdminDone>,
+    ends: VecDeque<(u16, Ended)>,
     /// Resets of other controllers that were asked for and not yet taken, with what asked for them.
     resets: VecDeque<(u16, CrossControllerReset)>,
     /// Until when the host has to enable the controller.
@@ -73,6 +71,17 @@ struct Waiting {
     command: Command,
     /// What its host calls it.
     host_cid: u16,
+}
+
+/// How a command has ended that waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It is answered.
+    Answered(AdminEnd),
+    /// By a reset of the controller, which its host has asked for: it is not answered
+    /// (Base 2.1 §3.7.2). Hosts forget what they have sent before they ask, and some take an answer
+    /// to it for a fault of the connection.
+    Forgotten,
 }
 
 /// Why an association has ended.
@@ -201,8 +210,8 @@ impl FabricsFrontEnd {
         self.controller.report_error(now, &report(command, command.cid(), end));
     }
 
-    /// The next command that has ended after [`execute`](Self::execute) had not ended it.
-    pub fn next_end(&mut self) -> Option<AdminDone> {
+    /// The next command that has ended after [`execute`](Self::execute) had not ended it, and how.
+    pub fn next_end(&mut self) -> Option<(u16, Ended)> {
         self.ends.pop_front()
     }
 
@@ -318,7 +327,7 @@ impl FabricsFrontEnd {
             self.controller.event_request_aborted();
             self.waiting.retain(|waiting| waiting.command.cid() != cid);
             let end = AdminEnd::refused(Status::ABORT_REQUESTED);
-            self.ends.push_back(AdminDone { cid, end });
+            self.ends.push_back((cid, Ended::Answered(end)));
         }
         Some(AdminEnd::with(u32::from(at.is_none())))
     }
@@ -332,7 +341,7 @@ impl FabricsFrontEnd {
         if !end.status.is_success() {
             self.controller.report_error(now, &report(&command, host_cid, end));
         }
-        self.ends.push_back(AdminDone { cid, end });
+        self.ends.push_back((cid, Ended::Answered(end)));
         true
     }
 

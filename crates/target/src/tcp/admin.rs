@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::{Instant, Memory, Span};
 use ctrl::controller::contract::{AdminData, AdminEnd};
-use ctrl::front::fabrics::Over;
+use ctrl::front::fabrics::{Ended, Over};
 use tcp::Controller;
 use wire::admin::{CrossControllerReset, CrossResetResult};
 use wire::fabrics::{PropertyGet, PropertySet, PropertySize};
@@ -244,14 +244,16 @@ impl Admin {
         let mut front = self.association.front();
         let is_busy = front.turn(now);
         let mut count = usize::from(is_busy);
-        while let Some(done) = front.next_end() {
+        while let Some((tag, ended)) = front.next_end() {
             count += 1;
             // Who is told of something asks for it next.
             self.is_only_kept_alive = false;
-            if rooms.is_ready(done.cid) {
-                let AdminEnd { status, result } = done.end;
-                let completion = Completion::new(0, status).with_dw0(result);
-                rooms.finish(end, done.cid, 0, completion);
+            match ended {
+                _ if !rooms.is_ready(tag) => {}
+                Ended::Answered(AdminEnd { status, result }) => {
+                    rooms.finish(end, tag, 0, Completion::new(0, status).with_dw0(result));
+                }
+                Ended::Forgotten => rooms.forget(end, tag),
             }
         }
         let mut trouble = front.take_trouble();

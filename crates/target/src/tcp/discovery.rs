@@ -121,6 +121,9 @@ impl Discovery {
             }
             Ok((result, bytes, len))
         });
+        if !self.is_ready() {
+            self.reset(rooms, end);
+        }
         let (status, result, len_bytes) = match answer {
             Ok((result, bytes, len)) => (store(rooms, tag, &bytes), result, len),
             Err(status) => (status.with_dnr(), 0, 0),
@@ -174,6 +177,12 @@ impl Discovery {
             Some(FabricsType::Disconnect) => Err(Status::INVALID_QUEUE_TYPE),
             _ => Err(Status::INVALID_OPCODE),
         }
+    }
+
+    /// What a reset leaves: nothing is asked for, and nothing waits (Base 2.1 §3.7.2).
+    fn reset(&mut self, rooms: &mut Rooms, end: &mut Controller) {
+        self.parked.drain(..).for_each(|tag| rooms.forget(end, tag));
+        (self.event_configuration, self.is_told) = (0, false);
     }
 
     fn status(&self) -> ControllerStatus {

@@ -378,6 +378,12 @@ impl Rooms {
         end.finish(tag, len_bytes, completion);
     }
 
+    /// A command that was begun is never answered: a reset has ended it.
+    pub(super) fn forget(&mut self, end: &mut Controller, tag: u16) {
+        self.release(tag);
+        end.forget(tag);
+    }
+
     /// Ends a command that has no place here: it was refused as it came.
     pub(super) fn refuse(
         &mut self,

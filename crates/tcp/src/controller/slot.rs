@@ -80,6 +80,16 @@ impl Slot {
         self.state == State::InCapsule || self.asks > 0
     }
 
+    /// Whether all that its host sends has come, and nothing is sent to it.
+    pub(super) fn is_still(&self) -> bool {
+        match self.state {
+            State::Free | State::Bare => true,
+            State::InCapsule => false,
+            State::FromHost => self.came == self.len_bytes,
+            State::ToHost => self.ready == 0,
+        }
+    }
+
     /// The oldest range that was asked for.
     pub(super) fn ask(&self) -> (u32, u32) {
         (self.ask_begin, self.ask_ends[usize::from(self.ask_first)])

@@ -135,6 +135,26 @@ fn a_full_controller_takes_no_command_and_loses_none() {
     assert_eq!(commands.count(), 3);
 }
 
+#[test]
+fn a_command_that_is_forgotten_is_not_answered_and_makes_room_for_another() {
+    let mut side =
+        ControllerSide::new(ControllerConfig { depth: 2, ..ControllerConfig::default() });
+    side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
+    side.take(usize::MAX);
+    side.owner.manner.is_idle = true;
+    for cid in 7..10 {
+        side.give(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
+    }
+    assert!(side.end.is_full());
+    side.end.forget(0);
+    side.give(NOW, &[]);
+    assert_eq!((side.inbox.len(), side.take(usize::MAX).len()), (0, 0), "the third is taken");
+    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS));
+    let answer = CapsuleResp::new(PLAIN, &Completion::new(9, Status::SUCCESS).with_sqhd(3));
+    assert_eq!(side.take(usize::MAX), answer.as_bytes());
+    assert_eq!(side.end.outstanding().collect::<Vec<_>>(), [1]);
+}
+
 /// Only a table whose every command waits for data is a reason to refuse one more: not one that did
 /// so before, and not one with a command that its owner will finish.
 #[test]

@@ -8,8 +8,7 @@ use wire::register::{
     ShutdownStatus, VERSION_2_1, offset,
 };
 
-use super::{ENABLE_MAX, FabricsFrontEnd, Order, REFUSED};
-use crate::controller::contract::{AdminDone, AdminEnd};
+use super::{ENABLE_MAX, Ended, FabricsFrontEnd, Order, REFUSED};
 use crate::front::shutdown::Shutdown;
 
 /// Where a controller is between its resets.
@@ -109,16 +108,15 @@ impl FabricsFrontEnd {
         }
     }
 
-    /// CC.EN went to 0: a controller level reset. What the admin queue still owes is given back
-    /// unanswered in substance, so that its host may enable the controller once more.
+    /// CC.EN went to 0: a controller level reset. What the admin queue still owes is forgotten, so
+    /// that its host may enable the controller once more.
     fn stop(&mut self, now: Instant) {
         self.order(Order::Stop);
         self.controller.reset(now);
         self.parked.clear();
-        for waiting in core::mem::take(&mut self.waiting) {
-            let end = AdminEnd::refused(Status::ABORTED_SQ_DELETION);
-            self.ends.push_back(AdminDone { cid: waiting.command.cid(), end });
-        }
+        self.ends.iter_mut().for_each(|(_, ended)| *ended = Ended::Forgotten);
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.command.cid());
+        self.ends.extend(waiting.map(|cid| (cid, Ended::Forgotten)));
         self.enable_by = now.after(ENABLE_MAX);
         self.life = Life::Stopping;
     }

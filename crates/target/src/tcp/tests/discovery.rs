@@ -111,6 +111,32 @@ fn a_change_is_told_once_until_the_page_is_read() {
 }
 
 #[test]
+fn a_reset_of_discovery_forgets_who_wanted_to_hear_of_changes() {
+    let mut rig = Rig::new();
+    let line = discover(&mut rig, HOST);
+    let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
+    let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        rig.command(line, &events.with_cdw11(1 << 31), Data::None, &[]);
+        asked.extend([0; 4].map(|_| rig.lines[line].submit(&request, Data::None, &[])));
+        rig.run();
+        assert_eq!(rig.set_property(line, offset::CC, 0).status(), Status::SUCCESS);
+        rig.service.refer_to(Vec::new());
+        rig.run();
+        rig.set_property(line, offset::CC, ENABLED);
+        let wanted = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x0b);
+        assert_eq!(rig.command(line, &wanted, Data::None, &[]).0.dw0(), 0);
+        assert!(!asked.iter().any(|tag| rig.lines[line].done.contains_key(tag)));
+    }
+    rig.command(line, &events.with_cdw11(1 << 31), Data::None, &[]);
+    let tag = rig.lines[line].submit(&request, Data::None, &[]);
+    rig.service.refer_to(Vec::new());
+    rig.run();
+    assert!(rig.lines[line].done.contains_key(&tag), "who asks anew is told");
+}
+
+#[test]
 fn discovery_has_no_io_queues_and_a_silent_host_is_sent_away() {
     let mut rig = Rig::new();
     let line = rig.dial(admin_config());
