@@ -10,7 +10,9 @@ mod driver;
 mod served;
 
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -70,6 +72,7 @@ impl Machine {
         let offered = front.get_protocol_features().unwrap();
         let wanted = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
@@ -198,6 +201,46 @@ fn a_front_end_of_others_negotiates_and_uses_the_disk() {
     assert_eq!((await_used(&mut drivers[0]), drivers[0].status(0)), (0, 0));
     assert_eq!(connection.front.get_vring_base(0).unwrap(), 41);
     assert_eq!(connection.front.get_vring_base(1).unwrap(), 40);
+}
+
+/// Bytes of the disk, as configuration space has them.
+fn size_bytes(connection: &mut Connection) -> u64 {
+    let flags = VhostUserConfigFlags::empty();
+    let (_, config) = connection.front.get_config(0, 8, flags, &[0; 8]).unwrap();
+    u64::from_le_bytes(config.try_into().unwrap()) << 9
+}
+
+#[test]
+fn a_front_end_of_others_hears_of_a_volume_that_grows() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let pool = format!("file:{}", directory.path().join("pool").display());
+    let volume = format!("volume:[{pool}]/db");
+    served::run(TENMIL, &["store", "create", &format!("{pool}?size=64m")]);
+    served::run(TENMIL, &["volume", "create", &volume, "--size", "4m"]);
+    let served = serve(&volume, &socket);
+    let mut machine = Machine::new();
+    let mut connection = machine.connect(&socket);
+    let (mut back, given) = UnixStream::pair().unwrap();
+    connection.front.set_backend_request_fd(&given).unwrap();
+    assert_eq!(size_bytes(&mut connection), 4 << 20);
+    let mut driver = machine.driver(0);
+    let end = 4 << 11;
+    driver.put(driver.data(0), &stamp(7));
+    for (bytes, status) in [(4_u64 << 20, 1), (12 << 20, 0)] {
+        if bytes > 4 << 20 {
+            served.ask(&format!("volume resize {volume} --size 12m"));
+            back.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut told = [0; 12];
+            back.read_exact(&mut told).unwrap();
+            // VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, nothing behind it.
+            assert_eq!(told, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        assert_eq!(size_bytes(&mut connection), bytes);
+        driver.ask(0, write(end, 4096));
+        connection.kick();
+        assert_eq!((await_used(&mut driver), driver.status(0)), (0, status), "{bytes}");
+    }
 }
 
 /// Killed with much in flight, three times; nothing is lost, and nobody sees an error.

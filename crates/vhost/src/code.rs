@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::features::protocol::{CONFIG, CONFIGURE_MEM_SLOTS, INFLIGHT_SHMFD, MQ};
+use crate::features::protocol::{BACKEND_REQ, CONFIG, CONFIGURE_MEM_SLOTS, INFLIGHT_SHMFD, MQ};
 
 /// What a message is about (vhost-user, "Front-end message types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,6 +10,10 @@ pub struct Code(pub u32);
 
 /// Bytes of a header: code, flags, and the size of what follows.
 pub const HEADER_BYTES: usize = 12;
+
+/// Of messages that a back end sends by itself (vhost-user, "Back-end message types"): configuration
+/// space is to be read again.
+pub(crate) const BACKEND_CONFIG_CHANGE_MSG: u32 = 2;
 
 /// Version 1, in bits 0 and 1 of the flags.
 pub(crate) const VERSION: u32 = 1;
@@ -37,6 +41,7 @@ impl Code {
     pub const SET_PROTOCOL_FEATURES: Self = Self(16);
     pub const GET_QUEUE_NUM: Self = Self(17);
     pub const SET_VRING_ENABLE: Self = Self(18);
+    pub const SET_BACKEND_REQ_FD: Self = Self(21);
     pub const GET_CONFIG: Self = Self(24);
     pub const SET_CONFIG: Self = Self(25);
     pub const GET_INFLIGHT_FD: Self = Self(31);
@@ -100,7 +105,7 @@ impl Rule {
 }
 
 /// Every message that is understood.
-pub(crate) const RULES: [Rule; 23] = [
+pub(crate) const RULES: [Rule; 24] = [
     Rule::get(Code::GET_FEATURES, "GET_FEATURES", 0),
     Rule::set(Code::SET_FEATURES, "SET_FEATURES", 8),
     Rule::set(Code::SET_OWNER, "SET_OWNER", 0),
@@ -117,6 +122,7 @@ pub(crate) const RULES: [Rule; 23] = [
     Rule::set(Code::SET_PROTOCOL_FEATURES, "SET_PROTOCOL_FEATURES", 8),
     Rule::get(Code::GET_QUEUE_NUM, "GET_QUEUE_NUM", 0).needs(MQ),
     Rule::set(Code::SET_VRING_ENABLE, "SET_VRING_ENABLE", 8),
+    Rule::set(Code::SET_BACKEND_REQ_FD, "SET_BACKEND_REQ_FD", 0).files(1, 1).needs(BACKEND_REQ),
     Rule::get(Code::GET_CONFIG, "GET_CONFIG", CONFIG_FIELDS)
         .up_to(CONFIG_FIELDS + CONFIG_MAX)
         .needs(CONFIG),

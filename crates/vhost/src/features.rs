@@ -36,6 +36,8 @@ pub mod protocol {
     pub const MQ: u64 = 1 << 0;
     /// Any message may be asked to be answered.
     pub const REPLY_ACK: u64 = 1 << 3;
+    /// The back end may send messages of its own, over a socket that it is given.
+    pub const BACKEND_REQ: u64 = 1 << 5;
     /// Configuration space is asked for.
     pub const CONFIG: u64 = 1 << 9;
     /// What is in flight is kept in memory that the front end keeps.
@@ -44,5 +46,6 @@ pub mod protocol {
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
     /// Those that are spoken here.
-    pub const OURS: u64 = MQ | REPLY_ACK | CONFIG | INFLIGHT_SHMFD | CONFIGURE_MEM_SLOTS;
+    pub const OURS: u64 =
+        MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | CONFIGURE_MEM_SLOTS;
 }

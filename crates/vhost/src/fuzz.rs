@@ -150,7 +150,9 @@ fn serve(server: &mut Server<File>, request: Request<File>, script: &mut Script<
             assert!(area.file_offset.checked_add(area.len_bytes).is_some());
             answer(server, call, script);
         }
-        Request::Memory { call, .. } => answer(server, call, script),
+        Request::Memory { call, .. } | Request::SetBackChannel { call, .. } => {
+            answer(server, call, script);
+        }
     }
 }
 
@@ -254,7 +256,7 @@ pub fn server_seeds() -> Vec<(&'static str, Vec<u8>)> {
         calm(8, &[0]),
     ]
     .concat();
-    let all: Vec<u8> = (0..23).flat_map(|step| calm(step, &[0; 5])).collect();
+    let all: Vec<u8> = (0..24).flat_map(|step| calm(step, &[0; 5])).collect();
     vec![
         ("start", [&[255], &features[..], &start].concat()),
         ("pieces", [&[0], &features[..], &all].concat()),

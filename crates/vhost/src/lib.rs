@@ -43,6 +43,6 @@ mod violation;
 pub use code::{Code, HEADER_BYTES};
 pub use request::{Answer, Call, InflightArea, MemoryArea, MemoryChange, Offer, Request, Start};
 pub use ring::{Broken, Chain, QUEUE_SIZE_MAX, Ring, RingPlace};
-pub use server::Server;
+pub use server::{CONFIG_CHANGED, Server};
 pub use space::{Area, Outside, Space};
 pub use violation::Violation;

@@ -50,6 +50,13 @@ pub enum Request<F> {
         /// What is signalled.
         file: Option<F>,
     },
+    /// The back end may send [`CONFIG_CHANGED`](crate::CONFIG_CHANGED) over this socket.
+    SetBackChannel {
+        /// To be answered.
+        call: Call,
+        /// The socket.
+        file: F,
+    },
     /// Memory for what is in flight is wanted: to be answered with [`inflight`](crate::Server::inflight).
     MakeInflight {
         /// To be answered.

@@ -17,7 +17,10 @@
 use std::collections::VecDeque;
 
 use crate::bytes::Fields;
-use crate::code::{AREA_BYTES, CONFIG_FIELDS, CONFIG_MAX, Code, REPLY, TABLE_MAX, VERSION};
+use crate::code::{
+    AREA_BYTES, BACKEND_CONFIG_CHANGE_MSG, CONFIG_FIELDS, CONFIG_MAX, Code, HEADER_BYTES, REPLY,
+    TABLE_MAX, VERSION,
+};
 use crate::features::{device, protocol};
 use crate::inbox::{Inbox, Message};
 use crate::payload::{area, check_files, check_inflight, inflight_question, memory_piece, refused};
@@ -63,6 +66,14 @@ struct Outgoing<F> {
     bytes: Vec<u8>,
     file: Option<F>,
 }
+
+/// What a back end sends of its own accord when configuration space is another: a header.
+pub const CONFIG_CHANGED: [u8; HEADER_BYTES] = {
+    let mut message = [0; HEADER_BYTES];
+    message[0] = BACKEND_CONFIG_CHANGE_MSG.to_le_bytes()[0];
+    message[4] = VERSION.to_le_bytes()[0];
+    message
+};
 
 /// A front end that lets so many answers wait is read from no more.
 const WAITING_MAX: usize = 64;
@@ -188,6 +199,13 @@ impl<F: Clone> Server<F> {
         self.reply(call.code, &payload, Some(file));
     }
 
+    /// Configuration space is this from now on. Whether the front end can be told that it has changed:
+    /// if it asks for it at all.
+    pub fn reconfigure(&mut self, config: Vec<u8>) -> bool {
+        self.offer.config = config;
+        self.has(protocol::CONFIG)
+    }
+
     /// What is to be sent next, and the descriptor that goes with its first byte.
     pub fn outgoing(&self) -> Option<(&[u8], Option<&F>)> {
         let first = self.outbox.front()?;
@@ -252,6 +270,10 @@ impl<F: Clone> Server<F> {
             Code::GET_CONFIG => {
                 let payload = self.config(&message.payload)?;
                 self.reply(code, &payload, None);
+            }
+            Code::SET_BACKEND_REQ_FD => {
+                let file = message.files.into_iter().next();
+                return Ok(file.map(|file| Request::SetBackChannel { call, file }));
             }
             Code::GET_INFLIGHT_FD => return inflight_question(call, &message).map(Some),
             Code::SET_INFLIGHT_FD => return self.set_inflight(call, message).map(Some),

@@ -70,6 +70,11 @@ impl Disk {
         Ok(Self { limits, is_read_only, shift, id })
     }
 
+    /// It has so many blocks from now on.
+    pub(super) fn resize(&mut self, block_count: u64) {
+        self.limits.block_count = block_count;
+    }
+
     /// By what it is known.
     pub(super) fn id(&self) -> [u8; ID_BYTES] {
         self.id

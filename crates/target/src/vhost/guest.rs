@@ -16,7 +16,7 @@ use host::Line;
 use host::local_socket::{Connection, Received};
 use host::watch::Interest;
 use reactor::Handle;
-use vhost::{Answer, Call, MemoryChange, Request, Server, Start, Violation};
+use vhost::{Answer, CONFIG_CHANGED, Call, MemoryChange, Request, Server, Start, Violation};
 
 use super::memory::Table;
 use super::post::Post;
@@ -53,6 +53,8 @@ pub(super) struct Session {
     pub(super) lanes: BTreeMap<u16, Running>,
     /// Whom queues call, also those that do not run.
     pub(super) calls: BTreeMap<u16, File>,
+    /// Over which it is told of what it has not asked for.
+    back: Option<Connection>,
     pending: Option<Pending>,
     /// Until when the rest of a message has to be there.
     whole_by: Option<Instant>,
@@ -128,6 +130,7 @@ impl Guest {
             inflight: None,
             lanes: BTreeMap::new(),
             calls: BTreeMap::new(),
+            back: None,
             pending: None,
             whole_by: None,
         }));
@@ -183,6 +186,9 @@ impl Guest {
     /// Looks after lanes, goes on with what waits for them, and sends what is to be sent. How much
     /// that was.
     pub(super) fn go_on(&mut self, now: Instant) -> usize {
+        if self.stand.bell.take_resized() {
+            self.resize();
+        }
         if matches!(self.state, State::Leaving(_)) {
             return self.farewell(now);
         }
@@ -193,6 +199,26 @@ impl Guest {
             }
             Ok(count + session.send()?)
         })
+    }
+
+    /// The medium has another length: queues go by it before the front end hears of it.
+    fn resize(&mut self) {
+        let block_count = self.stand.medium.limits().block_count;
+        self.stand.disk.resize(block_count);
+        let State::Here(session) = &mut self.state else { return };
+        for lane in session.lanes.values() {
+            lane.post.order(|orders| orders.block_count = Some(block_count));
+            lane.thread.ring();
+        }
+        let can_be_told = session.server.reconfigure(self.stand.config());
+        let Some(back) = session.back.as_ref().filter(|_| can_be_told) else { return };
+        // Where there is no room, it has not read what it was told before, and looks later.
+        let sent = back.send_files(&CONFIG_CHANGED, &[]);
+        if !matches!(sent, Ok(count) if count == 0 || count == CONFIG_CHANGED.len()) {
+            session.back = None;
+            let text = "the front end takes no message, expected that it hears of a new length";
+            self.trouble(text.to_owned());
+        }
     }
 
     fn with_session(
@@ -314,6 +340,12 @@ impl Guest {
             Request::SetCall { call, queue, file } => {
                 let set = session.set_call(queue, file);
                 let set = set.map_err(|why| format!("queue {queue}: {why}"));
+                self.answer(session, call, set)?;
+            }
+            Request::SetBackChannel { call, file } => {
+                let back = file.try_clone().and_then(Connection::given);
+                let back = back.map_err(|error| format!("the socket for messages: {error}"));
+                let set = back.map(|back| session.back = Some(back));
                 self.answer(session, call, set)?;
             }
             Request::MakeInflight { call, queues, size } => match make_inflight(queues, size) {

@@ -11,7 +11,7 @@ use host::watch::{Interest, Watch};
 use reactor::{Context, Found, MeanLatency, Parting, Poller, WokenBy};
 
 use super::memory::Table;
-use super::post::{Ended, Post};
+use super::post::{Ended, Orders, Post};
 use super::slots::{Fault, Slots};
 
 /// A queue, and the backend that it works with. Its light thread ends when it is told to, or its ring
@@ -108,7 +108,10 @@ impl Lane {
     }
 
     #[cold]
-    fn obey(&mut self, ends: bool, call: Option<Option<Line>>) {
+    fn obey(&mut self, Orders { ends, call, block_count }: Orders) {
+        if let Some((work, block_count)) = self.work.as_mut().zip(block_count) {
+            work.slots.resize(block_count);
+        }
         if let Some(call) = call {
             self.call = call;
             // What was called by the old way may not have been seen.
@@ -208,7 +211,7 @@ impl Poller for Lane {
         let now = context.now();
         self.latency.pass(now, self.in_flight());
         if let Some(orders) = self.post.orders() {
-            self.obey(orders.ends, orders.call);
+            self.obey(orders);
         }
         let mut count = match self.work(now) {
             Ok(count) => count,

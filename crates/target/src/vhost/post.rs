@@ -22,6 +22,8 @@ pub(super) struct Orders {
     pub(super) ends: bool,
     /// Whom it calls from now on, if that has changed.
     pub(super) call: Option<Option<Line>>,
+    /// Blocks that the disk has from now on, if that has changed.
+    pub(super) block_count: Option<u64>,
 }
 
 /// A lane that touches nothing any more.
@@ -33,10 +35,11 @@ pub(super) struct Ended {
     pub(super) why: Option<String>,
 }
 
-/// By which lanes wake the guest.
+/// By which lanes, and whoever serves the disk, wake the guest.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     has_rung: AtomicBool,
+    has_resized: AtomicBool,
     thread: OnceLock<Handle>,
 }
 
@@ -84,6 +87,18 @@ impl Bell {
     pub(super) fn belongs_to(&self, thread: Handle) {
         // It is told once, when it is spawned.
         let _ = self.thread.set(thread);
+    }
+
+    /// The medium has become longer.
+    pub(super) fn resized(&self) {
+        // Pairs with the acquire in `take_resized`; it is rung behind it.
+        self.has_resized.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Whether it has, since this was asked last.
+    pub(super) fn take_resized(&self) -> bool {
+        self.has_resized.swap(false, Ordering::AcqRel)
     }
 
     fn ring(&self) {

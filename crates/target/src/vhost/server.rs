@@ -40,6 +40,7 @@ pub struct Server {
     address: Address,
     queues: u16,
     told: Receiver<News>,
+    bell: Arc<Bell>,
 }
 
 /// Queues that a front end may have: QEMU makes one for each processor, and wants no fewer.
@@ -60,7 +61,7 @@ const BUFFERS: u16 = 4;
 /// If there is no memory for it.
 pub fn shaped(
     device: &Device,
-    descriptor: Descriptor,
+    descriptor: impl Into<Arc<Descriptor>>,
     regions: &Regions,
 ) -> Result<Arc<dyn Medium>, MediumError> {
     let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
@@ -103,9 +104,10 @@ impl Server {
         let registration = Registration::active("disk", woken_by, host);
         let plan = ThreadPlan::new("vhost-user").mailbox(MAILBOX).poller(registration);
         // Before it is polled first: lanes know whom to wake.
-        let plan = plan.first(move |context| bell.belongs_to(context.handle()));
+        let rung = Arc::clone(&bell);
+        let plan = plan.first(move |context| rung.belongs_to(context.handle()));
         reactors.spawn(plan).map_err(|refused| refused.to_string())?;
-        Ok(Self { address, queues, told: news })
+        Ok(Self { address, queues, told: news, bell })
     }
 
     /// Where it listens.
@@ -116,6 +118,11 @@ impl Server {
     /// Queues that a front end may have.
     pub fn queues(&self) -> u16 {
         self.queues
+    }
+
+    /// The medium has another length now: queues go by it, and a front end that can be told is.
+    pub fn resized(&self) {
+        self.bell.resized();
     }
 
     /// The next thing that has happened, if something has.

@@ -100,6 +100,11 @@ impl<M: Memory + Clone> Slots<M> {
         })
     }
 
+    /// The disk has so many blocks from now on.
+    pub(super) fn resize(&mut self, block_count: u64) {
+        self.disk.resize(block_count);
+    }
+
     /// Takes chains, unless the backend has not taken all of those before: what was in flight in
     /// another process first, and new ones if they are wanted. How many that were.
     #[inline]

@@ -46,9 +46,13 @@ impl Stand {
         Offer {
             features: self.disk.features(),
             queues: self.queues,
-            config: self.disk.config(self.queues).to_bytes().to_vec(),
+            config: self.config(),
             slots: SLOTS_MAX,
         }
+    }
+
+    pub(super) fn config(&self) -> Vec<u8> {
+        self.disk.config(self.queues).to_bytes().to_vec()
     }
 
     /// If nobody listens, nobody wants to know; who listens too slowly is told how much it missed.

@@ -2,6 +2,7 @@
 
 mod again;
 mod driver;
+mod growing;
 mod hostile;
 mod rig;
 mod serving;

@@ -1,6 +1,8 @@
 //! A session, byte by byte.
 
-use crate::{Answer, Code, InflightArea, MemoryChange, Offer, Request, Server, Violation};
+use crate::{
+    Answer, CONFIG_CHANGED, Code, InflightArea, MemoryChange, Offer, Request, Server, Violation,
+};
 
 type File = u32;
 
@@ -87,6 +89,7 @@ impl Pair {
             Request::SetInflight { call, area, file } => {
                 (format!("inflight {area:?} {file}"), call)
             }
+            Request::SetBackChannel { call, file } => (format!("back {file}"), call),
             Request::Stop { call, queue } => {
                 self.log.push(format!("stop {queue}"));
                 return server.stopped(call, 0x1234);
@@ -123,10 +126,11 @@ pub(super) fn session() -> Vec<Step> {
     let rings = words(&[0x7f00_0000_4000, 0x7f00_0000_6000, 0x7f00_0000_5000, 0]);
     vec![
         get(1, message(1, 5, &words(&[1 << 32 | 1 << 30 | 1 << 29 | 1 << 9]))),
-        get(15, message(15, 5, &words(&[1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15]))),
-        set(16, words(&[1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15])),
+        get(15, message(15, 5, &words(&[1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15]))),
+        set(16, words(&[1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15])),
         get(17, message(17, 5, &words(&[2]))),
         get(36, message(36, 5, &words(&[256]))),
+        acked(21, vec![], vec![9]),
         set(3, vec![]),
         (message(13, 1, &words(&[0])), vec![7], None),
         (message(24, 1, &asked), vec![], Some((message(24, 5, &config), None))),
@@ -173,6 +177,7 @@ fn a_session_is_byte_for_byte_what_the_protocol_says() {
         )
     };
     let expected = [
+        "back 9".to_owned(),
         "call 0 Some(7)".to_owned(),
         "make 1 128".to_owned(),
         "inflight InflightArea { len_bytes: 12288, file_offset: 0, queues: 1, size: 128 } 55"
@@ -188,6 +193,21 @@ fn a_session_is_byte_for_byte_what_the_protocol_says() {
         "stop 0".to_owned(),
     ];
     assert_eq!(pair.log, expected);
+}
+
+#[test]
+fn configuration_space_can_be_another_and_whoever_asks_for_it_is_told() {
+    let mut pair = Pair::new();
+    assert!(!pair.server.reconfigure(vec![7; 60]), "it has not said that it asks for it");
+    pair.send(&message(16, 1, &words(&[1 << 5 | 1 << 9])), &[], usize::MAX).unwrap();
+    let asked = [halves(&[58, 4, 0]), vec![0; 4]].concat();
+    let space = |first: u8| [halves(&[58, 4, 0]), vec![first, first, 0, 0]].concat();
+    for first in [7, 8] {
+        assert!(pair.server.reconfigure(vec![first; 60]));
+        let found = pair.send(&message(24, 1, &asked), &[], usize::MAX).unwrap();
+        assert_eq!(found, [(message(24, 5, &space(first)), None)]);
+    }
+    assert_eq!(CONFIG_CHANGED.to_vec(), message(2, 1, &[]));
 }
 
 #[test]

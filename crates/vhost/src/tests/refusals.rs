@@ -6,7 +6,7 @@ use super::messages::{Pair, halves, message, words};
 fn running() -> Pair {
     let mut pair = Pair::new();
     for (bytes, files) in [
-        (message(16, 1, &words(&[1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15])), vec![]),
+        (message(16, 1, &words(&[1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15])), vec![]),
         (message(8, 1, &halves(&[0, 128])), vec![]),
         (message(9, 1, &[halves(&[0, 0]), words(&[0x4000, 0x6000, 0x5000, 0])].concat()), vec![]),
         (message(12, 1, &words(&[0])), vec![1]),
@@ -80,6 +80,7 @@ fn table() -> Vec<(u32, Vec<u8>, usize, &'static str)> {
         (32, inflight(0x1000, 0, 1, 1025), 1, "queue size is 0x401, expected 1 to 1024"),
         (32, inflight(0x1000, 0, 1, 0), 1, "queue size is 0x0, expected 1 to 1024"),
         (32, inflight(0x1000, 0, 1, 64), 0, "SET_INFLIGHT_FD: 0 descriptors, expected 1"),
+        (21, vec![], 0, "SET_BACKEND_REQ_FD: 0 descriptors, expected 1"),
         (6, words(&[0, 0]), 1, "message 6: not offered"),
         (99, vec![], 0, "message 99: not offered"),
     ]

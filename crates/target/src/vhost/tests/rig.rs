@@ -46,7 +46,7 @@ pub(super) struct Queue {
 pub(super) const PATIENCE: Span = Span::from_secs(20);
 pub(super) const BLOCKS: u64 = 4096;
 /// Protocol features that every machine agrees on.
-const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15;
+const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15;
 pub(super) const EVENT_INDEX: u64 = 1 << 29;
 const BASIC: u64 = 1 << 32 | 1 << 30 | 1 << 28 | 1 << 9;
 

@@ -6,15 +6,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use base::{Limits, Medium};
-use block::DeviceOptions;
 use block::uri::Uri;
+use block::{Descriptor, DeviceOptions};
 use dma::Regions;
 use host::Clock;
 use host::stream::Address;
 use serde_json::json;
 use target::vhost::{Plan, Server, id, shaped};
 
-use super::guests::{claim, refused, watch};
+use super::guests::{claim, hear, refused, watch};
 use super::ublk::known_by;
 use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
 use crate::Refused;
@@ -34,7 +34,7 @@ pub(super) fn run(
     };
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
-    let medium = open(arguments, uri, &regions, clock)?;
+    let (descriptor, medium) = open(arguments, uri, &regions, clock)?;
     let limits = medium.limits();
     let door = open_door(&Address::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
@@ -50,7 +50,10 @@ pub(super) fn run(
     });
     let server = server.map_err(|why| Refused::caller(format!("serve {uri}: {why}")))?;
     write_out(out, &ready(arguments, uri, &limits, &server))?;
-    watch(asked, reactors, "front end", || server.next_news());
+    watch(asked, reactors, "front end", || {
+        hear(uri, &descriptor, || server.resized());
+        server.next_news()
+    });
     drop(server);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
@@ -62,10 +65,12 @@ fn open(
     uri: &Uri,
     regions: &Regions,
     clock: Clock,
-) -> Result<Arc<dyn Medium>, Refused> {
+) -> Result<(Arc<Descriptor>, Arc<dyn Medium>), Refused> {
     let options = DeviceOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "vhost-user")?;
-    shaped(&device, descriptor, regions).map_err(|why| refused(uri, why))
+    let descriptor = Arc::new(descriptor);
+    let medium = shaped(&device, Arc::clone(&descriptor), regions);
+    Ok((descriptor, medium.map_err(|why| refused(uri, why))?))
 }
 
 /// What is printed once it listens.

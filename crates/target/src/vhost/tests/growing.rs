@@ -1,0 +1,113 @@
+//! A disk that becomes longer while a front end has it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::{Backend, Limits, Medium, Span};
+use block::Ram;
+use host::local_socket::{Connection, Received};
+use reactor::PollMode;
+use vhost::CONFIG_CHANGED;
+
+use super::driver::{read, write};
+use super::rig::{BLOCKS, Machine, Rig, halves};
+use crate::news::News;
+
+/// A medium that says how long it is when it is asked.
+struct Growing {
+    ram: Ram,
+    block_count: Arc<AtomicU64>,
+}
+
+const BEFORE: u64 = BLOCKS / 2;
+
+impl Medium for Growing {
+    fn limits(&self) -> Limits {
+        Limits { block_count: self.block_count.load(Ordering::SeqCst), ..self.ram.limits() }
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        self.ram.channel()
+    }
+
+    fn channels_max(&self) -> u32 {
+        self.ram.channels_max()
+    }
+}
+
+/// A disk of half its length, and what makes it whole.
+fn growing() -> (Rig, Arc<AtomicU64>) {
+    let block_count = Arc::new(AtomicU64::new(BEFORE));
+    let shared = Arc::clone(&block_count);
+    let rig = Rig::of(PollMode::Adaptive, |regions| {
+        Arc::new(Growing { ram: Ram::new(regions, 512, BLOCKS).unwrap(), block_count: shared })
+    });
+    (rig, block_count)
+}
+
+fn sectors(machine: &Machine) -> u64 {
+    machine.send(24, 1, &[halves(&[0, 8, 0]), vec![0; 8]].concat(), &[]);
+    let (config, _) = machine.receive().unwrap();
+    u64::from_le_bytes(*config.last_chunk().unwrap())
+}
+
+fn await_message(rig: &Rig, back: &Connection) -> Vec<u8> {
+    let end = rig.clock.now().after(super::rig::PATIENCE);
+    let mut bytes = [0; 64];
+    loop {
+        match back.receive(&mut bytes).unwrap() {
+            Received::Bytes(count) => return bytes[..count].to_vec(),
+            Received::End => panic!("the socket was closed"),
+            Received::Nothing => host::thread::rest(Span::from_us(100)),
+        }
+        assert!(rig.clock.now() < end, "nothing is told");
+    }
+}
+
+#[test]
+fn a_disk_that_grows_is_longer_for_its_guest_when_that_hears_of_it() {
+    let (rig, block_count) = growing();
+    let machine = rig.machine(0);
+    let (back, given) = Connection::pair().unwrap();
+    assert_eq!(machine.ask(21, &[], &[given.as_fd()]), 0);
+    let mut queues = [0, 1].map(|number| machine.start(number));
+    for queue in &mut queues {
+        assert_eq!(queue.one(write(BEFORE - 8, 4096)), (0, 1));
+        assert_eq!(queue.one(read(BEFORE, 512)), (1, 1), "past its end");
+    }
+    assert_eq!(sectors(&machine), BEFORE);
+    block_count.store(BLOCKS, Ordering::SeqCst);
+    rig.server.resized();
+    assert_eq!(await_message(&rig, &back), CONFIG_CHANGED);
+    assert_eq!(sectors(&machine), BLOCKS);
+    for queue in &mut queues {
+        assert_eq!(queue.one(read(BEFORE, 512)), (0, 513));
+        assert_eq!(queue.one(read(BLOCKS, 512)), (1, 1), "past its new end");
+    }
+    // A queue that begins later goes by the new length, too, as one does in other memory.
+    assert_eq!(machine.start(2).one(write(BLOCKS - 1, 512)), (0, 1));
+    machine.share();
+    assert_eq!(queues[0].one(read(BLOCKS - 1, 512)), (0, 513));
+    machine.hang_up();
+    rig.await_leaving();
+    assert_eq!(sectors(&rig.machine(0)), BLOCKS, "whoever comes next");
+}
+
+#[test]
+fn whoever_cannot_be_told_finds_the_new_length_when_it_looks() {
+    let (rig, block_count) = growing();
+    let machine = rig.machine(0);
+    let mut queue = machine.start(0);
+    // Another kind of descriptor is refused; a socket whose other end is gone is told of.
+    assert_eq!(machine.ask(21, &[], &[machine.file().as_fd()]), 1);
+    rig.await_news(|news| matches!(news, News::Trouble(why) if why.contains("Unix stream")));
+    let (back, given) = Connection::pair().unwrap();
+    assert_eq!(machine.ask(21, &[], &[given.as_fd()]), 0);
+    drop((back, given));
+    block_count.store(BLOCKS, Ordering::SeqCst);
+    rig.server.resized();
+    rig.await_news(|news| matches!(news, News::Trouble(why) if why.contains("takes no message")));
+    assert_eq!(sectors(&machine), BLOCKS);
+    assert_eq!(queue.one(read(BLOCKS - 1, 512)), (0, 513));
+}
