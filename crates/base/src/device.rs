@@ -64,6 +64,17 @@ pub trait Dma: Memory + Clone {
     fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
         move |segment| if segment.len_bytes == len_bytes { self.iova(segment) } else { None }
     }
+    /// Maps a part of one of the device's BARs, in which it has memory of its own: submission rings
+    /// may lie there, and [`iova`](Self::iova) says where the device finds them. Of a part that is
+    /// longer than anybody needs, only the beginning is mapped. For set-up, once.
+    ///
+    /// # Errors
+    ///
+    /// If the BAR has no such part, or cannot be used so.
+    fn device_memory(&self, part: BarPart) -> Result<Segment, NoDeviceMemory> {
+        let _ = part;
+        Err(NoDeviceMemory::Unusable { why: "memory in a BAR of it cannot be mapped" })
+    }
     /// Wraps `memory` as a submission ring of `depth` entries.
     fn submission_ring(&self, memory: Segment, depth: u32) -> Self::Submission;
     /// Wraps `memory` as a completion ring of `depth` entries.
@@ -93,6 +104,32 @@ impl fmt::Display for NotMapped {
 }
 
 impl core::error::Error for NotMapped {}
+
+/// A part of a BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BarPart {
+    /// Which BAR, 0 to 5.
+    pub bar: u8,
+    /// Where in it the part begins.
+    pub offset: u64,
+    /// How long it is.
+    pub len_bytes: u64,
+}
+
+/// A part of a BAR in which no ring can lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoDeviceMemory {
+    /// The BAR ends before the part does.
+    Outside {
+        /// How long the BAR is; zero if there is none.
+        bar_bytes: u64,
+    },
+    /// The part is there.
+    Unusable {
+        /// What stands in the way.
+        why: &'static str,
+    },
+}
 
 /// The host's end of a submission ring: it writes and never reads.
 pub trait SubmissionRing {

@@ -39,8 +39,8 @@ pub use backend::{Backend, DoorbellCounts, Durability, Extent, Holds, Limits, Me
 pub use blame::Blame;
 pub use count::Count;
 pub use device::{
-    CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, NotMapped, SubmissionRing,
-    entry_from_dwords, entry_to_dwords,
+    BarPart, CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, NoDeviceMemory, NotMapped,
+    SubmissionRing, entry_from_dwords, entry_to_dwords,
 };
 pub use histogram::{Histogram, LiveHistogram};
 pub use host_memory::{

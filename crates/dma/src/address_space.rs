@@ -50,6 +50,27 @@ impl AddressSpace {
         Some(iova)
     }
 
+    /// Leaves out whatever is free of these addresses: somebody else answers there.
+    pub fn leave_out(&mut self, iova: u64, len_bytes: u64) {
+        let first = iova & !(PAGE - 1);
+        let end = iova.saturating_add(len_bytes).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        let touched: Vec<(u64, u64)> = self
+            .free
+            .range(..end)
+            .map(|(start, room)| (*start, *room))
+            .filter(|(start, room)| start + room > first)
+            .collect();
+        for (start, room) in touched {
+            self.free.remove(&start);
+            if start < first {
+                self.free.insert(start, first - start);
+            }
+            if start + room > end {
+                self.free.insert(end, start + room - end);
+            }
+        }
+    }
+
     /// Gives back what was allocated.
     pub fn release(&mut self, iova: u64, len_bytes: u64) {
         let (mut start, mut len) = (iova, len_bytes.max(1).next_multiple_of(PAGE));
@@ -97,6 +118,27 @@ mod tests {
         }
         taken.into_iter().for_each(|(iova, len)| space.release(iova, len));
         assert_eq!(space.free, whole.free);
+    }
+
+    #[test]
+    fn what_is_left_out_is_never_allocated_wherever_it_lies() {
+        type Ranges<'a> = &'a [(u64, u64)];
+        let (low, high) = ((0x1000, 0x4fff), (0x8000, 0xbfff));
+        let cases: [(u64, u64, Ranges<'_>); 7] = [
+            (0x2000, 0x1000, &[(0x1000, 0x1000), (0x3000, 0x2000), (0x8000, 0x4000)]),
+            (0x1000, 0x4000, &[(0x8000, 0x4000)]),
+            (0x4fff, 0x3002, &[(0x1000, 0x3000), (0x9000, 0x3000)]),
+            (0, u64::MAX, &[]),
+            (0x5000, 0x3000, &[(0x1000, 0x4000), (0x8000, 0x4000)]),
+            (0xc000, u64::MAX, &[(0x1000, 0x4000), (0x8000, 0x4000)]),
+            (0x8000, 1, &[(0x1000, 0x4000), (0x9000, 0x3000)]),
+        ];
+        for (iova, len, expected) in cases {
+            let mut space = AddressSpace::new([low, high]);
+            space.leave_out(iova, len);
+            let left: Vec<(u64, u64)> = space.free.iter().map(|(at, len)| (*at, *len)).collect();
+            assert_eq!(left, expected, "{iova:#x} {len:#x}");
+        }
     }
 
     #[test]

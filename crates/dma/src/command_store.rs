@@ -4,6 +4,9 @@
 //! streaming stores leave the cache to those who need it, and `movdir64b` writes the line whole. A
 //! ring that a thread reads is the opposite case: there a streaming store only pushes the line out
 //! to memory and makes the other thread fetch it from there.
+//!
+//! Memory of the device's own is a third case: nothing there is cached, and each store goes over the
+//! bus as it is. So they are whole words, as registers are written, whatever the processor has.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -22,6 +25,9 @@ pub enum CommandStore {
     Avx512,
     /// One direct store of 64 bytes.
     Movdir64b,
+    /// Eight volatile 64-bit stores, for a ring in memory of the device's own. Not one of
+    /// [all](Self::ALL) to choose from: such a ring takes no other, and no other ring takes it.
+    Device,
 }
 
 /// This processor cannot store a command that way.
@@ -52,12 +58,12 @@ impl CommandStore {
     pub fn is_supported(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return match self {
-            Self::Plain | Self::Sse2 => true,
+            Self::Plain | Self::Sse2 | Self::Device => true,
             Self::Avx512 => std::is_x86_feature_detected!("avx512f"),
             Self::Movdir64b => has_movdir64b(),
         };
         #[cfg(not(target_arch = "x86_64"))]
-        return self == Self::Plain;
+        return matches!(self, Self::Plain | Self::Device);
     }
 
     /// The name by which it is chosen on a command line.
@@ -67,6 +73,7 @@ impl CommandStore {
             Self::Sse2 => "sse2",
             Self::Avx512 => "avx512",
             Self::Movdir64b => "movdir64b",
+            Self::Device => "device",
         }
     }
 
@@ -90,7 +97,7 @@ impl CommandStore {
         }
     }
 
-    /// The ways that take all 64 bytes from memory.
+    /// The ways that take all 64 bytes from memory, and the one that is slow anyway.
     ///
     /// # Safety
     ///
@@ -104,6 +111,8 @@ impl CommandStore {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as this function was promised; the feature was checked when `self` was made.
             Self::Movdir64b => unsafe { store_movdir64b(entry, &command) },
+            // SAFETY: as this function was promised.
+            Self::Device => unsafe { store_device(entry, &command) },
             // SAFETY: as this function was promised. Elsewhere no other way is ever chosen.
             _ => unsafe { store_plain(entry, &command) },
         }
@@ -114,7 +123,13 @@ impl CommandStore {
     pub(crate) fn publish(self, kind: DeviceKind) {
         match self {
             Self::Plain => store_barrier(kind),
-            Self::Sse2 | Self::Avx512 | Self::Movdir64b => streaming_barrier(),
+            // For memory of the device's own the first is what orders stores on aarch64, and the second
+            // empties the buffers of an x86-64 processor, should the kernel have mapped the BAR as
+            // write-combining. There the first emits nothing, so one arm does for all.
+            Self::Sse2 | Self::Avx512 | Self::Movdir64b | Self::Device => {
+                store_barrier(kind);
+                streaming_barrier();
+            }
         }
     }
 }
@@ -129,6 +144,19 @@ unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
         let target = unsafe { entry.add(index) };
         // SAFETY: aligned and valid, and whoever reads it does so by atomics or by DMA.
         unsafe { AtomicU64::from_ptr(target.as_ptr()) }.store(*word, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+///
+/// As [`CommandStore::store`].
+unsafe fn store_device(entry: NonNull<u64>, command: &[u64; 8]) {
+    for (index, word) in command.iter().enumerate() {
+        // SAFETY: `index < 8`, so the word lies in the 64 bytes that the caller vouches for.
+        let target = unsafe { entry.add(index) };
+        // SAFETY: aligned and valid for writes. Volatile, so that each word is one store of 8 bytes:
+        // a bus may refuse any other, and what emulates a device does.
+        unsafe { target.write_volatile(*word) };
     }
 }
 
@@ -204,7 +232,8 @@ mod tests {
     #[test]
     fn every_way_this_processor_has_stores_the_same_bytes() {
         let command = [1, 2 << 40, 3, u64::MAX, 5, 6, 7, 1 << 63];
-        for store in CommandStore::ALL.into_iter().filter(|store| store.is_supported()) {
+        let all = CommandStore::ALL.into_iter().chain([CommandStore::Device]);
+        for store in all.filter(|store| store.is_supported()) {
             let mut line = Line([0; 8]);
             let entry = NonNull::from(&mut line.0).cast();
             // SAFETY: 64 bytes, aligned, owned by this test; the way was filtered by support.

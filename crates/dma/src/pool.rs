@@ -16,6 +16,8 @@ use crate::windows::Windows;
 /// Memory for one device: pages to allocate from, and the addresses at which the device finds them.
 ///
 /// Other regions of the same table can be [mapped](Dma::map) for it: data may lie there, rings may not.
+/// A submission ring elsewhere is taken for one in [memory of the device's own](Self::map_at), and
+/// written so.
 ///
 /// A handle, cheap to clone. Allocating takes a lock; resolving an address does not.
 #[derive(Clone, Debug)]
@@ -116,7 +118,8 @@ impl DevicePool {
         Self { memory, region_iova, regions, shared: Arc::new(shared) }
     }
 
-    /// The device finds a region at `iova` from now on, until it is [unmapped](Dma::unmap).
+    /// The device finds a region at `iova` from now on, until it is [unmapped](Dma::unmap). The
+    /// region may be [registers](Regions::adopt_registers) of the device, or other memory in its BARs.
     ///
     /// # Errors
     ///
@@ -306,6 +309,8 @@ impl Dma for DevicePool {
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {
         let Shared { kind, store, .. } = *self.shared;
+        // The only rings elsewhere are those in memory of the device's own.
+        let store = if self.contains(memory) { store } else { CommandStore::Device };
         HostSubmissionRing::new(self.regions.clone(), memory, depth, kind, store)
     }
 
@@ -346,7 +351,7 @@ impl Memory for DevicePool {
 
 #[cfg(test)]
 mod tests {
-    use base::{Dma, Memory, RegionId, Segment};
+    use base::{Dma, Memory, RegionId, Segment, SubmissionRing};
 
     use crate::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 
@@ -419,6 +424,31 @@ mod tests {
         assert_eq!(pool.iova(other.slice(4096, 4096).unwrap()), Some(0x10_1000));
         pool.unmap(other.region);
         assert_eq!(pool.iova(other), None);
+    }
+
+    #[test]
+    fn a_submission_ring_outside_the_pool_is_written_as_memory_of_the_device_is() {
+        let regions = Regions::new(4);
+        let mapping = |pages: usize| Mapping::new(pages * 4096, Backing::Private).unwrap();
+        let (memory, other) = (regions.add(mapping(2)).unwrap(), regions.add(mapping(2)).unwrap());
+        let (kind, store) = (DeviceKind::Pcie, CommandStore::for_device(DeviceKind::Pcie));
+        let pool = DevicePool::placed(regions.clone(), memory, kind, store, 0x7000);
+        pool.map_at(other.region, 0xfe80_0000).unwrap();
+        let place = other.slice(4096, 8 * 64).unwrap();
+        let mut ring = pool.submission_ring(place, 8);
+        assert_eq!(ring.store_way(), CommandStore::Device);
+        assert_eq!(pool.iova(place), Some(0xfe80_1000));
+        let own = pool.allocate(4096).unwrap();
+        assert_eq!(pool.submission_ring(own, 8).store_way(), store);
+        ring.store(1, &[u64::MAX; 8]);
+        assert_eq!(ring.store_each(2, &[1, 2], |word| Some([*word; 8])), 2);
+        ring.publish();
+        let mut bytes = [0; 8 * 64];
+        regions.load(place, &mut bytes).unwrap();
+        let words: Vec<u64> =
+            bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+        let expected = [[0; 8], [u64::MAX; 8], [1; 8], [2; 8]].concat();
+        assert_eq!((&words[..32], &words[32..]), (&expected[..], &[0; 32][..]));
     }
 
     #[test]

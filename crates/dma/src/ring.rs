@@ -61,6 +61,12 @@ impl HostSubmissionRing {
         let entries = resolve(&regions, memory, u64::from(depth) * 64);
         Self { entries, depth, kind, store, _regions: regions }
     }
+
+    /// How it is written.
+    #[cfg(test)]
+    pub(crate) fn store_way(&self) -> CommandStore {
+        self.store
+    }
 }
 
 impl HostCompletionRing {

@@ -11,6 +11,13 @@ pub(crate) const COMMAND: u64 = 4;
 const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 const CAPABILITIES: usize = 0x34;
+/// Where the base address registers lie, how many there are, and what their lowest bits say (§6.2.5.1).
+const BARS: usize = 0x10;
+const BAR_COUNT: u8 = 6;
+const BAR_IO: u64 = 1;
+const BAR_TYPE: u64 = 0x7;
+const BAR_LONG: u64 = 0x4;
+const BAR_FLAGS: u64 = 0xf;
 /// Where the first capability may lie.
 const FIRST: usize = 0x40;
 const MSIX: u8 = 0x11;
@@ -46,6 +53,20 @@ impl Configuration {
     /// How many vectors its table of MSI-X has.
     pub fn vectors(&self) -> u32 {
         self.capability(MSIX).map_or(0, |at| u32::from(self.word(at + 2) & 0x7ff) + 1)
+    }
+
+    /// Where BAR `index` lies on the bus, if it is memory and has been given an address.
+    pub(crate) fn bar_address(&self, index: u8) -> Option<u64> {
+        let bar = |index: u8| {
+            let at = BARS + 4 * usize::from(index);
+            let [low, high] = [self.word(at), self.word(at + 2)];
+            (index < BAR_COUNT).then(|| u64::from(high) << 16 | u64::from(low))
+        };
+        let low = bar(index)?;
+        let is_long = low & BAR_TYPE == BAR_LONG;
+        let high = if is_long { bar(index + 1)? } else { 0 };
+        let address = high << 32 | low & !BAR_FLAGS;
+        (low & BAR_IO == 0 && address != 0).then_some(address)
     }
 
     fn word(&self, at: usize) -> u16 {
@@ -101,6 +122,19 @@ mod tests {
         ] {
             assert_eq!(lie.vectors(), 0);
         }
+    }
+
+    #[test]
+    fn a_bar_of_memory_has_the_address_that_it_was_given() {
+        let mut bytes = [0; 256];
+        let bars: [u32; 6] = [0xfe80_0004, 0x08, 0xc000_000c, 0, 0x0000_e001, 0xd000_0004];
+        for (place, bar) in bytes[BARS..].chunks_mut(4).zip(bars) {
+            place.copy_from_slice(&bar.to_le_bytes());
+        }
+        let found = Configuration::new(bytes);
+        let addresses: Vec<_> = (0..8).map(|index| found.bar_address(index)).collect();
+        let (first, third) = (Some(0x8_fe80_0000), Some(0xc000_0000));
+        assert_eq!(addresses, [first, None, third, None, None, None, None, None]);
     }
 
     #[test]

@@ -91,6 +91,12 @@ impl Container {
         self.lock().hide(region, |iova, len_bytes| self.unmap(iova, len_bytes))
     }
 
+    /// Keeps addresses of the bus from standing for memory, as a device answers there. False if they
+    /// stand for some already.
+    pub(crate) fn leave_out(&self, iova: u64, len_bytes: u64) -> bool {
+        self.lock().leave_out(iova, len_bytes)
+    }
+
     fn map(&self, region: RegionId, iova: u64, len_bytes: u64) -> Result<(), NotMapped> {
         let refuse = |error| NotMapped::new(iova, len_bytes, error);
         let first = Segment { region, offset: 0, len_bytes: 1 };
@@ -138,6 +144,18 @@ impl Mappings {
         }
         self.mapped.insert(region, Mapped { iova, len_bytes, users: 1 });
         Ok(iova)
+    }
+
+    fn leave_out(&mut self, iova: u64, len_bytes: u64) -> bool {
+        let end = iova.saturating_add(len_bytes);
+        let is_used = self
+            .mapped
+            .values()
+            .any(|mapped| mapped.iova < end && iova < mapped.iova + mapped.len_bytes);
+        if !is_used {
+            self.space.leave_out(iova, len_bytes);
+        }
+        !is_used
     }
 
     fn hide(
@@ -193,5 +211,18 @@ mod tests {
         mappings.hide(region, &mut unmap).unwrap();
         assert_eq!(unmapped, [(first, 8192)]);
         assert_eq!(mappings.show(RegionId(2), 8192, |_, _| Ok(())).unwrap(), first);
+    }
+
+    #[test]
+    fn the_addresses_of_a_bar_stand_for_no_memory_and_one_that_does_is_no_bar() {
+        let space = AddressSpace::new([ADDRESSES]);
+        let mut mappings = Mappings { space, mapped: BTreeMap::new() };
+        let used = mappings.show(RegionId(1), 8192, |_, _| Ok(())).unwrap();
+        assert!(!mappings.leave_out(used + 8191, 1) && !mappings.leave_out(used - 1, 2));
+        assert!(mappings.leave_out(used - 1, 1) && mappings.leave_out(u64::MAX - 1, 2));
+        assert!(mappings.leave_out(used + 8192, 1 << 20), "a BAR lies there");
+        let next = mappings.show(RegionId(2), 8192, |_, _| Ok(())).unwrap();
+        assert!(next >= used + 8192 + (1 << 20), "{next:#x}");
+        assert!(mappings.leave_out(used + 8192, 1 << 20), "and is looked for again");
     }
 }

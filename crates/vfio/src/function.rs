@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use base::Segment;
+use base::{BarPart, NoDeviceMemory, Segment};
 use dma::{Adopted, FilePart, Regions};
 
 use crate::call::{self, Argument, DeviceInfo, GroupStatus, IrqInfo, RegionInfo};
@@ -35,7 +35,7 @@ pub struct Function {
     configuration_at: u64,
 }
 
-/// A mapped BAR. Cheap to clone; it stays mapped as long as a handle is there.
+/// A mapped BAR, or a part of one. Cheap to clone; it stays mapped as long as a handle is there.
 #[derive(Clone, Debug)]
 pub struct Bar {
     regions: Regions,
@@ -58,6 +58,9 @@ mod irq {
 /// An NVM Express I/O controller (PCI Code and ID Assignment 1.11 §1.1).
 const NVM_EXPRESS: u32 = 0x01_0802;
 const PAGE: u64 = 4096;
+/// As much of a BAR's memory is mapped: rings of 1024 queues with the most entries that a queue has
+/// here, which is 4096 of 64 bytes.
+const MEMORY_MAX: u64 = 256 << 20;
 
 impl Default for Place {
     fn default() -> Self {
@@ -243,6 +246,35 @@ impl Function {
         Ok(Bar { regions: regions.clone(), memory: Arc::new(memory) })
     }
 
+    /// A part of any BAR in which there is memory, in `regions`, and the address at which it lies on
+    /// the bus. From now on no memory of the host is shown to the function there.
+    ///
+    /// # Errors
+    ///
+    /// If the BAR has no such part, or what stands in the way of its use.
+    pub fn memory(&self, part: BarPart, regions: &Regions) -> Result<(Bar, u64), NoDeviceMemory> {
+        let unusable = |why| NoDeviceMemory::Unusable { why };
+        let found = region_of(&self.device, region::BAR0 + u32::from(part.bar));
+        let found = found.map_err(|_| NoDeviceMemory::Outside { bar_bytes: 0 })?;
+        fit(part, found.size)?;
+        if found.flags & call::REGION_CAN_MAP == 0 {
+            return Err(unusable("the kernel does not let its BAR be mapped"));
+        }
+        let configuration = self.configuration();
+        let configuration = configuration.map_err(|_| unusable("its BAR cannot be looked up"))?;
+        let address = configuration.bar_address(part.bar);
+        let address = address.and_then(|address| address.checked_add(part.offset));
+        let address = address.ok_or(unusable("its BAR has no address"))?;
+        if !self.container().leave_out(address, part.len_bytes) {
+            return Err(unusable("the IOMMU has memory of ours at the address of its BAR"));
+        }
+        let len_bytes = part.len_bytes.min(MEMORY_MAX);
+        let mapped = FilePart { offset: found.offset + part.offset, len_bytes };
+        let memory = regions.adopt_registers(self.device.as_fd(), mapped);
+        let memory = memory.map_err(|_| unusable("its BAR cannot be mapped"))?;
+        Ok((Bar { regions: regions.clone(), memory: Arc::new(memory) }, address))
+    }
+
     /// Makes the first `count` vectors there are ready; none of them signals anybody yet. Not every
     /// kernel makes more later.
     ///
@@ -311,11 +343,26 @@ impl Bar {
         &self.regions
     }
 
+    /// All of it, or as much as a segment can name.
+    pub fn segment(&self) -> Segment {
+        let len_bytes = u32::try_from(self.len_bytes()).unwrap_or(u32::MAX);
+        Segment { region: self.memory.id(), offset: self.memory.offset(), len_bytes }
+    }
+
     /// Four bytes of it, if they lie inside.
     pub fn word(&self, offset: u32) -> Option<Segment> {
         let offset = u64::from(offset);
         let is_inside = offset.is_multiple_of(4) && offset + 4 <= self.len_bytes();
         is_inside.then(|| Segment { region: self.memory.id(), offset, len_bytes: 4 })
+    }
+}
+
+/// Whether `part` lies in its BAR, which is so long.
+fn fit(part: BarPart, bar_bytes: u64) -> Result<(), NoDeviceMemory> {
+    let end = part.offset.checked_add(part.len_bytes);
+    match end {
+        Some(end) if end <= bar_bytes => Ok(()),
+        _ => Err(NoDeviceMemory::Outside { bar_bytes }),
     }
 }
 
@@ -355,7 +402,9 @@ mod tests {
 
     use dma::Regions;
 
-    use super::{Function, Place};
+    use base::{BarPart, NoDeviceMemory};
+
+    use super::{Function, Place, fit};
     use crate::NotAttached;
 
     const AT: &str = "0000:5e:00.0";
@@ -373,6 +422,21 @@ mod tests {
             symlink(target, function.join("iommu_group")).unwrap();
         }
         root
+    }
+
+    #[test]
+    fn a_part_that_ends_behind_its_bar_is_none_of_it() {
+        let outside = Err(NoDeviceMemory::Outside { bar_bytes: 0x4000 });
+        for (offset, len_bytes, expected) in [
+            (0, 0x4000, Ok(())),
+            (0x3000, 0x1000, Ok(())),
+            (0x3000, 0x1001, outside),
+            (0x4000, 1, outside),
+            (u64::MAX, 2, outside),
+        ] {
+            let part = BarPart { bar: 2, offset, len_bytes };
+            assert_eq!(fit(part, 0x4000), expected, "{part:?}");
+        }
     }
 
     fn refusal(root: &Path, address: &str) -> NotAttached {
