@@ -125,6 +125,9 @@ pub struct DoorbellCounts {
     pub completion: u64,
     /// How many of both were written to a register; shadows in memory spare the others.
     pub registers: u64,
+    /// Commands that were stored into a controller memory buffer, so that no fetch of them crosses
+    /// the bus after the doorbell.
+    pub cmb_commands: u64,
 }
 
 impl DoorbellCounts {
@@ -135,6 +138,7 @@ impl DoorbellCounts {
             submission: self.submission + other.submission,
             completion: self.completion + other.completion,
             registers: self.registers + other.registers,
+            cmb_commands: self.cmb_commands + other.cmb_commands,
         }
     }
 }

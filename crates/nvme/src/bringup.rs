@@ -89,6 +89,14 @@ pub enum Register {
     Asq,
     /// Admin completion queue base address, 64 bits.
     Acq,
+    /// Controller memory buffer location.
+    Cmbloc,
+    /// Controller memory buffer size.
+    Cmbsz,
+    /// Controller memory buffer memory space control, 64 bits.
+    Cmbmsc,
+    /// Controller memory buffer status.
+    Cmbsts,
     /// Controller ready time-outs.
     Crto,
 }
@@ -291,6 +299,10 @@ impl Register {
             Self::Aqa => offset::AQA,
             Self::Asq => offset::ASQ,
             Self::Acq => offset::ACQ,
+            Self::Cmbloc => offset::CMBLOC,
+            Self::Cmbsz => offset::CMBSZ,
+            Self::Cmbmsc => offset::CMBMSC,
+            Self::Cmbsts => offset::CMBSTS,
             Self::Crto => offset::CRTO,
         };
         offset as u32
@@ -298,7 +310,7 @@ impl Register {
 
     /// Whether the register is 64 bits wide.
     pub const fn is_wide(self) -> bool {
-        matches!(self, Self::Cap | Self::Asq | Self::Acq)
+        matches!(self, Self::Cap | Self::Asq | Self::Acq | Self::Cmbmsc)
     }
 
     /// The specification's abbreviation, as it appears in messages.
@@ -312,6 +324,10 @@ impl Register {
             Self::Aqa => "AQA",
             Self::Asq => "ASQ",
             Self::Acq => "ACQ",
+            Self::Cmbloc => "CMBLOC",
+            Self::Cmbsz => "CMBSZ",
+            Self::Cmbmsc => "CMBMSC",
+            Self::Cmbsts => "CMBSTS",
             Self::Crto => "CRTO",
         }
     }

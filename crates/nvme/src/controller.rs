@@ -18,6 +18,7 @@
 //! | `startup`, `scan`, `identity` | what is asked from Identify on, and what may be answered |
 //! | `notices`, `keep_alive` | asynchronous events and the log pages behind them; signs of life |
 //! | `queues`, `interrupt` | I/O queue pairs |
+//! | `memory_buffer` | rings in memory of the controller's own |
 //! | `ladder`, `cut_off` | overdue → abort → reset → dead; removal; cut off from memory |
 //! | `owner`, `firmware` | what the owner may ask for |
 //! | `stopping`, `shutdown` | the end |
@@ -29,6 +30,7 @@ mod identity;
 mod interrupt;
 mod keep_alive;
 mod ladder;
+mod memory_buffer;
 mod notices;
 mod options;
 mod owner;
@@ -49,6 +51,7 @@ use base::{Answer, Dma, Instant, Mmio, Segment};
 pub use firmware::FirmwareChunks;
 pub use identity::{ControllerLimits, Identity, IoCommands};
 pub use interrupt::{Armed, arm};
+pub use memory_buffer::{MemoryBufferUse, NotInBuffer};
 pub use options::{ControllerOptions, Quirks};
 pub use queues::QueuePairOptions;
 pub use shutdown::Shutdown;
@@ -63,6 +66,7 @@ use crate::queue_pair::{QueueMemory, QueuePair};
 use admin::{Admin, Purpose};
 use cut_off::CuttingOff;
 use ladder::ResetHistory;
+use memory_buffer::MemoryBuffer;
 use notices::Wanted;
 use queues::{IoQueue, Retired};
 use registers::Walk;
@@ -98,6 +102,7 @@ pub struct Controller<M: Mmio, D: Dma> {
     resets: ResetHistory,
     has_been_ready: bool,
     uses_shadow_doorbells: bool,
+    buffer: MemoryBuffer,
     polled_at: Instant,
     status_at: Instant,
     keep_alive_at: Instant,
@@ -194,6 +199,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             resets: ResetHistory::default(),
             has_been_ready: false,
             uses_shadow_doorbells: false,
+            buffer: MemoryBuffer::default(),
             polled_at: Instant::default(),
             status_at: Instant::NEVER,
             keep_alive_at: Instant::NEVER,

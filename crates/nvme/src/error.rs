@@ -39,6 +39,8 @@ pub enum ControllerError {
     },
     /// It said something that the specification does not allow.
     Lie(Lie),
+    /// Its memory buffer cannot be where or as it says.
+    MemoryBuffer(BufferLie),
     /// It came up and then failed before start-up was done.
     NeverStarted {
         /// What it would have been reset for.
@@ -69,6 +71,22 @@ pub struct Lie {
     pub found: u64,
     /// What the specification allows.
     pub expected: &'static str,
+}
+
+/// Something that registers say of a controller memory buffer and that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BufferLie {
+    /// A field holds what the specification does not allow.
+    Field(Lie),
+    /// It ends behind the BAR that it lies in (CMBLOC, CMBSZ).
+    Outside {
+        /// Which BAR.
+        bar: u8,
+        /// Where in it the buffer would end.
+        end: u64,
+        /// How long the BAR is; zero if there is none.
+        bar_bytes: u64,
+    },
 }
 
 /// Why a controller is reset.
@@ -183,6 +201,7 @@ impl ControllerError {
             Self::Bringup(_)
             | Self::Refused { .. }
             | Self::Lie(_)
+            | Self::MemoryBuffer(_)
             | Self::NeverStarted { .. }
             | Self::Hopeless { .. }
             | Self::StillReaches { .. } => Blame::Peer,
@@ -236,6 +255,7 @@ impl fmt::Display for ControllerError {
                 write!(out, "{command}: {status}, expected success")
             }
             Self::Lie(lie) => lie.fmt(out),
+            Self::MemoryBuffer(lie) => lie.fmt(out),
             Self::NeverStarted { cause } => write!(out, "start up: {cause}"),
             Self::Hopeless { resets, within, cause } => {
                 write!(out, "reset: {resets} resets within {within}, the last because {cause}")
@@ -253,6 +273,19 @@ impl fmt::Display for Lie {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, found, expected } = self;
         write!(out, "{field} is {found:#x}, expected {expected}")
+    }
+}
+
+impl fmt::Display for BufferLie {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(lie) => lie.fmt(out),
+            Self::Outside { bar, end, bar_bytes } => write!(
+                out,
+                "CMBLOC and CMBSZ: the controller memory buffer ends at byte {end} of BAR {bar}, \
+                 expected at most {bar_bytes}"
+            ),
+        }
     }
 }
 
@@ -347,6 +380,12 @@ impl core::error::Error for Refusal {}
 impl From<BringupError> for ControllerError {
     fn from(error: BringupError) -> Self {
         Self::Bringup(error)
+    }
+}
+
+impl From<BufferLie> for ControllerError {
+    fn from(lie: BufferLie) -> Self {
+        Self::MemoryBuffer(lie)
     }
 }
 

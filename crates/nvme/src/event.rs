@@ -8,6 +8,7 @@ use wire::log::error::ErrorEntry;
 use wire::log::event::ErrorEvent;
 use wire::log::health::HealthInformation;
 
+use crate::controller::NotInBuffer;
 use crate::error::{ControllerError, Lie, ResetCause};
 
 /// Something that happened to a controller. Events come in the order of what they tell.
@@ -31,6 +32,14 @@ pub enum Event {
         id: u16,
         /// What the controller said.
         status: Status,
+    },
+    /// The submission ring of a queue pair was to lie in the controller memory buffer, and does not.
+    /// It works all the same.
+    RingInHostMemory {
+        /// Its identifier.
+        id: u16,
+        /// Why.
+        why: NotInBuffer,
     },
     /// A queue pair has been deleted, and the controller no longer touches its memory.
     QueuePairDeleted {

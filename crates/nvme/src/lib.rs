@@ -38,10 +38,11 @@ mod techniques;
 
 pub use controller::{
     Armed, Controller, ControllerLimits, ControllerOptions, FirmwareChunks, Identity, IoCommands,
-    QueuePairOptions, Quirks, Shutdown, ShutdownNotification, State, arm,
+    MemoryBufferUse, NotInBuffer, QueuePairOptions, Quirks, Shutdown, ShutdownNotification, State,
+    arm,
 };
 pub use data_pointer::{MemoryRefused, SglSupport};
-pub use error::{ControllerError, Lie, Refusal, ResetCause};
+pub use error::{BufferLie, ControllerError, Lie, Refusal, ResetCause};
 pub use event::{Event, Unusable};
 pub use link::{ABORTS_MAX, ControllerEnd, Order, Overdue, QueueEnd, ResetReason, link};
 pub use namespace::{CopyLimits, Names, Namespace, Preferences, Protection};

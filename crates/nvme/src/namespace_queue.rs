@@ -367,7 +367,8 @@ where
     fn doorbells(&self) -> DoorbellCounts {
         let stats = self.queue.stats();
         let (submission, completion) = (stats.submission_doorbells, stats.completion_doorbells);
-        DoorbellCounts { submission, completion, registers: stats.doorbell_registers }
+        let (registers, cmb_commands) = (stats.doorbell_registers, stats.cmb_commands);
+        DoorbellCounts { submission, completion, registers, cmb_commands }
     }
 
     fn wake_at(&self) -> Instant {

@@ -128,6 +128,8 @@ pub struct QueueStats {
     pub completion_doorbells: u64,
     /// How many of both were written to a register.
     pub doorbell_registers: u64,
+    /// How many of the commands were stored into the controller memory buffer: all, or none.
+    pub cmb_commands: u64,
     /// Polls.
     pub polls: u64,
     /// Polls that found nothing.
@@ -159,7 +161,7 @@ impl Parents for NoParents {
 const NEVER: u32 = u32::MAX;
 
 impl<D: Dma, B: Doorbell> QueuePair<D, B> {
-    /// A queue pair over zeroed rings. It submits nothing before its controller has ordered it to
+    /// A queue pair over zeroed rings; one in memory of the device's own is zeroed here. It submits nothing before its controller has ordered it to
     /// run.
     pub fn new(dma: &D, setup: QueueSetup<D, B>) -> Self {
         let QueueSetup { memory, submission_doorbell, completion_doorbell, link, .. } = setup;
@@ -179,7 +181,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             nonsense: None,
             overdue_count: 0,
         };
-        Self {
+        let mut pair = Self {
             submission: dma.submission_ring(memory.submission, submission_depth),
             slots,
             tail: 0,
@@ -204,7 +206,11 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             submission_doorbell,
             completion_doorbell,
             cold: Box::new(cold),
+        };
+        if memory.is_in_device {
+            pair.clear_submissions();
         }
+        pair
     }
 
     /// The same queue pair, which rings what `wrap` makes of its doorbell registers: for a model of
@@ -355,6 +361,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             submission_doorbells: self.submission_rings,
             completion_doorbells: self.completion_rings,
             doorbell_registers: submission_writes + completion_writes,
+            cmb_commands: if self.cold.memory.is_in_device { self.slots.sent() } else { 0 },
             polls: self.polls,
             idle_polls: self.idle_polls,
             nonsense: self.cold.nonsense_count,

@@ -18,6 +18,9 @@ pub struct Capabilities {
     pub doorbell_stride: u8,
     /// NSSR exists (CAP.NSSRS).
     pub subsystem_reset: bool,
+    /// A controller memory buffer is controlled by CMBMSC (CAP.CMBS). Without it there may be one of
+    /// before 1.4.
+    pub buffer_control: bool,
     /// What CC.CSS is set to (CAP.CSS).
     pub command_sets: CommandSetSelected,
     /// CC.CRIME is set: the controller is ready before its media are (CAP.CRMS).
@@ -64,6 +67,7 @@ impl Capabilities {
             ready_timeout: by_cap.max(by_crto),
             doorbell_stride: cap.dstrd(),
             subsystem_reset: cap.nssrs(),
+            buffer_control: cap.cmbs(),
             command_sets: command_sets(cap)?,
             ready_independent_of_media,
             version: vs,

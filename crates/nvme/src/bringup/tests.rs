@@ -274,7 +274,7 @@ fn a_controller_that_can_only_be_ready_without_its_media_is_told_so() {
 
 #[test]
 fn what_the_registers_say_is_taken_apart_as_the_specification_draws_it() {
-    let cap = 0x3fff | 2 << 24 | 3 << 32 | 1 << 36 | 1 << 43 | 4 << 52;
+    let cap = 0x3fff | 2 << 24 | 3 << 32 | 1 << 36 | 1 << 43 | 4 << 52 | 1 << 57;
     let found = outcome(cap, 0x0002_0103, 0).unwrap();
     let expected = Capabilities {
         depth_max: 0x4000,
@@ -282,6 +282,7 @@ fn what_the_registers_say_is_taken_apart_as_the_specification_draws_it() {
         ready_timeout: Span::from_ms(1000),
         doorbell_stride: 3,
         subsystem_reset: true,
+        buffer_control: true,
         command_sets: CommandSetSelected::All,
         ready_independent_of_media: false,
         version: Version(0x0002_0103),

@@ -2,6 +2,7 @@
 
 use base::Span;
 
+use super::memory_buffer::MemoryBufferUse;
 use crate::data_pointer::SglSupport;
 
 /// While something is awaited and no interrupt will tell of it, this is how often one looks.
@@ -43,6 +44,8 @@ pub struct ControllerOptions {
     pub cut_off_timeout: Span,
     /// Whether to ask for shadow doorbells, if the controller has them (Identify: OACS).
     pub shadow_doorbells: bool,
+    /// What is done with a controller memory buffer.
+    pub memory_buffer: MemoryBufferUse,
     /// The interrupt vector of the admin queue is always 0; false leaves it to polling.
     pub interrupts: bool,
     /// Whether commands point at their data by SGLs only, whatever the controller says of itself:
@@ -90,6 +93,7 @@ impl Default for ControllerOptions {
             shutdown_timeout: Span::from_secs(5),
             cut_off_timeout: Span::from_secs(1),
             shadow_doorbells: false,
+            memory_buffer: MemoryBufferUse::Ignored,
             interrupts: false,
             sgl_only: false,
             is_discovery: false,

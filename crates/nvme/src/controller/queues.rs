@@ -89,15 +89,19 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             .find(|id| self.queues.iter().all(|queue| queue.id != *id))
             .ok_or(Refusal::NoQueueLeft { granted: self.granted })?;
         let (controller_end, queue_end) = link(id);
-        let memory = QueueMemory::allocate(&self.dma, options.depth, options.depth)
-            .ok_or(Refusal::Memory { len_bytes: options.depth.saturating_mul(64 + 16) })?;
+        let (memory, kept_out) = self.allocate_rings(options.depth);
+        let memory =
+            memory.ok_or(Refusal::Memory { len_bytes: options.depth.saturating_mul(64 + 16) })?;
         let pair = match self.set_up(id, memory, queue_end, options.techniques) {
             Ok(pair) => pair,
             Err(refusal) => {
-                memory.release(&self.dma);
+                self.buffer.release(&self.dma, memory);
                 return Err(refusal);
             }
         };
+        if let Some(why) = kept_out {
+            self.tell(Event::RingInHostMemory { id, why });
+        }
         self.queues.push(IoQueue {
             id,
             link: controller_end,
@@ -323,11 +327,11 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Gives back the rings that nobody touches any more.
     pub(super) fn release_retired(&mut self) {
-        let dma = &self.dma;
+        let (dma, buffer) = (&self.dma, &mut self.buffer);
         self.retired.retain(|retired| {
             let is_free = retired.link.has_adopted() || retired.link.is_abandoned();
             if is_free {
-                retired.memory.release(dma);
+                buffer.release(dma, retired.memory);
             }
             !is_free
         });

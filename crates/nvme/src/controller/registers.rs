@@ -96,6 +96,13 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
                         return self.die(now, changed_stride(capabilities.doorbell_stride).into());
                     }
                     self.capabilities = Some(capabilities);
+                    match self.open_buffer(capabilities.buffer_control) {
+                        Ok(()) => {}
+                        Err(ControllerError::Bringup(gone)) => {
+                            return self.handle_walk_error(now, gone);
+                        }
+                        Err(lie) => return self.die(now, lie),
+                    }
                     self.status_at = now.after(self.options.status_interval);
                     return self.start_up(now);
                 }

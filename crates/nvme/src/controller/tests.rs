@@ -6,6 +6,7 @@ mod events;
 mod ladder;
 mod many;
 pub(crate) mod memory;
+mod memory_buffer;
 mod owner;
 mod queues;
 mod startup;

@@ -1,6 +1,6 @@
 //! What a queue pair does when its controller wants something of it: the other half of `link.rs`.
 
-use base::{Answers, Dma, Doorbell, Instant, Outcome, Span};
+use base::{Answers, Dma, Doorbell, Instant, Outcome, Span, SubmissionRing};
 
 use super::completions::end_special;
 use super::{NEVER, Parents, QueuePair};
@@ -85,10 +85,13 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.slots.close();
         self.slots.forget_aborts();
         let memory = self.cold.memory;
-        for ring in [memory.submission, memory.completion] {
-            // Cannot fail for memory that holds a ring; if it did, its phase bits would be nonsense
-            // and be refused as that.
-            let _ = self.cold.dma.fill(ring, 0);
+        // Cannot fail for memory that holds a ring; if it did, its phase bits would be nonsense and be
+        // refused as that.
+        let _ = self.cold.dma.fill(memory.completion, 0);
+        if memory.is_in_device {
+            self.clear_submissions();
+        } else {
+            let _ = self.cold.dma.fill(memory.submission, 0);
         }
         (self.tail, self.rung_tail, self.fetched) = (0, 0, 0);
         (self.head, self.phase, self.unrung) = (0, true, 0);
@@ -96,6 +99,13 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.completion_doorbell.restart();
         self.forget_injected_answers();
         self.cold.returning = Some(0);
+    }
+
+    /// Zeroes the submission ring by the stores that its memory takes, which may not be any.
+    pub(super) fn clear_submissions(&mut self) {
+        for index in 0..self.submission_depth {
+            self.submission.store(index, &[0; 8]);
+        }
     }
 
     /// Answers parked commands, as far as there is room.

@@ -73,6 +73,18 @@ pub(super) struct Script {
     pub(super) has_shadows: bool,
     /// Where they are, and the event indexes.
     pub(super) shadows: Option<(u64, u64)>,
+    /// CMBLOC and CMBSZ as they are when they are shown, and CMBMSC.
+    pub(super) cmb: [u32; 2],
+    pub(super) cmbmsc: u64,
+    /// The address that counts: that in CMBMSC when its low half was written.
+    cmb_base: u64,
+    /// No address is right for its buffer.
+    pub(super) refuses_address: bool,
+    /// How often registers of the buffer were read.
+    pub(super) cmb_reads: u32,
+    /// Commands that it found in its buffer, and the queues that lie there.
+    pub(super) cmb_commands: u64,
+    pub(super) cmb_queues: BTreeSet<u16>,
 
     cc: u32,
     ready: bool,
@@ -156,6 +168,13 @@ impl Device {
             notified: None,
             has_shadows: false,
             shadows: None,
+            cmb: [0; 2],
+            cmbmsc: 0,
+            cmb_base: 0,
+            refuses_address: false,
+            cmb_reads: 0,
+            cmb_commands: 0,
+            cmb_queues: BTreeSet::new(),
             cc: 0,
             ready: false,
             shutdown_complete: false,
@@ -191,6 +210,7 @@ impl Mmio for Device {
             0x08 => script.vs,
             0x14 => script.cc,
             0x1c => script.csts(),
+            0x38 | 0x3c | 0x58 => script.read_cmb(offset),
             _ => panic!("nobody reads {offset:#x}"),
         }
     }
@@ -213,8 +233,10 @@ impl Mmio for Device {
                 script.subsystem_resets += 1;
                 script.fatal = false;
                 script.stop();
-                (script.cc, script.ready) = (0, false);
+                (script.cc, script.ready, script.cmbmsc) = (0, false, 0);
             }
+            0x50 => script.control_cmb(value),
+            0x54 => script.cmbmsc = script.cmbmsc & 0xffff_ffff | u64::from(value) << 32,
             0x24 => script.aqa = value,
             _ => panic!("nobody writes {offset:#x}"),
         }
@@ -262,6 +284,43 @@ impl Script {
             (_, true) => 2,
         };
         u32::from(self.ready) | u32::from(self.fatal) << 1 | shutdown << 2
+    }
+
+    /// CAP.CMBS.
+    fn has_cmb_control(&self) -> bool {
+        self.cap >> 57 & 1 == 1
+    }
+
+    fn read_cmb(&mut self, offset: u32) -> u32 {
+        self.cmb_reads += 1;
+        let is_shown = !self.has_cmb_control() || self.cmbmsc & 1 == 1;
+        match offset {
+            0x38 if is_shown => self.cmb[0],
+            0x3c if is_shown => self.cmb[1],
+            0x58 => u32::from(self.refuses_address && self.cmbmsc & 2 != 0),
+            _ => 0,
+        }
+    }
+
+    /// The low half of CMBMSC: from now on the address counts.
+    fn control_cmb(&mut self, low: u32) {
+        assert!(self.has_cmb_control(), "there is no such register");
+        self.cmbmsc = self.cmbmsc >> 32 << 32 | u64::from(low);
+        self.cmb_base = self.cmbmsc & !0xfff;
+    }
+
+    /// Where in the BAR of the buffer an address lies, if it is one of the buffer's.
+    fn in_cmb(&self, at: u64) -> Option<u64> {
+        let [location, size] = self.cmb;
+        let is_on = !self.has_cmb_control() || self.cmbmsc & 3 == 3 && !self.refuses_address;
+        let unit = 4096 << (4 * (size >> 8 & 0xf));
+        let (offset, len) = (u64::from(location >> 12) * unit, u64::from(size >> 12) * unit);
+        let base = match self.has_cmb_control() {
+            true => self.cmb_base,
+            false => super::memory::BAR + offset,
+        };
+        let skip = at.checked_sub(base)?;
+        (is_on && skip < len).then_some(offset + skip)
     }
 
     fn configure(&mut self, cc: u32) {
@@ -413,7 +472,16 @@ impl Script {
             let mut bytes = [0; 64];
             let at = side.base + u64::from(side.head) * 64;
             side.head = (side.head + 1) % side.depth;
-            if !self.memory.device_load(at, &mut bytes) {
+            let in_cmb = self.in_cmb(at);
+            if in_cmb.is_some() {
+                self.cmb_queues.insert(queue);
+                self.cmb_commands += 1;
+            }
+            let is_there = match in_cmb {
+                Some(offset) => self.memory.bar_load(offset, &mut bytes),
+                None => self.memory.device_load(at, &mut bytes),
+            };
+            if !is_there {
                 self.faults.push(at);
                 return;
             }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use base::{CompletionRing, Dma, Memory, NoSuchMemory, RegionId, Segment, SubmissionRing};
+use base::{
+    BarPart, CompletionRing, Dma, Memory, NoDeviceMemory, NoSuchMemory, RegionId, Segment,
+    SubmissionRing,
+};
 
 /// A handle to the memory.
 #[derive(Clone, Debug, Default)]
@@ -20,17 +23,31 @@ struct Inside {
     has_under_way: bool,
     /// Bytes that may be allocated, all told.
     limit: Option<usize>,
+    /// The device's BAR 2, which is region 1; nothing but whole commands is stored there.
+    bar: Vec<u8>,
+    /// What stands in the way of its use.
+    bar_unusable: Option<&'static str>,
+    /// What was asked for of BARs.
+    bar_parts: Vec<BarPart>,
 }
 
 /// Where the device finds offset zero.
 const IOVA: u64 = 0x4000_0000;
 const PAGE: usize = 4096;
+/// Where BAR 2 lies on the bus: not below 4 GiB.
+pub(super) const BAR: u64 = 0x8_fe80_0000;
+const BAR_REGION: RegionId = RegionId(1);
 
 impl SharedMemory {
     pub(crate) fn with_limit(limit: usize) -> Self {
         let memory = Self::default();
         memory.inside().limit = Some(limit);
         memory
+    }
+
+    /// From now on so much may be allocated, all told.
+    pub(super) fn set_limit(&self, limit: Option<usize>) {
+        self.inside().limit = limit;
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -53,6 +70,31 @@ impl SharedMemory {
     /// How many allocations are out.
     pub(crate) fn allocations(&self) -> usize {
         self.inside().allocated.len()
+    }
+
+    /// Gives the device a BAR 2, with what a ring of before may have left there.
+    pub(super) fn set_bar(&self, len_bytes: usize) {
+        self.inside().bar = vec![0xee; len_bytes];
+    }
+
+    pub(super) fn set_bar_unusable(&self, why: &'static str) {
+        self.inside().bar_unusable = Some(why);
+    }
+
+    pub(super) fn bar_parts(&self) -> Vec<BarPart> {
+        self.inside().bar_parts.clone()
+    }
+
+    /// What lies in BAR 2.
+    pub(super) fn bar_load(&self, offset: u64, into: &mut [u8]) -> bool {
+        let inside = self.inside();
+        let first = usize::try_from(offset).unwrap();
+        let bytes = inside.bar.get(first..first + into.len());
+        bytes.map(|bytes| into.copy_from_slice(bytes)).is_some()
+    }
+
+    fn bar_store(&self, segment: Segment, from: &[u8]) {
+        self.inside().bar[range(segment)].copy_from_slice(from);
     }
 
     /// What the device reads: nothing while it is cut off, or beyond what is allocated.
@@ -88,6 +130,7 @@ fn range(segment: Segment) -> core::ops::Range<usize> {
 
 impl Memory for SharedMemory {
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+        assert_ne!(segment.region, BAR_REGION, "that is slow, and has no reason");
         let inside = self.inside();
         let bytes = inside.bytes.get(range(segment)).ok_or(NoSuchMemory(segment))?;
         into.copy_from_slice(bytes);
@@ -95,6 +138,7 @@ impl Memory for SharedMemory {
     }
 
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+        assert_ne!(segment.region, BAR_REGION, "a ring is written by its own stores");
         let mut inside = self.inside();
         let bytes = inside.bytes.get_mut(range(segment)).ok_or(NoSuchMemory(segment))?;
         bytes.copy_from_slice(from);
@@ -102,6 +146,7 @@ impl Memory for SharedMemory {
     }
 
     fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+        assert_ne!(segment.region, BAR_REGION, "a ring is zeroed by its own stores");
         let mut inside = self.inside();
         inside.bytes.get_mut(range(segment)).ok_or(NoSuchMemory(segment))?.fill(byte);
         Ok(())
@@ -131,7 +176,24 @@ impl Dma for SharedMemory {
         assert!(released.is_some(), "{segment:?} is released once, by who allocated it");
     }
 
+    fn device_memory(&self, part: BarPart) -> Result<Segment, NoDeviceMemory> {
+        let mut inside = self.inside();
+        inside.bar_parts.push(part);
+        if let Some(why) = inside.bar_unusable {
+            return Err(NoDeviceMemory::Unusable { why });
+        }
+        let bar_bytes = if part.bar == 2 { inside.bar.len() as u64 } else { 0 };
+        if part.offset + part.len_bytes > bar_bytes {
+            return Err(NoDeviceMemory::Outside { bar_bytes });
+        }
+        let len_bytes = u32::try_from(part.len_bytes).unwrap();
+        Ok(Segment { region: BAR_REGION, offset: part.offset, len_bytes })
+    }
+
     fn iova(&self, segment: Segment) -> Option<u64> {
+        if segment.region == BAR_REGION {
+            return Some(BAR + segment.offset);
+        }
         (range(segment).end <= self.inside().bytes.len()).then_some(IOVA + segment.offset)
     }
 
@@ -166,7 +228,10 @@ impl SubmissionRing for Ring {
     fn store(&mut self, index: u32, command: &[u64; 8]) {
         let bytes = wire::Command(*command).to_bytes();
         let entry = self.segment.slice(index * 64, 64).expect("inside the ring");
-        self.memory.store(entry, &bytes).unwrap();
+        match entry.region {
+            BAR_REGION => self.memory.bar_store(entry, &bytes),
+            _ => self.memory.store(entry, &bytes).unwrap(),
+        }
     }
 
     fn publish(&mut self) {}
