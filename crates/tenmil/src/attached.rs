@@ -14,16 +14,19 @@ mod tests;
 use std::os::fd::BorrowedFd;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use base::{Answer, Doorbell, Instant, Interrupts, Mmio, RegionId, Span, Vector};
+use base::{
+    Answer, BarPart, Doorbell, Instant, Interrupts, Mmio, NoDeviceMemory, RegionId, Segment, Span,
+    Vector,
+};
 use block::uri::{Fields, Uri, UriError};
 use block::{Existing, MediumError, Opened};
 use dma::{DeviceKind, Regions};
 use host::{Bell, Clock, EventVectors, Sleeper, Stop, Thread, Turn, Wait};
 use nvme::{
-    Controller, ControllerOptions, Event, NamespaceQueue, QueuePairOptions, QueueSizes, Refusal,
-    ShutdownNotification, State, Techniques,
+    Controller, ControllerError, ControllerOptions, Event, MemoryBufferUse, NamespaceQueue,
+    QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State, Techniques,
 };
 
 use self::channel::AttachedMedium;
@@ -74,6 +77,13 @@ pub(crate) trait Bus: Clone + Send + Sync + 'static {
     /// Lets it reach again what it was kept from.
     fn reconnect(&self);
 
+    /// Maps a part of one of its BARs, in which it has memory of its own, once. Also the address at
+    /// which it lies for the device.
+    fn device_memory(&self, part: BarPart) -> Result<(Segment, u64), NoDeviceMemory> {
+        let _ = part;
+        Err(NoDeviceMemory::Unusable { why: "it is not on the PCI bus" })
+    }
+
     /// How many vectors there are that can be slept on.
     fn vectors(&self) -> u32;
 
@@ -92,6 +102,8 @@ pub struct Wanted {
     pub queues: u16,
     /// Whether doorbells are rung in memory, if the controller can.
     pub shadow_doorbells: bool,
+    /// Whether submission queues lie in the controller memory buffer, as far as it has room.
+    pub queues_in_cmb: bool,
     /// How long it may take to answer, and all that it takes to be ready.
     pub patience: Span,
 }
@@ -155,6 +167,8 @@ const TENDED: Span = Span::from_ms(100);
 const PAUSE: Span = Span::from_us(50);
 /// How long a shutdown is waited for.
 const SHUTDOWN: Span = Span::from_secs(2);
+/// What to do about a buffer that cannot be as its registers say.
+const WITHOUT_CMB: &str = "without `cmb=queues` in its name its memory buffer is not used.";
 /// The token of the socket among what the thread sleeps on.
 const SOCKET: u64 = 1;
 
@@ -172,6 +186,7 @@ impl Wanted {
             depth: small(depth),
             queues: u16::try_from(queues).unwrap_or(1),
             shadow_doorbells,
+            queues_in_cmb: false,
             patience,
         })
     }
@@ -426,6 +441,10 @@ impl<B: Bus> Kept<B> {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
                 Event::Dead(error) => return self.lose(bus, &error.to_string()),
                 Event::Removed => return self.lose(bus, "the controller is gone"),
+                Event::RingInHostMemory { id, why } => {
+                    let name = bus.name();
+                    tell(&format!("{name}: queue {id} lies in the host's memory: {why}"));
+                }
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
                     self.growth.has_now(to_blocks);
                 }
@@ -478,6 +497,22 @@ impl<B: Bus> Turn for Tender<B> {
     fn woken(&mut self, _: &[u64]) {}
 }
 
+/// Who is told what is not as it was wanted, and works all the same.
+static TELLER: OnceLock<fn(&str)> = OnceLock::new();
+
+/// From now on `teller` is told in a line what of a controller is not as it was wanted. The first one
+/// counts.
+pub(crate) fn tell_to(teller: fn(&str)) {
+    // Whoever comes later is not told.
+    let _ = TELLER.set(teller);
+}
+
+fn tell(line: &str) {
+    if let Some(teller) = TELLER.get() {
+        teller(line);
+    }
+}
+
 /// Waits until the controller is ready. Every wait on the way has an end.
 fn bring_up<B: Bus>(
     bus: &B,
@@ -490,6 +525,11 @@ fn bring_up<B: Bus>(
         admin_depth: ADMIN_DEPTH,
         queue_pairs: wanted.queues,
         shadow_doorbells: wanted.shadow_doorbells,
+        memory_buffer: match (B::KIND, wanted.queues_in_cmb) {
+            (_, true) => MemoryBufferUse::Queues,
+            (DeviceKind::Pcie, false) => MemoryBufferUse::Shown,
+            (DeviceKind::Emulated, false) => MemoryBufferUse::Ignored,
+        },
         ..ControllerOptions::default()
     };
     // What is lost reads as ones, and so looks like something else.
@@ -503,7 +543,11 @@ fn bring_up<B: Bus>(
         }
         match controller.poll(clock.now()) {
             Some(Event::Ready) => return Ok(controller),
-            Some(Event::Dead(error)) => return Err(why(error.to_string())),
+            Some(Event::Dead(error)) => {
+                let refused = why(error.to_string());
+                let is_buffer = matches!(error, ControllerError::MemoryBuffer(_));
+                return Err(if is_buffer { refused.with_hint(WITHOUT_CMB) } else { refused });
+            }
             Some(Event::Removed) => return Err(why("the controller is gone".to_owned())),
             Some(_) => {}
             None => host::thread::rest(PAUSE),

@@ -5,10 +5,12 @@
 //!     class vendor device numa_node sriov_numvfs
 //!     driver ──> …/drivers/nvme        driver_override
 //!     iommu_group ──> …/iommu_groups/12/devices/…       who can reach what it can
-//!     nvme/nvme0/  model serial state                   if the kernel drives it
+//!     nvme/nvme0/  model serial state cmbsz             if the kernel drives it
 //!       nvme0n1                                         a namespace, or
 //!       nvme0c1n1                                       a path to one: its disk is nvme0n1
 //! ```
+
+use wire::register::MemoryBufferSize;
 
 use super::Address;
 use crate::holders::{InUse, Openers, Place, openers};
@@ -70,6 +72,8 @@ pub struct Controller {
     pub serial: Option<String>,
     /// Whether it lives: `live`, `resetting`, `dead`.
     pub state: Option<String>,
+    /// How long its memory buffer is (CMB), if it has one.
+    pub cmb_bytes: Option<u64>,
 }
 
 /// A disk that is reached through a function.
@@ -245,7 +249,9 @@ fn controller(machine: &Machine, directory: &str) -> Option<Controller> {
         text.filter(|text| !matches!(text.as_str(), "" | "(efault)" | "(null)"))
     };
     let (model, serial, state) = (text("model"), text("serial"), text("state"));
-    Some(Controller { name, model, serial, state })
+    let cmbsz = text("cmbsz").and_then(|text| text.parse().ok()).map(MemoryBufferSize);
+    let cmb_bytes = cmbsz.and_then(|size| size.len_bytes()).filter(|bytes| *bytes > 0);
+    Some(Controller { name, model, serial, state, cmb_bytes })
 }
 
 fn disks(machine: &Machine, controller: &str) -> Vec<Disk> {

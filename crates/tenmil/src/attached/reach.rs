@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment};
+use base::{BarPart, Dma, Memory, NoDeviceMemory, NoSuchMemory, NotMapped, RegionId, Segment};
 use dma::{
     CommandStore, DevicePool, HostCompletionRing, HostSubmissionRing, Region, Regions, Withdraw,
 };
@@ -146,6 +146,15 @@ impl<B: Bus> Dma for Reach<B> {
     #[inline(always)]
     fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
         self.pool.iovas(len_bytes)
+    }
+
+    fn device_memory(&self, part: BarPart) -> Result<Segment, NoDeviceMemory> {
+        let (memory, address) = self.bus.bus.device_memory(part)?;
+        // The address that the region would begin at; only what was mapped of it is ever asked for.
+        let begins = address.checked_sub(memory.offset);
+        let placed = begins.and_then(|begins| self.pool.map_at(memory.region, begins).ok());
+        let why = "there is no place for it beside its queues";
+        placed.map(|()| memory).ok_or(NoDeviceMemory::Unusable { why })
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {

@@ -160,6 +160,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut out = io::stdout().lock();
     crate::tcp::tell_paths_to(|text| eprintln!("note: {text}"));
+    crate::attached::tell_to(|text| eprintln!("note: {text}"));
     match dispatch(&arguments, engines, &mut out) {
         Ok(code) => code,
         Err(refused) => {

@@ -10,8 +10,8 @@ use wire::identify::{BYTES, Cns, CommandSet, NSID_MAX};
 use wire::identify::{IdentifyController, IdentifyControllerNvm};
 use wire::layout::{Decoded, Value};
 use wire::register::{
-    AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, ReadyTimeouts, Version,
-    offset,
+    AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, MemoryBufferLocation,
+    MemoryBufferSize, ReadyTimeouts, Version, offset,
 };
 use wire::{Layout, Typed};
 
@@ -36,6 +36,14 @@ pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Doc
     document.add(&path("aqa"), "AQA: Admin Queue Attributes", fields);
     let fields = fields_of_dword::<ReadyTimeouts>(dword(offset::CRTO));
     document.add(&path("crto"), "CRTO: Controller Ready Timeouts", fields);
+    let size = dword(offset::CMBSZ);
+    if MemoryBufferSize(size).sz() == 0 {
+        return;
+    }
+    let fields = fields_of_dword::<MemoryBufferLocation>(dword(offset::CMBLOC));
+    document.add(&path("cmbloc"), "CMBLOC: Controller Memory Buffer Location", fields);
+    let fields = fields_of_dword::<MemoryBufferSize>(size);
+    document.add(&path("cmbsz"), "CMBSZ: Controller Memory Buffer Size", fields);
 }
 
 /// Reads all that Identify says, and returns the active namespaces.

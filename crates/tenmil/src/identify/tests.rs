@@ -19,12 +19,14 @@ use crate::Refused;
 pub(crate) struct Scripted {
     /// The active namespaces, as the list says.
     pub(crate) namespaces: Vec<u32>,
+    /// CMBLOC and CMBSZ.
+    cmb: [u32; 2],
     asked: Vec<Command>,
 }
 
 impl Default for Scripted {
     fn default() -> Self {
-        Self { namespaces: vec![1, 7], asked: Vec::new() }
+        Self { namespaces: vec![1, 7], cmb: [0; 2], asked: Vec::new() }
     }
 }
 
@@ -65,7 +67,12 @@ impl Scripted {
 
 impl Controller for Scripted {
     fn read32(&mut self, offset: usize) -> u32 {
-        if offset == offset::VS { VERSION_2_1.0 } else { 0 }
+        match offset {
+            offset::VS => VERSION_2_1.0,
+            offset::CMBLOC => self.cmb[0],
+            offset::CMBSZ => self.cmb[1],
+            _ => 0,
+        }
     }
 
     fn read64(&mut self, offset: usize) -> u64 {
@@ -108,6 +115,20 @@ fn every_answer_is_decoded_in_its_place() {
     assert_eq!(json["namespaces"]["1"]["descriptors"]["eui64"], "0909090909090909");
     assert_eq!(json["features"]["number_of_queues"]["nsq"], 15);
     assert_eq!(json["logs"]["supported"]["lid"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_controller_memory_buffer_is_shown_if_there_is_one() {
+    let shown = |cmb| {
+        let document = interrogate(&mut Scripted { cmb, ..Scripted::default() }).unwrap();
+        serde_json::from_str::<serde_json::Value>(&show::json(&document)).unwrap()
+    };
+    let found = shown([3 << 12 | 2, 4 << 12 | 2 << 8 | 1]);
+    assert_eq!(found["registers"]["cmbloc"]["bir"], 2);
+    assert_eq!(found["registers"]["cmbloc"]["ofst"], 3);
+    assert_eq!(found["registers"]["cmbsz"]["sz"], 4);
+    assert_eq!(found["registers"]["cmbsz"]["sqs"], true);
+    assert!(shown([2, 1])["registers"].get("cmbsz").is_none());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Blame, RegionId, Vector};
+use base::{BarPart, Blame, NoDeviceMemory, RegionId, Segment, Vector};
 use dma::{DeviceKind, Regions};
 use host::EventVectors;
 use vfio::{Bar, Function, NotAttached, Place};
@@ -36,6 +36,8 @@ struct Kept {
     function: Option<Arc<Function>>,
     /// What it was shown, and where it finds that.
     shown: BTreeMap<RegionId, u64>,
+    /// The part of a BAR with memory of the function's own, once somebody wanted it.
+    memory: Option<Bar>,
     lost: Option<String>,
 }
 
@@ -62,7 +64,7 @@ impl PcieBus {
             let _ = function.signal_error(event);
         }
         let function = Some(Arc::new(function));
-        let kept = Kept { function, shown: BTreeMap::new(), lost: None };
+        let kept = Kept { function, shown: BTreeMap::new(), memory: None, lost: None };
         let shared = Shared {
             bar,
             name: format!("{}:{}", PcieName::SCHEME, name.address),
@@ -104,7 +106,8 @@ impl Bus for PcieBus {
         if shared.alarms.clear(BUS_ERROR) {
             self.lose("the PCI bus reports an error of it");
         }
-        if shared.bar.has_failed() {
+        let memory_has_failed = self.lock().memory.as_ref().is_some_and(Bar::has_failed);
+        if shared.bar.has_failed() || memory_has_failed {
             self.lose("its registers are gone: it was pulled or lost its power");
         }
     }
@@ -158,6 +161,7 @@ impl Bus for PcieBus {
             }
             // A mapping is a handle on the function, too.
             self.shared.bar.let_go();
+            kept.memory.iter().for_each(Bar::let_go);
             kept.function = None;
         }
         is_cut
@@ -168,6 +172,16 @@ impl Bus for PcieBus {
         if function.is_none_or(|function| function.let_reach(true).is_err()) {
             self.lose("its configuration cannot be written any more");
         }
+    }
+
+    fn device_memory(&self, part: BarPart) -> Result<(Segment, u64), NoDeviceMemory> {
+        let mut kept = self.lock();
+        let gone = NoDeviceMemory::Unusable { why: "the kernel has it back" };
+        let function = kept.function.as_ref().ok_or(gone)?;
+        let (memory, address) = function.memory(part, self.shared.bar.regions())?;
+        let segment = memory.segment();
+        kept.memory = Some(memory);
+        Ok((segment, address))
     }
 
     fn vectors(&self) -> u32 {

@@ -18,6 +18,9 @@ pub struct PcieName {
     pub wanted: Wanted,
 }
 
+/// What a controller memory buffer is used for.
+const USES: [(&str, bool); 2] = [("no", false), ("queues", true)];
+
 impl PcieName {
     /// What stands before the first colon.
     pub const SCHEME: &str = "pcie";
@@ -37,7 +40,8 @@ impl PcieName {
             return Err(uri.refuse(problem));
         };
         let mut fields = uri.fields();
-        let wanted = Wanted::of(&mut fields)?;
+        let queues_in_cmb = fields.choice("cmb", &USES)?.unwrap_or(false);
+        let wanted = Wanted { queues_in_cmb, ..Wanted::of(&mut fields)? };
         fields.finish()?;
         Ok(Self { address, wanted })
     }
@@ -74,6 +78,10 @@ mod tests {
         let name = of("pcie:0000:5E:00.0?ns=2&queues=4").unwrap();
         assert_eq!(name.address, "0000:5e:00.0");
         assert_eq!((name.wanted.namespace, name.wanted.queues), (2, 4));
+        let in_cmb = |text: &str| of(text).unwrap().wanted.queues_in_cmb;
+        assert!(in_cmb("pcie:5e:00.0?cmb=queues"));
+        assert!(!in_cmb("pcie:5e:00.0?cmb=no") && !name.wanted.queues_in_cmb);
+        assert!(of("pcie:5e:00.0?cmb=data").unwrap_err().contains("expected"));
         assert_eq!(of("pcie:5e:00.0").unwrap().address, "0000:5e:00.0");
     }
 

@@ -130,6 +130,8 @@ pub struct Turns {
     pub completion_doorbells: u64,
     /// How many of both were written to a register.
     pub doorbell_registers: u64,
+    /// Commands that were stored into a controller memory buffer.
+    pub cmb_commands: u64,
 }
 
 /// One technique of the fast path.
@@ -336,6 +338,11 @@ impl Turns {
         ratio(self.doorbell_registers, self.completions)
     }
 
+    /// Commands per completed I/O that were stored into a controller memory buffer.
+    pub fn cmb_commands_per_io(&self) -> f64 {
+        ratio(self.cmb_commands, self.completions)
+    }
+
     /// What has happened since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
@@ -346,6 +353,7 @@ impl Turns {
             submission_doorbells: self.submission_doorbells - before.submission_doorbells,
             completion_doorbells: self.completion_doorbells - before.completion_doorbells,
             doorbell_registers: self.doorbell_registers - before.doorbell_registers,
+            cmb_commands: self.cmb_commands - before.cmb_commands,
         }
     }
 
@@ -357,6 +365,7 @@ impl Turns {
         self.submission_doorbells += other.submission_doorbells;
         self.completion_doorbells += other.completion_doorbells;
         self.doorbell_registers += other.doorbell_registers;
+        self.cmb_commands += other.cmb_commands;
     }
 }
 
@@ -461,9 +470,11 @@ mod tests {
             submission_doorbells: 10,
             completion_doorbells: 6,
             doorbell_registers: 4,
+            cmb_commands: 40,
         };
         assert!((turns.completions_per_poll() - 8.0).abs() < 1e-12);
         assert!((turns.doorbells_per_io() - 0.2).abs() < 1e-12);
         assert!((turns.doorbell_registers_per_io() - 0.05).abs() < 1e-12);
+        assert!((turns.cmb_commands_per_io() - 0.5).abs() < 1e-12);
     }
 }

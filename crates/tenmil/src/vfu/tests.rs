@@ -125,7 +125,9 @@ fn linked(patience: Span, device: Device<File>, regions: &Regions) -> (Link, Off
         peer
     };
     let thread = Thread::spawn("peer", None, serve).unwrap();
-    let wanted = Wanted { namespace: 1, depth: 1, queues: 1, shadow_doorbells: true, patience };
+    let (shadow_doorbells, queues_in_cmb) = (true, false);
+    let wanted =
+        Wanted { namespace: 1, depth: 1, queues: 1, shadow_doorbells, queues_in_cmb, patience };
     let name = VfuName { path, wanted };
     let Ok((link, offer)) = Link::connect(&name, regions, Clock::start()) else { panic!() };
     (link, offer, thread.join())

@@ -311,6 +311,7 @@ fn a_function_is_described_with_all_that_is_known_of_it() {
     assert_eq!(functions.len(), 1, "the neighbour is of another class");
     let function = &functions[0];
     assert_eq!((function.model().as_str(), function.serial()), ("Disk 9", Some("S4EW")));
+    assert_eq!(function.controller.as_ref().and_then(|one| one.cmb_bytes), Some(4 << 20));
     assert_eq!((function.vendor, function.device, function.numa_node), (0x8086, 0x0a54, Some(1)));
     assert_eq!(function.driver_override, None);
     let group = function.group.as_ref().unwrap();

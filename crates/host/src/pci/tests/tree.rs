@@ -185,6 +185,8 @@ impl Tree {
         self.put(&format!("{directory}/model"), "Disk 9       \n");
         self.put(&format!("{directory}/serial"), &format!("{serial}      \n"));
         self.put(&format!("{directory}/state"), "live\n");
+        // 4 MiB for submission queues.
+        self.put(&format!("{directory}/cmbsz"), "16897\n");
     }
 
     fn disk(&self, at: &str, controller: &str, name: &str, number: &str) {

@@ -54,6 +54,7 @@ pub(super) fn as_json(function: &Function) -> Value {
         "iommu_group": function.group.as_ref().map(|group| group.number),
         "iommu_group_others": others,
         "numa_node": function.numa_node,
+        "cmb_bytes": controller.and_then(|controller| controller.cmb_bytes),
     })
 }
 
@@ -81,6 +82,9 @@ impl fmt::Display for Shown {
         let state = function.controller.as_ref().and_then(|one| one.state.as_deref());
         if let Some(state) = state.filter(|state| *state != "live") {
             writeln!(out, "      its controller is {state}")?;
+        }
+        if let Some(bytes) = function.controller.as_ref().and_then(|one| one.cmb_bytes) {
+            writeln!(out, "      it has a controller memory buffer of {bytes} bytes")?;
         }
         used.found.iter().try_for_each(|used| writeln!(out, "      {used}"))?;
         if used.hidden > 0 {
@@ -117,7 +121,13 @@ mod tests {
             group: Some(Group { number: 12, others: vec![other] }),
             numa_node: Some(1),
             virtual_functions: 0,
-            controller: Some(Controller { name: "nvme0".into(), model, serial, state }),
+            controller: Some(Controller {
+                name: "nvme0".into(),
+                model,
+                serial,
+                state,
+                cmb_bytes: Some(4 << 20),
+            }),
             disks: Vec::new(),
         };
         let mounted = InUse::Mounted { device: "nvme0n1p1".into(), at: "/srv".into() };
@@ -129,7 +139,8 @@ mod tests {
         assert_eq!(
             shown().to_string(),
             "  0000:5e:00.0  Disk 9, serial S4EW, driver nvme, IOMMU group 12, node 1\n      \
-             its controller is resetting\n      nvme0n1p1 is mounted at /srv\n      \
+             its controller is resetting\n      \
+             it has a controller memory buffer of 4194304 bytes\n      nvme0n1p1 is mounted at /srv\n      \
              what 7 processes have open is shown to root only\n      \
              0000:5e:00.1 is in its IOMMU group, driver ahci\n"
         );

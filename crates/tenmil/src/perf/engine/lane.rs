@@ -323,6 +323,7 @@ impl<S: Scrutiny> Lane<S> {
             submission_doorbells: rung.submission,
             completion_doorbells: rung.completion,
             doorbell_registers: rung.registers,
+            cmb_commands: rung.cmb_commands,
             ..self.turns
         }
     }

@@ -33,6 +33,7 @@ struct Report {
     completions_per_poll: f64,
     doorbells_per_io: f64,
     doorbell_registers_per_io: f64,
+    cmb_commands_per_io: f64,
     polls: u64,
     idle_polls: u64,
     poll: &'static str,
@@ -103,6 +104,7 @@ fn report(outcome: &PerfOutcome) -> Report {
         completions_per_poll: outcome.turns.completions_per_poll(),
         doorbells_per_io: outcome.turns.doorbells_per_io(),
         doorbell_registers_per_io: outcome.turns.doorbell_registers_per_io(),
+        cmb_commands_per_io: outcome.turns.cmb_commands_per_io(),
         polls: outcome.turns.polls,
         idle_polls: outcome.turns.idle_polls,
         poll: outcome.options.poll.name(),
@@ -289,6 +291,7 @@ mod tests {
         near("completions_per_poll", 314.0 / 26.0);
         near("doorbells_per_io", 26.0 / 314.0);
         near("doorbell_registers_per_io", 2.0 / 314.0);
+        near("cmb_commands_per_io", 157.0 / 314.0);
         near("ceiling_iops", 74.8e6);
         near("ceiling_ratio", 31.4 / 74.8);
         assert_eq!(report["errors"], 0);

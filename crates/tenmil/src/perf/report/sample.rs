@@ -51,6 +51,7 @@ pub(crate) fn sample() -> PerfOutcome {
             submission_doorbells: 13_000_000,
             completion_doorbells: 13_000_000,
             doorbell_registers: 2_000_000,
+            cmb_commands: 157_000_000,
         },
         tsc_ticks: Some(26_000_000_000),
         errors_by_status: BTreeMap::new(),
