@@ -54,7 +54,7 @@ const BARE: Scenario = Scenario {
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 9] = [
+pub(crate) const SCENARIOS: [Scenario; 10] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -125,6 +125,35 @@ pub(crate) const SCENARIOS: [Scenario; 9] = [
         is_short: false,
         seconds_max: 600,
         script: include_str!("guest/pcie.sh"),
+        ..BARE
+    },
+    Scenario {
+        name: "cmb",
+        about: "QEMU's NVMe devices whose submission queues lie in memory of their own, old and new",
+        machine: "q35,kernel-irqchip=split",
+        devices: &[
+            "-device",
+            "intel-iommu,intremap=on,aw-bits=39",
+            "-drive",
+            "file=ROOM/disk,format=raw,if=none,id=disk",
+            "-drive",
+            "file=ROOM/disk2,format=raw,if=none,id=disk2",
+            "-drive",
+            "file=ROOM/disk3,format=raw,if=none,id=disk3",
+            "-device",
+            "nvme,serial=LAB1,drive=disk,cmb_size_mb=4",
+            "-device",
+            // As before NVMe 1.4.
+            "nvme,serial=LAB2,drive=disk2,cmb_size_mb=4,legacy-cmb=on",
+            "-device",
+            "nvme,serial=LAB3,drive=disk3",
+        ],
+        disk_bytes: 64 << 20,
+        disks: &["disk", "disk2", "disk3"],
+        kernel_line: "intel_iommu=on",
+        is_short: false,
+        seconds_max: 420,
+        script: include_str!("guest/cmb.sh"),
         ..BARE
     },
     Scenario {
