@@ -10,3 +10,16 @@ pub enum News {
     /// Something that somebody may want to look at.
     Trouble(String),
 }
+
+impl News {
+    /// The same, saying where the guest is served: there are others.
+    #[must_use]
+    pub fn at(self, place: &str) -> Self {
+        let named = |text| format!("{place}: {text}");
+        match self {
+            Self::Came(who) => Self::Came(named(who)),
+            Self::Left(why) => Self::Left(why.map(named)),
+            Self::Trouble(text) => Self::Trouble(named(text)),
+        }
+    }
+}

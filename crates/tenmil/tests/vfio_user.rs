@@ -64,6 +64,35 @@ fn a_load_finds_every_block_as_it_was_written_whatever_the_doorbells_are() {
     }
 }
 
+/// Each has its own bytes, its own name, and goes on without the others.
+#[test]
+fn several_sockets_have_a_controller_for_each_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let names =
+        ["a", "b", "c"].map(|name| format!("vfio-user:{}", directory.path().join(name).display()));
+    let [a, b, c] = &names;
+    let served = Served::of(&format!("{TENMIL} serve ram:4m ram:8m ram:2m -l {a} -l {b} -l {c}"));
+    assert_eq!(served.ready.trim(), format!("ready {a} {b} {c}"));
+    for (name, serial, mebibytes) in [(a, "TENMIL", 4), (b, "TENMIL2", 8), (c, "TENMIL3", 2)] {
+        let said: Value =
+            serde_json::from_str(&run(TENMIL, &["identify", name, "--json"])).unwrap();
+        let namespaces = said["namespaces"].as_object().unwrap();
+        let blocks = namespaces["1"]["identify"]["nsze"].as_u64().unwrap();
+        assert_eq!((namespaces.len(), blocks), (1, mebibytes << 11), "{name}");
+        assert_eq!(said["controller"]["identify"]["sn"], serial, "{name}");
+    }
+    // All at once, from one process; then one while another's client is killed.
+    let all = ["perf", a, b, c, "-w", "randrw", "--verify", "--overwrite", "-t", "1", "--json"];
+    let said: Value = serde_json::from_str(&run(TENMIL, &all)).unwrap();
+    assert!(said["iops"].as_f64().unwrap() > 0.0, "{said}");
+    let own = held(served.pid()).1;
+    let mut child = load(a, &["-t", "60", "-w", "randread"]);
+    wait_until("the client loads nothing", || held(served.pid()).1 >= own + 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    run(TENMIL, &["perf", b, "-w", "randrw", "--verify", "--overwrite", "-t", "1"]);
+}
+
 /// `copy` has its buffers in memory of its own, which is sent by message.
 #[test]
 fn data_go_there_and_come_back_by_message_as_they_were() {

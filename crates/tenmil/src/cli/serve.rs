@@ -48,8 +48,9 @@ pub(super) struct ServeArguments {
 
     /// Where to listen: nbd:PATH or nbd://HOST:PORT for NBD clients, tcp://HOST:PORT for NVMe/TCP
     /// hosts, port 0 being any that is free, more than once for more; vfio-user:PATH for a virtual
-    /// machine, or another driver, whose PCI device it will be; vhost-user:PATH for a virtual machine,
-    /// as its virtio disk; ublk:N for this machine, as /dev/ublkbN
+    /// machine, or another driver, whose PCI device it will be, more than once for one such device for
+    /// each URI; vhost-user:PATH for a virtual machine, as its virtio disk; ublk:N for this machine, as
+    /// /dev/ublkbN
     #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
     #[arg(value_parser = parse_listen)]
     listen: Vec<Listen>,
@@ -158,6 +159,7 @@ Examples:
   tenmil serve file:/var/tmp/disk --listen vfio-user:/tmp/disk.sock
       qemu-system-x86_64, its RAM a memfd with share=on, and the device vfio-user-pci at that socket
       tenmil perf vfio-user:/tmp/disk.sock; with --poll always its doorbells can be mapped
+  tenmil serve file:/a file:/b -l vfio-user:/tmp/a.sock -l vfio-user:/tmp/b.sock
   tenmil serve file:/var/tmp/disk --listen vhost-user:/tmp/disk.sock --cores 2,3
       qemu-system-x86_64, its RAM a memfd with share=on, -chardev
       socket,id=disk,path=/tmp/disk.sock,reconnect=1 and -device vhost-user-blk-pci,chardev=disk
@@ -233,12 +235,12 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
         }
     }
     match (clients.is_empty(), hosts.is_empty(), sockets.as_slice()) {
-        (true, true, [socket]) => {
+        (true, true, [_, ..]) => {
             check_switches(arguments, Over::VfioUser)?;
-            vfu::run(arguments, socket, out)
+            vfu::run(arguments, &sockets, out)
         }
         (_, _, [_, ..]) => Err(Refused::caller(
-            "listen for vfio-user and elsewhere at once, expected one: a client has the device",
+            "listen for vfio-user and for others at once, expected one: a client has the device",
         )),
         (true, false, []) => {
             check_switches(arguments, Over::NvmeTcp)?;

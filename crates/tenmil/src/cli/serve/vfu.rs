@@ -1,7 +1,7 @@
-//! `tenmil serve URI --listen vfio-user:PATH`.
+//! `tenmil serve URI… --listen vfio-user:PATH…`.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -19,46 +19,73 @@ use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
 use crate::Refused;
 use crate::cli::{running, write_out};
 
-/// Serves a controller with a namespace for each device until somebody ends it.
+/// Serves controllers until somebody ends it: at one socket one that has all devices as its
+/// namespaces, at several one for each device.
 pub(super) fn run(
     arguments: &ServeArguments,
-    socket: &Path,
+    sockets: &[PathBuf],
     out: &mut dyn Write,
 ) -> Result<ExitCode, Refused> {
+    let each = devices_each(arguments.uris.len(), sockets.len())?;
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
     let namespaces = open(arguments, &regions, clock)?;
-    let media = namespaces.iter().map(|one| Arc::clone(one) as Arc<dyn Medium>).collect();
-    let door = open_door(&Address::Path(socket.into()))?;
+    let open_one = |socket: &PathBuf| open_door(&Address::Path(socket.clone()));
+    let doors = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let asked = running::serve(running::state_of(&balanced));
     // Whoever never sleeps looks at doorbells by himself.
     let maps_doorbells = arguments.poll == PollMode::Always;
-    let server = Server::start(Plan {
-        door,
-        media,
-        options: ControllerOptions { maps_doorbells, ..ControllerOptions::default() },
-        regions,
-        reactors: Arc::clone(reactors.directory()),
-        clock,
-    });
-    let server = server.map_err(|why| Refused::machine(format!("serve: {why}")))?;
-    let listen = format!("vfio-user:{}", server.address());
+    let mut servers = Vec::new();
+    for (index, (door, devices)) in doors.into_iter().zip(namespaces.chunks(each)).enumerate() {
+        let options = ControllerOptions { maps_doorbells, ..ControllerOptions::default() };
+        let server = Server::start(Plan {
+            door,
+            media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn Medium>).collect(),
+            options: ControllerOptions { serial: serial(options.serial, index), ..options },
+            regions: regions.clone(),
+            reactors: Arc::clone(reactors.directory()),
+            clock,
+        });
+        servers.push(server.map_err(|why| Refused::machine(format!("serve: {why}")))?);
+    }
+    let listen = |server: &Server| format!("vfio-user:{}", server.address());
+    let listens: Vec<_> = servers.iter().map(listen).collect();
     let line = match arguments.json {
-        true => format!("{}\n", json!({ "ready": true, "listen": [listen], "connect": [listen] })),
-        false => format!("ready {listen}\n"),
+        true => format!("{}\n", json!({ "ready": true, "listen": listens, "connect": listens })),
+        false => format!("ready {}\n", listens.join(" ")),
     };
     write_out(out, &line)?;
     watch(asked, reactors, "client", || {
-        for (nsid, (uri, namespace)) in (1..).zip(arguments.uris.iter().zip(&namespaces)) {
-            hear(uri, namespace, || server.resized(nsid));
+        for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {
+            let nsid = u32::try_from(index % each + 1).unwrap_or(u32::MAX);
+            hear(uri, namespace, || servers[index / each].resized(nsid));
         }
-        server.next_news()
+        let next = |server: &Server| Some((listen(server), server.next_news()?));
+        let (place, news) = servers.iter().find_map(next)?;
+        Some(if servers.len() > 1 { news.at(&place) } else { news })
     });
-    drop(server);
+    drop(servers);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
+}
+
+/// How many of so many devices are namespaces of the controller at each of so many sockets.
+fn devices_each(devices: usize, sockets: usize) -> Result<usize, Refused> {
+    match sockets {
+        1 => Ok(devices),
+        _ if sockets == devices => Ok(1),
+        _ => Err(Refused::caller(format!(
+            "serve {devices} devices at {sockets} sockets of vfio-user, expected one socket for all \
+             of them, or one for each"
+        ))),
+    }
+}
+
+/// Machines tell controllers apart by their serial numbers.
+fn serial(first: String, index: usize) -> String {
+    if index == 0 { first } else { format!("{first}{}", index + 1) }
 }
 
 /// Opens every device and claims it.
@@ -79,3 +106,24 @@ fn open(
 
 /// Commands in flight on each queue.
 const QUEUE_DEPTH: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::{devices_each, serial};
+
+    #[test]
+    fn devices_share_one_controller_or_have_one_each() {
+        assert_eq!((devices_each(3, 1).unwrap(), devices_each(3, 3).unwrap()), (3, 1));
+        for (devices, sockets) in [(3, 2), (1, 2), (4, 8)] {
+            let refused = devices_each(devices, sockets).unwrap_err();
+            let expected = format!("serve {devices} devices at {sockets} sockets of vfio-user, ");
+            assert!(refused.text.starts_with(&expected), "{}", refused.text);
+        }
+    }
+
+    #[test]
+    fn no_two_controllers_have_one_serial_number() {
+        let serials = [0, 1, 20].map(|index| serial("TENMIL".to_owned(), index));
+        assert_eq!(serials, ["TENMIL", "TENMIL2", "TENMIL21"]);
+    }
+}
