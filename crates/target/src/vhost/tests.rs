@@ -6,6 +6,7 @@ mod growing;
 mod hostile;
 mod rig;
 mod serving;
+mod slots;
 
 use base::{Durability, Limits, Operation, Support};
 use vhost::blk::{Header, Kind, Status, Stretch};

@@ -1,0 +1,123 @@
+//! Requests of one queue, without a server: what is told of each, and what was left by another process.
+
+use base::{Answer, Outcome, RegionId};
+use dma::{Region, Regions};
+use vhost::inflight::{Record, stride_bytes};
+use vhost::{Area, Broken, Ring, RingPlace, Space};
+
+use super::super::slots::{Parts, Slots};
+use super::driver::{Asked, Driver, GUEST, MEMORY_BYTES, SIZE, USER, addresses, read, write};
+use super::rig::segment;
+use super::{disk, limits};
+
+/// Where the record lies.
+const RECORD: u64 = MEMORY_BYTES - 0x4000;
+const DISCARD: u32 = 11;
+
+/// A guest, and its queue as a process has it that found these heads in flight.
+struct Guest {
+    driver: Driver<Regions>,
+    space: Space,
+    regions: Regions,
+    region: RegionId,
+    /// Keeps the memory.
+    _memory: Region,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let regions = Regions::new(1);
+        let memory = regions.allocate(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
+        let region = memory.id();
+        let area = Area { guest: GUEST, user: USER, len_bytes: MEMORY_BYTES, region, offset: 0 };
+        let space = Space::new(vec![area]).unwrap();
+        let driver = Driver::new(regions.clone(), region, 0);
+        Self { driver, space, regions, region, _memory: memory }
+    }
+
+    fn slots(&self, again: &[u16]) -> Result<Slots<Regions>, Broken> {
+        let memory = self.regions.clone();
+        let place = RingPlace::new(&self.space, SIZE, addresses(0)).unwrap();
+        let next = u16::try_from(again.len()).unwrap();
+        let ring = Ring::new(memory.clone(), place, next, false)?;
+        let record = segment(self.region, RECORD, stride_bytes(SIZE));
+        let (record, _) = Record::open(memory.clone(), record, SIZE, 0).unwrap();
+        let record = Some((record, again.to_vec()));
+        Slots::new(Parts {
+            memory,
+            disk: disk(limits()),
+            features: 1 << 9,
+            ring,
+            size: SIZE,
+            record,
+        })
+    }
+
+    /// Has one thing done that ends so: its status, how many bytes it has written, and whether the
+    /// backend was asked at all.
+    fn one(&mut self, asked: Asked, outcome: Outcome) -> (u8, u32, bool) {
+        let mut slots = self.slots(&[]).unwrap();
+        self.driver.ask(0, asked);
+        assert_eq!(slots.receive(&self.space, true).unwrap(), 1);
+        let count = slots.requests().0.len();
+        slots.taken(count);
+        if count > 0 {
+            slots.answered(Answer { token: 0, outcome, result: 0 }, false).unwrap();
+        }
+        slots.publish().unwrap();
+        assert!(slots.is_still());
+        let (_, written) = self.driver.take().unwrap();
+        (self.driver.status(0), written, count > 0)
+    }
+}
+
+#[test]
+fn a_head_that_is_no_descriptor_cannot_have_been_in_flight() {
+    let guest = Guest::new();
+    let refused = guest.slots(&[0, SIZE]).unwrap_err();
+    assert_eq!(refused, Broken::Descriptor { found: SIZE, size: SIZE });
+    assert!(guest.slots(&[0, SIZE - 1]).is_ok());
+}
+
+/// A driver may take as many bytes for its own as it is told that were written.
+#[test]
+fn a_read_that_went_wrong_has_written_nothing_but_its_status() {
+    assert_eq!(Guest::new().one(read(0, 4096), Outcome::SUCCESS), (0, 4097, true));
+    assert_eq!(Guest::new().one(read(0, 4096), Outcome::WRITE_FAULT), (1, 1, true));
+    assert_eq!(Guest::new().one(write(0, 4096), Outcome::SUCCESS), (0, 1, true));
+}
+
+#[test]
+fn a_discard_has_one_stretch_and_neither_more_nor_less() {
+    let of = |len_bytes| {
+        let mut guest = Guest::new();
+        // Eight sectors from the eighth on, and whatever follows.
+        let stretch = [&8_u64.to_le_bytes()[..], &8_u32.to_le_bytes(), &[0; 4]].concat();
+        guest.driver.put(guest.driver.data(0), &[&stretch[..], &stretch].concat());
+        let asked = Asked { kind: DISCARD, sector: 0, len_bytes, is_read: false };
+        guest.one(asked, Outcome::SUCCESS)
+    };
+    assert_eq!(of(16), (0, 1, true));
+    for len_bytes in [8, 24, 32] {
+        assert_eq!(of(len_bytes), (2, 1, false), "{len_bytes} bytes");
+    }
+}
+
+/// Nobody kicks for what another process had taken already.
+#[test]
+fn what_was_in_flight_keeps_a_queue_awake_until_it_is_done() {
+    let mut guest = Guest::new();
+    guest.driver.ask(3, write(0, 4096));
+    let mut slots = guest.slots(&[3]).unwrap();
+    assert!(!slots.is_still(), "it would end without having done it");
+    assert!(slots.ask_for_kicks().unwrap(), "it would sleep");
+    // Also if nothing new is wanted any more.
+    assert_eq!(slots.receive(&guest.space, false).unwrap(), 1);
+    assert!(!slots.is_still() && !slots.ask_for_kicks().unwrap());
+    slots.taken(1);
+    let answer = Answer { token: 3, outcome: Outcome::SUCCESS, result: 0 };
+    slots.answered(answer, false).unwrap();
+    slots.publish().unwrap();
+    assert!(slots.is_still());
+    assert_eq!(guest.driver.take(), Some((3, 1)));
+}
