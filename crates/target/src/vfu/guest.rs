@@ -192,7 +192,21 @@ impl Guest {
     }
 
     /// Goes on with what takes longer, and sends what is to be sent. How much that was.
+    #[inline]
     pub(super) fn go_on(&mut self, now: Instant) -> usize {
+        let is_quiet = match &self.state {
+            State::Absent => true,
+            State::Leaving(_) => false,
+            State::Here(session) => {
+                session.busy_with.is_none()
+                    && session.server.outgoing().is_none()
+                    && !self.maps.has_questions()
+            }
+        };
+        if is_quiet { 0 } else { self.go_on_slowly(now) }
+    }
+
+    fn go_on_slowly(&mut self, now: Instant) -> usize {
         match std::mem::replace(&mut self.state, State::Absent) {
             State::Absent => 0,
             State::Leaving(leaving) => {

@@ -11,7 +11,7 @@
 //! An address is looked up without a lock. What is not shared goes through one, and through a socket.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Ended, Fault, HostMemory, Memory, Progress, RegionId, Segment, Ticket, Window};
@@ -62,6 +62,8 @@ pub(super) enum Access {
 #[derive(Debug)]
 struct Shared {
     generation: AtomicU32,
+    /// There are questions, or have been: whoever carries them looks only then.
+    has_questions: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -135,7 +137,8 @@ const WINDOW_SHIFT: u32 = 31;
 
 impl Maps {
     pub(super) fn new(regions: Regions) -> Self {
-        let shared = Shared { generation: AtomicU32::new(0), state: Mutex::default() };
+        let (generation, has_questions) = (AtomicU32::new(0), AtomicBool::new(false));
+        let shared = Shared { generation, has_questions, state: Mutex::default() };
         Self { shared: Arc::new(shared), regions, adopted: BTreeMap::new() }
     }
 
@@ -251,9 +254,20 @@ impl Maps {
         self.adopted.iter().find(|(_, memory)| memory.has_failed()).map(|(iova, _)| *iova)
     }
 
+    /// Whether accesses may be there that are to go by message.
+    #[inline]
+    pub(super) fn has_questions(&self) -> bool {
+        // Pairs with the release in `ask`.
+        self.shared.has_questions.load(Ordering::Acquire)
+    }
+
     /// The next access that is to go by message.
     pub(super) fn next_question(&self) -> Option<Question> {
-        self.shared.lock().questions.pop_front()
+        let mut state = self.shared.lock();
+        let question = state.questions.pop_front();
+        // Under the lock, so that no question comes between.
+        self.shared.has_questions.store(!state.questions.is_empty(), Ordering::Relaxed);
+        question
     }
 
     /// What became of an access.
@@ -381,6 +395,8 @@ impl Reach {
         let (lane, is_read) = (self.lane, matches!(what, Access::Read(_)));
         state.begun.insert(token, Begun { lane, ticket, iova, len_bytes, is_read });
         state.questions.push_back(Question { token, iova, what });
+        // Under the lock; pairs with the acquire in `has_questions`.
+        self.shared.has_questions.store(true, Ordering::Release);
         self.waiting += 1;
         Progress::Later
     }
