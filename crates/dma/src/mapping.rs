@@ -3,6 +3,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -46,9 +47,9 @@ pub(crate) const HUGE_PAGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 
 // SAFETY: the mapping is plain memory with no tie to the thread that made it; all access goes
-// through `Regions`, by raw pointer and atomics.
+// through `Regions`, by raw pointer and atomics, or word by word through atomics.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared `Mapping` offers only its address, length and descriptor.
+// SAFETY: a shared `Mapping` offers only its address, length and descriptor, and words as atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -185,6 +186,23 @@ impl Mapping {
         self.transparent_huge_pages
     }
 
+    /// The word at `offset`, which whoever else maps it may change at any time. None outside, and none
+    /// that is not aligned.
+    #[inline]
+    pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
+        let end = offset.checked_add(size_of::<AtomicU32>())?;
+        if end > self.len_bytes || !offset.is_multiple_of(align_of::<AtomicU32>()) {
+            return None;
+        }
+        // SAFETY: `offset` lies inside of the mapping, as was just looked at.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: four bytes of the mapping, which is at least page-aligned, so that they are aligned
+        // as `offset` is. It stays mapped as long as `self` is borrowed, and the file behind it is
+        // sealed against becoming shorter. Any bytes are a word, and others change them, if they do,
+        // as this does: by an atomic, or from another process.
+        Some(unsafe { at.cast::<AtomicU32>().as_ref() })
+    }
+
     /// The descriptor by which another process can map the same memory.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.shared.as_ref().map(AsFd::as_fd)
@@ -221,6 +239,8 @@ impl std::error::Error for MappingError {}
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::{Backing, HUGE_PAGE, Mapping};
 
     #[test]
@@ -237,6 +257,22 @@ mod tests {
     fn shared_memory_has_a_descriptor_and_private_memory_has_none() {
         assert!(Mapping::new(4096, Backing::Shared).unwrap().descriptor().is_some());
         assert!(Mapping::new(4096, Backing::Private).unwrap().descriptor().is_none());
+    }
+
+    #[test]
+    fn a_word_is_what_the_file_has_there_and_none_lies_outside_or_askew() {
+        let mapping = Mapping::new(8192, Backing::Shared).unwrap();
+        let file = mapping.descriptor().unwrap();
+        rustix::io::pwrite(file, &7_u32.to_ne_bytes(), 8188).unwrap();
+        let last = mapping.word(8188).unwrap();
+        assert_eq!(last.load(Ordering::Acquire), 7);
+        last.store(9, Ordering::Release);
+        let mut bytes = [0; 4];
+        assert_eq!(rustix::io::pread(file, &mut bytes, 8188), Ok(4));
+        assert_eq!(u32::from_ne_bytes(bytes), 9);
+        for offset in [1, 2, 8189, 8190, 8192, 8196, usize::MAX - 3, usize::MAX] {
+            assert!(mapping.word(offset).is_none(), "{offset}");
+        }
     }
 
     #[test]

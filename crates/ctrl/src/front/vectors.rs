@@ -152,7 +152,10 @@ impl<I: Interrupts> Vectors<I> {
         let table = bar.vectors();
         if table.is_enabled() {
             if table.is_masked(vector) {
-                table.set_pending(vector, true);
+                // Nobody but the device changes the bit, and a load costs less than setting it again.
+                if !table.is_pending(vector) {
+                    table.set_pending(vector, true);
+                }
             } else {
                 self.interrupts.raise(vector);
             }

@@ -104,7 +104,7 @@ impl Device {
         });
         let pairs = bar.doorbells().pair_count();
         let doorbells = options.maps_doorbells;
-        let doorbells = doorbells.then(|| Doorbells::new(regions, bar_bytes, pairs)).transpose()?;
+        let doorbells = doorbells.then(|| Doorbells::new(bar_bytes, pairs)).transpose()?;
         Ok(Self { front, function, subsystem, bar_bytes, vectors, doorbells, _buffers: memory })
     }
 

@@ -5,18 +5,18 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use base::{HostMemory, Instant, Interrupts, Memory, Segment};
+use base::{HostMemory, Instant, Interrupts};
 use ctrl::STRIDE;
 use ctrl::front::MemoryFrontEnd;
-use dma::{Backing, Mapping, Regions};
+use dma::{Backing, Mapping};
 
 /// A file as long as BAR 0, of which the client maps the part with the doorbells.
 #[derive(Debug)]
 pub(super) struct Doorbells {
-    regions: Regions,
-    /// The doorbells.
-    page: Segment,
+    /// The file, mapped. Only the part with the doorbells is used.
+    mapping: Mapping,
     file: Arc<OwnedFd>,
     /// What was last seen, by number.
     seen: Vec<u32>,
@@ -35,16 +35,15 @@ const STEP: u32 = 4 << STRIDE;
 
 impl Doorbells {
     /// Doorbells of `pairs` queues, in a file of `bar_bytes`.
-    pub(super) fn new(regions: &Regions, bar_bytes: u32, pairs: u32) -> Result<Self, String> {
+    pub(super) fn new(bar_bytes: u32, pairs: u32) -> Result<Self, String> {
         let mapping = Mapping::new(bar_bytes as usize, Backing::Shared);
         let mapping = mapping.map_err(|error| format!("memory for doorbells: {error}"))?;
         let file = mapping.descriptor().and_then(|file| file.try_clone_to_owned().ok());
-        let file = file.ok_or("memory for doorbells: no descriptor is left")?;
-        let whole = regions.add(mapping).map_err(|error| format!("for doorbells: {error}"))?;
-        let page = whole.slice(FIRST, pairs * 2 * STEP).ok_or("doorbells outside of BAR 0")?;
+        let file = Arc::new(file.ok_or("memory for doorbells: no descriptor is left")?);
+        let last = place(pairs * 2 - 1);
+        mapping.word(last).ok_or("doorbells outside of BAR 0")?;
         let seen = vec![0; pairs as usize * 2];
-        let (file, regions) = (Arc::new(file), regions.clone());
-        Ok(Self { regions, page, file, seen, active: Vec::new(), queue_changes: None })
+        Ok(Self { mapping, file, seen, active: Vec::new(), queue_changes: None })
     }
 
     /// What the client maps.
@@ -54,7 +53,7 @@ impl Doorbells {
 
     /// How long the part with the doorbells is, in whole pages.
     pub(super) fn len_bytes(&self) -> u64 {
-        u64::from(self.page.len_bytes).next_multiple_of(4096)
+        (self.seen.len() as u64 * u64::from(STEP)).next_multiple_of(4096)
     }
 
     /// Rings what the client has rung. True if there was something.
@@ -89,20 +88,20 @@ impl Doorbells {
     }
 
     fn store(&self, index: u32, value: u32) {
-        if let Some(word) = self.place(index) {
-            // It lies inside, or there is none.
-            let _ = self.regions.store_u32(word, value);
+        if let Some(word) = self.at(index).filter(|_| (index as usize) < self.seen.len()) {
+            word.store(value.to_le(), Ordering::Relaxed);
         }
     }
 
     #[inline]
     fn word(&self, index: u32) -> u32 {
-        self.place(index).and_then(|word| self.regions.load_u32(word).ok()).unwrap_or(0)
+        // Pairs with the release by which the client stores, after what it has stored in its rings.
+        self.at(index).map_or(0, |word| u32::from_le(word.load(Ordering::Acquire)))
     }
 
     #[inline]
-    fn place(&self, index: u32) -> Option<Segment> {
-        self.page.slice(index.checked_mul(STEP)?, 4)
+    fn at(&self, index: u32) -> Option<&AtomicU32> {
+        self.mapping.word(place(index))
     }
 
     /// Finds out which doorbells have queues, and clears the others.
@@ -122,4 +121,10 @@ impl Doorbells {
             }
         }
     }
+}
+
+/// Where doorbell `index` lies in BAR 0.
+#[inline]
+const fn place(index: u32) -> usize {
+    FIRST as usize + index as usize * STEP as usize
 }
