@@ -96,6 +96,8 @@ fn what_is_no_record_is_refused() {
     assert_eq!(of(10, &[5]), Err(Unreadable::Entries(5)));
     assert_eq!(of(12, &[9, 0, 0xff, 0xff]), Err(Unreadable::List(9)));
     assert_eq!(of(14, &[0, 1]), Err(Unreadable::List(0xff00)));
+    // One more than there are descriptors.
+    assert_eq!(of(14, &[0xfb, 0xff]), Err(Unreadable::List(5)));
     // A list that goes round, and one that leaves.
     assert_eq!(of(12, &[1, 0, 0xfc, 0xff]), Ok(vec![]));
     let (memory, short) = (Bytes::new(), Segment { len_bytes: 20, ..place() });

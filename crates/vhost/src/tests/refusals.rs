@@ -112,6 +112,7 @@ fn a_question_that_makes_no_sense_ends_the_connection() {
         (24, halves(&[0, 8, 0]), "GET_CONFIG: size is 0x8, expected as many bytes as follow"),
         (24, halves(&[257, 0, 0]), "GET_CONFIG: offset is 0x101, expected 256 bytes"),
         (24, halves(&[u32::MAX, 1, 0]), "GET_CONFIG: offset is 0xffffffff"),
+        (24, [halves(&[200, 57, 0]), vec![0; 57]].concat(), "GET_CONFIG: offset is 0xc8"),
         (31, inflight(0, 0, 257, 64), "GET_INFLIGHT_FD: queues is 0x101, expected 1 to 256"),
         (31, inflight(0, 0, 1, 2000), "GET_INFLIGHT_FD: queue size is 0x7d0"),
     ] {
@@ -136,6 +137,22 @@ fn a_header_that_makes_no_sense_ends_the_connection_before_what_follows() {
         let over = running().send(&halves(&header), &[], usize::MAX).unwrap_err();
         assert!(over.to_string().starts_with(expected), "{over}");
     }
+}
+
+#[test]
+fn memory_for_what_is_in_flight_has_room_for_every_queue() {
+    let needed = 2 * u64::from(crate::inflight::stride_bytes(64));
+    let of = |len| {
+        let mut pair = Pair::new();
+        let agreed = words(&[1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 15]);
+        pair.send(&message(16, 1, &agreed), &[], usize::MAX).unwrap();
+        pair.send(&message(32, 9, &inflight(len, 0, 2, 64)), &[1], usize::MAX).unwrap();
+        (pair.server.take_refused().map(|why| why.to_string()), pair.log.len())
+    };
+    assert_eq!(of(needed), (None, 1));
+    let (why, asked) = of(needed - 1);
+    assert_eq!(asked, 0);
+    assert!(why.unwrap().contains("size is 0x87f, expected room for what all queues have"));
 }
 
 #[test]

@@ -166,6 +166,19 @@ fn an_index_that_jumps_and_a_head_that_is_none_are_broken() {
     assert_eq!(ring.take(), Err(Broken::Descriptor { found: SIZE, size: SIZE }));
 }
 
+/// As the next process finds it, with two that were taken and not used.
+#[test]
+fn a_ring_goes_on_behind_what_was_used_wherever_it_takes() {
+    let driver = Driver::new(5);
+    driver.memory.put(USED + 2, &3_u16.to_le_bytes());
+    let mut ring = driver.ring(false);
+    assert_eq!((ring.used(), ring.next()), (3, 5));
+    ring.push(6, 7).unwrap();
+    ring.publish().unwrap();
+    assert_eq!(driver.memory.get(USED + 4 + 3 * 8), [6, 0, 0, 0, 7, 0, 0, 0]);
+    assert_eq!(driver.memory.get(USED + 2), [4, 0]);
+}
+
 #[test]
 fn a_ring_that_is_not_in_one_stretch_is_refused() {
     let half = USER + MEMORY_BYTES / 2;

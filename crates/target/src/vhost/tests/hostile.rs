@@ -252,7 +252,16 @@ fn a_record_that_is_none_is_refused_and_named() {
     // More descriptors than it has room for.
     assert_eq!(machine.ask(8, &halves(&[0, 64]), &[]), 0);
     assert_eq!(machine.ask(18, &halves(&[0, 1]), &[]), 1);
-    rig.await_news(|news| matches!(news, News::Trouble(text) if text.contains("room for it")));
+    let has_no_room =
+        |news: &News| matches!(news, News::Trouble(text) if text.contains("room for it"));
+    rig.await_news(has_no_room);
+    // A queue behind the last that it has a part for.
+    for (code, payload) in [(8, halves(&[1, 32])), (9, address_payload(1))] {
+        assert_eq!(machine.ask(code, &payload, &[]), 0);
+    }
+    assert_eq!(machine.ask(12, &words(&[1]), &[kick.as_fd()]), 0);
+    assert_eq!(machine.ask(18, &halves(&[1, 1]), &[]), 1);
+    rig.await_news(has_no_room);
 }
 
 /// Bytes that are nearly messages, from seeds; afterwards nothing is left.

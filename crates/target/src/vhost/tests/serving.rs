@@ -305,3 +305,25 @@ fn what_is_in_flight_is_kept_in_memory_that_the_front_end_has() {
     base::Memory::load(&rig.regions, place, &mut header).unwrap();
     assert_eq!(header, [1, 0, 32, 0, 0, 0, 50, 0]);
 }
+
+/// What the process before this one had taken is done, once, and what comes next is taken next.
+#[test]
+fn a_queue_begins_with_what_is_recorded_as_in_flight() {
+    let rig = Rig::new(PollMode::Adaptive);
+    let machine = rig.machine(EVENT_INDEX);
+    machine.send(31, 1, &[words(&[0, 0]), vec![1, 0, 32, 0, 0, 0, 0, 0]].concat(), &[]);
+    let (answer, files) = machine.receive().unwrap();
+    assert_eq!(machine.ask(32, &answer, &[files[0].as_fd()]), 0);
+    let record = std::fs::File::from(files[0].try_clone().unwrap());
+    // Version 1, 32 entries, nothing used; head 3 is marked.
+    use std::os::unix::fs::FileExt;
+    record.write_all_at(&[1, 0, 32, 0, 0, 0, 0, 0], 8).unwrap();
+    record.write_all_at(&[1], 16 + 3 * 16).unwrap();
+    let mut driver = Driver::new(machine.regions.clone(), machine.memory.id(), 0);
+    driver.ask(3, write(8, 512));
+    let mut queue = machine.go_on(0, driver);
+    assert_eq!(queue.await_used(), (3, 1));
+    assert_eq!(queue.driver.status(3), 0);
+    assert_eq!(queue.one(read(8, 512)), (0, 513));
+    assert_eq!(machine.stop(0), 2);
+}
