@@ -4,6 +4,7 @@ mod again;
 mod driver;
 mod growing;
 mod hostile;
+mod memory;
 mod rig;
 mod serving;
 mod slots;
