@@ -144,6 +144,17 @@ impl Exchange {
     /// Sends what there is to send.
     #[inline]
     pub(crate) fn send(&mut self, answer: &mut impl FnMut(Answered)) {
+        if self.end.has_more() {
+            self.send_portions(answer);
+        } else if !self.end.pieces().is_empty() && self.lost.is_none() {
+            // Commands, and what they carry with them.
+            self.send_once(false, answer);
+        }
+    }
+
+    /// Sends as much of large data as may go now, behind the commands.
+    #[inline(never)]
+    fn send_portions(&mut self, answer: &mut impl FnMut(Answered)) {
         let portion = hurry::portion();
         self.end.set_portion(portion.bytes);
         for _ in 0..portion.sends {
@@ -286,7 +297,7 @@ impl Exchange {
                             continue;
                         }
                     } else {
-                        has_others |= self.places.len_bytes(tag) < hurry::LARGE;
+                        has_others = has_others || self.places.len_bytes(tag) < hurry::LARGE;
                     }
                     self.outstanding -= 1;
                     answer(answered);

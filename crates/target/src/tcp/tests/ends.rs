@@ -2,7 +2,7 @@
 
 use base::Span;
 use tcp::Data;
-use wire::fabrics::{CNTLID_DYNAMIC, Connect, Disconnect, PropertySize};
+use wire::fabrics::{CNTLID_DYNAMIC, Connect, Disconnect, PropertySet, PropertySize};
 use wire::register::offset;
 use wire::{AdminOpcode, Command, IoOpcode, Status, Typed};
 
@@ -148,6 +148,25 @@ fn a_reset_ends_io_queues_and_leaves_what_was_parked_unanswered() {
         assert!(!rig.lines[admin].done.contains_key(&tag), "its host has forgotten it");
         rig.set_property(admin, offset::CC, ENABLED);
     }
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// What had ended already and was not answered yet is forgotten, too.
+#[test]
+fn a_reset_that_comes_with_an_abort_leaves_what_that_has_ended_unanswered() {
+    let mut rig = Rig::new();
+    let (admin, _) = rig.admin();
+    let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let parked = rig.lines[admin].submit(&event, Data::None, &[]);
+    rig.run();
+    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(parked) << 16);
+    let ofst = u32::try_from(offset::CC).unwrap();
+    let disable = PropertySet { size: PropertySize::Four, ofst, value: 0 }.to_command();
+    let both = [&abort, &disable].map(|it| rig.lines[admin].submit(it, Data::None, &[]));
+    rig.run();
+    assert!(both.iter().all(|tag| rig.lines[admin].done.contains_key(tag)));
+    assert!(!rig.lines[admin].done.contains_key(&parked), "its host has forgotten it");
     rig.lines.clear();
     rig.assert_empty();
 }

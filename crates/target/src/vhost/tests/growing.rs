@@ -110,4 +110,11 @@ fn whoever_cannot_be_told_finds_the_new_length_when_it_looks() {
     rig.await_news(|news| matches!(news, News::Trouble(why) if why.contains("takes no message")));
     assert_eq!(sectors(&machine), BLOCKS);
     assert_eq!(queue.one(read(BLOCKS - 1, 512)), (0, 513));
+    block_count.store(BLOCKS - 8, Ordering::SeqCst);
+    rig.server.resized();
+    while sectors(&machine) != BLOCKS - 8 {
+        host::thread::give_way();
+    }
+    let more = rig.server.next_news();
+    assert!(more.is_none(), "it is told of once: {more:?}");
 }
