@@ -87,7 +87,7 @@ def load(namespace):
 
 
 def several(namespace):
-    """Three connections at once, for longer than keep-alives are apart."""
+    """Three connections at once."""
     began = time.monotonic()
     shape = {"io_size": 8, "qdepth": 16, "read_percentage": 100, "region_end": 200_000}
     workers = [namespace.ioworker(time=12, **shape).start() for _ in range(3)]

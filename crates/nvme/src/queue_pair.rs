@@ -161,8 +161,8 @@ impl Parents for NoParents {
 const NEVER: u32 = u32::MAX;
 
 impl<D: Dma, B: Doorbell> QueuePair<D, B> {
-    /// A queue pair over zeroed rings; one in memory of the device's own is zeroed here. It submits nothing before its controller has ordered it to
-    /// run.
+    /// A queue pair over zeroed rings; one in memory of the device's own is zeroed here. It submits
+    /// nothing before its controller has ordered it to run.
     pub fn new(dma: &D, setup: QueueSetup<D, B>) -> Self {
         let QueueSetup { memory, submission_doorbell, completion_doorbell, link, .. } = setup;
         let QueueMemory { submission_depth, completion_depth, .. } = memory;

@@ -1,5 +1,7 @@
 //! Tables that are full, answers that come early, and all that is bounded.
 
+use std::ops::Range;
+
 use base::Instant;
 use wire::sgl::Descriptor;
 use wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, Framing, IcReq, IcResp};
@@ -113,18 +115,24 @@ fn before_the_connection_is_open_nothing_is_submitted() {
     assert_eq!(side.end.pieces(), [Piece::Headers { at: 0, len_bytes: 128 }]);
 }
 
-/// A command behind a full table waits, and is taken once one is released.
-#[test]
-fn a_full_controller_takes_no_command_and_loses_none() {
+/// A controller with room for two commands, to which these were sent.
+fn full(cids: Range<u16>) -> ControllerSide {
     let mut side =
         ControllerSide::new(ControllerConfig { depth: 2, ..ControllerConfig::default() });
     side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
     side.take(usize::MAX);
     side.owner.manner.is_idle = true;
-    for cid in 0..4 {
+    for cid in cids {
         side.give(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
     }
     assert!(side.end.is_full());
+    side
+}
+
+/// A command behind a full table waits, and is taken once one is released.
+#[test]
+fn a_full_controller_takes_no_command_and_loses_none() {
+    let mut side = full(0..4);
     assert_eq!((side.inbox.len(), side.cause()), (144, None));
     assert_eq!(side.end.deadline(), Instant::NEVER, "the host is not to blame");
     side.end.finish(0, 0, Completion::new(0, Status::SUCCESS));
@@ -137,15 +145,7 @@ fn a_full_controller_takes_no_command_and_loses_none() {
 
 #[test]
 fn a_command_that_is_forgotten_is_not_answered_and_makes_room_for_another() {
-    let mut side =
-        ControllerSide::new(ControllerConfig { depth: 2, ..ControllerConfig::default() });
-    side.give(NOW, IcReq::new(0, false, false, 0).as_bytes());
-    side.take(usize::MAX);
-    side.owner.manner.is_idle = true;
-    for cid in 7..10 {
-        side.give(NOW, CapsuleCmd::new(PLAIN, &Command::new(0).with_cid(cid), 0).as_bytes());
-    }
-    assert!(side.end.is_full());
+    let mut side = full(7..10);
     side.end.forget(0);
     side.give(NOW, &[]);
     assert_eq!((side.inbox.len(), side.take(usize::MAX).len()), (0, 0), "the third is taken");

@@ -5,12 +5,6 @@ modprobe nvme
 modprobe vfio-pci
 modprobe vfio_iommu_type1
 ulimit -l unlimited
-# place SERIAL: where the SSD is that the kernel drives under that serial number.
-place() {
-    for found in /sys/class/nvme/nvme*; do
-        grep -q "^$1" "$found/serial" && basename "$(readlink -f "$found/device")"
-    done
-}
 all() { [ "$(ls -d /sys/block/nvme*n* | wc -l)" = 3 ]; }
 check 'the kernel has three disks' within 20 all || exit 1
 NEW=$(place LAB1)
@@ -48,6 +42,8 @@ for style in new old; do
     tenmil perf "pcie:$AT?cmb=queues" -w randread -q 32 -t 30 >/tmp/killed.log 2>&1 &
     sleep 4
     check "$style style: kill -9 under load" kill -9 $!
+    # The device is held until the process is gone.
+    wait $! 2>/dev/null
     measured "$style style, after that" "pcie:$AT?cmb=queues"
     check "$style style: every command lies there again" each "$per_io"
 done

@@ -46,6 +46,13 @@ outside() {
     read -r -t 30 answer </dev/console && echo "$answer" && [ "$answer" = 'done' ]
 }
 
+# place SERIAL: where the SSD is that the kernel drives under that serial number.
+place() {
+    for found in /sys/class/nvme/nvme*; do
+        grep -q "^$1" "$found/serial" && basename "$(readlink -f "$found/device")"
+    done
+}
+
 there() { [ -e "$1" ]; }
 gone() { [ ! -e "$1" ]; }
 

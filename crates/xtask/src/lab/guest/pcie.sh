@@ -5,12 +5,6 @@ modprobe nvme
 modprobe vfio-pci
 modprobe vfio_iommu_type1
 ulimit -l unlimited
-# place SERIAL: where the SSD is that the kernel drives under that serial number.
-place() {
-    for found in /sys/class/nvme/nvme*; do
-        grep -q "^$1" "$found/serial" && basename "$(readlink -f "$found/device")"
-    done
-}
 # disk FUNCTION NSID: its block device.
 disk() {
     for found in /sys/block/nvme*; do
