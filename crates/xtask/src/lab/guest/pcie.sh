@@ -80,6 +80,8 @@ check 'a copy goes there and comes back' round_trip
 tenmil perf "$D" -w randread -q 32 -t 30 >/tmp/killed.log 2>&1 &
 sleep 4
 check 'kill -9 under load' kill -9 $!
+# The device is held until the process is gone.
+wait $! 2>/dev/null
 check 'after that it can be had again' tenmil perf "$D" -w randread -q 32 -t 2
 
 check 'tenmil unbind gives it back' tenmil unbind "$AT"
