@@ -21,6 +21,7 @@ use wire::log::event::ReservationEvent;
 use wire::log::self_test::SelfTestOutcome;
 
 use crate::namespace::{Namespaces, Published};
+use crate::queue::Floor;
 use commands::Step;
 use contract::{
     AdminDone, AdminEnd, AdminStep, Arbitration, Coalescing, Decided, ErrorReport, InvalidDoorbell,
@@ -270,6 +271,11 @@ impl Controller {
     /// time-out (Base 2.1 §3.9.2).
     pub fn enabled(&mut self, now: Instant) {
         self.keep_alive.restart(now);
+    }
+
+    /// Who of the subsystem's queues runs alone.
+    pub(crate) fn floor(&self) -> Arc<Floor> {
+        Arc::clone(self.subsystem.floor())
     }
 
     /// Has `bell` called when another controller has left mail for this one, so that a thread that

@@ -19,6 +19,7 @@
 //! neither an access that its memory has not answered, nor a request that a medium has not.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{HostMemory, Instant, Interrupts, Span};
 use wire::register::{Capabilities, ReadyTimeouts, TIMEOUT_UNIT_MS};
@@ -27,7 +28,7 @@ use crate::buffers::Buffers;
 use crate::controller::Controller;
 use crate::controller::contract::{Decided, InvalidDoorbell, Origin, Signal};
 use crate::doorbell::STRIDE;
-use crate::queue::{Letter, Queue, Siblings};
+use crate::queue::{Letter, Queue};
 use admin::AdminQueue;
 use bar::Stored;
 pub use bar::{Bar, HostBar};
@@ -58,7 +59,8 @@ pub struct MemoryFrontEnd<H: HostMemory + Clone, I: Interrupts> {
     /// I/O queues, in the order of their creation.
     queues: Vec<Served<H>>,
     admin: Option<AdminQueue<H>>,
-    siblings: Arc<Siblings>,
+    /// The volatile write cache is switched off: queues look at it.
+    is_write_through: Arc<AtomicBool>,
     life: Life,
     shutdown: Option<Shutdown>,
     /// Queues that the host has deleted and that are not empty yet, with the command to answer.
@@ -174,7 +176,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         let mut front = Self {
             changes_seen: bar.changes(),
             vectors: Vectors::new(interrupts, vectors, controller.coalescing()),
-            siblings: Siblings::new(queues),
+            is_write_through: Arc::default(),
             bar,
             controller,
             host,
@@ -403,7 +405,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
     /// Takes over what the host has set by features.
     fn configure(&mut self) {
         let controller = &self.controller;
-        self.siblings.set_write_through(!controller.write_cache_enabled());
+        let is_write_through = !controller.write_cache_enabled();
+        self.is_write_through.store(is_write_through, Ordering::Relaxed);
         let is_exempt = |vector| controller.is_coalescing_disabled(vector);
         self.vectors.configure(controller.coalescing(), is_exempt);
         let burst = self.burst();

@@ -19,19 +19,22 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use base::{Answers, Fault, HostMemory, Instant};
 use wire::{Command, Status};
 
 use crate::buffers::Buffers;
+use crate::controller::Bell;
 use crate::controller::contract::{AdminEnd, ErrorReport, InvalidDoorbell, Traffic};
 use crate::doorbell::DoorbellPage;
 use crate::namespace::{Namespaces, Reader};
 use area::Areas;
 use directory::Directory;
+pub use floor::Floor;
+use floor::Voice;
 use fused::Pair;
 use ring::{CompletionQueue, Shadow, SubmissionQueue};
-pub use siblings::Siblings;
 use slot::Slots;
 
 mod admit;
@@ -41,10 +44,10 @@ mod channel;
 mod directory;
 mod drive;
 mod fast;
+mod floor;
 mod fused;
 mod job;
 pub(crate) mod ring;
-mod siblings;
 mod sleep;
 mod slot;
 #[cfg(test)]
@@ -56,7 +59,9 @@ pub struct Queue<H: HostMemory> {
     submissions: Vec<SubmissionQueue<H::Entries>>,
     completion: CompletionQueue<H::Entries>,
     doorbells: Arc<DoorbellPage>,
-    siblings: Arc<Siblings>,
+    voice: Voice,
+    /// The volatile write cache is switched off (feature 06h): every write is forced.
+    is_write_through: Arc<AtomicBool>,
     namespaces: Reader<Namespaces>,
     directory: Directory,
     slots: Slots,
@@ -95,7 +100,7 @@ pub struct Queue<H: HostMemory> {
 /// What a queue is made with.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
-    /// The completion queue's identifier, also the queue's own among its siblings.
+    /// The completion queue's identifier, also the queue's own among those of its controller.
     pub cqid: u16,
     /// Entries of the completion queue: at least 2.
     pub entries: u32,
@@ -118,8 +123,10 @@ pub struct QueueConfig {
 pub struct QueueShared {
     /// Where the host rings.
     pub doorbells: Arc<DoorbellPage>,
-    /// The other queues.
-    pub siblings: Arc<Siblings>,
+    /// Who runs alone: one for all queues of a subsystem.
+    pub floor: Arc<Floor>,
+    /// The volatile write cache is switched off (feature 06h): every write is forced.
+    pub is_write_through: Arc<AtomicBool>,
     /// Where data goes that a medium cannot reach in the host.
     pub buffers: Buffers,
 }
@@ -190,14 +197,14 @@ impl<H: HostMemory> Queue<H> {
         let completion =
             CompletionQueue::open(&mut host, config.cqid, config.entries, config.address)?;
         shared.doorbells.clear_head(config.cqid);
-        shared.siblings.join(config.cqid);
         let in_flight_max = config.in_flight_max.max(2);
         let areas = config.areas.clamp(2, in_flight_max);
         let mut queue = Self {
             submissions: Vec::new(),
             completion,
             doorbells: shared.doorbells,
-            siblings: shared.siblings,
+            voice: shared.floor.join(),
+            is_write_through: shared.is_write_through,
             namespaces,
             directory: Directory::new(in_flight_max.into()),
             slots: Slots::new(in_flight_max),
@@ -274,6 +281,12 @@ impl<H: HostMemory> Queue<H> {
         Ok(true)
     }
 
+    /// Has `bell` called when a turn is waited for by another queue of the subsystem, which has a fused
+    /// pair.
+    pub fn set_bell(&self, bell: Bell) {
+        self.voice.set_bell(bell);
+    }
+
     /// Sets how many commands are taken from one submission queue in a turn (feature 01h).
     pub fn set_burst(&mut self, burst: u32) {
         self.burst = burst.max(1);
@@ -290,18 +303,22 @@ impl<H: HostMemory> Queue<H> {
             self.renew();
         }
         let before = self.slots.taken();
-        let is_quiet = before == self.paused;
         if before == 0 {
             self.traffic.rest(now);
         }
-        let is_held_back = self.siblings.is_claimed_by_other(self.completion.id, is_quiet);
         let mut is_busy = false;
         if !self.areas.is_idle() || self.ring_accesses > 0 {
             is_busy |= self.hear_host(now);
             self.revive(now);
         }
-        let takes_none = is_held_back || self.is_stopping || self.is_on_hold;
-        let taken = if takes_none { 0 } else { self.fetch(now) };
+        let takes_none = self.is_stopping || self.is_on_hold;
+        let taken = if self.voice.is_floor_taken() {
+            self.fetch_beside(now, takes_none)
+        } else if takes_none {
+            0
+        } else {
+            self.fetch(now, None)
+        };
         if taken > 0 && before == 0 {
             self.traffic.work(now);
         }
@@ -360,6 +377,13 @@ impl<H: HostMemory> Queue<H> {
     #[inline]
     pub fn has_letters(&self) -> bool {
         !self.letters.is_empty()
+    }
+
+    /// Whether it has to turn though there may be no command: it has something to say, or another queue
+    /// waits for it.
+    #[inline]
+    pub fn wants_turn(&self) -> bool {
+        self.has_letters() || self.voice.owes_word()
     }
 
     /// Opens channels for a new picture of the namespaces.

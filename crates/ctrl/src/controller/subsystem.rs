@@ -24,6 +24,7 @@ use super::firmware::Slots;
 use super::reservation::line::Line;
 use super::reservation::{Host, Reservations};
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
+use crate::queue::Floor;
 
 mod changes;
 mod seat;
@@ -43,6 +44,7 @@ struct Shared {
     /// Counts what was put into mailboxes. Stored with release order inside the lock, so that a
     /// controller that sees the number finds the mail.
     posted: AtomicU64,
+    floor: Arc<Floor>,
     state: Mutex<State>,
 }
 
@@ -145,12 +147,18 @@ impl Subsystem {
             mail_count: 0,
             changes: 0,
         };
-        let shared = Shared { about, posted: AtomicU64::new(0), state: Mutex::new(state) };
+        let (posted, floor) = (AtomicU64::new(0), Arc::default());
+        let shared = Shared { about, posted, floor, state: Mutex::new(state) };
         let subsystem = Self { shared: Arc::new(shared) };
         for namespace in config.namespaces {
             subsystem.add_namespace(namespace)?;
         }
         Ok(subsystem)
+    }
+
+    /// Who of the queues of its controllers runs alone.
+    pub(super) fn floor(&self) -> &Arc<Floor> {
+        &self.shared.floor
     }
 
     /// Opens a controller. The error says, in a line, what was found and what was expected.

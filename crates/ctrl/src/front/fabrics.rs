@@ -18,6 +18,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Instant, Span};
 use wire::admin::CrossControllerReset;
@@ -28,7 +29,6 @@ use crate::controller::contract::{AdminData, AdminEnd, AdminStep, Decided, Error
 use crate::controller::{Bell, Controller};
 use crate::doorbell::DoorbellPage;
 use crate::front::shutdown::Shutdown;
-use crate::queue::Siblings;
 
 mod life;
 mod link;
@@ -42,7 +42,8 @@ pub use queues::{Decision, FabricsQueue, NoQueue};
 /// A controller behind connections: one association.
 pub struct FabricsFrontEnd {
     controller: Controller,
-    siblings: Arc<Siblings>,
+    /// The volatile write cache is switched off: queues look at it.
+    is_write_through: Arc<AtomicBool>,
     doorbells: Arc<DoorbellPage>,
     /// I/O queues that exist, by identifier.
     links: BTreeMap<u16, Arc<QueueLink>>,
@@ -111,7 +112,7 @@ impl FabricsFrontEnd {
     pub fn new(controller: Controller, now: Instant) -> Self {
         let queues = controller.configuration().io_queues_max;
         let front = Self {
-            siblings: Siblings::new(queues),
+            is_write_through: Arc::default(),
             doorbells: DoorbellPage::new(queues),
             controller,
             links: BTreeMap::new(),
@@ -363,7 +364,8 @@ impl FabricsFrontEnd {
 
     /// Takes over what the host has set by features.
     fn configure(&self) {
-        self.siblings.set_write_through(!self.controller.write_cache_enabled());
+        let is_write_through = !self.controller.write_cache_enabled();
+        self.is_write_through.store(is_write_through, Ordering::Relaxed);
     }
 
     fn ring(&self) {

@@ -36,7 +36,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         };
         let shared = QueueShared {
             doorbells: self.bar.doorbells().clone(),
-            siblings: self.siblings.clone(),
+            floor: self.controller.floor(),
+            is_write_through: self.is_write_through.clone(),
             buffers: self.buffers.clone(),
         };
         let namespaces = self.controller.namespaces().reader();

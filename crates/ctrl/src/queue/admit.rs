@@ -106,14 +106,16 @@ impl<H: HostMemory> Queue<H> {
         is_protected.then_some(Status::NAMESPACE_WRITE_PROTECTED.with_dnr())
     }
 
-    /// Tries again to begin the command that is held. True if it has begun.
+    /// Tries again to begin the command that is held, unless it is for the namespace `barred`. True if
+    /// it has begun.
     #[cold]
-    pub(super) fn resume(&mut self, now: Instant) -> bool {
+    pub(super) fn resume(&mut self, now: Instant, barred: Option<u32>) -> bool {
         let Some((index, command)) = self.held.take() else { return true };
         if self.submissions[index].is_closing {
             return true;
         }
-        if self.pair.is_some() || self.permits(1) == 0 {
+        let is_barred = barred == Some(command.nsid());
+        if is_barred || self.pair.is_some() || self.permits(1) == 0 {
             self.held = Some((index, command));
             return false;
         }

@@ -90,7 +90,6 @@ impl<H: HostMemory> Queue<H> {
     pub fn stop(&mut self, now: Instant) {
         self.is_stopping = true;
         self.held = None;
-        self.siblings.leave(self.completion.id);
         for index in 0..self.directory.channel_count() {
             let Some(channel) = self.directory.channel(index) else { continue };
             for token in channel.recall() {
@@ -154,12 +153,5 @@ impl<H: HostMemory> Queue<H> {
                 true
             }
         }
-    }
-}
-
-impl<H: HostMemory> Drop for Queue<H> {
-    /// A queue that is dropped is waited for by nobody.
-    fn drop(&mut self) {
-        self.siblings.leave(self.completion.id);
     }
 }

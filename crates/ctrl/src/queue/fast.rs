@@ -1,5 +1,7 @@
 //! The way of a command that needs nothing but one request: from the ring to the medium and back.
 
+use core::sync::atomic::Ordering;
+
 use base::{
     Answer, Answers, CompletionEntry, Fault, Flags, HostMemory, Instant, Operation, PLAIN_WORDS,
     Request, Segment, Ticket,
@@ -15,25 +17,28 @@ use crate::controller::contract::InvalidDoorbell;
 const CDW12_FAST: u32 = 0xc000_ffff;
 
 impl<H: HostMemory> Queue<H> {
-    /// Takes commands from every submission queue in turn. Returns how many.
-    #[inline]
-    pub(super) fn fetch(&mut self, now: Instant) -> u32 {
-        self.write_flags = if self.siblings.is_write_through() { Flags::FUA } else { Flags::NONE };
+    /// Takes commands from every submission queue in turn, but none for the namespace `barred`. Returns
+    /// how many.
+    #[inline(always)]
+    pub(super) fn fetch(&mut self, now: Instant, barred: Option<u32>) -> u32 {
+        // A switch by itself: it orders nothing.
+        let is_write_through = self.is_write_through.load(Ordering::Relaxed);
+        self.write_flags = if is_write_through { Flags::FUA } else { Flags::NONE };
         let mut taken = 0;
         for index in 0..self.submissions.len() {
-            if self.held.is_some() && !self.resume(now) {
+            if self.held.is_some() && !self.resume(now, barred) {
                 break;
             }
             if self.pair.is_some() {
                 break;
             }
-            taken += self.fetch_from(now, index);
+            taken += self.fetch_from(now, index, barred);
         }
         taken
     }
 
-    #[inline]
-    fn fetch_from(&mut self, now: Instant, index: usize) -> u32 {
+    #[inline(always)]
+    fn fetch_from(&mut self, now: Instant, index: usize, barred: Option<u32>) -> u32 {
         let queue = &mut self.submissions[index];
         let (waiting, invalid) = queue.look(&self.doorbells);
         let is_open = waiting > 0 && !queue.is_closing;
@@ -46,7 +51,15 @@ impl<H: HostMemory> Queue<H> {
         let mut left = self.permits(waiting.min(self.burst));
         let granted = left;
         while left > 0 {
-            let Some(command) = self.next_slow(index, &mut left) else { break };
+            let next = match barred {
+                None => self.next_slow(index, &mut left),
+                Some(_) => self.next_single(index, &mut left),
+            };
+            let Some(command) = next else { break };
+            if barred == Some(command.nsid()) {
+                self.held = Some((index, command));
+                break;
+            }
             if !self.admit(now, index, command) {
                 break;
             }

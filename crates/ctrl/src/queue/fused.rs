@@ -2,14 +2,15 @@
 //!
 //! The second half must be the next entry of the same submission queue. A pair runs alone: after
 //! everything this queue has taken before it, with nothing taken behind it, and while the other
-//! queues of the controller are quiet (see [`Siblings`](super::Siblings)).
+//! queues of the subsystem are quiet in its namespace (see [`Floor`](super::Floor)).
 
-use base::{HostMemory, Instant};
+use base::{HostMemory, Instant, Span};
 use wire::{Command, Fuse, IoOpcode, Status};
 
 use super::Queue;
 use super::admit::Plan;
 use super::area::Wait;
+use super::floor::Heard;
 use super::job::Event;
 use super::slot::State;
 
@@ -18,8 +19,14 @@ use super::slot::State;
 pub(super) struct Pair {
     first: u16,
     second: u16,
+    nsid: u32,
+    /// When it gives up waiting for its turn.
+    begin_by: Instant,
     is_running: bool,
 }
+
+/// How long a pair waits to be alone: what runs beside it takes a fraction of that, or hangs.
+const ALONE_MAX: Span = Span::from_secs(5);
 
 impl<H: HostMemory> Queue<H> {
     /// Takes a command that follows or begins a fused pair. False means that it is held.
@@ -55,22 +62,50 @@ impl<H: HostMemory> Queue<H> {
         }
     }
 
-    /// Starts the pair if it is its turn.
+    /// Starts the pair if it is its turn. One whose turn does not come ends, to be tried again by its
+    /// host: whoever is in the way hangs, and so would everybody who waits for this pair.
     pub(super) fn try_pair(&mut self, now: Instant) {
-        let Some(pair) = &mut self.pair else { return };
-        let is_alone = self.slots.taken() == self.paused;
-        if !pair.is_running && is_alone && self.siblings.claim(self.completion.id) {
+        let Some(pair) = self.pair.as_mut().filter(|pair| !pair.is_running) else { return };
+        let first = pair.first;
+        if self.slots.taken() == self.paused && self.voice.is_alone_with(pair.nsid) {
             pair.is_running = true;
-            let first = pair.first;
             // Both run from now on; of other submission queues' halves, none does.
             self.paused -= 2;
             self.drive(now, first, Event::Begin);
+        } else if now >= pair.begin_by {
+            self.finish(now, first, Status::COMMAND_INTERRUPTED, 0);
         }
+    }
+
+    /// Takes what may be taken while somebody has the floor of the subsystem.
+    #[cold]
+    pub(super) fn fetch_beside(&mut self, now: Instant, takes_none: bool) -> u32 {
+        let (nsid, barred) = match self.voice.hear() {
+            Heard::Nobody => (None, None),
+            Heard::News(nsid) => (Some(nsid), None),
+            Heard::Known(nsid) => (Some(nsid), Some(nsid)),
+        };
+        let taken = if takes_none { 0 } else { self.fetch(now, barred) };
+        if nsid.is_some_and(|nsid| self.is_quiet_in(nsid)) {
+            self.voice.tell_quiet();
+        }
+        taken
+    }
+
+    /// Whether nothing runs in a namespace. Halves of pairs that wait do not.
+    fn is_quiet_in(&mut self, nsid: u32) -> bool {
+        let Self { slots, areas, directory, .. } = self;
+        let mut there = slots.iter().filter(|(_, slot)| directory.nsid_of(slot.channel()) == nsid);
+        there.all(|(_, slot)| match slot.state() {
+            State::Free | State::Parked => true,
+            State::Fast => false,
+            State::Slow => areas.get(slot.area).wait == Wait::Pair,
+        })
     }
 
     /// The command in area `index` has ended, which may be half of the pair.
     pub(super) fn pair_ended(&mut self, now: Instant, index: u16, status: Status) {
-        let Some(Pair { first, second, is_running }) = self.pair else { return };
+        let Some(Pair { first, second, is_running, .. }) = self.pair else { return };
         if index == first {
             if !is_running {
                 self.paused -= 2;
@@ -81,7 +116,7 @@ impl<H: HostMemory> Queue<H> {
             }
         } else if index == second {
             self.pair = None;
-            self.siblings.release(self.completion.id);
+            self.voice.yield_floor();
         }
     }
 
@@ -102,6 +137,7 @@ impl<H: HostMemory> Queue<H> {
             return false;
         }
         let plans = self.plan_pair(&first, &second);
+        let (nsid, begin_by) = (first.nsid(), now.after(ALONE_MAX));
         self.unpark(index);
         let Some(second_slot) = self.take_slot(index, &second, State::Slow) else { return true };
         match plans {
@@ -117,7 +153,7 @@ impl<H: HostMemory> Queue<H> {
                 if let [Some(first), Some(second)] = areas {
                     self.areas.get(first).wait = Wait::Pair;
                     self.areas.get(second).wait = Wait::Pair;
-                    self.pair = Some(Pair { first, second, is_running: false });
+                    self.pair = Some(Pair { first, second, nsid, begin_by, is_running: false });
                     self.paused += 2;
                     self.try_pair(now);
                 }

@@ -5,7 +5,7 @@
 //! | a command, a place in the completion queue | the host, which rings a doorbell |
 //! | an answer, room in a medium, a work area | the medium: its descriptor or its deadline |
 //! | a bounce buffer | nobody, but whoever gives one back is busy, and then all queues turn again |
-//! | a fused pair's turn | nobody: the thread stays awake |
+//! | a fused pair's turn, or the end of another's | nobody: the thread stays awake |
 
 use std::os::fd::BorrowedFd;
 
@@ -21,7 +21,7 @@ impl<H: HostMemory> Queue<H> {
     pub fn arm(&mut self) -> bool {
         let has_stuck_work = !self.want_room.is_empty()
             && self.directory.channels().all(|channel| channel.is_idle());
-        if has_stuck_work || self.waiting_pair().is_some() {
+        if has_stuck_work || self.waits_for_floor() {
             return true;
         }
         self.directory.channels().any(Channel::arm)
@@ -29,8 +29,13 @@ impl<H: HostMemory> Queue<H> {
 
     /// Whether, since [`arm`](Self::arm), something has come up that wakes nobody.
     pub fn is_unheard(&mut self) -> bool {
-        self.waiting_pair().is_some()
-            || self.directory.channels().any(|channel| channel.is_unheard())
+        self.waits_for_floor() || self.directory.channels().any(|channel| channel.is_unheard())
+    }
+
+    /// Whether a turn on the floor is waited for, its end, or this queue's word.
+    fn waits_for_floor(&self) -> bool {
+        let is_held = self.held.is_some() && self.voice.is_floor_taken();
+        self.waiting_pair().is_some() || is_held || self.voice.owes_word()
     }
 
     /// The thread is awake: media need not signal.

@@ -360,7 +360,7 @@ impl Guest {
                 debug_assert!(stored.is_ok(), "a buffer lies in the budget's region");
             }
             ControllerEvent::Arrived { tag, is_intact } => {
-                if self.rooms.arrived(tag) {
+                if self.rooms.arrived(&mut self.end, tag, is_intact) {
                     self.arrived(now, tag, is_intact);
                 }
             }
@@ -389,7 +389,7 @@ impl Guest {
         let Self { role, rooms, end, .. } = self;
         match role {
             Role::Io(io) => {
-                if io.begin(rooms, end, tag) == Begun::Fabrics {
+                if io.begin(rooms, tag) == Begun::Fabrics {
                     self.begin_fabrics(now, tag);
                 }
             }

@@ -18,7 +18,7 @@ use ctrl::queue::{Letter, Queue};
 use dma::{HostCompletionRing, HostSubmissionRing};
 use reactor::MeanLatency;
 use tcp::Controller;
-use wire::{AdminOpcode, Command, Completion, Fuse, IoOpcode, Status};
+use wire::{AdminOpcode, Command, Completion, IoOpcode, Status};
 
 use super::association::Association;
 use super::memory::{Buffer, Reach, iova_of};
@@ -55,8 +55,8 @@ pub(super) struct Io {
 const AREAS: u16 = 4;
 /// How often a queue tells what it has done.
 const TELL: Span = Span::from_secs(1);
-/// FUSE and PSDT in the first word.
-const FLAGS: u64 = 0xff00;
+/// PSDT in the first word, and what is reserved beside it.
+const PSDT: u64 = 0xfc00;
 const CID: u64 = 0xffff_0000;
 const SUBMISSION_BYTES: u32 = 64;
 const COMPLETION_BYTES: u32 = 16;
@@ -145,15 +145,10 @@ impl Io {
 
     /// A command has all that it needs.
     #[inline]
-    pub(super) fn begin(&mut self, rooms: &mut Rooms, end: &mut Controller, tag: u16) -> Begun {
+    pub(super) fn begin(&mut self, rooms: &mut Rooms, tag: u16) -> Begun {
         let command = *rooms.command(tag);
         if command.opcode() == AdminOpcode::FabricsCommands.code() {
             return Begun::Fabrics;
-        }
-        if command.fuse() != Fuse::Normal {
-            let status = Status::INVALID_FIELD.with_dnr();
-            self.refuse(rooms, end, tag, status);
-            return Begun::Yes;
         }
         let (way, len_bytes) = rooms.data(tag);
         let iova = rooms.buffer(tag).map_or(0, |buffer| iova_of(buffer, len_bytes));
@@ -161,7 +156,7 @@ impl Io {
             blank(rooms, tag, len_bytes);
         }
         let Command(mut words) = command;
-        words[0] = words[0] & !(CID | FLAGS) | u64::from(tag) << 16;
+        words[0] = words[0] & !(CID | PSDT) | u64::from(tag) << 16;
         (words[2], words[3], words[4]) = (0, iova, 0);
         self.submission.store(self.tail, &words);
         self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
@@ -173,8 +168,9 @@ impl Io {
     #[inline]
     pub(super) fn turn(&mut self, now: Instant, rooms: &mut Rooms, end: &mut Controller) -> usize {
         // Orders and answers to letters end commands outside a turn of the queue.
-        let mut has_ends = self.link.has_orders();
-        if has_ends {
+        let is_ordered = self.link.has_orders();
+        let mut has_ends = is_ordered;
+        if is_ordered {
             self.obey(now, rooms, end);
         }
         if self.tail != self.rung {
@@ -183,7 +179,7 @@ impl Io {
             self.rung = self.tail;
             self.link.heard(now);
         }
-        if self.under_way == 0 && !self.is_stopping && !self.queue.has_letters() {
+        if self.under_way == 0 && !is_ordered && !self.is_stopping && !self.queue.wants_turn() {
             self.queue.stand_idle(now);
             return 0;
         }
@@ -254,6 +250,8 @@ impl Io {
         for order in self.link.take_orders() {
             match order {
                 Order::Stop => self.stop(now),
+                // The turn that this is part of.
+                Order::Turn => {}
                 Order::AbortNamespace { nsid } => self.queue.abort_namespace(now, nsid),
                 Order::Decide { ticket, end } => self.queue.decide(now, ticket, end, &[]),
                 Order::Abort { cid, admin_cid } => {
@@ -292,6 +290,11 @@ impl Io {
     /// Whether all that was begun has been answered.
     pub(super) fn is_idle(&self) -> bool {
         self.under_way == 0
+    }
+
+    /// Whether somebody waits until its queue turns.
+    pub(super) fn queue_wants_turn(&self) -> bool {
+        self.queue.wants_turn()
     }
 
     /// Commands that were begun and have not been answered.

@@ -96,6 +96,8 @@ enum Source {
     Own,
     /// The block that is set aside for the rings of a connection.
     Rings,
+    /// Another buffer, which goes back by itself.
+    Lent,
 }
 
 /// A connection's own two pages.
@@ -276,6 +278,7 @@ impl Budget {
                 Source::Own => state.own.push(buffer.page),
                 Source::Rings => state.rings.push(buffer.page),
                 Source::Shared => state.buddy.give(buffer.page, buffer.order),
+                Source::Lent => {}
             }
         }
         self.call_first(state);
@@ -349,6 +352,12 @@ impl Buffer {
         debug_assert!(len_bytes <= 1 << (PAGE_SHIFT + u32::from(self.order)), "it lies inside");
         let whole = budget.whole();
         Segment { offset: whole.offset + self.offset(), len_bytes, region: whole.region }
+    }
+
+    /// Its second page, to be used no longer than itself.
+    pub(super) fn upper_page(&self) -> Self {
+        debug_assert!(self.order > 0, "it has two");
+        Self { page: self.page + 1, order: 0, source: Source::Lent }
     }
 
     /// How long it is.

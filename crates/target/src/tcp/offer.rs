@@ -141,7 +141,7 @@ impl Offer {
             io_queues_max: limits.io_queues_max,
             vectors: 0,
             sgls: SGLS,
-            fused_compare_and_write: false,
+            fused_compare_and_write: true,
             instance: Some(self.instance()),
             transport: Transport::Fabrics {
                 command_capsule_bytes: 64 + limits.in_capsule_bytes,

@@ -6,15 +6,20 @@
 //!            ├─ data from the host ─ a buffer, or a place in line ─ R2T ─ all has come ─▶ ready
 //!            └─ data in the capsule ─ a buffer, or the socket waits ───── all has come ─▶ ready
 //! ```
+//!
+//! Halves of a fused pair go together: see [`pairs`].
+
+mod pairs;
 
 use std::collections::VecDeque;
 
 use base::{Instant, Memory, NoSuchMemory, Segment};
 use tcp::{CommandData, Controller, Payloads, Place};
 use wire::tcp::Crc32c;
-use wire::{Command, Completion, Status};
+use wire::{Command, Completion, Fuse, Status};
 
 use super::memory::{Budget, Buffer, OWN_BYTES, Purse};
+use pairs::First;
 
 /// The commands and their memory.
 #[derive(Debug)]
@@ -26,9 +31,10 @@ pub(super) struct Rooms {
     waiting: VecDeque<u16>,
     /// Data that come unasked found no room, and their stream waits.
     is_stuck: bool,
-    /// Commands whose data come.
+    /// Commands whose data come, and second halves that have to.
     coming: u32,
     share: Share,
+    first: Option<First>,
 }
 
 /// What the commands of a connection may have of the memory.
@@ -54,6 +60,10 @@ struct Slot {
     asked_at: Instant,
     /// How often in a row its answer was found untaken while others waited for memory.
     found_untaken: u8,
+    /// Its data come in its capsule. Known of halves of fused pairs alone.
+    is_unasked: bool,
+    /// The other half of its fused pair, until that begins.
+    fellow: Option<u16>,
 }
 
 /// What a look at answers came to whose memory is everybody's.
@@ -78,14 +88,20 @@ pub(super) enum Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Free,
-    /// It waits for a buffer.
-    Waiting,
-    /// Its data come.
-    Coming,
     /// All that it needs is there.
     Ready,
     /// It was finished, and its answer is on its way.
     Answered,
+    /// Its data come.
+    Coming,
+    /// It is half of a fused pair, and its data come.
+    HalfComing,
+    /// It is half of a fused pair, and waits for its buffer.
+    HalfBare,
+    /// It is half of a fused pair, and all of it is there.
+    HalfThere,
+    /// It waits for a buffer.
+    Waiting,
 }
 
 /// What became of a command that has come.
@@ -113,6 +129,7 @@ impl Rooms {
             is_stuck: false,
             coming: 0,
             share: Share::Own,
+            first: None,
         }
     }
 
@@ -131,10 +148,14 @@ impl Rooms {
             CommandData::ToHost(len) => (Way::ToHost, len),
         };
         let is_unasked = matches!(data, CommandData::InCapsule(_));
+        if (command.fuse() != Fuse::Normal || self.first.is_some())
+            && let Some(opened) = self.open_half(end, (tag, now), &command, &data)
+        {
+            return opened;
+        }
         let slot = self.place(tag);
         debug_assert!(slot.step == Step::Free && slot.buffer.is_none(), "a tag is used once");
-        let (step, asked_at, found_untaken) = (Step::Ready, now, 0);
-        *slot = Slot { command, buffer: None, len_bytes, way, step, asked_at, found_untaken };
+        *slot = Slot { command, len_bytes, way, step: Step::Ready, asked_at: now, ..Slot::FREE };
         if len_bytes == 0 {
             return Opened::Ready;
         }
@@ -241,10 +262,20 @@ impl Rooms {
     /// The next command that has waited long enough and can begin.
     pub(super) fn next_ready(&mut self, end: &mut Controller, now: Instant) -> Option<u16> {
         while let Some(&tag) = self.waiting.front() {
-            let len_bytes = self.slots[usize::from(tag)].len_bytes;
+            let slot = &self.slots[usize::from(tag)];
+            if slot.step == Step::Ready {
+                self.waiting.pop_front();
+                return Some(tag);
+            }
+            let is_half = slot.command.fuse() == Fuse::First && self.share == Share::Common;
+            let len_bytes = if is_half { OWN_BYTES } else { slot.len_bytes };
             let buffer = self.take(len_bytes)?;
             self.waiting.pop_front();
             self.leave_line();
+            if is_half {
+                self.first_placed(end, (tag, now), buffer);
+                continue;
+            }
             self.slots[usize::from(tag)].buffer = Some(buffer);
             if self.placed(end, (tag, now), false) == Opened::Ready {
                 return Some(tag);
@@ -267,7 +298,9 @@ impl Rooms {
 
     /// Since when the host has owed data for the longest.
     pub(super) fn owed_since(&self) -> Option<Instant> {
-        let coming = self.slots.iter().filter(|slot| slot.step == Step::Coming);
+        let is_coming = |slot: &&Slot| matches!(slot.step, Step::Coming | Step::HalfComing);
+        let first = self.first.as_ref().map(|first| &self.slots[usize::from(first.tag)]);
+        let coming = self.slots.iter().filter(is_coming).chain(first);
         coming.map(|slot| slot.asked_at).min()
     }
 
@@ -308,14 +341,16 @@ impl Rooms {
         whole.slice(place.offset, place.len_bytes)
     }
 
-    /// All data of a command have come. Whether it can begin.
+    /// All data of a command have come, as they were sent or not. Whether it can begin, or end.
     #[inline]
-    pub(super) fn arrived(&mut self, tag: u16) -> bool {
+    pub(super) fn arrived(&mut self, end: &mut Controller, tag: u16, is_intact: bool) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
         let is_due = slot.step == Step::Coming;
         if is_due {
             slot.step = Step::Ready;
             self.coming -= 1;
+        } else {
+            self.half_arrived(end, tag, is_intact);
         }
         is_due
     }
@@ -362,9 +397,9 @@ impl Rooms {
         len_bytes: u32,
         completion: Completion,
     ) {
-        if self.slots[usize::from(tag)].step == Step::Waiting {
-            self.waiting.retain(|waiting| *waiting != tag);
-            self.leave_line();
+        let step = self.slots[usize::from(tag)].step;
+        if matches!(step, Step::HalfComing | Step::HalfBare | Step::HalfThere | Step::Waiting) {
+            self.leave_others(end, tag);
         }
         let slot = &mut self.slots[usize::from(tag)];
         // What is still coming may be on its way to there until its answer is sent.
@@ -392,9 +427,8 @@ impl Rooms {
         command: Command,
         status: Status,
     ) {
-        let (way, step, asked_at) = (Way::None, Step::Answered, Instant::NEVER);
-        let slot = self.place(tag);
-        *slot = Slot { command, buffer: None, len_bytes: 0, way, step, asked_at, found_untaken: 0 };
+        self.miss_second(end);
+        *self.place(tag) = Slot { command, step: Step::Answered, ..Slot::FREE };
         end.finish(tag, 0, Completion::new(0, status));
     }
 
@@ -406,6 +440,14 @@ impl Rooms {
         if let Some(buffer) = slot.buffer.take() {
             self.purse.give(buffer);
         }
+    }
+
+    /// A command ends that waits for a buffer, or for the other half of its pair.
+    #[cold]
+    fn leave_others(&mut self, end: &mut Controller, tag: u16) {
+        self.waiting.retain(|waiting| *waiting != tag);
+        self.leave_line();
+        self.part(end, tag);
     }
 
     /// Who wants nothing any more does not stand in the way of others.
@@ -422,6 +464,7 @@ impl Rooms {
             self.slots[usize::from(tag)].step = Step::Free;
         }
         self.is_stuck = false;
+        self.forsake_first();
         self.purse.stop_waiting();
         self.purse.tidy();
     }
@@ -482,6 +525,8 @@ impl Slot {
         step: Step::Free,
         asked_at: Instant::NEVER,
         found_untaken: 0,
+        is_unasked: false,
+        fellow: None,
     };
 }
 

@@ -7,6 +7,7 @@ mod dozing;
 mod ends;
 mod exchange;
 mod keeping;
+mod pairs;
 mod power;
 mod refusals;
 mod resets;

@@ -35,6 +35,8 @@ struct Inner {
 pub enum Order {
     /// Stop, let go of everything, close the connection.
     Stop,
+    /// Turn the queue once, even if it has nothing to do: another queue of the subsystem waits for that.
+    Turn,
     /// Try to abort a command; answered with
     /// [`FabricsFrontEnd::aborted`](super::FabricsFrontEnd::aborted).
     Abort {

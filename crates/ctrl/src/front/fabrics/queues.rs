@@ -94,7 +94,8 @@ impl FabricsFrontEnd {
         };
         let shared = QueueShared {
             doorbells: self.doorbells.clone(),
-            siblings: self.siblings.clone(),
+            floor: self.controller.floor(),
+            is_write_through: self.is_write_through.clone(),
             buffers,
         };
         let namespaces = self.controller.namespaces().reader();
@@ -105,6 +106,8 @@ impl FabricsFrontEnd {
             .map_err(|_| NoQueue::Memory)?;
         self.controller.queue_created();
         let link = Arc::new(QueueLink::default());
+        let called = Arc::clone(&link);
+        queue.set_bell(Arc::new(move || called.order(Order::Turn)));
         self.links.insert(new.qid, Arc::clone(&link));
         Ok((queue, link))
     }

@@ -1,5 +1,7 @@
 //! What every command does, whatever host and medium are like.
 
+use std::sync::atomic::Ordering;
+
 use base::{Durability, Flags, Operation, Support};
 use wire::sgl::Descriptor;
 use wire::{DataPointer, IoOpcode, Status};
@@ -195,7 +197,7 @@ fn force_unit_access_and_write_through_reach_the_medium() {
     rig.ok(io(IoOpcode::Write, 0, 16).with_prp(DATA, DATA + 0x1000).with_cdw12(fua | 15));
     rig.ok(io(IoOpcode::WriteZeroes, 0, 1).with_cdw12(fua | 1 << 25));
     rig.ok(io(IoOpcode::Write, 0, 1));
-    rig.shared.siblings.set_write_through(true);
+    rig.shared.is_write_through.store(true, Ordering::Relaxed);
     rig.ok(io(IoOpcode::Write, 0, 1));
     rig.ok(io(IoOpcode::Read, 0, 1));
     let flags: Vec<Flags> = rig.medium.blocks().log.iter().map(|request| request.flags).collect();

@@ -1,11 +1,15 @@
 //! Fused compare and write.
 
-use base::{Flags, Operation};
+use std::sync::Arc;
+
+use base::{Flags, Operation, Span};
 use wire::{Command, Fuse, IoOpcode, Status};
 
-use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, io, make, ram};
-use crate::fuzz::host::Manners;
+use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, io, make, namespace, ram};
+use crate::fuzz::host::{FakeHost, Manners};
 use crate::fuzz::medium::FakeMedium;
+use crate::namespace::Namespaces;
+use crate::queue::Queue;
 
 const NEW: u64 = DATA + 0x4000;
 
@@ -131,7 +135,7 @@ fn halves_that_do_not_fit_are_refused_together() {
 }
 
 #[test]
-fn a_pair_runs_alone_among_all_queues_of_its_controller() {
+fn a_pair_runs_alone_among_all_queues_of_the_subsystem() {
     for seed in 1..30 {
         let ram = ram();
         let setup = Setup { seed, ..Setup::default() };
@@ -190,4 +194,193 @@ fn two_queues_with_a_pair_each_take_turns() {
     }
     assert!(rig.queue.is_drained() && other.is_drained());
     assert_eq!(rig.medium.blocks().log.len(), 4, "two comparisons and two writes");
+}
+
+/// Another queue of the same subsystem, with its submission ring at 3000h, and room for 15 commands.
+fn another(rig: &Rig) -> Queue<FakeHost> {
+    let mut other = make(&rig.host, &Setup::default(), &rig.shared, &rig.published, 2);
+    other.add_submission_queue(2, 16, 0x3000).unwrap();
+    other
+}
+
+/// Gives the other queue its first commands.
+fn give(rig: &mut Rig, commands: &[Command]) {
+    for (at, command) in (0..).zip(commands) {
+        let cid = u16::try_from(at).unwrap();
+        rig.fill(0x3000 + at * 64, &command.with_cid(cid).to_bytes());
+    }
+    rig.shared.doorbells.ring(4, u32::try_from(commands.len()).unwrap());
+}
+
+fn turn(rig: &mut Rig, other: &mut Queue<FakeHost>, times: usize) {
+    for _ in 0..times {
+        rig.turn();
+        other.turn(rig.now);
+    }
+}
+
+/// The commands of the other queue that have ended, in order.
+fn ended(rig: &Rig) -> Vec<u16> {
+    let entry = |index: u64| rig.bytes(0x9000 + index * 16, 16);
+    let entries = (0..16).map(entry).take_while(|entry| entry[14] & 1 == 1);
+    entries.map(|entry| u16::from_le_bytes([entry[12], entry[13]])).collect()
+}
+
+#[test]
+fn a_pair_that_waits_stands_in_nobodys_way_in_other_namespaces() {
+    let mut rig = rig(SHARED, 0);
+    let calm = Arc::new(FakeMedium::new(&rig.ram, BLOCKS));
+    let mut namespaces = Namespaces::new(4);
+    namespaces.insert(Arc::new(namespace(1, &rig.medium)));
+    namespaces.insert(Arc::new(namespace(2, &calm)));
+    rig.published.publish(Arc::new(namespaces));
+    let mut other = another(&rig);
+    let read = io(IoOpcode::Read, 0, 1);
+    let there = read.with_nsid(2);
+    // The medium hangs with one command of the other queue, so the pair cannot be alone.
+    rig.medium.blocks().is_stuck = true;
+    give(&mut rig, &[read]);
+    turn(&mut rig, &mut other, 3);
+    let pair = pair(0, 1);
+    let cids = pair.map(|command| rig.push(command));
+    rig.ring();
+    turn(&mut rig, &mut other, 3);
+    assert!(rig.queue.arm() && rig.queue.is_unheard(), "nobody would wake it");
+    give(&mut rig, &[read, there, there, read, there]);
+    turn(&mut rig, &mut other, 10);
+    assert_eq!(ended(&rig), [1, 2], "all that come before one for the namespace that is taken");
+    assert!(other.arm() && other.is_unheard(), "nobody would wake it");
+    // In time the pair gives up, and its host may try again.
+    rig.now = rig.now.after(Span::from_secs(4));
+    turn(&mut rig, &mut other, 10);
+    assert!(rig.peek().is_none());
+    rig.now = rig.now.after(Span::from_secs(1));
+    turn(&mut rig, &mut other, 10);
+    let ends = [(); 2].map(|()| rig.peek().unwrap());
+    assert_eq!(ends.map(|end| end.cid()), cids);
+    let given_up = [Status::COMMAND_INTERRUPTED, Status::ABORTED_FAILED_FUSED];
+    assert_eq!(ends.map(|end| end.status()), given_up);
+    assert_eq!(ended(&rig), [1, 2, 4], "the floor is everybody's again");
+    rig.medium.blocks().is_stuck = false;
+    turn(&mut rig, &mut other, 10);
+    assert_eq!(ended(&rig), [1, 2, 4, 0, 3]);
+    // What hangs elsewhere is in no pair's way.
+    calm.blocks().is_stuck = true;
+    give(&mut rig, &[read, there, there, read, there, there]);
+    rig.give_back();
+    for command in pair {
+        rig.push(command);
+    }
+    rig.ring();
+    turn(&mut rig, &mut other, 10);
+    let ends = [(); 2].map(|()| rig.peek().unwrap().status());
+    assert_eq!((ends, ended(&rig).len()), ([Status::SUCCESS; 2], 5));
+}
+
+#[test]
+fn whoever_sends_pairs_without_end_lets_others_get_on() {
+    let mut rig = rig(SHARED, 0);
+    let mut other = another(&rig);
+    let write = io(IoOpcode::Write, 0, 1).with_prp(DATA + 0x8000, 0);
+    give(&mut rig, &[write; 12]);
+    let mut pairs = 0;
+    for _ in 0..200 {
+        if rig.queue.is_drained() {
+            for command in pair(0, 1) {
+                rig.push(command);
+            }
+            rig.ring();
+            pairs += 1;
+        }
+        // The other one never looks between the end of a pair and the next.
+        rig.turn();
+        turn(&mut rig, &mut other, 1);
+        while rig.peek().is_some() {
+            rig.give_back();
+        }
+    }
+    assert_eq!(ended(&rig).len(), 12);
+    assert!(pairs > 20, "{pairs} pairs");
+}
+
+/// A third queue keeps a pair waiting, and the other one has nothing but what waits for that.
+#[test]
+fn a_queue_that_waits_for_the_end_of_a_pair_or_owes_its_word_stays_awake() {
+    let mut rig = rig(SHARED, 0);
+    let mut other = another(&rig);
+    let mut third = make(&rig.host, &Setup::default(), &rig.shared, &rig.published, 3);
+    third.add_submission_queue(3, 16, 0x4000).unwrap();
+    for command in pair(0, 1) {
+        rig.push(command);
+    }
+    rig.ring();
+    rig.turn();
+    let read = io(IoOpcode::Read, 0, 1);
+    give(&mut rig, &[read]);
+    assert!(!other.wants_turn());
+    other.turn(rig.now);
+    assert_eq!(ended(&rig), [0], "what has come before it hears is taken");
+    assert!(other.wants_turn() && other.arm() && other.is_unheard(), "it has not said so");
+    other.turn(rig.now);
+    assert!(!other.wants_turn() && !other.arm() && !other.is_unheard());
+    give(&mut rig, &[read, read]);
+    other.turn(rig.now);
+    assert_eq!(ended(&rig), [0]);
+    assert!(other.arm() && other.is_unheard(), "nobody would wake it");
+    other.hold(true);
+    third.turn(rig.now);
+    for _ in 0..5 {
+        rig.turn();
+    }
+    assert!(rig.peek().is_some() && rig.peek().is_some(), "all are quiet");
+    other.turn(rig.now);
+    assert_eq!(ended(&rig), [0], "on hold");
+    other.hold(false);
+    other.turn(rig.now);
+    assert_eq!(ended(&rig), [0, 1]);
+}
+
+/// A queue on hold takes nothing, whoever has the floor.
+#[test]
+fn a_queue_on_hold_hears_of_a_pair_and_takes_nothing() {
+    let mut rig = rig(SHARED, 0);
+    let mut other = another(&rig);
+    other.hold(true);
+    for command in pair(0, 1) {
+        rig.push(command);
+    }
+    rig.ring();
+    rig.turn();
+    give(&mut rig, &[io(IoOpcode::Read, 0, 1)]);
+    turn(&mut rig, &mut other, 3);
+    assert!(rig.peek().is_some() && ended(&rig).is_empty());
+    other.hold(false);
+    turn(&mut rig, &mut other, 3);
+    assert_eq!(ended(&rig), [0]);
+}
+
+#[test]
+fn a_queue_that_is_stopped_is_waited_for_as_long_as_its_medium_works_for_it() {
+    // One request, and a command that needs a work area.
+    for blocks in [1, 16] {
+        waits_for_stopped(io(IoOpcode::Write, 0, blocks));
+    }
+}
+
+fn waits_for_stopped(write: Command) {
+    let mut rig = rig(SHARED, 0);
+    let mut other = another(&rig);
+    rig.medium.blocks().is_stuck = true;
+    give(&mut rig, &[write]);
+    turn(&mut rig, &mut other, 3);
+    other.stop(rig.now);
+    for command in pair(0, 1) {
+        rig.push(command);
+    }
+    rig.ring();
+    turn(&mut rig, &mut other, 10);
+    assert!(rig.queue.waiting_pair().is_some(), "what was stopped may still be written");
+    rig.medium.blocks().is_stuck = false;
+    turn(&mut rig, &mut other, 10);
+    assert!(other.is_drained() && rig.queue.is_drained());
 }

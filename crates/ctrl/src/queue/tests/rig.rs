@@ -10,7 +10,7 @@ use crate::doorbell::DoorbellPage;
 use crate::fuzz::host::{BOUNCE, FakeHost, Manners, Ram};
 use crate::fuzz::medium::FakeMedium;
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
-use crate::queue::{Letter, Queue, QueueConfig, QueueShared, Siblings};
+use crate::queue::{Letter, Queue, QueueConfig, QueueShared};
 
 /// A queue, its host and its media.
 pub(super) struct Rig {
@@ -110,7 +110,8 @@ impl Rig {
         let buffers = (0..setup.buffers).map(buffer).collect();
         let shared = QueueShared {
             doorbells: DoorbellPage::new(4),
-            siblings: Siblings::new(4),
+            floor: Arc::default(),
+            is_write_through: Arc::default(),
             buffers: Buffers::new(ram.clone(), buffers),
         };
         let host = FakeHost::new(ram, setup.manners, setup.seed);

@@ -59,7 +59,7 @@ impl Guest {
     /// nobody: memory for data, or for what comes.
     pub(in crate::tcp) fn waits_for_nobody(&self) -> bool {
         let is_idle = match &self.role {
-            Role::Io(io) => io.is_idle(),
+            Role::Io(io) => io.is_idle() && !io.queue_wants_turn(),
             Role::Stranger | Role::Admin(_) | Role::Discovery(_) => true,
             Role::Gone => false,
         };

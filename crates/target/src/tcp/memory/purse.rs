@@ -171,6 +171,7 @@ impl Purse {
                 self.is_own_out = false;
                 return self.budget.state().own.push(buffer.page);
             }
+            Source::Lent => return,
             Source::Rings => self.gave(self.budget.ring_bytes()),
             Source::Shared | Source::Kept => self.gave(buffer.len_bytes()),
         }

@@ -192,6 +192,8 @@ pub(super) struct Line {
     pub(super) sent: Vec<u8>,
     pub(super) received: Vec<u8>,
     pub(super) is_deaf: bool,
+    /// The data of this command are damaged on their way.
+    pub(super) damaged: Option<u16>,
     /// After so many bytes it sends nothing more, and stays.
     pub(super) mute_after: Option<usize>,
     /// After so many bytes, sent if it is true, the connection is cut.
@@ -219,6 +221,7 @@ impl Line {
             sent: Vec::new(),
             received: Vec::new(),
             is_deaf: false,
+            damaged: None,
             mute_after: None,
             allowance: None,
         }
@@ -252,6 +255,11 @@ impl Line {
                 }
                 Piece::Payload { tag, offset, len_bytes } => {
                     bytes.extend(&self.memory.0[&tag][offset as usize..][..len_bytes as usize]);
+                    if self.damaged == Some(tag)
+                        && let Some(last) = bytes.last_mut()
+                    {
+                        *last ^= 1;
+                    }
                 }
             }
         }

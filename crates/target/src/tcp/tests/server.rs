@@ -18,7 +18,7 @@ use reactor::{PollMode, ReactorOptions, Reactors, ThreadId, ThreadPlan};
 use tcp::Data;
 use wire::fabrics::{CNTLID_DYNAMIC, PropertySet, PropertySize};
 use wire::register::offset;
-use wire::{Command, Completion, IoOpcode, Status, Typed};
+use wire::{Command, Completion, Fuse, IoOpcode, Status, Typed};
 
 use super::rig::{
     ENABLED, Line, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, pattern,
@@ -106,6 +106,56 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
     let news = std::iter::from_fn(|| rig.service.next_news());
     let is_told = |news: &News| matches!(news, News::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
     assert_eq!(news.filter(is_told).count(), 1, "of two connections");
+}
+
+/// One sends pairs, and the others sleep, or have reads under way: on other threads, or on the same.
+#[test]
+fn a_pair_has_its_turn_whatever_other_hosts_do() {
+    for poll in [PollMode::Always, PollMode::Adaptive] {
+        let rig = Rig::new();
+        let clock = Clock::start();
+        let options = ReactorOptions { poll, ..ReactorOptions::default() };
+        let cores: Cores = Cores::allowed().iter().take(2).collect();
+        let reactors = Reactors::start(&cores, &options, &clock).unwrap();
+        let (server, client) = serve(&rig, &reactors, Placement::default(), clock);
+        let mut hosts = [(); 3].map(|()| associate(&client));
+        let block = |value: u64| [value.to_le_bytes(); 64].concat();
+        for round in 0..60 {
+            let (_, other) = &mut hosts[1];
+            let read = transfer(IoOpcode::Read.code(), 0, 8);
+            let count = if round < 30 { 0 } else { 8 };
+            let tags = (0..count).map(|_| other.submit(&read, Data::ToHost(4096), &[]));
+            let tags: Vec<u16> = tags.collect();
+            other.turn(clock.now());
+            let (_, io) = &mut hosts[0];
+            let halves = [(IoOpcode::Compare, Fuse::First), (IoOpcode::Write, Fuse::Second)];
+            let pair = halves.map(|(opcode, fuse)| {
+                let value = round + u64::from(fuse == Fuse::Second);
+                let command = transfer(opcode.code(), 0, 1).with_fuse(fuse);
+                io.submit(&command, Data::FromHost(512), &block(value))
+            });
+            // Whoever is forgotten is given up after five seconds.
+            let until = clock.now().after(Span::from_secs(20));
+            while !pair.iter().all(|tag| io.done.contains_key(tag)) {
+                io.turn(clock.now());
+                assert!(clock.now() < until, "a pair has not ended");
+            }
+            let ends = pair.map(|tag| io.done.remove(&tag).unwrap().0.status());
+            assert_eq!(ends, [Status::SUCCESS; 2], "{poll:?}, round {round}");
+            let (_, other) = &mut hosts[1];
+            while tags.iter().any(|tag| !other.done.contains_key(tag)) {
+                other.turn(clock.now());
+                assert!(clock.now() < until, "a read has not ended");
+            }
+            other.done.clear();
+            if round % 10 == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        }
+        drop(server);
+        reactors.stop();
+        assert_eq!(rig.service.budget().free_bytes(), rig.service.budget().bytes());
+    }
 }
 
 /// Serves at a port that is free, and who can go there.
