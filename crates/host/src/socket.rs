@@ -28,5 +28,5 @@ mod zero_copy;
 pub use crate::stream::{Address, Door};
 pub use dial::{Dial, DialError};
 pub use loopback::{loopback, reset_at_end};
-pub use options::{OptionRefused, Placement, SocketOptions};
+pub use options::{LOCAL_CONGESTION, OptionRefused, Placement, SocketOptions};
 pub use sockets::{SocketCounts, SocketEngine, Sockets, StreamRefused};

@@ -1,12 +1,13 @@
 //! What a socket is told when it becomes a stream, and what it tells about its place.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use base::{Blame, Span};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, sockopt};
+use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname, sockopt};
 
 use super::sockets::SocketEngine;
 use crate::vectored::last_errno;
@@ -40,6 +41,10 @@ pub struct SocketOptions {
     /// `SO_BUSY_POLL`: for so long a look that finds nothing asks the network card itself. None: as
     /// `net.core.busy_read` says. More than that takes `CAP_NET_ADMIN`.
     pub busy_poll: Option<Span>,
+    /// `TCP_CONGESTION`: what says how fast to send. None: what the machine has for all, but
+    /// [`LOCAL_CONGESTION`] between two sockets of this machine, where nothing is lost and whoever sends
+    /// at a pace (BBR) waits for nothing.
+    pub congestion: Option<String>,
     /// `SO_PRIORITY`: the queueing class of what is sent, 0 to 6. None: 0.
     pub priority: Option<u32>,
     /// From how many bytes on, on average over its pieces of memory, a send does not copy them.
@@ -56,7 +61,7 @@ pub struct SocketOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptionRefused {
     option: &'static str,
-    value: u64,
+    value: String,
     errno: Errno,
 }
 
@@ -68,6 +73,10 @@ pub struct Placement {
     /// The receive queue that the last packet came by (`SO_INCOMING_NAPI_ID`). None on loopback.
     pub napi_id: Option<u32>,
 }
+
+/// The congestion control between two sockets of this machine: every kernel has it, and lets anybody
+/// have it.
+pub const LOCAL_CONGESTION: &str = "reno";
 
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_BETWEEN: Duration = Duration::from_secs(10);
@@ -85,6 +94,7 @@ impl Default for SocketOptions {
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
             busy_poll: None,
+            congestion: None,
             priority: None,
             zero_copy_from_bytes: Some(32 << 10),
             inbox_bytes: 256 << 10,
@@ -96,7 +106,6 @@ impl Default for SocketOptions {
 impl SocketOptions {
     /// Applies what is told to the kernel. What is told to TCP only is kept from other sockets.
     pub(crate) fn apply(&self, socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
-        let refused = |option, value| move |errno| OptionRefused { option, value, errno };
         let ioctl = rustix::io::ioctl_fionbio(socket, true);
         ioctl.map_err(refused("FIONBIO", 1))?;
         if let Some(bytes) = self.send_buffer_bytes {
@@ -120,7 +129,6 @@ impl SocketOptions {
     }
 
     fn apply_to_tcp(&self, socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
-        let refused = |option, value| move |errno| OptionRefused { option, value, errno };
         sockopt::set_tcp_nodelay(socket, self.no_delay)
             .map_err(refused("TCP_NODELAY", u64::from(self.no_delay)))?;
         sockopt::set_socket_keepalive(socket, self.keepalive)
@@ -133,11 +141,29 @@ impl SocketOptions {
             sockopt::set_tcp_keepcnt(socket, KEEPALIVE_COUNT)
                 .map_err(refused("TCP_KEEPCNT", u64::from(KEEPALIVE_COUNT)))?;
         }
+        if let Some(name) = &self.congestion {
+            sockopt::set_tcp_congestion(socket, name).map_err(|errno| OptionRefused {
+                option: "TCP_CONGESTION",
+                value: name.clone(),
+                errno,
+            })?;
+        } else if is_local(socket) {
+            // Nothing depends on it: without it, it is as fast as the machine's lets it be.
+            let _ = sockopt::set_tcp_congestion(socket, LOCAL_CONGESTION);
+        }
         let timeout_ms = self.user_timeout.ns.div_ceil(1_000_000);
         let timeout = u32::try_from(timeout_ms).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(socket, timeout)
             .map_err(refused("TCP_USER_TIMEOUT", timeout_ms))
     }
+}
+
+/// Whether the other end of a connected socket is a socket of this machine.
+fn is_local(socket: BorrowedFd<'_>) -> bool {
+    let address_of = |address: SocketAddrAny| SocketAddr::try_from(address).ok();
+    let peer = getpeername(socket).ok().flatten().and_then(address_of);
+    let own = getsockname(socket).ok().and_then(address_of);
+    peer.zip(own).is_some_and(|(peer, own)| peer.ip().is_loopback() || peer.ip() == own.ip())
 }
 
 impl Placement {
@@ -151,6 +177,11 @@ impl Placement {
             napi_id: number(socket, libc::SO_INCOMING_NAPI_ID).filter(|id| *id > 0),
         }
     }
+}
+
+/// Why a number was not set.
+fn refused(option: &'static str, value: u64) -> impl FnOnce(Errno) -> OptionRefused {
+    move |errno| OptionRefused { option, value: value.to_string(), errno }
 }
 
 /// Has looks that find nothing poll the receive queue for so long; not at all, if that is nothing.
@@ -169,8 +200,8 @@ pub(super) fn set_number(
     (option, name): (&'static str, i32),
     value: u64,
 ) -> Result<(), OptionRefused> {
-    let refused = |errno| OptionRefused { option, value, errno };
-    let number = libc::c_int::try_from(value).map_err(|_| refused(Errno::INVAL))?;
+    let refused = refused(option, value);
+    let Ok(number) = libc::c_int::try_from(value) else { return Err(refused(Errno::INVAL)) };
     // SAFETY: the pointer and the length are those of `number`, which outlives the call, and the
     // descriptor is open.
     let answer = unsafe {
@@ -209,7 +240,7 @@ impl OptionRefused {
     /// Whose move it is.
     pub fn blame(&self) -> Blame {
         match self.errno {
-            Errno::INVAL | Errno::DOM => Blame::Caller,
+            Errno::INVAL | Errno::DOM | Errno::NOENT => Blame::Caller,
             _ => Blame::Machine,
         }
     }
@@ -222,6 +253,9 @@ impl OptionRefused {
                  busy polling to it",
             ),
             ("SO_PRIORITY", Errno::PERM) => Some("use a priority of 0 to 6, or CAP_NET_ADMIN"),
+            ("TCP_CONGESTION", Errno::NOENT | Errno::PERM) => Some(
+                "take one of net.ipv4.tcp_allowed_congestion_control, or add yours there with sysctl",
+            ),
             _ => None,
         }
     }
@@ -244,7 +278,7 @@ mod tests {
     use base::{Blame, Span};
     use rustix::net::sockopt;
 
-    use super::{Placement, SocketOptions};
+    use super::{LOCAL_CONGESTION, Placement, SocketOptions, is_local};
 
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -274,6 +308,37 @@ mod tests {
         off.apply(one.as_fd()).unwrap();
         assert!(!sockopt::tcp_nodelay(&one).unwrap());
         assert!(!sockopt::socket_keepalive(&one).unwrap());
+    }
+
+    #[test]
+    fn within_the_machine_nothing_is_sent_at_a_pace_unless_it_is_asked_for() {
+        let name = |socket: &TcpStream| sockopt::tcp_congestion(socket).unwrap();
+        let (one, other) = pair();
+        SocketOptions::default().apply(one.as_fd()).unwrap();
+        assert_eq!(name(&one), LOCAL_CONGESTION);
+        let allowed = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+        let allowed = std::fs::read_to_string(allowed).unwrap();
+        for choice in allowed.split_whitespace() {
+            let congestion = Some(choice.to_owned());
+            let options = SocketOptions { congestion, ..SocketOptions::default() };
+            options.apply(other.as_fd()).unwrap();
+            assert_eq!(name(&other), choice);
+        }
+        let congestion = Some("none-such".to_owned());
+        let options = SocketOptions { congestion, ..SocketOptions::default() };
+        let refused = options.apply(one.as_fd()).unwrap_err();
+        let text = refused.to_string();
+        assert!(text.starts_with("set TCP_CONGESTION of a socket to none-such: "), "{text}");
+        assert!(refused.hint().unwrap().contains("tcp_allowed_congestion_control"));
+    }
+
+    #[test]
+    fn a_socket_of_another_machine_is_left_as_it_is() {
+        // An end that is connected to nobody is nobody's neighbour.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(!is_local(listener.as_fd()));
+        let (one, _other) = pair();
+        assert!(is_local(one.as_fd()));
     }
 
     #[test]

@@ -82,8 +82,9 @@ pub(super) struct ServeArguments {
     state: Option<PathBuf>,
 
     /// How sockets are made over NVMe/TCP, more than once for more: engine=io_uring, zero-copy=64k
-    /// (or no), busy-poll=50us; gather=no and more=no go without a technique, placement=queue gives
-    /// all that come by one receive queue to one core, placement=spread looks at neither queue nor core
+    /// (or no), busy-poll=50us, congestion=bbr; gather=no and more=no go without a technique,
+    /// placement=queue gives all that come by one receive queue to one core, placement=spread looks
+    /// at neither queue nor core
     #[arg(long, value_name = "KEY=VALUE")]
     socket: Vec<String>,
 

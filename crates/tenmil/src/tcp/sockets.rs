@@ -29,6 +29,7 @@ pub(super) fn of(uri: &Uri, fields: &mut Fields<'_>) -> Result<SocketOptions, Ur
     if let Some(busy) = fields.time("busy-poll")? {
         options.busy_poll = Some(busy);
     }
+    options.congestion = fields.text("congestion");
     Ok(options)
 }
 
@@ -74,11 +75,13 @@ mod tests {
     fn each_technique_of_a_servers_sockets_has_its_word() {
         let usual = (SocketOptions::default(), Placement::Near);
         assert_eq!(of_server(&[]).unwrap(), usual);
-        let all = words(&["gather=no", "more=no", "zero-copy=64k", "busy-poll=50us"]);
+        let all =
+            words(&["gather=no", "more=no", "zero-copy=64k", "busy-poll=50us", "congestion=bbr"]);
         let (options, _) = of_server(&all).unwrap();
         assert!(!options.gathers && !options.says_more);
         assert_eq!(options.zero_copy_from_bytes, Some(65_536));
         assert_eq!(options.busy_poll, Some(base::Span::from_us(50)));
+        assert_eq!(options.congestion.as_deref(), Some("bbr"));
         let ring = words(&["engine=io_uring", "zero-copy=no", "placement=spread"]);
         let (ring, placement) = of_server(&ring).unwrap();
         assert_eq!(placement, Placement::Spread);

@@ -23,7 +23,7 @@ fn a_name_says_who_is_called_and_how() {
     assert_eq!(plain, name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap(), "the same each time");
     let all = "ns=3&depth=16&queues=2&hdgst=yes&ddgst=no&host=nqn.2024-01.example:me&detect=2s\
                &connect=1s&retry=500ms&fail-fast=10s&give-up=1m&direct=no&gather=no&more=no\
-               &zero-copy=64k&busy-poll=50us&read-queue=yes";
+               &zero-copy=64k&busy-poll=50us&congestion=cubic&read-queue=yes";
     let full = name(&format!("tcp://[2001:db8::7]:8009/{NQN}?{all}")).unwrap();
     assert_eq!(full.address, "[2001:db8::7]:8009");
     assert_eq!((full.namespace, full.depth, full.queues), (3, 16, 2));
@@ -37,6 +37,7 @@ fn a_name_says_who_is_called_and_how() {
     assert!(!sockets.gathers && !sockets.says_more);
     assert_eq!(sockets.zero_copy_from_bytes, Some(64 << 10));
     assert_eq!(sockets.busy_poll, Some(Span::from_us(50)));
+    assert_eq!(sockets.congestion.as_deref(), Some("cubic"));
     let policy = full.options.policy;
     assert_eq!((policy.detect, policy.retry), (Span::from_secs(2), Span::from_ms(500)));
     assert_eq!((policy.connect, policy.give_up), (Span::from_secs(1), Span::from_secs(60)));
