@@ -27,7 +27,7 @@ const QUEUE: &[Field] = &[
     Field::new("header_digest", Shape::Flag, "whether a digest follows each header"),
     Field::new("data_digest", Shape::Flag, "whether a digest follows all data"),
     Field::new("memory_bytes", Shape::Whole, "how much of the memory for connections it has"),
-    Field::new("reactor", WHOLE, "which reactor turns it"),
+    Field::new("reactor", WHOLE, "which reactor turns it, once that is settled"),
 ];
 
 pub(super) const METHODS: &[Method] = &[Method {
