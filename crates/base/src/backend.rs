@@ -182,6 +182,17 @@ pub trait Medium: Send + Sync {
         Ok(self.limits().block_count)
     }
 
+    /// Whether its channels take reads and writes whose memory was lent to this process but lies
+    /// outside of it, and what that memory must be aligned to. Then nothing on the way of such a
+    /// request may look at its data.
+    ///
+    /// # Errors
+    ///
+    /// Why they do not, in a line.
+    fn takes_lent(&self) -> Result<u32, String> {
+        Err("it works on data in memory of this process, expected a file or a block device".into())
+    }
+
     /// Whether [`resize`](Self::resize) may do what it is asked.
     fn is_resizable(&self) -> bool {
         false

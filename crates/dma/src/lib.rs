@@ -42,7 +42,9 @@ pub use barrier::DeviceKind;
 pub use command_store::{CommandStore, StoreNotSupported};
 pub use mapping::{Backing, Mapping, MappingError};
 pub use pool::{Attachment, DevicePool};
-pub use regions::{Adopted, FilePart, NoRegion, NotAdopted, Region, Regions, TableFull, Withdraw};
+pub use regions::{
+    Adopted, FilePart, LentPart, NoRegion, NotAdopted, Region, Regions, TableFull, Withdraw,
+};
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};
 pub use streaming::prefetch;

@@ -18,6 +18,7 @@
 //!   cannot be taken from its device is used no more.
 
 mod adopted;
+mod lent;
 mod region;
 mod withdraw;
 
@@ -25,11 +26,13 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use base::{Memory, NoSuchMemory, RegionId, Segment};
 
 pub use self::adopted::{Adopted, FilePart, NotAdopted};
+use self::lent::Lent;
+pub use self::lent::LentPart;
 pub use self::region::{NoRegion, Region};
 use self::withdraw::ExposedBy;
 pub use self::withdraw::Withdraw;
@@ -46,6 +49,8 @@ pub struct Regions {
 #[derive(Debug)]
 struct Table {
     slots: Box<[Slot]>,
+    /// By place: what has no address here.
+    lent: Box<[OnceLock<Lent>]>,
     /// The lock is for adding and for letting go.
     places: Mutex<Places>,
     /// What regions are made of that come and go.
@@ -111,9 +116,11 @@ impl Regions {
 
     fn of(regions_max: usize, backing: Backing) -> Self {
         let slot = || Slot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
-        let slots = (0..regions_max.min(PLACES_MAX)).map(|_| slot()).collect();
+        let places_max = regions_max.min(PLACES_MAX);
+        let slots = (0..places_max).map(|_| slot()).collect();
+        let lent = (0..places_max).map(|_| OnceLock::new()).collect();
         let (places, exposed_by) = (Mutex::default(), ExposedBy::default());
-        Self { table: Arc::new(Table { slots, places, backing, exposed_by }) }
+        Self { table: Arc::new(Table { slots, lent, places, backing, exposed_by }) }
     }
 
     /// Whether regions that are allocated can be shown to another process.

@@ -146,6 +146,11 @@ impl Engine {
         Ok(Self { kind: Kind::Workers(workers), why_no_ring })
     }
 
+    /// Whether jobs may name what was lent (`Regions::lent`): a piece of it alone.
+    pub fn takes_lent(&self) -> bool {
+        matches!(self.kind, Kind::Ring(_))
+    }
+
     /// Which engine it is: `io_uring` or `threads`.
     pub fn name(&self) -> &'static str {
         match self.kind {

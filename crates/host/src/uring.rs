@@ -6,6 +6,11 @@
 //! ring is not tied to the thread that made it, so it may move with its channel. What the kernel is
 //! given are addresses of region memory; a slot keeps the list of them where it is until the kernel
 //! has ended the job, and dropping the ring waits for that.
+//!
+//! What has no address here because it was lent ([`lent`]) goes by three entries that follow each
+//! other.
+
+mod lent;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -18,6 +23,8 @@ use crate::engine::{Capacity, Ended, Job, Refused};
 use crate::file::File;
 use crate::vectored::Vectors;
 
+use self::lent::{ENTRIES, Lent, Step, Table};
+
 /// A ring with a table of jobs.
 pub(crate) struct Ring {
     ring: IoUring,
@@ -28,6 +35,8 @@ pub(crate) struct Ring {
     again: Vec<u16>,
     /// Entries that the kernel has not been told of.
     unsubmitted: usize,
+    /// Places for what is lent: one for each slot, once something was.
+    table: Table,
     /// Keeps the descriptor open for as long as the ring may use it.
     _file: Arc<File>,
 }
@@ -38,6 +47,8 @@ struct Slot {
     offset: u64,
     verb: Verb,
     vectors: Vectors,
+    /// What it moves instead of memory.
+    lent: Option<Lent>,
 }
 
 #[derive(Clone, Copy)]
@@ -70,7 +81,10 @@ impl Ring {
         capacity: Capacity,
     ) -> Result<Self, Errno> {
         let Capacity { depth, segments_max } = capacity;
-        let ring = IoUring::new(u32::from(depth)).map_err(|error| errno(&error))?;
+        let depth_max = u32::from(depth).max(ENTRIES);
+        // There is room for all that ends, or the kernel would keep it back until it is asked.
+        let ring = IoUring::builder().setup_cqsize(depth_max * ENTRIES).build(depth_max);
+        let ring = ring.map_err(|error| errno(&error))?;
         let descriptor = file.as_fd().as_raw_fd();
         ring.submitter().register_files(&[descriptor]).map_err(|error| errno(&error))?;
         let slot = || Slot {
@@ -78,6 +92,7 @@ impl Ring {
             offset: 0,
             verb: Verb::Sync,
             vectors: Vectors::with_capacity(regions.clone(), usize::from(segments_max)),
+            lent: None,
         };
         Ok(Self {
             ring,
@@ -85,6 +100,7 @@ impl Ring {
             free: (0..depth).rev().collect(),
             again: Vec::with_capacity(usize::from(depth)),
             unsubmitted: 0,
+            table: Table::Unasked,
             _file: file,
         })
     }
@@ -103,13 +119,16 @@ impl Ring {
                 (Verb::Allocate { mode: ZERO_RANGE, len_bytes }, offset, [].as_slice())
             }
         };
-        if !slot.vectors.set(segments).map_err(Refused::NoSuchMemory)? {
-            return Err(Refused::TooManySegments);
-        }
         (slot.token, slot.offset, slot.verb) = (token, offset, verb);
-        self.free.pop();
-        self.push(index);
-        Ok(())
+        match slot.vectors.set(segments) {
+            Ok(true) => {
+                self.free.pop();
+                self.push(index);
+                Ok(())
+            }
+            Ok(false) => Err(Refused::TooManySegments),
+            Err(missing) => self.submit_lent(index, segments, missing),
+        }
     }
 
     pub(crate) fn flush(&mut self) {
@@ -125,19 +144,24 @@ impl Ring {
 
     pub(crate) fn poll(&mut self, ended: &mut Vec<Ended>) {
         for entry in self.ring.completion() {
-            let Ok(index) = u16::try_from(entry.user_data()) else { continue };
-            let slot = &mut self.slots[usize::from(index)];
-            match slot.outcome(entry.result()) {
+            let (index, outcome) = match u16::try_from(entry.user_data()) {
+                Ok(index) => (index, self.slots[usize::from(index)].outcome(entry.result())),
+                Err(_) => {
+                    let Some((index, step)) = Step::of(entry.user_data()) else { continue };
+                    let slot = &mut self.slots[usize::from(index)];
+                    let Some(outcome) = slot.lent_step(step, entry.result()) else { continue };
+                    (index, outcome)
+                }
+            };
+            match outcome {
                 Some(result) => {
-                    ended.push(Ended { token: slot.token, result });
+                    ended.push(Ended { token: self.slots[usize::from(index)].token, result });
                     self.free.push(index);
                 }
                 None => self.again.push(index),
             }
         }
-        while let Some(index) = self.again.pop() {
-            self.push(index);
-        }
+        self.push_again();
         self.flush();
     }
 
@@ -155,11 +179,23 @@ impl Ring {
 
     /// Whether the kernel has not been told of everything yet.
     pub(crate) fn has_unsubmitted(&self) -> bool {
-        self.unsubmitted > 0
+        self.unsubmitted > 0 || !self.again.is_empty()
     }
 
     pub(crate) fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    fn push_again(&mut self) {
+        for _ in 0..self.again.len() {
+            let Some(index) = self.again.pop() else { return };
+            if self.slots[usize::from(index)].lent.is_none() {
+                self.push(index);
+            } else if !self.push_lent(index) {
+                // There was no room for it; it is tried in the next turn.
+                self.again.insert(0, index);
+            }
+        }
     }
 
     fn push(&mut self, index: u16) {
@@ -170,9 +206,17 @@ impl Ring {
         // completion has been seen. The memory behind it is region memory, kept mapped by the
         // `Regions` in the same slot. Dropping the ring waits until no slot is under way.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        assert!(pushed.is_ok(), "the ring has an entry for every slot");
+        if pushed.is_err() {
+            // What is lent takes several entries, and the kernel would not have them just now.
+            return self.again.push(index);
+        }
         self.unsubmitted += 1;
-        let started = self.in_flight() - self.unsubmitted;
+        self.tell_of_a_piece();
+    }
+
+    /// Tells the kernel of what was pushed if it is a piece.
+    fn tell_of_a_piece(&mut self) {
+        let started = self.in_flight().saturating_sub(self.unsubmitted);
         if self.unsubmitted >= started.clamp(1, PIECE_MAX) {
             self.flush();
         }
@@ -289,7 +333,7 @@ mod tests {
         let apart = |piece| whole.slice(piece * 2 * len_bytes, len_bytes).unwrap();
         let segments: Vec<Segment> = (0..pieces).map(apart).collect();
         vectors.set(&segments).unwrap();
-        Slot { token: 0, offset: 1 << 20, verb, vectors }
+        Slot { token: 0, offset: 1 << 20, verb, vectors, lent: None }
     }
 
     #[test]

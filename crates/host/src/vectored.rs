@@ -49,6 +49,11 @@ impl Vectors {
         Self { regions, list: Vec::with_capacity(capacity), capacity, done: 0 }
     }
 
+    /// Where its memory lies.
+    pub(crate) fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
     /// Replaces the list. `Ok(false)` means that there is no room for so many.
     pub(crate) fn set(&mut self, segments: &[Segment]) -> Result<bool, NoSuchMemory> {
         Ok(self.set_first(segments)? == segments.len())

@@ -7,7 +7,9 @@
 //! ```
 //!
 //! Data are copied between the request in the kernel and memory of ours by a call on the device
-//! (user copy), so a backend has the same memory from the first request to the last.
+//! (user copy), so a backend has the same memory from the first request to the last. Where the kernel
+//! lends them and the medium takes what is lent (zero copy), they are named by segments that have no
+//! address here, and go all the way through the block layer as others do.
 //!
 //! A device whose medium outlives this process outlives it, too: if the process dies, what is asked
 //! of the disk waits, and whoever serves the same thing at the same number goes on with it. What was
@@ -25,3 +27,4 @@ mod tests;
 
 pub use refused::Refused;
 pub use server::{Limits, News, Plan, Server, shaped, signature};
+pub use tags::Done;

@@ -36,6 +36,8 @@ pub struct FileMedium {
     shared: Arc<Shared>,
     choice: Choice,
     engine: String,
+    /// Whether its channels have rings.
+    has_ring: bool,
 }
 
 /// How to open a file as a medium.
@@ -124,7 +126,7 @@ impl FileMedium {
         let file = File::open(&options)
             .map_err(|error| MediumError::new(error.blame(), format!("file: {error}")))?;
         let file = Arc::new(file);
-        let engine = try_engine(&file, regions, choice)?;
+        let (engine, has_ring) = try_engine(&file, regions, choice)?;
         let zeroes = memory(regions, CHUNK_BYTES)
             .map_err(|text| MediumError::new(Blame::Machine, format!("file: {text}")))?;
         let mut limits = limits(&file, block_size);
@@ -140,7 +142,7 @@ impl FileMedium {
             limits,
             zeroes,
         };
-        Ok(Self { shared: Arc::new(shared), choice, engine })
+        Ok(Self { shared: Arc::new(shared), choice, engine, has_ring })
     }
 
     /// The same for tests, which say what transfers have to be aligned to.
@@ -219,6 +221,13 @@ impl Medium for FileMedium {
         Ok(found)
     }
 
+    fn takes_lent(&self) -> Result<u32, String> {
+        if !self.has_ring {
+            return Err(format!("its engine is {}, expected io_uring", self.engine));
+        }
+        Ok(self.shared.direct.map_or(1, |alignment| alignment.memory_bytes))
+    }
+
     fn is_resizable(&self) -> bool {
         self.shared.limits.support != READING
     }
@@ -278,14 +287,20 @@ impl Loan {
 }
 
 /// Finds out which engine the channels will have, so that it is known, or refused, at start.
-fn try_engine(file: &Arc<File>, regions: &Regions, choice: Choice) -> Result<String, MediumError> {
+/// Whether that is a ring is told, too.
+fn try_engine(
+    file: &Arc<File>,
+    regions: &Regions,
+    choice: Choice,
+) -> Result<(String, bool), MediumError> {
     let capacity = Capacity { depth: 1, segments_max: 1 };
     let engine = Engine::new(Arc::clone(file), regions, capacity, choice)
         .map_err(|error| MediumError::new(error.blame(), format!("file: {error}")))?;
-    Ok(match engine.why_no_ring() {
+    let name = match engine.why_no_ring() {
         Some(errno) => format!("{} (io_uring is refused: {errno})", engine.name()),
         None => engine.name().into(),
-    })
+    };
+    Ok((name, engine.takes_lent()))
 }
 
 /// What can be done with a file that is only read.
@@ -332,8 +347,9 @@ mod tests {
     };
     use dma::{Backing, Mapping, Regions};
     use host::engine::Choice;
-    use host::file::FileExtent;
+    use host::file::{Alignment, FileExtent};
 
+    use super::channel::goes_directly;
     use super::{FileMedium, FileMediumOptions, in_blocks};
 
     const BLOCK: u32 = 4096;
@@ -445,6 +461,29 @@ mod tests {
         }
         assert!(medium.resize(1 << 50).is_err(), "no file system has files of that size");
         assert_eq!(medium.limits().block_count, 512);
+    }
+
+    #[test]
+    fn what_is_lent_goes_to_a_ring_and_only_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let regions = Regions::new(8);
+        let alignment = Alignment { memory_bytes: 512, offset_bytes: 4096 };
+        let mut options = options(&directory.path().join("blocks"), Some(1 << 20));
+        let medium = FileMedium::open_as(&regions, &options, Ok(alignment)).unwrap();
+        match medium.has_ring {
+            true => assert_eq!(medium.takes_lent(), Ok(512)),
+            false => println!("skipped: io_uring is not allowed here"),
+        }
+        let lender = tempfile::tempfile().unwrap().into();
+        let lent = regions.lend(lender, 0, (4, 1 << 16)).unwrap();
+        let goes = |segment| goes_directly(&medium.shared, &[segment]);
+        assert!(goes(lent.slice(1 << 16, 8192).unwrap()), "its address is the lender's");
+        assert!(!goes(lent.slice(0, 512).unwrap()), "half a block");
+        assert!(!goes(lent.slice(1 << 15, 1 << 16).unwrap()), "parts of two requests");
+        options.engine = Choice::Threads;
+        options.path = directory.path().join("others");
+        let refused = FileMedium::open(&regions, &options).unwrap().takes_lent().unwrap_err();
+        assert!(refused.contains("threads") && refused.contains("expected io_uring"), "{refused}");
     }
 
     #[test]

@@ -112,6 +112,12 @@ impl Medium for Descriptor {
         medium.ok_or_else(|| shared.gone())?.extent(lba)
     }
 
+    fn takes_lent(&self) -> Result<u32, String> {
+        let shared = &self.grant.shared;
+        let medium = shared.medium();
+        medium.ok_or_else(|| shared.gone())?.takes_lent()
+    }
+
     fn notice_size(&self) -> Result<u64, String> {
         self.grant.shared.notice_size();
         Ok(self.grant.shared.limits().block_count)

@@ -59,7 +59,7 @@ pub struct Owner {
 /// Where it lies, without the leading slash.
 pub const CONTROL: &str = "dev/ublk-control";
 /// The longest that a command takes or gives.
-const ROOM_BYTES: usize = 64;
+const ROOM_BYTES: usize = 128;
 
 impl Control {
     /// Opens the door of `machine`.
@@ -273,7 +273,7 @@ mod tests {
             assert!(answer.is_err_and(|errno| errno != Errno::TIMEDOUT), "{answer:?}");
             assert_eq!(bytes, [7; 8], "nobody has written there");
         }
-        let mut long = [0; 65];
+        let mut long = [0; 129];
         let refused = control.ask(ControlOp::GetFeatures, (0, 0), &mut long, Span::from_secs(10));
         assert_eq!(refused, Err(Errno::INVAL));
     }

@@ -167,7 +167,7 @@ impl Queue {
     #[inline]
     fn push(&mut self, op: QueueOp, tag: u16, result: i32) {
         let file = types::Fd(self.device.as_fd().as_raw_fd());
-        let command = QueueCommand { queue: self.number, tag, result };
+        let command = QueueCommand { queue: self.number, tag, result, buffer: 0 };
         let entry = opcode::UringCmd16::new(file, op.code()).cmd(command.to_bytes()).build();
         let entry = entry.user_data(u64::from(tag));
         // SAFETY: the entry names the device's descriptor, which the queue keeps open, and no memory.

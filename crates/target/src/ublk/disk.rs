@@ -11,6 +11,8 @@ pub(super) struct Disk {
     io_bytes_max: u32,
     /// Sectors in a block, as a power of two.
     shift: u32,
+    /// What the memory of requests is aligned to, if that matters: more than the kernel's own 4 bytes.
+    memory_alignment: Option<u32>,
 }
 
 /// What a request comes to.
@@ -28,6 +30,8 @@ pub(super) struct Ask {
 const IO_BYTES_MAX: u32 = 512 << 10;
 /// Linux asks for whole pages of this size, and its disks have no larger blocks.
 const PAGE_BYTES: u32 = 4096;
+/// What the memory of requests is aligned to if nothing is said (`blk_set_default_limits`).
+const KERNEL_ALIGNMENT: u32 = 4;
 /// As much is deallocated at once.
 const DISCARD_BYTES_MAX: u32 = 64 << 20;
 
@@ -68,7 +72,14 @@ impl Disk {
             ));
         }
         let shift = (block_size / SECTOR_BYTES).ilog2();
-        Ok(Self { limits, is_read_only, io_bytes_max, shift })
+        Ok(Self { limits, is_read_only, io_bytes_max, shift, memory_alignment: None })
+    }
+
+    /// The same, whose requests have memory that is aligned so: a power of two, less than a page.
+    #[must_use]
+    pub(super) fn aligned(self, alignment: u32) -> Self {
+        let is_more = alignment > KERNEL_ALIGNMENT && alignment < PAGE_BYTES;
+        Self { memory_alignment: is_more.then_some(alignment), ..self }
     }
 
     /// The most that a request moves: whole pages.
@@ -113,6 +124,7 @@ impl Disk {
             sectors_max,
             sectors: self.sectors(),
             discard: has_any.then_some(discard),
+            memory_alignment: self.memory_alignment,
         }
     }
 

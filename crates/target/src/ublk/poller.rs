@@ -225,7 +225,6 @@ impl<D: Driver> Poller for Serving<D> {
 
 impl<D> Drop for Serving<D> {
     fn drop(&mut self) {
-        let super::tags::Done { good, failed } = self.tags.done();
-        let _ = self.tell.send(News::QueueEnded { queue: self.number, good, failed });
+        let _ = self.tell.send(News::QueueEnded { queue: self.number, done: self.tags.done() });
     }
 }

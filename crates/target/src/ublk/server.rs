@@ -1,9 +1,10 @@
 //! A device from its beginning, or its recovery, to its end.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use base::{Backend, Blame, Medium, Span};
+use base::{Backend, Blame, Medium, Segment, Span};
 use block::{BounceMemory, Descriptor, Device as BlockDevice, MediumError, ShapeOptions, Shaped};
 use dma::{Region, Regions};
 use host::Errno;
@@ -17,7 +18,7 @@ use super::claim::{self, Ours, Verdict, judge};
 use super::disk::Disk;
 use super::poller::{Parts, Serving};
 use super::refused::Refused;
-use super::tags::Tags;
+use super::tags::{Done, Tags};
 
 /// What is served, and by whom.
 pub struct Plan {
@@ -33,7 +34,9 @@ pub struct Plan {
     pub limits: Limits,
     /// Whether what a dead server of something else has left at that number is taken away.
     pub replaces: bool,
-    /// Where the memory of queues lies; a place for each.
+    /// Whether data are not to be copied where kernel and medium allow that.
+    pub wants_zero_copy: bool,
+    /// Where the memory of queues lies; two places for each.
     pub regions: Regions,
     /// Who serves.
     pub reactors: Arc<Directory>,
@@ -55,6 +58,8 @@ pub struct Server {
     control: Control,
     info: DeviceInfo,
     has_recovered: bool,
+    /// Or why data are copied.
+    zero_copy: Result<(), String>,
     is_stopped: bool,
     told: Receiver<News>,
     queues_left: u16,
@@ -67,10 +72,8 @@ pub enum News {
     QueueEnded {
         /// Its number.
         queue: u16,
-        /// Requests that it has done.
-        good: u64,
-        /// Requests that have ended with an error.
-        failed: u64,
+        /// What it has done.
+        done: Done,
     },
     /// Something went wrong, in a line.
     Trouble(String),
@@ -92,6 +95,9 @@ const DEPTH_MAX: u16 = 1024;
 const NEEDED: Features = Features::IOCTL_ENCODE.and(Features::USER_COPY);
 /// The same if it is to outlive us.
 const RECOVERED: Features = Features::RECOVERY.and(Features::RECOVERY_REISSUE);
+/// What is needed beside it for data that are not copied. The context of a medium may be served by
+/// another thread than the queue.
+const LENDING: Features = Features::ZERO_COPY.and(Features::LENT_TO_ANY_THREAD);
 /// Bytes in a buffer for what a device cannot do by itself, and how many there are.
 const BUFFER_BYTES: u32 = 64 << 10;
 const BUFFERS: u16 = 4;
@@ -138,7 +144,12 @@ impl Server {
         }
         let disk = Disk::new(plan.medium.limits(), plan.is_read_only).map_err(Refused::caller)?;
         let mut control = Control::open(machine)?;
-        check_features(&mut control)?;
+        let has = check_features(&mut control)?;
+        let zero_copy = may_lend(plan, has);
+        let disk = match &zero_copy {
+            Ok(alignment) => disk.aligned(*alignment),
+            Err(_) => disk,
+        };
         let ours = Ours {
             disk: &disk,
             signature: plan.signature,
@@ -153,12 +164,13 @@ impl Server {
         let has_recovered = found.is_some();
         let info = match found {
             Some(info) => info,
-            None => make(&mut control, plan, &disk)?,
+            None => make(&mut control, plan, &disk, zero_copy.is_ok())?,
         };
+        let zero_copy = zero_copy.and_then(|_| check_lends(&info, has_recovered));
         let (tell, told) = channel();
         let queues_left = info.queues;
         let mut server =
-            Self { control, info, has_recovered, is_stopped: false, told, queues_left };
+            Self { control, info, has_recovered, zero_copy, is_stopped: false, told, queues_left };
         match server.show(machine, plan, &disk, &tell) {
             Ok(()) => Ok(server),
             Err(NotShown::Elsewhere(why)) => Err(why),
@@ -190,6 +202,11 @@ impl Server {
     /// Whether it was taken over from a process that had died.
     pub fn has_recovered(&self) -> bool {
         self.has_recovered
+    }
+
+    /// Whether data go without a copy in this process, or why they do not, in a line.
+    pub fn zero_copy(&self) -> Result<(), &str> {
+        self.zero_copy.as_ref().copied().map_err(String::as_str)
     }
 
     /// The next thing that has happened, if something has.
@@ -294,12 +311,16 @@ impl Server {
         let Plan { regions, reactors, .. } = plan;
         let Room { memory, backend, ring } = room;
         let depth = self.info.depth;
+        let lent = match &self.zero_copy {
+            Ok(()) => Some(lend(device, regions, number, (depth, disk.io_bytes_max()))?),
+            Err(_) => None,
+        };
         let driver = Queue::new(ring, Arc::clone(device), regions, number);
         let serving = Serving::new(Parts {
             number,
             driver: driver.map_err(|errno| errno.to_string())?,
             backend,
-            tags: Tags::new(disk.clone(), depth, memory.segment()),
+            tags: Tags::new(disk.clone(), depth, memory.segment()).with_lent(lent),
             memory,
             tell: tell.clone(),
         });
@@ -366,14 +387,51 @@ fn left_behind(machine: &Machine, control: &mut Control, signature: u64) -> Opti
     })
 }
 
-/// Refuses a kernel that lacks what is needed.
-fn check_features(control: &mut Control) -> Result<(), Refused> {
+/// Whether data need not be copied, and what their memory is to be aligned to then; or why they must.
+fn may_lend(plan: &Plan, has: Features) -> Result<u32, String> {
+    if !plan.wants_zero_copy {
+        return Err("zero copy was turned off".to_owned());
+    }
+    let alignment = plan.medium.takes_lent()?;
+    if has.has(LENDING) {
+        return Ok(alignment);
+    }
+    let missing: Vec<_> = LENDING.without(has).names().collect();
+    Err(format!(
+        "the kernel has features {:#x}, expected {} as well: Linux 6.17 or newer",
+        has.0,
+        missing.join(", ")
+    ))
+}
+
+/// Whether the disk is one whose data are lent, or why they are copied.
+pub(super) fn check_lends(info: &DeviceInfo, has_recovered: bool) -> Result<(), String> {
+    if info.features.has(Features::ZERO_COPY) {
+        return Ok(());
+    }
+    let by_whom = if has_recovered { "the process that has died" } else { "the kernel" };
+    Err(format!("{by_whom} has made ublk:{} without zero copy", info.device))
+}
+
+/// Names the data of the requests of a queue, by tag.
+fn lend(
+    device: &Device,
+    regions: &Regions,
+    queue: u16,
+    requests: (u16, u32),
+) -> Result<Segment, String> {
+    let descriptor = device.as_fd().try_clone_to_owned().map_err(|why| why.to_string())?;
+    regions.lend(descriptor, queue, requests).map_err(|why| why.to_string())
+}
+
+/// What the kernel can do. Refuses one that lacks what is needed.
+fn check_features(control: &mut Control) -> Result<Features, Refused> {
     let mut bytes = [0; 8];
     let needed = NEEDED.and(RECOVERED);
     match control.ask(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, PATIENCE) {
         Ok(_) => {
             let has = Features(u64::from_ne_bytes(bytes));
-            if has.has(needed) { Ok(()) } else { Err(Refused::too_old(has, needed)) }
+            if has.has(needed) { Ok(has) } else { Err(Refused::too_old(has, needed)) }
         }
         // Before 6.5 the kernel does not even know the question.
         Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {
@@ -435,7 +493,12 @@ fn is_alive(machine: &Machine, process: i32) -> bool {
 }
 
 /// Makes a device, with a disk that nobody sees yet.
-fn make(control: &mut Control, plan: &Plan, disk: &Disk) -> Result<DeviceInfo, Refused> {
+fn make(
+    control: &mut Control,
+    plan: &Plan,
+    disk: &Disk,
+    lends: bool,
+) -> Result<DeviceInfo, Refused> {
     let Plan { number, signature, limits, medium, .. } = plan;
     let device = number.unwrap_or(ANY_DEVICE);
     let name = number.map_or_else(|| "ublk:".to_owned(), |number| format!("ublk:{number}"));
@@ -448,7 +511,7 @@ fn make(control: &mut Control, plan: &Plan, disk: &Disk) -> Result<DeviceInfo, R
         io_bytes_max: disk.io_bytes_max(),
         device,
         process: 0,
-        features,
+        features: if lends { features.and(Features::ZERO_COPY) } else { features },
         signature: *signature,
         owner_uid: 0,
         owner_gid: 0,

@@ -9,6 +9,10 @@
 //!
 //!   Awaited ── aborted ──▶ Gone
 //! ```
+//!
+//! Where the kernel lends the data of requests, they go to the backend as they are (`Lent`) and are
+//! not copied. What the backend refuses so is done once more the other way before anybody hears of
+//! it: so errors are the same, and memory that does not suit the medium is no error.
 
 use base::{Answer, Operation, Outcome, Request, Segment};
 use wire::ublk::Descriptor;
@@ -23,6 +27,10 @@ pub(super) struct Tags {
     states: Box<[State]>,
     /// The memory of each tag.
     places: Box<[Segment]>,
+    /// The data of all requests, each at the place of its tag, as far as the kernel lends them.
+    lent: Option<Segment>,
+    /// How many requests were refused so.
+    refusals: u32,
     /// The part of it that a request moves, by tag: the table that requests point into.
     segments: Box<[Segment]>,
     /// What the backend is to do next.
@@ -44,6 +52,8 @@ enum State {
     Incoming(Ask),
     /// The backend.
     Asked(Ask),
+    /// The backend, which has the data of the kernel itself.
+    Lent(Ask),
     /// The data of a read, on their way to who asked.
     Outgoing(Ask),
     /// Nothing any more.
@@ -65,12 +75,19 @@ pub(super) enum Step {
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Done {
+pub struct Done {
     /// Requests that have ended well.
-    pub(super) good: u64,
+    pub good: u64,
     /// Requests that have ended with an error.
-    pub(super) failed: u64,
+    pub failed: u64,
+    /// Bytes that moved between medium and request without a copy in this process.
+    pub lent_bytes: u64,
+    /// Bytes that moved with one.
+    pub copied_bytes: u64,
 }
+
+/// As many requests may be refused without a copy; then everything is copied.
+const REFUSALS_MAX: u32 = 16;
 
 const ENODATA: i32 = 61;
 const ENOLINK: i32 = 67;
@@ -94,12 +111,20 @@ impl Tags {
             states: vec![State::Awaited; usize::from(depth)].into(),
             segments: places.clone(),
             places,
+            lent: None,
+            refusals: 0,
             requests: Vec::with_capacity(usize::from(depth)),
             in_flight: 0,
             left: usize::from(depth),
             done: Done::default(),
             trouble: None,
         }
+    }
+
+    /// The same, whose data the kernel lends: those of each request at the place of its tag.
+    #[must_use]
+    pub(super) fn with_lent(self, lent: Option<Segment>) -> Self {
+        Self { lent, ..self }
     }
 
     /// How many there are.
@@ -140,15 +165,27 @@ impl Tags {
             Err(error) => return self.commit(tag, -error),
         };
         let index = usize::from(tag);
-        if ask.len_bytes > 0 {
-            let place = self.places[index];
-            self.segments[index] = Segment { len_bytes: ask.len_bytes, ..place };
+        if ask.len_bytes == 0 {
+            self.ask(tag, ask, State::Asked(ask));
+            return Step::Nothing;
         }
+        let Some(lent) = self.lent else { return self.begin_copied(tag, ask) };
+        let offset = lent.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
+        self.segments[index] = Segment { offset, len_bytes: ask.len_bytes, ..lent };
+        self.ask(tag, ask, State::Lent(ask));
+        Step::Nothing
+    }
+
+    /// Data go through memory of ours.
+    #[inline]
+    fn begin_copied(&mut self, tag: u16, ask: Ask) -> Step {
+        let index = usize::from(tag);
+        self.segments[index] = Segment { len_bytes: ask.len_bytes, ..self.places[index] };
         if ask.operation == Operation::Write {
             self.states[index] = State::Incoming(ask);
             return Step::CopyIn { tag, into: self.segments[index] };
         }
-        self.ask(tag, ask);
+        self.ask(tag, ask, State::Asked(ask));
         Step::Nothing
     }
 
@@ -158,12 +195,12 @@ impl Tags {
         let state = self.states[usize::from(tag)];
         match state {
             State::Incoming(ask) if is_done => {
-                self.ask(tag, ask);
+                self.ask(tag, ask, State::Asked(ask));
                 Step::Nothing
             }
-            State::Outgoing(ask) if is_done => self.commit(tag, moved(ask)),
+            State::Outgoing(ask) if is_done => self.commit_copied(tag, ask),
             State::Incoming(_) | State::Outgoing(_) => self.commit(tag, -EIO),
-            State::Awaited | State::Asked(_) | State::Gone => Step::Nothing,
+            State::Awaited | State::Asked(_) | State::Lent(_) | State::Gone => Step::Nothing,
         }
     }
 
@@ -171,11 +208,18 @@ impl Tags {
     #[inline]
     pub(super) fn answered(&mut self, answer: Answer) -> Step {
         let index = usize::try_from(answer.token).unwrap_or(usize::MAX);
-        let Some(State::Asked(ask)) = self.states.get(index).copied() else {
-            return self.complain(format!("the device has answered {}, unasked", answer.token));
+        let (ask, is_lent) = match self.states.get(index) {
+            Some(State::Asked(ask)) => (*ask, false),
+            Some(State::Lent(ask)) => (*ask, true),
+            _ => {
+                return self.complain(format!("the device has answered {}, unasked", answer.token));
+            }
         };
         self.in_flight -= 1;
         let tag = u16::try_from(index).unwrap_or(u16::MAX);
+        if is_lent {
+            return self.answered_lent(tag, ask, answer.outcome);
+        }
         if !answer.outcome.is_success() {
             return self.commit(tag, -error(answer.outcome));
         }
@@ -183,7 +227,36 @@ impl Tags {
             self.states[index] = State::Outgoing(ask);
             return Step::CopyOut { tag, from: self.segments[index] };
         }
-        self.commit(tag, moved(ask))
+        self.commit_copied(tag, ask)
+    }
+
+    /// The backend has answered a request whose data it had of the kernel itself.
+    #[inline]
+    fn answered_lent(&mut self, tag: u16, ask: Ask, outcome: Outcome) -> Step {
+        if outcome.is_success() {
+            self.done.lent_bytes += u64::from(ask.len_bytes);
+            return self.commit(tag, moved(ask));
+        }
+        self.begin_again(tag, ask, outcome)
+    }
+
+    #[cold]
+    fn begin_again(&mut self, tag: u16, ask: Ask, outcome: Outcome) -> Step {
+        self.refusals += 1;
+        if self.refusals == 1 {
+            let operation = ask.operation;
+            self.complain(format!(
+                "the device has answered a {operation:?} of {} bytes without a copy with {outcome:?}: \
+                 what is refused so is copied",
+                ask.len_bytes
+            ));
+        }
+        if self.refusals == REFUSALS_MAX && self.lent.take().is_some() {
+            self.complain(format!(
+                "{REFUSALS_MAX} requests were refused without a copy: from now on all are copied"
+            ));
+        }
+        self.begin_copied(tag, ask)
     }
 
     /// What the backend is to do next, and the table of all tags that it points into.
@@ -222,8 +295,8 @@ impl Tags {
     }
 
     #[inline]
-    fn ask(&mut self, tag: u16, ask: Ask) {
-        self.states[usize::from(tag)] = State::Asked(ask);
+    fn ask(&mut self, tag: u16, ask: Ask, state: State) {
+        self.states[usize::from(tag)] = state;
         self.requests.push(Request {
             token: u64::from(tag),
             lba: ask.lba,
@@ -235,6 +308,13 @@ impl Tags {
             operation: ask.operation,
             flags: ask.flags,
         });
+    }
+
+    /// Data that were copied have arrived.
+    #[inline]
+    fn commit_copied(&mut self, tag: u16, ask: Ask) -> Step {
+        self.done.copied_bytes += u64::from(ask.len_bytes);
+        self.commit(tag, moved(ask))
     }
 
     #[inline]

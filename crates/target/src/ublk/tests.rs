@@ -3,6 +3,7 @@
 mod claims;
 mod fake;
 mod hostile;
+mod lent;
 mod serving;
 mod session;
 

@@ -236,7 +236,7 @@ pub struct Features(pub u64);
 impl Features {
     /// Nothing.
     pub const NONE: Self = Self(0);
-    /// The data of requests can be used where they lie (Linux 6.15).
+    /// The data of requests can be lent to a ring as buffers of it (Linux 6.15).
     pub const ZERO_COPY: Self = Self(1 << 0);
     /// When its server dies, the disk waits for another (Linux 6.1).
     pub const RECOVERY: Self = Self(1 << 3);
@@ -247,12 +247,16 @@ impl Features {
     /// The data of requests are read and written by way of `/dev/ublkcN` (Linux 6.5).
     pub const USER_COPY: Self = Self(1 << 7);
 
-    const NAMES: [(Self, &'static str); 5] = [
+    /// Any thread may have them lent, and taken back (Linux 6.17).
+    pub const LENT_TO_ANY_THREAD: Self = Self(1 << 14);
+
+    const NAMES: [(Self, &'static str); 6] = [
         (Self::ZERO_COPY, "zero copy"),
         (Self::RECOVERY, "recovery"),
         (Self::RECOVERY_REISSUE, "recovery with reissue"),
         (Self::IOCTL_ENCODE, "commands numbered as ioctls"),
         (Self::USER_COPY, "user copy"),
+        (Self::LENT_TO_ANY_THREAD, "zero copy by any thread"),
     ];
 
     /// Both sets.

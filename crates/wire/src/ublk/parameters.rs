@@ -9,10 +9,12 @@ use super::{put, take};
 ///   | max sectors | chunk sectors | sectors | virtual boundary | …
 ///   40          44            48            52           56         58   60
 ///   | alignment | granularity | max discard | max zeroes | segments |    |
+///   60                       76                  108              112   116
+///   | numbers of its devices | what zones it has | alignment mask |     |
 /// ```
 ///
-/// `struct ublk_params`, as far as the basic parameters and those of discard. What follows in newer
-/// kernels is left out: the length says so.
+/// `struct ublk_params`, as far as the basic parameters, those of discard and the alignment of
+/// memory. What follows in newer kernels is left out: the length says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// What it is besides.
@@ -27,6 +29,9 @@ pub struct Parameters {
     pub sectors: u64,
     /// What can be deallocated and zeroed; none if neither can be.
     pub discard: Option<Discard>,
+    /// Bytes that the memory of requests is aligned to, a power of two; none leaves it to the kernel,
+    /// which takes 4.
+    pub memory_alignment: Option<u32>,
 }
 
 /// How blocks are deallocated, and zeroed (`struct ublk_param_discard`).
@@ -66,21 +71,23 @@ impl Attributes {
     }
 }
 
-/// `UBLK_PARAM_TYPE_BASIC` and `UBLK_PARAM_TYPE_DISCARD`.
+/// `UBLK_PARAM_TYPE_BASIC`, `UBLK_PARAM_TYPE_DISCARD` and `UBLK_PARAM_TYPE_DMA_ALIGN`.
 const BASIC: u32 = 1 << 0;
 const DISCARD: u32 = 1 << 1;
+const ALIGNMENT: u32 = 1 << 4;
 
 impl Parameters {
     /// How long they are.
-    pub const BYTES: usize = 60;
-    const SIZE: u32 = 60;
+    pub const BYTES: usize = 116;
+    const SIZE: u32 = 116;
+    /// How long they are without an alignment: all that kernels before 6.5 know.
+    const SIZE_WITHOUT: u32 = 60;
 
     /// They as bytes.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        let types = if self.discard.is_some() { BASIC | DISCARD } else { BASIC };
-        put(&mut bytes, 0, &Self::SIZE.to_ne_bytes());
-        put(&mut bytes, 4, &types.to_ne_bytes());
+        let mut types = BASIC;
+        let mut size = Self::SIZE_WITHOUT;
         put(&mut bytes, 8, &self.attributes.0.to_ne_bytes());
         // The best size is the physical block, and so is the least that is worth while.
         let physical = self.physical_shift;
@@ -88,12 +95,20 @@ impl Parameters {
         put(&mut bytes, 16, &self.sectors_max.to_ne_bytes());
         put(&mut bytes, 24, &self.sectors.to_ne_bytes());
         if let Some(discard) = self.discard {
+            types |= DISCARD;
             put(&mut bytes, 44, &discard.granularity.to_ne_bytes());
             put(&mut bytes, 48, &discard.discard_sectors_max.to_ne_bytes());
             put(&mut bytes, 52, &discard.zero_sectors_max.to_ne_bytes());
             // No kernel takes more.
             put(&mut bytes, 56, &1_u16.to_ne_bytes());
         }
+        if let Some(alignment) = self.memory_alignment {
+            types |= ALIGNMENT;
+            size = Self::SIZE;
+            put(&mut bytes, 108, &(alignment - 1).to_ne_bytes());
+        }
+        put(&mut bytes, 0, &size.to_ne_bytes());
+        put(&mut bytes, 4, &types.to_ne_bytes());
         bytes
     }
 
@@ -119,6 +134,8 @@ impl Parameters {
             sectors_max: u32::from_ne_bytes(take(bytes, 16)),
             sectors: u64::from_ne_bytes(take(bytes, 24)),
             discard: (types & DISCARD != 0).then_some(discard),
+            memory_alignment: (types & ALIGNMENT != 0)
+                .then(|| u32::from_ne_bytes(take(bytes, 108)).saturating_add(1)),
         })
     }
 }

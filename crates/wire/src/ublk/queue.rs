@@ -12,7 +12,7 @@ use super::{DEPTH_MAX, READ_WRITE, code, put, take};
 /// ```
 ///
 /// `struct ublksrv_io_cmd`, in the command area of a submission entry of 64 bytes. With user copy
-/// there is no address.
+/// there is no address; where the data of a request are lent, it is the place of their buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueCommand {
     /// Which queue.
@@ -21,6 +21,9 @@ pub struct QueueCommand {
     pub tag: u16,
     /// How it has ended: bytes moved, or an error number below zero.
     pub result: i32,
+    /// Which buffer of the ring its data are, for [`QueueOp::Lend`] and [`QueueOp::TakeBack`]; else
+    /// zero.
+    pub buffer: u16,
 }
 
 /// What is told (`UBLK_U_IO_*`).
@@ -30,6 +33,10 @@ pub enum QueueOp {
     Fetch,
     /// The request has ended, and the next one is waited for.
     CommitAndFetch,
+    /// The data of the request become a buffer of the ring that this is said on (Linux 6.15).
+    Lend,
+    /// The buffer is one no more. The request ends once that is said, and it was committed.
+    TakeBack,
 }
 
 /// A command ended so: there is a request (`UBLK_IO_RES_OK`).
@@ -43,6 +50,8 @@ impl QueueOp {
         let number = match self {
             Self::Fetch => 0x20,
             Self::CommitAndFetch => 0x21,
+            Self::Lend => 0x23,
+            Self::TakeBack => 0x24,
         };
         code(READ_WRITE, QueueCommand::SIZE, number)
     }
@@ -60,6 +69,7 @@ impl QueueCommand {
         put(&mut bytes, 0, &self.queue.to_ne_bytes());
         put(&mut bytes, 2, &self.tag.to_ne_bytes());
         put(&mut bytes, 4, &self.result.to_ne_bytes());
+        put(&mut bytes, 8, &u64::from(self.buffer).to_ne_bytes());
         bytes
     }
 }

@@ -36,6 +36,7 @@ fn commands_have_the_kernels_codes() {
     assert_eq!(control, expected);
     assert_eq!(QueueOp::Fetch.code(), 0xc010_7520);
     assert_eq!(QueueOp::CommitAndFetch.code(), 0xc010_7521);
+    assert_eq!((QueueOp::Lend.code(), QueueOp::TakeBack.code()), (0xc010_7523, 0xc010_7524));
 }
 
 #[test]
@@ -74,6 +75,8 @@ fn what_a_device_says_of_itself_is_laid_out_as_the_kernels() {
     let ours = Features::RECOVERY.and(Features::RECOVERY_REISSUE).and(Features::USER_COPY);
     assert_eq!(info.features, ours.and(Features::IOCTL_ENCODE));
     assert_eq!(Features(0x81).names().collect::<Vec<_>>(), ["zero copy", "user copy"]);
+    let lent = Features(0x4000).names();
+    assert_eq!(lent.collect::<Vec<_>>(), ["zero copy by any thread"]);
 }
 
 #[test]
@@ -100,6 +103,7 @@ fn parameters_are_laid_out_as_the_kernels() {
             discard_sectors_max: 2_097_152,
             zero_sectors_max: 1_048_576,
         }),
+        memory_alignment: None,
     };
     let exact = bytes(
         "3c00000003000000 0c000000090c0c0c 0004000000000000 0000200000000000 0000000000000000
@@ -110,13 +114,24 @@ fn parameters_are_laid_out_as_the_kernels() {
     let plain = Parameters { discard: None, ..parameters };
     assert_eq!(Parameters::from_bytes(&plain.to_bytes()), Some(plain));
     assert_eq!(Parameters::from_bytes(&Parameters::question()), None, "it says nothing yet");
-    assert_eq!(Parameters::question(), bytes("3c"));
+    assert_eq!(Parameters::question(), bytes("74"));
+    let aligned = Parameters { memory_alignment: Some(512), ..plain };
+    let exact: [u8; Parameters::BYTES] = aligned.to_bytes();
+    assert_eq!((exact[..8].to_vec(), exact[108..116].to_vec()), aligned_bytes());
+    assert_eq!(Parameters::from_bytes(&exact), Some(aligned));
+}
+
+/// The length and types of parameters with an alignment to 512 bytes, and `dma` of them.
+fn aligned_bytes() -> (Vec<u8>, Vec<u8>) {
+    (bytes::<8>("7400000011000000").to_vec(), bytes::<8>("ff010000").to_vec())
 }
 
 #[test]
 fn what_a_queue_says_is_laid_out_as_the_kernels() {
-    let command = QueueCommand { queue: 2, tag: 0x1ff, result: -5 };
+    let command = QueueCommand { queue: 2, tag: 0x1ff, result: -5, buffer: 0 };
     assert_eq!(command.to_bytes(), bytes("0200ff01fbffffff"));
+    let lends = QueueCommand { queue: 2, tag: 3, result: 0, buffer: 0x102 };
+    assert_eq!(lends.to_bytes(), bytes("0200030000000000 0201"));
     assert_eq!(ABORTED, -19, "ENODEV of asm-generic/errno-base.h");
 }
 

@@ -7,8 +7,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use super::IMAGE;
 use super::console::{self, Check, Word};
+use super::image;
 use super::monitor;
 use super::parts::Parts;
 use super::scenario::Scenario;
@@ -42,7 +42,7 @@ impl End {
 pub(crate) fn run(
     scenario: &Scenario,
     parts: &Parts,
-    room: &Path,
+    (room, suite): (&Path, &str),
     told: &mut dyn FnMut(&Check),
 ) -> Result<End, String> {
     let log = room.join(format!("{}.log", scenario.name));
@@ -55,7 +55,7 @@ pub(crate) fn run(
         }
     }
     let mut beside = Beside::start(scenario, &parts.tenmil, room)?;
-    let mut machine = start(scenario, &parts.kernel.image, room)?;
+    let mut machine = start(scenario, &parts.kernel(suite)?.image, (room, suite))?;
     let lines = listen(machine.stdout.take());
     let deadline = Instant::now() + Duration::from_secs(scenario.seconds_max);
     let mut end = End::Early;
@@ -95,7 +95,11 @@ pub(crate) fn run(
     Ok(end)
 }
 
-fn start(scenario: &Scenario, kernel: &Path, room: &Path) -> Result<Child, String> {
+fn start(
+    scenario: &Scenario,
+    kernel: &Path,
+    (room, suite): (&Path, &str),
+) -> Result<Child, String> {
     let line = format!(
         "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=on lab={} {}",
         scenario.name, scenario.kernel_line
@@ -113,7 +117,7 @@ fn start(scenario: &Scenario, kernel: &Path, room: &Path) -> Result<Child, Strin
         .arg("-kernel")
         .arg(kernel)
         .arg("-initrd")
-        .arg(room.join(IMAGE))
+        .arg(image(room, suite))
         .args(["-append", &line])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(crate) use emulator::Emulator;
-use kernel::Kernel;
+pub(crate) use kernel::Kernel;
 use newer::Newer;
 use programs::Programs;
 
@@ -23,7 +23,8 @@ use super::scenario::{BEGINNING, INIT, SCENARIOS};
 /// Everything that a guest is made of.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    pub(crate) kernel: Kernel,
+    /// The suites that kernels come from, and the kernel of each.
+    kernels: Vec<(String, Kernel)>,
     programs: Programs,
     newer: Newer,
     /// Our own.
@@ -32,19 +33,32 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// Finds what is there, and fetches or builds what is not; says so while it does.
-    pub(crate) fn gather(room: &Path, suite: &str, tenmil: Option<&Path>) -> Result<Self, String> {
+    /// Programs are those that go with the first of `suites`.
+    pub(crate) fn gather(
+        room: &Path,
+        suites: &[&str],
+        tenmil: Option<&Path>,
+    ) -> Result<Self, String> {
         let programs = Programs::find()?;
-        let kernel = Kernel::find(room, suite)?;
-        let newer = Newer::find(room, suite)?;
+        let kernel = |suite: &&str| Ok((suite.to_string(), Kernel::find(room, suite)?));
+        let kernels: Vec<_> = suites.iter().map(kernel).collect::<Result<_, String>>()?;
+        let first = suites.first().ok_or("no suite was named, expected one for kernels")?;
+        let newer = Newer::find(room, first)?;
         let tenmil = match tenmil {
             Some(path) => path.to_owned(),
             None => binary::build()?,
         };
-        Ok(Self { kernel, programs, newer, tenmil })
+        Ok(Self { kernels, programs, newer, tenmil })
     }
 
-    /// Writes the initramfs; how many bytes it has.
-    pub(crate) fn pack(&self, image: &Path) -> Result<usize, String> {
+    /// The kernel of a suite that was named.
+    pub(crate) fn kernel(&self, suite: &str) -> Result<&Kernel, String> {
+        let found = self.kernels.iter().find(|(of, _)| of == suite);
+        found.map(|(_, kernel)| kernel).ok_or_else(|| format!("no kernel of {suite} was fetched"))
+    }
+
+    /// Writes the initramfs for the kernel of a suite; how many bytes it has.
+    pub(crate) fn pack(&self, suite: &str, image: &Path) -> Result<usize, String> {
         let about = |why| format!("write {}: {why}", image.display());
         let file = File::create(image).map_err(about)?;
         let mut archive = Archive::new(BufWriter::new(file));
@@ -59,7 +73,7 @@ impl Parts {
         }
         self.programs.pack(&self.tenmil, &mut archive)?;
         self.newer.pack(&mut archive)?;
-        self.kernel.pack(&mut archive)?;
+        self.kernel(suite)?.pack(&mut archive)?;
         archive.end().map_err(about)
     }
 }

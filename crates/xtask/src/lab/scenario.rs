@@ -29,6 +29,8 @@ pub(crate) struct Scenario {
     pub(crate) may_restart: bool,
     /// What a tenmil beside the guest is told, if there is one, with `ROOM` as above.
     pub(crate) beside: &'static [&'static str],
+    /// The Debian suite that its kernel comes from, whatever was asked for: one that has what it needs.
+    pub(crate) suite: Option<&'static str>,
     /// What the kernel is told beside what it always is.
     pub(crate) kernel_line: &'static str,
     /// What the guest does.
@@ -49,12 +51,13 @@ const BARE: Scenario = Scenario {
     deeds: &[],
     may_restart: false,
     beside: &[],
+    suite: None,
     kernel_line: "",
     script: "",
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 10] = [
+pub(crate) const SCENARIOS: [Scenario; 11] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -204,7 +207,26 @@ pub(crate) const SCENARIOS: [Scenario; 10] = [
         disk_bytes: 320 << 20,
         is_short: false,
         seconds_max: 480,
-        script: include_str!("guest/ublk.sh"),
+        script: concat!(include_str!("guest/ublk-disk.sh"), include_str!("guest/ublk.sh")),
+        ..BARE
+    },
+    Scenario {
+        name: "ublk-zero-copy",
+        about: "the same of a newer kernel, which lends the data of requests instead of copying them",
+        suite: Some("forky"),
+        devices: &[
+            "-drive",
+            "file=ROOM/disk,format=raw,if=none,id=disk",
+            "-device",
+            "nvme,drive=disk,serial=LAB1",
+        ],
+        disk_bytes: 320 << 20,
+        is_short: false,
+        seconds_max: 600,
+        script: concat!(
+            include_str!("guest/ublk-disk.sh"),
+            include_str!("guest/ublk-zero-copy.sh")
+        ),
         ..BARE
     },
     Scenario {

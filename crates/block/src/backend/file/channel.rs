@@ -299,14 +299,17 @@ fn zeroing(flags: Flags) -> (Awaits, Awaits) {
 }
 
 /// Whether the memory of a request is as the file wants it. Memory that does not exist is found by
-/// the engine, which answers for it.
-fn goes_directly(shared: &Shared, segments: &[Segment]) -> bool {
+/// the engine, which answers for it. What was lent is aligned as whoever lent it was told.
+pub(super) fn goes_directly(shared: &Shared, segments: &[Segment]) -> bool {
     let Ok(alignment) = shared.direct else { return true };
     let (memory, unit) = (alignment.memory_bytes as usize, alignment.offset_bytes);
     segments.iter().all(|segment| {
         let address = shared.regions.address(*segment);
-        segment.len_bytes.is_multiple_of(unit)
-            && address.is_ok_and(|address| address.addr().get().is_multiple_of(memory))
+        let is_aligned = match address {
+            Ok(address) => address.addr().get().is_multiple_of(memory),
+            Err(_) => shared.regions.lent(*segment).is_some(),
+        };
+        segment.len_bytes.is_multiple_of(unit) && is_aligned
     })
 }
 

@@ -5,6 +5,7 @@ use wire::ublk::{DeviceInfo, DeviceState, Features, Parameters};
 
 use super::super::claim::{Ours, Server, Verdict, judge};
 use super::super::disk::Disk;
+use super::super::server::check_lends;
 use super::super::signature;
 use super::{disk, limits};
 
@@ -44,6 +45,18 @@ fn what_a_dead_process_has_left_of_the_same_is_gone_on_with() {
     let parameters = Some(disk().parameters());
     let quiesced = found(DeviceState::Quiesced);
     assert_eq!(verdict(&quiesced, parameters, DEAD), Verdict::Recover);
+}
+
+#[test]
+fn what_was_made_to_be_copied_is_copied() {
+    let made = found(DeviceState::Quiesced);
+    let lends = DeviceInfo { features: made.features.and(Features::ZERO_COPY), ..made };
+    for by_whom in ["the process that has died", "the kernel"] {
+        let has_recovered = by_whom.contains("died");
+        assert_eq!(check_lends(&lends, has_recovered), Ok(()));
+        let why = check_lends(&made, has_recovered).unwrap_err();
+        assert_eq!(why, format!("{by_whom} has made ublk:{} without zero copy", made.device));
+    }
 }
 
 #[test]

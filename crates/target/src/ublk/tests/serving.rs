@@ -12,7 +12,7 @@ use wire::ublk::IoOp;
 
 use super::super::poller::{Parts, Serving};
 use super::super::server::News;
-use super::super::tags::Tags;
+use super::super::tags::{Done, Tags};
 use super::fake::Kernel;
 use super::{BLOCK, BLOCKS, asked, disk};
 
@@ -83,6 +83,10 @@ impl Rig {
     }
 }
 
+fn ended(good: u64, failed: u64, copied_bytes: u64) -> News {
+    News::QueueEnded { queue: 0, done: Done { good, failed, lent_bytes: 0, copied_bytes } }
+}
+
 #[test]
 fn a_queue_serves_sleeps_and_is_woken() {
     for poll in [PollMode::Adaptive, PollMode::Always] {
@@ -98,7 +102,7 @@ fn a_queue_serves_sleeps_and_is_woken() {
         }
         assert!(rig.kernel.flushes() > 0, "the kernel is told of what has ended");
         rig.kernel.abort();
-        let expected = News::QueueEnded { queue: 0, good: 100, failed: 0 };
+        let expected = ended(100, 0, 100 * 512);
         assert_eq!(rig.news(), expected);
         rig.reactors.stop();
     }
@@ -113,7 +117,7 @@ fn what_goes_wrong_is_told_and_the_rest_is_served() {
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     assert_eq!(rig.one(1, IoOp::Read, BLOCKS, &[]), -22);
     rig.kernel.abort();
-    assert_eq!(rig.news(), News::QueueEnded { queue: 0, good: 1, failed: 1 });
+    assert_eq!(rig.news(), ended(1, 1, 512));
     rig.reactors.stop();
 }
 
@@ -122,6 +126,6 @@ fn a_queue_whose_reactor_ends_lets_go() {
     let rig = Rig::new(PollMode::Adaptive);
     assert_eq!(rig.one(0, IoOp::Read, 0, &[]), 512);
     rig.reactors.stop();
-    assert_eq!(rig.told.recv(), Ok(News::QueueEnded { queue: 0, good: 1, failed: 0 }));
+    assert_eq!(rig.told.recv(), Ok(ended(1, 0, 512)));
     assert!(rig.told.recv().is_err(), "nobody is there to tell more");
 }

@@ -46,6 +46,15 @@ impl Session {
         }
     }
 
+    /// The same, of which the kernel lends the data.
+    pub(super) fn lending() -> (Self, Segment) {
+        let session = Self::new();
+        let lender = tempfile::tempfile().unwrap().into();
+        let lent = session.regions.lend(lender, 0, (DEPTH, disk().io_bytes_max())).unwrap();
+        let tags = session.tags.with_lent(Some(lent));
+        (Self { tags, ..session }, lent)
+    }
+
     fn follow(&mut self, mut step: Step) {
         loop {
             step = match step {

@@ -31,6 +31,8 @@ pub(super) struct Place {
     pub(super) depth: Option<u16>,
     /// Whether what a dead server of something else has left there is taken away.
     pub(super) replaces: bool,
+    /// Whether data are copied even where they need not be.
+    pub(super) copies: bool,
 }
 
 /// The port that IANA has reserved for NVMe over TCP (TCP 1.0 §3.1.2).
@@ -84,7 +86,7 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
     Ok(Listen::NvmeTcp(found))
 }
 
-/// `[N][?queues=N&depth=N&replace=yes]`.
+/// `[N][?queues=N&depth=N&replace=yes&zero-copy=off]`.
 fn parse_place(text: &str) -> Option<Place> {
     let (number, pairs) = match text.split_once('?') {
         Some((number, pairs)) => (number, Some(pairs)),
@@ -102,6 +104,8 @@ fn parse_place(text: &str) -> Option<Place> {
             ("depth", value) => place.depth = Some(some(value)?),
             ("replace", "yes") => place.replaces = true,
             ("replace", "no") => place.replaces = false,
+            ("zero-copy", "on") => place.copies = false,
+            ("zero-copy", "off") => place.copies = true,
             _ => return None,
         }
     }
@@ -120,8 +124,10 @@ mod tests {
         };
         assert_eq!(disk("ublk:"), Place::default());
         assert_eq!(disk("ublk:7"), Place { number: Some(7), ..Place::default() });
-        let whole = Place { number: Some(0), queues: Some(2), depth: Some(64), replaces: true };
-        assert_eq!(disk("ublk:0?queues=2&depth=64&replace=yes"), whole);
+        let (number, queues, depth) = (Some(0), Some(2), Some(64));
+        let whole = Place { number, queues, depth, replaces: true, copies: true };
+        assert_eq!(disk("ublk:0?queues=2&depth=64&replace=yes&zero-copy=off"), whole);
+        assert!(!disk("ublk:0?zero-copy=on").copies);
         let any = Place { queues: Some(3), ..Place::default() };
         assert_eq!(disk("ublk:?queues=3"), any);
         for text in [
@@ -134,6 +140,7 @@ mod tests {
             "ublk:1?depth=",
             "ublk:1?width=1",
             "ublk:1?replace=perhaps",
+            "ublk:1?zero-copy=no",
         ] {
             let refused = parse_listen(text).unwrap_err();
             assert!(refused.contains(&format!("`{text}`")), "{text}: {refused}");

@@ -11,7 +11,7 @@ use dma::Regions;
 use host::Clock;
 use host::machine::Machine;
 use serde_json::json;
-use target::ublk::{Limits, News, Plan, Server, shaped, signature};
+use target::ublk::{Done, Limits, News, Plan, Server, shaped, signature};
 
 use super::guests::{claim, refused};
 use super::listen::Place;
@@ -52,6 +52,7 @@ pub(super) fn run(
         signature: signature(&known_by(uri)),
         limits,
         replaces: place.replaces,
+        wants_zero_copy: !place.copies,
         regions,
         reactors: Arc::clone(reactors.directory()),
     };
@@ -64,13 +65,11 @@ pub(super) fn run(
         let number = server.number();
         eprintln!("note: ublk:{number} was left behind by a process that has died, and goes on");
     }
+    eprintln!("note: {}", way(&server));
     write_out(out, &ready(arguments, uri, &plan, &server))?;
+    let mut done = Done::default();
     while !host::signal::interrupted() && server.is_served() {
-        while let Some(news) = server.next_news() {
-            if let News::Trouble(text) = news {
-                eprintln!("note: {text}");
-            }
-        }
+        hear(&mut server, &mut done);
         if let Some((_, relay)) = &mut asked {
             relay.pass_on(&running::of(reactors));
         }
@@ -83,6 +82,8 @@ pub(super) fn run(
     // The disk first, while what is under way is still served.
     let stopped = server.stop(ENDING);
     balanced.stop();
+    hear(&mut server, &mut done);
+    eprintln!("note: {}", ended(&server, done));
     let removed = server.remove(&machine);
     let mut is_clean = !is_taken_away;
     for why in [stopped.err(), removed.err()].into_iter().flatten() {
@@ -90,6 +91,40 @@ pub(super) fn run(
         eprintln!("note: {why}");
     }
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Takes what has happened: troubles are told, what queues have done is added up.
+fn hear(server: &mut Server, all: &mut Done) {
+    while let Some(news) = server.next_news() {
+        match news {
+            News::Trouble(text) => eprintln!("note: {text}"),
+            News::QueueEnded { done, .. } => {
+                all.good += done.good;
+                all.failed += done.failed;
+                all.lent_bytes += done.lent_bytes;
+                all.copied_bytes += done.copied_bytes;
+            }
+        }
+    }
+}
+
+/// How data go, and why so.
+fn way(server: &Server) -> String {
+    let number = server.number();
+    match server.zero_copy() {
+        Ok(()) => format!("the data of ublk:{number} go between kernel and medium without a copy"),
+        Err(why) => format!("the data of ublk:{number} are copied: {why}"),
+    }
+}
+
+/// What has been done, at the end.
+fn ended(server: &Server, done: Done) -> String {
+    let Done { good, failed, lent_bytes, copied_bytes } = done;
+    let number = server.number();
+    format!(
+        "ublk:{number} has done {good} requests and failed {failed}; {lent_bytes} bytes went \
+         without a copy, {copied_bytes} with one"
+    )
 }
 
 /// Opens the device and claims it.
@@ -134,6 +169,8 @@ fn ready(arguments: &ServeArguments, uri: &Uri, plan: &Plan, server: &Server) ->
         "queues": queues,
         "depth": depth,
         "recovered": server.has_recovered(),
+        "zero_copy": server.zero_copy().is_ok(),
+        "copies_because": server.zero_copy().err(),
     });
     format!("{line}\n")
 }

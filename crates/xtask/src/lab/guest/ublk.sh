@@ -1,35 +1,5 @@
 # `tenmil serve URI --listen ublk:N` as a disk of the guest's own kernel.
 
-# says_no COMMAND...: passes if the command does not.
-says_no() { ! "$@"; }
-# serve LOG ARGUMENTS...: waits until it is ready; $served is its process.
-serve() {
-    log=/tmp/$1.log
-    shift
-    tenmil serve "$@" >"$log" 2>&1 &
-    served=$!
-    within 30 grep -q '^ready' "$log" || {
-        cat "$log"
-        return 1
-    }
-}
-ended() { ! kill -0 "$served" 2>/dev/null; }
-# Writes that the disk has ended.
-written() { awk '{ print $5 }' /sys/block/ublkb3/stat; }
-# Waits for the load to end; says what it said if that was no good end.
-ends_well() {
-    wait "$load" || {
-        echo "it ended with $?"
-        cat /tmp/load.log
-        return 1
-    }
-}
-# What a file takes, in blocks of 512 bytes.
-room() { stat -c %b "$1"; }
-verify() {
-    timeout 150 fio --name=verify --direct=1 --ioengine=libaio --verify=crc32c \
-        --output-format=terse "$@"
-}
 # Ticks of the clock that a process has run for.
 ticks() { cut -d ' ' -f 14,15 "/proc/$1/stat" | tr ' ' '+' | sed 's/^/echo $((/;s/$/))/' | sh; }
 
@@ -85,10 +55,11 @@ check 'blkdiscard gives all of it back' eval 'blkdiscard /dev/ublkb3 &&
     [ $(room /mnt/image) -lt 4096 ]'
 
 # Nobody serves it for a while, and nobody notices.
-verify --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=12m --iodepth=16 --numjobs=2 \
+start=$(written)
+verify --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=48m --iodepth=16 --numjobs=2 \
     --offset_increment=96m >/tmp/load.log 2>&1 &
 load=$!
-sleep 2
+within 20 has_written 500
 kill -9 $served
 before=$(written)
 wait $served 2>/dev/null
@@ -104,10 +75,11 @@ check 'nor has the kernel' says_no sh -c 'dmesg | grep -i "i/o error.*ublkb3"'
 
 # The same beneath a file system.
 check 'mkfs and mount again' eval 'mkfs.ext4 -q /dev/ublkb3 && mount -t ext4 /dev/ublkb3 /tmp/disk'
-verify --directory=/tmp/disk --rw=randwrite --bs=8k --size=24m --iodepth=8 --fsync=32 \
+start=$(written)
+verify --directory=/tmp/disk --rw=randwrite --bs=8k --size=64m --iodepth=8 --fsync=32 \
     >/tmp/load.log 2>&1 &
 load=$!
-sleep 2
+within 20 has_written 300
 kill -9 $served
 before=$(written)
 wait $served 2>/dev/null

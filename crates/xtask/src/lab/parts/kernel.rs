@@ -25,6 +25,8 @@ const MODULES: [&str; 12] = [
     "configfs",
 ];
 const PACKAGE: &str = "linux-image-amd64";
+/// What newer suites have taken out of the package of a kernel, as those begin.
+const PARTS: [&str; 3] = ["linux-base-", "linux-binary-", "linux-modules-"];
 
 /// A kernel, unpacked.
 #[derive(Debug)]
@@ -44,7 +46,7 @@ impl Kernel {
         }
         let modules = root.join("lib/modules");
         let version = only_entry(&modules)?;
-        let image = root.join(format!("boot/vmlinuz-{version}"));
+        let image = image(&root, &version);
         Ok(Self { version, image, root })
     }
 
@@ -95,10 +97,24 @@ fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     // What an earlier try left is of no use.
     _ = std::fs::remove_dir_all(root);
     let packages = Suite::open(&root.join("apt"), suite)?;
-    packages.unpack(&packages.needs(PACKAGE, "linux-image-")?, root)?;
+    let image = packages.needs(PACKAGE, "linux-image-")?.ok_or_else(|| {
+        format!("{PACKAGE} of {suite}: needs no linux-image-*, expected the kernel of a version")
+    })?;
+    packages.unpack(&image, root)?;
+    for part in PARTS {
+        if let Some(part) = packages.needs(&image, part)? {
+            packages.unpack(&part, root)?;
+        }
+    }
     lead_to_modules(root)?;
     run(Command::new("depmod").arg("-b").arg(root).arg(only_entry(&root.join("lib/modules"))?))?;
     write(&root.join("unpacked"), b"")
+}
+
+/// Where a kernel lies: in newer suites beside its modules.
+fn image(root: &Path, version: &str) -> PathBuf {
+    let beside = root.join(format!("lib/modules/{version}/vmlinuz"));
+    if beside.exists() { beside } else { root.join(format!("boot/vmlinuz-{version}")) }
 }
 
 /// A package for a system whose `/lib` is in `/usr` has its modules there only.

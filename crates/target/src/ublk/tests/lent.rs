@@ -1,0 +1,99 @@
+//! Data that the kernel lends: they go to the medium as they are, or are copied after all.
+
+use base::{Answer, Operation, Outcome};
+use wire::ublk::IoOp;
+
+use super::super::tags::Done;
+use super::session::Session;
+use super::{asked, disk};
+
+#[test]
+fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
+    let (mut session, lent) = Session::lending();
+    session.kernel.refuse_copies(true);
+    let each = disk().io_bytes_max();
+    for (tag, op) in [(3, IoOp::Write), (5, IoOp::Read)] {
+        session.kernel.ask(tag, asked(op, 8, 2), &[7; 1024]);
+        session.receive();
+        let (requests, segments) = session.tags.requests();
+        let [request] = requests else { panic!("{requests:?}") };
+        assert_eq!((request.token, request.lba, request.blocks), (u64::from(tag), 8, 2));
+        let segment = segments[request.segment_first as usize];
+        assert_eq!(segment, lent.slice(u32::from(tag) * each, 1024).unwrap());
+        let part = session.regions.lent(segment).unwrap();
+        assert_eq!((part.request, part.byte, part.len_bytes), (tag, 0, 1024));
+        session.tags.taken(1);
+        assert_eq!(session.tags.in_flight(), 1);
+        let answer = Answer { token: u64::from(tag), outcome: Outcome::SUCCESS, result: 0 };
+        session.answered(answer);
+        assert_eq!(session.kernel.results(), [(tag, 1024)]);
+        assert_eq!(session.tags.in_flight(), 0);
+    }
+    let expected = Done { good: 2, failed: 0, lent_bytes: 2048, copied_bytes: 0 };
+    assert_eq!(session.tags.done(), expected);
+    assert_eq!(session.tags.next_trouble(), None);
+}
+
+#[test]
+fn what_moves_no_data_is_asked_for_as_ever() {
+    let (mut session, _) = Session::lending();
+    for op in [IoOp::Discard, IoOp::WriteZeroes] {
+        assert_eq!(session.one(asked(op, 10, 4), &[]), 0, "{op:?}");
+    }
+    assert_eq!(session.one(asked(IoOp::Flush, 0, 0), &[]), 0);
+    let expected = Done { good: 3, ..Done::default() };
+    assert_eq!(session.tags.done(), expected);
+}
+
+/// The medium of a session is memory, which takes nothing that is lent.
+#[test]
+fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
+    let (mut session, lent) = Session::lending();
+    let refusals = 16;
+    for round in 0..20_u8 {
+        let op = if round % 2 == 0 { IoOp::Write } else { IoOp::Read };
+        let data = [round / 2; 512];
+        assert_eq!(session.one(asked(op, u64::from(round / 2), 1), &data), 512, "round {round}");
+        assert_eq!(session.kernel.data(3), data, "round {round}");
+        let told = session.tags.next_trouble();
+        match round + 1 {
+            1 => assert!(told.unwrap().contains("Write of 512 bytes without a copy")),
+            count if count == refusals => {
+                assert!(told.unwrap().contains("16 requests were refused without a copy"));
+            }
+            _ => assert_eq!(told, None, "round {round}"),
+        }
+        session.kernel.ask(1, asked(IoOp::Read, 0, 1), &[]);
+        session.receive();
+        let (requests, segments) = session.tags.requests();
+        let place = segments[requests[0].segment_first as usize];
+        assert_eq!(place.region == lent.region, round + 1 < refusals, "round {round}");
+        session.tags.taken(1);
+        session.answered(Answer { token: 1, outcome: Outcome::SUCCESS, result: 0 });
+        assert_eq!(session.kernel.results(), [(1, 512)]);
+    }
+    let done = session.tags.done();
+    assert_eq!((done.good, done.failed, done.copied_bytes), (40, 0, 25 * 512));
+    assert_eq!(done.lent_bytes, 15 * 512);
+}
+
+#[test]
+fn an_error_that_is_one_either_way_is_told_once_as_without() {
+    let (mut session, _) = Session::lending();
+    for operation in [IoOp::Read, IoOp::Write] {
+        session.kernel.ask(2, asked(operation, 0, 1), &[1; 512]);
+        session.receive();
+        for refused in [true, false] {
+            let (requests, _) = session.tags.requests();
+            assert_eq!(requests.len(), 1);
+            assert!(matches!(requests[0].operation, Operation::Read | Operation::Write));
+            session.tags.taken(1);
+            assert!(session.kernel.results().is_empty(), "nobody has heard of it: {refused}");
+            let outcome = Outcome::CAPACITY_EXCEEDED;
+            session.answered(Answer { token: 2, outcome, result: 0 });
+        }
+        assert_eq!(session.kernel.results(), [(2, -28)]);
+    }
+    let expected = Done { failed: 2, ..Done::default() };
+    assert_eq!(session.tags.done(), expected);
+}
