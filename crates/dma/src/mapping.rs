@@ -1,5 +1,7 @@
 //! One stretch of memory from the kernel.
 
+mod row;
+
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -7,6 +9,8 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use self::row::Row;
 
 /// A mapping, unmapped when dropped.
 #[derive(Debug)]
@@ -18,6 +22,7 @@ pub struct Mapping {
     /// What `mmap` returned, which for aligned private memory is more than what is used.
     whole: (NonNull<u8>, usize),
     shared: Option<OwnedFd>,
+    row: Option<Row>,
 }
 
 /// Where the memory comes from.
@@ -29,6 +34,9 @@ pub enum Backing {
     Shared,
     /// A memfd of explicit 2 MiB pages, which somebody has to have reserved.
     SharedHuge,
+    /// Private 2 MiB pages that lie in a row in the machine and are kept there. Somebody has to have
+    /// reserved them, and only root sees where they lie.
+    Row,
 }
 
 /// The kernel would not give the memory.
@@ -63,6 +71,7 @@ impl Mapping {
             Backing::Private => Self::private(len_bytes, true).map_err(refuse),
             Backing::Shared => Self::memfd(len_bytes, backing).map_err(refuse),
             Backing::SharedHuge => Self::memfd(len_bytes, backing).map_err(refuse),
+            Backing::Row => Self::in_a_row(len_bytes).map_err(refuse),
         }
     }
 
@@ -107,13 +116,29 @@ impl Mapping {
             transparent_huge_pages,
             whole: (whole, whole_len),
             shared: None,
+            row: None,
+        })
+    }
+
+    fn in_a_row(len_bytes: usize) -> Result<Self, rustix::io::Errno> {
+        let len_bytes = len_bytes.checked_next_multiple_of(HUGE_PAGE);
+        let len_bytes = len_bytes.ok_or(rustix::io::Errno::NOMEM)?;
+        let (base, row) = row::lay(len_bytes)?;
+        Ok(Self {
+            base,
+            len_bytes,
+            backing: Backing::Row,
+            transparent_huge_pages: false,
+            whole: (base, len_bytes),
+            shared: None,
+            row: Some(row),
         })
     }
 
     fn memfd(len_bytes: usize, backing: Backing) -> Result<Self, rustix::io::Errno> {
         let (flags, page) = match backing {
             Backing::SharedHuge => (MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, HUGE_PAGE),
-            Backing::Private | Backing::Shared => (MemfdFlags::empty(), PAGE),
+            _ => (MemfdFlags::empty(), PAGE),
         };
         let len_bytes = len_bytes.next_multiple_of(page);
         let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -135,7 +160,15 @@ impl Mapping {
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
         let whole = (base, len_bytes);
         let shared = Some(file);
-        Ok(Self { base, len_bytes, backing, transparent_huge_pages: false, whole, shared })
+        Ok(Self {
+            base,
+            len_bytes,
+            backing,
+            transparent_huge_pages: false,
+            whole,
+            shared,
+            row: None,
+        })
     }
 
     /// Faults every page in now, so that no I/O does. Without it the first touch of each page does.
@@ -153,11 +186,18 @@ impl Mapping {
     }
 
     /// Gives the pages back to the kernel, those of a memfd for everybody who maps it. The addresses
-    /// stay mapped and read as zeroes from now on. False if the kernel refuses.
+    /// stay mapped and read as zeroes from now on. Pages that are kept where they lie stay ours, and
+    /// are zeroed. False if the kernel refuses.
     pub(crate) fn discard(&self) -> bool {
         let advice = match self.backing {
             Backing::Private => Advice::LinuxDontNeed,
             Backing::Shared | Backing::SharedHuge => Advice::LinuxRemove,
+            Backing::Row => {
+                // SAFETY: the range is ours, mapped, and any byte is a valid byte; nobody holds a
+                // reference into it.
+                unsafe { self.base.as_ptr().write_bytes(0, self.len_bytes) };
+                return true;
+            }
         };
         // SAFETY: the range is ours and stays mapped; whoever still moves bytes there by raw pointer
         // reads zeroes or gets new pages, and nobody holds a reference into it.
@@ -179,6 +219,11 @@ impl Mapping {
     /// Where the memory comes from.
     pub fn backing(&self) -> Backing {
         self.backing
+    }
+
+    /// Where its first byte lies in the machine, if all of it lies [in a row](Backing::Row).
+    pub fn row(&self) -> Option<u64> {
+        self.row.as_ref().map(|row| row.address)
     }
 
     /// Whether the kernel has accepted the advice to use transparent huge pages.
@@ -226,12 +271,25 @@ impl fmt::Display for MappingError {
             Backing::Private => "private",
             Backing::Shared => "shared",
             Backing::SharedHuge => "2 MiB-page",
+            Backing::Row => "contiguous 2 MiB-page",
         };
         write!(out, "map {len_bytes} bytes of {kind} memory: {errno}")?;
-        if *backing == Backing::SharedHuge {
-            write!(out, "; reserve pages with `sysctl vm.nr_hugepages=…`, or use ordinary memory")?;
-        }
-        Ok(())
+        let remedy = match (backing, *errno) {
+            (Backing::Private | Backing::Shared, _) => return Ok(()),
+            (Backing::SharedHuge, _) => {
+                "reserve pages with `sysctl vm.nr_hugepages=…`, or use ordinary memory"
+            }
+            (Backing::Row, row::HIDDEN) => "only root is told where memory lies",
+            (Backing::Row, rustix::io::Errno::PERM | rustix::io::Errno::NOSYS) => {
+                "io_uring keeps it in its place: `sysctl kernel.io_uring_disabled=0`"
+            }
+            (Backing::Row, row::SCATTERED) => {
+                "those that are free lie scattered: reserve more with `sysctl vm.nr_hugepages=…`, \
+                 best when the machine starts"
+            }
+            (Backing::Row, _) => "reserve pages with `sysctl vm.nr_hugepages=…`",
+        };
+        write!(out, "; {remedy}")
     }
 }
 
@@ -241,7 +299,9 @@ impl std::error::Error for MappingError {}
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use super::{Backing, HUGE_PAGE, Mapping};
+    use rustix::io::Errno;
+
+    use super::{Backing, HUGE_PAGE, Mapping, MappingError, row};
 
     #[test]
     fn memory_is_as_long_as_asked_for_and_aligned_to_what_backs_it() {
@@ -289,5 +349,33 @@ mod tests {
             Ok(mapping) => assert_eq!(mapping.len_bytes(), HUGE_PAGE),
             Err(error) => assert!(error.to_string().contains("vm.nr_hugepages"), "{error}"),
         }
+    }
+    #[test]
+    fn a_row_lies_in_the_machine_as_it_does_here_or_is_refused_with_the_remedy() {
+        match Mapping::new(HUGE_PAGE + 1, Backing::Row) {
+            Ok(mapping) => {
+                assert_eq!((mapping.len_bytes(), mapping.backing()), (2 * HUGE_PAGE, Backing::Row));
+                assert!(mapping.row().unwrap().is_multiple_of(HUGE_PAGE as u64));
+                assert!(mapping.descriptor().is_none(), "its file has it in another order");
+                mapping.word(2 * HUGE_PAGE - 4).unwrap().store(7, Ordering::Relaxed);
+                assert!(mapping.discard());
+                assert_eq!(mapping.word(2 * HUGE_PAGE - 4).unwrap().load(Ordering::Relaxed), 0);
+            }
+            Err(error) => assert!(error.to_string().contains("; "), "{error}"),
+        }
+        assert!(Mapping::new(usize::MAX, Backing::Row).is_err());
+        assert_eq!(Mapping::new(4096, Backing::Private).unwrap().row(), None);
+    }
+
+    #[test]
+    fn what_a_row_wants_of_the_machine_is_told() {
+        let told = |errno| {
+            let error = MappingError { len_bytes: 4096, backing: Backing::Row, errno };
+            error.to_string()
+        };
+        assert!(told(Errno::NOMEM).contains("vm.nr_hugepages"));
+        assert!(told(row::SCATTERED).contains("scattered"));
+        assert!(told(row::HIDDEN).contains("root"));
+        assert!(told(Errno::PERM).contains("io_uring_disabled"));
     }
 }

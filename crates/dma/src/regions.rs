@@ -114,6 +114,12 @@ impl Regions {
         Self::of(regions_max, Backing::Shared)
     }
 
+    /// The same, of which every region that is [allocated](Self::allocate) lies [in a row](Self::row)
+    /// in the machine, and stays there: for a device that no IOMMU translates for.
+    pub fn in_rows(regions_max: usize) -> Self {
+        Self::of(regions_max, Backing::Row)
+    }
+
     fn of(regions_max: usize, backing: Backing) -> Self {
         let slot = || Slot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
         let places_max = regions_max.min(PLACES_MAX);
@@ -126,6 +132,18 @@ impl Regions {
     /// Whether regions that are allocated can be shown to another process.
     pub fn is_shared(&self) -> bool {
         self.table.backing == Backing::Shared
+    }
+
+    /// Whether regions that are allocated lie in a row in the machine.
+    pub fn is_in_rows(&self) -> bool {
+        self.table.backing == Backing::Row
+    }
+
+    /// Where a region begins in the machine, if all of it lies in a row there and does not move.
+    pub fn row(&self, region: RegionId) -> Option<u64> {
+        let places = self.places();
+        let mapping = places.mappings.get(place_of(region) as usize);
+        mapping.filter(|_| self.len_bytes(region) > 0)?.row()
     }
 
     /// The file that a region is all of, from its first byte on; `None` if it is private.

@@ -26,13 +26,14 @@ pub(crate) const IOMMU_UNMAP_DMA: u32 = number(14);
 
 pub(crate) const API_VERSION: i32 = 0;
 pub(crate) const TYPE1V2_IOMMU: i32 = 3;
+pub(crate) const NOIOMMU_IOMMU: i32 = 8;
 
-/// Every function in the group has been given up by its driver.
 /// Flag of what is told of an IOMMU: capabilities follow.
 const INFO_CAPABILITIES: u32 = 1 << 1;
 /// The capability that lists addresses (`VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE`).
 const ADDRESSES: u16 = 1;
 
+/// Every function in the group has been given up by its driver.
 pub(crate) const GROUP_VIABLE: u32 = 1;
 
 pub(crate) const DEVICE_CAN_RESET: u32 = 1;

@@ -23,7 +23,8 @@ struct Inner {
     file: File,
     /// Kept so that what is mapped is memory for as long as it is mapped.
     regions: Regions,
-    mappings: Mutex<Mappings>,
+    /// None where memory is found where it lies in the machine: there is no IOMMU.
+    mappings: Option<Mutex<Mappings>>,
 }
 
 #[derive(Debug)]
@@ -51,7 +52,12 @@ impl Container {
         let told = call::addresses(file.as_fd()).unwrap_or_default();
         let ranges = if told.is_empty() { vec![ADDRESSES] } else { told };
         let mappings = Mappings { space: AddressSpace::new(ranges), mapped: BTreeMap::new() };
-        Self { inner: Arc::new(Inner { file, regions, mappings: Mutex::new(mappings) }) }
+        Self { inner: Arc::new(Inner { file, regions, mappings: Some(Mutex::new(mappings)) }) }
+    }
+
+    /// The same where there is no IOMMU: nothing is kept from any function.
+    pub(crate) fn without_iommu(file: File, regions: Regions) -> Self {
+        Self { inner: Arc::new(Inner { file, regions, mappings: None }) }
     }
 
     /// The table that its memory lies in.
@@ -63,38 +69,44 @@ impl Container {
         self.inner.file.as_fd()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Mappings> {
-        self.inner.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Option<MutexGuard<'_, Mappings>> {
+        let mappings = self.inner.mappings.as_ref()?;
+        Some(mappings.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Lets functions reach a whole region, and says where they find it; once more for each that asks.
-    /// The kernel pins the pages, and counts them against the limit of lockable memory.
+    /// The kernel pins the pages, and counts them against the limit of lockable memory. Without an
+    /// IOMMU they reach it already, and find it if it lies [in a row](Regions::row).
     ///
     /// # Errors
     ///
-    /// If there is no such region, the IOMMU has no such row of addresses left, or too much is locked
-    /// already.
+    /// If there is no such region, the IOMMU has no such row of addresses left, too much is locked
+    /// already, or there is no IOMMU and the region lies scattered.
     pub fn show(&self, region: RegionId) -> Result<u64, NotMapped> {
-        let mut mappings = self.lock();
-        mappings.show(region, self.inner.regions.len_bytes(region), |iova, len_bytes| {
-            self.map(region, iova, len_bytes)
-        })
+        let len_bytes = self.inner.regions.len_bytes(region);
+        let Some(mut mappings) = self.lock() else {
+            let scattered = "without an IOMMU only memory in a row, which this is not, is found";
+            let refuse = || NotMapped::new(0, len_bytes, io::Error::other(scattered));
+            return self.inner.regions.row(region).ok_or_else(refuse);
+        };
+        mappings.show(region, len_bytes, |iova, len_bytes| self.map(region, iova, len_bytes))
     }
 
     /// Takes a region away again, if nobody else wants it: no function reaches it once this has
-    /// returned.
+    /// returned, or, without an IOMMU, has been told to.
     ///
     /// # Errors
     ///
     /// If the kernel keeps it.
     pub fn hide(&self, region: RegionId) -> Result<(), NotMapped> {
-        self.lock().hide(region, |iova, len_bytes| self.unmap(iova, len_bytes))
+        let Some(mut mappings) = self.lock() else { return Ok(()) };
+        mappings.hide(region, |iova, len_bytes| self.unmap(iova, len_bytes))
     }
 
     /// Keeps addresses of the bus from standing for memory, as a device answers there. False if they
-    /// stand for some already.
+    /// stand for some already. Where memory lies in the machine no device answers.
     pub(crate) fn leave_out(&self, iova: u64, len_bytes: u64) -> bool {
-        self.lock().leave_out(iova, len_bytes)
+        self.lock().is_none_or(|mut mappings| mappings.leave_out(iova, len_bytes))
     }
 
     fn map(&self, region: RegionId, iova: u64, len_bytes: u64) -> Result<(), NotMapped> {
@@ -182,9 +194,9 @@ mod tests {
     use std::io;
 
     use base::RegionId;
-    use dma::AddressSpace;
+    use dma::{AddressSpace, Regions};
 
-    use super::{ADDRESSES, Mappings};
+    use super::{ADDRESSES, Container, Mappings};
     use crate::NotMapped;
 
     #[test]
@@ -224,5 +236,20 @@ mod tests {
         let next = mappings.show(RegionId(2), 8192, |_, _| Ok(())).unwrap();
         assert!(next >= used + 8192 + (1 << 20), "{next:#x}");
         assert!(mappings.leave_out(used + 8192, 1 << 20), "and is looked for again");
+    }
+    #[test]
+    fn without_an_iommu_memory_is_found_where_it_lies_and_no_other() {
+        let regions = Regions::in_rows(4);
+        let container = Container::without_iommu(tempfile::tempfile().unwrap(), regions.clone());
+        let scattered = regions.allocate_shared(8192).unwrap();
+        let refused = container.show(scattered.id()).unwrap_err();
+        assert!(refused.to_string().contains("8192 bytes"), "{refused}");
+        assert!(refused.to_string().contains("in a row"), "{refused}");
+        container.hide(scattered.id()).unwrap();
+        assert!(container.leave_out(4096, 4096), "no memory of the machine lies in a BAR");
+        // Where somebody has reserved huge pages, and this process may know where they lie.
+        if let Ok(row) = regions.allocate(4096) {
+            assert_eq!(container.show(row.id()).unwrap(), regions.row(row.id()).unwrap());
+        }
     }
 }

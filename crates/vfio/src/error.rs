@@ -26,6 +26,11 @@ pub enum NotAttached {
         /// What was asked for.
         address: String,
     },
+    /// There is an IOMMU, and it was to be left out.
+    HasIommu {
+        /// What was asked for.
+        address: String,
+    },
     /// A file of VFIO cannot be opened.
     Open {
         /// What was asked for.
@@ -101,13 +106,23 @@ impl NotAttached {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Absent { .. } => Some("`tenmil list` shows which there are.".to_owned()),
-            Self::Driver { address, .. } => {
-                Some(format!("`tenmil bind {address}` takes it from its driver, if nobody uses it."))
-            }
-            Self::NoIommu { .. } => Some(
-                "Turn it on in the firmware, and `intel_iommu=on` on Intel's; `tenmil doctor` looks."
+            Self::Driver { address, .. } => Some(format!(
+                "`tenmil bind {address}` takes it from its driver, if nobody uses it."
+            )),
+            Self::NoIommu { address } => Some(format!(
+                "Turn it on in the firmware, and `intel_iommu=on` on Intel's; `tenmil doctor` looks. \
+                 Without one the device reaches all memory of the machine, if you say so: `tenmil \
+                 bind {address} --unsafe-no-iommu`, then `pcie:{address}?unsafe-no-iommu=yes`."
+            )),
+            Self::HasIommu { .. } => Some(
+                "Leave `unsafe-no-iommu=yes` out: the IOMMU keeps it from all other memory."
                     .to_owned(),
             ),
+            Self::Open { error, path, .. }
+                if error.kind() == io::ErrorKind::PermissionDenied && path.contains("noiommu") =>
+            {
+                Some("Without an IOMMU only root may drive it (CAP_SYS_RAWIO).".to_owned())
+            }
             Self::Open { error, path, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
                 Some(format!("Give {path} to the user, or ask root; `tenmil doctor` looks."))
             }
@@ -145,6 +160,9 @@ impl fmt::Display for NotAttached {
             }
             Self::NoIommu { address } => {
                 write!(out, "attach {address}: it is in no IOMMU group, expected one")
+            }
+            Self::HasIommu { address } => {
+                write!(out, "attach {address}: it is behind an IOMMU, expected none")
             }
             Self::Open { address, path, error } => {
                 write!(out, "attach {address}: open {path}: {error}")
@@ -206,5 +224,12 @@ mod tests {
         let path = "/dev/vfio/vfio".to_owned();
         let unloaded = NotAttached::Open { address: address(), path, error };
         assert!(unloaded.hint().unwrap().contains("modprobe vfio-pci"));
+    }
+    #[test]
+    fn without_an_iommu_a_user_is_told_that_it_is_for_root() {
+        let error = io::Error::from_raw_os_error(libc::EPERM);
+        let path = "/dev/vfio/noiommu-0".to_owned();
+        let user = NotAttached::Open { address: "0000:5e:00.0".to_owned(), path, error };
+        assert!(user.hint().unwrap().contains("only root"));
     }
 }

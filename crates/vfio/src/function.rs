@@ -23,6 +23,15 @@ pub struct Place {
     root: PathBuf,
 }
 
+/// What keeps a function from memory that it was not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isolation {
+    /// The IOMMU.
+    Iommu,
+    /// Nothing does: it reaches all memory of the machine, and finds it where it lies there.
+    None,
+}
+
 /// A function that this process has.
 #[derive(Debug)]
 pub struct Function {
@@ -74,12 +83,13 @@ impl Place {
         Self { root: root.to_owned() }
     }
 
-    /// The IOMMU group of a function that VFIO drives.
+    /// The group of a function that VFIO drives, which is isolated so.
     ///
     /// # Errors
     ///
-    /// If there is no such function, or something else drives it, or there is no IOMMU.
-    pub fn group(&self, address: &str) -> Result<u32, NotAttached> {
+    /// If there is no such function, or something else drives it, or there is no IOMMU, or there is
+    /// one although none was expected.
+    pub fn group(&self, address: &str, isolation: Isolation) -> Result<u32, NotAttached> {
         let of = || address.to_owned();
         let function = self.root.join("sys/bus/pci/devices").join(address);
         if !function.exists() {
@@ -94,26 +104,37 @@ impl Place {
             return Err(NotAttached::Driver { address: of(), found: driver });
         }
         let group = name_of("iommu_group").and_then(|name| name.parse().ok());
+        let group: u32 = group.ok_or_else(|| NotAttached::NoIommu { address: of() })?;
         // VFIO makes such a group by itself for what it drives without an IOMMU.
-        let has_iommu = |number: &u32| {
-            let path = format!("sys/kernel/iommu_groups/{number}/name");
-            let name = std::fs::read_to_string(self.root.join(path)).unwrap_or_default();
-            name.trim_end() != "vfio-noiommu"
-        };
-        let group = group.filter(has_iommu);
-        group.ok_or_else(|| NotAttached::NoIommu { address: of() })
+        let path = format!("sys/kernel/iommu_groups/{group}/name");
+        let name = std::fs::read_to_string(self.root.join(path)).unwrap_or_default();
+        match (isolation, name.trim_end() == "vfio-noiommu") {
+            (Isolation::Iommu, false) | (Isolation::None, true) => Ok(group),
+            (Isolation::Iommu, true) => Err(NotAttached::NoIommu { address: of() }),
+            (Isolation::None, false) => Err(NotAttached::HasIommu { address: of() }),
+        }
     }
 }
 
 impl Function {
     /// Takes the NVMe controller at `address`, resets it, and lets it reach memory that is mapped.
-    /// What it is given to reach will lie in `regions`.
+    /// What it is given to reach will lie in `regions`; [in rows](Regions::in_rows), if nothing but
+    /// our own care keeps it from other memory.
     ///
     /// # Errors
     ///
     /// [`NotAttached`] says what stands in the way.
-    pub fn open(place: &Place, address: &str, regions: &Regions) -> Result<Self, NotAttached> {
-        let number = place.group(address)?;
+    pub fn open(
+        place: &Place,
+        address: &str,
+        isolation: Isolation,
+        regions: &Regions,
+    ) -> Result<Self, NotAttached> {
+        let number = place.group(address, isolation)?;
+        let (door, iommu) = match isolation {
+            Isolation::Iommu => (format!("dev/vfio/{number}"), call::TYPE1V2_IOMMU),
+            Isolation::None => (format!("dev/vfio/noiommu-{number}"), call::NOIOMMU_IOMMU),
+        };
         let refuse = |what| {
             let address = address.to_owned();
             move |error| NotAttached::Call { address, what, error }
@@ -128,8 +149,8 @@ impl Function {
         };
         let group = group::join(&place.root, number, address, regions, || {
             let container = open(place.root.join("dev/vfio/vfio"))?;
-            check_container(&container).map_err(refuse("look at VFIO"))?;
-            let group = open(place.root.join(format!("dev/vfio/{number}")))?;
+            check_container(&container, isolation).map_err(refuse("look at VFIO"))?;
+            let group = open(place.root.join(&door))?;
             let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
             call::with(group.as_fd(), call::GROUP_GET_STATUS, &mut status)
                 .map_err(refuse("look at its group"))?;
@@ -138,9 +159,13 @@ impl Function {
             }
             call::set_container(group.as_fd(), container.as_fd())
                 .map_err(refuse("join its group"))?;
-            call::plain(container.as_fd(), call::SET_IOMMU, call::TYPE1V2_IOMMU)
-                .map_err(refuse(USE_IOMMU))?;
-            Ok((group, Container::new(container, regions.clone())))
+            call::plain(container.as_fd(), call::SET_IOMMU, iommu).map_err(refuse(USE_IOMMU))?;
+            let regions = regions.clone();
+            let container = match isolation {
+                Isolation::Iommu => Container::new(container, regions),
+                Isolation::None => Container::without_iommu(container, regions),
+            };
+            Ok((group, container))
         })?;
         let device = take_device(&group.file, address).map_err(refuse("take it"))?;
         let function = Self::of(address, device, group).map_err(refuse("ask it"))?;
@@ -366,17 +391,22 @@ fn fit(part: BarPart, bar_bytes: u64) -> Result<(), NoDeviceMemory> {
     }
 }
 
-fn check_container(container: &File) -> io::Result<()> {
+fn check_container(container: &File, isolation: Isolation) -> io::Result<()> {
     let version = call::plain(container.as_fd(), call::GET_API_VERSION, 0)?;
     if version != call::API_VERSION {
         let expected = call::API_VERSION;
         return Err(io::Error::other(format!("version {version}, expected {expected}")));
     }
-    let has = call::plain(container.as_fd(), call::CHECK_EXTENSION, call::TYPE1V2_IOMMU)?;
-    if has == 0 {
-        return Err(io::Error::other("no IOMMU of type 1, expected one"));
+    let (iommu, lacks) = match isolation {
+        Isolation::Iommu => (call::TYPE1V2_IOMMU, "no IOMMU of type 1, expected one"),
+        Isolation::None => {
+            (call::NOIOMMU_IOMMU, "not without an IOMMU, expected CONFIG_VFIO_NOIOMMU")
+        }
+    };
+    match call::plain(container.as_fd(), call::CHECK_EXTENSION, iommu)? {
+        0 => Err(io::Error::other(lacks)),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn take_device(group: &File, address: &str) -> io::Result<File> {
@@ -404,7 +434,7 @@ mod tests {
 
     use base::{BarPart, NoDeviceMemory};
 
-    use super::{Function, Place, fit};
+    use super::{Function, Isolation, Place, fit};
     use crate::NotAttached;
 
     const AT: &str = "0000:5e:00.0";
@@ -440,13 +470,13 @@ mod tests {
     }
 
     fn refusal(root: &Path, address: &str) -> NotAttached {
-        Function::open(&Place::at(root), address, &Regions::new(4)).unwrap_err()
+        Function::open(&Place::at(root), address, Isolation::Iommu, &Regions::new(4)).unwrap_err()
     }
 
     #[test]
     fn whatever_stands_in_the_way_is_named_with_what_mends_it() {
         let bound = tree(Some("vfio-pci"), Some(12));
-        let group = Place::at(bound.path()).group(AT);
+        let group = Place::at(bound.path()).group(AT, Isolation::Iommu);
         assert_eq!(group.unwrap(), 12);
         let without = refusal(bound.path(), AT);
         assert!(without.to_string().contains("dev/vfio/vfio: "), "{without}");
@@ -467,13 +497,38 @@ mod tests {
         assert!(off.to_string().contains("in no IOMMU group"), "{off}");
         assert!(off.hint().unwrap().contains("tenmil doctor"));
 
-        let unsafely = tree(Some("vfio-pci"), Some(7));
-        let group = unsafely.path().join("sys/kernel/iommu_groups/7");
+        let unsafely = unsafely();
+        let off = refusal(unsafely.path(), AT);
+        assert!(off.to_string().contains("in no IOMMU group"), "{off}");
+        assert!(off.hint().unwrap().contains("unsafe-no-iommu=yes"));
+    }
+
+    #[test]
+    fn without_an_iommu_is_for_whoever_has_none_and_says_so() {
+        let open = |root: &Path| {
+            let (place, regions) = (Place::at(root), Regions::in_rows(4));
+            Function::open(&place, AT, Isolation::None, &regions).unwrap_err()
+        };
+        let has_one = open(tree(Some("vfio-pci"), Some(12)).path());
+        assert!(has_one.to_string().contains("behind an IOMMU, expected none"), "{has_one}");
+        assert!(has_one.hint().unwrap().contains("unsafe-no-iommu"));
+
+        let bound = unsafely();
+        assert_eq!(Place::at(bound.path()).group(AT, Isolation::None).unwrap(), 7);
+        let without = open(bound.path());
+        assert!(without.to_string().contains("dev/vfio/vfio: "), "{without}");
+        let none = open(tree(Some("vfio-pci"), None).path());
+        assert!(none.hint().unwrap().contains("--unsafe-no-iommu"), "{none}");
+    }
+
+    /// What VFIO makes of a function that is behind no IOMMU.
+    fn unsafely() -> tempfile::TempDir {
+        let root = tree(Some("vfio-pci"), Some(7));
+        let group = root.path().join("sys/kernel/iommu_groups/7");
         fs::create_dir_all(&group).unwrap();
         let mut name = OpenOptions::new();
         let mut name = name.create_new(true).write(true).open(group.join("name")).unwrap();
         name.write_all(b"vfio-noiommu\n").unwrap();
-        let off = refusal(unsafely.path(), AT);
-        assert!(off.to_string().contains("in no IOMMU group"), "{off}");
+        root
     }
 }

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! What is promised: a function reaches only what was mapped for it, and what was mapped stays
-//! memory of a table of regions that the container keeps. A function that is pulled reads as ones
+//! memory of a table of regions that the container keeps. Where there is [no IOMMU](Isolation::None)
+//! only the second half is: it is given addresses of such memory, and reaches whatever it likes. A function that is pulled reads as ones
 //! and does not end the process. Everything goes back to the kernel when the last handle is dropped.
 
 mod call;
@@ -22,4 +23,4 @@ mod group;
 pub use configuration::Configuration;
 pub use container::Container;
 pub use error::{NotAttached, NotMapped};
-pub use function::{Bar, Function, Place};
+pub use function::{Bar, Function, Isolation, Place};

@@ -9,7 +9,7 @@ use base::{RegionId, Segment};
 use super::{
     GENERATION_MAX, LEN_BITS, PLACE_BITS, Places, Regions, Slot, TableFull, place_of, whole,
 };
-use crate::mapping::{Backing, Mapping, MappingError};
+use crate::mapping::{Backing, HUGE_PAGE, Mapping, MappingError};
 
 /// Memory in a table of regions, which goes when this is dropped: then its number names
 /// nothing, its pages are the kernel's again, and its place in the table is free.
@@ -45,6 +45,9 @@ impl Regions {
     /// is taken only where there is no other: short regions in long places would use up addresses,
     /// of which a process has no more than anybody.
     ///
+    /// In a table of [rows](Self::in_rows) it is as many huge pages as are needed, which stay taken
+    /// when the region goes: a longer place is taken where the machine has no more in a row.
+    ///
     /// # Errors
     ///
     /// If the table is full or the kernel has no such memory.
@@ -66,7 +69,11 @@ impl Regions {
         len_bytes: usize,
         backing: Backing,
     ) -> Result<Region, NoRegion> {
-        let mapped = len_bytes.checked_next_power_of_two().unwrap_or(len_bytes).max(MAPPING_MIN);
+        let mapped = match backing {
+            Backing::Row => len_bytes.checked_next_multiple_of(HUGE_PAGE),
+            _ => len_bytes.checked_next_power_of_two(),
+        };
+        let mapped = mapped.unwrap_or(len_bytes).max(MAPPING_MIN);
         let bytes = len_bytes.next_multiple_of(4096) as u64;
         let mut places = self.places();
         let is_full = places.mappings.len() >= self.table.slots.len();
@@ -78,8 +85,17 @@ impl Regions {
             },
             None => {
                 let asked = if len_bytes == 0 { 0 } else { mapped };
-                let mapping = Mapping::new(asked, backing).map_err(NoRegion::Unmapped)?;
-                self.add_part(&mut places, mapping, bytes).map_err(NoRegion::Full)?
+                match Mapping::new(asked, backing) {
+                    Ok(mapping) => {
+                        self.add_part(&mut places, mapping, bytes).map_err(NoRegion::Full)?
+                    }
+                    Err(why) => {
+                        let longer = (backing == Backing::Row)
+                            .then(|| self.settle(&mut places, mapped.., bytes, backing))
+                            .flatten();
+                        longer.ok_or(NoRegion::Unmapped(why))?
+                    }
+                }
             }
         };
         drop(places);
@@ -197,7 +213,7 @@ mod tests {
 
     use base::{Memory, RegionId, Segment};
 
-    use super::{GENERATION_MAX, NoRegion, PLACE_BITS};
+    use super::{GENERATION_MAX, HUGE_PAGE, NoRegion, PLACE_BITS};
     use crate::{Backing, Mapping, Regions};
 
     fn bytes(regions: &Regions, segment: Segment) -> Vec<u8> {
@@ -225,6 +241,26 @@ mod tests {
         let again = regions.allocate_shared(4096).unwrap();
         assert_eq!(bytes(&regions, again.segment()), [0; 4096]);
         assert!(shared.descriptor(shared.allocate(1).unwrap().id()).is_some());
+    }
+
+    #[test]
+    fn rows_are_taken_again_and_a_longer_one_only_if_there_is_no_other() {
+        let regions = Regions::in_rows(4);
+        assert!(regions.is_in_rows() && !regions.is_shared() && !Regions::new(1).is_in_rows());
+        let ordinary = regions.allocate_shared(4096).unwrap();
+        assert_eq!(regions.row(ordinary.id()), None);
+        // Without pages that somebody has reserved, and without a right to know where they lie.
+        let Ok(first) = regions.allocate(5_000) else { return };
+        let Ok(longer) = regions.allocate(HUGE_PAGE + 1) else { return };
+        let (at, longer_at) = (regions.row(first.id()), regions.row(longer.id()));
+        assert!(at.is_some() && longer_at.is_some() && at != longer_at);
+        regions.fill(first.segment(), 7).unwrap();
+        let id = first.id();
+        drop((first, longer));
+        assert_eq!(regions.row(id), None, "it is no region any more");
+        let again = regions.allocate(4096).unwrap();
+        assert_eq!(regions.row(again.id()), at);
+        assert_eq!(bytes(&regions, again.segment()), [0; 4096]);
     }
 
     #[test]
