@@ -25,7 +25,7 @@ mod withdraw;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use base::{Memory, NoSuchMemory, RegionId, Segment};
@@ -53,8 +53,9 @@ struct Table {
     lent: Box<[OnceLock<Lent>]>,
     /// The lock is for adding and for letting go.
     places: Mutex<Places>,
-    /// What regions are made of that come and go.
+    /// What regions are made of that come and go, unless these have to lie in rows.
     backing: Backing,
+    is_in_rows: AtomicBool,
     /// Who lets devices reach them.
     exposed_by: ExposedBy,
 }
@@ -114,29 +115,41 @@ impl Regions {
         Self::of(regions_max, Backing::Shared)
     }
 
-    /// The same, of which every region that is [allocated](Self::allocate) lies [in a row](Self::row)
-    /// in the machine, and stays there: for a device that no IOMMU translates for.
-    pub fn in_rows(regions_max: usize) -> Self {
-        Self::of(regions_max, Backing::Row)
-    }
-
     fn of(regions_max: usize, backing: Backing) -> Self {
         let slot = || Slot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
         let places_max = regions_max.min(PLACES_MAX);
         let slots = (0..places_max).map(|_| slot()).collect();
         let lent = (0..places_max).map(|_| OnceLock::new()).collect();
         let (places, exposed_by) = (Mutex::default(), ExposedBy::default());
-        Self { table: Arc::new(Table { slots, lent, places, backing, exposed_by }) }
+        let is_in_rows = AtomicBool::new(false);
+        Self { table: Arc::new(Table { slots, lent, places, backing, is_in_rows, exposed_by }) }
     }
 
     /// Whether regions that are allocated can be shown to another process.
     pub fn is_shared(&self) -> bool {
-        self.table.backing == Backing::Shared
+        self.backing() == Backing::Shared
+    }
+
+    /// From now on every region that is [allocated](Self::allocate) lies [in a row](Self::row) in the
+    /// machine and stays there: for a device that no IOMMU translates for. False if there are regions
+    /// already, which do not.
+    pub fn lay_rows(&self) -> bool {
+        let places = self.places();
+        let may = places.mappings.is_empty() || self.is_in_rows();
+        if may {
+            self.table.is_in_rows.store(true, Ordering::Relaxed);
+        }
+        may
     }
 
     /// Whether regions that are allocated lie in a row in the machine.
     pub fn is_in_rows(&self) -> bool {
-        self.table.backing == Backing::Row
+        self.table.is_in_rows.load(Ordering::Relaxed)
+    }
+
+    /// What regions are made of that are allocated.
+    fn backing(&self) -> Backing {
+        if self.is_in_rows() { Backing::Row } else { self.table.backing }
     }
 
     /// Where a region begins in the machine, if all of it lies in a row there and does not move.

@@ -22,7 +22,7 @@ use base::{
 };
 use block::uri::{Fields, Uri, UriError};
 use block::{Existing, MediumError, Opened};
-use dma::{DeviceKind, Regions};
+use dma::{DeviceKind, NoRegion, Region, Regions};
 use host::{Bell, Clock, EventVectors, Sleeper, Stop, Thread, Turn, Wait};
 use nvme::{
     Controller, ControllerError, ControllerOptions, Event, MemoryBufferUse, NamespaceQueue,
@@ -49,6 +49,9 @@ pub(crate) trait Bus: Clone + Send + Sync + 'static {
     /// What the device is called.
     fn name(&self) -> &str;
 
+    /// What it is, in a line.
+    fn what(&self) -> &'static str;
+
     /// Its registers, once.
     fn registers(&self) -> Self::Registers;
 
@@ -63,6 +66,11 @@ pub(crate) trait Bus: Clone + Send + Sync + 'static {
 
     /// Ends it.
     fn lose(&self, why: &str);
+
+    /// Memory that it can be shown, for its queues.
+    fn allocate(&self, regions: &Regions, len_bytes: usize) -> Result<Region, NoRegion> {
+        regions.allocate_shared(len_bytes)
+    }
 
     /// Lets the device reach a region, if it does not yet, and says where it finds it.
     fn show(&self, region: RegionId) -> Result<u64, Refused>;
@@ -206,7 +214,7 @@ impl<B: Bus> Attached<B> {
             Refused::machine(format!("attach {shown}: {what}: {error}"))
         };
         let bytes = usize::try_from(pool_bytes(wanted)).unwrap_or(usize::MAX);
-        let memory = regions.allocate_shared(bytes);
+        let memory = bus.allocate(regions, bytes);
         let memory = memory.map_err(|error| machine("memory for its queues", &error))?;
         let home = Home::new(memory, regions, bus.clone()).map_err(|refused| Refused {
             text: format!("attach {shown}: {}", refused.text),
@@ -239,7 +247,8 @@ impl<B: Bus> Attached<B> {
     }
 
     /// Its namespace, as a device that was there before whoever opens it.
-    pub(crate) fn open(self, uri: &Uri, what: &'static str) -> Result<Opened, MediumError> {
+    pub(crate) fn open(self, uri: &Uri) -> Result<Opened, MediumError> {
+        let what = self.shared.bus.what();
         let medium = AttachedMedium::new(self)?;
         let limits = base::Medium::limits(&medium);
         let bytes = limits.block_count.saturating_mul(u64::from(limits.block_size));
@@ -507,7 +516,8 @@ pub(crate) fn tell_to(teller: fn(&str)) {
     let _ = TELLER.set(teller);
 }
 
-fn tell(line: &str) {
+/// Tells it to whoever is to be told.
+pub(crate) fn tell(line: &str) {
     if let Some(teller) = TELLER.get() {
         teller(line);
     }

@@ -43,6 +43,14 @@ impl Uri {
         }
     }
 
+    /// Whether some of it is an SSD that no IOMMU keeps from any memory.
+    pub fn lacks_iommu(&self) -> bool {
+        match self {
+            Self::Emu(_) => false,
+            Self::Block(uri) => crate::pcie::lacks_iommu(uri),
+        }
+    }
+
     /// Whether reads return what was written: no block of it lies on a device that only answers.
     pub fn keeps_data(&self) -> bool {
         match self {

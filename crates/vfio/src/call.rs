@@ -23,6 +23,8 @@ pub(crate) const DEVICE_RESET: u32 = number(11);
 pub(crate) const IOMMU_GET_INFO: u32 = number(12);
 pub(crate) const IOMMU_MAP_DMA: u32 = number(13);
 pub(crate) const IOMMU_UNMAP_DMA: u32 = number(14);
+pub(crate) const DEVICE_BIND_IOMMUFD: u32 = number(18);
+pub(crate) const DEVICE_ATTACH_IOMMUFD_PT: u32 = number(19);
 
 pub(crate) const API_VERSION: i32 = 0;
 pub(crate) const TYPE1V2_IOMMU: i32 = 3;
@@ -116,7 +118,7 @@ const _: () = assert!(size_of::<DmaUnmap>() == 24);
 ///
 /// # Safety
 ///
-/// Whoever implements it is `repr(C)`, plain data, and begins with `argsz: u32`.
+/// Whoever implements it is `repr(C)`, plain data, and begins with its length as a `u32`.
 pub(crate) unsafe trait Argument: Copy {
     /// Its length.
     const BYTES: u32;
@@ -125,27 +127,29 @@ pub(crate) unsafe trait Argument: Copy {
 macro_rules! arguments {
     ($($name:ident)*) => {$(
         // SAFETY: it is declared so above.
-        unsafe impl Argument for $name {
+        unsafe impl $crate::call::Argument for $name {
             #[expect(clippy::cast_possible_truncation, reason = "a structure of some bytes")]
             const BYTES: u32 = size_of::<$name>() as u32;
         }
     )*};
 }
+pub(crate) use arguments;
 
 arguments!(GroupStatus DeviceInfo RegionInfo IrqInfo DmaMap DmaUnmap);
 
 /// A call with a structure that the kernel reads and may write, never beyond the length in it.
 ///
-/// What a DMA mapping gives to a device is in the hands of whoever fills the structure in; the only
-/// one who does is [`Container`](crate::Container).
+/// What an address in it stands for is in the hands of whoever fills the structure in: memory that a
+/// device is given, [`Container`](crate::Container); a list that is wanted,
+/// [`Ioas`](crate::iommufd::Ioas).
 pub(crate) fn with<T: Argument>(
     file: BorrowedFd<'_>,
     number: u32,
     argument: &mut T,
 ) -> io::Result<i32> {
     let at: *mut T = argument;
-    // SAFETY: `at` is a structure that begins with its own length, and the kernel of VFIO touches no
-    // more of it than that.
+    // SAFETY: `at` is a structure that begins with its own length, and VFIO and iommufd touch no more
+    // of it than that.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), at) };
     told(result)
 }

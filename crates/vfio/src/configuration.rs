@@ -47,7 +47,7 @@ impl Configuration {
 
     /// The same, with the function reaching no memory.
     pub(crate) fn command_quiet(&self) -> u16 {
-        self.word(4) & !BUS_MASTER
+        self.command_on() & !BUS_MASTER
     }
 
     /// How many vectors its table of MSI-X has.

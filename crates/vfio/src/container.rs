@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{RegionId, Segment};
 use dma::{AddressSpace, Regions};
 
-use crate::call::{self, Argument, DMA_READ, DMA_WRITE, DmaMap, DmaUnmap};
 use crate::error::NotMapped;
+use crate::function::Way;
+use crate::iommu::Iommu;
+use crate::iommufd::Ioas;
 
 /// An IOMMU context. Cheap to clone; mappings go with the last handle.
 #[derive(Clone, Debug)]
@@ -20,11 +21,18 @@ pub struct Container {
 
 #[derive(Debug)]
 struct Inner {
-    file: File,
+    access: Access,
     /// Kept so that what is mapped is memory for as long as it is mapped.
     regions: Regions,
-    /// None where memory is found where it lies in the machine: there is no IOMMU.
-    mappings: Option<Mutex<Mappings>>,
+}
+
+/// What functions reach.
+#[derive(Debug)]
+enum Access {
+    /// What was mapped.
+    Mapped { iommu: Iommu, mappings: Mutex<Mappings> },
+    /// All memory, and find it where it lies in the machine: there is no IOMMU.
+    All { _file: File },
 }
 
 #[derive(Debug)]
@@ -47,17 +55,34 @@ struct Mapped {
 const ADDRESSES: (u64, u64) = (1 << 32, (1 << 39) - 1);
 
 impl Container {
-    /// The context that has been set up in `file`.
-    pub(crate) fn new(file: File, regions: Regions) -> Self {
-        let told = call::addresses(file.as_fd()).unwrap_or_default();
+    /// The context that has been set up behind `iommu`, with a function in it.
+    pub(crate) fn new(iommu: Iommu, regions: Regions) -> Self {
+        let told = iommu.addresses().unwrap_or_default();
         let ranges = if told.is_empty() { vec![ADDRESSES] } else { told };
         let mappings = Mappings { space: AddressSpace::new(ranges), mapped: BTreeMap::new() };
-        Self { inner: Arc::new(Inner { file, regions, mappings: Some(Mutex::new(mappings)) }) }
+        let access = Access::Mapped { iommu, mappings: Mutex::new(mappings) };
+        Self { inner: Arc::new(Inner { access, regions }) }
     }
 
     /// The same where there is no IOMMU: nothing is kept from any function.
     pub(crate) fn without_iommu(file: File, regions: Regions) -> Self {
-        Self { inner: Arc::new(Inner { file, regions, mappings: None }) }
+        Self { inner: Arc::new(Inner { access: Access::All { _file: file }, regions }) }
+    }
+
+    /// By which of the kernel's ways functions come here.
+    pub(crate) fn way(&self) -> Way {
+        match self.mapped() {
+            Some((Iommu::Iommufd(_), _)) => Way::Iommufd,
+            Some((Iommu::Type1(_), _)) | None => Way::Group,
+        }
+    }
+
+    /// Its address space, where functions come by their own doors.
+    pub(crate) fn ioas(&self) -> Option<&Ioas> {
+        match self.mapped()? {
+            (Iommu::Iommufd(ioas), _) => Some(ioas),
+            (Iommu::Type1(_), _) => None,
+        }
     }
 
     /// The table that its memory lies in.
@@ -65,13 +90,16 @@ impl Container {
         &self.inner.regions
     }
 
-    fn file(&self) -> BorrowedFd<'_> {
-        self.inner.file.as_fd()
+    fn mapped(&self) -> Option<(&Iommu, &Mutex<Mappings>)> {
+        match &self.inner.access {
+            Access::Mapped { iommu, mappings } => Some((iommu, mappings)),
+            Access::All { .. } => None,
+        }
     }
 
-    fn lock(&self) -> Option<MutexGuard<'_, Mappings>> {
-        let mappings = self.inner.mappings.as_ref()?;
-        Some(mappings.lock().unwrap_or_else(PoisonError::into_inner))
+    fn lock(&self) -> Option<(&Iommu, MutexGuard<'_, Mappings>)> {
+        let (iommu, mappings) = self.mapped()?;
+        Some((iommu, mappings.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Lets functions reach a whole region, and says where they find it; once more for each that asks.
@@ -84,12 +112,12 @@ impl Container {
     /// already, or there is no IOMMU and the region lies scattered.
     pub fn show(&self, region: RegionId) -> Result<u64, NotMapped> {
         let len_bytes = self.inner.regions.len_bytes(region);
-        let Some(mut mappings) = self.lock() else {
+        let Some((iommu, mut mappings)) = self.lock() else {
             let scattered = "without an IOMMU only memory in a row, which this is not, is found";
             let refuse = || NotMapped::new(0, len_bytes, io::Error::other(scattered));
             return self.inner.regions.row(region).ok_or_else(refuse);
         };
-        mappings.show(region, len_bytes, |iova, len_bytes| self.map(region, iova, len_bytes))
+        mappings.show(region, len_bytes, |iova, len_bytes| self.map(iommu, region, iova, len_bytes))
     }
 
     /// Takes a region away again, if nobody else wants it: no function reaches it once this has
@@ -99,40 +127,35 @@ impl Container {
     ///
     /// If the kernel keeps it.
     pub fn hide(&self, region: RegionId) -> Result<(), NotMapped> {
-        let Some(mut mappings) = self.lock() else { return Ok(()) };
-        mappings.hide(region, |iova, len_bytes| self.unmap(iova, len_bytes))
+        let Some((iommu, mut mappings)) = self.lock() else { return Ok(()) };
+        mappings.hide(region, |iova, len_bytes| {
+            let refuse = |error| NotMapped::new(iova, len_bytes, error);
+            match iommu.unmap(iova, len_bytes).map_err(refuse)? {
+                unmapped if unmapped == len_bytes => Ok(()),
+                _ => Err(refuse(io::ErrorKind::NotFound.into())),
+            }
+        })
     }
 
     /// Keeps addresses of the bus from standing for memory, as a device answers there. False if they
     /// stand for some already. Where memory lies in the machine no device answers.
     pub(crate) fn leave_out(&self, iova: u64, len_bytes: u64) -> bool {
-        self.lock().is_none_or(|mut mappings| mappings.leave_out(iova, len_bytes))
+        self.lock().is_none_or(|(_, mut mappings)| mappings.leave_out(iova, len_bytes))
     }
 
-    fn map(&self, region: RegionId, iova: u64, len_bytes: u64) -> Result<(), NotMapped> {
+    fn map(
+        &self,
+        iommu: &Iommu,
+        region: RegionId,
+        iova: u64,
+        len_bytes: u64,
+    ) -> Result<(), NotMapped> {
         let refuse = |error| NotMapped::new(iova, len_bytes, error);
         let first = Segment { region, offset: 0, len_bytes: 1 };
         let address = self.inner.regions.address(first);
         let address = address.map_err(|_| refuse(io::ErrorKind::NotFound.into()))?;
-        let mut map = DmaMap {
-            argsz: DmaMap::BYTES,
-            flags: DMA_READ | DMA_WRITE,
-            // The region lies in a table that is kept, whose places stay mapped.
-            address: address.as_ptr() as u64,
-            iova,
-            size: len_bytes,
-        };
-        call::with(self.file(), call::IOMMU_MAP_DMA, &mut map).map(drop).map_err(refuse)
-    }
-
-    fn unmap(&self, iova: u64, len_bytes: u64) -> Result<(), NotMapped> {
-        let mut unmap = DmaUnmap { argsz: DmaUnmap::BYTES, flags: 0, iova, size: len_bytes };
-        let refuse = |error| NotMapped::new(iova, len_bytes, error);
-        call::with(self.file(), call::IOMMU_UNMAP_DMA, &mut unmap).map_err(refuse)?;
-        if unmap.size == len_bytes {
-            return Ok(());
-        }
-        Err(refuse(io::ErrorKind::NotFound.into()))
+        // The region lies in a table that is kept, whose places stay mapped.
+        iommu.map(address.as_ptr() as u64, iova, len_bytes).map_err(refuse)
     }
 }
 
@@ -239,7 +262,8 @@ mod tests {
     }
     #[test]
     fn without_an_iommu_memory_is_found_where_it_lies_and_no_other() {
-        let regions = Regions::in_rows(4);
+        let regions = Regions::new(4);
+        assert!(regions.lay_rows());
         let container = Container::without_iommu(tempfile::tempfile().unwrap(), regions.clone());
         let scattered = regions.allocate_shared(8192).unwrap();
         let refused = container.show(scattered.id()).unwrap_err();

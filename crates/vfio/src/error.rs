@@ -5,6 +5,8 @@ use std::io;
 
 /// What is done that needs an IOMMU which keeps interrupts apart, too.
 pub(crate) const USE_IOMMU: &str = "use its IOMMU";
+/// The same of iommufd, for a function that nobody else has.
+pub(crate) const BIND_IOMMUFD: &str = "bind it to iommufd";
 
 /// A function that cannot be had.
 #[derive(Debug)]
@@ -28,6 +30,11 @@ pub enum NotAttached {
     },
     /// There is an IOMMU, and it was to be left out.
     HasIommu {
+        /// What was asked for.
+        address: String,
+    },
+    /// The kernel has no door of the function's own.
+    NoIommufd {
         /// What was asked for.
         address: String,
     },
@@ -102,6 +109,11 @@ fn lockable_bytes() -> Option<u64> {
 }
 
 impl NotAttached {
+    /// Whether it is only that this process may not open a file.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Open { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
+    }
+
     /// What mends it, if a command does.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -118,12 +130,15 @@ impl NotAttached {
                 "Leave `unsafe-no-iommu=yes` out: the IOMMU keeps it from all other memory."
                     .to_owned(),
             ),
-            Self::Open { error, path, .. }
-                if error.kind() == io::ErrorKind::PermissionDenied && path.contains("noiommu") =>
-            {
+            Self::NoIommufd { .. } => Some(
+                "It takes a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV (Linux 6.6 or \
+                 newer); without `vfio=iommufd` it is driven through its group."
+                    .to_owned(),
+            ),
+            Self::Open { path, .. } if self.is_forbidden() && path.contains("noiommu") => {
                 Some("Without an IOMMU only root may drive it (CAP_SYS_RAWIO).".to_owned())
             }
-            Self::Open { error, path, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
+            Self::Open { path, .. } if self.is_forbidden() => {
                 Some(format!("Give {path} to the user, or ask root; `tenmil doctor` looks."))
             }
             Self::Open { error, .. } if error.raw_os_error() == Some(libc::EBUSY) => {
@@ -141,6 +156,21 @@ impl NotAttached {
                             /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`.";
                 Some(text.to_owned())
             }
+            Self::Call { what: BIND_IOMMUFD, error, .. } => match error.raw_os_error() {
+                Some(libc::EINVAL | libc::EBUSY) => Some(
+                    "Another process has it, or another function of its IOMMU group has a driver of \
+                     the kernel's: `tenmil list` tells who."
+                        .to_owned(),
+                ),
+                Some(libc::EPERM) => Some(
+                    "Another process has a function of its IOMMU group, which `tenmil list` tells; or \
+                     interrupts are not kept apart: switch on interrupt remapping (VT-d, AMD-Vi) in \
+                     the firmware, or, if you trust whoever drives such devices, `echo 1 | sudo tee \
+                     /sys/module/iommufd/parameters/allow_unsafe_interrupts`."
+                        .to_owned(),
+                ),
+                _ => None,
+            },
             Self::NotViable { address, .. } => {
                 Some(format!("`tenmil bind {address}` names the others in its group."))
             }
@@ -163,6 +193,9 @@ impl fmt::Display for NotAttached {
             }
             Self::HasIommu { address } => {
                 write!(out, "attach {address}: it is behind an IOMMU, expected none")
+            }
+            Self::NoIommufd { address } => {
+                write!(out, "attach {address}: it has no door in /dev/vfio/devices, expected one")
             }
             Self::Open { address, path, error } => {
                 write!(out, "attach {address}: open {path}: {error}")

@@ -1,9 +1,8 @@
 //! A function, from its address to the moment that it is given back.
 
-use std::ffi::CString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,11 +10,12 @@ use std::sync::Arc;
 use base::{BarPart, NoDeviceMemory, Segment};
 use dma::{Adopted, FilePart, Regions};
 
-use crate::call::{self, Argument, DeviceInfo, GroupStatus, IrqInfo, RegionInfo};
+use crate::call::{self, Argument, DeviceInfo, IrqInfo, RegionInfo};
 use crate::configuration::{COMMAND, Configuration};
 use crate::container::Container;
-use crate::error::{NotAttached, USE_IOMMU};
-use crate::group::{self, Group};
+use crate::error::NotAttached;
+use crate::group::Joined;
+use crate::opening::{Opening, Taken};
 
 /// Where the kernel tells of functions and hands them out: `/` unless a test made its own.
 #[derive(Clone, Debug)]
@@ -26,10 +26,23 @@ pub struct Place {
 /// What keeps a function from memory that it was not given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// The IOMMU.
-    Iommu,
+    /// The IOMMU, used in this way; without a word by iommufd where the kernel has it and this process
+    /// may use it.
+    Iommu {
+        /// In which.
+        by: Option<Way>,
+    },
     /// Nothing does: it reaches all memory of the machine, and finds it where it lies there.
     None,
+}
+
+/// How a function and its IOMMU are taken from VFIO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By the door of its group, with a container of type 1.
+    Group,
+    /// By its own door, with an address space of iommufd.
+    Iommufd,
 }
 
 /// A function that this process has.
@@ -38,7 +51,8 @@ pub struct Function {
     address: String,
     device: File,
     /// Kept as long as the device: without it the kernel takes the IOMMU away.
-    group: Arc<Group>,
+    group: Joined,
+    instead: Option<String>,
     can_reset: bool,
     vectors: u32,
     configuration_at: u64,
@@ -83,6 +97,10 @@ impl Place {
         Self { root: root.to_owned() }
     }
 
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The group of a function that VFIO drives, which is isolated so.
     ///
     /// # Errors
@@ -109,16 +127,17 @@ impl Place {
         let path = format!("sys/kernel/iommu_groups/{group}/name");
         let name = std::fs::read_to_string(self.root.join(path)).unwrap_or_default();
         match (isolation, name.trim_end() == "vfio-noiommu") {
-            (Isolation::Iommu, false) | (Isolation::None, true) => Ok(group),
-            (Isolation::Iommu, true) => Err(NotAttached::NoIommu { address: of() }),
+            (Isolation::Iommu { .. }, false) | (Isolation::None, true) => Ok(group),
+            (Isolation::Iommu { .. }, true) => Err(NotAttached::NoIommu { address: of() }),
             (Isolation::None, false) => Err(NotAttached::HasIommu { address: of() }),
         }
     }
 }
 
 impl Function {
-    /// Takes the NVMe controller at `address`, resets it, and lets it reach memory that is mapped.
-    /// What it is given to reach will lie in `regions`; [in rows](Regions::in_rows), if nothing but
+    /// Takes the NVMe controller at `address` and resets it. It answers, and reaches nothing until it
+    /// [is let](Self::let_reach): not every one can be reset so, and whoever had it before may have left
+    /// it at work. What it is given to reach will lie in `regions`; [in rows](Regions::lay_rows), if nothing but
     /// our own care keeps it from other memory.
     ///
     /// # Errors
@@ -131,54 +150,22 @@ impl Function {
         regions: &Regions,
     ) -> Result<Self, NotAttached> {
         let number = place.group(address, isolation)?;
-        let (door, iommu) = match isolation {
-            Isolation::Iommu => (format!("dev/vfio/{number}"), call::TYPE1V2_IOMMU),
-            Isolation::None => (format!("dev/vfio/noiommu-{number}"), call::NOIOMMU_IOMMU),
-        };
+        let taken = Opening { place, address, number, regions }.take(isolation)?;
         let refuse = |what| {
             let address = address.to_owned();
             move |error| NotAttached::Call { address, what, error }
         };
-        let open = |path: PathBuf| {
-            let opened = OpenOptions::new().read(true).write(true).open(&path);
-            opened.map_err(|error| NotAttached::Open {
-                address: address.to_owned(),
-                path: path.display().to_string(),
-                error,
-            })
-        };
-        let group = group::join(&place.root, number, address, regions, || {
-            let container = open(place.root.join("dev/vfio/vfio"))?;
-            check_container(&container, isolation).map_err(refuse("look at VFIO"))?;
-            let group = open(place.root.join(&door))?;
-            let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
-            call::with(group.as_fd(), call::GROUP_GET_STATUS, &mut status)
-                .map_err(refuse("look at its group"))?;
-            if status.flags & call::GROUP_VIABLE == 0 {
-                return Err(NotAttached::NotViable { address: address.to_owned(), group: number });
-            }
-            call::set_container(group.as_fd(), container.as_fd())
-                .map_err(refuse("join its group"))?;
-            call::plain(container.as_fd(), call::SET_IOMMU, iommu).map_err(refuse(USE_IOMMU))?;
-            let regions = regions.clone();
-            let container = match isolation {
-                Isolation::Iommu => Container::new(container, regions),
-                Isolation::None => Container::without_iommu(container, regions),
-            };
-            Ok((group, container))
-        })?;
-        let device = take_device(&group.file, address).map_err(refuse("take it"))?;
-        let function = Self::of(address, device, group).map_err(refuse("ask it"))?;
+        let function = Self::of(address, taken).map_err(refuse("ask it"))?;
         let found = function.configuration().map_err(refuse("read its configuration"))?.class();
         if found != NVM_EXPRESS {
             return Err(NotAttached::Class { address: address.to_owned(), found });
         }
         function.reset().map_err(refuse("reset it"))?;
-        function.let_reach(true).map_err(refuse("let it reach memory"))?;
+        function.let_reach(false).map_err(refuse("keep it from memory"))?;
         Ok(function)
     }
 
-    fn of(address: &str, device: File, group: Arc<Group>) -> io::Result<Self> {
+    fn of(address: &str, Taken { device, group, instead }: Taken) -> io::Result<Self> {
         let mut about = DeviceInfo { argsz: DeviceInfo::BYTES, ..DeviceInfo::default() };
         call::with(device.as_fd(), call::DEVICE_GET_INFO, &mut about)?;
         if about.flags & call::DEVICE_IS_PCI == 0 || about.regions <= region::CONFIGURATION {
@@ -191,6 +178,7 @@ impl Function {
             address: address.to_owned(),
             device,
             group,
+            instead,
             can_reset: about.flags & call::DEVICE_CAN_RESET != 0,
             vectors: msix.count,
             configuration_at,
@@ -205,6 +193,16 @@ impl Function {
     /// What it reaches.
     pub fn container(&self) -> &Container {
         &self.group.container
+    }
+
+    /// How it was taken.
+    pub fn way(&self) -> Way {
+        self.group.container.way()
+    }
+
+    /// Why it is not by iommufd, if the kernel has that and this process may not use it.
+    pub fn instead(&self) -> Option<&str> {
+        self.instead.as_deref()
     }
 
     /// How many vectors it has.
@@ -391,32 +389,6 @@ fn fit(part: BarPart, bar_bytes: u64) -> Result<(), NoDeviceMemory> {
     }
 }
 
-fn check_container(container: &File, isolation: Isolation) -> io::Result<()> {
-    let version = call::plain(container.as_fd(), call::GET_API_VERSION, 0)?;
-    if version != call::API_VERSION {
-        let expected = call::API_VERSION;
-        return Err(io::Error::other(format!("version {version}, expected {expected}")));
-    }
-    let (iommu, lacks) = match isolation {
-        Isolation::Iommu => (call::TYPE1V2_IOMMU, "no IOMMU of type 1, expected one"),
-        Isolation::None => {
-            (call::NOIOMMU_IOMMU, "not without an IOMMU, expected CONFIG_VFIO_NOIOMMU")
-        }
-    };
-    match call::plain(container.as_fd(), call::CHECK_EXTENSION, iommu)? {
-        0 => Err(io::Error::other(lacks)),
-        _ => Ok(()),
-    }
-}
-
-fn take_device(group: &File, address: &str) -> io::Result<File> {
-    let name = CString::new(address).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let descriptor = call::device_of(group.as_fd(), &name)?;
-    // SAFETY: the kernel has just made it for us, and nobody else knows it.
-    let device = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    Ok(File::from(device))
-}
-
 fn region_of(device: &File, index: u32) -> io::Result<RegionInfo> {
     let mut about = RegionInfo { argsz: RegionInfo::BYTES, index, ..RegionInfo::default() };
     call::with(device.as_fd(), call::DEVICE_GET_REGION_INFO, &mut about)?;
@@ -438,6 +410,7 @@ mod tests {
     use crate::NotAttached;
 
     const AT: &str = "0000:5e:00.0";
+    const ANY: Isolation = Isolation::Iommu { by: None };
 
     /// A function as the kernel tells of it.
     fn tree(driver: Option<&str>, group: Option<u32>) -> tempfile::TempDir {
@@ -470,13 +443,13 @@ mod tests {
     }
 
     fn refusal(root: &Path, address: &str) -> NotAttached {
-        Function::open(&Place::at(root), address, Isolation::Iommu, &Regions::new(4)).unwrap_err()
+        Function::open(&Place::at(root), address, ANY, &Regions::new(4)).unwrap_err()
     }
 
     #[test]
     fn whatever_stands_in_the_way_is_named_with_what_mends_it() {
         let bound = tree(Some("vfio-pci"), Some(12));
-        let group = Place::at(bound.path()).group(AT, Isolation::Iommu);
+        let group = Place::at(bound.path()).group(AT, ANY);
         assert_eq!(group.unwrap(), 12);
         let without = refusal(bound.path(), AT);
         assert!(without.to_string().contains("dev/vfio/vfio: "), "{without}");
@@ -506,7 +479,7 @@ mod tests {
     #[test]
     fn without_an_iommu_is_for_whoever_has_none_and_says_so() {
         let open = |root: &Path| {
-            let (place, regions) = (Place::at(root), Regions::in_rows(4));
+            let (place, regions) = (Place::at(root), Regions::new(4));
             Function::open(&place, AT, Isolation::None, &regions).unwrap_err()
         };
         let has_one = open(tree(Some("vfio-pci"), Some(12)).path());

@@ -45,14 +45,14 @@ impl Regions {
     /// is taken only where there is no other: short regions in long places would use up addresses,
     /// of which a process has no more than anybody.
     ///
-    /// In a table of [rows](Self::in_rows) it is as many huge pages as are needed, which stay taken
+    /// In a table that [lays rows](Self::lay_rows) it is as many huge pages as are needed, which stay taken
     /// when the region goes: a longer place is taken where the machine has no more in a row.
     ///
     /// # Errors
     ///
     /// If the table is full or the kernel has no such memory.
     pub fn allocate(&self, len_bytes: usize) -> Result<Region, NoRegion> {
-        self.allocate_of(len_bytes, self.table.backing)
+        self.allocate_of(len_bytes, self.backing())
     }
 
     /// The same, which can be shown to another process whatever the table is.
@@ -245,10 +245,14 @@ mod tests {
 
     #[test]
     fn rows_are_taken_again_and_a_longer_one_only_if_there_is_no_other() {
-        let regions = Regions::in_rows(4);
-        assert!(regions.is_in_rows() && !regions.is_shared() && !Regions::new(1).is_in_rows());
-        let ordinary = regions.allocate_shared(4096).unwrap();
-        assert_eq!(regions.row(ordinary.id()), None);
+        let (regions, late) = (Regions::shared(4), Regions::new(1));
+        let ordinary = late.allocate(4096).unwrap();
+        assert!(!late.lay_rows() && !late.is_in_rows(), "it has memory that is not in a row");
+        assert_eq!(late.row(ordinary.id()), None);
+        assert!(regions.is_shared() && regions.lay_rows());
+        assert!(regions.is_in_rows() && !regions.is_shared());
+        let scattered = regions.allocate_shared(4096).unwrap();
+        assert!(regions.row(scattered.id()).is_none() && regions.lay_rows(), "once more");
         // Without pages that somebody has reserved, and without a right to know where they lie.
         let Ok(first) = regions.allocate(5_000) else { return };
         let Ok(longer) = regions.allocate(HUGE_PAGE + 1) else { return };

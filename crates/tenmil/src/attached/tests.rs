@@ -55,6 +55,10 @@ impl Bus for FakeBus {
         "fake"
     }
 
+    fn what(&self) -> &'static str {
+        "what a test has made"
+    }
+
     fn registers(&self) -> Still {
         Still
     }

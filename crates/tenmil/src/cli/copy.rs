@@ -16,7 +16,6 @@ use block::uri::Uri;
 use block::{Caps, Claim, Class, Device, DeviceOptions, Limiter, Opened, Opener, Rate};
 use clap::{ArgAction, Args};
 use control::{Copying, State};
-use dma::Regions;
 use host::holders::InUse;
 use host::machine::Machine;
 use host::{Clock, random_seed};
@@ -31,6 +30,7 @@ use crate::copy::{
     Copy, CopyOptions, Devices, Ending, Identity, OnError, Record, Tally, Which, files_of,
     usual_path,
 };
+use crate::pcie::regions_for;
 
 /// The arguments of `copy`.
 #[derive(Debug, Args)]
@@ -139,7 +139,7 @@ impl Job {
     }
 
     fn open(arguments: &CopyArguments, files: &Found, clock: Clock) -> Result<Self, Refused> {
-        let regions = Regions::new(REGIONS_MAX);
+        let regions = regions_for([&arguments.source, &arguments.target], REGIONS_MAX);
         let seed = random_seed();
         let opener = Opener { regions: &regions, clock, seed, more: crate::KINDS };
         let source = open(&opener, &arguments.source.clone().to_read())?;

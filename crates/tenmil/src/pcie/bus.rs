@@ -5,15 +5,15 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{BarPart, Blame, NoDeviceMemory, RegionId, Segment, Vector};
-use dma::{DeviceKind, Regions};
+use dma::{DeviceKind, NoRegion, Region, Regions};
 use host::EventVectors;
-use vfio::{Bar, Function, NotAttached, Place};
+use vfio::{Bar, Function, Isolation, NotAttached, Place, Way};
 
 use super::name::PcieName;
 use super::registers::{Register, Registers};
 use super::vector::FunctionVector;
 use crate::Refused;
-use crate::attached::Bus;
+use crate::attached::{Bus, tell};
 
 /// A function that VFIO has handed to us.
 #[derive(Clone)]
@@ -24,6 +24,8 @@ pub(super) struct PcieBus {
 struct Shared {
     bar: Bar,
     name: String,
+    isolation: Isolation,
+    way: Way,
     /// How many vectors signal when they are asked to.
     vectors: u32,
     /// The kernel wants the function back, or the bus reports an error: one descriptor for each.
@@ -39,16 +41,33 @@ struct Kept {
     /// The part of a BAR with memory of the function's own, once somebody wanted it.
     memory: Option<Bar>,
     lost: Option<String>,
+    /// It was not kept from memory when it should have been, and no IOMMU does that either: what it was
+    /// shown is its own.
+    is_at_large: bool,
 }
 
 /// Which alarm is which.
 const WANTED_BACK: u16 = 0;
 const BUS_ERROR: u16 = 1;
+/// What to do about memory that an SSD without an IOMMU would not find.
+const NAMED_FIRST: &str = "Name it on the command line of a command, before devices that hold memory; \
+                           programs and changed files of `serve` cannot add one.";
 
 impl PcieBus {
     pub(super) fn open(name: &PcieName, regions: &Regions) -> Result<Self, Refused> {
-        let function = Function::open(&Place::default(), &name.address, regions);
+        if name.isolation == Isolation::None && !regions.lay_rows() {
+            return Err(Refused::caller(format!(
+                "attach {}: unsafe-no-iommu: memory was handed out already that does not lie in a \
+                 row, expected none",
+                name.address
+            ))
+            .with_hint(NAMED_FIRST));
+        }
+        let function = Function::open(&Place::default(), &name.address, name.isolation, regions);
         let function = function.map_err(|why| refused(&why))?;
+        if let Some(why) = function.instead() {
+            tell(&format!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address));
+        }
         let machine = |what: &str, error: std::io::Error| {
             Refused::machine(format!("attach {}: {what}: {error}", name.address))
         };
@@ -63,11 +82,15 @@ impl PcieBus {
         if let Some(event) = alarms.descriptor(BUS_ERROR) {
             let _ = function.signal_error(event);
         }
+        let way = function.way();
         let function = Some(Arc::new(function));
-        let kept = Kept { function, shown: BTreeMap::new(), memory: None, lost: None };
+        let shown = BTreeMap::new();
+        let kept = Kept { function, shown, memory: None, lost: None, is_at_large: false };
         let shared = Shared {
             bar,
             name: format!("{}:{}", PcieName::SCHEME, name.address),
+            isolation: name.isolation,
+            way,
             vectors: if has_vectors { vectors } else { 0 },
             alarms,
             kept: Mutex::new(kept),
@@ -88,6 +111,18 @@ impl Bus for PcieBus {
 
     fn name(&self) -> &str {
         &self.shared.name
+    }
+
+    fn what(&self) -> &'static str {
+        match (self.shared.isolation, self.shared.way) {
+            (Isolation::Iommu { .. }, Way::Iommufd) => {
+                "an SSD on the PCI bus, over VFIO and iommufd"
+            }
+            (Isolation::Iommu { .. }, Way::Group) => "an SSD on the PCI bus, over a group of VFIO",
+            (Isolation::None, _) => {
+                "an SSD on the PCI bus, over VFIO, which no IOMMU keeps from any memory"
+            }
+        }
     }
 
     fn registers(&self) -> Registers {
@@ -120,6 +155,13 @@ impl Bus for PcieBus {
         self.lock().lost.get_or_insert_with(|| why.to_owned());
     }
 
+    fn allocate(&self, regions: &Regions, len_bytes: usize) -> Result<Region, NoRegion> {
+        match self.shared.isolation {
+            Isolation::Iommu { .. } => regions.allocate_shared(len_bytes),
+            Isolation::None => regions.allocate(len_bytes),
+        }
+    }
+
     fn show(&self, region: RegionId) -> Result<u64, Refused> {
         let mut kept = self.lock();
         if let Some(iova) = kept.shown.get(&region) {
@@ -137,6 +179,9 @@ impl Bus for PcieBus {
 
     fn hide(&self, region: RegionId) -> bool {
         let mut kept = self.lock();
+        if kept.is_at_large && kept.shown.contains_key(&region) {
+            return false;
+        }
         let Some(function) = kept.function.as_ref().filter(|_| kept.shown.contains_key(&region))
         else {
             return true;
@@ -154,6 +199,7 @@ impl Bus for PcieBus {
         let mut kept = self.lock();
         let Some(function) = kept.function.clone() else { return true };
         let is_cut = function.let_reach(false).is_ok() || !function.is_there();
+        kept.is_at_large = !is_cut && self.shared.isolation == Isolation::None;
         if is_cut && kept.lost.is_some() {
             for region in std::mem::take(&mut kept.shown).into_keys() {
                 // What the kernel keeps goes with the container.
@@ -175,12 +221,12 @@ impl Bus for PcieBus {
     }
 
     fn device_memory(&self, part: BarPart) -> Result<(Segment, u64), NoDeviceMemory> {
-        let mut kept = self.lock();
         let gone = NoDeviceMemory::Unusable { why: "the kernel has it back" };
-        let function = kept.function.as_ref().ok_or(gone)?;
+        let function = self.lock().function.clone().ok_or(gone)?;
+        // A region that is not mapped in the end is taken away here, so nobody may be in here now.
         let (memory, address) = function.memory(part, self.shared.bar.regions())?;
         let segment = memory.segment();
-        kept.memory = Some(memory);
+        self.lock().memory = Some(memory);
         Ok((segment, address))
     }
 

@@ -12,7 +12,6 @@ pub struct Kind;
 
 impl block::Kind for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
-        let attached = attach(&PcieName::of(uri)?, opener.regions, opener.clock)?;
-        attached.open(uri, "an SSD on the PCI bus, over VFIO")
+        attach(&PcieName::of(uri)?, opener.regions, opener.clock)?.open(uri)
     }
 }

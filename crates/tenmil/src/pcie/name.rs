@@ -6,6 +6,7 @@
 //! ```
 
 use block::uri::{Uri, UriError};
+use vfio::{Isolation, Way};
 
 use crate::attached::Wanted;
 
@@ -16,10 +17,17 @@ pub struct PcieName {
     pub address: String,
     /// What is wanted of it.
     pub wanted: Wanted,
+    /// What keeps it from other memory.
+    pub isolation: Isolation,
 }
 
 /// What a controller memory buffer is used for.
 const USES: [(&str, bool); 2] = [("no", false), ("queues", true)];
+/// How it is taken from VFIO.
+const WAYS: [(&str, Option<Way>); 3] =
+    [("auto", None), ("iommufd", Some(Way::Iommufd)), ("group", Some(Way::Group))];
+/// Whether it is known that nothing keeps the device from any memory.
+const UNSAFE: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
 impl PcieName {
     /// What stands before the first colon.
@@ -41,9 +49,19 @@ impl PcieName {
         };
         let mut fields = uri.fields();
         let queues_in_cmb = fields.choice("cmb", &USES)?.unwrap_or(false);
+        let by = fields.choice("vfio", &WAYS)?.flatten();
+        let isolation = match (fields.choice("unsafe-no-iommu", &UNSAFE)?.unwrap_or(false), by) {
+            (false, by) => Isolation::Iommu { by },
+            (true, Some(Way::Iommufd)) => {
+                let problem = "vfio=iommufd with unsafe-no-iommu=yes: iommufd has no such functions, \
+                               expected one of the two";
+                return Err(uri.refuse(problem.to_owned()));
+            }
+            (true, _) => Isolation::None,
+        };
         let wanted = Wanted { queues_in_cmb, ..Wanted::of(&mut fields)? };
         fields.finish()?;
-        Ok(Self { address, wanted })
+        Ok(Self { address, wanted, isolation })
     }
 }
 
@@ -66,6 +84,8 @@ fn whole(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use vfio::{Isolation, Way};
+
     use super::PcieName;
 
     fn of(text: &str) -> Result<PcieName, String> {
@@ -83,6 +103,18 @@ mod tests {
         assert!(!in_cmb("pcie:5e:00.0?cmb=no") && !name.wanted.queues_in_cmb);
         assert!(of("pcie:5e:00.0?cmb=data").unwrap_err().contains("expected"));
         assert_eq!(of("pcie:5e:00.0").unwrap().address, "0000:5e:00.0");
+        let isolation = |text: &str| of(text).unwrap().isolation;
+        assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=yes"), Isolation::None);
+        let behind = |by| Isolation::Iommu { by };
+        assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=no"), behind(None));
+        assert_eq!(isolation("pcie:5e:00.0"), behind(None));
+        assert_eq!(isolation("pcie:5e:00.0?vfio=auto"), behind(None));
+        assert_eq!(isolation("pcie:5e:00.0?vfio=group"), behind(Some(Way::Group)));
+        assert_eq!(isolation("pcie:5e:00.0?vfio=iommufd"), behind(Some(Way::Iommufd)));
+        assert!(of("pcie:5e:00.0?unsafe-no-iommu").is_err());
+        assert!(of("pcie:5e:00.0?vfio=type1").unwrap_err().contains("expected"));
+        let both = of("pcie:5e:00.0?vfio=iommufd&unsafe-no-iommu=yes").unwrap_err();
+        assert!(both.contains("one of the two"), "{both}");
     }
 
     #[test]

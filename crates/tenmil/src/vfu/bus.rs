@@ -43,6 +43,10 @@ impl Bus for VfuBus {
         self.link.name()
     }
 
+    fn what(&self) -> &'static str {
+        "a controller of another process, over vfio-user"
+    }
+
     fn registers(&self) -> Registers {
         Registers::new(self.link.clone(), &self.regions, self.offer.doorbells.clone())
     }

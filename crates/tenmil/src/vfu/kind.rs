@@ -12,7 +12,6 @@ pub struct Kind;
 
 impl block::Kind for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
-        let attached = attach(&VfuName::of(uri)?, opener.regions, opener.clock)?;
-        attached.open(uri, "a controller of another process, over vfio-user")
+        attach(&VfuName::of(uri)?, opener.regions, opener.clock)?.open(uri)
     }
 }

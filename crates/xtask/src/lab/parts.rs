@@ -1,6 +1,7 @@
 //! What a guest is made of, and where it comes from.
 
 mod binary;
+mod built;
 mod emulator;
 mod kernel;
 mod newer;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(crate) use emulator::Emulator;
-pub(crate) use kernel::Kernel;
+pub(crate) use kernel::{BUILT, Kernel};
 use newer::Newer;
 use programs::Programs;
 

@@ -1,7 +1,7 @@
 //! What is tried in guests: a table, and a script for each in `guest/`.
 
 use super::monitor::Deed;
-use super::parts::Emulator;
+use super::parts::{BUILT, Emulator};
 
 /// One guest and what it has to do.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,8 @@ pub(crate) struct Scenario {
     pub(crate) may_restart: bool,
     /// What a tenmil beside the guest is told, if there is one, with `ROOM` as above.
     pub(crate) beside: &'static [&'static str],
-    /// The Debian suite that its kernel comes from, whatever was asked for: one that has what it needs.
+    /// The Debian suite that its kernel comes from, whatever was asked for: one that has what it needs;
+    /// or [`BUILT`].
     pub(crate) suite: Option<&'static str>,
     /// What the kernel is told beside what it always is.
     pub(crate) kernel_line: &'static str,
@@ -56,8 +57,45 @@ const BARE: Scenario = Scenario {
     script: "",
 };
 
+/// Two SSDs behind an IOMMU: one with two namespaces, and one in a slot.
+const PCIE: Scenario = Scenario {
+    name: "pcie",
+    about: "QEMU's NVMe devices behind an IOMMU, driven by tenmil, and one pulled under load",
+    machine: "q35,kernel-irqchip=split",
+    devices: &[
+        "-device",
+        // As many as client processors have.
+        "intel-iommu,intremap=on,aw-bits=39",
+        "-drive",
+        "file=ROOM/disk,format=raw,if=none,id=disk",
+        "-drive",
+        "file=ROOM/disk2,format=raw,if=none,id=disk2",
+        "-device",
+        "nvme,id=fixed,serial=LAB1",
+        "-device",
+        "nvme-ns,bus=fixed,drive=disk,nsid=1",
+        "-device",
+        "nvme-ns,bus=fixed,drive=disk2,nsid=2",
+        "-device",
+        "pcie-root-port,id=bay,chassis=1,slot=1",
+        // A drive would go with its device.
+        "-blockdev",
+        "driver=raw,node-name=disk3,file.driver=file,file.filename=ROOM/disk3",
+        "-device",
+        "nvme,id=pulled,bus=bay,drive=disk3,serial=LAB2",
+    ],
+    disk_bytes: 256 << 20,
+    disks: &["disk", "disk2", "disk3"],
+    deeds: &[Deed { name: "pull", command: PULL }, Deed { name: "put in", command: PUT_IN }],
+    kernel_line: "intel_iommu=on",
+    is_short: false,
+    seconds_max: 600,
+    script: include_str!("guest/pcie.sh"),
+    ..BARE
+};
+
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 11] = [
+pub(crate) const SCENARIOS: [Scenario; 13] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -95,40 +133,14 @@ pub(crate) const SCENARIOS: [Scenario; 11] = [
         script: include_str!("guest/linux-target.sh"),
         ..BARE
     },
+    PCIE,
     Scenario {
-        name: "pcie",
-        about: "QEMU's NVMe devices behind an IOMMU, driven by tenmil, and one pulled under load",
-        machine: "q35,kernel-irqchip=split",
-        devices: &[
-            "-device",
-            // As many as client processors have.
-            "intel-iommu,intremap=on,aw-bits=39",
-            "-drive",
-            "file=ROOM/disk,format=raw,if=none,id=disk",
-            "-drive",
-            "file=ROOM/disk2,format=raw,if=none,id=disk2",
-            "-device",
-            "nvme,id=fixed,serial=LAB1",
-            "-device",
-            "nvme-ns,bus=fixed,drive=disk,nsid=1",
-            "-device",
-            "nvme-ns,bus=fixed,drive=disk2,nsid=2",
-            "-device",
-            "pcie-root-port,id=bay,chassis=1,slot=1",
-            // A drive would go with its device.
-            "-blockdev",
-            "driver=raw,node-name=disk3,file.driver=file,file.filename=ROOM/disk3",
-            "-device",
-            "nvme,id=pulled,bus=bay,drive=disk3,serial=LAB2",
-        ],
-        disk_bytes: 256 << 20,
-        disks: &["disk", "disk2", "disk3"],
-        deeds: &[Deed { name: "pull", command: PULL }, Deed { name: "put in", command: PUT_IN }],
-        kernel_line: "intel_iommu=on",
-        is_short: false,
-        seconds_max: 600,
-        script: include_str!("guest/pcie.sh"),
-        ..BARE
+        name: "iommufd",
+        about: "the same by doors of their own, on a kernel with iommufd, which Debian's have not",
+        suite: Some(BUILT),
+        seconds_max: 900,
+        script: concat!(include_str!("guest/iommufd.sh"), include_str!("guest/pcie.sh")),
+        ..PCIE
     },
     Scenario {
         name: "cmb",
@@ -157,6 +169,22 @@ pub(crate) const SCENARIOS: [Scenario; 11] = [
         is_short: false,
         seconds_max: 420,
         script: include_str!("guest/cmb.sh"),
+        ..BARE
+    },
+    Scenario {
+        name: "no-iommu",
+        about: "QEMU's NVMe device without an IOMMU, on a kernel that lets it be driven all the same",
+        suite: Some(BUILT),
+        devices: &[
+            "-drive",
+            "file=ROOM/disk,format=raw,if=none,id=disk",
+            "-device",
+            "nvme,serial=LAB1,drive=disk",
+        ],
+        disk_bytes: 256 << 20,
+        is_short: false,
+        seconds_max: 420,
+        script: include_str!("guest/no-iommu.sh"),
         ..BARE
     },
     Scenario {
@@ -238,7 +266,7 @@ pub(crate) const SCENARIOS: [Scenario; 11] = [
     },
 ];
 
-/// What pulls the SSD of `pcie` that is in a slot.
+/// What pulls the one that is in a slot.
 const PULL: &str = r#"{"execute":"device_del","arguments":{"id":"pulled"}}"#;
 /// What puts it in again.
 const PUT_IN: &str = r#"{"execute":"device_add","arguments":{"driver":"nvme","id":"pulled","bus":"bay","drive":"disk3","serial":"LAB2"}}"#;

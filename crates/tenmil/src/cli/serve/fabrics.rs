@@ -13,7 +13,6 @@ use base::Span;
 use block::uri::Uri;
 use control::configuration::{self, Configuration, Line};
 use control::{Announcer, Devices, Queues, Relay};
-use dma::Regions;
 use host::{Clock, Thread};
 use target::tcp::{DiscoveryName, Limits, News, Server, ServerPlan, Service, StateDirectory};
 
@@ -25,6 +24,7 @@ use super::{
 use crate::Refused;
 use crate::balance::Balanced;
 use crate::cli::write_out;
+use crate::pcie::regions_for;
 use crate::tcp::{discovery_name, sockets};
 
 /// What a subsystem is called if nobody says.
@@ -90,7 +90,8 @@ pub(super) fn run(
 ) -> Result<ExitCode, Refused> {
     let (sockets, placement) = sockets::of_server(&arguments.socket)?;
     let clock = Clock::start();
-    let regions = Regions::new(REGIONS_MAX);
+    let namespaces = asked.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
     let usual = Limits::default();
     let limits = Limits {
         memory_bytes: asked.memory_bytes.unwrap_or(usual.memory_bytes),

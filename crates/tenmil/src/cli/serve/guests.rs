@@ -13,6 +13,7 @@ use target::News;
 use super::{ServeArguments, WATCH_INTERVAL};
 use crate::Refused;
 use crate::cli::running;
+use crate::pcie::lacks_iommu;
 
 /// Opens a device and claims it for `holder`, with the limits that were asked for.
 pub(super) fn claim(
@@ -37,6 +38,18 @@ pub(super) fn claim(
         .open(claim, holder)
         .map_err(|why| Refused::of(why.blame(), format!("serve {uri}: {why}")))?;
     Ok((device, descriptor))
+}
+
+/// Whether data can go between the device and a guest's memory, which lies scattered in the machine.
+pub(super) fn check_guest_memory(uri: &Uri) -> Result<(), Refused> {
+    if !lacks_iommu(uri) {
+        return Ok(());
+    }
+    Err(Refused::caller(format!(
+        "serve {uri} to a guest: memory of guests does not lie in a row, and an SSD without an IOMMU \
+         finds no other, expected one behind an IOMMU"
+    ))
+    .with_hint("Serve it with `--listen tcp://…`, `nbd:` or `ublk:`, which have memory of their own."))
 }
 
 /// Why a device is not served.
@@ -80,5 +93,19 @@ pub(super) fn watch(
             relay.pass_on(&running::of(reactors));
         }
         host::thread::rest(WATCH_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_guest_memory;
+
+    #[test]
+    fn a_guest_is_not_given_an_ssd_that_cannot_find_its_memory() {
+        let check = |text: &str| check_guest_memory(&text.parse().unwrap());
+        let refused = check("split:[pcie:5e:00.0?unsafe-no-iommu=yes]/1").unwrap_err();
+        assert!(refused.text.contains("expected one behind an IOMMU"), "{refused:?}");
+        assert!(refused.hint.unwrap().contains("tcp://"));
+        assert!(check("pcie:5e:00.0").is_ok() && check("ram:1m").is_ok());
     }
 }

@@ -14,7 +14,7 @@ use reactor::PollMode;
 use serde_json::json;
 use target::vfu::{DeviceOptions as ControllerOptions, Plan, Server};
 
-use super::guests::{claim, hear, watch};
+use super::guests::{check_guest_memory, claim, hear, watch};
 use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
 use crate::Refused;
 use crate::cli::{running, write_out};
@@ -95,6 +95,7 @@ fn open(
     clock: Clock,
 ) -> Result<Vec<Arc<Descriptor>>, Refused> {
     let open = |uri| -> Result<Arc<Descriptor>, Refused> {
+        check_guest_memory(uri)?;
         // A controller times its commands itself.
         let options =
             DeviceOptions { depth: QUEUE_DEPTH, timing: false, ..DeviceOptions::new(clock, 1) };

@@ -14,7 +14,7 @@ use host::stream::Address;
 use serde_json::json;
 use target::vhost::{Plan, Server, id, shaped};
 
-use super::guests::{claim, hear, refused, watch};
+use super::guests::{check_guest_memory, claim, hear, refused, watch};
 use super::ublk::known_by;
 use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
 use crate::Refused;
@@ -66,6 +66,7 @@ fn open(
     regions: &Regions,
     clock: Clock,
 ) -> Result<(Arc<Descriptor>, Arc<dyn Medium>), Refused> {
+    check_guest_memory(uri)?;
     let options = DeviceOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "vhost-user")?;
     let descriptor = Arc::new(descriptor);

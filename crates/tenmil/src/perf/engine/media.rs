@@ -273,6 +273,8 @@ impl Buffers {
         };
         let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;
         let mapping = match huge_pages {
+            // An SSD without an IOMMU finds no others.
+            _ if regions.is_in_rows() => Mapping::new(len, Backing::Row),
             // Another process maps them too.
             _ if regions.is_shared() => Mapping::new(len, Backing::Shared),
             true => Mapping::new(len, Backing::Private),
@@ -280,10 +282,12 @@ impl Buffers {
         };
         let mapping = mapping.map_err(|error| refuse(&error))?;
         mapping.populate();
-        let backing = if mapping.transparent_huge_pages() {
-            "transparent huge pages, where the kernel gives them"
-        } else {
-            "4 KiB pages"
+        let backing = match mapping.backing() {
+            Backing::Row => "2 MiB pages in a row",
+            _ if mapping.transparent_huge_pages() => {
+                "transparent huge pages, where the kernel gives them"
+            }
+            _ => "4 KiB pages",
         };
         let memory = regions.add(mapping).map_err(|error| refuse(&error))?;
         Ok(Self { memory, len_bytes, next: Cell::new(0), backing: backing.into() })

@@ -51,6 +51,10 @@ impl Rig {
             true => Regions::shared(REGIONS_MAX),
             false => Regions::new(REGIONS_MAX),
         };
+        if options.uris.iter().any(Uri::lacks_iommu) {
+            // There is nothing in it that could lie elsewhere.
+            regions.lay_rows();
+        }
         let bare = options.uris.iter().filter(|uri| options.is_bare(uri));
         let specs: Vec<EmuSpec> = bare.filter_map(Uri::emulated).cloned().collect();
         let ssds = match specs.as_slice() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::suite::Suite;
-use super::{make_parent, read, run, write};
+use super::{built, make_parent, read, run, write};
 use crate::lab::archive::Archive;
 
 /// What scenarios load; what these stand on comes with them.
@@ -24,6 +24,8 @@ const MODULES: [&str; 12] = [
     "loop",
     "configfs",
 ];
+/// In the place of a suite: what is [built] here, as no suite has such a kernel.
+pub(crate) const BUILT: &str = "built";
 const PACKAGE: &str = "linux-image-amd64";
 /// What newer suites have taken out of the package of a kernel, as those begin.
 const PARTS: [&str; 3] = ["linux-base-", "linux-binary-", "linux-modules-"];
@@ -38,11 +40,17 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Finds it in `room`, or fetches it there from a suite.
+    /// Finds it in `room`, or fetches it there from a suite, or builds it there.
     pub(super) fn find(room: &Path, suite: &str) -> Result<Self, String> {
         let root = room.join(suite);
         if !root.join("unpacked").exists() {
-            fetch(&root, suite)?;
+            // What an earlier try left is of no use.
+            _ = std::fs::remove_dir_all(&root);
+            match suite {
+                BUILT => built::make(&root)?,
+                suite => fetch(&root, suite)?,
+            }
+            write(&root.join("unpacked"), b"")?;
         }
         let modules = root.join("lib/modules");
         let version = only_entry(&modules)?;
@@ -94,8 +102,6 @@ impl Kernel {
 
 fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     println!("lab: fetching {PACKAGE} of {suite}");
-    // What an earlier try left is of no use.
-    _ = std::fs::remove_dir_all(root);
     let packages = Suite::open(&root.join("apt"), suite)?;
     let image = packages.needs(PACKAGE, "linux-image-")?.ok_or_else(|| {
         format!("{PACKAGE} of {suite}: needs no linux-image-*, expected the kernel of a version")
@@ -108,7 +114,7 @@ fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     }
     lead_to_modules(root)?;
     run(Command::new("depmod").arg("-b").arg(root).arg(only_entry(&root.join("lib/modules"))?))?;
-    write(&root.join("unpacked"), b"")
+    Ok(())
 }
 
 /// Where a kernel lies: in newer suites beside its modules.

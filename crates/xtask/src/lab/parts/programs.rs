@@ -35,14 +35,7 @@ pub(crate) struct Programs {
 impl Programs {
     /// Finds them; installs what is missing where that may be done.
     pub(super) fn find() -> Result<Self, String> {
-        let missing: BTreeSet<_> = NEEDED
-            .iter()
-            .filter(|(program, _)| find(program).is_none())
-            .map(|(_, package)| *package)
-            .collect();
-        if !missing.is_empty() {
-            install(&missing.into_iter().collect::<Vec<_>>())?;
-        }
+        need(&NEEDED)?;
         let busybox = must_find("busybox")?;
         let in_guests = IN_GUESTS.iter().map(|name| must_find(name)).collect::<Result<_, _>>()?;
         Ok(Self { busybox, in_guests })
@@ -83,6 +76,16 @@ fn needs(program: &Path) -> Result<Vec<String>, String> {
     let path =
         |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(str::to_owned);
     Ok(said.lines().filter_map(path).collect())
+}
+
+/// Installs what is missing of these, where that may be done: programs, and the package that brings each.
+pub(super) fn need(programs: &[(&str, &'static str)]) -> Result<(), String> {
+    let missing = programs.iter().filter(|(program, _)| find(program).is_none());
+    let missing: BTreeSet<_> = missing.map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    install(&missing.into_iter().collect::<Vec<_>>())
 }
 
 fn install(packages: &[&str]) -> Result<(), String> {
