@@ -170,12 +170,14 @@ impl Mappings {
             mapped.users += 1;
             return Ok(mapped.iova);
         }
+        let bytes = self.mapped.values().map(|mapped| mapped.len_bytes).sum();
+        let before = (bytes, self.mapped.len());
         let none = "the IOMMU has no such row of addresses left";
-        let iova = self.space.allocate(len_bytes);
-        let iova = iova.ok_or_else(|| NotMapped::new(0, len_bytes, io::Error::other(none)))?;
+        let none = || NotMapped::new(0, len_bytes, io::Error::other(none)).beside(before);
+        let iova = self.space.allocate(len_bytes).ok_or_else(none)?;
         if let Err(why) = map(iova, len_bytes) {
             self.space.release(iova, len_bytes);
-            return Err(why);
+            return Err(why.beside(before));
         }
         self.mapped.insert(region, Mapped { iova, len_bytes, users: 1 });
         Ok(iova)
@@ -235,6 +237,8 @@ mod tests {
         assert_eq!(mappings.show(region, 8192, again).unwrap(), first);
         let other = mappings.show(RegionId(1), 8192, |_, _| Ok(())).unwrap();
         assert_ne!(other, first);
+        let third = mappings.show(RegionId(3), 4096, refused).unwrap_err();
+        assert_eq!(third.mapped, (16384, 2), "beside what is mapped");
         mappings.hide(region, |_, _| panic!("another function wants it")).unwrap();
         assert!(mappings.hide(region, refused).is_err(), "the kernel keeps it");
         let mut unmapped = Vec::new();
@@ -260,6 +264,7 @@ mod tests {
         assert!(next >= used + 8192 + (1 << 20), "{next:#x}");
         assert!(mappings.leave_out(used + 8192, 1 << 20), "and is looked for again");
     }
+
     #[test]
     fn without_an_iommu_memory_is_found_where_it_lies_and_no_other() {
         let regions = Regions::new(4);

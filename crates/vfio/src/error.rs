@@ -83,6 +83,8 @@ pub struct NotMapped {
     pub error: io::Error,
     /// How much may be locked, if that stands in the way.
     pub lockable_bytes: Option<u64>,
+    /// How much is mapped already, in how many pieces.
+    pub mapped: (u64, usize),
 }
 
 impl NotMapped {
@@ -90,11 +92,22 @@ impl NotMapped {
         // What the kernel says of memory that may not be locked (drivers/vfio/vfio_iommu_type1.c).
         let is_locked_out = error.raw_os_error() == Some(libc::ENOMEM);
         let lockable_bytes = is_locked_out.then(lockable_bytes).flatten();
-        Self { iova, len_bytes, error, lockable_bytes }
+        Self { iova, len_bytes, error, lockable_bytes, mapped: (0, 0) }
+    }
+
+    pub(crate) fn beside(self, mapped: (u64, usize)) -> Self {
+        Self { mapped, ..self }
     }
 
     /// What mends it, if a command does.
     pub fn hint(&self) -> Option<String> {
+        // What the kernel says of more pieces than it lets one container have (vfio_iommu_type1.c).
+        if self.error.raw_os_error() == Some(libc::ENOSPC) {
+            let text = "Let more be mapped: `echo 1048576 | sudo tee \
+                        /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`, for whoever opens \
+                        an SSD after that; or have fewer devices in one process.";
+            return Some(text.to_owned());
+        }
         self.lockable_bytes?;
         let text = "Let more be locked: `sudo prlimit --pid $$ --memlock=unlimited` for this shell, \
                     LimitMEMLOCK=infinity for a service; or ask for less: `queues=2&depth=63` in the \
@@ -215,8 +228,11 @@ impl fmt::Display for NotAttached {
 
 impl fmt::Display for NotMapped {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { iova, len_bytes, error, lockable_bytes } = self;
+        let Self { iova, len_bytes, error, lockable_bytes, mapped: (bytes, pieces) } = self;
         write!(out, "map {len_bytes} bytes for a device at {iova:#x}: {error}")?;
+        if *pieces > 0 {
+            write!(out, ", beside {bytes} bytes in {pieces} pieces")?;
+        }
         match lockable_bytes {
             Some(limit) => write!(out, ", with {limit} bytes that may be locked"),
             None => Ok(()),
@@ -231,7 +247,7 @@ impl std::error::Error for NotMapped {}
 mod tests {
     use std::io;
 
-    use super::{NotAttached, NotMapped, USE_IOMMU};
+    use super::{BIND_IOMMUFD, NotAttached, NotMapped, USE_IOMMU};
 
     #[test]
     fn memory_that_may_not_be_locked_is_told_with_the_limit_and_what_lifts_it() {
@@ -245,6 +261,10 @@ mod tests {
         assert!(limited.hint().unwrap().contains("LimitMEMLOCK=infinity"));
         let other = NotMapped::new(4096, 1, io::Error::from_raw_os_error(libc::EEXIST));
         assert_eq!((other.lockable_bytes, other.hint()), (None, None));
+        let many = NotMapped::new(4096, 1, io::Error::from_raw_os_error(libc::ENOSPC));
+        let many = many.beside((8192, 2));
+        assert!(many.to_string().ends_with(", beside 8192 bytes in 2 pieces"), "{many}");
+        assert!(many.hint().unwrap().contains("dma_entry_limit"));
     }
 
     #[test]
@@ -258,6 +278,28 @@ mod tests {
         let unloaded = NotAttached::Open { address: address(), path, error };
         assert!(unloaded.hint().unwrap().contains("modprobe vfio-pci"));
     }
+
+    #[test]
+    fn whoever_has_what_is_to_be_bound_is_looked_for_and_a_closed_file_is_no_such_thing() {
+        let call = |number| {
+            let error = io::Error::from_raw_os_error(number);
+            NotAttached::Call { address: "0000:5e:00.0".to_owned(), what: BIND_IOMMUFD, error }
+        };
+        for number in [libc::EINVAL, libc::EBUSY] {
+            assert!(call(number).hint().unwrap().contains("Another process has it"));
+        }
+        let apart = call(libc::EPERM);
+        assert!(apart.hint().unwrap().contains("iommufd/parameters/allow_unsafe_interrupts"));
+        assert!(!apart.is_forbidden(), "another way would not help");
+        assert_eq!(call(libc::ENOMEM).hint(), None);
+        let open = |number| {
+            let (address, path) = ("0000:5e:00.0".to_owned(), "/dev/iommu".to_owned());
+            NotAttached::Open { address, path, error: io::Error::from_raw_os_error(number) }
+        };
+        assert!(open(libc::EACCES).is_forbidden() && open(libc::EPERM).is_forbidden());
+        assert!(!open(libc::ENODEV).is_forbidden() && !open(libc::EBUSY).is_forbidden());
+    }
+
     #[test]
     fn without_an_iommu_a_user_is_told_that_it_is_for_root() {
         let error = io::Error::from_raw_os_error(libc::EPERM);
