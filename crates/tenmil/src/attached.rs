@@ -23,7 +23,7 @@ use base::{
 use block::uri::{Fields, Uri, UriError};
 use block::{Existing, MediumError, Opened};
 use dma::{DeviceKind, NoRegion, Region, Regions};
-use host::{Bell, Clock, EventVectors, Sleeper, Stop, Thread, Turn, Wait};
+use host::{Bell, Clock, EventVectors, Sleeper, Steps, Stop, Thread, Turn, Wait};
 use nvme::{
     Controller, ControllerError, ControllerOptions, Event, MemoryBufferUse, NamespaceQueue,
     QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State, Techniques,
@@ -201,15 +201,15 @@ impl Wanted {
 }
 
 impl<B: Bus> Attached<B> {
-    /// Brings the controller at the other end of `bus` up. What it is given or asked for lies in
-    /// `regions`.
+    /// Brings the controller at the other end of `bus` up, and notes each step. What it is given or
+    /// asked for lies in `regions`.
     pub(crate) fn call(
         bus: &B,
         wanted: &Wanted,
         regions: &Regions,
-        clock: Clock,
+        steps: &mut Steps,
     ) -> Result<Self, Refused> {
-        let shown = bus.name();
+        let (shown, clock) = (bus.name(), steps.clock());
         let machine = |what: &str, error: &dyn std::fmt::Display| {
             Refused::machine(format!("attach {shown}: {what}: {error}"))
         };
@@ -220,7 +220,8 @@ impl<B: Bus> Attached<B> {
             text: format!("attach {shown}: {}", refused.text),
             ..refused
         })?;
-        let controller = bring_up(bus, wanted, home.reach(), clock)?;
+        steps.done("show it the memory of its queues");
+        let controller = bring_up(bus, wanted, home.reach(), steps)?;
         let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
         let added = sleeper.sources().add(bus.descriptor(), SOCKET);
         added.map_err(|error| machine("a descriptor to wait for", &error))?;
@@ -528,7 +529,7 @@ fn bring_up<B: Bus>(
     bus: &B,
     wanted: &Wanted,
     reach: &Reach<B>,
-    clock: Clock,
+    steps: &mut Steps,
 ) -> Result<Controller<B::Registers, Reach<B>>, Refused> {
     let refuse = |why: String| Refused::peer(format!("attach {}: {why}", bus.name()));
     let options = ControllerOptions {
@@ -546,13 +547,22 @@ fn bring_up<B: Bus>(
     let why = |found: String| refuse(bus.lost().unwrap_or(found));
     let mut controller = Controller::new(bus.registers(), reach.clone(), options)
         .map_err(|error| why(error.to_string()))?;
+    let mut is_enabled = false;
     loop {
         bus.carry();
         if let Some(why) = bus.lost() {
             return Err(refuse(why));
         }
-        match controller.poll(clock.now()) {
-            Some(Event::Ready) => return Ok(controller),
+        let event = controller.poll(steps.clock().now());
+        if !is_enabled && controller.capabilities().is_some() {
+            is_enabled = true;
+            steps.done("disable and enable it");
+        }
+        match event {
+            Some(Event::Ready) => {
+                steps.done("identify it and its namespaces");
+                return Ok(controller);
+            }
             Some(Event::Dead(error)) => {
                 let refused = why(error.to_string());
                 let is_buffer = matches!(error, ControllerError::MemoryBuffer(_));

@@ -17,7 +17,7 @@ mod vector;
 
 use block::uri::Uri;
 use dma::Regions;
-use host::Clock;
+use host::{Clock, Steps, Took};
 use vfio::Isolation;
 
 use self::bus::PcieBus;
@@ -28,9 +28,13 @@ use crate::attached::{self, Attached};
 use crate::identify::Ask;
 
 /// Takes the function from VFIO, and brings it up.
-fn attach(name: &PcieName, regions: &Regions, clock: Clock) -> Result<Attached<PcieBus>, Refused> {
-    let bus = PcieBus::open(name, regions)?;
-    Attached::call(&bus, &name.wanted, regions, clock)
+fn attach(
+    name: &PcieName,
+    regions: &Regions,
+    steps: &mut Steps,
+) -> Result<Attached<PcieBus>, Refused> {
+    let bus = PcieBus::open(name, regions, steps)?;
+    Attached::call(&bus, &name.wanted, regions, steps)
 }
 
 /// Whether it is, or stands on, an SSD that no IOMMU keeps from any memory.
@@ -52,7 +56,15 @@ pub(crate) fn regions_for<'a>(uris: impl IntoIterator<Item = &'a Uri>, most: usi
 
 /// Lets `ask` ask the controller that `name` names.
 pub(crate) fn with_controller(name: &PcieName, ask: Ask<'_>) -> Result<(), Refused> {
-    attached::with_controller(attach(name, &Regions::new(8), Clock::start())?, ask)
+    let mut steps = Steps::begin(Clock::start());
+    attached::with_controller(attach(name, &Regions::new(8), &mut steps)?, ask)
+}
+
+/// Brings the controller up and reads its first block: how long each step took.
+pub(crate) fn try_out(name: &PcieName) -> Result<Vec<Took>, Refused> {
+    let (mut steps, regions) = (Steps::begin(Clock::start()), Regions::new(8));
+    attach(name, &regions, &mut steps)?.read_first(&regions, &mut steps)?;
+    Ok(steps.took())
 }
 
 #[cfg(test)]
@@ -60,6 +72,7 @@ mod tests {
     use block::uri::Uri;
 
     use dma::Regions;
+    use host::{Clock, Steps};
 
     use super::{PcieBus, PcieName, lacks_iommu, regions_for};
 
@@ -80,15 +93,17 @@ mod tests {
             assert_eq!(regions_for(&among, 4).is_in_rows(), expected, "{text}");
         }
     }
+
     #[test]
     fn memory_that_was_handed_out_before_is_refused_with_the_remedy() {
         let uri = "pcie:5e:00.0?unsafe-no-iommu=yes".parse().unwrap();
         let (name, regions) = (PcieName::of(&uri).unwrap(), Regions::new(2));
         let _ram = regions.allocate(4096).unwrap();
-        let refused = PcieBus::open(&name, &regions).err().unwrap();
+        let mut steps = Steps::begin(Clock::kernel());
+        let refused = PcieBus::open(&name, &regions, &mut steps).err().unwrap();
         assert!(refused.text.contains("unsafe-no-iommu: memory was handed out"), "{refused:?}");
         assert!(refused.hint.unwrap().contains("Name it on the command line"));
-        let refused = PcieBus::open(&name, &Regions::new(2)).err().unwrap();
+        let refused = PcieBus::open(&name, &Regions::new(2), &mut steps).err().unwrap();
         assert!(refused.text.contains("no PCI function is there"), "{refused:?}");
     }
 }

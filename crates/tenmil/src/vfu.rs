@@ -19,7 +19,7 @@ mod tests;
 mod vector;
 
 use dma::Regions;
-use host::Clock;
+use host::{Clock, Steps};
 
 use self::bus::VfuBus;
 use crate::Refused;
@@ -32,7 +32,7 @@ pub use name::VfuName;
 /// Connects to whoever serves the controller, and brings it up.
 fn attach(name: &VfuName, regions: &Regions, clock: Clock) -> Result<Attached<VfuBus>, Refused> {
     let bus = VfuBus::connect(name, regions, clock)?;
-    Attached::call(&bus, &name.wanted, regions, clock)
+    Attached::call(&bus, &name.wanted, regions, &mut Steps::begin(clock))
 }
 
 /// Lets `ask` ask the controller that `name` names.

@@ -135,9 +135,8 @@ impl Place {
 }
 
 impl Function {
-    /// Takes the NVMe controller at `address` and resets it. It answers, and reaches nothing until it
-    /// [is let](Self::let_reach): not every one can be reset so, and whoever had it before may have left
-    /// it at work. What it is given to reach will lie in `regions`; [in rows](Regions::lay_rows), if nothing but
+    /// Takes the NVMe controller at `address`, which is to be [started](Self::start) next. What it is
+    /// given to reach will lie in `regions`; [in rows](Regions::lay_rows), if nothing but
     /// our own care keeps it from other memory.
     ///
     /// # Errors
@@ -160,9 +159,20 @@ impl Function {
         if found != NVM_EXPRESS {
             return Err(NotAttached::Class { address: address.to_owned(), found });
         }
-        function.reset().map_err(refuse("reset it"))?;
-        function.let_reach(false).map_err(refuse("keep it from memory"))?;
         Ok(function)
+    }
+
+    /// Resets it, and has it answer. It reaches nothing until it [is let](Self::let_reach): not every
+    /// one can be reset so, and whoever had it before may have left it at work.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel could not.
+    pub fn start(&self) -> Result<(), NotAttached> {
+        let refuse =
+            |what| move |error| NotAttached::Call { address: self.address.clone(), what, error };
+        self.reset().map_err(refuse("reset it"))?;
+        self.let_reach(false).map_err(refuse("keep it from memory"))
     }
 
     fn of(address: &str, Taken { device, group, instead }: Taken) -> io::Result<Self> {
@@ -227,11 +237,7 @@ impl Function {
     }
 
     /// Resets it, if it can be reset so.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel could not.
-    pub fn reset(&self) -> io::Result<()> {
+    fn reset(&self) -> io::Result<()> {
         if self.can_reset {
             call::plain(self.device.as_fd(), call::DEVICE_RESET, 0)?;
         }
@@ -406,7 +412,7 @@ mod tests {
 
     use base::{BarPart, NoDeviceMemory};
 
-    use super::{Function, Isolation, Place, fit};
+    use super::{Function, Isolation, Place, Way, fit};
     use crate::NotAttached;
 
     const AT: &str = "0000:5e:00.0";
@@ -492,6 +498,37 @@ mod tests {
         assert!(without.to_string().contains("dev/vfio/vfio: "), "{without}");
         let none = open(tree(Some("vfio-pci"), None).path());
         assert!(none.hint().unwrap().contains("--unsafe-no-iommu"), "{none}");
+    }
+
+    #[test]
+    fn iommufd_is_taken_where_there_is_a_door_and_an_address_space_and_by_name_only_there() {
+        let bound = tree(Some("vfio-pci"), Some(12));
+        let (root, regions) = (bound.path(), Regions::new(4));
+        let open = |by| {
+            let place = Place::at(root);
+            Function::open(&place, AT, Isolation::Iommu { by }, &regions).unwrap_err()
+        };
+        let make = |path: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            OpenOptions::new().create_new(true).write(true).open(path).unwrap();
+        };
+        let none = open(Some(Way::Iommufd));
+        assert!(none.to_string().contains("no door in /dev/vfio/devices"), "{none}");
+        assert!(none.hint().unwrap().contains("CONFIG_VFIO_DEVICE_CDEV"));
+
+        // A name without a door is what kernels without iommufd show.
+        fs::create_dir_all(root.join("sys/bus/pci/devices").join(AT).join("vfio-dev/vfio3"))
+            .unwrap();
+        make("dev/iommu");
+        assert!(open(None).to_string().contains("dev/vfio/vfio: "), "through its group");
+        make("dev/vfio/devices/vfio3");
+        let taken = open(None).to_string();
+        assert!(taken.contains("make an address space"), "{taken}");
+        assert!(open(Some(Way::Group)).to_string().contains("dev/vfio/vfio: "));
+        fs::remove_file(root.join("dev/iommu")).unwrap();
+        assert!(open(None).to_string().contains("dev/vfio/vfio: "), "nothing to reach memory by");
+        assert!(open(Some(Way::Iommufd)).to_string().contains("dev/iommu: "));
     }
 
     /// What VFIO makes of a function that is behind no IOMMU.

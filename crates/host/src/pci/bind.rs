@@ -6,6 +6,7 @@ use super::refused::BindError;
 use super::unbind::{back, check};
 use super::verdict::{Terms, Verdict, judge};
 use super::{Address, Step};
+use crate::{Clock, Steps, Took};
 
 /// A function that a program may have now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Bound {
     pub is_new: bool,
     /// What whoever asked should know.
     pub notes: Vec<String>,
+    /// What was done, and how long that took.
+    pub took: Vec<Took>,
 }
 
 /// Takes functions from the kernel, all of them or none.
@@ -38,7 +41,9 @@ pub fn bind(
     let mut bound = Vec::new();
     for verdict in verdicts {
         let address = verdict.address;
-        if let Err(error) = run(kernel, &ledger, address, &verdict.steps) {
+        let mut watch = Steps::begin(Clock::kernel());
+        let ran = run(kernel, &ledger, address, &verdict.steps, |step| watch.done(step));
+        if let Err(error) = ran {
             // One that was bound before stays so: a program may drive it.
             let mut taken: Vec<Address> =
                 verdict.takes_it().then_some(address).into_iter().collect();
@@ -47,7 +52,7 @@ pub fn bind(
         }
         let former = former(kernel.machine(), address)?.and_then(|former| former.driver);
         let (is_new, notes) = (verdict.takes_it(), verdict.notes);
-        bound.push(Bound { address, former, is_new, notes });
+        bound.push(Bound { address, former, is_new, notes, took: watch.took() });
     }
     Ok(bound)
 }
@@ -70,12 +75,13 @@ fn cleared(
     }
 }
 
-/// Does steps one after the other, and ends at the first that is not done.
+/// Does steps one after the other, tells of each that is done, and ends at the first that is not.
 pub(super) fn run(
     kernel: &dyn Kernel,
     ledger: &Ledger,
     address: Address,
     steps: &[Step],
+    mut done: impl FnMut(String),
 ) -> Result<(), BindError> {
     for step in steps {
         step.run(kernel, ledger, address).map_err(|found| BindError::Step {
@@ -84,6 +90,7 @@ pub(super) fn run(
             found: Box::new(found),
             undone: false,
         })?;
+        done(step.shown(address));
     }
     Ok(())
 }
@@ -100,7 +107,7 @@ fn undo(
         let steps = back(machine, *address, &former);
         // The kernel would wait for whoever has opened it meanwhile.
         check(kernel, *address, &steps)?;
-        run(kernel, ledger, *address, &steps)
+        run(kernel, ledger, *address, &steps, drop)
     });
     // Every one of them is tried, whatever became of those before.
     let is_back = all_back.fold(true, |is_back, one: Result<(), BindError>| is_back & one.is_ok());

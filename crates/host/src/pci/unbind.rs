@@ -74,7 +74,7 @@ pub fn unbind(kernel: &dyn Kernel, which: &Which) -> (Vec<Address>, Result<(), B
     for one in one_by_one {
         let given = plan_back(kernel, &one).and_then(|plans| {
             for (address, steps) in plans {
-                run(kernel, &ledger, address, &steps)?;
+                run(kernel, &ledger, address, &steps, drop)?;
                 done.push(address);
             }
             Ok(())

@@ -3,8 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{
-    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, Segment, WakeSource,
+    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Operation, Outcome, Request,
+    Segment, WakeSource,
 };
+use dma::Regions;
+use host::Steps;
 
 use super::{Attached, Bus, Lent};
 use crate::Refused;
@@ -36,6 +39,50 @@ impl<B: Bus> AttachedMedium<B> {
 impl<B: Bus> AttachedChannel<B> {
     fn new(attached: &Arc<Attached<B>>) -> Result<Self, Refused> {
         Ok(Self { lent: attached.queue()?, attached: Arc::clone(attached) })
+    }
+}
+
+impl<B: Bus> Attached<B> {
+    /// Reads the first block, by a queue pair made for that, and notes each step. It is left in the
+    /// memory of `regions` that it was read into.
+    pub(crate) fn read_first(self, regions: &Regions, steps: &mut Steps) -> Result<(), Refused> {
+        let attached = Arc::new(self);
+        let name = attached.shared.bus.name();
+        let patience = attached.wanted.patience;
+        let mut channel = AttachedChannel::new(&attached)?;
+        let block = channel.limits().block_size;
+        let memory = attached.shared.bus.allocate(regions, block as usize);
+        let memory = memory.map_err(|error| {
+            Refused::machine(format!("read the first block of {name}: memory for it: {error}"))
+        })?;
+        steps.done("create a queue pair");
+        let read =
+            Request { operation: Operation::Read, blocks: 1, segment_count: 1, ..Request::NOTHING };
+        let data = [Segment { len_bytes: block, ..memory.segment() }];
+        let mut answers = Answers::with_capacity(1);
+        let end = steps.clock().now().after(patience);
+        let mut is_under_way = false;
+        let outcome = loop {
+            let now = steps.clock().now();
+            is_under_way = is_under_way || channel.submit(now, &[read], &data) == 1;
+            channel.flush();
+            channel.poll(now, &mut answers);
+            if let Some(answer) = answers.as_slice().first() {
+                break answer.outcome;
+            }
+            if now >= end {
+                let text = format!("read the first block of {name}: no answer within {patience}");
+                // It is answered before anybody else has the memory.
+                drop(channel);
+                return Err(Refused::peer(text));
+            }
+            host::thread::give_way();
+        };
+        steps.done("read its first block");
+        match outcome {
+            Outcome::SUCCESS => Ok(()),
+            failed => Err(Refused::peer(format!("read the first block of {name}: {failed:?}"))),
+        }
     }
 }
 

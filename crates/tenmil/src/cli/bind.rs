@@ -5,15 +5,19 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
+use base::Span;
 use block::guard::{END_BYTES, Ends, probe};
+use block::uri::Uri;
 use clap::Args;
+use host::Took;
 use host::file::read_ends;
 use host::machine::Machine;
-use host::pci::{self, Address, BindError, Mark, Terms, Verdict};
+use host::pci::{self, Address, BindError, Bound, Mark, Terms, Verdict};
 use serde_json::json;
 
 use super::write_out;
 use crate::Refused;
+use crate::pcie::PcieName;
 use crate::refused::reason;
 
 /// Take SSDs from the kernel, for programs to drive, unless anybody uses them.
@@ -40,6 +44,10 @@ pub(super) struct BindArguments {
     #[arg(long)]
     unsafe_no_iommu: bool,
 
+    /// Then drive each for a moment, read its first block, and say how long every step took
+    #[arg(long, conflicts_with = "dry_run")]
+    r#try: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -50,6 +58,7 @@ Examples:
   tenmil list                                which SSDs there are, and who uses them
   tenmil bind 0000:5e:00.0 --dry-run         the steps, or what is in the way
   sudo tenmil bind 0000:5e:00.0              take it; whoever calls sudo may drive it
+  sudo tenmil bind 0000:5e:00.0 --try        and see that it answers, and how soon
   sudo tenmil unbind 0000:5e:00.0            give it back
 
 The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pcie:ADDRESS` names it
@@ -80,9 +89,28 @@ pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<Exit
         return Ok(first.map_or(ExitCode::SUCCESS, code));
     }
     let bound = pci::bind(&machine, &addresses, &terms)?;
-    let text = if arguments.json { bound_as_json(&bound) } else { bound_as_text(&bound) };
+    let tried = bound.iter().map(|one| arguments.r#try.then(|| try_out(one, arguments)));
+    let tried: Vec<Option<Tried>> = tried.collect();
+    let all = || bound.iter().zip(&tried);
+    let text = if arguments.json { bound_as_json(all()) } else { bound_as_text(all()) };
     write_out(out, &text)?;
-    Ok(ExitCode::SUCCESS)
+    let failed = tried.into_iter().flatten().find_map(Result::err);
+    failed.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// What was done from the first step to the first block, and how long it took; or why there is none.
+type Tried = Result<Vec<Took>, Refused>;
+
+fn try_out(bound: &Bound, arguments: &BindArguments) -> Tried {
+    let (address, unsafely) = (bound.address, arguments.unsafe_no_iommu);
+    let flag = if unsafely { "?unsafe-no-iommu=yes" } else { "" };
+    let uri: Uri = format!("{}:{address}{flag}", PcieName::SCHEME).parse()?;
+    let driven = crate::pcie::try_out(&PcieName::of(&uri)?)?;
+    Ok(bound.took.iter().cloned().chain(driven).collect())
+}
+
+fn total(took: &[Took]) -> Span {
+    Span { ns: took.iter().map(|one| one.span.ns).sum() }
 }
 
 impl From<BindError> for Refused {
@@ -169,9 +197,9 @@ fn verdicts_as_json(verdicts: &[Verdict]) -> String {
     format!("{:#}\n", json!({ "dry_run": verdicts }))
 }
 
-fn bound_as_text(bound: &[pci::Bound]) -> String {
+fn bound_as_text<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>) -> String {
     let mut text = String::new();
-    for one in bound {
+    for (one, tried) in bound {
         let (address, driver) = (one.address, one.former.as_deref().unwrap_or("none"));
         let _ = if one.is_new {
             writeln!(text, "{address}: bound to {}, before to {driver}", pci::VFIO)
@@ -179,20 +207,36 @@ fn bound_as_text(bound: &[pci::Bound]) -> String {
             writeln!(text, "{address}: is bound to {} already", pci::VFIO)
         };
         one.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
+        let Some(Ok(took)) = tried else { continue };
+        let _ = writeln!(text, "  its first block was read in {}", total(took));
+        for Took { step, span } in took {
+            let _ = writeln!(text, "  {:>12}  {step}", span.to_string());
+        }
     }
     text
 }
 
-fn bound_as_json(bound: &[pci::Bound]) -> String {
+fn bound_as_json<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>) -> String {
+    let steps = |took: &[Took]| {
+        let steps = took.iter().map(|one| json!({ "step": one.step, "ns": one.span.ns }));
+        steps.collect::<Vec<_>>()
+    };
     let bound: Vec<_> = bound
-        .iter()
-        .map(|one| {
+        .map(|(one, tried)| {
+            let tried = tried.as_ref().map(|tried| match tried {
+                Ok(took) => {
+                    json!({ "first_block_ns": total(took).ns, "steps": steps(took) })
+                }
+                Err(refused) => json!({ "error": refused.text }),
+            });
             json!({
                 "address": one.address.to_string(),
                 "former_driver": one.former,
                 "driver": pci::VFIO,
                 "is_new": one.is_new,
                 "notes": one.notes,
+                "steps": steps(&one.took),
+                "tried": tried,
             })
         })
         .collect();

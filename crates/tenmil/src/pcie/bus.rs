@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{BarPart, Blame, NoDeviceMemory, RegionId, Segment, Vector};
 use dma::{DeviceKind, NoRegion, Region, Regions};
-use host::EventVectors;
+use host::{EventVectors, Steps};
 use vfio::{Bar, Function, Isolation, NotAttached, Place, Way};
 
 use super::name::PcieName;
@@ -54,7 +54,11 @@ const NAMED_FIRST: &str = "Name it on the command line of a command, before devi
                            programs and changed files of `serve` cannot add one.";
 
 impl PcieBus {
-    pub(super) fn open(name: &PcieName, regions: &Regions) -> Result<Self, Refused> {
+    pub(super) fn open(
+        name: &PcieName,
+        regions: &Regions,
+        steps: &mut Steps,
+    ) -> Result<Self, Refused> {
         if name.isolation == Isolation::None && !regions.lay_rows() {
             return Err(Refused::caller(format!(
                 "attach {}: unsafe-no-iommu: memory was handed out already that does not lie in a \
@@ -65,6 +69,9 @@ impl PcieBus {
         }
         let function = Function::open(&Place::default(), &name.address, name.isolation, regions);
         let function = function.map_err(|why| refused(&why))?;
+        steps.done("take it from VFIO");
+        function.start().map_err(|why| refused(&why))?;
+        steps.done("reset it");
         if let Some(why) = function.instead() {
             tell(&format!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address));
         }
@@ -82,6 +89,7 @@ impl PcieBus {
         if let Some(event) = alarms.descriptor(BUS_ERROR) {
             let _ = function.signal_error(event);
         }
+        steps.done("map its registers, and have its vectors signal");
         let way = function.way();
         let function = Some(Arc::new(function));
         let shown = BTreeMap::new();

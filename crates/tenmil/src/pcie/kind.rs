@@ -2,6 +2,7 @@
 
 use block::uri::Uri;
 use block::{MediumError, Opened, Opener};
+use host::Steps;
 
 use super::attach;
 use super::name::PcieName;
@@ -12,6 +13,7 @@ pub struct Kind;
 
 impl block::Kind for Kind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
-        attach(&PcieName::of(uri)?, opener.regions, opener.clock)?.open(uri)
+        let mut steps = Steps::begin(opener.clock);
+        attach(&PcieName::of(uri)?, opener.regions, &mut steps)?.open(uri)
     }
 }

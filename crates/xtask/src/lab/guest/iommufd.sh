@@ -12,7 +12,8 @@ check 'and iommufd' there /dev/iommu
 AT=$(place LAB1)
 SLOT=$(place LAB2)
 D=pcie:$AT
-check 'tenmil bind' tenmil bind "$AT"
+check 'tenmil bind, and a first block' tenmil bind "$AT" --try
+cat /tmp/output
 check 'its own door is there' [ -c "/dev/vfio/devices/$(ls "/sys/bus/pci/devices/$AT/vfio-dev")" ]
 
 shows 'iommufd is used where it is' 'over VFIO and iommufd' tenmil perf "$D" -w randread -q 8 -t 1

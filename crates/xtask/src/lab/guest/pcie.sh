@@ -23,7 +23,8 @@ check 'nvme format to blocks of 4 KiB' nvme format "$(disk "$AT" 2)" --lbaf=4 --
 formatted() { [ "$(cat /sys/block/"$(basename "$(disk "$AT" 2)")"/queue/logical_block_size)" = 4096 ]; }
 check 'Linux sees them' within 10 formatted
 
-check 'tenmil bind' tenmil bind "$AT"
+check 'tenmil bind, and a first block' tenmil bind "$AT" --try
+cat /tmp/output
 shows 'vfio-pci has it' vfio-pci readlink "/sys/bus/pci/devices/$AT/driver"
 shows 'tenmil list tells that' "$AT.*vfio-pci" tenmil list
 
