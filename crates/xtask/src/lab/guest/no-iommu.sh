@@ -13,7 +13,7 @@ check 'the kernel has a disk' within 20 there /dev/nvme0n1 || exit 1
 AT=$(place LAB1)
 D="pcie:$AT?unsafe-no-iommu=yes"
 shows 'tenmil bind refuses it' 'no IOMMU group' refused tenmil bind "$AT"
-shows 'and says what there is' 'unsafe-no-iommu' cat /tmp/output
+shows 'and says what there is' 'unsafe-no-iommu' refused tenmil bind "$AT"
 check 'told so, it takes it' tenmil bind "$AT" --unsafe-no-iommu
 shows 'vfio-pci has it' vfio-pci readlink "/sys/bus/pci/devices/$AT/driver"
 shows 'the kernel says that it is not safe' Y switch
