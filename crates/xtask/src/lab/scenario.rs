@@ -32,6 +32,8 @@ pub(crate) struct Scenario {
     /// The Debian suite that its kernel comes from, whatever was asked for: one that has what it needs;
     /// or [`BUILT`].
     pub(crate) suite: Option<&'static str>,
+    /// Whether it uses programs of the kernel's suite that this machine may not have.
+    pub(crate) needs_newer: bool,
     /// What the kernel is told beside what it always is.
     pub(crate) kernel_line: &'static str,
     /// What the guest does.
@@ -53,6 +55,7 @@ const BARE: Scenario = Scenario {
     may_restart: false,
     beside: &[],
     suite: None,
+    needs_newer: false,
     kernel_line: "",
     script: "",
 };
@@ -116,6 +119,7 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
     Scenario {
         name: "linux-host",
         about: "Linux's NVMe/TCP host and nvme-cli use what `tenmil serve` offers",
+        needs_newer: true,
         script: include_str!("guest/linux-host.sh"),
         seconds_max: 420,
         ..BARE
