@@ -69,6 +69,7 @@ pub(crate) fn run(
                 _ = writeln!(log, "{line}");
                 match console::read(&line) {
                     Word::Check(check) => told(&check),
+                    Word::Note(what) => println!("  note: {what}"),
                     Word::KillBeside => {
                         // The socket that it leaves behind is replaced by the next.
                         drop(beside);

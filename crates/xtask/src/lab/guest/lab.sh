@@ -53,7 +53,8 @@ place() {
     done
 }
 
+# note WHAT: what is of use to whoever reads the report, and no check.
+note() { echo "@@ note $*"; }
+
 there() { [ -e "$1" ]; }
 gone() { [ ! -e "$1" ]; }
-
-skip() { echo "@@ skip $*"; }
