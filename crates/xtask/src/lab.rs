@@ -36,19 +36,26 @@ const BOOTS_MAX: u32 = 3;
 /// What to boot.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask lab                 the short ones, a few minutes
-  cargo xtask lab --all           every scenario
+  cargo xtask lab                 the short lab: some of one scenario of each kind
+  cargo xtask lab --all           every scenario, whole
   cargo xtask lab linux-target    that one
+  cargo xtask lab --short pcie    that one as the short lab has it
   cargo xtask lab --list          what there is")]
 pub(crate) struct Options {
-    /// Scenarios, by name; without any, the short ones.
+    /// Scenarios, by name; without any, the short lab.
     names: Vec<String>,
     /// Every scenario.
     #[arg(long, conflicts_with = "names")]
     all: bool,
+    /// Those that are named as the short lab has them.
+    #[arg(long, requires = "names")]
+    short: bool,
     /// Say which scenarios there are, and end.
     #[arg(long)]
     list: bool,
+    /// Give each so many times its limit, on a machine that others use as well.
+    #[arg(long, value_name = "TIMES", default_value_t = 1)]
+    patience: u64,
     /// A tenmil that is there, instead of building one without shared libraries.
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
@@ -61,12 +68,17 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.list {
         for scenario in &SCENARIOS {
-            let which = if scenario.is_short { "" } else { " (with --all)" };
-            println!("{:<16} {}{which}", scenario.name, scenario.about);
+            let short = scenario.shortened().map(|short| short.seconds_max);
+            let which = short.map_or(String::new(), |most| format!(" (short: {most} s at most)"));
+            let (name, kind) = (scenario.name, scenario.kind.name());
+            println!("{name:<16} {kind:<12} {}{which}", scenario.about);
         }
         return Ok(true);
     }
-    let chosen = choose(options)?;
+    let mut chosen = choose(options)?;
+    for scenario in &mut chosen {
+        scenario.seconds_max = scenario.seconds_max.saturating_mul(options.patience.max(1));
+    }
     let room = Path::new(ROOM);
     std::fs::create_dir_all(room).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = room.canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
@@ -78,6 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
             return Ok(false);
         }
     };
+    println!("lab: {}", parts.versions());
     let tally = each(&chosen, &mut |scenario, tally| boot(scenario, &mut parts, &room, tally));
     println!("\nlab: {tally}");
     tally.verdict()
@@ -85,7 +98,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 
 /// Boots one scenario after the other, whatever becomes of those before it.
 fn each(
-    chosen: &[&Scenario],
+    chosen: &[Scenario],
     boot: &mut dyn FnMut(&Scenario, &mut Tally) -> Result<(), Trouble>,
 ) -> Tally {
     let mut tally = Tally::default();
@@ -99,15 +112,22 @@ fn each(
     tally
 }
 
-fn choose(options: &Options) -> Result<Vec<&'static Scenario>, String> {
+fn choose(options: &Options) -> Result<Vec<Scenario>, String> {
+    if options.all {
+        return Ok(SCENARIOS.to_vec());
+    }
     if options.names.is_empty() {
-        return Ok(SCENARIOS.iter().filter(|known| options.all || known.is_short).collect());
+        return Ok(SCENARIOS.iter().filter_map(|known| known.shortened()).collect());
     }
     let find = |name: &String| {
-        SCENARIOS.iter().find(|known| known.name == name).ok_or_else(|| {
+        let found = SCENARIOS.iter().find(|known| known.name == name).ok_or_else(|| {
             let known: Vec<_> = SCENARIOS.iter().map(|known| known.name).collect();
             format!("scenario '{name}': none has that name, expected one of {}", known.join(", "))
-        })
+        })?;
+        if !options.short {
+            return Ok(*found);
+        }
+        found.shortened().ok_or_else(|| format!("scenario '{name}': the short lab is without it"))
     };
     options.names.iter().map(find).collect()
 }
@@ -155,9 +175,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_had_stops_only_those_who_need_it_and_failures_are_kept() {
-        let chosen: Vec<_> = SCENARIOS.iter().take(4).collect();
+        let chosen = &SCENARIOS[..4];
         let mut begun = 0;
-        let tally = each(&chosen, &mut |_, tally| {
+        let tally = each(chosen, &mut |_, tally| {
             begun += 1;
             match begun {
                 1 => {
@@ -174,7 +194,7 @@ mod tests {
         });
         assert_eq!(tally, Tally { passed: 3, failed: 1, skipped: 2 });
         assert_eq!(tally.verdict(), Ok(false));
-        let nothing = each(&chosen, &mut |_, _| Err(Trouble::Lacking("no mirror".to_owned())));
+        let nothing = each(chosen, &mut |_, _| Err(Trouble::Lacking("no mirror".to_owned())));
         assert_eq!(nothing, Tally { skipped: 4, ..Tally::default() });
         assert!(nothing.verdict().is_err());
     }

@@ -59,6 +59,11 @@ impl Parts {
         Ok(Self { room, suite, programs, newer, tenmil, images: Vec::new() })
     }
 
+    /// Which programs of this machine take part, and which versions these are of.
+    pub(crate) fn versions(&self) -> String {
+        self.programs.versions()
+    }
+
     /// What the guest of a scenario boots.
     pub(crate) fn image(&mut self, scenario: &Scenario) -> Result<Image, String> {
         if let (true, Err(why)) = (scenario.needs_newer, &self.newer) {
@@ -114,6 +119,13 @@ fn run(command: &mut Command) -> Result<String, String> {
     let complaint = String::from_utf8_lossy(&output.stderr);
     let last: Vec<_> = complaint.lines().rev().take(3).collect();
     Err(format!("{name}: {}: {}", output.status, last.join("; ")))
+}
+
+/// The first line of what a program says of its version, wherever it says it.
+fn version(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    let said = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&said).lines().next().map(|line| line.trim().to_owned())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
