@@ -6,6 +6,7 @@
 //!   @@ skip WHAT        one that cannot be made there, and why
 //!   @@ note WHAT        something to know, and no check
 //!   @@ kill beside      the tenmil beside the guest is killed, and started again
+//!   @@ cold start       the machine is ended, and another started with the same disks
 //!   @@ do WHAT          something is done to the machine from outside; the answer is a line of input
 //!   @@ end              the script came to its end
 //! ```
@@ -38,6 +39,7 @@ pub(crate) enum Word {
     /// Something to know.
     Note(String),
     KillBeside,
+    ColdStart,
     /// Something is asked for by its name.
     Do(String),
     End,
@@ -75,6 +77,7 @@ pub(crate) fn read(line: &str) -> Word {
     }
     match text {
         "kill beside" => Word::KillBeside,
+        "cold start" => Word::ColdStart,
         "end" => Word::End,
         _ => Word::Noise,
     }
@@ -93,6 +96,7 @@ mod tests {
         assert_eq!(read("@@ note Linux 6.12\r"), Word::Note("Linux 6.12".to_owned()));
         assert_eq!(read("@@ end"), Word::End);
         assert_eq!(read("@@ kill beside"), Word::KillBeside);
+        assert_eq!(read("@@ cold start"), Word::ColdStart);
         assert_eq!(read("@@ do pull\r"), Word::Do("pull".to_owned()));
         for line in ["", "ok it connects", "@@ endless", "@@ okay", "@@", "@@ done"] {
             assert_eq!(read(line), Word::Noise, "{line}");

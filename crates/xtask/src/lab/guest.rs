@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use super::console::{self, Check, Word};
+use super::console::{self, Check, Verdict, Word};
 use super::monitor;
 use super::parts::Image;
 use super::scenario::Scenario;
@@ -15,6 +15,9 @@ use super::tally::Trouble;
 
 /// How long a tenmil beside a guest may take until it is ready.
 const READY: Duration = Duration::from_secs(60);
+
+/// What is said of a machine that ended so.
+const ENDED_WITH_BESIDE: &str = "what a guest does without its server: QEMU has ended with it";
 
 /// How a guest ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +64,10 @@ pub(crate) fn run(
     }
     let mut beside = Beside::start(scenario, &image.tenmil, room)?;
     let mut machine = start(emulator, scenario, image, room)?;
-    let lines = listen(machine.stdout.take());
+    let mut lines = listen(machine.stdout.take());
     let deadline = Instant::now() + Duration::from_secs(scenario.seconds_max);
     let mut end = End::Early;
+    let mut may_end = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match lines.recv_timeout(left) {
@@ -78,6 +82,13 @@ pub(crate) fn run(
                         drop(beside);
                         let again = Beside::start(scenario, &image.tenmil, room);
                         beside = again.inspect_err(|_| stop(&mut machine))?;
+                        may_end = scenario.may_end_with_beside;
+                    }
+                    Word::ColdStart => {
+                        stop(&mut machine);
+                        machine = start(scenario.emulator.command(room)?, scenario, image, room)?;
+                        lines = listen(machine.stdout.take());
+                        may_end = false;
                     }
                     Word::Do(name) => {
                         let done = monitor::carry_out(scenario.deeds, &name, room);
@@ -86,6 +97,13 @@ pub(crate) fn run(
                     Word::End => end = End::Whole,
                     Word::Noise => {}
                 }
+            }
+            Err(RecvTimeoutError::Disconnected) if may_end => {
+                told(&Check { verdict: Verdict::Skipped, what: ENDED_WITH_BESIDE.to_owned() });
+                stop(&mut machine);
+                machine = start(scenario.emulator.command(room)?, scenario, image, room)?;
+                lines = listen(machine.stdout.take());
+                may_end = false;
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {

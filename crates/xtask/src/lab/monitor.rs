@@ -20,7 +20,7 @@ const OPEN: &str = r#"{"execute":"qmp_capabilities"}"#;
 pub(crate) struct Deed {
     /// What the guest says.
     pub(crate) name: &'static str,
-    /// What QEMU is told. `ROOM` in it is the directory where everything lies.
+    /// What QEMU is told.
     pub(crate) command: &'static str,
 }
 
@@ -34,8 +34,7 @@ pub(super) fn carry_out(deeds: &[Deed], name: &str, room: &Path) -> Result<(), S
     let path = room.join(SOCKET);
     let stream = UnixStream::connect(&path)
         .map_err(|why| format!("connect to {}: {why}", path.display()))?;
-    let command = deed.command.replace("ROOM", &room.to_string_lossy());
-    talk(stream, &command, PATIENCE).map_err(|why| format!("{name}: QEMU: {why}"))
+    talk(stream, deed.command, PATIENCE).map_err(|why| format!("{name}: QEMU: {why}"))
 }
 
 /// Waits for the greeting, and then for an answer to each of two commands.

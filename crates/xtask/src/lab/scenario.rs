@@ -33,6 +33,8 @@ pub(crate) struct Scenario {
     pub(crate) may_restart: bool,
     /// What a tenmil beside the guest is told, if there is one, with `ROOM` as above.
     pub(crate) beside: &'static [&'static str],
+    /// Whether QEMU may end when that one does: then another is started, as after `@@ cold start`.
+    pub(crate) may_end_with_beside: bool,
     /// The Debian suite that its kernel comes from, whatever was asked for: one that has what it needs;
     /// or [`BUILT`].
     pub(crate) suite: Option<&'static str>,
@@ -104,6 +106,7 @@ const BARE: Scenario = Scenario {
     deeds: &[],
     may_restart: false,
     beside: &[],
+    may_end_with_beside: false,
     suite: None,
     needs_newer: false,
     kernel_line: "",
@@ -254,17 +257,12 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
             "-object",
             "memory-backend-memfd,id=ram,size=2G,share=on",
             "-device",
-            "pcie-root-port,id=bay,chassis=1,slot=1",
-            "-device",
-            r#"{"driver":"vfio-user-pci","id":"disk","bus":"bay","socket":{"type":"unix","path":"ROOM/nvme.sock"}}"#,
-        ],
-        deeds: &[
-            Deed { name: "pull", command: r#"{"execute":"device_del","arguments":{"id":"disk"}}"# },
-            Deed { name: "put in", command: PUT_IN_AGAIN },
+            r#"{"driver":"vfio-user-pci","socket":{"type":"unix","path":"ROOM/nvme.sock"}}"#,
         ],
         disk_bytes: 256 << 20,
         may_restart: true,
         beside: &["serve", "file:ROOM/disk", "--listen", "vfio-user:ROOM/nvme.sock"],
+        may_end_with_beside: true,
         script: include_str!("guest/vfio-user.sh"),
         short_seconds_max: Some(150),
         ..BARE
@@ -336,9 +334,6 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
 const PULL: &str = r#"{"execute":"device_del","arguments":{"id":"pulled"}}"#;
 /// What puts it in again.
 const PUT_IN: &str = r#"{"execute":"device_add","arguments":{"driver":"nvme","id":"pulled","bus":"bay","drive":"disk3","serial":"LAB2"}}"#;
-
-/// What has QEMU connect to a server again.
-const PUT_IN_AGAIN: &str = r#"{"execute":"device_add","arguments":{"driver":"vfio-user-pci","id":"disk","bus":"bay","socket":{"type":"unix","path":"ROOM/nvme.sock"}}}"#;
 
 /// What all scripts begin with.
 pub(crate) const BEGINNING: &str = include_str!("guest/lab.sh");
