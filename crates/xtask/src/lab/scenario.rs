@@ -175,7 +175,7 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
         about: "Linux's NVMe/TCP host and nvme-cli use what `tenmil serve` offers",
         needs_newer: true,
         script: include_str!("guest/linux-host.sh"),
-        seconds_max: 420,
+        seconds_max: 600,
         short_seconds_max: Some(200),
         ..BARE
     },
