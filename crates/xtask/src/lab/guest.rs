@@ -191,7 +191,8 @@ impl Beside {
         let said = match lines.recv_timeout(READY) {
             Ok(line) if line.starts_with("ready") => return Ok(beside),
             Ok(line) => line,
-            Err(_) => format!("is not ready within {} s", READY.as_secs()),
+            Err(RecvTimeoutError::Disconnected) => "ended before it was ready".to_owned(),
+            Err(RecvTimeoutError::Timeout) => format!("is not ready within {} s", READY.as_secs()),
         };
         Err(Trouble::Failed(format!("tenmil {}: {said}", scenario.beside.join(" "))))
     }
@@ -243,7 +244,7 @@ mod tests {
         // One that says something else, one that ends without a word, and none at all.
         for (tenmil, said) in [
             ("echo", "tenmil serve: serve"),
-            ("false", "is not ready"),
+            ("false", "ended before"),
             ("/nowhere", "start /nowhere"),
         ] {
             match start(tenmil) {
