@@ -16,41 +16,46 @@ mod guest;
 mod monitor;
 mod parts;
 mod scenario;
+mod tally;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use console::{Check, Verdict};
 use guest::End;
-use parts::{Kernel, Parts};
+use parts::Parts;
 use scenario::{SCENARIOS, Scenario};
+use tally::{Tally, Trouble};
 
 /// Where everything lies.
 const ROOM: &str = "target/lab";
 /// How often a kernel is started that ends before the script begins. QEMU's emulation of several
 /// processors may lose one while it patches its own code, which says nothing of what is to be tried.
 const BOOTS_MAX: u32 = 3;
-/// The initramfs of all scenarios for the kernel of a suite, in there.
-fn image(room: &Path, suite: &str) -> PathBuf {
-    room.join(format!("initramfs-{suite}"))
-}
 
 /// What to boot.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask lab                 the short ones, a few minutes
-  cargo xtask lab --all           every scenario
+  cargo xtask lab                 the short lab: some of one scenario of each kind
+  cargo xtask lab --all           every scenario, whole
   cargo xtask lab linux-target    that one
+  cargo xtask lab --short pcie    that one as the short lab has it
   cargo xtask lab --list          what there is")]
 pub(crate) struct Options {
-    /// Scenarios, by name; without any, the short ones.
+    /// Scenarios, by name; without any, the short lab.
     names: Vec<String>,
     /// Every scenario.
     #[arg(long, conflicts_with = "names")]
     all: bool,
+    /// Those that are named as the short lab has them.
+    #[arg(long, requires = "names")]
+    short: bool,
     /// Say which scenarios there are, and end.
     #[arg(long)]
     list: bool,
+    /// Give each so many times its limit, on a machine that others use as well.
+    #[arg(long, value_name = "TIMES", default_value_t = 1)]
+    patience: u64,
     /// A tenmil that is there, instead of building one without shared libraries.
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
@@ -63,98 +68,134 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.list {
         for scenario in &SCENARIOS {
-            let which = if scenario.is_short { "" } else { " (with --all)" };
-            println!("{:<16} {}{which}", scenario.name, scenario.about);
+            let short = scenario.shortened().map(|short| short.seconds_max);
+            let which = short.map_or(String::new(), |most| format!(" (short: {most} s at most)"));
+            let (name, kind) = (scenario.name, scenario.kind.name());
+            println!("{name:<16} {kind:<12} {}{which}", scenario.about);
         }
         return Ok(true);
     }
-    let chosen = choose(options)?;
+    let mut chosen = choose(options)?;
+    for scenario in &mut chosen {
+        scenario.seconds_max = scenario.seconds_max.saturating_mul(options.patience.max(1));
+    }
     let room = Path::new(ROOM);
     std::fs::create_dir_all(room).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = room.canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
-    let mut suites = vec![options.suite.as_str()];
-    for suite in chosen.iter().filter_map(|scenario| scenario.suite) {
-        if !suites.contains(&suite) {
-            suites.push(suite);
+    let mut parts = match Parts::gather(&room, &options.suite, options.binary.as_deref()) {
+        Ok(parts) => parts,
+        Err(Trouble::Lacking(why)) => return Err(why),
+        Err(Trouble::Failed(why)) => {
+            println!("lab: {why}");
+            return Ok(false);
         }
-    }
-    let parts = Parts::gather(&room, &suites, options.binary.as_deref())?;
-    for suite in suites {
-        let bytes = parts.pack(suite, &image(&room, suite))?;
-        let Kernel { version, .. } = parts.kernel(suite)?;
-        println!("lab: Linux {version}, initramfs of {} MiB", bytes >> 20);
-    }
+    };
+    println!("lab: {}", parts.versions());
+    let tally = each(&chosen, &mut |scenario, tally| boot(scenario, &mut parts, &room, tally));
+    println!("\nlab: {tally}");
+    tally.verdict()
+}
+
+/// Boots one scenario after the other, whatever becomes of those before it.
+fn each(
+    chosen: &[Scenario],
+    boot: &mut dyn FnMut(&Scenario, &mut Tally) -> Result<(), Trouble>,
+) -> Tally {
     let mut tally = Tally::default();
     for scenario in chosen {
-        let suite = scenario.suite.unwrap_or(&options.suite);
-        tally.add(boot(scenario, &parts, (&room, suite))?);
-    }
-    println!("lab: {} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
-    Ok(tally.failed == 0)
-}
-
-/// Checks of all guests, counted.
-#[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    passed: u32,
-    failed: u32,
-    skipped: u32,
-}
-
-impl Tally {
-    fn add(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.skipped += other.skipped;
-    }
-
-    fn count(&mut self, check: &Check) {
-        match check.verdict {
-            Verdict::Passed => self.passed += 1,
-            Verdict::Failed => self.failed += 1,
-            Verdict::Skipped => self.skipped += 1,
+        if let Err(trouble) = boot(scenario, &mut tally) {
+            let check = trouble.check(scenario.name);
+            println!("  {check}");
+            tally.count(&check);
         }
     }
+    tally
 }
 
-fn choose(options: &Options) -> Result<Vec<&'static Scenario>, String> {
+fn choose(options: &Options) -> Result<Vec<Scenario>, String> {
+    if options.all {
+        return Ok(SCENARIOS.to_vec());
+    }
     if options.names.is_empty() {
-        return Ok(SCENARIOS.iter().filter(|known| options.all || known.is_short).collect());
+        return Ok(SCENARIOS.iter().filter_map(|known| known.shortened()).collect());
     }
     let find = |name: &String| {
-        SCENARIOS.iter().find(|known| known.name == name).ok_or_else(|| {
+        let found = SCENARIOS.iter().find(|known| known.name == name).ok_or_else(|| {
             let known: Vec<_> = SCENARIOS.iter().map(|known| known.name).collect();
             format!("scenario '{name}': none has that name, expected one of {}", known.join(", "))
-        })
+        })?;
+        if !options.short {
+            return Ok(*found);
+        }
+        found.shortened().ok_or_else(|| format!("scenario '{name}': the short lab is without it"))
     };
     options.names.iter().map(find).collect()
 }
 
-fn boot(scenario: &Scenario, parts: &Parts, (room, suite): (&Path, &str)) -> Result<Tally, String> {
+fn boot(
+    scenario: &Scenario,
+    parts: &mut Parts,
+    room: &Path,
+    whole: &mut Tally,
+) -> Result<(), Trouble> {
     println!("\nlab {}: {}", scenario.name, scenario.about);
+    let image = parts.image(scenario)?;
     let begun = Instant::now();
     let mut tally = Tally::default();
     let mut boots_left = BOOTS_MAX;
     let end = loop {
         boots_left -= 1;
-        let end = guest::run(scenario, parts, (room, suite), &mut |check| {
+        let end = guest::run(scenario, &image, room, &mut |check| {
             println!("  {check}");
             tally.count(check);
-        })?;
-        let has_begun = tally.passed + tally.failed + tally.skipped > 0;
-        if end != End::Early || has_begun || boots_left == 0 {
+        });
+        if end != Ok(End::Early) || tally.has_any() || boots_left == 0 {
             break end;
         }
         println!("  note: the guest's kernel has not come up, and is started once more");
     };
-    if let Some(why) = end.complaint(scenario) {
-        println!("  {}", Check { verdict: Verdict::Failed, what: why });
-        tally.failed += 1;
+    // Whatever ended it, what was found before counts.
+    whole.add(tally);
+    if let Some(why) = end?.complaint(scenario) {
+        let check = Check { verdict: Verdict::Failed, what: why };
+        println!("  {check}");
+        whole.count(&check);
     }
     let seconds = begun.elapsed().as_secs();
     println!(
         "  {seconds} s of at most {}, console in {ROOM}/{}.log",
         scenario.seconds_max, scenario.name
     );
-    Ok(tally)
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_stops_only_those_who_need_it_and_failures_are_kept() {
+        let chosen = &SCENARIOS[..4];
+        let mut begun = 0;
+        let tally = each(chosen, &mut |_, tally| {
+            begun += 1;
+            match begun {
+                1 => {
+                    tally.passed += 2;
+                    Err(Trouble::Failed("tenmil is not ready".to_owned()))
+                }
+                2 => Err(Trouble::Lacking("no mirror".to_owned())),
+                3 => Err("no module".to_owned().into()),
+                _ => {
+                    tally.passed += 1;
+                    Ok(())
+                }
+            }
+        });
+        assert_eq!(tally, Tally { passed: 3, failed: 1, skipped: 2 });
+        assert_eq!(tally.verdict(), Ok(false));
+        let nothing = each(chosen, &mut |_, _| Err(Trouble::Lacking("no mirror".to_owned())));
+        assert_eq!(nothing, Tally { skipped: 4, ..Tally::default() });
+        assert!(nothing.verdict().is_err());
+    }
 }

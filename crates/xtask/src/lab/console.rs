@@ -4,7 +4,9 @@
 //!   @@ ok WHAT          a check that passed
 //!   @@ not ok WHAT      one that did not, and why
 //!   @@ skip WHAT        one that cannot be made there, and why
+//!   @@ note WHAT        something to know, and no check
 //!   @@ kill beside      the tenmil beside the guest is killed, and started again
+//!   @@ cold start       the machine is ended, and another started with the same disks
 //!   @@ do WHAT          something is done to the machine from outside; the answer is a line of input
 //!   @@ end              the script came to its end
 //! ```
@@ -34,7 +36,10 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     Check(Check),
+    /// Something to know.
+    Note(String),
     KillBeside,
+    ColdStart,
     /// Something is asked for by its name.
     Do(String),
     End,
@@ -64,11 +69,15 @@ pub(crate) fn read(line: &str) -> Word {
             return Word::Check(Check { verdict, what: what.to_owned() });
         }
     }
+    if let Some(what) = text.strip_prefix("note ") {
+        return Word::Note(what.to_owned());
+    }
     if let Some(name) = text.strip_prefix("do ") {
         return Word::Do(name.to_owned());
     }
     match text {
         "kill beside" => Word::KillBeside,
+        "cold start" => Word::ColdStart,
         "end" => Word::End,
         _ => Word::Noise,
     }
@@ -84,8 +93,10 @@ mod tests {
         assert_eq!(read("@@ ok it connects\r"), check(Verdict::Passed, "it connects"));
         assert_eq!(read("[ 1.2] nvme0: @@ not ok a: b"), check(Verdict::Failed, "a: b"));
         assert_eq!(read("@@ skip no module"), check(Verdict::Skipped, "no module"));
+        assert_eq!(read("@@ note Linux 6.12\r"), Word::Note("Linux 6.12".to_owned()));
         assert_eq!(read("@@ end"), Word::End);
         assert_eq!(read("@@ kill beside"), Word::KillBeside);
+        assert_eq!(read("@@ cold start"), Word::ColdStart);
         assert_eq!(read("@@ do pull\r"), Word::Do("pull".to_owned()));
         for line in ["", "ok it connects", "@@ endless", "@@ okay", "@@", "@@ done"] {
             assert_eq!(read(line), Word::Noise, "{line}");

@@ -14,52 +14,80 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(crate) use emulator::Emulator;
-pub(crate) use kernel::{BUILT, Kernel};
+pub(crate) use kernel::BUILT;
+use kernel::Kernel;
 use newer::Newer;
 use programs::Programs;
 
 use super::archive::Archive;
-use super::scenario::{BEGINNING, INIT, SCENARIOS};
+use super::scenario::{BEGINNING, INIT, SCENARIOS, Scenario};
+use super::tally::Trouble;
 
-/// Everything that a guest is made of.
+/// Everything that guests are made of. What some of them need is looked for when one needs it, and once.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// The suites that kernels come from, and the kernel of each.
-    kernels: Vec<(String, Kernel)>,
+    room: PathBuf,
+    /// The suite whose kernel is booted where a scenario names no other.
+    suite: String,
     programs: Programs,
-    newer: Newer,
+    /// Those that go with that suite, or why they cannot be had.
+    newer: Result<Newer, String>,
     /// Our own.
+    tenmil: PathBuf,
+    /// What was asked for before: suites, and what boots with the kernel of each.
+    images: Vec<(String, Result<Image, String>)>,
+}
+
+/// What a guest boots, and what runs beside it.
+#[derive(Clone, Debug)]
+pub(crate) struct Image {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: PathBuf,
     pub(crate) tenmil: PathBuf,
 }
 
 impl Parts {
-    /// Finds what is there, and fetches or builds what is not; says so while it does.
-    /// Programs are those that go with the first of `suites`.
-    pub(crate) fn gather(
-        room: &Path,
-        suites: &[&str],
-        tenmil: Option<&Path>,
-    ) -> Result<Self, String> {
+    /// Finds what all guests need, and fetches or builds what is not there; says so while it does.
+    pub(crate) fn gather(room: &Path, suite: &str, tenmil: Option<&Path>) -> Result<Self, Trouble> {
         let programs = Programs::find()?;
-        let kernel = |suite: &&str| Ok((suite.to_string(), Kernel::find(room, suite)?));
-        let kernels: Vec<_> = suites.iter().map(kernel).collect::<Result<_, String>>()?;
-        let first = suites.first().ok_or("no suite was named, expected one for kernels")?;
-        let newer = Newer::find(room, first)?;
+        let newer = Newer::find(room, suite);
         let tenmil = match tenmil {
             Some(path) => path.to_owned(),
             None => binary::build()?,
         };
-        Ok(Self { kernels, programs, newer, tenmil })
+        let (room, suite) = (room.to_owned(), suite.to_owned());
+        Ok(Self { room, suite, programs, newer, tenmil, images: Vec::new() })
     }
 
-    /// The kernel of a suite that was named.
-    pub(crate) fn kernel(&self, suite: &str) -> Result<&Kernel, String> {
-        let found = self.kernels.iter().find(|(of, _)| of == suite);
-        found.map(|(_, kernel)| kernel).ok_or_else(|| format!("no kernel of {suite} was fetched"))
+    /// Which programs of this machine take part, and which versions these are of.
+    pub(crate) fn versions(&self) -> String {
+        self.programs.versions()
     }
 
-    /// Writes the initramfs for the kernel of a suite; how many bytes it has.
-    pub(crate) fn pack(&self, suite: &str, image: &Path) -> Result<usize, String> {
+    /// What the guest of a scenario boots.
+    pub(crate) fn image(&mut self, scenario: &Scenario) -> Result<Image, String> {
+        if let (true, Err(why)) = (scenario.needs_newer, &self.newer) {
+            return Err(why.clone());
+        }
+        let suite = scenario.suite.unwrap_or(&self.suite).to_owned();
+        if let Some((_, known)) = self.images.iter().find(|(of, _)| *of == suite) {
+            return known.clone();
+        }
+        let made = self.make(&suite);
+        self.images.push((suite, made.clone()));
+        made
+    }
+
+    fn make(&self, suite: &str) -> Result<Image, String> {
+        let kernel = Kernel::find(&self.room, suite)?;
+        let initramfs = self.room.join(format!("initramfs-{suite}"));
+        let bytes = self.pack(&kernel, &initramfs)?;
+        println!("  note: Linux {}, initramfs of {} MiB", kernel.version, bytes >> 20);
+        Ok(Image { kernel: kernel.image, initramfs, tenmil: self.tenmil.clone() })
+    }
+
+    /// Writes the initramfs of all scenarios for a kernel; how many bytes it has.
+    fn pack(&self, kernel: &Kernel, image: &Path) -> Result<usize, String> {
         let about = |why| format!("write {}: {why}", image.display());
         let file = File::create(image).map_err(about)?;
         let mut archive = Archive::new(BufWriter::new(file));
@@ -73,8 +101,10 @@ impl Parts {
             archive.file(&path, scenario.script.as_bytes()).map_err(about)?;
         }
         self.programs.pack(&self.tenmil, &mut archive)?;
-        self.newer.pack(&mut archive)?;
-        self.kernel(suite)?.pack(&mut archive)?;
+        if let Ok(newer) = &self.newer {
+            newer.pack(&mut archive)?;
+        }
+        kernel.pack(&mut archive)?;
         archive.end().map_err(about)
     }
 }
@@ -89,6 +119,13 @@ fn run(command: &mut Command) -> Result<String, String> {
     let complaint = String::from_utf8_lossy(&output.stderr);
     let last: Vec<_> = complaint.lines().rev().take(3).collect();
     Err(format!("{name}: {}: {}", output.status, last.join("; ")))
+}
+
+/// The first line of what a program says of its version, wherever it says it.
+fn version(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    let said = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&said).lines().next().map(|line| line.trim().to_owned())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {

@@ -9,10 +9,14 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     /// What it shows, in a line.
     pub(crate) about: &'static str,
-    /// Whether it is run when nothing is asked for by name.
-    pub(crate) is_short: bool,
+    /// What meets what in it.
+    pub(crate) kind: Kind,
     /// How long a guest may take, from its first instruction to its last.
     pub(crate) seconds_max: u64,
+    /// The same of a run that leaves some of it out, where that is part of the short lab.
+    pub(crate) short_seconds_max: Option<u64>,
+    /// Whether this is such a run, which the script is told.
+    pub(crate) is_short: bool,
     /// Which QEMU.
     pub(crate) emulator: Emulator,
     /// QEMU's word for the machine.
@@ -29,21 +33,71 @@ pub(crate) struct Scenario {
     pub(crate) may_restart: bool,
     /// What a tenmil beside the guest is told, if there is one, with `ROOM` as above.
     pub(crate) beside: &'static [&'static str],
+    /// Whether QEMU may end when that one does: then another is started, as after `@@ cold start`.
+    pub(crate) may_end_with_beside: bool,
     /// The Debian suite that its kernel comes from, whatever was asked for: one that has what it needs;
     /// or [`BUILT`].
     pub(crate) suite: Option<&'static str>,
+    /// Whether it uses programs of the kernel's suite that this machine may not have.
+    pub(crate) needs_newer: bool,
     /// What the kernel is told beside what it always is.
     pub(crate) kernel_line: &'static str,
     /// What the guest does.
     pub(crate) script: &'static str,
 }
 
+/// What meets what. Of each there is one scenario in the short lab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// SSDs on the bus, and tenmil's driver.
+    Ssd,
+    /// A host that is Linux, and tenmil's target.
+    OurTarget,
+    /// Tenmil's host, and a target that is Linux.
+    OurHost,
+    /// A guest, and a controller over vfio-user.
+    Controller,
+    /// A kernel, and a disk over ublk or vhost-user.
+    Disk,
+    /// Two block layers, over nothing.
+    BlockLayer,
+}
+
+impl Kind {
+    /// It in a word or two.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ssd => "pcie",
+            Self::OurTarget => "target",
+            Self::OurHost => "host",
+            Self::Controller => "vfio-user",
+            Self::Disk => "disk",
+            Self::BlockLayer => "block layer",
+        }
+    }
+}
+
+impl Scenario {
+    /// It as the short lab has it, if it does.
+    pub(crate) fn shortened(self) -> Option<Self> {
+        self.short_seconds_max.map(|seconds_max| Self {
+            seconds_max,
+            is_short: true,
+            // What uses them is in no short run.
+            needs_newer: false,
+            ..self
+        })
+    }
+}
+
 /// A machine without anything.
 const BARE: Scenario = Scenario {
     name: "",
     about: "",
-    is_short: true,
+    kind: Kind::Ssd,
     seconds_max: 300,
+    short_seconds_max: None,
+    is_short: false,
     emulator: Emulator::Installed,
     machine: "q35",
     devices: &[],
@@ -52,7 +106,9 @@ const BARE: Scenario = Scenario {
     deeds: &[],
     may_restart: false,
     beside: &[],
+    may_end_with_beside: false,
     suite: None,
+    needs_newer: false,
     kernel_line: "",
     script: "",
 };
@@ -88,8 +144,8 @@ const PCIE: Scenario = Scenario {
     disks: &["disk", "disk2", "disk3"],
     deeds: &[Deed { name: "pull", command: PULL }, Deed { name: "put in", command: PUT_IN }],
     kernel_line: "intel_iommu=on",
-    is_short: false,
-    seconds_max: 600,
+    seconds_max: 900,
+    short_seconds_max: Some(150),
     script: include_str!("guest/pcie.sh"),
     ..BARE
 };
@@ -115,22 +171,27 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
     },
     Scenario {
         name: "linux-host",
+        kind: Kind::OurTarget,
         about: "Linux's NVMe/TCP host and nvme-cli use what `tenmil serve` offers",
+        needs_newer: true,
         script: include_str!("guest/linux-host.sh"),
-        seconds_max: 420,
+        seconds_max: 600,
+        short_seconds_max: Some(200),
         ..BARE
     },
     Scenario {
         name: "linux-paths",
+        kind: Kind::OurTarget,
         about: "Linux's multipath over two listeners that change while it writes",
-        is_short: false,
         script: include_str!("guest/linux-paths.sh"),
         ..BARE
     },
     Scenario {
         name: "linux-target",
+        kind: Kind::OurHost,
         about: "tenmil's NVMe/TCP host uses what Linux's target offers",
         script: include_str!("guest/linux-target.sh"),
+        short_seconds_max: Some(150),
         ..BARE
     },
     PCIE,
@@ -138,7 +199,8 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
         name: "iommufd",
         about: "the same by doors of their own, on a kernel with iommufd, which Debian's have not",
         suite: Some(BUILT),
-        seconds_max: 900,
+        seconds_max: 1200,
+        short_seconds_max: None,
         script: concat!(include_str!("guest/iommufd.sh"), include_str!("guest/pcie.sh")),
         ..PCIE
     },
@@ -166,7 +228,6 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
         disk_bytes: 64 << 20,
         disks: &["disk", "disk2", "disk3"],
         kernel_line: "intel_iommu=on",
-        is_short: false,
         seconds_max: 420,
         script: include_str!("guest/cmb.sh"),
         ..BARE
@@ -182,15 +243,14 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
             "nvme,serial=LAB1,drive=disk",
         ],
         disk_bytes: 256 << 20,
-        is_short: false,
         seconds_max: 420,
         script: include_str!("guest/no-iommu.sh"),
         ..BARE
     },
     Scenario {
         name: "vfio-user",
+        kind: Kind::Controller,
         about: "a stock guest whose disk is `tenmil serve … --listen vfio-user:PATH`",
-        is_short: false,
         emulator: Emulator::Newer,
         machine: "q35,memory-backend=ram",
         devices: &[
@@ -202,13 +262,15 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
         disk_bytes: 256 << 20,
         may_restart: true,
         beside: &["serve", "file:ROOM/disk", "--listen", "vfio-user:ROOM/nvme.sock"],
+        may_end_with_beside: true,
         script: include_str!("guest/vfio-user.sh"),
+        short_seconds_max: Some(150),
         ..BARE
     },
     Scenario {
         name: "vhost-user",
+        kind: Kind::Disk,
         about: "a guest whose virtio disk is `tenmil serve … --listen vhost-user:PATH`, killed twice",
-        is_short: false,
         machine: "q35,memory-backend=ram",
         devices: &[
             "-object",
@@ -221,10 +283,12 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
         disk_bytes: 256 << 20,
         beside: &["serve", "file:ROOM/disk", "--listen", "vhost-user:ROOM/blk.sock"],
         script: include_str!("guest/vhost-user.sh"),
+        short_seconds_max: Some(150),
         ..BARE
     },
     Scenario {
         name: "ublk",
+        kind: Kind::Disk,
         about: "a disk of the kernel's own that is `tenmil serve … --listen ublk:N`, and its recovery",
         devices: &[
             "-drive",
@@ -233,13 +297,13 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
             "nvme,drive=disk,serial=LAB1",
         ],
         disk_bytes: 320 << 20,
-        is_short: false,
         seconds_max: 480,
         script: concat!(include_str!("guest/ublk-disk.sh"), include_str!("guest/ublk.sh")),
         ..BARE
     },
     Scenario {
         name: "ublk-zero-copy",
+        kind: Kind::Disk,
         about: "the same of a newer kernel, which lends the data of requests instead of copying them",
         suite: Some("forky"),
         devices: &[
@@ -249,7 +313,6 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
             "nvme,drive=disk,serial=LAB1",
         ],
         disk_bytes: 320 << 20,
-        is_short: false,
         seconds_max: 600,
         script: concat!(
             include_str!("guest/ublk-disk.sh"),
@@ -259,9 +322,10 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
     },
     Scenario {
         name: "null-blk",
+        kind: Kind::BlockLayer,
         about: "the block layers of Linux and of tenmil over nothing, thread by thread (ratios only)",
-        is_short: false,
         script: include_str!("guest/null-blk.sh"),
+        short_seconds_max: Some(100),
         ..BARE
     },
 ];
@@ -282,12 +346,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_different_and_the_short_ones_end_within_a_quarter_of_an_hour() {
+    fn names_are_different() {
         let mut names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), SCENARIOS.len());
-        let short = SCENARIOS.iter().filter(|scenario| scenario.is_short);
-        assert!(short.map(|scenario| scenario.seconds_max).sum::<u64>() <= 15 * 60);
+    }
+
+    #[test]
+    fn the_short_lab_has_one_of_each_kind_and_ends_within_a_quarter_of_an_hour() {
+        let short: Vec<_> = SCENARIOS.iter().filter_map(|known| known.shortened()).collect();
+        for scenario in &SCENARIOS {
+            let of_kind = short.iter().filter(|other| other.kind == scenario.kind);
+            assert_eq!(of_kind.count(), 1, "{:?}", scenario.kind);
+        }
+        assert!(short.iter().all(|scenario| scenario.is_short));
+        assert!(short.iter().map(|scenario| scenario.seconds_max).sum::<u64>() <= 15 * 60);
     }
 }

@@ -10,6 +10,7 @@ mount -t tmpfs run /run
 mount -t tmpfs shm /dev/shm
 ifconfig lo 127.0.0.1 up
 cd /tmp
+echo "@@ note Linux $(uname -rv)"
 name=$(tr ' ' '\n' </proc/cmdline | sed -n 's/^lab=//p')
 cat /lab/lab.sh "/lab/$name.sh" >/tmp/script.sh
 sh /tmp/script.sh && echo '@@ end'

@@ -53,7 +53,19 @@ place() {
     done
 }
 
-there() { [ -e "$1" ]; }
-gone() { [ ! -e "$1" ]; }
+# note WHAT: what is of use to whoever reads the report, and no check.
+note() { echo "@@ note $*"; }
 
 skip() { echo "@@ skip $*"; }
+
+is_short() { grep -q 'lab_short=1' /proc/cmdline; }
+
+# whole WHAT: whether that is tried, too. In a short run it is not, and that is said.
+whole() {
+    is_short || return 0
+    skip "$*: not in a short run"
+    return 1
+}
+
+there() { [ -e "$1" ]; }
+gone() { [ ! -e "$1" ]; }

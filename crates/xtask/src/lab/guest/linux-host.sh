@@ -23,10 +23,13 @@ check 'nvme connect, both digests, two I/O queues' \
     nvme connect $AT -n $SUBSYSTEM --hdr-digest --data-digest --nr-io-queues 2 || exit 1
 check 'its namespaces are block devices' within 20 there /dev/nvme0n2 || exit 1
 nvme list
-# Linux numbers block devices in the order in which it finds them.
-for found in /sys/block/nvme*; do
-    [ "$(cat "$found/nsid")" = 1 ] && D=/dev/${found##*/}
-done
+# disk CONTROLLER: its block device of namespace 1. Linux numbers them in the order in which it finds them.
+disk() {
+    for found in /sys/block/$1n*; do
+        [ "$(cat "$found/nsid")" = 1 ] && echo "/dev/${found##*/}"
+    done
+}
+D=$(disk nvme0)
 shows 'its size is what was served' '^201326592$' blockdev --getsize64 $D
 
 # What nvme-cli makes of what the controller says of itself.
@@ -44,11 +47,13 @@ check 'nvme read' nvme read $D -s 0 -c 7 -z 4096 -d /dev/null
 
 # Data.
 verify() {
-    timeout 60 fio --name=verify --filename=$D --direct=1 --ioengine=libaio --rw=randwrite \
+    timeout 120 fio --name=verify --filename=$D --direct=1 --ioengine=libaio --rw=randwrite \
         --bs="$1" --size="$2" --iodepth=16 --verify=crc32c --output-format=terse
 }
-for of in '512 1m' '4k 8m' '64k 16m' '1m 32m'; do
-    set -- $of
+sizes='512,1m 4k,8m 64k,16m 1m,32m'
+is_short && sizes='4k,8m 1m,16m'
+for of in $sizes; do
+    set -- "${of%,*}" "${of#*,}"
     check "fio writes and verifies $2 by blocks of $1" verify "$1" "$2"
 done
 
@@ -70,9 +75,11 @@ check 'and the key is gone' nvme resv-register $D --crkey=0x1234 --rrega=1
 # Resets and losses, under load.
 load() {
     fio --name=load --filename=$D --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --size=32m \
-        --iodepth=8 --verify=crc32c --verify_backlog=64 --time_based --runtime=30 >load.log 2>&1 &
+        --iodepth=8 --verify=crc32c --verify_backlog=64 --time_based --runtime=$seconds >load.log 2>&1 &
     loading=$!
 }
+seconds=30
+is_short && seconds=20
 load
 sleep 4
 check 'nvme reset under load' nvme reset /dev/nvme0
@@ -88,7 +95,69 @@ shows 'the host is connected again' live cat /sys/class/nvme/nvme0/state
 
 check 'nvme disconnect' nvme disconnect -n $SUBSYSTEM
 check 'no device is left' within 10 gone $D
-shows 'the target has forgotten its host' '"queues": *\[\]\|^no\|\[\]' tenmil get queues --json
+# connections: how many the target has.
+connections() { tenmil get queues --json | grep -c '"queue"'; }
+forgotten() { [ "$(connections)" = 0 ]; }
+check 'the target has forgotten its host' within 5 forgotten
+refused() { ! "$@"; }
+
+# Queues of each kind: one for what is written, one for what is read, one that is polled.
+mount -t debugfs debug /sys/kernel/debug
+check 'nvme connect, a queue of each kind' nvme connect $AT -n $SUBSYSTEM \
+    --nr-io-queues 1 --nr-write-queues 1 --nr-poll-queues 1 || exit 1
+found() { [ -b "$(disk nvme0)" ]; }
+check 'its disk is there' within 20 found || exit 1
+D=$(disk nvme0)
+shows 'Linux tells which there are' 'mapped 1/1/1 default/read/poll queues' dmesg
+shows 'each is a queue of the target, beside the admin queue' '^4$' connections
+# queue KIND: where Linux tells of the queue of that kind.
+queue() { dirname "$(grep -lx "$1" /sys/kernel/debug/block/nvme0*n"${D##*n}"/hctx*/type)"; }
+# What is in flight there.
+polled=$(queue poll)/busy
+# through KIND FIO-ARGUMENTS...: whether they go through the queue of that kind, and end well.
+through() {
+    kind=$1 flying=$(queue "$1")/busy
+    shift
+    timeout 90 fio --name=through --filename=$D --direct=1 --bs=4k --size=4m --iodepth=16 \
+        --verify=crc32c --verify_state_save=0 "$@" >/tmp/through.log 2>&1 &
+    loading=$!
+    within 20 grep -q . "$flying"
+    seen=$?
+    if [ "$kind" != poll ] && grep . "$polled"; then seen=2; fi
+    wait $loading && [ $seen = 0 ] || {
+        echo "seen: $seen"
+        tail -n 4 /tmp/through.log
+        return 1
+    }
+}
+check 'what is written goes through its queue' \
+    through default --ioengine=libaio --rw=randwrite --do_verify=0
+check 'what is read goes through its queue, and is verified' \
+    through read --ioengine=libaio --rw=randread
+check 'io_uring with --hipri goes through the polled queue, verified' \
+    through poll --ioengine=io_uring --hipri=1 --rw=randwrite
+
+# The host is told to disconnect while it writes, and to connect again.
+load
+sleep 3
+check 'it is writing' kill -0 $loading
+check 'nvme disconnect under load' nvme disconnect -n $SUBSYSTEM
+load_ended() { ! kill -0 $loading 2>/dev/null; }
+check 'the load ends' within 20 load_ended
+check 'with an error' refused wait $loading
+check 'the target has forgotten its host, too' within 5 forgotten
+check 'nvme connect' nvme connect $AT -n $SUBSYSTEM --nr-io-queues 2 || exit 1
+check 'the disk is there again' within 20 found || exit 1
+D=$(disk nvme0)
+check 'and is verified' verify 64k 8m
+check 'nvme disconnect again' nvme disconnect -n $SUBSYSTEM
+check 'nobody is connected' within 5 forgotten
+
+if ! whole 'reservations by ioctls, a host that falls silent'; then
+    kill $server
+    check 'the server ends by itself' served
+    exit 0
+fi
 
 # Reservations as the kernel makes them for whoever calls its ioctls, and two hosts that contend.
 # Without multipath each host has a block device of its own.
@@ -106,12 +175,6 @@ another() {
 hostnqn=$OTHER,hostid=$OTHER_ID" >/dev/nvme-fabrics
 }
 check 'and another' another || exit 1
-# disk CONTROLLER: its block device of namespace 1.
-disk() {
-    for found in /sys/block/$1n*; do
-        [ "$(cat "$found/nsid")" = 1 ] && echo "/dev/${found##*/}"
-    done
-}
 both() { [ -n "$(disk nvme0)" ] && [ -n "$(disk nvme1)" ]; }
 check 'each has its own block device' within 20 both || exit 1
 A=$(disk nvme0)
@@ -126,7 +189,6 @@ pr() {
 }
 write_to() { dd if=/dev/urandom of=$1 bs=4k count=4 oflag=direct conv=notrunc; }
 read_from() { dd if=$1 of=/dev/null bs=4k count=4 iflag=direct; }
-refused() { ! "$@"; }
 # What a program is told of a conflict: EBADE by reads and writes, PR_STS_RESERVATION_CONFLICT by
 # the ioctls.
 conflicts='exchange'
@@ -170,3 +232,62 @@ shows 'nobody is registered' '"regctl":0' holder_of
 check 'nvme disconnect of both' nvme disconnect -n $SUBSYSTEM
 kill $server
 check 'the server ends by itself' served
+
+# A host that falls silent: the target is in a network of its own, and the cable is cut at the host's end,
+# so that nothing reaches the target any more, not even the end of a connection.
+if ! modprobe veth; then
+    skip 'a host that falls silent: this kernel has no veth'
+    exit 0
+fi
+unshare -n sleep 10000 &
+network=$!
+there_do() { nsenter -t $network -n "$@"; }
+cable() {
+    ip link add lab0 type veth && ip link set veth0 netns $network &&
+        ip addr add 10.0.0.1/24 dev lab0 && ip link set lab0 up &&
+        there_do ip addr add 10.0.0.2/24 dev veth0 && there_do ip link set veth0 up
+}
+check 'a network of its own' cable || exit 1
+nsenter -t $network -n tenmil serve ram:64m --listen tcp://10.0.0.2:4420 --nqn $SUBSYSTEM \
+    --host $HOST >silence.log 2>&1 &
+server=$!
+check 'tenmil serves there' within 20 grep -q ready silence.log || exit 1
+check 'nvme connect, a keep-alive time-out of 2 s' nvme connect -t tcp -a 10.0.0.2 -s 4420 \
+    -n $SUBSYSTEM --keep-alive-tmo=2 --reconnect-delay=1 --nr-io-queues 1 || exit 1
+check 'a disk' within 20 found
+D=$(disk nvme0)
+check 'verified' verify 64k 4m
+# Twice the time-out with nothing to do: only keep-alives are sent.
+sleep 4
+shows 'an idle host is kept' '^2$' connections
+tenmil events >events.log 2>&1 &
+listening=$!
+seconds=40
+load
+sleep 2
+cut=$(cut -d ' ' -f 1 /proc/uptime)
+check 'the cable is cut under load' ip link set lab0 down
+check 'the target forgets its host' within 20 forgotten
+check 'and says that it was not heard of' \
+    within 5 grep -q 'not heard of for its keep-alive time-out' events.log
+# Events have the clock of /proc/uptime. A keep-alive may have come a second before the cut, and whether
+# another has come is looked at when a time-out is over.
+took=$(awk -v cut="$cut" '/keep-alive time-out/ { print $1 - cut; exit }' events.log)
+check "it took $took s from the cut, by a time-out of 2 s" \
+    awk -v took="$took" 'BEGIN { exit !(took > 0.5 && took < 8) }'
+sleep 3
+check 'nobody is connected without a cable' forgotten
+check 'the cable is whole again' ip link set lab0 up
+lives() { grep -q live /sys/class/nvme/nvme0/state; }
+check 'the host connects by itself' within 60 lives
+shows 'with both queues' '^2$' connections
+check 'no I/O of the load failed, no block was wrong' wait $loading
+shows 'and blocks were read back' 'ios=[1-9][0-9]*/[1-9]' cat load.log
+check 'verified again' verify 64k 4m
+shows 'which is told of no other time' '^1$' grep -c 'keep-alive time-out' events.log
+cat silence.log events.log
+kill $listening
+check 'nvme disconnect' nvme disconnect -n $SUBSYSTEM
+kill $server
+check 'that server ends by itself, too' served
+kill $network

@@ -17,8 +17,10 @@ verify() {
     timeout 90 fio --name=verify --filename=$D --direct=1 --ioengine=libaio --rw=randwrite \
         --bs="$1" --size="$2" --iodepth=16 --verify=crc32c --output-format=terse
 }
-for of in '512 1m' '4k 16m' '64k 32m' '1m 64m'; do
-    set -- $of
+sizes='512,1m 4k,16m 64k,32m 1m,64m'
+is_short && sizes='4k,8m'
+for of in $sizes; do
+    set -- "${of%,*}" "${of#*,}"
     check "fio writes and verifies $2 by blocks of $1" verify "$1" "$2"
 done
 check 'over both queues' timeout 90 fio --name=both --filename=$D --direct=1 --ioengine=libaio \
@@ -29,8 +31,10 @@ check 'blkdiscard' blkdiscard -o 0 -l 16777216 $D
 written() { awk '{ print $5 }' /sys/block/vda/stat; }
 moves() { before=$(written); sleep 1; [ "$(written)" -gt "$before" ]; }
 
+seconds=25
+is_short && seconds=12
 fio --name=load --filename=$D --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --size=32m \
-    --iodepth=16 --verify=crc32c --verify_backlog=64 --time_based --runtime=25 >load.log 2>&1 &
+    --iodepth=16 --verify=crc32c --verify_backlog=64 --time_based --runtime=$seconds >load.log 2>&1 &
 loading=$!
 check 'a load writes' within 20 moves
 echo '@@ kill beside'
@@ -39,6 +43,7 @@ check 'after kill -9 and a start it goes on' within 20 moves
 check 'no I/O of the load failed, no block was wrong' wait $loading
 shows 'and blocks were read back' 'ios=[1-9][0-9]*/[1-9]' cat load.log
 
+whole 'files, and a kill beneath them' || exit 0
 check 'mkfs and mount' eval 'mkfs.ext4 -q $D && mount -t ext4 $D /mnt' || exit 1
 fio --name=files --directory=/mnt --rw=randwrite --bsrange=1k-64k --size=16m --numjobs=2 \
     --ioengine=libaio --direct=1 --iodepth=8 --fsync=32 --verify=crc32c --time_based --runtime=20 \

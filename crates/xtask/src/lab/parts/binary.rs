@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use crate::lab::tally::Trouble;
+
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Optimised within each crate: a guest is emulated, and waits for nobody's linker.
 const PROFILE: &str = "release-no-lto";
 
 /// Builds it; where it is.
-pub(super) fn build() -> Result<PathBuf, String> {
+pub(super) fn build() -> Result<PathBuf, Trouble> {
     println!("lab: building a static tenmil");
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--quiet", "-p", "tenmil", "--bin", "tenmil"])
@@ -20,7 +22,7 @@ pub(super) fn build() -> Result<PathBuf, String> {
         .status()
         .map_err(|why| format!("start cargo: {why}"))?;
     if !status.success() {
-        return Err(format!("build a static tenmil: {status}"));
+        return Err(Trouble::Failed(format!("build a static tenmil: {status}")));
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
     Ok(target.join(TARGET).join(PROFILE).join("tenmil"))

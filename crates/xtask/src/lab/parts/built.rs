@@ -1,7 +1,7 @@
 //! A kernel of the distribution's source, with what none of its own kernels has: VFIO without an IOMMU,
 //! and iommufd. It has little beside what guests need, so it is made in some minutes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::suite::Suite;
@@ -22,6 +22,15 @@ const NEEDED: [(&str, &str); 6] = [
     ("tar", "tar"),
 ];
 
+/// Whether what was made in `root` was made with these options.
+pub(super) fn is_current(root: &Path) -> bool {
+    std::fs::read_to_string(options_in(root)).is_ok_and(|options| options == OPTIONS)
+}
+
+fn options_in(root: &Path) -> PathBuf {
+    root.join("kernel.config")
+}
+
 /// Makes kernel and modules in `root`, as a package of the distribution would have them there.
 pub(super) fn make(root: &Path) -> Result<(), String> {
     programs::need(&NEEDED)?;
@@ -34,7 +43,7 @@ pub(super) fn make(root: &Path) -> Result<(), String> {
     let tree = root.join(&package);
     let archive = root.join(format!("usr/src/{package}.tar.xz"));
     run(Command::new("tar").arg("-C").arg(root).arg("-xf").arg(&archive))?;
-    let options = root.join("kernel.config");
+    let options = options_in(root);
     write(&options, OPTIONS.as_bytes())?;
     let make = || {
         let mut make = Command::new("make");
@@ -79,7 +88,17 @@ fn missing<'a>(asked: &'a str, made: &str) -> Option<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::missing;
+    use super::{OPTIONS, is_current, missing, options_in};
+
+    #[test]
+    fn what_was_made_with_other_options_is_made_again() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(!is_current(root.path()), "nothing was made");
+        std::fs::write(options_in(root.path()), OPTIONS).unwrap();
+        assert!(is_current(root.path()));
+        std::fs::write(options_in(root.path()), "CONFIG_OTHER=y\n").unwrap();
+        assert!(!is_current(root.path()));
+    }
 
     #[test]
     fn an_option_that_is_not_as_asked_is_missed() {

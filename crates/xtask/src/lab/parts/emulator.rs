@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::suite::Suite;
-use super::write;
+use super::{version, write};
 
 /// The suite whose QEMU has a client of vfio-user.
 const SUITE: &str = "forky";
@@ -27,6 +27,11 @@ impl Emulator {
             Self::Installed => Ok(Command::new(PROGRAM)),
             Self::Newer => newer(&room.join("qemu")),
         }
+    }
+
+    /// What it says of its version.
+    pub(crate) fn version(self, room: &Path) -> Option<String> {
+        version(self.command(room).ok()?.arg("--version"))
     }
 }
 

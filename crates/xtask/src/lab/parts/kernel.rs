@@ -24,6 +24,8 @@ const MODULES: [&str; 12] = [
     "loop",
     "configfs",
 ];
+/// What some do, and say so where the kernel has it not: that which is built here is without.
+const MODULES_MAYBE: [&str; 1] = ["veth"];
 /// In the place of a suite: what is [built] here, as no suite has such a kernel.
 pub(crate) const BUILT: &str = "built";
 const PACKAGE: &str = "linux-image-amd64";
@@ -43,7 +45,8 @@ impl Kernel {
     /// Finds it in `room`, or fetches it there from a suite, or builds it there.
     pub(super) fn find(room: &Path, suite: &str) -> Result<Self, String> {
         let root = room.join(suite);
-        if !root.join("unpacked").exists() {
+        let is_current = suite != BUILT || built::is_current(&root);
+        if !root.join("unpacked").exists() || !is_current {
             // What an earlier try left is of no use.
             _ = std::fs::remove_dir_all(&root);
             match suite {
@@ -87,11 +90,16 @@ impl Kernel {
     /// Files of the modules that are wanted.
     fn wanted(&self) -> Result<BTreeSet<PathBuf>, String> {
         let mut files = BTreeSet::new();
-        for name in MODULES {
-            let said = run(Command::new("modprobe")
+        let depends = |name: &str| {
+            run(Command::new("modprobe")
                 .args(["--show-depends", "-S", &self.version, "-d"])
                 .arg(&self.root)
-                .arg(name))?;
+                .arg(name))
+        };
+        let must = MODULES.iter().map(|name| depends(name));
+        let may = MODULES_MAYBE.iter().map(|name| depends(name)).filter(Result::is_ok);
+        for said in must.chain(may) {
+            let said = said?;
             files.extend(said.lines().filter_map(|line| {
                 line.strip_prefix("insmod ")?.split_whitespace().next().map(PathBuf::from)
             }));

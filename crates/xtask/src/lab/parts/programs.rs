@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{read, run};
+use super::{read, run, version};
 use crate::lab::archive::Archive;
 
 /// What has to be there, and the package that brings it.
@@ -39,6 +39,17 @@ impl Programs {
         let busybox = must_find("busybox")?;
         let in_guests = IN_GUESTS.iter().map(|name| must_find(name)).collect::<Result<_, _>>()?;
         Ok(Self { busybox, in_guests })
+    }
+
+    /// What those that guests get say of their versions.
+    pub(super) fn versions(&self) -> String {
+        let asked = [("fio", "--version"), ("nvme", "version"), ("mkfs.ext4", "-V")];
+        let programs = self.in_guests.iter().filter_map(|program| {
+            let (_, how) = asked.iter().find(|(name, _)| program.ends_with(name))?;
+            version(Command::new(program).arg(how))
+        });
+        let busybox = version(&mut Command::new(&self.busybox));
+        programs.chain(busybox).collect::<Vec<_>>().join(", ")
     }
 
     /// Packs them, and `tenmil` too.
