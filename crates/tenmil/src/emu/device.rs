@@ -55,6 +55,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
         let front = FrontEndConfig {
             in_flight_max,
             areas: AREAS.min(in_flight_max),
+            burst: u32::from(in_flight_max),
             ..FrontEndConfig::default()
         };
         // Media reach the data of reads and writes where they lie; the buffers are for commands that
