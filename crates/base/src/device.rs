@@ -57,12 +57,14 @@ pub trait Dma: Memory + Clone {
     /// The address at which the device finds the first byte of `segment`; `None` if the segment
     /// does not lie in memory that the device can reach.
     fn iova(&self, segment: Segment) -> Option<u64>;
-    /// [`iova`](Self::iova) for many segments of `len_bytes`: what can be found out beforehand is.
-    /// Segments of any other length have no address here, nor do those that take a longer look:
-    /// `None` means that [`iova`](Self::iova) has to be asked.
+    /// [`iova`](Self::iova) for many segments like this one, of its region and its length: what can
+    /// be found out beforehand is. Others have no address here, nor do those that take a longer look,
+    /// as all of a region that was never named: `None` means that [`iova`](Self::iova) has to be
+    /// asked.
     #[inline(always)]
-    fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
-        move |segment| if segment.len_bytes == len_bytes { self.iova(segment) } else { None }
+    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+        let kind = move |segment: Segment| (segment.region, segment.len_bytes);
+        move |segment| if kind(segment) == kind(like) { self.iova(segment) } else { None }
     }
     /// Maps a part of one of the device's BARs, in which it has memory of its own: submission rings
     /// may lie there, and [`iova`](Self::iova) says where the device finds them. Of a part that is

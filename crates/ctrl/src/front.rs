@@ -103,7 +103,8 @@ pub struct FrontEndConfig {
     pub in_flight_max: u16,
     /// Of these, commands that need more than one request.
     pub areas: u16,
-    /// Commands taken from one submission queue in a turn, unless the host wants fewer.
+    /// Commands taken from one submission queue at a time, unless the host wants fewer: a host that
+    /// has more than that in flight works on one part while the controller works on another.
     pub burst: u32,
     /// CAP.TO and CRTO: how long the controller may take to become ready, or to stop.
     pub ready_timeout: Span,

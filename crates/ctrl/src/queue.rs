@@ -67,7 +67,7 @@ pub struct Queue<H: HostMemory> {
     slots: Slots,
     host: H,
     answers: Answers,
-    /// Commands taken from one submission queue in a turn.
+    /// Commands taken from one submission queue at a time.
     burst: u32,
     page_bytes: u64,
     traffic: Tally,
@@ -114,7 +114,7 @@ pub struct QueueConfig {
     pub in_flight_max: u16,
     /// Of these, commands that may have a work area: at least 2.
     pub areas: u16,
-    /// Commands taken from one submission queue in a turn.
+    /// Commands taken from one submission queue at a time.
     pub burst: u32,
 }
 
@@ -175,6 +175,8 @@ struct Tally {
     busy_since: Option<Instant>,
 }
 
+/// As many bursts are taken in a turn, as long as each is answered at once.
+const BURSTS: u32 = 4;
 /// Letters that are kept for the controller. More errors than this in a turn lose their details.
 const LETTERS_MAX: usize = 64;
 
@@ -287,7 +289,7 @@ impl<H: HostMemory> Queue<H> {
         self.voice.set_bell(bell);
     }
 
-    /// Sets how many commands are taken from one submission queue in a turn (feature 01h).
+    /// Sets how many commands are taken from one submission queue at a time (feature 01h).
     pub fn set_burst(&mut self, burst: u32) {
         self.burst = burst.max(1);
     }
@@ -311,20 +313,21 @@ impl<H: HostMemory> Queue<H> {
             is_busy |= self.hear_host(now);
             self.revive(now);
         }
-        let takes_none = self.is_stopping || self.is_on_hold;
-        let taken = if self.voice.is_floor_taken() {
-            self.fetch_beside(now, takes_none)
-        } else if takes_none {
-            0
-        } else {
-            self.fetch(now, None)
-        };
-        if taken > 0 && before == 0 {
-            self.traffic.work(now);
-        }
-        if self.slots.taken() > 0 {
-            self.submit(now);
-            is_busy |= self.poll(now);
+        let mut taken = 0;
+        for _ in 0..BURSTS {
+            let count = self.take(now);
+            if count > 0 && before == 0 {
+                self.traffic.work(now);
+            }
+            taken += count;
+            if self.slots.taken() > 0 {
+                self.submit(now);
+                is_busy |= self.poll(now);
+            }
+            // What has been answered at once is the host's to work on while more is taken.
+            if count < self.burst || self.slots.taken() > 0 {
+                break;
+            }
         }
         let is_pending = self.slots.taken() > 0 || self.ring_accesses > 0;
         is_busy |= taken > 0 || self.posted > 0;
@@ -333,6 +336,19 @@ impl<H: HostMemory> Queue<H> {
             is_busy = self.rest();
         }
         Turned { taken, posted: core::mem::take(&mut self.posted), is_busy, is_pending }
+    }
+
+    /// Takes a burst of commands, if any may be taken now. Returns how many.
+    #[inline(always)]
+    fn take(&mut self, now: Instant) -> u32 {
+        let takes_none = self.is_stopping || self.is_on_hold;
+        if self.voice.is_floor_taken() {
+            self.fetch_beside(now, takes_none)
+        } else if takes_none {
+            0
+        } else {
+            self.fetch(now, None)
+        }
     }
 
     /// The next thing the queue has to say.

@@ -202,6 +202,14 @@ impl DevicePool {
         Some(iova + segment.offset)
     }
 
+    /// The first offset of a region beside the pool's, its length, and where it begins for the device;
+    /// `None` if it was not named before.
+    #[inline(never)]
+    fn elsewhere(&self, region: RegionId) -> Option<(u64, u64, u64)> {
+        let iova = self.shared.windows.iova(region)?;
+        Some((0, self.regions.len_bytes(region), iova))
+    }
+
     /// The table that resolves this pool's segments.
     pub fn regions(&self) -> &Regions {
         &self.regions
@@ -294,12 +302,14 @@ impl Dma for DevicePool {
     }
 
     #[inline(always)]
-    fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
-        let Segment { region, offset: first, len_bytes: room } = self.memory;
-        let region_iova = self.region_iova;
-        // The last offset at which so many bytes fit; before the first if they fit nowhere.
-        let last = (first + u64::from(room)).checked_sub(u64::from(len_bytes));
-        let skip_max = last.and_then(|last| last.checked_sub(first));
+    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+        let Segment { region, len_bytes, .. } = like;
+        let own = || (self.memory.offset, self.memory.len_bytes.into(), self.region_iova);
+        let is_own = region == self.memory.region;
+        let place = if is_own { Some(own()) } else { self.elsewhere(region) };
+        let (first, room, region_iova) = place.unwrap_or_default();
+        // From the first to the last offset at which so many bytes fit; none if they fit nowhere.
+        let skip_max = place.and_then(|_| room.checked_sub(u64::from(len_bytes)));
         move |segment| {
             let fits = segment.offset.wrapping_sub(first) <= skip_max?;
             let is_mine = fits && segment.region == region && segment.len_bytes == len_bytes;
@@ -392,11 +402,15 @@ mod tests {
     fn a_mapped_region_has_addresses_on_both_sides_until_it_is_unmapped() {
         let (pool, other) = pool_and_region();
         let part = other.slice(4096, 4096).unwrap();
-        let addresses = |pool: &DevicePool| (pool.iova(part), pool.iovas(4096)(part));
+        let addresses = |pool: &DevicePool| (pool.iova(part), pool.iovas(part)(part));
         let at = (2 << 36) + 4096;
         assert_eq!((addresses(&pool), pool.segment_at(at, 4096)), ((None, None), None));
         pool.map(other.region).unwrap();
-        assert_eq!(addresses(&pool), (Some(at), None), "many at once are looked for at home only");
+        assert_eq!(addresses(&pool), (Some(at), Some(at)));
+        let first = other.slice(0, 4096).unwrap();
+        assert_eq!(pool.iovas(first)(part), Some(at), "one place of a region stands for all of it");
+        assert_eq!(pool.iovas(pool.memory)(part), None, "but for no other region");
+        assert_eq!(pool.iovas(other)(part), None, "nor for another length");
         assert_eq!(pool.segment_at(at, 4096), Some(part));
         assert_eq!(pool.own_segment_at(at, 4096), None, "rings lie in the pool");
         for (iova, len_bytes) in [(at, 4097), (at + 1, 4096), (at + 4096, 1), (3 << 36, 1), (0, 1)]
@@ -404,7 +418,7 @@ mod tests {
             assert_eq!(pool.segment_at(iova, len_bytes), None, "{iova:#x}");
         }
         let past = Segment { offset: 4097, ..part };
-        assert_eq!((pool.iova(past), pool.iovas(4096)(past)), (None, None));
+        assert_eq!((pool.iova(past), pool.iovas(part)(past)), (None, None));
         pool.unmap(other.region);
         assert_eq!((addresses(&pool), pool.segment_at(at, 4096)), ((None, None), None));
     }
@@ -417,7 +431,7 @@ mod tests {
         let (kind, store) = (DeviceKind::Pcie, CommandStore::Plain);
         let pool = DevicePool::placed(regions, memory, kind, store, 0x7000);
         let own = pool.allocate(4096).unwrap();
-        assert_eq!((pool.iova(own), pool.iovas(4096)(own)), (Some(0x7000), Some(0x7000)));
+        assert_eq!((pool.iova(own), pool.iovas(own)(own)), (Some(0x7000), Some(0x7000)));
         assert_eq!(pool.iova(other), None);
         assert!(pool.map(other.region).is_err() && pool.map_at(memory.region, 0).is_err());
         pool.map_at(other.region, 0x10_0000).unwrap();
@@ -459,10 +473,17 @@ mod tests {
         let first = add();
         let at = pool.iova(first.segment()).unwrap();
         assert!(pool.segment_at(at, 64).is_some());
+        let place = first.segment();
+        assert_eq!(pool.iovas(place)(place), Some(at));
         drop(first);
-        assert_eq!(pool.segment_at(at, 64), None);
+        assert_eq!((pool.segment_at(at, 64), pool.iovas(place)(place)), (None, None));
         let second = add();
         assert_eq!(pool.segment_at(at, 64), None, "the host has not named it yet");
+        assert_eq!(
+            pool.iovas(second.segment())(second.segment()),
+            None,
+            "nor do many at once name it"
+        );
         assert_eq!(pool.iova(second.segment()), Some(at), "it has the place of the first");
         assert_eq!(pool.segment_at(at, 64), second.segment().slice(0, 64));
     }

@@ -174,7 +174,8 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         let Some(len_bytes) = u32::try_from(len_bytes).ok().filter(|len| *len <= PAGE_BYTES) else {
             return 0;
         };
-        let iova_of = dma.iovas(len_bytes);
+        let Some(segment) = segments.get(first.segment_first as usize) else { return 0 };
+        let iova_of = dma.iovas(Segment { len_bytes, ..*segment });
         let (read_word, nlb) = (short_way.read_word, u64::from(last_block));
         let second = if IS_SGL { u64::from(len_bytes) } else { 0 };
         let likeness = likeness(first.blocks, 1, 0);

@@ -93,8 +93,8 @@ impl Dma for Reach {
     }
 
     #[inline(always)]
-    fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
-        self.pool.iovas(len_bytes)
+    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+        self.pool.iovas(like)
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {

@@ -15,14 +15,23 @@ use wire::{Command, Typed};
 
 /// A lane with `depth` reads answered and waiting, warmed by a few turns.
 fn answered(depth: u32) -> Box<ByHand> {
+    warmed(ByHand::new(depth).expect("an SSD in memory comes up"))
+}
+
+fn warmed(pair: ByHand) -> Box<ByHand> {
     // In a box, so that handing it back is no copy that would be counted.
-    let mut pair = Box::new(ByHand::new(depth).expect("an SSD in memory comes up"));
+    let mut pair = Box::new(pair);
     for _ in 0..8 {
         pair.turn_device();
         pair.turn_lane();
     }
     pair.turn_device();
     pair
+}
+
+/// The same, with data that do not lie beside the queues.
+fn answered_elsewhere(depth: u32) -> Box<ByHand> {
+    warmed(ByHand::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
 }
 
 /// A device with `depth` reads submitted and waiting.
@@ -37,6 +46,14 @@ fn submitted(depth: u32) -> Box<ByHand> {
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
 fn host(mut pair: Box<ByHand>) -> Box<ByHand> {
+    black_box(pair.turn_lane());
+    pair
+}
+
+// The same over memory of somebody else's, as a device on the bus or of another process has it.
+#[library_benchmark(setup = answered_elsewhere)]
+#[bench::depth_128(128)]
+fn elsewhere(mut pair: Box<ByHand>) -> Box<ByHand> {
     black_box(pair.turn_lane());
     pair
 }
@@ -77,5 +94,5 @@ fn parse(ring: Vec<[u8; 64]>) -> Vec<[u8; 64]> {
     ring
 }
 
-library_benchmark_group!(name = per_turn; benchmarks = host, idle, device, parse);
+library_benchmark_group!(name = per_turn; benchmarks = host, elsewhere, idle, device, parse);
 main!(library_benchmark_groups = per_turn);

@@ -92,6 +92,12 @@ pub(crate) trait Bus: Clone + Send + Sync + 'static {
         Err(NoDeviceMemory::Unusable { why: "it is not on the PCI bus" })
     }
 
+    /// Whether its doorbells are memory that the device looks at by itself: ringing one there is a
+    /// store, and a shadow beside it would only cost a barrier.
+    fn maps_doorbells(&self) -> bool {
+        false
+    }
+
     /// How many vectors there are that can be slept on.
     fn vectors(&self) -> u32;
 
@@ -535,7 +541,7 @@ fn bring_up<B: Bus>(
     let options = ControllerOptions {
         admin_depth: ADMIN_DEPTH,
         queue_pairs: wanted.queues,
-        shadow_doorbells: wanted.shadow_doorbells,
+        shadow_doorbells: wanted.shadow_doorbells && !bus.maps_doorbells(),
         memory_buffer: match (B::KIND, wanted.queues_in_cmb) {
             (_, true) => MemoryBufferUse::Queues,
             (DeviceKind::Pcie, false) => MemoryBufferUse::Shown,

@@ -64,6 +64,19 @@ fn a_load_finds_every_block_as_it_was_written_whatever_the_doorbells_are() {
     }
 }
 
+/// A message is dear and has a shadow that spares it; a store into a page has none that costs more.
+#[test]
+fn doorbells_that_are_mapped_are_rung_where_they_are_and_others_in_shadows() {
+    for (poll, is_mapped) in [("adaptive", false), ("always", true)] {
+        let (_served, name, _directory) = serve("null:", &format!("--poll {poll}"));
+        let more = ["perf", &name, "-q", "32", "--number-ios", "20000", "--json"];
+        let said: Value = serde_json::from_str(&run(TENMIL, &more)).unwrap();
+        let [rung, written] = ["doorbells_per_io", "doorbell_registers_per_io"]
+            .map(|what| said[what].as_f64().unwrap());
+        assert_eq!(written == rung, is_mapped, "{poll}: {written} of {rung}");
+    }
+}
+
 /// Each has its own bytes, its own name, and goes on without the others.
 #[test]
 fn several_sockets_have_a_controller_for_each_device() {

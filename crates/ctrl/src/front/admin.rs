@@ -118,8 +118,15 @@ impl<H: HostMemory> AdminQueue<H> {
         })
     }
 
-    /// Does what can be done until something is wanted. `None` means that nothing is.
+    /// Whether there is nothing to do and nothing to tell, as at nearly every look.
     #[inline]
+    pub(super) fn is_at_rest(&self, doorbells: &DoorbellPage) -> bool {
+        let has_none = self.current.is_none() && self.outbox.is_empty();
+        let is_still = self.ring_accesses == 0 && self.posted == 0;
+        has_none && is_still && self.submission.is_caught_up(doorbells)
+    }
+
+    /// Does what can be done until something is wanted. `None` means that nothing is.
     pub(super) fn next_wanted(&mut self, doorbells: &DoorbellPage) -> Option<Wanted> {
         let is_waiting = self.current.is_some() || self.ring_accesses > 0;
         if is_waiting && let Some(wanted) = self.hear_host() {

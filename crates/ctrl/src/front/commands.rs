@@ -15,6 +15,13 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
     /// Serves the admin queue. True if there was anything to do.
     #[inline]
     pub(super) fn turn_admin(&mut self, now: Instant) -> bool {
+        let doorbells = self.bar.doorbells();
+        let is_at_rest = self.admin.as_ref().is_none_or(|admin| admin.is_at_rest(doorbells));
+        !is_at_rest && self.serve_admin(now)
+    }
+
+    #[cold]
+    fn serve_admin(&mut self, now: Instant) -> bool {
         let mut is_busy = false;
         for _ in 0..ADMIN_MAX {
             let Some(admin) = &mut self.admin else { return is_busy };

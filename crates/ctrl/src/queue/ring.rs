@@ -142,6 +142,16 @@ impl<E: HostEntries> SubmissionQueue<E> {
         (distance(self.head, self.tail, self.size), invalid)
     }
 
+    /// Whether a [look](Self::look) would find nothing.
+    #[inline]
+    pub(crate) fn is_caught_up(&self, doorbells: &DoorbellPage) -> bool {
+        let rung = match &self.doorbell.shadow {
+            None => doorbells.tail(usize::from(self.id)),
+            Some(_) => return false,
+        };
+        rung == self.tail && self.head == self.tail
+    }
+
     /// Whether entries can be taken in place.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {

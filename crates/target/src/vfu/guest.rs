@@ -206,6 +206,7 @@ impl Guest {
         if is_quiet { 0 } else { self.go_on_slowly(now) }
     }
 
+    #[cold]
     fn go_on_slowly(&mut self, now: Instant) -> usize {
         match std::mem::replace(&mut self.state, State::Absent) {
             State::Absent => 0,

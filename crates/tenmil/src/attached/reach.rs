@@ -144,8 +144,8 @@ impl<B: Bus> Dma for Reach<B> {
     }
 
     #[inline(always)]
-    fn iovas(&self, len_bytes: u32) -> impl Fn(Segment) -> Option<u64> {
-        self.pool.iovas(len_bytes)
+    fn iovas(&self, like: Segment) -> impl Fn(Segment) -> Option<u64> {
+        self.pool.iovas(like)
     }
 
     fn device_memory(&self, part: BarPart) -> Result<Segment, NoDeviceMemory> {

@@ -83,6 +83,10 @@ impl Bus for VfuBus {
 
     fn reconnect(&self) {}
 
+    fn maps_doorbells(&self) -> bool {
+        self.offer.doorbells.is_some()
+    }
+
     fn vectors(&self) -> u32 {
         // Without a table that can be reached they cannot be masked.
         if self.offer.table_offset > 0 { self.offer.vectors } else { 0 }

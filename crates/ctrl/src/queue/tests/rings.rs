@@ -44,6 +44,24 @@ fn rings_wrap_and_every_command_is_answered_once() {
 }
 
 #[test]
+fn a_turn_takes_several_bursts_of_what_is_answered_at_once_and_one_of_what_is_not() {
+    for (is_late, first) in [(false, 8), (true, 2)] {
+        let ram = ram();
+        let medium = FakeMedium::new(&ram, BLOCKS);
+        let medium = if is_late { medium.later(1) } else { medium };
+        let mut rig = Rig::new(&Setup::default(), &ram, medium);
+        rig.queue.set_burst(2);
+        for lba in 0..11 {
+            rig.push(io(IoOpcode::Read, lba, 1));
+        }
+        rig.ring();
+        assert_eq!(rig.turn().taken, first, "of 11");
+        assert_eq!(rig.collect(11).len(), 11);
+        assert!(rig.queue.is_drained());
+    }
+}
+
+#[test]
 fn a_full_completion_queue_holds_commands_back_until_there_is_a_place() {
     let ram = ram();
     let setup = Setup { cq_entries: 4, ..Setup::default() };

@@ -1,7 +1,7 @@
 //! One SSD and the lane that loads it, both on the calling thread and turned by hand: what a count of
 //! instructions wants, where neither side may wait for the other.
 
-use base::{Answers, Dma, Instant};
+use base::{Answers, Dma, Instant, Segment};
 use ctrl::front::{HostBar, Wait};
 use dma::{Backing, DeviceKind, DevicePool, Mapping, Regions};
 use host::{Bell, Clock, EventVectors, Sleeper};
@@ -31,8 +31,26 @@ const NSID: u32 = 1;
 const TURNS_MAX: usize = 100_000;
 
 impl ByHand {
-    /// Brings the SSD up and submits the first reads.
+    /// Brings the SSD up and submits the first reads, whose data lie beside its queues.
     pub fn new(depth: u32) -> Result<Self, Refused> {
+        Self::with(depth, |_, pool| (0..depth).map_while(|_| pool.allocate(4096)).collect())
+    }
+
+    /// The same, with data in a region of somebody else's, as those of a program are.
+    pub fn with_data_elsewhere(depth: u32) -> Result<Self, Refused> {
+        Self::with(depth, |regions, pool| {
+            let mapping = Mapping::new(depth as usize * 4096, Backing::Private);
+            let memory = mapping.ok().and_then(|mapping| regions.add(mapping).ok());
+            pool.map_on_use();
+            let part = |index| memory?.slice(index * 4096, 4096);
+            (0..depth).map_while(part).collect()
+        })
+    }
+
+    fn with(
+        depth: u32,
+        buffers: impl FnOnce(&Regions, &DevicePool) -> Vec<Segment>,
+    ) -> Result<Self, Refused> {
         let clock = Clock::start();
         let refuse = |what: &str| Refused::peer(format!("an SSD turned by hand: {what}"));
         let regions = Regions::new(2);
@@ -40,7 +58,7 @@ impl ByHand {
             .map_err(|error| Refused::machine(error.to_string()))?;
         let memory = regions.add(mapping).map_err(|error| Refused::machine(error.to_string()))?;
         let store = emu::command_store(&Techniques::default());
-        let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
+        let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let medium =
             block::Null::new(4096, 1 << 20).map_err(|error| Refused::caller(error.to_string()))?;
@@ -90,7 +108,7 @@ impl ByHand {
         base::Backend::poll(&mut backend, clock.now(), &mut Answers::with_capacity(1));
         let mut workload = Workload::new(&perf, perf.seed);
         let range = BlockRange { first: 0, count: 1 << 20 };
-        let buffers = (0..depth).map_while(|_| pool.allocate(4096)).collect();
+        let buffers = buffers(&regions, &pool);
         let mut lane = Lane::new(LaneParts {
             fixed: workload.fixed(),
             backend: Box::new(backend),
@@ -124,11 +142,13 @@ mod tests {
 
     #[test]
     fn everything_in_flight_comes_back_each_time() {
-        for depth in [1, 2, 7, 128] {
-            let mut pair = ByHand::new(depth).unwrap();
-            for _ in 0..20 {
-                pair.turn_device();
-                assert_eq!(pair.turn_lane(), depth as usize);
+        for make in [ByHand::new, ByHand::with_data_elsewhere] {
+            for depth in [1, 2, 7, 128] {
+                let mut pair = make(depth).unwrap();
+                for _ in 0..20 {
+                    pair.turn_device();
+                    assert_eq!(pair.turn_lane(), depth as usize);
+                }
             }
         }
     }
