@@ -339,8 +339,8 @@ mod tests {
     fn whoever_is_shown_shared_memory_cannot_make_it_shorter() {
         let mapping = Mapping::new(8192, Backing::Shared).unwrap();
         let file = mapping.descriptor().unwrap();
-        assert_eq!(rustix::fs::ftruncate(file, 0), Err(rustix::io::Errno::PERM));
-        assert_eq!(rustix::fs::ftruncate(file, 1 << 20), Err(rustix::io::Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(file, 0), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(file, 1 << 20), Err(Errno::PERM));
     }
 
     #[test]
