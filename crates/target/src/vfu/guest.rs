@@ -360,6 +360,9 @@ impl Guest {
     }
 
     fn map(&mut self, map: DmaMap, file: Option<File>) -> Result<(), (Errno, String)> {
+        // What is to be read only, or written only, is reached by message: so a file that cannot be
+        // mapped for both is none too few.
+        let file = file.filter(|_| map.is_readable && map.is_writable);
         let memory = file.map(|file| self.adopt(&map, &file)).transpose()?;
         self.maps.map(map, memory).map_err(|refused| (refused.errno, refused.text))
     }
@@ -430,8 +433,8 @@ impl Guest {
             if !session.goes_by_message {
                 session.goes_by_message = true;
                 let text = format!(
-                    "memory at {:#x} came without a descriptor and is reached by message, which is \
-                     slow: share it (QEMU: share=on)",
+                    "memory at {:#x} came without a descriptor, or not for reading and writing, and is \
+                     reached by message, which is slow: share it (QEMU: share=on)",
                     question.iova
                 );
                 self.trouble(text);
