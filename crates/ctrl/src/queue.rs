@@ -17,6 +17,8 @@
 //! allocation, no division and, per command, no dynamic call: load the entry, look the namespace up
 //! by index, check, resolve one address, gather. All else is a job in a work area.
 
+/// What `shadow` takes its barrier from: a model checker's, in the model of the rings.
+use core::sync::atomic as sync;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -34,7 +36,8 @@ use directory::Directory;
 pub use floor::Floor;
 use floor::Voice;
 use fused::Pair;
-use ring::{CompletionQueue, Shadow, SubmissionQueue};
+use ring::{CompletionQueue, SubmissionQueue};
+use shadow::Shadow;
 use slot::Slots;
 
 mod admit;
@@ -48,6 +51,7 @@ mod floor;
 mod fused;
 mod job;
 pub(crate) mod ring;
+mod shadow;
 mod sleep;
 mod slot;
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! Rust's fences order against other cores, which aarch64 calls the inner shareable domain. A PCIe
 //! device lies in the outer one, so for it the barrier is written out.
 
-use core::sync::atomic::{Ordering, fence};
+use super::sync::{Ordering, fence};
 
 /// What stands at the other end of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,12 +30,16 @@ mod command_store;
 mod cut;
 mod guard;
 mod mapping;
+mod order;
 mod pool;
 mod regions;
 mod ring;
 mod shared;
 mod streaming;
 mod windows;
+
+/// What `barrier` and `order` take their words from: a model checker's, in the model of the rings.
+use core::sync::atomic as sync;
 
 pub use address_space::AddressSpace;
 pub use barrier::DeviceKind;

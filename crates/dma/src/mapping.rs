@@ -11,6 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use self::row::Row;
+use crate::guard::put_empty_memory;
 
 /// A mapping, unmapped when dropped.
 #[derive(Debug)]
@@ -206,6 +207,15 @@ impl Mapping {
         discarded.is_ok()
     }
 
+    /// Gives up what [`discard`](Self::discard) keeps, once no device and no region has it any more: the
+    /// addresses stay mapped and read as zeroes, the pages are the machine's again.
+    pub(crate) fn give_up(&mut self) {
+        if self.row.is_some() && put_empty_memory(self.base.as_ptr().cast(), self.len_bytes) {
+            // Only now, for a device must never find others' bytes where this process has some.
+            self.row = None;
+        }
+    }
+
     /// The first byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
@@ -297,6 +307,7 @@ impl std::error::Error for MappingError {}
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::sync::atomic::Ordering;
 
     use rustix::io::Errno;
@@ -350,6 +361,26 @@ mod tests {
             Err(error) => assert!(error.to_string().contains("vm.nr_hugepages"), "{error}"),
         }
     }
+
+    #[test]
+    fn a_row_that_is_given_up_is_empty_memory_and_holds_no_page() {
+        let mut mapping = Mapping::new(8192, Backing::Shared).unwrap();
+        let file = mapping.descriptor().unwrap().try_clone_to_owned().unwrap();
+        mapping.give_up();
+        let word = |mapping: &Mapping| mapping.word(4096).unwrap().load(Ordering::Relaxed);
+        mapping.word(4096).unwrap().store(7, Ordering::Relaxed);
+        assert_eq!(word(&mapping), 7, "what is no row keeps nothing that could be given up");
+        let (mut held, other_end) = std::io::pipe().unwrap();
+        mapping.row = Some(row::Row::at(HUGE_PAGE as u64, other_end.into()));
+        mapping.give_up();
+        assert_eq!((mapping.row(), word(&mapping)), (None, 0));
+        assert_eq!(held.read(&mut [0; 1]).unwrap(), 0, "what held the pages is closed");
+        mapping.word(4096).unwrap().store(9, Ordering::Relaxed);
+        let mut bytes = [0; 4];
+        assert_eq!(rustix::io::pread(&file, &mut bytes, 4096), Ok(4));
+        assert_eq!(u32::from_ne_bytes(bytes), 7, "and nothing goes there any more");
+    }
+
     #[test]
     fn a_row_lies_in_the_machine_as_it_does_here_or_is_refused_with_the_remedy() {
         match Mapping::new(HUGE_PAGE + 1, Backing::Row) {

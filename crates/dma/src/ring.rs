@@ -5,12 +5,13 @@
 //!
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 
 use base::{CompletionEntry, CompletionRing, Segment, SubmissionRing};
 
-use crate::barrier::{DeviceKind, load_barrier, prefetch_read, prefetch_write};
+use crate::barrier::{DeviceKind, prefetch_read, prefetch_write};
 use crate::command_store::CommandStore;
+use crate::order::{self, PHASE};
 use crate::regions::Regions;
 
 /// The driver's end of a submission ring.
@@ -39,7 +40,6 @@ const COMMAND_WORDS: usize = 8;
 /// CC.IOCQES = 4.
 const COMPLETION_WORDS: usize = 2;
 const COMPLETIONS_PER_LINE: u32 = 4;
-const PHASE: u64 = 1 << 48;
 
 // SAFETY: the pointer is into a region that the handle beside it keeps mapped, whichever thread it
 // is on; `&mut self` on every store keeps the ring to one thread at a time.
@@ -99,15 +99,10 @@ impl HostCompletionRing {
         let second = unsafe { first.add(1) };
         // SAFETY: aligned, mapped as long as `_regions` is held, and only ever accessed by atomics
         // and by DMA.
-        let second = unsafe { AtomicU64::from_ptr(second.as_ptr()) }.load(Ordering::Relaxed);
-        if second & PHASE != wanted {
-            return None;
-        }
-        // Pairs with the controller's release of the second half: the first is in memory by now.
-        load_barrier(self.kind);
+        let second = unsafe { AtomicU64::from_ptr(second.as_ptr()) };
         // SAFETY: as for the second word.
-        let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) }.load(Ordering::Relaxed);
-        Some([first, second])
+        let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) };
+        order::load(first, second, wanted, self.kind)
     }
 }
 

@@ -12,6 +12,7 @@ use base::{
 };
 
 use crate::barrier::{prefetch_read, prefetch_write};
+use crate::order;
 use crate::pool::DevicePool;
 use crate::regions::Regions;
 
@@ -273,10 +274,10 @@ unsafe fn store(first: NonNull<u64>, entry: CompletionEntry) {
     // SAFETY: the second word of the entry.
     let second = unsafe { first.add(1) };
     // SAFETY: aligned, since rings are, and mapped and shared as the caller vouches.
-    unsafe { AtomicU64::from_ptr(first.as_ptr()) }.store(entry[0], Ordering::Relaxed);
-    // Pairs with the driver's barrier after it has seen the phase.
+    let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) };
     // SAFETY: as above.
-    unsafe { AtomicU64::from_ptr(second.as_ptr()) }.store(entry[1], Ordering::Release);
+    let second = unsafe { AtomicU64::from_ptr(second.as_ptr()) };
+    order::store(first, second, entry);
 }
 
 #[cfg(test)]

@@ -21,10 +21,13 @@ mod doorbell;
 mod injection;
 mod memory;
 mod orders;
+mod shadow;
 mod submissions;
 #[cfg(test)]
 mod tests;
 
+/// What `shadow` takes its barrier from: a model checker's, in the model of the rings.
+use core::sync::atomic as sync;
 use core::sync::atomic::{Ordering, fence};
 
 use base::{Answer, Answers, CompletionRing, Dma, Doorbell, Instant, Outcome, Span};

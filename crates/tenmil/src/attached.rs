@@ -26,7 +26,7 @@ use dma::{DeviceKind, NoRegion, Region, Regions};
 use host::{Bell, Clock, EventVectors, Sleeper, Steps, Stop, Thread, Turn, Wait};
 use nvme::{
     Controller, ControllerError, ControllerOptions, Event, MemoryBufferUse, NamespaceQueue,
-    QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State, Techniques,
+    QueuePair, QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State, Techniques,
 };
 
 use self::channel::AttachedMedium;
@@ -154,8 +154,20 @@ struct Kept<B: Bus> {
     vectors_free: Vec<u16>,
     /// What the others are slept on by.
     vectors_used: BTreeMap<u16, EventVectors>,
+    /// Queue pairs that were asked for and are nobody's yet.
+    asked_for: BTreeMap<u16, AskedFor>,
     namespace: u32,
     growth: Arc<Growth>,
+}
+
+/// What becomes of a queue pair that was asked for.
+enum AskedFor {
+    /// Somebody waits for it.
+    Wanted,
+    /// It will not be, for this reason, which whoever waits has not seen yet.
+    Over(String),
+    /// Nobody waits any more: it is deleted once it is there, and only then is its vector free.
+    Unwanted { vector: Option<u16> },
 }
 
 /// A queue pair, and which vector it has.
@@ -239,6 +251,7 @@ impl<B: Bus> Attached<B> {
             lost: None,
             vectors_free: (1..=u16::try_from(most).unwrap_or(u16::MAX)).rev().collect(),
             vectors_used: BTreeMap::new(),
+            asked_for: BTreeMap::new(),
             namespace: wanted.namespace,
             growth: Arc::clone(&growth),
         };
@@ -288,32 +301,47 @@ impl<B: Bus> Attached<B> {
         loop {
             let mut kept = self.shared.lock();
             kept.look_after(&self.shared.bus, self.clock.now());
-            let controller = kept.controller()?;
-            if let Some(pair) = controller.take_queue_pair(id) {
-                let limits = controller.identity().map(|identity| identity.limits);
-                let namespace = controller.namespace(self.wanted.namespace);
-                let Some((namespace, limits)) = namespace.zip(limits) else {
-                    return Err(self.peer("the namespace is not there any more"));
-                };
-                let view = namespace.view(&limits);
-                let queue =
-                    NamespaceQueue::new(self.home.reach(), pair, view, QueueSizes::default());
-                let queue = queue.ok_or_else(|| {
-                    let text = format!("{}: no memory is left for lists", self.shared.bus.name());
-                    Refused::machine(text)
-                })?;
+            kept.controller()?;
+            if let Some(AskedFor::Over(why)) = kept.asked_for.get(&id) {
+                let refused = self.peer(why);
+                kept.asked_for.remove(&id);
+                return Err(refused);
+            }
+            if let Some(pair) = kept.controller()?.take_queue_pair(id) {
+                kept.asked_for.remove(&id);
+                let queue = self.of_namespace(kept.controller()?, pair)?;
                 let queue = match vector {
                     Some(vector) => queue.with_vector(vector),
                     None => queue,
                 };
                 return Ok(Lent { queue, vector: number });
             }
-            drop(kept);
             if self.clock.now() >= end {
+                kept.asked_for.insert(id, AskedFor::Unwanted { vector: number });
                 return Err(self.peer("a queue pair was not created in time"));
             }
+            drop(kept);
             host::thread::give_way();
         }
+    }
+
+    /// A queue pair as one of the namespace. If it cannot be, dropping it has it deleted.
+    fn of_namespace(
+        &self,
+        controller: &Controller<B::Registers, Reach<B>>,
+        pair: QueuePair<Reach<B>, B::Doorbell>,
+    ) -> Result<Queue<B>, Refused> {
+        let limits = controller.identity().map(|identity| identity.limits);
+        let namespace = controller.namespace(self.wanted.namespace);
+        let Some((namespace, limits)) = namespace.zip(limits) else {
+            return Err(self.peer("the namespace is not there any more"));
+        };
+        let (reach, view) = (self.home.reach(), namespace.view(&limits));
+        let queue = NamespaceQueue::new(reach, pair, view, QueueSizes::default());
+        queue.ok_or_else(|| {
+            let text = format!("{}: no memory is left for lists", self.shared.bus.name());
+            Refused::machine(text)
+        })
     }
 
     fn create(&self, vector: Option<u16>, end: Instant) -> Result<u16, Refused> {
@@ -334,7 +362,10 @@ impl<B: Bus> Attached<B> {
             let depth = (self.wanted.depth + 1).clamp(2, most);
             let options = QueuePairOptions { depth, vector, techniques: Techniques::default() };
             match controller.create_queue_pair(now, options) {
-                Ok(id) => return Ok(id),
+                Ok(id) => {
+                    kept.asked_for.insert(id, AskedFor::Wanted);
+                    return Ok(id);
+                }
                 // One whose deletion is under way makes room.
                 Err(Refusal::NoQueueLeft { .. } | Refusal::NotReady) if now < end => {}
                 Err(refusal) => return Err(self.peer(&refusal.to_string())),
@@ -344,11 +375,13 @@ impl<B: Bus> Attached<B> {
         }
     }
 
-    /// A queue pair is gone, and its vector is free.
+    /// A queue pair is gone, and its vector is free, unless one has it that nobody waits for.
     fn release_vector(&self, vector: u16) {
         let mut kept = self.shared.lock();
-        kept.vectors_used.remove(&vector);
-        kept.vectors_free.push(vector);
+        let has_it = |asked: &AskedFor| matches!(asked, AskedFor::Unwanted { vector: Some(other) } if *other == vector);
+        if !kept.asked_for.values().any(has_it) {
+            kept.free_vector(vector);
+        }
     }
 
     /// How many queue pairs it has.
@@ -464,9 +497,41 @@ impl<B: Bus> Kept<B> {
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
                     self.growth.has_now(to_blocks);
                 }
+                Event::QueuePairRefused { id, status } => {
+                    self.will_not_be(id, || format!("a queue pair was refused: {status}"));
+                }
+                Event::QueuePairDeleted { id } => {
+                    self.will_not_be(id, || "a queue pair is gone before it was taken".to_owned());
+                }
                 _ => {}
             }
         }
+        self.drop_unwanted();
+    }
+
+    /// There is no such queue pair, nor is there going to be.
+    fn will_not_be(&mut self, id: u16, why: impl FnOnce() -> String) {
+        match self.asked_for.remove(&id) {
+            Some(AskedFor::Wanted) => {
+                self.asked_for.insert(id, AskedFor::Over(why()));
+            }
+            Some(AskedFor::Unwanted { vector: Some(vector) }) => self.free_vector(vector),
+            _ => {}
+        }
+    }
+
+    /// Takes queue pairs that came too late and drops them, which has the controller delete them.
+    fn drop_unwanted(&mut self) {
+        let Self { asked_for, controller: Some(controller), .. } = self else { return };
+        let unwanted = |asked: &AskedFor| matches!(asked, AskedFor::Unwanted { .. });
+        for (id, _) in asked_for.iter().filter(|(_, asked)| unwanted(asked)) {
+            drop(controller.take_queue_pair(*id));
+        }
+    }
+
+    fn free_vector(&mut self, vector: u16) {
+        self.vectors_used.remove(&vector);
+        self.vectors_free.push(vector);
     }
 
     /// It is not there any more, whoever asks.

@@ -4,13 +4,12 @@
 //! A ring in memory that is shared is read and written in place. A ring in memory that is not is
 //! fetched some entries at a time, and an entry arrives when the host says so.
 
-use core::sync::atomic::{Ordering, fence};
-
 use base::{
     CompletionEntry, Ended, Fault, HostEntries, HostMemory, Progress, Ticket, entry_to_dwords,
 };
 use wire::Command;
 
+use super::shadow::Shadow;
 use crate::doorbell::DoorbellPage;
 
 /// The controller's end of a submission queue.
@@ -68,15 +67,6 @@ struct Source<E> {
     shadow: Option<Shadow<E>>,
     /// An invalid value that has been reported.
     reported: Option<u32>,
-}
-
-/// A shadow doorbell and its event index (Base 2.1 §5.2.5).
-#[derive(Debug)]
-pub(crate) struct Shadow<E> {
-    doorbell: E,
-    event_index: E,
-    /// What the event index holds.
-    told: Option<u32>,
 }
 
 /// What was rung cannot be.
@@ -393,42 +383,6 @@ impl<E: HostEntries> Ring<E> {
                 Self::Remote { iova, fetched: Box::new(fetched) }
             }
         })
-    }
-}
-
-impl<E: HostEntries> Shadow<E> {
-    /// The shadow of one doorbell, if its memory is shared.
-    pub(crate) fn open<H: HostMemory<Entries = E>>(
-        host: &mut H,
-        doorbell: u64,
-        event_index: u64,
-    ) -> Result<Option<Self>, Fault> {
-        let doorbell = host.entries(doorbell, 8)?;
-        let event_index = host.entries(event_index, 8)?;
-        Ok(doorbell.zip(event_index).map(|(doorbell, event_index)| Self {
-            doorbell,
-            event_index,
-            told: None,
-        }))
-    }
-
-    #[inline]
-    fn load(&self) -> Option<u32> {
-        self.doorbell.load_u32(0).ok()
-    }
-
-    fn rest(&mut self, seen: u32) -> Option<u32> {
-        if self.told != Some(seen) {
-            self.told = Some(seen);
-            if self.event_index.store_u32(0, seen).is_err() {
-                return None;
-            }
-            // The host stores its doorbell and then looks at the event index; we store the event
-            // index and then look at the doorbell. With a full barrier on both sides one of us sees
-            // the other.
-            fence(Ordering::SeqCst);
-        }
-        self.load().filter(|rung| *rung != seen)
     }
 }
 

@@ -54,9 +54,47 @@ pub(super) const SCATTERED: Errno = Errno::NOBUFS;
 /// The kernel does not tell this process where memory lies.
 pub(super) const HIDDEN: Errno = Errno::ACCESS;
 
+/// So often is tried, and so long is waited at most before each time but the first.
+const TRIES: u32 = 8;
+const PAUSE_MAX_NS: i64 = 20_000_000;
+
 /// Zeroed memory of `len_bytes`, whole huge pages.
+///
+/// Another process that looks for a row has more pages meanwhile than it keeps, so a kernel that has
+/// too few is asked again a little later, if the machine has enough.
 pub(super) fn lay(len_bytes: usize) -> Result<(NonNull<u8>, Row), Errno> {
     let wanted = len_bytes / HUGE_PAGE;
+    let has_enough = || pages("nr_hugepages").is_some_and(|all| all >= wanted);
+    again(|| lay_once(wanted), has_enough, pause)
+}
+
+/// Tries until there is enough, a bounded number of times.
+fn again<T>(
+    mut attempt: impl FnMut() -> Result<T, Errno>,
+    has_enough: impl Fn() -> bool,
+    mut pause: impl FnMut(),
+) -> Result<T, Errno> {
+    for _ in 1..TRIES {
+        match attempt() {
+            Err(Errno::NOMEM) if has_enough() => pause(),
+            other => return other,
+        }
+    }
+    attempt()
+}
+
+/// Waits for a random time, so that two who have waited for each other do not go on at once.
+fn pause() {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // What processes differ in: the nanosecond, and who they are.
+    let id = i64::from(rustix::process::getpid().as_raw_nonzero().get());
+    let drawn = (now.tv_nsec ^ id.wrapping_mul(0x9e37_79b9)).rem_euclid(PAUSE_MAX_NS);
+    let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: drawn };
+    // One that a signal cuts short is short.
+    let _ = rustix::thread::nanosleep(&pause);
+}
+
+fn lay_once(wanted: usize) -> Result<(NonNull<u8>, Row), Errno> {
     let free = free_pages().unwrap_or(wanted);
     let mut taken = wanted;
     loop {
@@ -130,14 +168,16 @@ fn frame_of(word: u64) -> Option<u64> {
 
 /// How many pages somebody may still have.
 fn free_pages() -> Option<usize> {
-    let number = |name: &str| {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::open(format!("{POOL}/{name}"), flags, Mode::empty()).ok()?;
-        let mut text = [0; 32];
-        let len = rustix::io::read(&file, &mut text).ok()?;
-        std::str::from_utf8(&text[..len]).ok()?.trim().parse::<usize>().ok()
-    };
-    number("free_hugepages")?.checked_sub(number("resv_hugepages")?)
+    pages("free_hugepages")?.checked_sub(pages("resv_hugepages")?)
+}
+
+/// A number of the pool's.
+fn pages(name: &str) -> Option<usize> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(format!("{POOL}/{name}"), flags, Mode::empty()).ok()?;
+    let mut text = [0; 32];
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    std::str::from_utf8(&text[..len]).ok()?.trim().parse::<usize>().ok()
 }
 
 /// Has the kernel keep all of it where it is, until what is returned is closed.
@@ -159,6 +199,14 @@ fn hold(stretch: &Stretch) -> Result<OwnedFd, Errno> {
         io_uring_register(&ring, IoringRegisterOp::RegisterBuffers, at.cast::<c_void>(), count)
     }?;
     Ok(ring)
+}
+
+#[cfg(test)]
+impl Row {
+    /// One that lies there as long as `held` is open.
+    pub(super) fn at(address: u64, held: OwnedFd) -> Self {
+        Self { address, _held: held }
+    }
 }
 
 impl Stretch {
@@ -226,7 +274,34 @@ unsafe fn map(
 
 #[cfg(test)]
 mod tests {
-    use super::{FRAMES, IS_THERE, frame_of, is_row, row_of};
+    use std::cell::Cell;
+
+    use rustix::io::Errno;
+
+    use super::{FRAMES, IS_THERE, TRIES, again, frame_of, is_row, pause, row_of};
+
+    #[test]
+    fn too_few_pages_are_asked_for_again_and_not_for_ever() {
+        let (tries, pauses) = (Cell::new(0), Cell::new(0));
+        let run = |result: &dyn Fn(u32) -> Result<u32, Errno>, has_enough: bool| {
+            tries.set(0);
+            pauses.set(0);
+            let attempt = || {
+                tries.set(tries.get() + 1);
+                result(tries.get())
+            };
+            let found = again(attempt, || has_enough, || pauses.set(pauses.get() + 1));
+            (found, tries.get(), pauses.get())
+        };
+        let third = |count| if count == 3 { Ok(count) } else { Err(Errno::NOMEM) };
+        assert_eq!(run(&third, true), (Ok(3), 3, 2));
+        assert_eq!(run(&third, false), (Err(Errno::NOMEM), 1, 0));
+        let never = |_| Err(Errno::NOMEM);
+        assert_eq!(run(&never, true), (Err(Errno::NOMEM), TRIES, TRIES - 1));
+        let other = |_| Err(super::SCATTERED);
+        assert_eq!(run(&other, true), (Err(super::SCATTERED), 1, 0));
+        pause();
+    }
 
     fn frames(places: &[u64]) -> Vec<u64> {
         places.iter().map(|place| place * FRAMES).collect()

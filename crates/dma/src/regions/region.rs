@@ -52,7 +52,10 @@ impl Regions {
     ///
     /// If the table is full or the kernel has no such memory.
     pub fn allocate(&self, len_bytes: usize) -> Result<Region, NoRegion> {
-        self.allocate_of(len_bytes, self.backing())
+        let mut places = self.places();
+        // With the lock, for whoever lays rows does that with it, too.
+        let backing = self.backing();
+        self.allocate_among(&mut places, len_bytes, backing)
     }
 
     /// The same, which can be shown to another process whatever the table is.
@@ -69,36 +72,41 @@ impl Regions {
         len_bytes: usize,
         backing: Backing,
     ) -> Result<Region, NoRegion> {
+        self.allocate_among(&mut self.places(), len_bytes, backing)
+    }
+
+    fn allocate_among(
+        &self,
+        places: &mut Places,
+        len_bytes: usize,
+        backing: Backing,
+    ) -> Result<Region, NoRegion> {
         let mapped = match backing {
             Backing::Row => len_bytes.checked_next_multiple_of(HUGE_PAGE),
             _ => len_bytes.checked_next_power_of_two(),
         };
         let mapped = mapped.unwrap_or(len_bytes).max(MAPPING_MIN);
         let bytes = len_bytes.next_multiple_of(4096) as u64;
-        let mut places = self.places();
         let is_full = places.mappings.len() >= self.table.slots.len();
-        let whole = match self.settle(&mut places, mapped..=mapped, bytes, backing) {
+        let whole = match self.settle(places, mapped..=mapped, bytes, backing) {
             Some(whole) => whole,
-            None if is_full => match self.settle(&mut places, mapped.., bytes, backing) {
+            None if is_full => match self.settle(places, mapped.., bytes, backing) {
                 Some(whole) => whole,
-                None => self.enlarge(&mut places, mapped, bytes, backing)?,
+                None => self.enlarge(places, mapped, bytes, backing)?,
             },
             None => {
                 let asked = if len_bytes == 0 { 0 } else { mapped };
                 match Mapping::new(asked, backing) {
-                    Ok(mapping) => {
-                        self.add_part(&mut places, mapping, bytes).map_err(NoRegion::Full)?
-                    }
+                    Ok(mapping) => self.add_part(places, mapping, bytes).map_err(NoRegion::Full)?,
                     Err(why) => {
                         let longer = (backing == Backing::Row)
-                            .then(|| self.settle(&mut places, mapped.., bytes, backing))
+                            .then(|| self.settle(places, mapped.., bytes, backing))
                             .flatten();
                         longer.ok_or(NoRegion::Unmapped(why))?
                     }
                 }
             }
         };
-        drop(places);
         let (id, is_spoilt) = (whole.region, false);
         Ok(Region { regions: self.clone(), id, len_bytes: bytes, is_spoilt })
     }
@@ -133,7 +141,8 @@ impl Regions {
 
     /// Gives an empty place another mapping, which is longer than the one that it had. That one stays
     /// mapped, without pages, for whoever may still move bytes there: as mappings of a place at least
-    /// double, all that were are no longer than the one that is.
+    /// double, all that were are no longer than the one that is. Rows grow by pages, and take addresses
+    /// only.
     fn enlarge(
         &self,
         places: &mut Places,
@@ -152,7 +161,8 @@ impl Regions {
         // Who still has the old length and meets the new base stays inside: it is longer.
         let base = mapping.base().as_ptr();
         self.table.slots[place as usize].base.store(base, Ordering::Relaxed);
-        let before = std::mem::replace(&mut places.mappings[place as usize], mapping);
+        let mut before = std::mem::replace(&mut places.mappings[place as usize], mapping);
+        before.give_up();
         places.outgrown.push(before);
         self.settle(places, mapped.., len_bytes, backing).ok_or(full)
     }
@@ -265,6 +275,24 @@ mod tests {
         let again = regions.allocate(4096).unwrap();
         assert_eq!(regions.row(again.id()), at);
         assert_eq!(bytes(&regions, again.segment()), [0; 4096]);
+    }
+
+    /// Whoever has been told that all regions lie in rows never meets one that does not.
+    #[test]
+    fn who_allocates_while_rows_are_laid_gets_a_row_or_nothing() {
+        let regions = Regions::new(1);
+        let places = regions.places();
+        std::thread::scope(|scope| {
+            let allocated = scope.spawn(|| regions.allocate(4096));
+            // It waits for the lock, or is about to.
+            let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+            let _ = rustix::thread::nanosleep(&pause);
+            regions.table.is_in_rows.store(true, Ordering::Relaxed);
+            drop(places);
+            if let Ok(region) = allocated.join().unwrap() {
+                assert!(regions.row(region.id()).is_some());
+            }
+        });
     }
 
     #[test]

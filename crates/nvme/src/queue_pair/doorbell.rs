@@ -5,9 +5,9 @@
 //! the event index beside it. An emulated controller that is awake reads the word by itself; one
 //! that goes to sleep sets the event index first.
 
-use core::sync::atomic::{Ordering, fence};
-
 use base::{Dma, Doorbell, Segment};
+
+pub use super::shadow::{ShadowDoorbell, ShadowPlace};
 
 /// One doorbell of a queue pair.
 #[derive(Debug)]
@@ -16,26 +16,6 @@ pub enum QueueDoorbell<D, B> {
     Register(B),
     /// A shadow in memory, and the register for when the controller sleeps.
     Shadow(ShadowDoorbell<D, B>),
-}
-
-/// A doorbell with a shadow.
-#[derive(Debug)]
-pub struct ShadowDoorbell<D, B> {
-    dma: D,
-    register: B,
-    place: ShadowPlace,
-    last: u32,
-    /// How often the register was rung.
-    writes: u64,
-}
-
-/// Where a shadow doorbell and its event index are: four bytes each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShadowPlace {
-    /// Written by the driver.
-    pub doorbell: Segment,
-    /// Written by the controller.
-    pub event_index: Segment,
 }
 
 impl ShadowPlace {
@@ -71,10 +51,7 @@ impl<D: Dma, B: Doorbell> QueueDoorbell<D, B> {
     /// at zero, whatever a queue of the same number has left there: a controller that finds that in
     /// its new queue takes what lies in the ring for commands.
     pub fn shadow(dma: &D, register: B, place: ShadowPlace) -> Self {
-        let dma = dma.clone();
-        let mut bell = Self::Shadow(ShadowDoorbell { dma, register, place, last: 0, writes: 0 });
-        bell.restart();
-        bell
+        Self::Shadow(ShadowDoorbell::new(dma.clone(), register, place))
     }
 
     #[inline]
@@ -88,10 +65,7 @@ impl<D: Dma, B: Doorbell> QueueDoorbell<D, B> {
     /// Begins again at zero, for a queue that is created anew.
     pub(crate) fn restart(&mut self) {
         if let Self::Shadow(shadow) = self {
-            shadow.last = 0;
-            // Memory that has gone away is found out by the next ring, which then uses the register.
-            let _ = shadow.dma.store_u32(shadow.place.doorbell, 0);
-            let _ = shadow.dma.store_u32(shadow.place.event_index, 0);
+            shadow.restart();
         }
     }
 }
@@ -101,7 +75,7 @@ impl<D, B> QueueDoorbell<D, B> {
     pub(crate) fn writes(&self, rings: u64) -> u64 {
         match self {
             Self::Register(_) => rings,
-            Self::Shadow(shadow) => shadow.writes,
+            Self::Shadow(shadow) => shadow.writes(),
         }
     }
 
@@ -109,46 +83,17 @@ impl<D, B> QueueDoorbell<D, B> {
     pub(crate) fn map<C>(self, wrap: &mut impl FnMut(B) -> C) -> QueueDoorbell<D, C> {
         match self {
             Self::Register(register) => QueueDoorbell::Register(wrap(register)),
-            Self::Shadow(ShadowDoorbell { dma, register, place, last, writes }) => {
-                let register = wrap(register);
-                QueueDoorbell::Shadow(ShadowDoorbell { dma, register, place, last, writes })
-            }
+            Self::Shadow(shadow) => QueueDoorbell::Shadow(shadow.map(wrap)),
         }
     }
-}
-
-impl<D: Dma, B: Doorbell> ShadowDoorbell<D, B> {
-    fn ring(&mut self, value: u32) {
-        let old = core::mem::replace(&mut self.last, value);
-        let stored = self.dma.store_u32(self.place.doorbell, value);
-        // The controller stores its event index and then looks at the doorbell once more; we store
-        // the doorbell and then look at the event index. With a full barrier on both sides, at least
-        // one of the two sees the other.
-        fence(Ordering::SeqCst);
-        let event_index = self.dma.load_u32(self.place.event_index);
-        let needed = match (stored, event_index) {
-            (Ok(()), Ok(event_index)) => need_event(event_index, value, old),
-            _ => true,
-        };
-        if needed {
-            self.writes += 1;
-            self.register.ring(value);
-        }
-    }
-}
-
-/// Whether going from `old` to `new` passes `event_index` (Base 2.1, Annex B.5), counted in sixteen
-/// bits.
-#[expect(clippy::cast_possible_truncation, reason = "the formula counts in sixteen bits")]
-const fn need_event(event_index: u32, new: u32, old: u32) -> bool {
-    new.wrapping_sub(event_index) as u16 <= new.wrapping_sub(old) as u16
 }
 
 #[cfg(test)]
 mod tests {
     use base::{Memory, RegionId, Segment};
 
-    use super::{QueueDoorbell, ShadowPlace, Side, need_event};
+    use super::super::shadow::need_event;
+    use super::{QueueDoorbell, ShadowPlace, Side};
     use crate::fake::{FakeDma, FakeDoorbell};
 
     #[test]

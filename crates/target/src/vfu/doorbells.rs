@@ -1,7 +1,9 @@
 //! Doorbells that the client has mapped: a page of a file, looked at every turn.
 //!
 //! What a queue finds in a doorbell begins at zero when it is created. So words of queues that do not
-//! exist are kept at zero: a client writes there only after its queue has been created.
+//! exist are kept at zero: a client writes there only after its queue has been created. A queue that
+//! is deleted is seen to be gone before another one can have its number: a deletion ends at the end of
+//! a turn of the controller, a creation at the start of a later one, and here is looked between them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -7,6 +7,7 @@
 //! Its socket is closed at the very end: a client that waits for that knows that its memory is its own.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -59,7 +60,7 @@ struct Leaving {
 struct Session {
     connection: Connection,
     server: Server<File>,
-    busy_with: Option<Pending>,
+    busy_with: Option<Busy>,
     /// Accesses by message whose rest is still to go, by token.
     accesses: BTreeMap<u32, Part>,
     /// There has been one.
@@ -68,7 +69,15 @@ struct Session {
 
 type File = Arc<OwnedFd>;
 
-/// A command that takes longer.
+/// A command that takes longer, and how long it may.
+struct Busy {
+    pending: Pending,
+    until: Instant,
+    /// It has taken longer, and somebody was told.
+    is_late: bool,
+}
+
+/// What it is.
 enum Pending {
     Unmap { call: Call, iova: u64 },
     Reset { call: Call },
@@ -148,10 +157,11 @@ impl Guest {
         }
     }
 
-    /// Whether a command or a farewell awaits the controller.
+    /// Whether a command or a farewell awaits the controller, and not for long: what is late wakes
+    /// whoever sleeps by itself.
     pub(super) fn is_in_motion(&self) -> bool {
         match &self.state {
-            State::Here(session) => session.busy_with.is_some(),
+            State::Here(session) => session.busy_with.as_ref().is_some_and(|busy| !busy.is_late),
             State::Leaving(leaving) => !leaving.is_late,
             State::Absent => false,
         }
@@ -327,7 +337,7 @@ impl Guest {
                     return server.refuse(call, Errno::NO_ENTRY);
                 }
                 self.device.front.hold(true);
-                session.busy_with = Some(Pending::Unmap { call, iova });
+                session.busy_with = Some(Busy::new(now, Pending::Unmap { call, iova }));
             }
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
                 Ok(()) => server.done(call),
@@ -344,14 +354,14 @@ impl Guest {
             Request::Write { call, region, offset, data } => {
                 if self.device.write(now, region, offset, &data) {
                     self.device.disable(now);
-                    session.busy_with = Some(Pending::Reset { call });
+                    session.busy_with = Some(Busy::new(now, Pending::Reset { call }));
                     return;
                 }
                 server.done(call);
             }
             Request::Reset { call } => {
                 self.device.disable(now);
-                session.busy_with = Some(Pending::Reset { call });
+                session.busy_with = Some(Busy::new(now, Pending::Reset { call }));
             }
             Request::DmaRead { token, data } => self.arrived(session, token, data),
             Request::DmaWritten { token, result } => {
@@ -361,6 +371,9 @@ impl Guest {
     }
 
     fn map(&mut self, map: DmaMap, file: Option<File>) -> Result<(), (Errno, String)> {
+        // What is to be read only, or written only, is reached by message: so a file that cannot be
+        // mapped for both is none too few.
+        let file = file.filter(|_| map.is_readable && map.is_writable);
         let memory = file.map(|file| self.adopt(&map, &file)).transpose()?;
         self.maps.map(map, memory).map_err(|refused| (refused.errno, refused.text))
     }
@@ -394,15 +407,23 @@ impl Guest {
 
     /// Answers a command that takes longer, if it is done.
     fn finish_pending(&mut self, now: Instant, session: &mut Session) -> Result<usize, Over> {
-        let is_done = match &session.busy_with {
-            None => false,
-            Some(Pending::Unmap { .. }) => !self.maps.awaits_cut() && self.device.front.is_quiet(),
-            Some(Pending::Reset { .. }) => self.device.is_disabled(),
+        let Some(busy) = &mut session.busy_with else { return Ok(0) };
+        let is_done = match busy.pending {
+            Pending::Unmap { .. } => !self.maps.awaits_cut() && self.device.front.is_quiet(),
+            Pending::Reset { .. } => self.device.is_disabled(),
         };
         if !is_done {
+            if !busy.is_late && now >= busy.until {
+                busy.is_late = true;
+                let who =
+                    if session.accesses.is_empty() { "a medium" } else { "the client itself" };
+                let what = &busy.pending;
+                let text = format!("{who} has not answered for {FAREWELL}: {what} waits for it");
+                self.tell(News::Trouble(text));
+            }
             return Ok(0);
         }
-        match session.busy_with.take() {
+        match session.busy_with.take().map(|busy| busy.pending) {
             Some(Pending::Unmap { call, iova }) => {
                 self.maps.release(iova);
                 self.device.front.hold(false);
@@ -431,8 +452,8 @@ impl Guest {
             if !session.goes_by_message {
                 session.goes_by_message = true;
                 let text = format!(
-                    "memory at {:#x} came without a descriptor and is reached by message, which is \
-                     slow: share it (QEMU: share=on)",
+                    "memory at {:#x} came without a descriptor, or not for reading and writing, and is \
+                     reached by message, which is slow: share it (QEMU: share=on)",
                     question.iova
                 );
                 self.trouble(text);
@@ -460,6 +481,21 @@ impl Guest {
                     session.accesses.insert(token, part);
                 }
             }
+        }
+    }
+}
+
+impl Busy {
+    fn new(now: Instant, pending: Pending) -> Self {
+        Self { pending, until: now.after(FAREWELL), is_late: false }
+    }
+}
+
+impl fmt::Display for Pending {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unmap { iova, .. } => write!(out, "DMA_UNMAP at {iova:#x}"),
+            Self::Reset { .. } => out.write_str("a reset"),
         }
     }
 }
@@ -540,7 +576,7 @@ fn said(violation: Violation) -> Over {
 
 /// What a client that is sent away is waited for, at most.
 pub(super) const PATIENCE: Span = Span::from_secs(1);
-/// How long media may take to let go of a client's memory before somebody is told.
+/// How long media may take to let go of a client's memory, of some or of all, before somebody is told.
 const FAREWELL: Span = Span::from_secs(5);
 /// What a client does wrong is told so often.
 const TROUBLES_MAX: u64 = 16;

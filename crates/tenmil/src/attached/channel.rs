@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{
     Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Operation, Outcome, Request,
-    Segment, WakeSource,
+    Segment, Span, WakeSource,
 };
 use dma::Regions;
 use host::Steps;
@@ -153,13 +153,117 @@ impl<B: Bus> Backend for AttachedChannel<B> {
 
 impl<B: Bus> Drop for AttachedChannel<B> {
     /// Waits until the controller touches no memory of a request any more: it answers what it has, or
-    /// is found lost by the thread that tends it.
+    /// is found lost by the thread that tends it and is kept from all memory. Until then nothing is
+    /// given back, however long it takes; who is waited for is told.
     fn drop(&mut self) {
-        while !self.lent.queue.abandon(self.attached.clock.now()) {
-            host::thread::give_way();
+        let Self { lent, attached } = self;
+        let name = attached.shared.bus.name();
+        let mut patience = Patience::new(attached.clock.now());
+        loop {
+            let now = attached.clock.now();
+            if lent.queue.abandon(now) {
+                break;
+            }
+            match patience.next(now) {
+                Next::Look => host::thread::give_way(),
+                Next::Rest => host::thread::rest(REST),
+                Next::Tell => {
+                    let lost = attached.shared.lock().lost.as_ref().map(|lost| lost.text.clone());
+                    super::tell(&overdue(name, lost.as_deref()));
+                }
+            }
         }
         if let Some(vector) = self.lent.vector {
             self.attached.release_vector(vector);
         }
+    }
+}
+
+/// How whoever must wait for somebody else passes the time.
+struct Patience {
+    since: Instant,
+    has_told: bool,
+}
+
+/// What is done until the next look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Nothing: it is a matter of microseconds.
+    Look,
+    /// Leave the processor to others for a while.
+    Rest,
+    /// Say who is waited for.
+    Tell,
+}
+
+/// So long is looked without a rest.
+const LOOKED: Span = Span::from_ms(1);
+/// A rest.
+const REST: Span = Span::from_us(500);
+/// After so long somebody is told.
+const TOLD: Span = Span::from_secs(5);
+
+impl Patience {
+    fn new(now: Instant) -> Self {
+        Self { since: now, has_told: false }
+    }
+
+    fn next(&mut self, now: Instant) -> Next {
+        let waited = now.since(self.since);
+        if waited >= TOLD && !self.has_told {
+            self.has_told = true;
+            return Next::Tell;
+        }
+        if waited < LOOKED { Next::Look } else { Next::Rest }
+    }
+}
+
+/// What is told of a controller that is waited for, with the reason for which it was lost, if it was.
+fn overdue(name: &str, lost: Option<&str>) -> String {
+    let kept = "its memory is not given back";
+    match lost {
+        // It begins with the name.
+        Some(why) => {
+            format!("{why}; it may still reach memory after {TOLD}: until it does not, {kept}")
+        }
+        None => {
+            format!("{name}: a queue has commands in flight after {TOLD}: until they end, {kept}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Instant, Span};
+
+    use super::{Next, Patience, overdue};
+
+    #[test]
+    fn a_long_wait_rests_and_is_told_of_once() {
+        let (begin, mut told, mut looks) = (Instant { ns: 1 }, Vec::new(), 0);
+        let mut patience = Patience::new(begin);
+        for ms in 0..60_000 {
+            let now = begin.after(Span::from_ms(ms));
+            match patience.next(now) {
+                Next::Tell => told.push(ms),
+                Next::Look => looks += 1,
+                Next::Rest => {}
+            }
+        }
+        assert_eq!((told, looks), (vec![5_000], 1));
+    }
+
+    #[test]
+    fn what_is_told_names_the_controller_and_the_reason() {
+        assert_eq!(
+            overdue("pcie:0000:01:00.0", None),
+            "pcie:0000:01:00.0: a queue has commands in flight after 5 s: until they end, its memory is \
+             not given back"
+        );
+        let told = overdue("pcie:0000:01:00.0", Some("pcie:0000:01:00.0: the controller is gone"));
+        assert!(
+            told.starts_with("pcie:0000:01:00.0: the controller is gone; it may still"),
+            "{told}"
+        );
     }
 }

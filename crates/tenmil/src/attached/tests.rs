@@ -1,5 +1,8 @@
 //! A bus that is a test: what becomes of memory when its device is lost.
 
+mod late;
+
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -227,6 +230,7 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
         lost: None,
         vectors_free: Vec::new(),
         vectors_used: [(1, bus.event.clone())].into(),
+        asked_for: BTreeMap::new(),
         namespace: 1,
         growth: Arc::default(),
     };

@@ -184,6 +184,10 @@ impl Rig {
     }
 
     pub(super) fn create_cq(&mut self, pair: &Pair, vector: Option<u16>) -> Status {
+        self.admin(self.create_cq_command(pair, vector)).status()
+    }
+
+    pub(super) fn create_cq_command(&self, pair: &Pair, vector: Option<u16>) -> Command {
         let create = CreateIoCompletionQueue {
             qid: pair.cqid,
             qsize: u16::try_from(pair.entries - 1).unwrap(),
@@ -191,10 +195,14 @@ impl Rig {
             ien: vector.is_some(),
             iv: vector.unwrap_or(0),
         };
-        self.admin(create.to_command().with_prp(pair.cq, 0)).status()
+        create.to_command().with_prp(pair.cq, 0)
     }
 
     pub(super) fn create_sq(&mut self, pair: &Pair) -> Status {
+        self.admin(self.create_sq_command(pair)).status()
+    }
+
+    pub(super) fn create_sq_command(&self, pair: &Pair) -> Command {
         let create = CreateIoSubmissionQueue {
             qid: pair.sqid,
             qsize: u16::try_from(pair.entries - 1).unwrap(),
@@ -202,7 +210,7 @@ impl Rig {
             cqid: pair.cqid,
             ..CreateIoSubmissionQueue::default()
         };
-        self.admin(create.to_command().with_prp(pair.sq, 0)).status()
+        create.to_command().with_prp(pair.sq, 0)
     }
 
     /// Runs an admin command to its end.

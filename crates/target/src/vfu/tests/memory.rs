@@ -1,5 +1,6 @@
 //! Memory that comes and goes, and memory that is taken back.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use host::Line;
@@ -53,6 +54,34 @@ fn a_file_that_is_too_short_or_no_file_at_all_is_refused_by_name() {
     let id = machine.client.map(whole(), Some(Arc::new(event)));
     assert_eq!(machine.errno(id), 22);
     machine.map(true);
+}
+
+/// As QEMU maps what its guest may only read.
+#[test]
+fn memory_whose_file_can_only_be_read_is_read_by_message_and_never_written() {
+    let rig = Rig::new(PollMode::Adaptive);
+    let mut machine = rig.machine();
+    machine.map(true);
+    let file = machine.regions.descriptor(machine.memory.id()).unwrap();
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let file = Arc::new(std::fs::File::options().read(true).open(name).unwrap().into());
+    let iova = 1 << 32;
+    let map = DmaMap { iova, len_bytes: 0x4000, file_offset: DATA, ..whole() };
+    let id = machine.client.map(DmaMap { is_writable: false, ..map }, Some(file));
+    assert_eq!(machine.errno(id), 0);
+    machine.enable();
+    machine.make_queue();
+    // By message it asks for addresses as they are: this is where the machine has them.
+    machine.shift = iova - DATA - IOVA;
+    machine.store(DATA, &[7; 4096]);
+    let at = |opcode| super::rig::command(&[(0, opcode), (1, 1), (7, 1), (12, 7)]);
+    machine.submit(1, at(1));
+    assert_eq!(machine.complete(1), 0);
+    assert!(machine.asked > 0, "by message");
+    machine.submit(1, at(2));
+    assert_ne!(machine.complete(1), 0, "it may not be written");
+    assert_eq!(machine.transfer(2, 0, 8), 0);
+    assert!(machine.load(DATA, 4096).iter().all(|byte| *byte == 7));
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub(super) struct Machine {
     clock: Clock,
     /// How often memory was asked for by message.
     pub(super) asked: usize,
+    /// How much further than [`IOVA`] the memory begins that is.
+    pub(super) shift: u64,
     tails: [u32; 3],
     heads: [u32; 3],
 }
@@ -127,7 +129,8 @@ impl Machine {
         let memory = regions.allocate(1 << 20).unwrap();
         let (client, answers) = (Client::new(), Vec::new());
         let (tails, heads) = ([0; 3], [0; 3]);
-        Self { connection, client, answers, regions, memory, clock, asked: 0, tails, heads }
+        let (asked, shift) = (0, 0);
+        Self { connection, client, answers, regions, memory, clock, asked, shift, tails, heads }
     }
 
     /// Carries messages until an answer has come that is wanted.
@@ -177,12 +180,12 @@ impl Machine {
         match answer {
             Answer::DmaRead { call, iova, len_bytes } => {
                 self.asked += 1;
-                let data = self.load(iova - IOVA, len_bytes);
+                let data = self.load(iova - IOVA - self.shift, len_bytes);
                 self.client.data(call, &data);
             }
             Answer::DmaWrite { call, iova, data } => {
                 self.asked += 1;
-                self.store(iova - IOVA, &data);
+                self.store(iova - IOVA - self.shift, &data);
                 self.client.written(call);
             }
             other => self.answers.push(other),

@@ -111,6 +111,28 @@ fn a_medium_that_keeps_a_clients_memory_is_told_of_and_who_comes_is_turned_away(
     rig.stop();
 }
 
+/// As it is told of whoever leaves.
+#[test]
+fn a_command_that_waits_for_a_medium_is_told_of_and_answered_in_the_end() {
+    let wait = |is_reset: bool, expected: &'static str| {
+        let (rig, gate, mut machine) = waiting();
+        let id = match is_reset {
+            true => machine.client.reset(),
+            false => machine.client.unmap(IOVA, MEMORY_BYTES),
+        };
+        machine.carry();
+        let told = rig.await_news(|news| matches!(news, News::Trouble(_)));
+        let wanted = format!("a medium has not answered for 5 s: {expected} waits for it");
+        assert_eq!(told, News::Trouble(wanted));
+        gate.is_closed.store(false, Ordering::Relaxed);
+        assert_eq!(machine.errno(id), 0);
+    };
+    std::thread::scope(|threads| {
+        threads.spawn(|| wait(true, "a reset"));
+        wait(false, "DMA_UNMAP at 0x100000");
+    });
+}
+
 /// The kernel of a virtual machine may have stopped in between.
 #[test]
 fn memory_is_taken_back_though_half_a_fused_pair_is_all_that_ever_comes() {
