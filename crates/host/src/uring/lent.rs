@@ -225,7 +225,7 @@ impl Lent {
 mod tests {
     use std::sync::Arc;
 
-    use dma::Regions;
+    use dma::{Lender, Regions};
     use rustix::io::Errno;
 
     use super::{Lent, Step, Table};
@@ -355,8 +355,9 @@ mod tests {
         let file = Arc::new(File::open(&options).unwrap());
         let regions = Regions::new(4);
         let memory = regions.allocate(4096).unwrap();
-        let lender = tempfile::tempfile().unwrap().into();
-        let lent = regions.lend(lender, 0, (16, 4096)).unwrap();
+        let descriptor = tempfile::tempfile().unwrap().into();
+        let lender = Lender { descriptor, queue: 0, data_at: |_, _, _| 0 };
+        let lent = regions.lend(lender, (16, 4096)).unwrap();
         let capacity = Capacity { depth: 16, segments_max: 4 };
         let Ok(mut ring) = Ring::new(file, &regions, capacity) else {
             println!("skipped: io_uring is not allowed here");
