@@ -47,7 +47,7 @@ pub use command_store::{CommandStore, StoreNotSupported};
 pub use mapping::{Backing, Mapping, MappingError};
 pub use pool::{Attachment, DevicePool};
 pub use regions::{
-    Adopted, FilePart, LentPart, NoRegion, NotAdopted, Region, Regions, TableFull, Withdraw,
+    Adopted, FilePart, Lender, LentPart, NoRegion, NotAdopted, Region, Regions, TableFull, Withdraw,
 };
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};

@@ -40,6 +40,8 @@ struct Shared {
     /// The regions that have been mapped.
     windows: Windows,
     maps_on_use: AtomicBool,
+    /// Whether what was lent has numbers.
+    names_lent: AtomicBool,
     /// Whether its addresses are given by whoever maps regions.
     is_placed: bool,
 }
@@ -61,6 +63,9 @@ const IOVA_SHIFT: u32 = 36;
 
 /// Bytes of a region that have addresses.
 const REGION_BYTES_MAX: u64 = 1 << IOVA_SHIFT;
+
+/// In the name of what was lent: no address has it.
+const LENT: u64 = 1 << 63;
 
 const OWN: &str = "the pool is a part of it, and other parts are other devices' own";
 
@@ -112,9 +117,10 @@ impl DevicePool {
     ) -> Self {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
-        let (windows, maps_on_use) = (Windows::new(&regions), AtomicBool::new(false));
-        let cut = Cut::default();
-        let shared = Shared { kind, store, arena, cut, windows, maps_on_use, is_placed };
+        let (windows, cut) = (Windows::new(&regions), Cut::default());
+        let [maps_on_use, names_lent] = [const { AtomicBool::new(false) }; 2];
+        let shared =
+            Shared { kind, store, arena, cut, windows, maps_on_use, names_lent, is_placed };
         Self { memory, region_iova, regions, shared: Arc::new(shared) }
     }
 
@@ -136,6 +142,13 @@ impl DevicePool {
     /// which mapping is a bit. What the host never named stays out of the device's reach.
     pub fn map_on_use(&self) {
         self.shared.maps_on_use.store(true, Ordering::Relaxed);
+    }
+
+    /// Has [lent](Regions::lend) memory be named, though nobody has an address of it: for a device that
+    /// knows what to do with [such a name](crate::SharedHostMemory::lent). It reads and writes nothing
+    /// by it.
+    pub fn name_lent(&self) {
+        self.shared.names_lent.store(true, Ordering::Relaxed);
     }
 
     /// Whether all of `segment` lies in the pool.
@@ -189,7 +202,7 @@ impl DevicePool {
     fn iova_elsewhere(&self, segment: Segment) -> Option<u64> {
         let (region, shared) = (segment.region, &*self.shared);
         if !self.regions.contains(segment) {
-            return None;
+            return self.lent_name(segment);
         }
         let iova = match shared.windows.iova(region) {
             Some(iova) => iova,
@@ -208,6 +221,22 @@ impl DevicePool {
     fn elsewhere(&self, region: RegionId) -> Option<(u64, u64, u64)> {
         let iova = self.shared.windows.iova(region)?;
         Some((0, self.regions.len_bytes(region), iova))
+    }
+
+    fn lent_name(&self, segment: Segment) -> Option<u64> {
+        let has_name = self.shared.names_lent.load(Ordering::Relaxed)
+            && self.regions.lent(segment).is_some()
+            && segment.offset < REGION_BYTES_MAX;
+        has_name.then(|| LENT | (iova_of(segment.region) + segment.offset))
+    }
+
+    /// What was lent and is named by `iova`.
+    #[cold]
+    pub(crate) fn lent_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+        let number = (iova & !LENT) >> IOVA_SHIFT;
+        let region = RegionId(u32::try_from(number.checked_sub(1)?).ok()?);
+        let segment = Segment { region, offset: iova & (REGION_BYTES_MAX - 1), len_bytes };
+        (iova & LENT != 0 && self.lent_name(segment) == Some(iova)).then_some(segment)
     }
 
     /// The table that resolves this pool's segments.
@@ -361,9 +390,11 @@ impl Memory for DevicePool {
 
 #[cfg(test)]
 mod tests {
-    use base::{Dma, Memory, RegionId, Segment, SubmissionRing};
+    use base::{Dma, HostMemory, Memory, RegionId, Segment, SubmissionRing};
 
-    use crate::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+    use crate::{
+        Backing, CommandStore, DeviceKind, DevicePool, Lender, Mapping, Regions, SharedHostMemory,
+    };
 
     fn pool(pages: usize) -> DevicePool {
         let regions = Regions::new(4);
@@ -396,6 +427,30 @@ mod tests {
         let other = regions.add(mapping(2)).unwrap();
         let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain);
         (pool, other)
+    }
+
+    #[test]
+    fn what_was_lent_has_a_name_that_is_nobodys_address() {
+        let (pool, other) = pool_and_region();
+        pool.map_on_use();
+        let descriptor = std::io::pipe().unwrap().0.into();
+        let lender = Lender { descriptor, queue: 0, data_at: |_, _, _| 0 };
+        let lent = pool.regions().lend(lender, (4, 8192)).unwrap();
+        let part = lent.slice(8192 + 512, 512).unwrap();
+        assert_eq!(pool.iova(part), None, "nobody has asked for names");
+        pool.name_lent();
+        let (name, mut host) = (pool.iova(part).unwrap(), SharedHostMemory::new(&pool));
+        assert_eq!(host.lent(name, 512), Some(part));
+        assert_eq!(host.lent(name + 256, 256), part.slice(256, 256));
+        assert!(host.reach(name, 512).is_err() && host.entries(name, 512).is_err());
+        assert_eq!(host.lent(name, 8192), None, "parts of two requests");
+        assert_eq!(pool.iova(lent), None, "of all of them");
+        let address = pool.iova(other).unwrap();
+        for none in [0, 1 << 63, address, address | 1 << 63, name & !(1 << 63), name | 1 << 62] {
+            assert_eq!(host.lent(none, 512), None, "{none:#x}");
+        }
+        assert!(pool.cut_off());
+        assert_eq!(host.lent(name, 512), None);
     }
 
     #[test]

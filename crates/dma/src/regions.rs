@@ -32,7 +32,7 @@ use base::{Memory, NoSuchMemory, RegionId, Segment};
 
 pub use self::adopted::{Adopted, FilePart, NotAdopted};
 use self::lent::Lent;
-pub use self::lent::LentPart;
+pub use self::lent::{Lender, LentPart};
 pub use self::region::{NoRegion, Region};
 use self::withdraw::ExposedBy;
 pub use self::withdraw::Withdraw;
@@ -287,7 +287,7 @@ impl Regions {
 impl Memory for Regions {
     #[inline]
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
-        let source = self.address(segment)?;
+        let Ok(source) = self.address(segment) else { return self.load_lent(segment, into) };
         assert_eq!(into.len(), segment.len_bytes as usize, "the two lengths are the caller's");
         // SAFETY: the source range was resolved, the target is a slice of that length, and the two
         // cannot overlap because no reference into a region exists.
@@ -297,7 +297,7 @@ impl Memory for Regions {
 
     #[inline]
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
-        let target = self.address(segment)?;
+        let Ok(target) = self.address(segment) else { return self.store_lent(segment, from) };
         assert_eq!(from.len(), segment.len_bytes as usize, "the two lengths are the caller's");
         // SAFETY: as in `load`, the other way round.
         unsafe { target.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };

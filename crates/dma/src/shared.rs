@@ -57,6 +57,15 @@ impl SharedHostMemory {
     }
 }
 
+impl SharedHostMemory {
+    /// What was [lent](Regions::lend) to the host and it names by `iova`, if its pool
+    /// [names](DevicePool::name_lent) such: memory that nothing else here finds.
+    #[cold]
+    pub fn lent(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+        self.pool.lent_at(iova, len_bytes).filter(|_| !self.pool.is_cut_off())
+    }
+}
+
 impl HostMemory for SharedHostMemory {
     type Entries = SharedEntries;
 

@@ -345,7 +345,7 @@ mod tests {
         Answers, Backend, Blame, Extent, Flags, Holds, Instant, Medium, Memory, Operation, Outcome,
         Request, Segment,
     };
-    use dma::{Backing, Mapping, Regions};
+    use dma::{Backing, Lender, Mapping, Regions};
     use host::engine::Choice;
     use host::file::{Alignment, FileExtent};
 
@@ -474,8 +474,9 @@ mod tests {
             true => assert_eq!(medium.takes_lent(), Ok(512)),
             false => println!("skipped: io_uring is not allowed here"),
         }
-        let lender = tempfile::tempfile().unwrap().into();
-        let lent = regions.lend(lender, 0, (4, 1 << 16)).unwrap();
+        let descriptor = tempfile::tempfile().unwrap().into();
+        let lender = Lender { descriptor, queue: 0, data_at: |_, _, _| 0 };
+        let lent = regions.lend(lender, (4, 1 << 16)).unwrap();
         let goes = |segment| goes_directly(&medium.shared, &[segment]);
         assert!(goes(lent.slice(1 << 16, 8192).unwrap()), "its address is the lender's");
         assert!(!goes(lent.slice(0, 512).unwrap()), "half a block");

@@ -197,10 +197,7 @@ impl Lent {
     }
 
     fn ask(&self, op: QueueOp, index: u16) -> squeue::Entry {
-        let (queue, tag) = (self.queue, self.request);
-        let command = QueueCommand { queue, tag, result: 0, buffer: index };
-        let lender = types::Fd(self.lender);
-        opcode::UringCmd16::new(lender, op.code()).cmd(command.to_bytes()).build()
+        ask(self.lender, (self.queue, self.request), op, index)
     }
 
     /// What comes of the job; `None` if some of it is still to be done.
@@ -221,11 +218,22 @@ impl Lent {
     }
 }
 
+/// What has `lender` lend a request of a queue to place `index` of a ring, or take it back from there.
+pub(crate) fn ask(
+    lender: RawFd,
+    (queue, tag): (u16, u16),
+    op: QueueOp,
+    index: u16,
+) -> squeue::Entry {
+    let command = QueueCommand { queue, tag, result: 0, buffer: index };
+    opcode::UringCmd16::new(types::Fd(lender), op.code()).cmd(command.to_bytes()).build()
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use dma::Regions;
+    use dma::{Lender, Regions};
     use rustix::io::Errno;
 
     use super::{Lent, Step, Table};
@@ -355,8 +363,9 @@ mod tests {
         let file = Arc::new(File::open(&options).unwrap());
         let regions = Regions::new(4);
         let memory = regions.allocate(4096).unwrap();
-        let lender = tempfile::tempfile().unwrap().into();
-        let lent = regions.lend(lender, 0, (16, 4096)).unwrap();
+        let descriptor = tempfile::tempfile().unwrap().into();
+        let lender = Lender { descriptor, queue: 0, data_at: |_, _, _| 0 };
+        let lent = regions.lend(lender, (16, 4096)).unwrap();
         let capacity = Capacity { depth: 16, segments_max: 4 };
         let Ok(mut ring) = Ring::new(file, &regions, capacity) else {
             println!("skipped: io_uring is not allowed here");

@@ -6,12 +6,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use base::{Backend, Blame, Medium, Segment, Span};
 use block::{BounceMemory, Descriptor, Device as BlockDevice, MediumError, ShapeOptions, Shaped};
-use dma::{Region, Regions};
+use dma::{Lender, Region, Regions};
 use host::Errno;
 use host::machine::Machine;
 use host::ublk::{Control, Device, Queue, Ring};
 use reactor::{Directory, ReactorId, Registration, ThreadPlan};
 use wire::ublk::control::ANY_DEVICE;
+use wire::ublk::queue::data_at;
 use wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters};
 
 use super::claim::{self, Ours, Verdict, judge};
@@ -421,7 +422,8 @@ fn lend(
     requests: (u16, u32),
 ) -> Result<Segment, String> {
     let descriptor = device.as_fd().try_clone_to_owned().map_err(|why| why.to_string())?;
-    regions.lend(descriptor, queue, requests).map_err(|why| why.to_string())
+    let lender = Lender { descriptor, queue, data_at };
+    regions.lend(lender, requests).map_err(|why| why.to_string())
 }
 
 /// What the kernel can do. Refuses one that lacks what is needed.

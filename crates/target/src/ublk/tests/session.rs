@@ -2,7 +2,7 @@
 
 use base::{Answer, Answers, Backend, Instant, Medium, Memory, Outcome, Random, Segment};
 use block::Ram;
-use dma::{Region, Regions};
+use dma::{Lender, Region, Regions};
 use wire::ublk::{Descriptor, IoFlags, IoOp};
 
 use super::super::disk::Disk;
@@ -49,8 +49,9 @@ impl Session {
     /// The same, of which the kernel lends the data.
     pub(super) fn lending() -> (Self, Segment) {
         let session = Self::new();
-        let lender = tempfile::tempfile().unwrap().into();
-        let lent = session.regions.lend(lender, 0, (DEPTH, disk().io_bytes_max())).unwrap();
+        let descriptor = tempfile::tempfile().unwrap().into();
+        let lender = Lender { descriptor, queue: 0, data_at: |_, _, _| 0 };
+        let lent = session.regions.lend(lender, (DEPTH, disk().io_bytes_max())).unwrap();
         let tags = session.tags.with_lent(Some(lent));
         (Self { tags, ..session }, lent)
     }
