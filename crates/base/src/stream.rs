@@ -14,6 +14,13 @@ pub trait Stream: Send {
     /// Takes what has come, behind what has not been consumed, as far as there is room.
     fn receive(&mut self) -> Received;
 
+    /// As [`receive`](Self::receive), but no more than `count` bytes, at least one, if it can tell
+    /// itself so: what is behind them is to be received elsewhere.
+    fn receive_at_most(&mut self, count: usize) -> Received {
+        let _ = count;
+        self.receive()
+    }
+
     /// What has come and has not been consumed, oldest first.
     fn bytes(&self) -> &[u8];
 
@@ -112,6 +119,17 @@ pub enum Stretch {
     },
     /// This memory.
     Memory(Segment),
+}
+
+impl Stretch {
+    /// How many bytes it is.
+    #[must_use]
+    pub const fn len_bytes(&self) -> usize {
+        match *self {
+            Self::Headers { len_bytes, .. } => len_bytes as usize,
+            Self::Memory(segment) => segment.len_bytes as usize,
+        }
+    }
 }
 
 /// What there was to receive.

@@ -16,6 +16,7 @@ mod epoll;
 mod gather;
 mod groups;
 mod inbox;
+mod lent;
 mod loopback;
 mod options;
 mod ring;

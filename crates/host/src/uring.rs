@@ -23,6 +23,7 @@ use crate::engine::{Capacity, Ended, Job, Refused};
 use crate::file::File;
 use crate::vectored::Vectors;
 
+pub(crate) use self::lent::ask;
 use self::lent::{ENTRIES, Lent, Step, Table};
 
 /// A ring with a table of jobs.

@@ -41,7 +41,7 @@ impl Curbed {
                 count => count?,
             };
             sent += count;
-            if count < part.iter().map(len_bytes).sum() {
+            if count < part.iter().map(Stretch::len_bytes).sum() {
                 break;
             }
         }
@@ -49,16 +49,13 @@ impl Curbed {
     }
 }
 
-fn len_bytes(stretch: &Stretch) -> usize {
-    match *stretch {
-        Stretch::Headers { len_bytes, .. } => len_bytes as usize,
-        Stretch::Memory(segment) => segment.len_bytes as usize,
-    }
-}
-
 impl Stream for Curbed {
     fn receive(&mut self) -> Received {
         self.stream.receive()
+    }
+
+    fn receive_at_most(&mut self, count: usize) -> Received {
+        self.stream.receive_at_most(count)
     }
 
     fn bytes(&self) -> &[u8] {

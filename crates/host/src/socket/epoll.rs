@@ -13,6 +13,7 @@ use rustix::net::RecvFlags;
 use super::gather::{Gather, scatter};
 use super::groups::Member;
 use super::inbox::{Inbox, Inboxes};
+use super::lent::Mover;
 use super::sockets::Counts;
 use super::waiter::{ERRORS, Waiter};
 use super::zero_copy::{self, Held, Threshold};
@@ -40,6 +41,8 @@ pub(super) struct EpollStream {
     is_heard: bool,
     peer: String,
     counts: Arc<Counts>,
+    /// Once something was lent.
+    mover: Option<Box<Mover>>,
     /// Its place among those behind one receive queue.
     _member: Option<Member>,
 }
@@ -68,8 +71,37 @@ impl EpollStream {
             is_heard: false,
             peer,
             counts,
+            mover: None,
             _member: member,
         })
+    }
+
+    /// Takes what has come, but no more than `most` bytes.
+    #[inline(always)]
+    fn take(&mut self, most: usize) -> Received {
+        if let Some(over) = &self.over {
+            return over.clone();
+        }
+        let found = match self.inbox.room() {
+            Some(room) if !room.is_empty() => {
+                let most = most.min(room.len());
+                rustix::net::recv(&self.socket, &mut room[..most], RecvFlags::DONTWAIT)
+                    .map(|(count, _)| count)
+            }
+            Some(_) => return Received::Nothing,
+            None => {
+                self.counts.without_inbox.add(1);
+                return Received::Nothing;
+            }
+        };
+        if let Ok(count) = found {
+            self.inbox.filled(count);
+        }
+        let received = self.outcome(found);
+        if !matches!(received, Received::Bytes(_)) {
+            self.inbox.settle();
+        }
+        received
     }
 
     /// What the kernel's answer to a look means.
@@ -147,6 +179,70 @@ impl EpollStream {
         Ok(sent)
     }
 
+    /// Sends what has no address because it was lent, each piece by itself, and what lies between.
+    #[cold]
+    fn send_lent(
+        &mut self,
+        headers: &[u8],
+        stretches: &[Stretch],
+        has_more: bool,
+        nowhere: Segment,
+    ) -> Result<usize, Broken> {
+        let regions = self.regions.clone();
+        let lent = |stretch: &Stretch| match *stretch {
+            Stretch::Memory(segment) => regions.lent(segment).map(|_| segment),
+            Stretch::Headers { .. } => None,
+        };
+        if regions.lent(nowhere).is_none() {
+            return Err(self.nowhere("send to", nowhere));
+        }
+        let (mut sent, mut rest) = (0, stretches.len());
+        for run in stretches.chunk_by(|one, next| lent(one).is_none() && lent(next).is_none()) {
+            rest -= run.len();
+            let follows = has_more || rest > 0;
+            let taken = match run.first().and_then(&lent) {
+                Some(segment) => self.send_one_lent(segment, follows),
+                None => self.send(headers, run, follows),
+            };
+            match taken {
+                Ok(count) => sent += count,
+                // What went before is told first, and the end with the next call.
+                Err(_) if sent > 0 => return Ok(sent),
+                Err(broken) => return Err(broken),
+            }
+            if taken != Ok(run.iter().map(Stretch::len_bytes).sum()) {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    fn send_one_lent(&mut self, segment: Segment, has_more: bool) -> Result<usize, Broken> {
+        if segment.len_bytes == 0 {
+            return Ok(0);
+        }
+        let mover = self.mover.get_or_insert_default();
+        let sent = mover.send(&self.regions, segment, self.socket.as_fd(), has_more);
+        self.taken(sent)
+    }
+
+    /// Receives to what has no address because it was lent, or to what lies before that.
+    #[cold]
+    fn receive_lent(&mut self, into: &[Segment], nowhere: Segment) -> Received {
+        let mut parts = into.iter().filter(|segment| segment.len_bytes > 0);
+        let first = parts.next().copied().unwrap_or(nowhere);
+        if self.regions.lent(nowhere).is_none() {
+            let broken = self.nowhere("receive from", nowhere);
+            return self.end(Received::Broken(broken));
+        }
+        if self.regions.lent(first).is_none() {
+            return self.receive_into(&[first]);
+        }
+        let mover = self.mover.get_or_insert_default();
+        let found = mover.receive(&self.regions, first, self.socket.as_fd());
+        self.outcome(found)
+    }
+
     #[inline]
     fn taken(&mut self, sent: Result<usize, Errno>) -> Result<usize, Broken> {
         self.counts.sends.add(1);
@@ -164,27 +260,11 @@ impl EpollStream {
 impl Stream for EpollStream {
     #[inline]
     fn receive(&mut self) -> Received {
-        if let Some(over) = &self.over {
-            return over.clone();
-        }
-        let found = match self.inbox.room() {
-            Some(room) if !room.is_empty() => {
-                rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT).map(|(count, _)| count)
-            }
-            Some(_) => return Received::Nothing,
-            None => {
-                self.counts.without_inbox.add(1);
-                return Received::Nothing;
-            }
-        };
-        if let Ok(count) = found {
-            self.inbox.filled(count);
-        }
-        let received = self.outcome(found);
-        if !matches!(received, Received::Bytes(_)) {
-            self.inbox.settle();
-        }
-        received
+        self.take(usize::MAX)
+    }
+
+    fn receive_at_most(&mut self, count: usize) -> Received {
+        self.take(count)
     }
 
     #[inline]
@@ -208,10 +288,7 @@ impl Stream for EpollStream {
         }
         match scatter(&self.regions, into, self.socket.as_fd()) {
             Ok(found) => self.outcome(found),
-            Err(nowhere) => {
-                let broken = self.nowhere("receive from", nowhere.0);
-                self.end(Received::Broken(broken))
-            }
+            Err(nowhere) => self.receive_lent(into, nowhere.0),
         }
     }
 
@@ -223,9 +300,10 @@ impl Stream for EpollStream {
         has_more: bool,
     ) -> Result<usize, Broken> {
         let mut list = Gather::new(&self.regions);
-        let is_whole = list
-            .add_all(headers, stretches)
-            .map_err(|nowhere| self.nowhere("send to", nowhere.0))?;
+        let is_whole = match list.add_all(headers, stretches) {
+            Ok(is_whole) => is_whole,
+            Err(nowhere) => return self.send_lent(headers, stretches, has_more, nowhere.0),
+        };
         if list.len_bytes() == 0 {
             return Ok(0);
         }

@@ -465,6 +465,6 @@ fn from_user_data(data: u64) -> (u32, Kind) {
     (u32::try_from(data >> 8).unwrap_or(u32::MAX), kind)
 }
 
-fn errno(error: &io::Error) -> Errno {
+pub(super) fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use base::{Memory, Received, Segment, Span, Stream, Stretch, WakeSource};
-use dma::{Backing, Mapping, Regions};
+use dma::{Backing, Lender, Mapping, Regions};
 use sim::network::conformance::{self, Pair, Wants};
 
 use super::{SocketEngine, SocketOptions, Sockets};
@@ -284,4 +284,131 @@ fn connections_share_the_inboxes_of_their_thread() {
     assert!(!one.arm(true, false) && one.is_heard(), "the inbox has come back");
     let counts = sockets.counts();
     assert_eq!((counts.receives, counts.receives_in_vain, counts.sends), (2, 0, 2));
+}
+
+/// Memory, and what a file lends of four requests of 64 KiB.
+fn lending() -> (Regions, Segment, Segment) {
+    let regions = Regions::new(2);
+    let whole = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(4 << 16).unwrap();
+    let data_at = |_, request, byte| u64::from(request) << 16 | u64::from(byte);
+    let lender = Lender { descriptor: file.into(), queue: 0, data_at };
+    let lent = regions.lend(lender, (4, 1 << 16)).unwrap();
+    (regions, whole, lent)
+}
+
+fn pattern(seed: u8, len: u32) -> Vec<u8> {
+    (0..len).map(|at| seed.wrapping_add((at % 251) as u8)).collect()
+}
+
+fn send_all(stream: &mut dyn Stream, headers: &[u8], stretches: &[Stretch]) {
+    let total: usize = stretches.iter().map(Stretch::len_bytes).sum();
+    assert_eq!(stream.send(headers, stretches, false), Ok(total));
+    assert_eq!(stream.released(), total as u64, "nothing is held");
+}
+
+#[test]
+fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
+    let (regions, whole, lent) = lending();
+    for options in
+        [SocketOptions::default(), SocketOptions { gathers: false, ..SocketOptions::default() }]
+    {
+        let sockets = Sockets::new(regions.clone(), options);
+        let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+        let part = |segment: Segment, at, len| segment.slice(at, len).unwrap();
+        let parts = [
+            (part(lent, 512, 3000), 1_u8),
+            (part(whole, 0, 700), 2),
+            (part(lent, 1 << 16, 1 << 16), 3),
+            (part(lent, (2 << 16) + 100, 10), 4),
+        ];
+        for (segment, seed) in parts {
+            regions.store(segment, &pattern(seed, segment.len_bytes)).unwrap();
+        }
+        let header = |at| Stretch::Headers { at, len_bytes: 3 };
+        let memory = |at: usize| Stretch::Memory(parts[at].0);
+        let stretches =
+            [header(0), memory(0), header(3), memory(1), memory(2), memory(3), header(6)];
+        send_all(&mut *one, b"abcdefghi", &stretches);
+        let mut expected = b"abc".to_vec();
+        expected.extend(pattern(1, 3000));
+        expected.extend(b"def");
+        for (segment, seed) in &parts[1..] {
+            expected.extend(pattern(*seed, segment.len_bytes));
+        }
+        expected.extend(b"ghi");
+        // The first three as they come, the next to what was lent, the others again as they come.
+        let into = part(lent, (3 << 16) + 7, 5000);
+        assert_eq!(other.receive_at_most(3), Received::Bytes(3));
+        assert_eq!(other.bytes(), b"abc");
+        other.consume(3);
+        let mut placed = 0;
+        while placed < into.len_bytes {
+            let rest = into.slice(placed, into.len_bytes - placed).unwrap();
+            match other.receive_into(&[rest.slice(0, 0).unwrap(), rest]) {
+                Received::Bytes(count) => placed += u32::try_from(count).unwrap(),
+                Received::Nothing => std::thread::yield_now(),
+                over => panic!("{over:?}"),
+            }
+        }
+        let mut found = vec![0; 5000];
+        regions.load(into, &mut found).unwrap();
+        assert!(found == expected[3..5003]);
+        let mut rest = Vec::new();
+        while rest.len() < expected.len() - 5003 {
+            other.receive();
+            rest.extend_from_slice(other.bytes());
+            other.consume(other.bytes().len());
+        }
+        assert!(rest == expected[5003..]);
+        drop(one);
+        assert_eq!(other.receive_into(&[into]), Received::End);
+    }
+}
+
+#[test]
+fn what_is_lent_no_more_ends_a_stream_behind_what_went_before_it() {
+    let (regions, whole, lent) = lending();
+    let sockets = Sockets::new(regions.clone(), SocketOptions::default());
+    let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+    let last = lent.slice(3 << 16, 4096).unwrap();
+    rustix::fs::ftruncate(regions.lent(last).unwrap().descriptor, 3 << 16).unwrap();
+    let stretches = [Stretch::Memory(whole.slice(0, 100).unwrap()), Stretch::Memory(last)];
+    assert_eq!(one.send(&[], &stretches, false), Ok(100));
+    assert!(one.send(&[], &stretches[1..], false).is_err());
+    let stray = Segment { offset: 1 << 30, len_bytes: 8, ..whole };
+    let refused = one.send(&[], &[stretches[0], Stretch::Memory(stray)], false);
+    assert!(refused.is_err_and(|broken| broken.0.contains("lies in no region")));
+    // With more behind it that has no address either, an ordinary stretch comes alone.
+    send_from(&mut *other, b"12345678");
+    let first = whole.slice(50, 4).unwrap();
+    let received = (0..1000).find_map(|_| match one.receive_into(&[first, last]) {
+        Received::Nothing => None,
+        other => Some(other),
+    });
+    assert_eq!(received, Some(Received::Bytes(4)));
+}
+
+fn send_from(stream: &mut dyn Stream, bytes: &[u8]) {
+    let len_bytes = u32::try_from(bytes.len()).unwrap();
+    let whole = [Stretch::Headers { at: 0, len_bytes }];
+    assert_eq!(stream.send(bytes, &whole, false), Ok(bytes.len()));
+}
+
+#[test]
+fn a_stream_takes_no_more_than_it_is_asked_for_and_the_rest_wakes_it() {
+    let (regions, _) = memory();
+    let sockets = Sockets::new(regions, SocketOptions::default());
+    let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
+    send_from(&mut *one, b"head and body");
+    rest([(&mut *one, Wants::default()), (&mut *other, Wants { bytes: true, room: false })]);
+    assert_eq!(other.receive_at_most(4), Received::Bytes(4));
+    assert_eq!(other.bytes(), b"head");
+    rest([(&mut *one, Wants::default()), (&mut *other, Wants { bytes: true, room: false })]);
+    assert_eq!(other.receive_at_most(4), Received::Bytes(4), "behind what was not consumed");
+    assert_eq!(other.bytes(), b"head and");
+    assert_eq!(other.receive(), Received::Bytes(5));
+    assert_eq!(other.bytes(), b"head and body");
+    assert_eq!(other.receive_at_most(1), Received::Nothing);
 }

@@ -197,10 +197,7 @@ impl Lent {
     }
 
     fn ask(&self, op: QueueOp, index: u16) -> squeue::Entry {
-        let (queue, tag) = (self.queue, self.request);
-        let command = QueueCommand { queue, tag, result: 0, buffer: index };
-        let lender = types::Fd(self.lender);
-        opcode::UringCmd16::new(lender, op.code()).cmd(command.to_bytes()).build()
+        ask(self.lender, (self.queue, self.request), op, index)
     }
 
     /// What comes of the job; `None` if some of it is still to be done.
@@ -219,6 +216,17 @@ impl Lent {
         self.left -= count;
         (self.left == 0).then_some(Ok(()))
     }
+}
+
+/// What has `lender` lend a request of a queue to place `index` of a ring, or take it back from there.
+pub(crate) fn ask(
+    lender: RawFd,
+    (queue, tag): (u16, u16),
+    op: QueueOp,
+    index: u16,
+) -> squeue::Entry {
+    let command = QueueCommand { queue, tag, result: 0, buffer: index };
+    opcode::UringCmd16::new(types::Fd(lender), op.code()).cmd(command.to_bytes()).build()
 }
 
 #[cfg(test)]
