@@ -6,6 +6,9 @@
 //!                  └── data: copied once from there, or received straight into place
 //! ```
 //!
+//! Memory that was lent has no address, and data for it are to come straight to it: while any are
+//! awaited, headers are received one by one, so that nothing else lies behind them.
+//!
 //! Whoever owns it calls [`send`](Exchange::send) and [`receive`](Exchange::receive) once a turn each.
 
 use std::collections::VecDeque;
@@ -16,7 +19,7 @@ use tcp::{Cause, Connection, Data, Events, Full, Host, HostConfig, HostEvent, Pi
 use wire::{Command, Completion, Status};
 
 use crate::hurry;
-use crate::places::{Places, TO_CONTROLLER};
+use crate::places::{FAILED, Places, SIPPED, TO_CONTROLLER};
 
 /// A connection that is being opened, or is open, or has been lost.
 pub(crate) struct Exchange {
@@ -36,6 +39,8 @@ pub(crate) struct Exchange {
     /// which bytes those are.
     held: VecDeque<(u64, Answered)>,
     outstanding: u32,
+    /// Those of them that are [`SIPPED`].
+    sipped: u32,
     lost: Option<Lost>,
 }
 
@@ -57,6 +62,9 @@ pub(crate) enum Lost {
 
 /// Events that one call of the connection's end may tell of.
 const EVENTS: usize = 128;
+
+/// Headers and data that a turn takes one by one.
+const SIPS: usize = 64;
 
 /// From so many bytes on, data are received straight to where they belong: for fewer, the copy costs
 /// less than a system call of their own.
@@ -83,6 +91,7 @@ impl Exchange {
             released_bytes: 0,
             held: VecDeque::new(),
             outstanding: 0,
+            sipped: 0,
             lost: None,
         }
     }
@@ -133,6 +142,23 @@ impl Exchange {
         self.places.put(tag, name, command.opcode(), segment);
         self.end.submit_as(tag, command, data, &self.places)?;
         self.outstanding += 1;
+        Ok(())
+    }
+
+    /// The same for data in a `segment` that was lent.
+    #[cold]
+    pub(crate) fn submit_lent(
+        &mut self,
+        (tag, name): (u16, u16),
+        command: &Command,
+        data: Data,
+        segment: Segment,
+    ) -> Result<(), Full> {
+        self.submit((tag, name), command, data, Some(segment))?;
+        if let Data::ToHost(_) = data {
+            self.places.mark(tag, SIPPED);
+            self.sipped += 1;
+        }
         Ok(())
     }
 
@@ -212,7 +238,9 @@ impl Exchange {
         if self.lost.is_some() {
             return;
         }
-        if !self.receive_straight(now, answer) {
+        if self.sipped > 0 {
+            self.sip(now, answer);
+        } else if !self.receive_straight(now, answer) {
             let received = self.stream.receive();
             self.read(now, answer);
             match received {
@@ -229,24 +257,60 @@ impl Exchange {
         }
     }
 
+    /// Takes what has come, each header and all data by themselves.
+    #[cold]
+    fn sip(&mut self, now: Instant, answer: &mut impl FnMut(Answered)) {
+        for _ in 0..SIPS {
+            // What had come before anything was lent.
+            self.read(now, answer);
+            if self.lost.is_some() {
+                return;
+            }
+            let waiting = self.stream.bytes().len();
+            let received = match self.end.direct().filter(|_| waiting == 0) {
+                Some(place) => self.receive_to(place, now, answer),
+                None => self.stream.receive_at_most(self.end.before_data(waiting)),
+            };
+            match received {
+                Received::Bytes(_) => {}
+                Received::Nothing => return,
+                Received::End => return self.hang_up(answer),
+                Received::Broken(broken) => return self.lose(Lost::Broken(broken)),
+            }
+        }
+        self.read(now, answer);
+    }
+
     /// Whether data were awaited that are worth it, and can come straight to where they belong.
     #[inline]
     fn receive_straight(&mut self, now: Instant, answer: &mut impl FnMut(Answered)) -> bool {
         let place = self.end.direct().filter(|place| place.len_bytes >= STRAIGHT_BYTES_MIN);
         let Some(place) = place.filter(|_| self.stream.bytes().is_empty()) else { return false };
-        self.straight.clear();
-        self.places.each(place, |segment| self.straight.push(segment));
-        match self.stream.receive_into(&self.straight) {
-            Received::Bytes(count) => {
-                let count = u32::try_from(count).unwrap_or(u32::MAX);
-                self.end.placed(now, count, &mut self.events);
-                self.tell(answer);
-            }
-            Received::Nothing => {}
+        match self.receive_to(place, now, answer) {
+            Received::Bytes(_) | Received::Nothing => {}
             Received::End => self.hang_up(answer),
             Received::Broken(broken) => self.lose(Lost::Broken(broken)),
         }
         true
+    }
+
+    /// Receives data straight to where they belong.
+    #[inline]
+    fn receive_to(
+        &mut self,
+        place: tcp::Place,
+        now: Instant,
+        answer: &mut impl FnMut(Answered),
+    ) -> Received {
+        self.straight.clear();
+        self.places.each(place, |segment| self.straight.push(segment));
+        let received = self.stream.receive_into(&self.straight);
+        if let Received::Bytes(count) = received {
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            self.end.placed(now, count, &mut self.events);
+            self.tell(answer);
+        }
+        received
     }
 
     /// Reads what lies in the stream.
@@ -283,10 +347,12 @@ impl Exchange {
             match *event {
                 HostEvent::Done { tag, completion, .. } => {
                     let known = self.places.known(tag);
-                    let completion = if known.has_failed && completion.status().is_success() {
-                        completion.with_status(Status::DATA_TRANSFER_ERROR)
-                    } else {
-                        completion
+                    let completion = match known.marks {
+                        0 => completion,
+                        marks => {
+                            self.sipped -= u32::from(marks & SIPPED != 0);
+                            judged(marks, completion)
+                        }
                     };
                     let answered = Answered { tag, name: known.name, completion };
                     if known.opcode & 0b11 == TO_CONTROLLER {
@@ -394,6 +460,16 @@ impl Exchange {
 
     pub(crate) fn disarm(&mut self) {
         self.stream.disarm();
+    }
+}
+
+/// How a command has ended that is out of the ordinary.
+#[cold]
+fn judged(marks: u8, completion: Completion) -> Completion {
+    if marks & FAILED != 0 && completion.status().is_success() {
+        completion.with_status(Status::DATA_TRANSFER_ERROR)
+    } else {
+        completion
     }
 }
 

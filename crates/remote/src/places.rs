@@ -24,9 +24,14 @@ pub(crate) struct Known {
     pub(crate) name: u16,
     pub(crate) opcode: u8,
     is_listed: bool,
-    /// Data had nowhere to go.
-    pub(crate) has_failed: bool,
+    /// What is out of the ordinary: [`FAILED`], [`SIPPED`].
+    pub(crate) marks: u8,
 }
+
+/// Data had nowhere to go.
+pub(crate) const FAILED: u8 = 1 << 0;
+/// Data come that were lent, and are not to be received anywhere else.
+pub(crate) const SIPPED: u8 = 1 << 1;
 
 /// The two low bits of an opcode of a command that brings data to the controller (Base 2.1 §3.3.2).
 pub(crate) const TO_CONTROLLER: u8 = 0b01;
@@ -49,8 +54,12 @@ impl Places {
             name,
             opcode,
             is_listed: segment.is_none(),
-            has_failed: false,
+            marks: 0,
         };
+    }
+
+    pub(crate) fn mark(&mut self, tag: u16, mark: u8) {
+        self.commands[usize::from(tag)].marks |= mark;
     }
 
     /// The segments of command `tag`, to be filled before it is [put](Self::put).
@@ -81,7 +90,7 @@ impl Places {
         if !known.is_listed {
             let stored = known.segment.slice(offset, len_bytes);
             let stored = stored.map(|segment| self.memory.store(segment, bytes));
-            known.has_failed |= stored != Some(Ok(()));
+            known.marks |= u8::from(stored != Some(Ok(()))) * FAILED;
             return;
         }
         self.store_listed(place, bytes);
@@ -96,7 +105,8 @@ impl Places {
             failed |= memory.store(segment, part).is_err();
             rest = more;
         });
-        commands[usize::from(place.tag)].has_failed |= failed || !rest.is_empty();
+        let has_failed = failed || !rest.is_empty();
+        commands[usize::from(place.tag)].marks |= u8::from(has_failed) * FAILED;
     }
 
     /// Where data lie.

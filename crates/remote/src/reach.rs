@@ -24,9 +24,10 @@ struct Shared {
 }
 
 impl Reach {
-    /// Memory of `pool`, which nothing reaches yet.
+    /// Memory of `pool`, which nothing reaches yet. What was lent can be named to it.
     #[must_use]
     pub fn new(pool: DevicePool) -> Self {
+        pool.name_lent();
         Self { pool, shared: Arc::default() }
     }
 

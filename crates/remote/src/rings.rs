@@ -168,11 +168,26 @@ impl Rings {
         let plain = rest >> 32 == 0 && command.psdt() == DataPointer::Sgl;
         if plain && let Ok(len_bytes @ 4..) = u32::try_from(rest) {
             let data = data_of(direction, len_bytes)?;
-            let segment = self.memory.reach(iova, len_bytes).ok().flatten();
-            let segment = segment.ok_or(Status::DATA_TRANSFER_ERROR)?;
-            return Ok(exchange.submit(names, command, data, Some(segment)));
+            return match self.memory.reach(iova, len_bytes).ok().flatten() {
+                Some(segment) => Ok(exchange.submit(names, command, data, Some(segment))),
+                None => self.submit_lent(names, command, data, exchange),
+            };
         }
         self.submit_slowly(names, command, exchange)
+    }
+
+    /// A command whose data have no address, because they were lent or because they do not exist.
+    #[cold]
+    fn submit_lent(
+        &mut self,
+        names: (u16, u16),
+        command: &Command,
+        data: Data,
+        exchange: &mut Exchange,
+    ) -> Result<Result<(), Full>, Status> {
+        let (Descriptor([iova, _]), len_bytes) = (command.sgl1(), len_of(data));
+        let segment = self.memory.lent(iova, len_bytes).ok_or(Status::DATA_TRANSFER_ERROR)?;
+        Ok(exchange.submit_lent(names, command, data, segment))
     }
 
     #[cold]
@@ -282,6 +297,13 @@ fn data_of(direction: u8, len_bytes: u32) -> Result<Data, Status> {
         0b01 => Ok(Data::FromHost(len_bytes)),
         0b00 => Ok(Data::None),
         _ => Err(Status::INVALID_OPCODE),
+    }
+}
+
+fn len_of(data: Data) -> u32 {
+    match data {
+        Data::None => 0,
+        Data::FromHost(len_bytes) | Data::ToHost(len_bytes) => len_bytes,
     }
 }
 

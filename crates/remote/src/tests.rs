@@ -4,6 +4,7 @@ mod bed;
 mod bringup;
 mod failover;
 mod flushes;
+mod lent;
 mod loss;
 mod multipath;
 mod notices;

@@ -93,4 +93,10 @@ impl Body {
         let is_plain = self.is_wanted && !self.has_digest && self.padding == 0 && self.left > 0;
         is_plain.then_some(Place { tag: self.tag, offset: self.offset, len_bytes: self.left })
     }
+
+    /// How many bytes come before those that can be read [straight](Self::direct) to where they
+    /// belong; zero if none can.
+    pub(crate) fn before_direct(&self) -> usize {
+        if self.is_wanted && !self.has_digest { self.padding.into() } else { 0 }
+    }
 }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use base::Instant;
 use wire::Completion;
-use wire::tcp::{ALIGNMENT_MAX, End, IcReq};
+use wire::tcp::{ALIGNMENT_MAX, End, IcReq, PduType};
 
 use crate::body::Place;
 use crate::connection::Connection;
@@ -125,6 +125,13 @@ pub struct Full;
 const CAPSULE_BYTES: usize = 128;
 /// Headers of data units that are queued beside all capsules.
 const DATA_HEADERS: usize = 16;
+/// Whatever comes from an open connection's controller begins with as much as data do.
+const _: () = {
+    let of_data = PduType::C2HData.header_bytes();
+    assert!(PduType::CapsuleResp.header_bytes() == of_data);
+    assert!(PduType::R2t.header_bytes() == of_data);
+    assert!(PduType::C2HTermReq.header_bytes() == of_data);
+};
 /// The portion in which data go, unless another one is set.
 const PORTION_BYTES: u32 = 256 << 10;
 
@@ -225,6 +232,20 @@ impl Host {
     #[inline]
     pub fn set_portion(&mut self, bytes: u32) {
         self.portion_bytes = bytes;
+    }
+
+    /// How many bytes may be received behind `waiting` that were not taken without coming upon data
+    /// that could be [read straight](Connection::direct) to where they belong: at least one. For an
+    /// owner whose data have no address, so that they should not be stored from here.
+    #[must_use]
+    pub fn before_data(&self, waiting: usize) -> usize {
+        let header = PduType::C2HData.header_bytes() + self.line.incoming.header_digest_bytes();
+        let left = match &self.line.body {
+            Some(body) => body.before_direct(),
+            None => usize::from(header).saturating_sub(waiting),
+        };
+        // What is longer than its header and is not data is read as it comes.
+        if left == 0 { usize::MAX } else { left }
     }
 
     /// The tag that the next command will have: its data are to be there under this name.

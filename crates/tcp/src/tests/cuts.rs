@@ -154,6 +154,64 @@ fn every_cut_of_a_session_leads_to_the_same_events_at_both_ends() {
     }
 }
 
+/// An owner that takes what it is told to take comes upon no data but where they can be read straight
+/// to where they belong.
+#[test]
+fn who_takes_what_comes_before_data_has_all_data_go_straight() {
+    for (header_digest, alignment) in [(false, 0), (true, 0), (false, 7), (true, 31)] {
+        let (mut host, controller) = configs(false, alignment);
+        host.header_digest = if header_digest { DigestUse::Required } else { DigestUse::Off };
+        let mut pair = Pair::open(host, controller);
+        pair.controller.end.connected(QueueKind::Io { entries: 8, flow_control: true });
+        submit(&mut pair.host);
+        pair.run(&mut |_| usize::MAX);
+        let mut side = fresh_host(host);
+        side.is_direct = true;
+        side.give(NOW, &pair.down[..128]);
+        submit(&mut side);
+        side.take(usize::MAX);
+        let (mut at, mut straight, mut pieces) = (128, 0, 0);
+        while at < pair.down.len() {
+            let rest = pair.down.len() - at;
+            let count = match side.end.direct().filter(|_| side.inbox.is_empty()) {
+                Some(place) => {
+                    straight += place.len_bytes;
+                    place.len_bytes as usize
+                }
+                None => side.end.before_data(side.inbox.len()),
+            };
+            assert!((1..=rest).contains(&count), "{count} of {rest}");
+            side.give(NOW, &pair.down[at..at + count]);
+            side.take(usize::MAX);
+            (at, pieces) = (at + count, pieces + 1);
+        }
+        assert_eq!((side.done().len(), straight), (5, 16 + 220), "in {pieces} pieces");
+        assert_eq!(by_command(side.log), by_command(pair.host.log));
+    }
+}
+
+/// With digests no data go straight, and there is nothing to stop at.
+#[test]
+fn what_cannot_go_straight_is_taken_as_it_comes() {
+    let (Pair { down, .. }, _) = recorded(true, 0);
+    let mut side = fresh_host(configs(true, 0).0);
+    side.give(NOW, &down[..128]);
+    submit(&mut side);
+    side.take(usize::MAX);
+    assert_eq!(side.end.before_data(0), 24 + 4, "what comes may be a header");
+    let mut at = 128;
+    let mut has_been_within = false;
+    while at < down.len() {
+        let count = side.end.before_data(side.inbox.len());
+        has_been_within |= count == usize::MAX;
+        let count = count.min(down.len() - at).min(50);
+        side.give(NOW, &down[at..at + count]);
+        side.take(usize::MAX);
+        at += count;
+    }
+    assert!(has_been_within && side.done().len() == 5);
+}
+
 #[test]
 fn two_cuts_and_bytes_one_by_one_lead_to_the_same_events() {
     let (host, controller) = configs(true, 1);
