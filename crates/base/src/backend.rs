@@ -190,7 +190,9 @@ pub trait Medium: Send + Sync {
     ///
     /// Why they do not, in a line.
     fn takes_lent(&self) -> Result<u32, String> {
-        Err("it works on data in memory of this process, expected a file or a block device".into())
+        Err("it works on data in memory of this process, expected a file, a block device or an SSD \
+             behind a network"
+            .into())
     }
 
     /// Whether [`resize`](Self::resize) may do what it is asked.

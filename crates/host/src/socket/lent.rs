@@ -39,7 +39,7 @@ enum Ring {
     /// Nobody has needed it.
     #[default]
     Unasked,
-    There(IoUring),
+    There(Box<IoUring>),
     /// The kernel gives none, or refuses too much.
     Refused,
 }
@@ -131,7 +131,7 @@ impl Mover {
     fn ring(&mut self) -> Option<&mut IoUring> {
         if let Ring::Unasked = self.ring {
             self.ring = match open() {
-                Ok(ring) => Ring::There(ring),
+                Ok(ring) => Ring::There(Box::new(ring)),
                 Err(_) => Ring::Refused,
             };
         }
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn what_is_at_the_place_goes_as_far_as_the_socket_takes_it_and_nobody_waits() {
-        let expected: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
+        let expected: Vec<u8> = (0..LEN).map(|at| (at % 251).to_le_bytes()[0]).collect();
         let Some(mut placed) = Placed::new(&expected) else { return };
         let (one, mut other) = pair();
         let whole = u32::try_from(LEN).unwrap();

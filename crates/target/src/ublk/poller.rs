@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::mpsc::Sender;
 
-use base::{Answers, Backend, Instant, Span, WakeSource};
-use dma::Region;
+use base::{Answers, Backend, Instant, Segment, Span, WakeSource};
+use dma::{Region, Regions};
 use host::ublk::Ended;
 use host::watch::{Interest, Watch};
 use reactor::{Context, Found, MeanLatency, Parting, Poller, WokenBy};
@@ -29,7 +29,10 @@ pub(super) struct Serving<D> {
     latency: MeanLatency,
     /// The kernel was told that requests are waited for, by this thread.
     has_begun: bool,
+    /// What the kernel lends, as long as nobody has copied any of it.
+    uncopied: Option<Lending>,
     tell: Sender<News>,
+    lending: Option<Lending>,
     _memory: Region,
 }
 
@@ -46,12 +49,27 @@ pub(super) struct Parts<D> {
     pub(super) backend: Box<dyn Backend>,
     pub(super) tags: Tags,
     pub(super) memory: Region,
+    pub(super) lending: Option<Lending>,
     pub(super) tell: Sender<News>,
+}
+
+/// What the kernel lends, and the table that knows how much of it was copied all the same.
+#[derive(Clone)]
+pub(super) struct Lending {
+    pub(super) regions: Regions,
+    pub(super) whole: Segment,
+}
+
+impl Lending {
+    fn copied_bytes(&self) -> u64 {
+        self.regions.copied_of_lent(self.whole.region)
+    }
 }
 
 impl<D: Driver> Serving<D> {
     pub(super) fn new(parts: Parts<D>) -> io::Result<Self> {
-        let Parts { number, driver, backend, tags, memory, tell } = parts;
+        let Parts { number, driver, backend, tags, memory, lending, tell } = parts;
+        let tags = tags.with_lent(lending.as_ref().map(|lending| lending.whole));
         let watch = Watch::new()?;
         watch.add(driver.wake_source(), KERNEL, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
@@ -67,7 +85,9 @@ impl<D: Driver> Serving<D> {
             watch,
             latency: MeanLatency::default(),
             has_begun: false,
+            uncopied: lending.clone(),
             tell,
+            lending,
             _memory: memory,
         })
     }
@@ -127,7 +147,23 @@ impl<D: Driver> Serving<D> {
             let step = tags.answered(answer);
             follow(step, tags, driver);
         }
+        if self.uncopied.is_some() && count > 0 {
+            self.look_for_copies();
+        }
         count
+    }
+
+    /// Says so when data have been copied that were to go without.
+    fn look_for_copies(&mut self) {
+        let Some(lending) = self.uncopied.take_if(|lending| lending.copied_bytes() > 0) else {
+            return;
+        };
+        let copied = lending.copied_bytes();
+        self.tell(News::Trouble(format!(
+            "queue {}: the device has had {copied} bytes copied that could go without: what the kernel \
+             refuses so is copied",
+            self.number
+        )));
     }
 
     /// Ends when the kernel wants nothing more, and says what went wrong.
@@ -225,6 +261,8 @@ impl<D: Driver> Poller for Serving<D> {
 
 impl<D> Drop for Serving<D> {
     fn drop(&mut self) {
-        let _ = self.tell.send(News::QueueEnded { queue: self.number, done: self.tags.done() });
+        let copied = self.lending.as_ref().map_or(0, Lending::copied_bytes);
+        let done = self.tags.done().with_copied(copied);
+        let _ = self.tell.send(News::QueueEnded { queue: self.number, done });
     }
 }

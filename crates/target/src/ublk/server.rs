@@ -17,7 +17,7 @@ use wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters};
 
 use super::claim::{self, Ours, Verdict, judge};
 use super::disk::Disk;
-use super::poller::{Parts, Serving};
+use super::poller::{Lending, Parts, Serving};
 use super::refused::Refused;
 use super::tags::{Done, Tags};
 
@@ -312,8 +312,11 @@ impl Server {
         let Plan { regions, reactors, .. } = plan;
         let Room { memory, backend, ring } = room;
         let depth = self.info.depth;
-        let lent = match &self.zero_copy {
-            Ok(()) => Some(lend(device, regions, number, (depth, disk.io_bytes_max()))?),
+        let lending = match &self.zero_copy {
+            Ok(()) => {
+                let whole = lend(device, regions, number, (depth, disk.io_bytes_max()))?;
+                Some(Lending { regions: regions.clone(), whole })
+            }
             Err(_) => None,
         };
         let driver = Queue::new(ring, Arc::clone(device), regions, number);
@@ -321,8 +324,9 @@ impl Server {
             number,
             driver: driver.map_err(|errno| errno.to_string())?,
             backend,
-            tags: Tags::new(disk.clone(), depth, memory.segment()).with_lent(lent),
+            tags: Tags::new(disk.clone(), depth, memory.segment()),
             memory,
+            lending,
             tell: tell.clone(),
         });
         let serving = serving.map_err(|error| error.to_string())?;

@@ -86,6 +86,16 @@ pub struct Done {
     pub copied_bytes: u64,
 }
 
+impl Done {
+    /// The same, of which so many bytes were copied by whoever had them lent.
+    #[must_use]
+    pub(super) fn with_copied(self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.lent_bytes);
+        let (lent_bytes, copied_bytes) = (self.lent_bytes - bytes, self.copied_bytes + bytes);
+        Self { lent_bytes, copied_bytes, ..self }
+    }
+}
+
 /// As many requests may be refused without a copy; then everything is copied.
 const REFUSALS_MAX: u32 = 16;
 
@@ -236,6 +246,10 @@ impl Tags {
         if outcome.is_success() {
             self.done.lent_bytes += u64::from(ask.len_bytes);
             return self.commit(tag, moved(ask));
+        }
+        if outcome == Outcome::PATH_ERROR {
+            // What is out of reach is so for copies, too.
+            return self.commit(tag, -error(outcome));
         }
         self.begin_again(tag, ask, outcome)
     }

@@ -238,6 +238,10 @@ impl Queues for Attached {
         self.shared.lock().remote.controller().queue_pairs_max().into()
     }
 
+    fn takes_lent(&self) -> Result<u32, String> {
+        self.name.takes_lent()
+    }
+
     fn growth(&self) -> &Growth {
         &self.growth
     }

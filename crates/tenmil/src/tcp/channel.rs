@@ -20,6 +20,9 @@ pub(super) trait Queues: Send + Sync + 'static {
     /// How many queues there can be.
     fn queues_max(&self) -> u32;
 
+    /// As [`Medium::takes_lent`].
+    fn takes_lent(&self) -> Result<u32, String>;
+
     /// How long the namespace is by now.
     fn growth(&self) -> &Growth;
 
@@ -67,6 +70,10 @@ impl<Q: Queues> Medium for RemoteMedium<Q> {
 
     fn channels_max(&self) -> u32 {
         self.behind.queues_max()
+    }
+
+    fn takes_lent(&self) -> Result<u32, String> {
+        self.behind.takes_lent()
     }
 
     fn notice_size(&self) -> Result<u64, String> {

@@ -78,6 +78,10 @@ impl Medium for MappedMedium {
         self.below.extent(lba)
     }
 
+    fn takes_lent(&self) -> Result<u32, String> {
+        self.below.takes_lent()
+    }
+
     fn notice_size(&self) -> Result<u64, String> {
         self.below.notice_size()
     }

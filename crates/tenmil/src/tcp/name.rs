@@ -9,7 +9,7 @@
 use base::Span;
 use block::uri::{Uri, UriError};
 use host::machine::Machine;
-use host::socket::SocketOptions;
+use host::socket::{SocketEngine, SocketOptions};
 use remote::{Cache, DigestUse, Options, PATHS_MAX, Policy, Spread};
 
 use super::maps::Maps;
@@ -146,6 +146,19 @@ impl TcpName {
     /// Where all the paths begin.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         core::iter::once(&self.address).chain(&self.others).map(String::as_str)
+    }
+
+    /// As [`Medium::takes_lent`](base::Medium::takes_lent): sockets take data wherever they lie.
+    pub(super) fn takes_lent(&self) -> Result<u32, String> {
+        if self.options.data_digest != DigestUse::Off {
+            return Err("its data have a digest, which is computed in memory of this process, \
+                        expected none"
+                .to_owned());
+        }
+        match self.sockets.engine {
+            SocketEngine::Epoll => Ok(1),
+            SocketEngine::Ring => Err("its sockets go by io_uring, expected epoll".to_owned()),
+        }
     }
 }
 

@@ -290,6 +290,10 @@ impl Queues for Tended {
         self.name.queues.into()
     }
 
+    fn takes_lent(&self) -> Result<u32, String> {
+        self.name.takes_lent()
+    }
+
     fn growth(&self) -> &Growth {
         &self.growth
     }

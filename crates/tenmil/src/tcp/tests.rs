@@ -44,6 +44,20 @@ fn a_name_says_who_is_called_and_how() {
 }
 
 #[test]
+fn what_was_lent_is_taken_where_nobody_has_to_look_at_it() {
+    let takes = |query: &str| {
+        name(&format!("tcp://192.0.2.7:4420/nqn.2024-01.example:disk{query}")).unwrap().takes_lent()
+    };
+    for query in ["", "?hdgst=yes", "?read-queue=yes", "?zero-copy=no"] {
+        assert_eq!(takes(query), Ok(1), "{query}");
+    }
+    assert!(takes("?ddgst=yes").unwrap_err().contains("digest"));
+    let mut by_ring = name("tcp://192.0.2.7:4420/nqn.2024-01.example:disk").unwrap();
+    by_ring.sockets.engine = host::socket::SocketEngine::Ring;
+    assert!(by_ring.takes_lent().unwrap_err().contains("expected epoll"));
+}
+
+#[test]
 fn what_names_nothing_is_refused_with_what_was_expected() {
     for (text, expected) in [
         ("tcp:4420", "no subsystem at `4420`, expected tcp://HOST:PORT/NQN"),

@@ -151,7 +151,7 @@ const PCIE: Scenario = Scenario {
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 13] = [
+pub(crate) const SCENARIOS: [Scenario; 14] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -318,6 +318,15 @@ pub(crate) const SCENARIOS: [Scenario; 13] = [
             include_str!("guest/ublk-disk.sh"),
             include_str!("guest/ublk-zero-copy.sh")
         ),
+        ..BARE
+    },
+    Scenario {
+        name: "ublk-tcp",
+        about: "a disk of such a kernel's behind NVMe/TCP: data go between it and sockets",
+        suite: Some("forky"),
+        is_short: false,
+        seconds_max: 900,
+        script: concat!(include_str!("guest/ublk-disk.sh"), include_str!("guest/ublk-tcp.sh")),
         ..BARE
     },
     Scenario {

@@ -97,3 +97,28 @@ fn an_error_that_is_one_either_way_is_told_once_as_without() {
     let expected = Done { failed: 2, ..Done::default() };
     assert_eq!(session.tags.done(), expected);
 }
+
+#[test]
+fn what_was_copied_after_all_went_the_other_way() {
+    let done = Done { good: 3, failed: 0, lent_bytes: 100, copied_bytes: 7 };
+    assert_eq!(done.with_copied(0), done);
+    assert_eq!(done.with_copied(30), Done { lent_bytes: 70, copied_bytes: 37, ..done });
+    let expected = Done { lent_bytes: 0, copied_bytes: 107, ..done };
+    assert_eq!(done.with_copied(300), expected, "some of it was asked for twice");
+}
+
+/// A device behind a network that was away for a while has refused nothing.
+#[test]
+fn a_device_that_is_out_of_reach_is_not_asked_for_copies() {
+    let (mut session, lent) = Session::lending();
+    for round in 0..20 {
+        session.kernel.ask(2, asked(IoOp::Write, 0, 1), &[1; 512]);
+        session.receive();
+        let (requests, segments) = session.tags.requests();
+        assert_eq!(segments[requests[0].segment_first as usize].region, lent.region, "{round}");
+        session.tags.taken(1);
+        session.answered(Answer { token: 2, outcome: Outcome::PATH_ERROR, result: 0 });
+        assert_eq!(session.kernel.results(), [(2, -67)]);
+    }
+    assert_eq!(session.tags.next_trouble(), None);
+}

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use base::{Medium, Span};
-use block::Ram;
-use dma::Regions;
+use base::{Medium, Memory, Span};
+use block::{Null, Ram};
+use dma::{Lender, Regions};
 use host::{Clock, Cores};
 use reactor::{PollMode, ReactorOptions, Reactors, Registration, ThreadPlan};
 use wire::ublk::IoOp;
 
-use super::super::poller::{Parts, Serving};
+use super::super::poller::{Lending, Parts, Serving};
 use super::super::server::News;
 use super::super::tags::{Done, Tags};
 use super::fake::Kernel;
@@ -28,14 +28,24 @@ struct Rig {
 
 impl Rig {
     fn new(poll: PollMode) -> Self {
-        let (regions, clock) = (Regions::new(8), Clock::start());
+        let regions = Regions::new(8);
+        let medium: Arc<dyn Medium> = Arc::new(Ram::new(&regions, BLOCK, BLOCKS).unwrap());
+        Self::of(poll, &regions, &*medium, None)
+    }
+
+    fn of(
+        poll: PollMode,
+        regions: &Regions,
+        medium: &dyn Medium,
+        lending: Option<Lending>,
+    ) -> Self {
+        let clock = Clock::start();
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
         let cores: Cores = Cores::allowed().iter().take(1).collect();
         let reactors = Reactors::start(&cores, &options, &clock).unwrap();
-        let medium: Arc<dyn Medium> = Arc::new(Ram::new(&regions, BLOCK, BLOCKS).unwrap());
         let bytes = usize::from(DEPTH) * disk().io_bytes_max() as usize;
         let memory = regions.allocate(bytes).unwrap();
-        let kernel = Kernel::new(DEPTH, &regions);
+        let kernel = Kernel::new(DEPTH, regions);
         let (tell, told) = channel();
         let serving = Serving::new(Parts {
             number: 0,
@@ -43,6 +53,7 @@ impl Rig {
             backend: medium.channel().unwrap(),
             tags: Tags::new(disk(), DEPTH, memory.segment()),
             memory,
+            lending,
             tell,
         });
         let serving = serving.unwrap();
@@ -128,4 +139,31 @@ fn a_queue_whose_reactor_ends_lets_go() {
     rig.reactors.stop();
     assert_eq!(rig.told.recv(), Ok(ended(1, 0, 512)));
     assert!(rig.told.recv().is_err(), "nobody is there to tell more");
+}
+
+/// The medium here moves nothing; what it would have copied the test does.
+#[test]
+fn what_is_copied_although_it_was_lent_is_told_once_and_counted() {
+    let regions = Regions::new(8);
+    let file = tempfile::tempfile().unwrap();
+    let data_at = |_, request, byte| u64::from(request) << 20 | u64::from(byte);
+    let lender = Lender { descriptor: file.into(), queue: 0, data_at };
+    let whole = regions.lend(lender, (DEPTH, disk().io_bytes_max())).unwrap();
+    let lending = Lending { regions: regions.clone(), whole };
+    let medium = Null::new(BLOCK, BLOCKS).unwrap();
+    let rig = Rig::of(PollMode::Adaptive, &regions, &medium, Some(lending));
+    for round in 0..3 {
+        assert_eq!(rig.one(1, IoOp::Write, round, &[1; 512]), 512);
+    }
+    assert!(rig.told.try_recv().is_err(), "nothing was copied");
+    for round in 0..3 {
+        regions.store(whole.slice(0, 100).unwrap(), &[1; 100]).unwrap();
+        assert_eq!(rig.one(1, IoOp::Write, round, &[1; 512]), 512);
+    }
+    let News::Trouble(told) = rig.news() else { panic!("expected trouble") };
+    assert!(told.contains("has had 100 bytes copied"), "{told}");
+    rig.kernel.abort();
+    let done = Done { good: 6, failed: 0, lent_bytes: 6 * 512 - 300, copied_bytes: 300 };
+    assert_eq!(rig.news(), News::QueueEnded { queue: 0, done });
+    rig.reactors.stop();
 }
