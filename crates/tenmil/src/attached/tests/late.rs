@@ -10,7 +10,7 @@ use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemCo
 use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd};
 use ctrl::{Buffers, SharedDoorbell};
 use dma::{CommandStore, DeviceKind, DevicePool, Regions, SharedHostMemory};
-use host::{Clock, EventVectors};
+use host::{Clock, EventVectors, Steps};
 
 use super::super::{Attached, Bus, Wanted};
 use crate::Refused;
@@ -158,7 +158,7 @@ fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
         queues_in_cmb: false,
         patience: Span::from_ms(50),
     };
-    let attached = Attached::call(&bus, &wanted, &regions, clock).unwrap();
+    let attached = Attached::call(&bus, &wanted, &regions, &mut Steps::begin(clock)).unwrap();
     for round in 0..3 {
         let end = clock.now().after(Span::from_secs(20));
         loop {
