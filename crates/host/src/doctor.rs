@@ -26,7 +26,7 @@ use std::fmt;
 
 pub use self::apply::{Applied, apply};
 use crate::machine::Machine;
-use crate::{Cores, Errno, ethtool, uring};
+use crate::{Cores, Errno, ethtool, filters, uring};
 
 /// What was found out about one thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +120,8 @@ pub trait Answers {
     fn channels(&self, card: &str) -> Result<ethtool::Channels, Errno>;
     /// When a network card interrupts.
     fn coalescing(&self, card: &str) -> Result<ethtool::Coalescing, Errno>;
+    /// Which packets the card with this index leads where.
+    fn flowers(&self, card: u32) -> Result<Vec<filters::Flower>, Errno>;
 }
 
 /// The answers of this machine's own kernel.
@@ -141,6 +143,10 @@ impl Answers for OwnAnswers {
 
     fn coalescing(&self, card: &str) -> Result<ethtool::Coalescing, Errno> {
         ethtool::coalescing(card)
+    }
+
+    fn flowers(&self, card: u32) -> Result<Vec<filters::Flower>, Errno> {
+        filters::flowers(card)
     }
 }
 

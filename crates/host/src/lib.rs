@@ -53,6 +53,7 @@ pub mod environment;
 pub mod ethtool;
 pub mod event;
 pub mod file;
+pub mod filters;
 pub mod frequency;
 pub mod holders;
 pub mod local_socket;

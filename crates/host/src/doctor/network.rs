@@ -1,10 +1,14 @@
 //! Network cards: rings, interrupts, queues.
 
+use std::collections::BTreeSet;
+
 use super::{Finding, Part, Patient};
 use crate::{Cores, Errno};
 
 const CARDS: &str = "sys/class/net";
 const RING: u32 = 1024;
+/// NVMe/TCP (TCP transport 1.0 §3.1).
+const STORAGE_PORT: u16 = 4420;
 
 pub(super) fn examine(patient: &Patient<'_>) -> Vec<Finding> {
     let machine = patient.machine;
@@ -177,30 +181,59 @@ fn classes(patient: &Patient<'_>, card: &str) -> Finding {
         "a set of its own for storage, if it shares the card with other traffic",
         "mqprio gives it queues that others do not fill",
     );
-    let class = |queue: &String| {
-        let path = format!("{CARDS}/{card}/queues/{queue}/traffic_class");
-        patient.machine.text(&path)
-    };
-    let queues = sending(patient, card);
-    let mut classes: Vec<String> = queues.iter().filter_map(class).collect();
-    classes.sort();
-    classes.dedup();
-    match classes.len() {
-        _ if queues.len() == 1 => finding.plain("one, as there is one queue"),
+    let queues = sending(patient, card).len();
+    match class_numbers(patient, card).len() {
+        _ if queues == 1 => finding.plain("one, as there is one queue"),
         0 => finding.unknown("its queues tell no class"),
+        1 => {
+            let (others, storage) = (queues - queues / 2, queues / 2);
+            finding.plain(format!(
+                "1; half of the queues for storage: sudo tc qdisc add dev {card} root mqprio num_tc 2 \
+                 map 0 1 queues {others}@0 {storage}@{others} hw 1 mode channel"
+            ))
+        }
         count => finding.plain(format!("{count}; tc qdisc show dev {card} tells more")),
     }
 }
 
-fn rules(_: &Patient<'_>, card: &str) -> Finding {
+/// What the sending queues of a card say of the sets that they belong to.
+fn class_numbers(patient: &Patient<'_>, card: &str) -> BTreeSet<String> {
+    let class = |queue: String| {
+        let path = format!("{CARDS}/{card}/queues/{queue}/traffic_class");
+        patient.machine.text(&path)
+    };
+    sending(patient, card).into_iter().filter_map(class).collect()
+}
+
+/// What leads packets to such a set (flower).
+fn rules(patient: &Patient<'_>, card: &str) -> Finding {
     let finding = Part::Network.finding(
         format!("{card} flower rules"),
         "one that leads port 4420 to the set for storage, if there is one",
         "what comes in finds its set by them",
     );
-    finding.unknown(format!(
-        "the kernel tells them by netlink only; tc filter show dev {card} ingress"
-    ))
+    let index = patient.machine.number(&format!("{CARDS}/{card}/ifindex"));
+    let Some(index) = index.and_then(|index| u32::try_from(index).ok()) else {
+        return finding.unknown(format!("/{CARDS}/{card}/ifindex does not tell"));
+    };
+    let found = match patient.answers.flowers(index) {
+        Err(errno) => return finding.unknown(no_answer(card, "filters", errno)),
+        Ok(found) => found,
+    };
+    let leads = found.iter().find(|flower| flower.tcp_port == Some(STORAGE_PORT));
+    let sets = class_numbers(patient, card).len();
+    match leads.map(|flower| flower.queue_set) {
+        Some(Some(set)) => finding.good(format!("port {STORAGE_PORT} goes to set {set}")),
+        Some(None) => finding.plain(format!("one for port {STORAGE_PORT}, which names no set")),
+        None if sets < 2 => finding.plain(format!("{}, none for port {STORAGE_PORT}", found.len())),
+        None => finding.slow(
+            format!("{}, none for port {STORAGE_PORT}, and {sets} sets", found.len()),
+            format!(
+                "sudo tc qdisc add dev {card} clsact; sudo tc filter add dev {card} protocol ip \
+                 ingress flower ip_proto tcp dst_port {STORAGE_PORT} skip_sw hw_tc 1"
+            ),
+        ),
+    }
 }
 
 fn sending(patient: &Patient<'_>, card: &str) -> Vec<String> {

@@ -6,6 +6,7 @@ mod values;
 
 use super::{Answers, Finding, Part, Patient, examine, examine_this};
 use crate::ethtool::{Channels, Coalescing, Rings};
+use crate::filters::Flower;
 use crate::machine::Machine;
 use crate::machine::tests::made_of;
 use crate::{Cores, Errno};
@@ -16,6 +17,7 @@ struct Told {
     rings: Result<Rings, Errno>,
     channels: Result<Channels, Errno>,
     coalescing: Result<Coalescing, Errno>,
+    flowers: Result<Vec<Flower>, Errno>,
 }
 
 impl Answers for Told {
@@ -34,11 +36,22 @@ impl Answers for Told {
     fn coalescing(&self, _: &str) -> Result<Coalescing, Errno> {
         self.coalescing
     }
+
+    fn flowers(&self, card: u32) -> Result<Vec<Flower>, Errno> {
+        assert_eq!(card, 2, "the only card that there is");
+        self.flowers.clone()
+    }
 }
 
 fn silent() -> Told {
     let no = Errno::OPNOTSUPP;
-    Told { io_uring: Ok(()), rings: Err(no), channels: Err(no), coalescing: Err(no) }
+    Told {
+        io_uring: Ok(()),
+        rings: Err(no),
+        channels: Err(no),
+        coalescing: Err(no),
+        flowers: Err(no),
+    }
 }
 
 fn look(machine: &Machine, told: &Told) -> Vec<Finding> {

@@ -3,6 +3,7 @@
 use super::{Told, look, silent};
 use crate::doctor::State;
 use crate::ethtool::{Channels, Coalescing, Rings};
+use crate::filters::Flower;
 use crate::machine::tests::made_of;
 
 const LIMITS: &str = "proc/self/limits";
@@ -394,7 +395,27 @@ const ROWS: &[Row] = &[
         "eth0 flower rules",
         &[(CARD, "")],
         State::Unknown,
-        "the kernel tells them by netlink only; tc filter show dev eth0 ingress",
+        "/sys/class/net/eth0/ifindex does not tell",
+        "",
+    ),
+    (
+        "eth0 flower rules",
+        &[(CARD, ""), ("sys/class/net/eth0/ifindex", "2\n")],
+        State::Unknown,
+        "the driver of eth0 does not tell its filters",
+        "",
+    ),
+    (
+        "eth0 queue sets",
+        &[
+            (CARD, ""),
+            ("sys/class/net/eth0/queues/tx-0/traffic_class", "0\n"),
+            ("sys/class/net/eth0/queues/tx-1/traffic_class", "0\n"),
+            ("sys/class/net/eth0/queues/tx-2/traffic_class", "0\n"),
+        ],
+        State::Plain,
+        "1; half of the queues for storage: sudo tc qdisc add dev eth0 root mqprio num_tc 2 map 0 1 \
+         queues 2@0 1@2 hw 1 mode channel",
         "",
     ),
     (
@@ -492,6 +513,34 @@ fn channels(combined: u32, combined_max: u32) -> Told {
 
 fn coalescing(receive_us: u32, is_adaptive: bool) -> Told {
     Told { coalescing: Ok(Coalescing { receive_us, is_adaptive }), ..silent() }
+}
+
+fn leads(port: u16, queue_set: Option<u32>) -> Told {
+    Told { flowers: Ok(vec![Flower { tcp_port: Some(port), queue_set }]), ..silent() }
+}
+
+#[test]
+fn what_leads_packets_to_a_set_gets_its_verdict() {
+    let card = [(CARD, ""), ("sys/class/net/eth0/ifindex", "2\n")];
+    let class = |queue: u32| format!("sys/class/net/eth0/queues/tx-{queue}/traffic_class");
+    let classes = [class(0), class(1)];
+    let sets = [(classes[0].as_str(), "0\n"), (classes[1].as_str(), "1\n")];
+    let with_sets: Vec<_> = card.iter().chain(&sets).copied().collect();
+    let check = |files: &[(&str, &str)], told: &Told, expected| {
+        check("eth0 flower rules", files, told, expected);
+    };
+    let storage = leads(4420, Some(1));
+    check(&with_sets, &storage, (State::Good, "port 4420 goes to set 1", ""));
+    check(&card, &leads(4420, None), (State::Plain, "one for port 4420, which names no set", ""));
+    check(&card, &leads(80, Some(1)), (State::Plain, "1, none for port 4420", ""));
+    let none = Told { flowers: Ok(Vec::new()), ..silent() };
+    let command = "dst_port 4420 skip_sw hw_tc 1";
+    check(&with_sets, &none, (State::Slow, "0, none for port 4420, and 2 sets", command));
+    check(
+        &with_sets,
+        &leads(80, Some(1)),
+        (State::Slow, "1, none for port 4420, and 2 sets", command),
+    );
 }
 
 /// The state, what was found, and the command, of one item.
