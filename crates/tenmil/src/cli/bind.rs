@@ -109,6 +109,11 @@ fn try_out(bound: &Bound, arguments: &BindArguments) -> Tried {
     Ok(bound.took.iter().cloned().chain(driven).collect())
 }
 
+#[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
+fn ms(span: Span) -> f64 {
+    span.ns as f64 / 1e6
+}
+
 fn total(took: &[Took]) -> Span {
     Span { ns: took.iter().map(|one| one.span.ns).sum() }
 }
@@ -208,9 +213,9 @@ fn bound_as_text<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>
         };
         one.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
         let Some(Ok(took)) = tried else { continue };
-        let _ = writeln!(text, "  its first block was read in {}", total(took));
+        let _ = writeln!(text, "  its first block was read in {:.1} ms", ms(total(took)));
         for Took { step, span } in took {
-            let _ = writeln!(text, "  {:>12}  {step}", span.to_string());
+            let _ = writeln!(text, "  {:>8.1} ms  {step}", ms(*span));
         }
     }
     text
@@ -245,10 +250,15 @@ fn bound_as_json<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>
 
 #[cfg(test)]
 mod tests {
+    use base::Span;
+    use host::Took;
     use host::machine::Machine;
-    use host::pci::{Address, Obstacle, Step, Verdict};
+    use host::pci::{Address, Bound, Obstacle, Step, Verdict};
 
-    use super::{user_number, verdicts_as_json, verdicts_as_text};
+    use super::{
+        Tried, bound_as_json, bound_as_text, user_number, verdicts_as_json, verdicts_as_text,
+    };
+    use crate::Refused;
 
     fn address() -> Address {
         "5e:00.0".parse().unwrap()
@@ -297,5 +307,34 @@ mod tests {
             user_number(&machine, "bob").unwrap_err().text,
             "--owner bob: no such user in /etc/passwd, expected one"
         );
+    }
+
+    fn took(step: &str, us: u64) -> Took {
+        Took { step: step.to_owned(), span: Span::from_us(us) }
+    }
+
+    #[test]
+    fn what_was_tried_is_told_step_by_step_and_what_failed_is_told_in_json() {
+        let bound = Bound {
+            address: address(),
+            former: Some("nvme".to_owned()),
+            is_new: true,
+            notes: Vec::new(),
+            took: vec![took("unbind it", 1250)],
+        };
+        let text = |tried| bound_as_text([(&bound, &tried)].into_iter());
+        let json = |tried| bound_as_json([(&bound, &tried)].into_iter());
+        assert_eq!(text(None), "0000:5e:00.0: bound to vfio-pci, before to nvme\n");
+        assert!(json(None).contains("\"ns\": 1250000") && json(None).contains("\"tried\": null"));
+        let whole: fn() -> Tried = || Ok(vec![took("unbind it", 1250), took("read it", 300)]);
+        let told = text(Some(whole()));
+        assert!(
+            told.ends_with("read in 1.6 ms\n       1.2 ms  unbind it\n       0.3 ms  read it\n"),
+            "{told}"
+        );
+        assert!(json(Some(whole())).contains("\"first_block_ns\": 1550000"));
+        let failed = || Some(Err(Refused::peer("it does not answer")));
+        assert_eq!(text(failed()), text(None), "the error comes by itself");
+        assert!(json(failed()).contains("\"error\": \"it does not answer\""));
     }
 }
