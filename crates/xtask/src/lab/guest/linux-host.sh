@@ -118,11 +118,14 @@ polled=$(queue poll)/busy
 through() {
     kind=$1 flying=$(queue "$1")/busy
     shift
-    timeout 90 fio --name=through --filename=$D --direct=1 --bs=4k --size=4m --iodepth=16 \
+    timeout 90 fio --name=through --filename=$D --direct=1 --bs=4k --size=4m --loops=5 --iodepth=16 \
         --verify=crc32c --verify_state_save=0 "$@" >/tmp/through.log 2>&1 &
     loading=$!
-    within 20 grep -q . "$flying"
-    seen=$?
+    # All the while, for it may take no longer than some looks.
+    seen=1
+    while [ $seen = 1 ] && kill -0 $loading 2>/dev/null; do
+        grep -q . "$flying" && seen=0
+    done
     if [ "$kind" != poll ] && grep . "$polled"; then seen=2; fi
     wait $loading && [ $seen = 0 ] || {
         echo "seen: $seen"
