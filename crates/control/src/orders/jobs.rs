@@ -112,7 +112,13 @@ struct Job {
     done_bytes: Count,
     size_bytes: Count,
     is_stopped: AtomicBool,
-    end: OnceLock<Result<Value, Refusal>>,
+    end: OnceLock<Ended>,
+}
+
+/// What came of a job. It is told whole or not at all.
+struct Ended {
+    state: &'static str,
+    outcome: Result<Value, Refusal>,
 }
 
 /// Jobs that are done at once.
@@ -234,6 +240,10 @@ fn no_way(open: &OpenStore, what: &str) -> MediumError {
     MediumError::new(Blame::Caller, text)
 }
 
+fn state(end: Option<&Ended>) -> &'static str {
+    end.map_or("running", |ended| ended.state)
+}
+
 impl Jobs {
     pub(super) fn new(announcer: Announcer) -> Self {
         Self { announcer, clock: Clock::start(), table: Mutex::default() }
@@ -271,10 +281,10 @@ impl Jobs {
         });
         let (jobs, theirs, open) = (Arc::clone(self), Arc::clone(&job), Arc::clone(open));
         let body = move |stop: &Stop| {
-            let ended = theirs.run(&open, kinds, stream.as_ref(), stop);
+            let outcome = theirs.run(&open, kinds, stream.as_ref(), stop);
             // Closed before anybody is told that it has ended.
             drop((open, stream));
-            jobs.end_of(&theirs, ended);
+            jobs.end_of(&theirs, outcome);
         };
         let hand = Thread::spawn("job", None, body).map_err(|error| {
             Refusal::machine(Code::NotDone, format!("{what}: start a thread: {error}"))
@@ -291,9 +301,14 @@ impl Jobs {
         Ok(job.row())
     }
 
-    fn end_of(&self, job: &Job, ended: Result<Value, Refusal>) {
-        let _ = job.end.set(ended);
-        let (id, what, state) = (job.id, job.long.what.name(), job.state());
+    fn end_of(&self, job: &Job, outcome: Result<Value, Refusal>) {
+        let state = match &outcome {
+            Ok(_) => "done",
+            Err(_) if job.is_stopped.load(Ordering::Relaxed) => "stopped",
+            Err(_) => "refused",
+        };
+        let _ = job.end.set(Ended { state, outcome });
+        let (id, what) = (job.id, job.long.what.name());
         let text = format!("job {id}, {what} of {}: {state}", job.store);
         let about = json!({ "id": id, "what": what, "store": job.store, "state": state });
         self.announcer.announce(Event { kind: ENDED, text, about });
@@ -383,29 +398,22 @@ impl Job {
         self.long.unheard_max.is_some_and(|most| silence > most)
     }
 
-    fn state(&self) -> &'static str {
-        match self.end.get() {
-            None => "running",
-            Some(Ok(_)) => "done",
-            Some(Err(_)) if self.is_stopped.load(Ordering::Relaxed) => "stopped",
-            Some(Err(_)) => "refused",
-        }
-    }
-
     fn row(&self) -> Value {
+        // Looked at once: it may end while its row is made.
         let end = self.end.get();
+        let outcome = end.map(|ended| ended.outcome.as_ref());
         json!({
             "id": self.id,
             "what": self.long.what.name(),
             "store": self.store,
             "volume": self.long.what.volume(),
-            "state": self.state(),
+            "state": state(end),
             "done_bytes": self.done_bytes.get(),
             "size_bytes": self.size_bytes.get(),
             "rate_bytes": self.long.rate_bytes,
             "age_ns": self.clock.now().ns.saturating_sub(self.began_ns),
-            "result": end.and_then(|end| end.as_ref().ok()),
-            "refusal": end.and_then(|end| Some(end.as_ref().err()?.to_json())),
+            "result": outcome.and_then(Result::ok),
+            "refusal": outcome.and_then(Result::err).map(Refusal::to_json),
         })
     }
 }
@@ -413,6 +421,8 @@ impl Job {
 impl fmt::Debug for Jobs {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = self.lock();
-        out.debug_list().entries(table.jobs.iter().map(|job| (job.id, job.state()))).finish()
+        out.debug_list()
+            .entries(table.jobs.iter().map(|job| (job.id, state(job.end.get()))))
+            .finish()
     }
 }

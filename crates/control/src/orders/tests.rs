@@ -289,6 +289,24 @@ fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() 
     assert_eq!(Arc::strong_count(&open), 1, "no job has the store open any more");
 }
 
+/// Whoever asks all the while sees a job running or with what came of it, and nothing between.
+#[test]
+fn a_job_that_has_ended_tells_what_came_of_it() {
+    let bench = Bench::new();
+    let _open = bench.store("pool");
+    for _ in 0..200 {
+        let job = bench.call("set_store_check", json!({})).unwrap();
+        let until = bench.clock.now().after(Span::from_secs(60));
+        let row = || bench.call("jobs", json!({ "id": job["id"] })).unwrap()[0].take();
+        let ended = std::iter::repeat_with(row).find(|row| {
+            assert!(bench.clock.now() < until, "{row} ends");
+            row["state"] != "running"
+        });
+        let ended = ended.unwrap();
+        assert!(ended["state"] == "done" && ended["result"].is_object(), "{ended}");
+    }
+}
+
 /// One end of a stream, as it comes beside a request.
 fn passed(stream: &Connection) -> Passed {
     let passed = Passed::default();
