@@ -328,7 +328,7 @@ where
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        self.queue.heed();
+        self.queue.heed(now);
         let mut has_runs = self.short_way.is_plain && !self.queue.is_eager();
         let mut taken = 0;
         while taken < requests.len() {

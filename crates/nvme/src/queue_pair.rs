@@ -87,6 +87,8 @@ struct Cold<D> {
     adopted: u32,
     /// While parked commands are being answered: the slot to look at next.
     returning: Option<usize>,
+    /// When to look for the next order, while the one that stands is not to run.
+    order_at: Instant,
     limit_ticks: u32,
     /// The limits of commands that have their own, by slot.
     own_limits: Box<[u32]>,
@@ -177,6 +179,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             standing: Order::Release,
             adopted: link.word(),
             returning: None,
+            order_at: Instant::default(),
             limit_ticks: deadlines::ticks_in(setup.timeout),
             own_limits: vec![0; slots.len()].into_boxed_slice(),
             injections: None,
@@ -254,7 +257,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     /// command names.
     #[inline]
     pub fn submit(&mut self, now: Instant, token: u64, command: Command) -> Result<u16, Full> {
-        self.heed();
+        self.heed(now);
         self.enqueue(tick_of(now), token, Mark::NONE, command.with_cid(0)).ok_or(Full)
     }
 
@@ -267,7 +270,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         token: u64,
         command: Command,
     ) -> Result<u16, Full> {
-        self.heed();
+        self.heed(now);
         self.enqueue_within(now, timeout, token, command.with_cid(0)).ok_or(Full)
     }
 
@@ -279,7 +282,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         first: (u64, Command),
         second: (u64, Command),
     ) -> Result<[u16; 2], Full> {
-        self.heed();
+        self.heed(now);
         self.enqueue_fused(tick_of(now), Mark::NONE, first, second).ok_or(Full)
     }
 
@@ -311,20 +314,14 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     pub fn wake_at(&self) -> Instant {
         if self.cold.returning.is_some() || self.has_injected_answers() {
             Instant::default()
-        } else if self.slots.in_flight() > 0 || self.is_held_up() {
-            self.scan_at
         } else {
-            Instant::NEVER
-        }
-    }
-
-    /// Whether it can take no command although none is in flight: it waits for an order, or all
-    /// identifiers are kept back until their Aborts have ended.
-    fn is_held_up(&self) -> bool {
-        match self.cold.standing {
-            Order::Run => self.slots.next_index().is_none(),
-            Order::Quiesce | Order::Freeze | Order::Release => true,
-            Order::Dead => false,
+            match self.cold.standing {
+                Order::Run if self.slots.in_flight() > 0 => self.scan_at,
+                // All identifiers are kept back until their Aborts have ended.
+                Order::Run if self.slots.next_index().is_none() => self.scan_at,
+                Order::Run | Order::Dead => Instant::NEVER,
+                Order::Quiesce | Order::Freeze | Order::Release => self.cold.order_at,
+            }
         }
     }
 

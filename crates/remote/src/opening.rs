@@ -105,7 +105,7 @@ impl Opening {
             self.connect(options);
         }
         if let Some(completion) = answer {
-            let connected = connected(completion);
+            let connected = connected(self.plan.queue, completion);
             return self.end(connected);
         }
         if now >= self.until {
@@ -185,8 +185,8 @@ pub(crate) fn store_connect_data(
     let _ = memory.store(place, data.as_bytes());
 }
 
-/// What the answer to a Connect says: the controller's identifier.
-fn connected(completion: Completion) -> Result<u16, NotOpened> {
+/// What the answer to a Connect of this queue says: the controller's identifier.
+fn connected(queue: u16, completion: Completion) -> Result<u16, NotOpened> {
     let status = completion.status();
     if status.is_success() {
         let answer = Connected(completion.dw0());
@@ -197,8 +197,20 @@ fn connected(completion: Completion) -> Result<u16, NotOpened> {
         return Ok(answer.cntlid());
     }
     let why = format!("Connect was refused: {}", refusal(status, completion.dw0()));
-    Err(NotOpened { why, is_final: status.dnr() })
+    let is_final = status.dnr() && (queue == 0 || !has_gone(status, completion.dw0()));
+    Err(NotOpened { why, is_final })
 }
+
+/// Whether the controller that the admin queue has is not there any more: the target was begun anew, or
+/// its address has moved. It will be so each time, and all is well with the next controller.
+fn has_gone(status: Status, result: u32) -> bool {
+    let what = InvalidParameter(result);
+    let is_controller = what.in_data() && what.ipo() == CNTLID_OFFSET;
+    status.is(Status::CONNECT_INVALID_PARAMETERS) && is_controller
+}
+
+/// Where the data of Connect have the controller's identifier.
+const CNTLID_OFFSET: u16 = 16;
 
 /// What a refused Connect means (Base 2.1 §6.3): these codes mean something else elsewhere.
 fn refusal(status: Status, result: u32) -> String {
@@ -222,7 +234,7 @@ fn meaning(offset: u16, in_data: bool) -> &'static str {
     match offset {
         256 if in_data => ": there is no such subsystem",
         512 if in_data => ": the host's name",
-        16 if in_data => ": there is no such controller",
+        CNTLID_OFFSET if in_data => ": there is no such controller",
         _ => "",
     }
 }

@@ -183,7 +183,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             let is_ready = matches!(self.phase, Phase::Ready);
             let queue = &mut self.queues[index];
             if let Some(pair) = &mut queue.pair {
-                pair.heed();
+                pair.heed(now);
             }
             let (id, link) = (queue.id, &queue.link);
             match queue.progress {

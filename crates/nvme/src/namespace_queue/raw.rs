@@ -58,7 +58,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         metadata: &[Segment],
         timeout: Option<Span>,
     ) -> Result<(), NotSubmitted> {
-        self.queue.heed();
+        self.queue.heed(now);
         if command.fuse() != Fuse::Normal {
             return Err(NotSubmitted::Fused);
         }
@@ -93,7 +93,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         token: u64,
         pair: CompareAndWrite<'_>,
     ) -> Result<(), NotSubmitted> {
-        self.queue.heed();
+        self.queue.heed(now);
         let CompareAndWrite { blocks: Stretch { lba, blocks }, compare, write, flags } = pair;
         if blocks > self.builder.view.blocks_max.compare_and_write {
             return Err(NotSubmitted::Refused(Outcome::INVALID_FIELD));

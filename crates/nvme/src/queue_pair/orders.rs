@@ -13,7 +13,9 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
     /// Adopts the order in force, unless it has been adopted already or parked commands are still
     /// to be answered before the queue may run again.
     #[cold]
-    pub(super) fn adopt_order(&mut self) {
+    pub(super) fn adopt_order(&mut self, now: Instant) {
+        // Nobody calls when the order changes: a look now and then, and not all the time.
+        self.cold.order_at = now.after(ORDER_PAUSE);
         let word = self.link.word();
         let order = order_in(word);
         if word == self.cold.adopted || order == Order::Run && self.cold.returning.is_some() {
@@ -56,7 +58,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         parents: &mut P,
     ) -> usize {
         let room = answers.room();
-        self.adopt_order();
+        self.adopt_order(now);
         // Slots are freed only while the table is open.
         self.slots.open();
         match self.cold.standing {
@@ -73,8 +75,6 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.be_ordinary_if_so();
         if self.cold.standing != Order::Run {
             self.link.count(self.slots.in_flight());
-            // Nobody calls when the order changes: a look now and then, and not all the time.
-            self.scan_at = self.scan_at.max(now.after(ORDER_PAUSE));
         }
         room - answers.room()
     }
@@ -98,7 +98,8 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.submission_doorbell.restart();
         self.completion_doorbell.restart();
         self.forget_injected_answers();
-        self.cold.returning = Some(0);
+        // Who is owed nothing may never poll: with nothing parked there is nothing to wait for.
+        self.cold.returning = (self.slots.in_flight() > 0).then_some(0);
     }
 
     /// Zeroes the submission ring by the stores that its memory takes, which may not be any.

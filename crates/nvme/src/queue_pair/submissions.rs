@@ -19,9 +19,9 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
 
     /// Adopts a new order, if there is one. Once per batch, before commands go in.
     #[inline]
-    pub(crate) fn heed(&mut self) {
+    pub(crate) fn heed(&mut self, now: Instant) {
         if self.link.word() != self.ordinary {
-            self.adopt_order();
+            self.adopt_order(now);
         }
     }
 

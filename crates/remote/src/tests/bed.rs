@@ -139,17 +139,14 @@ impl Bed {
         self.memory.slice(u32::try_from(number).unwrap() * len, len).unwrap()
     }
 
-    /// Submits one request on queue `queue`.
-    pub(super) fn submit(
-        &mut self,
-        queue: usize,
+    pub(super) fn request(
         operation: Operation,
         lba: u64,
         segments: &[Segment],
         token: u64,
-    ) -> bool {
+    ) -> Request {
         let bytes: u32 = segments.iter().map(|segment| segment.len_bytes).sum();
-        let request = Request {
+        Request {
             token,
             lba,
             operand: 0,
@@ -159,7 +156,19 @@ impl Bed {
             metadata_count: 0,
             operation,
             flags: Flags::NONE,
-        };
+        }
+    }
+
+    /// Submits one request on queue `queue`.
+    pub(super) fn submit(
+        &mut self,
+        queue: usize,
+        operation: Operation,
+        lba: u64,
+        segments: &[Segment],
+        token: u64,
+    ) -> bool {
+        let request = Self::request(operation, lba, segments, token);
         let taken = self.queues[queue].submit(self.now, &[request], segments);
         self.queues[queue].flush();
         taken == 1

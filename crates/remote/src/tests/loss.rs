@@ -1,8 +1,10 @@
 //! Connections that are lost: everything is answered once, in time, and nothing is left behind.
 
-use base::{Memory, Operation, Outcome, Segment, Span};
+use base::{Backend, Memory, Operation, Outcome, Segment, Span};
 use nvme::{Event, ShutdownNotification, State};
 use sim::network::{Direction, Fault};
+use wire::fabrics::InvalidParameter;
+use wire::{Completion, Status};
 
 use super::bed::Bed;
 use super::target::quiet;
@@ -23,6 +25,57 @@ fn a_connection_that_is_cut_is_made_again_and_goes_on() {
     bed.exchange(9, 8, 9);
     assert_eq!(bed.remote().counts().lost, 5);
     assert_eq!(bed.remote().why().as_deref(), Some("the network was cut"));
+}
+
+/// A caller to whom a queue owes nothing does not poll it: it only submits, until that is taken.
+#[test]
+fn a_queue_that_owes_nothing_comes_back_without_being_polled() {
+    let mut bed = Bed::with_queue(32);
+    for round in 0..5 {
+        bed.exchange(round, 8, round);
+        let mut queue = bed.queues.remove(0);
+        bed.target.cut();
+        bed.turn_until(|bed| bed.events.contains(&Event::Recovered));
+        let place = bed.place(0, 8);
+        let request = Bed::request(Operation::Read, round, &[place], 1);
+        let mut is_taken = false;
+        bed.turn_until(|bed| {
+            // It says when it is of use to try again, and nothing that would keep its thread awake.
+            is_taken = queue.submit(bed.now, &[request], &[place]) == 1;
+            queue.flush();
+            let again = queue.wake_at();
+            let soon = bed.now..=bed.now.after(Span::from_ms(1));
+            assert!(is_taken || again > bed.now && soon.contains(&again), "{again:?}");
+            is_taken
+        });
+        bed.queues.push(queue);
+        bed.turn_until(|bed| !bed.answers.is_empty());
+        let answer = bed.answers.remove(0);
+        assert_eq!((answer.token, answer.outcome), (1, Outcome::SUCCESS), "round {round}");
+        bed.events.clear();
+    }
+}
+
+/// As when a target is begun anew, or its address moves, between the Connect of the admin queue and that
+/// of another one: whoever answers there knows nothing of the controller, and says that for good.
+#[test]
+fn a_queue_whose_controller_is_not_there_any_more_goes_on_with_the_next_one() {
+    let refusal = |at: u16, in_data: bool| {
+        let field = InvalidParameter(0).with(|dword| dword.ipo(at).in_data(in_data));
+        let status = Status::CONNECT_INVALID_PARAMETERS.with_dnr();
+        Completion::new(0, status).with_dw0(field.0)
+    };
+    for (refusal, outcome) in
+        [(refusal(16, true), Outcome::SUCCESS), (refusal(42, false), Outcome::PATH_ERROR)]
+    {
+        let mut bed = Bed::with_queue(32);
+        bed.exchange(0, 8, 0);
+        bed.target.state().refuses_queue = Some(refusal);
+        bed.target.cut();
+        bed.turn_until(|bed| bed.target.state().refuses_queue.is_none());
+        let place = bed.place(0, 8);
+        assert_eq!(bed.run(Operation::Read, 0, &[place]), outcome);
+    }
 }
 
 /// What reads is sent again as soon as there is a connection. A write may still be executed by the old

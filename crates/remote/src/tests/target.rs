@@ -62,6 +62,8 @@ pub(super) struct State {
     pub(super) is_silent: bool,
     /// What Connect is refused with.
     pub(super) refuses: Option<Status>,
+    /// What the next Connect of an I/O queue is refused with.
+    pub(super) refuses_queue: Option<Completion>,
     /// I/O commands are not answered.
     pub(super) is_idle: bool,
     /// A controller that is to stop (CC.EN is 0) does not say that it has.
@@ -179,6 +181,7 @@ impl Target {
             is_away: false,
             is_silent: false,
             refuses: None,
+            refuses_queue: None,
             is_idle: false,
             is_stuck: false,
             answers: None,
@@ -624,6 +627,11 @@ impl End {
             return Completion::new(0, status);
         }
         let connect = Connect::parse(command).unwrap();
+        if connect.qid != 0
+            && let Some(refusal) = state.refuses_queue.take()
+        {
+            return refusal;
+        }
         let data = ConnectData::from_bytes(self.data.0[&tag].as_slice().try_into().unwrap());
         let field = data.subnqn();
         let name = wire::nqn::read(&field.0).unwrap();

@@ -1,8 +1,8 @@
 //! What a queue does when its controller wants something of it.
 
-use base::{Answers, Instant, Outcome};
+use base::{Answers, Instant, Outcome, Span};
 
-use super::World;
+use super::{NOW, World};
 use crate::fake::at_ms;
 use crate::link::Order;
 use crate::queue_pair::Full;
@@ -110,6 +110,46 @@ fn a_queue_runs_again_only_when_everything_parked_is_answered() {
     assert!(!world.controller.has_adopted());
     assert!(world.submit(9).is_ok());
     assert!(world.controller.has_adopted());
+}
+
+/// Whoever is owed nothing does not poll.
+#[test]
+fn a_queue_that_owes_nothing_runs_again_without_being_polled() {
+    let mut world = World::plain(8);
+    world.send(1);
+    world.device.complete_next(0);
+    assert_eq!(world.poll().len(), 1);
+    for order in [Order::Freeze, Order::Release] {
+        world.controller.give(order);
+        assert_eq!(world.submit(2), Err(Full));
+        assert!(world.controller.has_adopted(), "{order:?}");
+    }
+    world.device.reset();
+    world.controller.give(Order::Run);
+    assert!(world.submit(2).is_ok() && world.controller.has_adopted());
+}
+
+/// However far away the next look for late commands is.
+#[test]
+fn the_next_order_is_not_waited_for_as_long_as_a_late_command() {
+    for is_polled in [true, false] {
+        let mut world = World::plain(8);
+        if is_polled {
+            world.send(1);
+        }
+        world.poll();
+        for order in [Order::Quiesce, Order::Freeze, Order::Release] {
+            world.controller.give(order);
+            if is_polled {
+                world.poll();
+            } else {
+                assert_eq!(world.submit(2), Err(Full));
+            }
+            assert!(world.controller.has_adopted());
+            let wake = world.queue.wake_at();
+            assert!(wake <= NOW.after(Span::from_ms(1)), "{order:?}, {is_polled}: {wake:?}");
+        }
+    }
 }
 
 #[test]
