@@ -18,6 +18,7 @@ mod name;
 mod paths;
 mod sleep;
 pub(crate) mod sockets;
+mod teller;
 mod tending;
 #[cfg(test)]
 mod tests;
@@ -28,5 +29,5 @@ pub use kind::Kind;
 pub use maps::Maps;
 pub use name::TcpName;
 pub(crate) use name::{discovery_name, policy_of};
-pub(crate) use paths::paths_of_all;
-pub use paths::tell_paths_to;
+pub(crate) use teller::paths_of_all;
+pub use teller::tell_paths_to;

@@ -9,6 +9,7 @@ mod served;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
+use base::Span;
 use host::Thread;
 use serde_json::Value;
 use served::{Served, run};
@@ -77,8 +78,12 @@ fn what_is_not_there_is_said_and_whose_move_it_is() {
 
 /// What leads to `address`, until it is dropped.
 fn proxy(address: &str) -> (Served, String) {
+    proxy_at("127.0.0.1:0", address)
+}
+
+fn proxy_at(at: &str, address: &str) -> (Served, String) {
     let to = address.trim_start_matches("tcp://");
-    let served = Served::of(&format!("{TENMIL} proxy 127.0.0.1:0 {to}"));
+    let served = Served::of(&format!("{TENMIL} proxy {at} {to}"));
     let ready = served.ready.trim().strip_prefix("ready ").unwrap();
     let address = ready.split_whitespace().next().unwrap().trim_start_matches("tcp://").to_owned();
     (served, address)
@@ -117,6 +122,32 @@ fn a_load_goes_over_two_paths_and_outlives_one_of_them() {
         assert!(said.contains("path 0 is down"), "{said}");
         assert!(said.contains(&format!("path 1 instead of path 0 ({two})")), "{said}");
     }
+}
+
+#[test]
+fn people_are_told_that_the_only_path_is_away_and_that_it_is_there_again() {
+    let (_served, address) = serve("ram:16m");
+    let (first, one) = proxy(&address);
+    let remote = format!("tcp://{one}/{NQN}?detect=1s&retry=100ms");
+    let mut load = Command::new(TENMIL);
+    load.args(["perf", &remote, "-w", "randread", "-t", "4", "--json"]);
+    let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    host::thread::rest(Span::from_secs(2));
+    drop(first);
+    host::thread::rest(Span::from_ms(500));
+    let _second = proxy_at(&one, &address);
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    let (away, back) =
+        (format!("note: tcp://{one}/{NQN}: it is away: "), "it is there again, after ");
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains(NQN)).collect();
+    assert!(
+        matches!(lines[..], [first, second] if first.starts_with(&away)
+        && first.ends_with("called again every 100 ms for 600 s, and what waits for it fails after 30 s")
+        && second.contains(back)),
+        "{said}"
+    );
 }
 
 /// Whoever follows the events of a process, which has begun to hear them.

@@ -14,8 +14,8 @@ use remote::{Calling, NotReached, Remote, RemoteQueue, Sleep};
 use super::channel::Queues;
 use super::dial::Caller;
 use super::name::TcpName;
-use super::paths::Teller;
 use super::sleep::Pillow;
+use super::teller::Teller;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
 use crate::Refused;
 use crate::growth::Growth;
@@ -46,6 +46,8 @@ struct Kept {
     /// Why it is not there any more.
     lost: Option<String>,
     pulse: Pulse,
+    /// Since when it is away, while it is.
+    away_since: Option<Instant>,
     teller: Teller,
     namespace: u32,
     growth: Arc<Growth>,
@@ -84,7 +86,7 @@ impl Attached {
         let bed = TenderBed::make(name)?;
         let teller = Teller::new(name);
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
-        teller.tell_only(None);
+        teller.tell_only_up();
         let (answers, refused, pulse) = (Vec::new(), Vec::new(), Pulse::default());
         let (namespace, growth) = (name.namespace, Arc::new(Growth::default()));
         let kept = Kept {
@@ -93,6 +95,7 @@ impl Attached {
             refused,
             lost: None,
             pulse,
+            away_since: None,
             teller,
             namespace,
             growth: Arc::clone(&growth),
@@ -282,12 +285,17 @@ impl Kept {
                 Event::ResetStarted { .. } => {
                     let why = self.remote.why();
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());
-                    self.teller.tell_only(Some(&why));
+                    // Some more resets may follow before it is there again.
+                    if self.away_since.is_none() {
+                        self.away_since = Some(now);
+                        self.teller.tell_only_away(&why);
+                    }
                     self.pulse.away = Some(why);
                     self.pulse.losses += 1;
                 }
                 Event::Recovered => {
-                    self.teller.tell_only(None);
+                    let since = self.away_since.take().unwrap_or(now);
+                    self.teller.tell_only_back(now.since(since));
                     self.pulse.away = None;
                     self.pulse.returns += 1;
                 }
@@ -297,7 +305,7 @@ impl Kept {
     }
 
     fn lose(&mut self, why: String) {
-        self.teller.tell_only(Some(&why));
+        self.teller.tell_only_gone(&why);
         self.lost = Some(why);
     }
 

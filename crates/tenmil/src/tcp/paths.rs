@@ -5,16 +5,14 @@
 //!                        └── a thread that tends: connections, ANA states, time-outs, events
 //! ```
 
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Span};
-use control::{DevicePaths, PathNews, Paths};
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use host::{Clock, Stop, Turn, Wait};
 use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
 use remote::{
-    Access, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket,
-    Sleep as _,
+    Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket, Sleep as _,
 };
 
 use super::attached::pool_bytes;
@@ -22,6 +20,7 @@ use super::channel::Queues;
 use super::dial::Caller;
 use super::name::TcpName;
 use super::sleep::Pillow;
+use super::teller::Teller;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
 use crate::Refused;
 use crate::growth::Growth;
@@ -38,23 +37,9 @@ pub(super) struct Tended {
     _memory: Vec<Arc<Region>>,
 }
 
-/// The paths of all devices of this process, for whoever asks it.
-static BOARD: LazyLock<Paths> = LazyLock::new(Paths::default);
-
-/// Who is told what happens to paths.
-static TELLER: OnceLock<fn(&str)> = OnceLock::new();
-
 /// How long the thread sleeps at most, and while somebody is being called.
 const TENDED: Span = Span::from_ms(100);
 const PAUSE: Span = Span::from_us(50);
-
-/// From now on `teller` is told in a line what happens to paths of devices that have several: which
-/// are up, down, better or worse, and which one takes over; and of any path, that its controller will
-/// not tell of changes. The first one counts.
-pub fn tell_paths_to(teller: fn(&str)) {
-    // Whoever comes later is not told.
-    let _ = TELLER.set(teller);
-}
 
 impl Tended {
     /// Calls all paths, and waits until one leads there and the others have been tried.
@@ -164,7 +149,9 @@ fn reach(
         let now = clock.now();
         let mut multipath = lock(shared);
         let event = multipath.poll(now);
-        teller.tell(event.as_ref());
+        if let Some(event) = &event {
+            teller.tell(event);
+        }
         match event {
             Some(PathEvent::Down { path, why } | PathEvent::Unfit { path, why }) => {
                 troubles[path] = Some(why);
@@ -190,76 +177,6 @@ fn reach(
         drop(multipath);
         host::thread::rest(PAUSE);
     }
-}
-
-/// Tells what happens to the paths of a device: people at once, and whoever asks the process.
-pub(super) struct Teller {
-    device: String,
-    addresses: Vec<String>,
-    board: DevicePaths,
-}
-
-impl Teller {
-    pub(super) fn new(name: &TcpName) -> Self {
-        let addresses: Vec<String> = name.addresses().map(str::to_owned).collect();
-        let device = format!("tcp://{}/{}", addresses.join(","), name.options.subsystem);
-        let board = BOARD.add(device.clone(), addresses.iter().cloned());
-        Self { device, addresses, board }
-    }
-
-    fn tell(&self, event: Option<&PathEvent>) {
-        let Some(event) = event.filter(|event| event.is_for_people()) else { return };
-        if let Some(news) = news_of(event) {
-            self.board.tell(news);
-        }
-        if let Some(teller) = TELLER.get() {
-            let address = path_of(event).and_then(|path| self.addresses.get(path));
-            let by = address.map_or_else(String::new, |address| format!(" ({address})"));
-            teller(&format!("{}: {event}{by}", self.device));
-        }
-    }
-
-    /// The only path there is was lost, for this reason, or came up.
-    pub(super) fn tell_only(&self, lost: Option<&str>) {
-        self.board.tell(match lost {
-            Some(why) => PathNews::Lost(0, why),
-            None => PathNews::Up(0, Access::Optimized.name()),
-        });
-    }
-
-    /// The controller of the only path there is has said something.
-    pub(super) fn tell_of_controller(&self, event: nvme::Event) {
-        self.tell(Some(&PathEvent::Controller { path: 0, event }));
-    }
-}
-
-fn path_of(event: &PathEvent) -> Option<usize> {
-    match event {
-        PathEvent::Up { path, .. }
-        | PathEvent::Down { path, .. }
-        | PathEvent::Access { path, .. }
-        | PathEvent::Unfit { path, .. }
-        | PathEvent::Controller { path, .. }
-        | PathEvent::Failover { to: path, .. } => Some(*path),
-        _ => None,
-    }
-}
-
-fn news_of(event: &PathEvent) -> Option<PathNews<'_>> {
-    Some(match event {
-        PathEvent::Up { path, access } => PathNews::Up(*path, access.name()),
-        PathEvent::Down { path, why } => PathNews::Lost(*path, why),
-        PathEvent::Access { path, access } => PathNews::Changed(*path, access.name()),
-        PathEvent::Unfit { path, why } => PathNews::Unfit(*path, why),
-        PathEvent::Failover { to, .. } => PathNews::Taken(*to),
-        PathEvent::NoPath => PathNews::None,
-        _ => return None,
-    })
-}
-
-/// The paths of all devices of this process.
-pub(crate) fn paths_of_all() -> &'static Paths {
-    &BOARD
 }
 
 fn lock(shared: &Mutex<Multipath>) -> MutexGuard<'_, Multipath> {
@@ -305,7 +222,7 @@ impl Queues for Tended {
 
 /// Something has happened.
 fn hear(event: &PathEvent, multipath: &mut Multipath, teller: &Teller, growth: &Growth) {
-    teller.tell(Some(event));
+    teller.tell(event);
     let is_resized = |event: &nvme::Event| matches!(event, nvme::Event::NamespaceResized { .. });
     if matches!(event, PathEvent::Controller { event, .. } if is_resized(event)) {
         // Whichever path a request takes leads to its blocks.

@@ -64,6 +64,17 @@ check 'and the load has seen no error' ends_well
 check 'nor was it over before' [ "$(written)" -gt $((before + 100)) ]
 check 'nor has the kernel seen one' says_no sh -c 'dmesg | grep -i "i/o error.*ublkb3"'
 
+shows 'it says so' 'it is away: .*it is called again' cat /tmp/tcp.log
+shows 'and that it is back' 'it is there again, after' cat /tmp/tcp.log
+
+# So it does while nobody wants anything, and its queues come back for the first who does.
+kill -9 $target
+wait $target 2>/dev/null
+check 'after kill -9 of an idle target it is there again' target
+sleep 2
+check 'and data are verified over both queues' loaded --filename=/dev/ublkb3 --rw=randwrite --bs=4k \
+    --size=8m --numjobs=2 --offset_increment=64m --iodepth=32
+
 # Nobody serves the disk for a while, and nobody notices.
 start=$(written)
 verify --filename=/dev/ublkb3 --rw=randwrite --bs=4k --size=32m --iodepth=16 --numjobs=2 \
