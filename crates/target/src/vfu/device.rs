@@ -108,6 +108,14 @@ impl Device {
         Ok(Self { front, function, subsystem, bar_bytes, vectors, doorbells, _buffers: memory })
     }
 
+    /// Gets ready for a client: what those before it have mapped is not looked at any more.
+    pub(super) fn welcome(&mut self) -> Result<(), String> {
+        if let Some(doorbells) = &mut self.doorbells {
+            *doorbells = doorbells.anew()?;
+        }
+        Ok(())
+    }
+
     /// What a client is told of it.
     pub(super) fn shape(&self) -> vfu::Device<Arc<OwnedFd>> {
         let plain = |size| RegionShape {

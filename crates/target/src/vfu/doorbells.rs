@@ -48,6 +48,12 @@ impl Doorbells {
         Ok(Self { mapping, file, seen, active: Vec::new(), queue_changes: None })
     }
 
+    /// The same for another client: whoever had these may have them mapped for ever.
+    pub(super) fn anew(&self) -> Result<Self, String> {
+        let bar_bytes = u32::try_from(self.mapping.len_bytes()).unwrap_or(u32::MAX);
+        Self::new(bar_bytes, u32::try_from(self.seen.len() / 2).unwrap_or(u32::MAX))
+    }
+
     /// What the client maps.
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
         &self.file

@@ -133,6 +133,9 @@ impl Guest {
     /// Gives the device to whoever has come.
     pub(super) fn enter(&mut self, connection: Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
+        if let Err(why) = self.device.welcome() {
+            return self.tell(News::Trouble(format!("process {peer} is not let in: {why}")));
+        }
         self.tell(News::Came(format!("process {peer}")));
         let server = Server::new(self.device.shape());
         let accesses = BTreeMap::new();

@@ -1,9 +1,11 @@
 //! Clients that come, go, and do what they may not.
 
+use std::os::unix::fs::FileExt;
+
 use base::Span;
 use host::local_socket::{Connection, Received};
 use reactor::PollMode;
-use vfu::{Answer, Errno};
+use vfu::{Answer, Errno, region_index};
 
 use super::rig::{Machine, Rig};
 use crate::news::News;
@@ -26,6 +28,38 @@ fn a_client_that_goes_leaves_nothing_behind_and_the_next_is_served() {
             rig.await_regions(baseline);
         }
     }
+}
+
+/// What a client has mapped nobody can take from it.
+#[test]
+fn a_client_that_has_gone_rings_no_doorbell_of_the_next_one() {
+    let rig = Rig::new(PollMode::Always);
+    let doorbells = |machine: &mut Machine| {
+        machine.client.region(region_index::BAR0);
+        let answer = machine.wait(|answer| matches!(answer, Answer::Region { .. }));
+        let Answer::Region { file: Some(file), .. } = answer else { panic!("{answer:?}") };
+        std::fs::File::from(file.try_clone().unwrap())
+    };
+    let (tail, one) = (0x1000 + 2 * 32, 1_u32.to_le_bytes());
+    let mut first = rig.machine();
+    let old = doorbells(&mut first);
+    drop(first);
+    rig.await_news(|news| matches!(news, News::Left(_)));
+
+    let mut machine = rig.machine();
+    machine.map(true);
+    machine.enable();
+    machine.make_queue();
+    let own = doorbells(&mut machine);
+    let read = super::rig::command(&[(0, 2), (1, 1), (6, 0x11_0000), (12, 0)]);
+    machine.put(1, read);
+    old.write_all_at(&one, tail).unwrap();
+    for _ in 0..100 {
+        machine.read(0x1c, 4);
+    }
+    assert_eq!(machine.completion(1), None, "somebody else has rung");
+    own.write_all_at(&one, tail).unwrap();
+    assert_eq!(machine.complete(1), 0);
 }
 
 #[test]

@@ -274,13 +274,19 @@ impl Machine {
 
     /// Puts a command into the queue and rings.
     pub(super) fn submit(&mut self, queue: u16, command: [u32; 16]) {
+        let next = self.put(queue, command);
+        self.ring(2 * u64::from(queue), next);
+    }
+
+    /// Puts a command into the queue. Where that ends now.
+    pub(super) fn put(&mut self, queue: u16, command: [u32; 16]) -> u32 {
         let base = if queue == 0 { ADMIN[0] } else { QUEUE[0] };
         let tail = &mut self.tails[usize::from(queue)];
         let (at, next) = (base + u64::from(*tail) * 64, (*tail + 1) % ENTRIES);
         *tail = next;
         let bytes: Vec<u8> = command.iter().flat_map(|dword| dword.to_le_bytes()).collect();
         self.store(at, &bytes);
-        self.ring(2 * u64::from(queue), next);
+        next
     }
 
     pub(super) fn ring(&mut self, index: u64, value: u32) {
@@ -290,23 +296,28 @@ impl Machine {
 
     /// Waits for the next completion of a queue: its status.
     pub(super) fn complete(&mut self, queue: u16) -> u16 {
-        let base = if queue == 0 { ADMIN[1] } else { QUEUE[1] };
         let head = self.heads[usize::from(queue)];
-        let at = base + u64::from(head % ENTRIES) * 16 + 14;
-        let phase = u16::from((head / ENTRIES).is_multiple_of(2));
         let end = self.clock.now().after(PATIENCE);
         loop {
-            let bytes = self.load(at, 2);
-            let status = u16::from_le_bytes([bytes[0], bytes[1]]);
-            if status & 1 == phase {
+            if let Some(status) = self.completion(queue) {
                 self.heads[usize::from(queue)] = head + 1;
                 self.ring(2 * u64::from(queue) + 1, (head + 1) % ENTRIES);
-                return status >> 1;
+                return status;
             }
             assert!(self.clock.now() < end, "no completion");
             assert!(self.carry(), "the server has gone");
             host::thread::give_way();
         }
+    }
+
+    /// The next completion of a queue, if it is there: its status.
+    pub(super) fn completion(&self, queue: u16) -> Option<u16> {
+        let base = if queue == 0 { ADMIN[1] } else { QUEUE[1] };
+        let head = self.heads[usize::from(queue)];
+        let bytes = self.load(base + u64::from(head % ENTRIES) * 16 + 14, 2);
+        let status = u16::from_le_bytes([bytes[0], bytes[1]]);
+        let phase = u16::from((head / ENTRIES).is_multiple_of(2));
+        (status & 1 == phase).then_some(status >> 1)
     }
 
     pub(super) fn admin(&mut self, command: [u32; 16]) -> u16 {
