@@ -151,7 +151,7 @@ const PCIE: Scenario = Scenario {
 };
 
 /// Every scenario there is.
-pub(crate) const SCENARIOS: [Scenario; 14] = [
+pub(crate) const SCENARIOS: [Scenario; 15] = [
     Scenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -202,6 +202,30 @@ pub(crate) const SCENARIOS: [Scenario; 14] = [
         seconds_max: 1200,
         short_seconds_max: None,
         script: concat!(include_str!("guest/iommufd.sh"), include_str!("guest/pcie.sh")),
+        ..PCIE
+    },
+    Scenario {
+        name: "one-group",
+        about: "two SSDs that are one to the IOMMU: one process has both, or none",
+        devices: &[
+            "-device",
+            "intel-iommu,intremap=on,aw-bits=39",
+            "-drive",
+            "file=ROOM/disk,format=raw,if=none,id=disk",
+            "-drive",
+            "file=ROOM/disk2,format=raw,if=none,id=disk2",
+            "-device",
+            "nvme,serial=LAB1,drive=disk,addr=8.0,multifunction=on",
+            "-device",
+            "nvme,serial=LAB2,drive=disk2,addr=8.1",
+        ],
+        disk_bytes: 64 << 20,
+        disks: &["disk", "disk2"],
+        deeds: &[],
+        suite: Some(BUILT),
+        seconds_max: 300,
+        short_seconds_max: None,
+        script: include_str!("guest/one-group.sh"),
         ..PCIE
     },
     Scenario {
