@@ -7,15 +7,15 @@
 
 mod disk;
 mod net;
+mod queues;
 
 use std::sync::{Arc, Mutex};
 
 use base::{Answers, Backend, Instant, Operation, Outcome, Request, Segment, Span};
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use dma::{Backing, Mapping, Regions};
 use host::socket::{SocketCounts, SocketOptions, Sockets};
-use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, Techniques};
 use target::tcp::{Guest, Limits};
-use tenmil_remote::{Calling, Options, Remote, RemoteQueue};
+use tenmil_remote::{Options, Remote, RemoteQueue};
 
 use disk::{BYTES, NQN, request, service};
 use net::{Net, turn_all};
@@ -51,38 +51,16 @@ impl Pair {
         let regions = Regions::new(16);
         let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
         let service = service(&regions, limits);
-        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
         let data = regions.add(Mapping::new(DATA_BYTES, Backing::Private).unwrap()).unwrap();
-        let store = CommandStore::for_device(DeviceKind::Emulated);
-        let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
-        pool.map_on_use();
         let sockets = || Sockets::new(regions.clone(), SocketOptions::default());
         let (ours, theirs, guests) = (sockets(), sockets(), Arc::default());
         let (mine, its) = (ours.clone(), theirs.clone());
         let net = Net { ours: mine, theirs: its, service, guests: Arc::clone(&guests) };
         let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
-        let wishes = ControllerOptions { queue_pairs: queues, ..ControllerOptions::default() };
-        let mut calling = Calling::begin(pool, Box::new(net), options, wishes, now).unwrap();
-        let mut turn = || {
-            now = now.after(Span::from_us(100));
-            turn_all(&guests, now);
-            now
-        };
-        let mut remote = loop {
-            if let Some(ended) = calling.turn(turn()) {
-                break ended.unwrap();
-            }
-        };
-        while remote.poll(turn()) != Some(Event::Ready) {}
-        let mut make = |_| {
-            let techniques = Techniques::default();
-            let options = QueuePairOptions { depth: 129, vector: None, techniques };
-            let id = remote.controller().create_queue_pair(turn(), options).unwrap();
-            while remote.poll(turn()) != Some(Event::QueuePairCreated { id }) {}
-            remote.take_queue(id, 1, QueueSizes::default()).unwrap()
-        };
-        let queues: Vec<RemoteQueue> = (0..queues).map(&mut make).collect();
+        let mut remote = net::call((&regions, &guests), Box::new(net), options, queues, &mut now);
+        let make = |_| queues::make(&mut remote, &guests, 129, &mut now);
+        let queues: Vec<RemoteQueue> = (0..queues).map(make).collect();
         let places = u32::try_from(DATA_BYTES).unwrap() / BYTES;
         let segments = (0..places).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
         let answers = Answers::with_capacity(256);

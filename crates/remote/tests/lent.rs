@@ -6,6 +6,7 @@
 #[expect(dead_code, reason = "others use the rest")]
 mod disk;
 mod net;
+mod queues;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,11 +17,10 @@ use base::{
     Segment, Span, Stream, Stretch, WakeSource,
 };
 use block::Ram;
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Lender, Mapping, Regions};
+use dma::{Backing, Lender, Mapping, Regions};
 use host::socket::{SocketOptions, Sockets};
-use nvme::{ControllerOptions, Event, QueuePairOptions, QueueSizes, Techniques};
 use target::tcp::{Guest, Limits};
-use tenmil_remote::{Calling, Dial, Dialled, Options, Remote, RemoteQueue};
+use tenmil_remote::{Dial, Dialled, Options, Remote, RemoteQueue};
 
 use disk::{NQN, offering};
 use net::{Net, turn_all};
@@ -155,32 +155,13 @@ impl Pair {
         let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
         let medium = Ram::new(&regions, BLOCK, 1 << 14).unwrap();
         let service = offering(Arc::new(medium), &regions, limits);
-        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
-        let store = CommandStore::for_device(DeviceKind::Emulated);
-        let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
         let sockets = || Sockets::new(regions.clone(), SocketOptions::default());
         let (guests, came) = (Arc::default(), Arc::<Came>::default());
         let net = Net { ours: sockets(), theirs: sockets(), service, guests: Arc::clone(&guests) };
         let net = CountingNet { net, came: Arc::clone(&came) };
         let mut now = Instant { ns: 1_000_000 };
-        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let mut calling = Calling::begin(pool, Box::new(net), options, wishes, now).unwrap();
-        let mut turn = || {
-            now = now.after(Span::from_us(100));
-            turn_all(&guests, now);
-            now
-        };
-        let mut remote = loop {
-            if let Some(ended) = calling.turn(turn()) {
-                break ended.unwrap();
-            }
-        };
-        while remote.poll(turn()) != Some(Event::Ready) {}
-        let techniques = Techniques::default();
-        let options = QueuePairOptions { depth: 33, vector: None, techniques };
-        let id = remote.controller().create_queue_pair(turn(), options).unwrap();
-        while remote.poll(turn()) != Some(Event::QueuePairCreated { id }) {}
-        let queue = remote.take_queue(id, 1, QueueSizes::default()).unwrap();
+        let mut remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
+        let queue = queues::make(&mut remote, &guests, 33, &mut now);
         let file = Mapping::new(usize::from(REQUESTS) * EACH as usize, Backing::Shared).unwrap();
         let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
         let data_at = |_, request, byte| u64::from(request) * u64::from(EACH) + u64::from(byte);

@@ -8,17 +8,17 @@ mod net;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use base::{Instant, Span};
+use base::Instant;
 use block::Null;
 use ctrl::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use dma::Regions;
 use host::socket::{SocketOptions, Sockets};
-use nvme::{ControllerOptions, Event};
+use nvme::Event;
 use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
-use tenmil_remote::{Calling, Options, Remote};
+use tenmil_remote::{Options, Remote};
 use wire::log::event::{Event as Notice, NoticeEvent};
 
-use net::{Net, turn_all};
+use net::Net;
 
 const NQN: &str = "nqn.2024-01.example:disk";
 const HOST: &str = "nqn.2024-01.example:host";
@@ -62,37 +62,21 @@ impl Pair {
         let service = Service::new(&regions, limits).unwrap();
         service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
         service.offer(plan(NQN)).unwrap();
-        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
-        let store = CommandStore::for_device(DeviceKind::Emulated);
-        let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
-        pool.map_on_use();
         let [ours, theirs] =
             [(); 2].map(|()| Sockets::new(regions.clone(), SocketOptions::default()));
         let guests: Arc<Mutex<Vec<Guest>>> = Arc::default();
         let net = Net { ours, theirs, service: service.clone(), guests: Arc::clone(&guests) };
-        let now = Instant { ns: 1_000_000 };
+        let mut now = Instant { ns: 1_000_000 };
         let options = Options::new(name, HOST, [1; 16]);
-        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let mut calling = Calling::begin(pool, Box::new(net), options, wishes, now).unwrap();
-        let mut now = now;
-        let remote = loop {
-            now = now.after(Span::from_us(100));
-            turn_all(&guests, now);
-            if let Some(ended) = calling.turn(now) {
-                break ended.unwrap();
-            }
-        };
+        let remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
         let mut pair = Self { remote, service, guests, now, told: Vec::new() };
-        pair.await_event(|event| *event == Event::Ready);
         // Its requests for events are on their way.
         (0..TURNS / 10).for_each(|_| pair.turn());
         pair
     }
 
     fn turn(&mut self) {
-        self.now = self.now.after(Span::from_us(100));
-        turn_all(&self.guests, self.now);
-        self.told.extend(self.remote.poll(self.now));
+        self.told.extend(self.remote.poll(net::later(&self.guests, &mut self.now)));
     }
 
     #[track_caller]

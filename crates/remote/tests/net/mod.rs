@@ -2,10 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use base::{Broken, Instant, Stream};
+use base::{Broken, Instant, Span, Stream};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use host::socket::{Sockets, loopback};
+use nvme::{ControllerOptions, Event};
 use target::tcp::{Guest, Service};
-use tenmil_remote::{Dial, Dialled};
+use tenmil_remote::{Calling, Dial, Dialled, Options, Remote};
 
 /// What is shared by both sides: sockets of the host's, and of the target's, which serves here.
 pub(crate) struct Net {
@@ -40,4 +42,35 @@ impl Dial for Net {
 /// A turn of everybody who is served.
 pub(crate) fn turn_all(guests: &Mutex<Vec<Guest>>, now: Instant) {
     guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.turn(now));
+}
+
+/// A host that has called by `dial` and is ready, with room for so many I/O queues. What it is told of
+/// comes from `regions`. It moves the time on.
+pub(crate) fn call(
+    (regions, guests): (&Regions, &Mutex<Vec<Guest>>),
+    dial: Box<dyn Dial>,
+    options: Options,
+    queue_pairs: u16,
+    now: &mut Instant,
+) -> Remote {
+    let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+    let store = CommandStore::for_device(DeviceKind::Emulated);
+    let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
+    pool.map_on_use();
+    let wishes = ControllerOptions { queue_pairs, ..ControllerOptions::default() };
+    let mut calling = Calling::begin(pool, dial, options, wishes, *now).unwrap();
+    let mut remote = loop {
+        if let Some(ended) = calling.turn(later(guests, now)) {
+            break ended.unwrap();
+        }
+    };
+    while remote.poll(later(guests, now)) != Some(Event::Ready) {}
+    remote
+}
+
+/// A turn of everybody who is served, a moment later: when that is.
+pub(crate) fn later(guests: &Mutex<Vec<Guest>>, now: &mut Instant) -> Instant {
+    *now = now.after(Span::from_us(100));
+    turn_all(guests, *now);
+    *now
 }
