@@ -176,10 +176,15 @@ impl Function {
             nodes.extend(disk.partitions(machine).into_iter().map(|name| format!("/dev/{name}")));
         }
         nodes.extend(group_door(machine, self.address).map(|door| format!("/{door}")));
-        let others = [("vfio-dev", "/dev/vfio/devices/"), ("uio", "/dev/")];
-        for (kind, place) in others {
+        let mut put = |directory: &str, kind: &str, place: &str| {
             let names = machine.names(&format!("{directory}/{kind}"));
             nodes.extend(names.into_iter().map(|name| format!("{place}{name}")));
+        };
+        put(&directory, "uio", "/dev/");
+        put(&directory, "vfio-dev", OWN_DOORS);
+        // Whoever drives another function of its group keeps all others from this one.
+        for other in self.group.iter().flat_map(|group| &group.others) {
+            put(&format!("{DEVICES}/{}", other.address), "vfio-dev", OWN_DOORS);
         }
         nodes
     }
@@ -193,6 +198,9 @@ impl Disk {
         machine.names(&directory).into_iter().filter(is_partition).collect()
     }
 }
+
+/// Where doors of single functions are.
+const OWN_DOORS: &str = "/dev/vfio/devices/";
 
 /// The directory of the function at `address`.
 pub(super) fn directory(address: Address) -> String {

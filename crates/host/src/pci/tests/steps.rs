@@ -256,6 +256,25 @@ fn a_function_that_a_program_drives_is_not_given_back() {
     unbind(&kernel, &Which::All).1.unwrap();
 }
 
+/// The kernel would find the group taken, and neither driver would have the function.
+#[test]
+fn a_function_of_whose_group_a_program_drives_another_is_not_given_back() {
+    let tree = Tree::of("second-function 12");
+    let kernel = FakeKernel::new(&tree);
+    bound(&kernel, &[FUNCTION, SECOND], &terms(None, false)).unwrap();
+    tree.put(&function(FUNCTION, "vfio-dev/vfio0/x"), "");
+    tree.put("proc/41/comm", "tenmil\n");
+    tree.link("proc/41/fd/9", "/dev/vfio/devices/vfio0");
+    let second = Which::These(vec![address(SECOND)]);
+    let error = unbind(&kernel, &second).1.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "unbind 0000:5f:00.0: process 41 (tenmil) has vfio/devices/vfio0 open, expected nobody"
+    );
+    tree.remove("proc/41/fd/9");
+    assert_eq!(unbind(&kernel, &second).0, [address(SECOND)]);
+}
+
 #[test]
 fn a_driver_that_is_gone_keeps_its_function_recorded() {
     let tree = Tree::of("second-function 13");

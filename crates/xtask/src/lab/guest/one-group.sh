@@ -11,6 +11,7 @@ both() { [ -n "$(place LAB1)" ] && [ -n "$(place LAB2)" ]; }
 check 'the kernel has both' within 20 both || exit 1
 ONE=$(place LAB1)
 TWO=$(place LAB2)
+driver_is() { [ "$(basename "$(readlink -f "/sys/bus/pci/devices/$1/driver")")" = "$2" ]; }
 group() { basename "$(readlink -f "/sys/bus/pci/devices/$1/iommu_group")"; }
 check 'they are in one group' [ "$(group "$ONE")" = "$(group "$TWO")" ] || exit 1
 
@@ -43,8 +44,11 @@ for way in iommufd group; do
             tenmil identify "pcie:$TWO?vfio=$other"
         cat /tmp/output
     done
-    shows "nor given back" "$driving" refused tenmil unbind "$ONE" "$TWO"
-    cat /tmp/output
+    for at in "$ONE" "$TWO"; do
+        shows "nor is $at given back" "unbind $at: process $driving" refused tenmil unbind "$at"
+        cat /tmp/output
+        check 'it keeps its driver' driver_is "$at" vfio-pci
+    done
     check 'nor is it disturbed' kill -0 $driving
     # Without a farewell: the kernel resets it, and has the group again.
     kill -9 $driving
