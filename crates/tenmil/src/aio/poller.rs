@@ -154,18 +154,18 @@ impl DevicePoller {
     fn is_behind(&self) -> bool {
         let waits_for_lock =
             self.stuck.is_some() || !self.undelivered.is_empty() || !self.empty.is_empty();
-        // A backend that refuses although it has nothing in flight announces nothing.
-        waits_for_lock || !self.incoming.is_empty() || self.refuses()
+        // A backend that refuses although it has nothing in flight announces nothing, unless it says
+        // when to try again.
+        let refuses = !self.requests.is_empty()
+            && self.in_flight == 0
+            && self.backend.wake_at() == Instant::NEVER;
+        waits_for_lock || !self.incoming.is_empty() || refuses
     }
 
     /// Whether nothing is left to be done, and nobody can bring anything.
     fn is_over(&self) -> bool {
         let has_nothing = self.in_flight == 0 && self.requests.is_empty();
         self.is_let_go && has_nothing && self.undelivered.is_empty() && self.empty.is_empty()
-    }
-
-    fn refuses(&self) -> bool {
-        !self.requests.is_empty() && self.in_flight == 0
     }
 }
 
@@ -233,7 +233,8 @@ impl Poller for DevicePoller {
     }
 
     fn wake_at(&self) -> Instant {
-        if self.in_flight > 0 { self.backend.wake_at() } else { Instant::NEVER }
+        let is_waiting = self.in_flight > 0 || !self.requests.is_empty();
+        if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
     }
 
     fn is_busy(&self) -> Option<bool> {

@@ -37,6 +37,8 @@ struct Inner {
     panics_after_taking: bool,
     /// How often it was armed.
     arms: u32,
+    /// When it wants to be called again.
+    again_at: Instant,
 }
 
 struct SlowBackend {
@@ -106,6 +108,10 @@ impl Backend for SlowBackend {
         done.len()
     }
 
+    fn wake_at(&self) -> Instant {
+        self.slow.inner(|inner| inner.again_at)
+    }
+
     fn arm(&mut self) -> bool {
         self.slow.inner(|inner| {
             inner.arms += 1;
@@ -157,6 +163,7 @@ impl Stand {
             panics: false,
             panics_after_taking: false,
             arms: 0,
+            again_at: Instant::NEVER,
         })));
         let backend = SlowBackend { slow: slow.clone(), limits: limits(depth) };
         let buffers = Buffers::new(pool);

@@ -73,6 +73,28 @@ fn an_idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
     }
 }
 
+/// As a device behind a network does while that is away.
+#[test]
+fn a_device_that_takes_nothing_is_tried_again_when_it_says_and_keeps_nobody_awake_until_then() {
+    let mut stand = Stand::new(4, 0, 4);
+    let mut op = stand.read(0, stand.buffer());
+    assert!(op.poll().is_none());
+    stand.turn(2);
+    assert!(!stand.falls_asleep(), "it does not say when");
+    let again_at = stand.now().after(Span::from_secs(1));
+    stand.slow.inner(|inner| inner.again_at = again_at);
+    assert!(stand.falls_asleep());
+    stand.reactor.woken(&[]);
+    assert!(matches!(stand.turn(1), Wait::Until(at) if at <= again_at));
+    stand.slow.inner(|inner| inner.room = 1);
+    stand.pass(Span::from_secs(1));
+    stand.turn(2);
+    assert_eq!(stand.slow.held(), 1);
+    stand.slow.answer_all();
+    stand.turn(2);
+    assert!(op.poll().is_some_and(|result| result.is_ok()));
+}
+
 /// Its descriptor may still be readable for an answer that has been taken: arming takes that away.
 #[test]
 fn a_device_is_armed_for_a_sleep_even_if_it_owes_nothing() {
