@@ -262,14 +262,14 @@ fn a_function_of_whose_group_a_program_drives_another_is_not_given_back() {
     let tree = Tree::of("second-function 12");
     let kernel = FakeKernel::new(&tree);
     bound(&kernel, &[FUNCTION, SECOND], &terms(None, false)).unwrap();
-    tree.put(&function(FUNCTION, "vfio-dev/vfio0/x"), "");
+    tree.put(&function(FUNCTION, "vfio-dev/vfio1/x"), "");
     tree.put("proc/41/comm", "tenmil\n");
-    tree.link("proc/41/fd/9", "/dev/vfio/devices/vfio0");
+    tree.link("proc/41/fd/9", "/dev/vfio/devices/vfio1");
     let second = Which::These(vec![address(SECOND)]);
     let error = unbind(&kernel, &second).1.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "unbind 0000:5f:00.0: process 41 (tenmil) has vfio/devices/vfio0 open, expected nobody"
+        "unbind 0000:5f:00.0: process 41 (tenmil) has vfio/devices/vfio1 open, expected nobody"
     );
     tree.remove("proc/41/fd/9");
     assert_eq!(unbind(&kernel, &second).0, [address(SECOND)]);
