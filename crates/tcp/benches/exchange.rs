@@ -199,7 +199,7 @@ impl ControllerTurn {
                     tag, data: Ok(CommandData::ToHost(len)), ..
                 } = *event
                 {
-                    self.end.finish(tag, len, Completion::new(0, Status::SUCCESS));
+                    self.end.finish(tag, len, Completion::new(0, Status::SUCCESS)).unwrap();
                 }
             }
             self.events.clear();

@@ -18,6 +18,7 @@ mod send;
 mod slot;
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use base::Instant;
 use wire::tcp::{ADMIN_IN_CAPSULE_BYTES, ALIGNMENT_MAX, End, H2C_DATA_BYTES_MIN};
@@ -163,6 +164,20 @@ pub enum ControllerEvent {
     },
     /// The connection has ended. What is under way is told by [`Connection::outstanding`].
     Ended(Cause),
+}
+
+/// Why an owner cannot have what it asked for: a mistake of the owner, which nothing that a host sends
+/// may lead to. Nothing has changed, and the connection should end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotPossible {
+    /// There is no such command, or it was finished before.
+    NotUnderWay,
+    /// The data of the command go the other way, or nowhere.
+    Direction,
+    /// The command has not so many data, or they are no whole dwords.
+    Length,
+    /// Data of the command are on their way.
+    InTransfer,
 }
 
 /// The longest header with digest and padding, a data digest, and a response with its digest.
@@ -312,26 +327,25 @@ impl Controller {
     /// There is room for the next `len_bytes` of the data of a command, which are asked for. Whole
     /// dwords.
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If the command has not so many, or is at its end.
-    pub fn grant(&mut self, tag: u16, len_bytes: u32) {
-        let slot = &mut self.slots[usize::from(tag)];
-        assert_eq!(slot.state, State::FromHost, "room is granted to what needs it");
-        assert!(len_bytes & 3 == 0 && len_bytes <= slot.len_bytes - slot.ready, "no such data");
-        slot.ready += len_bytes;
+    pub fn grant(&mut self, tag: u16, len_bytes: u32) -> Result<(), NotPossible> {
+        self.ready(tag, State::FromHost, len_bytes)?;
         self.queue_job(tag);
+        Ok(())
     }
 
     /// The next `len_bytes` of what a command reads are ready to be sent, and more will follow.
     /// Whole dwords.
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If the host has no room for so many, or the command is at its end.
-    pub fn reply(&mut self, tag: u16, len_bytes: u32) {
-        self.ready(tag, len_bytes);
+    pub fn reply(&mut self, tag: u16, len_bytes: u32) -> Result<(), NotPossible> {
+        self.ready(tag, State::ToHost, len_bytes)?;
         self.queue_job(tag);
+        Ok(())
     }
 
     /// A command is done: its last `len_bytes` are ready to be sent, and then its answer. Identifier
@@ -339,16 +353,20 @@ impl Controller {
     /// on their way are passed over. What a batch of events already tells of it is to be passed over
     /// as well.
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If the host has no room for so many, or the command is at its end.
     #[inline]
-    pub fn finish(&mut self, tag: u16, len_bytes: u32, completion: Completion) {
+    pub fn finish(
+        &mut self,
+        tag: u16,
+        len_bytes: u32,
+        completion: Completion,
+    ) -> Result<(), NotPossible> {
         if len_bytes > 0 {
-            self.ready(tag, len_bytes);
+            self.ready(tag, State::ToHost, len_bytes)?;
         }
-        let slot = &mut self.slots[usize::from(tag)];
-        assert!(slot.is_under_way(), "a command is finished once");
+        let slot = self.under_way(tag)?;
         let is_false = slot.is_damaged && completion.status().is_success();
         slot.completion = if is_false {
             completion.with_status(Status::TRANSIENT_TRANSPORT_ERROR)
@@ -363,27 +381,44 @@ impl Controller {
             body.is_wanted = false;
         }
         self.queue_job(tag);
+        Ok(())
     }
 
     /// A command is never answered: its host has forgotten it, by a reset of its controller. Its tag
     /// is free at once.
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If its data come or are sent, or it is at its end.
-    pub fn forget(&mut self, tag: u16) {
-        let slot = &mut self.slots[usize::from(tag)];
-        assert!(slot.is_under_way() && slot.is_still(), "nothing of it is on its way");
+    pub fn forget(&mut self, tag: u16) -> Result<(), NotPossible> {
+        let slot = self.under_way(tag)?;
+        if !slot.is_still() {
+            return Err(NotPossible::InTransfer);
+        }
         slot.state = State::Free;
         self.free.push(tag);
+        Ok(())
     }
 
+    /// A command that its owner has not finished.
     #[inline]
-    fn ready(&mut self, tag: u16, len_bytes: u32) {
-        let slot = &mut self.slots[usize::from(tag)];
-        assert!(slot.state == State::ToHost && !slot.is_answered, "data go to who reads them");
-        assert!(len_bytes & 3 == 0 && len_bytes <= slot.len_bytes - slot.ready, "no such room");
+    fn under_way(&mut self, tag: u16) -> Result<&mut Slot, NotPossible> {
+        let slot = self.slots.get_mut(usize::from(tag));
+        slot.filter(|slot| slot.is_under_way()).ok_or(NotPossible::NotUnderWay)
+    }
+
+    /// The next `len_bytes` of a command's data, which go this way, may come or are ready to be sent.
+    #[inline]
+    fn ready(&mut self, tag: u16, state: State, len_bytes: u32) -> Result<(), NotPossible> {
+        let slot = self.under_way(tag)?;
+        if slot.state != state {
+            return Err(NotPossible::Direction);
+        }
+        if len_bytes & 3 != 0 || len_bytes > slot.len_bytes - slot.ready {
+            return Err(NotPossible::Length);
+        }
         slot.ready += len_bytes;
+        Ok(())
     }
 
     #[inline]
@@ -391,9 +426,19 @@ impl Controller {
         let slot = &mut self.slots[usize::from(tag)];
         if !slot.is_queued {
             slot.is_queued = true;
-            debug_assert!(self.jobs.len() < self.slots.len(), "each slot is in the list once");
             self.jobs.push_back(tag);
         }
+    }
+}
+
+impl fmt::Display for NotPossible {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::NotUnderWay => "the command is not under way",
+            Self::Direction => "its data go another way",
+            Self::Length => "it has not so many data",
+            Self::InTransfer => "its data are on their way",
+        })
     }
 }
 

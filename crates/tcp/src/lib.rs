@@ -63,7 +63,7 @@ mod tests;
 pub use body::Place;
 pub use connection::Connection;
 pub use controller::{
-    CommandData, Controller, ControllerConfig, ControllerEvent, QueueKind, SuccessFlag,
+    CommandData, Controller, ControllerConfig, ControllerEvent, NotPossible, QueueKind, SuccessFlag,
 };
 pub use events::{EVENTS_PER_UNIT, Events};
 pub use host::{Data, DigestUse, Full, Host, HostConfig, HostEvent};

@@ -155,8 +155,7 @@ impl Admin {
             // What is sent beyond that is not looked at, as with commands of I/O queues.
             AdminData::FromHost(need) if way == Way::FromHost && len_bytes >= need => {
                 self.bytes.resize(need as usize, 0);
-                let buffer = rooms.buffer(tag).ok_or(wrong)?;
-                let segment = buffer.segment(rooms.budget(), need);
+                let segment = rooms.front_of(tag, need).ok_or(wrong)?;
                 let loaded = rooms.budget().regions().load(segment, &mut self.bytes);
                 loaded.map_err(|_| Status::INTERNAL_ERROR)
             }
@@ -221,9 +220,8 @@ impl Admin {
         if way != Way::ToHost || len_bytes == 0 {
             return Ok(0);
         }
-        let buffer = rooms.buffer(tag).filter(|_| len_bytes <= room);
-        let buffer = buffer.ok_or(Status::INTERNAL_ERROR)?;
-        let segment = buffer.segment(rooms.budget(), len_bytes);
+        let segment = rooms.front_of(tag, len_bytes).filter(|_| len_bytes <= room);
+        let segment = segment.ok_or(Status::INTERNAL_ERROR)?;
         let stored = rooms.budget().regions().store(segment, &self.bytes);
         stored.map(|()| len_bytes).map_err(|_| Status::INTERNAL_ERROR)
     }

@@ -306,11 +306,12 @@ impl Discovery {
 
 /// Puts what the host gets where it is sent from.
 fn store(rooms: &Rooms, tag: u16, bytes: &[u8]) -> Status {
-    let Some(buffer) = rooms.buffer(tag).filter(|_| !bytes.is_empty()) else {
+    if bytes.is_empty() {
         return Status::SUCCESS;
-    };
+    }
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    let stored = rooms.budget().regions().store(buffer.segment(rooms.budget(), len), bytes);
+    let Some(segment) = rooms.front_of(tag, len) else { return Status::INTERNAL_ERROR };
+    let stored = rooms.budget().regions().store(segment, bytes);
     stored.map_or(Status::INTERNAL_ERROR, |()| Status::SUCCESS)
 }
 

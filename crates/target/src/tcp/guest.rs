@@ -199,6 +199,9 @@ impl Guest {
         }
         count += self.turn_role(now, is_called);
         self.rooms.share();
+        if let Some(fault) = self.rooms.fault() {
+            self.faulted(now, fault);
+        }
         if now >= self.deadline() {
             count += self.expire(now);
         }
@@ -355,9 +358,11 @@ impl Guest {
             ControllerEvent::Data { place, at } => {
                 self.brought_at = now;
                 let Some(stream) = &self.stream else { return true };
-                let bytes = &stream.bytes()[at as usize..][..place.len_bytes as usize];
-                let stored = self.rooms.store(place, bytes);
-                debug_assert!(stored.is_ok(), "a buffer lies in the budget's region");
+                let bytes = stream.bytes().get(at as usize..).unwrap_or_default();
+                let bytes = bytes.get(..place.len_bytes as usize).unwrap_or_default();
+                if self.rooms.store(place, bytes).is_err() {
+                    self.misplaced(now, place);
+                }
             }
             ControllerEvent::Arrived { tag, is_intact } => {
                 if self.rooms.arrived(&mut self.end, tag, is_intact) {
@@ -510,8 +515,9 @@ impl Drop for Guest {
                 self.peer,
                 io.under_way()
             ))),
-            _ => self.rooms.clear(),
+            _ => return self.rooms.clear(),
         }
+        self.rooms.abandon_begun();
     }
 }
 

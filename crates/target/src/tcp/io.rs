@@ -96,15 +96,16 @@ impl Io {
         let budget = rooms.budget();
         let entries = u32::from(depth) + 1;
         let (first, second) = (entries * SUBMISSION_BYTES, entries * COMPLETION_BYTES);
-        let whole = rings.segment(budget, first + second);
+        let whole = rings.segment(budget, first + second).ok_or(NoQueue::Memory)?;
+        let place = iova_of(rings, 0).ok_or(NoQueue::Memory)?;
         let part = |skip, len| whole.slice(skip, len).ok_or(NoQueue::Memory);
         // A submission is read after it was written; a completion is known by what was there before.
         budget.regions().fill(part(first, second)?, 0).map_err(|_| NoQueue::Memory)?;
         let new = FabricsQueue {
             qid,
             entries,
-            submission: iova_of(rings, 0),
-            completion: iova_of(rings, 0) + u64::from(first),
+            submission: place,
+            completion: place + u64::from(first),
             page_shift: u8::try_from(budget.buffer_bytes_max().trailing_zeros()).unwrap_or(0),
             in_flight_max: depth,
             areas: AREAS.min(depth),
@@ -151,7 +152,7 @@ impl Io {
             return Begun::Fabrics;
         }
         let (way, len_bytes) = rooms.data(tag);
-        let iova = rooms.buffer(tag).map_or(0, |buffer| iova_of(buffer, len_bytes));
+        let iova = rooms.iova(tag);
         if way == Way::ToHost && command.opcode() != IoOpcode::Read.code() {
             blank(rooms, tag, len_bytes);
         }
@@ -390,8 +391,7 @@ fn told(status: Status) -> Status {
 /// What a queue does not fill goes to the host as zeroes, and not as what others have left.
 #[cold]
 fn blank(rooms: &Rooms, tag: u16, len_bytes: u32) {
-    if let Some(buffer) = rooms.buffer(tag) {
-        let segment = buffer.segment(rooms.budget(), len_bytes);
+    if let Some(segment) = rooms.front_of(tag, len_bytes) {
         // It lies in the budget's region.
         let _ = rooms.budget().regions().fill(segment, 0);
     }

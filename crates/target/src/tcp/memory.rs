@@ -7,7 +7,7 @@
 //!   Purse    a connection's own: blocks that were used last, and the right to two pages
 //!     ▲ │    no lock
 //!     │ ▼
-//!   Buffer   what one command has
+//!   Buffer   what one command has: whoever drops it gives it back
 //! ```
 //!
 //! Who finds nothing waits in line, and who is first in it may have the block that is kept back: so
@@ -23,6 +23,7 @@
 //! ```
 
 mod buddy;
+mod buffer;
 mod purse;
 mod reach;
 #[cfg(test)]
@@ -38,6 +39,8 @@ use ctrl::controller::Bell;
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 
 use buddy::Buddy;
+pub(super) use buffer::Buffer;
+use buffer::{Account, Block, Source};
 pub(super) use purse::Purse;
 pub(super) use reach::{Reach, iova_of};
 
@@ -66,6 +69,8 @@ struct State {
     kept: Option<u32>,
     /// Pairs of pages that no connection uses just now.
     own: Vec<u32>,
+    /// Where the other half has come back, of pages that go back together.
+    halves: Vec<u32>,
     /// Connections that have a right to one.
     owners: usize,
     /// Pages where the rings of queues begin that may still come.
@@ -77,27 +82,6 @@ struct State {
 struct Waiter {
     purse: u64,
     bell: Bell,
-}
-
-/// The memory of one command, or of something else that needs some.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Buffer {
-    page: u32,
-    order: u8,
-    source: Source,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Shared,
-    /// The block that is kept back.
-    Kept,
-    /// A connection's own pages.
-    Own,
-    /// The block that is set aside for the rings of a connection.
-    Rings,
-    /// Another buffer, which goes back by itself.
-    Lent,
 }
 
 /// A connection's own two pages.
@@ -155,7 +139,8 @@ impl Budget {
         let kept = buddy.take(order_max);
         let own = (layout.own_first..layout.rings_first).step_by(1 << OWN_ORDER).collect();
         let rings = (layout.rings_first..layout.pages).step_by(ring_pages as usize).collect();
-        let state = State { buddy, kept, own, owners: 0, rings, line: VecDeque::new() };
+        let (halves, line) = (Vec::new(), VecDeque::new());
+        let state = State { buddy, kept, own, halves, owners: 0, rings, line };
         let shared = Shared {
             region,
             pool,
@@ -240,7 +225,7 @@ impl Budget {
     }
 
     /// A block for the purse of this number, which waits in line if there is none for it.
-    fn take(&self, purse: u64, bell: &Bell, order: u8) -> Option<Buffer> {
+    fn take(&self, purse: u64, bell: &Bell, order: u8) -> Option<Block> {
         let mut state = self.state();
         let first = state.line.front().map(|waiter| waiter.purse);
         let is_first = first.is_none_or(|first| first == purse);
@@ -260,26 +245,22 @@ impl Budget {
     }
 
     /// A block if there is one and nobody waits: for more than is needed just now.
-    fn take_spare(&self, order: u8, places: &mut Vec<u32>, most: usize) {
+    fn take_spare(&self, account: &Arc<Account>, order: u8, places: &mut Vec<Buffer>, most: usize) {
         let mut state = self.state();
         while state.line.is_empty()
             && places.len() < most
             && let Some(page) = state.buddy.take(order)
         {
-            places.push(page);
+            places.push(account.buffer(Block { page, order, source: Source::Shared }));
         }
     }
 
-    fn give(&self, buffers: impl IntoIterator<Item = Buffer>) {
+    /// Blocks come back that a connection had.
+    fn give(&self, account: &Account, blocks: impl IntoIterator<Item = Block>) {
         let mut state = self.state();
-        for buffer in buffers {
-            match buffer.source {
-                Source::Kept => state.kept = Some(buffer.page),
-                Source::Own => state.own.push(buffer.page),
-                Source::Rings => state.rings.push(buffer.page),
-                Source::Shared => state.buddy.give(buffer.page, buffer.order),
-                Source::Lent => {}
-            }
+        for block in blocks {
+            let is_own = state.put(block);
+            account.gave(block, is_own);
         }
         self.call_first(state);
     }
@@ -336,44 +317,38 @@ impl Layout {
 }
 
 impl State {
-    fn block(&mut self, order: u8) -> Option<Buffer> {
+    fn block(&mut self, order: u8) -> Option<Block> {
         if let Some(page) = self.buddy.take(order) {
-            return Some(Buffer { page, order, source: Source::Shared });
+            return Some(Block { page, order, source: Source::Shared });
         }
         let page = self.kept.take()?;
-        Some(Buffer { page, order, source: Source::Kept })
-    }
-}
-
-impl Buffer {
-    /// The first `len_bytes` of it, in the memory of `budget`.
-    #[inline]
-    pub(super) fn segment(&self, budget: &Budget, len_bytes: u32) -> Segment {
-        debug_assert!(len_bytes <= 1 << (PAGE_SHIFT + u32::from(self.order)), "it lies inside");
-        let whole = budget.whole();
-        Segment { offset: whole.offset + self.offset(), len_bytes, region: whole.region }
+        Some(Block { page, order, source: Source::Kept })
     }
 
-    /// Its second page, to be used no longer than itself.
-    pub(super) fn upper_page(&self) -> Self {
-        debug_assert!(self.order > 0, "it has two");
-        Self { page: self.page + 1, order: 0, source: Source::Lent }
+    /// Puts a block where it came from. Whether a connection's own pages are whole again.
+    fn put(&mut self, block: Block) -> bool {
+        let Block { page, order, source } = block;
+        match source {
+            Source::Shared => self.buddy.give(page, order),
+            Source::Kept => self.kept = Some(page),
+            Source::Own => self.own.push(page),
+            Source::Rings => self.rings.push(page),
+            Source::KeptHalf | Source::OwnHalf => return self.put_half(page, source),
+            Source::Nowhere => {}
+        }
+        source == Source::Own
     }
 
-    /// How long it is.
-    pub(super) fn len_bytes(&self) -> u64 {
-        1 << (PAGE_SHIFT + u32::from(self.order))
-    }
-
-    /// Whether nobody but its connection could have it.
-    pub(super) fn is_own(&self) -> bool {
-        matches!(self.source, Source::Own | Source::Rings)
-    }
-
-    /// Where it begins in the budget's memory.
-    #[inline]
-    fn offset(&self) -> u64 {
-        u64::from(self.page) << PAGE_SHIFT
+    /// Puts back one of two pages that go back together: the first of them waits for the other.
+    fn put_half(&mut self, page: u32, source: Source) -> bool {
+        let first = page & !1;
+        let Some(at) = self.halves.iter().position(|half| *half == first) else {
+            self.halves.push(first);
+            return false;
+        };
+        self.halves.swap_remove(at);
+        let source = if source == Source::OwnHalf { Source::Own } else { Source::Kept };
+        self.put(Block { page: first, order: OWN_ORDER, source })
     }
 }
 

@@ -70,6 +70,8 @@ pub enum Reason {
     AssociationEnded,
     /// Its host has had the controller reset by another one.
     Reset,
+    /// The target made a mistake: it asked its own end of the connection for what is not possible.
+    Internal(String),
     /// The server ends.
     ServerEnds,
 }
@@ -89,6 +91,7 @@ impl Reason {
             Self::NotEnabled => "not-enabled",
             Self::AssociationEnded => "association-ended",
             Self::Reset => "reset",
+            Self::Internal(_) => "internal-error",
             Self::ServerEnds => "server-ends",
         }
     }
@@ -109,6 +112,9 @@ impl fmt::Display for Reason {
             Self::NotEnabled => out.write_str("the host did not enable its controller in time"),
             Self::AssociationEnded => out.write_str("its association has ended"),
             Self::Reset => out.write_str("its host had it reset by another controller"),
+            Self::Internal(what) => {
+                write!(out, "an error of this target, which should be reported: {what}")
+            }
             Self::ServerEnds => out.write_str("the server ends"),
         }
     }

@@ -71,7 +71,7 @@ impl Outgoing {
         let mut all = 0;
         for _ in 0..SENDS_MAX {
             end.fill(rooms);
-            let total = self.gather(end, rooms);
+            let total = self.gather(end, rooms)?;
             if total == 0 {
                 self.is_blocked = false;
                 break;
@@ -112,7 +112,7 @@ impl Outgoing {
 
     /// Puts together what the stream has not taken. How many bytes that is.
     #[inline]
-    fn gather(&mut self, end: &Controller, rooms: &Rooms) -> usize {
+    fn gather(&mut self, end: &Controller, rooms: &Rooms) -> Result<usize, Broken> {
         self.stretches.clear();
         let mut skip = u32::try_from(self.taken - self.told).unwrap_or(u32::MAX);
         let mut total = 0;
@@ -129,13 +129,19 @@ impl Outgoing {
                 Piece::Headers { at, .. } => Stretch::Headers { at: at + skip, len_bytes: rest },
                 Piece::Payload { tag, offset, .. } => {
                     let place = Place { tag, offset: offset + skip, len_bytes: rest };
-                    let segment = rooms.segment(place);
-                    Stretch::Memory(segment.expect("a command keeps its buffer until it is sent"))
+                    Stretch::Memory(rooms.segment(place).ok_or_else(|| no_buffer(place))?)
                 }
             });
             skip = 0;
             total += rest as usize;
         }
-        total
+        Ok(total)
     }
+}
+
+/// A command keeps its buffer until its data are sent.
+#[cold]
+fn no_buffer(place: Place) -> Broken {
+    let Place { tag, offset, len_bytes } = place;
+    Broken(format!("{len_bytes} bytes from {offset} of command {tag} lie in no buffer"))
 }

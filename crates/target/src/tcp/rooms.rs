@@ -14,12 +14,12 @@ mod pairs;
 use std::collections::VecDeque;
 
 use base::{Instant, Memory, NoSuchMemory, Segment};
-use tcp::{CommandData, Controller, Payloads, Place};
+use tcp::{CommandData, Controller, NotPossible, Payloads, Place};
 use wire::tcp::Crc32c;
 use wire::{Command, Completion, Fuse, Status};
 
-use super::memory::{Budget, Buffer, OWN_BYTES, Purse};
-use pairs::First;
+use super::memory::{Budget, Buffer, OWN_BYTES, Purse, iova_of};
+use pairs::{First, Half};
 
 /// The commands and their memory.
 #[derive(Debug)]
@@ -35,6 +35,16 @@ pub(super) struct Rooms {
     coming: u32,
     share: Share,
     first: Option<First>,
+    /// What was asked of the connection's end and is not possible: a mistake of ours.
+    fault: Option<Fault>,
+}
+
+/// What was not possible, and for which command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) tag: u16,
+    pub(super) command: Command,
+    pub(super) why: NotPossible,
 }
 
 /// What the commands of a connection may have of the memory.
@@ -62,8 +72,6 @@ struct Slot {
     found_untaken: u8,
     /// Its data come in its capsule. Known of halves of fused pairs alone.
     is_unasked: bool,
-    /// The other half of its fused pair, until that begins.
-    fellow: Option<u16>,
 }
 
 /// What a look at answers came to whose memory is everybody's.
@@ -85,6 +93,8 @@ pub(super) enum Way {
     ToHost,
 }
 
+/// What a command waits for. It alone decides what is done with the command: what is in the host's
+/// own words is looked at when the command comes, and never again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Free,
@@ -92,16 +102,14 @@ enum Step {
     Ready,
     /// It was finished, and its answer is on its way.
     Answered,
-    /// Its data come.
-    Coming,
-    /// It is half of a fused pair, and its data come.
-    HalfComing,
-    /// It is half of a fused pair, and waits for its buffer.
-    HalfBare,
-    /// It is half of a fused pair, and all of it is there.
-    HalfThere,
+    /// It was finished while its data came, and its answer goes out behind them.
+    Draining,
     /// It waits for a buffer.
-    Waiting,
+    AwaitingBuffer,
+    /// Its data come.
+    AwaitingData,
+    /// It is half of a fused pair that has not begun.
+    Half(Half),
 }
 
 /// What became of a command that has come.
@@ -130,6 +138,7 @@ impl Rooms {
             coming: 0,
             share: Share::Own,
             first: None,
+            fault: None,
         }
     }
 
@@ -153,9 +162,8 @@ impl Rooms {
         {
             return opened;
         }
-        let slot = self.place(tag);
-        debug_assert!(slot.step == Step::Free && slot.buffer.is_none(), "a tag is used once");
-        *slot = Slot { command, len_bytes, way, step: Step::Ready, asked_at: now, ..Slot::FREE };
+        *self.place(tag) =
+            Slot { command, len_bytes, way, step: Step::Ready, asked_at: now, ..Slot::FREE };
         if len_bytes == 0 {
             return Opened::Ready;
         }
@@ -188,7 +196,7 @@ impl Rooms {
                 Opened::NoRoom
             }
             (None, false) => {
-                slot.step = Step::Waiting;
+                slot.step = Step::AwaitingBuffer;
                 self.waiting.push_back(tag);
                 Opened::Later
             }
@@ -250,11 +258,12 @@ impl Rooms {
             slot.step = Step::Ready;
             return Opened::Ready;
         }
-        slot.step = Step::Coming;
+        slot.step = Step::AwaitingData;
         slot.asked_at = now;
         self.coming += 1;
         if !is_unasked {
-            end.grant(tag, slot.len_bytes);
+            let granted = end.grant(tag, slot.len_bytes);
+            self.note(tag, granted);
         }
         Opened::Later
     }
@@ -263,12 +272,19 @@ impl Rooms {
     pub(super) fn next_ready(&mut self, end: &mut Controller, now: Instant) -> Option<u16> {
         while let Some(&tag) = self.waiting.front() {
             let slot = &self.slots[usize::from(tag)];
-            if slot.step == Step::Ready {
-                self.waiting.pop_front();
-                return Some(tag);
-            }
-            let is_half = slot.command.fuse() == Fuse::First && self.share == Share::Common;
-            let len_bytes = if is_half { OWN_BYTES } else { slot.len_bytes };
+            let len_bytes = match slot.step {
+                Step::Ready => {
+                    self.waiting.pop_front();
+                    return Some(tag);
+                }
+                Step::AwaitingBuffer => slot.len_bytes,
+                Step::Half(_) => OWN_BYTES,
+                Step::Free | Step::Answered | Step::Draining | Step::AwaitingData => {
+                    self.waiting.pop_front();
+                    continue;
+                }
+            };
+            let is_half = slot.step != Step::AwaitingBuffer;
             let buffer = self.take(len_bytes)?;
             self.waiting.pop_front();
             self.leave_line();
@@ -298,7 +314,7 @@ impl Rooms {
 
     /// Since when the host has owed data for the longest.
     pub(super) fn owed_since(&self) -> Option<Instant> {
-        let is_coming = |slot: &&Slot| matches!(slot.step, Step::Coming | Step::HalfComing);
+        let is_coming = |slot: &&Slot| slot.step.is_owed();
         let first = self.first.as_ref().map(|first| &self.slots[usize::from(first.tag)]);
         let coming = self.slots.iter().filter(is_coming).chain(first);
         coming.map(|slot| slot.asked_at).min()
@@ -333,19 +349,25 @@ impl Rooms {
         }
     }
 
-    /// Where bytes of a command that has not been answered, or whose answer is on its way, lie.
+    /// Where bytes of a command that has not been answered, or whose answer is on its way, lie. None
+    /// if there are not so many, or no buffer.
     #[inline]
     pub(super) fn segment(&self, place: Place) -> Option<Segment> {
-        let slot = &self.slots[usize::from(place.tag)];
-        let whole = slot.buffer.as_ref()?.segment(self.purse.budget(), slot.len_bytes);
+        let slot = self.slots.get(usize::from(place.tag))?;
+        let whole = slot.buffer.as_ref()?.segment(self.purse.budget(), slot.len_bytes)?;
         whole.slice(place.offset, place.len_bytes)
+    }
+
+    /// Where the first `len_bytes` of a command's buffer lie.
+    pub(super) fn front_of(&self, tag: u16, len_bytes: u32) -> Option<Segment> {
+        self.segment(Place { tag, offset: 0, len_bytes })
     }
 
     /// All data of a command have come, as they were sent or not. Whether it can begin, or end.
     #[inline]
     pub(super) fn arrived(&mut self, end: &mut Controller, tag: u16, is_intact: bool) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
-        let is_due = slot.step == Step::Coming;
+        let is_due = slot.step == Step::AwaitingData;
         if is_due {
             slot.step = Step::Ready;
             self.coming -= 1;
@@ -360,9 +382,11 @@ impl Rooms {
         &self.slots[usize::from(tag)].command
     }
 
+    /// Where a queue finds the data of a command; an address that reaches nothing if it has none.
     #[inline]
-    pub(super) fn buffer(&self, tag: u16) -> Option<&Buffer> {
-        self.slots[usize::from(tag)].buffer.as_ref()
+    pub(super) fn iova(&self, tag: u16) -> u64 {
+        let slot = &self.slots[usize::from(tag)];
+        slot.buffer.as_ref().and_then(|buffer| iova_of(buffer, slot.len_bytes)).unwrap_or(0)
     }
 
     /// Bytes of its data, and which way they go.
@@ -382,7 +406,8 @@ impl Rooms {
     /// may have begun.
     pub(super) fn find(&self, cid: u16) -> Option<(u16, bool)> {
         let is_it = |slot: &Slot| {
-            !matches!(slot.step, Step::Free | Step::Answered) && slot.command.cid() == cid
+            !matches!(slot.step, Step::Free | Step::Answered | Step::Draining)
+                && slot.command.cid() == cid
         };
         let (tag, slot) = (0..).zip(&self.slots).find(|(_, slot)| is_it(slot))?;
         Some((tag, slot.step == Step::Ready))
@@ -398,25 +423,43 @@ impl Rooms {
         completion: Completion,
     ) {
         let step = self.slots[usize::from(tag)].step;
-        if matches!(step, Step::HalfComing | Step::HalfBare | Step::HalfThere | Step::Waiting) {
+        if matches!(step, Step::AwaitingBuffer | Step::Half(_)) {
             self.leave_others(end, tag);
         }
         let slot = &mut self.slots[usize::from(tag)];
         // What is still coming may be on its way to there until its answer is sent.
-        let is_coming = slot.step == Step::Coming;
-        self.coming -= u32::from(is_coming);
-        let is_used = len_bytes > 0 || is_coming;
-        slot.step = Step::Answered;
-        if !is_used && let Some(buffer) = slot.buffer.take() {
+        let is_coming = slot.step == Step::AwaitingData;
+        slot.step = if is_coming { Step::Draining } else { Step::Answered };
+        if len_bytes == 0
+            && !is_coming
+            && let Some(buffer) = slot.buffer.take()
+        {
             self.purse.give(buffer);
         }
-        end.finish(tag, len_bytes, completion);
+        let finished = end.finish(tag, len_bytes, completion);
+        self.note(tag, finished);
+    }
+
+    /// Remembers what was not possible, the first of it.
+    #[inline]
+    fn note(&mut self, tag: u16, done: Result<(), NotPossible>) {
+        if let Err(why) = done {
+            let command = self.slots[usize::from(tag)].command;
+            self.fault.get_or_insert(Fault { tag, command, why });
+        }
+    }
+
+    /// What was not possible. Its connection cannot go on.
+    #[inline]
+    pub(super) fn fault(&self) -> Option<Fault> {
+        self.fault
     }
 
     /// A command that was begun is never answered: a reset has ended it.
     pub(super) fn forget(&mut self, end: &mut Controller, tag: u16) {
         self.release(tag);
-        end.forget(tag);
+        let forgotten = end.forget(tag);
+        self.note(tag, forgotten);
     }
 
     /// Ends a command that has no place here: it was refused as it came.
@@ -429,13 +472,15 @@ impl Rooms {
     ) {
         self.miss_second(end);
         *self.place(tag) = Slot { command, step: Step::Answered, ..Slot::FREE };
-        end.finish(tag, 0, Completion::new(0, status));
+        let finished = end.finish(tag, 0, Completion::new(0, status));
+        self.note(tag, finished);
     }
 
     /// Nothing of a command is left to send.
     #[inline]
     pub(super) fn release(&mut self, tag: u16) {
-        let slot = &mut self.slots[usize::from(tag)];
+        let Some(slot) = self.slots.get_mut(usize::from(tag)) else { return };
+        self.coming -= u32::from(slot.step.is_owed());
         slot.step = Step::Free;
         if let Some(buffer) = slot.buffer.take() {
             self.purse.give(buffer);
@@ -475,20 +520,26 @@ impl Rooms {
     pub(super) fn give_back(&mut self, answers_are_read: bool) {
         self.forsake();
         for tag in (0_u16..).take(self.slots.len()) {
-            let is_read = answers_are_read && self.slots[usize::from(tag)].step == Step::Answered;
+            let step = self.slots[usize::from(tag)].step;
+            let is_read = answers_are_read && matches!(step, Step::Answered | Step::Draining);
             if !self.is_ready(tag) && !is_read {
                 self.release(tag);
             }
         }
-        self.coming = 0;
     }
 
     /// Nobody ever gets the buffers of answers again, since somebody may read them for ever. Bytes in
     /// them.
     pub(super) fn keep_answers(&mut self) -> u64 {
-        let answered = self.slots.iter_mut().filter(|slot| slot.step == Step::Answered);
-        let kept = answered.filter_map(|slot| slot.buffer.take());
-        kept.map(|buffer| buffer.len_bytes()).sum()
+        let is_read = |slot: &&mut Slot| matches!(slot.step, Step::Answered | Step::Draining);
+        self.slots.iter_mut().filter(is_read).map(Slot::abandon).sum()
+    }
+
+    /// Nobody ever gets the buffers of commands again that a queue has begun and not ended, since its
+    /// medium may work on them for ever; all others go back.
+    pub(super) fn abandon_begun(&mut self) {
+        self.give_back(false);
+        self.slots.iter_mut().for_each(|slot| _ = slot.abandon());
     }
 
     /// Everything goes back: the connection is over, and nobody works on any of it.
@@ -526,8 +577,27 @@ impl Slot {
         asked_at: Instant::NEVER,
         found_untaken: 0,
         is_unasked: false,
-        fellow: None,
     };
+
+    /// Nobody ever uses its buffer again. How many bytes those are.
+    fn abandon(&mut self) -> u64 {
+        let Some(buffer) = self.buffer.take() else { return 0 };
+        let len_bytes = buffer.len_bytes();
+        buffer.abandon();
+        len_bytes
+    }
+}
+
+impl Step {
+    /// Whether the host owes data that it was asked for, or sends unasked.
+    #[inline]
+    fn is_owed(self) -> bool {
+        match self {
+            Self::AwaitingData | Self::Draining => true,
+            Self::Half(half) => half.awaits_data(),
+            Self::Free | Self::Ready | Self::Answered | Self::AwaitingBuffer => false,
+        }
+    }
 }
 
 impl Payloads for Rooms {

@@ -156,13 +156,14 @@ impl ControllerPeer {
         if let Some(work) = &mut self.owner.commands[usize::from(tag)] {
             work.is_finished = true;
         }
-        self.end.finish(tag, len, Completion::new(0, Status::SUCCESS));
+        let finished = self.end.finish(tag, len, Completion::new(0, Status::SUCCESS));
+        assert_eq!(finished, Ok(()), "a command is finished once");
     }
 
     /// All at once, or by parts.
     fn grant(&mut self, tag: u16, len: u32) {
         let part = if self.owner.by_parts { len.min(1024) } else { len };
-        self.end.grant(tag, part);
+        assert_eq!(self.end.grant(tag, part), Ok(()), "it needs the room");
         if let Some(work) = &mut self.owner.commands[usize::from(tag)] {
             work.granted += part;
         }

@@ -235,7 +235,7 @@ fn connect_travels_with_its_data_in_its_capsule() {
     );
     // A host without SQ flow control is told so in the very answer to Connect (Base 2.1 §6.3).
     side.end.connected(QueueKind::Admin { entries: 32, flow_control: false });
-    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS).with_dw0(7));
+    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS).with_dw0(7)).unwrap();
     let response = side.take(usize::MAX);
     assert_eq!(response[8..24], hex("07 00 00 00  00 00 00 00  ff ff 00 00  00 00 00 00"));
 }

@@ -68,7 +68,7 @@ fn the_last_data_say_that_they_are_the_last_before_the_answer_is_known() {
     let end = &mut pair.controller.end;
     let tag = end.outstanding().next().unwrap();
     for (len_bytes, is_last) in [(4096, false), (4096, true)] {
-        end.reply(tag, len_bytes);
+        end.reply(tag, len_bytes).unwrap();
         end.fill(&Undigested);
         let Some(Piece::Headers { at, .. }) = end.pieces().first().copied() else {
             panic!("a header comes first")
@@ -135,7 +135,7 @@ fn a_full_controller_takes_no_command_and_loses_none() {
     let mut side = full(0..4);
     assert_eq!((side.inbox.len(), side.cause()), (144, None));
     assert_eq!(side.end.deadline(), Instant::NEVER, "the host is not to blame");
-    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS));
+    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
     assert_eq!(side.take(usize::MAX).len(), 24);
     side.give(NOW, &[]);
     assert_eq!(side.inbox.len(), 72);
@@ -146,10 +146,10 @@ fn a_full_controller_takes_no_command_and_loses_none() {
 #[test]
 fn a_command_that_is_forgotten_is_not_answered_and_makes_room_for_another() {
     let mut side = full(7..10);
-    side.end.forget(0);
+    side.end.forget(0).unwrap();
     side.give(NOW, &[]);
     assert_eq!((side.inbox.len(), side.take(usize::MAX).len()), (0, 0), "the third is taken");
-    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS));
+    side.end.finish(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
     let answer = CapsuleResp::new(PLAIN, &Completion::new(9, Status::SUCCESS).with_sqhd(3));
     assert_eq!(side.take(usize::MAX), answer.as_bytes());
     assert_eq!(side.end.outstanding().collect::<Vec<_>>(), [1]);
@@ -169,7 +169,7 @@ fn a_full_controller_waits_for_its_owner_as_long_as_it_can() {
         let capsule = pair.host.take(usize::MAX);
         pair.controller.give(NOW, &capsule);
         if way == 2 {
-            pair.controller.end.finish(0, 0, Completion::new(0, Status::SUCCESS));
+            pair.controller.end.finish(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
         }
         pair.run(&mut |_| usize::MAX);
         assert_eq!(pair.host.done().len(), 1);
@@ -334,7 +334,7 @@ fn success_takes_the_place_of_a_response_only_where_it_may() {
             side.owner.manner.is_idle = true;
             let read = Command::new(2).with_sgl1(Descriptor::transport(64));
             side.give(NOW, CapsuleCmd::new(PLAIN, &read, 0).as_bytes());
-            side.end.finish(0, len, completion);
+            side.end.finish(0, len, completion).unwrap();
             let sent = side.take(usize::MAX);
             let says = expected && may;
             assert_eq!(sent[1], if says { 12 } else { 4 }, "{success:?} {flow_control}");

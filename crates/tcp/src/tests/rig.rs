@@ -334,12 +334,12 @@ impl ControllerSide {
                 return;
             }
             Ok(CommandData::None) => return self.finish(tag, 0),
-            Err(status) => return self.end.finish(tag, 0, Completion::new(0, status)),
+            Err(status) => return self.end.finish(tag, 0, Completion::new(0, status)).unwrap(),
         };
         self.memory.0.insert(tag, vec![0; len as usize]);
         if self.owner.manner.is_rash {
             if matches!(data, Ok(CommandData::FromHost(_))) {
-                self.end.grant(tag, len);
+                self.end.grant(tag, len).unwrap();
                 self.end.fill(&self.memory);
             }
             return self.finish(tag, 0);
@@ -347,7 +347,7 @@ impl ControllerSide {
         if let Ok(CommandData::FromHost(len)) = data {
             let first = len.min(self.owner.manner.grant_bytes);
             self.owner.ungranted.insert(tag, len - first);
-            self.end.grant(tag, first);
+            self.end.grant(tag, first).unwrap();
         }
     }
 
@@ -361,14 +361,14 @@ impl ControllerSide {
         if left > 0 && came == len - left {
             let next = left.min(self.owner.manner.grant_bytes);
             self.owner.ungranted.insert(tag, left - next);
-            self.end.grant(tag, next);
+            self.end.grant(tag, next).unwrap();
         }
     }
 
     fn reply(&mut self, tag: u16, len: u32) {
         let mut left = len;
         while left > self.owner.manner.reply_bytes {
-            self.end.reply(tag, self.owner.manner.reply_bytes);
+            self.end.reply(tag, self.owner.manner.reply_bytes).unwrap();
             left -= self.owner.manner.reply_bytes;
         }
         self.finish(tag, left);
@@ -377,7 +377,7 @@ impl ControllerSide {
     pub(super) fn finish(&mut self, tag: u16, len: u32) {
         if !self.owner.manner.is_idle {
             self.owner.finished.insert(tag);
-            self.end.finish(tag, len, Completion::new(0, self.owner.manner.status));
+            self.end.finish(tag, len, Completion::new(0, self.owner.manner.status)).unwrap();
         }
     }
 }

@@ -97,8 +97,7 @@ impl Guest {
             return Err(refuse(Status::DATA_SGL_LENGTH_INVALID, &why));
         }
         let mut bytes = [0; ConnectData::BYTES];
-        if let Some(buffer) = self.rooms.buffer(tag) {
-            let segment = buffer.segment(self.rooms.budget(), len);
+        if let Some(segment) = self.rooms.front_of(tag, len) {
             let loaded = self.rooms.budget().regions().load(segment, &mut bytes);
             loaded.map_err(|_| refuse(Status::INTERNAL_ERROR, "its data lie nowhere"))?;
             data = ConnectData::from_bytes(&bytes);

@@ -1,11 +1,11 @@
 //! How a connection ends, and by when what has to be done.
 
 use base::{Broken, Instant, Span};
-use tcp::{Cause, Connection};
+use tcp::{Cause, Connection, Place};
 
 use super::{Guest, Role};
 use crate::tcp::news::Reason;
-use crate::tcp::rooms::Untaken;
+use crate::tcp::rooms::{Fault, Untaken};
 
 /// Looks at what a host leaves untaken in the time that it is given for it.
 const LOOKS_PATIENT: u8 = 8;
@@ -25,6 +25,23 @@ impl Guest {
             Cause::Closed | Cause::Cut => Reason::Closed,
         };
         self.end_for(now, reason);
+    }
+
+    /// Its end could not do what it was asked to: a mistake of ours, of which nobody else is to notice
+    /// anything.
+    #[cold]
+    pub(super) fn faulted(&mut self, now: Instant, fault: Fault) {
+        let Fault { tag, command, why } = fault;
+        let opcode = command.opcode();
+        self.end_for(now, Reason::Internal(format!("command {tag}, opcode {opcode:02x}h: {why}")));
+    }
+
+    /// A buffer does not lie in the budget's region: a mistake of ours.
+    #[cold]
+    pub(super) fn misplaced(&mut self, now: Instant, place: Place) {
+        let Place { tag, offset, len_bytes } = place;
+        let what = format!("{len_bytes} bytes from {offset} of command {tag} lie nowhere");
+        self.end_for(now, Reason::Internal(what));
     }
 
     /// Nothing comes any more.

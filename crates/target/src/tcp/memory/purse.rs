@@ -6,23 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ctrl::controller::Bell;
 
-use super::{Budget, Buffer, OWN_BYTES, OWN_ORDER, PAGE_SHIFT, Source, order_of};
+use super::{Account, Block, Budget, Buffer, OWN_ORDER, PAGE_SHIFT, Source, order_of};
 
 /// A connection's blocks. Taking and giving back costs no lock as long as what goes out is what came
 /// back last.
 pub(in crate::tcp) struct Purse {
     budget: Budget,
+    account: Arc<Account>,
     number: u64,
     bell: Bell,
     /// Blocks that nobody uses just now, by order.
-    idle: Vec<Vec<u32>>,
+    idle: Vec<Vec<Buffer>>,
     idle_bytes: u32,
-    /// Two pages are out, of those that every connection has a right to.
-    is_own_out: bool,
     /// It stands in line.
     is_waiting: bool,
-    /// Bytes that are not the budget's just now, for whoever wants to know.
-    held: Arc<AtomicU64>,
 }
 
 /// Idle bytes that a connection keeps: what a host with 128 small commands has under way, twice.
@@ -40,13 +37,12 @@ impl Purse {
         let idle = (0..=budget.shared.order_max).map(|_| Vec::new()).collect();
         Some(Self {
             budget: budget.clone(),
+            account: Account::new(budget),
             number,
             bell,
             idle,
             idle_bytes: 0,
-            is_own_out: false,
             is_waiting: false,
-            held: Arc::new(AtomicU64::new(OWN_BYTES.into())),
         })
     }
 
@@ -55,9 +51,9 @@ impl Purse {
     #[inline]
     pub(in crate::tcp) fn take(&mut self, len_bytes: u32) -> Option<Buffer> {
         let order = order_of(len_bytes);
-        if let Some(page) = self.idle[usize::from(order)].pop() {
+        if let Some(buffer) = self.idle.get_mut(usize::from(order))?.pop() {
             self.idle_bytes -= 1 << (PAGE_SHIFT + u32::from(order));
-            return Some(Buffer { page, order, source: Source::Shared });
+            return Some(buffer);
         }
         self.fetch(order)
     }
@@ -67,36 +63,34 @@ impl Purse {
         let ring_bytes = self.budget.ring_bytes();
         let fits = u64::from(len_bytes) <= ring_bytes;
         let page = fits.then(|| self.budget.state().rings.pop()).flatten()?;
-        self.took(ring_bytes);
-        Some(Buffer { page, order: order_of(len_bytes), source: Source::Rings })
+        let order = order_of(len_bytes);
+        Some(self.account.buffer(Block { page, order, source: Source::Rings }))
     }
 
     /// The connection's own pages, for what is no longer than they are.
     #[cold]
     pub(in crate::tcp) fn take_own(&mut self, len_bytes: u32) -> Option<Buffer> {
-        if order_of(len_bytes) > OWN_ORDER || self.is_own_out {
+        if order_of(len_bytes) > OWN_ORDER || !self.has_own() {
             return None;
         }
         let page = self.budget.state().own.pop()?;
-        self.is_own_out = true;
-        Some(Buffer { page, order: OWN_ORDER, source: Source::Own })
+        Some(self.account.buffer(Block { page, order: OWN_ORDER, source: Source::Own }))
     }
 
     /// Whether nobody uses the connection's own pages.
     pub(in crate::tcp) fn has_own(&self) -> bool {
-        !self.is_own_out
+        self.account.has_own()
     }
 
     /// Takes a buffer back that nobody uses any more.
     #[inline]
     pub(in crate::tcp) fn give(&mut self, buffer: Buffer) {
-        let bytes = 1 << (PAGE_SHIFT + u32::from(buffer.order));
-        let is_kept = buffer.source == Source::Shared
-            && self.idle_bytes + bytes <= KEPT_BYTES
-            && !self.budget.is_scarce();
-        if is_kept {
+        let bytes = 1 << (PAGE_SHIFT + u32::from(buffer.order()));
+        let is_kept =
+            buffer.is_shared() && self.idle_bytes + bytes <= KEPT_BYTES && !self.budget.is_scarce();
+        if is_kept && let Some(places) = self.idle.get_mut(usize::from(buffer.order())) {
             self.idle_bytes += bytes;
-            self.idle[usize::from(buffer.order)].push(buffer.page);
+            places.push(buffer);
             return;
         }
         self.put_away(buffer);
@@ -138,68 +132,43 @@ impl Purse {
             found = self.budget.take(self.number, &self.bell, order);
         }
         self.is_waiting = found.is_none();
+        let found = self.account.buffer(found?);
         let bytes = 1 << (PAGE_SHIFT + u32::from(order));
-        if found.is_some() && bytes < FETCHED_BYTES {
+        if bytes < FETCHED_BYTES {
             let places = &mut self.idle[usize::from(order)];
-            self.budget.take_spare(order, places, (FETCHED_BYTES / bytes) as usize - 1);
-            let spare = u32::try_from(places.len()).unwrap_or(0) * bytes;
-            self.idle_bytes += spare;
-            self.took(spare.into());
+            let most = (FETCHED_BYTES / bytes) as usize - 1;
+            self.budget.take_spare(&self.account, order, places, most);
+            self.idle_bytes += u32::try_from(places.len()).unwrap_or(0) * bytes;
         }
-        self.took(found.as_ref().map_or(0, Buffer::len_bytes));
-        found
+        Some(found)
     }
 
     /// Bytes that are not the budget's just now.
     pub(in crate::tcp) fn held(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.held)
-    }
-
-    /// Only a number to be shown: it orders nothing, and one thread changes it.
-    fn took(&self, bytes: u64) {
-        self.held.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn gave(&self, bytes: u64) {
-        self.held.fetch_sub(bytes, Ordering::Relaxed);
+        self.account.held()
     }
 
     #[cold]
     fn put_away(&mut self, buffer: Buffer) {
-        match buffer.source {
-            Source::Own => {
-                self.is_own_out = false;
-                return self.budget.state().own.push(buffer.page);
-            }
-            Source::Lent => return,
-            Source::Rings => self.gave(self.budget.ring_bytes()),
-            Source::Shared | Source::Kept => self.gave(buffer.len_bytes()),
+        let is_own = buffer.is_own();
+        drop(buffer);
+        if !is_own {
+            self.tidy();
         }
-        self.budget.give([buffer]);
-        self.tidy();
     }
 
     #[cold]
     fn empty(&mut self) {
-        self.gave(self.idle_bytes.into());
         self.idle_bytes = 0;
-        let blocks = (0..).zip(&mut self.idle).flat_map(|(order, pages)| {
-            pages.drain(..).map(move |page| Buffer { page, order, source: Source::Shared })
-        });
-        self.budget.give(blocks);
+        let blocks = self.idle.iter_mut().flat_map(|buffers| buffers.drain(..));
+        self.budget.give(&self.account, blocks.map(Buffer::into_block));
     }
 }
 
 impl Drop for Purse {
     fn drop(&mut self) {
         self.tidy();
-        // Pages that are still read are nobody's for ever, and with them a place.
-        if !self.is_own_out {
-            self.budget.go();
-        }
-        if self.is_waiting {
-            self.budget.leave(self.number);
-        }
+        self.stop_waiting();
     }
 }
 

@@ -28,10 +28,12 @@ pub(in crate::tcp) struct Reach {
 const LEN_SHIFT: u32 = 40;
 const OFFSET: u64 = (1 << LEN_SHIFT) - 1;
 
-/// The address of a command's data, `len_bytes` long: a multiple of four.
+/// The address of a command's data, `len_bytes` long: a multiple of four. None if its buffer is
+/// shorter.
 #[inline]
-pub(in crate::tcp) fn iova_of(buffer: &Buffer, len_bytes: u32) -> u64 {
-    u64::from(len_bytes >> 2) << LEN_SHIFT | buffer.offset()
+pub(in crate::tcp) fn iova_of(buffer: &Buffer, len_bytes: u32) -> Option<u64> {
+    let fits = u64::from(len_bytes) <= buffer.len_bytes();
+    fits.then(|| u64::from(len_bytes >> 2) << LEN_SHIFT | buffer.offset())
 }
 
 impl Reach {

@@ -68,13 +68,13 @@ fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
     assert!(Purse::new(&budget, Arc::new(|| {})).is_none(), "there are three");
     let first = one.take_own(8192).unwrap();
     assert!(!one.has_own() && one.take_own(1).is_none() && two.has_own());
-    let place = first.segment(&budget, 1);
+    let place = first.segment(&budget, 1).unwrap();
     one.give(first);
     let again = two.take_own(4096).unwrap();
-    assert_eq!(again.segment(&budget, 1), place);
+    assert_eq!(again.segment(&budget, 1), Some(place));
     // All at once, and no two the same.
     let held = [again, one.take_own(1).unwrap(), three.take_own(1).unwrap()];
-    let mut offsets = held.each_ref().map(|buffer| buffer.segment(&budget, 1).offset);
+    let mut offsets = held.each_ref().map(|buffer| buffer.segment(&budget, 1).unwrap().offset);
     offsets.sort_unstable();
     assert!(offsets.is_sorted_by(|one, other| one + 8192 <= *other), "{offsets:?}");
     assert!(offsets.iter().all(|offset| offset.is_multiple_of(8192)), "{offsets:?}");
@@ -101,7 +101,7 @@ fn rings_lie_one_behind_the_other() {
         let own = purses.each_mut().map(|purse| purse.take_own(1).unwrap());
         let whole = purses[0].take(LARGEST).unwrap();
         let spans = |buffers: &[super::Buffer], len: u32| {
-            let begin = |buffer: &super::Buffer| buffer.segment(&budget, 1).offset;
+            let begin = |buffer: &super::Buffer| buffer.segment(&budget, 1).unwrap().offset;
             buffers.iter().map(|it| (begin(it), u64::from(len))).collect::<Vec<_>>()
         };
         let mut all = spans(&rings, 10_320);

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! One buffer is for both, so no pair waits for memory with memory in its hands. It has two pages,
-//! which is what a connection has of its own: a pair whose data come unasked always finds that. The
-//! second half, which ends last, has the buffer, and lends a page of it to the first.
+//! which is what a connection has of its own: a pair whose data come unasked always finds that. Each
+//! half has one of the pages, as any command has a buffer; that of the second half is with [`First`]
+//! until it comes.
 
 use base::Instant;
 use tcp::{CommandData, Controller};
-use wire::{AdminOpcode, Command, Completion, Fuse, Status};
+use wire::{AdminOpcode, Command, Completion, Fuse, IoOpcode, Status};
 
 use super::{Opened, Rooms, Share, Slot, Step, Way};
 use crate::tcp::memory::{Buffer, OWN_BYTES};
@@ -21,16 +22,48 @@ use crate::tcp::memory::{Buffer, OWN_BYTES};
 #[derive(Debug)]
 pub(super) struct First {
     pub(super) tag: u16,
-    /// The buffer of both, once there is one.
-    buffer: Option<Buffer>,
+    /// The page of the second half, once there is one.
+    lower: Option<Buffer>,
+}
+
+/// Half of a pair that has not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Half {
+    which: Which,
+    /// The other half, once both have come.
+    fellow: Option<u16>,
+    wait: Wait,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    First,
+    Second,
+}
+
+/// What half a pair waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    Buffer,
+    Data,
+    /// For the other half: all of this one is there.
+    Fellow,
 }
 
 /// Bytes of half a pair at most.
 const HALF_BYTES: u32 = OWN_BYTES / 2;
 
+impl Half {
+    /// Whether its host owes its data.
+    #[inline]
+    pub(super) fn awaits_data(self) -> bool {
+        self.wait == Wait::Data
+    }
+}
+
 impl Rooms {
-    /// A command has come that is half of a pair, or that comes where a second half is awaited. `None`
-    /// if it is opened as any other.
+    /// A command has come that says that it is half of a pair, or that comes where a second half is
+    /// awaited. `None` if it is opened as any other.
     #[cold]
     pub(super) fn open_half(
         &mut self,
@@ -39,28 +72,24 @@ impl Rooms {
         command: &Command,
         data: &CommandData,
     ) -> Option<Opened> {
-        // Elsewhere there are no pairs, and whoever executes the command says so.
-        if self.share != Share::Common {
-            return None;
-        }
-        let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
-        let fuse = if is_fabrics { Fuse::Normal } else { command.fuse() };
-        if fuse != Fuse::Second {
-            self.miss_second(end);
-        }
         let field = Status::INVALID_FIELD.with_dnr();
-        let status = match (fuse, *data) {
-            (Fuse::Normal, _) => return None,
-            (Fuse::First, CommandData::InCapsule(len_bytes @ 1..=HALF_BYTES)) => {
+        let status = match (self.which(command), *data) {
+            (Ok(None), _) => {
+                self.miss_second(end);
+                return None;
+            }
+            (Ok(Some(Which::First)), CommandData::InCapsule(len_bytes @ 1..=HALF_BYTES)) => {
+                self.miss_second(end);
                 return Some(self.open_first(end, (tag, now), *command, (len_bytes, true)));
             }
-            (Fuse::First, CommandData::FromHost(len_bytes @ 1..=HALF_BYTES)) => {
+            (Ok(Some(Which::First)), CommandData::FromHost(len_bytes @ 1..=HALF_BYTES)) => {
+                self.miss_second(end);
                 return Some(self.open_first(end, (tag, now), *command, (len_bytes, false)));
             }
-            (Fuse::First, CommandData::InCapsule(1..) | CommandData::FromHost(1..)) => {
+            (Ok(Some(Which::First)), CommandData::InCapsule(1..) | CommandData::FromHost(1..)) => {
                 Status::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr()
             }
-            (Fuse::Second, _) => match &self.first {
+            (Ok(Some(Which::Second)), _) => match &self.first {
                 Some(first) if self.fits(first.tag, *data) => {
                     self.open_second(end, (tag, now), *command);
                     return Some(Opened::Later);
@@ -71,10 +100,36 @@ impl Rooms {
                 }
                 None => Status::ABORTED_MISSING_FUSED,
             },
-            (Fuse::First | Fuse::Reserved, _) => field,
+            (Err(status), _) => {
+                // A second half that is none ends the first with it, as one that does not fit does.
+                if self.is_of_queue(command) && command.fuse() == Fuse::Second {
+                    self.end_first(end, field);
+                }
+                status
+            }
+            (Ok(Some(Which::First)), _) => field,
         };
         self.refuse(end, tag, *command, status);
         Some(Opened::Later)
+    }
+
+    /// Which half of a pair a command is, if it is one. Of the commands of an I/O queue Compare can be
+    /// the first and Write the second (NVM Command Set 1.1 §2.1.3). In all others, those of admin queues
+    /// and of fabrics among them, FUSE has to be zero.
+    fn which(&self, command: &Command) -> Result<Option<Which>, Status> {
+        let is_half =
+            |opcode: IoOpcode| self.is_of_queue(command) && command.opcode() == opcode.code();
+        match command.fuse() {
+            Fuse::Normal => Ok(None),
+            Fuse::First if is_half(IoOpcode::Compare) => Ok(Some(Which::First)),
+            Fuse::Second if is_half(IoOpcode::Write) => Ok(Some(Which::Second)),
+            Fuse::First | Fuse::Second | Fuse::Reserved => Err(Status::INVALID_FIELD.with_dnr()),
+        }
+    }
+
+    /// Whether it is an I/O queue's command, and none of fabrics.
+    fn is_of_queue(&self, command: &Command) -> bool {
+        self.share == Share::Common && command.opcode() != AdminOpcode::FabricsCommands.code()
     }
 
     /// What comes next is not the second half of a pair, if one is awaited.
@@ -113,10 +168,11 @@ impl Rooms {
                 return Opened::NoRoom;
             }
         }
-        let (way, step) = (Way::FromHost, Step::Waiting);
+        let half = Half { which: Which::First, fellow: None, wait: Wait::Buffer };
+        let (way, step) = (Way::FromHost, Step::Half(half));
         *self.place(tag) =
             Slot { command, len_bytes, way, step, is_unasked, asked_at: now, ..Slot::FREE };
-        self.first = Some(First { tag, buffer: None });
+        self.first = Some(First { tag, lower: None });
         self.coming += 1;
         if let Some(buffer) = buffer {
             self.leave_line();
@@ -134,22 +190,33 @@ impl Rooms {
         (tag, now): (u16, Instant),
         buffer: Buffer,
     ) {
-        self.expect_half(end, (tag, now), buffer.upper_page());
-        if let Some(second) = self.slots[usize::from(tag)].fellow {
-            self.expect_half(end, (second, now), buffer);
-        } else if let Some(first) = &mut self.first {
-            first.buffer = Some(buffer);
+        // Two pages were asked for. What is not used here goes back where it came from.
+        let Some([lower, upper]) = buffer.split() else { return };
+        let Some(half) = self.expect_half(end, (tag, now), upper) else { return };
+        if let Some(second) = half.fellow {
+            self.expect_half(end, (second, now), lower);
+        } else if let Some(first) = self.first.as_mut().filter(|first| first.tag == tag) {
+            first.lower = Some(lower);
         }
     }
 
-    /// The data of half a pair may come.
-    fn expect_half(&mut self, end: &mut Controller, (tag, now): (u16, Instant), buffer: Buffer) {
+    /// The data of half a pair may come. None if it does not wait for a buffer.
+    fn expect_half(
+        &mut self,
+        end: &mut Controller,
+        (tag, now): (u16, Instant),
+        buffer: Buffer,
+    ) -> Option<Half> {
         let slot = &mut self.slots[usize::from(tag)];
-        (slot.step, slot.asked_at, slot.buffer) = (Step::HalfComing, now, Some(buffer));
+        let Step::Half(half @ Half { wait: Wait::Buffer, .. }) = slot.step else { return None };
+        slot.step = Step::Half(Half { wait: Wait::Data, ..half });
+        (slot.asked_at, slot.buffer) = (now, Some(buffer));
         self.coming += 1;
         if !slot.is_unasked {
-            end.grant(tag, slot.len_bytes);
+            let granted = end.grant(tag, slot.len_bytes);
+            self.note(tag, granted);
         }
+        Some(half)
     }
 
     /// Whether such data may be those of the second half: as many as those of the first, and on the same
@@ -165,15 +232,21 @@ impl Rooms {
 
     /// Opens the second half of the pair whose first half has come.
     fn open_second(&mut self, end: &mut Controller, (tag, now): (u16, Instant), command: Command) {
-        let Some(First { tag: first, buffer }) = self.take_first() else { return };
-        let fellow = &mut self.slots[usize::from(first)];
-        fellow.fellow = Some(tag);
-        let (len_bytes, is_unasked) = (fellow.len_bytes, fellow.is_unasked);
-        let (way, step, fellow) = (Way::FromHost, Step::HalfBare, Some(first));
+        let Some(First { tag: first, lower }) = self.take_first() else { return };
+        self.set_fellow(first, Some(tag));
+        let Slot { len_bytes, is_unasked, .. } = self.slots[usize::from(first)];
+        let half = Half { which: Which::Second, fellow: Some(first), wait: Wait::Buffer };
+        let (way, step) = (Way::FromHost, Step::Half(half));
         *self.place(tag) =
-            Slot { command, len_bytes, way, step, is_unasked, fellow, asked_at: now, ..Slot::FREE };
-        if let Some(buffer) = buffer {
-            self.expect_half(end, (tag, now), buffer);
+            Slot { command, len_bytes, way, step, is_unasked, asked_at: now, ..Slot::FREE };
+        if let Some(lower) = lower {
+            self.expect_half(end, (tag, now), lower);
+        }
+    }
+
+    fn set_fellow(&mut self, tag: u16, other: Option<u16>) {
+        if let Step::Half(half) = &mut self.slots[usize::from(tag)].step {
+            half.fellow = other;
         }
     }
 
@@ -181,55 +254,44 @@ impl Rooms {
     #[cold]
     pub(super) fn half_arrived(&mut self, end: &mut Controller, tag: u16, is_intact: bool) {
         let slot = &mut self.slots[usize::from(tag)];
-        if slot.step != Step::HalfComing {
-            return;
-        }
-        slot.step = Step::HalfThere;
-        let (fellow, is_second) = (slot.fellow, slot.command.fuse() == Fuse::Second);
+        let Step::Half(half @ Half { wait: Wait::Data, .. }) = slot.step else { return };
+        slot.step = Step::Half(Half { wait: Wait::Fellow, ..half });
         self.coming -= 1;
         if !is_intact {
             let completion = Completion::new(0, Status::TRANSIENT_TRANSPORT_ERROR);
             return self.finish(end, tag, 0, completion);
         }
-        let Some(fellow) = fellow else { return };
-        if self.slots[usize::from(fellow)].step == Step::HalfThere {
-            let pair = if is_second { [fellow, tag] } else { [tag, fellow] };
-            // Before all others that wait, and nothing comes between.
-            for tag in pair.into_iter().rev() {
-                let slot = &mut self.slots[usize::from(tag)];
-                (slot.step, slot.fellow) = (Step::Ready, None);
-                self.waiting.push_front(tag);
-            }
+        let Some(fellow) = half.fellow else { return };
+        let Step::Half(Half { wait: Wait::Fellow, .. }) = self.slots[usize::from(fellow)].step
+        else {
+            return;
+        };
+        let pair = if half.which == Which::Second { [fellow, tag] } else { [tag, fellow] };
+        // Before all others that wait, and nothing comes between.
+        for tag in pair.into_iter().rev() {
+            self.slots[usize::from(tag)].step = Step::Ready;
+            self.waiting.push_front(tag);
         }
     }
 
     /// Half a pair is about to end before the pair has begun, and the other half ends with it.
     #[cold]
     pub(super) fn part(&mut self, end: &mut Controller, tag: u16) {
-        let is_first = self.first.as_ref().is_some_and(|first| first.tag == tag);
-        let lent = if is_first { self.take_first() } else { None };
+        if self.first.as_ref().is_some_and(|first| first.tag == tag) {
+            self.take_first();
+        }
         let slot = &mut self.slots[usize::from(tag)];
+        let Step::Half(half) = slot.step else { return };
         // From now on it is a command like any other, whose data are still to come or not.
-        slot.step = if slot.step == Step::HalfComing { Step::Coming } else { Step::Ready };
-        if slot.command.fuse() == Fuse::First {
-            // Nothing comes there any more: the page may be somebody else's in a moment.
-            slot.buffer = None;
-        }
-        let fellow = slot.fellow.take();
-        if let Some(buffer) = lent.and_then(|first| first.buffer) {
-            self.purse.give(buffer);
-        }
-        if let Some(fellow) = fellow {
-            self.slots[usize::from(fellow)].fellow = None;
+        slot.step = if half.awaits_data() { Step::AwaitingData } else { Step::Ready };
+        if let Some(fellow) = half.fellow {
+            self.set_fellow(fellow, None);
             self.finish(end, fellow, 0, Completion::new(0, Status::ABORTED_FAILED_FUSED));
         }
     }
 
     /// Nothing more begins: no second half is awaited.
     pub(super) fn forsake_first(&mut self) {
-        if let Some(First { tag, buffer: Some(buffer) }) = self.take_first() {
-            self.slots[usize::from(tag)].buffer = None;
-            self.purse.give(buffer);
-        }
+        self.take_first();
     }
 }

@@ -181,6 +181,43 @@ fn a_half_without_its_other_half_is_aborted() {
     }
 }
 
+/// A pair that is ready and has not begun makes a command behind it wait.
+fn behind_a_pair(rig: &mut Rig, io: usize, command: &Command, data: Data) -> [Status; 3] {
+    let block = [0; 512];
+    let [first, second] = send_pair(rig, io, 0, [&block, &block]);
+    let len = if let Data::FromHost(len) = data { len as usize } else { 0 };
+    let third = rig.lines[io].submit(command, data, &vec![0xee; len]);
+    ended(rig, io, [first, second, third])
+}
+
+#[test]
+fn a_command_that_cannot_be_fused_is_refused_even_while_others_wait() {
+    for fuse in [Fuse::First, Fuse::Second, Fuse::Reserved] {
+        let mut rig = Rig::new();
+        let (_, cntlid) = rig.admin();
+        let io = queue(&mut rig, (cntlid, 1), ways()[0]);
+        let fabrics = AdminOpcode::FabricsCommands.code();
+        let (compare, write) = (IoOpcode::Compare.code(), IoOpcode::Write.code());
+        let cases = [
+            (Command::new(fabrics).with_nsid(5), Data::FromHost(128 << 10)),
+            (Command::new(fabrics).with_nsid(6), Data::ToHost(4096)),
+            (Command::new(fabrics).with_nsid(8), Data::None),
+            (transfer(IoOpcode::Read.code(), 0, 256), Data::ToHost(128 << 10)),
+            (transfer(0x81, 0, 256), Data::FromHost(128 << 10)),
+            (Command::new(IoOpcode::Flush.code()).with_nsid(1), Data::None),
+            (
+                transfer(if fuse == Fuse::First { write } else { compare }, 0, 1),
+                Data::FromHost(512),
+            ),
+        ];
+        for (command, data) in cases {
+            let ends = behind_a_pair(&mut rig, io, &command.with_fuse(fuse), data);
+            assert_eq!(ends, [OK, OK, FIELD], "{fuse:?} {command:?}");
+        }
+        leave(rig);
+    }
+}
+
 #[test]
 fn halves_that_do_not_fit_are_refused_together() {
     for way in ways() {
@@ -355,7 +392,7 @@ fn where_there_are_no_pairs_a_half_is_refused_as_what_it_is() {
     let data = connect_data(CNTLID_DYNAMIC);
     let tag = send(&mut rig, admin, &connect, data.as_bytes());
     let [status] = ended(&mut rig, admin, [tag]);
-    assert_eq!(status, OK, "whatever is in its first word, it is Connect");
+    assert_eq!(status, FIELD, "it cannot be half of a pair");
     leave(rig);
     let mut rig = Rig::new();
     let (admin, _) = rig.admin();
