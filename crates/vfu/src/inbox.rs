@@ -55,7 +55,12 @@ impl<F> Inbox<F> {
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<Option<Message<F>>, Violation> {
-        debug_assert!(bytes.len() <= self.wanted(), "bytes of two messages at once");
+        if bytes.len() > self.wanted() {
+            let command = self.header.map_or(crate::Command::Other(0), |header| header.command);
+            let found = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let expected_max = u32::try_from(self.wanted()).unwrap_or(u32::MAX);
+            return Err(Violation::Size { command, found, expected_max });
+        }
         self.files.extend(files);
         match self.header {
             Some(_) => self.body.extend_from_slice(bytes),

@@ -58,7 +58,12 @@ impl<F> Inbox<F> {
         bytes: &[u8],
         files: impl IntoIterator<Item = F>,
     ) -> Result<Option<Message<F>>, Violation> {
-        debug_assert!(bytes.len() <= self.wanted(), "bytes of two messages at once");
+        if bytes.len() > self.wanted() {
+            let code = self.known.map_or(Code(0), |known| known.code);
+            let found = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let wanted = u32::try_from(self.wanted()).unwrap_or(u32::MAX);
+            return Err(Violation::Size { code, found, expected: (0, wanted) });
+        }
         self.files.extend(files);
         match self.known {
             Some(_) => self.payload.extend_from_slice(bytes),
