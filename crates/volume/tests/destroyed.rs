@@ -152,7 +152,7 @@ fn a_copy_of_the_superblock_that_is_destroyed_is_named_and_written_anew() {
         assert_eq!(named, [at]);
 
         let mut rig = Rig::new(image, BLOCKS, Random::new(2)).unwrap();
-        rig::world::compare(&mut rig, &world.model).unwrap();
+        rig::compare::compare(&mut rig, &world.model).unwrap();
         for name in ["one more", "and another"] {
             let (name, uuid) = (name.into(), 1);
             rig.ask(Ask::Change(tenmil_volume::Change::Create {

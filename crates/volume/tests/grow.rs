@@ -6,8 +6,9 @@
 mod rig;
 
 use base::Random;
+use rig::compare::compare;
 use rig::disk::{Cut, Image};
-use rig::world::{World, compare};
+use rig::world::World;
 use rig::{Rig, check, open};
 use tenmil_volume::devices::{Devices, Other};
 use tenmil_volume::format::Superblock;

@@ -5,7 +5,7 @@
 mod rig;
 
 use base::Random;
-use rig::world::account;
+use rig::compare::account;
 use rig::{Rig, check, new_store};
 use tenmil_volume::{Action, Answer, Ask, Change, StoreError, Usage, VolumeInfo};
 

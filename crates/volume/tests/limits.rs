@@ -5,7 +5,7 @@
 mod rig;
 
 use base::Random;
-use rig::world::account;
+use rig::compare::account;
 use rig::{Rig, check, new_store, open};
 use tenmil_volume::{Account, Answer, Ask, Change, NewStore, Opening, StoreError, VolumeInfo};
 

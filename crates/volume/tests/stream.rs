@@ -5,8 +5,9 @@
 mod rig;
 
 use base::Random;
+use rig::compare::differences;
 use rig::disk::stamped;
-use rig::world::{World, differences};
+use rig::world::World;
 use rig::{Rig, new_store};
 use tenmil_volume::stream::{
     Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender, StreamError, StreamHead, Wrong,

@@ -5,7 +5,7 @@
 mod rig;
 
 use base::Random;
-use rig::world::account;
+use rig::compare::account;
 use rig::{Rig, check, new_store};
 use tenmil_volume::format::{Body, Page};
 use tenmil_volume::{Account, Action, Answer, Ask, Change, Finding, StoreError, Usage, VolumeInfo};

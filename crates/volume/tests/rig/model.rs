@@ -13,6 +13,9 @@ pub struct Model {
     next: u64,
 }
 
+/// A volume by name, the first of some of its blocks, and how many.
+pub type BlockRange = (String, u64, u64);
+
 /// A volume.
 #[derive(Clone, Debug)]
 pub struct Volume {
@@ -87,6 +90,21 @@ impl Model {
     pub fn collapse(&mut self, time: u64) {
         for cell in self.volumes.values_mut().flat_map(|volume| &mut volume.cells) {
             cell.collapse(time);
+        }
+    }
+
+    /// What was written up to this time survives, but for writes that were unanswered: each with its
+    /// blocks, and when it was submitted.
+    pub fn collapse_but(&mut self, time: u64, unanswered: &[(BlockRange, u64)]) {
+        for (name, volume) in &mut self.volumes {
+            for (block, cell) in (0..).zip(&mut volume.cells) {
+                let is_in = |(other, first, count): &BlockRange| {
+                    other == name && (*first..first + count).contains(&block)
+                };
+                let before = unanswered.iter().filter(|(range, _)| is_in(range));
+                let before = before.map(|(_, submitted)| submitted - 1).min();
+                cell.collapse(before.unwrap_or(time));
+            }
         }
     }
 

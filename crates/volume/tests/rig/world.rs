@@ -1,11 +1,14 @@
 //! Random work on a store and on the model of it, and cuts of the power at any moment.
 
+use std::collections::BTreeMap;
+
 use base::Random;
 use tenmil_volume::devices::{Devices, Other};
-use tenmil_volume::{Account, Answer, Ask, Change, Parent, StoreError, VolumeInfo};
+use tenmil_volume::{Answer, Ask, Change, Parent, StoreError};
 
+use super::compare::{account, compare, compare_differences};
 use super::disk::{Cut, Image};
-use super::model::{Model, Volume};
+use super::model::{BlockRange, Model, Volume};
 use super::{Rig, check, new_store};
 
 /// A store, what it should hold, and what is done to both.
@@ -294,62 +297,97 @@ impl World {
         }
     }
 
+    /// Reads, writes, trims and flushes that are submitted while others are under way: any number of steps
+    /// lies between two submissions, so each of them meets the store in any state of its commit.
     fn batch(&mut self) {
-        let began = self.time;
-        let mut tokens = Vec::new();
-        let mut busy: Vec<(String, u64, u64)> = Vec::new();
+        let ids = self.numbers();
+        let mut under_way = Vec::new();
         for _ in 0..=self.random.below(8) {
             self.operations += 1;
-            if self.random.chance(1, 12) {
-                tokens.push((self.rig.submit(Ask::Flush), Work::Flush));
-                continue;
+            self.submit_one(&ids, &mut under_way);
+            for _ in 0..self.random.below(7) {
+                if !self.step(&mut under_way) {
+                    break;
+                }
             }
-            let Some((name, first, blocks)) = self.draw_range(&busy) else { continue };
-            let volume = &self.model.volumes[&name];
-            if volume.is_thick && volume.reach == 0 && self.random.chance(1, 10) {
-                let (volume, blocks) = (self.number(&name), 32);
-                let ask = Ask::Own { volume, block: first, blocks };
-                tokens.push((self.rig.submit(ask), Work::Own));
-                continue;
-            }
-            busy.push((name.clone(), first, blocks));
-            tokens.push(self.submit_io(name, first, blocks));
         }
-        while self.rig.step() {
-            self.maybe_cut(None);
-        }
-        for (token, work) in tokens {
-            let answer = self.rig.answers.remove(&token).expect("an answer");
-            self.judge(token, work, answer, began);
-        }
+        while self.step(&mut under_way) {}
+        assert_eq!(under_way.len(), 0, "everything is answered");
     }
 
-    fn draw_range(&mut self, busy: &[(String, u64, u64)]) -> Option<(String, u64, u64)> {
+    fn submit_one(&mut self, ids: &BTreeMap<String, u64>, under_way: &mut Vec<(u64, Work)>) {
+        if self.random.chance(1, 6) {
+            let unanswered = under_way.iter().filter_map(|(_, work)| match work {
+                Work::Write(range, time) => Some((range.clone(), *time)),
+                _ => None,
+            });
+            let work = Work::Flush { time: self.time, unanswered: unanswered.collect() };
+            under_way.push((self.rig.submit(Ask::Flush), work));
+            return;
+        }
+        let Some(range) = self.draw_range(under_way) else { return };
+        let (name, first, _) = &range;
+        let (id, volume) = (ids[name], &self.model.volumes[name]);
+        if volume.is_thick && volume.reach == 0 && self.random.chance(1, 10) {
+            let ask = Ask::Own { volume: id, block: *first, blocks: 32 };
+            under_way.push((self.rig.submit(ask), Work::Own));
+            return;
+        }
+        under_way.push(self.submit_io(id, range));
+    }
+
+    /// Does one thing that the store wants done, and judges what is answered then. False if there is none.
+    fn step(&mut self, under_way: &mut Vec<(u64, Work)>) -> bool {
+        let did = self.rig.step();
+        while let Some(index) =
+            under_way.iter().position(|(token, _)| self.rig.answers.contains_key(token))
+        {
+            let (token, work) = under_way.remove(index);
+            let answer = self.rig.answers.remove(&token).expect("an answer");
+            self.judge(token, work, answer);
+        }
+        if did {
+            self.maybe_cut(None);
+        }
+        did
+    }
+
+    /// The numbers of all volumes.
+    fn numbers(&mut self) -> BTreeMap<String, u64> {
+        let Ok(Answer::Volumes(infos)) = self.rig.ask(Ask::List) else { panic!("no list") };
+        infos.into_iter().map(|info| (info.name, info.id)).collect()
+    }
+
+    /// Blocks that nothing under way reads or writes.
+    fn draw_range(&mut self, under_way: &[(u64, Work)]) -> Option<BlockRange> {
         let names: Vec<&String> = self.model.volumes.keys().collect();
         let name = names[usize::try_from(self.random.below(names.len() as u64)).unwrap()].clone();
         let size = self.model.volumes[&name].cells.len() as u64;
         let first = self.random.below(size);
         let most = if self.random.chance(1, 8) { size } else { 12 };
         let blocks = 1 + self.random.below(most.min(size - first));
-        let meets = |(other, start, count): &(String, u64, u64)| {
-            *other == name && *start < first + blocks && first < start + count
+        let meets = |(_, work): &(u64, Work)| match work {
+            Work::Read((other, start, count)) | Work::Write((other, start, count), _) => {
+                *other == name && *start < first + blocks && first < start + count
+            }
+            Work::Flush { .. } | Work::Own => false,
         };
-        (!busy.iter().any(meets)).then_some((name, first, blocks))
+        (!under_way.iter().any(meets)).then_some((name, first, blocks))
     }
 
-    fn submit_io(&mut self, name: String, block: u64, blocks: u64) -> (u64, Work) {
-        let volume = self.number(&name);
-        let is_read_only = self.model.volumes[&name].is_read_only;
+    fn submit_io(&mut self, volume: u64, range: BlockRange) -> (u64, Work) {
+        let (name, block, blocks) = (&range.0, range.1, range.2);
+        let is_read_only = self.model.volumes[name].is_read_only;
         let at = |first: u64| usize::try_from(first).unwrap();
-        let range = at(block)..at(block + blocks);
+        let cells = at(block)..at(block + blocks);
         let kind = self.random.below(10);
         if kind < 3 || is_read_only {
-            return (self.rig.submit(Ask::Read { volume, block, blocks }), Work::Read(name, block));
+            return (self.rig.submit(Ask::Read { volume, block, blocks }), Work::Read(range));
         }
         self.time += 1;
         let value = if kind == 3 { 0 } else { self.next_value };
         self.next_value += 1;
-        for cell in &mut self.model.volumes.get_mut(&name).unwrap().cells[range] {
+        for cell in &mut self.model.volumes.get_mut(name).unwrap().cells[cells] {
             cell.values.push((self.time, value));
         }
         let token = if kind == 3 {
@@ -360,18 +398,20 @@ impl World {
             }
             self.rig.submit_write(volume, block, blocks, value)
         };
-        (token, Work::Write(name, block, blocks))
+        (token, Work::Write(range, self.time))
     }
 
-    fn judge(&mut self, token: u64, work: Work, answer: Result<Answer, StoreError>, began: u64) {
+    fn judge(&mut self, token: u64, work: Work, answer: Result<Answer, StoreError>) {
         let data = self.rig.buffers.remove(&token);
         match (work, answer) {
-            (Work::Flush, Ok(_)) => self.model.collapse(began),
+            (Work::Flush { time, unanswered }, Ok(_)) => {
+                self.model.collapse_but(time, &unanswered);
+            }
             (Work::Own, answer) => {
                 self.rig.answers.insert(token, answer);
                 self.judge_own(token);
             }
-            (Work::Read(name, first), Ok(_)) => {
+            (Work::Read((name, first, _)), Ok(_)) => {
                 let cells = &self.model.volumes[&name].cells[usize::try_from(first).unwrap()..];
                 for (cell, block) in cells.iter().zip(data.unwrap()) {
                     let values = super::disk::values(&block);
@@ -379,7 +419,7 @@ impl World {
                 }
             }
             (Work::Write(..), Ok(_)) => {}
-            (Work::Write(name, first, blocks), Err(error)) => {
+            (Work::Write((name, first, blocks), _), Err(error)) => {
                 let is_full = matches!(error, StoreError::NoSpace { .. });
                 assert!(is_full || matches!(error, StoreError::Device { .. }), "{error}");
                 self.refused_for_room += u64::from(is_full);
@@ -534,105 +574,15 @@ impl World {
     }
 }
 
+/// Something under way.
 enum Work {
-    Flush,
+    /// What was written up to this time survives once it is answered; not what was unanswered then.
+    Flush {
+        time: u64,
+        unanswered: Vec<(BlockRange, u64)>,
+    },
     Own,
-    Read(String, u64),
-    Write(String, u64, u64),
-}
-
-/// What a store says of the room of a volume.
-pub fn account(rig: &mut Rig, name: &str) -> Account {
-    match rig.ask(Ask::Account(name.into())) {
-        Ok(Answer::Account(account)) => account,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Compares all volumes of a store with the model.
-pub fn compare(rig: &mut Rig, model: &Model) -> Result<(), String> {
-    let Ok(Answer::Usage(usage)) = rig.ask(Ask::Usage) else { return Err("no usage".into()) };
-    if usage.thresholds != model.thresholds {
-        return Err(format!("{:?}, expected {:?}", usage.thresholds, model.thresholds));
-    }
-    let Ok(Answer::Volumes(found)) = rig.ask(Ask::List) else { return Err("no list".into()) };
-    let mut names: Vec<&String> = found.iter().map(|info| &info.name).collect();
-    names.sort();
-    if !names.iter().copied().eq(model.volumes.keys()) {
-        return Err(format!("found {names:?}, expected {:?}", model.volumes.keys()));
-    }
-    for info in &found {
-        let expected = &model.volumes[&info.name];
-        compare_volume(rig, info, expected).map_err(|error| format!("`{}`: {error}", info.name))?;
-    }
-    Ok(())
-}
-
-/// What a volume has that another does not is told, and what is told of holes is true.
-fn compare_differences(rig: &mut Rig, model: &Model) {
-    let Ok(Answer::Volumes(infos)) = rig.ask(Ask::List) else { panic!("no list") };
-    for (index, info) in infos.iter().enumerate() {
-        let base = index.checked_sub(1).map(|before| &infos[before]);
-        let base = base.filter(|base| base.id == info.origin || base.origin == info.origin);
-        let cells = |info: &VolumeInfo| &model.volumes[&info.name].cells;
-        let value = |cells: &[super::model::Cell], block: u64| {
-            cells.get(usize::try_from(block).unwrap()).map_or(0, super::model::Cell::value)
-        };
-        let old = base.map(cells).map_or(&[][..], |cells| cells);
-        let mut at = 0;
-        for (first, blocks, is_mapped) in differences(rig, base.map_or(0, |base| base.id), info.id)
-        {
-            for block in at..first {
-                let (now, then) = (value(cells(info), block), value(old, block));
-                assert_eq!(now, then, "`{}` block {block} is said to be the same", info.name);
-            }
-            for block in first..first + blocks {
-                assert_eq!(value(cells(info), block) != 0, is_mapped, "`{}` {block}", info.name);
-            }
-            at = first + blocks;
-        }
-        for block in at..info.blocks {
-            assert_eq!(value(cells(info), block), value(old, block), "`{}` {block}", info.name);
-        }
-    }
-}
-
-/// Blocks of a volume that differ from those of another: first, how many, and whether they are read from
-/// somewhere.
-pub fn differences(rig: &mut Rig, base: u64, volume: u64) -> Vec<(u64, u64, bool)> {
-    let (mut at, mut found) = (0, Vec::new());
-    loop {
-        let answer = rig.ask(Ask::Difference { volume, base, block: at }).unwrap();
-        let Answer::Changed { block, blocks, is_mapped, is_parents } = answer else {
-            panic!("{answer:?}")
-        };
-        if blocks == 0 {
-            return found;
-        }
-        assert!(block >= at, "{block} after {at}");
-        found.push((block, blocks, is_mapped || is_parents));
-        at = block + blocks;
-    }
-}
-
-fn compare_volume(rig: &mut Rig, info: &VolumeInfo, expected: &Volume) -> Result<(), String> {
-    let size = expected.cells.len() as u64;
-    let is_alike = (info.is_read_only, info.is_thick) == (expected.is_read_only, expected.is_thick);
-    if info.blocks != size || !is_alike {
-        return Err(format!("{info:?}, expected {size} blocks"));
-    }
-    let is_certain = expected.cells.iter().all(|cell| cell.values.len() == 1);
-    // What is copied from a parent may be there, and the reach that says so not yet.
-    let written = Volume { reach: info.reach.max(expected.reach), ..expected.clone() }.mapped();
-    let most = if info.reach.max(expected.reach) > 0 { u64::MAX } else { written };
-    if is_certain && !(written..=most).contains(&info.mapped) {
-        return Err(format!("{} blocks mapped, expected {written} to {most}", info.mapped));
-    }
-    let found = rig.read(info.id, 0, size).map_err(|error| error.to_string())?;
-    for (block, (values, cell)) in found.iter().zip(&expected.cells).enumerate() {
-        if !values.iter().all(|value| cell.may_be(*value)) {
-            return Err(format!("block {block}: {values:?}, expected one of {:?}", cell.values));
-        }
-    }
-    Ok(())
+    Read(BlockRange),
+    /// A write or a trim, and when it was submitted.
+    Write(BlockRange, u64),
 }
