@@ -161,6 +161,13 @@ pub trait Medium: Send + Sync {
         None
     }
 
+    /// What the device says that it is: the same for whoever opens it, by whatever name, and no other
+    /// device's; none if it does not say. An NVMe namespace has its subsystem, the serial number, and its
+    /// NGUID, EUI-64 or UUID.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     /// What the blocks from `lba` on hold, as far as that is known without reading them. May block:
     /// never called on the way of an I/O.
     ///

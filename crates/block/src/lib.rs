@@ -34,6 +34,7 @@ mod device;
 mod existing;
 pub mod fuzz;
 pub mod guard;
+pub mod identity;
 mod limit;
 mod lock;
 mod map;

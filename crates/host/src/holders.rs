@@ -10,8 +10,10 @@
 //! | `/proc/swaps` | swap |
 //! | `/proc/locks` | processes that have a file locked |
 //! | `/proc/PID/fd` | processes that have a device open, as far as we may look |
+//! | `/sys/dev/block/M:m/start`, `loop/offset`, `slaves` | which bytes of which medium it is |
 //! | `/sys/dev/block/M:m/wwid`, `serial`, `dm/uuid`, `md/uuid` | which device it is |
 
+mod extent;
 mod mark;
 mod open;
 mod standing;
@@ -21,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, major, minor, stat};
 
+pub use self::extent::{Extents, MediumExtent, MediumId};
 pub use self::mark::{device_mark, file_mark};
 pub use self::open::{Openers, openers};
 pub use self::standing::Standing;

@@ -1,0 +1,215 @@
+//! Which device a name means: two names are compared by what they lead to, never by how they are spelled.
+//!
+//! | device | what it is known by |
+//! |---|---|
+//! | `file:` of a regular file | file system and inode |
+//! | `file:` of a block device | its world-wide name (an NVMe namespace: NGUID, EUI-64 or UUID), the UUID of a mapped device or an array, else its number |
+//! | a loop device | the bytes of its file, through any number of loop devices |
+//! | a partition | the bytes of its disk |
+//! | `tcp:`, `pcie:`, `vfio-user:`, `emu:` | what [`Medium::identity`] says once it is open; before, its URI |
+//! | `ram:`, `null:`, a model of one | nothing: whoever opens one has another |
+//! | what stands on others | all of them |
+//!
+//! Contract: [`is_same`](DeviceIdentity::is_same) is true only if both are the same bytes of the same
+//! media, made up in the same way. [`overlap`](DeviceIdentity::overlap) is `None` only as far as can be
+//! known on this machine: a file here and the namespace of a target that serves it have nothing in common
+//! that could be compared. So who writes to a device takes a lock, a fence or a reservation on the medium
+//! as well; the identity serves to refuse early and by name.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::path::Path;
+
+use base::Medium;
+use host::holders::Extents;
+use host::machine::Machine;
+
+use crate::uri::Uri;
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    /// The URI with what each device is in place of how it was named.
+    key: String,
+    leaves: Vec<Leaf>,
+}
+
+/// A device that stands on no other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Leaf {
+    /// A file or a block device of this machine.
+    Local(String, Extents),
+    /// What the device says it is.
+    Told(String),
+    /// A name of which nothing more is known.
+    Name(String),
+}
+
+/// Kinds whose blocks nobody else can reach.
+const PRIVATE: [&str; 3] = ["ram", "null", "model"];
+/// Kinds that pass the blocks of the one they stand on through as they are.
+const TRANSPARENT: [&str; 2] = ["delay", "fault"];
+
+impl DeviceIdentity {
+    /// As far as it can be known without opening the device. What is looked at are files of the kernel.
+    pub fn of_uri(uri: &Uri) -> Self {
+        Self::look(&Machine::this(), uri, None)
+    }
+
+    /// That of a device that is open.
+    pub fn of(uri: &Uri, medium: &dyn Medium) -> Self {
+        Self::look(&Machine::this(), uri, medium.identity())
+    }
+
+    fn look(machine: &Machine, uri: &Uri, told: Option<String>) -> Self {
+        let mut leaves = Vec::new();
+        let known = known(machine, uri.clone(), &mut leaves);
+        match told {
+            Some(told) if uri.children().is_empty() => {
+                Self { key: told.clone(), leaves: vec![Leaf::Told(told)] }
+            }
+            _ => Self { key: known.to_string(), leaves },
+        }
+    }
+
+    /// What two devices have in common that are the same, and no others: for records, and to be compared by
+    /// another process of this machine.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Whether both are the same.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.key == other.key && !self.leaves.is_empty()
+    }
+
+    /// What both have, in words, if that is known: a write to one may change the other.
+    pub fn overlap(&self, other: &Self) -> Option<String> {
+        self.leaves.iter().find_map(|leaf| {
+            let meets = other.leaves.iter().find(|other| leaf.meets(other));
+            meets.map(|other| match leaf.name() == other.name() {
+                true => leaf.name().to_owned(),
+                false => format!("{} and {}", leaf.name(), other.name()),
+            })
+        })
+    }
+}
+
+impl Leaf {
+    fn name(&self) -> &str {
+        match self {
+            Self::Local(name, _) | Self::Told(name) | Self::Name(name) => name,
+        }
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Local(_, one), Self::Local(_, two)) => one.shared_with(two).is_some(),
+            (Self::Told(one), Self::Told(two)) | (Self::Name(one), Self::Name(two)) => one == two,
+            _ => false,
+        }
+    }
+}
+
+/// The URI with what each device is in place of its name, and those that stand on no other.
+fn known(machine: &Machine, uri: Uri, leaves: &mut Vec<Leaf>) -> Uri {
+    let scheme = uri.scheme();
+    if scheme == "file" {
+        return file(machine, &uri, leaves);
+    }
+    if uri.children().is_empty() {
+        if !PRIVATE.contains(&scheme) {
+            leaves.push(Leaf::Name(uri.to_string()));
+        }
+        return uri;
+    }
+    if let ([below], true) = (uri.children(), TRANSPARENT.contains(&scheme)) {
+        return known(machine, below.clone(), leaves);
+    }
+    if scheme == "volume"
+        && let [below] = uri.children()
+    {
+        // Two volumes of one pool have no block in common; how much memory its metadata have does not
+        // matter.
+        let known = Uri::on("volume", known(machine, below.clone(), &mut Vec::new()), uri.path());
+        leaves.push(Leaf::Name(known.to_string()));
+        return known;
+    }
+    let Ok(known) = uri.try_over(|below| Ok::<_, Infallible>(known(machine, below, leaves)));
+    known
+}
+
+fn file(machine: &Machine, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
+    let extents = Extents::of(machine, Path::new(uri.path()));
+    let Some(own) = &extents.own else {
+        // It is not there: it goes by its name.
+        let plain = Uri::new("file", uri.path()).from_root();
+        leaves.push(Leaf::Name(plain.to_string()));
+        return plain;
+    };
+    let whole = own.bytes.start == 0 && own.bytes.end == u64::MAX;
+    let part = match whole {
+        true => String::new(),
+        false => format!(", bytes {} to {}", own.bytes.start, own.bytes.end),
+    };
+    let known = Uri::new("medium", format!("{}{part}", own.medium));
+    leaves.push(Leaf::Local(uri.path().to_owned(), extents));
+    known
+}
+
+impl fmt::Display for DeviceIdentity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DeviceIdentity;
+
+    fn of(uri: &str) -> DeviceIdentity {
+        DeviceIdentity::of_uri(&uri.parse().unwrap())
+    }
+
+    #[test]
+    fn a_device_is_the_same_however_its_files_are_spelled_and_no_other_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        for name in ["a", "b"] {
+            std::fs::File::create_new(path(name)).unwrap();
+        }
+        std::os::unix::fs::symlink(path("a"), path("link")).unwrap();
+        std::fs::hard_link(path("a"), path("hard")).unwrap();
+        let [a, b, link, hard] = ["a", "b", "link", "hard"].map(path);
+        let plain = of(&format!("file:{a}"));
+        for same in [
+            format!("file:{link}"),
+            format!("file:{hard}?engine=threads&size=1m"),
+            format!("delay:[file:{a}]?read=1us"),
+        ] {
+            assert!(of(&same).is_same(&plain), "{same}");
+        }
+        for other in [format!("file:{b}"), format!("file:{}", path("none"))] {
+            assert!(!of(&other).is_same(&plain) && of(&other).overlap(&plain).is_none(), "{other}");
+        }
+        let stripe = |second: &str, chunk: &str| {
+            of(&format!("stripe:[file:{a}],[file:{second}]?chunk={chunk}"))
+        };
+        assert!(stripe(&b, "64k").is_same(&stripe(&format!("{b}?engine=threads"), "64k")));
+        assert!(!stripe(&b, "64k").is_same(&stripe(&b, "128k")), "blocks lie elsewhere");
+        let shared = stripe(&b, "64k").overlap(&of(&format!("file:{hard}")));
+        assert_eq!(shared, Some(format!("{a} and {hard}")));
+        let inner = |name: &str, more: &str| of(&format!("volume:[file:{link}]/{name}{more}"));
+        assert!(inner("x", "?cache=1m").is_same(&inner("x", "")));
+        assert!(inner("x", "").overlap(&inner("y", "")).is_none(), "two volumes of one pool");
+    }
+
+    #[test]
+    fn memory_is_nobody_elses() {
+        assert!(
+            !of("ram:1m").is_same(&of("ram:1m")) && of("ram:1m").overlap(&of("ram:1m")).is_none()
+        );
+        let [one, two] = ["tcp://127.0.0.1:4420/nqn", "tcp://127.0.0.1:4420/nqn?ns=2"].map(of);
+        assert!(one.is_same(&one) && !one.is_same(&two) && one.overlap(&two).is_none());
+    }
+}
