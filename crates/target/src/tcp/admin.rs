@@ -184,7 +184,7 @@ impl Admin {
         let Some(other) = found.filter(|other| other.is_meant(&named)) else {
             return Some(reset_done());
         };
-        if other.host != self.association.host {
+        if !other.host.is_same_host(&self.association.host) {
             return Some(AdminEnd::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()));
         }
         if self.resets.len() >= usize::from(RESETS_MAX) {

@@ -29,11 +29,38 @@ struct Place {
     cntlid: u16,
 }
 
-/// By what a host is known.
+/// The names that a host gives with Connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostNames {
+    /// HOSTNQN; empty if the host gives none.
     pub(super) nqn: String,
+    /// HOSTID; zero identifies no host.
     pub(super) identifier: u128,
+}
+
+impl HostNames {
+    /// Whether two controllers have the same host. One that gives no identifier is the same as no
+    /// other (Base 2.1 §5.1.25.1.28).
+    pub(super) fn is_same_host(&self, other: &Self) -> bool {
+        self.identifier != 0 && self == other
+    }
+
+    /// The NQN, for messages.
+    pub(super) fn shown(&self) -> &str {
+        if self.nqn.is_empty() { "a host without an NQN" } else { &self.nqn }
+    }
+
+    /// The host identifier, for messages: as nvme-cli shows it.
+    pub(super) fn identifier_shown(&self) -> String {
+        identifier_text(self.identifier)
+    }
+}
+
+/// The sixteen bytes of a host identifier in the order in which they are sent, as a UUID.
+pub(super) fn identifier_text(identifier: u128) -> String {
+    let digits = format!("{:032x}", identifier.swap_bytes());
+    let groups = [0..8, 8..12, 12..16, 16..20, 20..32];
+    groups.map(|group| &digits[group]).join("-")
 }
 
 impl Association {

@@ -39,6 +39,7 @@ const RECFMT: u16 = 40;
 const QID: u16 = 42;
 const SQSIZE: u16 = 44;
 const KATO: u16 = 48;
+const HOSTID: u16 = 0;
 const CNTLID: u16 = 16;
 const SUBNQN: u16 = 256;
 const HOSTNQN: u16 = 512;
@@ -108,10 +109,14 @@ impl Asked<'_> {
         if self.connect.qid == 0 { self.admin(host) } else { self.io(&host) }
     }
 
+    /// An empty HOSTNQN is the name of a host that no list can hold: it gets what any host may have.
     fn host(&self) -> Result<HostNames, NotGranted> {
         let field = self.data.hostnqn();
-        let name = nqn::read_host(&field.0);
-        let name = name.map_err(|why| NotGranted::data(HOSTNQN, format!("host {why}")))?;
+        let name = match field.0.first() {
+            Some(0) => "",
+            _ => nqn::read_host(&field.0)
+                .map_err(|why| NotGranted::data(HOSTNQN, format!("host {why}")))?,
+        };
         // As in feature 81h and in reports: the same sixteen bytes everywhere.
         Ok(HostNames { nqn: name.to_owned(), identifier: u128::from_le_bytes(self.data.hostid()) })
     }
@@ -159,24 +164,44 @@ impl Asked<'_> {
         let association = offer.association(cntlid).ok_or_else(|| {
             NotGranted::data(CNTLID, format!("it has no controller {cntlid} of {}", offer.nqn()))
         })?;
-        if association.host != *host {
-            let why = format!("controller {cntlid} is another host's, not that of {}", host.nqn);
-            let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
-            return Err(NotGranted {
-                result,
-                ..NotGranted::new(Status::CONNECT_INVALID_HOST, why)
-            });
-        }
+        association.host.check_queue_of(host, cntlid)?;
         let may_create = association.front().may_create(qid);
         may_create.map_err(no_queue)?;
         Ok(Granted::Io { association, qid })
     }
 }
 
+impl HostNames {
+    /// Whether `other` may have an I/O queue of this host's controller: it gives the same NQN, and
+    /// the same host identifier or none (Base 2.1 §6.3).
+    fn check_queue_of(&self, other: &Self, cntlid: u16) -> Result<(), NotGranted> {
+        if self.nqn != other.nqn {
+            let why = format!(
+                "controller {cntlid} belongs to {}, not to {}",
+                self.shown(),
+                other.shown()
+            );
+            return Err(NotGranted::data(HOSTNQN, why));
+        }
+        if other.identifier == self.identifier || other.identifier == 0 {
+            return Ok(());
+        }
+        let expected = match self.identifier {
+            0 => "0".to_owned(),
+            _ => format!("{} or 0", self.identifier_shown()),
+        };
+        let found = other.identifier_shown();
+        let why = format!(
+            "its host identifier is {found}, expected {expected} as for the admin queue of controller {cntlid}"
+        );
+        Err(NotGranted::data(HOSTID, why))
+    }
+}
+
 fn no_controller(why: NoController, host: &HostNames) -> NotGranted {
     match why {
         NoController::Host => {
-            let why = format!("{} is not among the hosts that may", host.nqn);
+            let why = format!("{} is not among the hosts that may", host.shown());
             let result = InvalidParameter(0).with(|dword| dword.ipo(HOSTNQN).in_data(true)).0;
             NotGranted { result, ..NotGranted::new(Status::CONNECT_INVALID_HOST, why) }
         }
@@ -192,8 +217,8 @@ fn no_controller(why: NoController, host: &HostNames) -> NotGranted {
 /// Why there is no queue, as a host is told.
 pub(super) fn no_queue(why: NoQueue) -> NotGranted {
     match why {
-        NoQueue::NotEnabled => NotGranted::new(
-            Status::COMMAND_SEQUENCE_ERROR,
+        NoQueue::NotEnabled => NotGranted::command(
+            QID,
             "its controller is not enabled, expected CC.EN 1, IOSQES 6 and IOCQES 4",
         ),
         NoQueue::Identifier { qid, granted } => {

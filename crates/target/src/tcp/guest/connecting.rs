@@ -119,6 +119,14 @@ impl Guest {
                     subsystem: association.offer().nqn().to_owned(),
                     cntlid,
                 });
+                if association.host.nqn.is_empty() {
+                    let (peer, nqn) = (&self.peer, association.offer().nqn());
+                    self.service.tell(News::Trouble(format!(
+                        "connection {}: {peer} connected without a host NQN to {nqn}, which any host \
+                         may use",
+                        self.id
+                    )));
+                }
                 self.show(&association, 0);
                 self.rooms.admit(Share::OwnFirst);
                 self.role =

@@ -1,6 +1,6 @@
 //! What a host is told that asks for what it may not have (Base 2.1 §6.3).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -54,7 +54,7 @@ fn every_field_of_connect_that_cannot_be_is_named() {
         (it(), connect_data(CNTLID_STATIC), in_data(16)),
         (it(), named("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
         (it(), named("nonsense", HOST), in_data(256)),
-        (it(), named(super::rig::NQN, ""), in_data(512)),
+        (it(), named(super::rig::NQN, " "), in_data(512)),
         (io_connect(1), connect_data(1), in_data(16)),
     ];
     let count = cases.len();
@@ -126,9 +126,10 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
     let completion = rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
     let cntlid = u16::try_from(completion.dw0()).unwrap();
     let ask = |rig: &mut Rig, qid| asked(rig, &io_connect(qid), &connect_data(cntlid)).0;
-    assert_eq!(ask(&mut rig, 1), Status::COMMAND_SEQUENCE_ERROR, "it is disabled");
+    let disabled = asked(&mut rig, &io_connect(1), &connect_data(cntlid));
+    assert_eq!(disabled, (Status::CONNECT_INVALID_PARAMETERS, 42), "it is disabled");
     rig.set_property(line, offset::CC, 1);
-    assert_eq!(ask(&mut rig, 1), Status::COMMAND_SEQUENCE_ERROR, "entries of no size");
+    assert_eq!(ask(&mut rig, 1), Status::CONNECT_INVALID_PARAMETERS, "entries of no size");
     rig.set_property(line, offset::CC, 0);
     rig.set_property(line, offset::CC, super::rig::ENABLED);
     assert_eq!(ask(&mut rig, 1), Status::SUCCESS);
@@ -142,11 +143,91 @@ fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
     assert_eq!(completion.status(), sequence, "there is one");
     assert_eq!(ask(&mut rig, 4), Status::SUCCESS);
     assert_eq!(ask(&mut rig, 5), Status::CONNECT_INVALID_PARAMETERS, "four were granted");
-    let other = connect_data(cntlid).with(|data| data.hostid([8; 16]));
-    assert_eq!(
-        asked(&mut rig, &io_connect(2), &other),
-        (Status::CONNECT_INVALID_HOST, 1 << 16 | 512)
+    let stranger = "nqn.2026-01.org.tenmil:stranger";
+    let other_name = connect_data(cntlid).with(|data| data.hostnqn(Ascii::nul_padded(stranger)));
+    for (data, offset) in [
+        (connect_data(cntlid).with(|data| data.hostid([8; 16])), 0),
+        (other_name, 512),
+        (connect_data(cntlid + 1), 16),
+    ] {
+        assert_eq!(
+            asked(&mut rig, &io_connect(2), &data),
+            (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset)
+        );
+    }
+    let told = |text: &str| rig.news.iter().any(|news| news.to_string().contains(text));
+    assert!(told(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.news);
+    assert!(told("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.news);
+    let unidentified = connect_data(cntlid).with(|data| data.hostid([0; 16]));
+    assert_eq!(asked(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
+}
+
+/// Base 2.1 §5.1.25.1.28: two controllers whose hosts gave the identifier 0 are of different hosts.
+#[test]
+fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
+    let mut rig = Rig::new();
+    let data = |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([0; 16])) };
+    let mut connected = Vec::new();
+    for _ in 0..2 {
+        let admin = rig.dial(admin_config());
+        let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let cntlid = u16::try_from(completion.dw0()).unwrap();
+        rig.set_property(admin, offset::CC, super::rig::ENABLED);
+        let io = rig.dial(io_config());
+        assert_eq!(rig.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
+        let identified = connect_data(cntlid);
+        let refused = (Status::CONNECT_INVALID_PARAMETERS, 1 << 16);
+        assert_eq!(asked(&mut rig, &io_connect(2), &identified), refused, "another identifier");
+        connected.push((admin, io, cntlid));
+    }
+    let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+    let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
+    for &(_, io, _) in &connected {
+        let (completion, _) = rig.command(io, &register, Data::FromHost(16), &keys);
+        assert_eq!(completion.status().code(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        let (completion, _) =
+            rig.command(io, &transfer(IoOpcode::Read.code(), 0, 1), Data::ToHost(512), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+}
+
+/// A benchmark in wide use leaves HOSTNQN empty.
+#[test]
+fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_reported() {
+    let mut rig = Rig::new();
+    let unnamed = || named(super::rig::NQN, "");
+    let (status, cntlid) = asked(&mut rig, &admin_connect(), &unnamed());
+    assert_eq!(status, Status::SUCCESS);
+    let admin = rig.lines.len() - 1;
+    rig.set_property(admin, offset::CC, super::rig::ENABLED);
+    let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
+    assert_eq!(asked(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
+    let told = rig.news.iter().filter(
+        |news| matches!(news, News::Trouble(text) if text.contains("connected without a host NQN")),
     );
+    assert_eq!(told.count(), 1, "{:?}", rig.news);
+    let discovery = named(wire::nqn::DISCOVERY, "");
+    assert_eq!(asked(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
+
+    let hosts = Hosts::Listed(BTreeSet::from([HOST.to_owned()]));
+    let mut rig = Rig::with(limits(), |plan| OfferPlan { hosts, ..plan });
+    let refused = (Status::CONNECT_INVALID_HOST, 1 << 16 | 512);
+    assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()), refused);
+    assert!(
+        rig.news.iter().any(|news| news.to_string().contains("a host without an NQN")),
+        "{:?}",
+        rig.news
+    );
+    let masked = BTreeMap::from([(1, BTreeSet::from([HOST.to_owned()]))]);
+    let mut rig = Rig::with(limits(), |plan| OfferPlan { masks: masked, ..plan });
+    assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
+    let admin = rig.lines.len() - 1;
+    rig.set_property(admin, offset::CC, super::rig::ENABLED);
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(2);
+    let (completion, bytes) = rig.command(admin, &identify, Data::ToHost(4096), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    assert!(bytes.iter().all(|byte| *byte == 0), "a masked namespace is for hosts with names");
 }
 
 /// A close is not acknowledged: the next Connect of a host may be heard of before the end of the
