@@ -39,9 +39,9 @@ use log::error::Errors;
 use log::telemetry::Telemetry;
 use power::Power;
 use queues::Granted;
-use reservation::Host;
 use reservation::commands::told;
 use reservation::line::Reply;
+use reservation::{Host, HostNqn};
 use self_test::SelfTests;
 use subsystem::{Mail, NOTICES_MAX, Record, State};
 
@@ -75,7 +75,7 @@ pub use firmware::image as firmware_image;
 pub use fuzz::fuzz;
 pub use health::Vitals;
 pub use reservation::Host as HostIdentity;
-pub use subsystem::{AnaState, Bell, Stored, Subsystem};
+pub use subsystem::{AnaState, Bell, HostInUse, Stored, Subsystem};
 
 /// One controller: a host's view of a subsystem.
 pub struct Controller {
@@ -83,6 +83,8 @@ pub struct Controller {
     subsystem: Subsystem,
     published: Arc<Published<Namespaces>>,
     host: Host,
+    /// The host's NQN, if the transport brings one.
+    nqn: Option<HostNqn>,
     values: Values,
     granted: Granted,
     events: Events,
@@ -121,6 +123,7 @@ impl Controller {
         let published = subsystem.enter(config.cntlid)?;
         Ok(Self {
             host: Host::Anonymous(config.cntlid),
+            nqn: None,
             values: Values::default(),
             granted: Granted::new(config.io_queues_max),
             events: Events::new(config.event_requests_max),
@@ -240,7 +243,25 @@ impl Controller {
         self.look_at_health();
     }
 
-    /// The transport knows who the host is (fabrics Connect, Base 2.1 §6.3).
+    /// The transport knows the host by its NQN, which may be empty, and by an identifier, unless that
+    /// is zero (fabrics Connect, Base 2.1 §6.3).
+    ///
+    /// # Errors
+    ///
+    /// If the identifier belongs to a host of another NQN.
+    pub fn connect_host(&mut self, nqn: &str, identifier: u128) -> Result<(), HostInUse> {
+        let host = match identifier {
+            0 => Host::Anonymous(self.config.cntlid),
+            _ => Host::Extended(identifier),
+        };
+        let nqn = HostNqn::from(nqn);
+        self.subsystem.bind_host(self.config.cntlid, host, &nqn)?;
+        self.host = host;
+        self.nqn = Some(nqn);
+        Ok(())
+    }
+
+    /// The transport, which has no host NQNs, knows the identifier of the host.
     pub fn set_host(&mut self, host: Host) {
         self.host = host;
         let mut state = self.subsystem.lock();
@@ -379,6 +400,8 @@ impl Controller {
         self.offers(wire::AdminOpcode::NamespaceManagement)
     }
 
+    /// Of all namespaces of the subsystem: what is attached later must not surprise a host that has
+    /// found no cache and sends no flush.
     fn has_volatile_cache(&self) -> bool {
         let state = self.subsystem.lock();
         state.records.values().any(|record| record.limits.durability == Durability::VolatileCache)
@@ -396,9 +419,7 @@ impl Controller {
     /// The namespaces an identifier means: one, or with all ones every one that is attached.
     fn targets(&self, state: &State, nsid: u32) -> Result<Vec<u32>, Status> {
         if nsid == u32::MAX {
-            let attached = state.records.values();
-            let attached = attached.filter(|record| record.attached.contains(&self.config.cntlid));
-            return Ok(attached.map(|record| record.nsid).collect());
+            return Ok(state.all_attached(self.config.cntlid).map(|record| record.nsid).collect());
         }
         self.active(state, nsid).map(|record| vec![record.nsid])
     }
@@ -482,7 +503,11 @@ impl Controller {
         if !self.self_tests.is_running() {
             return;
         }
-        let ending = self.self_tests.turn(now, self.health.hours(now), &self.subsystem);
+        let ending = self.self_tests.turn(
+            now,
+            self.health.hours(now),
+            (&self.subsystem, self.config.cntlid),
+        );
         if ending.is_some_and(|ending| ending.outcome != SelfTestOutcome::Passed) {
             self.events.happened(Event::DIAGNOSTIC_FAILURE);
         }

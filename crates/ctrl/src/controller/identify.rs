@@ -85,9 +85,9 @@ impl Controller {
         if nsid == 0 || nsid > self.subsystem.about().nsid_max {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
-        let is_seen =
-            |record: &&Record| !must_be_attached || record.attached.contains(&self.config.cntlid);
-        Ok(state.records.get(&nsid).filter(is_seen))
+        let cntlid = self.config.cntlid;
+        let found = state.visible(cntlid, nsid);
+        Ok(found.filter(|record| !must_be_attached || record.visibility.is_attached_to(cntlid)))
     }
 
     fn namespace_list(
@@ -100,10 +100,11 @@ impl Controller {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         let state = self.subsystem.lock();
-        let records = state.records.range(after + 1..).map(|(_, record)| record);
-        let seen = records
-            .filter(|record| !must_be_attached || record.attached.contains(&self.config.cntlid));
-        page.extend(NamespaceList::new(seen.map(|record| record.nsid)).as_bytes());
+        let cntlid = self.config.cntlid;
+        let is_listed =
+            |record: &&Record| !must_be_attached || record.visibility.is_attached_to(cntlid);
+        let listed = state.all_visible(cntlid).filter(is_listed).map(|record| record.nsid);
+        page.extend(NamespaceList::new(listed.filter(|nsid| *nsid > after)).as_bytes());
         Ok(())
     }
 
@@ -158,7 +159,7 @@ impl Controller {
     fn controllers_of(&self, nsid: u32, from: u16, page: &mut Vec<u8>) -> Result<(), Status> {
         let state = self.subsystem.lock();
         let found = self.found(&state, nsid, false)?;
-        let cntlids = found.into_iter().flat_map(|record| record.attached.range(from..).copied());
+        let cntlids = found.into_iter().flat_map(|record| record.visibility.attached_from(from));
         page.extend(ControllerList::new(cntlids).as_bytes());
         Ok(())
     }

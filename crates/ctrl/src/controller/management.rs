@@ -99,12 +99,14 @@ impl Controller {
     fn delete_namespaces(&mut self, nsid: u32) -> Step {
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
+        let cntlid = self.config.cntlid;
         let nsids: Vec<u32> = match nsid {
-            u32::MAX => state.records.keys().copied().collect(),
+            u32::MAX => state.all_visible(cntlid).map(|record| record.nsid).collect(),
             nsid => vec![nsid],
         };
         for nsid in &nsids {
-            let record = state.records.get(nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+            let record = state.visible(cntlid, *nsid);
+            let record = record.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
             self.check_writable(&state, record)?;
         }
         for nsid in nsids {
@@ -122,7 +124,8 @@ impl Controller {
         let subsystem = self.subsystem.clone();
         let mut state = subsystem.lock();
         let nsid = attachment.nsid;
-        let record = state.records.get(&nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
+        let record = state.visible(self.config.cntlid, nsid);
+        let record = record.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?;
         let cntlids = controller_list(data, &state)?;
         match attachment.sel {
             AttachmentSelect::Attach => {
@@ -130,7 +133,7 @@ impl Controller {
                 state.attach(nsid, &cntlids);
             }
             AttachmentSelect::Detach => {
-                if cntlids.iter().any(|cntlid| !record.attached.contains(cntlid)) {
+                if cntlids.iter().any(|cntlid| !record.visibility.is_attached_to(*cntlid)) {
                     return Err(Status::NAMESPACE_NOT_ATTACHED);
                 }
                 self.check_changeable(&state, record)?;
@@ -145,10 +148,13 @@ impl Controller {
 
 /// Whether a namespace may be attached to these controllers (Base 2.1 §5.1.20.1).
 fn check_attach(record: &Record, cntlids: &[u16]) -> Result<(), Status> {
-    if cntlids.iter().any(|cntlid| record.attached.contains(cntlid)) {
+    if cntlids.iter().any(|cntlid| record.visibility.is_attached_to(*cntlid)) {
         return Err(Status::NAMESPACE_ALREADY_ATTACHED);
     }
-    if !record.is_shared && record.attached.len() + cntlids.len() > 1 {
+    if cntlids.iter().any(|cntlid| !record.visibility.is_visible_to(*cntlid)) {
+        return Err(Status::CONTROLLER_LIST_INVALID);
+    }
+    if !record.is_shared && record.visibility.attached_count() + cntlids.len() > 1 {
         return Err(Status::NAMESPACE_IS_PRIVATE);
     }
     Ok(())

@@ -16,6 +16,8 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 use wire::Status;
 use wire::log::event::ReservationEvent;
@@ -31,7 +33,7 @@ mod tests;
 /// The registrants and the reservation of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reservations {
-    registrants: BTreeMap<Host, u64>,
+    registrants: BTreeMap<Host, Registrant>,
     held: Option<Held>,
     generation: u32,
     persists: bool,
@@ -46,6 +48,17 @@ pub enum Host {
     Short(u64),
     /// It has given a 128-bit identifier.
     Extended(u128),
+}
+
+/// An NQN of a host; empty if it gave none.
+pub(super) type HostNqn = Arc<str>;
+
+/// A host that is registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Registrant {
+    key: u64,
+    /// To which NQN the identifier belongs; `None` if that is not known, or the transport has no NQNs.
+    pub(super) nqn: Option<HostNqn>,
 }
 
 /// A reservation that is held.
@@ -69,6 +82,25 @@ pub(super) struct News {
 /// How many hosts may be registered at once.
 pub(super) const REGISTRANTS_MAX: usize = 128;
 
+/// How many of them may have the same NQN, so that one that invents identifiers leaves room for others.
+/// A machine has one identifier, or two after it was installed anew.
+pub(super) const REGISTRANTS_PER_NQN_MAX: usize = 4;
+
+impl fmt::Display for Host {
+    /// An identifier as a UUID, the bytes in the order in which they are sent.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anonymous(cntlid) => write!(out, "none (controller {cntlid})"),
+            Self::Short(id) => write!(out, "{:016x}", id.swap_bytes()),
+            Self::Extended(id) => {
+                let digits = format!("{:032x}", id.swap_bytes());
+                let groups = [0..8, 8..12, 12..16, 16..20, 20..32];
+                out.write_str(&groups.map(|group| &digits[group]).join("-"))
+            }
+        }
+    }
+}
+
 impl Reservations {
     /// The reservation as `host` sees it: what its commands are checked against.
     pub(super) fn seen_by(&self, host: Host) -> Option<Reservation> {
@@ -79,18 +111,21 @@ impl Reservations {
 
     /// Registers `host` under `key`. Registering again under the same key changes nothing
     /// (Base 2.1 §8.1.22.3).
-    pub(super) fn register(&mut self, host: Host, key: u64) -> Result<News, Status> {
+    pub(super) fn register(
+        &mut self,
+        host: Host,
+        nqn: Option<&HostNqn>,
+        key: u64,
+    ) -> Result<News, Status> {
         if key == 0 {
             return Err(Status::INVALID_FIELD);
         }
         match self.registrants.get(&host) {
-            Some(&registered) if registered != key => return Err(Status::RESERVATION_CONFLICT),
+            Some(registered) if registered.key != key => return Err(Status::RESERVATION_CONFLICT),
             Some(_) => {}
-            None if self.registrants.len() >= REGISTRANTS_MAX => {
-                return Err(Status::NOT_ENOUGH_RESOURCES);
-            }
+            None if !self.has_room_for(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
             None => {
-                self.registrants.insert(host, key);
+                self.registrants.insert(host, Registrant { key, nqn: nqn.cloned() });
             }
         }
         self.changed();
@@ -125,7 +160,9 @@ impl Reservations {
             return Err(Status::INVALID_FIELD);
         }
         self.check_key(host, current)?;
-        self.registrants.insert(host, key);
+        if let Some(registrant) = self.registrants.get_mut(&host) {
+            registrant.key = key;
+        }
         self.changed();
         Ok(News::default())
     }
@@ -257,7 +294,27 @@ impl Reservations {
 
     /// Every registrant with its key.
     pub(super) fn registrants(&self) -> impl Iterator<Item = (Host, u64)> + '_ {
-        self.registrants.iter().map(|(&host, &key)| (host, key))
+        self.registrants.iter().map(|(&host, registrant)| (host, registrant.key))
+    }
+
+    /// Every registrant whose NQN is known.
+    pub(super) fn named_registrants(&self) -> impl Iterator<Item = (Host, &HostNqn)> {
+        self.registrants.iter().filter_map(|(host, it)| Some((*host, it.nqn.as_ref()?)))
+    }
+
+    /// The NQN of a registrant, if it is one and that is known.
+    pub(super) fn nqn_of(&self, host: Host) -> Option<&HostNqn> {
+        self.registrants.get(&host).and_then(|registrant| registrant.nqn.as_ref())
+    }
+
+    pub(super) fn registrant_mut(&mut self, host: Host) -> Option<&mut Registrant> {
+        self.registrants.get_mut(&host)
+    }
+
+    fn has_room_for(&self, nqn: Option<&HostNqn>) -> bool {
+        let same = self.registrants.values().filter(|it| it.nqn.as_ref() == nqn).count();
+        let most = if nqn.is_some() { REGISTRANTS_PER_NQN_MAX } else { REGISTRANTS_MAX };
+        self.registrants.len() < REGISTRANTS_MAX && same < most
     }
 
     /// Who loses the registration to a preemption, and whether the reservation changes hands.
@@ -275,7 +332,7 @@ impl Reservations {
                 if victim_key == 0 {
                     return Err(Status::INVALID_FIELD);
                 }
-                self.registrants.get(&holder).copied()
+                self.registrants.get(&holder).map(|registrant| registrant.key)
             }
             Some(Held { holder: None, .. }) | None => None,
         };
@@ -292,7 +349,7 @@ impl Reservations {
     fn check_key(&self, host: Host, current: Option<u64>) -> Result<(), Status> {
         let registered = self.registrants.get(&host).ok_or(Status::RESERVATION_CONFLICT)?;
         match current {
-            Some(key) if key != *registered => Err(Status::RESERVATION_CONFLICT),
+            Some(key) if key != registered.key => Err(Status::RESERVATION_CONFLICT),
             _ => Ok(()),
         }
     }

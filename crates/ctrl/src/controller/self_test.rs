@@ -97,10 +97,10 @@ impl SelfTests {
         &mut self,
         now: Instant,
         hours: u64,
-        subsystem: &Subsystem,
+        read_by: (&Subsystem, u16),
     ) -> Option<Ending> {
         let running = self.running.as_mut()?;
-        let (outcome, failure) = running.turn(now, subsystem)?;
+        let (outcome, failure) = running.turn(now, read_by)?;
         let ending = Ending { code: running.code, outcome, hours, failure };
         self.running = None;
         self.keep(ending);
@@ -136,13 +136,13 @@ impl Running {
     fn turn(
         &mut self,
         now: Instant,
-        subsystem: &Subsystem,
+        read_by: (&Subsystem, u16),
     ) -> Option<(SelfTestOutcome, Option<Failed>)> {
         if self.sweep.is_none() {
             let Some(stretch) = self.stretches.pop_front() else {
                 return Some((SelfTestOutcome::Passed, None));
             };
-            match open(&stretch, subsystem) {
+            match open(&stretch, read_by) {
                 Some(Ok(sweep)) => self.sweep = Some((stretch.nsid, sweep)),
                 Some(Err(status)) => {
                     let failure = Failure { outcome: Outcome(status.0), lba: stretch.first };
@@ -182,11 +182,14 @@ fn stretches(code: SelfTestCode, record: &Record) -> Vec<Stretch> {
     ]
 }
 
-/// Opens the medium of a stretch; `None` if the namespace is gone.
-fn open(stretch: &Stretch, subsystem: &Subsystem) -> Option<Result<Sweep, Status>> {
+/// Opens the medium of a stretch; `None` if the namespace is not attached to the controller any more.
+fn open(
+    stretch: &Stretch,
+    (subsystem, cntlid): (&Subsystem, u16),
+) -> Option<Result<Sweep, Status>> {
     let (medium, support) = {
         let state = subsystem.lock();
-        let record = state.records.get(&stretch.nsid)?;
+        let record = state.attached(cntlid, stretch.nsid)?;
         (record.medium.clone(), record.limits.support)
     };
     let (operation, end) = if support.has(Operation::Verify) {

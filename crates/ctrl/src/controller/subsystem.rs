@@ -10,7 +10,7 @@
 //! The lock is cold: it is taken by admin and reservation commands, and by a turn only when there
 //! is mail. Queues read published pictures and never come here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,12 +26,16 @@ use super::reservation::{Host, Reservations};
 use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
 use crate::queue::Floor;
 
+mod binding;
 mod changes;
 mod seat;
+mod visibility;
 
+pub use binding::HostInUse;
 pub use changes::Stored;
 pub use seat::{AnaState, Bell};
 pub(super) use seat::{Mail, NOTICES_MAX, Seat};
+pub(super) use visibility::Visibility;
 
 /// A subsystem; a handle, cheap to clone.
 #[derive(Clone)]
@@ -87,7 +91,7 @@ pub(super) struct Record {
     pub(super) is_shared: bool,
     /// Whether controllers that come later get it.
     greets: bool,
-    pub(super) attached: BTreeSet<u16>,
+    pub(super) visibility: Visibility,
     pub(super) ana_group: u32,
     pub(super) protection: Protection,
     pub(super) reservations: Reservations,
@@ -172,7 +176,7 @@ impl Subsystem {
         self.add_namespace_for(config, |_| true)
     }
 
-    /// Adds a namespace that of all controllers there are only these get. Those that come later get it
+    /// Adds a namespace that of all controllers there are only these see. Those that come later see it
     /// all the same.
     pub fn add_namespace_for(
         &self,
@@ -199,6 +203,10 @@ impl Subsystem {
         record.ana_group = config.ana_group.max(1);
         if config.is_read_only {
             record.protection = Protection::Permanent;
+        }
+        state.check_registrants(&record)?;
+        for &cntlid in state.seats.keys().filter(|cntlid| !gets_it(**cntlid)) {
+            record.visibility.hide(cntlid);
         }
         state.records.insert(nsid, record);
         if config.is_attached {
@@ -251,24 +259,21 @@ impl Subsystem {
         removed
     }
 
-    /// Takes a namespace out of what a controller sees, before its host has looked.
+    /// Hides a namespace from a controller, before its host has looked.
     pub fn hide(&self, cntlid: u16, nsid: u32) {
         let mut state = self.lock();
         if let Some(record) = state.records.get_mut(&nsid) {
-            record.attached.remove(&cntlid);
+            record.visibility.hide(cntlid);
         }
         self.settle(state);
     }
 
-    /// Gives a namespace to a controller, or takes it away, and tells it if that is a change.
+    /// Attaches a namespace to a controller, or hides it from that one, which is told if that is a
+    /// change.
     pub fn show(&self, cntlid: u16, nsid: u32, is_shown: bool) {
         let mut state = self.lock();
-        let record = state.records.get(&nsid);
-        let is_change = record.is_some_and(|record| record.attached.contains(&cntlid) != is_shown);
-        match is_change && state.seats.contains_key(&cntlid) {
-            true if is_shown => state.attach(nsid, &[cntlid]),
-            true => state.detach(nsid, &[cntlid]),
-            false => {}
+        if state.seats.contains_key(&cntlid) {
+            state.show(cntlid, nsid, is_shown);
         }
         self.settle(state);
     }
@@ -366,11 +371,6 @@ impl State {
         (1..=self.nsid_max).find(|nsid| !self.records.contains_key(nsid))
     }
 
-    /// The namespace, if this controller has it attached.
-    pub(super) fn attached(&self, cntlid: u16, nsid: u32) -> Option<&Record> {
-        self.records.get(&nsid).filter(|record| record.attached.contains(&cntlid))
-    }
-
     /// Creates a namespace in the pool, attached to nobody.
     pub(super) fn create(
         &mut self,
@@ -407,24 +407,41 @@ impl State {
     /// Attaches a namespace to these controllers, telling them.
     pub(super) fn attach(&mut self, nsid: u32, cntlids: &[u16]) {
         if let Some(record) = self.records.get_mut(&nsid) {
-            record.attached.extend(cntlids);
+            cntlids.iter().for_each(|cntlid| record.visibility.attach(*cntlid));
         }
         self.post_changed(nsid);
+    }
+
+    fn show(&mut self, cntlid: u16, nsid: u32, is_shown: bool) {
+        let Some(record) = self.records.get_mut(&nsid) else { return };
+        let is_change = record.visibility.is_attached_to(cntlid) != is_shown;
+        match is_shown {
+            true => record.visibility.reveal(cntlid),
+            // Those that it is attached to are told, so it is hidden behind that.
+            false if is_change => self.post_changed(nsid),
+            false => {}
+        }
+        if is_shown && is_change {
+            self.attach(nsid, &[cntlid]);
+        }
+        if !is_shown && let Some(record) = self.records.get_mut(&nsid) {
+            record.visibility.hide(cntlid);
+        }
     }
 
     /// Detaches a namespace from these controllers, telling them.
     pub(super) fn detach(&mut self, nsid: u32, cntlids: &[u16]) {
         self.post_changed(nsid);
         if let Some(record) = self.records.get_mut(&nsid) {
-            record.attached.retain(|cntlid| !cntlids.contains(cntlid));
+            cntlids.iter().for_each(|cntlid| record.visibility.detach(*cntlid));
         }
     }
 
     /// Tells every controller that has `nsid` attached that something about it has changed.
     pub(super) fn post_changed(&mut self, nsid: u32) {
         let Some(record) = self.records.get(&nsid) else { return };
-        for cntlid in &record.attached {
-            if let Some(seat) = self.seats.get_mut(cntlid) {
+        for cntlid in record.visibility.attached_from(0) {
+            if let Some(seat) = self.seats.get_mut(&cntlid) {
                 seat.mail.changed.insert(nsid);
             }
         }
@@ -441,8 +458,11 @@ impl State {
 
     /// Tells the controllers of a host that its reservation on `nsid` is not what it was.
     pub(super) fn post_notice(&mut self, nsid: u32, host: Host, notice: ReservationEvent) {
-        for seat in self.seats.values_mut().filter(|seat| seat.host == host) {
-            seat.mail.push_notice(nsid, notice);
+        let Some(record) = self.records.get(&nsid) else { return };
+        for (&cntlid, seat) in self.seats.iter_mut().filter(|(_, seat)| seat.host == host) {
+            if record.visibility.is_visible_to(cntlid) {
+                seat.mail.push_notice(nsid, notice);
+            }
         }
         self.mail_count += 1;
     }
@@ -473,8 +493,8 @@ impl State {
     /// Gives a new controller its seat, and the namespaces that are for everyone.
     fn sit(&mut self, cntlid: u16, seat: Seat) {
         for record in self.records.values_mut() {
-            if record.greets && (record.is_shared || record.attached.is_empty()) {
-                record.attached.insert(cntlid);
+            if record.greets && (record.is_shared || record.visibility.attached_count() == 0) {
+                record.visibility.attach(cntlid);
             }
         }
         self.seats.insert(cntlid, seat);
@@ -484,8 +504,8 @@ impl State {
     fn publish(&mut self) {
         for (&cntlid, seat) in &mut self.seats {
             let mut namespaces = Namespaces::new(self.nsid_max);
-            let attached = self.records.values().filter(|record| record.attached.contains(&cntlid));
-            for record in attached {
+            let records = self.records.values();
+            for record in records.filter(|record| record.visibility.is_attached_to(cntlid)) {
                 namespaces.insert(Arc::new(record.seen_from(seat)));
             }
             seat.show(namespaces);
@@ -512,7 +532,7 @@ impl Subsystem {
         state.forget_askers(cntlid, |_| true);
         state.seats.remove(&cntlid);
         for record in state.records.values_mut() {
-            record.attached.remove(&cntlid);
+            record.visibility.forget(cntlid);
         }
         state.forget_host(Host::Anonymous(cntlid));
         self.settle(state);
@@ -529,7 +549,7 @@ impl Record {
             identity: Identity::default(),
             is_shared: false,
             greets: false,
-            attached: BTreeSet::new(),
+            visibility: Visibility::default(),
             ana_group: 1,
             protection: Protection::None,
             reservations: Reservations::default(),

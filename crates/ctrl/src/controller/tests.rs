@@ -2,6 +2,7 @@
 //! is advertised works.
 
 mod bench;
+mod binding;
 mod events;
 mod features;
 mod firmware;
@@ -16,3 +17,4 @@ mod queues;
 mod reservations;
 mod self_test;
 mod subsystem;
+mod visibility;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ctrl::controller::Instance;
+use ctrl::controller::{HostIdentity, Instance};
 use ctrl::front::fabrics::FabricsFrontEnd;
 use wire::admin::CrossControllerReset;
 
@@ -52,15 +52,8 @@ impl HostNames {
 
     /// The host identifier, for messages: as nvme-cli shows it.
     pub(super) fn identifier_shown(&self) -> String {
-        identifier_text(self.identifier)
+        HostIdentity::Extended(self.identifier).to_string()
     }
-}
-
-/// The sixteen bytes of a host identifier in the order in which they are sent, as a UUID.
-pub(super) fn identifier_text(identifier: u128) -> String {
-    let digits = format!("{:032x}", identifier.swap_bytes());
-    let groups = [0..8, 8..12, 12..16, 16..20, 20..32];
-    groups.map(|group| &digits[group]).join("-")
 }
 
 impl Association {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::Instant;
+use ctrl::controller::HostInUse;
 use ctrl::front::fabrics::{FabricsFrontEnd, NoQueue};
 use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter};
 use wire::{Command, Status, Typed, nqn};
@@ -209,8 +210,24 @@ fn no_controller(why: NoController, host: &HostNames) -> NotGranted {
             CNTLID,
             format!("it asks for controller {asked:#x}, expected one that there is, or any"),
         ),
+        NoController::HostInUse(why) => host_in_use(&why, host),
         NoController::Busy => NotGranted::busy("all controllers are in use"),
         NoController::Trouble(text) => NotGranted::new(Status::INTERNAL_ERROR, text),
+    }
+}
+
+/// A host that gives the identifier of another. While that one is only connected, time may change it.
+fn host_in_use(why: &HostInUse, host: &HostNames) -> NotGranted {
+    let text = format!(
+        "{} gives host identifier {}, which {why}, expected an identifier of its own \
+         (`nvme connect --hostid`)",
+        host.shown(),
+        host.identifier_shown()
+    );
+    let refused = NotGranted::data(HOSTID, text);
+    match why.registered_in {
+        Some(_) => refused,
+        None => NotGranted { status: InvalidParameter::STATUS, ..refused },
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use base::{Instant, Random};
 use ctrl::controller::{
-    AnaState, Controller, ControllerConfig, HostIdentity, Instance, Subsystem, Transport,
+    AnaState, Controller, ControllerConfig, HostInUse, Instance, Subsystem, Transport,
 };
 use ctrl::front::fabrics::Over;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
@@ -84,6 +84,8 @@ pub(super) enum NoController {
     Identifier(u16),
     /// All are in use.
     Busy,
+    /// Its host identifier belongs to another NQN.
+    HostInUse(HostInUse),
     /// There cannot be one.
     Trouble(String),
 }
@@ -155,9 +157,11 @@ impl Offer {
             self.leave(cntlid);
             NoController::Trouble(text)
         })?;
-        // Zero is no identifier (Base 2.1 §5.1.25.1.28).
-        if host.identifier != 0 {
-            controller.set_host(HostIdentity::Extended(host.identifier));
+        if let Err(why) = controller.connect_host(&host.nqn, host.identifier) {
+            // Its number is free once the controller is gone.
+            drop(controller);
+            self.leave(cntlid);
+            return Err(NoController::HostInUse(why));
         }
         let state = self.state();
         for (nsid, hosts) in &state.masks {
@@ -212,14 +216,18 @@ impl Offer {
         Ok(free)
     }
 
-    /// An association has come into being. It ends at once if its host had asked before the offer was
-    /// withdrawn.
+    /// An association has come into being. What has changed since its host asked holds for it as well:
+    /// it ends at once if the host may not use the offer any more.
     pub(super) fn enter(&self, association: &Arc<Association>) {
         let mut state = self.state();
         state.associations.insert(association.cntlid, Arc::downgrade(association));
-        let is_withdrawn = state.is_withdrawn;
+        for nsid in state.masks.keys() {
+            let is_shown = state.sees(&association.host.nqn, *nsid);
+            self.subsystem.show(association.cntlid, *nsid, is_shown);
+        }
+        let is_withdrawn = state.is_withdrawn || !state.ports.contains_key(&association.port);
         drop(state);
-        if is_withdrawn {
+        if is_withdrawn || !self.admits(&association.host.nqn) {
             association.front().end(Over::Withdrawn);
         }
     }

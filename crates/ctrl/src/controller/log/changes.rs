@@ -29,10 +29,9 @@ impl Controller {
         });
         let mut page = header.as_bytes().to_vec();
         for grpid in 1..=groups {
-            let records = state.records.values();
-            let nsids: Vec<u32> = records
+            let nsids: Vec<u32> = state
+                .all_attached(self.config.cntlid)
                 .filter(|record| !groups_only && record.ana_group == grpid)
-                .filter(|record| record.attached.contains(&self.config.cntlid))
                 .map(|record| record.nsid)
                 .collect();
             let group = AnaGroup::zeroed().with(|group| {

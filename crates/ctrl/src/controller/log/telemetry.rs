@@ -87,7 +87,7 @@ impl Controller {
             self.errors.count(),
             self.health.media_errors,
         );
-        for record in self.subsystem.lock().records.values() {
+        for record in self.subsystem.lock().all_visible(self.config.cntlid) {
             let (nsid, blocks, shift) = (record.nsid, record.block_count(), record.block_shift);
             words += &format!("namespace {nsid} blocks {blocks} of 2^{shift} bytes\n");
         }

@@ -11,7 +11,7 @@ use wire::io::reservation::{
 use wire::{Command, IoOpcode, Layout, Status, Typed};
 
 use super::line::{Asker, Change, Reply, Wish};
-use super::{Host, News, Reservations};
+use super::{Host, HostNqn, News, Reservations};
 use crate::controller::Controller;
 use crate::controller::commands::settled;
 use crate::controller::contract::{AdminData, AdminEnd, Decided, Origin};
@@ -93,7 +93,7 @@ impl Controller {
         }
         let by = Asker { cntlid: self.config.cntlid, reply: Reply::Queue(from) };
         let wish = Wish::Command(*command, core::mem::take(data));
-        let change = Change { by, host: self.host, wish };
+        let change = Change { by, host: self.host, nqn: self.nqn.clone(), wish };
         let ended = subsystem.change_reservations(&mut state, nsid, change);
         subsystem.settle(state);
         ended.map_or(Ok(false), |end| end.map(|()| true))
@@ -134,23 +134,31 @@ pub(in crate::controller) fn told(status: Status) -> Status {
     if bare.iter().any(|&code| code.is(status)) { status } else { settled(status) }
 }
 
+/// Whose command it is, and whether reservations can persist where it goes.
+#[derive(Clone, Copy)]
+pub(super) struct Requester<'a> {
+    pub(super) host: Host,
+    pub(super) nqn: Option<&'a HostNqn>,
+    pub(super) can_persist: bool,
+}
+
 /// Carries out what changes something.
 pub(super) fn change(
     reservations: &mut Reservations,
-    (host, can_persist): (Host, bool),
+    by: Requester<'_>,
     command: &Command,
     data: &[u8],
 ) -> Result<News, Status> {
     match IoOpcode::from_u8(command.opcode()) {
         Some(IoOpcode::ReservationRegister) => {
             let command = ReservationRegister::parse(command)?;
-            register(reservations, (host, can_persist), &command, data)
+            register(reservations, by, &command, data)
         }
         Some(IoOpcode::ReservationAcquire) => {
-            acquire(reservations, host, &ReservationAcquire::parse(command)?, data)
+            acquire(reservations, by.host, &ReservationAcquire::parse(command)?, data)
         }
         Some(IoOpcode::ReservationRelease) => {
-            release(reservations, host, &ReservationRelease::parse(command)?, data)
+            release(reservations, by.host, &ReservationRelease::parse(command)?, data)
         }
         _ => Err(Status::INVALID_OPCODE),
     }
@@ -160,7 +168,7 @@ pub(super) fn change(
 /// every registration, whatever a namespace can do.
 fn register(
     reservations: &mut Reservations,
-    (host, can_persist): (Host, bool),
+    Requester { host, nqn, can_persist }: Requester<'_>,
     command: &ReservationRegister,
     data: &[u8],
 ) -> Result<News, Status> {
@@ -173,7 +181,7 @@ fn register(
         ChangePersistence::Reserved(_) => return Err(Status::INVALID_FIELD),
     };
     let news = match command.rrega {
-        RegisterAction::Register => reservations.register(host, keys.nrkey()),
+        RegisterAction::Register => reservations.register(host, nqn, keys.nrkey()),
         RegisterAction::Unregister => reservations.unregister(host, current),
         RegisterAction::Replace => reservations.replace(host, current, keys.nrkey()),
         RegisterAction::Reserved(_) => Err(Status::INVALID_FIELD),

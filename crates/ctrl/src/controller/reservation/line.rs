@@ -14,8 +14,8 @@ use std::collections::VecDeque;
 
 use wire::{Command, Status};
 
-use super::commands::change;
-use super::{Host, News, Reservations};
+use super::commands::{Requester, change};
+use super::{Host, HostNqn, News, Reservations};
 use crate::controller::config::Persistence;
 use crate::controller::contract::Origin;
 use crate::controller::subsystem::Record;
@@ -33,6 +33,7 @@ pub(in crate::controller) struct Line {
 pub(in crate::controller) struct Change {
     pub(in crate::controller) by: Asker,
     pub(in crate::controller) host: Host,
+    pub(in crate::controller) nqn: Option<HostNqn>,
     pub(in crate::controller) wish: Wish,
 }
 
@@ -122,6 +123,11 @@ impl Line {
         }
     }
 
+    /// What the reservations will be once the change that is being written is durable.
+    pub(in crate::controller) fn after(&self) -> Option<&Reservations> {
+        self.writing.as_ref().map(|writing| &writing.after)
+    }
+
     /// All who wait.
     pub(in crate::controller) fn askers(self) -> impl Iterator<Item = Asker> {
         let writing = self.writing.and_then(|writing| writing.by);
@@ -138,7 +144,8 @@ impl Change {
     ) -> Result<News, Status> {
         match &self.wish {
             Wish::Command(command, data) => {
-                change(reservations, (self.host, can_persist), command, data)
+                let by = Requester { host: self.host, nqn: self.nqn.as_ref(), can_persist };
+                change(reservations, by, command, data)
             }
             Wish::Persistence(persists) => {
                 reservations.set_persists(*persists);

@@ -1,26 +1,30 @@
 //! Reservations as they are written down.
 //!
 //! ```text
-//!   "TMLRSV02" │ generation u32 │ type u8 │ holder: host │ count u16 │ (host, key u64) × count │ CRC-32C
+//!   "TMLRSV03" │ generation u32 │ type u8 │ holder: host │ count u16 │ registrant × count │ CRC-32C
+//!   registrant: host │ key u64 │ NQN: length u8, bytes of UTF-8; length 255 if it is not known
 //!   host: kind u8 (0 none, 1 short, 2 extended) │ identifier u128
 //! ```
 //!
-//! All numbers are little-endian. In "TMLRSV01" the extended identifiers stand the other way round:
-//! such a record is read, and written anew with the next change. Hosts without an identifier are not
-//! written: they never come back.
+//! All numbers are little-endian. "TMLRSV02" has no NQNs, and in "TMLRSV01" the extended identifiers
+//! stand the other way round as well: such a record is read, and written anew with the next change.
+//! Hosts without an identifier are not written: they never come back.
 
 use std::collections::BTreeMap;
 
 use wire::tcp::crc32c;
 
-use super::{Held, Host, REGISTRANTS_MAX, Reservations, is_held_by_all};
+use super::{Held, Host, HostNqn, REGISTRANTS_MAX, Registrant, Reservations, is_held_by_all};
 use crate::namespace::ReservationKind;
 
-const MAGIC: [u8; 8] = *b"TMLRSV02";
+const MAGIC: [u8; 8] = *b"TMLRSV03";
+const MAGIC_WITHOUT_NQNS: [u8; 8] = *b"TMLRSV02";
 const MAGIC_REVERSED: [u8; 8] = *b"TMLRSV01";
 const NOBODY: u8 = 0;
 const SHORT: u8 = 1;
 const EXTENDED: u8 = 2;
+/// In place of the length of an NQN that is not known.
+const NQN_UNKNOWN: u8 = u8::MAX;
 
 impl Reservations {
     /// It, to be written down.
@@ -38,9 +42,10 @@ impl Reservations {
         put_host(held.and_then(|held| held.holder), &mut bytes);
         let count = u16::try_from(known().count()).unwrap_or(u16::MAX);
         bytes.extend(count.to_le_bytes());
-        for (host, key) in known() {
+        for (host, Registrant { key, nqn }) in known() {
             put_host(Some(*host), &mut bytes);
             bytes.extend(key.to_le_bytes());
+            put_nqn(nqn.as_ref(), &mut bytes);
         }
         let digest = crc32c(&bytes);
         bytes.extend(digest.to_le_bytes());
@@ -55,10 +60,11 @@ impl Reservations {
             return Err(format!("its CRC-32C is {found:08x}, expected {expected:08x}"));
         }
         let mut rest = bytes;
-        let is_reversed = match take::<8>(&mut rest)? {
-            MAGIC => false,
-            MAGIC_REVERSED => true,
-            _ => return Err("it does not begin with TMLRSV02 or TMLRSV01".to_owned()),
+        let (is_reversed, has_nqns) = match take::<8>(&mut rest)? {
+            MAGIC => (false, true),
+            MAGIC_WITHOUT_NQNS => (false, false),
+            MAGIC_REVERSED => (true, false),
+            _ => return Err("it does not begin with TMLRSV01 to TMLRSV03".to_owned()),
         };
         let take_host = |rest: &mut &[u8]| {
             take_host(rest).map(|host| match host {
@@ -82,7 +88,9 @@ impl Reservations {
         let mut registrants = BTreeMap::new();
         for _ in 0..count {
             let host = take_host(&mut rest)?.ok_or("a registrant has no identifier")?;
-            registrants.insert(host, u64::from_le_bytes(take(&mut rest)?));
+            let key = u64::from_le_bytes(take(&mut rest)?);
+            let nqn = if has_nqns { take_nqn(&mut rest)? } else { None };
+            registrants.insert(host, Registrant { key, nqn });
         }
         if !rest.is_empty() || registrants.len() > REGISTRANTS_MAX {
             return Err(format!(
@@ -120,6 +128,24 @@ fn take_host(rest: &mut &[u8]) -> Result<Option<Host>, String> {
     }
 }
 
+/// A name that is longer than an NQN may be is not known by it: no host can give it.
+fn put_nqn(nqn: Option<&HostNqn>, bytes: &mut Vec<u8>) {
+    let len = nqn.and_then(|nqn| u8::try_from(nqn.len()).ok()).filter(|len| *len != NQN_UNKNOWN);
+    bytes.push(len.unwrap_or(NQN_UNKNOWN));
+    bytes.extend(nqn.filter(|_| len.is_some()).into_iter().flat_map(|nqn| nqn.bytes()));
+}
+
+fn take_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, String> {
+    let [len] = take(rest)?;
+    if len == NQN_UNKNOWN {
+        return Ok(None);
+    }
+    let (name, others) = rest.split_at_checked(len.into()).ok_or("it ends too early")?;
+    *rest = others;
+    let name = core::str::from_utf8(name).map_err(|_| "the NQN of a registrant is not UTF-8")?;
+    Ok(Some(HostNqn::from(name)))
+}
+
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
     let (first, others) = rest.split_first_chunk().ok_or("it ends too early")?;
     *rest = others;
@@ -128,13 +154,14 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EXTENDED, Host, ReservationKind, Reservations, crc32c};
+    use super::{EXTENDED, Host, HostNqn, ReservationKind, Reservations, crc32c};
 
     /// Two registrants, one of which holds it.
     fn some(kind: ReservationKind) -> Reservations {
         let mut reservations = Reservations::default();
-        reservations.register(Host::Extended(7), 1).unwrap();
-        reservations.register(Host::Short(8), 2).unwrap();
+        let nqn = HostNqn::from("nqn.2026-01.org.tenmil:host");
+        reservations.register(Host::Extended(7), Some(&nqn), 1).unwrap();
+        reservations.register(Host::Short(8), None, 2).unwrap();
         reservations.acquire(Host::Extended(7), 1, kind).unwrap();
         reservations.set_persists(true);
         reservations
@@ -155,7 +182,7 @@ mod tests {
     fn hosts_that_never_come_back_are_not_written_down() {
         let mut reservations = some(ReservationKind::WriteExclusive);
         let without = reservations.to_record();
-        reservations.register(Host::Anonymous(1), 3).unwrap();
+        reservations.register(Host::Anonymous(1), None, 3).unwrap();
         let with = Reservations::from_record(&reservations.to_record()).unwrap();
         assert_eq!(with.registrants, Reservations::from_record(&without).unwrap().registrants);
     }
@@ -164,19 +191,28 @@ mod tests {
     fn a_record_of_old_has_the_same_hosts_by_the_bytes_that_they_gave() {
         let id = *b"0123456789abcdef";
         // One registrant, which holds it.
-        let record = |magic: &[u8; 8], id: [u8; 16]| {
+        let record = |magic: &[u8; 8], id: [u8; 16], nqn: &[u8]| {
             let host = [&[EXTENDED][..], &id].concat();
             let key = 5_u64.to_le_bytes();
-            let bytes = [&magic[..], &[1, 0, 0, 0, 1], &host, &[1, 0], &host, &key].concat();
+            let bytes = [&magic[..], &[1, 0, 0, 0, 1], &host, &[1, 0], &host, &key, nqn].concat();
             let digest = crc32c(&bytes).to_le_bytes();
             [bytes, digest.to_vec()].concat()
         };
-        let now = record(b"TMLRSV02", id);
-        let old = record(b"TMLRSV01", core::array::from_fn(|at| id[15 - at]));
-        let read = Reservations::from_record(&old).unwrap();
+        let now = record(b"TMLRSV03", id, &[255]);
+        let old = record(b"TMLRSV02", id, &[]);
+        let oldest = record(b"TMLRSV01", core::array::from_fn(|at| id[15 - at]), &[]);
+        let read = Reservations::from_record(&oldest).unwrap();
+        assert_eq!(Reservations::from_record(&old), Ok(read.clone()));
         assert_eq!(Reservations::from_record(&now), Ok(read.clone()));
         assert_eq!(read.to_record(), now);
-        assert!(Reservations::from_record(&record(b"TMLRSV03", id)).is_err());
+        assert!(Reservations::from_record(&record(b"TMLRSV04", id, &[255])).is_err());
+        let named = record(b"TMLRSV03", id, b"\x03abc");
+        let read = Reservations::from_record(&named).unwrap();
+        assert_eq!(read.nqn_of(Host::Extended(u128::from_le_bytes(id))).unwrap().as_ref(), "abc");
+        assert_eq!(read.to_record(), named);
+        for nqn in [&b"\x04abc"[..], b"\x02abc", b"\x01\xff"] {
+            assert!(Reservations::from_record(&record(b"TMLRSV03", id, nqn)).is_err(), "{nqn:?}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ const CONFLICT: Status = Status::RESERVATION_CONFLICT;
 fn three() -> Reservations {
     let mut it = Reservations::default();
     for (host, key) in [(A, KEY_A), (B, KEY_B), (C, KEY_B)] {
-        it.register(host, key).unwrap();
+        it.register(host, None, key).unwrap();
     }
     it
 }
@@ -67,9 +67,9 @@ fn access_is_as_the_table_draws_it_for_every_type_and_role() {
 #[test]
 fn a_second_registration_needs_the_same_key() {
     let mut it = three();
-    assert_eq!(it.register(A, KEY_A), Ok(News::default()));
-    assert_eq!(it.register(A, KEY_B), Err(CONFLICT));
-    assert_eq!(it.register(STRANGER, 0), Err(INVALID));
+    assert_eq!(it.register(A, None, KEY_A), Ok(News::default()));
+    assert_eq!(it.register(A, None, KEY_B), Err(CONFLICT));
+    assert_eq!(it.register(STRANGER, None, 0), Err(INVALID));
     assert_eq!(it.registrants().count(), 3);
 }
 
@@ -77,10 +77,25 @@ fn a_second_registration_needs_the_same_key() {
 fn registrations_are_bounded() {
     let mut it = Reservations::default();
     for id in 0..REGISTRANTS_MAX as u64 {
-        it.register(Host::Short(id + 1), 1).unwrap();
+        it.register(Host::Short(id + 1), None, 1).unwrap();
     }
-    assert_eq!(it.register(A, 1), Err(Status::NOT_ENOUGH_RESOURCES));
-    assert!(it.register(Host::Short(1), 1).is_ok(), "those who are in may say so again");
+    assert_eq!(it.register(A, None, 1), Err(Status::NOT_ENOUGH_RESOURCES));
+    assert!(it.register(Host::Short(1), None, 1).is_ok(), "those who are in may say so again");
+}
+
+#[test]
+fn one_nqn_with_many_identifiers_leaves_room_for_other_hosts() {
+    let nqn = |name: &str| super::HostNqn::from(name);
+    let mut it = Reservations::default();
+    let mut accepted = 0;
+    for id in 0..2 * REGISTRANTS_MAX as u64 {
+        accepted += usize::from(it.register(Host::Short(id + 1), Some(&nqn("one")), 1).is_ok());
+    }
+    assert_eq!(accepted, super::REGISTRANTS_PER_NQN_MAX);
+    it.register(A, Some(&nqn("another")), 1).unwrap();
+    it.register(Host::Short(1), Some(&nqn("one")), 1).expect("it is registered already");
+    it.unregister(Host::Short(1), None).unwrap();
+    it.register(Host::Short(900), Some(&nqn("one")), 1).expect("it has given one back");
 }
 
 #[test]
@@ -284,7 +299,7 @@ fn the_generation_counts_registrations_and_not_reservations() {
     assert_eq!(it.generation(), 3);
     it.replace(A, None, 7).unwrap();
     it.preempt(A, 7, KEY_B, Kind::WriteExclusive, false).unwrap();
-    it.register(B, KEY_B).unwrap();
+    it.register(B, None, KEY_B).unwrap();
     it.unregister(B, None).unwrap();
     it.clear(A, 7).unwrap();
     assert_eq!(it.generation(), 8);
@@ -305,7 +320,7 @@ fn a_power_cycle_keeps_only_what_was_to_persist() {
 #[test]
 fn a_host_without_an_identifier_is_forgotten_alone() {
     let mut it = three();
-    it.register(Host::Anonymous(1), 5).unwrap();
+    it.register(Host::Anonymous(1), None, 5).unwrap();
     it.acquire(Host::Anonymous(1), 5, Kind::ExclusiveAccess).unwrap();
     it.forget(Host::Anonymous(1));
     assert_eq!((it.held(), it.registrants().count()), (None, 3));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use wire::Status;
 use wire::log::event::ReservationEvent;
 
-use crate::controller::reservation::Host;
 use crate::controller::reservation::line::Reply;
+use crate::controller::reservation::{Host, HostNqn};
 use crate::namespace::{Namespace, Namespaces, Published};
 
 /// Called, on whichever thread it happens, when a controller has mail and its thread may sleep.
@@ -21,6 +21,8 @@ pub(in crate::controller) struct Seat {
     /// How to wake the controller's thread.
     pub(in crate::controller) bell: Option<Bell>,
     pub(in crate::controller) host: Host,
+    /// Its NQN, if its transport brings one.
+    pub(in crate::controller) nqn: Option<HostNqn>,
     pub(in crate::controller) mail: Mail,
     /// Its host has sent commands since it was reset and has not shut it down.
     pub(in crate::controller) is_in_use: bool,
@@ -112,6 +114,7 @@ impl Seat {
             published,
             bell: None,
             host,
+            nqn: None,
             mail: Mail::default(),
             is_in_use: false,
             ana: BTreeMap::new(),

@@ -80,7 +80,7 @@ impl Offer {
 
 impl State {
     /// Whether a host sees a namespace, if it may use the subsystem.
-    fn sees(&self, host: &str, nsid: u32) -> bool {
+    pub(super) fn sees(&self, host: &str, nsid: u32) -> bool {
         self.masks.get(&nsid).is_none_or(|hosts| hosts.contains(host))
     }
 }

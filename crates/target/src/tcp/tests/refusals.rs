@@ -90,7 +90,9 @@ fn a_host_may_call_itself_as_it_likes() {
     for name in ["hostnqn", "nqn.2014-08.org.nvmexpress:uuid:me"] {
         let mut field: Ascii<256> = Ascii::nul_padded(name);
         field.0[255] = b'?';
-        let unzeroed = named(super::rig::NQN, name).with(|data| data.hostnqn(field));
+        // Each has an identifier of its own.
+        let id = [name.as_bytes()[0] ^ name.as_bytes()[3]; 16];
+        let unzeroed = named(super::rig::NQN, name).with(|data| data.hostnqn(field).hostid(id));
         assert_eq!(asked(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
         let told = rig
             .news
@@ -190,6 +192,39 @@ fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
             rig.command(io, &transfer(IoOpcode::Read.code(), 0, 1), Data::ToHost(512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
     }
+}
+
+/// An identifier is what reservations know a host by, and every registrant can read those of the others.
+#[test]
+fn a_host_that_gives_the_identifier_of_another_is_refused_by_the_names_of_both() {
+    const THIEF: &str = "nqn.2026-01.org.tenmil:thief";
+    let mut rig = Rig::new();
+    let (_, io) = rig.host(7);
+    let thief = || named(super::rig::NQN, THIEF);
+    let dial = |rig: &mut Rig| {
+        let line = rig.dial(admin_config());
+        rig.connect(line, &admin_connect(), &thief())
+    };
+    let refused = dial(&mut rig);
+    // Without Do Not Retry: the other may go.
+    assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS);
+    assert_eq!(refused.dw0(), 1 << 16, "HOSTID of the data");
+    let told = rig.news.iter().map(ToString::to_string).find(|news| news.contains(THIEF)).unwrap();
+    for part in [HOST, "07070707-0707-0707-0707-070707070707", "an identifier of its own"] {
+        assert!(told.contains(part), "{told}");
+    }
+    let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+    let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
+    let (completion, _) = rig.command(io, &register, Data::FromHost(16), &keys);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+    let refused = dial(&mut rig);
+    assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS.with_dnr(), "it is registered");
+    assert_eq!(rig.service.associations(), 0, "the number is free again");
+    rig.host(7);
+    let own = thief().with(|data| data.hostid([8; 16]));
+    assert_eq!(asked(&mut rig, &admin_connect(), &own).0, Status::SUCCESS);
 }
 
 /// A benchmark in wide use leaves HOSTNQN empty.
