@@ -69,6 +69,14 @@ pub trait Backend: Send {
     /// The thread is awake again and polls: the wake source need not signal. Also called if `arm`
     /// was and the thread has not slept.
     fn disarm(&mut self) {}
+
+    /// Ends the client of this channel. What was taken and not begun does not begin any more, and until
+    /// the writes in flight are answered, no channel to the same blocks begins a request that overlaps
+    /// one of them: a client that gets no answer to a write would otherwise see it land over what is
+    /// written later. The caller submits nothing more, and polls until everything is answered.
+    ///
+    /// Only a device that knows all channels to its blocks can do that; all others do nothing.
+    fn fence_writes(&mut self) {}
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
@@ -113,6 +121,10 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn disarm(&mut self) {
         (**self).disarm();
+    }
+
+    fn fence_writes(&mut self) {
+        (**self).fence_writes();
     }
 }
 

@@ -164,6 +164,8 @@ impl Outcome {
     pub const NO_DEVICE: Self = Self(0x0b);
     /// The blocks may be read and not changed (generic 20h).
     pub const WRITE_PROTECTED: Self = Self(0x20);
+    /// It was not begun, and may be submitted again (generic 21h, command interrupted).
+    pub const INTERRUPTED: Self = Self(0x21);
     /// Blocks past the end of the device (generic 80h).
     pub const LBA_OUT_OF_RANGE: Self = Self(0x80);
     /// The medium has no room for the blocks (generic 81h).

@@ -9,6 +9,7 @@
 //! request needs beyond that, because its device is held still, resized or gone, because it is
 //! neither read nor write, or because it must be refused, is looked at beside the fast way.
 
+mod fenced;
 mod slow;
 mod tags;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use self::tags::{Tags, Traits};
 use crate::backend::ready::Ready;
 use crate::context::{Lane, SharedContext};
 use crate::device::{ChannelId, Grant, Mode, Port};
+use crate::fence::{Fence, Waiting};
 use crate::lock::Held;
 use crate::map::Type;
 
@@ -55,6 +57,11 @@ pub struct Channel {
     /// Answers to what was never submitted, or was given up.
     refused: Ready,
     holds: Vec<Held>,
+    fences: Vec<Fence>,
+    /// The fence around its own writes, once its client has gone.
+    fence: Option<u64>,
+    /// Requests that wait for a fence.
+    waiting: Vec<Waiting>,
     limits: Limits,
     wake: Wake,
 }
@@ -130,6 +137,9 @@ impl Channel {
             is_removed: false,
             refused: Ready::with_depth(tags),
             holds: Vec::new(),
+            fences: Vec::new(),
+            fence: None,
+            waiting: Vec::new(),
             limits,
             wake: Wake::Bell,
         };
@@ -408,7 +418,7 @@ impl Backend for Channel {
             self.settle();
         }
         if self.refused.len() > 0 || self.is_slow {
-            found += self.poll_slowly(answers);
+            found += self.poll_slowly(now, answers);
         }
         found
     }
@@ -421,7 +431,9 @@ impl Backend for Channel {
         if self.refused.len() > 0 {
             return Instant::default();
         }
-        self.lanes.iter().map(Lane::wake_at).min().unwrap_or(Instant::NEVER)
+        let lanes = self.lanes.iter().map(Lane::wake_at).min().unwrap_or(Instant::NEVER);
+        let waits = self.waiting.iter().map(|waiting| waiting.until).min();
+        lanes.min(waits.unwrap_or(Instant::NEVER))
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -444,7 +456,7 @@ impl Backend for Channel {
             self.attend();
             return true;
         }
-        if self.refused.len() > 0 || self.is_deaf {
+        if self.refused.len() > 0 || self.is_deaf || self.may_go_on() {
             return true;
         }
         self.lanes.iter_mut().any(Lane::arm)
@@ -452,6 +464,10 @@ impl Backend for Channel {
 
     fn disarm(&mut self) {
         self.lanes.iter_mut().for_each(Lane::disarm);
+    }
+
+    fn fence_writes(&mut self) {
+        self.end_client();
     }
 }
 
@@ -478,6 +494,7 @@ impl Drop for Channel {
     fn drop(&mut self) {
         self.lanes.clear();
         self.settle();
+        // A fence stays that is around writes which nobody has answered.
         self.grant.shared.leave(&self.port);
     }
 }

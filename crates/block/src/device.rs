@@ -74,8 +74,8 @@ pub enum Mode {
     Mq,
     /// The old way, to be compared with: one queue behind one lock that everybody waits for.
     Single,
-    /// Nothing: a channel is the medium's own. Claims hold, but there are no counts, no holds, no
-    /// scheduler and no limits, and a removal waits until the holders drop their channels.
+    /// Nothing: a channel is the medium's own. Claims hold, but there are no counts, no holds, no fences,
+    /// no scheduler and no limits, and a removal waits until the holders drop their channels.
     Bypass,
 }
 
@@ -246,6 +246,12 @@ impl Device {
         let hold = self.hold(blocks, None);
         hold.wait(at_most)?;
         Ok(hold)
+    }
+
+    /// The blocks that are closed to everyone, because the client of a channel has gone while its
+    /// writes there were in flight: see [`Backend::fence_writes`](base::Backend::fence_writes).
+    pub fn fenced(&self) -> Vec<Range<u64>> {
+        self.0.fenced()
     }
 
     /// Begins to keep `blocks` still for all channels but `except`, and returns at once;

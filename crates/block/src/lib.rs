@@ -32,6 +32,7 @@ mod channel;
 mod context;
 mod device;
 mod existing;
+mod fence;
 pub mod fuzz;
 pub mod guard;
 pub mod identity;

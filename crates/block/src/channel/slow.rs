@@ -10,11 +10,13 @@ use crate::lock::{Held, Touched};
 
 /// What becomes of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+pub(super) enum Verdict {
     Submit,
     Answer(Outcome),
     /// Not now: somebody holds its blocks still.
     Hold,
+    /// It waits beside the others until its blocks are open again.
+    Wait,
 }
 
 impl Channel {
@@ -28,11 +30,20 @@ impl Channel {
         self.limits.block_count = view.block_count;
         self.gate.block_count = view.block_count;
         self.holds = view.holds;
+        self.fences = view.fences;
         if view.is_removed && !self.is_removed {
             self.give_up();
         }
-        self.is_slow = self.is_removed || !self.holds.is_empty();
+        self.set_slow();
         self.tell_if_quiet();
+    }
+
+    /// Whether there is anything that a request has to be looked at for by itself.
+    pub(super) fn set_slow(&mut self) {
+        self.is_slow = self.is_removed
+            || !self.holds.is_empty()
+            || !self.fences.is_empty()
+            || !self.waiting.is_empty();
     }
 
     /// The device has gone: the ways to the medium are dropped, and only then, when nothing can touch
@@ -55,6 +66,7 @@ impl Channel {
         }
         self.port.is_open.store(false, Ordering::Release);
         self.settle();
+        self.give_up_waiting(Outcome::NO_DEVICE);
     }
 
     /// Tells those who hold blocks still that nothing of this channel is there any more.
@@ -83,7 +95,7 @@ impl Channel {
     ) -> usize {
         let mut done = 0;
         while done < requests.len() {
-            let room = self.room_for(requests.len() - done);
+            let room = self.room_for(requests.len() - done).saturating_sub(self.waiting.len());
             let rest = &requests[done..][..room.min(requests.len() - done)];
             let verdicts = rest.iter().map(|request| self.verdict(request));
             let good = verdicts.take_while(|verdict| *verdict == Verdict::Submit).count();
@@ -96,14 +108,17 @@ impl Channel {
                 continue;
             }
             let Some(first) = rest.first() else { break };
-            let Verdict::Answer(outcome) = self.verdict(first) else { break };
-            self.refuse(first, outcome);
+            match self.verdict(first) {
+                Verdict::Answer(outcome) => self.refuse(first, outcome),
+                Verdict::Wait => self.wait_for_fence(now, first, segments),
+                Verdict::Submit | Verdict::Hold => break,
+            }
             done += 1;
         }
         done
     }
 
-    fn submit_looked_at(
+    pub(super) fn submit_looked_at(
         &mut self,
         now: Instant,
         lane: usize,
@@ -124,7 +139,7 @@ impl Channel {
         others.any(|held| touched.iter().any(|part| part.overlaps(&held.blocks)))
     }
 
-    fn verdict(&self, request: &Request) -> Verdict {
+    pub(super) fn verdict(&self, request: &Request) -> Verdict {
         let Request { lba, operand, operation, .. } = *request;
         let blocks = u64::from(request.blocks);
         let fits =
@@ -144,20 +159,26 @@ impl Channel {
             Verdict::Answer(Outcome::LBA_OUT_OF_RANGE)
         } else if Held::keeps_away(&self.holds, self.port.index, Touched::by(request)) {
             Verdict::Hold
+        } else if self.is_fenced(request) {
+            Verdict::Wait
         } else {
             Verdict::Submit
         }
     }
 
-    fn refuse(&mut self, request: &Request, outcome: Outcome) {
+    pub(super) fn refuse(&mut self, request: &Request, outcome: Outcome) {
         self.port.meter.failed(request.operation as usize);
         self.refused.push(Answer { token: request.token, outcome, result: 0 });
     }
 
-    /// Gives answers that lie ready, and says if the channel has become quiet. Returns how many it
-    /// gave.
+    /// Gives answers that lie ready, lets go on what waited, and says if the channel has become quiet.
+    /// Returns how many answers it gave.
     #[cold]
-    pub(super) fn poll_slowly(&mut self, answers: &mut Answers) -> usize {
+    pub(super) fn poll_slowly(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        self.move_fence();
+        if !self.waiting.is_empty() {
+            self.go_on(now);
+        }
         let given = self.refused.give(answers);
         self.tell_if_quiet();
         given

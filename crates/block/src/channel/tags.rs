@@ -6,8 +6,11 @@
 //!   free     | 3 | 0 | 4 |                  a stack: the tags at its top were used last
 //! ```
 
+use core::ops::Range;
+
 use base::{Answer, Instant, Operation, Outcome, Request};
 
+use super::WRITING;
 use crate::lock::Touched;
 use crate::statistics::Meter;
 
@@ -254,6 +257,13 @@ impl Tags {
     pub(super) fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
         let slots = self.flying().into_iter().map(|tag| &self.slots[tag as usize]);
         slots.map(Slot::touched)
+    }
+
+    /// The blocks that requests in flight write: neither the sources of copies, nor what a flush is for.
+    pub(super) fn written(&self) -> Vec<Range<u64>> {
+        let slots = self.flying().into_iter().map(|tag| &self.slots[tag as usize]);
+        let writes = slots.filter(|slot| WRITING.bits() >> operation_of(slot.mark) & 1 != 0);
+        writes.map(|slot| slot.lba..slot.lba.saturating_add(slot.blocks.into())).collect()
     }
 
     /// Ends everything in flight: the answers to that, and the operations they were.

@@ -1,5 +1,6 @@
 //! What channels promise, over a medium that answers late and out of order.
 
+mod fences;
 pub(crate) mod late;
 mod threads;
 

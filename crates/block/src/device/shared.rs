@@ -14,6 +14,7 @@ use super::claim::{Claim, ClaimRefused, Found, Holder};
 use super::event::{Event, EventQueue};
 use super::{ChannelId, DeviceOptions, Mode};
 use crate::context::SharedContext;
+use crate::fence::Fence;
 use crate::lock::{Held, Hold};
 use crate::map::Type;
 use crate::statistics::{Meter, Statistics};
@@ -44,6 +45,7 @@ struct Ledger {
     ports: Vec<Option<Arc<Port>>>,
     contexts: BTreeMap<(Type, u32), Weak<SharedContext>>,
     holds: Vec<Held>,
+    fences: Vec<Fence>,
     /// What the channels that are closed have done.
     closed: Statistics,
     timing: bool,
@@ -88,6 +90,7 @@ pub(crate) struct View {
     pub(crate) block_count: u64,
     pub(crate) is_removed: bool,
     pub(crate) holds: Vec<Held>,
+    pub(crate) fences: Vec<Fence>,
 }
 
 /// How long a device that becomes shorter waits for what is past its new end.
@@ -104,6 +107,7 @@ impl Shared {
             ports: Vec::new(),
             contexts: BTreeMap::new(),
             holds: Vec::new(),
+            fences: Vec::new(),
             closed: Statistics::default(),
             timing: options.timing,
             ids: 0,
@@ -274,6 +278,24 @@ impl Shared {
         Hold { shared: Arc::clone(this), held, generation }
     }
 
+    /// Sets which blocks the fence `id`, or a new one, closes. Its number; none if it closes nothing.
+    pub(crate) fn set_fence(&self, id: Option<u64>, written: Vec<Range<u64>>) -> Option<u64> {
+        let mut ledger = self.ledger();
+        let id = id.unwrap_or_else(|| ledger.next_id());
+        let closed = ledger.fences.iter().filter(|fence| fence.id == id).map(|fence| &fence.blocks);
+        let is_empty = written.is_empty();
+        if !closed.eq(&written) {
+            ledger.fences.retain(|fence| fence.id != id);
+            ledger.fences.extend(written.into_iter().map(|blocks| Fence { id, blocks }));
+            self.ring(&ledger);
+        }
+        (!is_empty).then_some(id)
+    }
+
+    pub(super) fn fenced(&self) -> Vec<Range<u64>> {
+        self.ledger().fences.iter().map(|fence| fence.blocks.clone()).collect()
+    }
+
     pub(crate) fn release(&self, id: u64) {
         let mut ledger = self.ledger();
         ledger.holds.retain(|held| held.id != id);
@@ -312,6 +334,7 @@ impl Shared {
             block_count: ledger.limits.block_count,
             is_removed: ledger.medium.is_none(),
             holds: ledger.holds.clone(),
+            fences: ledger.fences.clone(),
         }
     }
 

@@ -371,4 +371,8 @@ impl<B: Backend> Backend for Limited<B> {
     fn disarm(&mut self) {
         self.below.disarm();
     }
+
+    fn fence_writes(&mut self) {
+        self.below.fence_writes();
+    }
 }
