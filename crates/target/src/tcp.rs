@@ -19,6 +19,7 @@ mod association;
 mod connect;
 mod discovery;
 mod guest;
+mod injected_bugs;
 mod io;
 mod kept;
 mod memory;
@@ -35,6 +36,7 @@ mod service;
 mod tests;
 
 pub use guest::Guest;
+pub use injected_bugs::InjectedBugs;
 pub use kept::StateDirectory;
 pub use memory::Budget;
 pub use news::{News, Reason};

@@ -285,6 +285,11 @@ impl FabricsFrontEnd {
         self.over
     }
 
+    /// Whether every I/O queue has stopped: none begins anything any more.
+    pub fn has_stopped(&self) -> bool {
+        self.links.values().all(|link| link.is_ending())
+    }
+
     /// Whether no I/O queue is left.
     pub fn is_drained(&self) -> bool {
         self.links.is_empty()

@@ -183,6 +183,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
     fn halt(&mut self, now: Instant) {
         for served in &mut self.queues {
             served.queue.stop(now);
+            served.queue.fence_writes();
         }
         if let Some(admin) = &mut self.admin {
             admin.stop();

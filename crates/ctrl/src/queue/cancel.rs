@@ -8,6 +8,7 @@ use wire::Status;
 
 use super::Queue;
 use super::area::Wait;
+use super::channel;
 use super::slot::{Slot, State};
 
 impl<H: HostMemory> Queue<H> {
@@ -105,6 +106,19 @@ impl<H: HostMemory> Queue<H> {
                 self.cancel(now, number, Status::ABORTED_SQ_DELETION);
             }
         }
+    }
+
+    /// After [`stop`](Self::stop): closes the blocks that media still write for the host to everyone,
+    /// until they have answered. The host gets no answer any more, and may send the same blocks again by
+    /// another queue, which must not be overtaken.
+    pub fn fence_writes(&mut self) {
+        self.directory.channels().for_each(channel::Channel::fence_writes);
+    }
+
+    /// The command in the lowest place of those that are in flight: its opcode, namespace and block.
+    pub fn first_outstanding(&self) -> Option<(u8, u32, u64)> {
+        let (_, slot) = self.slots.iter().next()?;
+        Some((slot.opcode(), self.directory.nsid_of(slot.channel()), slot.lba))
     }
 
     /// Whether nothing is in flight, at a medium or at the host. A queue that has been stopped may

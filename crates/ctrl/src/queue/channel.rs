@@ -154,6 +154,13 @@ impl Channel {
         self.requests[..count].iter().map(|request| request.token).collect()
     }
 
+    /// Closes what the medium still writes here to everyone.
+    pub(super) fn fence_writes(&mut self) {
+        if self.outstanding > 0 {
+            self.backend.fence_writes();
+        }
+    }
+
     /// When the medium wants to be polled even if nothing happens.
     pub(super) fn wake_at(&self) -> Instant {
         if self.outstanding > 0 { self.backend.wake_at() } else { Instant::NEVER }

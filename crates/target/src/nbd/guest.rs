@@ -277,6 +277,8 @@ impl Guest {
         if self.is_ending && self.owes() {
             // The client takes its time from the last answer on, however long that took.
             self.deadline = now.after(ENDING_MAX);
+            // Nobody hears how its writes end: what is written after them waits until they have.
+            self.backend.fence_writes();
         }
         if now >= self.deadline {
             self.end_for(Reason::TooSlow);

@@ -14,6 +14,7 @@ use wire::{AdminOpcode, Command, Completion, Status, Typed};
 use super::association::Association;
 use super::offer::RESETS_MAX;
 use super::rooms::{Rooms, Way};
+use super::service::Limits;
 
 /// An admin queue.
 #[derive(Debug)]
@@ -24,12 +25,12 @@ pub(super) struct Admin {
     wakes_at: Instant,
     /// Something was done that it has to look after.
     wants_turn: bool,
-    /// How long its I/O queues may take to end, and until when they have to.
+    /// How long the I/O queues of a controller that is reset may take to end.
     quiesce: Span,
-    drained_by: Instant,
-    is_ending: bool,
     /// Other controllers that the host has had reset, and that have not gone.
     resets: Vec<Reset>,
+    /// It takes every controller that it does not know for one that is gone.
+    is_credulous: bool,
     /// The host only says that it is there, and seldom.
     is_only_kept_alive: bool,
 }
@@ -53,15 +54,14 @@ const _: () = assert!(PATIENT.ns >= 50 * host::LINGER.ns);
 const RESET_PAUSE: Span = Span::from_ms(1);
 
 impl Admin {
-    pub(super) fn new(association: Arc<Association>, quiesce: Span) -> Self {
+    pub(super) fn new(association: Arc<Association>, limits: &Limits) -> Self {
         Self {
             association,
             bytes: Vec::new(),
             wakes_at: Instant::default(),
             wants_turn: true,
-            quiesce,
-            drained_by: Instant::NEVER,
-            is_ending: false,
+            quiesce: limits.quiesce,
+            is_credulous: limits.injected_bugs.unknown_resets_done,
             resets: Vec::new(),
             is_only_kept_alive: false,
         }
@@ -182,7 +182,12 @@ impl Admin {
     ) -> Option<AdminEnd> {
         let found = self.association.offer().association(named.icid);
         let Some(other) = found.filter(|other| other.is_meant(&named)) else {
-            return Some(reset_done());
+            let offer = self.association.offer();
+            // A controller of another process, or of an earlier life of this one, may still write.
+            return Some(match offer.has_ended(&named) || self.is_credulous {
+                true => reset_done(),
+                false => AdminEnd::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()),
+            });
         };
         if !other.host.is_same_host(&self.association.host) {
             return Some(AdminEnd::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()));
@@ -202,7 +207,8 @@ impl Admin {
         let Self { association, resets, .. } = self;
         resets.retain(|Reset { tag, named, until }| {
             let found = association.offer().association(named.icid);
-            let is_gone = !found.is_some_and(|other| other.is_meant(named));
+            let is_there = found.is_some_and(|other| other.is_meant(named));
+            let is_gone = !is_there && association.offer().has_ended(named);
             if is_gone {
                 association.front().end_reset(now, *tag, reset_done());
             } else if now >= *until {
@@ -254,32 +260,16 @@ impl Admin {
                 Ended::Forgotten => rooms.forget(end, tag),
             }
         }
-        let mut trouble = front.take_trouble();
-        if now >= self.drained_by {
-            self.drained_by = Instant::NEVER;
-            let is_late = !front.is_drained();
-            trouble = trouble.or_else(|| is_late.then(|| self.late()));
-        }
-        self.wakes_at = front.wake_at(now).min(self.drained_by);
+        let trouble = front.take_trouble();
+        self.wakes_at = front.wake_at(now);
         if !self.resets.is_empty() {
             self.wakes_at = self.wakes_at.min(now.after(RESET_PAUSE));
         }
         Turned { count, over: front.over(), trouble }
     }
 
-    /// That commands may still take effect although its host was told that none will.
-    fn late(&self) -> String {
-        let ms = self.quiesce.ns / 1_000_000;
-        format!("a medium has not answered {ms} ms after the end of an association, expected it to")
-    }
-
     /// The connection ends, and with it the association.
-    pub(super) fn stop(&mut self, now: Instant) {
-        if self.drained_by == Instant::NEVER && !self.is_ending {
-            self.is_ending = true;
-            self.drained_by = now.after(self.quiesce);
-            self.wakes_at = self.wakes_at.min(self.drained_by);
-        }
+    pub(super) fn stop(&mut self) {
         self.association.front().end(Over::HostLost);
     }
 

@@ -27,6 +27,8 @@ pub(super) struct Association {
 struct Place {
     offer: Arc<Offer>,
     cntlid: u16,
+    /// The life of the controller that is gone, with nothing of it under way.
+    ended: Option<Instance>,
 }
 
 /// The names that a host gives with Connect.
@@ -63,7 +65,7 @@ impl Association {
         (host, port): (HostNames, u16),
         mut front: FabricsFrontEnd,
     ) -> Arc<Self> {
-        let place = Place { offer, cntlid };
+        let place = Place { offer, cntlid, ended: None };
         let instance = front.controller().configuration().instance;
         Arc::new(Self { cntlid, host, port, instance, front: Mutex::new(front), place })
     }
@@ -86,9 +88,17 @@ impl Association {
     }
 }
 
+impl Drop for Association {
+    fn drop(&mut self) {
+        let front = self.front.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Commands that were given up may still take effect.
+        self.place.ended = self.instance.filter(|_| front.is_drained());
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        self.offer.leave(self.cntlid);
+        self.offer.leave(self.cntlid, self.ended);
     }
 }
 

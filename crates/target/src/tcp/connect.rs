@@ -212,6 +212,12 @@ fn no_controller(why: NoController, host: &HostNames) -> NotGranted {
         ),
         NoController::HostInUse(why) => host_in_use(&why, host),
         NoController::Busy => NotGranted::busy("all controllers are in use"),
+        NoController::Unstopped(cntlid) => NotGranted {
+            may_pass: true,
+            ..NotGranted::busy(&format!(
+                "controller {cntlid} has ended and its queues have not stopped, expected them to"
+            ))
+        },
         NoController::Trouble(text) => NotGranted::new(Status::INTERNAL_ERROR, text),
     }
 }

@@ -439,8 +439,8 @@ impl Guest {
             Role::Io(io) => {
                 let count = io.turn(now, rooms, end);
                 io.tell(now);
-                if io.is_stopping() && self.reason.is_none() && !self.ends_sent {
-                    self.end_for(now, Reason::AssociationEnded);
+                if io.is_stopping() {
+                    self.look_after_stopped(now);
                 }
                 count
             }

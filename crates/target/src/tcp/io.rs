@@ -49,6 +49,19 @@ pub(super) struct Io {
     rings: Option<Buffer>,
     told_at: Instant,
     is_stopping: bool,
+    /// It closes what its media still write when it stops.
+    is_fenced: bool,
+    ended: Ended,
+}
+
+/// How long the media take to answer after the end.
+#[derive(Debug)]
+struct Ended {
+    since: Instant,
+    /// When that is reported.
+    late_at: Instant,
+    quiesce: Span,
+    is_late: bool,
 }
 
 /// Commands that need more than one request at a time.
@@ -94,6 +107,7 @@ impl Io {
         now: Instant,
     ) -> Result<Self, NoQueue> {
         let budget = rooms.budget();
+        let limits = service.limits();
         let entries = u32::from(depth) + 1;
         let (first, second) = (entries * SUBMISSION_BYTES, entries * COMPLETION_BYTES);
         let whole = rings.segment(budget, first + second).ok_or(NoQueue::Memory)?;
@@ -135,6 +149,13 @@ impl Io {
             rings: None,
             told_at: now,
             is_stopping: false,
+            is_fenced: !limits.injected_bugs.unfenced_writes,
+            ended: Ended {
+                since: now,
+                late_at: Instant::NEVER,
+                quiesce: limits.quiesce,
+                is_late: false,
+            },
         })
     }
 
@@ -275,13 +296,43 @@ impl Io {
         rooms.finish(end, tag, 0, Completion::new(0, status));
     }
 
-    /// Nothing more is begun, and nothing answered.
+    /// Nothing more is begun, and nothing answered. What media still write is closed to everyone before
+    /// anybody can see that the queue has stopped.
     pub(super) fn stop(&mut self, now: Instant) {
         if !self.is_stopping {
             self.is_stopping = true;
-            self.link.set_ending();
             self.queue.stop(now);
+            if self.is_fenced {
+                self.queue.fence_writes();
+            }
+            self.link.set_ending();
+            (self.ended.since, self.ended.late_at) = (now, now.after(self.ended.quiesce));
         }
+    }
+
+    /// What is to be reported of a queue that has stopped: that its media take longer than its host
+    /// waits, and that they have answered after that.
+    #[cold]
+    pub(super) fn next_report(&mut self, now: Instant) -> Option<String> {
+        let Self { queue, ended, association, qid, under_way, .. } = self;
+        let ms = now.since(ended.since).ns / 1_000_000;
+        let nqn = association.offer().nqn();
+        let whose = format!("queue {qid} of controller {} of {nqn}", association.cntlid);
+        if ended.is_late && queue.is_drained() {
+            ended.is_late = false;
+            return Some(format!("{whose}: its media have answered {ms} ms after it was stopped"));
+        }
+        if now < ended.late_at {
+            return None;
+        }
+        ended.late_at = Instant::NEVER;
+        ended.is_late = !queue.is_drained();
+        let (opcode, nsid, lba) = queue.first_outstanding()?;
+        Some(format!(
+            "{whose} was stopped {ms} ms ago and its media have not answered {under_way} commands, \
+             the first of them opcode {opcode:#04x} at block {lba} of namespace {nsid}: what they \
+             write is closed to everyone until they do; fix: look after that device"
+        ))
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -355,7 +406,7 @@ impl Io {
     #[inline]
     pub(super) fn wake_at(&self) -> Instant {
         if self.under_way > 0 {
-            self.queue.wake_at()
+            self.queue.wake_at().min(self.ended.late_at)
         } else if self.queue.has_traffic() {
             self.told_at.after(TELL)
         } else {

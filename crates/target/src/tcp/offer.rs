@@ -2,7 +2,7 @@
 
 mod change;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -11,6 +11,7 @@ use ctrl::controller::{
     AnaState, Controller, ControllerConfig, HostInUse, Instance, Subsystem, Transport,
 };
 use ctrl::front::fabrics::Over;
+use wire::admin::CrossControllerReset;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
 use super::association::{Association, HostNames};
@@ -71,6 +72,8 @@ struct State {
     /// What tells one life of a controller from the next.
     lives: Random,
     life: u8,
+    /// Controllers that are gone, oldest first: what a Cross-Controller Reset may be told of.
+    ended: VecDeque<(u16, Instance)>,
     /// It is not offered any more.
     is_withdrawn: bool,
 }
@@ -86,6 +89,8 @@ pub(super) enum NoController {
     Busy,
     /// Its host identifier belongs to another NQN.
     HostInUse(HostInUse),
+    /// This one has ended and its queues have not stopped.
+    Unstopped(u16),
     /// There cannot be one.
     Trouble(String),
 }
@@ -94,8 +99,17 @@ impl Offer {
     pub(super) fn new(plan: OfferPlan) -> Arc<Self> {
         let OfferPlan { subsystem, nqn, hosts, ports, model, masks } = plan;
         let (associations, next, is_withdrawn) = (BTreeMap::new(), 1, false);
-        let (lives, life) = (Random::new(host::random_seed()), 0);
-        let state = State { hosts, ports, masks, associations, next, lives, life, is_withdrawn };
+        let state = State {
+            hosts,
+            ports,
+            masks,
+            associations,
+            next,
+            lives: Random::new(host::random_seed()),
+            life: 0,
+            ended: VecDeque::new(),
+            is_withdrawn,
+        };
         Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
     }
 
@@ -135,6 +149,11 @@ impl Offer {
         if !self.admits(&host.nqn) {
             return Err(NoController::Host);
         }
+        if !limits.injected_bugs.unfenced_writes
+            && let Some(cntlid) = self.unstopped()
+        {
+            return Err(NoController::Unstopped(cntlid));
+        }
         let cntlid = self.number(asked)?;
         let config = ControllerConfig {
             cntlid,
@@ -154,13 +173,13 @@ impl Offer {
         };
         let opened = self.subsystem.controller(now, config);
         let mut controller = opened.map_err(|text| {
-            self.leave(cntlid);
+            self.leave(cntlid, None);
             NoController::Trouble(text)
         })?;
         if let Err(why) = controller.connect_host(&host.nqn, host.identifier) {
             // Its number is free once the controller is gone.
             drop(controller);
-            self.leave(cntlid);
+            self.leave(cntlid, None);
             return Err(NoController::HostInUse(why));
         }
         let state = self.state();
@@ -240,9 +259,32 @@ impl Offer {
         }
     }
 
-    /// A controller is gone.
-    pub(super) fn leave(&self, cntlid: u16) {
-        self.state().associations.remove(&cntlid);
+    /// A controller is gone; `ended` is its life, if nothing of it is under way.
+    pub(super) fn leave(&self, cntlid: u16, ended: Option<Instance>) {
+        let mut state = self.state();
+        state.associations.remove(&cntlid);
+        if let Some(instance) = ended {
+            if state.ended.len() == ENDED_MAX {
+                state.ended.pop_front();
+            }
+            state.ended.push_back((cntlid, instance));
+        }
+    }
+
+    /// Whether this very controller was given out here, and is gone with nothing of it under way.
+    pub(super) fn has_ended(&self, reset: &CrossControllerReset) -> bool {
+        self.state().ended.iter().any(|(cntlid, life)| {
+            (*cntlid, life.uniquifier, life.random) == (reset.icid, reset.ciu, reset.cirn)
+        })
+    }
+
+    /// An association that has ended and of which a queue may still begin commands.
+    fn unstopped(&self) -> Option<u16> {
+        let is_unstopped = |association: &Arc<Association>| {
+            let front = association.front();
+            front.over().is_some() && !front.has_stopped()
+        };
+        self.associations().iter().find(|it| is_unstopped(it)).map(|it| it.cntlid)
     }
 
     /// The association of a controller.
@@ -259,6 +301,10 @@ impl Offer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Controllers that are gone and still known. Of those before them a Cross-Controller Reset is refused,
+/// and its host waits.
+const ENDED_MAX: usize = 1024;
 
 /// Resets of other controllers that each may have under way: what a host has paths for, with some to
 /// spare.

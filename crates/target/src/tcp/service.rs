@@ -20,6 +20,7 @@ use wire::log::discovery::{
 use wire::nqn;
 
 use super::guest::{Guest, GuestParts};
+use super::injected_bugs::InjectedBugs;
 use super::io::ring_bytes;
 use super::memory::{Budget, Purse};
 use super::news::News;
@@ -89,6 +90,8 @@ pub struct Limits {
     pub digests: bool,
     /// When a read ends without a response.
     pub success: SuccessFlag,
+    #[doc(hidden)]
+    pub injected_bugs: InjectedBugs,
 }
 
 /// Where hosts come in.
@@ -128,6 +131,7 @@ impl Default for Limits {
             patience: Span::from_secs(30),
             digests: true,
             success: SuccessFlag::WithoutFlowControl,
+            injected_bugs: InjectedBugs::default(),
         }
     }
 }

@@ -6,6 +6,7 @@ mod discovery;
 mod dozing;
 mod ends;
 mod exchange;
+mod fences;
 mod keeping;
 mod pairs;
 mod power;

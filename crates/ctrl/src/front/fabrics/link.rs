@@ -79,12 +79,12 @@ impl QueueLink {
 
     /// The queue takes no more commands, and will be gone when those that it has taken have ended.
     pub fn set_ending(&self) {
-        // A mark by itself: it orders nothing.
-        self.is_ending.store(true, Ordering::Relaxed);
+        // Pairs with the load below: who sees it finds what the media still write closed.
+        self.is_ending.store(true, Ordering::Release);
     }
 
     pub(super) fn is_ending(&self) -> bool {
-        self.is_ending.load(Ordering::Relaxed)
+        self.is_ending.load(Ordering::Acquire)
     }
 
     /// Whether there are orders.

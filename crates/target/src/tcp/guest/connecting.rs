@@ -129,8 +129,7 @@ impl Guest {
                 }
                 self.show(&association, 0);
                 self.rooms.admit(Share::OwnFirst);
-                self.role =
-                    Role::Admin(Box::new(Admin::new(association, self.service.limits().quiesce)));
+                self.role = Role::Admin(Box::new(Admin::new(association, self.service.limits())));
                 Ok(cntlid)
             }
             Granted::Discovery(host) => {

@@ -4,7 +4,7 @@ use base::{Broken, Instant, Span};
 use tcp::{Cause, Connection, Place};
 
 use super::{Guest, Role};
-use crate::tcp::news::Reason;
+use crate::tcp::news::{News, Reason};
 use crate::tcp::rooms::{Fault, Untaken};
 
 /// Looks at what a host leaves untaken in the time that it is given for it.
@@ -64,8 +64,21 @@ impl Guest {
         self.rooms.forsake();
         match &mut self.role {
             Role::Io(io) => io.stop(now),
-            Role::Admin(admin) => admin.stop(now),
+            Role::Admin(admin) => admin.stop(),
             Role::Stranger | Role::Discovery(_) | Role::Gone => {}
+        }
+    }
+
+    /// Its queue has stopped: the connection ends, unless the host waits for the answer to Disconnect.
+    #[cold]
+    pub(super) fn look_after_stopped(&mut self, now: Instant) {
+        if let Role::Io(io) = &mut self.role
+            && let Some(text) = io.next_report(now)
+        {
+            self.service.tell(News::Trouble(format!("{}: {text}", self.peer)));
+        }
+        if self.reason.is_none() && !self.ends_sent {
+            self.end_for(now, Reason::AssociationEnded);
         }
     }
 
@@ -78,7 +91,7 @@ impl Guest {
         self.rooms.forsake();
         match &mut self.role {
             Role::Io(io) => io.stop(now),
-            Role::Admin(admin) => admin.stop(now),
+            Role::Admin(admin) => admin.stop(),
             Role::Stranger | Role::Discovery(_) | Role::Gone => {}
         }
         let is_telling = matches!(self.reason, Some(Reason::Refused(_))) && !self.end.is_over();

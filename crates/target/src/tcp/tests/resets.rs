@@ -13,9 +13,9 @@ use wire::register::offset;
 use wire::{AdminOpcode, Command, Completion, IoOpcode, Layout, Status, Typed};
 
 use super::rig::{
-    BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, pattern, transfer,
+    BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
 };
-use crate::tcp::{News, Reason};
+use crate::tcp::{InjectedBugs, Limits, News, Reason};
 
 /// What names the controller at the end of a connection, as it is told to everybody who asks it.
 fn named(rig: &mut Rig, admin: usize) -> CrossControllerReset {
@@ -70,9 +70,9 @@ fn a_host_has_its_controller_reset_by_another_one_and_by_nobody_elses() {
     assert_eq!(rig.service.associations(), 2);
 }
 
-/// Another life under the same number is not touched.
+/// It may be one of another process that serves the same subsystem, and write still.
 #[test]
-fn who_names_a_controller_that_was_resets_none_that_is() {
+fn a_controller_that_was_never_given_out_here_is_not_called_reset() {
     let mut rig = Rig::new();
     let (one, _) = rig.admin();
     let (two, _) = rig.admin();
@@ -82,8 +82,9 @@ fn who_names_a_controller_that_was_resets_none_that_is() {
         CrossControllerReset { cirn: whom.cirn ^ 1 << 63, ..whom },
         CrossControllerReset { icid: 77, ..whom },
     ] {
-        let done = reset(&mut rig, two, before);
-        assert_eq!((done.status(), done.dw0()), (Status::SUCCESS, 1), "{before:?}");
+        let refused = reset(&mut rig, two, before);
+        let expected = Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr();
+        assert_eq!(refused.status(), expected, "{before:?}");
         assert_eq!(rig.service.associations(), 2, "{before:?}");
     }
 }
@@ -123,4 +124,13 @@ fn a_controller_is_called_reset_when_its_medium_has_answered_and_not_before() {
     let (late, waited) = reset_over_medium(Span::from_secs(3));
     assert_eq!(late.status(), Status::INTERNAL_ERROR);
     assert!((990..=1010).contains(&(waited.ns / 1_000_000)), "{waited}");
+}
+
+#[test]
+fn the_injected_bug_of_unknown_resets_is_one() {
+    let injected_bugs = InjectedBugs { unknown_resets_done: true, ..InjectedBugs::default() };
+    let mut rig = Rig::with(Limits { injected_bugs, ..limits() }, |plan| plan);
+    let (two, _) = rig.admin();
+    let stranger = CrossControllerReset { icid: 77, ciu: 1, cirn: 5 };
+    assert_eq!(reset(&mut rig, two, stranger).dw0(), 1);
 }
