@@ -3,6 +3,7 @@
 //! | what has happened | what it is worth |
 //! |---|---|
 //! | answered: the path does not lead there (ANA) | it was not done: another path may have it at once |
+//! | answered: it was interrupted | it may be done again, by the same path as well |
 //! | answered: something went wrong on the path | it may be done again, by whoever; the path rests a while |
 //! | the connection is gone, and it only looks | nothing can change by its being done late: another path may have it at once |
 //! | the connection is gone, and it changes or sends something | it waits until the old controller can do nothing of it any more |
@@ -28,6 +29,8 @@ pub(crate) enum Fate {
     Unclear,
     /// As `Unclear`: its controller has been reset.
     Ended,
+    /// It was not done, or not whole, and the same path may have it again.
+    Interrupted,
 }
 
 /// What becomes of a request that was answered with `outcome`.
@@ -43,6 +46,7 @@ pub(crate) fn of_answer(outcome: Outcome) -> Fate {
         (Status::ANA_INACCESSIBLE, Fate::NotDone(Access::Inaccessible)),
         (Status::ANA_PERSISTENT_LOSS, Fate::NotDone(Access::PersistentLoss)),
         (Status::ANA_TRANSITION, Fate::NotDone(Access::Change)),
+        (Status::COMMAND_INTERRUPTED, Fate::Interrupted),
         (Status::INTERNAL_PATH_ERROR, Fate::Unclear),
         (Status::CONTROLLER_PATHING_ERROR, Fate::Unclear),
         // What a queue answers that has ended.
@@ -95,6 +99,8 @@ mod tests {
             (Status::INTERNAL_PATH_ERROR, Fate::Unclear),
             (Status::INTERNAL_PATH_ERROR.with_dnr(), Fate::Told),
             (Status::ABORTED_BY_HOST, Fate::Ended),
+            (Status::COMMAND_INTERRUPTED, Fate::Interrupted),
+            (Status::COMMAND_INTERRUPTED.with_dnr(), Fate::Told),
             (Status::HOST_PATHING_ERROR, Fate::Unclear),
         ] {
             assert_eq!(of_answer(Outcome(status.0)), expected, "{status}");

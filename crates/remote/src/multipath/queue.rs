@@ -357,6 +357,7 @@ impl MultipathQueue {
                     shared.doubt(path);
                     kept.turn_away(token, true)
                 }
+                Fate::Interrupted => kept.turn_away(token, false),
                 Fate::Unclear => {
                     (view.is_resting, lane.rests_until) = (true, now.after(REST));
                     self.has_resting = true;
