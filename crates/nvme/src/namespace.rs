@@ -2,6 +2,7 @@
 
 mod view;
 
+use wire::cache::CacheInstance;
 use wire::identify::namespace::{DeallocatedRead, GuardFormat};
 use wire::identify::{CommandSet, IdentifyNamespace, IdentifyNamespaceNvm, NamespaceIdentifier};
 
@@ -55,6 +56,8 @@ pub struct Namespace {
     pub ana_group: u32,
     /// Its names.
     pub names: Names,
+    /// Which instance of a volatile cache it writes through, if it says so.
+    pub cache_instance: Option<CacheInstance>,
 }
 
 /// The names by which a namespace is known in the world. All zeroes where it has none.
@@ -167,14 +170,17 @@ impl Namespace {
             reservations: common.rescap(),
             ana_group: common.anagrpid(),
             names: Names::collect(common, names),
+            cache_instance: CacheInstance::of(common),
         })
     }
 
-    /// Whether it is the same namespace with the same blocks in it, but for their number.
+    /// Whether it is the same namespace with the same blocks in it, but for their number and the cache
+    /// before them.
     pub fn is_same_but_for_size(&self, other: &Self) -> bool {
         let sized = Self {
             block_count: other.block_count,
             capacity_blocks: other.capacity_blocks,
+            cache_instance: other.cache_instance,
             ..self.clone()
         };
         sized == *other

@@ -9,7 +9,7 @@
 //! - [`fabrics`] is how a host reaches a controller over a network, [`tcp`] the units that travel on
 //!   an NVMe/TCP connection, [`mod@nqn`] the names of hosts and subsystems.
 //! - [`identify`] is what a controller and its namespaces say about themselves, [`log`] what has
-//!   happened to them, [`feature`] how they are set.
+//!   happened to them, [`feature`] how they are set; [`cache`] is what `tenmil serve` says beside that.
 //! - [`mod@pointer`] and [`sgl`] say where data lie, [`protection`] how they are guarded, [`directive`]
 //!   where they are to be placed.
 //! - [`nbd`] and [`ublk`] are how others than NVMe hosts reach a block device.
@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod cache;
 pub mod command;
 pub mod completion;
 pub mod directive;

@@ -1,0 +1,69 @@
+//! Which instance of a volatile cache a namespace writes through, as `tenmil serve` says it in the
+//! vendor specific bytes of Identify Namespace.
+//!
+//! ```text
+//!   384               400               416          4096
+//!    | signature       | instance        | zeroes     |
+//! ```
+//!
+//! Controllers that say the same write through the same cache, and it has lost nothing since the first
+//! of them said so. Others say something else there, or nothing: the signature is a random number, too.
+
+use crate::identify::IdentifyNamespace;
+
+/// A cache from its beginning to its end: a random number that is drawn when a process opens what it
+/// serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheInstance(pub [u8; 16]);
+
+/// What stands before it.
+const SIGNATURE: [u8; 16] = [
+    0x9e, 0x4b, 0x1c, 0x27, 0xd3, 0x60, 0x4f, 0xa8, 0xb5, 0x72, 0x3e, 0xc9, 0x06, 0x8d, 0xf1, 0x5a,
+];
+/// Where it ends, in the vendor specific bytes.
+const END: usize = 32;
+
+impl CacheInstance {
+    /// What the page says.
+    #[must_use]
+    pub fn of(page: &IdentifyNamespace) -> Option<Self> {
+        let vendor = page.vendor();
+        let (signature, rest) = vendor.split_first_chunk::<16>()?;
+        let (instance, _) = rest.split_first_chunk::<16>()?;
+        let is_said = *signature == SIGNATURE && *instance != [0; 16];
+        is_said.then_some(Self(*instance))
+    }
+
+    /// Says it on the page.
+    pub fn put(self, page: &mut IdentifyNamespace) {
+        let mut vendor = page.vendor();
+        vendor[..16].copy_from_slice(&SIGNATURE);
+        vendor[16..END].copy_from_slice(&self.0);
+        page.set().vendor(vendor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CacheInstance;
+    use crate::identify::IdentifyNamespace;
+
+    #[test]
+    fn an_instance_is_read_as_it_was_written_and_nothing_else_is_taken_for_one() {
+        let mut page = IdentifyNamespace::zeroed();
+        assert_eq!(CacheInstance::of(&page), None);
+        let instance = CacheInstance(core::array::from_fn(|at| u8::try_from(at + 1).unwrap()));
+        instance.put(&mut page);
+        assert_eq!(CacheInstance::of(&page), Some(instance));
+        for at in 0..16 {
+            let mut other = page.clone();
+            let mut vendor = other.vendor();
+            vendor[at] ^= 1;
+            other.set().vendor(vendor);
+            assert_eq!(CacheInstance::of(&other), None, "byte {at} of the signature");
+        }
+        let mut nothing = IdentifyNamespace::zeroed();
+        CacheInstance([0; 16]).put(&mut nothing);
+        assert_eq!(CacheInstance::of(&nothing), None);
+    }
+}
