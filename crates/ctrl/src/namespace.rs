@@ -11,11 +11,12 @@
 //! finish what they have begun with it.
 
 use core::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{Limits, Medium};
 use wire::Status;
+use wire::cache::CacheInstance;
 
 /// Every namespace that is attached to one controller, by identifier.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +52,16 @@ pub struct Namespace {
     pub limits: Limits,
     /// Where the blocks are.
     pub medium: Arc<dyn Medium>,
+    /// What says that its volatile cache is the same as ever.
+    pub cache: Option<Arc<CacheVoucher>>,
+}
+
+/// Says to hosts that come back that the volatile cache of a block device has lost nothing, for as long
+/// as no flush of it has failed.
+#[derive(Debug)]
+pub struct CacheVoucher {
+    instance: CacheInstance,
+    is_revoked: AtomicBool,
 }
 
 /// Names of a namespace that are the same from every controller (NVM 1.1 §4.1.5.1, Base 2.1 §5.1.13.2.3).
@@ -124,6 +135,25 @@ struct Shared<T> {
     /// number finds that value or a newer one.
     generation: AtomicU64,
     value: Mutex<Arc<T>>,
+}
+
+impl CacheVoucher {
+    /// One for a device that was opened now. `instance` is a random number.
+    #[must_use]
+    pub fn new(instance: CacheInstance) -> Arc<Self> {
+        Arc::new(Self { instance, is_revoked: AtomicBool::new(false) })
+    }
+
+    /// The instance of the cache, if nothing of it was lost.
+    #[must_use]
+    pub fn instance(&self) -> Option<CacheInstance> {
+        (!self.is_revoked.load(Ordering::Acquire)).then_some(self.instance)
+    }
+
+    /// A flush has failed: whoever comes back may have written what is lost.
+    pub(crate) fn revoke(&self) {
+        self.is_revoked.store(true, Ordering::Release);
+    }
 }
 
 impl CopyLimits {

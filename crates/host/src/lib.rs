@@ -89,7 +89,7 @@ pub use cores::Cores;
 pub use environment::Environment;
 pub use event::{EventVectors, Line};
 pub use mailbox::{Receiver, Sender, mailbox};
-pub use random::random_seed;
+pub use random::{random_id, random_seed};
 pub use rustix::io::Errno;
 pub use steps::{Steps, Took};
 pub use thread::{Stop, Thread};

@@ -10,6 +10,14 @@ pub fn random_seed() -> u64 {
     }
 }
 
+/// A number that no other process and no other call has. `None` if the kernel has no randomness to give:
+/// then there is none.
+pub fn random_id() -> Option<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    (count == Ok(bytes.len())).then_some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

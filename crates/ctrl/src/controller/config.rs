@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{Medium, Span};
 
 use super::subsystem::Stored;
-use crate::namespace::Identity;
+use crate::namespace::{CacheVoucher, Identity};
 
 /// A subsystem: what all its controllers share.
 pub struct SubsystemConfig {
@@ -50,6 +50,8 @@ pub struct NamespaceConfig {
     pub is_read_only: bool,
     /// What survives of its reservations.
     pub persistence: Persistence,
+    /// What says to hosts that come back that its volatile cache has lost nothing.
+    pub cache: Option<Arc<CacheVoucher>>,
 }
 
 /// What a loss of power leaves of the reservations of a namespace whose hosts want them to persist
@@ -171,6 +173,7 @@ impl NamespaceConfig {
             ana_group: 1,
             is_read_only: false,
             persistence: Persistence::default(),
+            cache: None,
         }
     }
 }

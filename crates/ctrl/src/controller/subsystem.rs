@@ -23,7 +23,7 @@ use super::config::{ControllerConfig, MediumPool, NamespaceConfig, Persistence, 
 use super::firmware::Slots;
 use super::reservation::line::Line;
 use super::reservation::{Host, Reservations};
-use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Published};
+use crate::namespace::{CacheVoucher, CopyLimits, Identity, Namespace, Namespaces, Published};
 use crate::queue::Floor;
 
 mod binding;
@@ -96,6 +96,7 @@ pub(super) struct Record {
     pub(super) protection: Protection,
     pub(super) reservations: Reservations,
     pub(super) persistence: Persistence,
+    pub(super) cache: Option<Arc<CacheVoucher>>,
     pub(super) line: Line,
     pub(super) is_formatting: bool,
     /// Whether its room is the pool's.
@@ -200,6 +201,7 @@ impl Subsystem {
         record.greets = config.is_attached;
         record.reservations = kept(&config.persistence)?;
         record.persistence = config.persistence;
+        record.cache = config.cache;
         record.ana_group = config.ana_group.max(1);
         if config.is_read_only {
             record.protection = Protection::Permanent;
@@ -554,6 +556,7 @@ impl Record {
             protection: Protection::None,
             reservations: Reservations::default(),
             persistence: Persistence::default(),
+            cache: None,
             line: Line::default(),
             is_formatting: false,
             is_pooled: false,
@@ -590,6 +593,7 @@ impl Record {
             copy: CopyLimits::DEFAULT,
             limits: self.limits.clone(),
             medium: self.medium.clone(),
+            cache: self.cache.clone(),
         }
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Blocks {
     pub(crate) uncorrectable: BTreeSet<u64>,
     /// Every request that was answered, in that order.
     pub(crate) log: Vec<Request>,
+    /// Flushes fail.
+    pub(crate) fails_flushes: bool,
     /// Requests are kept and not answered.
     pub(crate) is_stuck: bool,
     /// Answers are signalled, by a descriptor that never is.
@@ -197,6 +199,7 @@ impl FakeBackend {
         }
         let range = request.lba..request.lba + u64::from(request.blocks);
         match request.operation {
+            Operation::Flush if blocks.fails_flushes => Outcome::WRITE_FAULT,
             Operation::Flush => Outcome::SUCCESS,
             Operation::CompareAndWrite => Outcome::INVALID_OPCODE,
             Operation::Read | Operation::Compare | Operation::Verify

@@ -9,6 +9,8 @@ use base::{
     Answers, Backend, Durability, Instant, Limits, Medium, Operation, Request, Segment, WakeSource,
 };
 
+use crate::namespace::CacheVoucher;
+
 /// A channel to the medium of one namespace.
 pub(super) struct Channel {
     pub(super) nsid: u32,
@@ -23,6 +25,8 @@ pub(super) struct Channel {
     depth: usize,
     /// How many have been gathered.
     gathered: usize,
+    /// What is told of a flush that failed.
+    pub(super) cache: Option<Arc<CacheVoucher>>,
     /// Requests that the medium has taken and not answered.
     outstanding: u32,
     /// The namespace is gone or has another medium: no new command goes here.
@@ -56,6 +60,7 @@ impl Channel {
             segments: Box::default(),
             depth,
             gathered: 0,
+            cache: None,
             outstanding: 0,
             is_retired: false,
             wants_flush: false,

@@ -95,13 +95,17 @@ impl Directory {
             place.as_mut().is_some_and(|channel| {
                 let is_it = channel.nsid == nsid && channel.leads_to(medium);
                 channel.is_retired &= !is_it;
+                if is_it {
+                    channel.cache.clone_from(&namespace.cache);
+                }
                 is_it
             })
         });
         let place = match known {
             Some(place) => place,
             None => {
-                let channel = Channel::open(nsid, medium, self.depth)?;
+                let mut channel = Channel::open(nsid, medium, self.depth)?;
+                channel.cache = namespace.cache.clone();
                 let free = self.channels.iter().position(Option::is_none);
                 let place = free.unwrap_or_else(|| {
                     self.channels.push(None);
@@ -191,6 +195,15 @@ impl Directory {
     pub(super) fn nsid_of(&self, index: u16) -> u32 {
         let channel = self.channels.get(usize::from(index)).and_then(Option::as_ref);
         channel.map_or(0, |channel| channel.nsid)
+    }
+
+    /// A flush of the namespace to which a channel leads has failed.
+    #[cold]
+    pub(super) fn flush_failed(&self, index: u16) {
+        let channel = self.channels.get(usize::from(index)).and_then(Option::as_ref);
+        if let Some(cache) = channel.and_then(|channel| channel.cache.as_ref()) {
+            cache.revoke();
+        }
     }
 
     /// The first deadline of a medium.

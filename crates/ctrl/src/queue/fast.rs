@@ -6,7 +6,7 @@ use base::{
     Answer, Answers, CompletionEntry, Fault, Flags, HostMemory, Instant, Operation, PLAIN_WORDS,
     Request, Segment, Ticket,
 };
-use wire::{Command, Status};
+use wire::{Command, IoOpcode, Status};
 
 use super::directory::{Entry, FAST_READ, FAST_WRITE};
 use super::slot::{Slot, State};
@@ -266,6 +266,9 @@ impl<H: HostMemory> Queue<H> {
     #[inline]
     fn retire(&mut self, index: u16, status: Status, result: u32) -> Option<CompletionEntry> {
         let slot = self.slots.release(index);
+        if !status.is_success() && slot.opcode() == IoOpcode::Flush.code() {
+            self.directory.flush_failed(slot.channel());
+        }
         let queue = &mut self.submissions[usize::from(slot.submission())];
         queue.in_flight -= 1;
         if self.is_stopping {

@@ -71,6 +71,9 @@ impl Controller {
         if self.subsystem.about().ana_groups > 0 {
             page.set().anagrpid(record.ana_group);
         }
+        if let Some(instance) = record.cache.as_ref().and_then(|cache| cache.instance()) {
+            instance.put(&mut page);
+        }
         page
     }
 

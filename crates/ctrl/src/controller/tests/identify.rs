@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use base::{Durability, Operation, Span};
 use wire::admin::Identify;
+use wire::cache::CacheInstance;
 use wire::identify::controller::ControllerType;
 use wire::identify::{
     Cns, CommandSet, CommandSets, ControllerList, IdentifyController, IdentifyControllerNvm,
@@ -14,7 +15,7 @@ use wire::{Layout, Status};
 
 use super::bench::{BLOCKS, Bench, EVERYTHING, Pool, Shelf};
 use crate::controller::{ControllerConfig, NamespaceConfig, Transport};
-use crate::namespace::Identity;
+use crate::namespace::{CacheVoucher, Identity};
 
 fn ask(cns: Cns, nsid: u32) -> Identify {
     Identify { cns: cns.code(), nsid, ..Identify::default() }
@@ -292,4 +293,17 @@ fn every_other_structure_is_refused() {
             assert_eq!(bench.get(identify), Err(Status::INVALID_FIELD), "{cns:#04x}");
         }
     }
+}
+
+#[test]
+fn namespace_says_the_instance_of_its_cache_if_it_has_one() {
+    let mut bench = Bench::new();
+    let instance = CacheInstance([7; 16]);
+    let cache = Some(CacheVoucher::new(instance));
+    let vouched = NamespaceConfig { cache, ..NamespaceConfig::new(Arc::new(Shelf::new())) };
+    bench.subsystem.add_namespace(vouched).unwrap();
+    let of = |bench: &mut Bench, nsid| {
+        CacheInstance::of(&page::<IdentifyNamespace>(bench, ask(Cns::Namespace, nsid)))
+    };
+    assert_eq!((of(&mut bench, 1), of(&mut bench, 2)), (None, Some(instance)));
 }

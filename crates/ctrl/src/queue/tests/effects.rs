@@ -1,14 +1,17 @@
 //! What every command does, whatever host and medium are like.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use base::{Durability, Flags, Operation, Support};
+use wire::cache::CacheInstance;
 use wire::sgl::Descriptor;
 use wire::{DataPointer, IoOpcode, Status};
 
 use super::rig::{COPIED, DATA, LATER, Rig, SHARED, Setup, io, ram};
 use crate::fuzz::host::Manners;
 use crate::fuzz::medium::FakeMedium;
+use crate::namespace::CacheVoucher;
 
 const COMPARE_FAILURE: Status = Status::COMPARE_FAILURE;
 
@@ -274,4 +277,23 @@ fn traffic_is_counted_once() {
     assert!(traffic.busy.ns > 0);
     let idle = rig.queue.take_traffic(rig.now.after(base::Span::from_secs(1)));
     assert_eq!(idle, crate::controller::contract::Traffic::default(), "told once");
+}
+
+/// Who comes back would believe that nothing was lost, and may be told so by nobody else.
+#[test]
+fn cache_is_vouched_for_until_a_flush_fails() {
+    let flush = wire::Command::new(IoOpcode::Flush.code()).with_nsid(1);
+    let ram = ram();
+    let medium =
+        FakeMedium::new(&ram, 64).limited(|limits| limits.durability = Durability::VolatileCache);
+    let mut rig = Rig::new(&Setup::default(), &ram, medium);
+    let voucher = CacheVoucher::new(CacheInstance([5; 16]));
+    rig.change(|namespace| namespace.cache = Some(Arc::clone(&voucher)));
+    assert!(rig.status(flush).is_success());
+    assert_eq!(voucher.instance(), Some(CacheInstance([5; 16])));
+    rig.medium.blocks().fails_flushes = true;
+    assert!(rig.status(flush).is(Status::WRITE_FAULT));
+    rig.medium.blocks().fails_flushes = false;
+    assert!(rig.status(flush).is_success());
+    assert_eq!(voucher.instance(), None);
 }

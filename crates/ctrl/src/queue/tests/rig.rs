@@ -92,6 +92,7 @@ pub(super) fn namespace(nsid: u32, medium: &Arc<FakeMedium>) -> Namespace {
         copy: CopyLimits { range_blocks_max: 16, blocks_max: 40, ranges_max: 4 },
         limits,
         medium: medium.clone(),
+        cache: None,
     }
 }
 

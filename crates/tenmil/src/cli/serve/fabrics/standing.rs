@@ -17,10 +17,12 @@ use std::sync::Arc;
 use block::{Claim, Device, DeviceOptions, Handle, MediumError, Opener};
 use control::Devices;
 use control::configuration::{self, Configuration, Line};
+use ctrl::namespace::CacheVoucher;
 use dma::Regions;
 use host::Clock;
 use host::socket::{Address, Door};
 use target::tcp::{Limits, Port, Server, Service, StateDirectory};
+use wire::cache::CacheInstance;
 
 use self::leaving::Leaving;
 use self::shared::Shared;
@@ -201,7 +203,8 @@ impl Standing {
         })?;
         let (asked, descriptor) = (asked.clone(), Arc::new(descriptor));
         let (description, handles) = (opened.description, opened.handles);
-        Ok(Served { asked, description, device, descriptor, handles })
+        let cache = host::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
+        Ok(Served { asked, description, device, descriptor, cache, handles })
     }
 
     /// Makes it so, and says what has changed.

@@ -8,6 +8,7 @@ use block::uri::Uri;
 use block::{Descriptor, Device, Event, Handle};
 use control::configuration::{self, Access};
 use ctrl::controller::{AnaState, NamespaceConfig, Persistence, Subsystem, SubsystemConfig};
+use ctrl::namespace::CacheVoucher;
 use target::tcp::{ControllerModel, Hosts, OfferChange, OfferPlan, StateDirectory};
 
 use super::{Listener, Unfit, World};
@@ -28,6 +29,8 @@ pub(in crate::cli::serve::fabrics) struct Served {
     pub(super) description: String,
     pub(super) device: Device,
     pub(super) descriptor: Arc<Descriptor>,
+    /// Says to hosts that come back that the cache of its device is the same as ever.
+    pub(super) cache: Option<Arc<CacheVoucher>>,
     pub(super) handles: Vec<Handle>,
 }
 
@@ -185,6 +188,7 @@ impl Served {
             nsid: Some(self.asked.nsid),
             ana_group: self.asked.ana_group,
             is_read_only: self.asked.is_read_only,
+            cache: self.cache.clone(),
             ..NamespaceConfig::new(Arc::clone(&self.descriptor) as Arc<dyn Medium>)
         }
     }
