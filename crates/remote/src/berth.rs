@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Wake;
 
+use crate::caches::Association;
 use crate::exchange::Exchange;
 use crate::farewell::Farewell;
 use crate::rings::Rings;
@@ -57,6 +58,8 @@ pub(crate) enum Order {
 pub(crate) struct Serving {
     pub(crate) rings: Rings,
     pub(crate) exchange: Exchange,
+    /// The controller at the other end.
+    pub(crate) association: Arc<Association>,
 }
 
 /// A connection that is closed.

@@ -29,12 +29,14 @@ use std::sync::Arc;
 
 use base::{Dma, Instant, Mmio, Segment, Span, Wake, WakeSource};
 use dma::SharedHostMemory;
+use wire::cache::CacheInstance;
 use wire::register::{
     self, AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, ReadyTimeouts,
     offset,
 };
 
 use crate::berth::{Closed, News};
+use crate::caches::{Association, Caches};
 use crate::dial::Dial;
 use crate::farewell::Farewell;
 use crate::opening::{self, CONNECT_BYTES};
@@ -56,6 +58,11 @@ pub struct Front {
     stage: Stage,
     registers: Registers,
     admin: Option<AdminLane>,
+    /// What controllers may have in their caches, and over which path this one is reached.
+    caches: Arc<Caches>,
+    path: usize,
+    /// The controller that the admin connection leads to.
+    association: Option<Arc<Association>>,
     /// Admin connections that are over, but for memory that is still read.
     partings: Vec<Farewell>,
     /// The same of queues that are gone, with what is to be reported of them.
@@ -131,6 +138,7 @@ impl Front {
         dial: Box<dyn Dial>,
         options: Options,
         reach: Reach,
+        (caches, path): (Arc<Caches>, usize),
         now: Instant,
     ) -> Option<Self> {
         let page = reach.allocate(2 * CONNECT_BYTES)?;
@@ -144,6 +152,9 @@ impl Front {
             stage: Stage::Pausing { until: now },
             registers: Registers::new(),
             admin: None,
+            caches,
+            path,
+            association: None,
             partings: Vec::new(),
             left: Vec::new(),
             queues: BTreeMap::new(),
@@ -205,6 +216,18 @@ impl Front {
     /// What the controller has said about itself.
     pub(crate) fn learn(&mut self, page: &wire::identify::IdentifyController) {
         self.learnt = Learnt::of(page, self.options.policy.detect);
+    }
+
+    /// Which instance of a cache its namespace writes through.
+    pub(crate) fn identify_cache(&self, instance: Option<CacheInstance>) {
+        if let Some(association) = &self.association {
+            self.caches.identify(association, instance);
+        }
+    }
+
+    /// What controllers may have in their caches.
+    pub(crate) fn caches(&self) -> &Arc<Caches> {
+        &self.caches
     }
 
     /// It has been brought up completely: whatever was lost is no more.

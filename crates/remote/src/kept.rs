@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use base::{Instant, Operation, Request, Segment, Span};
+use base::{Flags, Instant, Operation, Request, Segment, Span};
 
 /// The requests.
 #[derive(Debug)]
@@ -316,16 +316,26 @@ impl Kept {
         self.again.front().map(|index| u64::from(*index))
     }
 
-    /// What the request in `slot` does.
+    /// Whether what the request in `slot` has changed may lie in a volatile cache.
     #[inline]
-    pub(crate) fn operation(&self, slot: u64) -> Operation {
-        self.slots[index_of(slot) as usize].request.operation
+    pub(crate) fn is_volatile(&self, slot: u64) -> bool {
+        let Request { operation, flags, .. } = self.slots[index_of(slot) as usize].request;
+        changes(operation) && !flags.has(Flags::FUA)
     }
 
     /// Whether anything is to be sent again.
     pub(crate) fn has_again(&self) -> bool {
         !self.again.is_empty()
     }
+}
+
+/// Whether what was answered may be in a volatile cache now.
+#[inline]
+const fn changes(operation: Operation) -> bool {
+    !matches!(
+        operation,
+        Operation::Read | Operation::Flush | Operation::Verify | Operation::Compare
+    )
 }
 
 /// Whether a request does the same when it is done twice, the first time perhaps in part.

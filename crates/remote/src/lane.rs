@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::{Instant, Wake};
 
 use crate::berth::{Berth, Closed, Order, Serving};
+use crate::caches::Association;
 use crate::farewell::Farewell;
 use crate::sleep::Sleep;
 
@@ -22,13 +23,16 @@ pub(crate) struct Lane {
     is_watched: bool,
     /// The last connection has ended by itself, and there is none yet after it.
     is_broken: bool,
+    /// The controller that the last connection led to: what was answered came from it.
+    association: Option<Arc<Association>>,
 }
 
 impl Lane {
     pub(crate) fn new(berth: Arc<Berth>) -> Self {
         let (is_busy, is_watched, is_broken) = (false, false, false);
         let (serving, parting) = (None, None);
-        Self { berth, obeyed: 0, serving, parting, is_busy, is_watched, is_broken }
+        let association = None;
+        Self { berth, obeyed: 0, serving, parting, is_busy, is_watched, is_broken, association }
     }
 
     /// Puts what has been submitted onto the connection.
@@ -50,7 +54,7 @@ impl Lane {
             }
             serving.rings.take(doorbell, &mut serving.exchange);
         }
-        let Serving { rings, exchange } = &mut **serving;
+        let Serving { rings, exchange, .. } = &mut **serving;
         exchange.send(&mut |answered| rings.answer(answered));
         if exchange.lost().is_some() {
             self.lose();
@@ -64,7 +68,7 @@ impl Lane {
             return self.obey();
         }
         let Some(serving) = &mut self.serving else { return self.end_parting(now) };
-        let Serving { rings, exchange } = &mut **serving;
+        let Serving { rings, exchange, .. } = &mut **serving;
         exchange.receive(now, &mut |answered| rings.answer(answered));
         if now >= exchange.deadline() {
             exchange.expire(now);
@@ -82,6 +86,12 @@ impl Lane {
     #[inline]
     pub(crate) fn is_connected(&self) -> bool {
         self.serving.is_some()
+    }
+
+    /// The controller that has answered what was pulled last.
+    #[inline]
+    pub(crate) fn association(&self) -> Option<&Association> {
+        self.association.as_deref()
     }
 
     /// Whether the last connection has ended by itself.
@@ -113,6 +123,7 @@ impl Lane {
             Some(Order::Serve(serving)) => {
                 // What it served before had nothing under way, or it would have been closed first.
                 drop(before);
+                self.association = Some(Arc::clone(&serving.association));
                 self.serving = Some(serving);
                 (self.is_watched, self.is_broken) = (false, false);
                 self.berth.end();

@@ -15,9 +15,11 @@
 #![forbid(unsafe_code)]
 
 mod berth;
+mod caches;
 mod dial;
 mod exchange;
 mod farewell;
+mod flushes;
 mod front;
 mod hurry;
 mod kept;
@@ -36,12 +38,15 @@ mod sleep;
 mod tests;
 mod way;
 
+pub use caches::Cache;
 pub use dial::{Dial, Dialled};
 pub use front::{Counts, Front};
 pub use multipath::{
-    Access, Cache, Multipath, MultipathOptions, MultipathQueue, PATHS_MAX, PathEvent, PathSetup,
+    Access, Multipath, MultipathOptions, MultipathQueue, PATHS_MAX, PathEvent, PathSetup,
     QueueTicket, Spread,
 };
+#[doc(hidden)]
+pub use options::InjectedBugs;
 pub use options::{NotAName, Options};
 pub use policy::Policy;
 pub use queue::RemoteQueue;

@@ -9,11 +9,9 @@
 //! A [`Multipath`] belongs to one thread, which looks after all controllers, and has a queue pair made
 //! on each of them for each queue. Paths come and go; a queue is told, and takes what there is.
 
-mod caches;
 mod event;
 mod fate;
 mod fence;
-mod flushes;
 mod path;
 mod queue;
 mod route;
@@ -27,10 +25,10 @@ use nvme::{
     ControllerOptions, Event, Namespace, QueuePairOptions, QueueSizes, ShutdownNotification, State,
 };
 
+use crate::caches::Cache;
 use crate::options::{NotAName, Options};
 use crate::remote::Remote;
 use crate::sleep::Sleep;
-pub use caches::Cache;
 pub use event::PathEvent;
 use fence::Fences;
 pub use path::PathSetup;
@@ -133,9 +131,12 @@ impl Multipath {
         let count = paths.len();
         assert!(count <= PATHS_MAX, "{count} paths, expected at most {PATHS_MAX}");
         wishes.options.check()?;
-        let shared = Arc::new(Standings::new(paths.len()));
+        let bugs = wishes.options.injected_bugs;
+        let shared = Arc::new(Standings::new(paths.len(), wishes.cache, bugs));
         let fences = Fences::new(paths.len());
-        let paths = paths.into_iter().map(|setup| Path::new(setup, now)).collect();
+        let caches = shared.caches();
+        let path = |(index, setup)| Path::new(setup, (Arc::clone(caches), index), now);
+        let paths = paths.into_iter().enumerate().map(path).collect();
         Ok(Self {
             paths,
             shared,
@@ -200,6 +201,11 @@ impl Multipath {
                         queue.pairs[path] = Pair::None;
                     }
                 }
+                // Those that are connected with it can vouch for it from their next answer on.
+                let others = self.paths.iter_mut().enumerate().filter(|(other, _)| *other != path);
+                for remote in others.filter_map(|(_, other)| other.remote()) {
+                    remote.controller().hurry_keep_alive(now);
+                }
                 self.events.push_back(PathEvent::Up { path, access });
             }
             Some(before) if before == access => {}
@@ -209,7 +215,6 @@ impl Multipath {
     }
 
     fn handle_down(&mut self, now: Instant, path: usize, why: String) {
-        self.shared.caches().lose(path);
         self.shared.set_access(path, Access::default());
         self.tell();
         self.events.push_back(PathEvent::Down { path, why });

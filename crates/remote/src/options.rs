@@ -27,6 +27,16 @@ pub struct Options {
     pub direct: bool,
     /// What is done about a peer that does not answer.
     pub policy: Policy,
+    #[doc(hidden)]
+    pub injected_bugs: InjectedBugs,
+}
+
+/// Bugs that were there once, for a simulation that has to find them.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InjectedBugs {
+    /// A flush succeeds though the controller is gone that held writes in its volatile cache.
+    pub flush_ignores_lost_writes: bool,
 }
 
 /// A name that no host or subsystem can have.
@@ -52,6 +62,7 @@ impl Options {
             data_digest: DigestUse::Off,
             direct: true,
             policy: Policy::default(),
+            injected_bugs: InjectedBugs::default(),
         }
     }
 

@@ -8,12 +8,16 @@
 //!                   or it was found to be what breaks the peer
 //! ```
 
+use std::sync::Arc;
+
 use base::{
-    Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Outcome, Request, Segment, Span,
-    WakeSource,
+    Answer, Answers, Backend, DoorbellCounts, Durability, Instant, Limits, Operation, Outcome,
+    Request, Segment, Span, WakeSource,
 };
 use nvme::{NamespaceQueue, Order};
 
+use crate::caches::Caches;
+use crate::flushes::{self, Flushes, Reach as PathsReached, Worth};
 use crate::kept::{Broken, Cut, Kept};
 use crate::reach::Reach;
 use crate::rings::Bell;
@@ -27,9 +31,17 @@ use crate::way::{Condition, Way};
 /// time to [fail fast](crate::Policy::fail_fast) it ends with [`Outcome::PATH_ERROR`], and so does
 /// what is submitted then. What has three times missed its deadline, or been alone on a connection
 /// that broke, ends with [`Outcome::ABORTED_BY_HOST`]; resets that others have caused do not count.
+///
+/// A flush fails with [`Outcome::WRITE_FAULT`] if a controller with a volatile cache was lost after it
+/// had completed writes that were not flushed, unless its successor proves that it writes through the
+/// same cache ([`wire::cache`]). Each queue says so once for each loss.
 pub struct RemoteQueue {
     way: Way,
     kept: Kept,
+    caches: Arc<Caches>,
+    flushes: Flushes,
+    /// Completed writes may lie in a volatile cache.
+    has_cache: bool,
     /// Requests under the numbers of their slots, on their way.
     batch: Vec<Request>,
     fail_fast: Span,
@@ -46,14 +58,19 @@ pub struct RemoteQueue {
 const BATCH: usize = 64;
 /// Where all requests go.
 const ONLY_PATH: usize = 0;
+const ONLY_REACH: PathsReached = PathsReached { now: 1, soon: 1 };
 
 impl RemoteQueue {
-    pub(crate) fn new(way: Way, parents: u16, fail_fast: Span) -> Self {
+    pub(crate) fn new(way: Way, parents: u16, fail_fast: Span, caches: Arc<Caches>) -> Self {
         // Beside the commands in flight there are requests that were split.
         let depth = way.limits().depth_max + u32::from(parents);
+        let has_cache = way.limits().durability == Durability::VolatileCache;
         Self {
             way,
             kept: Kept::new(depth),
+            flushes: Flushes::new(Arc::clone(&caches), has_cache),
+            caches,
+            has_cache,
             batch: Vec::with_capacity(BATCH),
             fail_fast,
             down_since: None,
@@ -88,18 +105,35 @@ impl RemoteQueue {
         let mut taken = 0;
         for run in requests.chunks(BATCH) {
             self.batch.clear();
-            let kept = &mut self.kept;
-            self.batch.extend(run.iter().map_while(|request| kept.keep(now, request, segments)));
+            let (kept, mut has_flush) = (&mut self.kept, false);
+            self.batch.extend(run.iter().map_while(|request| {
+                has_flush |= request.operation == Operation::Flush;
+                kept.keep(now, request, segments)
+            }));
+            if has_flush && self.has_cache {
+                self.begin_flushes();
+            }
             let count = self.way.submit(now, &self.batch, segments);
             taken += count;
             if count < run.len() {
                 for request in self.batch[count..].iter().rev() {
+                    self.flushes.forget(request.token);
                     self.kept.forget(request.token);
                 }
                 break;
             }
         }
         taken
+    }
+
+    /// Notes what the flushes of the batch have to make durable.
+    #[cold]
+    fn begin_flushes(&mut self) {
+        for request in self.batch.iter().filter(|it| it.operation == Operation::Flush) {
+            if self.flushes.begin(request.token) {
+                self.flushes.sent(request.token, self.way.association(), ONLY_REACH);
+            }
+        }
     }
 
     /// While it takes nothing, or what it could not take before is still to be sent.
@@ -150,6 +184,7 @@ impl RemoteQueue {
     /// Sends again what a reset has ended.
     fn send_again(&mut self, now: Instant) {
         while let Some((request, segments)) = self.kept.next_again(self.kept.in_flight()) {
+            self.flushes.sent(request.token, self.way.association(), ONLY_REACH);
             if self.way.submit(now, &[request], segments) == 0 {
                 return;
             }
@@ -162,20 +197,36 @@ impl RemoteQueue {
     fn poll_slowly(&mut self, now: Instant, first: usize, answers: &mut Answers) {
         self.look(now);
         let (kept, limit) = (&mut self.kept, self.way.limit);
+        let (flushes, by) = (&mut self.flushes, self.way.association());
         let cut = self.cut.unwrap_or(Cut { at: now, broken: Broken::No });
         answers.sift(first, |answer| {
             if answer.outcome != Outcome::ABORTED_BY_HOST {
                 kept.acquit(answer.token);
-                return false;
+                return match flushes.answered(answer.token, answer.outcome, by, ONLY_REACH) {
+                    Worth::Told => false,
+                    Worth::NotAll => {
+                        kept.hold(answer.token);
+                        true
+                    }
+                    Worth::Lost => {
+                        answer.outcome = flushes::LOST;
+                        false
+                    }
+                };
             }
             let ending = kept.ending(cut, answer.token, limit);
-            kept.send_again(answer.token, ending)
+            let is_kept = kept.send_again(answer.token, ending);
+            if !is_kept {
+                flushes.forget(answer.token);
+            }
+            is_kept
         });
         self.give_tokens_back(first, answers);
         if self.has_failed(now) {
             while answers.room() > 0
                 && let Some(slot) = self.kept.give_up()
             {
+                self.flushes.forget(slot);
                 let (token, outcome) = (self.kept.forget(slot), Outcome::PATH_ERROR);
                 answers.push(Answer { token, outcome, result: 0 });
             }
@@ -189,8 +240,19 @@ impl RemoteQueue {
 
     #[inline]
     fn give_tokens_back(&mut self, first: usize, answers: &mut Answers) {
+        if !self.has_cache {
+            for answer in answers.after_mut(first) {
+                answer.token = self.kept.forget(answer.token);
+            }
+            return;
+        }
+        let mut has_changed = false;
         for answer in answers.after_mut(first) {
+            has_changed |= self.kept.is_volatile(answer.token);
             answer.token = self.kept.forget(answer.token);
+        }
+        if has_changed && let Some(by) = self.way.association() {
+            self.caches.wrote(by);
         }
     }
 }
@@ -217,7 +279,7 @@ impl Backend for RemoteQueue {
     fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
         let first = answers.len();
         self.way.poll(now, answers);
-        if self.is_ordinary() && self.failed.is_empty() {
+        if self.is_ordinary() && self.failed.is_empty() && self.flushes.is_empty() {
             self.give_tokens_back(first, answers);
         } else {
             self.poll_slowly(now, first, answers);

@@ -8,6 +8,7 @@ use dma::DevicePool;
 use nvme::{Controller, ControllerError, ControllerOptions, Event, QueueSizes, State};
 use wire::admin::CrossControllerReset;
 
+use crate::caches::{Cache, Caches};
 use crate::dial::Dial;
 use crate::front::{Counts, Front};
 use crate::options::{NotAName, Options};
@@ -21,6 +22,8 @@ pub struct Remote {
     reach: Reach,
     /// How long a command may take.
     io_timeout: Span,
+    /// The namespace that it was asked for a queue of: the first one.
+    namespace: Option<u32>,
 }
 
 /// One that is being called.
@@ -68,10 +71,24 @@ impl Calling {
         wishes: ControllerOptions,
         now: Instant,
     ) -> Result<Self, NotReached> {
+        let caches = Caches::new(Cache::Separate, options.injected_bugs);
+        Self::begin_over(pool, dial, options, wishes, (caches, 0), now)
+    }
+
+    /// As [`begin`](Self::begin), over a path of a device that has several.
+    pub(crate) fn begin_over(
+        pool: DevicePool,
+        dial: Box<dyn Dial>,
+        options: Options,
+        wishes: ControllerOptions,
+        over: (Arc<Caches>, usize),
+        now: Instant,
+    ) -> Result<Self, NotReached> {
         options.check().map_err(NotReached::Name)?;
         let wishes = suited(wishes, &options);
         let (reach, peer) = (Reach::new(pool), dial.peer());
-        let front = Front::new(dial, options, reach.clone(), now).ok_or(NotReached::Memory)?;
+        let front =
+            Front::new(dial, options, reach.clone(), over, now).ok_or(NotReached::Memory)?;
         Ok(Self { front: Some(front), reach, wishes, peer })
     }
 
@@ -90,7 +107,7 @@ impl Calling {
         let reach = self.reach.clone();
         let (peer, io_timeout) = (self.peer.clone(), self.wishes.io_timeout);
         Some(match made {
-            Ok(controller) => Ok(Remote { controller, reach, io_timeout }),
+            Ok(controller) => Ok(Remote { controller, reach, io_timeout, namespace: None }),
             Err(error) => Err(NotReached::Controller { peer, error }),
         })
     }
@@ -127,11 +144,19 @@ impl Remote {
 
     fn learn(&mut self) {
         let page = self.controller.identity().map(|identity| identity.page.clone());
+        self.identify_cache();
         let front = self.controller.mmio();
         if let Some(page) = page {
             front.learn(&page);
         }
         front.recovered();
+    }
+
+    /// Says which instance of a cache it writes through now, if a queue may have written.
+    fn identify_cache(&mut self) {
+        let Some(nsid) = self.namespace else { return };
+        let instance = self.controller.namespace(nsid).and_then(|known| known.cache_instance);
+        self.controller.mmio().identify_cache(instance);
     }
 
     /// When to poll even if nothing comes.
@@ -171,7 +196,8 @@ impl Remote {
     pub fn take_queue(&mut self, id: u16, nsid: u32, sizes: QueueSizes) -> Option<RemoteQueue> {
         let way = self.take_way(id, nsid, sizes)?;
         let fail_fast = self.controller.mmio().options().policy.fail_fast;
-        Some(RemoteQueue::new(way, sizes.parents, fail_fast))
+        let caches = Arc::clone(self.controller.mmio().caches());
+        Some(RemoteQueue::new(way, sizes.parents, fail_fast, caches))
     }
 
     /// As [`take_queue`](Self::take_queue), without anything that sends again.
@@ -180,6 +206,12 @@ impl Remote {
         let view = self.controller.namespace(nsid)?.view(&limits);
         let pair = self.controller.take_queue_pair(id)?;
         let lane = self.controller.mmio().lane(id);
+        // Of several namespaces only one can be vouched for.
+        match self.namespace {
+            Some(first) if first != nsid => self.controller.mmio().identify_cache(None),
+            _ => self.namespace = Some(nsid),
+        }
+        self.identify_cache();
         let is_direct = self.controller.mmio().options().direct;
         let way = Way::new(&self.reach, pair, lane, view, sizes, self.io_timeout)?;
         Some(way.sending_at_once(is_direct))

@@ -6,6 +6,7 @@ mod failover;
 mod flushes;
 mod lent;
 mod loss;
+mod lost_writes;
 mod multipath;
 mod notices;
 mod sleeping;

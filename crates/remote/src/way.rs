@@ -9,6 +9,7 @@
 use base::{Answers, Backend, DoorbellCounts, Instant, Limits, Request, Segment, Span};
 use nvme::{NamespaceQueue, NamespaceView, Order, QueuePair, QueueSizes};
 
+use crate::caches::Association;
 use crate::lane::Lane;
 use crate::reach::Reach;
 use crate::rings::Bell;
@@ -77,6 +78,12 @@ impl Way {
             (true, Order::Run) => Condition::Open,
             (true, _) => Condition::Closing,
         }
+    }
+
+    /// The controller that has answered what was polled last.
+    #[inline]
+    pub(crate) fn association(&self) -> Option<&Association> {
+        self.lane.association()
     }
 
     /// Whether the connection has broken by itself, and has not been made again.

@@ -33,6 +33,13 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         }
     }
 
+    /// Has a Keep Alive sent by the next [`poll`](Self::poll), if it is sent any at all.
+    pub fn hurry_keep_alive(&mut self, now: Instant) {
+        if self.keep_alive_at != Instant::NEVER {
+            self.keep_alive_at = self.keep_alive_at.min(now);
+        }
+    }
+
     fn keep_alive_pause(&self) -> Span {
         Span { ns: self.keep_alive_time().ns / 2 }
     }

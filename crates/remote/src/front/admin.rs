@@ -21,6 +21,9 @@ pub(super) struct AdminLane {
     property: Option<Completion>,
     /// A Keep Alive is out, under this tag, and is to be answered by then.
     alive_until: Option<(u16, Instant)>,
+    /// When it was sent, and when the last one was that has been answered since this was last asked.
+    alive_asked: Instant,
+    alive_seen: Option<Instant>,
 }
 
 /// Tags beside those of the ring.
@@ -47,6 +50,8 @@ impl AdminLane {
             asked_until: None,
             property: None,
             alive_until: None,
+            alive_asked: Instant::default(),
+            alive_seen: None,
         }
     }
 
@@ -102,7 +107,8 @@ impl AdminLane {
 
     /// Takes what has come, and posts what it answers.
     fn pull(&mut self, now: Instant) {
-        let Self { exchange, rings, tag, asked_until, property, alive_until } = self;
+        let Self { exchange, rings, tag, asked_until, property, alive_until, .. } = self;
+        let (alive_asked, alive_seen) = (self.alive_asked, &mut self.alive_seen);
         exchange.receive(now, &mut |answered: Answered| {
             if answered.tag == *tag {
                 *property = Some(answered.completion);
@@ -111,6 +117,7 @@ impl AdminLane {
             }
             if alive_until.is_some_and(|(tag, _)| tag == answered.tag) {
                 *alive_until = None;
+                *alive_seen = Some(alive_asked);
             }
             if let Some(rings) = rings {
                 rings.answer(answered);
@@ -125,6 +132,9 @@ impl Front {
     pub(super) fn turn_admin(&mut self, now: Instant) {
         let Some(admin) = &mut self.admin else { return };
         admin.pull(now);
+        if let (Some(at), Some(association)) = (admin.alive_seen.take(), &self.association) {
+            self.caches.seen(association, at);
+        }
         while let Some(admin) = &mut self.admin
             && let Some(rings) = &mut admin.rings
             && let Some(command) = rings.next(rings.doorbell())
@@ -165,7 +175,8 @@ impl Front {
 
     fn pass_on(&mut self, now: Instant, command: &Command) -> bool {
         let within = self.options.policy.asking();
-        let Some(AdminLane { exchange, rings: Some(rings), alive_until, .. }) = &mut self.admin
+        let Some(AdminLane { exchange, rings: Some(rings), alive_until, alive_asked, .. }) =
+            &mut self.admin
         else {
             return false;
         };
@@ -173,6 +184,7 @@ impl Front {
             Ok(Ok(())) => {
                 if command.opcode() == AdminOpcode::KeepAlive.code() {
                     *alive_until = Some((rings.tag_of(command), now.after(within)));
+                    *alive_asked = now;
                 }
             }
             Ok(Err(Full)) => return false,

@@ -224,6 +224,7 @@ impl Front {
             Ok(Opened { exchange, cntlid }) => {
                 self.cntlid = cntlid;
                 self.counts.connected += 1;
+                self.association = Some(self.caches.connect(self.path, now));
                 let mut admin = AdminLane::new(*exchange);
                 admin.get(PropertySize::Eight, CAP, now.after(self.options.policy.connect));
                 self.admin = Some(admin);
@@ -448,6 +449,9 @@ impl Front {
     /// Ends the admin connection. Whether anything was outstanding there that would do harm if it were
     /// executed late.
     pub(super) fn part_admin(&mut self) -> bool {
+        if let Some(association) = self.association.take() {
+            self.caches.lose(&association);
+        }
         let Some(admin) = self.admin.take() else { return false };
         let may_linger = admin.exchange.may_linger(true);
         self.partings.extend(Farewell::begin(admin.exchange, may_linger));

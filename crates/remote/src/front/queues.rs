@@ -148,9 +148,12 @@ impl Front {
         let Some(rings) = Rings::new(memory, places, bell, id) else {
             return self.answer_here(cid, Status::INVALID_FIELD);
         };
+        let Some(association) = self.association.clone() else {
+            return self.answer_here(cid, Status::INTERNAL_ERROR);
+        };
         let queue = self.queue(id);
         let exchange = *opened.exchange;
-        queue.berth.order(Order::Serve(Box::new(Serving { rings, exchange })));
+        queue.berth.order(Order::Serve(Box::new(Serving { rings, exchange, association })));
         queue.progress = Progress::Served;
         self.answer_here(cid, Status::SUCCESS);
     }

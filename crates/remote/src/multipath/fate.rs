@@ -70,15 +70,6 @@ pub(crate) fn only_looks(operation: Operation) -> bool {
     }
 }
 
-/// Whether what was answered may be in a volatile cache now.
-#[inline]
-pub(crate) const fn changes(operation: Operation) -> bool {
-    !matches!(
-        operation,
-        Operation::Read | Operation::Flush | Operation::Verify | Operation::Compare
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use base::{Operation, Outcome};

@@ -7,6 +7,8 @@
 //!     └── not reached ───┴── given up, or it leads elsewhere
 //! ```
 
+use std::sync::Arc;
+
 use base::{Dma, Instant, Memory, Outcome, Segment, Span};
 use dma::DevicePool;
 use nvme::{ControllerOptions, Event, Namespace};
@@ -16,6 +18,7 @@ use wire::admin::GetLogPage;
 use wire::log::ana::{AnaGroup, AnaHeader, AnaState};
 
 use super::route::Access;
+use crate::caches::Caches;
 use crate::dial::Dial;
 use crate::options::Options;
 use crate::remote::{Calling, Remote};
@@ -31,6 +34,8 @@ pub struct PathSetup {
 /// A path.
 pub(super) struct Path {
     setup: PathSetup,
+    /// What controllers may have in their caches, and the number of this path.
+    caches: (Arc<Caches>, usize),
     pub(super) stage: Stage,
     /// How well it leads there; `None` if nobody knows.
     pub(super) access: Option<Access>,
@@ -112,9 +117,10 @@ const LOG_PAUSE: Span = Span::from_ms(200);
 const CHANGE_DEFAULT: Span = Span::from_secs(10);
 
 impl Path {
-    pub(super) fn new(setup: PathSetup, now: Instant) -> Self {
+    pub(super) fn new(setup: PathSetup, caches: (Arc<Caches>, usize), now: Instant) -> Self {
         Self {
             setup,
+            caches,
             stage: Stage::Away { until: now },
             access: None,
             change_until: None,
@@ -162,7 +168,8 @@ impl Path {
 
     fn call(&mut self, now: Instant, options: &Options, wishes: ControllerOptions) -> Option<News> {
         let dial = (self.setup.dial)();
-        match Calling::begin(self.setup.pool.clone(), dial, options.clone(), wishes, now) {
+        let (pool, caches) = (self.setup.pool.clone(), self.caches.clone());
+        match Calling::begin_over(pool, dial, options.clone(), wishes, caches, now) {
             Ok(calling) => {
                 self.stage = Stage::Calling(Box::new(calling));
                 None

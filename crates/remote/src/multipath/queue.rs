@@ -18,9 +18,10 @@ use nvme::Order;
 
 use super::MultipathOptions;
 use super::fate::{self, Fate};
-use super::flushes::{self, Flushes, Goes, Worth};
 use super::route::{Route, View};
 use super::standings::{Desk, Standings};
+use crate::caches::Association;
+use crate::flushes::{self, Flushes, Goes, Reach, Worth};
 use crate::kept::{Broken, Cut, Kept};
 use crate::sleep::Sleep;
 use crate::way::{Condition, Way};
@@ -62,8 +63,6 @@ pub struct MultipathQueue {
 /// A path, from one queue.
 struct PathLane {
     way: Option<Way>,
-    /// The number of the controller that it leads to.
-    controller: u32,
     /// What it was when it was looked at last.
     condition: Condition,
     /// How its connection has gone last.
@@ -100,7 +99,7 @@ impl MultipathQueue {
         let has_cache = limits.durability == Durability::VolatileCache;
         let mut queue = Self {
             heeded: shared.word(),
-            flushes: Flushes::new(Arc::clone(&shared), wishes.cache, has_cache),
+            flushes: Flushes::new(Arc::clone(shared.caches()), has_cache),
             has_cache,
             shared,
             desk,
@@ -180,7 +179,7 @@ impl MultipathQueue {
             let Some(path) = self.route.choose(&self.views) else { break };
             let Some(mut kept) = self.kept.keep(now, request, segments) else { break };
             let path = match request.operation {
-                Operation::Flush => self.flushes.begin(kept.token, path, &self.views),
+                Operation::Flush => self.begin_flush(kept.token, path),
                 _ => path,
             };
             kept.token = self.kept.send_to(kept.token, path);
@@ -189,6 +188,22 @@ impl MultipathQueue {
             count += 1;
         }
         count
+    }
+
+    /// A flush is kept in `slot` and would go to `path`: where it goes instead.
+    #[cold]
+    fn begin_flush(&mut self, slot: u64, path: usize) -> usize {
+        if !self.flushes.begin(slot) {
+            return path;
+        }
+        // One that rests is not waited for by what is new.
+        let path = match self.flushes.goes(slot, reach(&self.views)) {
+            Goes::To(path) => path,
+            Goes::Anywhere | Goes::Later => path,
+        };
+        let reach = reach(&self.views);
+        self.flushes.sent(slot, self.lanes[path].association(), reach);
+        path
     }
 
     /// Submits what goes to each path. What one has no room for waits.
@@ -299,7 +314,8 @@ impl MultipathQueue {
     /// Sends what is to be sent again, as far as there are paths.
     fn send_again(&mut self, now: Instant) {
         while let Some(slot) = self.kept.first_again() {
-            let path = match self.flushes.goes(slot, &self.views) {
+            let reach = reach(&self.views);
+            let path = match self.flushes.goes(slot, reach) {
                 Goes::Anywhere => self.route.choose(&self.views),
                 Goes::To(path) => Some(path),
                 Goes::Later => None,
@@ -309,7 +325,7 @@ impl MultipathQueue {
             let Some(way) = &mut lane.way else { return };
             let next = self.kept.next_again(view.in_flight as usize);
             let Some((request, segments)) = next else { return };
-            self.flushes.sent(slot, path);
+            self.flushes.sent(slot, way.association(), reach);
             if way.submit(now, &[request], segments) == 0 {
                 return;
             }
@@ -323,7 +339,7 @@ impl MultipathQueue {
     #[cold]
     fn sort_out(&mut self, now: Instant, path: usize, first: usize, answers: &mut Answers) {
         self.note_cut(now, path);
-        let reach = flushes::reach(&self.views);
+        let reach = reach(&self.views);
         let (lane, view) = (&mut self.lanes[path], &mut self.views[path]);
         let Some(way) = &mut lane.way else { return };
         let (kept, shared, stale) = (&mut self.kept, &self.shared, &mut lane.stale);
@@ -339,7 +355,7 @@ impl MultipathQueue {
             let is_ours = match fate::of_answer(outcome) {
                 Fate::Told => {
                     kept.acquit(token);
-                    match flushes.answered(token, outcome, reach) {
+                    match flushes.answered(token, outcome, way.association(), reach) {
                         Worth::Told => false,
                         Worth::NotAll => {
                             kept.hold(token);
@@ -374,7 +390,6 @@ impl MultipathQueue {
             is_ours
         });
         self.leave_if_cut(path, cut);
-        self.succeed(path);
     }
 
     /// Notes what was under way when a connection goes: later there is less.
@@ -397,8 +412,6 @@ impl MultipathQueue {
         let Some(way) = &mut lane.way else { return };
         if lane.condition != way.condition() {
             lane.condition = way.condition();
-            // Whoever answers from now on.
-            lane.controller = self.shared.caches().controller(path);
         }
         view.is_open = lane.condition == Condition::Open;
         if lane.condition == Condition::Cut && view.in_flight > 0 {
@@ -435,15 +448,19 @@ impl MultipathQueue {
         }
         let mut has_changed = false;
         for answer in answers.after_mut(first) {
-            has_changed |= fate::changes(self.kept.operation(answer.token));
+            has_changed |= self.kept.is_volatile(answer.token);
             answer.token = self.kept.forget(answer.token);
         }
-        let lane = &mut self.lanes[path];
-        if has_changed && self.has_cache {
-            lane.controller = self.shared.caches().wrote(path, lane.controller);
+        let Some(way) = &mut self.lanes[path].way else { return };
+        if has_changed
+            && self.has_cache
+            && let Some(by) = way.association()
+        {
+            self.shared.caches().wrote(by);
         }
-        if let Some(way) = &mut lane.way {
-            way.send_rest();
+        way.send_rest();
+        if !is_plain {
+            self.succeed(path);
         }
     }
 }
@@ -452,7 +469,6 @@ impl PathLane {
     fn new() -> Self {
         Self {
             way: None,
-            controller: 0,
             condition: Condition::Cut,
             cut: None,
             rests_until: Instant::default(),
@@ -462,6 +478,22 @@ impl PathLane {
             next: None,
         }
     }
+
+    /// The controller that has answered what was polled last.
+    fn association(&self) -> Option<&Association> {
+        self.way.as_ref()?.association()
+    }
+}
+
+/// Which paths take requests, now or when they have rested.
+fn reach(views: &[View]) -> Reach {
+    let mut reach = Reach::default();
+    for (path, view) in views.iter().enumerate() {
+        let rested = View { is_resting: false, ..*view };
+        reach.now |= u32::from(view.is_usable()) << path;
+        reach.soon |= u32::from(rested.is_usable()) << path;
+    }
+    reach
 }
 
 const fn failed(token: u64) -> Answer {

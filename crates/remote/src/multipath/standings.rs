@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Wake;
 
-use super::caches::Caches;
 use super::route::Access;
+use crate::caches::{Cache, Caches};
+use crate::options::InjectedBugs;
 use crate::way::Way;
 
 /// What is known of all paths.
@@ -22,7 +23,7 @@ pub(crate) struct Standings {
     access: Box<[AtomicU8]>,
     /// Paths, by bits, that are not what they are said to be.
     doubts: AtomicU32,
-    caches: Caches,
+    caches: Arc<Caches>,
     tender: Mutex<Option<Arc<dyn Wake + Send + Sync>>>,
 }
 
@@ -43,20 +44,20 @@ const ALL: [Access; 5] = [
 
 impl Standings {
     /// So many paths, of which nothing is known.
-    pub(crate) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize, cache: Cache, bugs: InjectedBugs) -> Self {
         let unknown = || AtomicU8::new(Access::default() as u8);
         Self {
             word: AtomicU32::new(0),
             access: (0..count).map(|_| unknown()).collect(),
             doubts: AtomicU32::new(0),
-            caches: Caches::new(count),
+            caches: Caches::new(cache, bugs),
             tender: Mutex::default(),
         }
     }
 
     /// What controllers may have in their caches.
     #[inline]
-    pub(super) fn caches(&self) -> &Caches {
+    pub(super) fn caches(&self) -> &Arc<Caches> {
         &self.caches
     }
 
@@ -140,11 +141,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL, Standings};
+    use super::{ALL, Cache, InjectedBugs, Standings};
 
     #[test]
     fn what_is_told_of_a_path_is_what_is_found() {
-        let standings = Standings::new(3);
+        let standings = Standings::new(3, Cache::Shared, InjectedBugs::default());
         for access in ALL {
             let before = standings.word();
             standings.set_access(1, access);

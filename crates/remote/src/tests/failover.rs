@@ -25,7 +25,8 @@ use wire::log::ana::AnaState;
 use super::multipath::{DETECT, Field};
 use super::target::{BLOCK, load, quiet};
 use super::turning::Turning;
-use crate::multipath::{Cache, Spread};
+use crate::caches::Cache;
+use crate::multipath::Spread;
 
 /// Blocks in a cell: enough of them for data that do not travel in a capsule.
 const CELL_BLOCKS: u32 = 16;

@@ -5,7 +5,8 @@ use base::{Memory, Operation, Outcome, Span};
 use super::multipath::Field;
 use super::target::BLOCK;
 use super::turning::Turning;
-use crate::multipath::{Cache, PathEvent, Spread};
+use crate::caches::Cache;
+use crate::multipath::{PathEvent, Spread};
 
 impl Field {
     /// Writes to the first `count` cells of eight blocks, one after the other.
@@ -175,4 +176,48 @@ fn a_path_with_a_cache_is_not_used_where_the_first_has_none() {
     let told: Vec<String> = field.events.iter().map(ToString::to_string).collect();
     let expected = "path 1 is not used: it has a volatile write cache, expected none";
     assert!(told[1].starts_with(expected), "{told:?}");
+}
+
+/// As when a target with two addresses loses power, and is back before anybody has noticed much.
+#[test]
+fn shared_cache_is_lost_with_all_its_controllers() {
+    for count in [1, 2] {
+        let mut field = Field::with_caches(count, Spread::RoundRobin, Cache::Shared);
+        field.write_cells(4);
+        (0..count).for_each(|path| field.take_away(path));
+        field.turn_until(|field| (0..count).all(|path| field.multipath.access(path).is_none()));
+        field.targets.iter().for_each(|target| target.state().is_away = false);
+        field.turn_until(|field| field.queues[0].open_paths() == count);
+        assert_eq!(field.run_flush(), Outcome::WRITE_FAULT, "{count}");
+        assert_eq!(field.run_flush(), Outcome::SUCCESS, "{count}");
+    }
+}
+
+/// Whichever of them was connected first.
+#[test]
+fn shared_cache_outlives_one_of_its_controllers() {
+    for path in [0, 1] {
+        let mut field = Field::with_caches(2, Spread::RoundRobin, Cache::Shared);
+        field.turn_for(Span::from_ms(20));
+        field.write_cells(4);
+        field.take_away(path);
+        let is_down = |field: &mut Field| field.multipath.access(path).is_none();
+        field.turn_until(is_down);
+        assert_eq!(field.run_flush(), Outcome::SUCCESS, "{path}");
+    }
+}
+
+#[test]
+fn path_to_the_same_cache_instance_loses_nothing() {
+    for cache in [Cache::Shared, Cache::Separate] {
+        let mut field = Field::caching(2, Spread::RoundRobin, cache);
+        for target in &field.targets {
+            target.state().cache = Some(wire::cache::CacheInstance([3; 16]));
+        }
+        field = field.up();
+        field.write_cells(4);
+        field.take_away(1);
+        field.turn_until(|field| field.multipath.access(1).is_none());
+        assert_eq!(field.run_flush(), Outcome::SUCCESS, "{cache:?}");
+    }
 }

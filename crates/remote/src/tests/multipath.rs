@@ -14,8 +14,9 @@ use wire::{Completion, Status};
 use super::bed::{HOST, SUBSYSTEM};
 use super::target::{BLOCK, Target, load, pattern, quiet};
 use super::turning::Turning;
+use crate::caches::Cache;
 use crate::multipath::{
-    Access, Cache, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Spread,
+    Access, Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Spread,
 };
 use crate::options::Options;
 

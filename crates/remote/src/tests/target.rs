@@ -12,6 +12,7 @@ use tcp::{
     Piece, QueueKind,
 };
 use wire::admin::CrossControllerReset;
+use wire::cache::CacheInstance;
 use wire::fabrics::{Connect, ConnectData, InvalidParameter, PropertyGet, PropertySet};
 use wire::identify::namespace::IdentifyNamespace;
 use wire::identify::{Cns, IdentifyController};
@@ -37,7 +38,9 @@ pub(super) struct State {
     /// What would be left of it without power, if there is a volatile cache (VWC).
     pub(super) durable: Arc<Mutex<Vec<u8>>>,
     /// Blocks that controllers have written and not flushed, by association. They go with it.
-    unflushed: BTreeMap<u16, BTreeSet<usize>>,
+    pub(super) unflushed: BTreeMap<u16, BTreeSet<usize>>,
+    /// The instance of its cache, which all associations share then, and which outlives them.
+    pub(super) cache: Option<CacheInstance>,
     /// Flushes that it has executed.
     pub(super) flushes: u64,
     /// How well it leads there, and whether its host is to be told that this has changed.
@@ -163,6 +166,7 @@ impl Target {
             disk: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
             durable: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
             unflushed: BTreeMap::new(),
+            cache: None,
             flushes: 0,
             ana: AnaState::Optimized,
             ana_has_changed: false,
@@ -392,6 +396,7 @@ impl State {
     /// Executes an I/O command now.
     fn execute(&mut self, whose: u16, command: &Command, bytes: &mut Vec<u8>) -> Completion {
         self.executed += 1;
+        let whose = if self.cache.is_some() { 0 } else { whose };
         let lba = usize::try_from(u64::from(command.cdw11()) << 32 | u64::from(command.cdw10()));
         let at = lba.unwrap() * BLOCK;
         let len = ((command.cdw12() & 0xffff) as usize + 1) * BLOCK;
@@ -400,7 +405,13 @@ impl State {
             Some(IoOpcode::Read) => *bytes = disk[at..at + len].to_vec(),
             Some(IoOpcode::Write) => {
                 disk[at..at + len].copy_from_slice(bytes);
-                self.unflushed.entry(whose).or_default().extend((at..at + len).step_by(BLOCK));
+                if command.cdw12() >> 30 & 1 == 1 {
+                    let mut durable = self.durable.lock().unwrap();
+                    durable[at..at + len].copy_from_slice(bytes);
+                } else {
+                    let blocks = (at..at + len).step_by(BLOCK);
+                    self.unflushed.entry(whose).or_default().extend(blocks);
+                }
             }
             Some(IoOpcode::Flush) => {
                 self.flushes += 1;
@@ -703,9 +714,12 @@ impl End {
                     Cns::ActiveNamespaces => page[0] = u8::from(command.nsid() == 0),
                     Cns::Namespace => {
                         let blocks = BLOCKS as u64;
-                        let id = IdentifyNamespace::zeroed().with(|id| {
+                        let mut id = IdentifyNamespace::zeroed().with(|id| {
                             id.nsze(blocks).ncap(blocks).nuse(blocks).anagrpid(state.ana_group)
                         });
+                        if let Some(cache) = state.cache {
+                            cache.put(&mut id);
+                        }
                         page.copy_from_slice(id.as_bytes());
                         page[119] = state.nguid;
                         // NMIC: it is shared.

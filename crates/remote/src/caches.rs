@@ -1,0 +1,469 @@
+//! Which controllers may still have completed writes in volatile caches, and which writes were lost
+//! with one.
+//!
+//! ```text
+//!   epochs of a controller   1 · · · · · 2 · · · · · 3 · ·   each flush that is sent begins the next
+//!   writes completed           1   1         2   2           noted once in an epoch
+//!   flush completed                    1 ┘ · · · ·           all writes up to its epoch are durable
+//! ```
+//!
+//! A flush covers what its own controller has completed before it came (Base 2.1 §7.2), so it goes to
+//! each controller that has completed writes since its last one. A controller that was lost with such
+//! writes cannot be asked. Another one vouches for them if it writes through the same cache:
+//!
+//! | it has the same [instance](wire::cache) | it writes through the same cache as long as that lives |
+//! |---|---|
+//! | the controllers of the subsystem share a cache ([`Cache::Shared`]), and both were seen alive at the same time | the cache cannot have been lost in between |
+//! | neither | the writes are lost, and every queue fails a flush for it |
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::Instant;
+use wire::cache::CacheInstance;
+
+use crate::options::InjectedBugs;
+
+/// Which controllers of a subsystem write through the same volatile cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// All of them: what one has completed, a flush that another one completes makes durable, if both
+    /// were connected at the same time.
+    #[default]
+    Shared,
+    /// Each has its own: writes that were completed by one that was lost before a flush may be lost
+    /// with it, and flushes fail for it.
+    Separate,
+}
+
+/// What is known of all controllers that one device is reached through.
+pub(crate) struct Caches {
+    cache: Cache,
+    bugs: InjectedBugs,
+    known: Mutex<Known>,
+}
+
+/// A controller from Connect to its loss.
+#[derive(Debug)]
+pub(crate) struct Association {
+    number: u64,
+    /// A write of this epoch has been noted.
+    is_noted: AtomicBool,
+}
+
+struct Known {
+    records: Vec<Record>,
+    next: u64,
+    /// How often writes were lost with a controller.
+    losses: u64,
+    /// Losses that some queue has failed a flush for.
+    reported: u64,
+}
+
+struct Record {
+    of: Arc<Association>,
+    path: usize,
+    is_lost: bool,
+    epoch: u64,
+    /// The last epoch in which a write was completed; zero if none was.
+    wrote: u64,
+    /// The last epoch whose writes are durable.
+    flushed: u64,
+    instance: Option<CacheInstance>,
+    /// When it was connected.
+    since: Instant,
+    /// The latest time at which it, or one that vouches for it, is known to have lived.
+    seen_at: Instant,
+}
+
+/// Writes of one controller up to one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owed {
+    association: u64,
+    epoch: u64,
+}
+
+impl Cache {
+    /// The words by which they are known.
+    pub const NAMES: [(&'static str, Self); 2] =
+        [("shared", Self::Shared), ("separate", Self::Separate)];
+}
+
+impl Association {
+    #[must_use]
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Caches {
+    pub(crate) fn new(cache: Cache, bugs: InjectedBugs) -> Arc<Self> {
+        let known = Known { records: Vec::new(), next: 1, losses: 0, reported: 0 };
+        Arc::new(Self { cache, bugs, known: Mutex::new(known) })
+    }
+
+    /// A controller has been connected over `path`.
+    pub(crate) fn connect(&self, path: usize, now: Instant) -> Arc<Association> {
+        let mut known = self.lock();
+        known.next += 1;
+        let of = Arc::new(Association { number: known.next, is_noted: AtomicBool::new(false) });
+        known.records.retain(Record::is_needed);
+        known.records.push(Record {
+            of: Arc::clone(&of),
+            path,
+            is_lost: false,
+            epoch: 1,
+            wrote: 0,
+            flushed: 0,
+            instance: None,
+            since: now,
+            seen_at: now,
+        });
+        of
+    }
+
+    /// Its namespace has said which instance of a cache it writes through, or nothing.
+    pub(crate) fn identify(&self, of: &Association, instance: Option<CacheInstance>) {
+        if let Some(record) = self.lock().record(of.number) {
+            record.instance = instance;
+        }
+    }
+
+    /// It has answered a command that it was sent at this time.
+    pub(crate) fn seen(&self, of: &Association, at: Instant) {
+        if let Some(record) = self.lock().record(of.number) {
+            record.seen_at = record.seen_at.max(at);
+        }
+    }
+
+    /// It is not connected any more.
+    pub(crate) fn lose(&self, of: &Association) {
+        let mut known = self.lock();
+        let Some(at) = known.position(of.number) else { return };
+        let seen_at = known.records[at].seen_at;
+        for index in 0..known.records.len() {
+            let it = &known.records[index];
+            if it.is_lost && self.vouches(&known.records[at], it) {
+                // What it vouched for, others vouch for that were connected with it.
+                known.records[index].seen_at = it.seen_at.max(seen_at);
+            }
+        }
+        let record = &mut known.records[at];
+        record.is_lost = true;
+        record.of.is_noted.store(false, Ordering::Release);
+    }
+
+    /// `of` has completed a write, and whoever asked for it has not been told yet.
+    #[inline]
+    pub(crate) fn wrote(&self, of: &Association) {
+        // A flush that begins at this moment is sent after this look, and so covers the write.
+        if !of.is_noted.load(Ordering::Acquire) {
+            self.note(of);
+        }
+    }
+
+    #[cold]
+    fn note(&self, of: &Association) {
+        let mut known = self.lock();
+        // It is there for as long as anybody takes answers from it.
+        let Some(record) = known.record(of.number) else { return };
+        record.wrote = record.epoch;
+        record.of.is_noted.store(!record.is_lost, Ordering::Release);
+    }
+
+    /// What a flush that begins now has to make durable, and how often writes were lost so far.
+    pub(crate) fn owing(&self) -> (Vec<Owed>, u64) {
+        let known = self.lock();
+        let owing = known.records.iter().filter(|record| record.owes());
+        let owed = |it: &Record| Owed { association: it.of.number, epoch: it.epoch };
+        (owing.map(owed).collect(), known.losses)
+    }
+
+    /// Losses that a queue which is made now need not report: somebody has heard of them.
+    pub(crate) fn reported(&self) -> u64 {
+        self.lock().reported
+    }
+
+    /// Leaves of `owed` what is not durable yet.
+    pub(crate) fn reduce(&self, owed: &mut Vec<Owed>) {
+        let mut known = self.lock();
+        owed.retain(|owed| known.owes(*owed));
+    }
+
+    /// Paths, by bits, that a flush may take to make `owed` durable, those of `reach` only: its own, or
+    /// if there is none those of controllers that vouch for its own.
+    pub(crate) fn paths(&self, owed: Owed, reach: u32) -> u32 {
+        let known = self.lock();
+        let Some(at) = known.position(owed.association) else { return 0 };
+        let record = &known.records[at];
+        let own = 1 << record.path;
+        if !record.is_lost && own & reach != 0 {
+            return own;
+        }
+        let others = known.records.iter().filter(|it| !it.is_lost && self.vouches(it, record));
+        others.fold(0, |bits, it| bits | 1 << it.path) & reach
+    }
+
+    /// A flush for `owed` is about to be sent to `of`, by a queue that can `reach` these paths: what
+    /// [`flushed`](Self::flushed) is told of when it has been completed.
+    pub(crate) fn flushing(&self, of: &Association, owed: &[Owed], reach: u32) -> Vec<Owed> {
+        let mut known = self.lock();
+        let Some(at) = known.position(of.number) else { return Vec::new() };
+        let covers = |known: &Known, it: &Record| {
+            let is_owed = owed.iter().any(|owed| owed.association == it.of.number);
+            // One that can be asked itself is asked, even if they are believed to share a cache.
+            let is_out_of_reach = it.is_lost || is_owed && reach >> it.path & 1 == 0;
+            it.of.number == of.number || is_out_of_reach && self.vouches(&known.records[at], it)
+        };
+        let covered: Vec<usize> =
+            (0..known.records.len()).filter(|it| covers(&known, &known.records[*it])).collect();
+        let begin = |index: usize| {
+            let record = &mut known.records[index];
+            record.epoch += 1;
+            record.of.is_noted.store(false, Ordering::Release);
+            Owed { association: record.of.number, epoch: record.epoch - 1 }
+        };
+        covered.into_iter().map(begin).collect()
+    }
+
+    /// The flush that was about to be sent then has been completed.
+    pub(crate) fn flushed(&self, covered: &[Owed]) {
+        let mut known = self.lock();
+        for owed in covered {
+            if let Some(record) = known.record(owed.association) {
+                record.flushed = record.flushed.max(owed.epoch);
+            }
+        }
+        known.records.retain(Record::is_needed);
+    }
+
+    /// Nobody can make `owed` durable: what was lost is counted. False if the controllers are there and
+    /// cannot be reached by whoever asks: then it is not known to be lost.
+    pub(crate) fn give_up(&self, owed: &[Owed]) -> bool {
+        let mut known = self.lock();
+        let mut are_all_lost = true;
+        for owed in owed {
+            match known.record(owed.association) {
+                Some(record) if record.is_lost => {
+                    record.flushed = record.epoch;
+                    record.epoch += 1;
+                    known.losses += u64::from(!self.bugs.flush_ignores_lost_writes);
+                }
+                Some(_) => are_all_lost = false,
+                None => {}
+            }
+        }
+        known.records.retain(Record::is_needed);
+        are_all_lost
+    }
+
+    /// A queue fails a flush for all losses so far. How many these are.
+    pub(crate) fn report(&self) -> u64 {
+        let mut known = self.lock();
+        known.reported = known.losses;
+        known.losses
+    }
+
+    /// How often writes were lost so far.
+    pub(crate) fn losses(&self) -> u64 {
+        self.lock().losses
+    }
+
+    /// Whether a flush that `one` completes covers what `other` has completed before.
+    fn vouches(&self, one: &Record, other: &Record) -> bool {
+        let is_same = one.instance.is_some() && one.instance == other.instance;
+        let was_there = one.since <= other.since.max(other.seen_at);
+        is_same || self.cache == Cache::Shared && was_there
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn position(&self, number: u64) -> Option<usize> {
+        self.records.iter().position(|record| record.of.number == number)
+    }
+
+    fn record(&mut self, number: u64) -> Option<&mut Record> {
+        self.records.iter_mut().find(|record| record.of.number == number)
+    }
+
+    fn owes(&mut self, owed: Owed) -> bool {
+        self.record(owed.association).is_some_and(|it| it.owes() && it.flushed < owed.epoch)
+    }
+}
+
+impl Record {
+    const fn owes(&self) -> bool {
+        self.wrote > self.flushed
+    }
+
+    /// One that was lost is forgotten when it owes nothing, and no queue can take its answers.
+    fn is_needed(&self) -> bool {
+        !self.is_lost || self.owes() || Arc::strong_count(&self.of) > 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use base::Instant;
+    use wire::cache::CacheInstance;
+
+    use super::{Association, Cache, Caches, Owed};
+    use crate::options::InjectedBugs;
+
+    const ALL: u32 = u32::MAX;
+
+    fn caches(cache: Cache) -> Arc<Caches> {
+        Caches::new(cache, InjectedBugs::default())
+    }
+
+    fn at(ns: u64) -> Instant {
+        Instant { ns }
+    }
+
+    fn owed(caches: &Caches) -> Vec<Owed> {
+        caches.owing().0
+    }
+
+    /// A flush that goes to `of` and is completed.
+    fn flush(caches: &Caches, of: &Association) {
+        let covered = caches.flushing(of, &owed(caches), ALL);
+        caches.flushed(&covered);
+    }
+
+    /// Paths on which a flush makes durable what is owed.
+    fn paths(caches: &Caches) -> u32 {
+        owed(caches).iter().fold(0, |bits, owed| bits | caches.paths(*owed, ALL))
+    }
+
+    #[test]
+    fn controller_owes_a_flush_from_its_first_write_until_a_later_flush_is_completed() {
+        let caches = caches(Cache::Separate);
+        let one = caches.connect(1, at(1));
+        assert_eq!(owed(&caches), []);
+        caches.wrote(&one);
+        assert_eq!(paths(&caches), 0b10);
+        let first = caches.flushing(&one, &owed(&caches), ALL);
+        assert_eq!(paths(&caches), 0b10, "not before it is completed");
+        caches.wrote(&one);
+        caches.flushed(&first);
+        assert_eq!(paths(&caches), 0b10, "the second write came after it");
+        let (second, third) = (caches.flushing(&one, &[], ALL), caches.flushing(&one, &[], ALL));
+        caches.flushed(&third);
+        caches.flushed(&second);
+        assert_eq!(owed(&caches), []);
+    }
+
+    #[test]
+    fn flush_of_a_later_controller_covers_nothing_of_a_lost_one() {
+        let caches = caches(Cache::Separate);
+        let one = caches.connect(0, at(1));
+        caches.wrote(&one);
+        caches.lose(&one);
+        let two = caches.connect(0, at(2));
+        let before = owed(&caches);
+        assert_eq!(paths(&caches), 0);
+        flush(&caches, &two);
+        assert_eq!(owed(&caches).len(), 1);
+        assert!(caches.give_up(&before));
+        assert_eq!((owed(&caches), caches.losses(), caches.reported()), (vec![], 1, 0));
+        assert_eq!((caches.report(), caches.reported()), (1, 1));
+    }
+
+    #[test]
+    fn answer_that_is_read_after_the_loss_is_lost_too() {
+        let caches = caches(Cache::Separate);
+        let one = caches.connect(0, at(1));
+        caches.lose(&one);
+        assert_eq!(owed(&caches), []);
+        caches.connect(0, at(2));
+        for _ in 0..2 {
+            caches.wrote(&one);
+            assert_eq!(owed(&caches).len(), 1);
+            assert!(caches.give_up(&owed(&caches)));
+        }
+        assert_eq!(caches.losses(), 2);
+    }
+
+    #[test]
+    fn controller_with_the_same_cache_instance_covers_what_a_lost_one_has_completed() {
+        for (second, is_same) in [(Some(1), true), (Some(2), false), (None, false)] {
+            let caches = caches(Cache::Separate);
+            let one = caches.connect(0, at(1));
+            caches.identify(&one, Some(CacheInstance([1; 16])));
+            caches.wrote(&one);
+            caches.lose(&one);
+            let two = caches.connect(0, at(2));
+            assert_eq!(paths(&caches), 0, "nothing is known of it yet");
+            caches.identify(&two, second.map(|byte| CacheInstance([byte; 16])));
+            assert_eq!(paths(&caches), u32::from(is_same));
+            flush(&caches, &two);
+            assert_eq!(owed(&caches).is_empty(), is_same);
+        }
+    }
+
+    /// One that says nothing is not the same as another one that says nothing.
+    #[test]
+    fn controllers_share_a_cache_only_while_both_are_known_to_have_been_there() {
+        for (seen_at, is_covered) in
+            [(None, false), (Some(1), false), (Some(2), true), (Some(3), true)]
+        {
+            let caches = caches(Cache::Shared);
+            let one = caches.connect(0, at(1));
+            let two = caches.connect(1, at(2));
+            if let Some(seen_at) = seen_at {
+                caches.seen(&one, at(seen_at));
+            }
+            caches.wrote(&one);
+            caches.lose(&one);
+            // As if a target with two addresses had lost power, and was back on one of them first.
+            assert_eq!(paths(&caches), if is_covered { 0b10 } else { 0 }, "{seen_at:?}");
+            flush(&caches, &two);
+            assert_eq!(owed(&caches).is_empty(), is_covered, "{seen_at:?}");
+        }
+        // The older of two needs no proof: the other one lived later.
+        let caches = caches(Cache::Shared);
+        let one = caches.connect(0, at(1));
+        let two = caches.connect(1, at(2));
+        caches.wrote(&two);
+        caches.lose(&two);
+        flush(&caches, &one);
+        assert_eq!(owed(&caches), []);
+    }
+
+    #[test]
+    fn controllers_vouch_for_each_other_in_a_chain() {
+        for is_whole in [false, true] {
+            let caches = caches(Cache::Shared);
+            let one = caches.connect(0, at(1));
+            caches.wrote(&one);
+            let two = caches.connect(1, at(2));
+            caches.seen(&one, at(2));
+            caches.lose(&one);
+            let three = caches.connect(0, at(5));
+            if is_whole {
+                caches.seen(&two, at(5));
+            }
+            caches.lose(&two);
+            flush(&caches, &three);
+            assert_eq!(owed(&caches).is_empty(), is_whole);
+        }
+    }
+
+    #[test]
+    fn lost_controllers_without_writes_are_forgotten() {
+        let caches = caches(Cache::Separate);
+        for round in 0..100 {
+            let one = caches.connect(0, at(round));
+            caches.wrote(&one);
+            flush(&caches, &one);
+            caches.lose(&one);
+        }
+        assert!(caches.lock().records.len() < 3);
+    }
+}
