@@ -388,7 +388,7 @@ impl State {
                 let is_read = held.command.opcode() == IoOpcode::Read.code();
                 let moved = if is_read { u32::try_from(held.bytes.len()).unwrap() } else { 0 };
                 end.data.0.insert(held.tag, held.bytes);
-                end.end.finish(held.tag, moved, completion);
+                end.end.finish(held.tag, moved, completion).unwrap();
             }
         }
     }
@@ -505,7 +505,7 @@ impl End {
     fn tell(&mut self, is_wanted: &mut bool, event: u32) {
         if *is_wanted && let Some(tag) = self.event_tags.pop() {
             *is_wanted = false;
-            self.end.finish(tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(event));
+            self.end.finish(tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(event)).unwrap();
         }
     }
 
@@ -557,9 +557,9 @@ impl End {
                     }
                     Ok(CommandData::FromHost(len)) => {
                         self.data.0.insert(tag, vec![0; len as usize]);
-                        self.end.grant(tag, len);
+                        self.end.grant(tag, len).unwrap();
                     }
-                    Err(status) => self.end.finish(tag, 0, Completion::new(0, status)),
+                    Err(status) => self.end.finish(tag, 0, Completion::new(0, status)).unwrap(),
                 }
             }
             ControllerEvent::Data { place, at } => {
@@ -588,7 +588,7 @@ impl End {
         };
         if let Some(completion) = answer {
             let moved = if completion.status().is_success() { to_host } else { 0 };
-            self.end.finish(tag, moved, completion);
+            self.end.finish(tag, moved, completion).unwrap();
         }
     }
 
