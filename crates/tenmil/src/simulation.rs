@@ -1,7 +1,9 @@
 //! `tenmil sim`: the driver against controllers that break their promises.
 //!
 //! What can go wrong, and how it shows, is in the `sim` crate; here runs are chosen, counted and
-//! told.
+//! told. Runs of several hosts and targets are in the `cluster` crate.
+
+mod clusters;
 
 use std::io::{self, Write};
 
@@ -25,10 +27,17 @@ pub struct SimOptions {
     pub list: bool,
     /// Plant a bug that must be found.
     pub canary: bool,
+    /// Run hosts against target processes instead of the driver against a controller.
+    pub cluster: bool,
+    /// Put known bugs of a cluster back, each of which must be found.
+    pub injected_bugs: bool,
 }
 
 /// Runs what `options` ask for and says how it went. Fails if any promise was broken.
 pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refused> {
+    if options.cluster {
+        return clusters::run(options, out);
+    }
     let told = |error: io::Error| Refused::machine(format!("write the report: {error}"));
     let scripted = chosen(options);
     if options.list {

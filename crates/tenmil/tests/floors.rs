@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Floors from the ground up; within the machine wing, `host` stands on `dma`.
-const FLOORS: [(&str, u32); 22] = [
+const FLOORS: [(&str, u32); 23] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme", 1),
@@ -29,6 +29,7 @@ const FLOORS: [(&str, u32); 22] = [
     ("tenmil-target", 4),
     ("tenmil-crypt", 4),
     ("tenmil-control", 5),
+    ("tenmil-cluster", 5),
     ("tenmil", 6),
     ("tenmil-fuzz", 7),
     ("tenmil-xtask", 7),

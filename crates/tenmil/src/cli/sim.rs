@@ -8,6 +8,7 @@ use crate::simulation::SimOptions;
 /// Run the driver against a simulated controller that breaks its contract in every way we know.
 ///
 /// All scripted scenarios first, then a swarm of seeds. A seed repeats its run bit for bit.
+/// With --cluster: hosts and target processes with the disks they serve, over a network that fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct SimArguments {
@@ -30,6 +31,15 @@ pub(super) struct SimArguments {
     /// Plant bugs, one at a time, each of which must be found
     #[arg(long)]
     canary: bool,
+
+    /// Run hosts against target processes that are killed, lose power and are partitioned
+    #[arg(long, conflicts_with_all = ["scenario", "list", "canary"])]
+    cluster: bool,
+
+    /// With --cluster: put known bugs back, one at a time, each of which must be found by one of the
+    /// seeds
+    #[arg(long, requires = "cluster", conflicts_with = "seed")]
+    injected_bugs: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -37,7 +47,9 @@ Examples:
   tenmil sim                       all scenarios and 200 seeds
   tenmil sim --seed 4711           one run again
   tenmil sim --scenario identify   some scenarios
-  tenmil sim --canary              proof that a bug would be found";
+  tenmil sim --canary              proof that a bug would be found
+  tenmil sim --cluster --seeds 300 hosts and targets, 300 seeds
+  tenmil sim --cluster --seed 11   one of those runs again";
 
 impl SimArguments {
     pub(super) fn options(&self) -> SimOptions {
@@ -47,6 +59,8 @@ impl SimArguments {
             scenario: self.scenario.clone(),
             list: self.list,
             canary: self.canary,
+            cluster: self.cluster,
+            injected_bugs: self.injected_bugs,
         }
     }
 }

@@ -1,0 +1,344 @@
+//! A disk with a volatile cache, which outlives the processes that have it open.
+//!
+//! ```text
+//!   channel ── submit ──▶ under way ── due ──▶ cache ── flush ──▶ stable
+//!   process killed        each write lands, in part, or not at all; the cache stays
+//!   power lost            as above; of each cached block any version survives
+//! ```
+//!
+//! Requests are executed when they are due, in any order, as the specification allows for commands
+//! that are outstanding at the same time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{
+    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Memory, Operation,
+    Outcome, Random, Request, Segment, Span, Support,
+};
+use dma::Regions;
+
+/// Bytes of a block, which is written all or not at all.
+pub(crate) const BLOCK_BYTES: usize = 512;
+/// Blocks in the largest request.
+const REQUEST_BLOCKS_MAX: u32 = 256;
+/// Requests of one channel that may be under way.
+const DEPTH_MAX: u32 = 128;
+
+/// A disk. A handle: clones are the same disk.
+#[derive(Clone)]
+pub(crate) struct Disk(Arc<Mutex<State>>);
+
+/// How a disk behaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskOptions {
+    /// How many blocks there are.
+    pub(crate) block_count: u64,
+    /// The shortest and the longest time of an ordinary request.
+    pub(crate) latency: (Span, Span),
+    /// One write in so many takes much longer; zero means that none does.
+    pub(crate) slow_one_in: u64,
+    /// How long those take at most.
+    pub(crate) slow_max: Span,
+}
+
+/// A disk as one process has it open: what a service takes for its medium.
+pub(crate) struct OpenDisk {
+    disk: Disk,
+    process: u64,
+    memory: Regions,
+    limits: Limits,
+}
+
+struct State {
+    options: DiskOptions,
+    random: Random,
+    stable: BTreeMap<u64, Block>,
+    /// Versions since the last flush, oldest first.
+    cached: BTreeMap<u64, Vec<Block>>,
+    under_way: Vec<UnderWay>,
+    /// Answers that channels have not polled.
+    answers: BTreeMap<u64, VecDeque<Answer>>,
+    channels: u64,
+    taken: u64,
+}
+
+type Block = Box<[u8; BLOCK_BYTES]>;
+
+/// A request that has been taken.
+struct UnderWay {
+    channel: u64,
+    process: u64,
+    number: u64,
+    due: Instant,
+    request: Request,
+    segments: Vec<Segment>,
+    memory: Regions,
+}
+
+struct Channel {
+    disk: Disk,
+    number: u64,
+    process: u64,
+    memory: Regions,
+    limits: Limits,
+}
+
+impl Disk {
+    /// An empty disk.
+    pub(crate) fn new(options: DiskOptions, random: Random) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            options,
+            random,
+            stable: BTreeMap::new(),
+            cached: BTreeMap::new(),
+            under_way: Vec::new(),
+            answers: BTreeMap::new(),
+            channels: 0,
+            taken: 0,
+        })))
+    }
+
+    /// It, open in a process whose memory is in `memory`. `durability` is what the process takes an
+    /// answered write for.
+    pub(crate) fn open(&self, process: u64, memory: &Regions, durability: Durability) -> OpenDisk {
+        let limits = Limits {
+            block_size: 512,
+            metadata_size: 0,
+            block_count: self.lock().options.block_count,
+            request_blocks_max: REQUEST_BLOCKS_MAX,
+            segments_max: 64,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max: DEPTH_MAX,
+            durability,
+            support: Support::of(&[Operation::Read, Operation::Write, Operation::Flush]),
+        };
+        OpenDisk { disk: self.clone(), process, memory: memory.clone(), limits }
+    }
+
+    /// Executes what is due.
+    pub(crate) fn advance(&self, now: Instant) {
+        self.lock().advance(now);
+    }
+
+    /// When the next request is due.
+    pub(crate) fn wake_at(&self) -> Instant {
+        self.lock().under_way.iter().map(|one| one.due).min().unwrap_or(Instant::NEVER)
+    }
+
+    /// A process ends without a word: what it has under way lands, in part, or not at all.
+    pub(crate) fn kill(&self, process: u64) {
+        self.lock().give_up(|one| one.process == process);
+    }
+
+    /// The power fails. Every process that has it open must have been [killed](Self::kill).
+    pub(crate) fn lose_power(&self) {
+        self.lock().lose_power();
+    }
+
+    /// Requests under way.
+    pub(crate) fn under_way(&self) -> usize {
+        self.lock().under_way.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Medium for OpenDisk {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let mut state = self.disk.lock();
+        state.channels += 1;
+        let number = state.channels;
+        state.answers.insert(number, VecDeque::new());
+        let (disk, memory, limits) = (self.disk.clone(), self.memory.clone(), self.limits.clone());
+        Ok(Box::new(Channel { disk, number, process: self.process, memory, limits }))
+    }
+}
+
+impl Backend for Channel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut state = self.disk.lock();
+        let mine = state.under_way.iter().filter(|one| one.channel == self.number).count();
+        let taken = requests.len().min((DEPTH_MAX as usize).saturating_sub(mine));
+        for request in &requests[..taken] {
+            let first = request.segment_first as usize;
+            let count = usize::from(request.segment_count);
+            let segments = segments.get(first..first + count).unwrap_or_default().to_vec();
+            let due = state.due(now, request.operation);
+            state.taken += 1;
+            let one = UnderWay {
+                channel: self.number,
+                process: self.process,
+                number: state.taken,
+                due,
+                request: *request,
+                segments,
+                memory: self.memory.clone(),
+            };
+            state.under_way.push(one);
+        }
+        taken
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        let mut state = self.disk.lock();
+        state.advance(now);
+        let Some(waiting) = state.answers.get_mut(&self.number) else { return 0 };
+        let count = waiting.len().min(answers.room());
+        waiting.drain(..count).for_each(|answer| answers.push(answer));
+        count
+    }
+
+    fn wake_at(&self) -> Instant {
+        let state = self.disk.lock();
+        let has_answers = state.answers.get(&self.number).is_some_and(|all| !all.is_empty());
+        if has_answers {
+            return Instant::default();
+        }
+        let mine = state.under_way.iter().filter(|one| one.channel == self.number);
+        mine.map(|one| one.due).min().unwrap_or(Instant::NEVER)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        let number = self.number;
+        let mut state = self.disk.lock();
+        state.give_up(|one| one.channel == number);
+        state.answers.remove(&number);
+    }
+}
+
+impl State {
+    fn due(&mut self, now: Instant, operation: Operation) -> Instant {
+        let DiskOptions { latency: (shortest, longest), slow_one_in, slow_max, .. } = self.options;
+        let spread = self.random.below(longest.ns.saturating_sub(shortest.ns) + 1);
+        let mut due = now.after(Span { ns: shortest.ns + spread });
+        if operation == Operation::Write && slow_one_in > 0 && self.random.chance(1, slow_one_in) {
+            due = due.after(Span { ns: self.random.below(slow_max.ns) });
+        }
+        due
+    }
+
+    fn advance(&mut self, now: Instant) {
+        loop {
+            let due = self.under_way.iter().enumerate().filter(|(_, one)| one.due <= now);
+            let Some((index, _)) = due.min_by_key(|(_, one)| (one.due, one.number)) else { break };
+            let one = self.under_way.swap_remove(index);
+            let outcome = self.execute(&one);
+            let answer = Answer { token: one.request.token, outcome, result: 0 };
+            self.answers.entry(one.channel).or_default().push_back(answer);
+        }
+    }
+
+    fn execute(&mut self, one: &UnderWay) -> Outcome {
+        let Request { operation, lba, blocks, flags, .. } = one.request;
+        let end = lba.saturating_add(blocks.into());
+        if operation != Operation::Flush && end > self.options.block_count {
+            return Outcome::LBA_OUT_OF_RANGE;
+        }
+        match operation {
+            Operation::Read => {
+                let bytes: Vec<u8> = (lba..end).flat_map(|lba| *self.newest(lba)).collect();
+                scatter(one, &bytes)
+            }
+            Operation::Write => {
+                let Some(bytes) = gather(one) else { return Outcome::DATA_TRANSFER_ERROR };
+                for (lba, block) in (lba..end).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                    self.write(lba, block);
+                }
+                if flags.has(Flags::FUA) {
+                    (lba..end).for_each(|lba| self.flush(lba));
+                }
+                Outcome::SUCCESS
+            }
+            Operation::Flush => {
+                let cached: Vec<u64> = self.cached.keys().copied().collect();
+                cached.into_iter().for_each(|lba| self.flush(lba));
+                Outcome::SUCCESS
+            }
+            _ => Outcome::INVALID_OPCODE,
+        }
+    }
+
+    fn newest(&self, lba: u64) -> Block {
+        let cached = self.cached.get(&lba).and_then(|versions| versions.last());
+        let found = cached.or_else(|| self.stable.get(&lba));
+        found.cloned().unwrap_or_else(|| Box::new([0; BLOCK_BYTES]))
+    }
+
+    fn write(&mut self, lba: u64, bytes: &[u8]) {
+        let Ok(block) = <[u8; BLOCK_BYTES]>::try_from(bytes) else { return };
+        self.cached.entry(lba).or_default().push(Box::new(block));
+    }
+
+    fn flush(&mut self, lba: u64) {
+        if let Some(newest) = self.cached.remove(&lba).and_then(|mut versions| versions.pop()) {
+            self.stable.insert(lba, newest);
+        }
+    }
+
+    /// Ends requests without an answer. Of each write, all, some or no blocks land.
+    fn give_up(&mut self, is_given_up: impl Fn(&UnderWay) -> bool) {
+        let (ended, left) = std::mem::take(&mut self.under_way).into_iter().partition(is_given_up);
+        self.under_way = left;
+        let ended: Vec<UnderWay> = ended;
+        for one in ended.iter().filter(|one| one.request.operation == Operation::Write) {
+            let Some(bytes) = gather(one) else { continue };
+            let fate = self.random.below(3);
+            for (lba, block) in (one.request.lba..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                if fate == 0 || fate == 1 && self.random.chance(1, 2) {
+                    self.write(lba, block);
+                }
+            }
+        }
+    }
+
+    fn lose_power(&mut self) {
+        for (lba, versions) in std::mem::take(&mut self.cached) {
+            let drawn = self.random.below(versions.len() as u64 + 1);
+            let survivor = usize::try_from(drawn).ok().and_then(|index| versions.get(index));
+            if let Some(survivor) = survivor {
+                self.stable.insert(lba, survivor.clone());
+            }
+        }
+    }
+}
+
+/// The data of a write.
+fn gather(one: &UnderWay) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; one.request.blocks as usize * BLOCK_BYTES];
+    let mut rest = &mut bytes[..];
+    for segment in &one.segments {
+        let (part, left) = rest.split_at_mut_checked(segment.len_bytes as usize)?;
+        one.memory.load(*segment, part).ok()?;
+        rest = left;
+    }
+    rest.is_empty().then_some(bytes)
+}
+
+/// Stores what a read has found.
+fn scatter(one: &UnderWay, bytes: &[u8]) -> Outcome {
+    let mut rest = bytes;
+    for segment in &one.segments {
+        let Some((part, left)) = rest.split_at_checked(segment.len_bytes as usize) else {
+            return Outcome::DATA_TRANSFER_ERROR;
+        };
+        if one.memory.store(*segment, part).is_err() {
+            return Outcome::DATA_TRANSFER_ERROR;
+        }
+        rest = left;
+    }
+    if rest.is_empty() { Outcome::SUCCESS } else { Outcome::DATA_TRANSFER_ERROR }
+}

@@ -1,0 +1,172 @@
+//! Everything that happens in a run, as lines a person can read and as a running hash.
+
+use std::fmt::Write;
+use std::ops::Range;
+
+use base::Instant;
+
+/// The records of a run, in the order of simulated time.
+#[derive(Debug)]
+pub(crate) struct History {
+    hash: u64,
+    records: Vec<Record>,
+    /// Whether NVMe/TCP units are recorded. They do not enter the hash.
+    has_packets: bool,
+}
+
+/// What a record concerns. A field that is `None` concerns all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scope {
+    /// A host, by number.
+    pub(crate) host: Option<usize>,
+    /// A disk, by number.
+    pub(crate) disk: Option<usize>,
+    /// Blocks of that disk.
+    pub(crate) blocks: Option<Range<u64>>,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug)]
+struct Record {
+    at: Instant,
+    scope: Scope,
+    is_packet: bool,
+    text: String,
+}
+
+const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
+const HASH_PRIME: u64 = 0x0000_0100_0000_01b3;
+
+impl History {
+    /// An empty history.
+    pub(crate) fn new(has_packets: bool) -> Self {
+        Self { hash: HASH_START, records: Vec::new(), has_packets }
+    }
+
+    /// Adds a record.
+    pub(crate) fn note(&mut self, at: Instant, scope: Scope, text: String) {
+        let bytes = at.ns.to_le_bytes();
+        for byte in bytes.iter().chain(text.as_bytes()) {
+            self.hash = (self.hash ^ u64::from(*byte)).wrapping_mul(HASH_PRIME);
+        }
+        self.records.push(Record { at, scope, is_packet: false, text });
+    }
+
+    /// Adds a record of an NVMe/TCP unit, if these are recorded.
+    pub(crate) fn packet(&mut self, at: Instant, scope: Scope, text: String) {
+        if self.has_packets {
+            self.records.push(Record { at, scope, is_packet: true, text });
+        }
+    }
+
+    /// Whether NVMe/TCP units are recorded.
+    pub(crate) const fn has_packets(&self) -> bool {
+        self.has_packets
+    }
+
+    /// The hash of all records but packets.
+    pub(crate) const fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// How many records there are without packets.
+    pub(crate) fn events(&self) -> usize {
+        self.records.iter().filter(|record| !record.is_packet).count()
+    }
+
+    /// The records that concern `scope`, oldest first, one to a line; only the last `most` of them.
+    pub(crate) fn lines(&self, scope: &Scope, most: usize) -> Vec<String> {
+        let chosen: Vec<&Record> =
+            self.records.iter().filter(|record| record.scope.meets(scope)).collect();
+        let skipped = chosen.len().saturating_sub(most);
+        let mut lines = Vec::new();
+        if skipped > 0 {
+            lines.push(format!("… {skipped} earlier records that concern {scope}"));
+        }
+        lines.extend(chosen[skipped..].iter().map(|record| record.line()));
+        lines
+    }
+}
+
+impl Scope {
+    /// All.
+    pub(crate) const ALL: Self = Self { host: None, disk: None, blocks: None };
+
+    /// A host.
+    pub(crate) const fn host(host: usize) -> Self {
+        Self { host: Some(host), disk: None, blocks: None }
+    }
+
+    /// Whether something concerns both.
+    fn meets(&self, other: &Self) -> bool {
+        let same = |one: Option<usize>, other: Option<usize>| {
+            one.is_none() || other.is_none() || one == other
+        };
+        let overlap = match (&self.blocks, &other.blocks) {
+            (Some(one), Some(other)) => one.start < other.end && other.start < one.end,
+            _ => true,
+        };
+        same(self.host, other.host) && same(self.disk, other.disk) && overlap
+    }
+}
+
+impl std::fmt::Display for Scope {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = Vec::new();
+        parts.extend(self.host.map(|host| format!("host {host}")));
+        parts.extend(self.disk.map(|disk| format!("disk {disk}")));
+        parts.extend(self.blocks.as_ref().map(|blocks| format!("block {}", blocks.start)));
+        if parts.is_empty() { out.write_str("the run") } else { out.write_str(&parts.join(", ")) }
+    }
+}
+
+impl Record {
+    /// `  12.345678 s  what happened`.
+    fn line(&self) -> String {
+        let (secs, us) = (self.at.ns / 1_000_000_000, self.at.ns / 1_000 % 1_000_000);
+        let mut line = format!("{secs:>3}.{us:06} s  ");
+        if self.is_packet {
+            line += "        ";
+        }
+        // Writing to a string does not fail.
+        let _ = line.write_str(&self.text);
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Instant;
+
+    use super::{History, Scope};
+
+    #[test]
+    fn only_records_that_concern_the_scope_are_printed() {
+        let mut history = History::new(true);
+        let now = Instant { ns: 1_500_000_000 };
+        let blocks = |blocks| Scope { host: Some(0), disk: Some(1), blocks: Some(blocks) };
+        history.note(now, Scope::ALL, "power lost".into());
+        history.note(now, blocks(4..6), "write 4".into());
+        history.note(now, blocks(6..7), "write 6".into());
+        history.packet(now, Scope::host(0), "CapsuleCmd".into());
+        let lines = history.lines(&Scope { host: None, disk: Some(1), blocks: Some(5..6) }, 9);
+        let expected = [
+            "  1.500000 s  power lost",
+            "  1.500000 s  write 4",
+            "  1.500000 s          CapsuleCmd",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn packets_do_not_change_the_hash() {
+        let [mut one, mut other] = [true, false].map(History::new);
+        for history in [&mut one, &mut other] {
+            history.note(Instant { ns: 1 }, Scope::ALL, "a".into());
+            history.packet(Instant { ns: 2 }, Scope::ALL, "b".into());
+        }
+        assert_eq!((one.hash(), one.events()), (other.hash(), other.events()));
+        other.note(Instant { ns: 3 }, Scope::ALL, "c".into());
+        assert_ne!(one.hash(), other.hash());
+    }
+}

@@ -1,0 +1,530 @@
+//! A host: the real paths and queues, and a program above them that reads, writes and flushes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use base::{
+    Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
+    Span,
+};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
+use remote::{
+    Cache, Multipath, MultipathOptions, MultipathQueue, Options, PathEvent, PathSetup, Policy,
+    QueueTicket,
+};
+use sim::stamp::{Content, Stamp};
+
+use crate::checker::{Checker, Read, WriteEnd};
+use crate::disk::BLOCK_BYTES;
+use crate::history::{History, Scope};
+use crate::network::Network;
+use crate::plan::HostPlan;
+use crate::process::SUBSYSTEM;
+use crate::world::Failure;
+
+/// A host.
+pub(crate) struct Host {
+    number: usize,
+    disk: usize,
+    plan: HostPlan,
+    seed: u64,
+    regions: Regions,
+    memory: Segment,
+    multipath: Multipath,
+    ticket: QueueTicket,
+    queue: Option<MultipathQueue>,
+    ops: BTreeMap<u64, Op>,
+    free: Vec<u32>,
+    answers: Answers,
+    random: Random,
+    next_at: Instant,
+    goal: Goal,
+    /// When a path was lost last.
+    path_lost_at: Option<Instant>,
+    /// Flushes that have succeeded since the goal was set.
+    flushed: u64,
+    /// The next block that is audited.
+    audited: u64,
+}
+
+/// What a host is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// Read, write and flush.
+    Work,
+    /// Submit nothing more.
+    Drain,
+    /// Flush until one succeeds.
+    Flush,
+    /// Read all blocks once.
+    Audit,
+    /// Disconnect.
+    Close,
+}
+
+/// What is shared by all hosts of a run.
+pub(crate) struct Shared<'a> {
+    /// What was promised.
+    pub(crate) checker: &'a mut Checker,
+    /// What has happened.
+    pub(crate) history: &'a Mutex<History>,
+    /// The number of the last write.
+    pub(crate) writes: &'a mut u64,
+}
+
+/// A request that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Op {
+    operation: Operation,
+    first: u64,
+    blocks: u64,
+    begun: Instant,
+    slot: u32,
+    is_forced: bool,
+}
+
+/// Requests that a host may have under way.
+const SLOTS: u32 = 12;
+/// Blocks of the largest request.
+const SLOT_BLOCKS: u32 = 64;
+/// How long any request may take, whatever happens to the peer.
+const BOUND: Span = Span::from_secs(60);
+/// What memory holds that nobody may use.
+const CANARY: u8 = 0xa5;
+/// How long a program waits after a failure.
+const FAILURE_PAUSE: Span = Span::from_ms(50);
+const ANSWERS: usize = 16;
+/// Blocks that are audited at once.
+const AUDIT_BLOCKS: u64 = 8;
+
+impl Host {
+    /// A host that begins to call the processes of its machine.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for it.
+    pub(crate) fn new(
+        (number, seed): (usize, u64),
+        plan: &HostPlan,
+        (disk, nsid): (usize, u32),
+        processes: Range<usize>,
+        network: &Network,
+        now: Instant,
+    ) -> Result<Self, String> {
+        let regions = Regions::new(8);
+        let bytes = SLOTS as usize * SLOT_BLOCKS as usize * BLOCK_BYTES;
+        let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| error.to_string())?;
+        let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
+        let paths: Result<Vec<PathSetup>, String> =
+            processes.map(|process| path(&regions, network, number, process)).collect();
+        let host_nqn = format!("nqn.2026-01.org.tenmil:host{number}");
+        let id = u8::try_from(number + 1).unwrap_or(u8::MAX);
+        let mut options = Options::new(SUBSYSTEM, &host_nqn, [id; 16]);
+        options.policy = Policy {
+            detect: plan.detect,
+            connect: Span::from_secs(1),
+            retry: Span::from_ms(200),
+            fail_fast: plan.fail_fast,
+            give_up: Span::from_secs(600),
+        };
+        let controller = ControllerOptions {
+            queue_pairs: 2,
+            io_timeout: plan.io_timeout,
+            ..ControllerOptions::default()
+        };
+        let wishes = MultipathOptions {
+            options,
+            controller,
+            namespace: nsid,
+            spread: plan.spread,
+            cache: Cache::Shared,
+            queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
+            sizes: QueueSizes::default(),
+        };
+        let multipath = Multipath::begin(paths?, wishes, now);
+        let mut multipath = multipath.map_err(|error| error.to_string())?;
+        let ticket = multipath.open_queue();
+        let host = Self {
+            number,
+            disk,
+            plan: plan.clone(),
+            seed,
+            regions,
+            memory,
+            multipath,
+            ticket,
+            queue: None,
+            ops: BTreeMap::new(),
+            free: (0..SLOTS).collect(),
+            answers: Answers::with_capacity(ANSWERS),
+            random: Random::new(seed.wrapping_add(number as u64 + 1)),
+            next_at: now,
+            goal: Goal::Work,
+            path_lost_at: None,
+            flushed: 0,
+            audited: 0,
+        };
+        (0..SLOTS).for_each(|slot| host.hide(slot));
+        Ok(host)
+    }
+
+    /// From now on it does this.
+    pub(crate) fn set_goal(&mut self, goal: Goal, now: Instant) {
+        (self.goal, self.flushed, self.audited, self.next_at) = (goal, 0, 0, now);
+        if goal == Goal::Close {
+            self.queue = None;
+            self.multipath.shut_down(now);
+        }
+    }
+
+    /// Whether it has reached its goal. It never does while it works.
+    pub(crate) fn is_done(&mut self) -> bool {
+        let is_idle = self.ops.is_empty();
+        match self.goal {
+            Goal::Work => false,
+            Goal::Drain => is_idle,
+            Goal::Flush => is_idle && self.flushed > 0,
+            Goal::Audit => is_idle && self.audited >= self.plan.blocks,
+            Goal::Close => !self.multipath.is_shutting_down(),
+        }
+    }
+
+    /// Does what can be done now. True if anything was.
+    ///
+    /// # Errors
+    ///
+    /// Which promise was broken.
+    pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
+        let mut is_busy = false;
+        while let Some(event) = self.multipath.poll(now) {
+            is_busy = true;
+            self.note_event(now, &event, shared);
+        }
+        if self.queue.is_none() && self.goal != Goal::Close {
+            self.queue = self.multipath.take_queue(self.ticket);
+            is_busy |= self.queue.is_some();
+        }
+        if let Some(mut queue) = self.queue.take() {
+            let mut answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
+            queue.poll(now, &mut answers);
+            let ended: Vec<Answer> = answers.drain().collect();
+            self.answers = answers;
+            for answer in ended {
+                is_busy = true;
+                self.end(now, answer, shared)?;
+            }
+            while self.wants_to_submit(now) && self.submit(now, &mut queue, shared) {
+                is_busy = true;
+            }
+            queue.flush();
+            self.queue = Some(queue);
+        }
+        self.check_bounds(now)?;
+        Ok(is_busy)
+    }
+
+    /// When to turn even if nothing comes.
+    pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
+        let queue = self.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at);
+        let next = if self.wants_to_submit(self.next_at) { self.next_at } else { Instant::NEVER };
+        self.multipath.wake_at(now).min(queue).min(next)
+    }
+
+    fn note_event(&mut self, now: Instant, event: &PathEvent, shared: &mut Shared<'_>) {
+        if matches!(event, PathEvent::Down { .. }) {
+            self.path_lost_at = Some(now);
+        }
+        if event.is_for_people() {
+            let text = format!("host {}: {event}", self.number);
+            shared.note(now, Scope::host(self.number), text);
+        }
+    }
+
+    fn wants_to_submit(&self, now: Instant) -> bool {
+        let wants = match self.goal {
+            Goal::Work => self.ops.len() < self.plan.depth,
+            Goal::Drain | Goal::Close => false,
+            Goal::Flush => self.ops.is_empty() && self.flushed == 0,
+            Goal::Audit => self.audited < self.plan.blocks,
+        };
+        wants && now >= self.next_at && !self.free.is_empty()
+    }
+
+    /// Submits one request. False if it was not taken.
+    fn submit(
+        &mut self,
+        now: Instant,
+        queue: &mut MultipathQueue,
+        shared: &mut Shared<'_>,
+    ) -> bool {
+        let Some(&slot) = self.free.last() else { return false };
+        let (operation, first, blocks, is_forced) = self.draw();
+        let id = *shared.writes + 1;
+        let segment = self.segment(slot, blocks);
+        if operation == Operation::Write {
+            self.stamp(segment, first, id);
+        }
+        let request = Request {
+            token: id,
+            lba: first,
+            blocks: u32::try_from(blocks).unwrap_or(0),
+            segment_count: u16::from(operation != Operation::Flush),
+            operation,
+            flags: if is_forced { Flags::FUA } else { Flags::NONE },
+            ..Request::NOTHING
+        };
+        let pause = if self.goal == Goal::Work { self.random.below(self.plan.think.ns) } else { 0 };
+        if queue.submit(now, &[request], &[segment]) == 0 {
+            self.hide(slot);
+            self.next_at = now.after(Span::from_ms(1));
+            return false;
+        }
+        self.next_at = now.after(Span { ns: pause });
+        *shared.writes = id;
+        self.free.pop();
+        let op = Op { operation, first, blocks, begun: now, slot, is_forced };
+        if operation == Operation::Write {
+            let (who, range) = ((self.number, self.disk), (first, first + blocks));
+            shared.checker.write_begins(id, who, range, now);
+        }
+        if self.goal == Goal::Audit {
+            self.audited = first + blocks;
+        }
+        self.note(now, id, &op, "begins".into(), shared);
+        self.ops.insert(id, op);
+        true
+    }
+
+    /// What is submitted next.
+    fn draw(&mut self) -> (Operation, u64, u64, bool) {
+        match self.goal {
+            Goal::Flush => return (Operation::Flush, 0, 0, false),
+            Goal::Audit => {
+                let blocks = AUDIT_BLOCKS.min(self.plan.blocks - self.audited);
+                return (Operation::Read, self.audited, blocks, false);
+            }
+            _ => {}
+        }
+        let most = self.plan.request_blocks_max.min(self.plan.blocks);
+        let blocks = 1 + self.random.below(most);
+        let first = self.random.below(self.plan.blocks - blocks + 1);
+        let drawn = self.random.below(16);
+        if drawn < self.plan.flushes {
+            (Operation::Flush, 0, 0, false)
+        } else if drawn < self.plan.flushes + self.plan.reads {
+            (Operation::Read, first, blocks, false)
+        } else {
+            let is_forced = self.random.below(16) < self.plan.forced;
+            (Operation::Write, first, blocks, is_forced)
+        }
+    }
+
+    fn end(
+        &mut self,
+        now: Instant,
+        answer: Answer,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Failure> {
+        let id = answer.token;
+        let Some(op) = self.ops.remove(&id) else {
+            let text = format!("host {}: request {id} was answered twice", self.number);
+            return Err(Failure { scope: Scope::host(self.number), text });
+        };
+        let is_success = answer.outcome.is_success();
+        if !is_success {
+            self.next_at = self.next_at.max(now.after(FAILURE_PAUSE));
+        }
+        let told =
+            if is_success { "ends".into() } else { format!("fails: {}", name(answer.outcome)) };
+        match op.operation {
+            Operation::Write => {
+                self.note(now, id, &op, told, shared);
+                let end = WriteEnd {
+                    ended: now,
+                    is_success,
+                    is_durable: op.is_forced,
+                    was_sent_again: self.path_lost_at >= Some(op.begun),
+                };
+                let ended = shared.checker.write_ends(id, end);
+                ended
+                    .map_err(|(lba, why)| self.failure(lba, &format!("w{id}"), &why.to_string()))?;
+            }
+            Operation::Flush => {
+                self.note(now, id, &op, told, shared);
+                if is_success {
+                    self.flushed += 1;
+                    shared.checker.flush_ends(self.number, self.disk, op.begun, now);
+                }
+            }
+            _ if !is_success => {
+                self.note(now, id, &op, told, shared);
+                if self.goal == Goal::Audit {
+                    self.audited = self.audited.min(op.first);
+                }
+            }
+            _ => self.check_read(now, id, &op, shared)?,
+        }
+        self.hide(op.slot);
+        self.free.push(op.slot);
+        Ok(())
+    }
+
+    fn check_read(
+        &mut self,
+        now: Instant,
+        id: u64,
+        op: &Op,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Failure> {
+        let mut bytes = vec![0; usize::try_from(op.blocks).unwrap_or(0) * BLOCK_BYTES];
+        let loaded = self.regions.load(self.segment(op.slot, op.blocks), &mut bytes);
+        let mut broken = loaded.err().map(|why| (op.first, why_text(&why)));
+        let mut found = Vec::new();
+        for (lba, block) in (op.first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+            match self.value(lba, block) {
+                Ok(value) => found.push((lba, value)),
+                Err(why) => broken = broken.or(Some((lba, why))),
+            }
+        }
+        let values: Vec<String> = found.iter().map(|(_, value)| format!("w{value}")).collect();
+        self.note(now, id, op, format!("ends: {}", runs(&values)), shared);
+        for (lba, found) in found {
+            let read = Read { disk: self.disk, lba, found, begun: op.begun, ended: now };
+            let checked = shared.checker.read_ends(read);
+            broken = broken.or(checked.err().map(|why| (lba, why.to_string())));
+        }
+        let Some((lba, why)) = broken else { return Ok(()) };
+        Err(self.failure(lba, &format!("r{id}"), &why))
+    }
+
+    /// A block is not what it must be, as was noticed at the end of a request.
+    fn failure(&self, lba: u64, request: &str, why: &str) -> Failure {
+        let Self { number, disk, .. } = *self;
+        let text = format!("host {number}, block {lba} of disk {disk} ({request}): {why}");
+        Failure { scope: Scope { host: None, disk: Some(disk), blocks: Some(lba..lba + 1) }, text }
+    }
+
+    /// The write that a block holds.
+    fn value(&self, lba: u64, block: &[u8]) -> Result<u64, String> {
+        match Stamp::read(block) {
+            Content::Zeroes => Ok(0),
+            Content::Stamped(stamp) if stamp.seed == self.mark() && stamp.lba == lba => {
+                Ok(stamp.token)
+            }
+            Content::Stamped(Stamp { seed, lba, token, .. }) => Err(format!(
+                "found w{token} of block {lba} of disk {}, expected a write to this block",
+                seed & 0xff
+            )),
+            Content::Torn { .. } | Content::Garbage { .. } => {
+                Err("found bytes that no host has written".to_owned())
+            }
+        }
+    }
+
+    /// What stands on all blocks of its disk.
+    fn mark(&self) -> u64 {
+        self.seed << 8 | self.disk as u64
+    }
+
+    fn stamp(&self, segment: Segment, first: u64, token: u64) {
+        let mut bytes = vec![0; segment.len_bytes as usize];
+        for (lba, block) in (first..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
+            Stamp { seed: self.mark(), lba, token, version: self.number as u64 }.write(block);
+        }
+        // The segment is a part of the host's own memory.
+        let _ = self.regions.store(segment, &bytes);
+    }
+
+    /// Nobody may use this memory any more.
+    fn hide(&self, slot: u32) {
+        let _ = self.regions.fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
+    }
+
+    fn segment(&self, slot: u32, blocks: u64) -> Segment {
+        let block_bytes = u32::try_from(BLOCK_BYTES).unwrap_or(0);
+        let len = u32::try_from(blocks).unwrap_or(0) * block_bytes;
+        let found = self.memory.slice(slot * SLOT_BLOCKS * block_bytes, len);
+        found.unwrap_or(Segment { len_bytes: 0, ..self.memory })
+    }
+
+    fn check_bounds(&self, now: Instant) -> Result<(), Failure> {
+        let late = self.ops.iter().find(|(_, op)| now.since(op.begun) > BOUND);
+        let Some((id, op)) = late else { return Ok(()) };
+        let text = format!(
+            "host {}: {} {id} was submitted {} ago and not answered, expected an answer within {BOUND}",
+            self.number,
+            op.operation.name(),
+            Span { ns: now.since(op.begun).ns / 1_000_000 * 1_000_000 },
+        );
+        Err(Failure { scope: Scope::host(self.number), text })
+    }
+
+    fn note(&self, now: Instant, id: u64, op: &Op, what: String, shared: &mut Shared<'_>) {
+        let (kind, name) = match op.operation {
+            Operation::Write => ('w', if op.is_forced { "write with FUA" } else { "write" }),
+            Operation::Read => ('r', "read"),
+            _ => ('f', "flush"),
+        };
+        let (number, disk) = (self.number, self.disk);
+        let (scope, place) = match op.operation {
+            Operation::Flush => {
+                (Scope { host: None, disk: Some(disk), blocks: None }, String::new())
+            }
+            _ => {
+                let range = op.first..op.first + op.blocks;
+                let place = format!(" {}..{}", range.start, range.end);
+                (Scope { host: None, disk: Some(disk), blocks: Some(range) }, place)
+            }
+        };
+        let text = format!("host {number}: {kind}{id} {name}{place} on disk {disk} {what}");
+        shared.note(now, scope, text);
+    }
+}
+
+impl Shared<'_> {
+    fn note(&self, now: Instant, scope: Scope, text: String) {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        history.note(now, scope, text);
+    }
+}
+
+/// A path from a host to a process.
+fn path(
+    regions: &Regions,
+    network: &Network,
+    host: usize,
+    process: usize,
+) -> Result<PathSetup, String> {
+    let mapping = Mapping::new(2 << 20, Backing::Private).map_err(|error| error.to_string())?;
+    let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
+    let store = CommandStore::for_device(DeviceKind::Emulated);
+    let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
+    pool.map_on_use();
+    let (network, regions) = (network.clone(), regions.clone());
+    Ok(PathSetup { pool, dial: Box::new(move || network.dial(host, process, &regions)) })
+}
+
+fn why_text(why: &base::NoSuchMemory) -> String {
+    format!("its memory is not there: {why:?}")
+}
+
+/// An outcome in words.
+fn name(outcome: Outcome) -> String {
+    wire::Status(outcome.0).to_string()
+}
+
+/// Values with equal neighbors told once.
+fn runs(values: &[String]) -> String {
+    let mut told: Vec<String> = Vec::new();
+    let mut count = 0_usize;
+    for (index, value) in values.iter().enumerate() {
+        count += 1;
+        if values.get(index + 1) != Some(value) {
+            told.push(if count > 1 { format!("{value} x{count}") } else { value.clone() });
+            count = 0;
+        }
+    }
+    told.join(" ")
+}

@@ -1,0 +1,33 @@
+//! Hosts, target processes and disks in simulated time, from one seed.
+//!
+//! ```text
+//!   host: remote::Multipath ──┬── network: delays, partitions, resets ──┬── target::tcp::Service
+//!   host: …                 ──┘                                         └── …
+//!     │                                                                      │
+//!     └──▶ checker ◀── what was written, flushed, read                     disks: volatile cache,
+//!                                                                          survive the process
+//! ```
+//!
+//! The code under test is the product's own: the host's controllers and paths, and the target's
+//! service, connections and queues. Only sockets, disks, time and processes are simulated. One thread
+//! turns them all, so a seed repeats its run exactly.
+
+#![forbid(unsafe_code)]
+
+mod bugs;
+mod checker;
+mod disk;
+mod history;
+mod host;
+mod network;
+mod plan;
+mod process;
+mod tap;
+mod world;
+
+pub use bugs::InjectedBugs;
+pub use plan::Plan;
+pub use world::{Outcome, run};
+
+#[cfg(test)]
+mod tests;

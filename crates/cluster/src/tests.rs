@@ -1,0 +1,44 @@
+//! Seeds: that they repeat, that they are clean, and that they find what is put back.
+
+use super::{InjectedBugs, Plan, run};
+
+#[test]
+fn a_seed_repeats_its_run() {
+    for seed in [3, 4] {
+        let plan = Plan::of(seed, InjectedBugs::default());
+        let first = run(&plan);
+        assert!(first.events > 20, "{first:?}");
+        assert_eq!(first, run(&plan));
+    }
+}
+
+/// For looking at seeds by hand: `SEEDS=0..100`, and `BUG` the number of a defect that is put back.
+#[test]
+#[ignore = "prints what seeds do"]
+fn seeds_by_hand() {
+    let range = std::env::var("SEEDS").unwrap();
+    let (first, last) = range.split_once("..").unwrap();
+    let bug: Option<usize> = std::env::var("BUG").ok().map(|bug| bug.parse().unwrap());
+    let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each()[bug].1);
+    for seed in first.parse::<u64>().unwrap()..last.parse().unwrap() {
+        let outcome = run(&Plan::of(seed, bugs));
+        match outcome.failure {
+            Some(failure) => {
+                println!("seed {seed}: {} events: {failure}", outcome.events);
+                if std::env::var("HISTORY").is_ok() {
+                    outcome.history.iter().for_each(|line| println!("    {line}"));
+                }
+            }
+            None => println!("seed {seed}: {} events", outcome.events),
+        }
+    }
+}
+
+#[test]
+#[ignore = "prints all that a seed does"]
+fn history_by_hand() {
+    let seed = std::env::var("SEEDS").unwrap().parse().unwrap();
+    let plan = Plan::of(seed, InjectedBugs::default());
+    println!("{plan:#?}");
+    super::world::history_of(&plan).iter().for_each(|line| println!("{line}"));
+}

@@ -1,0 +1,76 @@
+//! `tenmil sim --cluster`: seeds of hosts and targets, counted and reported.
+
+use std::io::{self, Write};
+
+use cluster::{InjectedBugs, Outcome, Plan};
+use host::Clock;
+
+use super::SimOptions;
+use crate::Refused;
+
+/// Runs what `options` ask for and reports it.
+///
+/// # Errors
+///
+/// If a promise was broken, or a bug that was put back was not found.
+pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refused> {
+    let clock = Clock::start();
+    let begun = clock.now();
+    let seconds = || clock.now().since(begun).as_secs_f64();
+    let written = |error: io::Error| Refused::machine(format!("write the report: {error}"));
+    if options.injected_bugs {
+        let (all, found) = find_bugs(options.seeds, out).map_err(written)?;
+        let seconds = seconds();
+        writeln!(out, "{all} bugs injected, {found} found, in {seconds:.1} s").map_err(written)?;
+        let missed = all - found;
+        return match missed {
+            0 => Ok(()),
+            _ => Err(Refused::peer(format!("{missed} injected bugs were not found"))),
+        };
+    }
+    let (first, count) = options.seed.map_or((0, options.seeds), |seed| (seed, 1));
+    let mut failed = 0_u64;
+    for further in 0..count {
+        let seed = first.wrapping_add(further);
+        let outcome = cluster::run(&Plan::of(seed, InjectedBugs::default()));
+        if outcome.failure.is_some() {
+            failed += 1;
+            report(&outcome, out).map_err(written)?;
+        } else if options.seed.is_some() {
+            let Outcome { events, hash, .. } = outcome;
+            writeln!(out, "cluster/{seed}: {events} events with hash {hash:016x}")
+                .map_err(written)?;
+        }
+    }
+    let seconds = seconds();
+    writeln!(out, "{count} seeds in {seconds:.1} s: {failed} failed").map_err(written)?;
+    match failed {
+        0 => Ok(()),
+        _ => Err(Refused::peer(format!("{failed} simulated runs broke a promise"))),
+    }
+}
+
+/// Puts each bug back. How many there are, and how many were found.
+fn find_bugs(seeds: u64, out: &mut dyn Write) -> io::Result<(u64, u64)> {
+    let (mut all, mut found) = (0, 0);
+    for (name, bugs) in InjectedBugs::each() {
+        all += 1;
+        match bugs.first_seed(seeds) {
+            Some(Outcome { seed, failure, .. }) => {
+                found += 1;
+                let failure = failure.unwrap_or_default();
+                writeln!(out, "{name}: found by seed {seed}: {failure}")?;
+            }
+            None => writeln!(out, "{name}: not found by {seeds} seeds")?,
+        }
+    }
+    Ok((all, found))
+}
+
+fn report(outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
+    let Outcome { seed, failure, history, .. } = outcome;
+    let failure = failure.as_deref().unwrap_or_default();
+    writeln!(out, "cluster/{seed}: {failure}")?;
+    history.iter().try_for_each(|line| writeln!(out, "    {line}"))?;
+    writeln!(out, "    again: tenmil sim --cluster --seed {seed}")
+}
