@@ -14,6 +14,7 @@
 //! | [`pool`] | threads for what may block |
 //! | [`signal`] | Ctrl-C as a flag |
 //! | [`terminal`] | a terminal that is a program, to test programs on |
+//! | [`log`] | log lines that block nobody, limited per cause |
 //! | [`local_socket`], [`runtime_directory`] | sockets between processes of one user, and where they lie |
 //! | [`socket`] | connections that never block, as the protocols use them |
 //! | [`stream`] | streams to other programs, Unix and TCP, in and out of region memory |
@@ -36,7 +37,7 @@
 //!   commands name memory that stays until they are answered.
 //! - A message in a mailbox is touched by the one thread whose turn it is: by its sender until it is
 //!   published, by the receiver from then on. A model checker tries that in every order.
-//! - A signal handler does nothing but an atomic exchange and, the second time, `_exit`.
+//! - A signal handler uses atomics, a timer, a write that does not wait, and `_exit`.
 //! - The processor's counter is read where the kernel itself uses it as a clock.
 
 #![expect(clippy::disallowed_methods, reason = "this is the crate that may: see clippy.toml")]
@@ -57,6 +58,7 @@ pub mod filters;
 pub mod frequency;
 pub mod holders;
 pub mod local_socket;
+pub mod log;
 pub mod machine;
 pub mod mailbox;
 #[cfg(test)]

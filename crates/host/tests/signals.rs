@@ -1,21 +1,26 @@
 //! Signals belong to a whole process, so this test is one: it starts itself as a child and sends
 //! that signals, with no test harness around.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
+use base::Span;
 use rustix::process::{Pid, Signal, kill_process};
-use tenmil_host::signal::{catch_interrupts, catch_reload, interrupted, reload_asked};
+use tenmil_host::signal::{catch_interrupts, catch_reload, interrupted, limit_stop, reload_asked};
 
 fn main() {
-    if std::env::args().nth(1).as_deref() == Some("child") {
-        return child();
+    match std::env::args().nth(1).as_deref() {
+        Some("child") => return child(),
+        Some("stuck") => return stuck(),
+        _ => {}
     }
     for signal in [Signal::INT, Signal::TERM] {
         the_first_signal_ends_it_in_order(signal);
         the_second_signal_ends_it_at_once(signal);
     }
     each_hangup_is_told_once_and_ends_nothing();
+    a_stop_that_takes_too_long_ends_with_its_message(Stdio::piped());
+    a_stop_that_takes_too_long_ends_though_nobody_reads_its_message();
     println!("signals: the first ends a run in order, the second at once; SIGHUP is told");
 }
 
@@ -34,6 +39,29 @@ fn child() {
     say("interrupted");
     let mut line = String::new();
     let _ = std::io::stdin().read_line(&mut line);
+}
+
+/// Never stops by itself, with a limit of 50 ms for that.
+fn stuck() {
+    catch_interrupts().expect("handlers can be installed");
+    limit_stop(Span::from_ms(50), "error: stuck\n".into(), 3).expect("a handler can be installed");
+    if std::env::args().nth(2).as_deref() == Some("full") {
+        fill_standard_error();
+    }
+    say("ready");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Fills the pipe that is standard error without waiting, and makes it wait again.
+fn fill_standard_error() {
+    let error = rustix::stdio::stderr();
+    let flags = rustix::fs::fcntl_getfl(error).expect("it has flags");
+    rustix::fs::fcntl_setfl(error, flags | rustix::fs::OFlags::NONBLOCK).expect("they can be set");
+    while rustix::io::write(error, &[b'x'; 4096]).is_ok() {}
+    while rustix::io::write(error, b"x").is_ok() {}
+    rustix::fs::fcntl_setfl(error, flags).expect("they can be set");
 }
 
 fn say(word: &str) {
@@ -69,10 +97,29 @@ fn each_hangup_is_told_once_and_ends_nothing() {
     assert!(wait(&mut child).success());
 }
 
+fn a_stop_that_takes_too_long_ends_with_its_message(error: Stdio) {
+    let (mut child, _heard) = start_as(&["stuck"], error);
+    send(&child, Signal::TERM);
+    assert_eq!(wait(&mut child).code(), Some(3));
+    let mut text = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut text).expect("it is text");
+    assert_eq!(text, "error: stuck\n");
+}
+
+fn a_stop_that_takes_too_long_ends_though_nobody_reads_its_message() {
+    let (mut child, _heard) = start_as(&["stuck", "full"], Stdio::piped());
+    send(&child, Signal::TERM);
+    assert_eq!(wait(&mut child).code(), Some(3));
+}
+
 fn start() -> (Child, BufReader<ChildStdout>) {
+    start_as(&["child"], Stdio::inherit())
+}
+
+fn start_as(words: &[&str], error: Stdio) -> (Child, BufReader<ChildStdout>) {
     let this = std::env::current_exe().expect("a test knows where it lies");
     let mut command = Command::new(this);
-    command.arg("child").stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(error);
     let mut child = command.spawn().expect("this program can be started again");
     let mut heard = BufReader::new(child.stdout.take().expect("piped above"));
     assert_eq!(hear(&mut heard), "ready");
