@@ -34,7 +34,7 @@ fn a_server_that_is_dropped_leaves_no_descriptor_thread_or_socket() {
     assert!(before.0.is_some() && before.1.is_some(), "it can be counted");
     for round in 0..20 {
         let (announcer, announced) = announcements().unwrap();
-        let state = State::new().with(Process { version: "1" });
+        let state = State::new().with(Process { version: "1", log: None });
         let server = Server::start(&directory, 7, &TABLE, state, announced).unwrap();
         let mut clients: Vec<Client> =
             (0..10).map(|_| Client::connect(server.path(), PATIENCE).unwrap()).collect();

@@ -188,7 +188,9 @@ impl<W: Write> Writer<W> {
         if dropped != self.dropped_reported {
             let lines = dropped - self.dropped_reported;
             self.dropped_reported = dropped;
-            self.write(&format!("note: {lines} log lines were dropped: the log was not read in time"));
+            self.write(&format!(
+                "note: {lines} log lines were dropped: the log was not read in time"
+            ));
         }
     }
 
@@ -316,7 +318,11 @@ mod tests {
         assert!(log.drain(LONG));
         let text = kept.text();
         assert!(text.contains("note: something else\n"), "another cause is not silenced");
-        assert!(text.len() < 100_000 && text.lines().count() < 600, "{} lines", text.lines().count());
+        assert!(
+            text.len() < 100_000 && text.lines().count() < 600,
+            "{} lines",
+            text.lines().count()
+        );
         let counters = log.counters();
         assert_eq!(counters.dropped, 0);
         assert!(counters.suppressed > 9_000, "{counters:?}");

@@ -14,7 +14,7 @@ mod tests;
 use std::os::fd::BorrowedFd;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{
     Answer, BarPart, Doorbell, Instant, Interrupts, Mmio, NoDeviceMemory, RegionId, Segment, Span,
@@ -492,7 +492,7 @@ impl<B: Bus> Kept<B> {
                 Event::Removed => return self.lose(bus, "the controller is gone"),
                 Event::RingInHostMemory { id, why } => {
                     let name = bus.name();
-                    tell(&format!("{name}: queue {id} lies in the host's memory: {why}"));
+                    tracing::info!(cause = %name, "{name}: queue {id} lies in the host's memory: {why}");
                 }
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
                     self.growth.has_now(to_blocks);
@@ -576,23 +576,6 @@ impl<B: Bus> Turn for Tender<B> {
     }
 
     fn woken(&mut self, _: &[u64]) {}
-}
-
-/// Who is told what is not as it was wanted, and works all the same.
-static TELLER: OnceLock<fn(&str)> = OnceLock::new();
-
-/// From now on `teller` is told in a line what of a controller is not as it was wanted. The first one
-/// counts.
-pub(crate) fn tell_to(teller: fn(&str)) {
-    // Whoever comes later is not told.
-    let _ = TELLER.set(teller);
-}
-
-/// Tells it to whoever is to be told.
-pub(crate) fn tell(line: &str) {
-    if let Some(teller) = TELLER.get() {
-        teller(line);
-    }
 }
 
 /// Waits until the controller is ready. Every wait on the way has an end.

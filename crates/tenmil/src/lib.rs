@@ -28,6 +28,7 @@ pub mod emu;
 mod evidence;
 mod growth;
 pub mod identify;
+mod log;
 #[cfg(not(feature = "crypt"))]
 mod no_crypt;
 pub mod pcie;

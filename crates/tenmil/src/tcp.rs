@@ -30,4 +30,3 @@ pub use maps::Maps;
 pub use name::TcpName;
 pub(crate) use name::{discovery_name, policy_of};
 pub(crate) use teller::paths_of_all;
-pub use teller::tell_paths_to;

@@ -27,7 +27,7 @@ impl World {
 
     fn serve(&self, pid: u32) -> Server {
         let (_announcer, announced) = announcements().unwrap();
-        let state = State::new().with(Process { version: "9.9.9" });
+        let state = State::new().with(Process { version: "9.9.9", log: None });
         Server::start(&self.directory, pid, &TABLE, state, announced).unwrap()
     }
 

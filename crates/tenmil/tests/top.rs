@@ -45,7 +45,7 @@ impl World {
         }
         let running = Running { directory: reactors.directory().clone(), clock: *reactors.clock() };
         let state = State::new()
-            .with(Process { version: "9.9.9" })
+            .with(Process { version: "9.9.9", log: None })
             .with(Reactors::new(move || Some(running.clone())));
         let (_announcer, announced) = announcements().unwrap();
         let pid = std::process::id();

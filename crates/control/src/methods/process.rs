@@ -1,5 +1,6 @@
 //! The process itself.
 
+use host::log::Log;
 use host::process::{Usage, command_line};
 use serde_json::{Value, json};
 
@@ -12,6 +13,8 @@ use crate::shape::{Field, Shape};
 pub struct Process {
     /// Its version.
     pub version: &'static str,
+    /// Its log, if it has one.
+    pub log: Option<Log>,
 }
 
 const WHOLE: Shape = Shape::Maybe(&Shape::Whole);
@@ -30,6 +33,13 @@ pub(super) const METHODS: &[Method] = &[Method {
         Field::new("resident_max_bytes", WHOLE, "the most memory that was in use at once"),
         Field::new("descriptors", WHOLE, "open descriptors"),
         Field::new("threads", WHOLE, "threads"),
+        Field::new("log_lines_written", WHOLE, "lines written to the log"),
+        Field::new("log_lines_suppressed", WHOLE, "log lines that a rate limit kept back"),
+        Field::new(
+            "log_lines_dropped",
+            WHOLE,
+            "log lines lost because the log was not read in time or could not be written",
+        ),
     ]),
     help: "Tell what the process is and what it has used",
     example: "tenmil get process",
@@ -37,7 +47,8 @@ pub(super) const METHODS: &[Method] = &[Method {
 }];
 
 fn process(call: &Call<'_>) -> Result<Value, Refusal> {
-    let Process { version } = call.state.part("word about itself")?;
+    let Process { version, log } = call.state.part("word about itself")?;
+    let lines = log.as_ref().map(Log::counters);
     let (usage, pid) = (Usage::read(), std::process::id());
     Ok(json!({
         "version": version,
@@ -49,5 +60,8 @@ fn process(call: &Call<'_>) -> Result<Value, Refusal> {
         "resident_max_bytes": usage.resident_max_bytes,
         "descriptors": usage.descriptors,
         "threads": usage.threads,
+        "log_lines_written": lines.map(|lines| lines.written),
+        "log_lines_suppressed": lines.map(|lines| lines.suppressed),
+        "log_lines_dropped": lines.map(|lines| lines.dropped),
     }))
 }

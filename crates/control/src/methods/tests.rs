@@ -69,7 +69,7 @@ fn the_example_of_every_method_is_a_command_line_that_calls_it() {
 
 #[test]
 fn what_asks_only_answers_in_the_shape_it_promises() {
-    let state = State::new().with(super::Process { version: "1.2.3" });
+    let state = State::new().with(super::Process { version: "1.2.3", log: None });
     for method in TABLE.methods().filter(|method| method.verb != Verb::Set) {
         // What has to be given is given as in its example.
         let has_to = method.parameters.iter().any(|one| one.need == Need::Required);
@@ -92,7 +92,7 @@ fn what_asks_only_answers_in_the_shape_it_promises() {
 
 #[test]
 fn the_process_is_this_one() {
-    let state = State::new().with(super::Process { version: "1.2.3" });
+    let state = State::new().with(super::Process { version: "1.2.3", log: None });
     let call = Call {
         table: &TABLE,
         state: &state,

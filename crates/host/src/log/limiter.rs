@@ -67,9 +67,8 @@ impl Limiter {
     pub(super) fn admit(&mut self, record: &LogRecord, now: Instant) -> bool {
         let total = &mut self.total;
         let is_known = self.causes.contains_key(&record.cause);
-        let has_place = is_known
-            || self.causes.len() < CAUSES_MAX
-            || forget_idle(&mut self.causes, now);
+        let has_place =
+            is_known || self.causes.len() < CAUSES_MAX || forget_idle(&mut self.causes, now);
         let cause = if has_place {
             self.causes.entry(record.cause.clone()).or_insert_with(|| Cause::new(now))
         } else {
@@ -182,7 +181,11 @@ mod tests {
         assert_eq!(admitted(&mut limiter, "a", 100, at(0)), CAUSE_LINES);
         assert_eq!(admitted(&mut limiter, "a", 100, at(999)), 0);
         assert_eq!(admitted(&mut limiter, "a", 100, at(3_000)), 3);
-        assert_eq!(admitted(&mut limiter, "b", 100, at(3_000)), CAUSE_LINES, "others are not limited");
+        assert_eq!(
+            admitted(&mut limiter, "b", 100, at(3_000)),
+            CAUSE_LINES,
+            "others are not limited"
+        );
     }
 
     #[test]

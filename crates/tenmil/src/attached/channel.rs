@@ -169,7 +169,7 @@ impl<B: Bus> Drop for AttachedChannel<B> {
                 Next::Rest => host::thread::rest(REST),
                 Next::Tell => {
                     let lost = attached.shared.lock().lost.as_ref().map(|lost| lost.text.clone());
-                    super::tell(&overdue(name, lost.as_deref()));
+                    tracing::warn!(cause = %name, "{}", overdue(name, lost.as_deref()));
                 }
             }
         }

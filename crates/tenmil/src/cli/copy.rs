@@ -271,7 +271,8 @@ impl Job {
         match &report.ending {
             Some(Ending::Interrupted) => {
                 if let Some(hint) = hint {
-                    eprintln!("hint: {hint}");
+                    // With standard error closed the exit code still says it.
+                    let _ = writeln!(std::io::stderr(), "hint: {hint}");
                 }
                 Ok(ExitCode::from(EXIT_INTERRUPTED))
             }

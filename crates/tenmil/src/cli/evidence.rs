@@ -94,7 +94,7 @@ pub(super) fn run(
     drop(stand);
     let Ok(chapters) = chapters else {
         let kept = arguments.out.display();
-        eprintln!("interrupted: what is finished is kept in {kept}; the same command goes on");
+        tracing::info!("interrupted: what is finished is kept in {kept}; the same command goes on");
         return Ok(ExitCode::from(INTERRUPTED));
     };
     let evidence = Evidence { pace, machine, chapters, command: command.to_owned() };

@@ -269,7 +269,7 @@ impl There<'_> {
                 Some("running") => host::thread::rest(LOOK_INTERVAL),
                 Some("done") => return Ok(Some(job["result"].take())),
                 Some("stopped") if is_stopped => {
-                    eprintln!("note: job {id} of process {} is stopped", self.pid);
+                    tracing::info!("job {id} of process {} is stopped", self.pid);
                     return Ok(None);
                 }
                 _ => {

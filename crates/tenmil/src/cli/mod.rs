@@ -159,9 +159,10 @@ something that cannot be; 3 a device or a peer did not do what it should.";
 pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut out = io::stdout().lock();
-    crate::tcp::tell_paths_to(|text| eprintln!("note: {text}"));
-    crate::attached::tell_to(|text| eprintln!("note: {text}"));
-    match dispatch(&arguments, engines, &mut out) {
+    crate::log::start();
+    let done = dispatch(&arguments, engines, &mut out);
+    crate::log::drain();
+    match done {
         Ok(code) => code,
         Err(refused) => {
             let mut errors = io::stderr().lock();

@@ -79,8 +79,8 @@ pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
     match start(state) {
         Ok(served) => Some(served),
         Err(why) => {
-            hear_of_room(|news| eprintln!("note: {news}"));
-            eprintln!("note: `tenmil get` will not reach this process: {why}");
+            hear_of_room(|news| tracing::info!(cause = %news.store, "{news}"));
+            tracing::info!("`tenmil get` will not reach this process: {why}");
             None
         }
     }
@@ -88,10 +88,11 @@ pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
 
 fn start(state: State) -> Result<(Server, Relay), String> {
     let directory = RuntimeDirectory::of_user().map_err(|error| error.to_string())?;
-    put_back_frequencies(&Machine::this(), &directory, &|text| eprintln!("note: {text}"));
+    put_back_frequencies(&Machine::this(), &directory, &|text| tracing::info!("{text}"));
     let (announcer, announced) =
         announcements().map_err(|error| format!("make an event descriptor: {error}"))?;
-    let state = state.with(Process { version: env!("CARGO_PKG_VERSION") });
+    let log = crate::log::of_process().cloned();
+    let state = state.with(Process { version: env!("CARGO_PKG_VERSION"), log });
     let paths = crate::tcp::paths_of_all();
     paths.announce_by(announcer.clone());
     let state = state.with(paths.clone());
@@ -100,7 +101,7 @@ fn start(state: State) -> Result<(Server, Relay), String> {
         .map_err(|refused| refused.to_string())?;
     let teller = announcer.clone();
     hear_of_room(move |news| {
-        eprintln!("note: {news}");
+        tracing::info!(cause = %news.store, "{news}");
         teller.announce_room(news);
     });
     Ok((server, Relay::new(announcer)))

@@ -184,11 +184,33 @@ const WATCH_INTERVAL: Span = Span::from_ms(50);
 /// Places for memory: a device takes a few for each channel, and so do those it stands on.
 const REGIONS_MAX: usize = 1 << 16;
 
+/// How long a stop may take: an orderly one has [its own limits](fabrics) below it, and a service
+/// manager expects the process to be gone after five seconds.
+const STOP_MAX: Span = Span::from_ms(4_800);
+/// Exit code of a stop that a device did not let end.
+const NOT_STOPPED: u8 = 3;
+
+/// What is written when a stop takes longer.
+fn not_stopped(arguments: &ServeArguments) -> String {
+    let devices: Vec<String> = arguments.uris.iter().map(Uri::to_string).collect();
+    let named = match (&arguments.config, devices.is_empty()) {
+        (Some(path), _) => format!("the devices of {}", path.display()),
+        (None, false) => devices.join(", "),
+        (None, true) => "the devices".into(),
+    };
+    format!(
+        "error: stop: {named}: a device has not completed its requests {:.1} s after the signal, \
+         expected less; the process ends without them, as if it were killed\n",
+        STOP_MAX.as_secs_f64()
+    )
+}
+
 /// Serves until somebody ends it.
 pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     // Before anything exists that would have to be put away.
     serving_cores(arguments, &Cores::allowed())?;
     host::signal::catch_interrupts()
+        .and_then(|()| host::signal::limit_stop(STOP_MAX, not_stopped(arguments), NOT_STOPPED))
         .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
     if arguments.with_parent {
         host::signal::end_with_parent()
@@ -310,7 +332,7 @@ fn run_nbd(
     while !host::signal::interrupted() {
         while let Some(news) = server.next_news() {
             if let News::Trouble(text) = &news {
-                eprintln!("note: {text}");
+                tracing::info!("{text}");
             }
             if let Some((_, relay)) = &asked {
                 relay.announcer().announce_export(served.export().name(), &news);
@@ -372,7 +394,7 @@ fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<Balanced,
     let ServeArguments { scheduler, governor, .. } = arguments;
     let reactors = Reactors::start(&cores, &options, clock)
         .map_err(|why| Refused::of(why.blame(), why.to_string()))?;
-    let tell = |text| eprintln!("note: {text}");
+    let tell = |text: String| tracing::info!("{text}");
     let balance = Balance::start(scheduler, *governor, reactors.directory(), &cores, &tell)?;
     Ok(Balanced { reactors, balance })
 }

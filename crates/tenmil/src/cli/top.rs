@@ -64,7 +64,7 @@ pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitC
         write_out(out, &crate::top::once(&mut connect(whom)?, interval)?)?;
     } else {
         let directory = directory()?;
-        put_back_frequencies(&Machine::this(), &directory, &|text| eprintln!("note: {text}"));
+        put_back_frequencies(&Machine::this(), &directory, &|text| tracing::info!("{text}"));
         if let Some(pid) = whom.pid {
             // One that was never there is a mistake; one that goes later is waited for.
             choose(Some(pid), &listening(&directory)?)?;

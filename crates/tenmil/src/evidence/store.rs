@@ -58,7 +58,7 @@ impl Store {
         let new = path.with_extension("new");
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
         if let Err(error) = written {
-            eprintln!("note: {} is not kept: {}", record.name, reason(&error));
+            tracing::info!("{} is not kept: {}", record.name, reason(&error));
         }
     }
 

@@ -13,7 +13,7 @@ use super::name::PcieName;
 use super::registers::{Register, Registers};
 use super::vector::FunctionVector;
 use crate::Refused;
-use crate::attached::{Bus, tell};
+use crate::attached::Bus;
 
 /// A function that VFIO has handed to us.
 #[derive(Clone)]
@@ -73,7 +73,7 @@ impl PcieBus {
         function.start().map_err(|why| refused(&why))?;
         steps.done("reset it");
         if let Some(why) = function.instead() {
-            tell(&format!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address));
+            tracing::info!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address);
         }
         let machine = |what: &str, error: std::io::Error| {
             Refused::machine(format!("attach {}: {what}: {error}", name.address))

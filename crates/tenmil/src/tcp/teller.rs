@@ -1,7 +1,7 @@
 //! What happens to the paths of devices, told to people at once and to whoever asks the process.
 
 use std::fmt;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::LazyLock;
 
 use base::Span;
 use control::{DevicePaths, PathNews, Paths};
@@ -21,18 +21,6 @@ pub(super) struct Teller {
 
 /// The paths of all devices of this process, for whoever asks it.
 static BOARD: LazyLock<Paths> = LazyLock::new(Paths::default);
-
-/// Who is told what happens to paths.
-static TELLER: OnceLock<fn(&str)> = OnceLock::new();
-
-/// From now on `teller` is told in a line what happens to paths: of devices that have several, which
-/// are up, down, better or worse, and which one takes over; of one that has a single path, that it is
-/// away and there again; and of any path, that its controller will not tell of changes. The first one
-/// counts.
-pub fn tell_paths_to(teller: fn(&str)) {
-    // Whoever comes later is not told.
-    let _ = TELLER.set(teller);
-}
 
 impl Teller {
     pub(super) fn new(name: &TcpName) -> Self {
@@ -57,9 +45,7 @@ impl Teller {
     }
 
     fn say(&self, what: fmt::Arguments<'_>) {
-        if let Some(teller) = TELLER.get() {
-            teller(&format!("{}: {what}", self.device));
-        }
+        tracing::info!(cause = %self.device, "{}: {what}", self.device);
     }
 
     /// The only path there is has come up for the first time.

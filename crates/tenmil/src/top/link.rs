@@ -234,7 +234,7 @@ mod tests {
 
         fn serve(&self, pid: u32) -> (Server, control::Announcer) {
             let (announcer, announced) = announcements().unwrap();
-            let state = State::new().with(Process { version: "9.9.9" });
+            let state = State::new().with(Process { version: "9.9.9", log: None });
             let server = Server::start(&self.directory, pid, &TABLE, state, announced).unwrap();
             (server, announcer)
         }

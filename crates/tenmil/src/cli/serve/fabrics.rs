@@ -173,7 +173,7 @@ fn announcer(asking: &Option<(control::Server, Relay)>) -> Option<&Announcer> {
 fn tell(service: &Service, announcer: Option<&Announcer>) {
     while let Some(news) = service.next_news() {
         if matches!(news, News::Trouble(_) | News::Refused { .. }) {
-            eprintln!("note: {news}");
+            tracing::info!("{news}");
         }
         if let Some(announcer) = announcer {
             announcer.announce_host(&news);
@@ -187,11 +187,11 @@ fn reload(path: &Path, standing: &mut Standing, announcer: Option<&Announcer>) {
     let applied = read.and_then(|asked| standing.apply(asked).map_err(|unfit| unfit.in_file(path)));
     let shown = path.display().to_string();
     match &applied {
-        Ok(changes) if changes.is_empty() => eprintln!("note: {shown}: nothing has changed"),
-        Ok(changes) => eprintln!("note: {shown}: {}", changes.join("; ")),
+        Ok(changes) if changes.is_empty() => tracing::info!("{shown}: nothing has changed"),
+        Ok(changes) => tracing::info!("{shown}: {}", changes.join("; ")),
         Err(refused) => {
             let hint = refused.hint.as_ref().map_or_else(String::new, |hint| format!(" ({hint})"));
-            eprintln!("note: nothing is changed: {}{hint}", refused.text);
+            tracing::warn!("nothing is changed: {}{hint}", refused.text);
         }
     }
     if let Some(announcer) = announcer {

@@ -63,12 +63,12 @@ pub(super) fn hear(uri: &Uri, descriptor: &Descriptor, mut resized: impl FnMut()
         match event {
             Event::Resized { .. } | Event::Overflowed { .. } => resized(),
             Event::Removed => {
-                eprintln!("note: {uri} is gone, and nothing of it can be had any more")
+                tracing::warn!(cause = %uri, "{uri} is gone, and nothing of it can be had any more")
             }
             Event::MediumError { lba, blocks } => {
-                eprintln!("note: {uri} has lost {blocks} blocks from {lba} on");
+                tracing::warn!(cause = %uri, "{uri} has lost {blocks} blocks from {lba} on");
             }
-            Event::MediumChanged => eprintln!("note: {uri} has been changed"),
+            Event::MediumChanged => tracing::info!(cause = %uri, "{uri} has been changed"),
         }
     }
 }
@@ -84,8 +84,8 @@ pub(super) fn watch(
     while !host::signal::interrupted() {
         while let Some(news) = next_news() {
             match news {
-                News::Left(Some(why)) => eprintln!("note: the {who} was sent away: {why}"),
-                News::Trouble(text) => eprintln!("note: {text}"),
+                News::Left(Some(why)) => tracing::info!("the {who} was sent away: {why}"),
+                News::Trouble(text) => tracing::info!("{text}"),
                 News::Came(_) | News::Left(None) => {}
             }
         }

@@ -63,9 +63,9 @@ pub(super) fn run(
     })?;
     if server.has_recovered() {
         let number = server.number();
-        eprintln!("note: ublk:{number} was left behind by a process that has died, and goes on");
+        tracing::info!("ublk:{number} was left behind by a process that has died, and goes on");
     }
-    eprintln!("note: {}", way(&server));
+    tracing::info!("{}", way(&server));
     write_out(out, &ready(arguments, uri, &plan, &server))?;
     let mut done = Done::default();
     while !host::signal::interrupted() && server.is_served() {
@@ -77,18 +77,18 @@ pub(super) fn run(
     }
     let is_taken_away = !host::signal::interrupted();
     if is_taken_away {
-        eprintln!("note: somebody has taken {} away", server.path());
+        tracing::info!("somebody has taken {} away", server.path());
     }
     // The disk first, while what is under way is still served.
     let stopped = server.stop(ENDING);
     balanced.stop();
     hear(&mut server, &mut done);
-    eprintln!("note: {}", ended(&server, done));
+    tracing::info!("{}", ended(&server, done));
     let removed = server.remove(&machine);
     let mut is_clean = !is_taken_away;
     for why in [stopped.err(), removed.err()].into_iter().flatten() {
         is_clean = false;
-        eprintln!("note: {why}");
+        tracing::info!("{why}");
     }
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -97,7 +97,7 @@ pub(super) fn run(
 fn hear(server: &mut Server, all: &mut Done) {
     while let Some(news) = server.next_news() {
         match news {
-            News::Trouble(text) => eprintln!("note: {text}"),
+            News::Trouble(text) => tracing::info!("{text}"),
             News::QueueEnded { done, .. } => {
                 all.good += done.good;
                 all.failed += done.failed;

@@ -139,7 +139,9 @@ pub(super) fn send(
         false => Progress::new(opener, "sending"),
     };
     let sent = hand.send(&name, arguments.from.as_deref(), out, progress)?;
-    eprint!("{}", carried(sent, "sent", &hand, arguments.json));
+    let report = carried(sent, "sent", &hand, arguments.json);
+    // With standard error closed the exit code still says it.
+    let _ = std::io::stderr().write_all(report.as_bytes());
     Ok(())
 }
 

@@ -210,9 +210,12 @@ impl Served {
                     subsystem.remove_namespace(asked.nsid);
                 }
                 Event::MediumError { lba, blocks } => {
-                    eprintln!("note: {} has lost {blocks} blocks from {lba} on", asked.uri);
+                    let uri = &asked.uri;
+                    tracing::warn!(cause = %uri, "{uri} has lost {blocks} blocks from {lba} on");
                 }
-                Event::MediumChanged => eprintln!("note: {} has been changed", asked.uri),
+                Event::MediumChanged => {
+                    tracing::info!(cause = %asked.uri, "{} has been changed", asked.uri);
+                }
             }
         }
     }

@@ -1,0 +1,159 @@
+//! The log of this process: `tracing` events as lines on standard error.
+//!
+//! ```text
+//!   tracing::info!(cause = %uri, "{uri} was removed")  ->  note: disk0 was removed
+//! ```
+//!
+//! A line is limited by its place in the program and its `cause`, so `cause` names something that
+//! the operator chose, such as a device, and nothing that a peer sent.
+
+use std::fmt::{self, Write};
+use std::sync::OnceLock;
+
+use base::Span;
+use host::Clock;
+use host::log::{Log, LogRecord, StandardError};
+use tracing::field::{Field, Visit};
+use tracing::span;
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Turns events into lines.
+struct LineSubscriber(Log);
+
+/// The parts of an event.
+#[derive(Default)]
+struct Parts {
+    message: String,
+    cause: String,
+    /// All other fields, as ` name=value`.
+    fields: String,
+}
+
+static LOG: OnceLock<Log> = OnceLock::new();
+
+/// How long lines at the end of the process may take.
+const DRAIN_MAX: Span = Span::from_ms(250);
+
+/// Starts the log of this process, once. Without a thread for it nothing is logged.
+pub(crate) fn start() {
+    if LOG.get().is_none()
+        && let Ok(log) = Log::start(StandardError, Clock::start())
+        && LOG.set(log.clone()).is_ok()
+    {
+        // A program around this one may have a subscriber of its own: then that gets the events.
+        let _ = tracing::subscriber::set_global_default(LineSubscriber(log));
+    }
+}
+
+/// The log of this process, if it was started.
+pub(crate) fn of_process() -> Option<&'static Log> {
+    LOG.get()
+}
+
+/// Waits until the lines so far are written, unless standard error does not take them.
+pub(crate) fn drain() {
+    if let Some(log) = LOG.get() {
+        log.drain(DRAIN_MAX);
+    }
+}
+
+impl Subscriber for LineSubscriber {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        self.0.submit(record_of(event));
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+fn record_of(event: &Event<'_>) -> LogRecord {
+    let metadata = event.metadata();
+    let mut parts = Parts::default();
+    event.record(&mut parts);
+    let Parts { message, cause, fields } = parts;
+    let place = (metadata.file().unwrap_or_default(), metadata.line().unwrap_or_default());
+    LogRecord {
+        cause: format!("{}:{} {cause}", place.0, place.1),
+        text: format!("{}: {message}{fields}", prefix(*metadata.level())),
+    }
+}
+
+const fn prefix(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "error",
+        Level::WARN => "warning",
+        _ => "note",
+    }
+}
+
+impl Visit for Parts {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            "cause" => write!(self.cause, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use host::log::LogRecord;
+    use tracing::{Event, Metadata, Subscriber, span};
+
+    use super::record_of;
+
+    struct Keeper(Arc<Mutex<Vec<LogRecord>>>);
+
+    impl Subscriber for Keeper {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn event(&self, event: &Event<'_>) {
+            self.0.lock().unwrap().push(record_of(event));
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    #[test]
+    fn an_event_is_a_line_with_its_level_and_its_fields() {
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        tracing::subscriber::with_default(Keeper(Arc::clone(&kept)), || {
+            tracing::info!("{} was removed", "disk0");
+            tracing::warn!(cause = %"disk1", blocks = 8, "medium error");
+        });
+        let kept = kept.lock().unwrap();
+        let texts: Vec<&str> = kept.iter().map(|record| record.text.as_str()).collect();
+        assert_eq!(texts, ["note: disk0 was removed", "warning: medium error blocks=8"]);
+        assert!(kept[1].cause.ends_with(" disk1"), "{}", kept[1].cause);
+        assert_ne!(kept[0].cause, kept[1].cause, "each place is a cause of its own");
+    }
+}

@@ -1,0 +1,134 @@
+//! The log of a process that serves: standard error that cannot be written, that is not read, and
+//! peers that cause many lines.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A process that serves memory over NVMe/TCP.
+struct Target {
+    child: Child,
+    address: String,
+    root: tempfile::TempDir,
+}
+
+impl Target {
+    fn start(error: Stdio) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(["serve", "ram:1m", "--listen", "tcp://127.0.0.1:0"]);
+        command.env("XDG_RUNTIME_DIR", root.path()).stdout(Stdio::piped()).stderr(error);
+        let mut child = command.spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+        let address = ready.trim().strip_prefix("ready tcp://").expect(&ready).to_owned();
+        Self { child, address, root }
+    }
+
+    /// A Connect command for a subsystem that is not there. Its refusal is a line of the log.
+    fn refused_connect(&self) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut bytes = vec![0; 128 + 72 + 1024];
+        // ICReq: 128 bytes (NVMe/TCP 1.1 §3.6.2.2).
+        bytes[2] = 128;
+        bytes[4] = 128;
+        // A command capsule with 1024 bytes of data in it, the Connect command (Base 2.1 §6.3).
+        let capsule = &mut bytes[128..];
+        capsule[..8].copy_from_slice(&[4, 0, 72, 72, 72, 4, 0, 0]);
+        capsule[8] = 0x7f;
+        capsule[9] = 0x40;
+        capsule[12] = 1;
+        capsule[8 + 32..8 + 36].copy_from_slice(&1024_u32.to_le_bytes());
+        capsule[8 + 39] = 1;
+        capsule[8 + 44] = 31;
+        let data = &mut capsule[72..];
+        data[..16].fill(7);
+        data[16..18].fill(0xff);
+        let subsystem = format!("nqn.2024-01.example:{}", "a".repeat(180));
+        data[256..256 + subsystem.len()].copy_from_slice(subsystem.as_bytes());
+        let host = b"nqn.2024-01.example:host";
+        data[512..512 + host.len()].copy_from_slice(host);
+        stream.write_all(&bytes).unwrap();
+        // ICResp and the response.
+        stream.read_exact(&mut [0; 128 + 24]).unwrap();
+    }
+
+    fn lines(&self, name: &str) -> u64 {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        command.args(["get", "process", "--json"]).env("XDG_RUNTIME_DIR", self.root.path());
+        let output = command.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let (_, after) = text.split_once(&format!("\"{name}\":")).expect(&text);
+        let digits = after.trim_start().chars().take_while(char::is_ascii_digit);
+        digits.collect::<String>().parse().expect(&text)
+    }
+
+    fn stop(mut self) -> Option<i32> {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        // One that does not end is ended the hard way, and has no exit code.
+        let last = format!(
+            "for _ in $(seq 60); do kill -0 {pid} 2>&- || exit 0; sleep 0.1; done; kill -KILL {pid}"
+        );
+        let mut last = Command::new("sh").args(["-c", &last]).spawn().unwrap();
+        let code = self.child.wait().unwrap().code();
+        last.wait().unwrap();
+        code
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits for what the process does by itself, within its own 50 ms intervals.
+fn until(mut is_so: impl FnMut() -> bool) {
+    for _ in 0..400 {
+        if is_so() {
+            return;
+        }
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+    panic!("it did not happen in 20 s");
+}
+
+#[test]
+fn standard_error_that_cannot_be_written_costs_lines_and_not_the_process() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let target = Target::start(full.into());
+    target.refused_connect();
+    until(|| target.lines("log_lines_dropped") > 0);
+    target.refused_connect();
+    assert_eq!(target.stop(), Some(0));
+}
+
+#[test]
+fn standard_error_that_nobody_reads_holds_neither_service_nor_stop_up() {
+    // A pipe of 64 KiB: full after some hundred lines without a limit.
+    let target = Target::start(Stdio::piped());
+    for _ in 0..500 {
+        target.refused_connect();
+    }
+    target.refused_connect();
+    assert_eq!(target.stop(), Some(0));
+}
+
+#[test]
+fn a_peer_causes_few_lines_and_the_others_are_counted() {
+    let mut target = Target::start(Stdio::piped());
+    for _ in 0..300 {
+        target.refused_connect();
+    }
+    until(|| target.lines("log_lines_suppressed") > 0);
+    let mut error = target.child.stderr.take().unwrap();
+    assert_eq!(target.stop(), Some(0));
+    let mut text = String::new();
+    error.read_to_string(&mut text).unwrap();
+    assert!(text.lines().count() < 100, "{text}");
+    assert!(text.contains("more lines like this one were suppressed: note: "), "{text}");
+}
