@@ -199,7 +199,9 @@ impl ControllerTurn {
                     tag, data: Ok(CommandData::ToHost(len)), ..
                 } = *event
                 {
-                    self.end.finish(tag, len, Completion::new(0, Status::SUCCESS)).unwrap();
+                    self.end
+                        .finish(tag, len, Completion::new(0, Status::SUCCESS))
+                        .expect("the tag waits for this");
                 }
             }
             self.events.clear();

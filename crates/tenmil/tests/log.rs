@@ -1,6 +1,8 @@
 //! The log of a process that serves: standard error that cannot be written, that is not read, and
 //! peers that cause many lines.
 
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -27,6 +29,7 @@ impl Target {
     }
 
     /// A Connect command for a subsystem that is not there. Its refusal is a line of the log.
+    #[expect(clippy::disallowed_methods, reason = "a test is a client")]
     fn refused_connect(&self) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
