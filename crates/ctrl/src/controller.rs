@@ -400,11 +400,12 @@ impl Controller {
         self.offers(wire::AdminOpcode::NamespaceManagement)
     }
 
-    /// Of all namespaces of the subsystem: what is attached later must not surprise a host that has
-    /// found no cache and sends no flush.
+    /// Whether some namespace of the subsystem may lose a completed write with power (VWC): one with a
+    /// volatile cache, and one in memory, all of which is such a cache to its host. What is attached
+    /// later must not surprise a host that found no cache and sends no flush.
     fn has_volatile_cache(&self) -> bool {
         let state = self.subsystem.lock();
-        state.records.values().any(|record| record.limits.durability == Durability::VolatileCache)
+        state.records.values().any(|record| record.limits.durability != Durability::Stable)
     }
 
     /// The namespace of an identifier that has to be attached to this controller

@@ -1,6 +1,7 @@
 //! Files that hold blocks: opened once, sized, locked, and asked what they can do.
 
 mod before;
+mod cache;
 
 use std::fmt;
 use std::io::Seek;
@@ -10,15 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use base::Blame;
+use base::{Blame, Durability};
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags, fcntl_getfl,
-    fcntl_setfl, fdatasync, flock, fstat, fstatfs, ftruncate, major, minor, open, seek, stat,
-    statx,
+    fcntl_setfl, fdatasync, flock, fstat, ftruncate, major, minor, open, seek, stat, statx,
 };
 use rustix::io::Errno;
 
 pub use self::before::{Before, holds_data};
+use self::cache::Node;
 use crate::holders::{self, InUse};
 use crate::machine::Machine;
 use crate::process::{command_line, has_ended, name};
@@ -37,7 +38,7 @@ pub struct File {
     /// Whether nobody said how much of it is to be used.
     is_whole: bool,
     direct: Result<Alignment, Indirect>,
-    in_memory: bool,
+    durability: Durability,
 }
 
 /// How to open a file.
@@ -104,9 +105,6 @@ const LINGER_PAUSE: Duration = Duration::from_millis(10);
 /// satisfies every device there is.
 const ALIGNMENT_UNKNOWN: Alignment = Alignment { memory_bytes: 4096, offset_bytes: 4096 };
 
-/// File systems that lie in memory: tmpfs and ramfs (statfs(2)).
-const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-
 impl File {
     /// Opens, makes or grows a file, and locks it.
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
@@ -116,8 +114,7 @@ impl File {
         lock(&descriptor, options)?;
         let (found_bytes, len_bytes) = size(&descriptor, options)?;
         let direct = go_direct(&descriptor, options);
-        let in_memory = fstatfs(&descriptor)
-            .is_ok_and(|found| IN_MEMORY.contains(&u64::try_from(found.f_type).unwrap_or(0)));
+        let durability = Node::of(&descriptor).durability(&Machine::this(), direct.is_ok());
         let len_bytes = AtomicU64::new(len_bytes);
         let (unit_bytes, is_whole) = (options.unit_bytes.into(), options.len_bytes.is_none());
         let path = path.into();
@@ -129,7 +126,7 @@ impl File {
             unit_bytes,
             is_whole,
             direct,
-            in_memory,
+            durability,
         })
     }
 
@@ -202,9 +199,10 @@ impl File {
         self.direct
     }
 
-    /// Whether the file system lies in memory, so that nothing survives whatever is flushed.
-    pub fn is_in_memory(&self) -> bool {
-        self.in_memory
+    /// What an answered write is worth: of a block device, what its queue reports; of a file, none
+    /// where the file system lies in memory.
+    pub fn durability(&self) -> Durability {
+        self.durability
     }
 
     /// What lies at `offset`, and how far that goes. Where the file system does not know, it is no
@@ -633,7 +631,8 @@ mod tests {
         let Ok(file) = tempfile::NamedTempFile::new_in(shared_memory) else {
             return println!("skipped: no /dev/shm to write to");
         };
-        assert!(open(file.path(), Some(4096), 512).unwrap().is_in_memory());
+        let durability = open(file.path(), Some(4096), 512).unwrap().durability();
+        assert_eq!(durability, base::Durability::None);
     }
 
     #[test]

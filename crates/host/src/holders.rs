@@ -11,6 +11,7 @@
 //! | `/proc/locks` | processes that have a file locked |
 //! | `/proc/PID/fd` | processes that have a device open, as far as we may look |
 //! | `/sys/dev/block/M:m/start`, `loop/offset`, `slaves` | which bytes of which medium it is |
+//! | `/sys/dev/block/M:m/queue/write_cache` | whether an answered write is on the medium |
 //! | `/sys/dev/block/M:m/wwid`, `serial`, `dm/uuid`, `md/uuid` | which device it is |
 
 mod extent;
@@ -151,6 +152,13 @@ impl Hardware {
             wwid: first(&["wwid", "device/wwid"]),
         }
     }
+}
+
+/// The cache mode of a block device, of a partition that of its disk: `write back` or `write through`
+/// (`queue/write_cache`). None where the kernel reports nothing.
+pub fn write_cache(machine: &Machine, device: (u32, u32)) -> Option<String> {
+    let disk = disk(machine, &directory(device));
+    machine.text(&format!("{disk}/queue/write_cache"))
 }
 
 /// The process that has a lock on the file of this inode, on a file system of this device.

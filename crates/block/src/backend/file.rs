@@ -8,9 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::{
-    Backend, Blame, Durability, Extent, Holds, Limits, Medium, Operation, Segment, Support,
-};
+use base::{Backend, Blame, Extent, Holds, Limits, Medium, Operation, Segment, Support};
 use dma::{Region, Regions};
 use host::engine::{Capacity, Choice, Engine};
 use host::file::{Alignment, File, FileExtent, FileOptions, Indirect};
@@ -318,7 +316,6 @@ fn in_blocks(found: FileExtent, block_size: u64) -> Extent {
 }
 
 fn limits(file: &File, block_size: u32) -> Limits {
-    let durability = if file.is_in_memory() { Durability::None } else { Durability::VolatileCache };
     Limits {
         block_size,
         metadata_size: 0,
@@ -328,7 +325,7 @@ fn limits(file: &File, block_size: u32) -> Limits {
         optimal_boundary_blocks: 0,
         atomic_write_blocks: 1,
         depth_max: u32::from(DEPTH_MAX),
-        durability,
+        durability: file.durability(),
         support: Support::of(&Operation::ALL).without(Support::of(&[Operation::CompareAndWrite])),
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use base::{
-    Answer, Answers, Backend, Flags, Instant, Limits, Medium, Memory, Operation, Outcome, Random,
-    Request, Segment, Span, WakeSource,
+    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Memory, Operation,
+    Outcome, Random, Request, Segment, Span, WakeSource,
 };
 use dma::{Backing, Mapping, Regions};
 use host::{Clock, Sleeper};
@@ -177,7 +177,8 @@ fn subject_in(directory: tempfile::TempDir, name: &str) -> Subject {
         read_only: false,
     })
     .unwrap()
-    .is_in_memory();
+    .durability()
+        == Durability::None;
     Subject {
         name: format!("{name} ({})", opened.description),
         medium: opened.medium,

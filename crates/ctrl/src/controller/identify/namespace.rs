@@ -80,7 +80,7 @@ impl Controller {
     pub(super) fn independent_structure(&self, record: &Record) -> IdentifyNamespaceIndependent {
         let mut page = IdentifyNamespaceIndependent::zeroed();
         page.set()
-            .vwcnp(record.limits.durability != Durability::VolatileCache)
+            .vwcnp(record.limits.durability == Durability::Stable)
             .shrns(record.is_shared)
             .cwp(record.is_protected())
             .nrdy(!record.is_formatting);

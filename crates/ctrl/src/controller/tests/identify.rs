@@ -66,6 +66,17 @@ fn over_fabrics_capsules_are_described() {
     assert!(!id.doorbell_buffer());
 }
 
+#[test]
+fn medium_in_memory_is_reported_as_a_volatile_cache() {
+    for (durability, expected) in
+        [(Durability::None, true), (Durability::VolatileCache, true), (Durability::Stable, false)]
+    {
+        let shelf = Shelf::with(512, &EVERYTHING, durability);
+        let id = controller_page(&mut Bench::over(vec![shelf]));
+        assert_eq!(id.vwcp(), expected, "{durability:?}");
+    }
+}
+
 /// Bits of optional support, as the configuration makes them.
 #[test]
 fn every_optional_bit_follows_what_there_is() {
@@ -269,12 +280,13 @@ fn only_the_nvm_command_set_is_there() {
 
 #[test]
 fn independent_data_say_whether_there_is_a_cache_and_whether_it_is_ready() {
+    let shelf = |durability| Shelf::with(512, &EVERYTHING, durability);
     let mut bench =
-        Bench::over(vec![Shelf::new(), Shelf::with(512, &EVERYTHING, Durability::Stable)]);
+        Bench::over(vec![Shelf::new(), shelf(Durability::Stable), shelf(Durability::None)]);
     let mut of = |nsid| -> IdentifyNamespaceIndependent {
         page(&mut bench, ask(Cns::IndependentNamespace, nsid))
     };
-    assert_eq!((of(1).vwcnp(), of(2).vwcnp()), (false, true));
+    assert_eq!((of(1).vwcnp(), of(2).vwcnp(), of(3).vwcnp()), (false, true, false));
     assert!(of(1).nrdy() && of(1).shrns());
     assert_eq!(of(1).rescap(), 0xff);
 }

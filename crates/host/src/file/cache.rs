@@ -1,0 +1,158 @@
+//! What an answered write to a file or a block device is worth.
+//!
+//! | file | asked | answer |
+//! |---|---|---|
+//! | regular, on tmpfs or ramfs | `fstatfs` of the file | none |
+//! | regular, elsewhere | | volatile: the page cache, or the cache of the disk |
+//! | block device of memory | its name in `/sys/dev/block` | none |
+//! | block device | `queue/write_cache` of the disk | stable where it is `write through` |
+//!
+//! The file system of a device node is never asked: a node lies on devtmpfs, whatever the device is.
+
+use base::Durability;
+use rustix::fd::AsFd;
+use rustix::fs::{FileType, fstat, fstatfs, major, minor};
+
+use crate::holders::write_cache;
+use crate::machine::Machine;
+
+/// What the kernel reports about an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    /// Whether it is a file, or which device it is.
+    pub kind: FileType,
+    /// The number of the device, if it is one (`st_rdev`).
+    pub device: (u32, u32),
+    /// The type of the file system that the file, or the node of the device, lies on (statfs(2)).
+    pub file_system: u64,
+}
+
+/// File systems that lie in memory: tmpfs and ramfs (statfs(2)).
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// Block devices that lie in memory: the disk in RAM (brd) and the compressed one.
+const MEMORY_DISKS: [&str; 2] = ["ram", "zram"];
+
+impl Node {
+    /// What the kernel reports about `descriptor`; where it refuses, a regular file on a disk.
+    pub(super) fn of(descriptor: impl AsFd) -> Self {
+        let found = fstat(&descriptor).ok();
+        let file_system = fstatfs(&descriptor).ok();
+        Self {
+            kind: found.map_or(FileType::RegularFile, |it| FileType::from_raw_mode(it.st_mode)),
+            device: found.map_or((0, 0), |it| (major(it.st_rdev), minor(it.st_rdev))),
+            file_system: file_system.map_or(0, |it| u64::try_from(it.f_type).unwrap_or(0)),
+        }
+    }
+
+    /// What an answered write is worth. `is_direct`: transfers bypass the page cache, which is a
+    /// volatile cache of its own.
+    pub(super) fn durability(&self, machine: &Machine, is_direct: bool) -> Durability {
+        match self.kind {
+            FileType::RegularFile if IN_MEMORY.contains(&self.file_system) => Durability::None,
+            FileType::BlockDevice => self.of_device(machine, is_direct),
+            _ => Durability::VolatileCache,
+        }
+    }
+
+    fn of_device(&self, machine: &Machine, is_direct: bool) -> Durability {
+        let (major, minor) = self.device;
+        let name = machine.link(&format!("sys/dev/block/{major}:{minor}"));
+        let is_memory = |kind: &&str| {
+            let number = name.as_deref().and_then(|name| name.strip_prefix(*kind));
+            number.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+        };
+        if MEMORY_DISKS.iter().any(|kind| is_memory(&kind)) {
+            return Durability::None;
+        }
+        // Where sysfs is absent or has another word, flushes are sent: one too many costs time, one
+        // too few costs data.
+        match write_cache(machine, self.device).as_deref() {
+            Some("write through") if is_direct => Durability::Stable,
+            _ => Durability::VolatileCache,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use base::Durability;
+    use rustix::fs::FileType;
+
+    use super::{IN_MEMORY, Node};
+    use crate::machine::Machine;
+
+    const EXT4: u64 = 0xef53;
+    const TMPFS: u64 = IN_MEMORY[0];
+
+    fn device(minor: u32) -> Node {
+        Node { kind: FileType::BlockDevice, device: (7, minor), file_system: TMPFS }
+    }
+
+    /// A disk, linked to as the kernel does, and a partition of it.
+    fn disk(root: &Path, name: &str, minor: u32, cache: Option<&str>) {
+        let own = root.join("sys/devices/virtual/block").join(name);
+        let part = own.join(format!("{name}p1"));
+        std::fs::create_dir_all(&part).unwrap();
+        std::fs::create_dir_all(own.join("queue")).unwrap();
+        std::fs::create_dir_all(root.join("sys/dev/block")).unwrap();
+        std::fs::write(part.join("partition"), "1\n").unwrap();
+        if let Some(cache) = cache {
+            std::fs::write(own.join("queue/write_cache"), format!("{cache}\n")).unwrap();
+        }
+        for (path, minor) in [(own, minor), (part, minor + 1)] {
+            let link = root.join(format!("sys/dev/block/7:{minor}"));
+            std::os::unix::fs::symlink(path, link).unwrap();
+        }
+    }
+
+    #[test]
+    fn block_device_is_as_durable_as_its_queue_reports() {
+        let root = tempfile::tempdir().unwrap();
+        disk(root.path(), "sda", 0, Some("write back"));
+        disk(root.path(), "sdb", 2, Some("write through"));
+        disk(root.path(), "sdc", 4, None);
+        disk(root.path(), "sdd", 6, Some("write around"));
+        disk(root.path(), "zram0", 8, Some("write through"));
+        disk(root.path(), "ram1", 10, Some("write through"));
+        disk(root.path(), "ramses", 12, Some("write through"));
+        let machine = Machine::under(root.path());
+        for (minor, expected) in [
+            (0, Durability::VolatileCache),
+            (2, Durability::Stable),
+            (4, Durability::VolatileCache),
+            (6, Durability::VolatileCache),
+            (8, Durability::None),
+            (10, Durability::None),
+            (12, Durability::Stable),
+            // No such device in sysfs.
+            (20, Durability::VolatileCache),
+        ] {
+            for partition in [0, 1] {
+                let node = device(minor + partition);
+                assert_eq!(node.durability(&machine, true), expected, "7:{minor} p{partition}");
+                let cached = expected.weaker(Durability::VolatileCache);
+                assert_eq!(node.durability(&machine, false), cached, "7:{minor} p{partition}");
+            }
+        }
+        let without = Machine::under(root.path().join("nothing"));
+        assert_eq!(device(2).durability(&without, true), Durability::VolatileCache);
+    }
+
+    #[test]
+    fn file_system_is_asked_of_regular_files_only() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = Machine::under(root.path());
+        let file = Node { kind: FileType::RegularFile, device: (0, 0), file_system: EXT4 };
+        for is_direct in [true, false] {
+            assert_eq!(file.durability(&machine, is_direct), Durability::VolatileCache);
+            for file_system in IN_MEMORY {
+                let memory = Node { file_system, ..file };
+                assert_eq!(memory.durability(&machine, is_direct), Durability::None);
+                let node = Node { file_system, ..device(0) };
+                assert_eq!(node.durability(&machine, is_direct), Durability::VolatileCache);
+            }
+        }
+    }
+}
