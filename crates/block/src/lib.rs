@@ -49,7 +49,7 @@ pub mod uri;
 
 pub use backend::delay::{Delay, DelayHandle, Delays, Spread};
 pub use backend::fault::{Effect, Fault, FaultHandle, Rule, When};
-pub use backend::file::{FileMedium, FileMediumOptions};
+pub use backend::file::{FileMedium, FileMediumOptions, LostWrite, hear_of_lost_writes};
 pub use backend::mirror::{self, Mirror};
 pub use backend::model::Model;
 pub use backend::null::Null;

@@ -5,6 +5,7 @@ mod copying;
 mod devices;
 mod environment;
 mod exports;
+mod files;
 mod paths;
 mod process;
 mod queues;
@@ -47,6 +48,7 @@ pub static TABLE: Table = Table::new(
         queues::EVENTS,
         paths::EVENTS,
         stores::EVENTS,
+        files::EVENTS,
         crate::orders::EVENTS,
     ],
 );

@@ -5,7 +5,7 @@ mod cache;
 
 use std::fmt;
 use std::io::Seek;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags, fcntl_getfl,
     fcntl_setfl, fdatasync, flock, fstat, ftruncate, major, minor, open, seek, stat, statx,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 pub use self::before::{Before, holds_data};
 use self::cache::Node;
@@ -227,6 +227,15 @@ impl File {
             Err(Errno::NXIO) => extent(len_bytes, true),
             Err(_) => extent(len_bytes, false),
         }
+    }
+
+    /// An open file description of its own, to be synced by one channel. The kernel reports that it
+    /// could not write pages back once to each description (errseq), so those who share one do not all
+    /// learn of it. Where the kernel refuses a second one (no `/proc`), it is the same description.
+    pub(crate) fn to_sync(&self) -> Result<OwnedFd, Errno> {
+        let link = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
+        open(&*link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .or_else(|_| fcntl_dupfd_cloexec(&self.descriptor, 0))
     }
 
     /// Bytes of storage the file takes up: less than its length while it has holes.

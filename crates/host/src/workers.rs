@@ -31,6 +31,8 @@ pub(crate) struct Workers {
 #[derive(Debug)]
 struct Shared {
     file: Arc<File>,
+    /// See [`File::to_sync`].
+    to_sync: OwnedFd,
     slots: Box<[Mutex<Slot>]>,
     queue: Mutex<Queue>,
     queued: Condvar,
@@ -83,8 +85,10 @@ impl Workers {
             Mutex::new(Slot { token: 0, offset: 0, verb: Verb::Sync, vectors })
         };
         let room = usize::from(depth);
+        let to_sync = file.to_sync()?;
         let shared = Arc::new(Shared {
             file,
+            to_sync,
             slots: (0..depth).map(|_| slot()).collect(),
             queue: Mutex::new(Queue { jobs: VecDeque::with_capacity(room), stop: false }),
             queued: Condvar::new(),
@@ -169,7 +173,7 @@ impl Shared {
         while let Some(index) = self.next() {
             let (token, result) = {
                 let mut slot = lock(&self.slots[usize::from(index)]);
-                (slot.token, slot.run(&self.file))
+                (slot.token, slot.run(&self.file, &self.to_sync))
             };
             let is_awaited = {
                 let mut ended = lock(&self.ended);
@@ -217,7 +221,7 @@ impl Slot {
         Ok(())
     }
 
-    fn run(&mut self, file: &File) -> Result<(), Errno> {
+    fn run(&mut self, file: &File, to_sync: &OwnedFd) -> Result<(), Errno> {
         let offset = self.offset;
         let keep = FallocateFlags::KEEP_SIZE;
         match self.verb {
@@ -227,7 +231,7 @@ impl Slot {
                 self.vectors.transfer(file, offset, Direction::ToFile)?;
                 fdatasync(file)
             }
-            Verb::Sync => fdatasync(file),
+            Verb::Sync => fdatasync(to_sync),
             Verb::PunchHole { len_bytes } => {
                 fallocate(file, FallocateFlags::PUNCH_HOLE | keep, offset, len_bytes)
             }

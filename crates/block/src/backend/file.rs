@@ -2,6 +2,9 @@
 
 mod channel;
 mod jobs;
+mod lost_write;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::path::PathBuf;
@@ -15,6 +18,8 @@ use host::file::{Alignment, File, FileExtent, FileOptions, Indirect};
 
 use self::channel::FileChannel;
 pub(crate) use self::jobs::Jobs;
+use self::lost_write::LostWrites;
+pub use self::lost_write::{LostWrite, hear_of_lost_writes};
 use super::lost::Lost;
 use super::range::check_geometry;
 use crate::open::{BLOCK_DEFAULT, Opened, Opener, block_count};
@@ -29,6 +34,10 @@ use crate::{Existing, MediumError};
 /// forced (`RWF_DSYNC`). Deallocated blocks become holes and read as zeroes, where the file system
 /// has holes; which ones are is asked of the file system. Marks of uncorrectable blocks are kept in
 /// memory only and end with the medium.
+///
+/// Once a flush or a forced write has failed, answered writes may be lost: every flush and every forced
+/// request of every channel fails with a write fault from then on, until the file is opened anew.
+/// [`hear_of_lost_writes`] reports it.
 #[derive(Debug)]
 pub struct FileMedium {
     shared: Arc<Shared>,
@@ -68,6 +77,8 @@ struct Shared {
     block_count: AtomicU64,
     /// Blocks that cannot be read until they are written.
     uncorrectable: Lost,
+    /// Answered writes that are not on the medium and never will be.
+    lost_writes: LostWrites,
     /// [`CHUNK_BYTES`] of zeroes, for files that cannot be told to hold some.
     zeroes: Region,
 }
@@ -133,6 +144,7 @@ impl FileMedium {
         }
         let shared = Shared {
             uncorrectable: Lost::default(),
+            lost_writes: LostWrites::default(),
             block_count: AtomicU64::new(limits.block_count),
             direct: file.direct(),
             file,
@@ -332,249 +344,4 @@ fn limits(file: &File, block_size: u32) -> Limits {
 
 fn memory(regions: &Regions, len_bytes: u32) -> Result<Region, String> {
     regions.allocate(len_bytes as usize).map_err(|error| error.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use base::{
-        Answers, Backend, Blame, Extent, Flags, Holds, Instant, Medium, Memory, Operation, Outcome,
-        Request, Segment,
-    };
-    use dma::{Backing, Lender, Mapping, Regions};
-    use host::engine::Choice;
-    use host::file::{Alignment, FileExtent};
-
-    use super::channel::goes_directly;
-    use super::{FileMedium, FileMediumOptions, in_blocks};
-
-    const BLOCK: u32 = 4096;
-
-    fn options(path: &Path, size_bytes: Option<u64>) -> FileMediumOptions {
-        let (path, engine) = (path.into(), Choice::Best);
-        let (direct, read_only) = (true, false);
-        FileMediumOptions { path, size_bytes, block_size: BLOCK, direct, read_only, engine }
-    }
-
-    fn run(
-        channel: &mut dyn Backend,
-        operation: Operation,
-        blocks: u32,
-        memory: Segment,
-    ) -> Outcome {
-        let moves = matches!(operation, Operation::Read | Operation::Write);
-        let request = Request {
-            token: 1,
-            lba: 16,
-            operand: 0,
-            blocks,
-            segment_first: 0,
-            segment_count: u16::from(moves),
-            metadata_count: 0,
-            operation,
-            flags: Flags::NONE,
-        };
-        let mut answers = Answers::with_capacity(1);
-        assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
-        channel.flush();
-        while channel.poll(Instant::default(), &mut answers) == 0 {
-            std::hint::spin_loop();
-        }
-        answers.as_slice()[0].outcome
-    }
-
-    #[test]
-    fn what_was_flushed_is_there_when_the_file_is_opened_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("blocks");
-        let regions = Regions::new(8);
-        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
-        for (size_bytes, operation, fill) in
-            [(Some(1 << 20), Operation::Write, 0x5a), (None, Operation::Read, 0)]
-        {
-            let medium = FileMedium::open(&regions, &options(&path, size_bytes)).unwrap();
-            assert_eq!(medium.limits().block_count, 256);
-            let mut channel = medium.channel().unwrap();
-            regions.fill(memory, fill).unwrap();
-            assert_eq!(run(&mut *channel, operation, 16, memory), Outcome::SUCCESS);
-            assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), Outcome::SUCCESS);
-        }
-        let mut bytes = vec![0; 1 << 16];
-        regions.load(memory, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|byte| *byte == 0x5a));
-    }
-
-    #[test]
-    fn holes_are_told_as_far_as_they_go() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("blocks");
-        let regions = Regions::new(8);
-        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
-        let medium = FileMedium::open(&regions, &options(&path, Some(1 << 20))).unwrap();
-        let extent = |blocks, holds| Ok(Extent { blocks, holds });
-        assert_eq!(medium.extent(0), extent(256, Holds::Hole));
-        let mut channel = medium.channel().unwrap();
-        assert_eq!(run(&mut *channel, Operation::Write, 16, memory), Outcome::SUCCESS);
-        assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), Outcome::SUCCESS);
-        assert_eq!(medium.extent(3), extent(13, Holds::Hole));
-        assert_eq!(medium.extent(17), extent(15, Holds::Data));
-        assert_eq!(medium.extent(32), extent(224, Holds::Hole));
-        assert_eq!(medium.extent(256), extent(0, Holds::Data), "past the end");
-        assert_eq!(run(&mut *channel, Operation::Deallocate, 16, memory), Outcome::SUCCESS);
-        assert_eq!(medium.extent(0), extent(256, Holds::Hole));
-        let lost = run(&mut *channel, Operation::WriteUncorrectable, 2, memory);
-        assert_eq!(lost, Outcome::SUCCESS);
-        assert_eq!(medium.extent(0), extent(16, Holds::Hole));
-        assert_eq!(medium.extent(16), extent(2, Holds::Data), "it cannot be read as zeroes");
-    }
-
-    #[test]
-    fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("blocks");
-        let regions = Regions::new(8);
-        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
-        let medium = FileMedium::open(&regions, &options(&path, Some(1 << 20))).unwrap();
-        let mut channel = medium.channel().unwrap();
-        regions.fill(memory, 0x5a).unwrap();
-        assert_eq!(run(&mut *channel, Operation::Write, 16, memory), Outcome::SUCCESS);
-        assert_eq!(run(&mut *channel, Operation::WriteUncorrectable, 4, memory), Outcome::SUCCESS);
-        medium.resize(20).unwrap();
-        assert_eq!(medium.limits().block_count, 20);
-        let past = run(&mut *channel, Operation::Read, 16, memory);
-        assert_eq!(past, Outcome::LBA_OUT_OF_RANGE, "blocks 16 to 32");
-        assert_eq!(channel.limits().block_count, 20);
-        medium.resize(16).unwrap();
-        medium.resize(512).unwrap();
-        assert_eq!(medium.extent(511), Ok(Extent { blocks: 1, holds: Holds::Hole }));
-        assert_eq!(run(&mut *channel, Operation::Read, 16, memory), Outcome::SUCCESS);
-        let mut bytes = vec![1; 1 << 16];
-        regions.load(memory, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|byte| *byte == 0), "what was lost is lost, marks too");
-        for impossible in [0, u64::MAX] {
-            let said = medium.resize(impossible).unwrap_err();
-            assert!(said.ends_with("expected at least 1, and fewer than 2^64 bytes"), "{said}");
-        }
-        assert!(medium.resize(1 << 50).is_err(), "no file system has files of that size");
-        assert_eq!(medium.limits().block_count, 512);
-    }
-
-    #[test]
-    fn what_is_lent_goes_to_a_ring_and_only_there() {
-        let directory = tempfile::tempdir().unwrap();
-        let regions = Regions::new(8);
-        let alignment = Alignment { memory_bytes: 512, offset_bytes: 4096 };
-        let mut options = options(&directory.path().join("blocks"), Some(1 << 20));
-        let medium = FileMedium::open_as(&regions, &options, Ok(alignment)).unwrap();
-        match medium.has_ring {
-            true => assert_eq!(medium.takes_lent(), Ok(512)),
-            false => println!("skipped: io_uring is not allowed here"),
-        }
-        let descriptor = tempfile::tempfile().unwrap().into();
-        let lender = Lender { descriptor, queue: 0, data_at: |_, _, _| 0 };
-        let lent = regions.lend(lender, (4, 1 << 16)).unwrap();
-        let goes = |segment| goes_directly(&medium.shared, &[segment]);
-        assert!(goes(lent.slice(1 << 16, 8192).unwrap()), "its address is the lender's");
-        assert!(!goes(lent.slice(0, 512).unwrap()), "half a block");
-        assert!(!goes(lent.slice(1 << 15, 1 << 16).unwrap()), "parts of two requests");
-        options.engine = Choice::Threads;
-        options.path = directory.path().join("others");
-        let refused = FileMedium::open(&regions, &options).unwrap().takes_lent().unwrap_err();
-        assert!(refused.contains("threads") && refused.contains("expected io_uring"), "{refused}");
-    }
-
-    #[test]
-    fn a_block_that_is_partly_a_hole_is_data() {
-        for (len_bytes, is_hole, blocks, holds) in [
-            (4096, true, 1, Holds::Hole),
-            (4095, true, 1, Holds::Data),
-            (8191, true, 1, Holds::Hole),
-            (4095, false, 1, Holds::Data),
-            (8192, false, 2, Holds::Data),
-            (8193, false, 3, Holds::Data),
-        ] {
-            let found = in_blocks(FileExtent { len_bytes, is_hole }, 4096);
-            assert_eq!(found, Extent { blocks, holds }, "{len_bytes} {is_hole}");
-        }
-    }
-
-    #[test]
-    #[expect(clippy::disallowed_methods, reason = "a test makes the file that is read")]
-    fn what_is_only_read_refuses_to_be_changed() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("blocks");
-        std::fs::write(&path, [7; 1 << 17]).unwrap();
-        let regions = Regions::new(8);
-        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
-        let to_read = FileMediumOptions { read_only: true, ..options(&path, None) };
-        let medium = FileMedium::open(&regions, &to_read).unwrap();
-        let mut channel = medium.channel().unwrap();
-        assert_eq!(run(&mut *channel, Operation::Read, 16, memory), Outcome::SUCCESS);
-        for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
-            let outcome = run(&mut *channel, operation, 16, memory);
-            assert_eq!(outcome, Outcome::INVALID_OPCODE, "{operation:?}");
-        }
-        assert!(medium.existing().is_none(), "nothing can be lost");
-    }
-
-    #[test]
-    fn deallocated_blocks_give_their_room_back() {
-        let directory = tempfile::tempdir().unwrap();
-        let regions = Regions::new(8);
-        let memory = regions.add(Mapping::new(1 << 18, Backing::Private).unwrap()).unwrap();
-        let options = options(&directory.path().join("blocks"), Some(1 << 20));
-        let medium = FileMedium::open(&regions, &options).unwrap();
-        let mut channel = medium.channel().unwrap();
-        let room = || medium.shared.file.allocated_bytes();
-        assert_eq!(run(&mut *channel, Operation::Write, 64, memory), Outcome::SUCCESS);
-        assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), Outcome::SUCCESS);
-        let full = room();
-        assert!(full >= 1 << 18);
-        assert_eq!(run(&mut *channel, Operation::Deallocate, 64, memory), Outcome::SUCCESS);
-        assert!(room() + (1 << 18) <= full, "{full} {}", room());
-    }
-
-    #[test]
-    fn a_closed_channels_memory_serves_the_next_one() {
-        let directory = tempfile::tempdir().unwrap();
-        // One region for the zeroes, two for two channels at a time.
-        let regions = Regions::new(3);
-        let options = options(&directory.path().join("blocks"), Some(1 << 20));
-        let medium = FileMedium::open(&regions, &options).unwrap();
-        for _ in 0..5 {
-            let two = [medium.channel(), medium.channel()];
-            assert!(two.iter().all(Result::is_ok));
-            let third = medium.channel().err().unwrap();
-            assert!(third.contains("made for 3"), "{third}");
-        }
-    }
-
-    #[test]
-    fn a_medium_says_how_it_moves_its_data() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("blocks");
-        let regions = Regions::new(8);
-        let mut options = options(&path, Some(1 << 20));
-        (options.direct, options.engine) = (false, Choice::Threads);
-        let said = FileMedium::open(&regions, &options).unwrap().describe();
-        let expected = "by threads, through the page cache, as asked";
-        assert_eq!(said, format!("file {} {expected}", path.display()));
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_a_medium_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let regions = Regions::new(8);
-        let missing = options(&directory.path().join("missing"), None);
-        let error = FileMedium::open(&regions, &missing).unwrap_err();
-        assert_eq!(error.blame(), Blame::Caller);
-        assert!(error.to_string().starts_with("file: open "), "{error}");
-        let odd = FileMediumOptions { block_size: 1000, ..missing };
-        let error = FileMedium::open(&regions, &odd).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "file: block size is 1000, expected a power of two from 512 to 65536"
-        );
-    }
 }

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use base::Span;
+use block::hear_of_lost_writes;
 use block::store::hear_of_room;
 use clap::Args;
 use control::orders::Orders;
@@ -80,6 +81,7 @@ pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
         Ok(served) => Some(served),
         Err(why) => {
             hear_of_room(|news| tracing::info!(cause = %news.store, "{news}"));
+            hear_of_lost_writes(|news| tracing::warn!("{news}"));
             tracing::info!("`tenmil get` will not reach this process: {why}");
             None
         }
@@ -103,6 +105,11 @@ fn start(state: State) -> Result<(Server, Relay), String> {
     hear_of_room(move |news| {
         tracing::info!(cause = %news.store, "{news}");
         teller.announce_room(news);
+    });
+    let teller = announcer.clone();
+    hear_of_lost_writes(move |news| {
+        tracing::warn!("{news}");
+        teller.announce_lost_write(news);
     });
     Ok((server, Relay::new(announcer)))
 }

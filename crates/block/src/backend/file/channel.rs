@@ -6,9 +6,10 @@ use base::{
 };
 use dma::Regions;
 use host::Errno;
-use host::engine::{Ended, Refused};
+use host::engine::{Ended, Job, Refused};
 
 use super::jobs::Jobs;
+use super::lost_write::is_loss;
 use super::work::{Awaits, Work, is_unsupported};
 use super::{BUFFERS, DEPTH_MAX, Loan, SEGMENTS_MAX, Shared};
 use crate::backend::pieces::Pieces;
@@ -27,8 +28,24 @@ pub(super) struct FileChannel<J> {
     free: Vec<u16>,
     buffers: Vec<u16>,
     ended: Vec<Ended>,
+    syncs: Syncs,
     ready: Ready,
 }
+
+/// Works that wait for a sync. One at a time is with the engine: of two that overlap, the kernel may
+/// report a lost write to one and success to the other, whichever ends first. Whoever comes meanwhile
+/// shares the next one.
+#[derive(Debug)]
+struct Syncs {
+    /// Those whose sync is under way.
+    running: Vec<u16>,
+    waiting: Vec<u16>,
+    /// Those of the sync that has just ended.
+    ended: Vec<u16>,
+}
+
+/// The token of a sync.
+const SYNC: u64 = u64::MAX;
 
 /// What comes next for a work.
 enum Next {
@@ -54,6 +71,7 @@ impl<J: Jobs> FileChannel<J> {
             free: (0..DEPTH_MAX).rev().collect(),
             buffers: (0..BUFFERS).rev().collect(),
             ended: Vec::with_capacity(usize::from(DEPTH_MAX)),
+            syncs: Syncs::new(),
             ready: Ready::with_depth(u32::from(DEPTH_MAX)),
         }
     }
@@ -133,9 +151,40 @@ impl<J: Jobs> FileChannel<J> {
     }
 
     fn ask(&mut self, index: u16) -> Result<(), Refused> {
+        if matches!(self.works[usize::from(index)].awaits, Awaits::Synced | Awaits::Settled) {
+            self.syncs.waiting.push(index);
+            self.sync();
+            return Ok(());
+        }
         let block_size = u64::from(self.loan.shared.limits.block_size);
         let job = self.works[usize::from(index)].job(block_size);
         self.engine.submit(u64::from(index), job)
+    }
+
+    /// Begins a sync for all that wait for one, unless one is under way.
+    fn sync(&mut self) {
+        let Syncs { running, waiting, .. } = &mut self.syncs;
+        if running.is_empty() && !waiting.is_empty() {
+            std::mem::swap(running, waiting);
+            let asked = self.engine.submit(SYNC, Job::Sync);
+            asked.expect(
+                "the engine has room for a job of each work, and those that wait have none",
+            );
+        }
+    }
+
+    /// The sync under way has ended: the same came of it for all who waited.
+    #[cold]
+    fn after_sync(&mut self, result: Result<(), Errno>) {
+        let mut ended = std::mem::take(&mut self.syncs.ended);
+        std::mem::swap(&mut ended, &mut self.syncs.running);
+        for index in &ended {
+            let next = self.after(*index, result);
+            self.go_on(*index, next);
+        }
+        ended.clear();
+        self.syncs.ended = ended;
+        self.sync();
     }
 
     /// What comes after the current job of a work has ended.
@@ -145,16 +194,41 @@ impl<J: Jobs> FileChannel<J> {
             (Err(errno), Awaits::Holed | Awaits::Zeroed) if is_unsupported(errno) => {
                 self.after_unsupported(index)
             }
-            (Err(errno), _) => Next::Answer(work.outcome(errno)),
+            (Err(errno), _) => self.after_failure(index, errno),
+            (Ok(()), Awaits::Synced) if self.loan.shared.lost_writes.are_known() => {
+                Next::Answer(Outcome::WRITE_FAULT)
+            }
             (Ok(()), Awaits::Synced) => {
                 let awaits = if work.buffer.is_some() { Awaits::Fetched } else { Awaits::Moved };
                 self.enter(index, awaits)
             }
-            (Ok(()), Awaits::Moved | Awaits::Settled) => Next::Answer(Outcome::SUCCESS),
+            (Ok(()), Awaits::Moved) if !work.request.flags.has(Flags::FUA) => {
+                Next::Answer(Outcome::SUCCESS)
+            }
+            (Ok(()), Awaits::Moved | Awaits::Settled) => self.promise(),
             (Ok(()), Awaits::Fetched) => self.after_fetched(index),
             (Ok(()), Awaits::Stored) => self.after_stored(index),
             (Ok(()), Awaits::Holed | Awaits::Zeroed) => self.settle(index),
         }
+    }
+
+    /// The answer to what is to be on stable storage, as far as the kernel knows.
+    fn promise(&self) -> Next {
+        let are_lost = self.loan.shared.lost_writes.are_known();
+        Next::Answer(if are_lost { Outcome::WRITE_FAULT } else { Outcome::SUCCESS })
+    }
+
+    #[cold]
+    fn after_failure(&mut self, index: u16, errno: Errno) -> Next {
+        let Shared { lost_writes, file, direct, .. } = &*self.loan.shared;
+        let work = &self.works[usize::from(index)];
+        let syncs = matches!(work.awaits, Awaits::Synced | Awaits::Settled);
+        let Request { operation, flags, .. } = work.request;
+        let is_forced = operation == Operation::Write && flags.has(Flags::FUA);
+        if syncs || (is_forced && is_loss(errno, direct.is_ok())) {
+            lost_writes.note(file.path(), errno);
+        }
+        Next::Answer(if syncs { Outcome::WRITE_FAULT } else { work.outcome(errno) })
     }
 
     /// The file cannot be told to drop or to zero a range: the other of the two reads the same, and
@@ -192,6 +266,7 @@ impl<J: Jobs> FileChannel<J> {
         let work = &mut self.works[usize::from(index)];
         let more = work.finish_chunk(block_size);
         match work.request.operation {
+            Operation::Write if work.request.flags.has(Flags::FUA) => self.promise(),
             Operation::Write => Next::Answer(Outcome::SUCCESS),
             Operation::Copy if more => self.enter(index, Awaits::Fetched),
             _ if more => self.enter(index, Awaits::Stored),
@@ -227,6 +302,10 @@ impl<J: Jobs> Backend for FileChannel<J> {
         self.engine.poll(&mut self.ended);
         for position in 0..self.ended.len() {
             let Ended { token, result } = self.ended[position];
+            if token == SYNC {
+                self.after_sync(result);
+                continue;
+            }
             let Ok(index) = u16::try_from(token) else { continue };
             let next = self.after(index, result);
             self.go_on(index, next);
@@ -255,6 +334,13 @@ impl<J: Jobs> Backend for FileChannel<J> {
 
     fn disarm(&mut self) {
         self.engine.disarm();
+    }
+}
+
+impl Syncs {
+    fn new() -> Self {
+        let room = || Vec::with_capacity(usize::from(DEPTH_MAX));
+        Self { running: room(), waiting: room(), ended: room() }
     }
 }
 
