@@ -32,8 +32,8 @@ impl Failure {
         Self { error, text, offset: None }
     }
 
-    /// What a backend has answered for the bytes from `offset` on.
-    pub(super) fn of(outcome: Outcome, writes: bool, offset: u64) -> Self {
+    /// What a backend has answered for the bytes from `offset` on, or for what is of no bytes.
+    pub(super) fn of(outcome: Outcome, writes: bool, offset: Option<u64>) -> Self {
         let (error, text) = match outcome {
             Outcome::LBA_OUT_OF_RANGE if writes => (ErrorCode::ENOSPC, "past the end"),
             Outcome::LBA_OUT_OF_RANGE => (ErrorCode::EINVAL, "past the end"),
@@ -49,7 +49,7 @@ impl Failure {
             Outcome::PATH_ERROR => (ErrorCode::EIO, "the path to the medium failed"),
             _ => (ErrorCode::EIO, "the medium had an error"),
         };
-        Self { error, text, offset: Some(offset) }
+        Self { error, text, offset }
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
             (Outcome::UNRECOVERED_READ, ErrorCode::EIO),
             (Outcome::INTERNAL_ERROR, ErrorCode::EIO),
         ] {
-            let failure = Failure::of(outcome, true, 512);
+            let failure = Failure::of(outcome, true, Some(512));
             assert_eq!((failure.error, failure.offset), (error, Some(512)), "{outcome:?}");
             assert!(!failure.text.is_empty());
         }

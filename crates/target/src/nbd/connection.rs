@@ -255,6 +255,7 @@ impl Connection {
     pub fn answer(&mut self, answer: Answer) {
         if let Phase::Exchange(exchange) = &mut self.phase {
             exchange.answer(answer, &mut self.outbox);
+            self.may_step |= exchange.has_queue();
         }
     }
 

@@ -78,6 +78,8 @@ struct Slot {
     /// Pieces that are not answered yet, those that do not exist yet included.
     pieces: u32,
     failure: Option<Failure>,
+    /// A flush follows when all pieces are answered: a forced trim, which NVMe has no bit for.
+    then_flush: bool,
 }
 
 /// Asked by a client, and not to be answered on the way of an I/O.
@@ -131,6 +133,7 @@ impl Exchange {
             next_byte: 0,
             pieces: 0,
             failure: None,
+            then_flush: false,
         };
         Self {
             export,
@@ -212,7 +215,9 @@ impl Exchange {
         self.in_flight -= 1;
         place.pieces -= 1;
         if !answer.outcome.is_success() {
-            let offset = place.header.offset + (answer.token >> 16);
+            // A flush is of no offset, and a client that is told of one ends the connection.
+            let offset = (place.operation != Operation::Flush)
+                .then(|| place.header.offset + (answer.token >> 16));
             let writes = place.operation != Operation::Read;
             let failure = Failure::of(answer.outcome, writes, offset);
             // Of several, the first on the medium is told.
@@ -221,8 +226,19 @@ impl Exchange {
             }
         }
         if place.pieces == 0 {
+            if place.then_flush && place.failure.is_none() {
+                return self.flush_after(slot);
+            }
             self.reply(slot, outbox);
         }
+    }
+
+    /// What was deallocated goes to stable storage before it is answered.
+    #[cold]
+    fn flush_after(&mut self, slot: u16) {
+        let place = &mut self.slots[usize::from(slot)];
+        (place.operation, place.flags, place.then_flush) = (Operation::Flush, Flags::NONE, false);
+        self.begin(slot);
     }
 
     /// Queues the reply to a request that has come to its end.

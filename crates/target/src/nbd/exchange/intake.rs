@@ -1,6 +1,6 @@
 //! What comes from a client: headers where they lie, data to where they belong.
 
-use base::{Operation, Segment};
+use base::{Flags, Operation, Segment};
 use wire::nbd::{CommandFlags, Malformed, RequestHeader};
 
 use super::admit::{Admitted, admit};
@@ -90,6 +90,8 @@ impl Exchange {
         (place.header, place.holding, place.failure) = (header, holding, None);
         match admitted {
             Ok(Admitted::Run { operation, flags }) => {
+                place.then_flush = operation == Operation::Deallocate && flags.has(Flags::FUA);
+                let flags = if place.then_flush { Flags::NONE } else { flags };
                 (place.operation, place.flags) = (operation, flags);
                 if operation == Operation::Write {
                     self.awaits = Awaits::Payload { slot, done_bytes: 0 };
