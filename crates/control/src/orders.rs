@@ -17,6 +17,7 @@ mod conduit;
 mod difference;
 mod jobs;
 mod order;
+mod similar;
 mod tell;
 mod workers;
 

@@ -112,6 +112,7 @@ pub(super) const METHODS: &[Method] = &[
             WHICH_STORE,
             named("name", VOLUME),
             flag("orphan", "true to delete a snapshot even if volumes were made from it"),
+            flag("if_exists", "true to succeed even if there is no such volume"),
         ],
         "Delete a volume that nobody has open, or a snapshot",
         "tenmil set volume_delete name=monday"

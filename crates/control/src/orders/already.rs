@@ -39,9 +39,6 @@ pub(super) fn say(open: &Arc<OpenStore>, change: &Change) -> Result<Option<Strin
                 _ => None,
             }
         }
-        Change::Delete { name, .. } if there(name).is_none() => {
-            Some(format!("there is no `{name}`: nothing was deleted\n"))
-        }
         Change::Rename { name, to } => {
             let is_done = name == to || there(name).is_none();
             let text = || match name == to {

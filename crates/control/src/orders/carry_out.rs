@@ -11,6 +11,7 @@ use host::random_seed;
 
 use super::already;
 use super::order::Order;
+use super::similar;
 use super::tell::{self, Told, percents, size};
 use crate::orders::Kinds;
 
@@ -37,7 +38,7 @@ pub fn carry_out(open: &Arc<OpenStore>, kinds: Kinds, order: &Order) -> Result<T
             );
             create_over(open, kinds, made, image, size_bytes.is_some())
         }
-        Order::Delete { name, orphan } => delete(open, name, *orphan),
+        Order::Delete { name, orphan, if_exists } => delete(open, name, *orphan, *if_exists),
         Order::Rename { name, to } => {
             let change = Change::Rename { name: name.clone(), to: to.clone() };
             make(open, change, Some(to), || format!("volume `{name}` is called `{to}` now\n"))
@@ -152,7 +153,20 @@ fn create_over(
     make(open, change, Some(&name), text)
 }
 
-fn delete(open: &Arc<OpenStore>, name: &str, orphan: bool) -> Result<Told, MediumError> {
+fn delete(
+    open: &Arc<OpenStore>,
+    name: &str,
+    orphan: bool,
+    if_exists: bool,
+) -> Result<Told, MediumError> {
+    let volumes = open.list()?;
+    if !volumes.iter().any(|one| one.name == name) {
+        if if_exists {
+            let text = format!("there is no `{name}`: nothing was deleted\n");
+            return Told::new(open, false, text, None);
+        }
+        return Err(similar::absent(&name_of(open, name), &volumes, name));
+    }
     make(open, Change::Delete { name: name.to_owned(), orphan }, None, || {
         let rest = match open.settle(GIVING_BACK_MAX) {
             true => "its room is given back",

@@ -42,6 +42,8 @@ pub enum Order {
         name: String,
         /// Even if volumes were made from it.
         orphan: bool,
+        /// Whether it is no error if there is none.
+        if_exists: bool,
     },
     /// A volume is to have another name.
     Rename {
@@ -182,7 +184,9 @@ impl Order {
                 }
                 value
             }
-            Self::Delete { name, orphan } => json!({ "name": name, "orphan": orphan }),
+            Self::Delete { name, orphan, if_exists } => {
+                json!({ "name": name, "orphan": orphan, "if_exists": if_exists })
+            }
             Self::Rename { name, to } => json!({ "name": name, "to": to }),
             Self::Resize { name, size_bytes, shrink } => {
                 json!({ "name": name, "size_bytes": size_bytes, "shrink": shrink })
@@ -235,7 +239,9 @@ impl Order {
                 unit_bytes: whole("unit_bytes"),
                 checksums: flag("checksums"),
             },
-            "volume_delete" => Self::Delete { name, orphan: flag("orphan") },
+            "volume_delete" => {
+                Self::Delete { name, orphan: flag("orphan"), if_exists: flag("if_exists") }
+            }
             "volume_rename" => Self::Rename { name, to: text("to") },
             "volume_resize" => {
                 Self::Resize { name, size_bytes: whole("size_bytes"), shrink: flag("shrink") }
@@ -305,7 +311,7 @@ mod tests {
             },
             over(None),
             over(Some(8192)),
-            Order::Delete { name: name.clone(), orphan: true },
+            Order::Delete { name: name.clone(), orphan: true, if_exists: true },
             Order::Rename { name: name.clone(), to: to.clone() },
             Order::Resize { name: name.clone(), size_bytes: 4096, shrink: true },
             Order::Snapshot { volume: name.clone(), name: to.clone() },

@@ -101,6 +101,10 @@ struct DeleteArguments {
     #[arg(long)]
     orphan: bool,
 
+    /// Succeed even if there is no such volume, for scripts that say it twice
+    #[arg(long)]
+    if_exists: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -195,7 +199,7 @@ pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<Ex
     let text = with_opener(|opener| match &arguments.command {
         Command::Create(it) => create(opener, it),
         Command::Delete(it) => {
-            let order = |name| Order::Delete { name, orphan: it.orphan };
+            let order = |name| Order::Delete { name, orphan: it.orphan, if_exists: it.if_exists };
             give(opener, &it.volume, order, it.json)
         }
         Command::Rename(it) => {
@@ -412,7 +416,15 @@ mod tests {
         let said = say(&["rename", &volume("next"), "next"]).unwrap();
         assert_eq!(said, "volume `next` is called that already\n");
         let said = "there is no `next`: nothing was deleted\n";
-        twice(&["delete", &volume("next")], said);
+        twice(&["delete", "--if-exists", &volume("next")], said);
+        for (wrong, expected) in [
+            ("next", "no volume `next`, expected one that `tenmil volume list` shows"),
+            ("dv", "no volume `dv`, expected `db`"),
+        ] {
+            let refused = say(&["delete", &volume(wrong)]).unwrap_err();
+            assert!(refused.text.contains(expected), "{refused}");
+            assert!(refused.hint.unwrap().contains("--if-exists"));
+        }
 
         // It is not what it was.
         say(&["resize", &db, "--size", "4m"]).unwrap();
