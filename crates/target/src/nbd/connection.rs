@@ -12,6 +12,7 @@ use super::haggling::{FLAGS, Haggled, Haggling};
 use super::inbox::Inbox;
 use super::memory::{Layout, cut};
 use super::outbox::Outbox;
+use super::pool::Pool;
 
 /// The server's end of a connection. It does no I/O: whoever has it moves bytes between a socket
 /// and the segments that it names, and requests between it and a backend.
@@ -20,6 +21,8 @@ pub struct Connection {
     export: Arc<Export>,
     regions: Regions,
     layout: Layout,
+    /// Where memory for large requests is leased from.
+    pool: Arc<Pool>,
     inbox: Inbox,
     outbox: Outbox,
     phase: Phase,
@@ -63,17 +66,19 @@ const INTO: usize = 160;
 
 impl Connection {
     /// A connection that has just been made: it has its greeting to send. `memory` is
-    /// [`MEMORY_BYTES`](super::MEMORY_BYTES) of `regions`, and its own as long as it lives.
+    /// [`MEMORY_BYTES`](super::MEMORY_BYTES) of `regions`, and its own as long as it lives; `pool` is of
+    /// the same regions.
     ///
     /// # Panics
     ///
     /// If the memory is shorter, or does not exist.
-    pub fn new(export: Arc<Export>, regions: Regions, memory: Segment) -> Self {
+    pub fn new(export: Arc<Export>, regions: Regions, memory: Segment, pool: Arc<Pool>) -> Self {
         let layout = Layout::new(memory);
         let mut connection = Self {
             export,
             regions,
             layout,
+            pool,
             inbox: Inbox::new(layout.inbox()),
             outbox: Outbox::new(),
             phase: Phase::Haggling(Haggling::new()),
@@ -202,7 +207,8 @@ impl Connection {
                 }
                 Haggled::Agreed(terms) => {
                     let (export, regions) = (Arc::clone(&self.export), self.regions.clone());
-                    let exchange = Exchange::new(export, terms, regions, self.layout);
+                    let pool = Arc::clone(&self.pool);
+                    let exchange = Exchange::new(export, terms, regions, self.layout, pool);
                     self.phase = Phase::Exchange(Box::new(exchange));
                     self.may_step = true;
                 }
@@ -303,6 +309,37 @@ impl Connection {
                 self.outbox.sent(count, |_| {});
                 self.may_step |= self.outbox.is_empty();
             }
+        }
+    }
+
+    /// The number of the request of which a part has come and the rest is awaited from the client.
+    #[inline]
+    pub fn awaited(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Exchange(exchange) if self.ending.is_none() => exchange.awaited(&self.inbox),
+            _ => None,
+        }
+    }
+
+    /// Whether a request waits for memory that other connections have: it is to
+    /// [try again](Self::try_again) after a while.
+    #[inline]
+    pub fn waits_for_memory(&self) -> bool {
+        matches!(&self.phase, Phase::Exchange(exchange) if exchange.waits_for_memory())
+    }
+
+    /// The next step asks for memory again.
+    pub fn try_again(&mut self) {
+        if let Phase::Exchange(exchange) = &mut self.phase {
+            exchange.try_again();
+            self.may_step = true;
+        }
+    }
+
+    /// Gives memory back that is not used: before a sleep.
+    pub fn release(&mut self) {
+        if let Phase::Exchange(exchange) = &mut self.phase {
+            exchange.release();
         }
     }
 

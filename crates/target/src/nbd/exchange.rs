@@ -21,8 +21,10 @@ use wire::nbd::{ChunkHeader, Command, CommandFlags, ErrorCode, Extent, RequestHe
 use super::answer::{Failure, Header};
 use super::export::Export;
 use super::haggling::{ALLOCATION, Terms};
+use super::inbox::Inbox;
 use super::memory::{Holding, Layout, SLOTS, SMALL_BYTES, Store, cut};
 use super::outbox::Outbox;
+use super::pool::Pool;
 use intake::Awaits;
 
 /// The requests of a connection.
@@ -44,6 +46,8 @@ pub(super) struct Exchange {
     questions: VecDeque<Question>,
     /// Pieces that the backend has and has not answered.
     in_flight: usize,
+    /// Headers that were taken.
+    headers: u64,
     /// The client has said that it ends.
     is_ended: bool,
     done: Done,
@@ -118,7 +122,13 @@ const SEGMENTS: usize = BATCH * 4;
 const EXTENTS_MAX: usize = SMALL_BYTES as usize / 8;
 
 impl Exchange {
-    pub(super) fn new(export: Arc<Export>, terms: Terms, regions: Regions, layout: Layout) -> Self {
+    pub(super) fn new(
+        export: Arc<Export>,
+        terms: Terms,
+        regions: Regions,
+        layout: Layout,
+        pool: Arc<Pool>,
+    ) -> Self {
         let nothing = Slot {
             header: RequestHeader {
                 flags: CommandFlags::NONE,
@@ -140,7 +150,7 @@ impl Exchange {
             terms,
             regions,
             layout,
-            store: Store::new(layout),
+            store: Store::new(layout, pool),
             slots: vec![nothing; usize::from(SLOTS)].into(),
             free: (0..SLOTS).rev().collect(),
             awaits: Awaits::Header,
@@ -149,6 +159,7 @@ impl Exchange {
             segments: Vec::with_capacity(SEGMENTS),
             questions: VecDeque::with_capacity(usize::from(SLOTS)),
             in_flight: 0,
+            headers: 0,
             is_ended: false,
             done: Done::default(),
         }
@@ -178,6 +189,32 @@ impl Exchange {
     /// Pieces that the backend has and has not answered.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    /// The number of the request of which a part has come and the rest is awaited from the client.
+    #[inline]
+    pub(super) fn awaited(&self, inbox: &Inbox) -> Option<u64> {
+        let is_begun = match self.awaits {
+            Awaits::Header => (1..RequestHeader::BYTES).contains(&(inbox.len() as usize)),
+            Awaits::Payload { .. } | Awaits::Refused { .. } => true,
+        };
+        is_begun.then_some(self.headers)
+    }
+
+    /// Whether a request waits for memory that other connections have.
+    #[inline]
+    pub(super) fn waits_for_memory(&self) -> bool {
+        self.store.is_short()
+    }
+
+    /// It may ask for memory again.
+    pub(super) fn try_again(&mut self) {
+        self.store.try_again();
+    }
+
+    /// Gives memory back that is not used.
+    pub(super) fn release(&mut self) {
+        self.store.release();
     }
 
     /// Nothing more will come: what had come only in part is forgotten.
@@ -314,6 +351,14 @@ impl Exchange {
     /// Whether pieces wait that no batch had room for.
     pub(super) fn has_queue(&self) -> bool {
         !self.queue.is_empty()
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if self.in_flight > 0 {
+            self.store.abandon();
+        }
     }
 }
 

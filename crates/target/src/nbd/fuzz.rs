@@ -10,6 +10,7 @@ use super::connection::Connection;
 use super::exchange::About;
 use super::export::Export;
 use super::memory::MEMORY_BYTES;
+use super::pool::{POOL_BYTES, Pool};
 
 /// Gives `bytes` to a connection as a client's stream. The first byte says in what pieces they
 /// come, and how the medium answers.
@@ -21,7 +22,8 @@ pub fn fuzz(bytes: &[u8]) {
     let Some((how, mut stream)) = bytes.split_first() else { return };
     let (regions, memory) = memory();
     let export = Export::new("fuzz", "a disk", limits(), how & 1 != 0).expect("it can be served");
-    let mut connection = Connection::new(Arc::new(export), regions.clone(), memory);
+    let pool = Arc::new(Pool::new(&regions, POOL_BYTES).expect("there is memory"));
+    let mut connection = Connection::new(Arc::new(export), regions.clone(), memory, pool);
     let piece = usize::from(how >> 4).pow(2) + 1;
     let outcome = if how & 2 == 0 { Outcome::SUCCESS } else { Outcome::UNRECOVERED_READ };
     loop {
@@ -85,7 +87,7 @@ fn work(connection: &mut Connection, outcome: Outcome) -> bool {
 }
 
 fn memory() -> (Regions, Segment) {
-    let regions = Regions::new(1);
+    let regions = Regions::new(2);
     let mapping = Mapping::with_small_pages(MEMORY_BYTES as usize).expect("there is memory");
     let memory = regions.add(mapping).expect("there is a place");
     (regions, memory)

@@ -10,6 +10,8 @@ use host::watch::{Interest, Watch};
 use reactor::{Context, Found, MeanLatency, Parting, Poller, WokenBy};
 
 use super::connection::{Connection, Left};
+use super::pool::Pool;
+use super::progress::Progress;
 use super::seat::{ConnectionPhase, News, Order, Reason, Seat};
 use super::served::Served;
 use super::server::Loan;
@@ -37,6 +39,12 @@ pub(super) struct Guest {
     is_ending: bool,
     /// Nothing is begun before its thread has come to where it goes.
     is_travelling: bool,
+    /// What it sends of a request that it has begun.
+    sending: Progress,
+    /// What it takes of replies that the socket has no room for.
+    receiving: Progress,
+    /// When it asks again for memory that others have.
+    again_at: Instant,
     /// When it goes because the device has.
     leave_at: Instant,
     /// Why it ends, as far as that is known here.
@@ -55,6 +63,8 @@ const HAGGLING_MAX: Span = Span::from_secs(30);
 const ENDING_MAX: Span = Span::from_secs(2);
 /// How long a client may go on asking a device that has gone.
 const REMOVED_MAX: Span = Span::from_ms(500);
+/// How long it waits for memory that other connections have before it asks again.
+const AGAIN_AFTER: Span = Span::from_ms(1);
 const SOCKET: u64 = 0;
 const BACKEND: u64 = 1;
 const READABLE: Interest = Interest { readable: true, writable: false };
@@ -68,18 +78,20 @@ pub(super) struct GuestParts {
     pub(super) regions: Regions,
     pub(super) survey: Survey,
     pub(super) loan: Loan,
+    pub(super) pool: Arc<Pool>,
     pub(super) now: Instant,
 }
 
 impl Guest {
     pub(super) fn new(parts: GuestParts) -> io::Result<Self> {
-        let GuestParts { stream, backend, served, seat, regions, survey, loan, now } = parts;
+        let GuestParts { stream, backend, served, seat, regions, survey, loan, pool, now } = parts;
         let watch = Watch::new()?;
         watch.add(&stream, SOCKET, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
             watch.add(descriptor, BACKEND, READABLE)?;
         }
-        let connection = Connection::new(Arc::clone(served.export()), regions, loan.memory());
+        let export = Arc::clone(served.export());
+        let connection = Connection::new(export, regions, loan.memory(), pool);
         Ok(Self {
             backend,
             stream,
@@ -94,6 +106,9 @@ impl Guest {
             deadline: now.after(HAGGLING_MAX),
             is_ending: false,
             is_travelling: false,
+            sending: Progress::NOTHING,
+            receiving: Progress::NOTHING,
+            again_at: Instant::NEVER,
             leave_at: Instant::NEVER,
             reason: None,
             seat,
@@ -120,6 +135,7 @@ impl Guest {
         match self.stream.receive(into) {
             Ok(Received::Bytes(count)) => {
                 self.seat.received(false);
+                self.sending.moved(count);
                 self.connection.received(count);
                 1
             }
@@ -208,6 +224,7 @@ impl Guest {
         match self.stream.send(segments) {
             Ok(count) => {
                 self.seat.sent();
+                self.receiving.moved(count);
                 self.connection.sent(count);
                 self.is_blocked = !self.connection.to_send().is_empty();
             }
@@ -280,7 +297,9 @@ impl Guest {
             // Nobody hears how its writes end: what is written after them waits until they have.
             self.backend.fence_writes();
         }
-        if now >= self.deadline {
+        let is_slow = self.sending.is_too_slow(now, self.connection.awaited())
+            | self.receiving.is_too_slow(now, self.is_blocked.then_some(0));
+        if now >= self.deadline || is_slow {
             self.end_for(Reason::TooSlow);
             self.connection.broken();
         }
@@ -289,6 +308,19 @@ impl Guest {
             return 1;
         }
         0
+    }
+
+    /// Asks again for memory that other connections had.
+    #[inline]
+    fn try_again(&mut self, now: Instant) {
+        if !self.connection.waits_for_memory() {
+            self.again_at = Instant::NEVER;
+        } else if now >= self.again_at {
+            self.connection.try_again();
+            self.again_at = now.after(AGAIN_AFTER);
+        } else if self.again_at == Instant::NEVER {
+            self.again_at = now.after(AGAIN_AFTER);
+        }
     }
 
     fn wanted(&mut self) -> Interest {
@@ -335,6 +367,7 @@ impl Poller for Guest {
         if self.is_blocked && self.looks.is_due(now) {
             self.send();
         }
+        self.try_again(now);
         let before = self.connection.under_way();
         let received = self.receive(now);
         let mut count = received + self.connection.step();
@@ -359,6 +392,7 @@ impl Poller for Guest {
     fn arm(&mut self) -> Found {
         // In any case: an old signal, which nobody has taken away, would end every sleep at once.
         let has_answer = self.backend.arm();
+        self.connection.release();
         let wanted = self.wanted();
         if wanted != self.interest {
             self.interest = wanted;
@@ -383,7 +417,8 @@ impl Poller for Guest {
     fn wake_at(&self) -> Instant {
         let backend = self.connection.in_flight() > 0 || self.wants_room();
         let backend = if backend { self.backend.wake_at() } else { Instant::NEVER };
-        self.deadline.min(self.leave_at).min(backend)
+        let client = self.sending.until().min(self.receiving.until()).min(self.again_at);
+        self.deadline.min(self.leave_at).min(client).min(backend)
     }
 
     fn expected_latency(&self) -> Option<Span> {

@@ -17,6 +17,7 @@ use reactor::{Directory, Registration, ThreadPlan};
 
 use super::guest::{Guest, GuestParts};
 use super::memory::MEMORY_BYTES;
+use super::pool::{POOL_BYTES, Pool as Memory};
 use super::seat::{News, Seat};
 use super::served::Served;
 use super::survey::Survey;
@@ -28,7 +29,7 @@ pub struct Plan {
     pub doors: Vec<Door>,
     /// What it serves.
     pub served: Arc<Served>,
-    /// Where the memory of connections lies; a place for each.
+    /// Where the memory of connections lies; a place for each, and one for what they share.
     pub regions: Regions,
     /// Who serves.
     pub reactors: Arc<Directory>,
@@ -50,6 +51,8 @@ pub struct Server {
 struct Usher {
     plan: Plan,
     pool: Arc<Pool>,
+    /// Memory for large requests of all.
+    memory: Arc<Memory>,
     lent: Arc<AtomicUsize>,
     tell: Sender<News>,
 }
@@ -78,7 +81,10 @@ impl Server {
         let doors = std::mem::take(&mut plan.doors);
         let served = Arc::clone(&plan.served);
         let pool = Arc::new(Pool::new(SURVEYORS, QUESTIONS_MAX));
-        let usher = Usher { plan, pool, lent: Arc::default(), tell };
+        let memory = Memory::new(&plan.regions, POOL_BYTES)
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        let memory = Arc::new(memory);
+        let usher = Usher { plan, pool, memory, lent: Arc::default(), tell };
         let hall = Hall::open("nbd", doors, served.descriptor().event_source(), usher)?;
         Ok(Self { hall, told })
     }
@@ -132,6 +138,7 @@ impl Keeper for Usher {
             regions: regions.clone(),
             survey: Survey::new(Arc::clone(served), Arc::clone(&self.pool)),
             loan,
+            pool: Arc::clone(&self.memory),
             now: clock.now(),
         });
         let guest = guest.map_err(|error| error.to_string())?;

@@ -13,6 +13,7 @@ use dma::{Mapping, Regions};
 use wire::nbd::ErrorCode;
 
 use super::memory::MEMORY_BYTES;
+use super::pool::{POOL_BYTES, Pool};
 use super::survey::survey;
 use super::{About, Connection, Export};
 
@@ -50,13 +51,14 @@ impl Session {
         let medium = Ram::new(&regions, BLOCK, SIZE / u64::from(BLOCK)).unwrap();
         let memory = Mapping::with_small_pages(MEMORY_BYTES as usize).unwrap();
         let memory = regions.add(memory).unwrap();
+        let pool = Arc::new(Pool::new(&regions, POOL_BYTES).unwrap());
         // It forgets everything, which is no reason not to try what is for those that do not.
         let mut limits = Limits { durability: Durability::VolatileCache, ..medium.limits() };
         change(&mut limits);
         let export = Export::new("disk", "a disk", limits, is_read_only).unwrap();
         let export = Arc::new(if lets_resize { export.with_resize() } else { export });
         Self {
-            connection: Connection::new(Arc::clone(&export), regions.clone(), memory),
+            connection: Connection::new(Arc::clone(&export), regions.clone(), memory, pool),
             backend: medium.channel().unwrap(),
             medium,
             export,

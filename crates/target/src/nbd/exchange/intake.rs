@@ -85,6 +85,7 @@ impl Exchange {
         };
         let Some(holding) = self.store.take(moves) else { return Ok(false) };
         inbox.take(28);
+        self.headers += 1;
         self.free.pop();
         let place = &mut self.slots[usize::from(slot)];
         (place.header, place.holding, place.failure) = (header, holding, None);

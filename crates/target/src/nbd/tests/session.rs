@@ -1,5 +1,6 @@
 //! What clients do, and every way in which their stream can be cut.
 
+use base::{Answer, Flags, Operation, Outcome};
 use wire::nbd::option::{Info, parse_context, parse_server};
 use wire::nbd::{Command, CommandFlags, OptionCode, OptionReplyCode, TransmissionFlags};
 
@@ -382,4 +383,68 @@ fn a_context_that_is_not_known_is_not_told_and_not_chosen() {
     let back = session.talk(&request(Command::BLOCK_STATUS, 7, 0, 512), usize::MAX);
     let refused = Reply::Failed(wire::nbd::ErrorCode::EINVAL, None);
     assert_eq!(replies(&back, |_| 0), [(7, refused)]);
+}
+
+#[test]
+fn failed_flush_has_no_offset_and_failed_write_has_one() {
+    for (command, outcome) in
+        [(Command::FLUSH, Outcome::WRITE_FAULT), (Command::TRIM, Outcome::WRITE_FAULT)]
+    {
+        let mut session = Session::new();
+        session.talk(&handshake(true), usize::MAX);
+        let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
+        session.give(&request(command, 7, 0, len_bytes));
+        session.connection.step();
+        let token = session.connection.requests().0[0].token;
+        session.connection.taken(1);
+        session.connection.answer(Answer { token, outcome, result: 0 });
+        let back = session.take(usize::MAX);
+        // NBD_REPLY_TYPE_ERROR and NBD_REPLY_TYPE_ERROR_OFFSET.
+        let expected: u16 = if command == Command::FLUSH { 1 << 15 | 1 } else { 1 << 15 | 2 };
+        assert_eq!(back[6..8], expected.to_be_bytes(), "{command:?}");
+    }
+}
+
+#[test]
+fn forced_trim_is_answered_after_a_flush() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    session.give(&flagged(Command::TRIM, CommandFlags::FUA, 7, 0, 512));
+    session.connection.step();
+    for operation in [Operation::Deallocate, Operation::Flush] {
+        assert!(session.connection.to_send().is_empty(), "{operation:?} is not done");
+        session.connection.step();
+        let asked = session.connection.requests().0[0];
+        assert_eq!((asked.operation, asked.flags), (operation, Flags::NONE));
+        session.connection.taken(1);
+        let answer = Answer { token: asked.token, outcome: Outcome::SUCCESS, result: 0 };
+        session.connection.answer(answer);
+    }
+    assert!(!session.connection.to_send().is_empty());
+    session.give(&request(Command::TRIM, 8, 0, 512));
+    session.connection.step();
+    let token = session.connection.requests().0[0].token;
+    session.connection.taken(1);
+    session.connection.answer(Answer { token, outcome: Outcome::SUCCESS, result: 0 });
+    session.connection.step();
+    assert!(session.connection.requests().0.is_empty(), "one that is not forced is done");
+}
+
+#[test]
+fn request_is_awaited_from_its_first_byte_to_its_last() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    assert_eq!(session.connection.awaited(), None, "an idle client owes nothing");
+    let bytes = write(1, 0, &pattern(32 << 10, 1));
+    session.give(&bytes[..1]);
+    session.work();
+    let header = session.connection.awaited();
+    assert!(header.is_some());
+    session.give(&bytes[1..bytes.len() - 1]);
+    session.work();
+    let payload = session.connection.awaited();
+    assert!(payload.is_some() && payload != header);
+    session.give(&bytes[bytes.len() - 1..]);
+    session.work();
+    assert_eq!(session.connection.awaited(), None);
 }

@@ -1,0 +1,86 @@
+//! The least rate at which a client sends what it has begun, and takes what it has asked for.
+
+use base::{Instant, Span};
+
+/// How a client that has begun to send a request, or has replies to receive, gets on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    /// What is awaited.
+    what: u64,
+    /// Bytes since the window began.
+    bytes: u64,
+    /// When the window ends; never while nothing is awaited.
+    until: Instant,
+}
+
+/// The rest of a request comes within this time, or [`LEAST_BYTES`] of it do.
+pub(super) const WINDOW: Span = Span::from_secs(10);
+/// What has to move in a window: 25 KiB per second.
+pub(super) const LEAST_BYTES: u64 = 256 << 10;
+
+impl Progress {
+    pub(super) const NOTHING: Self = Self { what: 0, bytes: 0, until: Instant::NEVER };
+
+    /// So many bytes have moved.
+    #[inline]
+    pub(super) fn moved(&mut self, count: usize) {
+        self.bytes += count as u64;
+    }
+
+    /// When it is to be looked at.
+    #[inline]
+    pub(super) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Looks how it gets on with `what` is awaited. True if that is too slow.
+    #[inline]
+    pub(super) fn is_too_slow(&mut self, now: Instant, what: Option<u64>) -> bool {
+        let Some(what) = what else {
+            self.until = Instant::NEVER;
+            return false;
+        };
+        let is_new = self.until == Instant::NEVER || what != self.what;
+        if !is_new && now < self.until {
+            return false;
+        }
+        if !is_new && self.bytes < LEAST_BYTES {
+            return true;
+        }
+        *self = Self { what, bytes: 0, until: now.after(WINDOW) };
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{Instant, Span};
+
+    use super::{LEAST_BYTES, Progress, WINDOW};
+
+    #[test]
+    fn request_that_stops_coming_is_too_slow_and_one_at_the_least_rate_is_not() {
+        let mut progress = Progress::NOTHING;
+        let at = |windows: u64| Instant::default().after(Span { ns: windows * WINDOW.ns });
+        assert!(!progress.is_too_slow(at(0), Some(1)));
+        for window in 1..10 {
+            progress.moved(LEAST_BYTES as usize);
+            assert!(!progress.is_too_slow(at(window), Some(1)));
+        }
+        progress.moved(LEAST_BYTES as usize - 1);
+        assert!(progress.is_too_slow(at(10), Some(1)));
+    }
+
+    #[test]
+    fn next_request_and_a_pause_begin_a_window() {
+        let mut progress = Progress::NOTHING;
+        let at = |seconds| Instant::default().after(Span::from_secs(seconds));
+        for number in 0..5 {
+            assert!(!progress.is_too_slow(at(9 * number), Some(number)), "another request");
+        }
+        assert!(!progress.is_too_slow(at(40), None));
+        assert_eq!(progress.until(), Instant::NEVER, "an idle client is idle as long as it likes");
+        assert!(!progress.is_too_slow(at(1000), Some(4)));
+        assert!(progress.is_too_slow(at(1010), Some(4)));
+    }
+}
