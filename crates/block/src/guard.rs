@@ -14,7 +14,7 @@ mod tests;
 
 use std::fmt;
 
-use host::file::read_ends;
+use host::file::{holds_zeroes, read_ends};
 use host::holders::{Hardware, InUse, Place};
 use host::machine::Machine;
 
@@ -33,6 +33,8 @@ pub struct Findings {
     pub signatures: Result<Vec<Signature>, String>,
     /// Whether there is nothing but zeroes at both ends.
     pub is_blank: bool,
+    /// Whether it is a file that holds nothing but zeroes all over.
+    pub is_zeroes: bool,
     /// Who uses it.
     pub used_by: Vec<InUse>,
     /// What device it is.
@@ -59,7 +61,8 @@ pub fn allow(
     overwrite: bool,
     machine: &Machine,
 ) -> Result<(), NotAllowed> {
-    let findings: Vec<Findings> = existing.iter().map(|one| Findings::of(one, machine)).collect();
+    let mut findings: Vec<Findings> =
+        existing.iter().map(|one| Findings::of(one, machine)).collect();
     let listed =
         |of: &[&Findings]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
     let used: Vec<&Findings> = findings.iter().filter(|one| !one.used_by.is_empty()).collect();
@@ -72,6 +75,10 @@ pub fn allow(
             remedy: "Unmount it and stop what stands on it; --overwrite does not change this."
                 .into(),
         });
+    }
+    if !overwrite {
+        // All that is there is zeroes: a run that was refused, or stopped before it began, leaves such.
+        findings.retain(|one| !one.is_zeroes);
     }
     if overwrite || findings.is_empty() {
         return Ok(());
@@ -94,7 +101,8 @@ impl Findings {
         let Some(path) = path else {
             let signatures = Err("nobody could look closer".into());
             let (used_by, hardware) = (Vec::new(), Hardware::default());
-            return Self { name, found, signatures, is_blank: false, used_by, hardware };
+            let (is_blank, is_zeroes) = (false, false);
+            return Self { name, found, signatures, is_blank, is_zeroes, used_by, hardware };
         };
         let place = Place::of(&path);
         let ends = read_ends(&path, END_BYTES);
@@ -105,7 +113,8 @@ impl Findings {
             .map(|(head, tail, size_bytes)| probe(&Ends { head: &head, tail: &tail, size_bytes }))
             .map_err(|error| format!("it cannot be read: {error}"));
         let (used_by, hardware) = (InUse::of(machine, &place), Hardware::of(machine, &place));
-        Self { name, found, signatures, is_blank, used_by, hardware }
+        let is_zeroes = is_blank && holds_zeroes(&path);
+        Self { name, found, signatures, is_blank, is_zeroes, used_by, hardware }
     }
 }
 

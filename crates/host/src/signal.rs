@@ -43,6 +43,14 @@ pub fn catch_interrupts() -> io::Result<()> {
     Ok(())
 }
 
+/// From now on a write past the largest size of a file (RLIMIT_FSIZE) fails with EFBIG, and SIGXFSZ does
+/// not end the process.
+pub fn ignore_file_size() -> io::Result<()> {
+    // SAFETY: it changes the action of one signal to one that runs no code of ours.
+    let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// The same for SIGHUP, which says that the terminal is gone; unless it is ignored, as under
 /// `nohup`.
 pub fn catch_hangup() -> io::Result<()> {

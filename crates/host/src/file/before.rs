@@ -33,6 +33,11 @@ impl Before {
         &self.path
     }
 
+    /// Whether it was there.
+    pub fn was_there(&self) -> bool {
+        self.len_bytes.is_some()
+    }
+
     /// How long it was; zero if it was not there.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes.unwrap_or(0)
@@ -55,6 +60,44 @@ impl Before {
             None => unlink(&path),
             Some(len_bytes) => ftruncate(&descriptor, len_bytes),
         };
+    }
+}
+
+/// Whether the file at `path` holds nothing but zeroes: a regular file in which no more than
+/// [`ZEROES_READ_MAX`] bytes have to be read to know. Blocks while they are read.
+pub fn holds_zeroes(path: &Path) -> bool {
+    let opened = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    opened.is_ok_and(|descriptor| {
+        fstat(&descriptor).is_ok_and(|found| is_regular(&found))
+            && are_zeroes(&descriptor).unwrap_or(false)
+    })
+}
+
+/// As much of a file is read to find out that it holds nothing.
+const ZEROES_READ_MAX: u64 = 1 << 30;
+
+fn are_zeroes(descriptor: &OwnedFd) -> Result<bool, Errno> {
+    let (mut offset, mut read_bytes) = (0, 0);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let data = match seek(descriptor, SeekFrom::Data(offset)) {
+            Err(Errno::NXIO) => return Ok(true),
+            data => data?,
+        };
+        offset = data;
+        let end = seek(descriptor, SeekFrom::Hole(data))?;
+        while offset < end {
+            let most = usize::try_from(end - offset).unwrap_or(usize::MAX).min(buffer.len());
+            let count = pread(descriptor, &mut buffer[..most], offset)?;
+            read_bytes += count as u64;
+            if buffer[..count].iter().any(|byte| *byte != 0) || read_bytes > ZEROES_READ_MAX {
+                return Ok(false);
+            }
+            if count == 0 {
+                return Ok(true);
+            }
+            offset += count as u64;
+        }
     }
 }
 

@@ -117,6 +117,13 @@ Examples:
 /// Devices stand on others, and each takes a place or two in the table of memory.
 const REGIONS_MAX: usize = 256;
 
+impl MirrorArguments {
+    /// Whether it only looks.
+    pub(super) fn only_reads(&self) -> bool {
+        matches!(self.command, Command::Show(_))
+    }
+}
+
 /// Makes or shows.
 pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     let regions = Regions::new(REGIONS_MAX);

@@ -40,6 +40,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use host::file::Making;
 
 use crate::Refused;
 use crate::identify::WithController;
@@ -160,11 +161,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut out = io::stdout().lock();
     crate::log::start();
+    if let Err(error) = host::signal::ignore_file_size() {
+        tracing::info!("ignore SIGXFSZ: {error}");
+    }
+    host::file::set_making(Making::Recorded);
     let done = dispatch(&arguments, engines, &mut out);
     crate::log::drain();
     match done {
         Ok(code) => code,
         Err(refused) => {
+            // All devices are closed by now.
+            host::file::put_back();
             let mut errors = io::stderr().lock();
             // With standard error closed there is nobody left to tell.
             let _ = writeln!(errors, "error: {refused}");
@@ -172,6 +179,20 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
                 let _ = writeln!(errors, "hint: {hint}");
             }
             ExitCode::from(refused.blame.exit_code())
+        }
+    }
+}
+
+impl Command {
+    /// Whether it only looks: it makes no file, and none grows.
+    fn only_reads(&self) -> bool {
+        match self {
+            Self::Identify(_) => true,
+            Self::Perf(perf) => perf.only_reads(),
+            Self::Mirror(mirror) => mirror.only_reads(),
+            Self::Store(store) => store.only_reads(),
+            Self::Volume(volume) => volume.only_reads(),
+            _ => false,
         }
     }
 }
@@ -184,6 +205,9 @@ fn dispatch(
     let mut command = grammar();
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
+    if parsed.as_ref().is_ok_and(|arguments| arguments.command.only_reads()) {
+        host::file::set_making(Making::Refused);
+    }
     match parsed {
         Err(error) if !error.use_stderr() => {
             write_out(out, &error.render().to_string())?;

@@ -371,6 +371,11 @@ fn exit_code(outcome: &PerfOutcome) -> ExitCode {
 }
 
 impl PerfArguments {
+    /// Whether nothing is written: no file is made or grown for that.
+    pub(super) fn only_reads(&self) -> bool {
+        !self.pattern.writes()
+    }
+
     fn options(&self) -> PerfOptions {
         let usual = PerfOptions::default();
         PerfOptions {

@@ -96,6 +96,11 @@ pub(super) struct ServeArguments {
     #[arg(long, conflicts_with_all = ["read_only", "config"])]
     allow_resize: bool,
 
+    /// Let NBD clients write that are not of this machine: NBD has no authentication, so everybody who
+    /// reaches the listener could
+    #[arg(long, conflicts_with_all = ["read_only", "config"])]
+    allow_remote_write: bool,
+
     /// What clients call it, beside the empty name [default: the URI]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -301,6 +306,7 @@ fn run_nbd(
     listen: &[Address],
     out: &mut dyn Write,
 ) -> Result<ExitCode, Refused> {
+    check_writers(arguments, listen)?;
     let clock = Clock::start();
     let regions = Regions::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
@@ -328,6 +334,7 @@ fn run_nbd(
         connections_max: arguments.connections.unwrap_or(CLIENTS_MAX) as usize,
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
+    host::file::keep();
     write_out(out, &ready(arguments, &served, &server))?;
     while !host::signal::interrupted() {
         while let Some(news) = server.next_news() {
@@ -347,6 +354,23 @@ fn run_nbd(
     drop(server);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to let everybody write who reaches a listener, unless that was asked for.
+fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), Refused> {
+    let is_remote =
+        |address: &&Address| matches!(address, Address::Tcp(at) if !at.ip().is_loopback());
+    let Some(remote) = listen.iter().find(is_remote) else { return Ok(()) };
+    if arguments.read_only || arguments.allow_remote_write {
+        return Ok(());
+    }
+    let text = format!(
+        "listen at {}: other machines could write there without authentication, expected an address of \
+         loopback, --read-only or --allow-remote-write",
+        as_typed(remote)
+    );
+    let hint = "Add --read-only, or --allow-remote-write if everybody who reaches it may write.";
+    Err(Refused::caller(text).with_hint(hint))
 }
 
 /// Makes a device of what was opened, and holds it for those who connect.

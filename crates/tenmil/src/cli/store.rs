@@ -108,6 +108,16 @@ pub(super) const EXIT_INTERRUPTED: u8 = 130;
 /// Devices stand on others, and each takes a place or two in the table of memory.
 pub(super) const REGIONS_MAX: usize = 256;
 
+impl StoreArguments {
+    /// Whether it only looks.
+    pub(super) fn only_reads(&self) -> bool {
+        matches!(
+            self.command,
+            Command::Open(_) | Command::List(_) | Command::Check(_) | Command::Scrub(_)
+        )
+    }
+}
+
 /// Makes, looks or checks.
 pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     with_opener(|opener| match &arguments.command {

@@ -194,6 +194,13 @@ Examples:
   tenmil serve volume:[file:/var/tmp/pool]/db -l nbd:/tmp/db
       tenmil volume snapshot volume:[file:/var/tmp/pool]/db now, while it is served";
 
+impl VolumeArguments {
+    /// Whether it only looks.
+    pub(super) fn only_reads(&self) -> bool {
+        matches!(self.command, Command::Diff(_) | Command::Send(_) | Command::List(_))
+    }
+}
+
 /// Makes a change, or lists.
 pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
     let text = with_opener(|opener| match &arguments.command {

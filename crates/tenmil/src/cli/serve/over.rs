@@ -30,7 +30,7 @@ pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(
     use Over::{Nbd, NvmeTcp, Ublk, VfioUser, VhostUser};
     let ServeArguments { nqn, host, allow_any_host, memory, state, socket, .. } = arguments;
     let ServeArguments { name, limit_iops, limit_bytes, connections, .. } = arguments;
-    let switches: [(&str, bool, &[Over]); 11] = [
+    let switches: [(&str, bool, &[Over]); 12] = [
         ("--nqn", nqn.is_some(), &[NvmeTcp]),
         ("--host", !host.is_empty(), &[NvmeTcp]),
         ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
@@ -39,6 +39,7 @@ pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(
         ("--socket", !socket.is_empty(), &[NvmeTcp]),
         ("--name", name.is_some(), &[Nbd]),
         ("--allow-resize", arguments.allow_resize, &[Nbd]),
+        ("--allow-remote-write", arguments.allow_remote_write, &[Nbd]),
         ("--limit-iops", limit_iops.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
         ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
         ("--connections", connections.is_some(), &[Nbd, NvmeTcp]),

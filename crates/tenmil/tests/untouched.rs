@@ -1,0 +1,151 @@
+//! A command that is refused, and one that only looks, leave the files as they were.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes the files that are looked at")]
+
+mod pool;
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::Path;
+
+use pool::{MIB, Pool};
+
+/// Names and contents of all that lies in a folder: its length, and where it has data.
+fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.is_file());
+    let named = |path: std::path::PathBuf| {
+        (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(path).unwrap())
+    };
+    files.map(named).collect()
+}
+
+fn world() -> Pool {
+    let pool = Pool::new("16m");
+    pool.write("data", 4 * MIB, 1);
+    std::fs::write(pool.path("small"), vec![7; MIB]).unwrap();
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    pool
+}
+
+#[test]
+fn refused_command_leaves_every_file_as_it_was() {
+    let pool = world();
+    let file = |name: &str| pool.file(name);
+    let sized = |name: &str, size: &str| format!("{}?size={size}", pool.file(name));
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("nbd://{}", taken.local_addr().unwrap());
+    let (new, grown, store) = (sized("new", "8m"), sized("small", "8m"), pool.device());
+    let mirror = |one: &str, other: &str| format!("mirror:[{one}],[{other}]");
+    let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    let rows: Vec<Vec<String>> = vec![
+        text(&["identify", &new]),
+        text(&["identify", &grown]),
+        text(&["identify", &sized("pool", "1t")]),
+        text(&["identify", &mirror(&new, &grown)]),
+        text(&["identify", &format!("volume:[{new}]/x")]),
+        text(&["perf", &new, "-t", "1"]),
+        text(&["perf", &grown, "-w", "write", "-t", "1"]),
+        text(&["perf", &new, "-w", "write", "-o", "1000", "-t", "1"]),
+        text(&["perf", &new, &grown, "-w", "randwrite", "-t", "1"]),
+        text(&["copy", &file("data"), &sized("small", "8m")]),
+        text(&["copy", &sized("data", "8m"), &file("new")]),
+        text(&["copy", &file("data"), &sized("new", "1m")]),
+        text(&["store", "create", &sized("new", "1m")]),
+        text(&["store", "create", &grown]),
+        text(&["store", "create", &new, &grown]),
+        text(&["store", "create", &new, &sized("other", "4k")]),
+        text(&["store", "open", &new]),
+        text(&["store", "open", &grown]),
+        text(&["store", "list", &store, &new]),
+        text(&["store", "check", &grown]),
+        text(&["store", "scrub", &new]),
+        text(&["store", "grow", &store, "--add", &grown]),
+        text(&["store", "grow", &store, "--add", &sized("new", "4k")]),
+        text(&["store", "grow", &grown]),
+        text(&["store", "set", &grown, "--thresholds", "70"]),
+        text(&["store", "rescue", &new, &sized("other", "8m")]),
+        text(&["store", "rescue", &store, &new]),
+        text(&["mirror", "create", &new, &sized("other", "4k")]),
+        text(&["mirror", "create", &new, &grown]),
+        text(&["mirror", "create", &new, &format!("{}&block=4k", sized("other", "8m"))]),
+        text(&["mirror", "show", &mirror(&new, &grown)]),
+        text(&["mirror", "add", &mirror(&new, &grown), &sized("other", "8m")]),
+        text(&["mirror", "replace", &mirror(&file("small"), &new), "0", &sized("other", "8m")]),
+        text(&["mirror", "remove", &mirror(&new, &grown), "0"]),
+        text(&["volume", "create", &format!("volume:[{new}]/x"), "--size", "1m"]),
+        text(&["volume", "list", &grown]),
+        text(&["volume", "delete", &pool.volume("dv")]),
+        text(&["volume", "clone", &pool.volume("x"), "--from", &grown, "--size", "1k"]),
+        text(&["serve", &new, "-l", &taken]),
+        text(&["serve", &grown, "-l", &taken]),
+        text(&["serve", &new, "-l", "nbd://0.0.0.0:0"]),
+        text(&["serve", &new, &grown, "-l", "nbd://127.0.0.1:0"]),
+        text(&["serve", &new, "-l", "nbd:/no/such/directory/socket"]),
+        text(&["serve", &new, "-l", "tcp://127.0.0.1:0", "--nqn", "nonsense"]),
+        text(&["serve", &new, "-l", "vhost-user:/no/such/directory/socket"]),
+        text(&["serve", &new, "-l", "vfio-user:/no/such/directory/socket"]),
+    ];
+    let before = contents(pool.path("").as_path());
+    let mut wrong = Vec::new();
+    for words in rows {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let (code, error) = pool.refused(&words);
+        if code.is_none_or(|code| code == 0) {
+            wrong.push(format!("{words:?} was not refused"));
+        }
+        let after = contents(pool.path("").as_path());
+        let differ = |name: &&String| before.get(*name) != after.get(*name);
+        let changed: Vec<_> = before.keys().chain(after.keys()).filter(differ).collect();
+        if !changed.is_empty() {
+            wrong.push(format!("{words:?} changed {changed:?}, and said: {error}"));
+            break;
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn store_is_made_where_an_earlier_command_left_zeroes() {
+    let pool = world();
+    for zeroes in [true, false] {
+        let name = if zeroes { "written" } else { "hole" };
+        let file = std::fs::File::create(pool.path(name)).unwrap();
+        file.set_len(8 << 20).unwrap();
+        if zeroes {
+            std::fs::write(pool.path(name), vec![0; 8 * MIB]).unwrap();
+        }
+        pool.done(&["store", "create", &pool.file(name)]);
+    }
+    let mut middle = vec![0; 8 * MIB];
+    middle[4 * MIB] = 1;
+    std::fs::write(pool.path("middle"), middle).unwrap();
+    let (_, error) = pool.refused(&["store", "create", &pool.file("middle")]);
+    assert!(error.contains("would destroy what is there"), "{error}");
+}
+
+#[test]
+fn identify_leaves_a_file_that_it_can_look_at_as_it_is() {
+    let pool = world();
+    let before = contents(pool.path("").as_path());
+    pool.done(&["identify", &format!("{}?size=1m", pool.file("data"))]);
+    pool.done(&["perf", &pool.file("data"), "-t", "0.1"]);
+    assert!(contents(pool.path("").as_path()) == before);
+}
+
+#[test]
+fn limit_for_the_size_of_files_is_an_error_and_no_signal() {
+    let pool = world();
+    let tenmil = env!("CARGO_BIN_EXE_tenmil");
+    let line =
+        format!("ulimit -f 64; exec {tenmil} copy {} {}", pool.file("data"), pool.file("new"));
+    let output = std::process::Command::new("sh")
+        .args(["-c", &line])
+        .env("XDG_RUNTIME_DIR", pool.path(""))
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code().is_some_and(|code| code != 0), "{:?}: {error}", output.status);
+    assert!(!pool.path("new").exists(), "{error}");
+}
