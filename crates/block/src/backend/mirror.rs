@@ -16,7 +16,8 @@
 //!   it does not have. When it comes back it is told that it is stale, gets every write from then on,
 //!   then a copy of every region written while it was away, and only then is it in sync.
 //! - What two legs say is compared whenever a mirror is opened; legs that contradict each other are
-//!   refused.
+//!   refused. A leg that may be ahead of all others must be there, unless the operator accepts that
+//!   what it holds is lost; then all others record that it is stale before anything is served.
 //!
 //! Writes of the same block that are under way at the same time may leave the legs different, one
 //! write on each: whoever sends them has to send one after the other, as file systems do.
@@ -24,11 +25,13 @@
 mod assemble;
 pub(crate) mod bits;
 mod channel;
+mod claim;
 mod commit;
 mod copy;
 mod make;
 mod members;
 mod meta;
+mod options;
 mod progress;
 mod raw;
 mod shared;
@@ -42,22 +45,23 @@ pub(crate) mod tests;
 
 use std::sync::Arc;
 
-use base::{Backend, Durability, Instant, Limits, Medium, Operation, Span, Support};
+use base::{Backend, Durability, Instant, Limits, Medium, Operation, Support};
 use dma::Regions;
 
 use self::assemble::assemble;
 use self::channel::MirrorChannel;
+use self::claim::claim;
 use self::make::check_leg;
 pub use self::make::create;
-pub use self::members::{add, remove, replace};
+pub use self::members::{Consent, add, remove, replace};
 use self::meta::Meta;
+pub use self::options::{InjectedBugs, MirrorOptions};
 pub use self::progress::{LegProgress, LegState, MirrorHandle, Progress};
 use self::raw::look;
 use self::shared::{Shared, superblock_bytes};
 use self::show::describe;
 pub use self::show::{Report, share_of, show};
 use self::superblock::Shape;
-use self::tend::Policy;
 use crate::open::{Handle, Opened, Opener};
 use crate::uri::Uri;
 use crate::{Existing, MediumError};
@@ -79,10 +83,6 @@ pub struct Leg {
     pub medium: Result<Arc<dyn Medium>, String>,
 }
 
-/// Bytes per second that are copied, unless the name says otherwise.
-const RESYNC_DEFAULT: u64 = 100 << 20;
-const CLEAR_AFTER: Span = Span::from_secs(2);
-const PROBE_EVERY: Span = Span::from_secs(1);
 /// Bytes that the background copies at once, as far as the legs take so many.
 const CHUNK_BYTES: u32 = 256 << 10;
 const DEPTH_MAX: u32 = 1024;
@@ -98,21 +98,23 @@ const OPERATIONS: [Operation; 7] = [
     Operation::Verify,
 ];
 
-/// Opens `mirror:[URI],[URI]?resync=100m`.
+/// Opens `mirror:[URI],[URI]?resync=100m&degraded=no`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
-    let resync = parse(uri)?;
+    let options = parse(uri)?;
     let (legs, existing, handles) = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
-    let mirror = Mirror::open(opener.regions, &legs, resync, &mut now)
+    let mirror = Mirror::open(opener.regions, &legs, &options, &mut now)
         .map_err(|problem| MediumError::from(uri.refuse(problem)))?;
     let description = mirror.description.clone();
     let handle = Handle::Mirror { uri: uri.to_string(), handle: mirror.handle() };
     Ok(Opened { medium: Arc::new(mirror), description, existing, handles }.with(handle))
 }
 
-fn parse(uri: &Uri) -> Result<u64, MediumError> {
+fn parse(uri: &Uri) -> Result<MirrorOptions, MediumError> {
     let mut fields = uri.fields();
-    let resync = fields.size("resync")?.unwrap_or(RESYNC_DEFAULT);
+    let default = MirrorOptions::default();
+    let resync = fields.size("resync")?.unwrap_or(default.resync);
+    let degraded = fields.choice("degraded", &[("yes", true), ("no", false)])?;
     fields.finish()?;
     if uri.children().is_empty() {
         return Err(uri.refuse("the legs are missing, expected mirror:[URI],[URI]").into());
@@ -120,7 +122,7 @@ fn parse(uri: &Uri) -> Result<u64, MediumError> {
     if resync == 0 {
         return Err(uri.refuse("resync is 0 bytes per second, expected at least 1").into());
     }
-    Ok(resync)
+    Ok(MirrorOptions { resync, degraded: degraded.unwrap_or(false), ..default })
 }
 
 /// Opens every leg that can be opened.
@@ -139,32 +141,25 @@ fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> (Vec<Leg>, Vec<Existing>, Vec
 }
 
 impl Mirror {
-    /// Opens a mirror over its legs. Requests name memory of `regions`, in which each channel takes
-    /// a place. `resync` is how many bytes per second are copied; `now` reads the time while the
-    /// superblocks are read.
+    /// Opens a mirror over its legs, and records on each of them which ones it starts with. Requests
+    /// name memory of `regions`, in which each channel takes a place; `now` reads the time while the
+    /// superblocks are read and written.
     ///
     /// # Errors
     ///
-    /// If these are not the legs of one mirror, contradict each other, or none is in sync.
+    /// If these are not the legs of one mirror, contradict each other, none is in sync, or one is
+    /// absent that may hold newer blocks and `options` do not accept that.
     pub fn open(
         regions: &Regions,
         legs: &[Leg],
-        resync: u64,
-        now: &mut dyn FnMut() -> Instant,
-    ) -> Result<Self, String> {
-        let policy =
-            Policy { clear_after: CLEAR_AFTER, probe_every: PROBE_EVERY, copy_rate: resync };
-        Self::open_with(regions, legs, policy, now)
-    }
-
-    fn open_with(
-        regions: &Regions,
-        legs: &[Leg],
-        policy: Policy,
+        options: &MirrorOptions,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, String> {
         let candidates = look(regions, legs, now)?;
-        let assembly = assemble(&candidates)?;
+        let mut assembly = assemble(&candidates, options.start())?;
+        let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
+        there.into_iter().try_for_each(|leg| check_leg(leg, &assembly.shape))?;
+        claim(regions, legs, &mut assembly, now)?;
         let description = describe(&assembly, &candidates);
         let media: Box<[Option<Arc<dyn Medium>>]> = assembly.places[..usize::from(assembly.legs)]
             .iter()
@@ -172,16 +167,12 @@ impl Mirror {
             .collect();
         let name = |place: &Option<usize>| place.map(|index| legs[index].name.clone());
         let names = assembly.places[..usize::from(assembly.legs)].iter().map(name).collect();
-        let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
-        for leg in there {
-            check_leg(leg, &assembly.shape)?;
-        }
         let limits = limits_of(&media, &assembly.shape);
         let chunk_bytes = CHUNK_BYTES
             .min(limits.request_blocks_max * limits.block_size)
             .max(2 * superblock_bytes(limits.block_size));
         let chunk_blocks = (chunk_bytes / limits.block_size).min(limits.request_blocks_max);
-        let meta = Meta::new(&assembly, policy, chunk_blocks);
+        let meta = Meta::new(&assembly, options, chunk_blocks);
         let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, meta);
         Ok(Self { shared: Arc::new(shared), description, names })
     }

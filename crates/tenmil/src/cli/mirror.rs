@@ -1,13 +1,13 @@
 //! `tenmil mirror`.
 
 use std::fmt::Write as _;
-use std::io::Write;
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
 use base::Blame;
-use block::Opener;
 use block::mirror::{self, Report};
 use block::uri::Uri;
+use block::{MediumError, Opener};
 use clap::{Args, Subcommand};
 use dma::Regions;
 use host::{Clock, random_seed};
@@ -81,7 +81,7 @@ struct ReplaceArguments {
     #[arg(value_name = "URI")]
     uri: Uri,
 
-    /// The leg that goes: its number, or as in the name of the mirror
+    /// The leg that goes: its number, or its device
     #[arg(value_name = "OLD")]
     old: String,
 
@@ -92,6 +92,10 @@ struct ReplaceArguments {
     /// Take it even if it holds something, which is lost
     #[arg(long)]
     overwrite: bool,
+
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
 }
 
 #[derive(Debug, Args)]
@@ -100,9 +104,13 @@ struct RemoveArguments {
     #[arg(value_name = "URI")]
     uri: Uri,
 
-    /// The leg that goes: its number, or as in the name of the mirror
+    /// The leg that goes: its number, or its device
     #[arg(value_name = "OLD")]
     old: String,
+
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -111,7 +119,7 @@ Examples:
   tenmil mirror show 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]'
   tenmil mirror add 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]' 'file:/mnt/c/disk?size=1g'
   tenmil mirror replace 'mirror:[file:/mnt/a/disk],[file:/mnt/c/disk]' 1 'file:/mnt/d/disk?size=1g'
-  tenmil mirror remove 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk],[file:/mnt/c/disk]' 2
+  tenmil mirror remove --yes 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk],[file:/mnt/c/disk]' 2
   tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'";
 
 /// Devices stand on others, and each takes a place or two in the table of memory.
@@ -145,12 +153,40 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
         }
         Command::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
         Command::Replace(it) => {
-            mirror::replace(&opener, &it.uri, &it.old, &it.new, it.overwrite)? + "\n"
+            let mut ask = |question: &str| consent(it.yes, question);
+            mirror::replace(&opener, &it.uri, &it.old, &it.new, it.overwrite, &mut ask)? + "\n"
         }
-        Command::Remove(it) => mirror::remove(&opener, &it.uri, &it.old)? + "\n",
+        Command::Remove(it) => {
+            let mut ask = |question: &str| consent(it.yes, question);
+            mirror::remove(&opener, &it.uri, &it.old, &mut ask)? + "\n"
+        }
     };
     write_out(out, &text)?;
     Ok(code)
+}
+
+/// Asks whether a change is meant, unless that was said.
+fn consent(is_given: bool, question: &str) -> Result<(), MediumError> {
+    if is_given {
+        return Ok(());
+    }
+    let input = io::stdin();
+    ask(question, input.is_terminal().then(|| input.lock()).as_mut())
+}
+
+/// Asks whom there is to ask.
+fn ask(question: &str, input: Option<&mut impl BufRead>) -> Result<(), MediumError> {
+    let refuse = |why: &str| Err(MediumError::new(Blame::Caller, format!("{question}: {why}")));
+    let Some(input) = input else {
+        return refuse("nobody can be asked, expected a terminal or --yes");
+    };
+    let mut errors = io::stderr().lock();
+    let mut answer = String::new();
+    let asked = write!(errors, "{question}. Continue? [y/N] ").and_then(|()| errors.flush());
+    match asked.and_then(|()| input.read_line(&mut answer)) {
+        Ok(_) if ["y", "yes"].contains(&answer.trim()) => Ok(()),
+        _ => refuse("not confirmed, nothing was changed"),
+    }
 }
 
 /// The name of a mirror that has just been made.
@@ -236,7 +272,7 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
-    use super::{MirrorArguments, numbers, run};
+    use super::{MirrorArguments, ask, numbers, run};
     use crate::Refused;
 
     #[derive(Parser)]
@@ -308,16 +344,18 @@ mod tests {
         for (words, expected) in [
             (vec!["add", &three, &a], "is a leg already, expected another device"),
             (vec!["add", &two, &c], "a new leg would destroy what is there: "),
-            (vec!["remove", &three, "3"], "no leg `3`, expected one of 0, 1, 2, or a leg as in"),
-            (vec!["remove", &three, &d], "expected one of 0, 1, 2, or a leg as in the name"),
+            (vec!["remove", &three, "3"], "no leg is `3`, expected one of: leg 0 (file:"),
+            (vec!["remove", &three, &d], ", stale)"),
             (vec!["replace", &format!("mirror:[{c}]"), "0", &d], "no leg is in sync: "),
+            (vec!["replace", &format!("mirror:[{a}]"), "1", &d], "leg 1 is absent, and may hold"),
             (vec!["remove", &a, "0"], "not a mirror, expected mirror:[URI],[URI]"),
         ] {
             let refused = say(&words).unwrap_err().text;
             assert!(refused.contains(expected), "{refused}");
         }
 
-        let said = say(&["remove", &three, &c]).unwrap();
+        let other = c.replace("/c?", "/./c?");
+        let said = say(&["remove", "--yes", &three, &other]).unwrap();
         assert!(said.contains(": leg 2 is gone; 2 are left"), "{said}");
         let refused = say(&["remove", &two, "0"]).unwrap_err().text;
         assert!(refused.contains("1 leg would be left, expected 2; replace it"), "{refused}");
@@ -325,11 +363,23 @@ mod tests {
         assert!(shown.contains("  no superblock\ndoes not open: "), "{shown}");
 
         // The old leg need not be there, and is none of the mirror when it is again.
-        say(&["replace", &format!("mirror:[{a}]"), "1", &d]).unwrap();
+        say(&["replace", "--yes", &format!("mirror:[{a}]?degraded=yes"), "1", &d]).unwrap();
         let shown = say(&["show", &format!("mirror:[{a}],[{d}]")]).unwrap();
         assert!(shown.contains("1 of 2 legs in sync, degraded; leg 1 ("), "{shown}");
         let shown = say(&["show", &format!("mirror:[{a}],[{b}]")]).unwrap();
         assert!(shown.contains("is leg 1 of generation 3, expected 4 or later"), "{shown}");
+    }
+
+    #[test]
+    fn a_change_is_made_only_with_consent() {
+        let said = |words: &'static str| ask("leg 1 is removed", Some(&mut words.as_bytes()));
+        assert!(said("y\n").is_ok() && said(" yes \n").is_ok());
+        for words in ["", "\n", "n\n", "yesterday\n"] {
+            let refused = said(words).unwrap_err().to_string();
+            assert_eq!(refused, "leg 1 is removed: not confirmed, nothing was changed");
+        }
+        let refused = ask("leg 1 is removed", None::<&mut &[u8]>).unwrap_err().to_string();
+        assert!(refused.ends_with("nobody can be asked, expected a terminal or --yes"));
     }
 
     #[test]

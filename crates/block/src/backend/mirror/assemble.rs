@@ -1,6 +1,7 @@
 //! Which legs make a mirror, and which of them are to be believed. No I/O.
 
 use super::bits::Bits;
+use super::commit::legs_of;
 use super::meta::Sequence;
 use super::superblock::{LEGS_MAX, NoSuperblock, Shape, Superblock, uuid_text};
 
@@ -56,8 +57,22 @@ pub(super) struct Assembly {
 const REMEDY: &str = "a mirror is made by `tenmil mirror create --overwrite URI URI`, which \
                       destroys what is there";
 
+/// Whether a mirror may start without a leg that may hold newer blocks than those that are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Every leg that was last recorded in sync is there.
+    #[default]
+    Complete,
+    /// The operator accepts that blocks written without these legs are lost.
+    Degraded,
+}
+
 /// Puts a mirror together, or says why these are not the legs of one.
-pub(super) fn assemble(candidates: &[Candidate]) -> Result<Assembly, String> {
+///
+/// A leg that is absent may have gone on alone and hold flushed writes that nobody else has. Only
+/// what the others recorded durably, that it is stale, proves that it has not. A majority proves
+/// nothing: a mirror goes on for as long as one leg is left.
+pub(super) fn assemble(candidates: &[Candidate], start: Start) -> Result<Assembly, String> {
     let legs = sorted(candidates)?;
     let sound = legs.iter().flatten().filter(|(_, leg)| leg.is_sound());
     let Some((newest_name, newest)) = sound.max_by_key(|(_, leg)| leg.generation).copied() else {
@@ -65,6 +80,9 @@ pub(super) fn assemble(candidates: &[Candidate]) -> Result<Assembly, String> {
     };
     for leg in legs.iter().flatten() {
         belongs(*leg, newest)?;
+    }
+    if start == Start::Complete {
+        is_complete(candidates, &legs, (newest_name, newest))?;
     }
     let (given, count) = (candidates.len(), newest.members());
     if given > count as usize {
@@ -76,11 +94,12 @@ pub(super) fn assemble(candidates: &[Candidate]) -> Result<Assembly, String> {
         let calls_it_stale = leg.in_sync & (1 << newest.leg) == 0;
         if calls_it_stale && leg.generation > newest.known[usize::from(leg.leg)] {
             return Err(format!(
-                "legs {} ({newest_name}, generation {}) and {} ({name}, generation {}) each say \
-                 that the other is stale, expected one to be newer: both were written without the \
-                 other; open each alone to see which data is wanted, copy that elsewhere, and make \
-                 the mirror anew; {REMEDY}",
-                newest.leg, newest.generation, leg.leg, leg.generation
+                "split brain: legs {} ({newest_name}, generation {}) and {} ({name}, generation {}) \
+                 each say that the other is stale, expected one to be newer: both were written \
+                 without the other; open each alone to see which data is wanted, then give the \
+                 other's place to the same device again, which discards what it holds: `tenmil \
+                 mirror replace --overwrite 'mirror:[{newest_name}]' {} '{name}'` keeps leg {}",
+                newest.leg, newest.generation, leg.leg, leg.generation, leg.leg, newest.leg
             ));
         }
         in_sync |= newest.in_sync & (1 << leg.leg);
@@ -147,8 +166,8 @@ fn sorted(candidates: &[Candidate]) -> Result<Sorted<'_>, String> {
             }
             Found::Strange(NoSuperblock::Damaged(problem)) => {
                 return Err(format!(
-                    "{name} has a damaged superblock: {problem}; leave it out of the name to open \
-                     the mirror without it, or {REMEDY}"
+                    "{name} has a damaged superblock: {problem}; leave it out of the name and end \
+                     that with `?degraded=yes` to open the mirror without it, or {REMEDY}"
                 ));
             }
         };
@@ -200,6 +219,62 @@ fn belongs((name, leg): (&str, &Superblock), newest: &Superblock) -> Result<(), 
     Ok(())
 }
 
+/// Refuses to start without a leg that may be ahead of all that are there.
+fn is_complete(
+    candidates: &[Candidate],
+    legs: &Sorted<'_>,
+    (newest_name, newest): (&str, &Superblock),
+) -> Result<(), String> {
+    // One that was told since that it is stale knows who went on without the newest, too.
+    let doubts = legs
+        .iter()
+        .flatten()
+        .find(|(_, leg)| leg.generation > newest.generation && leg.in_sync & 1 << newest.leg == 0);
+    if let Some((name, leg)) = doubts {
+        let number = newest.leg;
+        return Err(format!(
+            "leg {number} ({newest_name}, generation {}) is stale, as leg {} ({name}, generation \
+             {}) has recorded, expected legs {} that were in sync then; {}",
+            newest.generation,
+            leg.leg,
+            leg.generation,
+            numbers(leg.in_sync),
+            degraded_hint("those legs hold")
+        ));
+    }
+    let there = legs.iter().flatten().fold(0_u8, |mask, (_, leg)| mask | 1 << leg.leg);
+    let absent = newest.in_sync & !there & !newest.gone;
+    if absent == 0 {
+        return Ok(());
+    }
+    let missing = candidates.iter().filter_map(|one| match &one.found {
+        Found::Missing(why) => Some(format!(" ({} is missing: {why})", one.name)),
+        _ => None,
+    });
+    Err(format!(
+        "leg {} is absent{}, and may hold newer blocks than leg {} ({newest_name}), which last \
+         recorded legs {} in sync; expected every leg that was in sync; {}",
+        numbers(absent),
+        missing.collect::<String>(),
+        newest.leg,
+        numbers(newest.in_sync),
+        degraded_hint("it alone holds")
+    ))
+}
+
+fn degraded_hint(what: &str) -> String {
+    format!(
+        "attach it, or open with `?degraded=yes` at the end of the name to go on without: what \
+         {what} is lost then, and it is recorded as stale"
+    )
+}
+
+/// The legs of a mask: `0, 2`.
+pub(super) fn numbers(mask: u8) -> String {
+    let legs: Vec<String> = legs_of(mask).map(|leg| leg.to_string()).collect();
+    if legs.is_empty() { "none".into() } else { legs.join(", ") }
+}
+
 fn none_in_sync(candidates: &[Candidate]) -> String {
     let each = candidates.iter().map(|Candidate { name, found }| match found {
         Found::Missing(why) => format!("{name} is missing ({why})"),
@@ -211,7 +286,7 @@ fn none_in_sync(candidates: &[Candidate]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Assembly, Candidate, Found, assemble};
+    use super::{Assembly, Candidate, Found, Start, assemble};
     use crate::backend::mirror::bits::Bits;
     use crate::backend::mirror::superblock::{LEGS_MAX, NoSuperblock, Shape, Superblock};
 
@@ -238,9 +313,13 @@ mod tests {
     }
 
     fn put(found: [Found; 2]) -> Result<Assembly, String> {
-        let names = ["a", "b"].into_iter().map(String::from);
+        start(found, Start::Complete)
+    }
+
+    fn start<const N: usize>(found: [Found; N], how: Start) -> Result<Assembly, String> {
+        let names = ["a", "b", "c"].into_iter().map(String::from);
         let candidates = names.zip(found).map(|(name, found)| Candidate { name, found });
-        assemble(&candidates.collect::<Vec<_>>())
+        assemble(&candidates.collect::<Vec<_>>(), how)
     }
 
     fn is(superblock: Superblock) -> Found {
@@ -301,18 +380,46 @@ mod tests {
         let two = [is(knows(1, 3, 0, 0b11)), is(leg(1, 3, 0b11))];
         let assembly = put(two).unwrap();
         assert_eq!((assembly.in_sync, assembly.legs, assembly.places[2]), (0b11, 3, None));
-        let assembly = put([is(knows(1, 3, 0, 0b11)), is(third)]).unwrap();
+        let two = [is(knows(1, 3, 0, 0b11)), is(third)];
+        let assembly = start(two, Start::Degraded).unwrap();
         assert_eq!((assembly.in_sync, assembly.present()), (0b01, 0b101));
     }
 
     #[test]
-    fn one_leg_is_enough_if_it_is_in_sync() {
+    fn a_leg_starts_alone_only_if_it_recorded_that_the_others_are_stale() {
         let missing = || Found::Missing("no such file".into());
-        let assembly = put([missing(), is(leg(1, 5, 0b11))]).unwrap();
-        assert_eq!((assembly.in_sync, assembly.claimed, assembly.present()), (2, 3, 2));
+        let assembly = put([missing(), is(leg(1, 5, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed, assembly.present()), (2, 2, 2));
+        let refused = put([missing(), is(leg(1, 5, 0b11))]).unwrap_err();
+        let expected = "leg 0 is absent (a is missing: no such file), and may hold newer blocks \
+                        than leg 1 (b), which last recorded legs 0, 1 in sync; ";
+        assert!(refused.starts_with(expected) && refused.contains("`?degraded=yes`"), "{refused}");
+        let assembly = start([missing(), is(leg(1, 5, 0b11))], Start::Degraded).unwrap();
+        assert_eq!((assembly.in_sync, assembly.present()), (2, 2));
         let refused = put([missing(), is(leg(1, 5, 0b01))]).unwrap_err();
         let expected = "no leg is in sync: a is missing (no such file), b is stale";
         assert!(refused.starts_with(expected), "{refused}");
+    }
+
+    #[test]
+    fn two_legs_of_three_do_not_outvote_one_that_went_on_alone() {
+        let three = |index, generation, in_sync| {
+            is(Superblock { legs: 3, ..leg(index, generation, in_sync) })
+        };
+        let missing = || Found::Missing("no such file".into());
+        // Both stopped at once, and leg 2 goes on, as far as anybody here can know.
+        let both = || [three(0, 1, 0b111), three(1, 1, 0b111), missing()];
+        let refused = start(both(), Start::Complete).unwrap_err();
+        assert!(refused.starts_with("leg 2 is absent"), "{refused}");
+        assert_eq!(start(both(), Start::Degraded).unwrap().in_sync, 0b011);
+        // One was told that it is stale by legs that went on without the other.
+        let told = || [three(0, 1, 0b001), three(1, 4, 0b100), missing()];
+        let refused = start(told(), Start::Complete).unwrap_err();
+        let expected = "leg 0 (a, generation 1) is stale, as leg 1 (b, generation 4) has recorded";
+        assert!(refused.starts_with(expected), "{refused}");
+        // The one that is absent is known to be stale.
+        let survivors = [three(0, 2, 0b011), three(1, 2, 0b011), missing()];
+        assert_eq!(start(survivors, Start::Complete).unwrap().in_sync, 0b011);
     }
 
     #[test]
@@ -334,10 +441,9 @@ mod tests {
             name: name.into(),
             found: if name == "c" { Found::Missing("x".into()) } else { is(leg(0, 1, 3)) },
         });
-        assert!(assemble(&three[1..]).is_ok());
+        assert!(assemble(&three[1..], Start::Degraded).is_ok());
         let candidates = [three[0].clone(), three[2].clone(), three[2].clone()];
-        assert!(
-            assemble(&candidates).unwrap_err().contains("3 legs are given, expected at most 2")
-        );
+        let refused = assemble(&candidates, Start::Degraded).unwrap_err();
+        assert!(refused.contains("3 legs are given, expected at most 2"), "{refused}");
     }
 }

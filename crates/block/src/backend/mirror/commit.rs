@@ -14,8 +14,8 @@ impl Meta {
     /// [`end_commit`](Self::end_commit) nobody else begins.
     pub(super) fn begin_commit(&mut self, shared: &Shared) -> Vec<Superblock> {
         let in_sync = self.in_sync | self.promoting;
-        // A generation for each run that writes: legs that were written apart cannot be alike.
-        if in_sync != self.claimed || std::mem::take(&mut self.is_new) {
+        // A generation for each run and each change: legs that were written apart cannot be alike.
+        if in_sync != self.claimed {
             self.generation += 1;
         }
         // From the moment they are on their way, some superblock may say so.

@@ -6,11 +6,13 @@ use base::{Blame, Holds, Instant, Medium, Operation};
 use dma::Regions;
 use host::machine::Machine;
 
+use super::assemble::Found;
 use super::bits::Bits;
 use super::shared::superblock_bytes;
 use super::superblock::{LEGS_MAX, Shape, Superblock, uuid_text};
 use super::{Leg, open_legs, raw};
 use crate::open::Opener;
+use crate::store::identity;
 use crate::uri::Uri;
 use crate::{MediumError, guard};
 
@@ -26,8 +28,12 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
         let count = uris.len();
         return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));
     }
-    if let Some(twice) = uris.iter().enumerate().find(|(index, uri)| uris[..*index].contains(uri)) {
-        return Err(refuse(format!("{} is given twice, expected different devices", twice.1)));
+    let devices: Vec<String> = uris.iter().map(identity).collect();
+    let mut all = devices.iter().enumerate();
+    if let Some((twice, _)) = all.find(|(index, device)| devices[..*index].contains(device)) {
+        let first = devices.iter().position(|device| *device == devices[twice]).unwrap_or(twice);
+        let (first, twice) = (&uris[first], &uris[twice]);
+        return Err(refuse(format!("{first} and {twice} are one device, expected different ones")));
     }
     let (legs, existing, _) = open_legs(opener, uris);
     if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
@@ -90,10 +96,35 @@ pub(super) fn format(
             raw.write(&superblock, now).map_err(|problem| format!("{name}: {problem}"))?;
         }
     }
+    are_different(regions, legs, now)?;
     let size = shape.block_count * u64::from(block_size);
     let (uuid, copied) = (uuid_text(uuid), dirty.count());
     let regions = shape.regions();
     Ok(format!("mirror {uuid}: {count} legs, {size} bytes, {copied} of {regions} regions to copy"))
+}
+
+/// Refuses devices that turn out to be one: what was written to one of them is found on another.
+fn are_different(
+    regions: &Regions,
+    legs: &[Leg],
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<(), String> {
+    for (index, candidate) in raw::look(regions, legs, now)?.into_iter().enumerate() {
+        match candidate.found {
+            Found::Leg(found) if usize::from(found.leg) == index => {}
+            Found::Leg(found) => {
+                let name = &candidate.name;
+                let other = legs.get(usize::from(found.leg)).map_or("another leg", |leg| &leg.name);
+                return Err(format!("{name} and {other} are one device, expected different ones"));
+            }
+            Found::Missing(why) => return Err(format!("{}: {why}", candidate.name)),
+            Found::Strange(_) => {
+                let name = &candidate.name;
+                return Err(format!("{name} does not hold what was written to it"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Regions that are not known to read as zeroes on all legs.

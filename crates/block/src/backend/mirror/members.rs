@@ -15,7 +15,7 @@ use base::{Blame, Instant};
 use dma::{Region, Regions};
 use host::machine::Machine;
 
-use super::assemble::{Assembly, Candidate, Found, assemble};
+use super::assemble::{Assembly, Candidate, Found, Start, assemble};
 use super::bits::Bits;
 use super::commit::legs_of;
 use super::make::check_leg;
@@ -23,6 +23,7 @@ use super::raw::{self, Raw, look};
 use super::superblock::{LEGS_MAX, Superblock, uuid_text};
 use super::{Leg, open_legs, parse};
 use crate::open::Opener;
+use crate::store::identity;
 use crate::uri::Uri;
 use crate::{MediumError, guard};
 
@@ -60,41 +61,58 @@ pub fn add(
     let doing = format!("add {new}");
     with_members(opener, uri, &doing, |members, now| {
         let leg = fresh(opener, uri, new, overwrite, now)?;
+        members.is_other(&leg, None, now).map_err(caller)?;
         members.add(&leg, now).map_err(caller)
     })
 }
 
-/// Gives the place of one leg to another device. The old leg is named by its number, or as in the
-/// name of the mirror; it need not be there. If it is, it is no leg of any mirror afterwards.
+/// Asks the operator whether a change is meant, which it describes in a line.
+pub type Consent<'a> = &'a mut dyn FnMut(&str) -> Result<(), MediumError>;
+
+/// Gives the place of one leg to another device, if `consent` is given. The old leg is named by its
+/// number, or by its device, however that is spelled; it need not be there. If it is, it is no leg of
+/// any mirror afterwards.
 ///
 /// # Errors
 ///
-/// As [`add`], and if there is no such leg or no other one is in sync.
+/// As [`add`], and if there is no such leg, no other one is in sync, or there is no consent.
 pub fn replace(
     opener: &Opener<'_>,
     uri: &Uri,
     old: &str,
     new: &Uri,
     overwrite: bool,
+    consent: Consent<'_>,
 ) -> Result<String, MediumError> {
     let doing = format!("replace {old}");
     with_members(opener, uri, &doing, |members, now| {
         let number = members.number(old).map_err(caller)?;
+        members.change(number).map_err(caller)?;
         let leg = fresh(opener, uri, new, overwrite, now)?;
+        members.is_other(&leg, Some(number), now).map_err(caller)?;
+        consent(&format!("{} is replaced by {new}", members.described(number)))?;
         members.replace(number, &leg, now).map_err(caller)
     })
 }
 
-/// Takes a leg out of a mirror of three or more. The leg is named as for [`replace`].
+/// Takes a leg out of a mirror of three or more, if `consent` is given. The leg is named as for
+/// [`replace`].
 ///
 /// # Errors
 ///
-/// If the legs are not those of one mirror, there is no such leg, no other one is in sync, or only
-/// one would be left.
-pub fn remove(opener: &Opener<'_>, uri: &Uri, old: &str) -> Result<String, MediumError> {
+/// If the legs are not those of one mirror, there is no such leg, no other one is in sync, only one
+/// would be left, or there is no consent.
+pub fn remove(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    old: &str,
+    consent: Consent<'_>,
+) -> Result<String, MediumError> {
     let doing = format!("remove {old}");
     with_members(opener, uri, &doing, |members, now| {
         let number = members.number(old).map_err(caller)?;
+        members.check_remove(number).map_err(caller)?;
+        consent(&format!("{} is removed", members.described(number)))?;
         members.remove(number, now).map_err(caller)
     })
 }
@@ -108,10 +126,10 @@ fn with_members(
     if uri.scheme() != "mirror" {
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
     }
-    parse(uri)?;
+    let options = parse(uri)?;
     let (legs, ..) = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
-    let members = Members::of(opener.regions, &legs, &mut now).map_err(caller);
+    let members = Members::of(opener.regions, &legs, options.start(), &mut now).map_err(caller);
     members
         .and_then(|mut members| change(&mut members, &mut now))
         .map_err(|error| error.during(format_args!("{uri}: {doing}")))
@@ -130,7 +148,8 @@ fn fresh(
     overwrite: bool,
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<Leg, MediumError> {
-    if mirror.children().contains(uri) {
+    let device = identity(uri);
+    if mirror.children().iter().any(|leg| identity(leg) == device) {
         return Err(caller(format!("{uri} is a leg already, expected another device")));
     }
     let opened = opener.open(uri)?;
@@ -152,24 +171,78 @@ impl<'a> Members<'a> {
     pub(super) fn of(
         regions: &'a Regions,
         legs: &'a [Leg],
+        start: Start,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, String> {
         let candidates: Vec<Candidate> = look(regions, legs, now)?;
-        let assembly = assemble(&candidates)?;
+        let assembly = assemble(&candidates, start)?;
         Ok(Self { regions, room: raw::room(regions)?, legs, assembly })
     }
 
-    /// The number of a leg that is named by it, or as in the name of the mirror.
+    /// The one leg with this number, or on this device.
     fn number(&self, name: &str) -> Result<u8, String> {
-        let Assembly { legs, gone, places, .. } = &self.assembly;
-        let named = |place: &Option<usize>| place.is_some_and(|at| self.legs[at].name == name);
-        let by_name = (0..*legs).zip(places).find(|(_, place)| named(place));
-        let number = name.parse::<u8>().ok().or(by_name.map(|(number, _)| number));
-        number.filter(|number| number < legs && gone & 1 << number == 0).ok_or_else(|| {
-            let numbers = legs_of(u8::MAX >> (8 - legs) & !gone).map(|leg| leg.to_string());
-            let numbers = numbers.collect::<Vec<_>>().join(", ");
-            format!("no leg `{name}`, expected one of {numbers}, or a leg as in the name")
-        })
+        let all = self.numbers();
+        let found = match name.parse::<u8>() {
+            Ok(number) => all & 1_u8.checked_shl(number.into()).unwrap_or(0),
+            Err(_) => {
+                legs_of(all).filter(|leg| self.is_on(*leg, name)).fold(0, |all, leg| all | 1 << leg)
+            }
+        };
+        let mut found = legs_of(found);
+        match (found.next(), found.next()) {
+            (Some(number), None) => Ok(number),
+            (first, _) => {
+                let count = if first.is_none() { "no leg is" } else { "several legs are" };
+                let all: Vec<String> = legs_of(all).map(|leg| self.described(leg)).collect();
+                Err(format!("{count} `{name}`, expected one of: {}", all.join(", ")))
+            }
+        }
+    }
+
+    /// The numbers that have a leg.
+    fn numbers(&self) -> u8 {
+        u8::MAX >> (8 - self.assembly.legs) & !self.assembly.gone
+    }
+
+    /// Whether a leg is on the device that is named so.
+    fn is_on(&self, leg: u8, name: &str) -> bool {
+        let Some(found) = self.name_of(leg) else { return false };
+        let same = |(one, other): (Uri, Uri)| identity(&one) == identity(&other);
+        found == name || found.parse().ok().zip(name.parse().ok()).is_some_and(same)
+    }
+
+    fn name_of(&self, leg: u8) -> Option<&str> {
+        self.assembly.places[usize::from(leg)].map(|place| &*self.legs[place].name)
+    }
+
+    /// A leg with its device and its state.
+    fn described(&self, leg: u8) -> String {
+        let in_sync = self.assembly.in_sync & 1 << leg != 0;
+        match self.name_of(leg) {
+            Some(name) if in_sync => format!("leg {leg} ({name}, in sync)"),
+            Some(name) => format!("leg {leg} ({name}, stale)"),
+            None => format!("leg {leg} (absent)"),
+        }
+    }
+
+    /// Refuses a device that is a leg of this mirror which stays, whatever it is called.
+    fn is_other(
+        &self,
+        new: &Leg,
+        replaced: Option<u8>,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let found = look(self.regions, std::slice::from_ref(new), now)?;
+        let Some(Found::Leg(found)) = found.first().map(|one| &one.found) else { return Ok(()) };
+        let stays = self.assembly.present() & !replaced.map_or(0, |leg| 1 << leg);
+        if found.uuid != self.assembly.uuid || stays & 1 << found.leg == 0 {
+            return Ok(());
+        }
+        Err(format!(
+            "{} is {}, or a copy of it, expected another device",
+            new.name,
+            self.described(found.leg)
+        ))
     }
 
     pub(super) fn add(
@@ -200,15 +273,21 @@ impl<'a> Members<'a> {
         Ok(self.said(&text))
     }
 
+    /// How many legs are left without this one.
+    fn check_remove(&self, number: u8) -> Result<u32, String> {
+        let left = self.numbers().count_ones() - 1;
+        if left < 2 {
+            return Err(format!("{left} leg would be left, expected 2; replace it instead"));
+        }
+        self.change(number).map(|_| left)
+    }
+
     pub(super) fn remove(
         &mut self,
         number: u8,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<String, String> {
-        let left = u32::from(self.assembly.legs) - self.assembly.gone.count_ones() - 1;
-        if left < 2 {
-            return Err(format!("{left} leg would be left, expected 2; replace it instead"));
-        }
+        let left = self.check_remove(number)?;
         let mut change = self.change(number)?;
         change.gone |= 1 << number;
         self.tell(&change, number, now)?;

@@ -6,9 +6,10 @@ use host::EventVectors;
 use super::assemble::Assembly;
 use super::bits::Bits;
 use super::copy::Copying;
+use super::options::MirrorOptions;
 use super::shared::{Masks, Seat, Shared};
 use super::superblock::{LEGS_MAX, Shape};
-use super::tend::{Phase, Policy, Times};
+use super::tend::{Phase, Times};
 
 /// The state of a mirror, behind its lock.
 pub(super) struct Meta {
@@ -20,8 +21,6 @@ pub(super) struct Meta {
     pub(super) generation: u64,
     /// The generation that each leg's superblock is known to have.
     pub(super) known: [u64; LEGS_MAX],
-    /// No superblock has been written since the mirror was opened.
-    pub(super) is_new: bool,
     pub(super) sequences: [Sequence; LEGS_MAX],
 
     /// Legs that have a medium.
@@ -160,7 +159,7 @@ impl Sequence {
 
 impl Meta {
     /// What is known when a mirror is opened.
-    pub(super) fn new(assembly: &Assembly, policy: Policy, chunk_blocks: u32) -> Self {
+    pub(super) fn new(assembly: &Assembly, options: &MirrorOptions, chunk_blocks: u32) -> Self {
         let Assembly { shape, in_sync, dirty, .. } = assembly;
         let none = Bits::new(shape.regions());
         // After a power cut legs in sync may differ wherever somebody was writing.
@@ -180,9 +179,8 @@ impl Meta {
             promoting: 0,
             claimed: assembly.claimed,
             dirty: dirty.clone(),
-            // The first write of a run makes the superblocks tell that there was one.
-            durable: none.clone(),
-            is_new: true,
+            // As recorded when it was opened.
+            durable: dirty.clone(),
             known: assembly.known,
             quiet: none.clone(),
             clearing: none,
@@ -198,7 +196,7 @@ impl Meta {
             copying: None,
             repairs: Vec::new(),
             phase: Phase::Rest,
-            times: Times::new(policy),
+            times: Times::new(options.policy()),
             chunk_blocks,
             #[cfg(test)]
             planted: None,

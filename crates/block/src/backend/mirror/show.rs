@@ -29,12 +29,13 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<Report, MediumError> {
     if uri.scheme() != "mirror" {
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
     }
-    parse(uri)?;
+    let options = parse(uri)?;
     let (legs, ..) = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
     let candidates = look(opener.regions, &legs, &mut now)
         .map_err(|problem| MediumError::new(Blame::Machine, problem))?;
-    let verdict = assemble(&candidates).map(|assembly| describe(&assembly, &candidates));
+    let verdict =
+        assemble(&candidates, options.start()).map(|assembly| describe(&assembly, &candidates));
     let said = candidates.into_iter().map(|Candidate { name, found }| {
         let found = match found {
             Found::Leg(superblock) => Ok(*superblock),

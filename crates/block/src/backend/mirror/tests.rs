@@ -2,6 +2,7 @@
 
 mod apart;
 mod disk;
+mod images;
 mod made;
 mod members;
 mod oracle;

@@ -7,11 +7,12 @@ use dma::{Backing, Mapping, Regions};
 
 use super::disk::{BLOCK, Disk};
 use super::oracle::stamp;
+use crate::backend::mirror::assemble::Start;
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::members::Members;
 use crate::backend::mirror::superblock::COPIES_AT;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, LegState, Mirror, MirrorHandle};
+use crate::backend::mirror::{Leg, LegState, Mirror, MirrorHandle, MirrorOptions};
 
 /// Blocks of the mirror: eight regions.
 const BLOCKS: u64 = 1024;
@@ -51,8 +52,13 @@ impl Bench {
     }
 
     fn open(&mut self, which: &[usize]) -> Result<Mirror, String> {
+        self.open_as(which, false)
+    }
+
+    fn open_as(&mut self, which: &[usize], degraded: bool) -> Result<Mirror, String> {
         let legs = self.legs(which);
-        Mirror::open_with(&self.regions, &legs, POLICY, &mut || later(&mut self.now))
+        let options = MirrorOptions { degraded, ..MirrorOptions::paced(POLICY) };
+        Mirror::open(&self.regions, &legs, &options, &mut || later(&mut self.now))
     }
 
     /// Lets the mirror do what it does by itself.
@@ -112,7 +118,7 @@ fn a_leg_that_was_written_without_the_others_is_not_taken_back() {
             // Somebody else has it open alone meanwhile.
             bench.disks[1].come_back(false);
             bench.disks[0].fail();
-            let alone = bench.open(&[1]).unwrap();
+            let alone = bench.open_as(&[1], true).unwrap();
             bench.write(&alone, 300, 2);
             bench.run(&alone, 100);
             drop(alone);
@@ -158,11 +164,11 @@ fn how_far_a_mirror_is_can_be_seen_from_outside() {
     assert_eq!(lefts, [0, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
     assert!(places.is_sorted() && places.len() > 1, "{places:?}");
     assert!(*places.last().unwrap() >= 7 * handle.progress().unwrap().region_bytes);
-    let alone = bench.open(&[0]).unwrap().handle();
+    let alone = bench.open_as(&[0], true).unwrap().handle();
     assert_eq!(alone.progress(), None, "to look at it does not keep it open");
     drop(mirror);
     assert_eq!(handle.progress(), None);
-    let mirror = bench.open(&[0]).unwrap();
+    let mirror = bench.open(&[0]).expect("it has recorded that the other one is stale");
     assert_eq!(states(&mirror.handle()), [LegState::InSync, LegState::Missing]);
 }
 
@@ -209,7 +215,7 @@ fn a_new_leg_is_copied_to_and_the_others_are_written_only_where_they_may_differ(
         bench.disks.push(Disk::new(&regions, FIRST + BLOCKS, Random::new(9)));
         let new = bench.legs(&[3]).remove(0);
         let mut now = || later(&mut bench.now);
-        let mut members = Members::of(&regions, &legs, &mut now).unwrap();
+        let mut members = Members::of(&regions, &legs, Start::Complete, &mut now).unwrap();
         let made = match is_added {
             true => members.add(&new, &mut now),
             false => members.replace(2, &new, &mut now),
@@ -249,7 +255,9 @@ fn the_leg_that_is_read_where_legs_may_differ_stays() {
     let new = Leg { name: "new".into(), medium: Ok(Arc::new(new)) };
     let mut replace = |number| {
         let mut now = || later(&mut bench.now);
-        Members::of(&regions, &legs, &mut now).unwrap().replace(number, &new, &mut now)
+        Members::of(&regions, &legs, Start::Complete, &mut now)
+            .unwrap()
+            .replace(number, &new, &mut now)
     };
     let refused = replace(0).unwrap_err();
     assert!(refused.contains("leg 0 is the one that is read where legs may differ"), "{refused}");
@@ -263,7 +271,7 @@ fn a_leg_that_cannot_be_told_that_it_is_none_is_replaced_all_the_same() {
     let new = Disk::new(&regions, FIRST + BLOCKS, Random::new(9));
     let new = Leg { name: "new".into(), medium: Ok(Arc::new(new)) };
     let mut now = || later(&mut bench.now);
-    let mut members = Members::of(&regions, &legs, &mut now).unwrap();
+    let mut members = Members::of(&regions, &legs, Start::Complete, &mut now).unwrap();
     bench.disks[1].fail();
     let text = members.replace(1, &new, &mut now).unwrap();
     assert!(text.contains("leg 1 is new; it is copied to"), "{text}");

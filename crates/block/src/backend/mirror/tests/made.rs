@@ -8,7 +8,7 @@ use crate::backend::mirror::assemble::Found;
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::superblock::NoSuperblock;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Mirror, look, open_legs};
+use crate::backend::mirror::{Mirror, MirrorOptions, look, open_legs};
 use crate::uri::Uri;
 use crate::{Kind, MediumError, Opened, Opener};
 
@@ -28,7 +28,8 @@ impl Kind for MadeKind {
         if found.iter().all(|leg| leg.found == Found::Strange(NoSuperblock::Raw)) {
             format(opener.regions, &legs, 7, &mut now).map_err(refuse)?;
         }
-        let mirror = Mirror::open_with(opener.regions, &legs, POLICY, &mut now).map_err(refuse)?;
+        let mirror = Mirror::open(opener.regions, &legs, &MirrorOptions::paced(POLICY), &mut now)
+            .map_err(refuse)?;
         let description = mirror.describe().to_owned();
         Ok(Opened { medium: Arc::new(mirror), description, existing, handles })
     }

@@ -9,10 +9,11 @@ use host::Clock;
 use super::oracle::stamp;
 use crate::Opener;
 use crate::backend::conformance::PowerKind;
+use crate::backend::mirror::assemble::Start;
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::members::Members;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, Mirror};
+use crate::backend::mirror::{Leg, Mirror, MirrorOptions};
 
 /// What is done to the mirror of the first legs of four.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +64,7 @@ impl Change {
         let legs = bench.pick(self.legs().0);
         let (new, regions) = (bench.legs[3].clone(), bench.regions.clone());
         let mut now = || later(&mut bench.now);
-        let mut members = Members::of(&regions, &legs, &mut now)?;
+        let mut members = Members::of(&regions, &legs, Start::Complete, &mut now)?;
         match self {
             Self::Add | Self::AddAgain => members.add(&new, &mut now),
             Self::Replace { number } => members.replace(number, &new, &mut now),
@@ -100,7 +101,7 @@ impl Bench {
         drop(mirror);
         if matches!(change, Change::AddAgain) {
             let mut now = || later(&mut bench.now);
-            let mut members = Members::of(&regions, &legs, &mut now).unwrap();
+            let mut members = Members::of(&regions, &legs, Start::Complete, &mut now).unwrap();
             members.remove(1, &mut now).unwrap();
         }
         bench
@@ -112,7 +113,7 @@ impl Bench {
 
     fn open(&mut self, which: &[usize]) -> Result<Mirror, String> {
         let (legs, regions) = (self.pick(which), self.regions.clone());
-        Mirror::open_with(&regions, &legs, POLICY, &mut || later(&mut self.now))
+        Mirror::open(&regions, &legs, &MirrorOptions::paced(POLICY), &mut || later(&mut self.now))
     }
 
     /// Cuts the power and gives it back.

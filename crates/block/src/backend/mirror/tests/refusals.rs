@@ -8,7 +8,7 @@ use base::Medium;
 use dma::Regions;
 use host::Clock;
 
-use crate::backend::mirror::{Mirror, Report, create, show};
+use crate::backend::mirror::{Mirror, MirrorOptions, Report, create, show};
 use crate::uri::Uri;
 use crate::{MediumError, Opened, Opener};
 
@@ -37,6 +37,12 @@ impl Bench {
 
     fn open(&self, legs: &[&str]) -> Result<Opened, MediumError> {
         self.opener().open(&self.mirror(legs))
+    }
+
+    /// Although a leg is absent that may hold newer blocks.
+    fn open_degraded(&self, legs: &[&str]) -> Result<Opened, MediumError> {
+        let uri = format!("{}?degraded=yes", self.mirror(legs));
+        self.opener().open(&uri.parse().unwrap())
     }
 
     fn mirror(&self, legs: &[&str]) -> Uri {
@@ -102,33 +108,43 @@ fn a_mirror_that_was_made_opens_with_its_legs_in_any_order() {
 }
 
 #[test]
-fn a_mirror_without_a_leg_opens_and_says_so() {
+fn a_mirror_without_a_leg_opens_only_if_that_is_asked_for_and_says_so() {
     let bench = made();
     for legs in [&["b"][..], &["b", "missing"]] {
-        let description = bench.open(legs).unwrap().description;
+        let refused = bench.open(legs).unwrap_err().to_string();
+        assert!(refused.contains(": leg 0 is absent") && refused.contains("?degraded=yes"));
+    }
+    bench.copy("b", "b-before");
+    for legs in [&["b"][..], &["b", "missing"]] {
+        bench.copy("b-before", "b");
+        let description = bench.open_degraded(legs).unwrap().description;
         assert!(description.contains(": 1 of 2 legs in sync, degraded"), "{description}");
         assert!(description.contains("; leg 0 is missing"), "{description}");
     }
     let description = bench.open(&["b", "missing"]).unwrap().description;
     assert!(description.contains("missing?engine=threads cannot be had: "), "{description}");
+    // The other one is stale from the moment at which this one was opened without it.
+    let refused = bench.open(&["a"]).unwrap_err().to_string();
+    assert!(refused.contains(": leg 1 is absent"), "{refused}");
+    let description = bench.open(&["a", "b"]).unwrap().description;
+    assert!(description.contains("; leg 0 (file:"), "{description}");
+    assert!(description.contains(") is stale and is copied to"), "{description}");
 }
 
 #[test]
 fn a_leg_that_missed_a_write_is_stale_and_two_that_missed_each_others_are_refused() {
     let bench = made();
-    // Without a write nothing is recorded.
-    drop(bench.open(&["a"]).unwrap());
     assert!(bench.open(&["a", "b"]).unwrap().description.contains("2 of 2 legs in sync"));
 
     bench.copy("b", "b-before");
-    bench.write(&bench.open(&["a"]).unwrap());
-    let description = bench.open(&["a", "b"]).unwrap().description;
-    assert!(description.contains("is stale and is copied to"), "{description}");
+    bench.write(&bench.open_degraded(&["a"]).unwrap());
     let report = bench.show(&["a", "b"]);
     let said: Vec<u8> = report.legs.iter().map(|(_, leg)| leg.as_ref().unwrap().in_sync).collect();
-    assert_eq!(said, [0b01, 0b11], "the leg that was away knows nothing of it");
+    assert_eq!(said, [0b01, 0b11], "the leg that was absent knows nothing of it");
+    let description = report.verdict.unwrap();
+    assert!(description.contains("is stale and is copied to"), "{description}");
 
-    bench.write(&bench.open(&["b"]).unwrap());
+    bench.write(&bench.open_degraded(&["b"]).unwrap());
     let refused = bench.open(&["a", "b"]).unwrap_err().to_string();
     assert!(refused.contains("each say that the other is stale"), "{refused}");
     assert!(refused.contains("/a?") && refused.contains("/b?"), "{refused}");
@@ -149,6 +165,7 @@ fn what_is_no_leg_is_refused_with_what_can_be_done() {
         (&["a", "d"], " is a leg of mirror "),
         (&["a", "b", "missing"], "3 legs are given, expected at most 2"),
         (&["missing"], "no leg is in sync: "),
+        (&["b"], "leg 0 is absent, and may hold newer blocks than leg 1 (file:"),
     ] {
         let refused = bench.open(legs).unwrap_err().to_string();
         assert!(refused.starts_with("mirror:[file:") && refused.contains(expected), "{refused}");
@@ -159,7 +176,7 @@ fn what_is_no_leg_is_refused_with_what_can_be_done() {
     std::fs::write(Path::new(&path), bytes).unwrap();
     let refused = bench.open(&["a", "b"]).unwrap_err().to_string();
     assert!(refused.contains("b?engine=threads has a damaged superblock: its CRC"), "{refused}");
-    assert!(bench.open(&["a"]).is_ok());
+    assert!(bench.open(&["a"]).is_err() && bench.open_degraded(&["a"]).is_ok());
 }
 
 #[test]
@@ -183,7 +200,7 @@ fn a_mirror_is_not_made_over_data_or_of_unlike_legs() {
     let short = bench.leg("f", "&size=1m");
     for (legs, expected) in [
         (vec![c.clone()], "1 legs are given, expected 2 to 8"),
-        (vec![c.clone(), c.clone()], "is given twice, expected different devices"),
+        (vec![c.clone(), c.clone()], " are one device, expected different ones"),
         (vec![c.clone(), block], "has blocks of 4096 bytes, expected 512 as on "),
         (vec![c.clone(), short], "the shortest leg has 2048 blocks of 512 bytes"),
         (vec![c, bench.leg("missing", "")], "make a mirror: "),
@@ -199,7 +216,7 @@ fn the_name_of_a_mirror_is_checked() {
     for (name, expected) in [
         ("mirror:", "the legs are missing, expected mirror:[URI],[URI]"),
         ("mirror:[ram:1m]?resync=0", "resync is 0 bytes per second, expected at least 1"),
-        ("mirror:[ram:1m]?speed=1", "no parameter `speed`, expected resync"),
+        ("mirror:[ram:1m]?speed=1", "no parameter `speed`, expected resync or degraded"),
     ] {
         let refused = bench.opener().open(&name.parse().unwrap()).unwrap_err().to_string();
         assert!(refused.contains(expected), "{refused}");
@@ -220,7 +237,9 @@ fn the_description_of_a_mirror_is_what_it_was_opened_with() {
             .map_err(|error| error.to_string()),
     });
     let clock = Clock::start();
-    let mirror = Mirror::open(&bench.regions, &legs, 1 << 20, &mut || clock.now()).unwrap();
+    let mirror =
+        Mirror::open(&bench.regions, &legs, &MirrorOptions::default(), &mut || clock.now())
+            .unwrap();
     assert!(mirror.describe().starts_with("mirror "));
     assert_eq!(mirror.progress().0, 0b11);
     assert_eq!(mirror.channels_max(), u32::MAX);

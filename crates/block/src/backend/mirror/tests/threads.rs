@@ -15,7 +15,7 @@ use super::oracle::{stamp, version_of};
 use crate::Opener;
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, Mirror};
+use crate::backend::mirror::{Leg, Mirror, MirrorOptions};
 
 /// A leg that fails and comes back at a word.
 struct Shaky {
@@ -143,7 +143,8 @@ impl Board {
         });
         let mut now = || clock.now();
         format(&regions, &legs, 7, &mut now).unwrap();
-        let mirror = Mirror::open_with(&regions, &legs, POLICY, &mut now).unwrap();
+        let mirror =
+            Mirror::open(&regions, &legs, &MirrorOptions::paced(POLICY), &mut now).unwrap();
         let blocks = (0..BLOCKS).map(|_| Block::default()).collect();
         let (now, is_over) = (AtomicU64::new(1), AtomicBool::new(false));
         Self { mirror, regions, now, failing, blocks, is_over }

@@ -13,7 +13,7 @@ use super::oracle::{Before, Block, stamp, version_of};
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::meta::Planted;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, Mirror};
+use crate::backend::mirror::{Leg, Mirror, MirrorOptions};
 
 /// Blocks of the mirror: eight regions of 64 KiB.
 const BLOCKS: u64 = 1024;
@@ -138,7 +138,8 @@ impl World {
 
     fn open(&mut self) -> Result<(), String> {
         let (legs, mut time) = (self.legs(), self.now);
-        let mirror = Mirror::open_with(&self.regions, &legs, POLICY, &mut || later(&mut time))?;
+        let options = MirrorOptions::paced(POLICY);
+        let mirror = Mirror::open(&self.regions, &legs, &options, &mut || later(&mut time))?;
         mirror.shared.lock().planted = self.planted;
         mirror.shared.publish(&mirror.shared.lock());
         self.now = time;
