@@ -17,7 +17,7 @@ use self::legs::{Legs, Place};
 use self::tally::Tally;
 use super::meta::{Admission, Member, Verdict};
 use super::shared::{Masks, Own, Shared};
-use super::work::{Stage, Work, is_the_callers};
+use super::work::{Stage, Work, is_loss, is_the_callers};
 use crate::backend::range::check;
 use crate::backend::ready::Ready;
 
@@ -36,6 +36,10 @@ pub(super) struct MirrorChannel {
     /// Requests that wait for news.
     waiting: Vec<u32>,
     news: u64,
+    /// Losses that have been reported on this channel.
+    losses: u64,
+    /// How often legs had come back when this channel last noticed.
+    returns: u64,
     /// When this turn is.
     now: Instant,
     masks: Masks,
@@ -66,6 +70,8 @@ impl MirrorChannel {
             stillborn: Vec::new(),
             waiting: Vec::with_capacity(depth as usize),
             news: 0,
+            losses: shared.losses_reported(),
+            returns: shared.returns(),
             now: Instant::default(),
             masks: shared.masks(),
             background: Background::default(),
@@ -83,7 +89,9 @@ impl MirrorChannel {
         };
         let Some(slot) = self.free.pop() else { return };
         let segment_first = self.legs.keep(slot, own);
-        self.works[slot as usize] = Work::of(Request { segment_first, ..*request });
+        let losses = self.losses;
+        self.works[slot as usize] =
+            Work { losses, ..Work::of(Request { segment_first, ..*request }) };
         match request.operation {
             Operation::Read | Operation::Compare | Operation::Verify => self.read(slot),
             Operation::Flush => {
@@ -195,6 +203,7 @@ impl MirrorChannel {
             work.result = answer.result;
         } else {
             work.failed |= leg;
+            work.lost |= if is_loss(work.request.operation, answer.outcome) { leg } else { 0 };
             let tells_more =
                 is_the_callers(answer.outcome) || answer.outcome == Outcome::COMPARE_FAILURE;
             if work.outcome.is_success() || tells_more {
@@ -273,7 +282,14 @@ impl MirrorChannel {
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
         let Request { lba, blocks, operation, .. } = work.request;
+        if operation == Operation::Flush && meta.bugs.ignores_failed_flush && work.done != 0 {
+            drop(meta);
+            return self.end(slot, Outcome::SUCCESS);
+        }
         let at_fault = is_the_callers(work.outcome);
+        if meta.have_lost(&shared, work.lost) && self.losses == shared.losses() {
+            shared.add_loss();
+        }
         let verdict =
             if at_fault { Verdict::Bad } else { meta.judge(&shared, work.done, work.failed) };
         match verdict {
@@ -308,7 +324,11 @@ impl MirrorChannel {
 
     /// Answers a request and frees its place.
     fn end(&mut self, slot: u32, outcome: Outcome) {
-        let Work { request, result, stage, .. } = self.works[slot as usize];
+        let Work { request, result, stage, losses, .. } = self.works[slot as usize];
+        let outcome = match request.operation {
+            Operation::Flush => self.flushed(losses, outcome),
+            _ => outcome,
+        };
         match stage {
             Stage::Written { bucket } | Stage::Recorded { bucket: Some(bucket) } => {
                 self.tally.end(bucket);
@@ -321,6 +341,30 @@ impl MirrorChannel {
         self.works[slot as usize].stage = Stage::Idle;
         self.free.push(slot);
         self.answer(request.token, outcome, result);
+    }
+
+    /// What a flush is answered. While it was under way, or before, all legs may have lost writes:
+    /// every channel reports that once.
+    fn flushed(&mut self, losses: u64, outcome: Outcome) -> Outcome {
+        let all = self.shared.losses();
+        if outcome.is_success() && losses == all {
+            return outcome;
+        }
+        if losses != all {
+            self.losses = all;
+            self.shared.report_losses(all);
+            return Outcome::WRITE_FAULT;
+        }
+        outcome
+    }
+
+    /// Legs have come back. What each has lost before, it reports once on every channel: now, while
+    /// all of that is copied, and not to a flush that comes later.
+    fn have_reports(&mut self) {
+        self.returns = self.shared.returns();
+        let Masks { read, write, .. } = self.shared.masks();
+        let flush = Request { operation: Operation::Flush, ..Request::NOTHING };
+        self.legs.send_to(write & !read, Place::Report, &flush);
     }
 
     /// Whether there is something to poll for that nobody would wake this thread for: what a request
@@ -348,7 +392,8 @@ impl MirrorChannel {
                 self.read_repaired(slot);
             } else {
                 // Which legs failed has been seen to.
-                self.works[slot as usize].failed = 0;
+                let work = &mut self.works[slot as usize];
+                (work.failed, work.lost) = (0, 0);
                 self.end_write(slot);
             }
         }
@@ -387,6 +432,8 @@ impl Backend for MirrorChannel {
             for answer in below.drain() {
                 match Place::of(answer.token) {
                     Place::Work(slot) => self.ended(slot, 1 << leg, &answer),
+                    // What was lost before is copied anyhow.
+                    Place::Report => {}
                     place => self.background_ended(place, 1 << leg, &answer),
                 }
             }
@@ -396,6 +443,9 @@ impl Backend for MirrorChannel {
             self.end_write(slot);
         }
         self.hear();
+        if self.shared.returns() != self.returns {
+            self.have_reports();
+        }
         if now >= self.shared.tend_at() {
             let shared = Arc::clone(&self.shared);
             self.look_after(&mut shared.lock());

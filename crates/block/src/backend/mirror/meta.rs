@@ -6,7 +6,7 @@ use host::EventVectors;
 use super::assemble::Assembly;
 use super::bits::Bits;
 use super::copy::Copying;
-use super::options::MirrorOptions;
+use super::options::{InjectedBugs, MirrorOptions};
 use super::shared::{Masks, Seat, Shared};
 use super::superblock::{LEGS_MAX, Shape};
 use super::tend::{Phase, Times};
@@ -70,6 +70,7 @@ pub(super) struct Meta {
     pub(super) times: Times,
     /// Blocks that are copied at once.
     pub(super) chunk_blocks: u32,
+    pub(super) bugs: InjectedBugs,
     #[cfg(test)]
     pub(super) planted: Option<Planted>,
 }
@@ -198,6 +199,7 @@ impl Meta {
             phase: Phase::Rest,
             times: Times::new(options.policy()),
             chunk_blocks,
+            bugs: options.bugs,
             #[cfg(test)]
             planted: None,
         }
@@ -324,6 +326,29 @@ impl Meta {
         Verdict::Wait
     }
 
+    /// Legs have lost completed writes, as their answer to a flush says. Those that others in sync can
+    /// stand in for are dropped. True if there is none that can: then legs differ in any region that
+    /// was written since the last flush, and nobody knows which one is right.
+    pub(super) fn have_lost(&mut self, shared: &Shared, lost: u8) -> bool {
+        if lost == 0 || self.bugs.ignores_failed_flush {
+            return false;
+        }
+        if self.in_sync & !lost != 0 {
+            self.drop_legs(shared, lost);
+            return false;
+        }
+        if self.in_sync == 0 {
+            return false;
+        }
+        if (self.in_sync | self.returning).count_ones() > 1 {
+            let dirty = self.dirty.clone();
+            dirty.iter().for_each(|region| self.suspect_region(shared, region));
+            shared.publish(self);
+            shared.tend_again_at(Instant::default());
+        }
+        true
+    }
+
     /// Legs have failed: they are neither read nor written any more. There must be others in sync.
     pub(super) fn drop_legs(&mut self, shared: &Shared, failed: u8) {
         let lost = failed & self.in_sync;
@@ -361,15 +386,17 @@ impl Meta {
             return;
         }
         let (first, count) = self.shape.regions_of(lba, blocks);
-        for region in first..first + count {
-            self.todo.set(region);
-            self.doubt(shared, region);
-            if let Some(copying) = self.copying.as_mut().filter(|one| one.region == region) {
-                copying.again = true;
-            }
-        }
+        (first..first + count).for_each(|region| self.suspect_region(shared, region));
         shared.publish(self);
         shared.tend_again_at(Instant::default());
+    }
+
+    fn suspect_region(&mut self, shared: &Shared, region: u64) {
+        self.todo.set(region);
+        self.doubt(shared, region);
+        if let Some(copying) = self.copying.as_mut().filter(|one| one.region == region) {
+            copying.again = true;
+        }
     }
 
     /// Reads of this region have to come from one leg until it has been copied.

@@ -37,6 +37,12 @@ pub(super) struct Shared {
     news: AtomicU64,
     /// When the mirror wants to be looked after.
     tend_at: AtomicU64,
+    /// How often no leg in sync was left that could vouch for all completed writes.
+    losses: AtomicU64,
+    /// How often legs have come back.
+    returns: AtomicU64,
+    /// How many of those some channel has reported.
+    losses_reported: AtomicU64,
     meta: Mutex<Meta>,
 }
 
@@ -89,6 +95,9 @@ impl Shared {
             unequal: Marks::new(shape.regions()),
             news: AtomicU64::new(0),
             tend_at: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
+            returns: AtomicU64::new(0),
+            losses_reported: AtomicU64::new(0),
             meta: Mutex::new(meta),
         };
         for region in shared.lock().unequal_regions() {
@@ -145,6 +154,37 @@ impl Shared {
 
     pub(super) fn tend_again_at(&self, at: Instant) {
         self.tend_at.store(at.ns, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
+    }
+
+    /// Completed writes may be lost on all legs: every channel has to report that. The caller holds
+    /// the lock.
+    pub(super) fn add_loss(&self) {
+        self.losses.fetch_add(1, Ordering::AcqRel);
+    }
+
+    #[inline]
+    pub(super) fn returns(&self) -> u64 {
+        // Pairs with the release in `add_return`: who sees it sees that the leg is written.
+        self.returns.load(Ordering::Acquire)
+    }
+
+    /// A leg gets every write from now on. The caller holds the lock, and has published that.
+    pub(super) fn add_return(&self) {
+        self.returns.fetch_add(1, Ordering::Release);
+    }
+
+    /// What a new channel need not report.
+    pub(super) fn losses_reported(&self) -> u64 {
+        self.losses_reported.load(Ordering::Acquire)
+    }
+
+    pub(super) fn report_losses(&self, count: u64) {
+        self.losses_reported.fetch_max(count, Ordering::AcqRel);
     }
 
     /// Bytes of a superblock as it is written: whole blocks.

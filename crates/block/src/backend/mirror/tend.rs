@@ -80,6 +80,13 @@ pub(super) enum Task {
     Write { legs: u8, lba: u64, blocks: u32 },
 }
 
+impl Task {
+    /// Whether it tells of a loss of completed writes.
+    pub(super) const fn flushes(self) -> bool {
+        matches!(self, Self::Flush { .. })
+    }
+}
+
 /// What comes next for the background.
 pub(super) enum Next {
     Again,
@@ -229,6 +236,7 @@ impl Meta {
         self.joining = 0;
         self.returning |= leg;
         shared.publish(self);
+        shared.add_return();
         self.go(Phase::Entered { epoch: shared.advance() })
     }
 
@@ -268,6 +276,7 @@ impl Meta {
     }
 
     fn flushed_to_clear(&mut self, shared: &Shared, failed: u8) -> Next {
+        let failed = if self.bugs.ignores_failed_flush { 0 } else { failed };
         if self.in_sync & !failed != 0 {
             self.drop_legs(shared, failed);
         }

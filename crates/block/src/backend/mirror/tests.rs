@@ -3,6 +3,7 @@
 mod apart;
 mod disk;
 mod images;
+mod losses;
 mod made;
 mod members;
 mod oracle;
@@ -11,8 +12,9 @@ mod threads;
 mod world;
 
 pub(crate) use self::made::MadeKind;
+use super::InjectedBugs;
 use super::meta::Planted;
-use world::{read_around_a_bad_block, run};
+use world::{read_around_a_bad_block, run, run_with};
 
 /// How many seeds are tried in every run; the nightly one tries a thousand.
 const SEEDS: u64 = 200;
@@ -57,6 +59,13 @@ fn planted_bugs_are_found() {
         let found = found.unwrap_or_else(|| panic!("{bug:?} went unnoticed"));
         println!("{bug:?}: {found}");
     }
+}
+
+#[test]
+fn a_leg_that_lost_completed_writes_and_stays_in_sync_is_found() {
+    let bugs = InjectedBugs { ignores_failed_flush: true, ..InjectedBugs::default() };
+    let found = (0..SEEDS_OF_BUGS).find_map(|seed| run_with(seed, 2, None, bugs).err());
+    println!("{}", found.expect("it went unnoticed"));
 }
 
 #[test]

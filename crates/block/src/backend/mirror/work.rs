@@ -13,6 +13,8 @@ pub(super) struct Work {
     pub(super) done: u8,
     /// Legs that could not.
     pub(super) failed: u8,
+    /// Legs that have lost completed writes, as their answer to a flush says.
+    pub(super) lost: u8,
     /// The answer, if it is not done.
     pub(super) outcome: Outcome,
     /// Dword 0 of the answer.
@@ -20,6 +22,8 @@ pub(super) struct Work {
     pub(super) stage: Stage,
     /// What a mirror that can write no superblocks had counted when this began to wait.
     pub(super) failures: u64,
+    /// The losses that were reported on its channel before a flush was submitted.
+    pub(super) losses: u64,
 }
 
 /// What is awaited, and who has to be told when it ends.
@@ -54,10 +58,12 @@ impl Work {
             awaited: 0,
             done: 0,
             failed: 0,
+            lost: 0,
             outcome: Outcome::SUCCESS,
             result: 0,
             stage: Stage::Idle,
             failures: 0,
+            losses: 0,
         }
     }
 
@@ -69,6 +75,12 @@ impl Work {
         );
         sent && self.request.operation != Operation::Flush
     }
+}
+
+/// Whether a leg answers to a flush that completed writes are lost: any other error says nothing about
+/// them (docs/durability.md).
+pub(super) fn is_loss(operation: Operation, outcome: Outcome) -> bool {
+    operation == Operation::Flush && outcome == Outcome::WRITE_FAULT
 }
 
 /// Whether it is the request that is at fault, and not the leg.

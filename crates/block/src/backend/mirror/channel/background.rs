@@ -9,6 +9,7 @@ use crate::backend::mirror::meta::Meta;
 use crate::backend::mirror::shared::Shared;
 use crate::backend::mirror::superblock::{COPIES_AT, NoSuperblock, SUPERBLOCK_BYTES, Superblock};
 use crate::backend::mirror::tend::Task;
+use crate::backend::mirror::work::is_loss;
 
 /// What this channel has taken on.
 #[derive(Debug, Default)]
@@ -22,6 +23,8 @@ pub(super) struct Background {
 struct Group {
     awaited: u32,
     failed: u8,
+    /// Those of them that have lost completed writes.
+    lost: u8,
 }
 
 impl Background {
@@ -38,10 +41,11 @@ impl Background {
 }
 
 impl Group {
-    fn ended(&mut self, leg: u8, answer: &Answer) -> bool {
+    fn ended(&mut self, operation: Operation, leg: u8, answer: &Answer) -> bool {
         self.awaited -= 1;
         if !answer.outcome.is_success() {
             self.failed |= leg;
+            self.lost |= if is_loss(operation, answer.outcome) { leg } else { 0 };
         }
         self.awaited == 0
     }
@@ -96,7 +100,8 @@ impl MirrorChannel {
         let (legs, missing) = match task {
             Task::Probe { leg } => {
                 let sent = self.legs.send_probe(leg, COPIES_AT);
-                return Group { awaited: 2 * u32::from(sent), failed: if sent { 0 } else { leg } };
+                let failed = if sent { 0 } else { leg };
+                return Group { awaited: 3 * u32::from(sent), failed, lost: 0 };
             }
             Task::Flush { legs } => (legs, self.legs.send_chunk(legs, Operation::Flush, 0, 0)),
             Task::Read { leg, lba, blocks } => {
@@ -106,7 +111,7 @@ impl MirrorChannel {
                 (legs, self.legs.send_chunk(legs, Operation::Write, lba, blocks))
             }
         };
-        Group { awaited: (legs & !missing).count_ones(), failed: missing }
+        Group { awaited: (legs & !missing).count_ones(), failed: missing, lost: 0 }
     }
 
     fn end_task(&mut self, meta: &mut Meta, task: Task, failed: u8) -> Option<Task> {
@@ -135,7 +140,7 @@ impl MirrorChannel {
         let shared = self.shared.clone();
         if place == Place::Commit {
             let Some(group) = &mut self.background.commit else { return };
-            if !group.ended(leg, answer) {
+            if !group.ended(Operation::Write, leg, answer) {
                 return;
             }
             let failed = group.failed;
@@ -147,12 +152,17 @@ impl MirrorChannel {
             self.look_after(&mut meta);
         } else {
             let Some((task, group)) = &mut self.background.task else { return };
-            if !group.ended(leg, answer) {
+            let operation = if task.flushes() { Operation::Flush } else { Operation::Write };
+            if !group.ended(operation, leg, answer) {
                 return;
             }
-            let (task, failed) = (*task, group.failed);
+            let (task, Group { failed, lost, .. }) = (*task, *group);
             self.background.task = None;
             let mut meta = shared.lock();
+            if meta.have_lost(&shared, lost) {
+                // Nobody else hears of it from the legs.
+                shared.add_loss();
+            }
             let next = self.end_task(&mut meta, task, failed);
             self.do_tasks(&mut meta, next);
             self.write_superblocks(&mut meta);

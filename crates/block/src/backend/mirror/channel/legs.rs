@@ -38,16 +38,20 @@ pub(super) enum Place {
     Commit,
     /// The task of the background that this channel does.
     Task,
+    /// A flush that has a leg report what it lost before it came back.
+    Report,
 }
 
 const COMMIT: u64 = 1 << 32;
 const TASK: u64 = 1 << 33;
+const REPORT: u64 = 1 << 34;
 
 impl Place {
     pub(super) fn of(token: u64) -> Self {
         match u32::try_from(token) {
             Ok(slot) => Self::Work(slot),
             Err(_) if token == COMMIT => Self::Commit,
+            Err(_) if token == REPORT => Self::Report,
             Err(_) => Self::Task,
         }
     }
@@ -57,6 +61,7 @@ impl Place {
             Self::Work(slot) => slot.into(),
             Self::Commit => COMMIT,
             Self::Task => TASK,
+            Self::Report => REPORT,
         }
     }
 }
@@ -128,12 +133,13 @@ impl Legs {
         written && self.push(1 << leg, &request, true) == 0
     }
 
-    /// Reads both copies of a superblock into the chunk. False if the leg has no channel.
+    /// Flushes a leg, which also has it report what it lost before, and reads both copies of its
+    /// superblock into the chunk. False if the leg has no channel.
     pub(super) fn send_probe(&mut self, leg: u8, copies: [u64; 2]) -> bool {
         let size = self.shared.superblock_bytes();
         let chunk = self.own.chunk();
         let last = self.table.len() - 2;
-        let mut missing = 0;
+        let mut missing = self.send_chunk(leg, Operation::Flush, 0, 0);
         for (index, at) in copies.into_iter().enumerate() {
             let skip = if index == 0 { 0 } else { size };
             self.table[last + index] = chunk.slice(skip, size).unwrap_or_default();

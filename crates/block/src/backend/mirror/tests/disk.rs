@@ -28,6 +28,12 @@ struct State {
     bad: BTreeSet<u64>,
     is_failing: bool,
     channels: u32,
+    /// Channels that are open.
+    open: BTreeSet<u32>,
+    /// Channels on which a loss of completed writes is still to be reported.
+    owing: BTreeSet<u32>,
+    /// Whether none of them has reported it yet.
+    is_unheard: bool,
 }
 
 struct Channel {
@@ -68,6 +74,9 @@ impl Disk {
             bad: BTreeSet::new(),
             is_failing: false,
             channels: 0,
+            open: BTreeSet::new(),
+            owing: BTreeSet::new(),
+            is_unheard: false,
         })))
     }
 
@@ -89,6 +98,20 @@ impl Disk {
         }
     }
 
+    /// It goes on working and has forgotten some of what was not flushed: the next flush of each
+    /// channel says so.
+    pub(super) fn lose(&self) {
+        let mut state = self.lock();
+        state.lose_power();
+        state.owing = state.open.clone();
+        state.is_unheard = true;
+    }
+
+    /// What is not flushed yet.
+    pub(super) fn has_unflushed(&self) -> bool {
+        !self.lock().cached.is_empty()
+    }
+
     pub(super) fn is_failing(&self) -> bool {
         self.lock().is_failing
     }
@@ -108,6 +131,8 @@ impl Disk {
         state.drop_requests(|_| true);
         state.lose_power();
         state.is_failing = false;
+        state.owing.clear();
+        state.is_unheard = false;
         // Blocks that go bad while legs differ after a power cut are a second fault.
         state.bad.clear();
     }
@@ -132,6 +157,10 @@ impl Medium for Disk {
         let mut state = self.lock();
         state.channels += 1;
         let (number, limits) = (state.channels, state.limits.clone());
+        state.open.insert(number);
+        if state.is_unheard {
+            state.owing.insert(number);
+        }
         Ok(Box::new(Channel { disk: self.clone(), limits, number }))
     }
 }
@@ -162,7 +191,10 @@ impl Backend for Channel {
             let next = state.under_way.iter().enumerate().filter(|(_, one)| is_due(one));
             let Some((index, _)) = next.min_by_key(|(_, one)| one.1) else { break };
             let (_, _, request, segments) = state.under_way.swap_remove(index);
-            let outcome = state.carry_out(&request, &segments);
+            let outcome = match state.reports_loss(self.number, &request) {
+                true => Outcome::WRITE_FAULT,
+                false => state.carry_out(&request, &segments),
+            };
             answers.push(Answer { token: request.token, outcome, result: 0 });
             count += 1;
         }
@@ -179,7 +211,10 @@ impl Backend for Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let number = self.number;
-        self.disk.lock().drop_requests(|one| one == number);
+        let mut state = self.disk.lock();
+        state.drop_requests(|one| one == number);
+        state.open.remove(&number);
+        state.owing.remove(&number);
     }
 }
 
@@ -187,6 +222,15 @@ impl State {
     fn block(&self, lba: u64) -> Vec<u8> {
         let newest = self.cached.get(&lba).and_then(|versions| versions.last());
         newest.or_else(|| self.stable.get(&lba)).cloned().unwrap_or(vec![0; BLOCK])
+    }
+
+    /// The first flush of each channel that was open fails.
+    fn reports_loss(&mut self, channel: u32, request: &Request) -> bool {
+        let reports = request.operation == Operation::Flush
+            && !self.is_failing
+            && self.owing.remove(&channel);
+        self.is_unheard &= !reports;
+        reports
     }
 
     fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> Outcome {

@@ -13,7 +13,7 @@ use super::oracle::{Before, Block, stamp, version_of};
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::meta::Planted;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, Mirror, MirrorOptions};
+use crate::backend::mirror::{InjectedBugs, Leg, Mirror, MirrorOptions};
 
 /// Blocks of the mirror: eight regions of 64 KiB.
 const BLOCKS: u64 = 1024;
@@ -45,6 +45,7 @@ struct World {
     blocks: Vec<Block>,
     now: Instant,
     planted: Option<Planted>,
+    bugs: InjectedBugs,
     tale: Tale,
     /// One request in so many is a flush. Some programs hardly ever flush.
     flush_every: u64,
@@ -63,7 +64,17 @@ struct Open {
 
 /// Runs one seed to its end, with so many legs.
 pub(super) fn run(seed: u64, legs: usize, planted: Option<Planted>) -> Result<Tale, String> {
-    let mut world = World::new(seed, legs, planted)?;
+    run_with(seed, legs, planted, InjectedBugs::default())
+}
+
+/// The same with bugs that a mirror is opened with.
+pub(super) fn run_with(
+    seed: u64,
+    legs: usize,
+    planted: Option<Planted>,
+    bugs: InjectedBugs,
+) -> Result<Tale, String> {
+    let mut world = World::new(seed, legs, planted, bugs)?;
     for _ in 0..1_500 {
         world.turn()?;
         if world.random.chance(1, 40) {
@@ -77,7 +88,7 @@ pub(super) fn run(seed: u64, legs: usize, planted: Option<Planted>) -> Result<Ta
 
 /// Reads blocks of which the source cannot read one, and another leg has older versions of others.
 pub(super) fn read_around_a_bad_block() -> Result<(), String> {
-    let mut world = World::new(1, 2, None)?;
+    let mut world = World::new(1, 2, None, InjectedBugs::default())?;
     while !world.is_at_rest() {
         world.turn()?;
     }
@@ -97,7 +108,12 @@ pub(super) fn read_around_a_bad_block() -> Result<(), String> {
 }
 
 impl World {
-    fn new(seed: u64, legs: usize, planted: Option<Planted>) -> Result<Self, String> {
+    fn new(
+        seed: u64,
+        legs: usize,
+        planted: Option<Planted>,
+        bugs: InjectedBugs,
+    ) -> Result<Self, String> {
         let mut random = Random::new(seed);
         let flush_every = if random.chance(1, 2) { 20 } else { 2_000 };
         let regions = Regions::new(400);
@@ -118,6 +134,7 @@ impl World {
             blocks: vec![Block::new(); usize::try_from(BLOCKS).unwrap()],
             now: Instant { ns: 1 },
             planted,
+            bugs,
             tale: Tale { answered: 0, faults: 0, end: Instant::default() },
             flush_every,
             hot: 0,
@@ -138,7 +155,7 @@ impl World {
 
     fn open(&mut self) -> Result<(), String> {
         let (legs, mut time) = (self.legs(), self.now);
-        let options = MirrorOptions::paced(POLICY);
+        let options = MirrorOptions { bugs: self.bugs, ..MirrorOptions::paced(POLICY) };
         let mirror = Mirror::open(&self.regions, &legs, &options, &mut || later(&mut time))?;
         mirror.shared.lock().planted = self.planted;
         mirror.shared.publish(&mirror.shared.lock());
@@ -294,7 +311,7 @@ impl World {
             && todo == 0
             && self.disks.iter().all(|disk| !disk.is_failing());
         self.tale.faults += 1;
-        match self.random.below(12) {
+        match self.random.below(13) {
             0..=3 if others_hold && all_readable => {
                 if self.is_recovering() {
                     self.blocks.iter_mut().for_each(Block::second_fault);
@@ -318,7 +335,26 @@ impl World {
             }
             9 => self.replace_channel(leg % CHANNELS),
             10 if is_whole && all_readable => self.disks[leg].spoil(FIRST + self.hot),
+            11 if is_whole && all_readable => return self.lose_unflushed(leg),
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// A leg forgets what it has not flushed, and goes on working. Nobody can know before a flush.
+    fn lose_unflushed(&mut self, leg: usize) -> Result<(), String> {
+        while self.slots.iter().any(Option::is_some) {
+            self.turn()?;
+        }
+        if self.disks[leg].is_failing() || !self.disks[leg].has_unflushed() {
+            return Ok(());
+        }
+        self.disks[leg].lose();
+        let Some(channel) = self.channels.iter().position(Option::is_some) else { return Ok(()) };
+        let slot = channel * SLOTS;
+        self.send(channel, slot, Operation::Flush, 0, 0);
+        while self.slots[slot].is_some() {
+            self.turn()?;
         }
         Ok(())
     }

@@ -1,0 +1,179 @@
+//! Legs that lose completed writes and say so in answer to the next flush.
+
+use std::sync::Arc;
+
+use base::{
+    Answers, Backend, Flags, Instant, Medium, Memory, Operation, Outcome, Random, Request, Span,
+};
+use dma::Regions;
+
+use super::disk::{BLOCK, Disk};
+use super::oracle::{stamp, version_of};
+use crate::backend::mirror::make::format;
+use crate::backend::mirror::tend::Policy;
+use crate::backend::mirror::{Leg, Mirror, MirrorOptions};
+
+/// Blocks of the mirror: eight regions.
+const BLOCKS: u64 = 1024;
+/// Blocks of a leg before those of the mirror.
+const FIRST: u64 = (1 << 20) / BLOCK as u64;
+const POLICY: Policy =
+    Policy { clear_after: Span::from_ms(50), probe_every: Span::from_us(20), copy_rate: 4 << 30 };
+
+/// Two disks, a mirror of them, and two channels of it.
+struct Bench {
+    regions: Regions,
+    disks: [Disk; 2],
+    mirror: Mirror,
+    channels: Vec<Box<dyn Backend>>,
+    now: Instant,
+}
+
+impl Bench {
+    fn new(seed: u64) -> Self {
+        let regions = Regions::new(100);
+        let mut random = Random::new(seed);
+        let disks = [(); 2].map(|()| Disk::new(&regions, FIRST + BLOCKS, random.fork()));
+        let legs =
+            disks.clone().map(|disk| Leg { name: "disk".into(), medium: Ok(Arc::new(disk)) });
+        let mut time = Instant { ns: 1 };
+        let mut now = || {
+            time = time.after(Span::from_us(10));
+            time
+        };
+        format(&regions, &legs, 7, &mut now).unwrap();
+        let options = MirrorOptions::paced(POLICY);
+        let mirror = Mirror::open(&regions, &legs, &options, &mut now).unwrap();
+        let channels = (0..2).map(|_| mirror.channel().unwrap()).collect();
+        let mut bench = Self { regions, disks, mirror, channels, now: time };
+        // What a loss takes from the leg that others are still made equal to is a second fault.
+        bench.settle();
+        bench
+    }
+
+    fn run(&mut self, channel: usize, request: Request, version: u32) -> (Outcome, Vec<u8>) {
+        let memory = self.regions.allocate(BLOCK).unwrap();
+        let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
+        self.regions.store(segment, &stamp(request.lba, version)).unwrap();
+        assert_eq!(self.channels[channel].submit(self.now, &[request], &[segment]), 1);
+        let mut answers = Answers::with_capacity(1);
+        while answers.as_slice().is_empty() {
+            self.turn(channel, &mut answers);
+        }
+        let mut held = vec![0; BLOCK];
+        self.regions.load(segment, &mut held).unwrap();
+        (answers.as_slice()[0].outcome, held)
+    }
+
+    fn turn(&mut self, channel: usize, answers: &mut Answers) {
+        self.now = self.now.after(Span::from_us(10));
+        for (index, other) in self.channels.iter_mut().enumerate() {
+            let mut nobody = Answers::with_capacity(1);
+            other.poll(self.now, if index == channel { answers } else { &mut nobody });
+        }
+    }
+
+    fn write(&mut self, lba: u64, version: u32) {
+        let operation = Operation::Write;
+        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+        assert_eq!(self.run(0, request, version).0, Outcome::SUCCESS);
+    }
+
+    fn read(&mut self, lba: u64) -> u32 {
+        let operation = Operation::Read;
+        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+        let (outcome, held) = self.run(0, request, 0);
+        assert_eq!(outcome, Outcome::SUCCESS);
+        version_of(lba, &held).unwrap()
+    }
+
+    fn flush(&mut self, channel: usize) -> Outcome {
+        let flags = Flags::NONE;
+        self.run(channel, Request { operation: Operation::Flush, flags, ..Request::NOTHING }, 0).0
+    }
+
+    /// Until all legs are in sync and alike.
+    fn settle(&mut self) {
+        for _ in 0..100_000 {
+            self.turn(0, &mut Answers::with_capacity(1));
+            if self.mirror.progress() == (0b11, 0) {
+                return;
+            }
+        }
+        panic!("{:?}", self.mirror.progress());
+    }
+
+    fn peek(&self, lba: u64) -> [Vec<u8>; 2] {
+        self.disks.each_ref().map(|disk| disk.peek(FIRST + lba))
+    }
+}
+
+#[test]
+fn a_leg_that_lost_completed_writes_is_copied_to_before_it_is_read_again() {
+    for seed in 0..20 {
+        let mut bench = Bench::new(seed);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        assert_eq!(bench.flush(0), Outcome::SUCCESS);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench.disks[0].lose();
+        assert_eq!(bench.flush(0), Outcome::SUCCESS, "the other leg holds everything");
+        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
+        for lba in (0..BLOCKS).step_by(64).chain((0..BLOCKS).step_by(64)) {
+            assert_eq!(bench.read(lba), 2, "seed {seed}, block {lba}");
+        }
+        bench.settle();
+        for lba in (0..BLOCKS).step_by(64) {
+            assert_eq!(bench.peek(lba), [stamp(lba, 2), stamp(lba, 2)], "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_flush_fails_on_every_channel_if_no_leg_can_vouch() {
+    for seed in 0..20 {
+        let mut bench = Bench::new(seed);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        assert_eq!(bench.flush(1), Outcome::SUCCESS);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench.disks.iter().for_each(Disk::lose);
+        assert_eq!(bench.flush(0), Outcome::WRITE_FAULT);
+        assert_eq!(bench.mirror.progress().0, 0b11, "neither is better than the other");
+        let all = |bench: &mut Bench| -> Vec<u32> {
+            (0..BLOCKS).step_by(64).map(|lba| bench.read(lba)).collect()
+        };
+        let found = all(&mut bench);
+        assert!(found.iter().all(|version| [1, 2].contains(version)), "{found:?}");
+        assert_eq!(all(&mut bench), found, "seed {seed}: all reads come from one leg");
+        assert_eq!(bench.flush(1), Outcome::WRITE_FAULT, "the other channel has to hear of it");
+        bench.settle();
+        assert_eq!([bench.flush(0), bench.flush(1)], [Outcome::SUCCESS; 2]);
+        assert_eq!(all(&mut bench), found, "seed {seed}");
+        for lba in (0..BLOCKS).step_by(64) {
+            let [one, other] = bench.peek(lba);
+            assert_eq!(one, other, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_loss_that_only_the_background_has_heard_of_is_reported() {
+    let mut bench = Bench::new(1);
+    bench.write(5, 1);
+    // Whoever flushes first hears of it.
+    bench.disks.iter().for_each(Disk::lose);
+    let until = bench.now.after(Span::from_ms(200));
+    while bench.now < until {
+        bench.turn(0, &mut Answers::with_capacity(1));
+    }
+    let new = bench.mirror.channel().unwrap();
+    bench.channels.push(new);
+    for channel in 0..3 {
+        assert_eq!(bench.flush(channel), Outcome::WRITE_FAULT, "channel {channel}");
+    }
+    bench.settle();
+    let new = bench.mirror.channel().unwrap();
+    bench.channels.push(new);
+    for channel in 0..4 {
+        assert_eq!(bench.flush(channel), Outcome::SUCCESS, "channel {channel}");
+    }
+}
