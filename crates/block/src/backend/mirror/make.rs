@@ -11,8 +11,8 @@ use super::bits::Bits;
 use super::shared::superblock_bytes;
 use super::superblock::{LEGS_MAX, Shape, Superblock, uuid_text};
 use super::{Leg, open_legs, raw};
+use crate::identity::DeviceIdentity;
 use crate::open::Opener;
-use crate::store::identity;
 use crate::uri::Uri;
 use crate::{MediumError, guard};
 
@@ -28,13 +28,7 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
         let count = uris.len();
         return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));
     }
-    let devices: Vec<String> = uris.iter().map(identity).collect();
-    let mut all = devices.iter().enumerate();
-    if let Some((twice, _)) = all.find(|(index, device)| devices[..*index].contains(device)) {
-        let first = devices.iter().position(|device| *device == devices[twice]).unwrap_or(twice);
-        let (first, twice) = (&uris[first], &uris[twice]);
-        return Err(refuse(format!("{first} and {twice} are one device, expected different ones")));
-    }
+    are_different_names(uris).map_err(refuse)?;
     let (legs, existing, _) = open_legs(opener, uris);
     if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
         return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
@@ -101,6 +95,21 @@ pub(super) fn format(
     let (uuid, copied) = (uuid_text(uuid), dirty.count());
     let regions = shape.regions();
     Ok(format!("mirror {uuid}: {count} legs, {size} bytes, {copied} of {regions} regions to copy"))
+}
+
+/// Refuses names of which two lead to the same blocks.
+fn are_different_names(uris: &[Uri]) -> Result<(), String> {
+    let devices: Vec<DeviceIdentity> = uris.iter().map(DeviceIdentity::of_uri).collect();
+    for (twice, uri) in uris.iter().enumerate() {
+        for first in 0..twice {
+            let is_same = *uri == uris[first];
+            if is_same || devices[first].overlap(&devices[twice]).is_some() {
+                let first = &uris[first];
+                return Err(format!("{first} and {uri} are one device, expected different ones"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses devices that turn out to be one: what was written to one of them is found on another.

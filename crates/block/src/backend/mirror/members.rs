@@ -22,8 +22,8 @@ use super::make::check_leg;
 use super::raw::{self, Raw, look};
 use super::superblock::{LEGS_MAX, Superblock, uuid_text};
 use super::{Leg, open_legs, parse};
+use crate::identity::DeviceIdentity;
 use crate::open::Opener;
-use crate::store::identity;
 use crate::uri::Uri;
 use crate::{MediumError, guard};
 
@@ -148,8 +148,9 @@ fn fresh(
     overwrite: bool,
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<Leg, MediumError> {
-    let device = identity(uri);
-    if mirror.children().iter().any(|leg| identity(leg) == device) {
+    let device = DeviceIdentity::of_uri(uri);
+    let taken = mirror.children().iter().find(|leg| DeviceIdentity::of_uri(leg).is_same(&device));
+    if mirror.children().contains(uri) || taken.is_some() {
         return Err(caller(format!("{uri} is a leg already, expected another device")));
     }
     let opened = opener.open(uri)?;
@@ -207,7 +208,9 @@ impl<'a> Members<'a> {
     /// Whether a leg is on the device that is named so.
     fn is_on(&self, leg: u8, name: &str) -> bool {
         let Some(found) = self.name_of(leg) else { return false };
-        let same = |(one, other): (Uri, Uri)| identity(&one) == identity(&other);
+        let same = |(one, other): (Uri, Uri)| {
+            DeviceIdentity::of_uri(&one).is_same(&DeviceIdentity::of_uri(&other))
+        };
         found == name || found.parse().ok().zip(name.parse().ok()).is_some_and(same)
     }
 
