@@ -61,7 +61,7 @@ impl Node {
             let number = name.as_deref().and_then(|name| name.strip_prefix(*kind));
             number.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
         };
-        if MEMORY_DISKS.iter().any(|kind| is_memory(&kind)) {
+        if MEMORY_DISKS.iter().any(is_memory) {
             return Durability::None;
         }
         // Where sysfs is absent or has another word, flushes are sent: one too many costs time, one
