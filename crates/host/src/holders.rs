@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, major, minor, stat};
 
 pub use self::extent::{Extents, MediumExtent, MediumId};
-pub use self::mark::{device_mark, file_mark};
+pub use self::mark::{device_mark, file_mark, lasting_mark};
 pub use self::open::{Openers, openers};
 pub use self::standing::Standing;
 use crate::machine::Machine;

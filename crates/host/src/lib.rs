@@ -63,6 +63,7 @@ pub mod machine;
 pub mod mailbox;
 #[cfg(test)]
 mod model;
+pub mod owned_directory;
 pub mod pci;
 pub mod pool;
 pub mod process;

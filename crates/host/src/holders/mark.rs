@@ -49,6 +49,28 @@ pub fn file_mark(path: &Path) -> Option<String> {
     Some(format!("inode {} of {:x}{born}", found.ino(), found.dev()))
 }
 
+/// What is at `path`, in words that stay true when the machine starts again and devices get other
+/// numbers: of a file its inode and when it was made, of a block device what no other device has. `None` if
+/// there is nothing that lasts.
+///
+/// The number of a file system is not part of it: it is given out when that is mounted. Of a file that
+/// is copied or restored, the copy is another file. FUSE gives out inodes as files are looked at.
+pub fn lasting_mark(machine: &Machine, path: &Path) -> Option<String> {
+    let place = Place::of(path);
+    if place.device.is_some() {
+        return device_mark(machine, &place).map(|mark| format!("device {mark}"));
+    }
+    let in_fuse =
+        rustix::fs::statfs(path).is_ok_and(|found| u64::try_from(found.f_type) == Ok(FUSE));
+    let found = path.metadata().ok().filter(|found| found.is_file() && !in_fuse)?;
+    let born = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let born = born.map_or_else(String::new, |born| format!(" made at {}", born.as_nanos()));
+    Some(format!("inode {}{born}", found.ino()))
+}
+
+/// Files of another process (statfs(2)).
+const FUSE: u64 = 0x6573_5546;
+
 #[cfg(test)]
 mod tests {
     use super::{device_mark, file_mark};
@@ -58,6 +80,23 @@ mod tests {
 
     fn mark(machine: &Machine) -> Option<String> {
         device_mark(machine, &Place { path: "/dev/x".into(), device: Some((9, 1)) })
+    }
+
+    #[test]
+    fn a_file_has_a_lasting_mark_that_its_copy_does_not_have() {
+        let directory = tempfile::tempdir().unwrap();
+        let [one, two, moved] = ["one", "two", "moved"].map(|name| directory.path().join(name));
+        std::fs::write(&one, "same").unwrap();
+        std::fs::copy(&one, &two).unwrap();
+        let of = |path| super::lasting_mark(&Machine::this(), path);
+        let mark = of(&one);
+        assert!(mark.is_some() && mark != of(&two));
+        std::fs::write(&one, "other bytes").unwrap();
+        std::fs::rename(&one, &moved).unwrap();
+        assert_eq!(of(&moved), mark);
+        assert_eq!(of(&one), None);
+        let (_root, machine) = made_of(&[("sys/dev/block/9:1/wwid", "eui.1")]);
+        assert_eq!(super::lasting_mark(&machine, directory.path()), None);
     }
 
     #[test]

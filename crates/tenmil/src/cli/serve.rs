@@ -81,6 +81,12 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "DIRECTORY")]
     state: Option<PathBuf>,
 
+    /// Take over reservations that are another disk's, or that do not say which disk's they are: those of
+    /// this file of the state directory, as the message says that refuses them; more than once for more.
+    /// They are those of the disk that is served now, from now on
+    #[arg(long, value_name = "FILE")]
+    adopt_reservations: Vec<String>,
+
     /// How sockets are made over NVMe/TCP, more than once for more: engine=io_uring, zero-copy=64k
     /// (or no), busy-poll=50us, congestion=bbr; gather=no and more=no go without a technique,
     /// placement=queue gives all that come by one receive queue to one core, placement=spread looks

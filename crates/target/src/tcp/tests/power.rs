@@ -39,7 +39,7 @@ impl World {
         assert!(subsystem.remove_namespace(1));
         for nsid in [KEPT, FORGOTTEN] {
             let medium = Arc::new(Ram::new(&rig.regions, 512, BLOCKS).unwrap());
-            let persistence = Persistence::Kept(directory.keeper(NQN, nsid));
+            let persistence = Persistence::Kept(directory.keeper(NQN, nsid, "a disk"));
             let namespace =
                 NamespaceConfig { nsid: Some(nsid), persistence, ..NamespaceConfig::new(medium) };
             subsystem.add_namespace(namespace).unwrap();

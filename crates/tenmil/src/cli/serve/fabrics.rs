@@ -103,7 +103,8 @@ pub(super) fn run(
         placed(arguments, Unfit { refused, line: asked.memory_line, key: "memory" })
     })?;
     name_discovery(&service, &asked)?;
-    let state = open_state(&asked).map_err(|unfit| placed(arguments, unfit))?;
+    let state = open_state(&asked, &arguments.adopt_reservations)
+        .map_err(|unfit| placed(arguments, unfit))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let server = Server::start(ServerPlan {
@@ -150,8 +151,15 @@ fn name_discovery(service: &Service, asked: &Configuration) -> Result<(), Refuse
 }
 
 /// The directory for what survives a loss of power, if there is to be one.
-fn open_state(asked: &Configuration) -> Result<Option<StateDirectory>, Unfit> {
+fn open_state(asked: &Configuration, adopted: &[String]) -> Result<Option<StateDirectory>, Unfit> {
+    if asked.state.is_none() && !adopted.is_empty() {
+        let text = "--adopt-reservations without a state directory, expected one";
+        let refused =
+            Refused::caller(text).with_hint("name it with --state, or `state` in the file");
+        return Err(Unfit { refused, line: asked.state_line, key: "state" });
+    }
     let opened = asked.state.as_deref().map(StateDirectory::open).transpose();
+    let opened = opened.and_then(|state| state.map(|state| state.adopting(adopted)).transpose());
     let refuse =
         |why| Unfit { refused: Refused::machine(why), line: asked.state_line, key: "state" };
     opened.map_err(refuse)

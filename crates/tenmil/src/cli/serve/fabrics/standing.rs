@@ -7,6 +7,7 @@
 //!
 //! What is the same before and after is not touched: its connections do not notice.
 
+mod disk;
 mod leaving;
 mod shared;
 mod stood;

@@ -11,7 +11,7 @@ use ctrl::controller::{AnaState, NamespaceConfig, Persistence, Subsystem, Subsys
 use ctrl::namespace::CacheVoucher;
 use target::tcp::{ControllerModel, Hosts, OfferChange, OfferPlan, StateDirectory};
 
-use super::{Listener, Unfit, World};
+use super::{Listener, Unfit, World, disk};
 use crate::Refused;
 
 /// A subsystem that is served.
@@ -182,7 +182,8 @@ impl Served {
 
     /// What it is for its subsystem, which has this name and keeps its reservations there.
     pub(super) fn config(&self, kept: Option<(&StateDirectory, &str)>) -> NamespaceConfig {
-        let keeper = kept.map(|(state, nqn)| state.keeper(nqn, self.asked.nsid));
+        let disk = || disk::identity(&self.asked.uri);
+        let keeper = kept.map(|(state, nqn)| state.keeper(nqn, self.asked.nsid, &disk()));
         NamespaceConfig {
             persistence: keeper.map_or(Persistence::None, Persistence::Kept),
             nsid: Some(self.asked.nsid),
