@@ -132,7 +132,7 @@ fn orders_are_carried_out_on_the_store_that_is_open_and_said_twice_change_nothin
             json!({ "name": "d", "size_bytes": 2 << 20 }),
             vec!["db", "mon", "d"],
         ),
-        ("set_volume_delete", json!({ "name": "d" }), vec!["db", "mon"]),
+        ("set_volume_delete", json!({ "name": "d", "if_exists": true }), vec!["db", "mon"]),
         (
             "set_store_thresholds",
             json!({ "first_percent": 70, "second_percent": 90 }),
