@@ -8,7 +8,7 @@ pub(super) struct Progress {
     /// What is awaited.
     what: u64,
     /// Bytes since the window began.
-    bytes: u64,
+    bytes: usize,
     /// When the window ends; never while nothing is awaited.
     until: Instant,
 }
@@ -16,7 +16,7 @@ pub(super) struct Progress {
 /// The rest of a request comes within this time, or [`LEAST_BYTES`] of it do.
 pub(super) const WINDOW: Span = Span::from_secs(10);
 /// What has to move in a window: 25 KiB per second.
-pub(super) const LEAST_BYTES: u64 = 256 << 10;
+pub(super) const LEAST_BYTES: usize = 256 << 10;
 
 impl Progress {
     pub(super) const NOTHING: Self = Self { what: 0, bytes: 0, until: Instant::NEVER };
@@ -24,7 +24,7 @@ impl Progress {
     /// So many bytes have moved.
     #[inline]
     pub(super) fn moved(&mut self, count: usize) {
-        self.bytes += count as u64;
+        self.bytes += count;
     }
 
     /// When it is to be looked at.
@@ -64,10 +64,10 @@ mod tests {
         let at = |windows: u64| Instant::default().after(Span { ns: windows * WINDOW.ns });
         assert!(!progress.is_too_slow(at(0), Some(1)));
         for window in 1..10 {
-            progress.moved(LEAST_BYTES as usize);
+            progress.moved(LEAST_BYTES);
             assert!(!progress.is_too_slow(at(window), Some(1)));
         }
-        progress.moved(LEAST_BYTES as usize - 1);
+        progress.moved(LEAST_BYTES - 1);
         assert!(progress.is_too_slow(at(10), Some(1)));
     }
 
