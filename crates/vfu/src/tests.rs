@@ -446,3 +446,41 @@ fn a_peer_that_takes_nothing_is_asked_for_nothing() {
     }
     assert!(client.wanted() > 0);
 }
+
+/// As clients of the reference library send it: with the descriptor of the memory.
+#[test]
+fn an_unmap_that_brings_a_descriptor_is_one_and_its_place_can_be_mapped_again() {
+    let mut server = Server::<File>::new(device());
+    let mut feed = |message: &[u8], files: Vec<File>| {
+        let (mut bytes, mut files) = (message, files);
+        while !bytes.is_empty() {
+            let (first, rest) = bytes.split_at(server.wanted().min(bytes.len()));
+            server.receive(first, core::mem::take(&mut files)).unwrap();
+            bytes = rest;
+        }
+        let request = server.next_request().unwrap();
+        assert_eq!(server.take_refused().map(|it| it.to_string()), None);
+        match request {
+            Some(Request::Map { call, map, file }) => {
+                server.done(call);
+                format!("map {:#x} {file:?}", map.iova)
+            }
+            Some(Request::Unmap { call, iova, .. }) => {
+                server.done(call);
+                format!("unmap {iova:#x}")
+            }
+            None => String::new(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let places = |values: &[u64]| -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    };
+    let map = message(2, 0, &places(&[32 | 3 << 32, 0, 0x1000, 0x2000]));
+    let unmap = message(3, 0, &places(&[24, 0x1000, 0x2000]));
+    assert_eq!(feed(&message(1, 0, &Capabilities::OURS.proposal()), Vec::new()), "");
+    for files in [0, 1, 3] {
+        assert_eq!(feed(&map, vec![7]), "map 0x1000 Some(7)");
+        assert_eq!(feed(&unmap, vec![9; files]), "unmap 0x1000", "{files} descriptors");
+    }
+}

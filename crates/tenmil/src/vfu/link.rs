@@ -93,8 +93,11 @@ const READABLE: Interest = Interest { readable: true, writable: false };
 const END: Interest = Interest { readable: false, writable: false };
 /// Where memory is shown: far from what a machine of the other side may have of its own.
 const ADDRESSES: (u64, u64) = (1 << 36, (1 << 47) - 1);
-/// Command register: memory space and bus master.
-const COMMAND: (u64, [u8; 2]) = (4, [6, 0]);
+/// The command register (PCI 3.0 §6.2.2).
+const COMMAND: usize = 4;
+/// Memory space, bus master, and interrupt disable: MSI-X is used alone, and some targets look for a
+/// descriptor for INTx, which nobody sets, until this forbids it.
+const COMMAND_SET: u16 = 1 << 1 | 1 << 2 | 1 << 10;
 /// Class code, from byte 9 on: an NVM Express I/O controller.
 const NVM_EXPRESS: [u8; 3] = [0x02, 0x08, 0x01];
 const MSIX: u8 = 0x11;
@@ -356,7 +359,8 @@ impl Link {
                 "class {class:02x}{subclass:02x}{interface:02x}, expected 010802, an NVMe controller"
             ));
         }
-        self.post(region_index::CONFIGURATION, COMMAND.0, &COMMAND.1);
+        let command = u16::from_le_bytes([space[COMMAND], space[COMMAND + 1]]) | COMMAND_SET;
+        self.post(region_index::CONFIGURATION, COMMAND as u64, &command.to_le_bytes());
         let mut at = usize::from(space[0x34]);
         for _ in 0..48 {
             let Some(capability) = space.get(at..at + 12).filter(|_| at >= 0x40) else { break };

@@ -20,6 +20,8 @@ type File = Arc<OwnedFd>;
 
 const PATIENCE: Span = Span::from_secs(20);
 const DOORBELL: u64 = 0x1000;
+/// What is in the command register before: parity errors and SERR#.
+const COMMAND: u16 = 0x0140;
 
 /// The other end.
 struct Peer {
@@ -64,21 +66,22 @@ impl Peer {
         self.send();
     }
 
-    /// Does what it is asked for until somebody has written to `region`. False if the link has
-    /// ended before.
-    fn serve_until_written(&mut self, region: u32) -> bool {
+    /// Does what it is asked for until somebody has written to `region`: where, and what. None if the
+    /// link has ended before.
+    fn serve_until_written(&mut self, region: u32) -> Option<(u64, Vec<u8>)> {
         while let Some(request) = self.next() {
             match request {
-                Request::Write { call, region: found, .. } => {
+                Request::Write { call, region: found, offset, data } => {
                     self.done(call);
                     if found == region {
-                        return true;
+                        return Some((offset, data));
                     }
                 }
                 Request::Read { call, len_bytes, .. } => {
                     let mut data = vec![0; len_bytes as usize];
                     if len_bytes == 256 {
                         data[9..12].copy_from_slice(&[2, 8, 1]);
+                        data[4..6].copy_from_slice(&COMMAND.to_le_bytes());
                     }
                     self.server.data(call, &data);
                     self.send();
@@ -90,7 +93,7 @@ impl Peer {
                 other => panic!("{other:?}"),
             }
         }
-        false
+        None
     }
 }
 
@@ -121,7 +124,9 @@ fn linked(patience: Span, device: Device<File>, regions: &Regions) -> (Link, Off
         };
         let mut peer = Peer { connection: Connection::from(socket), server: Server::new(device) };
         // The last thing that a link does before it is one.
-        assert!(peer.serve_until_written(region_index::CONFIGURATION));
+        let written = peer.serve_until_written(region_index::CONFIGURATION);
+        // What was there, memory space, bus master, and no INTx (PCI 3.0 §6.2.2).
+        assert_eq!(written, Some((4, 0x0546_u16.to_le_bytes().to_vec())));
         peer
     };
     let thread = Thread::spawn("peer", None, serve).unwrap();
