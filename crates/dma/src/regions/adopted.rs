@@ -61,6 +61,16 @@ pub enum NotAdopted {
         /// How long the file is.
         found: u64,
     },
+    /// It is not memory: its bytes come from a disk, a device or another process, which may answer late
+    /// or never, and who touches them waits.
+    NotMemory {
+        /// What was to be mapped.
+        part: FilePart,
+        /// Whether it is a regular file.
+        is_file: bool,
+        /// Its file system, as `fstatfs` has it.
+        system: i64,
+    },
     /// There is no place in the table.
     NoRegion(NoRegion),
     /// The kernel does not want it.
@@ -75,25 +85,33 @@ pub enum NotAdopted {
 const PAGE: u64 = 4096;
 /// What `fstatfs` says of files in huge pages (linux/magic.h); their block is such a page.
 const HUGETLBFS: i64 = 0x9584_58f6;
+/// The same of `tmpfs`, where a memfd without huge pages lies as well.
+const TMPFS: i64 = 0x0102_1994;
 
 impl Regions {
     /// A region that is a part of `file`, which is closed again.
     ///
     /// # Errors
     ///
-    /// If the file is shorter than that, cannot be written, or there is no place for it.
+    /// If the file is not memory (tmpfs, hugetlbfs or a memfd), is shorter than that, cannot be written,
+    /// or there is no place for it.
     pub fn adopt(&self, file: BorrowedFd<'_>, part: FilePart) -> Result<Adopted, NotAdopted> {
         let FilePart { offset, len_bytes } = part;
         let refuse = |errno| NotAdopted::Refused { part, errno };
         if len_bytes == 0 || !offset.is_multiple_of(PAGE) || !len_bytes.is_multiple_of(PAGE) {
             return Err(NotAdopted::Uneven { part });
         }
-        let found = rustix::fs::fstat(file).map_err(refuse)?.st_size;
-        let found = u64::try_from(found).unwrap_or(0);
+        let (stat, system) = (rustix::fs::fstat(file), rustix::fs::fstatfs(file));
+        let (stat, system) = (stat.map_err(refuse)?, system.map_err(refuse)?);
+        // A node of a device may lie in a tmpfs as well.
+        let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        if !is_file || ![TMPFS, HUGETLBFS].contains(&system.f_type) {
+            return Err(NotAdopted::NotMemory { part, is_file, system: system.f_type });
+        }
+        let found = u64::try_from(stat.st_size).unwrap_or(0);
         if offset.checked_add(len_bytes).is_none_or(|end| end > found) {
             return Err(NotAdopted::Short { part, found });
         }
-        let system = rustix::fs::fstatfs(file).map_err(refuse)?;
         let page = u64::try_from(system.f_bsize).unwrap_or(PAGE);
         let is_huge = system.f_type == HUGETLBFS && page.is_power_of_two();
         self.adopt_part(file, part, if is_huge { page } else { PAGE })
@@ -218,6 +236,17 @@ impl fmt::Display for NotAdopted {
                 of(out, part)?;
                 write!(out, "it has {found} bytes")
             }
+            Self::NotMemory { part, is_file, system } => {
+                of(out, part)?;
+                match is_file {
+                    true => write!(out, "its file system is {system:#x}")?,
+                    false => out.write_str("it is not a regular file")?,
+                }
+                out.write_str(
+                    ", expected memory: a memfd, or a file of tmpfs (/dev/shm) or hugetlbfs; fix: QEMU \
+                     takes -object memory-backend-memfd,share=on",
+                )
+            }
             Self::NoRegion(why) => why.fmt(out),
             Self::Refused { part, errno } => {
                 of(out, part)?;
@@ -339,6 +368,23 @@ mod tests {
         assert!(matches!(refused(0, 0x4000), Err(NotAdopted::NoRegion(_))));
         drop(adopted);
         assert!(refused(0, 0x4000).is_ok());
+    }
+
+    /// A disk answers late, and a process that serves a file never, while whoever touches it waits.
+    #[test]
+    fn only_memory_is_mapped() {
+        let regions = Regions::new(1);
+        let refused = |file: &OwnedFd| regions.adopt(file.as_fd(), part(0, 0x1000)).unwrap_err();
+        let open = |path| {
+            let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap()
+        };
+        let device = refused(&open("/dev/zero"));
+        assert!(matches!(device, NotAdopted::NotMemory { is_file: false, .. }), "{device}");
+        let process = refused(&open("/proc/self/comm"));
+        assert!(matches!(process, NotAdopted::NotMemory { is_file: true, .. }), "{process}");
+        assert!(process.to_string().contains("its file system is 0x9fa0, expected memory"));
+        assert_eq!(regions.count(), 0);
     }
 
     #[test]

@@ -65,6 +65,8 @@ struct Session {
     accesses: BTreeMap<u32, Part>,
     /// There has been one.
     goes_by_message: bool,
+    /// Until when it has to say which version it speaks; for ever once it has.
+    version_by: Instant,
 }
 
 type File = Arc<OwnedFd>;
@@ -131,7 +133,7 @@ impl Guest {
     }
 
     /// Gives the device to whoever has come.
-    pub(super) fn enter(&mut self, connection: Connection) {
+    pub(super) fn enter(&mut self, now: Instant, connection: Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         if let Err(why) = self.device.welcome() {
             return self.tell(News::Trouble(format!("process {peer} is not let in: {why}")));
@@ -139,9 +141,33 @@ impl Guest {
         self.tell(News::Came(format!("process {peer}")));
         let server = Server::new(self.device.shape());
         let accesses = BTreeMap::new();
-        let goes_by_message = false;
-        let session = Session { connection, server, busy_with: None, accesses, goes_by_message };
+        let session = Session {
+            connection,
+            server,
+            busy_with: None,
+            accesses,
+            goes_by_message: false,
+            version_by: now.after(VERSION_MAX),
+        };
         self.state = State::Here(Box::new(session));
+    }
+
+    /// Sends a client away that has the device and says nothing, so that another can have it. How much
+    /// that was.
+    pub(super) fn expire(&mut self, now: Instant) -> usize {
+        if now < self.wake_at() {
+            return 0;
+        }
+        self.part(now, Some(format!("it sent no VERSION for {VERSION_MAX}, expected it first")));
+        1
+    }
+
+    /// When that is.
+    pub(super) fn wake_at(&self) -> Instant {
+        match &self.state {
+            State::Here(session) => session.version_by,
+            State::Leaving(_) | State::Absent => Instant::NEVER,
+        }
     }
 
     /// The socket of whoever has the device, and what is waited for there.
@@ -199,6 +225,9 @@ impl Guest {
             count += 1;
             while let Some(request) = session.server.next_request().map_err(said)? {
                 self.serve(now, session, request);
+            }
+            if session.server.has_version() {
+                session.version_by = Instant::NEVER;
             }
         }
         Ok(count)
@@ -579,6 +608,8 @@ fn said(violation: Violation) -> Over {
 
 /// What a client that is sent away is waited for, at most.
 pub(super) const PATIENCE: Span = Span::from_secs(1);
+/// How long a client may take to begin.
+const VERSION_MAX: Span = Span::from_secs(5);
 /// How long media may take to let go of a client's memory, of some or of all, before somebody is told.
 const FAREWELL: Span = Span::from_secs(5);
 /// What a client does wrong is told so often.

@@ -104,6 +104,7 @@ impl Host {
         let (client, door) = (has(CLIENT, self.unheard.client), has(DOOR, self.unheard.door));
         self.ready = ready;
         let mut count = if client { self.guest.hear(now) } else { 0 };
+        count += self.guest.expire(now);
         if !self.visitors.is_empty() {
             self.visitors.turn(now);
             self.unheard.visitors &= !self.visitors.is_empty();
@@ -135,7 +136,7 @@ impl Host {
 
     fn let_in(&mut self, now: Instant, connection: Connection) {
         if self.guest.is_free() {
-            self.guest.enter(connection);
+            self.guest.enter(now, connection);
             self.watched = None;
         } else if let Some(socket) = self.visitors.receive(now, connection) {
             let added = self.watch.add(socket, VISITOR, READABLE);
@@ -227,7 +228,7 @@ impl Poller for Host {
 
     fn wake_at(&self) -> Instant {
         let door_at = self.door_at.unwrap_or(Instant::NEVER);
-        self.until.min(self.visitors.wake_at()).min(door_at)
+        self.until.min(self.visitors.wake_at()).min(door_at).min(self.guest.wake_at())
     }
 
     fn expected_latency(&self) -> Option<Span> {
@@ -304,6 +305,30 @@ mod tests {
         let clients: Vec<Connection> = (0..12).map(|_| connect(&directory)).collect();
         assert!(may_sleep(&mut host), "one has it, and others wait");
         drop(clients);
+    }
+
+    #[test]
+    fn a_client_that_says_nothing_does_not_keep_others_out() {
+        let (mut host, directory) = host();
+        let silent = connect(&directory);
+        host.work(Instant::default());
+        assert!(!host.guest.is_free());
+        let by = Instant::default().after(Span::from_secs(5));
+        assert_eq!(host.wake_at(), by);
+        host.work(Instant { ns: by.ns - 1 });
+        assert!(!host.guest.is_free());
+        (0..4).for_each(|_| {
+            host.work(by);
+        });
+        assert!(host.guest.is_free());
+        let client = connect(&directory);
+        let question = vfu::Client::<()>::new();
+        client.send(question.outgoing().unwrap().bytes).unwrap();
+        (1..5).for_each(|secs| {
+            host.work(by.after(Span::from_secs(60 * secs)));
+        });
+        assert!(!host.guest.is_free(), "who has begun stays");
+        drop(silent);
     }
 
     #[test]

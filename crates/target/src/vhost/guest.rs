@@ -120,7 +120,7 @@ impl Guest {
     }
 
     /// Gives the disk to whoever has come.
-    pub(super) fn enter(&mut self, connection: Connection) {
+    pub(super) fn enter(&mut self, now: Instant, connection: Connection) {
         let peer = connection.peer().map_or(0, |peer| peer.pid);
         self.stand.tell(News::Came(format!("process {peer}")));
         self.state = State::Here(Box::new(Session {
@@ -132,7 +132,8 @@ impl Guest {
             calls: BTreeMap::new(),
             back: None,
             pending: None,
-            whole_by: None,
+            // The first message; one that says nothing must not keep others out.
+            whole_by: Some(now.after(PATIENCE)),
         }));
     }
 
@@ -195,7 +196,7 @@ impl Guest {
         self.with_session(now, |guest, session| {
             let count = guest.look_after_lanes(now, session)?;
             if session.whole_by.is_some_and(|by| by <= now) {
-                return Err(Some(format!("a message was not whole after {PATIENCE}")));
+                return Err(Some(format!("no message was whole after {PATIENCE}, expected one")));
             }
             Ok(count + session.send()?)
         })

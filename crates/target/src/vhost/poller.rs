@@ -94,7 +94,7 @@ impl Host {
                     count += 1;
                     let connection = Connection::from(socket);
                     if self.guest.is_free() {
-                        self.guest.enter(connection);
+                        self.guest.enter(now, connection);
                         self.watched = None;
                     } else {
                         self.guest.turn_away(&connection);

@@ -315,3 +315,14 @@ fn whatever_is_sent_the_next_front_end_finds_the_disk_as_it_was() {
 fn send(connection: &Connection, bytes: &[u8], files: &[BorrowedFd<'_>]) -> bool {
     matches!(connection.send_files(bytes, files), Ok(count) if count == bytes.len())
 }
+
+#[test]
+fn a_front_end_that_says_nothing_does_not_keep_others_out() {
+    let rig = Rig::new(PollMode::Adaptive);
+    let silent = rig.connect();
+    let why = rig.await_leaving().expect("a reason");
+    assert_eq!(why, "no message was whole after 5 s, expected one");
+    silent.await_end();
+    let machine = rig.machine(EVENT_INDEX);
+    assert_eq!(machine.start(0).one(write(0, 512)).0, 0);
+}
