@@ -15,6 +15,7 @@
 //! data when there is room for them, and not before.
 
 mod admin;
+mod admission;
 mod association;
 mod connect;
 mod discovery;
@@ -35,6 +36,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+pub use admission::AdmissionLimits;
 pub use guest::Guest;
 pub use injected_bugs::InjectedBugs;
 pub use kept::StateDirectory;

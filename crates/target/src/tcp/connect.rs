@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::Instant;
+use base::{Instant, Span};
 use ctrl::controller::HostInUse;
 use ctrl::front::fabrics::{FabricsFrontEnd, NoQueue};
 use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData, InvalidParameter};
@@ -60,7 +60,7 @@ impl NotGranted {
     }
 
     /// There is nothing left of what it takes; a host may try again.
-    fn busy(why: &str) -> Self {
+    pub(super) fn busy(why: &str) -> Self {
         let status = Status::CONNECT_CONTROLLER_BUSY;
         Self { status, ..Self::new(status, why) }
     }
@@ -103,6 +103,14 @@ impl Asked<'_> {
             return Err(NotGranted::command(SQSIZE, why));
         }
         let host = self.host()?;
+        let longest = self.service.limits().admission().keep_alive_max;
+        if self.connect.qid == 0 && Span::from_ms(self.connect.kato.into()) > longest {
+            let why = format!(
+                "its keep-alive time-out is {} ms, expected at most {longest}",
+                self.connect.kato
+            );
+            return Err(NotGranted::command(KATO, why));
+        }
         let field = self.data.subnqn();
         if nqn::read(&field.0).is_ok_and(|name| self.service.is_discovery(name)) {
             return self.discovery(host);

@@ -241,6 +241,10 @@ impl Discovery {
                 self.event_configuration = set.cdw11 & LOG_CHANGE
             }
             Feature::KeepAliveTimer => {
+                let longest = self.service.limits().admission().keep_alive_max;
+                if Span::from_ms(set.cdw11.into()) > longest {
+                    return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
+                }
                 self.set_keep_alive(set.cdw11);
                 self.begin_interval(now);
             }

@@ -22,6 +22,7 @@ use wire::{Completion, Status};
 use self::connecting::Patient;
 use self::farewell::Farewell;
 use super::admin::Admin;
+use super::admission::Admitted;
 use super::discovery::Discovery;
 use super::io::{Begun, Io};
 use super::memory::Purse;
@@ -70,6 +71,7 @@ pub struct Guest {
     is_travelling: bool,
     service: Service,
     seat: Arc<Seat>,
+    admitted: Admitted,
     id: u64,
     peer: String,
     port: u16,
@@ -95,6 +97,7 @@ pub(super) struct GuestParts {
     pub(super) connection: u64,
     pub(super) peer: String,
     pub(super) port: u16,
+    pub(super) admitted: Admitted,
     pub(super) now: Instant,
 }
 
@@ -109,7 +112,8 @@ const LOOKS: usize = 4;
 
 impl Guest {
     pub(super) fn new(parts: GuestParts) -> Self {
-        let GuestParts { service, stream, seat, purse, connection, peer, port, now } = parts;
+        let GuestParts { service, stream, seat, purse, connection, peer, port, admitted, now } =
+            parts;
         let config = service.limits().end();
         Self {
             stream: Some(stream),
@@ -134,6 +138,7 @@ impl Guest {
             is_travelling: false,
             service,
             seat,
+            admitted,
             id: connection,
             peer,
             port,

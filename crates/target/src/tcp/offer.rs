@@ -130,6 +130,11 @@ impl Offer {
         }
     }
 
+    /// Whether it is for hosts that are named.
+    pub(super) fn names_hosts(&self) -> bool {
+        matches!(self.state().hosts, Hosts::Listed(_))
+    }
+
     /// What discovery says of its controllers.
     pub(super) fn cntlid_told(&self) -> u16 {
         match self.model {

@@ -19,6 +19,7 @@ use wire::log::discovery::{
 };
 use wire::nqn;
 
+use super::admission::{Admission, AdmissionLimits};
 use super::guest::{Guest, GuestParts};
 use super::injected_bugs::InjectedBugs;
 use super::io::ring_bytes;
@@ -52,6 +53,7 @@ pub(super) struct Shared {
     roster: Mutex<BTreeMap<u64, Known>>,
     connections: AtomicU64,
     connected: AtomicU64,
+    admission: Arc<Admission>,
 }
 
 struct State {
@@ -90,6 +92,9 @@ pub struct Limits {
     pub digests: bool,
     /// When a read ends without a response.
     pub success: SuccessFlag,
+    /// How many connections may be whose; nothing leaves that to their number:
+    /// [`AdmissionLimits::of`].
+    pub admission: Option<AdmissionLimits>,
     #[doc(hidden)]
     pub injected_bugs: InjectedBugs,
 }
@@ -131,6 +136,7 @@ impl Default for Limits {
             patience: Span::from_secs(30),
             digests: true,
             success: SuccessFlag::WithoutFlowControl,
+            admission: None,
             injected_bugs: InjectedBugs::default(),
         }
     }
@@ -174,6 +180,7 @@ impl Service {
             roster: Mutex::default(),
             connections: AtomicU64::new(0),
             connected: AtomicU64::new(0),
+            admission: Admission::new(limits.admission(), connections_max),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -288,25 +295,31 @@ impl Service {
         now: Instant,
     ) -> Result<Guest, String> {
         let shared = &self.shared;
-        let most = shared.limits.connections_max;
-        if shared.connected.load(Ordering::Relaxed) >= most as u64 {
-            return Err(format!(
-                "{most} are connected, expected fewer (`--connections` allows more)"
-            ));
-        }
+        let peer = stream.peer();
+        let admitted = Admission::admit(&shared.admission, &peer);
+        let admitted = admitted.map_err(|why| format!("connection of {peer}: {why}"))?;
         let seat = Seat::new();
         let bell = Arc::clone(&seat);
         let purse = Purse::new(&shared.budget, Arc::new(move || bell.ring()));
         let purse = purse.ok_or("all memory for connections is in use")?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
-        let peer = stream.peer();
         self.tell(News::Connected { connection, peer: peer.clone() });
         let (seat_shown, held) = (Arc::clone(&seat), purse.held());
         let known = Known { seat: seat_shown, peer: peer.clone(), port, held };
         self.roster().insert(connection, known);
         let service = self.clone();
-        Ok(Guest::new(GuestParts { service, stream, seat, purse, connection, peer, port, now }))
+        Ok(Guest::new(GuestParts {
+            service,
+            stream,
+            seat,
+            purse,
+            connection,
+            peer,
+            port,
+            admitted,
+            now,
+        }))
     }
 
     /// The next thing that has happened, if something has.
@@ -319,6 +332,17 @@ impl Service {
     #[must_use]
     pub fn connected(&self) -> u64 {
         self.shared.connected.load(Ordering::Relaxed)
+    }
+
+    /// How many connections were refused for their number, or for that of their address or host.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.shared.admission.refused()
+    }
+
+    /// Whether any subsystem names the hosts that may use it.
+    pub(super) fn names_hosts(&self) -> bool {
+        self.state().offers.values().any(|offer| offer.names_hosts())
     }
 
     /// Each of them, in the order in which they came.
@@ -467,6 +491,10 @@ fn entry(name: &str, kind: SubsystemType, port: u16, address: SocketAddr) -> Dis
 }
 
 impl Limits {
+    pub(super) fn admission(&self) -> AdmissionLimits {
+        self.admission.unwrap_or(AdmissionLimits::of(self.connections_max))
+    }
+
     fn check(&self) -> Result<(), String> {
         let refuse = |what: &str, found: u64, expected: &str| {
             Err(format!("limits: {what} is {found}, expected {expected}"))

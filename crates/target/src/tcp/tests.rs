@@ -1,5 +1,6 @@
 //! Associations in pairs: a service, and hosts that speak the protocol to it.
 
+mod admission;
 mod changes;
 mod cuts;
 mod discovery;

@@ -104,6 +104,7 @@ impl Guest {
         }
         let asked = Asked { service: &self.service, port: self.port, now, connect, data: &data };
         let granted = asked.answer()?;
+        self.count(&granted)?;
         let entries = connect.sqsize + 1;
         let flow_control = !connect.disable_sq_flow_control;
         match granted {
@@ -161,6 +162,19 @@ impl Guest {
                 Ok(cntlid)
             }
         }
+    }
+
+    /// Counts the connection as what it asks to be, if there may be one more of that.
+    fn count(&mut self, granted: &Granted) -> Result<(), NotGranted> {
+        let names_hosts = self.service.names_hosts();
+        let counted = match granted {
+            Granted::Discovery(_) => self.admitted.discovers(names_hosts),
+            Granted::Admin(association) | Granted::Io { association, .. } => {
+                let is_named = association.offer().names_hosts();
+                self.admitted.belongs_to(&association.host.nqn, is_named, names_hosts)
+            }
+        };
+        counted.map_err(|why| NotGranted::busy(&why.to_string()))
     }
 
     /// It is a queue of this association now.
