@@ -283,6 +283,7 @@ fn suited(wishes: ControllerOptions, options: &Options) -> ControllerOptions {
     ControllerOptions {
         admin_depth: crate::front::ADMIN_DEPTH,
         keep_alive: Some(policy.detect),
+        keep_alive_is_set: true,
         // The front tells when something has changed.
         status_interval: Span::from_secs(3600),
         // Tries have an end in time and not in number.

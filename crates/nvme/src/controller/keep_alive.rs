@@ -41,6 +41,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     }
 
     fn keep_alive_pause(&self) -> Span {
-        Span { ns: self.keep_alive_time().ns / 2 }
+        match self.keep_alive_time() {
+            // What Connect has set.
+            Span { ns: 0 } => Span { ns: self.options.keep_alive.map_or(0, |time| time.ns / 2) },
+            time => Span { ns: time.ns / 2 },
+        }
     }
 }

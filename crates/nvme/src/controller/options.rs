@@ -26,6 +26,9 @@ pub struct ControllerOptions {
     pub io_timeout: Span,
     /// The keep-alive time to set, if the controller has one (Identify: KAS). `None` leaves it off.
     pub keep_alive: Option<Span>,
+    /// The keep-alive timer was started by Connect (KATO), so the controller is told that its host lives
+    /// even if it says that it has no such timer (KAS is 0).
+    pub keep_alive_is_set: bool,
     /// How often CSTS is looked at while all is well.
     pub status_interval: Span,
     /// How often commands in flight are looked after on the admin queue, and the queue pairs asked
@@ -85,6 +88,7 @@ impl Default for ControllerOptions {
             admin_timeout: Span::from_secs(30),
             io_timeout: Span::from_secs(30),
             keep_alive: None,
+            keep_alive_is_set: false,
             status_interval: Span::from_secs(1),
             poll_interval: Span::from_ms(50),
             resets_max: 4,

@@ -242,7 +242,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     fn ask_after(&mut self, now: Instant, step: Step) {
         let rest = STEPS.iter().skip_while(|other| **other != step).skip(1);
         let next = rest.copied().find(|step| self.is_asked(*step));
-        if step == Step::KeepAlive {
+        let was_set = self.options.keep_alive_is_set && self.keep_alive_at == Instant::NEVER;
+        if step == Step::KeepAlive || was_set && step == Step::Controller {
             self.begin_keep_alive(now);
         }
         match next {

@@ -511,3 +511,17 @@ fn what_changes_a_block_and_lies_in_the_socket_is_thrown_away_with_the_connectio
         assert_eq!(bed.target.state().heard > 0, is_delivered, "{operation:?}");
     }
 }
+
+/// As a common discovery controller does: Connect was told a time, so it counts.
+#[test]
+fn controller_without_a_keep_alive_granularity_is_told_that_its_host_lives() {
+    let mut bed = Bed::new();
+    let identity = bed.target.state().identity.clone().with(|it| it.kas(0));
+    bed.target.state().identity = identity;
+    bed.call(Bed::options()).unwrap();
+    bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
+    bed.add_queue(8);
+    bed.turn_for(Span::from_secs(40));
+    bed.exchange(1, 8, 1);
+    assert_eq!(bed.remote().counts().lost, 0, "{:?}", bed.remote().why());
+}
