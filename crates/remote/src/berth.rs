@@ -19,6 +19,7 @@ use crate::caches::Association;
 use crate::exchange::Exchange;
 use crate::farewell::Farewell;
 use crate::rings::Rings;
+use crate::silence::Silence;
 
 /// The place of one queue.
 pub(crate) struct Berth {
@@ -58,6 +59,8 @@ pub(crate) enum Order {
 pub(crate) struct Serving {
     pub(crate) rings: Rings,
     pub(crate) exchange: Exchange,
+    /// Notices that it has stalled.
+    pub(crate) silence: Silence,
     /// The controller at the other end.
     pub(crate) association: Arc<Association>,
 }

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use base::{Broken, Instant, Received, Segment, Stream, Stretch, WakeSource};
+use base::{Broken, Instant, Received, Segment, Span, Stream, Stretch, WakeSource};
 use dma::DevicePool;
 use tcp::{Cause, Connection, Data, Events, Full, Host, HostConfig, HostEvent, Piece};
 use wire::{Command, Completion, Status};
@@ -41,6 +41,8 @@ pub(crate) struct Exchange {
     outstanding: u32,
     /// Those of them that are [`SIPPED`].
     sipped: u32,
+    /// How often something has come.
+    received: u64,
     lost: Option<Lost>,
 }
 
@@ -58,6 +60,8 @@ pub(crate) struct Answered {
 pub(crate) enum Lost {
     Ended(Cause),
     Broken(Broken),
+    /// Nothing came for so long, and commands were under way.
+    Silent(Span),
 }
 
 /// Events that one call of the connection's end may tell of.
@@ -92,6 +96,7 @@ impl Exchange {
             held: VecDeque::new(),
             outstanding: 0,
             sipped: 0,
+            received: 0,
             lost: None,
         }
     }
@@ -111,6 +116,16 @@ impl Exchange {
     #[inline]
     pub(crate) fn outstanding(&self) -> u32 {
         self.outstanding
+    }
+
+    /// How often something has come.
+    pub(crate) const fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Nothing came for so long, and something should have.
+    pub(crate) fn fall_silent(&mut self, waited: Span) {
+        self.lose(Lost::Silent(waited));
     }
 
     /// Whether anything is outstanding that would do harm if it were executed late.
@@ -245,6 +260,7 @@ impl Exchange {
             self.read(now, answer);
             match received {
                 Received::Bytes(_) => {
+                    self.received += 1;
                     self.receive_straight(now, answer);
                 }
                 Received::Nothing => {}
@@ -272,7 +288,7 @@ impl Exchange {
                 None => self.stream.receive_at_most(self.end.before_data(waiting)),
             };
             match received {
-                Received::Bytes(_) => {}
+                Received::Bytes(_) => self.received += 1,
                 Received::Nothing => return,
                 Received::End => return self.hang_up(answer),
                 Received::Broken(broken) => return self.lose(Lost::Broken(broken)),
@@ -306,6 +322,7 @@ impl Exchange {
         self.places.each(place, |segment| self.straight.push(segment));
         let received = self.stream.receive_into(&self.straight);
         if let Received::Bytes(count) = received {
+            self.received += 1;
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             self.end.placed(now, count, &mut self.events);
             self.tell(answer);
@@ -477,6 +494,10 @@ impl core::fmt::Display for Lost {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Broken(broken) => broken.fmt(out),
+            Self::Silent(waited) => write!(
+                out,
+                "nothing came over the connection of a queue for {waited}, expected an answer"
+            ),
             Self::Ended(cause) => match cause {
                 Cause::Refused(refusal) => {
                     write!(out, "the peer sent what is refused: {refusal:?}")

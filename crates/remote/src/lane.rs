@@ -6,7 +6,10 @@ use base::{Instant, Wake};
 
 use crate::berth::{Berth, Closed, Order, Serving};
 use crate::caches::Association;
+use crate::exchange::Answered;
 use crate::farewell::Farewell;
+use crate::rings::Rings;
+use crate::silence::Silence;
 use crate::sleep::Sleep;
 
 /// Carries the commands of one queue pair. [`push`](Self::push) follows whatever rings the doorbell,
@@ -51,11 +54,14 @@ impl Lane {
                     return self.obey();
                 }
                 self.is_busy = true;
+                serving.silence.begin();
             }
-            serving.rings.take(doorbell, &mut serving.exchange);
+            if !serving.silence.is_asking() {
+                serving.rings.take(doorbell, &mut serving.exchange);
+            }
         }
-        let Serving { rings, exchange, .. } = &mut **serving;
-        exchange.send(&mut |answered| rings.answer(answered));
+        let Serving { rings, exchange, silence, .. } = &mut **serving;
+        exchange.send(&mut |answered| answer(rings, silence, answered));
         if exchange.lost().is_some() {
             self.lose();
         }
@@ -68,8 +74,11 @@ impl Lane {
             return self.obey();
         }
         let Some(serving) = &mut self.serving else { return self.end_parting(now) };
-        let Serving { rings, exchange, .. } = &mut **serving;
-        exchange.receive(now, &mut |answered| rings.answer(answered));
+        let Serving { rings, exchange, silence, .. } = &mut **serving;
+        exchange.receive(now, &mut |answered| answer(rings, silence, answered));
+        if now >= silence.next() {
+            silence.look(now, exchange);
+        }
         if now >= exchange.deadline() {
             exchange.expire(now);
         }
@@ -102,6 +111,9 @@ impl Lane {
     /// When it wants to turn even if nothing comes.
     pub(crate) fn wake_at(&self) -> Instant {
         match (&self.serving, &self.parting) {
+            (Some(serving), _) if self.is_busy => {
+                serving.exchange.deadline().min(serving.silence.next())
+            }
             (Some(serving), _) => serving.exchange.deadline(),
             (None, Some(parting)) => parting.0.wake_at(),
             (None, None) => Instant::NEVER,
@@ -188,6 +200,14 @@ impl Lane {
         if let Some(serving) = &mut self.serving {
             serving.exchange.disarm();
         }
+    }
+}
+
+/// Posts an answer, but for one that nobody waits for.
+#[inline]
+fn answer(rings: &mut Rings, silence: &Silence, answered: Answered) {
+    if !silence.is_ours(answered.tag) {
+        rings.answer(answered);
     }
 }
 

@@ -33,6 +33,7 @@ mod queue;
 mod reach;
 mod remote;
 mod rings;
+mod silence;
 mod sleep;
 #[cfg(test)]
 mod tests;

@@ -123,7 +123,8 @@ impl Opening {
     fn config(&self, options: &Options) -> HostConfig {
         let patience = Patience { opening: options.policy.connect, unit: UNIT, linger: LINGER };
         HostConfig {
-            depth: self.plan.depth,
+            // A queue has a tag of its own behind those of the ring; the admin queue's is counted in.
+            depth: self.plan.depth + u16::from(self.plan.queue > 0),
             in_capsule_bytes: self.plan.in_capsule_bytes,
             header_digest: options.header_digest,
             data_digest: options.data_digest,

@@ -21,6 +21,7 @@ use crate::berth::{Berth, Order, Serving};
 use crate::lane::Lane;
 use crate::opening::{NotOpened, Opened, Opening, Plan};
 use crate::rings::{Bell, RingPlaces, Rings, slots_of};
+use crate::silence::Silence;
 
 /// An I/O queue, as the controller's thread knows it.
 pub(super) struct Queue {
@@ -129,7 +130,7 @@ impl Front {
         let cid = *cid;
         queue.progress = Progress::Nothing;
         match ended {
-            Ok(opened) => self.serve(id, cid, opened),
+            Ok(opened) => self.serve(now, id, cid, opened),
             // A controller whose queues cannot be connected is not there.
             Err(NotOpened { why, is_final: false }) => self.fail(now, why),
             Err(NotOpened { why, is_final: true }) => {
@@ -140,7 +141,7 @@ impl Front {
     }
 
     /// Hands a connection over to the thread of its queue.
-    fn serve(&mut self, id: u16, cid: u16, opened: Opened) {
+    fn serve(&mut self, now: Instant, id: u16, cid: u16, opened: Opened) {
         let bell: Bell = self.bell(id);
         // The queue pair has let go of its rings, and rings nothing before it is told to run.
         base::Doorbell::ring(&mut bell.clone(), 0);
@@ -151,9 +152,16 @@ impl Front {
         let Some(association) = self.association.clone() else {
             return self.answer_here(cid, Status::INTERNAL_ERROR);
         };
+        let slots = slots_of(places.submission_depth);
+        let silence = Silence::new(&self.options.policy, slots, now);
         let queue = self.queue(id);
         let exchange = *opened.exchange;
-        queue.berth.order(Order::Serve(Box::new(Serving { rings, exchange, association })));
+        queue.berth.order(Order::Serve(Box::new(Serving {
+            rings,
+            exchange,
+            silence,
+            association,
+        })));
         queue.progress = Progress::Served;
         self.answer_here(cid, Status::SUCCESS);
     }

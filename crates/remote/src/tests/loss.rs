@@ -512,6 +512,59 @@ fn what_changes_a_block_and_lies_in_the_socket_is_thrown_away_with_the_connectio
     }
 }
 
+/// Its controller answers Keep Alive all the while. Only one of several connections stalls.
+#[test]
+fn stalled_connection_of_a_queue_is_noticed_in_time_though_the_controller_lives() {
+    for count in [1, 5] {
+        let mut bed = Bed::with_queue(32);
+        bed.exchange(0, 8, 0);
+        bed.target.state().networks[1].harm(Direction::Back, Fault::BlackHole);
+        let begun = bed.now;
+        let place = bed.place(0, 8);
+        (0..count).for_each(|token| assert!(bed.submit(0, Operation::Read, 0, &[place], token)));
+        bed.turn_until(|bed| bed.remote().counts().lost == 1);
+        let (waited, Policy { detect, .. }) = (bed.now.since(begun), Policy::default());
+        assert!(waited <= Span { ns: detect.ns + 100_000_000 }, "{waited}");
+        let why = bed.remote().why().unwrap();
+        assert!(why.starts_with("nothing came over the connection of a queue"), "{why}");
+        bed.turn_until(|bed| bed.answers.len() == usize::try_from(count).unwrap());
+        assert!(bed.answers.iter().all(|answer| answer.outcome.is_success()));
+        assert!(bed.now.since(begun) < Span::from_secs(7), "{}", bed.now.since(begun));
+    }
+}
+
+/// As long as it has the time for it.
+#[test]
+fn slow_device_is_not_taken_for_a_stalled_connection() {
+    for count in [1, 20] {
+        let mut bed = Bed::with_queue(32);
+        bed.target.state().is_idle = true;
+        let place = bed.place(0, 8);
+        (0..count).for_each(|token| assert!(bed.submit(0, Operation::Read, 0, &[place], token)));
+        bed.turn_for(Span::from_secs(28));
+        assert_eq!((bed.remote().counts().lost, bed.answers.len()), (0, 0));
+        // What comes meanwhile goes on.
+        bed.target.state().is_idle = false;
+        bed.exchange(3, 8, 3);
+    }
+}
+
+/// There is no room to ask it anything.
+#[test]
+fn stalled_connection_of_a_full_queue_is_noticed_when_requests_may_be_held_no_longer() {
+    let mut bed = Bed::with_queue(8);
+    bed.exchange(0, 8, 0);
+    bed.target.state().networks[1].harm(Direction::Back, Fault::BlackHole);
+    let begun = bed.now;
+    let place = bed.place(0, 8);
+    let fits = |bed: &mut Bed, token| bed.submit(0, Operation::Read, 0, &[place], token);
+    let count = (0..32).take_while(|token| fits(&mut bed, *token)).count();
+    bed.turn_until(|bed| bed.remote().counts().lost == 1);
+    let (waited, Policy { detect, fail_fast, .. }) = (bed.now.since(begun), Policy::default());
+    assert!(waited <= Span { ns: detect.ns + fail_fast.ns }, "{waited}");
+    bed.turn_until(|bed| bed.answers.len() == count);
+}
+
 /// As a common discovery controller does: Connect was told a time, so it counts.
 #[test]
 fn controller_without_a_keep_alive_granularity_is_told_that_its_host_lives() {

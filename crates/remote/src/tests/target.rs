@@ -740,6 +740,9 @@ impl End {
     }
 
     fn io(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        if command.nsid() == 0 {
+            return Some(Completion::new(0, Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()));
+        }
         state.heard += 1;
         let first = u64::from(command.cdw11()) << 32 | u64::from(command.cdw10());
         if state.poison == Some(first) {
