@@ -6,6 +6,7 @@ mod devices;
 mod environment;
 mod exports;
 mod files;
+mod mirrors;
 mod paths;
 mod process;
 mod queues;
@@ -49,6 +50,7 @@ pub static TABLE: Table = Table::new(
         paths::EVENTS,
         stores::EVENTS,
         files::EVENTS,
+        mirrors::EVENTS,
         crate::orders::EVENTS,
     ],
 );

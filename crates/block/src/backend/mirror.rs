@@ -28,10 +28,12 @@ mod channel;
 mod claim;
 mod commit;
 mod copy;
+mod events;
 mod make;
 mod members;
 mod meta;
 mod options;
+mod owner;
 mod progress;
 mod raw;
 mod shared;
@@ -51,12 +53,14 @@ use dma::Regions;
 use self::assemble::assemble;
 use self::channel::MirrorChannel;
 use self::claim::claim;
+pub use self::events::{MirrorCounters, MirrorEvent, MirrorNews, hear_of_mirrors};
 use self::make::check_leg;
 pub use self::make::create;
 pub use self::members::{Consent, add, remove, replace};
 use self::meta::Meta;
 pub use self::options::{InjectedBugs, MirrorOptions};
-pub use self::progress::{LegProgress, LegState, MirrorHandle, Progress};
+use self::owner::Owner;
+pub use self::progress::{Health, LegProgress, LegState, MirrorHandle, Progress};
 use self::raw::look;
 use self::shared::{Shared, superblock_bytes};
 use self::show::describe;
@@ -72,6 +76,8 @@ pub struct Mirror {
     description: String,
     /// What the device of each leg is called.
     names: Arc<[Option<String>]>,
+    /// What looks after it while nobody does I/O, if it was opened by its URI.
+    owner: Option<Owner>,
 }
 
 /// A device that is, or is to become, a leg.
@@ -103,8 +109,11 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
     let options = parse(uri)?;
     let (legs, existing, handles) = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
-    let mirror = Mirror::open(opener.regions, &legs, &options, &mut now)
-        .map_err(|problem| MediumError::from(uri.refuse(problem)))?;
+    let refuse = |problem| MediumError::from(uri.refuse(problem));
+    let mut mirror = Mirror::open(opener.regions, &legs, &options, &mut now).map_err(refuse)?;
+    let names = &mirror.names;
+    mirror.owner =
+        Owner::start(&mirror.shared, uri.to_string(), names, opener.clock).map_err(refuse)?;
     let description = mirror.description.clone();
     let handle = Handle::Mirror { uri: uri.to_string(), handle: mirror.handle() };
     Ok(Opened { medium: Arc::new(mirror), description, existing, handles }.with(handle))
@@ -174,7 +183,7 @@ impl Mirror {
         let chunk_blocks = (chunk_bytes / limits.block_size).min(limits.request_blocks_max);
         let meta = Meta::new(&assembly, options, chunk_blocks);
         let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, meta);
-        Ok(Self { shared: Arc::new(shared), description, names })
+        Ok(Self { shared: Arc::new(shared), description, names, owner: None })
     }
 
     /// One line: which mirror, and which of its legs are in what state.
@@ -205,7 +214,8 @@ impl Medium for Mirror {
 
     fn channels_max(&self) -> u32 {
         let legs = self.shared.media.iter().flatten();
-        legs.map(|leg| leg.channels_max()).min().unwrap_or(u32::MAX)
+        let least = legs.map(|leg| leg.channels_max()).min().unwrap_or(u32::MAX);
+        if self.owner.is_some() && least < u32::MAX { least - 1 } else { least }
     }
 
     fn extent(&self, lba: u64) -> Result<base::Extent, String> {

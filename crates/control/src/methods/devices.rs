@@ -31,6 +31,7 @@ const MIRROR: &[Field] = &[
     Field::new("device", Shape::Text, "its name"),
     Field::new("uuid", Shape::Text, "which mirror it is"),
     Field::new("generation", Shape::Whole, "how often legs have come and gone"),
+    Field::new("health", Shape::Text, "healthy, resynchronizing or degraded"),
     Field::new("legs_in_sync", Shape::Whole, "legs that hold everything"),
     Field::new("legs", Shape::Rows(LEG), "all of its legs"),
     Field::new("regions", Shape::Whole, "how many regions its map has"),
@@ -40,6 +41,10 @@ const MIRROR: &[Field] = &[
     Field::new("copying_at_bytes", WHOLE, "how far the copying is, while it copies"),
     Field::new("copy_bytes_per_s", Shape::Whole, "how much is copied in a second at most"),
     Field::new("left_ns", WHOLE, "how long the rest takes at least, if there is any"),
+    Field::new("legs_lost", Shape::Whole, "legs that failed since it was opened"),
+    Field::new("legs_returned", Shape::Whole, "stale legs that answered again"),
+    Field::new("legs_resynchronized", Shape::Whole, "legs that were brought in sync again"),
+    Field::new("writes_lost", Shape::Whole, "losses of writes that no leg could make good"),
 ];
 
 const DELAY: &[Field] = &[
@@ -129,8 +134,15 @@ fn mirrors(call: &Call<'_>) -> Result<Value, Refusal> {
 /// None of one that has been closed.
 fn mirror_row(uri: &str, handle: &MirrorHandle) -> Option<Value> {
     let Progress { uuid, generation, legs, region_bytes, regions, .. } = &handle.progress()?;
-    let Progress { dirty_regions, left_regions, copying_at_bytes, copy_bytes_per_s, .. } =
-        handle.progress()?;
+    let Progress {
+        health,
+        counters,
+        dirty_regions,
+        left_regions,
+        copying_at_bytes,
+        copy_bytes_per_s,
+        ..
+    } = handle.progress()?;
     let left = u128::from(left_regions) * u128::from(*region_bytes) * 1_000_000_000;
     let left_ns = left.checked_div(copy_bytes_per_s.into()).filter(|ns| *ns > 0);
     let leg = |leg: &LegProgress| json!({ "number": leg.number, "device": leg.name, "state": leg.state.name() });
@@ -139,6 +151,7 @@ fn mirror_row(uri: &str, handle: &MirrorHandle) -> Option<Value> {
         "device": uri,
         "uuid": uuid,
         "generation": generation,
+        "health": health.name(),
         "legs_in_sync": in_sync,
         "legs": legs.iter().map(leg).collect::<Vec<_>>(),
         "regions": regions,
@@ -148,6 +161,10 @@ fn mirror_row(uri: &str, handle: &MirrorHandle) -> Option<Value> {
         "copying_at_bytes": copying_at_bytes,
         "copy_bytes_per_s": copy_bytes_per_s,
         "left_ns": left_ns.map(|ns| u64::try_from(ns).unwrap_or(u64::MAX)),
+        "legs_lost": counters.legs_lost,
+        "legs_returned": counters.legs_returned,
+        "legs_resynchronized": counters.legs_resynchronized,
+        "writes_lost": counters.writes_lost,
     }))
 }
 
@@ -288,6 +305,7 @@ mod tests {
         let (state, opened) = open(&[&uri]);
         let row = &ask(&state, "mirrors", &json!({})).unwrap()[0];
         assert_eq!((&row["device"], &row["legs_in_sync"]), (&json!(uri), &json!(2)));
+        assert_eq!((&row["health"], &row["legs_lost"]), (&json!("healthy"), &json!(0)));
         assert_eq!(row["legs"][1]["state"], json!("in sync"));
         assert!(row["legs"][1]["device"].as_str().unwrap().contains("/b?size=4m"), "{row}");
         assert_eq!((&row["left_regions"], &row["left_ns"]), (&json!(0), &Value::Null));

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
 use base::Blame;
-use block::mirror::{self, Report};
+use block::mirror::{self, Health, Report};
 use block::uri::Uri;
 use block::{MediumError, Opener};
 use clap::{Args, Subcommand};
@@ -28,7 +28,8 @@ pub(super) struct MirrorArguments {
 enum Command {
     /// Make a mirror: every block will be on each of these devices.
     Create(CreateArguments),
-    /// Say what the legs of a mirror say, whether it would open, and how much is to be copied.
+    /// Say what the legs of a mirror say, whether it would open, and how much is to be copied; exit
+    /// status 1 if it is degraded, 3 if it would not open.
     Show(ShowArguments),
     /// Give a mirror that nobody has open one more leg; it is copied to when the mirror is open.
     Add(AddArguments),
@@ -146,9 +147,7 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
         }
         Command::Show(show) => {
             let report = mirror::show(&opener, &show.uri)?;
-            if report.verdict.is_err() {
-                code = ExitCode::from(Blame::Peer.exit_code());
-            }
+            code = exit_code(&report);
             if show.json { as_json(&report) } else { as_text(&report) }
         }
         Command::Add(add) => mirror::add(&opener, &add.uri, &add.leg, add.overwrite)? + "\n",
@@ -163,6 +162,15 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
     };
     write_out(out, &text)?;
     Ok(code)
+}
+
+/// 0 if every leg holds everything, 1 if the mirror is degraded, 3 if it would not open.
+fn exit_code(report: &Report) -> ExitCode {
+    match report.health {
+        Some(Health::Healthy) => ExitCode::SUCCESS,
+        Some(_) => ExitCode::from(Blame::Machine.exit_code()),
+        None => ExitCode::from(Blame::Peer.exit_code()),
+    }
 }
 
 /// Asks whether a change is meant, unless that was said.
@@ -241,7 +249,12 @@ fn as_json(report: &Report) -> String {
     };
     let legs: Vec<Value> = report.legs.iter().map(leg).collect();
     let document = match &report.verdict {
-        Ok(description) => json!({ "legs": legs, "opens": true, "description": description }),
+        Ok(description) => json!({
+            "legs": legs,
+            "opens": true,
+            "health": report.health.map(Health::name),
+            "description": description,
+        }),
         Err(refusal) => json!({ "legs": legs, "opens": false, "refusal": refusal }),
     };
     format!("{document:#}\n")
@@ -287,7 +300,9 @@ mod tests {
         let code = run(&line.mirror, &mut out)?;
         let text = String::from_utf8(out).unwrap();
         let opens = !text.contains("does not open: ") && !text.contains("\"opens\": false");
-        let expected = if opens { ExitCode::SUCCESS } else { ExitCode::from(3) };
+        let is_degraded = text.contains(", degraded");
+        let expected =
+            if opens { ExitCode::from(u8::from(is_degraded)) } else { ExitCode::from(3) };
         assert_eq!(code, expected, "{text}");
         Ok(text)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base::Span;
 use block::hear_of_lost_writes;
+use block::mirror::hear_of_mirrors;
 use block::store::hear_of_room;
 use clap::Args;
 use control::orders::Orders;
@@ -82,6 +83,7 @@ pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
         Err(why) => {
             hear_of_room(|news| tracing::info!(cause = %news.store, "{news}"));
             hear_of_lost_writes(|news| tracing::warn!("{news}"));
+            hear_of_mirrors(|news| tracing::info!("{news}"));
             tracing::info!("`tenmil get` will not reach this process: {why}");
             None
         }
@@ -110,6 +112,11 @@ fn start(state: State) -> Result<(Server, Relay), String> {
     hear_of_lost_writes(move |news| {
         tracing::warn!("{news}");
         teller.announce_lost_write(news);
+    });
+    let teller = announcer.clone();
+    hear_of_mirrors(move |news| {
+        tracing::info!("{news}");
+        teller.announce_mirror(news);
     });
     Ok((server, Relay::new(announcer)))
 }

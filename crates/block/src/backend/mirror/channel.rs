@@ -16,7 +16,7 @@ use self::background::Background;
 use self::legs::{Legs, Place};
 use self::tally::Tally;
 use super::meta::{Admission, Member, Verdict};
-use super::shared::{Masks, Own, Shared};
+use super::shared::{Load, Masks, Own, Shared};
 use super::work::{Stage, Work, is_loss, is_the_callers};
 use crate::backend::range::check;
 use crate::backend::ready::Ready;
@@ -31,6 +31,7 @@ pub(super) struct MirrorChannel {
     ready: Ready,
     /// Writes of this channel that are under way.
     tally: Tally,
+    load: Load,
     /// Writes that no leg had a channel for.
     stillborn: Vec<u32>,
     /// Requests that wait for news.
@@ -58,7 +59,8 @@ impl MirrorChannel {
         bell.mask(0);
         let legs = Legs::open(shared, Own::new(shared)?, &bell)?;
         let tally = Tally::new();
-        let member = Member { seat: tally.seat().clone(), bell: bell.clone() };
+        let load = Load::default();
+        let member = Member { seat: tally.seat().clone(), load: load.clone(), bell: bell.clone() };
         shared.lock().members.push(member);
         Ok(Self {
             bell,
@@ -67,6 +69,7 @@ impl MirrorChannel {
             free: (0..depth).rev().collect(),
             ready: Ready::with_depth(depth),
             tally,
+            load,
             stillborn: Vec::new(),
             waiting: Vec::with_capacity(depth as usize),
             news: 0,
@@ -416,6 +419,7 @@ impl Backend for MirrorChannel {
             self.take(request, segments);
         }
         self.tally.settle(&self.shared);
+        self.load.add(count);
         self.legs.submit(now);
         count
     }

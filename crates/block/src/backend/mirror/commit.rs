@@ -1,5 +1,6 @@
 //! Superblocks: when they are to be written, what they say, and what is true once they are.
 
+use super::events::MirrorEvent;
 use super::meta::{Commit, Meta};
 use super::shared::Shared;
 use super::superblock::{LEGS_MAX, Superblock};
@@ -74,6 +75,7 @@ impl Meta {
         self.drop_legs(shared, failed);
         let promoted = commit.promoting & self.promoting;
         self.in_sync |= promoted;
+        legs_of(promoted).for_each(|leg| self.events.push(MirrorEvent::LegInSync { leg }));
         self.fresh &= !promoted;
         self.returning &= !promoted;
         self.promoting = 0;

@@ -1,7 +1,7 @@
 //! How the background copies a region, or repairs a few blocks: chunk by chunk, while nobody writes
 //! the chunk. No I/O.
 
-use base::{Instant, Span};
+use base::Instant;
 
 use super::meta::Meta;
 use super::shared::Shared;
@@ -167,9 +167,7 @@ impl Meta {
             return self.stop_copy(shared);
         };
         let bytes = u64::from(blocks) * u64::from(self.shape.block_size);
-        let ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.times.policy.copy_rate.max(1));
-        let pace = Span { ns: u64::try_from(ns).unwrap_or(u64::MAX) };
-        self.times.copy_at = now.after(pace);
+        self.times.copy_at = now.after(self.pace(bytes));
         self.advance_copy(shared, lba + u64::from(blocks))
     }
 

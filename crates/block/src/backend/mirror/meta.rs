@@ -5,9 +5,11 @@ use host::EventVectors;
 
 use super::assemble::Assembly;
 use super::bits::Bits;
+use super::commit::legs_of;
 use super::copy::Copying;
+use super::events::{MirrorEvent, Unannounced};
 use super::options::{InjectedBugs, MirrorOptions};
-use super::shared::{Masks, Seat, Shared};
+use super::shared::{Load, Masks, Seat, Shared};
 use super::superblock::{LEGS_MAX, Shape};
 use super::tend::{Phase, Times};
 
@@ -71,6 +73,7 @@ pub(super) struct Meta {
     /// Blocks that are copied at once.
     pub(super) chunk_blocks: u32,
     pub(super) bugs: InjectedBugs,
+    pub(super) events: Unannounced,
     #[cfg(test)]
     pub(super) planted: Option<Planted>,
 }
@@ -112,6 +115,8 @@ pub(super) struct Sequence {
 /// A channel, as the others know it.
 pub(super) struct Member {
     pub(super) seat: Seat,
+    /// Counts what it was asked.
+    pub(super) load: Load,
     pub(super) bell: EventVectors,
 }
 
@@ -165,6 +170,9 @@ impl Meta {
         let none = Bits::new(shape.regions());
         // After a power cut legs in sync may differ wherever somebody was writing.
         let unequal = if in_sync.count_ones() > 1 { dirty.clone() } else { none.clone() };
+        let mut events = Unannounced::default();
+        let all = u8::MAX >> (8 - assembly.legs) & !assembly.gone;
+        legs_of(all & !in_sync).for_each(|leg| events.push(MirrorEvent::Degraded { leg }));
         Self {
             uuid: assembly.uuid,
             shape: *shape,
@@ -200,6 +208,7 @@ impl Meta {
             times: Times::new(options.policy()),
             chunk_blocks,
             bugs: options.bugs,
+            events,
             #[cfg(test)]
             planted: None,
         }
@@ -239,6 +248,11 @@ impl Meta {
     /// Whether every leg is in sync.
     pub(super) fn is_whole(&self) -> bool {
         u32::from(self.legs) == (self.in_sync | self.gone).count_ones()
+    }
+
+    /// How many legs the mirror has.
+    pub(super) fn members_count(&self) -> u32 {
+        u32::from(self.legs) - self.gone.count_ones()
     }
 
     /// Something has to become durable.
@@ -346,6 +360,7 @@ impl Meta {
             shared.publish(self);
             shared.tend_again_at(Instant::default());
         }
+        self.events.push(MirrorEvent::WritesLost);
         true
     }
 
@@ -360,6 +375,7 @@ impl Meta {
         self.returning &= !failed;
         self.joining &= !failed;
         self.promoting &= !failed;
+        legs_of(lost).for_each(|leg| self.events.push(MirrorEvent::LegLost { leg }));
         if lost != 0 {
             self.want();
             // What is not clean on a leg that is gone must not become so.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use super::events::MirrorCounters;
 use super::shared::Shared;
 use super::superblock::uuid_text;
 
@@ -23,6 +24,10 @@ pub struct Progress {
     pub generation: u64,
     /// Its legs, those that are missing too.
     pub legs: Vec<LegProgress>,
+    /// Whether all of them hold everything.
+    pub health: Health,
+    /// What has happened since it was opened.
+    pub counters: MirrorCounters,
     /// Bytes in a region.
     pub region_bytes: u64,
     /// How many regions there are.
@@ -35,6 +40,17 @@ pub struct Progress {
     pub copying_at_bytes: Option<u64>,
     /// Bytes that are copied in a second at most.
     pub copy_bytes_per_s: u64,
+}
+
+/// Whether a mirror would survive the loss of a leg as it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Every leg is in sync.
+    Healthy,
+    /// Every leg that is missing something is being resynchronized.
+    Resynchronizing,
+    /// A leg is stale or absent.
+    Degraded,
 }
 
 /// A leg at one moment.
@@ -92,10 +108,14 @@ impl MirrorHandle {
             LegProgress { number, name, state }
         });
         let block_size = u64::from(meta.shape.block_size);
+        let all = u8::MAX >> (8 - meta.legs) & !meta.gone;
+        let health = Health::of(all, meta.in_sync, meta.returning | meta.joining);
         Some(Progress {
             uuid: uuid_text(meta.uuid),
             generation: meta.generation,
             legs: legs.collect(),
+            health,
+            counters: meta.events.counters,
             region_bytes: meta.shape.region_blocks * block_size,
             regions: meta.shape.regions(),
             dirty_regions: meta.dirty.count(),
@@ -103,6 +123,25 @@ impl MirrorHandle {
             copying_at_bytes: meta.copying.as_ref().map(|copying| copying.next() * block_size),
             copy_bytes_per_s: meta.times.policy.copy_rate,
         })
+    }
+}
+
+impl Health {
+    pub(super) const fn of(all: u8, in_sync: u8, returning: u8) -> Self {
+        match (all & !in_sync, all & !in_sync & !returning) {
+            (0, _) => Self::Healthy,
+            (_, 0) => Self::Resynchronizing,
+            _ => Self::Degraded,
+        }
+    }
+
+    /// It in a word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Resynchronizing => "resynchronizing",
+            Self::Degraded => "degraded",
+        }
     }
 }
 

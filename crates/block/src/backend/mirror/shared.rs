@@ -50,6 +50,10 @@ pub(super) struct Shared {
 #[derive(Clone, Debug)]
 pub(super) struct Seat(Arc<AtomicU64>);
 
+/// How many requests a channel was given: for whoever wants to know whether there are more.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Load(Arc<AtomicU64>);
+
 /// Which legs do what, as one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Masks {
@@ -214,6 +218,18 @@ impl Masks {
     /// The one leg that is read where legs may differ.
     pub(super) fn source(self) -> u8 {
         self.read & self.read.wrapping_neg()
+    }
+}
+
+impl Load {
+    /// Requests have come. Only the channel itself counts.
+    #[inline]
+    pub(super) fn add(&self, count: usize) {
+        self.0.store(self.count().wrapping_add(count as u64), Ordering::Relaxed);
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use base::Blame;
 
 use super::assemble::{Assembly, Candidate, Found, assemble};
+use super::progress::Health;
 use super::superblock::{NoSuperblock, Superblock, uuid_text};
 use super::{look, open_legs, parse};
 use crate::MediumError;
@@ -18,6 +19,8 @@ pub struct Report {
     pub legs: Vec<(String, Result<Superblock, String>)>,
     /// How the mirror would open: a description, or why it would not.
     pub verdict: Result<String, String>,
+    /// Whether all of its legs hold everything, if it would open.
+    pub health: Option<Health>,
 }
 
 /// What the legs of a mirror say, and whether it would open.
@@ -34,8 +37,12 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<Report, MediumError> {
     let mut now = || opener.clock.now();
     let candidates = look(opener.regions, &legs, &mut now)
         .map_err(|problem| MediumError::new(Blame::Machine, problem))?;
-    let verdict =
-        assemble(&candidates, options.start()).map(|assembly| describe(&assembly, &candidates));
+    let assembly = assemble(&candidates, options.start());
+    let health = assembly
+        .as_ref()
+        .ok()
+        .map(|it| Health::of(u8::MAX >> (8 - it.legs) & !it.gone, it.in_sync, 0));
+    let verdict = assembly.map(|assembly| describe(&assembly, &candidates));
     let said = candidates.into_iter().map(|Candidate { name, found }| {
         let found = match found {
             Found::Leg(superblock) => Ok(*superblock),
@@ -45,7 +52,7 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<Report, MediumError> {
         };
         (name, found)
     });
-    Ok(Report { legs: said.collect(), verdict })
+    Ok(Report { legs: said.collect(), verdict, health })
 }
 
 /// One line about a mirror that has been put together.

@@ -12,6 +12,7 @@
 use base::{Instant, Span};
 
 use super::copy::{Copying, lowest};
+use super::events::MirrorEvent;
 use super::meta::{Meta, Planted};
 use super::shared::Shared;
 use super::superblock::{NoSuperblock, Superblock};
@@ -34,6 +35,8 @@ pub(super) struct Times {
     clear_at: Instant,
     probe_at: Instant,
     pub(super) copy_at: Instant,
+    /// What all channels had been asked at the last chunk.
+    load: u64,
 }
 
 /// What is awaited.
@@ -87,6 +90,9 @@ impl Task {
     }
 }
 
+/// The copying takes so many times as long while somebody uses the mirror.
+const BUSY_SHARE: u64 = 4;
+
 /// What comes next for the background.
 pub(super) enum Next {
     Again,
@@ -100,7 +106,7 @@ const LOOK: Span = Span::from_us(50);
 impl Times {
     pub(super) const fn new(policy: Policy) -> Self {
         let now = Instant { ns: 0 };
-        Self { policy, clear_at: Instant::NEVER, probe_at: now, copy_at: now }
+        Self { policy, clear_at: Instant::NEVER, probe_at: now, copy_at: now, load: 0 }
     }
 }
 
@@ -145,6 +151,16 @@ impl Meta {
     pub(super) fn go(&mut self, phase: Phase) -> Next {
         self.phase = phase;
         Next::Again
+    }
+
+    /// How long the copying has to rest after so many bytes.
+    pub(super) fn pace(&mut self, bytes: u64) -> Span {
+        let load = self.members.iter().fold(0, |sum: u64, one| sum.wrapping_add(one.load.count()));
+        let is_busy = std::mem::replace(&mut self.times.load, load) != load;
+        let share = if is_busy { BUSY_SHARE } else { 1 };
+        let rate = u128::from(self.times.policy.copy_rate.max(1));
+        let ns = u128::from(bytes) * u128::from(share) * 1_000_000_000 / rate;
+        Span { ns: u64::try_from(ns).unwrap_or(u64::MAX) }
     }
 
     /// For superblocks to be written, or for writes to end.
@@ -235,6 +251,8 @@ impl Meta {
         }
         self.joining = 0;
         self.returning |= leg;
+        let number = leg.trailing_zeros().try_into().unwrap_or(0);
+        self.events.push(MirrorEvent::LegReturned { leg: number });
         shared.publish(self);
         shared.add_return();
         self.go(Phase::Entered { epoch: shared.advance() })

@@ -12,7 +12,7 @@ use crate::backend::mirror::make::format;
 use crate::backend::mirror::members::Members;
 use crate::backend::mirror::superblock::COPIES_AT;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Leg, LegState, Mirror, MirrorHandle, MirrorOptions};
+use crate::backend::mirror::{InjectedBugs, Leg, LegState, Mirror, MirrorHandle, MirrorOptions};
 
 /// Blocks of the mirror: eight regions.
 const BLOCKS: u64 = 1024;
@@ -132,6 +132,25 @@ fn a_leg_that_was_written_without_the_others_is_not_taken_back() {
         let theirs = bench.disks[1].peek(FIRST + 300);
         assert_eq!(theirs == stamp(300, 2), was_apart, "it is left alone, with what was written");
     }
+}
+
+#[test]
+fn a_leg_that_missed_flushed_writes_starts_alone_only_with_the_injected_bug() {
+    let mut bench = Bench::new(2);
+    let mirror = bench.open(&[0, 1]).unwrap();
+    bench.disks[1].fail();
+    bench.write(&mirror, 5, 1);
+    drop(mirror);
+    bench.disks[1].come_back(false);
+    let refused = bench.open(&[1]).unwrap_err();
+    assert!(refused.starts_with("leg 0 is absent"), "{refused}");
+    let bugs = InjectedBugs { starts_without_legs: true, ..InjectedBugs::default() };
+    let options = MirrorOptions { bugs, ..MirrorOptions::paced(POLICY) };
+    let legs = bench.legs(&[1]);
+    Mirror::open(&bench.regions, &legs, &options, &mut || later(&mut bench.now)).unwrap();
+    assert!(bench.disks[1].peek(FIRST + 5) != stamp(5, 1), "it serves what is older");
+    let refused = bench.open(&[0, 1]).unwrap_err();
+    assert!(refused.starts_with("split brain: legs "), "{refused}");
 }
 
 #[test]
