@@ -1,8 +1,11 @@
 //! What this process has used of the machine.
 
+mod identity;
+
 use base::Span;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
+pub use self::identity::{ProcessIdentity, wall_clock_seconds};
 use crate::machine::Machine;
 
 /// What a process has used until now. What could not be found out is `None`.

@@ -166,7 +166,7 @@ impl Devices {
         }
     }
 
-    fn table_bytes(&self) -> usize {
+    pub(crate) fn table_bytes(&self) -> usize {
         let names: usize = self.others.iter().map(|other| other.uri.len()).sum();
         self.others.len() * DeviceRecord::BYTES + self.spans.len() * SpanRecord::BYTES + names
     }

@@ -5,6 +5,7 @@ use core::fmt;
 use base::{Blame, Outcome};
 
 use crate::devices::{DEVICES_MAX, Label, SPANS_MAX, TABLE_BYTES};
+use crate::fence::Owner;
 use crate::format::{Kind, VERSION};
 use crate::volumes::VOLUMES_MAX;
 
@@ -215,9 +216,23 @@ pub enum StoreError {
         /// Its answer.
         outcome: Outcome,
     },
+    /// Somebody else has the store open for writing, and may still be there.
+    Owned {
+        /// Who.
+        by: Box<Owner>,
+    },
+    /// Somebody else owns the store by now, or has made another one in its place: nothing is written to
+    /// it any more, nor read from it.
+    TakenOver {
+        /// Who, if that is known.
+        by: Option<Box<Owner>>,
+    },
     /// A write of metadata went wrong earlier; the store takes no changes until it is opened anew.
     Stopped,
 }
+
+/// Reservation Conflict (NVM Express Base 2.1, generic status 83h).
+const RESERVATION_CONFLICT: Outcome = Outcome(0x83);
 
 impl Damage {
     /// Damage of a block of which nothing else is known.
@@ -239,9 +254,11 @@ impl StoreError {
             Self::Damaged(_) | Self::Corrupt { .. } | Self::Device { .. } | Self::Stopped => {
                 Blame::Peer
             }
-            Self::NoSpace { .. } | Self::NoRoomForThick { .. } | Self::TwoStores { .. } => {
-                Blame::Machine
-            }
+            Self::NoSpace { .. }
+            | Self::NoRoomForThick { .. }
+            | Self::TwoStores { .. }
+            | Self::Owned { .. }
+            | Self::TakenOver { .. } => Blame::Machine,
             _ => Blame::Caller,
         }
     }
@@ -255,6 +272,7 @@ impl StoreError {
             Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
             Self::Device { outcome, .. } => *outcome,
             Self::Stopped => Outcome::WRITE_FAULT,
+            Self::Owned { .. } | Self::TakenOver { .. } => RESERVATION_CONFLICT,
             _ => Outcome::INTERNAL_ERROR,
         }
     }
@@ -300,6 +318,14 @@ impl StoreError {
                 "write these blocks anew from a copy; `tenmil store scrub` looks for others."
             }
             Self::Stopped => "see to the device, then open the store again.",
+            Self::Owned { .. } => {
+                "end that process; if it or its machine is gone for certain, take the store over: \
+                 `tenmil store takeover DEVICE --force`."
+            }
+            Self::TakenOver { .. } => {
+                "what was not flushed before is not in the store; end what uses it here, and use it where \
+                 it is open now."
+            }
             _ => return None,
         };
         Some(text.into())
@@ -444,6 +470,16 @@ impl fmt::Display for StoreError {
             Self::Device { what, outcome } => {
                 write!(out, "{what}: the device answered {outcome:?}")
             }
+            Self::Owned { by } => {
+                write!(out, "open the store for writing: {by} has it open, expected nobody")
+            }
+            Self::TakenOver { by: Some(by) } => {
+                write!(out, "the store was taken over by {by}: it is not used here any more")
+            }
+            Self::TakenOver { by: None } => write!(
+                out,
+                "the store was taken over or made anew by somebody else: it is not used here any more"
+            ),
             Self::Stopped => write!(out, "the store takes no changes since a write went wrong"),
         }
     }

@@ -18,7 +18,7 @@ use crate::devices::Room;
 use crate::error::Flaw;
 use crate::layout::{Layout, layout};
 pub(crate) use page::reseal;
-pub use page::{Body, Page, decode_superblock};
+pub use page::{Body, Page, decode_owner, decode_superblock};
 
 layout! {
     /// What every block of metadata begins with.
@@ -100,8 +100,34 @@ layout! {
         devices: u32,
         /// Runs of blocks behind those: so many of [`SpanRecord`] follow.
         spans: u32,
+        /// How often the store was claimed by somebody who writes to it.
+        epoch: u64,
+        /// Who has it open for writing: drawn when it was opened. Zero if nobody has.
+        owner: u128,
         /// Zero.
-        reserved: [u8; 32],
+        reserved: [u8; 8],
+    }
+}
+
+layout! {
+    /// What the last bytes of a superblock's block say of the owner, if the devices leave room for it.
+    pub struct OwnerRecord[128] {
+        /// Drawn by the kernel when the machine was started.
+        boot: u128,
+        /// The machine's own number (machine-id(5)); zero if it has none.
+        machine: u128,
+        /// The number of the process namespace in which `pid` is one.
+        pid_space: u64,
+        /// When the process was started, in ticks after the machine was.
+        started: u64,
+        /// When it opened the store, in seconds after 1970.
+        since: u64,
+        /// The process.
+        pid: u32,
+        /// Zero.
+        gap: u32,
+        /// What the machine is called, UTF-8, padded with zeroes.
+        host: [u8; 64],
     }
 }
 
@@ -260,6 +286,9 @@ pub mod features {
     pub const DEVICES: u64 = 8;
     /// Those of `incompatible` that this program knows.
     pub const KNOWN: u64 = CHECKSUMS | SPARE | PARENTS | DEVICES;
+    /// Superblocks say who has the store open, and nobody else writes to it: a bit of
+    /// `read_only_compatible`, set when it is opened for writing for the first time.
+    pub const OWNED: u64 = 1;
     /// The store has thresholds of its own: a bit of `compatible`.
     pub const THRESHOLDS: u64 = 1;
 }
@@ -320,7 +349,8 @@ pub const UNIT_SHIFT_MAX: u32 = 4;
 pub const URI_BYTES_MAX: usize = 2048;
 
 const _: () = assert!(RECORDS_MAX == 168, "as drawn");
-const _: () = assert!(Header::BYTES + Superblock::BYTES <= BLOCK_BYTES, "it has room");
+const _: () =
+    assert!(Header::BYTES + Superblock::BYTES + OwnerRecord::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(Header::BYTES + VolumeBody::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(Header::BYTES + ParentBody::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(Header::BYTES + LabelBody::BYTES <= BLOCK_BYTES, "it has room");
@@ -433,7 +463,7 @@ impl Superblock {
     /// Bits of features that this program does not know, and without which nobody may open the store,
     /// or write to it.
     pub(crate) const fn unknown_features(&self) -> u64 {
-        (self.incompatible & !features::KNOWN) | self.read_only_compatible
+        (self.incompatible & !features::KNOWN) | (self.read_only_compatible & !features::OWNED)
     }
 
     /// Whether it is of another version or has features that are not known.

@@ -149,6 +149,10 @@ fn ask(store: &mut Store, image: &mut [u8], ask: Ask) -> Option<Answer> {
 fn carry_out(store: &mut Store, image: &mut [u8], action: Action) {
     match action {
         Action::ReadPage { io, at } => store.complete(io, End::Read(block_at(image, at))),
+        Action::ReadSlots { io } => {
+            let slots = [*block_at(image, 0), *block_at(image, 1)];
+            store.complete(io, End::Slots(&slots));
+        }
         Action::WritePages { io, at, bytes } => {
             for (at, block) in (at..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
                 assert!(at < store.reach(), "metadata stay within the store");

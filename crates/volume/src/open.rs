@@ -7,9 +7,10 @@ use base::Outcome;
 
 use crate::devices::{Devices, Label};
 use crate::error::{Damage, Flaw, StoreError};
+use crate::fence::{InjectedBugs, Owner};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_SHIFT, BLOCKS_MAX, Block, Body, Kind, Page, Pointer, SLOTS,
-    STORE_BLOCKS_MIN, Superblock, VERSION, decode_superblock, padded,
+    BLOCK_BYTES, BLOCK_SHIFT, BLOCKS_MAX, Block, Body, Kind, OwnerRecord, Page, Pointer, SLOTS,
+    STORE_BLOCKS_MIN, Superblock, VERSION, decode_owner, decode_superblock, padded,
 };
 use crate::store::Store;
 
@@ -51,6 +52,9 @@ pub struct Opening {
     damaged: Vec<Damage>,
     /// What the device begins with, if it is not the first of a store.
     label: Option<Label>,
+    /// Who is to write to it.
+    me: Option<Owner>,
+    bugs: InjectedBugs,
 }
 
 /// A store that is open, and what was found to be wrong with its superblocks.
@@ -69,6 +73,7 @@ struct Found {
     generation: u64,
     superblock: Superblock,
     devices: Arc<Devices>,
+    owner: OwnerRecord,
 }
 
 impl NewStore {
@@ -107,7 +112,9 @@ impl NewStore {
             first: 0,
             devices: 0,
             spans: 0,
-            reserved: [0; 32],
+            epoch: 0,
+            owner: 0,
+            reserved: [0; 8],
         };
         let of = |generation| superblocks(self.uuid, generation, superblock);
         Ok((1..=SLOTS).flat_map(of).collect())
@@ -116,7 +123,8 @@ impl NewStore {
 
 /// Both copies of a superblock, and a flush.
 fn superblocks(uuid: u128, generation: u64, superblock: Superblock) -> Vec<Step> {
-    let body = Body::Superblock(superblock, Arc::new(Devices::one(superblock.blocks)));
+    let devices = Arc::new(Devices::one(superblock.blocks));
+    let body = Body::Superblock(superblock, devices, OwnerRecord::NONE);
     let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
     let places = Superblock::places(generation, superblock.blocks);
     let writes = places.map(|at| Step::Write { at, bytes: page.encode(uuid, at) });
@@ -132,7 +140,25 @@ impl Opening {
         to_read.sort_unstable();
         to_read.dedup();
         let (found, newer, damaged, label) = (Vec::new(), None, Vec::new(), None);
-        Self { blocks, cache_bytes, to_read, found, newer, damaged, label }
+        let (me, bugs) = (None, InjectedBugs::default());
+        Self { blocks, cache_bytes, to_read, found, newer, damaged, label, me, bugs }
+    }
+
+    /// The same for somebody who writes to it, and claims it before the first change: see
+    /// [`Store::owner`] for who has it, and [`Store::claim_as`] for how it is taken over. Without an
+    /// owner, only a store that nobody has is written to.
+    #[must_use]
+    pub const fn to_write(mut self, me: Owner) -> Self {
+        self.me = Some(me);
+        self
+    }
+
+    /// The same with bugs.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn with_bugs(mut self, bugs: InjectedBugs) -> Self {
+        self.bugs = bugs;
+        self
     }
 
     /// The next block that has to be read; `None` once that was all.
@@ -146,13 +172,14 @@ impl Opening {
         if at == 0 {
             self.label = bytes.ok().and_then(|bytes| Label::decode(bytes).ok());
         }
+        let owner = bytes.map_or(OwnerRecord::NONE, decode_owner);
         let decoded = bytes.map_err(Flaw::Unread).and_then(|bytes| decode_superblock(bytes, at));
         match decoded {
             Ok((_, _, superblock, _)) if superblock.is_unknown() => {
                 self.newer = Some((superblock.version, superblock.unknown_features()));
             }
             Ok((store, generation, superblock, devices)) => {
-                self.found.push((at, Found { store, generation, superblock, devices }));
+                self.found.push((at, Found { store, generation, superblock, devices, owner }));
                 self.look_at_the_old_end(&superblock);
             }
             Err(flaw) => {
@@ -196,7 +223,7 @@ impl Opening {
         }
         let newest = self.found.iter().map(|(_, found)| found).max_by_key(|found| found.generation);
         let Some(newest) = newest.cloned() else { return Err(StoreError::NoStore(self.damaged)) };
-        let Found { store, generation, superblock, devices } = newest;
+        let Found { store, generation, superblock, devices, owner } = newest;
         if let Some((_, other)) = self.found.iter().find(|(_, found)| found.store != store) {
             return Err(StoreError::TwoStores { first: store, second: other.store });
         }
@@ -204,7 +231,8 @@ impl Opening {
         if needed > blocks {
             return Err(StoreError::DeviceTooSmall { blocks, needed });
         }
-        let store = Store::new(store, generation, superblock, devices, self.cache_bytes);
+        let mut store = Store::new(store, generation, superblock, devices, self.cache_bytes);
+        store.open_as(owner, self.me, self.bugs);
         Ok(Opened { store, damaged: self.damaged })
     }
 }

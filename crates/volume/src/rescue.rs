@@ -55,7 +55,7 @@ pub struct Rescue {
 /// What is read.
 #[derive(Debug)]
 enum Stage {
-    Superblocks(Opening),
+    Superblocks(Box<Opening>),
     Catalogue(Walk),
     Names(Walk),
     Space(Walk),
@@ -203,7 +203,7 @@ impl Rescue {
         present.insert(0..blocks);
         Self {
             present,
-            stage: Stage::Superblocks(Opening::new(blocks, 0)),
+            stage: Stage::Superblocks(Box::new(Opening::new(blocks, 0))),
             store: 0,
             superblock: None,
             generation: u64::MAX,
@@ -304,7 +304,7 @@ impl Rescue {
     fn advance(&mut self) -> Result<(), StoreError> {
         let stage = std::mem::replace(&mut self.stage, Stage::Done);
         self.stage = match stage {
-            Stage::Superblocks(opening) => self.take_superblock(opening)?,
+            Stage::Superblocks(opening) => self.take_superblock(*opening)?,
             Stage::Catalogue(walk) => {
                 let (records, lost) = walk.finish();
                 self.to_read = records.iter().rev().map(|line| (line.key, line.child())).collect();

@@ -22,6 +22,7 @@
 
 mod ask;
 mod commit;
+mod owned;
 mod task;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -34,7 +35,8 @@ use crate::cost::Leaves;
 use crate::devices::Devices;
 use crate::edit::FULL;
 use crate::error::{Damage, Flaw, StoreError};
-use crate::format::{Page, SLOTS, Superblock, flags, unpadded};
+use crate::fence::{Claim, InjectedBugs, Owner};
+use crate::format::{OwnerRecord, Page, SLOTS, Superblock, flags, unpadded};
 use crate::level::{Level, Notice};
 use crate::plan::Pending;
 use crate::space::{CHANGE_BLOCKS, POOL_BLOCKS};
@@ -74,6 +76,12 @@ pub struct Store {
     /// after the next commit.
     is_sweep_stuck: bool,
     stopped: bool,
+    /// Why it takes no changes, if it does not.
+    stopped_by: Option<StoreError>,
+    /// Who writes to it here, and whether the store may be taken from somebody.
+    me: Option<Owner>,
+    claim: Claim,
+    bugs: InjectedBugs,
     level: Level,
     /// Whether the superblock that the store was opened with is known to be durable.
     is_anchored: bool,
@@ -110,7 +118,8 @@ impl Store {
         devices: Arc<Devices>,
         cache_bytes: usize,
     ) -> Self {
-        let durable = Frozen { generation, superblock, devices: Arc::clone(&devices) };
+        let owner = OwnerRecord::NONE;
+        let durable = Frozen { generation, superblock, devices: Arc::clone(&devices), owner };
         Self {
             books: Books::new(store, generation, superblock, devices, cache_bytes),
             durable,
@@ -132,6 +141,10 @@ impl Store {
             frozen: superblock,
             is_sweep_stuck: false,
             stopped: false,
+            stopped_by: None,
+            me: None,
+            claim: Claim::Free,
+            bugs: InjectedBugs::default(),
             level: Level::default(),
             is_anchored: false,
             actions: VecDeque::new(),
@@ -243,7 +256,7 @@ impl Store {
     /// whatever happens to this one.
     #[must_use]
     pub fn hold_still(&mut self) -> Self {
-        let Frozen { generation, superblock, devices } = self.durable.clone();
+        let Frozen { generation, superblock, devices, .. } = self.durable.clone();
         self.held.push(generation);
         Self::new(self.books.store, generation, superblock, devices, 0)
     }
@@ -324,7 +337,7 @@ impl Store {
         let page = match end {
             End::Read(bytes) => Page::decode(bytes, self.books.store, address),
             End::Failed(outcome) => Err(Damage::at(address, Flaw::Unread(outcome))),
-            End::Done | End::Sums(_) => {
+            End::Done | End::Sums(_) | End::Slots(_) => {
                 Err(Damage::at(address, Flaw::Unread(Outcome::INTERNAL_ERROR)))
             }
         };
@@ -382,7 +395,7 @@ impl Store {
             }
             Wait::Commit(generation) => {
                 let is_open = generation == self.books.generation;
-                self.wants_commit |= is_open && !self.commit.is_applying();
+                self.wants_commit |= is_open && !self.commit.is_gathering();
                 self.on_commit.push((generation, task));
             }
             Wait::Apply => self.on_apply.push(task),
@@ -431,7 +444,10 @@ impl Store {
             return false;
         }
         if !self.is_anchored {
-            self.anchor();
+            // Who may not have the store leaves it as it is.
+            if self.may_claim().is_ok() {
+                self.anchor();
+            }
             return false;
         }
         if let Err(wait) = self.may_change() {

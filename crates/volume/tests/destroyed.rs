@@ -11,7 +11,9 @@ use base::Random;
 use rig::disk::{Image, Shared};
 use rig::world::World;
 use rig::{Rig, check, open};
-use tenmil_volume::format::{Body, Kind, Page, Superblock, VolumeBody, decode_superblock, flags};
+use tenmil_volume::format::{
+    Body, Kind, OwnerRecord, Page, Superblock, VolumeBody, decode_superblock, flags,
+};
 use tenmil_volume::{Answer, Ask, Finding, Flaw, StoreError};
 
 const BLOCKS: u64 = 4096;
@@ -186,8 +188,11 @@ fn with_superblock(generation: Option<u64>, change: impl Fn(&mut Superblock)) ->
     let mut image = rig::new_store(BLOCKS);
     let (store, found, mut body, devices) = decode_superblock(&image[&0], 0).unwrap();
     change(&mut body);
-    let (kind, generation, body) =
-        (Kind::Superblock, generation.unwrap_or(found), Body::Superblock(body, devices));
+    let (kind, generation, body) = (
+        Kind::Superblock,
+        generation.unwrap_or(found),
+        Body::Superblock(body, devices, OwnerRecord::NONE),
+    );
     let page = Page { kind, generation, owner: 0, body };
     image.insert(0, page.encode(store, 0).into());
     image

@@ -4,8 +4,8 @@
 
 use tenmil_volume::Layout;
 use tenmil_volume::format::{
-    DeviceRecord, Header, Kind, LabelBody, ParentBody, Pointer, Record, SpanRecord, Superblock,
-    VolumeBody,
+    DeviceRecord, Header, Kind, LabelBody, OwnerRecord, ParentBody, Pointer, Record, SpanRecord,
+    Superblock, VolumeBody,
 };
 use tenmil_volume::stream::{StreamHead, StreamRecord};
 
@@ -43,6 +43,7 @@ fn every_structure_is_drawn_as_it_is() {
     compare::<Header>(&text);
     compare::<Pointer>(&text);
     compare::<Superblock>(&text);
+    compare::<OwnerRecord>(&text);
     compare::<DeviceRecord>(&text);
     compare::<SpanRecord>(&text);
     compare::<LabelBody>(&text);

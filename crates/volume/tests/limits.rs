@@ -6,7 +6,7 @@ mod rig;
 
 use base::Random;
 use rig::compare::account;
-use rig::{Rig, check, new_store, open};
+use rig::{Rig, check, new_store, open, owner, take_over};
 use tenmil_volume::{Account, Answer, Ask, Change, NewStore, Opening, StoreError, VolumeInfo};
 
 const TIB: u64 = 1 << 28;
@@ -353,12 +353,12 @@ fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
         rig.ask(Ask::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
     }
     let coarse = create(&mut rig, "coarse", 16);
-    let mut opening = Opening::new(BLOCKS, 0);
+    let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
     let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = opening.finish().unwrap().store.with_fanout(4);
+    again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
     let token = again.submit_write(coarse.id, 0, 16, 1);
     let steps = (0..8000).take_while(|_| again.step()).count();
     assert_eq!(again.answers.remove(&token), Some(Ok(Answer::Done)), "after {steps} steps");
@@ -377,12 +377,12 @@ fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
         write(&mut rig, fine.id, block, 1, 1);
     }
     rig.ask(Ask::Flush).unwrap();
-    let mut opening = Opening::new(BLOCKS, 0);
+    let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
     let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = opening.finish().unwrap().store.with_fanout(4);
+    again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
     let token = again.submit_write(fine.id, 0, 1000, 2);
     let steps = (0..8000).take_while(|_| again.step()).count();
     assert_eq!(again.answers.remove(&token), Some(Ok(Answer::Done)), "after {steps} steps");
@@ -403,12 +403,12 @@ fn the_room_of_a_volume_is_added_up_in_no_more_memory_than_the_cache_has() {
         write(&mut rig, fine.id, block, 1, 1);
     }
     rig.ask(Ask::Flush).unwrap();
-    let mut opening = Opening::new(BLOCKS, 0);
+    let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
     let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
-    again.store = opening.finish().unwrap().store.with_fanout(4);
+    again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
     let (token, mut most) = (again.submit(Ask::Account("fine".into())), 0);
     while again.step() {
         most = most.max(again.store.memory_bytes());

@@ -357,13 +357,13 @@ fn a_check_names_wrong_numbers_of_thick_volumes() {
     };
     assert_eq!(broken(&|_| {}), []);
     let found = broken(&|body| {
-        if let Body::Superblock(superblock, _) = body {
+        if let Body::Superblock(superblock, ..) = body {
             superblock.promised += 1;
         }
     });
     assert_eq!(what(found), "promised blocks");
     let found = broken(&|body| {
-        if let Body::Superblock(superblock, _) = body {
+        if let Body::Superblock(superblock, ..) = body {
             superblock.incompatible = 0;
         }
     });

@@ -28,6 +28,7 @@ mod left;
 mod make;
 mod once;
 mod outside;
+mod owned;
 mod owner;
 mod pace;
 mod place;
@@ -40,6 +41,7 @@ mod scrub;
 mod send;
 mod shared;
 mod spans;
+mod stops;
 #[cfg(test)]
 pub(crate) mod tests;
 mod transfers;
@@ -53,7 +55,7 @@ use base::{
 };
 use dma::Regions;
 use host::{Clock, Sleeper, Thread};
-use volume::{Action, Answer, Ask, End, StoreError, Usage, VolumeInfo};
+use volume::{Action, Answer, Ask, End, Owner as Owning, StoreError, Usage, VolumeInfo};
 
 pub use self::check::Checked;
 pub use self::decouple::Decoupled;
@@ -61,7 +63,7 @@ pub use self::ground::DeviceInfo;
 pub use self::grow::Grown;
 pub use self::identity::{file_holder, identity};
 pub use self::inflate::Inflated;
-pub use self::make::{Created, check, create, create_over, grow};
+pub use self::make::{Created, check, create, create_over, grow, take_over};
 pub use self::once::all_open;
 pub use self::outside::CheckedParent;
 pub use self::place::Place;
@@ -70,6 +72,7 @@ pub use self::rescue::{Saved, SavedVolume, rescue};
 pub use self::room::{RoomNews, hear_of_room};
 pub use self::scrub::{Bad, Cause, Scrubbed};
 pub use self::send::{Carried, Changed, Watch};
+pub use self::stops::{StopNews, hear_of_stops};
 pub use volume::{Account, Change, Counted, Fill, Finding, Parent, Report, VolumeInfo as Info};
 
 use self::channel::VolumeChannel;
@@ -95,6 +98,8 @@ pub struct OpenStore {
     /// Which device that is, however it was spelled.
     identity: String,
     owner: Option<Thread<()>>,
+    /// What says on the device that this process has it.
+    owns: owned::Opener,
 }
 
 /// One volume of a store.
@@ -175,6 +180,12 @@ fn open_volume(
     let is_anything = info.mapped > 0 || parent.is_some();
     let existing = is_anything.then(|| Existing { name: uri.to_string(), found, path: None });
     let medium = Volume::open(open, &info, parent).map_err(|problem| uri.refuse(problem))?;
+    if medium.is_written {
+        open.claim()?;
+    } else if let Some(owner) = open.other_owner() {
+        // Blocks of a snapshot that is deleted there would be others' here.
+        return Err(open.refuse(&StoreError::Owned { by: Box::new(owner) }));
+    }
     let medium = medium.for_others();
     let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
     Ok(Opened { medium: Arc::new(medium), description, existing, handles })
@@ -199,7 +210,11 @@ impl OpenStore {
     ) -> Result<Self, MediumError> {
         let (regions, clock) = (opener.regions, opener.clock);
         let mut ground = Ground::first(&place.store, below)?;
-        let opened = make::look(opener, place, &*ground.medium, &ground.shape)?;
+        let owns = owned::Opener::draw();
+        let me = Some(owns.owner());
+        let mut opened = make::look(opener, place, &*ground.medium, &ground.shape, me)?;
+        let claim = owned::claim(place, &opened.store);
+        opened.store.claim_as(claim);
         ground.open_others(opener, place, &opened.store, false)?;
         let shape = ground.shape;
         let name = place.store.to_string();
@@ -217,7 +232,31 @@ impl OpenStore {
         .map_err(|error| machine(format!("start a thread: {error}")))?;
         let (regions, identity) = (regions.clone(), identity(&place.store));
         let (ground, owner) = (Mutex::new(ground), Some(owner));
-        Ok(Self { shared, ground, regions, clock, shape, name, identity, owner })
+        Ok(Self { shared, ground, regions, clock, shape, name, identity, owner, owns })
+    }
+
+    /// Makes this process the one that writes to the store, before anything is changed: it is refused if
+    /// somebody else has it open for writing and is not known to be gone.
+    ///
+    /// # Errors
+    ///
+    /// Who has it; or what the device answered.
+    pub fn claim(&self) -> Result<(), MediumError> {
+        self.ask(Ask::Claim).map(|_| ())
+    }
+
+    /// The process of this machine that has the store open for writing, if that is another one.
+    pub fn owner_here(&self) -> Option<u32> {
+        let owner = self.other_owner()?;
+        let process = owned::process_of(&owner);
+        let this = host::process::ProcessIdentity::this();
+        (process.is_neighbor(&this) && process.pid != this.pid).then_some(process.pid)
+    }
+
+    /// Who else has it open for writing and is not known to be gone.
+    fn other_owner(&self) -> Option<Owning> {
+        let owner = self.shared.lock().store.owner()?;
+        (owner.id != self.owns.owner().id && !owned::is_gone(&owner)).then_some(owner)
     }
 
     fn ground(&self) -> MutexGuard<'_, Ground> {

@@ -1,6 +1,6 @@
 //! What happens to stores of volumes that this process has open.
 
-use block::store::{Fill, RoomNews};
+use block::store::{Fill, RoomNews, StopNews};
 use serde_json::json;
 
 use crate::event::{Announcer, Event, EventKind};
@@ -12,7 +12,12 @@ const RELIEVED: EventKind =
 const FULL: EventKind =
     kind("store-full", "a store has refused a write or a change, for there is no room");
 
-pub(super) const EVENTS: &[EventKind] = &[FILLING, RELIEVED, FULL];
+const STOPPED: EventKind = kind(
+    "store-stopped",
+    "a store takes no changes any more: its device has failed, or somebody else owns it",
+);
+
+pub(super) const EVENTS: &[EventKind] = &[FILLING, RELIEVED, FULL, STOPPED];
 
 const fn kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
@@ -34,6 +39,16 @@ impl Announcer {
             "room_bytes": news.room_bytes,
         });
         self.announce(Event { kind, text: news.to_string(), about });
+    }
+
+    /// Announces that a store has stopped.
+    pub fn announce_stop(&self, news: &StopNews) {
+        let about = json!({
+            "store": news.store,
+            "device": news.device,
+            "why": news.why.to_string(),
+        });
+        self.announce(Event { kind: STOPPED, text: news.to_string(), about });
     }
 }
 

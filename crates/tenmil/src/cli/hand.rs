@@ -65,7 +65,11 @@ impl<'a> Hand<'a> {
             None => {
                 let open = OpenStore::open(opener, place);
                 let open = open.map_err(|error| explained(&error, place, &silent))?;
-                Ok(Self::Here { open, opener })
+                // It may be open in a process that calls the device otherwise: the store itself says so.
+                match open.owner_here().and_then(|pid| owned_by(opener, pid, open.uuid())) {
+                    Some(there) => Ok(Self::There(there)),
+                    None => Ok(Self::Here { open, opener }),
+                }
             }
         }
     }
@@ -341,6 +345,17 @@ fn look_for<'a>(
         }
     }
     None
+}
+
+/// The store in the process that owns it, as that process says.
+fn owned_by<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<There<'a>> {
+    let directory = directory().ok()?;
+    let mut client = Client::connect(&directory.socket_of(pid), LOOK_MAX).ok()?;
+    let stores = client.call("stores", Map::new(), LOOK_MAX).ok()?;
+    let uuid = format!("{uuid:032x}");
+    let found = stores.as_array()?.iter().find(|store| store["uuid"] == uuid.as_str())?;
+    let device = found["uri"].as_str()?.to_owned();
+    Some(There { pid, client, device, opener })
 }
 
 /// Why a store cannot be opened: if that is because somebody has its device, who he is, what he said when

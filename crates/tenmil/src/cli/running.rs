@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::Span;
 use block::hear_of_lost_writes;
 use block::mirror::hear_of_mirrors;
-use block::store::hear_of_room;
+use block::store::{hear_of_room, hear_of_stops};
 use clap::Args;
 use control::orders::Orders;
 use control::{
@@ -84,6 +84,7 @@ pub(super) fn serve(state: State) -> Option<(Server, Relay)> {
             hear_of_room(|news| tracing::info!(cause = %news.store, "{news}"));
             hear_of_lost_writes(|news| tracing::warn!("{news}"));
             hear_of_mirrors(|news| tracing::info!("{news}"));
+            hear_of_stops(|news| tracing::warn!("{news}"));
             tracing::info!("`tenmil get` will not reach this process: {why}");
             None
         }
@@ -117,6 +118,11 @@ fn start(state: State) -> Result<(Server, Relay), String> {
     hear_of_mirrors(move |news| {
         tracing::info!("{news}");
         teller.announce_mirror(news);
+    });
+    let teller = announcer.clone();
+    hear_of_stops(move |news| {
+        tracing::warn!("{news}");
+        teller.announce_stop(news);
     });
     Ok((server, Relay::new(announcer)))
 }

@@ -6,6 +6,7 @@ mod rescue;
 mod scrub;
 mod set;
 mod summary;
+mod takeover;
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -24,6 +25,7 @@ use self::rescue::RescueArguments;
 use self::scrub::ScrubArguments;
 use self::set::SetArguments;
 use self::summary::{ListArguments, Summary};
+use self::takeover::TakeoverArguments;
 use super::write_out;
 use crate::Refused;
 
@@ -55,6 +57,8 @@ enum Command {
     Grow(GrowArguments),
     /// Copy the volumes of a store with destroyed metadata to another store.
     Rescue(RescueArguments),
+    /// Take a store from a process that had it open for writing and is gone for certain.
+    Takeover(TakeoverArguments),
 }
 
 #[derive(Debug, Args)]
@@ -100,6 +104,7 @@ Examples:
   tenmil store grow file:/var/tmp/pool --add 'file:/var/tmp/more?size=10g'
   tenmil store set file:/var/tmp/pool --device 1=file:/mnt/more
   tenmil store rescue file:/var/tmp/pool file:/var/tmp/other
+  tenmil store takeover tcp://192.0.2.1:4420/nqn.2026-01.org.tenmil:disk --force
   tenmil volume create volume:[file:/var/tmp/pool]/db --size 100g";
 
 /// What a shell says of a process that SIGINT has ended.
@@ -147,6 +152,10 @@ pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<Exi
             Ok(ExitCode::SUCCESS)
         }
         Command::Rescue(rescue) => rescue::rescue(opener, rescue, out),
+        Command::Takeover(it) => {
+            write_out(out, &takeover::takeover(opener, it)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
     })
 }
 

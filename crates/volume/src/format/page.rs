@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, LabelBody, MAGIC, NUMBER_MAX, ParentBody,
-    RECORDS_MAX, Record, SUPERBLOCK_MAX, Superblock, VolumeBody,
+    BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, LabelBody, MAGIC, NUMBER_MAX, OwnerRecord,
+    ParentBody, RECORDS_MAX, Record, SUPERBLOCK_MAX, Superblock, VolumeBody,
 };
-use crate::devices::{Devices, Room};
+use crate::devices::{Devices, Room, TABLE_BYTES};
 use crate::error::{Damage, Flaw};
 use crate::layout::Layout;
 
@@ -26,8 +26,8 @@ pub struct Page {
 /// What a block of metadata holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// A superblock, and the devices behind it.
-    Superblock(Superblock, Arc<Devices>),
+    /// A superblock, the devices behind it, and what is known of its owner.
+    Superblock(Superblock, Arc<Devices>, OwnerRecord),
     /// A volume.
     Volume(VolumeBody),
     /// What a volume is read from.
@@ -79,9 +79,13 @@ impl Page {
         let mut bytes = Box::new([0; BLOCK_BYTES]);
         let body = &mut bytes[Header::BYTES..];
         match &self.body {
-            Body::Superblock(superblock, devices) => {
+            Body::Superblock(superblock, devices, owner) => {
                 superblock.encode(body);
-                devices.encode(&mut body[Superblock::BYTES..]);
+                let behind = &mut body[Superblock::BYTES..];
+                devices.encode(behind);
+                if let Some(at) = owner_at(devices) {
+                    owner.encode(&mut behind[at..]);
+                }
             }
             Body::Volume(volume) => volume.encode(body),
             Body::Parent(parent) => parent.encode(body),
@@ -137,7 +141,10 @@ impl Page {
                 let superblock = Superblock::decode(bytes);
                 superblock.check()?;
                 let devices = Devices::decode(&superblock, &bytes[Superblock::BYTES..])?;
-                Body::Superblock(superblock, Arc::new(devices))
+                let behind = &bytes[Superblock::BYTES..];
+                let owner = owner_at(&devices).map(|at| OwnerRecord::decode(&behind[at..]));
+                let owner = owner.unwrap_or(OwnerRecord::NONE);
+                Body::Superblock(superblock, Arc::new(devices), owner)
             }
             Kind::Volume => Body::Volume(VolumeBody::decode(bytes)),
             Kind::Parent => Body::Parent(Box::new(ParentBody::decode(bytes))),
@@ -168,11 +175,26 @@ pub fn decode_superblock(
         return Err(Flaw::Contents);
     }
     match Page::decode_body(bytes, &header)?.body {
-        Body::Superblock(superblock, devices) => {
+        Body::Superblock(superblock, devices, _) => {
             Ok((header.store, header.generation, superblock, devices))
         }
         _ => Err(Flaw::Contents),
     }
+}
+
+/// What a superblock says of its owner; nothing is known if it is none.
+pub fn decode_owner(bytes: &Block) -> OwnerRecord {
+    let header = Header::decode(bytes);
+    match Page::decode_body(bytes, &header).map(|page| page.body) {
+        Ok(Body::Superblock(_, _, owner)) => owner,
+        _ => OwnerRecord::NONE,
+    }
+}
+
+/// Where it stands behind the superblock: at the end of the block, if the devices leave room.
+fn owner_at(devices: &Devices) -> Option<usize> {
+    let at = TABLE_BYTES - OwnerRecord::BYTES;
+    (devices.table_bytes() <= at).then_some(at)
 }
 
 fn check_header(bytes: &Block, address: u64) -> Result<Header, Flaw> {

@@ -4,6 +4,7 @@ use base::Outcome;
 
 use crate::account::Account;
 use crate::devices::Devices;
+use crate::fence::Slots;
 use crate::format::Block;
 use crate::parent::Parent;
 use crate::volumes::{Change, VolumeInfo};
@@ -95,6 +96,10 @@ pub enum Ask {
     },
     /// Whatever was answered before is to survive a loss of power.
     Flush,
+    /// Whoever opened the store is to own it, before anything is changed: nobody else writes to it then.
+    Claim,
+    /// Nobody is to own the store any more, once all that was answered survives. It takes no changes then.
+    Release,
     /// The store lies on these devices from now on: those that it has, which may be called otherwise,
     /// and what lies behind them. Those that are new have their labels already, durably. Answered when
     /// all superblocks on the first device say so, or at once if they do.
@@ -184,6 +189,11 @@ pub enum Action {
         /// Which block.
         at: u64,
     },
+    /// Read the two superblocks at the start, and complete with their bytes.
+    ReadSlots {
+        /// To be named when it is done.
+        io: u64,
+    },
     /// Write these bytes: one block or several.
     WritePages {
         /// To be named when it is done.
@@ -261,6 +271,8 @@ pub enum End<'a> {
     Done,
     /// Done, and these bytes were read.
     Read(&'a Block),
+    /// Done, and these are the superblocks at the start.
+    Slots(&'a Slots),
     /// Done, and these are the checksums of the blocks that were moved.
     Sums(&'a [u32]),
     /// Not done.

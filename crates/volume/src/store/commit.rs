@@ -20,13 +20,15 @@ use crate::books::Stop;
 use crate::cost::Leaves;
 use crate::devices::Devices;
 use crate::error::{Damage, Flaw, StoreError};
-use crate::format::{BLOCK_BYTES, Body, Kind, Page, Superblock};
+use crate::format::{BLOCK_BYTES, Body, Kind, OwnerRecord, Page, Superblock};
 use crate::space::COUNT_BLOCKS;
 
 /// What is awaited.
 #[derive(Debug)]
 pub(super) enum Commit {
     Idle,
+    /// The superblocks at the start, to see whether the store is still ours.
+    Slots(Looked),
     /// Counts go into the tree; perhaps a page is missing.
     Applying,
     /// Writes of new pages.
@@ -45,6 +47,18 @@ pub(super) struct Frozen {
     pub(super) generation: u64,
     pub(super) superblock: Superblock,
     pub(super) devices: Arc<Devices>,
+    pub(super) owner: OwnerRecord,
+}
+
+/// What comes behind a look at the superblocks.
+#[derive(Clone, Debug)]
+pub(super) enum Looked {
+    /// The store is claimed.
+    Claim,
+    /// It is claimed, and this is what says so.
+    Claimed(Box<Frozen>),
+    /// A commit is put together.
+    Commit,
 }
 
 /// Blocks in the longest write of metadata.
@@ -53,6 +67,11 @@ const RUN_BLOCKS: usize = 64;
 impl Commit {
     pub(super) const fn is_applying(&self) -> bool {
         matches!(self, Self::Applying)
+    }
+
+    /// Whether what is changed now is still in the commit that is under way.
+    pub(super) const fn is_gathering(&self) -> bool {
+        matches!(self, Self::Applying | Self::Slots(Looked::Commit))
     }
 }
 
@@ -64,7 +83,11 @@ impl Store {
             return false;
         }
         self.wants_commit = false;
-        self.commit = Commit::Applying;
+        if self.is_fenced() {
+            self.look_at_slots(Looked::Commit);
+        } else {
+            self.commit = Commit::Applying;
+        }
         true
     }
 
@@ -93,7 +116,9 @@ impl Store {
         }
         let devices = Arc::clone(&books.devices);
         let (generation, superblock) = (books.generation, books.superblock);
-        let frozen = Frozen { generation, superblock, devices };
+        let owner = self.record_of(&superblock);
+        let books = &mut self.books;
+        let frozen = Frozen { generation, superblock, devices, owner };
         books.writing = std::mem::take(&mut books.dirty);
         self.frozen = books.superblock;
         books.generation += 1;
@@ -135,6 +160,7 @@ impl Store {
             return self.stop(&StoreError::Device { what: "write metadata of the store", outcome });
         }
         match std::mem::replace(&mut self.commit, Commit::Idle) {
+            Commit::Slots(next) => self.handle_slots(next, end),
             Commit::SuperblocksFlush(frozen) if !self.is_anchored => self.handle_anchored(frozen),
             Commit::Pages(frozen, 1) => self.flush_commit(Commit::PagesFlush(frozen)),
             Commit::Pages(frozen, left) => self.commit = Commit::Pages(frozen, left - 1),
@@ -148,10 +174,10 @@ impl Store {
         }
     }
 
-    fn write_superblocks(&mut self, frozen: Frozen) {
-        let Frozen { generation, superblock, devices } = frozen.clone();
+    pub(super) fn write_superblocks(&mut self, frozen: Frozen) {
+        let Frozen { generation, superblock, devices, owner } = frozen.clone();
         let places = Superblock::places(generation, superblock.front());
-        let body = Body::Superblock(superblock, devices);
+        let body = Body::Superblock(superblock, devices, owner);
         let page = Page { kind: Kind::Superblock, generation, owner: 0, body };
         for at in places {
             let io = self.enter(Purpose::Commit);
@@ -163,7 +189,12 @@ impl Store {
 
     /// Begins to make what the store was opened with durable, if nobody has yet.
     pub(super) fn anchor(&mut self) {
-        if matches!(self.commit, Commit::Idle) {
+        if !matches!(self.commit, Commit::Idle) {
+            return;
+        }
+        if self.is_fenced() {
+            self.look_at_slots(Looked::Claim);
+        } else {
             self.write_superblocks(self.durable.clone());
         }
     }
@@ -171,12 +202,19 @@ impl Store {
     /// The superblock that the store was opened with is durable, or the one behind it is.
     fn handle_anchored(&mut self, frozen: Frozen) {
         if frozen.generation < self.books.generation {
-            let generation = self.books.generation;
-            return self.write_superblocks(Frozen { generation, ..frozen });
+            return self.write_claim(frozen);
         }
+        if self.is_fenced() {
+            return self.look_at_slots(Looked::Claimed(Box::new(frozen)));
+        }
+        self.end_anchor(&frozen);
+    }
+
+    /// What is changed from now on is on a store that is durable, and ours.
+    pub(super) fn end_anchor(&mut self, frozen: &Frozen) {
         self.is_anchored = true;
         self.books.generation += 1;
-        self.end_commit(&frozen);
+        self.end_commit(frozen);
         self.ready.extend(self.on_apply.drain(..));
     }
 
@@ -210,6 +248,8 @@ impl Store {
     /// Takes no changes any more. What is durable stays what it is.
     pub(super) fn stop(&mut self, error: &StoreError) {
         (self.stopped, self.commit, self.wants_commit) = (true, Commit::Idle, false);
+        self.stopped_by.get_or_insert_with(|| error.clone());
+        self.withdraw();
         let waiting = std::mem::take(&mut self.on_commit);
         let waiting = waiting.into_iter().map(|(_, task)| task).chain(self.on_apply.drain(..));
         for task in waiting.collect::<Vec<_>>() {

@@ -270,7 +270,12 @@ impl Store {
     }
 
     fn step(&mut self, id: u64, task: &mut Task) -> Result<Next, Halt> {
+        if self.is_taken_over() {
+            return Err(self.why_stopped().into());
+        }
         if let State::Durable(answer) = &task.state {
+            // Nothing comes behind that it is given up.
+            self.stopped |= task.ask == Ask::Release;
             return Ok(Next::Done(answer.clone()));
         }
         match task.ask.clone() {
@@ -289,6 +294,8 @@ impl Store {
             Ask::Write { volume, block, blocks } => self.write(id, task, volume, block, blocks),
             Ask::Trim { volume, block, blocks } => self.trim(task, volume, block, blocks),
             Ask::Flush => self.flush(id, task),
+            Ask::Claim => self.expect_open().map(|()| Next::Done(Answer::Done)),
+            Ask::Release => self.give_up(id, task),
             Ask::Grow(devices) => self.grow(task, &devices),
         }
     }
@@ -427,13 +434,32 @@ impl Store {
     /// Whether the store takes changes: not once it has stopped, and not before it is anchored.
     fn expect_open(&mut self) -> Result<(), Halt> {
         if self.stopped {
-            return Err(StoreError::Stopped.into());
+            return Err(self.why_stopped().into());
         }
         if !self.is_anchored {
+            self.may_claim()?;
             self.anchor();
             return Err(Wait::Apply.into());
         }
         Ok(())
+    }
+
+    /// What is answered to whoever wants a change.
+    fn why_stopped(&self) -> StoreError {
+        let why = self.stopped_by.clone();
+        why.filter(|_| self.is_taken_over()).unwrap_or(StoreError::Stopped)
+    }
+
+    fn give_up(&mut self, id: u64, task: &mut Task) -> Result<Next, Halt> {
+        if matches!(task.state, State::Transfers(..)) {
+            return self.flush(id, task);
+        }
+        if self.stopped || !self.disown() {
+            // There is nothing to give up, and yet all that was answered is to survive.
+            return self.flush(id, task);
+        }
+        task.state = State::Durable(Answer::Done);
+        Ok(Next::Wait(Wait::Commit(self.books.generation)))
     }
 
     fn volume_and_range(

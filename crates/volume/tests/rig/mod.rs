@@ -12,7 +12,9 @@ use std::collections::BTreeMap;
 
 use base::Random;
 use disk::{Disk, Image, ZEROES, stamped};
-use tenmil_volume::{Action, Answer, Ask, Check, End, NewStore, Opened, Opening, Report, Step};
+use tenmil_volume::format::OwnerRecord;
+use tenmil_volume::{Action, Answer, Ask, Check, Claim, End, NewStore, Opened, Opening, Owner};
+use tenmil_volume::{Report, Step};
 use tenmil_volume::{Store, StoreError, VolumeInfo, checksum};
 
 /// A store and its device.
@@ -39,6 +41,8 @@ pub struct Rig {
     pub fails_pages: Option<u64>,
     /// Pages that were read.
     pub reads: u64,
+    /// How often the superblocks at the start were read.
+    pub slot_reads: u64,
     /// These actions stay under way.
     pub held: Vec<u64>,
     /// Transfers of data stay under way.
@@ -67,9 +71,33 @@ pub fn new_store(blocks: u64) -> Image {
     image
 }
 
-/// Opens the store in an image; counts the blocks that it reads.
+/// Somebody who opens stores.
+pub fn owner(id: u64) -> Owner {
+    let mut host = [0; 64];
+    host[..4].copy_from_slice(b"host");
+    let pid = u32::try_from(id % 1000).unwrap();
+    Owner { id: u128::from(id) | 1 << 100, record: OwnerRecord { pid, host, ..OwnerRecord::NONE } }
+}
+
+/// Opens the store in an image, to read.
 pub fn open(image: &Image, blocks: u64) -> Result<Opened, StoreError> {
-    let mut opening = Opening::new(blocks, CACHE_BYTES);
+    read_in(image, Opening::new(blocks, CACHE_BYTES))
+}
+
+/// Opens it, to write.
+pub fn open_as(image: &Image, blocks: u64, owner: Owner) -> Result<Opened, StoreError> {
+    read_in(image, Opening::new(blocks, CACHE_BYTES).to_write(owner))
+}
+
+/// Whoever had it open was killed, or lost power.
+pub fn take_over(mut store: Store) -> Store {
+    if let Some(former) = store.owner() {
+        store.claim_as(Claim::Over(former.id));
+    }
+    store
+}
+
+fn read_in(image: &Image, mut opening: Opening) -> Result<Opened, StoreError> {
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(image.get(&at).map_or(&ZEROES, |block| &**block)));
     }
@@ -96,7 +124,8 @@ impl Rig {
 
     /// A rig with trees as they are.
     pub fn plain(image: Image, blocks: u64, random: Random) -> Result<Self, StoreError> {
-        let store = open(&image, blocks)?.store;
+        let mut random = random;
+        let store = take_over(open_as(&image, blocks, owner(random.draw()))?.store);
         Ok(Self {
             store,
             disk: Disk::new(image),
@@ -112,6 +141,7 @@ impl Rig {
             fails_parent: false,
             fails_pages: None,
             reads: 0,
+            slot_reads: 0,
             held: Vec::new(),
             holds_data: false,
             holds_flushes: false,
@@ -204,6 +234,11 @@ impl Rig {
 
     fn carry_out(&mut self, action: Action) {
         match action {
+            Action::ReadSlots { io } => {
+                self.slot_reads += 1;
+                let slots = [*self.disk.read(0), *self.disk.read(1)];
+                self.store.complete(io, End::Slots(&slots));
+            }
             Action::ReadPage { io, at } => {
                 let block = self.disk.read(at);
                 self.reads += 1;

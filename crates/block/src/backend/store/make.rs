@@ -4,12 +4,13 @@ use base::{Blame, Medium, Outcome};
 use host::machine::Machine;
 use volume::devices::LABEL_BLOCKS;
 use volume::format::STORE_BLOCKS_MIN;
-use volume::{NewStore, Opened as OpenedStore, Opening, Step, Store, StoreError};
+use volume::{NewStore, Opened as OpenedStore, Opening, Owner, Step, Store, StoreError};
 
 use super::check::{Checked, Walk};
 use super::ground::{Ground, Member};
 use super::grow::Grown;
 use super::outside::{self, Child};
+use super::owned;
 use super::raw::Raw;
 use super::{OpenStore, Place, Shape, refusal};
 use crate::open::Opener;
@@ -54,7 +55,13 @@ pub fn create_over(
     let below = opener.open(uri)?;
     let shape = Shape::of(uri, &below.medium.limits())?;
     let steps = steps(uri, name, &shape)?;
-    let there = look(opener, &Place::on(uri), &*below.medium, &shape);
+    let there = look(opener, &Place::on(uri), &*below.medium, &shape, None);
+    if let Some(owner) = there.as_ref().ok().and_then(|there| there.store.owner())
+        && overwrite
+        && !owned::is_gone(&owner)
+    {
+        return Err(refusal(&uri.to_string(), &StoreError::Owned { by: Box::new(owner) }));
+    }
     let is_there = !overwrite && there.is_ok_and(|there| is_it(&there.store, name, &shape, others));
     if !is_there {
         let mut existing = below.existing.clone();
@@ -135,6 +142,19 @@ pub fn grow(
     OpenStore::open(opener, place)?.grow(opener, added, overwrite)
 }
 
+/// Takes a store from whoever has it open for writing, durably, so that anybody may open it: only from somebody
+/// who is known to be gone, unless [`Place::force`] is set. Returns who that was.
+///
+/// # Errors
+///
+/// Who has it open and may still be there; or if there is no store that can be opened.
+pub fn take_over(opener: &Opener<'_>, place: &Place) -> Result<Option<String>, MediumError> {
+    let open = OpenStore::open(opener, place)?;
+    let former = open.shared.lock().store.owner().map(|owner| owner.to_string());
+    open.claim()?;
+    Ok(former)
+}
+
 /// Looks at all metadata of a store. Nothing is written.
 ///
 /// # Errors
@@ -143,7 +163,7 @@ pub fn grow(
 pub fn check(opener: &Opener<'_>, place: &Place) -> Result<Checked, MediumError> {
     let device = place.store.clone().to_read();
     let mut ground = Ground::first(&place.store, opener.open(&device)?)?;
-    let opened = look(opener, place, &*ground.medium, &ground.shape)?;
+    let opened = look(opener, place, &*ground.medium, &ground.shape, None)?;
     let OpenedStore { mut store, damaged } = opened;
     ground.open_others(opener, place, &store, true)?;
     let mut raw = Raw::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape)
@@ -170,11 +190,15 @@ pub(super) fn look(
     place: &Place,
     medium: &dyn Medium,
     shape: &Shape,
+    me: Option<Owner>,
 ) -> Result<OpenedStore, MediumError> {
     let name = place.store.to_string();
     let mut raw = Raw::open(opener.regions, &opener.clock, medium, shape)
         .map_err(|problem| MediumError::new(Blame::Machine, format!("{name}: {problem}")))?;
-    let mut opening = Opening::new(shape.pages, place.cache_bytes);
+    let mut opening = Opening::new(shape.pages, place.cache_bytes).with_bugs(place.bugs);
+    if let Some(me) = me {
+        opening = opening.to_write(me);
+    }
     while let Some(at) = opening.next_read() {
         read_into(&mut raw, at, |bytes| opening.handle_read(bytes));
     }

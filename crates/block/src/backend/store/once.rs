@@ -7,12 +7,14 @@ use dma::Regions;
 
 use super::{CLOSING_MAX, OpenStore, Place};
 use crate::MediumError;
+use crate::identity::DeviceIdentity;
 use crate::open::Opener;
 use crate::uri::Uri;
 
 /// A store that is open, or being opened, by the device that was named and the memory that it uses.
 struct Entry {
     device: Uri,
+    identity: DeviceIdentity,
     regions: Regions,
     /// Nothing while it is opened.
     open: Option<Weak<OpenStore>>,
@@ -28,10 +30,11 @@ static SETTLED: Condvar = Condvar::new();
 
 /// The store at a place: the one that is open, if it uses the same memory.
 pub(super) fn open(opener: &Opener<'_>, place: &Place) -> Result<Arc<OpenStore>, MediumError> {
+    let identity = DeviceIdentity::of_uri(&place.store);
     let mut known = lock();
     loop {
         known.retain(|entry| entry.open.as_ref().is_none_or(|open| open.strong_count() > 0));
-        let found = known.iter().find(|entry| entry.is(opener, place));
+        let found = known.iter().find(|entry| entry.is_same(opener, place, &identity));
         match found.map(|entry| entry.open.as_ref().map(Weak::upgrade)) {
             None => break,
             Some(None) => known = SETTLED.wait(known).unwrap_or_else(PoisonError::into_inner),
@@ -41,7 +44,7 @@ pub(super) fn open(opener: &Opener<'_>, place: &Place) -> Result<Arc<OpenStore>,
         }
     }
     let (device, regions) = (place.store.clone(), opener.regions.clone());
-    known.push(Entry { device, regions, open: None });
+    known.push(Entry { device, identity, regions, open: None });
     drop(known);
     let attempt = Attempt(opener, place);
     let below = opener.open(&place.store)?;
@@ -64,6 +67,12 @@ fn lock() -> MutexGuard<'static, Vec<Entry>> {
 }
 
 impl Entry {
+    /// Whether it is on the same device, however that was spelled.
+    fn is_same(&self, opener: &Opener<'_>, place: &Place, identity: &DeviceIdentity) -> bool {
+        let is_same = self.identity.is_same(identity) && self.regions.is(opener.regions);
+        is_same || self.is(opener, place)
+    }
+
     fn is(&self, opener: &Opener<'_>, place: &Place) -> bool {
         self.device == place.store && self.regions.is(opener.regions)
     }

@@ -14,6 +14,7 @@ use volume::{Action, Ask, End};
 use super::absent::Absent;
 use super::room::{self, RoomNews};
 use super::shared::{Desk, Note, Shared};
+use super::stops::StopNews;
 use super::{PAGE_BYTES, Shape};
 
 /// The owner of an open store.
@@ -39,6 +40,8 @@ pub(super) struct Owner {
     notes: VecDeque<Note>,
     /// Devices have come that nobody listens to yet.
     has_more: bool,
+    /// It was told that the store has stopped.
+    has_told: bool,
 }
 
 /// What is done in a place.
@@ -58,6 +61,9 @@ const SMALL: u32 = 32;
 const LARGE: u32 = 8;
 /// Pages in a place for many, as many as a store writes at once.
 const LARGE_PAGES: u32 = 64;
+/// Bytes of the superblocks at the start.
+const SLOTS_BYTES: u32 = 2 * PAGE_BYTES;
+const PAGE: usize = PAGE_BYTES as usize;
 /// Answers that are taken at once.
 const ANSWERS_MAX: usize = 64;
 /// How long the owner sleeps at most.
@@ -91,6 +97,7 @@ impl Owner {
             answers: Answers::with_capacity(ANSWERS_MAX),
             notes: VecDeque::new(),
             has_more: false,
+            has_told: false,
         })
     }
 
@@ -121,7 +128,7 @@ impl Owner {
         let until = clock.now().after(closing_max);
         let shared = Arc::clone(&self.shared);
         let mut state = shared.lock_to_tell();
-        state.ask(&self.desk, 0, Ask::Flush);
+        state.ask(&self.desk, 0, Ask::Release);
         shared.sort(&mut state);
         drop(state);
         while self.notes.is_empty() && clock.now() < until {
@@ -163,6 +170,13 @@ impl Owner {
         let mut state = self.shared.lock();
         state.take_pages(&mut self.waiting);
         state.take_notes(&self.desk, &mut self.notes);
+        if let Some(why) = state.store.stopped_by().filter(|_| !self.has_told) {
+            self.has_told = true;
+            let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
+            drop(state);
+            StopNews { device, store, why }.tell();
+            return None;
+        }
         let notice = room::is_heard().then(|| state.store.next_notice())??;
         Some(RoomNews::new(&self.device, state.store.name(), &notice))
     }
@@ -208,6 +222,7 @@ impl Owner {
     /// Begins to carry something out. False if there is no place for it.
     fn begin(&mut self, action: &Action) -> bool {
         let (io, at, bytes, operation) = match action {
+            Action::ReadSlots { io } => return self.begin_slots(*io),
             Action::ReadPage { io, at } => (*io, *at, &[][..], Operation::Read),
             Action::WritePages { io, at, bytes } => (*io, *at, &bytes[..], Operation::Write),
             Action::Flush { io } => (*io, 0, &[][..], Operation::Flush),
@@ -232,6 +247,16 @@ impl Owner {
         } else {
             self.push_parts(place, operation, at, memory);
         }
+        true
+    }
+
+    /// Begins to read the superblocks at the start.
+    fn begin_slots(&mut self, io: u64) -> bool {
+        let Some(place) = self.large.pop() else { return false };
+        let memory = self.memory(place).slice(0, SLOTS_BYTES).unwrap_or_default();
+        let (reads, left, outcome) = (true, 0, Outcome::SUCCESS);
+        self.jobs[place as usize] = Job { io, reads, left, outcome };
+        self.push_parts(place, Operation::Read, 0, memory);
         true
     }
 
@@ -297,16 +322,21 @@ impl Owner {
     /// Tells the store how something has ended, and frees its place.
     fn end(&mut self, place: u32) {
         let Job { io, reads, outcome, .. } = self.jobs[place as usize];
-        let mut page = [0; PAGE_BYTES as usize];
-        let memory = self.memory(place).slice(0, PAGE_BYTES).unwrap_or_default();
+        let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);
+        // Pages are read into places for one; what is read into others are superblocks.
+        let read = if place < SMALL { &mut page[..] } else { slots.as_flattened_mut() };
+        let len_bytes = u32::try_from(read.len()).unwrap_or(u32::MAX);
+        let memory = self.memory(place).slice(0, len_bytes).unwrap_or_default();
         let end = if !outcome.is_success() {
             End::Failed(outcome)
         } else if !reads {
             End::Done
-        } else if self.regions.load(memory, &mut page).is_ok() {
+        } else if self.regions.load(memory, read).is_err() {
+            End::Failed(Outcome::DATA_TRANSFER_ERROR)
+        } else if place < SMALL {
             End::Read(&page)
         } else {
-            End::Failed(Outcome::DATA_TRANSFER_ERROR)
+            End::Slots(&slots)
         };
         if place < SMALL {
             self.small.push(place)

@@ -1,5 +1,6 @@
 //! What a volume is called: the device with the store, and a name.
 
+use volume::InjectedBugs;
 use volume::devices::Other;
 
 use super::{CACHE_DEFAULT, PAGE_BYTES};
@@ -17,6 +18,11 @@ pub struct Place {
     pub cache_bytes: usize,
     /// Where devices of the store are, by their numbers, if they are not where they were.
     pub moved: Vec<(u32, Uri)>,
+    /// Whether the store is taken from whoever has it open for writing.
+    pub force: bool,
+    /// Bugs that are put back on purpose.
+    #[doc(hidden)]
+    pub bugs: InjectedBugs,
 }
 
 impl Place {
@@ -42,14 +48,15 @@ impl Place {
             return Err(uri.refuse(format!("cache is {cache} bytes, expected 4k at least")).into());
         }
         let cache_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
-        Ok(Self { store, name, cache_bytes, moved: Vec::new() })
+        Ok(Self { name, cache_bytes, ..Self::on(&store) })
     }
 
     /// The store on a device.
     pub fn on(device: &Uri) -> Self {
         let cache_bytes = usize::try_from(CACHE_DEFAULT).unwrap_or(usize::MAX);
         let (store, name, moved) = (device.clone(), String::new(), Vec::new());
-        Self { store, name, cache_bytes, moved }
+        let (force, bugs) = (false, InjectedBugs::default());
+        Self { store, name, cache_bytes, moved, force, bugs }
     }
 
     /// Where a device is that is not the first one.

@@ -50,6 +50,8 @@ pub(super) struct State {
     pub(super) volumes_open: u64,
     /// For each volume that is open a count of how often its runs became old.
     epochs: BTreeMap<u64, Arc<AtomicU64>>,
+    /// Whether those who keep runs were told that somebody else owns the store.
+    is_taken_over: bool,
 }
 
 /// Someone who asks, as seen by whoever has the lock.
@@ -94,6 +96,7 @@ impl Shared {
             arriving: Vec::new(),
             volumes_open: 0,
             epochs: BTreeMap::new(),
+            is_taken_over: false,
         };
         let transaction = AtomicU64::new(state.store.transaction());
         Self { state: Mutex::new(state), transaction, bell }
@@ -193,6 +196,13 @@ impl Shared {
                 epoch.fetch_add(1, Ordering::Release);
             }
         }
+        if state.store.is_taken_over() && !state.is_taken_over {
+            // What was kept of any map is not true any more.
+            state.is_taken_over = true;
+            for epoch in state.epochs.values() {
+                epoch.fetch_add(1, Ordering::Release);
+            }
+        }
         let transaction = state.store.transaction();
         // Stored only if it is another: all who read look at it.
         if self.transaction.load(Ordering::Relaxed) != transaction {
@@ -289,7 +299,10 @@ fn token_of(action: &Action) -> Option<u64> {
         | Action::ReadParent { token, .. }
         | Action::WriteData { token, .. }
         | Action::Zero { token, .. } => Some(*token),
-        Action::ReadPage { .. } | Action::WritePages { .. } | Action::Flush { .. } => None,
+        Action::ReadPage { .. }
+        | Action::ReadSlots { .. }
+        | Action::WritePages { .. }
+        | Action::Flush { .. } => None,
     }
 }
 

@@ -328,8 +328,9 @@ fn what_was_written_is_there_when_a_store_was_closed_without_a_flush() {
 fn a_store_that_was_only_read_is_not_written_to() {
     let bench = Bench::new("8m");
     bench.create("a", 64);
+    bench.snapshot("a", "s");
     let generation = bench.store().generation();
-    let opened = bench.open("a").unwrap();
+    let opened = bench.open("s").unwrap();
     let mut hand = bench.hand(&*opened.medium, 0);
     assert_eq!(hand.read(0, 1), [0]);
     assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);

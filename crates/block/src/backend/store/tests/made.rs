@@ -26,7 +26,7 @@ impl Kind for StoredKind {
         let below = opener.open(device)?;
         let shape = Shape::of(device, &below.medium.limits())?;
         let place = Place::on(device);
-        if make::look(opener, &place, &*below.medium, &shape).is_err() {
+        if make::look(opener, &place, &*below.medium, &shape, None).is_err() {
             let steps = make::steps(device, "tests", &shape)?;
             make::format(opener, device, &*below.medium, &shape, steps)?;
         }

@@ -51,7 +51,7 @@ impl Bench {
         self.store().change(change).unwrap()
     }
 
-    fn snapshot(&self, volume: &str, name: &str) {
+    pub(super) fn snapshot(&self, volume: &str, name: &str) {
         let (volume, name) = (volume.into(), name.into());
         self.change(Change::Snapshot { volume, name, uuid: 9 });
     }
@@ -321,7 +321,10 @@ fn the_store_itself_and_what_may_be_written_to_are_no_parents() {
         (format!("volume:[{}]/s", bench.device()), "a volume of the same store"),
         (format!("delay:[volume:[{}]/s]", bench.device()), "a volume of the same store"),
         (bench.device(), "the device that the store itself is on"),
-        (format!("volume:[file:{}?engine=threads]/s", link.display()), "open already"),
+        (
+            format!("volume:[file:{}?engine=threads]/s", link.display()),
+            "a volume of the same store",
+        ),
         (format!("volume:[{}]/b", other.device()), "expected a snapshot"),
         (format!("volume:[{}]/none", other.device()), "there is none"),
         (

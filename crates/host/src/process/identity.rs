@@ -1,0 +1,140 @@
+//! Which process of which machine this is, in a form that another process, or another machine, can compare.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::stat;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::Errno;
+use crate::machine::Machine;
+
+/// A process, as the kernel knows it. What could not be found out is zero or empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessIdentity {
+    /// Drawn by the kernel when the machine was started.
+    pub boot: u128,
+    /// The machine's own number: machine-id(5).
+    pub machine: u128,
+    /// The number of the process namespace in which `pid` is one.
+    pub pid_space: u64,
+    /// The number of the process.
+    pub pid: u32,
+    /// When it was started, in ticks after the machine was: proc_pid_stat(5), field 22.
+    pub started: u64,
+    /// What the machine is called.
+    pub host: String,
+}
+
+impl ProcessIdentity {
+    /// This process.
+    pub fn this() -> Self {
+        Self::of(&Machine::this(), std::process::id())
+    }
+
+    fn of(machine: &Machine, pid: u32) -> Self {
+        let number = |path| {
+            let text: String = machine.text(path)?.chars().filter(|one| *one != '-').collect();
+            u128::from_str_radix(&text, 16).ok()
+        };
+        Self {
+            boot: number("proc/sys/kernel/random/boot_id").unwrap_or(0),
+            machine: number("etc/machine-id").unwrap_or(0),
+            pid_space: stat(machine.path("proc/self/ns/pid")).map_or(0, |found| found.st_ino),
+            pid,
+            started: started_ticks(machine, pid).unwrap_or(0),
+            host: machine.text("proc/sys/kernel/hostname").unwrap_or_default(),
+        }
+    }
+
+    /// Whether both are processes of one machine, since it was started last, and of one namespace: then
+    /// either can tell whether the other is there.
+    pub fn is_neighbor(&self, other: &Self) -> bool {
+        let is_known = self.boot != 0 && self.pid_space != 0;
+        is_known && (self.boot, self.pid_space) == (other.boot, other.pid_space)
+    }
+
+    /// Whether it is known that the process is not there any more: it was one of this machine since it was
+    /// started, and its number is nobody's now, or somebody's who was started at another time. False if
+    /// that cannot be known.
+    pub fn is_gone(&self) -> bool {
+        let machine = Machine::this();
+        let here = Self::of(&machine, std::process::id());
+        self.is_neighbor(&here) && self.pid != 0 && self.has_ended(&machine, exists)
+    }
+
+    fn has_ended(&self, machine: &Machine, exists: impl Fn(u32) -> bool) -> bool {
+        match started_ticks(machine, self.pid) {
+            Some(started) if self.started != 0 && started != self.started => true,
+            // A dead one whose parent has not asked how it ended.
+            Some(_) => is_dead(machine, self.pid),
+            // The kernel may hide the files of others; whether a process is there it tells everybody.
+            None => !exists(self.pid),
+        }
+    }
+}
+
+/// Seconds after 1970, by the clock on the wall: for people to read, and for nothing else.
+pub fn wall_clock_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_none_or(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+/// proc_pid_stat(5), the fields behind the name, which may hold anything.
+fn fields(machine: &Machine, pid: u32) -> Option<String> {
+    let text = machine.text(&format!("proc/{pid}/stat"))?;
+    Some(text.rsplit_once(')')?.1.to_owned())
+}
+
+fn started_ticks(machine: &Machine, pid: u32) -> Option<u64> {
+    const AFTER_NAME: usize = 22 - 3;
+    fields(machine, pid)?.split_whitespace().nth(AFTER_NAME)?.parse().ok()
+}
+
+fn is_dead(machine: &Machine, pid: u32) -> bool {
+    let fields = fields(machine, pid).unwrap_or_default();
+    fields.split_whitespace().next().is_some_and(|state| matches!(state, "Z" | "X"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ProcessIdentity;
+    use crate::machine::tests::made_of;
+
+    #[test]
+    fn a_process_is_gone_only_if_that_is_known() {
+        let stat = |state: &str, started| {
+            format!("7 (a ) b) {state} 1 7 7 0 -1 4 1 0 0 0 5 6 0 0 20 0 4 0 {started} 999 88")
+        };
+        let process = ProcessIdentity { pid: 7, started: 3000, ..ProcessIdentity::default() };
+        for (state, started, expected) in
+            [("S", 3000, false), ("S", 3001, true), ("Z", 3000, true), ("R", 3000, false)]
+        {
+            let (_root, machine) = made_of(&[("proc/7/stat", &stat(state, started))]);
+            let found = process.has_ended(&machine, |_| true);
+            assert_eq!(found, expected, "{state} {started}");
+        }
+        let (_root, machine) = made_of(&[]);
+        assert!(process.has_ended(&machine, |_| false));
+        assert!(!process.has_ended(&machine, |_| true), "its files are hidden");
+    }
+
+    #[test]
+    fn only_a_process_of_this_machine_since_it_was_started_can_be_known_to_be_gone() {
+        let this = ProcessIdentity::this();
+        assert!(this.is_neighbor(&this) && !this.is_gone() && this.started > 0);
+        let gone = ProcessIdentity { started: this.started + 1, ..this.clone() };
+        assert!(gone.is_gone(), "another one had the number");
+        for other in [
+            ProcessIdentity { boot: this.boot + 1, ..gone.clone() },
+            ProcessIdentity { pid_space: this.pid_space + 1, ..gone.clone() },
+            ProcessIdentity { boot: 0, ..gone },
+            ProcessIdentity::default(),
+        ] {
+            assert!(!other.is_gone(), "{other:?}");
+        }
+    }
+}
