@@ -27,6 +27,8 @@ mod memory;
 mod news;
 mod offer;
 mod outgoing;
+#[cfg(test)]
+mod plant;
 mod poller;
 mod rooms;
 mod roster;

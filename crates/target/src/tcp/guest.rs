@@ -20,6 +20,7 @@ use wire::opcode::FabricsType;
 use wire::{Completion, Status};
 
 use self::connecting::Patient;
+use self::ending::Debt;
 use self::farewell::Farewell;
 use super::admin::Admin;
 use super::admission::Admitted;
@@ -54,8 +55,8 @@ pub struct Guest {
     patient: Option<Patient>,
     /// Since when its stream has had no room.
     blocked_since: Option<Instant>,
-    /// When data have come last.
-    brought_at: Instant,
+    /// What its host owes for the longest, as it was found at the last look.
+    debt: Option<Debt>,
     /// When it is looked whether the host owes data, or leaves answers untaken, for too long.
     debts_check: Instant,
     /// Why it ends.
@@ -128,7 +129,7 @@ impl Guest {
             connect_by: now.after(CONNECT_MAX),
             patient: None,
             blocked_since: None,
-            brought_at: now,
+            debt: None,
             debts_check: Instant::NEVER,
             reason: None,
             ends_sent: false,
@@ -226,7 +227,7 @@ impl Guest {
             self.looks.found(now);
         }
         if self.debts_check == Instant::NEVER && self.rooms.is_owed() {
-            self.debts_check = now.after(self.service.limits().patience);
+            self.watch_untaken(now);
         }
         count
     }
@@ -252,7 +253,6 @@ impl Guest {
                     count += 1;
                     if let Some(segment) = segment {
                         let placed = u32::try_from(bytes).unwrap_or(u32::MAX);
-                        self.brought_at = now;
                         self.end.placed(now, placed, &mut self.events);
                         count += self.handle_events(now);
                         is_last = placed < segment.len_bytes;
@@ -361,7 +361,6 @@ impl Guest {
                 self.rooms.refuse(&mut self.end, tag, command, status.with_dnr());
             }
             ControllerEvent::Data { place, at } => {
-                self.brought_at = now;
                 let Some(stream) = &self.stream else { return true };
                 let bytes = stream.bytes().get(at as usize..).unwrap_or_default();
                 let bytes = bytes.get(..place.len_bytes as usize).unwrap_or_default();

@@ -10,9 +10,9 @@
 //!   Buffer   what one command has: whoever drops it gives it back
 //! ```
 //!
-//! Who finds nothing waits in line, and who is first in it may have the block that is kept back: so
-//! whatever one command needs it gets, and the others after it. While somebody waits nobody keeps
-//! what he does not use. The two pages are for what comes unasked and for what a connection cannot
+//! Who finds nothing waits in [line], and a host that has nothing may have the block that is kept back:
+//! so whatever one command needs it gets, and the others after it. No host has more than it leaves to
+//! others. While somebody waits nobody keeps what he does not use. The two pages are for what comes unasked and for what a connection cannot
 //! do without: Connect, admin commands, data in a capsule. There are as many as there may be
 //! connections, so whoever has none out gets some at once; they are those that were used last, and the
 //! others are never touched. For the rings of an I/O queue as much is set aside as all connections
@@ -24,13 +24,15 @@
 
 mod buddy;
 mod buffer;
+mod ledger;
+mod line;
 mod purse;
 mod reach;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -41,6 +43,8 @@ use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use buddy::Buddy;
 pub(super) use buffer::Buffer;
 use buffer::{Account, Block, Source};
+use ledger::{Ledger, Payer};
+use line::{Line, Waiter};
 pub(super) use purse::Purse;
 pub(super) use reach::{Reach, iova_of};
 
@@ -76,12 +80,10 @@ struct State {
     /// Pages where the rings of queues begin that may still come.
     rings: Vec<u32>,
     /// Who waits, oldest first.
-    line: VecDeque<Waiter>,
-}
-
-struct Waiter {
-    purse: u64,
-    bell: Bell,
+    line: Line,
+    ledger: Ledger,
+    /// Blocks that have gone out, if somebody wants to know.
+    went: Option<Vec<Block>>,
 }
 
 /// A connection's own two pages.
@@ -139,8 +141,8 @@ impl Budget {
         let kept = buddy.take(order_max);
         let own = (layout.own_first..layout.rings_first).step_by(1 << OWN_ORDER).collect();
         let rings = (layout.rings_first..layout.pages).step_by(ring_pages as usize).collect();
-        let (halves, line) = (Vec::new(), VecDeque::new());
-        let state = State { buddy, kept, own, halves, owners: 0, rings, line };
+        let (halves, line, ledger) = (Vec::new(), Line::new(), Ledger::default());
+        let state = State { buddy, kept, own, halves, owners: 0, rings, line, ledger, went: None };
         let shared = Shared {
             region,
             pool,
@@ -194,6 +196,19 @@ impl Budget {
         self.shared.region.segment()
     }
 
+    /// All of it, to be looked at.
+    pub(super) fn region(&self) -> Segment {
+        self.whole()
+    }
+
+    /// Pages for data, which come first, and pages that are connections' own, which follow.
+    pub(super) fn areas(&self) -> (usize, usize) {
+        let own = self.shared.connections_max << OWN_ORDER;
+        let rings = self.shared.connections_max * self.shared.ring_pages as usize;
+        let pages = usize::try_from(self.bytes() >> PAGE_SHIFT).unwrap_or(0);
+        (pages - own - rings, own)
+    }
+
     /// Where the pool's memory begins, for a device.
     fn iova(&self) -> u64 {
         self.shared.pool.iova(self.whole()).unwrap_or_default()
@@ -211,37 +226,53 @@ impl Budget {
         u64::from(self.shared.ring_pages) << PAGE_SHIFT
     }
 
-    /// A connection comes. False if there are as many as there may be.
-    fn enter(&self) -> bool {
+    /// A connection comes from an address. None if there are as many as there may be.
+    fn enter(&self, address: &str) -> Option<Payer> {
         let mut state = self.state();
-        let has_room = state.owners < self.shared.connections_max;
-        state.owners += usize::from(has_room);
-        has_room
+        if state.owners >= self.shared.connections_max {
+            return None;
+        }
+        state.owners += 1;
+        let [host, address] = [0; 2].map(|_| state.ledger.enter(address));
+        Some(Payer { host, address })
     }
 
-    /// A connection has gone.
-    fn go(&self) {
-        self.state().owners -= 1;
+    /// A connection has gone. Its place is free unless its own pages are out for ever.
+    fn go(&self, payer: Payer, has_own: bool) {
+        let mut state = self.state();
+        state.owners -= usize::from(has_own);
+        state.ledger.leave(payer.host);
+        state.ledger.leave(payer.address);
+    }
+
+    /// It is known whose a connection is. It has nothing yet but what is set aside for it.
+    fn bind(&self, payer: Payer, host: &str) -> Payer {
+        let mut state = self.state();
+        let host = state.ledger.enter(host);
+        state.ledger.leave(payer.host);
+        Payer { host, ..payer }
     }
 
     /// A block for the purse of this number, which waits in line if there is none for it.
-    fn take(&self, purse: u64, bell: &Bell, order: u8) -> Option<Block> {
+    fn take(&self, (purse, payer): (u64, Payer), bell: &Bell, order: u8) -> Option<Block> {
         let mut state = self.state();
-        let first = state.line.front().map(|waiter| waiter.purse);
-        let is_first = first.is_none_or(|first| first == purse);
-        let found = is_first.then(|| state.block(order)).flatten();
-        if found.is_none() {
-            if !state.line.iter().any(|waiter| waiter.purse == purse) {
-                state.line.push_back(Waiter { purse, bell: bell.clone() });
-                self.shared.is_scarce.store(true, Ordering::Relaxed);
-            }
-            return None;
+        if state.line.is_empty()
+            && let Some(block) = state.block(payer, order)
+        {
+            return Some(block);
         }
-        if first.is_some() {
-            state.line.pop_front();
-            self.call_first(state);
+        if let Some(waiter) = state.line.iter_mut().find(|waiter| waiter.purse == purse) {
+            waiter.order = order;
+        } else {
+            state.line.push_back(Waiter { purse, payer, order, bell: bell.clone() });
+            self.shared.is_scarce.store(true, Ordering::Relaxed);
         }
-        found
+        let next = state.next();
+        let at = next.filter(|at| state.line.get(*at).is_some_and(|one| one.purse == purse))?;
+        let block = state.block(payer, order)?;
+        state.line.remove(at);
+        self.call_next(state);
+        Some(block)
     }
 
     /// A block if there is one and nobody waits: for more than is needed just now.
@@ -251,8 +282,30 @@ impl Budget {
             && places.len() < most
             && let Some(page) = state.buddy.take(order)
         {
-            places.push(account.buffer(Block { page, order, source: Source::Shared }));
+            let block = Block { page, order, source: Source::Shared };
+            state.charge(account.payer(), block);
+            places.push(account.buffer(block));
         }
+    }
+
+    /// Two pages that every connection has a right to.
+    fn take_own(&self) -> Option<Block> {
+        let mut state = self.state();
+        let page = state.own.pop()?;
+        let block = Block { page, order: OWN_ORDER, source: Source::Own };
+        state.note(block);
+        Some(block)
+    }
+
+    /// Whether others wait for what this one has, and would have it if it were free.
+    fn is_wanted(&self, payer: Payer) -> bool {
+        self.is_scarce() && self.state().is_wanted(payer)
+    }
+
+    /// From now on it is remembered which blocks go out. Those that went since this was last asked.
+    pub(super) fn went(&self) -> Vec<Range<u32>> {
+        let went = self.state().went.replace(Vec::new());
+        went.unwrap_or_default().iter().map(Block::pages).collect()
     }
 
     /// Blocks come back that a connection had.
@@ -260,22 +313,29 @@ impl Budget {
         let mut state = self.state();
         for block in blocks {
             let is_own = state.put(block);
+            state.discharge(account.payer(), block);
             account.gave(block, is_own);
         }
-        self.call_first(state);
+        self.call_next(state);
+    }
+
+    /// A block never comes back, and is nobody's.
+    fn forget(&self, payer: Payer, block: Block) {
+        self.state().discharge(payer, block);
     }
 
     /// A purse wants nothing any more.
     fn leave(&self, purse: u64) {
         let mut state = self.state();
         state.line.retain(|waiter| waiter.purse != purse);
-        self.call_first(state);
+        self.call_next(state);
     }
 
-    /// Whoever is first in line looks again.
-    fn call_first(&self, state: MutexGuard<'_, State>) {
+    /// Whoever is next in line looks again.
+    fn call_next(&self, mut state: MutexGuard<'_, State>) {
         self.shared.is_scarce.store(!state.line.is_empty(), Ordering::Relaxed);
-        let bell = state.line.front().map(|waiter| waiter.bell.clone());
+        let next = state.next().and_then(|at| state.line.get(at));
+        let bell = next.map(|waiter| waiter.bell.clone());
         drop(state);
         if let Some(bell) = bell {
             bell();
@@ -317,12 +377,11 @@ impl Layout {
 }
 
 impl State {
-    fn block(&mut self, order: u8) -> Option<Block> {
-        if let Some(page) = self.buddy.take(order) {
-            return Some(Block { page, order, source: Source::Shared });
+    /// Remembers that a block goes out, if somebody wants to know.
+    fn note(&mut self, block: Block) {
+        if let Some(went) = &mut self.went {
+            went.push(block);
         }
-        let page = self.kept.take()?;
-        Some(Block { page, order, source: Source::Kept })
     }
 
     /// Puts a block where it came from. Whether a connection's own pages are whole again.

@@ -12,6 +12,7 @@
 mod pairs;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use base::{Instant, Memory, NoSuchMemory, Segment};
 use tcp::{CommandData, Controller, NotPossible, Payloads, Place};
@@ -234,8 +235,9 @@ impl Rooms {
     }
 
     /// Its host is known now, and may have so much.
-    pub(super) fn admit(&mut self, share: Share) {
+    pub(super) fn admit(&mut self, share: Share, host: &str) {
         self.share = share;
+        self.purse.bind(host);
     }
 
     /// Whether something waits for the connection's own pages, which are there.
@@ -285,6 +287,8 @@ impl Rooms {
                 }
             };
             let is_half = slot.step != Step::AwaitingBuffer;
+            #[cfg(test)]
+            let len_bytes = if self.is_taken_for_half(tag) { OWN_BYTES } else { len_bytes };
             let buffer = self.take(len_bytes)?;
             self.waiting.pop_front();
             self.leave_line();
@@ -312,19 +316,21 @@ impl Rooms {
         self.coming > 0
     }
 
-    /// Since when the host has owed data for the longest.
-    pub(super) fn owed_since(&self) -> Option<Instant> {
+    /// Since when the host has owed data for the longest, and for how many commands since then.
+    pub(super) fn owed_since(&self) -> Option<(Instant, usize)> {
         let is_coming = |slot: &&Slot| slot.step.is_owed();
         let first = self.first.as_ref().map(|first| &self.slots[usize::from(first.tag)]);
         let coming = self.slots.iter().filter(is_coming).chain(first);
-        coming.map(|slot| slot.asked_at).min()
+        let asked_at = coming.clone().map(|slot| slot.asked_at).min()?;
+        let count = coming.filter(|slot| slot.asked_at == asked_at).count();
+        Some((asked_at, count))
     }
 
     /// Looks at answers that are on their way. One that has been there at so many looks, with others
     /// waiting for memory at each, was there for too long.
     #[cold]
     pub(super) fn untaken(&mut self, looks_max: u8) -> Untaken {
-        let is_wanted = self.purse.budget().is_scarce();
+        let is_wanted = self.purse.is_missed();
         let mut found = Untaken::Nothing;
         for slot in &mut self.slots {
             let is_everybodys = slot.buffer.as_ref().is_some_and(|buffer| !buffer.is_own());
@@ -556,6 +562,18 @@ impl Rooms {
         if self.purse.is_wanted() {
             self.purse.tidy();
         }
+    }
+
+    /// Every block of memory that it has, used or not.
+    pub(super) fn each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
+        let used = self.slots.iter().filter_map(|slot| slot.buffer.as_ref());
+        let lower = self.first.as_ref().and_then(First::lower);
+        used.chain(lower).chain(self.purse.idle()).for_each(|buffer| put(buffer.pages()));
+    }
+
+    /// Whether other hosts wait for what its commands have.
+    pub(super) fn is_missed(&self) -> bool {
+        self.purse.is_missed()
     }
 
     pub(super) fn purse(&mut self) -> &mut Purse {

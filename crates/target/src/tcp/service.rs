@@ -300,7 +300,8 @@ impl Service {
         let admitted = admitted.map_err(|why| format!("connection of {peer}: {why}"))?;
         let seat = Seat::new();
         let bell = Arc::clone(&seat);
-        let purse = Purse::new(&shared.budget, Arc::new(move || bell.ring()));
+        let peer = stream.peer();
+        let purse = Purse::new(&shared.budget, address_of(&peer), Arc::new(move || bell.ring()));
         let purse = purse.ok_or("all memory for connections is in use")?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
@@ -446,6 +447,11 @@ impl Service {
     fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
         self.shared.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The address of a peer without its port; all of it if there is none.
+fn address_of(peer: &str) -> &str {
+    peer.rsplit_once(':').map_or(peer, |(address, _)| address)
 }
 
 /// Something has changed that discovery tells of.

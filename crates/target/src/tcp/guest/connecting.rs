@@ -129,7 +129,7 @@ impl Guest {
                     )));
                 }
                 self.show(&association, 0);
-                self.rooms.admit(Share::OwnFirst);
+                self.rooms.admit(Share::OwnFirst, &association.host.nqn);
                 self.role = Role::Admin(Box::new(Admin::new(association, self.service.limits())));
                 Ok(cntlid)
             }
@@ -157,7 +157,7 @@ impl Guest {
                 io.link().set_bell(Arc::new(move || bell.ring()));
                 self.end.connected(QueueKind::Io { entries, flow_control });
                 self.show(io.association(), qid);
-                self.rooms.admit(Share::Common);
+                self.rooms.admit(Share::Common, &io.association().host.nqn);
                 self.role = Role::Io(Box::new(io));
                 Ok(cntlid)
             }

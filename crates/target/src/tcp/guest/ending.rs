@@ -5,7 +5,22 @@ use tcp::{Cause, Connection, Place};
 
 use super::{Guest, Role};
 use crate::tcp::news::{News, Reason};
+#[cfg(test)]
+use crate::tcp::plant::{Plant, is_planted};
 use crate::tcp::rooms::{Fault, Untaken};
+
+/// What a host owes for the longest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Debt {
+    /// When it was asked for, and for how many commands at that time.
+    asked_at: Instant,
+    count: usize,
+    /// Since when nothing of that has come to its end.
+    since: Instant,
+}
+
+/// How many times as long a host may owe what others wait for.
+const DEBT_PATIENCE: u64 = 4;
 
 /// Looks at what a host leaves untaken in the time that it is given for it.
 const LOOKS_PATIENT: u8 = 8;
@@ -161,14 +176,11 @@ impl Guest {
     /// Looks whether the host owes data for too long, or takes its answers too slowly.
     fn check_debts(&mut self, now: Instant) {
         self.debts_check = Instant::NEVER;
-        let patience = self.service.limits().patience;
-        // A host that sends something sends the rest in its turn.
-        let since = self.rooms.owed_since().map(|since| since.max(self.brought_at));
-        if let Some(until) = since.map(|since| since.after(patience)) {
-            if now >= until {
-                return self.end_for(now, Reason::TooSlow("send what it was asked for"));
-            }
-            self.debts_check = until;
+        if self.owes_for_too_long(now) {
+            return self.end_for(now, Reason::TooSlow("send what it was asked for"));
+        }
+        if self.debt.is_some() {
+            self.watch_untaken(now);
         }
         match self.rooms.untaken(LOOKS_PATIENT) {
             Untaken::Nothing => {}
@@ -177,6 +189,33 @@ impl Guest {
                 self.end_for(now, Reason::TooSlow("take what it asked for, while others waited"));
             }
         }
+    }
+}
+
+impl Guest {
+    /// Whether all data of a command that was asked for first have been owed for too long, since they
+    /// were asked for or those of another came to their end. Bytes are not counted: a host has to end
+    /// what it began. While others wait for its memory it has four times as long at most, however
+    /// many commands it ends meanwhile.
+    fn owes_for_too_long(&mut self, now: Instant) -> bool {
+        #[cfg(test)]
+        if is_planted(Plant::Renewed) {
+            return false;
+        }
+        let patience = self.service.limits().patience;
+        let Some((asked_at, count)) = self.rooms.owed_since() else {
+            self.debt = None;
+            return false;
+        };
+        let since = match self.debt {
+            Some(debt) if (debt.asked_at, debt.count) == (asked_at, count) => debt.since,
+            Some(debt) if debt.asked_at == asked_at && debt.count < count => debt.since,
+            Some(_) => now,
+            None => asked_at,
+        };
+        self.debt = Some(Debt { asked_at, count, since });
+        let most = Span { ns: patience.ns * DEBT_PATIENCE };
+        now >= since.after(patience) || now >= asked_at.after(most) && self.rooms.is_missed()
     }
 }
 

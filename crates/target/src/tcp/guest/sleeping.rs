@@ -1,6 +1,7 @@
 //! What a connection waits for while its thread sleeps.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use base::{Instant, Span, WakeSource};
@@ -115,6 +116,29 @@ impl Guest {
         let Some(stream) = &mut self.stream else { return has_let_go };
         self.is_travelling = !stream.is_tied();
         is_idle && stream.let_go()
+    }
+
+    /// Every block of memory that its commands have, or could have next.
+    pub(in crate::tcp) fn each_block(&self, put: &mut dyn FnMut(Range<u32>)) {
+        self.rooms.each_block(put);
+    }
+
+    /// Since when its host has owed data for the longest.
+    pub(in crate::tcp) fn owed_since(&self) -> Option<Instant> {
+        self.rooms.owed_since().map(|(since, _)| since)
+    }
+
+    /// Whether other hosts wait for what its commands have.
+    pub(in crate::tcp) fn is_missed(&self) -> bool {
+        self.rooms.is_missed()
+    }
+
+    /// Whose I/O queue it is, if it is one.
+    pub(in crate::tcp) fn io_host(&self) -> Option<&str> {
+        match &self.role {
+            Role::Io(io) => Some(&io.association().host.nqn),
+            _ => None,
+        }
     }
 
     /// It has come to its thread.

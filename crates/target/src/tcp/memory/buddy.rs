@@ -56,6 +56,11 @@ impl Buddy {
         Some(page)
     }
 
+    /// Whether there is such a block.
+    pub(super) fn has(&self, order: u8) -> bool {
+        self.orders.iter().skip(order.into()).any(|order| order.count > 0)
+    }
+
     /// Takes a block back.
     ///
     /// # Panics

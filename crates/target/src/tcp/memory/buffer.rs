@@ -10,12 +10,16 @@
 //! which costs a lock anyway. Between a purse and its slots a buffer is moved, and nothing is counted.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use base::Segment;
 
+use super::ledger::Payer;
 use super::{Budget, OWN_BYTES, OWN_ORDER, PAGE_SHIFT};
+#[cfg(test)]
+use crate::tcp::plant::{Plant, is_planted};
 
 /// The memory of one command, or of something else that needs some.
 pub(in crate::tcp) struct Buffer {
@@ -32,6 +36,10 @@ pub(super) struct Account {
     held: Arc<AtomicU64>,
     /// Its two pages are out, of those that every connection has a right to.
     is_own_out: AtomicBool,
+    /// Where it is counted: [`Payer`], which changes once, inside the lock of the budget's state or
+    /// before anybody else has it.
+    host: AtomicU32,
+    address: u32,
 }
 
 /// Where a block comes from, and goes back to.
@@ -60,13 +68,43 @@ pub(super) struct Block {
     pub(super) source: Source,
 }
 
+impl Block {
+    /// Which pages of the budget they are.
+    pub(super) fn pages(&self) -> Range<u32> {
+        self.page..self.page + (1 << self.order)
+    }
+
+    /// Bytes by which a block counts as a host's: not what is set aside for every connection.
+    pub(super) fn charged_bytes(self) -> u64 {
+        match self.source {
+            Source::Shared | Source::Kept | Source::KeptHalf => {
+                1 << (PAGE_SHIFT + u32::from(self.order))
+            }
+            Source::Own | Source::OwnHalf | Source::Rings | Source::Nowhere => 0,
+        }
+    }
+}
+
 impl Account {
-    pub(super) fn new(budget: &Budget) -> Arc<Self> {
+    pub(super) fn new(budget: &Budget, payer: Payer) -> Arc<Self> {
         Arc::new(Self {
             budget: budget.clone(),
             held: Arc::new(AtomicU64::new(OWN_BYTES.into())),
             is_own_out: AtomicBool::new(false),
+            host: AtomicU32::new(payer.host),
+            address: payer.address,
         })
+    }
+
+    /// Where it is counted.
+    pub(super) fn payer(&self) -> Payer {
+        Payer { host: self.host.load(Ordering::Relaxed), address: self.address }
+    }
+
+    /// It is known whose connection it is. Nothing but its own pages may be out.
+    pub(super) fn bind(&self, host: &str) {
+        let payer = self.budget.bind(self.payer(), host);
+        self.host.store(payer.host, Ordering::Relaxed);
     }
 
     /// A block is the connection's from now on.
@@ -102,11 +140,8 @@ impl Account {
     /// Bytes by which a block counts as the connection's. Its own pages always do.
     fn counted(&self, block: Block) -> u64 {
         match block.source {
-            Source::Own | Source::OwnHalf | Source::Nowhere => 0,
             Source::Rings => self.budget.ring_bytes(),
-            Source::Shared | Source::Kept | Source::KeptHalf => {
-                1 << (PAGE_SHIFT + u32::from(block.order))
-            }
+            _ => block.charged_bytes(),
         }
     }
 }
@@ -114,9 +149,7 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         // Pages that are still read are nobody's for ever, and with them a place.
-        if self.has_own() {
-            self.budget.go();
-        }
+        self.budget.go(self.payer(), self.has_own());
     }
 }
 
@@ -124,7 +157,11 @@ impl Buffer {
     /// The first `len_bytes` of it, in the memory of `budget`. None if it is shorter.
     #[inline]
     pub(in crate::tcp) fn segment(&self, budget: &Budget, len_bytes: u32) -> Option<Segment> {
-        if u64::from(len_bytes) > self.len_bytes() {
+        #[cfg(test)]
+        let is_unchecked = is_planted(Plant::Overwrite);
+        #[cfg(not(test))]
+        let is_unchecked = false;
+        if u64::from(len_bytes) > self.len_bytes() && !is_unchecked {
             return None;
         }
         let whole = budget.whole();
@@ -151,6 +188,7 @@ impl Buffer {
 
     /// Nobody ever uses it again, since somebody may read or write it for ever.
     pub(in crate::tcp) fn abandon(mut self) {
+        self.account.budget.forget(self.account.payer(), self.block());
         self.source = Source::Nowhere;
     }
 
@@ -163,6 +201,11 @@ impl Buffer {
 
     pub(super) fn block(&self) -> Block {
         Block { page: self.page, order: self.order, source: self.source }
+    }
+
+    /// Which pages of the budget they are.
+    pub(in crate::tcp) fn pages(&self) -> Range<u32> {
+        self.block().pages()
     }
 
     pub(super) fn order(&self) -> u8 {

@@ -28,16 +28,15 @@ const KEPT_BYTES: u32 = 1 << 20;
 const FETCHED_BYTES: u32 = 64 << 10;
 
 impl Purse {
-    /// A purse with a right to two pages. `bell` is rung when it is first in line.
-    pub(in crate::tcp) fn new(budget: &Budget, bell: Bell) -> Option<Self> {
+    /// A purse with a right to two pages, for a connection from this address. `bell` is rung when it is
+    /// next in line.
+    pub(in crate::tcp) fn new(budget: &Budget, address: &str, bell: Bell) -> Option<Self> {
         let number = budget.shared.purses.fetch_add(1, Ordering::Relaxed);
-        if !budget.enter() {
-            return None;
-        }
+        let payer = budget.enter(address)?;
         let idle = (0..=budget.shared.order_max).map(|_| Vec::new()).collect();
         Some(Self {
             budget: budget.clone(),
-            account: Account::new(budget),
+            account: Account::new(budget, payer),
             number,
             bell,
             idle,
@@ -73,8 +72,8 @@ impl Purse {
         if order_of(len_bytes) > OWN_ORDER || !self.has_own() {
             return None;
         }
-        let page = self.budget.state().own.pop()?;
-        Some(self.account.buffer(Block { page, order: OWN_ORDER, source: Source::Own }))
+        let block = self.budget.take_own()?;
+        Some(self.account.buffer(block))
     }
 
     /// Whether nobody uses the connection's own pages.
@@ -96,11 +95,30 @@ impl Purse {
         self.put_away(buffer);
     }
 
+    /// What nobody uses just now.
+    pub(in crate::tcp) fn idle(&self) -> impl Iterator<Item = &Buffer> {
+        self.idle.iter().flatten()
+    }
+
     /// Gives back what is idle: somebody waits, or nothing will be needed for a while.
     pub(in crate::tcp) fn tidy(&mut self) {
         if self.idle_bytes > 0 {
             self.empty();
         }
+    }
+
+    /// It is known whose connection it is, and with whom it shares what a host may have. It must have
+    /// nothing but its own pages.
+    pub(in crate::tcp) fn bind(&self, host: &str) {
+        // One without a name stays its address's.
+        if !host.is_empty() {
+            self.account.bind(host);
+        }
+    }
+
+    /// Whether other hosts wait for what this connection has, or any for what there is not.
+    pub(in crate::tcp) fn is_missed(&self) -> bool {
+        self.budget.is_wanted(self.account.payer())
     }
 
     /// Nothing is waited for any more.
@@ -126,10 +144,11 @@ impl Purse {
         if self.budget.is_scarce() {
             self.tidy();
         }
-        let mut found = self.budget.take(self.number, &self.bell, order);
+        let payer = (self.number, self.account.payer());
+        let mut found = self.budget.take(payer, &self.bell, order);
         if found.is_none() && self.idle_bytes > 0 {
             self.empty();
-            found = self.budget.take(self.number, &self.bell, order);
+            found = self.budget.take(payer, &self.bell, order);
         }
         self.is_waiting = found.is_none();
         let found = self.account.buffer(found?);

@@ -12,22 +12,28 @@ const LARGEST: u32 = 64 << 10;
 
 /// A purse, and how often it was called.
 fn purse(budget: &Budget) -> (Purse, Arc<AtomicU32>) {
+    purse_from(budget, "here")
+}
+
+/// That of a connection from an address.
+fn purse_from(budget: &Budget, address: &str) -> (Purse, Arc<AtomicU32>) {
     let calls = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&calls);
     let bell: Bell = Arc::new(move || {
         counted.fetch_add(1, Ordering::Relaxed);
     });
-    (Purse::new(budget, bell).unwrap(), calls)
+    (Purse::new(budget, address, bell).unwrap(), calls)
 }
 
 #[test]
 fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
-    // The block that is kept back, and one more beside the pages of three connections.
-    let bytes = u64::from(2 * LARGEST + 3 * (8192 + 4096));
-    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3, 4096).unwrap();
-    let [(mut one, _), (mut two, second), (mut three, third)] = [0; 3].map(|_| purse(&budget));
+    // The block that is kept back, and one more beside the pages of four connections.
+    let bytes = u64::from(2 * LARGEST + 4 * (8192 + 4096));
+    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 4, 4096).unwrap();
+    let purses = ["one", "two", "three", "four"].map(|address| purse_from(&budget, address));
+    let [(mut one, _), (mut two, second), (mut three, third), (mut four, _)] = purses;
     let first = one.take(LARGEST).unwrap();
-    let kept = one.take(LARGEST).unwrap();
+    let kept = four.take(LARGEST).unwrap();
     assert!(two.take(4096).is_none() && three.take(4096).is_none());
     let called = || (second.load(Ordering::Relaxed), third.load(Ordering::Relaxed));
     assert_eq!((budget.waiting(), called()), (2, (0, 0)));
@@ -38,22 +44,22 @@ fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
     assert_eq!(called(), (1, 1), "now it is");
     let other = three.take(4096).unwrap();
     assert_eq!(budget.waiting(), 0);
-    one.give(kept);
+    four.give(kept);
     two.give(small);
     three.give(other);
-    drop((one, two, three));
+    drop((one, two, three, four));
     assert_eq!(budget.free_bytes(), budget.bytes());
 }
 
 #[test]
 fn a_connection_that_goes_while_it_waits_holds_up_nobody() {
-    let bytes = u64::from(2 * LARGEST + 3 * (8192 + 4096));
-    let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3, 4096).unwrap();
-    let [(mut one, _), (mut two, _), (mut three, third)] = [0; 3].map(|_| purse(&budget));
-    let held = [one.take(LARGEST).unwrap(), one.take(LARGEST).unwrap()];
+    let budget = budget_of(2);
+    let purses = ["one", "two", "three", "four"].map(|address| purse_from(&budget, address));
+    let [(mut one, _), (mut two, _), (mut three, third), (mut four, _)] = purses;
+    let held = [one.take(LARGEST).unwrap(), four.take(LARGEST).unwrap()];
     assert!(two.take(LARGEST).is_none() && three.take(LARGEST).is_none());
     drop(two);
-    assert_eq!((budget.waiting(), third.load(Ordering::Relaxed)), (1, 1));
+    assert_eq!((budget.waiting(), third.load(Ordering::Relaxed)), (1, 0));
     held.into_iter().for_each(|buffer| one.give(buffer));
     assert!(three.take(LARGEST).is_some());
 }
@@ -65,7 +71,7 @@ fn the_right_to_pages_is_everybodys_and_the_pages_are_those_used_last() {
     let bytes = u64::from(LARGEST + 3 * (8192 + 3 * 4096));
     let budget = Budget::new(&Regions::new(2), bytes, LARGEST, 3, 10_320).unwrap();
     let [(mut one, _), (mut two, _), (mut three, _)] = [0; 3].map(|_| purse(&budget));
-    assert!(Purse::new(&budget, Arc::new(|| {})).is_none(), "there are three");
+    assert!(Purse::new(&budget, "here", Arc::new(|| {})).is_none(), "there are three");
     let first = one.take_own(8192).unwrap();
     assert!(!one.has_own() && one.take_own(1).is_none() && two.has_own());
     let place = first.segment(&budget, 1).unwrap();
@@ -110,4 +116,69 @@ fn rings_lie_one_behind_the_other() {
         all.sort_unstable();
         assert!(all.is_sorted_by(|one, other| one.0 + one.1 <= other.0), "{all:?}");
     }
+}
+
+/// A purse of a host at an address.
+fn purse_of(budget: &Budget, host: &str, address: &str) -> Purse {
+    let (purse, _) = purse_from(budget, address);
+    purse.bind(host);
+    purse
+}
+
+/// As much as the purse gets.
+fn take_all(purse: &mut Purse, len_bytes: u32) -> Vec<super::Buffer> {
+    std::iter::from_fn(|| purse.take(len_bytes)).collect()
+}
+
+/// Memory for so many of the largest blocks, one of them kept back, and eight connections.
+fn budget_of(blocks: u32) -> Budget {
+    let bytes = u64::from(blocks * LARGEST + 8 * (8192 + 4096));
+    Budget::new(&Regions::new(2), bytes, LARGEST, 8, 4096).unwrap()
+}
+
+#[test]
+fn no_host_has_more_than_it_leaves_to_others() {
+    let budget = budget_of(17);
+    // Whatever it is asked for at a time, and by how many connections.
+    for len_bytes in [4096, 8192, LARGEST] {
+        let mut purses = [0; 3].map(|_| purse_of(&budget, "greedy", "one"));
+        let held: Vec<_> = purses.iter_mut().flat_map(|purse| take_all(purse, len_bytes)).collect();
+        let bytes: u64 = held.iter().map(super::Buffer::len_bytes).sum();
+        let half = u64::from(8 * LARGEST);
+        assert!(bytes <= half + u64::from(LARGEST), "{bytes} of twice {half}");
+        assert!(bytes >= half - 3 * (128 << 10), "{bytes} of twice {half}");
+        let mut other = purse_of(&budget, "other", "two");
+        assert!(take_all(&mut other, LARGEST).len() >= 3, "there is some for another");
+        drop(held);
+    }
+    assert_eq!(budget.state().ledger.len(), 0);
+    assert_eq!((budget.free_bytes(), budget.waiting()), (budget.bytes(), 0));
+}
+
+#[test]
+fn hosts_of_one_address_leave_some_to_others() {
+    let budget = budget_of(17);
+    let mut purses = [0, 1, 2, 3, 4, 5].map(|at| purse_of(&budget, &at.to_string(), "one"));
+    let held: Vec<_> = purses.iter_mut().flat_map(|purse| take_all(purse, LARGEST)).collect();
+    assert!(held.len() >= 10, "{}", held.len());
+    let mut other = purse_of(&budget, "other", "two");
+    assert!(!take_all(&mut other, LARGEST).is_empty(), "{} are out", held.len());
+}
+
+#[test]
+fn the_block_that_is_kept_back_is_for_a_host_that_has_nothing() {
+    let budget = budget_of(2);
+    let [mut one, mut two] = [0; 2].map(|_| purse_of(&budget, "one", "there"));
+    let mut other = purse_of(&budget, "other", "there");
+    let held = one.take(LARGEST).unwrap();
+    assert!(two.take(LARGEST).is_none() && one.take(4096).is_none(), "it has something");
+    let kept = other.take(LARGEST).unwrap();
+    drop(kept);
+    let kept = other.take(LARGEST).unwrap();
+    drop(held);
+    // Of the first host the connection is served that came first, and whatever it asks for.
+    assert!(one.take(4096).is_none());
+    let first = two.take(LARGEST).unwrap();
+    drop((first, kept));
+    assert!(one.take(4096).is_some());
 }

@@ -17,6 +17,8 @@ use wire::{AdminOpcode, Command, Completion, Fuse, IoOpcode, Status};
 
 use super::{Opened, Rooms, Share, Slot, Step, Way};
 use crate::tcp::memory::{Buffer, OWN_BYTES};
+#[cfg(test)]
+use crate::tcp::plant::{Plant, is_planted};
 
 /// A first half whose second half has to come next.
 #[derive(Debug)]
@@ -52,6 +54,12 @@ enum Wait {
 
 /// Bytes of half a pair at most.
 const HALF_BYTES: u32 = OWN_BYTES / 2;
+
+impl First {
+    pub(super) fn lower(&self) -> Option<&Buffer> {
+        self.lower.as_ref()
+    }
+}
 
 impl Half {
     /// Whether its host owes its data.
@@ -117,6 +125,10 @@ impl Rooms {
     /// the first and Write the second (NVM Command Set 1.1 §2.1.3). In all others, those of admin queues
     /// and of fabrics among them, FUSE has to be zero.
     fn which(&self, command: &Command) -> Result<Option<Which>, Status> {
+        #[cfg(test)]
+        if is_planted_to_pass(command) {
+            return Ok(None);
+        }
         let is_half =
             |opcode: IoOpcode| self.is_of_queue(command) && command.opcode() == opcode.code();
         match command.fuse() {
@@ -282,6 +294,12 @@ impl Rooms {
         }
         let slot = &mut self.slots[usize::from(tag)];
         let Step::Half(half) = slot.step else { return };
+        #[cfg(test)]
+        if is_planted(Plant::Lost)
+            && let Some(buffer) = slot.buffer.take()
+        {
+            buffer.abandon();
+        }
         // From now on it is a command like any other, whose data are still to come or not.
         slot.step = if half.awaits_data() { Step::AwaitingData } else { Step::Ready };
         if let Some(fellow) = half.fellow {
@@ -290,8 +308,28 @@ impl Rooms {
         }
     }
 
+    /// Whether a command that waits is taken for what it says that it is: a planted bug.
+    #[cfg(test)]
+    pub(super) fn is_taken_for_half(&mut self, tag: u16) -> bool {
+        let Slot { command, way, .. } = &mut self.slots[usize::from(tag)];
+        let is_taken = command.fuse() == Fuse::First
+            && self.share == Share::Common
+            && command.opcode() == AdminOpcode::FabricsCommands.code();
+        if is_taken && is_planted(Plant::Misdirected) {
+            *way = Way::FromHost;
+        }
+        is_taken && is_planted(Plant::Overwrite)
+    }
+
     /// Nothing more begins: no second half is awaited.
     pub(super) fn forsake_first(&mut self) {
         self.take_first();
     }
+}
+
+/// Whether FUSE of a command of fabrics is passed over when it comes: a planted bug.
+#[cfg(test)]
+fn is_planted_to_pass(command: &Command) -> bool {
+    let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
+    is_fabrics && (is_planted(Plant::Overwrite) || is_planted(Plant::Misdirected))
 }

@@ -404,8 +404,10 @@ impl Rig {
         self.lines.len() - 1
     }
 
-    /// Turns everybody until nobody has anything to do.
+    /// Turns everybody until nobody has anything to do. A pair is waited for that waits for a turn of
+    /// others.
     pub(super) fn run(&mut self) {
+        let mut idle = 0;
         for _ in 0..100_000 {
             let mut is_busy = false;
             for guest in &mut self.guests {
@@ -420,7 +422,8 @@ impl Rig {
             while let Some(news) = self.service.next_news() {
                 self.news.push(news);
             }
-            if !is_busy {
+            idle = if is_busy { 0 } else { idle + 1 };
+            if idle > 2 {
                 return;
             }
         }

@@ -481,3 +481,110 @@ fn memory_that_is_read_for_too_long_is_never_used_again_and_that_is_said() {
     assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
     assert!(rig.news.iter().any(said), "{:?}", rig.news);
 }
+
+/// A host of this name with an admin queue and so many for I/O: the places of these.
+fn host_named(rig: &mut Rig, name: &str, queues: u16) -> Vec<usize> {
+    let data = |cntlid| -> wire::fabrics::ConnectData {
+        let nqn = wire::layout::Ascii::nul_padded(&format!("nqn.2026-01.org.tenmil:{name}"));
+        connect_data(cntlid).with(|data| data.hostnqn(nqn))
+    };
+    let admin = rig.dial(admin_config());
+    let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let cntlid = u16::try_from(completion.dw0()).unwrap();
+    rig.set_property(admin, wire::register::offset::CC, super::rig::ENABLED);
+    let connect = |rig: &mut Rig, qid| {
+        let line = rig.dial(super::rig::io_config());
+        let completion = rig.connect(line, &super::rig::io_connect(qid), &data(cntlid));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        line
+    };
+    (1..=queues).map(|qid| connect(rig, qid)).collect()
+}
+
+/// All that a host asks for is granted as far as it may be, and it sends a byte every now and then.
+fn hog(rig: &mut Rig, lines: &[usize]) {
+    for &line in lines {
+        let sent = rig.lines[line].sent.len();
+        for _ in 0..100 {
+            let write = transfer(IoOpcode::Write.code(), 0, 256);
+            rig.lines[line].submit(&write, Data::FromHost(LARGEST), &pattern(1, LARGEST as usize));
+        }
+        rig.lines[line].mute_after = Some(sent + 100 * 72);
+    }
+    rig.run();
+}
+
+#[test]
+fn a_host_gets_on_while_others_drip_into_all_that_they_can_have() {
+    let mut rig = Rig::new();
+    let attackers: Vec<usize> =
+        ["one", "two"].iter().flat_map(|name| host_named(&mut rig, name, 2)).collect();
+    let honest = host_named(&mut rig, "honest", 1)[0];
+    hog(&mut rig, &attackers);
+    assert!(rig.service.budget().waiting() > 0);
+    let begin = rig.now;
+    for second in 0..120 {
+        for &line in &attackers {
+            let line = &mut rig.lines[line];
+            if second % 8 == 0 && line.pipe.is_some() {
+                line.mute_after =
+                    line.mute_after.map(|most| most + if second == 0 { 25 } else { 1 });
+            }
+        }
+        rig.pass(base::Span::from_secs(1));
+        // All at once, at the longest it may be, and each is done at once.
+        let (lba, bytes) = (second % 8 * 256, pattern(7, LARGEST as usize));
+        let write = transfer(IoOpcode::Write.code(), lba, 256);
+        let read = transfer(IoOpcode::Read.code(), lba, 256);
+        let (completion, _) = rig.command(honest, &write, Data::FromHost(LARGEST), &bytes);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let (completion, found) = rig.command(honest, &read, Data::ToHost(LARGEST), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        assert!(found == bytes);
+    }
+    let late = |news: &crate::tcp::News| news.to_string().contains("send what it was asked for");
+    assert_eq!(rig.news.iter().filter(|news| late(news)).count(), attackers.len());
+    assert!(rig.now.since(begin) < base::Span::from_secs(125));
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// Whether a host is there after so many seconds that owes 128 KiB, and has sent a byte every second.
+fn drips_for(seconds: u64) -> bool {
+    let mut rig = Rig::new();
+    let line = host_named(&mut rig, "one", 1)[0];
+    hog(&mut rig, &[line]);
+    rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 24);
+    for _ in 0..seconds {
+        rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 1);
+        rig.pass(base::Span::from_secs(1));
+    }
+    rig.guests.len() == 2
+}
+
+#[test]
+fn a_byte_gives_a_host_no_more_time() {
+    assert!(drips_for(29));
+    assert!(!drips_for(34), "though it sends a byte every second");
+}
+
+#[test]
+fn an_abort_of_what_is_owed_does_not_keep_its_memory_for_ever() {
+    let mut rig = Rig::new();
+    let (admin, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let free = rig.service.budget().free_bytes();
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
+    let bytes = pattern(1, LARGEST as usize);
+    let tag = rig.lines[io].submit(&write, Data::FromHost(LARGEST), &bytes);
+    rig.run();
+    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(tag) << 16 | 1);
+    let (completion, _) = rig.command(admin, &abort, Data::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
+    assert!(rig.service.budget().free_bytes() < free, "its data may still come");
+    rig.pass(base::Span::from_secs(34));
+    assert_eq!(rig.guests.len(), 1, "its host owes them");
+    assert!(rig.service.budget().free_bytes() >= free);
+}

@@ -1,0 +1,93 @@
+//! Who has how much of the budget: hosts by name, and the addresses that they come from.
+//!
+//! A connection is its address's until Connect says whose it is. NQNs are not authentication: a host
+//! may come under many names, so that what comes from one address has a bound as well.
+
+/// Hosts and addresses. Entries stay where they are while anybody is counted there.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    entries: Vec<Entry>,
+    /// How often those that wait were gone through.
+    pass: u64,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// Empty while nobody is counted here.
+    name: String,
+    connections: u32,
+    bytes: u64,
+    /// The last time that a connection of it was met among those that wait.
+    met: u64,
+}
+
+/// Where a connection is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Payer {
+    /// Its host, or its address while that is not known.
+    pub(super) host: u32,
+    pub(super) address: u32,
+}
+
+impl Ledger {
+    /// Counts a connection here.
+    pub(super) fn enter(&mut self, name: &str) -> u32 {
+        let found = self.entries.iter().position(|entry| entry.name == name);
+        let free = || self.entries.iter().position(|entry| entry.name.is_empty());
+        let at = found.or_else(free).unwrap_or_else(|| {
+            self.entries.push(Entry::default());
+            self.entries.len() - 1
+        });
+        let entry = &mut self.entries[at];
+        if entry.name.is_empty() {
+            *entry = Entry { name: name.to_owned(), ..Entry::default() };
+        }
+        entry.connections += 1;
+        u32::try_from(at).unwrap_or(u32::MAX)
+    }
+
+    /// Counts a connection here no more.
+    pub(super) fn leave(&mut self, at: u32) {
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.connections = entry.connections.saturating_sub(1);
+            if entry.connections == 0 {
+                *entry = Entry::default();
+            }
+        }
+    }
+
+    /// Bytes that it has.
+    pub(super) fn bytes(&self, at: u32) -> u64 {
+        self.entries.get(at as usize).map_or(0, |entry| entry.bytes)
+    }
+
+    pub(super) fn add(&mut self, at: u32, bytes: u64) {
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.bytes += bytes;
+        }
+    }
+
+    pub(super) fn subtract(&mut self, at: u32, bytes: u64) {
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.bytes = entry.bytes.saturating_sub(bytes);
+        }
+    }
+
+    /// Those that wait are gone through once more.
+    pub(super) fn begin_pass(&mut self) {
+        self.pass += 1;
+    }
+
+    /// Whether none of its connections was met in this pass.
+    pub(super) fn is_first(&mut self, at: u32) -> bool {
+        let pass = self.pass;
+        let entry = self.entries.get_mut(at as usize);
+        entry.is_some_and(|entry| core::mem::replace(&mut entry.met, pass) != pass)
+    }
+
+    /// How many are counted, hosts and addresses.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.connections > 0).count()
+    }
+}
