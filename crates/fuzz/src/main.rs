@@ -23,7 +23,7 @@ use feed::Target;
 use host::Clock;
 
 /// Every fuzz target there is.
-const TARGETS: [Target; 15] = [
+const TARGETS: [Target; 16] = [
     Target { name: "wire", feed: wire::fuzz::fuzz },
     Target { name: "controller", feed: ctrl::controller::fuzz },
     Target { name: "front", feed: ctrl::fuzz::front_end },
@@ -33,6 +33,7 @@ const TARGETS: [Target; 15] = [
     Target { name: "nbd", feed: target::nbd::fuzz::fuzz },
     Target { name: "tcp_host", feed: tcp::fuzz::host },
     Target { name: "tcp_controller", feed: tcp::fuzz::controller },
+    Target { name: "tcp_service", feed: target::tcp::fuzz::fuzz },
     Target { name: "volume", feed: volume::fuzz::fuzz },
     Target { name: "volume_stream", feed: volume::fuzz::stream },
     Target { name: "vfu_server", feed: vfu::fuzz::server },
@@ -45,7 +46,8 @@ const TARGETS: [Target; 15] = [
 #[derive(Debug, Parser)]
 struct Options {
     /// Only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
-    /// tcp_controller, volume, volume_stream, vfu_server, vfu_client, vhost_server or vhost_ring
+    /// tcp_controller, tcp_service, volume, volume_stream, vfu_server, vfu_client, vhost_server or
+    /// vhost_ring
     #[arg(long, value_name = "NAME", conflicts_with = "canary")]
     target: Option<String>,
 
@@ -119,8 +121,8 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     let target = target.ok_or_else(|| {
         format!(
             "--target {only}: there is none, expected wire, controller, front, control, block, \
-             signatures, nbd, tcp_host, tcp_controller, volume, volume_stream, vfu_server, \
-             vfu_client, vhost_server or vhost_ring"
+             signatures, nbd, tcp_host, tcp_controller, tcp_service, volume, volume_stream, \
+             vfu_server, vfu_client, vhost_server or vhost_ring"
         )
     })?;
     Ok(vec![target])

@@ -29,6 +29,7 @@ pub(crate) fn all() -> Vec<Seed> {
         .chain(of("nbd", nbd()))
         .chain(of("tcp_host", tcp_host()))
         .chain(of("tcp_controller", tcp_controller()))
+        .chain(of("tcp_service", target::tcp::fuzz::seeds()))
         .chain(of("volume", volume::fuzz::seeds()))
         .chain(of("volume_stream", volume::fuzz::stream_seeds()))
         .chain(of("vfu_server", vfu::fuzz::server_seeds()))

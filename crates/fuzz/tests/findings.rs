@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// All there are, in the order in which they are listed.
-const TARGETS: [&str; 15] = [
+const TARGETS: [&str; 16] = [
     "wire",
     "controller",
     "front",
@@ -17,6 +17,7 @@ const TARGETS: [&str; 15] = [
     "nbd",
     "tcp_host",
     "tcp_controller",
+    "tcp_service",
     "volume",
     "volume_stream",
     "vfu_server",

@@ -19,6 +19,7 @@ mod admission;
 mod association;
 mod connect;
 mod discovery;
+pub mod fuzz;
 mod guest;
 mod injected_bugs;
 mod io;
