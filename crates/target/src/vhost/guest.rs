@@ -196,7 +196,7 @@ impl Guest {
         self.with_session(now, |guest, session| {
             let count = guest.look_after_lanes(now, session)?;
             if session.whole_by.is_some_and(|by| by <= now) {
-                return Err(Some(format!("no message was whole after {PATIENCE}, expected one")));
+                return Err(Some(format!("a message was not whole after {PATIENCE}")));
             }
             Ok(count + session.send()?)
         })

@@ -141,7 +141,7 @@ fn a_client_that_takes_memory_back_is_sent_away_and_the_server_lives() {
     let baseline = rig.regions.count();
     let mut machine = rig.machine();
     machine.map(true);
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let file = std::fs::File::options()
         .read(true)
         .write(true)

@@ -10,7 +10,7 @@ use super::super::memory::{SLOTS_MAX, Table};
 
 /// A stretch, and a file as long as it is.
 fn stretch(index: u64, len_bytes: u64) -> (MemoryArea, Arc<OwnedFd>) {
-    let file = tempfile::tempfile().unwrap();
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(len_bytes).unwrap();
     let (guest, user) = (index << 12, 1 << 45 | index << 12);
     (MemoryArea { guest, len_bytes, user, file_offset: 0 }, Arc::new(file.into()))
