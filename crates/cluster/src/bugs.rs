@@ -6,11 +6,35 @@
 pub struct InjectedBugs {
     /// A disk with a volatile cache is reported to be stable.
     pub cached_disk_is_stable: bool,
+    /// A flush succeeds though the controller is gone that held writes in its volatile cache.
+    pub flush_ignores_lost_writes: bool,
+    /// What a disk still writes for an association that has ended is open to everyone.
+    pub unfenced_writes: bool,
+    /// A process answers that a controller is reset that it has never given out.
+    pub unknown_resets_done: bool,
 }
 
 impl InjectedBugs {
     /// Each defect alone, with its name.
     pub fn each() -> Vec<(&'static str, Self)> {
-        vec![("a cached disk is reported to be stable", Self { cached_disk_is_stable: true })]
+        let none = Self::default();
+        vec![
+            (
+                "a cached disk is reported to be stable",
+                Self { cached_disk_is_stable: true, ..none },
+            ),
+            (
+                "a flush ignores writes that are lost",
+                Self { flush_ignores_lost_writes: true, ..none },
+            ),
+            (
+                "writes of an ended association are not fenced",
+                Self { unfenced_writes: true, ..none },
+            ),
+            (
+                "a reset of an unknown controller is done",
+                Self { unknown_resets_done: true, ..none },
+            ),
+        ]
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Checker {
     blocks: BTreeMap<(usize, u64), Block>,
     /// When the power of a disk was lost last.
     losses: BTreeMap<usize, Instant>,
+    /// When a flush of a host on a disk has failed last: its host knows that writes may be lost.
+    warned: BTreeMap<(usize, usize), Instant>,
 }
 
 /// A write.
@@ -177,15 +179,17 @@ impl Checker {
     }
 
     /// A flush of `host` was answered with success: what it was told to be written before is durable,
-    /// and what others were told since the power was lost last.
+    /// and what others have written since the power was lost last.
     pub(crate) fn flush_ends(&mut self, host: usize, disk: usize, begun: Instant, ended: Instant) {
         let lost = self.losses.get(&disk).copied().unwrap_or_default();
+        let is_warned = self.warned.get(&(host, disk)).is_some_and(|warned| *warned > lost);
         let Self { writes, blocks, .. } = self;
         for (_, block) in blocks.range_mut((disk, 0)..(disk + 1, 0)) {
             let is_covered = |id: &&WriteId| {
                 let write = &writes[*id];
                 let is_told = write.is_success && write.ended.is_some_and(|ended| ended < begun);
-                is_told && (write.host == host || write.ended.is_some_and(|ended| ended > lost))
+                let has_survived = write.begun > lost;
+                is_told && (has_survived || write.host == host && !is_warned)
             };
             let newest =
                 block.unflushed.iter().filter(is_covered).max_by_key(|id| writes[*id].begun);
@@ -197,6 +201,12 @@ impl Checker {
                 write.ended.is_none_or(|ended| ended >= newest_begun) && *id != newest
             });
         }
+    }
+
+    /// A flush of `host` has failed: what it was told to be written before the power was lost last may
+    /// be lost, and no later flush promises it.
+    pub(crate) fn flush_fails(&mut self, host: usize, disk: usize, ended: Instant) {
+        self.warned.insert((host, disk), ended);
     }
 
     /// A read was answered with success.
@@ -414,6 +424,19 @@ mod tests {
         checker.flush_ends(1, 0, at(4), at(5));
         assert_eq!(read(&mut checker, 0, 6, 7), Ok(()), "another host has written nothing");
         checker.flush_ends(0, 0, at(8), at(9));
-        assert!(matches!(read(&mut checker, 0, 10, 11), Err(Broken::FlushedWriteLost { .. })));
+        assert!(read(&mut checker, 0, 10, 11).is_err());
+    }
+
+    #[test]
+    fn a_host_that_was_warned_is_promised_nothing_of_what_was_lost() {
+        let mut checker = Checker::default();
+        write(&mut checker, 1, 1, 2, true);
+        checker.power_lost(0, at(3));
+        checker.flush_fails(0, 0, at(5));
+        checker.flush_ends(0, 0, at(6), at(7));
+        assert_eq!(read(&mut checker, 0, 8, 9), Ok(()));
+        checker.power_lost(0, at(10));
+        checker.flush_ends(0, 0, at(11), at(12));
+        assert!(read(&mut checker, 0, 13, 14).is_err(), "the second loss was not told");
     }
 }

@@ -16,6 +16,7 @@ use remote::{
 };
 use sim::stamp::{Content, Stamp};
 
+use crate::bugs::InjectedBugs;
 use crate::checker::{Checker, Read, WriteEnd};
 use crate::disk::BLOCK_BYTES;
 use crate::history::{History, Scope};
@@ -106,7 +107,7 @@ impl Host {
     ///
     /// If there is no memory for it.
     pub(crate) fn new(
-        (number, seed): (usize, u64),
+        (number, seed, bugs): (usize, u64, InjectedBugs),
         plan: &HostPlan,
         (disk, nsid): (usize, u32),
         processes: Range<usize>,
@@ -129,6 +130,8 @@ impl Host {
             fail_fast: plan.fail_fast,
             give_up: Span::from_secs(600),
         };
+        options.injected_bugs =
+            remote::InjectedBugs { flush_ignores_lost_writes: bugs.flush_ignores_lost_writes };
         let controller = ControllerOptions {
             queue_pairs: 2,
             io_timeout: plan.io_timeout,
@@ -356,6 +359,8 @@ impl Host {
                 if is_success {
                     self.flushed += 1;
                     shared.checker.flush_ends(self.number, self.disk, op.begun, now);
+                } else {
+                    shared.checker.flush_fails(self.number, self.disk, now);
                 }
             }
             _ if !is_success => {

@@ -138,8 +138,14 @@ impl Draw {
             disk.slow_one_in = self.pick(&[10, 30]);
             disk.slow_max = Span::from_secs(self.pick(&[8, 20]));
         }
-        let processes = self.pick(&[1, 1, 2]);
+        let processes =
+            if kind == Kind::SlowDisk { self.pick(&[1, 2]) } else { self.pick(&[1, 1, 2]) };
         let quiesce = Span::from_ms(self.pick(&[200, 1_000]));
+        if processes > 1 {
+            // What one process has told a disk another one does not know: only the time to quiesce
+            // (CQT) keeps old writes away.
+            disk.slow_max = Span { ns: quiesce.ns / 10 * 9 };
+        }
         MachinePlan { disks: vec![disk], processes, quiesce }
     }
 

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{Durability, Instant, Medium, Span};
+use block::{Claim, Device, DeviceOptions};
 use ctrl::controller::{NamespaceConfig, Persistence, Subsystem, SubsystemConfig};
 use ctrl::namespace::Identity;
 use dma::Regions;
+use host::Clock;
 use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
 
 use crate::bugs::InjectedBugs;
@@ -63,6 +65,10 @@ impl Process {
             transfer_bytes_max: 128 << 10,
             io_queues_max: 4,
             quiesce,
+            injected_bugs: target::tcp::InjectedBugs {
+                unfenced_writes: bugs.unfenced_writes,
+                unknown_resets_done: bugs.unknown_resets_done,
+            },
             ..Limits::default()
         };
         let service = Service::new(&regions, limits)?;
@@ -70,14 +76,19 @@ impl Process {
             true => Durability::Stable,
             false => Durability::VolatileCache,
         };
-        let config = |(nsid, export): (u32, Export)| {
+        let mut configs = Vec::new();
+        for (nsid, export) in namespaces {
             let Export { disk, uuid, persistence } = export;
-            let medium: Arc<dyn Medium> = Arc::new(disk.open(id, &regions, durability));
+            let medium = Arc::new(disk.open(id, &regions, durability));
             let identity = Identity { uuid, ..Identity::default() };
-            let nsid = Some(nsid);
-            NamespaceConfig { nsid, identity, persistence, ..NamespaceConfig::new(medium) }
-        };
-        let configs = namespaces.into_iter().map(config).collect();
+            let (nsid, medium) = (Some(nsid), device(medium)?);
+            configs.push(NamespaceConfig {
+                nsid,
+                identity,
+                persistence,
+                ..NamespaceConfig::new(medium)
+            });
+        }
         let config = SubsystemConfig {
             nqn: SUBSYSTEM.to_owned(),
             ..SubsystemConfig::new("CLUSTER", configs)
@@ -135,4 +146,13 @@ impl Process {
             )
         })
     }
+}
+
+/// A disk as the block device that a service is given.
+fn device(disk: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, String> {
+    // Its clock measures waits that nobody asks for here.
+    let options = DeviceOptions { timing: false, ..DeviceOptions::new(Clock::start(), 1) };
+    let device = Device::new("disk", disk, options).map_err(|why| why.to_string())?;
+    let descriptor = device.open(Claim::WriteOnce, "target").map_err(|why| why.to_string())?;
+    Ok(Arc::new(descriptor))
 }

@@ -12,6 +12,15 @@ fn a_seed_repeats_its_run() {
     }
 }
 
+#[test]
+#[ignore = "tries many seeds: `tenmil sim --cluster --injected-bugs` does that"]
+fn each_injected_bug_is_found() {
+    for (name, bugs) in InjectedBugs::each() {
+        let found = bugs.first_seed(200);
+        println!("bug {name}: {:?}", found.map(|found| (found.seed, found.failure)));
+    }
+}
+
 /// For looking at seeds by hand: `SEEDS=0..100`, and `BUG` the number of a defect that is put back.
 #[test]
 #[ignore = "prints what seeds do"]

@@ -142,7 +142,7 @@ impl World {
             let processes = world.processes_of(host.machine);
             let disk = world.disks_of(host.machine).start + host.disk;
             let nsid = u32::try_from(host.disk + 1).unwrap_or(1);
-            let ids = (number, plan.seed);
+            let ids = (number, plan.seed, plan.bugs);
             let made = Host::new(ids, host, (disk, nsid), processes, &world.network, BEGIN);
             world.hosts.push(made.map_err(broken)?);
         }
