@@ -13,6 +13,13 @@ fn a_seed_repeats_its_run() {
 }
 
 #[test]
+fn injected_bugs_are_found_by_known_seeds() {
+    for ((name, bugs), seed) in InjectedBugs::each().into_iter().zip([5, 5, 18]) {
+        assert!(run(&Plan::of(seed, bugs)).failure.is_some(), "{name}: seed {seed}");
+    }
+}
+
+#[test]
 #[ignore = "tries many seeds: `tenmil sim --cluster --injected-bugs` does that"]
 fn each_injected_bug_is_found() {
     for (name, bugs) in InjectedBugs::each() {
