@@ -378,6 +378,7 @@ fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "it lays a file of an old version")]
 fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() {
     let root = tempfile::tempdir().unwrap();
     let name = super::name_of(OLD_NQN, 1);
