@@ -23,7 +23,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 pub use self::before::{Before, holds_data, holds_zeroes};
 use self::cache::Node;
-pub use self::making::{Making, keep, put_back, set_making};
+pub use self::making::{Making, keep, put_back, refuse_making, set_making};
 use crate::holders::{self, InUse};
 use crate::machine::Machine;
 use crate::process::{command_line, has_ended, name};

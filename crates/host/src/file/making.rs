@@ -29,6 +29,13 @@ pub fn set_making(making: Making) {
     MAKING.store(making as u8, Ordering::Relaxed);
 }
 
+/// The command only reads: what was to be recorded is refused from now on. Changes nothing where nobody
+/// has set [`Making::Recorded`].
+pub fn refuse_making() {
+    let (recorded, refused) = (Making::Recorded as u8, Making::Refused as u8);
+    let _ = MAKING.compare_exchange(recorded, refused, Ordering::Relaxed, Ordering::Relaxed);
+}
+
 /// What was made is wanted: a server is ready, a command has done what it was asked.
 pub fn keep() {
     found().clear();

@@ -206,7 +206,7 @@ fn dispatch(
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
     if parsed.as_ref().is_ok_and(|arguments| arguments.command.only_reads()) {
-        host::file::set_making(Making::Refused);
+        host::file::refuse_making();
     }
     match parsed {
         Err(error) if !error.use_stderr() => {
