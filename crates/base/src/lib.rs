@@ -32,6 +32,7 @@ mod memory;
 mod random;
 mod request;
 mod stream;
+pub mod text;
 mod time;
 mod wake;
 

@@ -119,7 +119,7 @@ fn cell(name: &str, value: &Value) -> String {
 
 /// A terminal acts on some characters; those are shown and not sent.
 fn plain(character: char) -> Vec<char> {
-    if character.is_control() { character.escape_debug().collect() } else { vec![character] }
+    if base::text::acts(character) { character.escape_unicode().collect() } else { vec![character] }
 }
 
 /// A time with three or so digits and the unit that makes them readable.

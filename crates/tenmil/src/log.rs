@@ -87,7 +87,8 @@ fn record_of(event: &Event<'_>) -> LogRecord {
     let place = (metadata.file().unwrap_or_default(), metadata.line().unwrap_or_default());
     LogRecord {
         cause: format!("{}:{} {cause}", place.0, place.1),
-        text: format!("{}: {message}{fields}", prefix(*metadata.level())),
+        // Parts of it may come from a peer.
+        text: base::text::plain(&format!("{}: {message}{fields}", prefix(*metadata.level()))),
     }
 }
 
@@ -149,10 +150,16 @@ mod tests {
         tracing::subscriber::with_default(Keeper(Arc::clone(&kept)), || {
             tracing::info!("{} was removed", "disk0");
             tracing::warn!(cause = %"disk1", blocks = 8, "medium error");
+            tracing::info!("{} refused", "nqn.\u{1b}[2J\u{202e}");
         });
         let kept = kept.lock().unwrap();
         let texts: Vec<&str> = kept.iter().map(|record| record.text.as_str()).collect();
-        assert_eq!(texts, ["note: disk0 was removed", "warning: medium error blocks=8"]);
+        let expected = [
+            "note: disk0 was removed",
+            "warning: medium error blocks=8",
+            "note: nqn.\\u{1b}[2J\\u{202e} refused",
+        ];
+        assert_eq!(texts, expected, "and nothing in it acts on a terminal");
         assert!(kept[1].cause.ends_with(" disk1"), "{}", kept[1].cause);
         assert_ne!(kept[0].cause, kept[1].cause, "each place is a cause of its own");
     }

@@ -93,7 +93,8 @@ fn cut(bytes: &[u8], offset: u64, len: usize) -> Option<&[u8]> {
 
 /// What a terminal may be given of a name that anybody may have written.
 fn shown(text: &str) -> Option<String> {
-    let text: String = text.trim().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    let text: String =
+        text.trim().chars().map(|c| if base::text::acts(c) { '?' } else { c }).collect();
     (!text.is_empty()).then_some(text)
 }
 

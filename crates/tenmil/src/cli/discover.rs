@@ -98,7 +98,7 @@ fn line_of(entry: &DiscoveryEntry) -> String {
     let uri = uri_of(entry).unwrap_or_else(|| {
         format!("{} over {:?}, which is not spoken here", entry.subnqn(), entry.trtype())
     });
-    format!("{:<10} port {:<5} {uri}", kind_of(entry), entry.portid())
+    format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), base::text::plain(&uri))
 }
 
 fn as_json(found: &Discovered) -> String {

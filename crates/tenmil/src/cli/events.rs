@@ -65,7 +65,7 @@ fn line(event: &Value, json: bool) -> String {
     // On one line, and without what a terminal would act on.
     let text = |name: &str| {
         let text = event[name].as_str().unwrap_or("-");
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>()
+        text.chars().map(|c| if base::text::acts(c) { ' ' } else { c }).collect::<String>()
     };
     let seconds = event["at_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
     format!("{seconds:.6}  {:<10}  {}\n", text("kind"), text("text"))

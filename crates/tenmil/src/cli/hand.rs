@@ -306,7 +306,7 @@ fn process(pid: u32) -> String {
     match command_line(pid) {
         Some(words) => {
             let words = words.join(" ");
-            let shown: String = words.chars().filter(|c| !c.is_control()).take(80).collect();
+            let shown: String = words.chars().filter(|c| !base::text::acts(*c)).take(80).collect();
             format!("process {pid} ({shown})")
         }
         None => format!("process {pid}"),

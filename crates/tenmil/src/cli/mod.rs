@@ -39,6 +39,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use base::Blame;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use host::file::Making;
 
@@ -174,9 +175,15 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
             host::file::put_back();
             let mut errors = io::stderr().lock();
             // With standard error closed there is nobody left to tell.
-            let _ = writeln!(errors, "error: {refused}");
+            // Text from a peer is one line; a refusal of a command line may have several.
+            let text = refused.to_string();
+            let text = match refused.blame {
+                Blame::Peer => base::text::plain(&text),
+                Blame::Caller | Blame::Machine => base::text::plain_lines(&text),
+            };
+            let _ = writeln!(errors, "error: {text}");
             if let Some(hint) = &refused.hint {
-                let _ = writeln!(errors, "hint: {hint}");
+                let _ = writeln!(errors, "hint: {}", base::text::plain_lines(hint));
             }
             ExitCode::from(refused.blame.exit_code())
         }

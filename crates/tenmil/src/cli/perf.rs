@@ -38,10 +38,10 @@ pub(super) struct PerfArguments {
     #[arg(value_name = "URI", value_parser = parse_uri)]
     uris: Vec<Uri>,
 
-    /// I/Os in flight per device and submitting thread
-    #[arg(short = 'q', long, value_name = "N", default_value = "128", value_parser = whole::<u32>)]
+    /// I/Os in flight per device and submitting thread [default: 128, or as many as the device takes]
+    #[arg(short = 'q', long, value_name = "N", value_parser = whole::<u32>)]
     #[arg(help_heading = LOAD)]
-    depth: u32,
+    depth: Option<u32>,
 
     /// Bytes in one I/O: 4096, 4k, 1m
     #[arg(short = 'o', long, value_name = "SIZE", default_value = "4k", value_parser = parse_io_size)]
@@ -384,7 +384,8 @@ impl PerfArguments {
                 ([], true) => vec![Uri::Block(block::uri::Uri::new("null", ""))],
                 (uris, _) => uris.to_vec(),
             },
-            depth: self.depth,
+            depth: self.depth.unwrap_or(usual.depth),
+            depth_may_be_less: self.depth.is_none(),
             sizes: self.bs_mix.clone().unwrap_or_else(|| self.io_size.clone()),
             pattern: self.pattern,
             read_percent: self.read_share,

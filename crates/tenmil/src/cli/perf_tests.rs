@@ -45,6 +45,7 @@ fn every_letter_reaches_the_engine() {
     let expected = PerfOptions {
         uris: vec!["emu:ram?count=2".parse().unwrap()],
         depth: 8,
+        depth_may_be_less: false,
         sizes: SizeMix::parse("4k:1,8k:3").unwrap(),
         pattern: Pattern::RandRw,
         read_percent: 70,

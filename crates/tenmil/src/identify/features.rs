@@ -4,8 +4,8 @@ use wire::Typed;
 use wire::admin::GetFeatures;
 use wire::feature::Feature;
 use wire::feature::identity::{
-    HostIdentifier, HostIdentifierPage, ReservationNotificationMask, ReservationPersistence,
-    SoftwareProgressMarker,
+    HostIdentifier, HostIdentifierExtendedPage, HostIdentifierPage, ReservationNotificationMask,
+    ReservationPersistence, SoftwareProgressMarker,
 };
 use wire::feature::media::{
     ErrorRecovery, LbaRanges, LbaStatusAttributes, NamespaceWriteProtection, SanitizeConfig,
@@ -122,10 +122,18 @@ pub(super) fn read(
         };
         let name = feature.name().trim_end_matches('.');
         let title = format!("{name} (feature {:02X}h)", feature.code());
-        let command = GetFeatures { nsid, fid: feature.code(), ..GetFeatures::default() };
-        let len_bytes = u32::try_from(feature.len_bytes(false)).expect("a page at most");
+        // EXHID: over fabrics nothing else is taken (Base 2.1 §5.1.25.1.28).
+        let is_long = *feature == Feature::HostIdentifier && document.has_long_host_id;
+        let cdw11 = u32::from(is_long);
+        let command = GetFeatures { nsid, fid: feature.code(), cdw11, ..GetFeatures::default() };
+        let len_bytes = u32::try_from(feature.len_bytes(is_long)).expect("a page at most");
         let answer = document.ask(controller, &title, command.to_command(), len_bytes)?;
         if let Some(answer) = answer {
+            if is_long {
+                let fields = page::<HostIdentifierExtendedPage>(&answer);
+                document.add(&["features", path], title, fields);
+                continue;
+            }
             document.add(&["features", path], title, decode(&answer));
         }
     }

@@ -54,6 +54,8 @@ pub struct Document {
     pub unanswered: Vec<(String, Status)>,
     /// The namespaces that the controller shows to this host.
     pub namespaces: Vec<u32>,
+    /// The host identifier has 16 bytes, as over fabrics it always has.
+    has_long_host_id: bool,
 }
 
 /// One structure that was read.

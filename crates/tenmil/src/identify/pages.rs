@@ -18,8 +18,9 @@ use wire::{Layout, Typed};
 use super::{Controller, Document, fields_of, fields_of_dword};
 use crate::Refused;
 
-/// Lists of active namespaces that are asked for at most: a million namespaces.
-const LISTS_MAX: usize = 1024;
+/// Namespaces that are asked for at most: as many as the driver uses
+/// ([`ControllerOptions::namespaces_max`](nvme::ControllerOptions)).
+const NAMESPACES_MAX: usize = 1024;
 
 /// Reads the registers that have no effect when they are read.
 pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Document) {
@@ -52,7 +53,13 @@ pub(super) fn read_identify(
     document: &mut Document,
 ) -> Result<Vec<u32>, Refused> {
     let mut asker = Asker { controller, document };
-    asker.page::<IdentifyController>(&["controller", "identify"], Cns::Controller, 0)?;
+    if let Some(bytes) = asker.bytes(Cns::Controller, 0)? {
+        let identity = IdentifyController::parse(&bytes);
+        asker.document.has_long_host_id =
+            identity.is_ok_and(|it| it.host_identifier_128() || it.ioccsz() > 0);
+        let (path, title) = (["controller", "identify"], title(Cns::Controller, 0));
+        asker.document.add(&path, title, fields_of::<IdentifyController>(&bytes));
+    }
     asker.page::<IdentifyControllerNvm>(&["controller", "nvm"], Cns::CommandSetController, 0)?;
     asker.page::<CommandSets>(&["controller", "command_sets"], Cns::CommandSets, 0)?;
     let list = &["subsystem", "controllers"];
@@ -90,7 +97,8 @@ impl Asker<'_> {
     /// The active namespaces. A list that does not rise is a lie, and would never end.
     fn active_namespaces(&mut self) -> Result<Vec<u32>, Refused> {
         let mut namespaces: Vec<u32> = Vec::new();
-        for _ in 0..LISTS_MAX {
+        let mut has_more = false;
+        while namespaces.len() < NAMESPACES_MAX {
             let after = namespaces.last().copied().unwrap_or(0);
             let Some(bytes) = self.bytes(Cns::ActiveNamespaces, after)? else { break };
             let list =
@@ -109,10 +117,16 @@ impl Asker<'_> {
             if found.len() < NamespaceList::CAPACITY {
                 break;
             }
+            has_more = true;
         }
+        has_more |= namespaces.len() > NAMESPACES_MAX;
+        namespaces.truncate(NAMESPACES_MAX);
         let values = namespaces.iter().map(|nsid| Value::Number((*nsid).into())).collect();
         let nsid = field("nsid", "Namespace Identifiers.", Value::List(values));
-        let title = title(Cns::ActiveNamespaces, 0);
+        let title = match has_more {
+            true => format!("{}, the first {NAMESPACES_MAX}", title(Cns::ActiveNamespaces, 0)),
+            false => title(Cns::ActiveNamespaces, 0),
+        };
         self.document.add(&["subsystem", "active_namespaces"], title, vec![nsid]);
         Ok(namespaces)
     }

@@ -82,7 +82,7 @@ fn show(value: &Value) -> String {
         Value::Number(number @ 0..=9) => number.to_string(),
         Value::Number(number) => format!("{number} ({number:#x})"),
         Value::Code(code, name) => format!("{} ({code:#x})", name.trim_end_matches('.')),
-        Value::Text(text) => format!("\"{}\"", text.escape_debug()),
+        Value::Text(text) => format!("\"{}\"", base::text::plain(&text.escape_debug().to_string())),
         Value::Bytes(_) => value.to_string(),
         Value::Structure(fields) => {
             let fields = fields.iter().filter(|field| !field.value.is_zero());

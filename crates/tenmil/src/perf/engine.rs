@@ -61,6 +61,7 @@ pub fn run(
     let allowed = Cores::allowed();
     let before = ProcessorTime::read(&allowed);
     let mut rig = Rig::bring_up(options, &places, clock)?;
+    let options = &options.suited_to(rig.depth_max());
     let tally = rig.load(options, &places, progress, watch)?;
     let memory_backing = rig.memory_backing();
     rig.shut_down();

@@ -22,6 +22,8 @@ pub struct PerfOptions {
     pub uris: Vec<Uri>,
     /// I/Os in flight per device and submitting thread, spread evenly over its queue pairs.
     pub depth: u32,
+    /// Nobody has asked for that depth: a device that takes fewer is loaded with as many as it takes.
+    pub depth_may_be_less: bool,
     /// How large an I/O is.
     pub sizes: SizeMix,
     /// Which operations, and where.
@@ -158,6 +160,7 @@ impl Default for PerfOptions {
         Self {
             uris: vec![Uri::Emu(EmuSpec { count: 21, ..EmuSpec::new(EmuMedium::Null) })],
             depth: 128,
+            depth_may_be_less: true,
             sizes: SizeMix::of(4096),
             pattern: Pattern::RandRead,
             read_percent: 50,

@@ -378,7 +378,7 @@ fn bring_up(
                 return Err(Refused::peer(format!("call tcp://{}: {why}", name.address)));
             }
             Some(Event::Removed) => {
-                let why = remote.why().unwrap_or_default();
+                let why = remote.why().unwrap_or_else(|| ALL_ONES.to_owned());
                 return Err(Refused::peer(format!("call tcp://{}: {why}", name.address)));
             }
             Some(event) => teller.tell_of_controller(event),
@@ -386,6 +386,9 @@ fn bring_up(
         }
     }
 }
+
+/// Why a controller is taken for gone that was not lost.
+const ALL_ONES: &str = "a register reads as ones, expected the value of a controller that is there";
 
 /// Between two looks while nobody has anything else to do.
 const PAUSE: Span = Span::from_us(50);

@@ -1,23 +1,6 @@
 //! Numbers and names as people read them on a screen.
 
-/// A text that a terminal shows and does not act on: whatever it could take for an order, or for a
-/// change of the direction of writing, is spelled out.
-pub(crate) fn plain(text: &str) -> String {
-    let spelled = |character: char| -> Vec<char> {
-        if acts(character) { character.escape_unicode().collect() } else { vec![character] }
-    };
-    text.chars().flat_map(spelled).collect()
-}
-
-/// Control characters, and those that have no width or turn the line around (Unicode 16, general
-/// category Cf, and the separators of lines and paragraphs).
-fn acts(character: char) -> bool {
-    character.is_control()
-        || matches!(character,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}')
-}
+pub(crate) use base::text::plain;
 
 /// A rate in at most five characters: `0`, `0.5`, `17`, `3.2k`, `120M`.
 pub(crate) fn rate(value: f64) -> String {
@@ -73,14 +56,7 @@ pub(crate) fn age(ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{age, count, percent, plain, rate, span};
-
-    #[test]
-    fn what_a_terminal_would_act_on_is_spelled_out() {
-        assert_eq!(plain("a\u{1b}[2Jb\nc\u{9b}d"), "a\\u{1b}[2Jb\\u{a}c\\u{9b}d");
-        assert_eq!(plain("x\u{202e}y\u{200b}z\u{7f}"), "x\\u{202e}y\\u{200b}z\\u{7f}");
-        assert_eq!(plain("Übung 一"), "Übung 一");
-    }
+    use super::{age, count, percent, rate, span};
 
     #[test]
     fn a_rate_has_three_digits_and_a_unit() {

@@ -51,7 +51,7 @@ fn line(change: &Change) -> String {
     match change {
         Change::Came(entry) => format!("came  {}\n", line_of(entry)),
         Change::Went(entry) => format!("went  {}\n", line_of(entry)),
-        Change::Away(why) => format!("away  {why}; it is called again\n"),
+        Change::Away(why) => format!("away  {}; it is called again\n", base::text::plain(why)),
         Change::Back => "back  it answers again\n".to_owned(),
     }
 }

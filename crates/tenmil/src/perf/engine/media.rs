@@ -96,6 +96,12 @@ impl Media {
         self.buffers.as_ref().map_or_else(String::new, |buffers| buffers.backing.clone())
     }
 
+    /// I/Os in flight that a channel of each device takes.
+    pub(super) fn depth_max(&self) -> u32 {
+        let each = self.devices.iter().map(|device| device.medium.limits().depth_max);
+        each.min().unwrap_or(u32::MAX)
+    }
+
     /// A channel of device `index`.
     pub(super) fn channel(&self, index: usize) -> Result<Box<dyn Backend>, Refused> {
         let Named { name, medium, .. } = &self.devices[index];

@@ -86,6 +86,11 @@ impl Rig {
         &self.clock
     }
 
+    /// I/Os in flight that a queue pair of each block device takes.
+    pub(super) fn depth_max(&self) -> u32 {
+        self.media.depth_max()
+    }
+
     /// What rings and buffers are made of, in words.
     pub(super) fn memory_backing(&self) -> String {
         self.ssds.as_ref().map_or_else(|| self.media.memory_backing(), Emulated::memory_backing)

@@ -121,6 +121,13 @@ impl PerfOptions {
         self.check_sizes(spec, spec.block_size, size_of_ssd(spec)?)
     }
 
+    /// The same for devices that take so many I/Os in flight on a queue pair.
+    pub(crate) fn suited_to(&self, depth_max: u32) -> Self {
+        let allowed = depth_max.saturating_mul(u32::from(self.queue_pairs)).max(1);
+        let is_less = self.depth_may_be_less && self.depth > allowed;
+        Self { depth: if is_less { allowed } else { self.depth }, ..self.clone() }
+    }
+
     /// Refuses more I/Os in flight, or more queue pairs, than `name` allows.
     pub(crate) fn check_queues(
         &self,
@@ -130,7 +137,7 @@ impl PerfOptions {
     ) -> Result<(), Refused> {
         let (depth, pairs) = (self.depth, self.queue_pairs);
         let allowed = depth_max.saturating_mul(u32::from(pairs));
-        if depth > allowed {
+        if depth > allowed && !self.depth_may_be_less {
             return Err(Refused::caller(format!(
                 "-q {depth}: depth is {depth}, expected 1 to {allowed}, which {name} allows"
             )));

@@ -53,7 +53,12 @@ fn a_depth_of_zero_or_above_the_controllers_is_refused() {
         refusal(|options| (options.depth, options.queue_pairs) = (1, 2)),
         "-q 1: depth is 1, expected at least 2, one for each queue pair"
     );
-    let two_pairs = PerfOptions { depth: 1024, queue_pairs: 2, ..PerfOptions::default() };
+    let two_pairs = PerfOptions {
+        depth: 1024,
+        depth_may_be_less: false,
+        queue_pairs: 2,
+        ..PerfOptions::default()
+    };
     assert_eq!(two_pairs.check(&supplies()), Ok(()), "two queue pairs hold twice as many");
 }
 
@@ -333,4 +338,15 @@ fn what_is_prefetched_is_read_and_written_alike() {
         Prefetch::parse("slots,x"),
         Err("no `x` to prefetch, expected some of slots,ring,tasks, or all, or none".into())
     );
+}
+
+#[test]
+fn usual_depth_is_cut_to_what_a_device_takes_and_one_that_was_asked_for_is_refused() {
+    let usual = PerfOptions::default();
+    assert_eq!((usual.suited_to(127).depth, usual.suited_to(1000).depth), (127, 128));
+    assert!(usual.check_queues(&"it", 127, 1000).is_ok());
+    let asked = PerfOptions { depth_may_be_less: false, ..usual };
+    assert_eq!(asked.suited_to(127).depth, 128);
+    let refused = asked.check_queues(&"it", 127, 1000).unwrap_err().text;
+    assert_eq!(refused, "-q 128: depth is 128, expected 1 to 127, which it allows");
 }

@@ -1,0 +1,50 @@
+//! Text from peers, made safe to print on a terminal.
+
+/// The text with every character escaped that a terminal would act on: control characters, and
+/// those that change the direction of text or have no width.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    escaped(text, acts)
+}
+
+/// The same for text of several lines: line feeds stay.
+#[must_use]
+pub fn plain_lines(text: &str) -> String {
+    escaped(text, |character| character != '\n' && acts(character))
+}
+
+/// Whether a terminal acts on a character: control characters, and those that have no width or turn
+/// the line around (Unicode 16, general category Cf, and the separators of lines and paragraphs).
+#[must_use]
+pub fn acts(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}')
+}
+
+fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for character in text.chars() {
+        match is_escaped(character) {
+            true => plain.extend(character.escape_unicode()),
+            false => plain.push(character),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{plain, plain_lines};
+
+    #[test]
+    fn characters_that_a_terminal_acts_on_are_escaped() {
+        assert_eq!(plain("a\u{1b}[2Jb\nc\u{9b}d"), "a\\u{1b}[2Jb\\u{a}c\\u{9b}d");
+        assert_eq!(plain("x\u{202e}y\u{200b}z\u{7f}"), "x\\u{202e}y\\u{200b}z\\u{7f}");
+        assert_eq!(plain("\u{2066}a\u{2069}\u{61c}"), "\\u{2066}a\\u{2069}\\u{61c}");
+        assert_eq!(plain("Übung 一"), "Übung 一");
+        assert_eq!(plain_lines("a\nb\r\u{202e}"), "a\nb\\u{d}\\u{202e}");
+    }
+}
