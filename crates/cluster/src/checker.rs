@@ -233,7 +233,7 @@ impl Checker {
         if let Some(&Durable { from, write, begun }) = durable
             && found_ended < begun
         {
-            return Err(match lost < from {
+            return Err(match lost < begun {
                 true => Broken::OldWriteLanded { found, newer: write },
                 false => Broken::FlushedWriteLost { found, durable: write, since: from },
             });
