@@ -226,6 +226,6 @@ inner
 
     #[test]
     fn a_terminal_is_not_given_orders() {
-        assert_eq!(cell("name", &json!("a\u{1b}[2Jb\nc")), "a\\u{1b}[2Jb\\nc");
+        assert_eq!(cell("name", &json!("a\u{1b}[2Jb\nc")), "a\\u{1b}[2Jb\\u{a}c");
     }
 }

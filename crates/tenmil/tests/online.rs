@@ -113,7 +113,7 @@ fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
         assert_eq!(told["volume"]["name"], name, "{words:?}");
     }
     for is_changed in [true, false] {
-        let told = parsed(&pool.done(&["volume", "delete", &trial, "--json"]));
+        let told = parsed(&pool.done(&["volume", "delete", &trial, "--if-exists", "--json"]));
         assert_eq!((&told["changed"], &told["volume"]), (&is_changed.into(), &Value::Null));
     }
     assert_eq!(names(&pool), ["db", "monday", "next", "friday"]);

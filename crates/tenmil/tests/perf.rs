@@ -110,7 +110,8 @@ fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
 /// Why a run over `uris` is not to be.
 fn refusal(options: &PerfOptions) -> Refused {
     let progress = Arc::new(Progress::new(options.thread_count() as usize));
-    engine::run(options, &progress, &mut |_| {}).err().unwrap()
+    let options = PerfOptions { depth_may_be_less: false, ..options.clone() };
+    engine::run(&options, &progress, &mut |_| {}).err().unwrap()
 }
 
 #[test]

@@ -470,7 +470,7 @@ mod tests {
         say(&["delete", &volume("monday")]).unwrap();
         let next = volume("next");
         for is_changed in [true, false] {
-            let found = json(&["delete", &next]);
+            let found = json(&["delete", &next, "--if-exists"]);
             assert_eq!((&found["changed"], &found["volume"]), (&is_changed.into(), &Value::Null));
         }
     }

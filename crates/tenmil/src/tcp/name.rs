@@ -108,6 +108,8 @@ impl TcpName {
             options.direct = direct;
         }
         if let Some(host) = fields.text("host") {
+            // A host identifier belongs to one host NQN (Base 2.1 §5.1.25.1.28).
+            options.host_id = host_id_of(&host);
             options.host = host;
         }
         let policy = &mut options.policy;
@@ -227,6 +229,13 @@ pub(crate) fn discovery_name(addresses: &str) -> (String, String) {
 /// This machine as a host.
 fn host_id() -> [u8; 16] {
     machine_id(SALT)
+}
+
+/// The identifier of a host that goes by another NQN on this machine: the same each time.
+fn host_id_of(nqn: &str) -> [u8; 16] {
+    machine_id(
+        nqn.bytes().fold(SALT, |salt, byte| base::Random::new(salt ^ u64::from(byte)).draw()),
+    )
 }
 
 /// This machine as a number: the same each time, and not the one that others may know it by.

@@ -66,7 +66,7 @@ fn one_host_does_not_take_all_connections() {
     assert_eq!(connect(&mut rig, &admin_connect(), &mine), Status::CONNECT_CONTROLLER_BUSY);
     assert_eq!(rig.service.associations(), 1, "what was refused is not kept");
     let name = Ascii::nul_padded("nqn.2014-08.org.example:other");
-    let other = connect_data(CNTLID_DYNAMIC).with(|data| data.hostnqn(name));
+    let other = connect_data(CNTLID_DYNAMIC).with(|data| data.hostnqn(name).hostid([9; 16]));
     assert_eq!(connect(&mut rig, &admin_connect(), &other), Status::SUCCESS);
     // With a connection that goes there is room for another.
     rig.lines[1].pipe = None;

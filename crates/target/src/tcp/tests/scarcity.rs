@@ -486,7 +486,9 @@ fn memory_that_is_read_for_too_long_is_never_used_again_and_that_is_said() {
 fn host_named(rig: &mut Rig, name: &str, queues: u16) -> Vec<usize> {
     let data = |cntlid| -> wire::fabrics::ConnectData {
         let nqn = wire::layout::Ascii::nul_padded(&format!("nqn.2026-01.org.tenmil:{name}"));
-        connect_data(cntlid).with(|data| data.hostnqn(nqn))
+        let mut id = [0; 16];
+        id[..name.len()].copy_from_slice(name.as_bytes());
+        connect_data(cntlid).with(|data| data.hostnqn(nqn).hostid(id))
     };
     let admin = rig.dial(admin_config());
     let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
