@@ -10,7 +10,7 @@
 //!   Buffer   what one command has: whoever drops it gives it back
 //! ```
 //!
-//! Who finds nothing waits in [line], and a host that has nothing may have the block that is kept back:
+//! Who finds nothing waits in [`mod@line`], and a host that has nothing may have the block that is kept back:
 //! so whatever one command needs it gets, and the others after it. No host has more than it leaves to
 //! others. While somebody waits nobody keeps what he does not use. The two pages are for what comes unasked and for what a connection cannot
 //! do without: Connect, admin commands, data in a capsule. There are as many as there may be

@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 the machine is not set up for it, 2 asked for something that cannot be,
 //! 3 a controller broke its contract, which includes every failed I/O. They are made from
-//! [`Blame`](base::Blame) and never from text. `copy` has two of its own: 4 two devices differ, and
+//! [`Blame`] and never from text. `copy` has two of its own: 4 two devices differ, and
 //! 130 interrupted.
 
 mod bind;
