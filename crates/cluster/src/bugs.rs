@@ -15,8 +15,7 @@ pub struct InjectedBugs {
 }
 
 impl InjectedBugs {
-    /// Each defect alone that 200 seeds find, with its name. Resets of unknown controllers are not
-    /// among them yet.
+    /// Each defect alone, with its name. 200 seeds find each.
     pub fn each() -> Vec<(&'static str, Self)> {
         let none = Self::default();
         vec![
@@ -31,6 +30,10 @@ impl InjectedBugs {
             (
                 "writes of an ended association are not fenced",
                 Self { unfenced_writes: true, ..none },
+            ),
+            (
+                "a process answers that a controller of another process is reset",
+                Self { unknown_resets_done: true, ..none },
             ),
         ]
     }

@@ -77,6 +77,8 @@ enum Kind {
     Any,
     /// Writes that stay in the disk when their association has long ended.
     SlowDisk,
+    /// Two processes serve one disk: a write is under way in one while its host goes on by the other.
+    TwoWays,
 }
 
 /// How often each kind of fault comes, among all.
@@ -88,17 +90,21 @@ impl Plan {
     /// The run of this seed.
     pub fn of(seed: u64, bugs: InjectedBugs) -> Self {
         let mut draw = Draw(Random::new(seed ^ 0xc1u64.rotate_left(56)));
-        let kind = draw.pick(&[Kind::Any, Kind::Any, Kind::SlowDisk]);
+        let kind = draw.pick(&[Kind::Any, Kind::Any, Kind::SlowDisk, Kind::TwoWays]);
         let machines = vec![draw.machine(kind)];
         let hosts: Vec<HostPlan> =
-            (0..draw.pick(&[1, 1, 2])).map(|_| draw.host(&machines)).collect();
+            (0..draw.pick(&[1, 1, 2])).map(|_| draw.host(kind, &machines)).collect();
         let cables = CableOptions {
             delay: Span::from_us(draw.pick(&[10, 50, 200])),
             jitter: Span::from_us(draw.pick(&[0, 20, 500])),
             splits: draw.chance(4),
             release: Span::from_ms(draw.pick(&[0, 0, 1, 100])),
         };
-        let secs = if kind == Kind::SlowDisk { 20 } else { draw.pick(&[4, 10, 20]) };
+        let secs = match kind {
+            Kind::SlowDisk => 20,
+            Kind::TwoWays => draw.pick(&[4, 8]),
+            Kind::Any => draw.pick(&[4, 10, 20]),
+        };
         let until = Instant { ns: secs * 1_000_000_000 };
         let faults = draw.faults(kind, &machines, hosts.len(), until);
         Self { seed, machines, hosts, cables, faults, until, bugs }
@@ -138,9 +144,18 @@ impl Draw {
             disk.slow_one_in = self.pick(&[10, 30]);
             disk.slow_max = Span::from_secs(self.pick(&[8, 20]));
         }
-        let processes =
-            if kind == Kind::SlowDisk { self.pick(&[1, 2]) } else { self.pick(&[1, 1, 2]) };
-        let quiesce = Span::from_ms(self.pick(&[200, 1_000]));
+        if kind == Kind::TwoWays {
+            disk.slow_one_in = self.pick(&[2, 4]);
+        }
+        let processes = match kind {
+            Kind::SlowDisk => self.pick(&[1, 2]),
+            Kind::TwoWays => 2,
+            Kind::Any => self.pick(&[1, 1, 2]),
+        };
+        let quiesce = match kind {
+            Kind::TwoWays => Span::from_ms(1_000),
+            _ => Span::from_ms(self.pick(&[200, 1_000])),
+        };
         if processes > 1 {
             // What one process has told a disk another one does not know: only the time to quiesce
             // (CQT) keeps old writes away.
@@ -149,8 +164,23 @@ impl Draw {
         MachinePlan { disks: vec![disk], processes, quiesce }
     }
 
-    fn host(&mut self, machines: &[MachinePlan]) -> HostPlan {
+    fn host(&mut self, kind: Kind, machines: &[MachinePlan]) -> HostPlan {
         let machine = self.below(machines.len());
+        let host = self.any_host(machine, machines);
+        match kind {
+            Kind::TwoWays => HostPlan {
+                depth: self.pick(&[4, 12]),
+                think: Span::from_us(self.pick(&[500, 2_000, 20_000])),
+                blocks: self.pick(&[4, 8]),
+                request_blocks_max: self.pick(&[1, 4]),
+                reads: self.pick(&[4, 8]),
+                ..host
+            },
+            _ => host,
+        }
+    }
+
+    fn any_host(&mut self, machine: usize, machines: &[MachinePlan]) -> HostPlan {
         HostPlan {
             machine,
             disk: self.below(machines[machine].disks.len()),
@@ -176,10 +206,18 @@ impl Draw {
         until: Instant,
     ) -> Vec<(Instant, FaultEvent)> {
         // Each kind is there or not, so that some runs have much of one.
-        let weights =
+        let mut weights =
             Weights([(); 7].map(|()| if self.chance(2) { 1 + self.0.below(4) } else { 0 }));
+        if kind == Kind::TwoWays {
+            // Connections are reset: that is noticed while what was sent on them is under way.
+            weights.0[4] = 20;
+        }
         let processes: usize = machines.iter().map(|machine| machine.processes).sum();
-        let count = self.below(if kind == Kind::SlowDisk { 6 } else { 12 });
+        let count = match kind {
+            Kind::SlowDisk => self.below(6),
+            Kind::TwoWays => 6 + self.below(12),
+            Kind::Any => self.below(12),
+        };
         let mut faults = Vec::new();
         for _ in 0..count {
             let at = Instant { ns: 300_000_000 + self.0.below(until.ns - 300_000_000) };

@@ -134,6 +134,8 @@ impl Header {
             0x01 => "write",
             0x02 => "read",
             0x7f => return (cid, 0..0, format!("fabrics type {:02x}h", dword(1) & 0xff)),
+            0x00 => return (cid, 0..0, "flush or delete queue".to_owned()),
+            0x38 => return (cid, 0..0, format!("reset of controller {}", dword(10) & 0xffff)),
             other => return (cid, 0..0, format!("opcode {other:02x}h")),
         };
         let text = format!("{name} {}..{} of namespace {}", range.start, range.end, dword(1));
