@@ -75,7 +75,8 @@ pub struct ControllerConfig {
     pub r2t_bytes_max: u32,
     /// R2Ts for a command at a time: 1 to 4, and no more than the host takes.
     pub r2ts_max: u8,
-    /// The most data in one C2HData.
+    /// The most data in one C2HData. The specification sets no bound (TCP 1.0 §3.6.2.9), and hosts are
+    /// known that take one unit for a command and no more, so nothing is cut unless this says so.
     pub c2h_bytes_max: u32,
     /// When a read ends with its last data, and without a response.
     pub success: SuccessFlag,
@@ -195,7 +196,7 @@ impl Default for ControllerConfig {
             h2c_bytes_max: 128 << 10,
             r2t_bytes_max: u32::MAX,
             r2ts_max: 1,
-            c2h_bytes_max: 128 << 10,
+            c2h_bytes_max: u32::MAX,
             success: SuccessFlag::WithoutFlowControl,
             patience: Patience::default(),
         }

@@ -8,8 +8,8 @@ use super::{ANSWER_BYTES, Controller, SuccessFlag};
 use crate::Payloads;
 
 impl Controller {
-    /// Queues what was granted, replied and finished, as far as there is room: one unit of data for
-    /// each command in turn, so that a long one does not hold up a short one.
+    /// Queues what was granted, replied and finished, as far as there is room: one unit for each
+    /// command in turn.
     #[inline]
     pub(super) fn queue_units(&mut self, payloads: &impl Payloads) {
         while let Some(tag) = self.jobs.front().copied()

@@ -16,6 +16,7 @@ use super::rig::{
     BLOCKS, ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, io_config, io_connect,
     limits, pattern, transfer,
 };
+use crate::tcp::Limits;
 
 fn identify() -> Command {
     Command::new(AdminOpcode::Identify.code()).with_cdw10(1)
@@ -45,6 +46,45 @@ fn both_digests_change_nothing_but_the_bytes_on_the_wire() {
         let (completion, back) = rig.command(io, &read, Data::ToHost(len), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
         assert!(back == bytes);
+    }
+}
+
+/// Hosts are known that take one unit of data for a command and no more (SPDK's does above 128 KiB).
+/// TCP 1.0 §3.6.2.9: PDO behind the header and its digest, PLEN with both digests, and LAST_PDU in the
+/// only unit. SUCCESS in place of a response, since the queue has no flow control (§3.3.2.1).
+#[test]
+fn a_read_of_the_largest_transfer_is_one_unit_of_data() {
+    const LEN: u32 = 1 << 20;
+    let largest = Limits { transfer_bytes_max: LEN, ..limits() };
+    for (use_digest, digest, pdo, flags) in
+        [(DigestUse::Off, 0, 24, 0x0c), (DigestUse::Required, 4, 28, 0x0f)]
+    {
+        let mut rig = Rig::with(largest, |plan| plan);
+        let (_, cntlid) = rig.admin();
+        let io = rig.dial(HostConfig {
+            header_digest: use_digest,
+            data_digest: use_digest,
+            ..io_config()
+        });
+        let completion = rig.connect(io, &io_connect(1), &connect_data(cntlid));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let blocks = LEN / 512;
+        let bytes = pattern(blocks, LEN as usize);
+        let write = transfer(IoOpcode::Write.code(), 7, blocks);
+        let (completion, _) = rig.command(io, &write, Data::FromHost(LEN), &bytes);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let before = rig.lines[io].received.len();
+        let read = transfer(IoOpcode::Read.code(), 7, blocks);
+        let (completion, back) = rig.command(io, &read, Data::ToHost(LEN), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        assert!(back == bytes);
+        let received = &rig.lines[io].received[before..];
+        let dword = |at: usize| u32::from_le_bytes(*received[at..].first_chunk().unwrap());
+        // Type, FLAGS, HLEN, PDO.
+        assert_eq!(received[..4], [0x07, flags, 24, pdo]);
+        let plen = u32::from(pdo) + LEN + digest;
+        assert_eq!((dword(4), dword(12), dword(16)), (plen, 0, LEN), "PLEN, DATAO, DATAL");
+        assert_eq!(received.len(), plen as usize, "and nothing after it");
     }
 }
 
