@@ -337,7 +337,7 @@ impl Store {
         let page = match end {
             End::Read(bytes) => Page::decode(bytes, self.books.store, address),
             End::Failed(outcome) => Err(Damage::at(address, Flaw::Unread(outcome))),
-            End::Done | End::Sums(_) | End::Slots(_) => {
+            End::Done | End::Sums(_) | End::Slots(_) | End::Contents(_) => {
                 Err(Damage::at(address, Flaw::Unread(Outcome::INTERNAL_ERROR)))
             }
         };

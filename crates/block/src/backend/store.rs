@@ -128,7 +128,16 @@ struct Shape {
 }
 
 /// Moves what an action says: the checksums of its blocks, where they are wanted, or what went wrong.
-type Carry<'a> = dyn FnMut(&Action) -> Result<Vec<u32>, Outcome> + 'a;
+type Carry<'a> = dyn FnMut(&Action) -> Result<Copied, Outcome> + 'a;
+
+/// What is known of data that have been moved.
+enum Copied {
+    Data,
+    /// The checksums of the blocks.
+    Sums(Vec<u32>),
+    /// Whether each block holds anything but zeroes.
+    Contents(Vec<bool>),
+}
 
 /// Bytes in a block of a store, and of its volumes.
 pub const PAGE_BYTES: u32 = 4096;
@@ -279,8 +288,7 @@ impl OpenStore {
         self.converse(ask, &mut |_| Err(Outcome::ABORTED))
     }
 
-    /// Asks something, has `carry` move the data, and waits for the answer. What is carried returns the
-    /// checksums of its blocks where they are wanted.
+    /// Asks something, has `carry` move the data, and waits for the answer.
     fn converse(&self, ask: Ask, carry: &mut Carry<'_>) -> Result<Answer, MediumError> {
         self.converse_if(ask, carry, |_| Ok(()))
     }
@@ -331,12 +339,13 @@ impl OpenStore {
     }
 
     /// Data have been moved, or have not.
-    fn carried(&self, action: &Action, done: &Result<Vec<u32>, Outcome>) {
+    fn carried(&self, action: &Action, done: &Result<Copied, Outcome>) {
         let Some(io) = shared::transfer_of(action) else { return };
         let end = match done {
             Err(outcome) => End::Failed(*outcome),
-            Ok(sums) if sums.is_empty() => End::Done,
-            Ok(sums) => End::Sums(sums),
+            Ok(Copied::Data) => End::Done,
+            Ok(Copied::Sums(sums)) => End::Sums(sums),
+            Ok(Copied::Contents(holds)) => End::Contents(holds),
         };
         let mut state = self.shared.lock_to_tell();
         state.store.complete(io, end);

@@ -275,6 +275,9 @@ pub enum End<'a> {
     Slots(&'a Slots),
     /// Done, and these are the checksums of the blocks that were moved.
     Sums(&'a [u32]),
+    /// Done, and this is whether each block that was read from a parent holds anything but zeroes. One
+    /// that holds none need not be copied.
+    Contents(&'a [bool]),
     /// Not done.
     Failed(Outcome),
 }

@@ -52,6 +52,8 @@ pub(super) struct Task {
 #[derive(Clone, Debug)]
 struct Filling {
     blocks: Range<u64>,
+    /// Parts of them that hold data and have still to be written; the last one is the next.
+    parts: Vec<Range<u64>>,
     /// Whether whoever asked has them.
     is_read: bool,
 }

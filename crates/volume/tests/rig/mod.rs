@@ -307,7 +307,9 @@ impl Rig {
                     let value = stamped(model::parent_value(block + index));
                     self.buffers.get_mut(&token).unwrap()[place] = value;
                 }
-                self.store.complete(io, End::Done);
+                let holds = |index| model::parent_value(block + index) != 0;
+                let holds: Vec<bool> = (0..blocks).map(holds).collect();
+                self.store.complete(io, End::Contents(&holds));
             }
             Action::Zero { token, offset, blocks } => {
                 for index in offset..offset + blocks {

@@ -1,5 +1,7 @@
 //! Copying into a volume what it has from its parent, so that it needs the parent no more.
 //!
+//! What holds nothing but zeroes there takes no room here.
+//!
 //! It goes on from the end of the volume, a megabyte at a time at most. What was copied stays so if it is
 //! stopped. Writes to the volume wait for the stretch that is being copied; reads wait for nothing.
 
@@ -12,7 +14,7 @@ use super::outside::Outside;
 use super::pace::Pace;
 use super::raw::{Raw, StorePages};
 use super::send::Watch;
-use super::{OpenStore, PAGE_BYTES};
+use super::{Copied, OpenStore, PAGE_BYTES};
 use crate::MediumError;
 use crate::open::Opener;
 
@@ -105,7 +107,7 @@ impl<'a> Mover<'a> {
     }
 
     /// Moves blocks from the parent, or to the device.
-    fn carry(&mut self, action: &Action) -> Result<Vec<u32>, Outcome> {
+    fn carry(&mut self, action: &Action) -> Result<Copied, Outcome> {
         let (is_read, offset, at, blocks, is_summed) = match *action {
             Action::ReadParent { offset, block, blocks, .. } => {
                 (true, offset, block, blocks, false)
@@ -128,7 +130,11 @@ impl<'a> Mover<'a> {
             }
         }
         self.copied += if is_read { 0 } else { pages.len() as u64 };
-        let sums = pages.as_chunks::<4096>().0.iter().map(checksum);
-        Ok(if is_summed { sums.collect() } else { Vec::new() })
+        let pages = pages.as_chunks::<4096>().0.iter();
+        Ok(match (is_read, is_summed) {
+            (true, _) => Copied::Contents(pages.map(|page| page != &[0; 4096]).collect()),
+            (false, true) => Copied::Sums(pages.map(checksum).collect()),
+            (false, false) => Copied::Data,
+        })
     }
 }

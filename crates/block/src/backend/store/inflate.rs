@@ -12,7 +12,7 @@ use volume::{Action, Answer, Ask, VolumeInfo};
 use super::pace::Pace;
 use super::raw::StorePages;
 use super::send::Watch;
-use super::{OpenStore, PAGE_BYTES};
+use super::{Copied, OpenStore, PAGE_BYTES};
 use crate::MediumError;
 use crate::open::Opener;
 
@@ -91,7 +91,7 @@ impl OpenStore {
 
 impl Mover<'_> {
     /// Moves blocks from the device, or to it.
-    fn carry(&mut self, action: &Action) -> Result<Vec<u32>, Outcome> {
+    fn carry(&mut self, action: &Action) -> Result<Copied, Outcome> {
         let page = PAGE_BYTES as usize;
         let (is_read, offset, at, blocks) = match *action {
             Action::ReadData { offset, at, blocks, .. } => (true, offset, at, blocks),
@@ -112,6 +112,6 @@ impl Mover<'_> {
             }
         }
         self.copied += if is_read { 0 } else { pages.len() as u64 };
-        Ok(Vec::new())
+        Ok(Copied::Data)
     }
 }

@@ -4,8 +4,13 @@
 //!   quiet | find the last gap | read it from the parent | write it like any data | lower the reach
 //! ```
 //!
+//! Units of which the parent has nothing but zeroes are not written, and take no room: behind the reach
+//! they read as zeroes without.
+//!
 //! Nobody writes to the volume meanwhile, nor trims it. What was copied and is not durable with the reach
 //! that says so is found to be there already when it is asked for again.
+
+use std::ops::Range;
 
 use super::{Filling, Halt, Next, State, Task, Wait, transfer};
 use crate::cost::Leaves;
@@ -32,18 +37,25 @@ impl Store {
         let Some(filling) = task.filling.clone() else {
             return self.begin_fill(id, task, volume, blocks);
         };
+        let first = filling.blocks.start;
         if !filling.is_read {
             if let State::Transfers(_, failed, _) = task.state {
                 transfer::ended(failed, "read blocks of a volume's parent")?;
             }
-            task.filling = Some(Filling { is_read: true, ..filling.clone() });
+            task.filling = Some(Filling { is_read: true, ..filling });
             task.state = State::Start;
         }
-        let (first, count) = (filling.blocks.start, filling.blocks.end - filling.blocks.start);
-        match self.write(id, task, volume, first, count)? {
-            Next::Done(_) => self.lower_reach(volume, first),
-            wait @ Next::Wait(_) => Ok(wait),
+        while let Some(part) =
+            task.filling.as_ref().and_then(|filling| filling.parts.last().cloned())
+        {
+            match self.write(id, task, volume, part.start, part.end - part.start)? {
+                Next::Done(_) => (task.state, task.summed) = (State::Start, None),
+                wait @ Next::Wait(_) => return Ok(wait),
+            }
+            task.filling.as_mut().map(|filling| filling.parts.pop());
         }
+        // What is not mapped behind the reach reads as zeroes, as the rest did.
+        self.lower_reach(volume, first)
     }
 
     /// Nobody writes to the volume: finds what is to be copied, and has it read.
@@ -65,7 +77,8 @@ impl Store {
         let (io, token) = (self.enter(Purpose::Data(id)), task.token);
         let (block, blocks) = (range.start, range.end - range.start);
         self.actions.push_back(Action::ReadParent { io, token, offset: 0, block, blocks });
-        task.filling = Some(Filling { blocks: range, is_read: false });
+        let parts = vec![range.clone()];
+        task.filling = Some(Filling { blocks: range, parts, is_read: false });
         task.state = State::Transfers(1, None, Vec::new());
         Ok(Next::Wait(Wait::Transfers))
     }
@@ -78,5 +91,24 @@ impl Store {
             self.books.attempt_with_room(|books| books.lower_reach(volume, to))?;
         }
         Ok(Next::Done(Answer::Filled(to)))
+    }
+}
+
+impl Filling {
+    /// Leaves out of what is written the units of which these blocks hold nothing but zeroes.
+    pub(super) fn note_contents(&mut self, holds: &[bool], unit: u64) {
+        let unit_of = |index: usize| (self.blocks.start + index as u64) / unit.max(1);
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        for index in (0..holds.len()).filter(|index| holds[*index]) {
+            let of_unit = unit_of(index) * unit..(unit_of(index) + 1) * unit;
+            let (start, end) =
+                (of_unit.start.max(self.blocks.start), of_unit.end.min(self.blocks.end));
+            match parts.last_mut() {
+                Some(last) if last.end >= start => last.end = end,
+                _ => parts.push(start..end),
+            }
+        }
+        parts.reverse();
+        self.parts = parts;
     }
 }

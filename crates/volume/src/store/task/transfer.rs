@@ -129,11 +129,14 @@ impl Store {
             let sums = vec![0; usize::try_from(blocks).unwrap_or(0)];
             task.summed = Some(Box::new(Summed { sums, ..Summed::default() }));
         }
+        // What is filled keeps its place among all that was read.
+        let kept = task.filling.as_ref().map_or(0, |filling| block - filling.blocks.start);
         for segment in &segments {
             let io = self.enter(Purpose::Data(id));
             let Segment { at, blocks, .. } = *segment;
             let (token, offset) = (task.token, segment.block - block);
-            let action = Action::WriteData { io, token, offset, at, blocks, is_summed };
+            let from = kept + offset;
+            let action = Action::WriteData { io, token, offset: from, at, blocks, is_summed };
             self.actions.push_back(action);
             note_part(task, io, Run { block: offset, blocks, at });
         }
@@ -257,6 +260,8 @@ impl Store {
             let writes = matches!(task.ask, Ask::Write { .. } | Ask::Fill { .. });
             let took = summed.take(io, end, writes);
             *failed = failed.or(if took { None } else { Some(Outcome::INTERNAL_ERROR) });
+        } else if let (End::Contents(holds), Some(filling)) = (end, &mut task.filling) {
+            filling.note_contents(holds, task.mine.1);
         }
         if *left == 0 {
             self.run(id);

@@ -182,6 +182,38 @@ fn a_parent_whose_blocks_are_of_another_size_is_another() {
     }
 }
 
+#[test]
+fn decouple_of_a_clone_over_holes_gives_them_no_room() {
+    // In units of 16 blocks: two holes, a single block of data, a hole, data at both ends of a unit.
+    let data = [33, 70, 79, 140];
+    let block = |block| if data.contains(&block) { of(block) } else { 0 };
+    for checksums in [false, true] {
+        let bench = pool();
+        let image: Vec<u8> = (0..IMAGE).flat_map(|at| [block(at); PAGE as usize]).collect();
+        std::fs::write(bench.directory.path().join("golden"), image).unwrap();
+        bench.over("v", 200, &bench.golden(), checksums).unwrap();
+        let opened = bench.open("v").unwrap();
+        let mut hand = bench.hand(&*opened.medium, 0);
+        hand.write(50, 1, 0x77);
+        bench.snapshot("v", "s");
+        bench.decouple("v").unwrap();
+        let mut expected: Vec<u8> = (0..200).map(block).collect();
+        expected[50] = 0x77;
+        assert_eq!(all(&mut hand, 200), expected);
+        // Units 2, 4 and 8, of which the parent has all; and the block that was written.
+        let info = bench.store().find("v").unwrap();
+        assert_eq!((info.reach, info.mapped), (0, 16 + 16 + 16 + 1), "{info:?}");
+        drop((hand, opened));
+        assert_eq!(all(&mut bench.hand(&*bench.open("s").unwrap().medium, 0), 200), expected);
+        bench.change(Change::Delete { name: "s".into(), orphan: false });
+        std::fs::remove_file(bench.directory.path().join("golden")).unwrap();
+        let opened = bench.open("v").unwrap();
+        assert_eq!(all(&mut bench.hand(&*opened.medium, 0), 200), expected);
+        drop(opened);
+        assert!(bench.is_clean());
+    }
+}
+
 /// What goes wrong on purpose below a volume that is open.
 fn fail(opened: &Opened, rules: &str) {
     let handle = opened.handles.iter().find_map(|handle| match handle {
