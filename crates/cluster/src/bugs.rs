@@ -12,6 +12,8 @@ pub struct InjectedBugs {
     pub unfenced_writes: bool,
     /// A process answers that a controller is reset that it has never given out.
     pub unknown_resets_done: bool,
+    /// Reservations are kept for the number of a namespace, not for its disk.
+    pub reservations_by_number: bool,
 }
 
 impl InjectedBugs {
@@ -34,6 +36,10 @@ impl InjectedBugs {
             (
                 "a process answers that a controller of another process is reset",
                 Self { unknown_resets_done: true, ..none },
+            ),
+            (
+                "reservations belong to a number and not to a disk",
+                Self { reservations_by_number: true, ..none },
             ),
         ]
     }

@@ -27,6 +27,8 @@ pub(crate) struct Checker {
     losses: BTreeMap<usize, Instant>,
     /// When a flush of a host on a disk has failed last: its host knows that writes may be lost.
     warned: BTreeMap<(usize, usize), Instant>,
+    /// Which host holds a reservation on a disk, Write Exclusive, and since when it knows.
+    reservations: BTreeMap<usize, (usize, Instant)>,
 }
 
 /// A write.
@@ -257,6 +259,46 @@ impl Checker {
         block.check(found)
     }
 
+    /// A host was told that it holds a reservation on a disk.
+    ///
+    /// # Errors
+    ///
+    /// Which other host holds one.
+    pub(crate) fn reserved(&mut self, host: usize, disk: usize, now: Instant) -> Result<(), usize> {
+        let holder = *self.reservations.entry(disk).or_insert((host, now));
+        if holder.0 == host { Ok(()) } else { Err(holder.0) }
+    }
+
+    /// A host is about to release its reservation.
+    pub(crate) fn release_begins(&mut self, host: usize, disk: usize) {
+        self.reservations.retain(|on, (holder, _)| (*on, *holder) != (disk, host));
+    }
+
+    /// A write was answered: one that began under a reservation of another host must not succeed, and
+    /// the holder's must not be refused for a reservation.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong.
+    pub(crate) fn reservation_is_kept(&self, id: WriteId, is_conflict: bool) -> Result<(), String> {
+        let Some(write) = self.writes.get(&id) else { return Ok(()) };
+        let Some(&(holder, since)) = self.reservations.get(&write.disk) else { return Ok(()) };
+        let since_text = Instant::since(since, Instant::default()).as_secs_f64();
+        match (holder == write.host, is_conflict) {
+            (false, _) if write.is_success && write.begun > since => Err(format!(
+                "the write succeeded, expected a reservation conflict: host {holder} holds disk {} \
+                 since {since_text:.6} s",
+                write.disk
+            )),
+            (true, true) if write.begun > since => Err(format!(
+                "a reservation conflict, expected success: this host holds disk {} since \
+                 {since_text:.6} s",
+                write.disk
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The power of a disk is lost.
     pub(crate) fn power_lost(&mut self, disk: usize, now: Instant) {
         self.losses.insert(disk, now);
@@ -438,5 +480,24 @@ mod tests {
         checker.power_lost(0, at(10));
         checker.flush_ends(0, 0, at(11), at(12));
         assert!(read(&mut checker, 0, 13, 14).is_err(), "the second loss was not told");
+    }
+
+    #[test]
+    fn a_reservation_excludes_the_writes_of_others_until_it_is_released() {
+        let mut checker = Checker::default();
+        assert_eq!(checker.reserved(1, 0, at(5)), Ok(()));
+        assert_eq!(checker.reserved(2, 0, at(6)), Err(1));
+        write(&mut checker, 1, 4, 9, true);
+        assert!(checker.reservation_is_kept(1, false).is_ok(), "it began before");
+        write(&mut checker, 2, 6, 9, true);
+        assert!(checker.reservation_is_kept(2, false).is_err());
+        write(&mut checker, 3, 6, 9, false);
+        assert!(checker.reservation_is_kept(3, true).is_ok());
+        checker.release_begins(1, 0);
+        write(&mut checker, 4, 10, 11, true);
+        assert!(checker.reservation_is_kept(4, false).is_ok());
+        assert_eq!(checker.reserved(0, 0, at(12)), Ok(()));
+        write(&mut checker, 5, 13, 14, false);
+        assert!(checker.reservation_is_kept(5, true).is_err(), "the holder may write");
     }
 }

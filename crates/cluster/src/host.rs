@@ -22,7 +22,6 @@ use crate::disk::BLOCK_BYTES;
 use crate::history::{History, Scope};
 use crate::network::Network;
 use crate::plan::HostPlan;
-use crate::process::SUBSYSTEM;
 use crate::world::Failure;
 
 /// A host.
@@ -48,6 +47,19 @@ pub(crate) struct Host {
     flushed: u64,
     /// The next block that is audited.
     audited: u64,
+}
+
+/// Where a disk is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// The first process.
+    pub(crate) process: usize,
+    /// How many serve it.
+    pub(crate) processes: usize,
+    /// The subsystem.
+    pub(crate) subsystem: String,
+    /// The namespace.
+    pub(crate) nsid: u32,
 }
 
 /// What a host is to do.
@@ -109,8 +121,7 @@ impl Host {
     pub(crate) fn new(
         (number, seed, bugs): (usize, u64, InjectedBugs),
         plan: &HostPlan,
-        (disk, nsid): (usize, u32),
-        processes: Range<usize>,
+        (disk, address): (usize, &Address),
         network: &Network,
         now: Instant,
     ) -> Result<Self, String> {
@@ -119,10 +130,9 @@ impl Host {
         let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| error.to_string())?;
         let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
         let paths: Result<Vec<PathSetup>, String> =
-            processes.map(|process| path(&regions, network, number, process)).collect();
-        let host_nqn = format!("nqn.2026-01.org.tenmil:host{number}");
-        let id = u8::try_from(number + 1).unwrap_or(u8::MAX);
-        let mut options = Options::new(SUBSYSTEM, &host_nqn, [id; 16]);
+            address.all().map(|process| path(&regions, network, number, process)).collect();
+        let names = (host_nqn(number), host_id(number));
+        let mut options = Options::new(&address.subsystem, &names.0, names.1);
         options.policy = Policy {
             detect: plan.detect,
             connect: Span::from_secs(1),
@@ -140,7 +150,7 @@ impl Host {
         let wishes = MultipathOptions {
             options,
             controller,
-            namespace: nsid,
+            namespace: address.nsid,
             spread: plan.spread,
             cache: Cache::Shared,
             queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
@@ -351,8 +361,11 @@ impl Host {
                     was_sent_again: self.path_lost_at >= Some(op.begun),
                 };
                 let ended = shared.checker.write_ends(id, end);
-                ended
-                    .map_err(|(lba, why)| self.failure(lba, &format!("w{id}"), &why.to_string()))?;
+                let fail = |lba, why: &str| self.failure(lba, &format!("w{id}"), why);
+                ended.map_err(|(lba, why)| fail(lba, &why.to_string()))?;
+                let is_conflict = answer.outcome.0 == wire::Status::RESERVATION_CONFLICT.0;
+                let kept = shared.checker.reservation_is_kept(id, is_conflict);
+                kept.map_err(|why| fail(op.first, &why))?;
             }
             Operation::Flush => {
                 self.note(now, id, &op, told, shared);
@@ -488,11 +501,27 @@ impl Host {
     }
 }
 
+impl Address {
+    fn all(&self) -> Range<usize> {
+        self.process..self.process + self.processes
+    }
+}
+
 impl Shared<'_> {
-    fn note(&self, now: Instant, scope: Scope, text: String) {
+    pub(crate) fn note(&self, now: Instant, scope: Scope, text: String) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         history.note(now, scope, text);
     }
+}
+
+/// The name of a host.
+pub(crate) fn host_nqn(number: usize) -> String {
+    format!("nqn.2026-01.org.tenmil:host{number}")
+}
+
+/// Its Host Identifier.
+pub(crate) fn host_id(number: usize) -> [u8; 16] {
+    [u8::try_from(number + 1).unwrap_or(u8::MAX); 16]
 }
 
 /// A path from a host to a process.

@@ -22,6 +22,7 @@ mod host;
 mod network;
 mod plan;
 mod process;
+mod registrant;
 mod tap;
 mod world;
 

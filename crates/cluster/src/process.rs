@@ -9,7 +9,9 @@ use ctrl::controller::{NamespaceConfig, Persistence, Subsystem, SubsystemConfig}
 use ctrl::namespace::Identity;
 use dma::Regions;
 use host::Clock;
-use target::tcp::{ControllerModel, Guest, Hosts, Limits, OfferPlan, Port, Service};
+use target::tcp::{
+    ControllerModel, Guest, Hosts, Limits, MemoryDirectory, OfferPlan, Port, Service,
+};
 
 use crate::bugs::InjectedBugs;
 use crate::disk::Disk;
@@ -21,6 +23,7 @@ pub(crate) struct Process {
     connections: Vec<Guest>,
     /// Nothing is executed before.
     paused_until: Instant,
+    state: MemoryDirectory,
 }
 
 /// What a process serves and how.
@@ -31,24 +34,28 @@ pub(crate) struct ProcessOptions {
     pub(crate) id: u64,
     /// How long after its end an association is drained (CQT).
     pub(crate) quiesce: Span,
-    /// Namespaces: identifier and disk.
-    pub(crate) namespaces: Vec<(u32, Export)>,
+    /// Subsystems with their namespaces.
+    pub(crate) subsystems: BTreeMap<String, Vec<Export>>,
+    /// Where reservations are kept.
+    pub(crate) state: MemoryDirectory,
     /// What is wrong on purpose.
     pub(crate) bugs: InjectedBugs,
 }
 
 /// A disk as a namespace.
 pub(crate) struct Export {
+    /// The identifier of the namespace.
+    pub(crate) nsid: u32,
     /// The disk.
     pub(crate) disk: Disk,
-    /// By which hosts recognize it.
-    pub(crate) uuid: [u8; 16],
-    /// What survives of its reservations.
-    pub(crate) persistence: Persistence,
+    /// Its number: by it hosts recognize it.
+    pub(crate) number: usize,
 }
 
-/// The subsystem that every process serves.
-pub(crate) const SUBSYSTEM: &str = "nqn.2026-01.org.tenmil:cluster";
+/// The subsystem of a tenant.
+pub(crate) fn subsystem_nqn(tenant: usize) -> String {
+    format!("nqn.2026-01.org.tenmil:tenant{tenant}")
+}
 
 impl Process {
     /// Starts to serve.
@@ -57,7 +64,7 @@ impl Process {
     ///
     /// What the service says.
     pub(crate) fn start(options: ProcessOptions, network: &Network) -> Result<Self, String> {
-        let ProcessOptions { port, id, quiesce, namespaces, bugs } = options;
+        let ProcessOptions { port, id, quiesce, subsystems, state, bugs } = options;
         let regions = Regions::new(16);
         let limits = Limits {
             memory_bytes: 4 << 20,
@@ -76,35 +83,39 @@ impl Process {
             true => Durability::Stable,
             false => Durability::VolatileCache,
         };
-        let mut configs = Vec::new();
-        for (nsid, export) in namespaces {
-            let Export { disk, uuid, persistence } = export;
-            let medium = Arc::new(disk.open(id, &regions, durability));
-            let identity = Identity { uuid, ..Identity::default() };
-            let (nsid, medium) = (Some(nsid), device(medium)?);
-            configs.push(NamespaceConfig {
-                nsid,
-                identity,
-                persistence,
-                ..NamespaceConfig::new(medium)
-            });
-        }
-        let config = SubsystemConfig {
-            nqn: SUBSYSTEM.to_owned(),
-            ..SubsystemConfig::new("CLUSTER", configs)
-        };
-        let subsystem = Subsystem::new(config)?;
         service.open_port(1, Port { address: None });
-        service.offer(OfferPlan {
-            subsystem,
-            nqn: SUBSYSTEM.to_owned(),
-            hosts: Hosts::Any,
-            ports: BTreeMap::from([(1, Vec::new())]),
-            model: ControllerModel::Dynamic,
-            masks: BTreeMap::new(),
-        })?;
+        for (nqn, exports) in subsystems {
+            let config = |export: Export| {
+                let Export { nsid, disk, number } = export;
+                let medium = device(Arc::new(disk.open(id, &regions, durability)))?;
+                let mut uuid = [0x11; 16];
+                uuid[15] = u8::try_from(number).unwrap_or(u8::MAX);
+                let known = match bugs.reservations_by_number {
+                    true => "any disk".to_owned(),
+                    false => format!("disk {number}"),
+                };
+                Ok::<_, String>(NamespaceConfig {
+                    nsid: Some(nsid),
+                    identity: Identity { uuid, ..Identity::default() },
+                    persistence: Persistence::Kept(state.keeper(&nqn, nsid, &known)),
+                    ..NamespaceConfig::new(medium)
+                })
+            };
+            let configs: Result<Vec<NamespaceConfig>, String> =
+                exports.into_iter().map(config).collect();
+            let config =
+                SubsystemConfig { nqn: nqn.clone(), ..SubsystemConfig::new("CLUSTER", configs?) };
+            service.offer(OfferPlan {
+                subsystem: Subsystem::new(config)?,
+                nqn,
+                hosts: Hosts::Any,
+                ports: BTreeMap::from([(1, Vec::new())]),
+                model: ControllerModel::Dynamic,
+                masks: BTreeMap::new(),
+            })?;
+        }
         network.listen(port, &regions);
-        Ok(Self { service, connections: Vec::new(), paused_until: Instant::default() })
+        Ok(Self { service, connections: Vec::new(), paused_until: Instant::default(), state })
     }
 
     /// Accepts what has arrived and does everything that can be done now. True if anything was.
@@ -112,7 +123,7 @@ impl Process {
         if now < self.paused_until {
             return false;
         }
-        let mut is_busy = false;
+        let mut is_busy = self.state.write();
         for stream in network.arrivals(port) {
             is_busy = true;
             // What is refused is dropped, and thereby closed.

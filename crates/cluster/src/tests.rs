@@ -14,7 +14,7 @@ fn a_seed_repeats_its_run() {
 
 #[test]
 fn injected_bugs_are_found_by_known_seeds() {
-    for ((name, bugs), seed) in InjectedBugs::each().into_iter().zip([5, 5, 13, 31]) {
+    for ((name, bugs), seed) in InjectedBugs::each().into_iter().zip([5, 5, 13, 22, 0]) {
         assert!(run(&Plan::of(seed, bugs)).failure.is_some(), "{name}: seed {seed}");
     }
 }

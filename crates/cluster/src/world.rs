@@ -1,20 +1,23 @@
 //! A run: everything is turned at one instant until nothing moves, and then time jumps.
 
+mod faults;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Random, Span};
-use ctrl::controller::Persistence;
+use target::tcp::MemoryDirectory;
 
 use crate::bugs::InjectedBugs;
 use crate::checker::Checker;
 use crate::disk::Disk;
 use crate::history::{History, Scope};
-use crate::host::{Goal, Host, Shared};
-use crate::network::{Harm, Network, Port};
-use crate::plan::{FaultEvent, Plan};
-use crate::process::{Export, Process, ProcessOptions};
+use crate::host::{Address, Goal, Host, Shared};
+use crate::network::Network;
+use crate::plan::{FaultEvent, MachinePlan, Plan};
+use crate::process::{Process, subsystem_nqn};
+use crate::registrant::{Registrant, Wanted};
 
 /// What came of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +47,11 @@ struct World {
     network: Network,
     disks: Vec<Disk>,
     processes: Vec<ProcessSlot>,
+    machines: Vec<Machine>,
     hosts: Vec<Host>,
+    goal: Goal,
+    /// What has reservations, by host.
+    registrants: BTreeMap<usize, Registrant>,
     checker: Checker,
     history: Arc<Mutex<History>>,
     writes: u64,
@@ -60,6 +67,16 @@ struct ProcessSlot {
     /// Its current life, as its disks know it.
     life: u64,
     process: Option<Process>,
+    /// Where it keeps reservations.
+    state: MemoryDirectory,
+}
+
+/// The disks of a machine.
+struct Machine {
+    /// Which of them is served in each slot.
+    order: Vec<usize>,
+    /// The order was changed and nobody has started since.
+    is_reordered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -116,14 +133,26 @@ impl World {
         let disks: Vec<Disk> = options.map(|disk| Disk::new(*disk, random.fork())).collect();
         let owners = plan.machines.iter().enumerate();
         let owners = owners.flat_map(|(machine, it)| (0..it.processes).map(move |_| machine));
-        let slot = |machine| ProcessSlot { machine, life: 0, process: None };
+        let slot = |machine| ProcessSlot {
+            machine,
+            life: 0,
+            process: None,
+            state: MemoryDirectory::default(),
+        };
+        let machine = |of: &MachinePlan| Machine {
+            order: (0..of.disks.len()).collect(),
+            is_reordered: false,
+        };
         let mut world = Self {
             plan: plan.clone(),
             now: BEGIN,
             network,
             disks,
             processes: owners.map(slot).collect(),
+            machines: plan.machines.iter().map(machine).collect(),
             hosts: Vec::new(),
+            goal: Goal::Work,
+            registrants: BTreeMap::new(),
             checker: Checker::default(),
             history: Arc::clone(history),
             writes: 0,
@@ -138,13 +167,11 @@ impl World {
         for (at, fault) in &plan.faults {
             world.schedule(*at, Action::Fault(*fault));
         }
-        for (number, host) in plan.hosts.iter().enumerate() {
-            let processes = world.processes_of(host.machine);
-            let disk = world.disks_of(host.machine).start + host.disk;
-            let nsid = u32::try_from(host.disk + 1).unwrap_or(1);
-            let ids = (number, plan.seed, plan.bugs);
-            let made = Host::new(ids, host, (disk, nsid), processes, &world.network, BEGIN);
-            world.hosts.push(made.map_err(broken)?);
+        for number in 0..plan.hosts.len() {
+            let host = world.new_host(number)?;
+            world.hosts.push(host);
+            let registrant = Registrant::new(number, world.disk_of(number)).map_err(broken)?;
+            world.registrants.insert(number, registrant);
         }
         Ok(world)
     }
@@ -166,15 +193,62 @@ impl World {
         }
         self.reach(Goal::Close)?;
         self.hosts.clear();
+        self.registrants.clear();
         self.check_end()
+    }
+
+    fn new_host(&self, number: usize) -> Result<Host, Failure> {
+        let disk = self.disk_of(number);
+        let address = self.address_of(disk);
+        let (ids, plan) = ((number, self.plan.seed, self.plan.bugs), &self.plan.hosts[number]);
+        let made = Host::new(ids, plan, (disk, &address), &self.network, self.now);
+        made.map_err(broken)
+    }
+
+    /// The disk of a host, among all.
+    fn disk_of(&self, host: usize) -> usize {
+        let plan = &self.plan.hosts[host];
+        self.disks_of(plan.machine).start + plan.disk
+    }
+
+    /// Where a disk is served now.
+    fn address_of(&self, disk: usize) -> Address {
+        let machines = 0..self.plan.machines.len();
+        let machine = machines.rev().find(|machine| self.disks_of(*machine).start <= disk);
+        let machine = machine.unwrap_or(0);
+        let index = disk - self.disks_of(machine).start;
+        let slot = self.machines[machine].order.iter().position(|at| *at == index);
+        let (tenant, nsid) = self.plan.machines[machine].slots[slot.unwrap_or(index)];
+        let processes = self.processes_of(machine);
+        Address {
+            process: processes.start,
+            processes: processes.len(),
+            subsystem: subsystem_nqn(tenant),
+            nsid,
+        }
     }
 
     /// Has all hosts reach a goal.
     fn reach(&mut self, goal: Goal) -> Result<(), Failure> {
         let now = self.now;
+        self.goal = goal;
+        if goal == Goal::Drain {
+            for registrant in self.registrants.values_mut() {
+                registrant.set_wanted(Wanted::Released, now, &mut self.checker);
+            }
+        }
         self.hosts.iter_mut().for_each(|host| host.set_goal(goal, now));
         let end = now.after(PATIENCE);
-        self.turn_until(end, |world| world.hosts.iter_mut().all(Host::is_done))?;
+        self.turn_until(end, |world| {
+            world.hosts.iter_mut().all(Host::is_done)
+                && world.registrants.values().all(Registrant::is_done)
+        })?;
+        if let Some((host, _)) = self.registrants.iter().find(|(_, it)| !it.is_done()) {
+            return Err(Failure {
+                scope: Scope::host(*host),
+                text: format!("host {host} has not released its reservation within {PATIENCE}"),
+            });
+        }
         match self.hosts.iter_mut().position(|host| !host.is_done()) {
             None => Ok(()),
             Some(host) => Err(Failure {
@@ -248,6 +322,23 @@ impl World {
             };
             is_busy |= self.hosts[index].turn(now, &mut shared)?;
         }
+        is_busy |= self.turn_registrants()?;
+        Ok(is_busy)
+    }
+
+    fn turn_registrants(&mut self) -> Result<bool, Failure> {
+        let mut is_busy = false;
+        for host in 0..self.hosts.len() {
+            let address = self.address_of(self.disk_of(host));
+            let Some(registrant) = self.registrants.get_mut(&host) else { continue };
+            let mut shared = Shared {
+                checker: &mut self.checker,
+                history: &self.history,
+                writes: &mut self.writes,
+            };
+            let reached = (&address, &self.network);
+            is_busy |= registrant.turn(self.now, reached, &mut shared)?;
+        }
         Ok(is_busy)
     }
 
@@ -256,7 +347,8 @@ impl World {
         let agenda = self.agenda.first_key_value().map_or(Instant::NEVER, |((at, _), _)| *at);
         let disks = self.disks.iter().map(Disk::wake_at);
         let hosts = self.hosts.iter_mut().map(|host| host.wake_at(now));
-        let first = disks.chain(hosts).fold(agenda, Instant::min);
+        let registrants = self.registrants.values_mut().map(|it| it.wake_at(now));
+        let first = disks.chain(hosts).chain(registrants).fold(agenda, Instant::min);
         first.min(self.network.wake_at())
     }
 
@@ -268,119 +360,13 @@ impl World {
     fn act(&mut self, action: Action) -> Result<(), Failure> {
         match action {
             Action::Fault(fault) => self.fault(fault),
-            Action::Start(process) => return self.start(process),
-            Action::RestorePower(machine) => return self.restore_power(machine),
+            Action::Start(process) => self.start(process),
+            Action::RestorePower(machine) => self.restore_power(machine),
         }
-        Ok(())
-    }
-
-    fn fault(&mut self, fault: FaultEvent) {
-        match fault {
-            FaultEvent::Kill { process, down } => self.kill(process, down),
-            FaultEvent::LosePower { machine, down } => self.lose_power(machine, down),
-            FaultEvent::Pause { process, span } => {
-                let until = self.now.after(span);
-                if let Some(running) = &mut self.processes[process].process {
-                    running.pause(until);
-                    self.note(Scope::ALL, format!("target {process} is stopped for {span}"));
-                }
-            }
-            FaultEvent::Partition { host, process, span } => {
-                self.network.partition(host, process, span);
-                let text = format!("host {host} and target {process} are partitioned for {span}");
-                self.note(Scope::host(host), text);
-            }
-            FaultEvent::Harm { host, process, harm } => {
-                self.network.harm(host, process, harm);
-                let what = match harm {
-                    Harm::Reset => "are reset".to_owned(),
-                    Harm::Vanish => "lose all that is sent".to_owned(),
-                    Harm::Delay(direction, span) => {
-                        format!("carry nothing {direction:?} for {span}")
-                    }
-                };
-                let text = format!("connections of host {host} to target {process} {what}");
-                self.note(Scope::host(host), text);
-            }
-        }
-    }
-
-    /// A process is gone, without a word.
-    fn end_process(&mut self, process: usize) -> bool {
-        let slot = &mut self.processes[process];
-        let Some(ended) = slot.process.take() else { return false };
-        self.disks.iter().for_each(|disk| disk.kill(slot.life));
-        drop(ended);
-        true
-    }
-
-    fn kill(&mut self, process: usize, down: Span) {
-        if self.processes[process].process.is_none() {
-            return;
-        }
-        self.note(Scope::ALL, format!("target {process} is killed"));
-        self.network.set_port(process, Port::Refuses);
-        self.end_process(process);
-        self.schedule(self.now.after(down), Action::Start(process));
-    }
-
-    fn lose_power(&mut self, machine: usize, down: Span) {
-        let processes = self.processes_of(machine);
-        let is_running = |process: usize| self.processes[process].process.is_some();
-        if !processes.clone().any(is_running) {
-            return;
-        }
-        self.note(Scope::ALL, format!("machine {machine} loses its power"));
-        for process in processes {
-            self.network.set_port(process, Port::Dark);
-            self.end_process(process);
-            let is_start = |action: &Action| matches!(action, Action::Start(it) if *it == process);
-            self.agenda.retain(|_, action| !is_start(action));
-        }
-        for disk in self.disks_of(machine) {
-            self.disks[disk].lose_power();
-            self.checker.power_lost(disk, self.now);
-        }
-        self.schedule(self.now.after(down), Action::RestorePower(machine));
-    }
-
-    fn restore_power(&mut self, machine: usize) -> Result<(), Failure> {
-        self.note(Scope::ALL, format!("machine {machine} has power again"));
-        for process in self.processes_of(machine) {
-            self.network.set_port(process, Port::Refuses);
-            self.start(process)?;
-        }
-        Ok(())
-    }
-
-    fn start(&mut self, process: usize) -> Result<(), Failure> {
-        if self.processes[process].process.is_some() {
-            return Ok(());
-        }
-        self.lives += 1;
-        let machine = self.processes[process].machine;
-        let export = |disk: usize| {
-            let mut uuid = [0x11; 16];
-            uuid[15] = u8::try_from(disk).unwrap_or(u8::MAX);
-            Export { disk: self.disks[disk].clone(), uuid, persistence: Persistence::default() }
-        };
-        let namespaces = (1..).zip(self.disks_of(machine).map(export)).collect();
-        let options = ProcessOptions {
-            port: process,
-            id: self.lives,
-            quiesce: self.plan.machines[machine].quiesce,
-            namespaces,
-            bugs: self.plan.bugs,
-        };
-        let started = Process::start(options, &self.network).map_err(broken)?;
-        let slot = &mut self.processes[process];
-        (slot.life, slot.process) = (self.lives, Some(started));
-        self.note(Scope::ALL, format!("target {process} starts"));
-        Ok(())
     }
 
     fn disks_of(&self, machine: usize) -> Range<usize> {
-        let count = |of: &crate::plan::MachinePlan| of.disks.len();
+        let count = |of: &MachinePlan| of.disks.len();
         let first = self.plan.machines[..machine].iter().map(count).sum();
         first..first + count(&self.plan.machines[machine])
     }

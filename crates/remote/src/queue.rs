@@ -93,6 +93,13 @@ impl RemoteQueue {
         self.way.queue()
     }
 
+    /// As [`poll`](Backend::poll), for an owner that submits only raw commands to the
+    /// [`queue`](Self::queue): no answer is kept back, and nothing is sent again.
+    pub fn poll_raw(&mut self, now: Instant, answers: &mut Answers) {
+        self.way.poll(now, answers);
+        self.way.send_rest();
+    }
+
     /// Takes what comes and tells nobody, for a queue that is about to be dropped. True once nothing
     /// is owed any more.
     pub fn abandon(&mut self, now: Instant) -> bool {

@@ -42,7 +42,7 @@ mod tests;
 pub use admission::AdmissionLimits;
 pub use guest::Guest;
 pub use injected_bugs::InjectedBugs;
-pub use kept::StateDirectory;
+pub use kept::{MemoryDirectory, StateDirectory};
 pub use memory::Budget;
 pub use news::{News, Reason};
 pub use offer::{ControllerModel, Hosts, OfferChange, OfferPlan};

@@ -34,10 +34,12 @@ use ctrl::controller::{Keeper, Stored};
 use host::owned_directory::OwnedDirectory;
 use host::pool::{Intake, Job, Pool};
 
+mod memory;
 mod place;
 #[cfg(test)]
 mod tests;
 
+pub use memory::MemoryDirectory;
 use place::{Disk, Of, Place};
 
 /// A directory for what survives a loss of power. As long as it or a keeper of it is there, nobody

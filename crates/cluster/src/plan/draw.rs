@@ -1,0 +1,200 @@
+//! How plans are drawn.
+
+use base::{Instant, Random, Span};
+use remote::Spread;
+use sim::network::Direction;
+
+use super::{FaultEvent, HostPlan, Kind, MachinePlan};
+use crate::disk::DiskOptions;
+use crate::network::Harm;
+
+/// How often each kind of fault comes, among all.
+struct Weights([u64; 7]);
+
+/// Choices.
+pub(super) struct Draw(Random);
+
+impl Draw {
+    pub(super) const fn new(random: Random) -> Self {
+        Self(random)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.0.below(bound as u64)).unwrap_or(0)
+    }
+
+    pub(super) fn chance(&mut self, one_in: u64) -> bool {
+        self.0.chance(1, one_in)
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    fn span(&mut self, least_ms: u64, most_ms: u64) -> Span {
+        Span::from_ms(least_ms + self.0.below(most_ms - least_ms))
+    }
+
+    pub(super) fn machine(&mut self, kind: Kind) -> MachinePlan {
+        let mut disk = DiskOptions {
+            block_count: 4096,
+            latency: (Span::from_us(5), Span::from_us(self.pick(&[50, 500, 5_000]))),
+            slow_one_in: self.pick(&[0, 0, 50, 400]),
+            slow_max: Span::from_secs(self.pick(&[1, 8, 20])),
+        };
+        if kind == Kind::SlowDisk {
+            disk.slow_one_in = self.pick(&[10, 30]);
+            disk.slow_max = Span::from_secs(self.pick(&[8, 20]));
+        }
+        if kind == Kind::TwoWays {
+            disk.slow_one_in = self.pick(&[2, 4]);
+        }
+        let processes = match kind {
+            Kind::SlowDisk => self.pick(&[1, 2]),
+            Kind::TwoWays => 2,
+            Kind::Any | Kind::Tenants => self.pick(&[1, 1, 2]),
+        };
+        let quiesce = match kind {
+            Kind::TwoWays => Span::from_ms(1_000),
+            _ => Span::from_ms(self.pick(&[200, 1_000])),
+        };
+        if processes > 1 {
+            // What one process has told a disk another one does not know: only the time to quiesce
+            // (CQT) keeps old writes away.
+            disk.slow_max = Span { ns: quiesce.ns / 10 * 9 };
+        }
+        if kind == Kind::Tenants {
+            let slots = if self.chance(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
+            return MachinePlan { disks: vec![disk; 2], slots, processes: 1, quiesce };
+        }
+        MachinePlan { disks: vec![disk], slots: vec![(0, 1)], processes, quiesce }
+    }
+
+    pub(super) fn hosts(&mut self, kind: Kind, machines: &[MachinePlan]) -> Vec<HostPlan> {
+        if kind == Kind::Tenants {
+            // Two hosts have the first disk, and another one the second.
+            let host = |disk| HostPlan { disk, ..self.any_host(0, machines) };
+            return [0, 0, 1].map(host).to_vec();
+        }
+        (0..self.pick(&[1, 1, 2])).map(|_| self.host(kind, machines)).collect()
+    }
+
+    fn host(&mut self, kind: Kind, machines: &[MachinePlan]) -> HostPlan {
+        let machine = self.below(machines.len());
+        let host = self.any_host(machine, machines);
+        match kind {
+            Kind::TwoWays => HostPlan {
+                depth: self.pick(&[4, 12]),
+                think: Span::from_us(self.pick(&[500, 2_000, 20_000])),
+                blocks: self.pick(&[4, 8]),
+                request_blocks_max: self.pick(&[1, 4]),
+                reads: self.pick(&[4, 8]),
+                ..host
+            },
+            _ => host,
+        }
+    }
+
+    fn any_host(&mut self, machine: usize, machines: &[MachinePlan]) -> HostPlan {
+        HostPlan {
+            machine,
+            disk: self.below(machines[machine].disks.len()),
+            depth: self.pick(&[1, 4, 12]),
+            think: Span::from_us(self.pick(&[2_000, 20_000, 60_000])),
+            blocks: self.pick(&[8, 24, 64]),
+            request_blocks_max: self.pick(&[1, 8, 24]),
+            spread: self.pick(&[Spread::ActivePassive, Spread::RoundRobin, Spread::QueueDepth]),
+            reads: self.pick(&[2, 6, 8]),
+            flushes: self.pick(&[1, 2]),
+            forced: self.pick(&[0, 0, 2]),
+            detect: Span::from_ms(self.pick(&[500, 1_000, 2_000])),
+            fail_fast: Span::from_secs(self.pick(&[2, 8])),
+            io_timeout: Span::from_ms(self.pick(&[1_000, 2_000, 8_000])),
+        }
+    }
+
+    pub(super) fn faults(
+        &mut self,
+        kind: Kind,
+        machines: &[MachinePlan],
+        hosts: usize,
+        until: Instant,
+    ) -> Vec<(Instant, FaultEvent)> {
+        // Each kind is there or not, so that some runs have much of one.
+        let mut weights =
+            Weights([(); 7].map(|()| if self.chance(2) { 1 + self.0.below(4) } else { 0 }));
+        if kind == Kind::TwoWays {
+            // Connections are reset: that is noticed while what was sent on them is under way.
+            weights.0[4] = 20;
+        }
+        let processes: usize = machines.iter().map(|machine| machine.processes).sum();
+        let count = match kind {
+            Kind::SlowDisk => self.below(6),
+            Kind::TwoWays => 6 + self.below(12),
+            Kind::Any => self.below(12),
+            Kind::Tenants => self.below(4),
+        };
+        let mut faults = Vec::new();
+        for _ in 0..count {
+            let at = Instant { ns: 300_000_000 + self.0.below(until.ns - 300_000_000) };
+            let (host, process) = (self.below(hosts), self.below(processes));
+            let Some(kind) = weights.draw(&mut self.0) else { break };
+            let event = match kind {
+                0 => FaultEvent::Kill { process, down: self.span(0, 3_000) },
+                1 => {
+                    let machine = self.below(machines.len());
+                    FaultEvent::LosePower { machine, down: self.span(50, 4_000) }
+                }
+                2 => FaultEvent::Pause { process, span: self.span(10, 6_000) },
+                3 => FaultEvent::Partition { host, process, span: self.span(10, 8_000) },
+                4 => FaultEvent::Harm { host, process, harm: Harm::Reset },
+                5 => FaultEvent::Harm { host, process, harm: Harm::Vanish },
+                _ => {
+                    let direction = self.pick(&[Direction::There, Direction::Back]);
+                    let harm = Harm::Delay(direction, self.span(1, 5_000));
+                    FaultEvent::Harm { host, process, harm }
+                }
+            };
+            faults.push((at, event));
+        }
+        if kind == Kind::Tenants {
+            self.reservations(until, &mut faults);
+        }
+        faults.sort_by_key(|(at, _)| *at);
+        faults
+    }
+
+    /// The first host has a reservation, the third perhaps, and the disks are exchanged.
+    fn reservations(&mut self, until: Instant, faults: &mut Vec<(Instant, FaultEvent)>) {
+        let ms = |ms: u64| Instant { ns: ms * 1_000_000 };
+        faults.push((ms(200 + self.0.below(1_000)), FaultEvent::Reserve { host: 0 }));
+        if self.chance(2) {
+            faults.push((ms(200 + self.0.below(1_000)), FaultEvent::Reserve { host: 2 }));
+        }
+        if self.chance(4) {
+            faults.push((ms(200 + self.0.below(3_000)), FaultEvent::Reserve { host: 1 }));
+        }
+        if self.chance(4) {
+            faults.push((ms(2_000 + self.0.below(2_000)), FaultEvent::Release { host: 0 }));
+        }
+        for _ in 0..1 + self.below(2) {
+            let at = Instant { ns: 1_500_000_000 + self.0.below(until.ns - 1_500_000_000) };
+            let down = self.span(10, 500);
+            faults.push((at, FaultEvent::Swap { machine: 0, down }));
+        }
+    }
+}
+
+impl Weights {
+    fn draw(&self, random: &mut Random) -> Option<usize> {
+        let sum: u64 = self.0.iter().sum();
+        let mut drawn = random.below(sum);
+        for (kind, weight) in self.0.iter().enumerate() {
+            if drawn < *weight {
+                return Some(kind);
+            }
+            drawn -= weight;
+        }
+        None
+    }
+}

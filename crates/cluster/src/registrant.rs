@@ -1,0 +1,370 @@
+//! What registers a host's key and has it acquire or release a reservation: a program of its own, with a
+//! connection of its own for each attempt.
+
+use base::{Answers, Backend, Instant, Memory, Outcome, Segment, Span};
+use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
+use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, State, Techniques};
+use remote::{Calling, Options, Policy, Remote, RemoteQueue};
+use wire::io::reservation::{
+    AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
+    ReleaseKey, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationType,
+};
+use wire::register::ShutdownNotification;
+use wire::{Command, Typed};
+
+use crate::checker::Checker;
+use crate::history::Scope;
+use crate::host::{Address, Shared, host_id, host_nqn};
+use crate::network::Network;
+use crate::world::Failure;
+
+/// The reservations of one host on one disk.
+pub(crate) struct Registrant {
+    host: usize,
+    disk: usize,
+    wanted: Option<Wanted>,
+    stage: Stage,
+    /// When the attempt is given up.
+    until: Instant,
+    memory: Regions,
+    keys: Segment,
+}
+
+/// What it is to have come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// The host holds a reservation, Write Exclusive, which persists through a loss of power.
+    Held,
+    /// It holds none.
+    Released,
+}
+
+/// Named after what is awaited.
+enum Stage {
+    /// The time of the next attempt.
+    Pausing(Instant),
+    /// The connection.
+    Calling(Box<Calling>),
+    /// The controller.
+    Enabling(Box<Remote>),
+    /// The queue pair.
+    Creating(Box<Remote>, u16),
+    /// The answer to a command.
+    Asking(Box<Remote>, Box<RemoteQueue>, Step),
+    /// The end of the controller.
+    ShuttingDown(Box<Remote>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Register,
+    Acquire,
+    Release,
+}
+
+/// How long an attempt may take.
+const ATTEMPT: Span = Span::from_secs(5);
+/// How long after an attempt that was cut off nothing of it can take effect any more.
+const QUIET: Span = Span::from_secs(8);
+const KEY_BYTES: u32 = 16;
+
+impl Registrant {
+    /// One that does nothing until it is [told](Self::set_wanted).
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for it.
+    pub(crate) fn new(host: usize, disk: usize) -> Result<Self, String> {
+        let memory = Regions::new(8);
+        let mapping = Mapping::new(4096, Backing::Private).map_err(|error| error.to_string())?;
+        let keys = memory.add(mapping).map_err(|error| format!("{error:?}"))?;
+        let keys = keys.slice(0, KEY_BYTES).ok_or("a page is shorter than a key")?;
+        let (wanted, stage) = (None, Stage::Pausing(Instant::default()));
+        let until = Instant::NEVER;
+        Ok(Self { host, disk, wanted, stage, until, memory, keys })
+    }
+
+    /// From now on it tries this until it has succeeded.
+    pub(crate) fn set_wanted(&mut self, wanted: Wanted, now: Instant, checker: &mut Checker) {
+        if wanted == Wanted::Released {
+            checker.release_begins(self.host, self.disk);
+        }
+        self.wanted = Some(wanted);
+        if matches!(self.stage, Stage::Asking(..)) {
+            // What is under way may still do the opposite.
+            self.stage = Stage::Pausing(now.after(QUIET));
+        }
+    }
+
+    /// Whether nothing is left to do.
+    pub(crate) fn is_done(&self) -> bool {
+        self.wanted.is_none() && matches!(self.stage, Stage::Pausing(_))
+    }
+
+    /// When to turn even if nothing comes.
+    pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
+        let next = match &mut self.stage {
+            Stage::Pausing(until) if self.wanted.is_some() => return *until,
+            Stage::Pausing(_) => return Instant::NEVER,
+            Stage::Calling(calling) => calling.wake_at(now),
+            Stage::Enabling(remote) | Stage::Creating(remote, _) | Stage::ShuttingDown(remote) => {
+                remote.wake_at(now)
+            }
+            Stage::Asking(remote, queue, _) => remote.wake_at(now).min(queue.wake_at()),
+        };
+        next.min(self.until)
+    }
+
+    /// Does what can be done now. True if anything was.
+    ///
+    /// # Errors
+    ///
+    /// Which promise was broken.
+    pub(crate) fn turn(
+        &mut self,
+        now: Instant,
+        (address, network): (&Address, &Network),
+        shared: &mut Shared<'_>,
+    ) -> Result<bool, Failure> {
+        if now >= self.until {
+            self.give_up(now, "took too long", shared);
+        }
+        let stage = std::mem::replace(&mut self.stage, Stage::Pausing(Instant::NEVER));
+        match stage {
+            Stage::Pausing(until) => {
+                self.stage = Stage::Pausing(until);
+                if self.wanted.is_none() || now < until {
+                    return Ok(false);
+                }
+                self.call(now, address, network)?;
+                Ok(true)
+            }
+            Stage::Calling(mut calling) => {
+                let ended = calling.turn(now);
+                self.stage = Stage::Calling(calling);
+                match ended {
+                    None => return Ok(false),
+                    Some(Ok(remote)) => self.stage = Stage::Enabling(Box::new(remote)),
+                    Some(Err(_)) => self.give_up(now, "was not connected", shared),
+                }
+                Ok(true)
+            }
+            Stage::Enabling(remote) => Ok(self.enable(now, remote)),
+            Stage::Creating(remote, id) => Ok(self.create(now, remote, id, address, shared)),
+            Stage::Asking(remote, queue, step) => {
+                self.ask(now, (remote, queue, step), address, shared)
+            }
+            Stage::ShuttingDown(mut remote) => {
+                let is_busy = remote.poll(now).is_some();
+                if remote.controller().state() == State::ShuttingDown {
+                    self.stage = Stage::ShuttingDown(remote);
+                    return Ok(is_busy);
+                }
+                self.rest(now);
+                Ok(true)
+            }
+        }
+    }
+
+    fn call(&mut self, now: Instant, address: &Address, network: &Network) -> Result<(), Failure> {
+        let broken = |text: String| Failure { scope: Scope::host(self.host), text };
+        let mapping = Mapping::new(1 << 20, Backing::Private);
+        let mapping = mapping.map_err(|error| broken(error.to_string()))?;
+        // Each attempt has memory of its own: the last one's may still be read.
+        let regions = Regions::new(8);
+        let memory = regions.add(mapping).map_err(|error| broken(format!("{error:?}")))?;
+        let page =
+            Mapping::new(4096, Backing::Private).map_err(|error| broken(error.to_string()))?;
+        let keys = regions.add(page).map_err(|error| broken(format!("{error:?}")))?;
+        self.keys = keys.slice(0, KEY_BYTES).unwrap_or(self.keys);
+        self.memory = regions.clone();
+        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
+        pool.map_on_use();
+        let dial = network.dial(self.host, address.process, &regions);
+        let mut options =
+            Options::new(&address.subsystem, &host_nqn(self.host), host_id(self.host));
+        options.policy = Policy { connect: Span::from_secs(1), ..Policy::default() };
+        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
+        let calling = Calling::begin(pool, dial, options, wishes, now);
+        let calling = calling.map_err(|why| broken(format!("{why:?}")))?;
+        self.until = now.after(ATTEMPT);
+        self.stage = Stage::Calling(Box::new(calling));
+        Ok(())
+    }
+
+    fn enable(&mut self, now: Instant, mut remote: Box<Remote>) -> bool {
+        let is_busy = remote.poll(now).is_some();
+        let techniques = Techniques::default();
+        let options = QueuePairOptions { depth: 4, vector: None, techniques };
+        let is_ready = remote.controller().state() == State::Ready;
+        let asked = is_ready.then(|| remote.controller().create_queue_pair(now, options));
+        match asked {
+            Some(Ok(id)) => self.stage = Stage::Creating(remote, id),
+            _ => self.stage = Stage::Enabling(remote),
+        }
+        is_busy || is_ready
+    }
+
+    fn create(
+        &mut self,
+        now: Instant,
+        mut remote: Box<Remote>,
+        id: u16,
+        address: &Address,
+        shared: &mut Shared<'_>,
+    ) -> bool {
+        let is_busy = remote.poll(now).is_some();
+        match remote.take_queue(id, address.nsid, QueueSizes::default()) {
+            Some(queue) => {
+                let mut queue = Box::new(queue);
+                let is_sent = self.send(now, &mut queue, (Step::Register, address.nsid));
+                self.note(now, "registers its key", shared);
+                match is_sent {
+                    true => self.stage = Stage::Asking(remote, queue, Step::Register),
+                    false => self.give_up(now, "could not send", shared),
+                }
+                true
+            }
+            None => {
+                self.stage = Stage::Creating(remote, id);
+                is_busy
+            }
+        }
+    }
+
+    fn ask(
+        &mut self,
+        now: Instant,
+        (mut remote, mut queue, step): (Box<Remote>, Box<RemoteQueue>, Step),
+        address: &Address,
+        shared: &mut Shared<'_>,
+    ) -> Result<bool, Failure> {
+        let is_busy = remote.poll(now).is_some();
+        let mut answers = Answers::with_capacity(4);
+        queue.poll_raw(now, &mut answers);
+        queue.flush();
+        let answer = answers.drain().next();
+        let is_lost = remote.controller().state() != State::Ready;
+        match answer {
+            None if is_lost => self.give_up(now, "lost its connection", shared),
+            None => self.stage = Stage::Asking(remote, queue, step),
+            Some(answer) if !answer.outcome.is_success() => {
+                let text = format!("{step:?} fails: {}", wire::Status(answer.outcome.0));
+                self.note(now, &text, shared);
+                let is_certain = answer.outcome != Outcome::ABORTED_BY_HOST;
+                if is_certain && step == Step::Acquire {
+                    // Another host has it: this one does without.
+                    self.wanted = None;
+                }
+                drop(queue);
+                match is_certain {
+                    true => self.part(now, remote),
+                    false => self.give_up(now, "lost its connection", shared),
+                }
+            }
+            Some(_) => {
+                let next = match (step, self.wanted) {
+                    (Step::Register, Some(Wanted::Held)) => Some(Step::Acquire),
+                    (Step::Register, Some(Wanted::Released)) => Some(Step::Release),
+                    _ => None,
+                };
+                self.note(now, &format!("{step:?} ends"), shared);
+                match next {
+                    Some(next) if self.send(now, &mut queue, (next, address.nsid)) => {
+                        self.note(now, &format!("{next:?} begins"), shared);
+                        self.stage = Stage::Asking(remote, queue, next);
+                    }
+                    Some(_) => self.give_up(now, "could not send", shared),
+                    None => {
+                        self.wanted = None;
+                        if step == Step::Acquire {
+                            self.acquired(now, shared)?;
+                        }
+                        drop(queue);
+                        self.part(now, remote);
+                    }
+                }
+                return Ok(true);
+            }
+        }
+        Ok(is_busy || answer.is_some())
+    }
+
+    fn acquired(&self, now: Instant, shared: &mut Shared<'_>) -> Result<(), Failure> {
+        let Err(other) = shared.checker.reserved(self.host, self.disk, now) else { return Ok(()) };
+        Err(Failure {
+            scope: Scope { host: None, disk: Some(self.disk), blocks: Some(0..0) },
+            text: format!(
+                "host {} has acquired a reservation on disk {}, which host {other} holds",
+                self.host, self.disk
+            ),
+        })
+    }
+
+    /// Sends a command. False if it was not taken.
+    fn send(&self, now: Instant, queue: &mut RemoteQueue, (step, nsid): (Step, u32)) -> bool {
+        let key = 0x1000 + self.host as u64;
+        let rtype = ReservationType::WriteExclusive;
+        let (command, bytes): (Command, Vec<u8>) = match step {
+            Step::Register => {
+                let (rrega, cptpl) = (RegisterAction::Register, ChangePersistence::Persist);
+                let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(key));
+                let command =
+                    ReservationRegister { nsid, rrega, iekey: true, disnsrs: false, cptpl };
+                (command.to_command(), keys.as_bytes().to_vec())
+            }
+            Step::Acquire => {
+                let racqa = AcquireAction::Acquire;
+                let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(key));
+                let command =
+                    ReservationAcquire { nsid, racqa, iekey: false, disnsrs: false, rtype };
+                (command.to_command(), keys.as_bytes().to_vec())
+            }
+            Step::Release => {
+                let rrela = ReleaseAction::Release;
+                let keys = ReleaseKey::zeroed().with(|keys| keys.crkey(key));
+                let command =
+                    ReservationRelease { nsid, rrela, iekey: false, disnsrs: false, rtype };
+                (command.to_command(), keys.as_bytes().to_vec())
+            }
+        };
+        let len = u32::try_from(bytes.len()).unwrap_or(0);
+        let Some(data) = self.keys.slice(0, len) else { return false };
+        let is_stored = self.memory.store(data, &bytes).is_ok();
+        let sent = queue.queue().submit_raw(now, 1, command, &[data], &[], None);
+        queue.flush();
+        is_stored && sent.is_ok()
+    }
+
+    /// Has its controller end.
+    fn part(&mut self, now: Instant, mut remote: Box<Remote>) {
+        let is_begun = remote.controller().shut_down(now, ShutdownNotification::Normal).is_ok();
+        match is_begun {
+            true => self.stage = Stage::ShuttingDown(remote),
+            false => self.rest(now),
+        }
+    }
+
+    fn rest(&mut self, now: Instant) {
+        self.until = Instant::NEVER;
+        self.stage = Stage::Pausing(now.after(Span::from_ms(100)));
+    }
+
+    /// What it has sent may take effect for a while.
+    fn give_up(&mut self, now: Instant, why: &str, shared: &mut Shared<'_>) {
+        self.note(now, &format!("gives this attempt up: it {why}"), shared);
+        self.until = Instant::NEVER;
+        let pause = match self.stage {
+            Stage::Calling(_) => Span::from_ms(200),
+            _ => QUIET,
+        };
+        self.stage = Stage::Pausing(now.after(pause));
+    }
+
+    fn note(&self, now: Instant, what: &str, shared: &mut Shared<'_>) {
+        let (host, disk) = (self.host, self.disk);
+        let scope = Scope { host: None, disk: Some(disk), blocks: None };
+        shared.note(now, scope, format!("host {host}: the reservation of disk {disk} {what}"));
+    }
+}

@@ -1,0 +1,184 @@
+//! What happens to machines, processes and connections, and how they come back.
+
+use std::collections::BTreeMap;
+
+use base::Span;
+
+use super::{Action, World, broken};
+use crate::history::Scope;
+use crate::host::Address;
+use crate::network::{Harm, Port};
+use crate::plan::FaultEvent;
+use crate::process::{Export, Process, ProcessOptions, subsystem_nqn};
+use crate::registrant::Wanted;
+use crate::world::Failure;
+
+impl World {
+    pub(super) fn fault(&mut self, fault: FaultEvent) -> Result<(), Failure> {
+        let now = self.now;
+        match fault {
+            FaultEvent::Kill { process, down } => self.kill(process, down),
+            FaultEvent::LosePower { machine, down } => self.lose_power(machine, down),
+            FaultEvent::Swap { machine, down } => self.swap(machine, down),
+            FaultEvent::Reserve { host } => self.want(host, Wanted::Held),
+            FaultEvent::Release { host } => self.want(host, Wanted::Released),
+            FaultEvent::Pause { process, span } => {
+                let until = now.after(span);
+                if let Some(running) = &mut self.processes[process].process {
+                    running.pause(until);
+                    self.note(Scope::ALL, format!("target {process} is stopped for {span}"));
+                }
+            }
+            FaultEvent::Partition { host, process, span } => {
+                self.network.partition(host, process, span);
+                let text = format!("host {host} and target {process} are partitioned for {span}");
+                self.note(Scope::host(host), text);
+            }
+            FaultEvent::Harm { host, process, harm } => {
+                self.network.harm(host, process, harm);
+                let what = match harm {
+                    Harm::Reset => "are reset".to_owned(),
+                    Harm::Vanish => "lose all that is sent".to_owned(),
+                    Harm::Delay(direction, span) => {
+                        format!("carry nothing {direction:?} for {span}")
+                    }
+                };
+                let text = format!("connections of host {host} to target {process} {what}");
+                self.note(Scope::host(host), text);
+            }
+        }
+        Ok(())
+    }
+
+    fn want(&mut self, host: usize, wanted: Wanted) {
+        let (now, checker) = (self.now, &mut self.checker);
+        if let Some(registrant) = self.registrants.get_mut(&host) {
+            registrant.set_wanted(wanted, now, checker);
+        }
+    }
+
+    /// The processes of a machine are killed, and start with its disks in another order.
+    fn swap(&mut self, machine: usize, down: Span) {
+        let processes = self.processes_of(machine);
+        let is_running = |process: usize| self.processes[process].process.is_some();
+        if !processes.clone().all(is_running) || self.machines[machine].is_reordered {
+            return;
+        }
+        processes.for_each(|process| self.kill(process, down));
+        let state = &mut self.machines[machine];
+        state.order.reverse();
+        state.is_reordered = true;
+        self.note(Scope::ALL, format!("the disks of machine {machine} are exchanged"));
+    }
+
+    /// The hosts of a machine begin anew, with where their disks are now.
+    fn restart_hosts(&mut self, machine: usize) -> Result<(), Failure> {
+        for number in 0..self.hosts.len() {
+            if self.plan.hosts[number].machine != machine {
+                continue;
+            }
+            let mut host = self.new_host(number)?;
+            host.set_goal(self.goal, self.now);
+            self.hosts[number] = host;
+            let address = self.address_of(self.disk_of(number));
+            let Address { subsystem, nsid, .. } = address;
+            let text = format!(
+                "host {number} starts again: its disk is namespace {nsid} of {subsystem} now; what \
+                 it had under way is not answered"
+            );
+            self.note(Scope::host(number), text);
+        }
+        Ok(())
+    }
+
+    /// A process is gone, without a word.
+    fn end_process(&mut self, process: usize) -> bool {
+        let slot = &mut self.processes[process];
+        let Some(ended) = slot.process.take() else { return false };
+        slot.state.forget();
+        self.disks.iter().for_each(|disk| disk.kill(slot.life));
+        drop(ended);
+        true
+    }
+
+    fn kill(&mut self, process: usize, down: Span) {
+        if self.processes[process].process.is_none() {
+            return;
+        }
+        self.note(Scope::ALL, format!("target {process} is killed"));
+        self.network.set_port(process, Port::Refuses);
+        self.end_process(process);
+        self.schedule(self.now.after(down), Action::Start(process));
+    }
+
+    pub(super) fn lose_power(&mut self, machine: usize, down: Span) {
+        let processes = self.processes_of(machine);
+        let is_running = |process: usize| self.processes[process].process.is_some();
+        if !processes.clone().any(is_running) {
+            return;
+        }
+        self.note(Scope::ALL, format!("machine {machine} loses its power"));
+        for process in processes {
+            self.network.set_port(process, Port::Dark);
+            self.end_process(process);
+            let is_start = |action: &Action| matches!(action, Action::Start(it) if *it == process);
+            self.agenda.retain(|_, action| !is_start(action));
+        }
+        for disk in self.disks_of(machine) {
+            self.disks[disk].lose_power();
+            self.checker.power_lost(disk, self.now);
+        }
+        self.schedule(self.now.after(down), Action::RestorePower(machine));
+    }
+
+    pub(super) fn restore_power(&mut self, machine: usize) -> Result<(), Failure> {
+        self.note(Scope::ALL, format!("machine {machine} has power again"));
+        for process in self.processes_of(machine) {
+            self.network.set_port(process, Port::Refuses);
+            self.start(process)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn start(&mut self, process: usize) -> Result<(), Failure> {
+        if self.processes[process].process.is_some() {
+            return Ok(());
+        }
+        self.lives += 1;
+        let machine = self.processes[process].machine;
+        let disks = self.disks_of(machine);
+        let mut subsystems = BTreeMap::<String, Vec<Export>>::new();
+        let slots = self.plan.machines[machine].slots.iter();
+        for ((tenant, nsid), index) in slots.zip(&self.machines[machine].order) {
+            let number = disks.start + index;
+            let export = Export { nsid: *nsid, disk: self.disks[number].clone(), number };
+            subsystems.entry(subsystem_nqn(*tenant)).or_default().push(export);
+        }
+        let options = ProcessOptions {
+            port: process,
+            id: self.lives,
+            quiesce: self.plan.machines[machine].quiesce,
+            subsystems,
+            state: self.processes[process].state.clone(),
+            bugs: self.plan.bugs,
+        };
+        let is_reordered = std::mem::take(&mut self.machines[machine].is_reordered);
+        let started = match Process::start(options, &self.network) {
+            Err(why) if is_reordered => {
+                self.note(Scope::ALL, format!("target {process} does not start: {why}"));
+                self.note(Scope::ALL, format!("the disks of machine {machine} go back"));
+                self.machines[machine].order.reverse();
+                self.schedule(self.now.after(Span::from_ms(300)), Action::Start(process));
+                return Ok(());
+            }
+            started => started.map_err(broken)?,
+        };
+        let slot = &mut self.processes[process];
+        (slot.life, slot.process) = (self.lives, Some(started));
+        self.note(Scope::ALL, format!("target {process} starts"));
+        if is_reordered {
+            self.restart_hosts(machine)?;
+        }
+        Ok(())
+    }
+}
