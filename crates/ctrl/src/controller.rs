@@ -41,7 +41,7 @@ use power::Power;
 use queues::Granted;
 use reservation::commands::told;
 use reservation::line::Reply;
-use reservation::{Host, HostNqn};
+use reservation::{Host, HostNqn, Site};
 use self_test::SelfTests;
 use subsystem::{Mail, NOTICES_MAX, Record, State};
 
@@ -85,6 +85,8 @@ pub struct Controller {
     host: Host,
     /// The host's NQN, if the transport brings one.
     nqn: Option<HostNqn>,
+    /// From where it comes, if hosts from there may have any name.
+    origin: Option<Site>,
     values: Values,
     granted: Granted,
     events: Events,
@@ -124,10 +126,11 @@ impl Controller {
         Ok(Self {
             host: Host::Anonymous(config.cntlid),
             nqn: None,
+            origin: None,
             values: Values::default(),
             granted: Granted::new(config.io_queues_max),
             events: Events::new(config.event_requests_max),
-            keep_alive: KeepAlive::new(config.keep_alive_step),
+            keep_alive: KeepAlive::new(&config),
             power: Power::new(now),
             timestamp: Timestamp::default(),
             has_advanced_retry: false,
@@ -261,6 +264,12 @@ impl Controller {
         Ok(())
     }
 
+    /// The host may have any name. Such hosts from `origin`, an address, are at most `registrants_max`
+    /// registrants of a namespace together.
+    pub fn limit_registrants(&mut self, origin: &str, registrants_max: usize) {
+        self.origin = Some(Site { name: origin.into(), most: registrants_max });
+    }
+
     /// The transport, which has no host NQNs, knows the identifier of the host.
     pub fn set_host(&mut self, host: Host) {
         self.host = host;
@@ -316,7 +325,7 @@ impl Controller {
             // Connect has set it, for as long as the association lasts (Base 2.1 §3.9, §6.3).
             self.keep_alive.suspend();
         } else {
-            self.keep_alive = KeepAlive::new(self.config.keep_alive_step);
+            self.keep_alive = KeepAlive::new(&self.config);
         }
         self.power = Power::new(now);
         // A state that is not there cannot have been saved, so this changes nothing if it fails.

@@ -126,6 +126,11 @@ pub struct ControllerConfig {
     pub temperature_kelvin: u16,
     /// The shortest step of the keep-alive timer: a multiple of 100 ms (KAS).
     pub keep_alive_step: Span,
+    /// The longest keep-alive time-out that a host may ask for, by Connect or Set Features.
+    pub keep_alive_max: Span,
+    /// How long a host without a keep-alive time-out may be silent before it is taken for gone; never
+    /// does not miss it.
+    pub silence_max: Option<Span>,
     /// Bytes the largest firmware image may have.
     pub firmware_bytes_max: u32,
 }
@@ -213,6 +218,8 @@ impl Default for ControllerConfig {
             instance: None,
             temperature_kelvin: 310,
             keep_alive_step: Span::from_ms(100),
+            keep_alive_max: Span::from_ms(u32::MAX as u64),
+            silence_max: None,
             firmware_bytes_max: 1 << 20,
         }
     }

@@ -16,11 +16,17 @@
 use base::{Instant, Span};
 use wire::Status;
 
+use super::config::ControllerConfig;
+
 /// The timer of one controller.
 #[derive(Clone, Debug)]
 pub(super) struct KeepAlive {
     /// Time-outs are multiples of this.
     step: Span,
+    /// The longest time-out.
+    max: Span,
+    /// The interval of a host that has no time-out; none does not miss it.
+    silence_max: Option<Span>,
     /// Zero: the timer is off.
     timeout: Span,
     /// The end of the interval; never while the timer is not active.
@@ -29,12 +35,20 @@ pub(super) struct KeepAlive {
     is_heard: bool,
 }
 
-/// The longest time-out: what a host can ask for in milliseconds.
+/// The longest time-out that can be reported, in milliseconds.
 const TIMEOUT_MS_MAX: u32 = u32::MAX;
 
 impl KeepAlive {
-    pub(super) const fn new(step: Span) -> Self {
-        Self { step, timeout: Span { ns: 0 }, deadline: Instant::NEVER, is_heard: false }
+    pub(super) const fn new(config: &ControllerConfig) -> Self {
+        let ControllerConfig { keep_alive_step, keep_alive_max, silence_max, .. } = *config;
+        Self {
+            step: keep_alive_step,
+            max: keep_alive_max,
+            silence_max,
+            timeout: Span { ns: 0 },
+            deadline: Instant::NEVER,
+            is_heard: false,
+        }
     }
 
     /// KAS: the step in units of 100 ms (Base 2.1 §5.1.13.2.1).
@@ -43,11 +57,11 @@ impl KeepAlive {
     }
 
     /// Sets the time-out, rounded up to the step; zero turns the timer off
-    /// (Base 2.1 §5.1.25.1.8).
+    /// (Base 2.1 §5.1.25.1.8). One above the longest is refused and changes nothing.
     pub(super) fn set(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
-        let steps = Span::from_ms(timeout_ms.into()).ns.div_ceil(self.step.ns);
-        let timeout = Span { ns: steps * self.step.ns };
-        if timeout.ns > Span::from_ms(TIMEOUT_MS_MAX.into()).ns {
+        let asked = Span::from_ms(timeout_ms.into());
+        let timeout = Span { ns: asked.ns.div_ceil(self.step.ns) * self.step.ns };
+        if asked > self.max || timeout.ns > Span::from_ms(TIMEOUT_MS_MAX.into()).ns {
             return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
         }
         self.timeout = timeout;
@@ -69,7 +83,11 @@ impl KeepAlive {
     /// An interval begins: by Keep Alive, or because the controller is enabled. What was fetched
     /// before still counts in it, as other controllers have it: hosts are made to get along with them.
     pub(super) const fn restart(&mut self, now: Instant) {
-        self.deadline = if self.timeout.ns == 0 { Instant::NEVER } else { now.after(self.timeout) };
+        let interval = if self.timeout.ns == 0 { self.silence_max } else { Some(self.timeout) };
+        self.deadline = match interval {
+            Some(interval) => now.after(interval),
+            None => Instant::NEVER,
+        };
     }
 
     /// The timer is not active until it is restarted; the time-out stays.
@@ -102,14 +120,14 @@ mod tests {
     use base::{Instant, Span};
     use wire::Status;
 
-    use super::KeepAlive;
+    use super::{ControllerConfig, KeepAlive};
 
     const fn at_ms(ms: u64) -> Instant {
         Instant { ns: ms * 1_000_000 }
     }
 
     fn timer(timeout_ms: u32) -> KeepAlive {
-        let mut timer = KeepAlive::new(Span::from_ms(100));
+        let mut timer = KeepAlive::new(&ControllerConfig::default());
         timer.set(at_ms(0), timeout_ms).unwrap();
         timer
     }
@@ -186,7 +204,32 @@ mod tests {
     }
 
     #[test]
+    fn a_time_out_above_the_longest_is_refused_and_changes_nothing() {
+        let keep_alive_max = Span::from_secs(600);
+        let config = ControllerConfig { keep_alive_max, ..ControllerConfig::default() };
+        let mut timer = KeepAlive::new(&config);
+        timer.set(at_ms(0), 600_000).unwrap();
+        assert_eq!(timer.set(at_ms(9), 600_001), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        assert_eq!((timer.timeout_ms(), timer.wake_at()), (600_000, at_ms(600_000)));
+    }
+
+    #[test]
+    fn a_host_without_a_time_out_is_missed_after_the_longest_silence() {
+        let silence_max = Some(Span::from_secs(600));
+        let config = ControllerConfig { silence_max, ..ControllerConfig::default() };
+        let mut timer = KeepAlive::new(&config);
+        timer.set(at_ms(0), 0).unwrap();
+        timer.heard();
+        assert!(!timer.expired(at_ms(600_000)), "something has come");
+        assert_eq!(timer.timeout_ms(), 0, "the host is told what it has asked for");
+        assert!(!timer.expired(at_ms(1_199_999)));
+        assert!(timer.expired(at_ms(1_200_000)));
+    }
+
+    #[test]
     fn the_granularity_is_told_in_tenths_of_a_second() {
-        assert_eq!(KeepAlive::new(Span::from_secs(1)).granularity(), 10);
+        let keep_alive_step = Span::from_secs(1);
+        let config = ControllerConfig { keep_alive_step, ..ControllerConfig::default() };
+        assert_eq!(KeepAlive::new(&config).granularity(), 10);
     }
 }

@@ -59,6 +59,16 @@ pub(super) struct Registrant {
     key: u64,
     /// To which NQN the identifier belongs; `None` if that is not known, or the transport has no NQNs.
     pub(super) nqn: Option<HostNqn>,
+    /// From where it was registered, if hosts from there may have any name. Not written down.
+    pub(super) origin: Option<Arc<str>>,
+}
+
+/// From where a host comes that may have any name, and how many registrants may come from there. Limits
+/// for each NQN do not hold such hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Site {
+    pub(super) name: Arc<str>,
+    pub(super) most: usize,
 }
 
 /// A reservation that is held.
@@ -125,7 +135,7 @@ impl Reservations {
             Some(_) => {}
             None if !self.has_room_for(nqn) => return Err(Status::NOT_ENOUGH_RESOURCES),
             None => {
-                self.registrants.insert(host, Registrant { key, nqn: nqn.cloned() });
+                self.registrants.insert(host, Registrant { key, nqn: nqn.cloned(), origin: None });
             }
         }
         self.changed();
@@ -309,6 +319,21 @@ impl Reservations {
 
     pub(super) fn registrant_mut(&mut self, host: Host) -> Option<&mut Registrant> {
         self.registrants.get_mut(&host)
+    }
+
+    /// Whether a host from there may be registered, as far as others from there are.
+    pub(super) fn check_origin(&self, host: Host, origin: &Site) -> Result<(), Status> {
+        let is_from_there = |it: &&Registrant| it.origin.as_ref() == Some(&origin.name);
+        let same = self.registrants.values().filter(is_from_there).count();
+        let has_room = same < origin.most || self.registrants.contains_key(&host);
+        has_room.then_some(()).ok_or(Status::NOT_ENOUGH_RESOURCES)
+    }
+
+    /// A host was registered from there.
+    pub(super) fn came_from(&mut self, host: Host, origin: &Site) {
+        if let Some(registrant) = self.registrants.get_mut(&host) {
+            registrant.origin.get_or_insert_with(|| Arc::clone(&origin.name));
+        }
     }
 
     fn has_room_for(&self, nqn: Option<&HostNqn>) -> bool {

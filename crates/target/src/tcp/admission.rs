@@ -13,17 +13,23 @@ use base::Span;
 pub struct AdmissionLimits {
     /// Connections of one host NQN.
     pub per_host_max: usize,
-    /// Connections of one address beyond this machine (of IPv6, of one /64) that belong to no host which
-    /// a subsystem names.
+    /// Connections of one address (of IPv6, of one /64) that belong to no host which a subsystem names.
     pub per_address_max: usize,
+    /// Connections of this machine, by whichever of its loopback addresses, that belong to no host which
+    /// a subsystem names.
+    pub loopback_max: usize,
     /// Connections to the discovery service, from one address.
     pub discovery_per_address_max: usize,
     /// Connections to the discovery service.
     pub discovery_max: usize,
-    /// Connections that only hosts may have which a subsystem names, once one names any.
+    /// Connections that only hosts may have which a subsystem names, once one names any. As many more
+    /// than its own may an address have until it has said with Connect whose they are.
     pub reserved: usize,
-    /// The longest keep-alive time-out that a host may ask for. Zero, none, is another matter: an idle
-    /// discovery connection without one ends after 120 seconds.
+    /// Registrants of one address in a namespace, of hosts that no subsystem names.
+    pub registrants_per_address_max: usize,
+    /// The longest keep-alive time-out that a host may ask for, by Connect or Set Features. A host
+    /// without one ends after so long a silence, unless a subsystem names it, and an idle discovery
+    /// connection without one after 120 seconds.
     pub keep_alive_max: Span,
 }
 
@@ -32,6 +38,7 @@ pub struct AdmissionLimits {
 pub(super) enum NotAdmitted {
     Full { most: usize },
     Address { most: usize },
+    Loopback { most: usize },
     Host { most: usize },
     Discovery { most: usize },
     Reserved { reserved: usize },
@@ -63,6 +70,7 @@ struct Counts {
     discovery: usize,
     hosts: BTreeMap<String, usize>,
     addresses: BTreeMap<IpAddr, usize>,
+    loopback: usize,
     discovery_addresses: BTreeMap<IpAddr, usize>,
     refused: u64,
 }
@@ -76,8 +84,9 @@ pub(super) struct Admitted {
 }
 
 impl AdmissionLimits {
-    /// Those for so many connections: half of them for a host or an address, a quarter for discovery,
-    /// an eighth kept for hosts that are named; but a few in any case.
+    /// Those for so many connections: half of them for a host or an address, three quarters for this
+    /// machine, a quarter for discovery, an eighth kept for hosts that are named; but a few in any case.
+    /// Of the registrants of a namespace, half.
     #[must_use]
     pub const fn of(connections_max: usize) -> Self {
         const fn part(whole: usize, by: usize, least: usize) -> usize {
@@ -86,9 +95,11 @@ impl AdmissionLimits {
         Self {
             per_host_max: part(connections_max, 2, 130),
             per_address_max: part(connections_max, 2, 130),
+            loopback_max: part(connections_max - connections_max / 4, 1, 130),
             discovery_per_address_max: part(connections_max, 16, 8),
             discovery_max: part(connections_max, 4, 8),
             reserved: connections_max / 8,
+            registrants_per_address_max: 64,
             keep_alive_max: Span::from_secs(600),
         }
     }
@@ -101,20 +112,21 @@ impl Admission {
 
     /// Admits a connection that has not said yet what it is; `peer` is its address, if it has one.
     pub(super) fn admit(this: &Arc<Self>, peer: &str) -> Result<Admitted, NotAdmitted> {
-        let address = peer.parse().ok().map(|peer: SocketAddr| network_of(peer.ip()));
+        let address = network_of_peer(peer);
         let mut counts = this.counts();
         let most = this.connections_max;
         let refused = if counts.all >= most {
             Some(NotAdmitted::Full { most })
         } else {
-            this.over_address(&counts, address)
+            // It may belong to a host that a subsystem names, and has to have a chance to say so.
+            this.over_address(&counts, address, this.limits.reserved)
         };
         if let Some(refused) = refused {
             counts.refused += 1;
             return Err(refused);
         }
         let kind = Kind::Stranger { host: None };
-        counts.enter(&kind, address);
+        counts.add(&kind, address);
         drop(counts);
         Ok(Admitted { admission: Arc::clone(this), address, kind })
     }
@@ -124,12 +136,22 @@ impl Admission {
         self.counts().refused
     }
 
-    fn over_address(&self, counts: &Counts, address: Option<IpAddr>) -> Option<NotAdmitted> {
-        let most = self.limits.per_address_max;
-        // Who is on this machine has other means.
-        let address = address.filter(|address| !address.is_loopback())?;
+    /// Whether there is no place for another connection of this address, which may have `more` than it
+    /// is granted.
+    fn over_address(
+        &self,
+        counts: &Counts,
+        address: Option<IpAddr>,
+        more: usize,
+    ) -> Option<NotAdmitted> {
+        let AdmissionLimits { per_address_max, loopback_max, .. } = self.limits;
+        let address = address?;
         let found = counts.addresses.get(&address).copied().unwrap_or(0);
-        (found >= most).then_some(NotAdmitted::Address { most })
+        if found >= per_address_max.saturating_add(more) {
+            return Some(NotAdmitted::Address { most: per_address_max });
+        }
+        let is_over = counts.loopback >= loopback_max.saturating_add(more);
+        (address.is_loopback() && is_over).then_some(NotAdmitted::Loopback { most: loopback_max })
     }
 
     fn check(
@@ -140,7 +162,6 @@ impl Admission {
         names_hosts: bool,
     ) -> Option<NotAdmitted> {
         let AdmissionLimits { per_host_max, reserved, .. } = self.limits;
-        let AdmissionLimits { discovery_max, discovery_per_address_max, .. } = self.limits;
         let host = match kind {
             Kind::Stranger { host } => host.as_ref(),
             Kind::Named { host } => Some(host),
@@ -150,21 +171,30 @@ impl Admission {
         if of_host >= per_host_max {
             return Some(NotAdmitted::Host { most: per_host_max });
         }
-        if *kind == Kind::Discovery {
-            let of_address = address.and_then(|it| counts.discovery_addresses.get(&it));
-            let of_address = of_address.copied().unwrap_or(0);
-            if counts.discovery >= discovery_max {
-                return Some(NotAdmitted::Discovery { most: discovery_max });
-            }
-            if of_address >= discovery_per_address_max {
-                return Some(NotAdmitted::Discovery { most: discovery_per_address_max });
-            }
+        if matches!(kind, Kind::Named { .. }) {
+            return None;
         }
-        let is_named = matches!(kind, Kind::Named { .. });
+        if *kind == Kind::Discovery
+            && let Some(refused) = self.over_discovery(counts, address)
+        {
+            return Some(refused);
+        }
+        if let Some(refused) = self.over_address(counts, address, 0) {
+            return Some(refused);
+        }
         let left = self.connections_max.saturating_sub(reserved);
-        // It is counted itself.
-        let is_over = names_hosts && !is_named && counts.all - counts.named > left;
+        let is_over = names_hosts && counts.all - counts.named >= left;
         is_over.then_some(NotAdmitted::Reserved { reserved })
+    }
+
+    fn over_discovery(&self, counts: &Counts, address: Option<IpAddr>) -> Option<NotAdmitted> {
+        let AdmissionLimits { discovery_max, discovery_per_address_max, .. } = self.limits;
+        let of_address = address.and_then(|it| counts.discovery_addresses.get(&it));
+        if counts.discovery >= discovery_max {
+            return Some(NotAdmitted::Discovery { most: discovery_max });
+        }
+        let is_over = of_address.copied().unwrap_or(0) >= discovery_per_address_max;
+        is_over.then_some(NotAdmitted::Discovery { most: discovery_per_address_max })
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -173,12 +203,8 @@ impl Admission {
 }
 
 impl Counts {
-    fn enter(&mut self, kind: &Kind, address: Option<IpAddr>) {
-        self.all += 1;
-        self.add(kind, address);
-    }
-
     fn add(&mut self, kind: &Kind, address: Option<IpAddr>) {
+        self.all += 1;
         match kind {
             Kind::Named { .. } => self.named += 1,
             Kind::Discovery => self.discovery += 1,
@@ -189,6 +215,7 @@ impl Counts {
         }
         if let Some(address) = address.filter(|_| !matches!(kind, Kind::Named { .. })) {
             *self.addresses.entry(address).or_default() += 1;
+            self.loopback += usize::from(address.is_loopback());
         }
         if let Some(address) = address.filter(|_| *kind == Kind::Discovery) {
             *self.discovery_addresses.entry(address).or_default() += 1;
@@ -196,6 +223,7 @@ impl Counts {
     }
 
     fn remove(&mut self, kind: &Kind, address: Option<IpAddr>) {
+        self.all -= 1;
         match kind {
             Kind::Named { .. } => self.named -= 1,
             Kind::Discovery => self.discovery -= 1,
@@ -206,6 +234,7 @@ impl Counts {
         }
         if let Some(address) = address.filter(|_| !matches!(kind, Kind::Named { .. })) {
             take(&mut self.addresses, &address);
+            self.loopback -= usize::from(address.is_loopback());
         }
         if let Some(address) = address.filter(|_| *kind == Kind::Discovery) {
             take(&mut self.discovery_addresses, &address);
@@ -221,6 +250,11 @@ fn take<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
             counts.remove(key);
         }
     }
+}
+
+/// The address of a peer as it is counted, if it has one.
+pub(super) fn network_of_peer(peer: &str) -> Option<IpAddr> {
+    peer.parse().ok().map(|peer: SocketAddr| network_of(peer.ip()))
 }
 
 /// What is counted as one address: one that IPv4 has, and of IPv6 what a site hands out to one machine.
@@ -257,22 +291,22 @@ impl Admitted {
 
     fn become_one(&mut self, kind: Kind, names_hosts: bool) -> Result<(), NotAdmitted> {
         let mut counts = self.admission.counts();
-        if let Some(refused) = self.admission.check(&counts, &kind, self.address, names_hosts) {
-            counts.refused += 1;
-            return Err(refused);
-        }
+        // It is looked at as if it had not been there.
         counts.remove(&self.kind, self.address);
-        counts.add(&kind, self.address);
+        let refused = self.admission.check(&counts, &kind, self.address, names_hosts);
+        match &refused {
+            Some(_) => counts.refused += 1,
+            None => self.kind = kind,
+        }
+        counts.add(&self.kind, self.address);
         drop(counts);
-        self.kind = kind;
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
         let mut counts = self.admission.counts();
-        counts.all -= 1;
         counts.remove(&self.kind, self.address);
     }
 }
@@ -286,11 +320,17 @@ impl std::fmt::Display for NotAdmitted {
             Self::Address { most } => write!(
                 out,
                 "its address has {most} connections of hosts that no subsystem names, expected fewer; \
+                 fix: name the host (--host), or allow more with --connections-per-address"
+            ),
+            Self::Loopback { most } => write!(
+                out,
+                "this machine has {most} connections of hosts that no subsystem names, expected fewer; \
                  fix: name the host (--host), or allow more with --connections"
             ),
             Self::Host { most } => write!(
                 out,
-                "its host has {most} connections, expected fewer; fix: allow more with --connections"
+                "its host has {most} connections, expected fewer; fix: allow more with \
+                 --connections-per-host"
             ),
             Self::Discovery { most } => write!(
                 out,
@@ -321,29 +361,78 @@ mod tests {
         (0..count).map(|_| Admission::admit(admission, peer).unwrap()).collect()
     }
 
+    /// Admits a connection and has it belong to a host that no subsystem names, or to one that is.
+    fn connect(
+        admission: &Arc<Admission>,
+        peer: &str,
+        (host, is_named): (&str, bool),
+    ) -> Result<Admitted, NotAdmitted> {
+        let mut admitted = Admission::admit(admission, peer)?;
+        admitted.belongs_to(host, is_named, true).map(|()| admitted)
+    }
+
+    /// As many as come from a peer, each under a name of its own, and why no more do.
+    fn flood(admission: &Arc<Admission>, peer: &str) -> (Vec<Admitted>, NotAdmitted) {
+        let mut held = Vec::new();
+        loop {
+            match connect(admission, peer, (&format!("nqn.{}", held.len()), false)) {
+                Ok(admitted) => held.push(admitted),
+                Err(refused) => return (held, refused),
+            }
+        }
+    }
+
     #[test]
-    fn one_address_does_not_take_all_and_this_machine_may() {
+    fn one_address_takes_half_under_whatever_names() {
+        for peer in ["192.0.2.1:5000", "127.0.0.1:5000", "[::1]:5000"] {
+            let admission = admission(1100);
+            let (held, refused) = flood(&admission, peer);
+            assert_eq!((held.len(), refused), (550, NotAdmitted::Address { most: 550 }), "{peer}");
+            assert!(connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
+            // A host that is named comes from there all the same.
+            assert!(connect(&admission, peer, ("nqn.named", true)).is_ok(), "{peer}");
+        }
+    }
+
+    #[test]
+    fn ipv4_within_ipv6_is_the_same_address() {
         let admission = admission(1100);
-        let _held = peers(&admission, "192.0.2.1:5000", 550);
-        let refused = Admission::admit(&admission, "192.0.2.1:6000").unwrap_err();
-        assert_eq!(refused, NotAdmitted::Address { most: 550 });
-        // IPv4 within IPv6 is the same address.
-        assert!(Admission::admit(&admission, "[::ffff:192.0.2.1]:6000").is_err());
-        let _others = peers(&admission, "127.0.0.1:5000", 550);
+        let (_held, _) = flood(&admission, "192.0.2.1:5000");
+        let refused = connect(&admission, "[::ffff:192.0.2.1]:6000", ("nqn.other", false));
+        assert_eq!(refused.unwrap_err(), NotAdmitted::Address { most: 550 });
+    }
+
+    #[test]
+    fn this_machine_leaves_a_quarter_to_others_by_whichever_addresses_it_comes() {
+        let admission = admission(1100);
+        let (_one, _) = flood(&admission, "127.0.0.1:5000");
+        let (two, refused) = flood(&admission, "127.7.7.7:5000");
+        assert_eq!((two.len(), refused), (275, NotAdmitted::Loopback { most: 825 }));
+        assert!(connect(&admission, "192.0.2.2:1", ("nqn.other", false)).is_ok());
+        assert!(connect(&admission, "[::1]:1", ("nqn.named", true)).is_ok());
+    }
+
+    /// They could still be those of a host that is named, so there may be some more than of others.
+    #[test]
+    fn connections_that_do_not_connect_have_a_bound_for_each_address() {
+        let admission = admission(1100);
+        let _held = peers(&admission, "127.0.0.1:5000", 550 + 137);
         let refused = Admission::admit(&admission, "127.0.0.1:5000").unwrap_err();
-        assert_eq!((refused, admission.refused()), (NotAdmitted::Full { most: 1100 }, 3));
+        assert_eq!((refused, admission.refused()), (NotAdmitted::Address { most: 550 }, 1));
+        assert!(connect(&admission, "127.0.0.2:1", ("nqn.other", false)).is_ok());
     }
 
     #[test]
     fn a_network_of_ipv6_counts_as_one_address() {
         let admission = admission(1100);
-        let held: Vec<Admitted> = (0..550)
-            .map(|host| Admission::admit(&admission, &format!("[2001:db8::{host:x}]:1")).unwrap())
-            .collect();
-        assert!(Admission::admit(&admission, "[2001:db8::ffff]:1").is_err());
-        assert!(Admission::admit(&admission, "[2001:db8:0:1::1]:1").is_ok());
+        let from = |host: u16| {
+            connect(&admission, &format!("[2001:db8::{host:x}]:1"), (&format!("nqn.{host}"), false))
+        };
+        let held: Vec<Admitted> = (0..550).map(|host| from(host).unwrap()).collect();
+        assert!(from(0xffff).is_err());
+        assert!(connect(&admission, "[2001:db8:0:1::1]:1", ("nqn.other", false)).is_ok());
         drop(held);
-        assert!(Admission::admit(&admission, "[2001:db8::ffff]:1").is_ok());
+        assert!(from(0xffff).is_ok());
     }
 
     #[test]
@@ -373,9 +462,10 @@ mod tests {
             let mut held: Vec<Admitted> = Vec::new();
             for _ in 0..300 {
                 let host = format!("nqn.host-{}", random.below(3));
-                let peer = format!("192.0.2.{}:1", random.below(3));
+                let peer = ["192.0.2.1:1", "127.0.0.1:1", "[::1]:1"]
+                    [usize::try_from(random.below(3)).unwrap()];
                 match random.below(4) {
-                    0 => held.extend(Admission::admit(&admission, &peer)),
+                    0 => held.extend(Admission::admit(&admission, peer)),
                     1 if !held.is_empty() => {
                         let at = random.below(held.len() as u64);
                         held.swap_remove(usize::try_from(at).unwrap());
@@ -393,6 +483,7 @@ mod tests {
             held.clear();
             let counts = admission.counts();
             assert_eq!((counts.all, counts.named, counts.discovery), (0, 0, 0), "seed {seed}");
+            assert_eq!(counts.loopback, 0, "seed {seed}");
             let maps = (&counts.hosts, &counts.addresses, &counts.discovery_addresses);
             assert!(maps.0.is_empty() && maps.1.is_empty() && maps.2.is_empty(), "{maps:?}");
         }

@@ -49,6 +49,8 @@ const HOSTNQN: u16 = 512;
 pub(super) struct Asked<'a> {
     pub(super) service: &'a Service,
     pub(super) port: u16,
+    /// Its address, as its stream says it.
+    pub(super) peer: &'a str,
     pub(super) now: Instant,
     pub(super) connect: Connect,
     pub(super) data: &'a ConnectData,
@@ -156,7 +158,7 @@ impl Asked<'_> {
         let offer = self.offer()?;
         let asked = self.data.cntlid();
         let limits = self.service.limits();
-        let opened = offer.open(self.now, asked, (self.port, &host), limits);
+        let opened = offer.open(self.now, asked, (self.port, &host, self.peer), limits);
         let mut controller = opened.map_err(|why| no_controller(why, &host))?;
         let cntlid = controller.configuration().cntlid;
         let kato = controller.set_keep_alive(self.now, self.connect.kato);

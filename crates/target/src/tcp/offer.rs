@@ -14,6 +14,7 @@ use ctrl::front::fabrics::Over;
 use wire::admin::CrossControllerReset;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
+use super::admission::network_of_peer;
 use super::association::{Association, HostNames};
 use super::service::Limits;
 
@@ -148,7 +149,7 @@ impl Offer {
         &self,
         now: Instant,
         asked: u16,
-        (port, host): (u16, &HostNames),
+        (port, host, peer): (u16, &HostNames, &str),
         limits: &Limits,
     ) -> Result<Controller, NoController> {
         if !self.admits(&host.nqn) {
@@ -160,6 +161,7 @@ impl Offer {
             return Err(NoController::Unstopped(cntlid));
         }
         let cntlid = self.number(asked)?;
+        let keep_alive_max = limits.admission().keep_alive_max;
         let config = ControllerConfig {
             cntlid,
             queue_entries_max: limits.queue_entries.into(),
@@ -168,6 +170,9 @@ impl Offer {
             vectors: 0,
             sgls: SGLS,
             fused_compare_and_write: true,
+            keep_alive_max,
+            // Whoever may come under any name does not stay for ever without a word.
+            silence_max: (!self.names_hosts()).then_some(keep_alive_max),
             instance: Some(self.instance()),
             transport: Transport::Fabrics {
                 command_capsule_bytes: 64 + limits.in_capsule_bytes,
@@ -186,6 +191,10 @@ impl Offer {
             drop(controller);
             self.leave(cntlid, None);
             return Err(NoController::HostInUse(why));
+        }
+        if let Some(address) = network_of_peer(peer).filter(|_| !self.names_hosts()) {
+            let most = limits.admission().registrants_per_address_max;
+            controller.limit_registrants(&address.to_string(), most);
         }
         let state = self.state();
         for (nsid, hosts) in &state.masks {

@@ -37,7 +37,8 @@ impl Controller {
         let (mut left, mut end) = (0, Ok(()));
         for &nsid in nsids {
             let wish = Wish::Persistence(persists);
-            let change = Change { by, host: self.host, nqn: self.nqn.clone(), wish };
+            let (nqn, origin) = (self.nqn.clone(), None);
+            let change = Change { by, host: self.host, nqn, origin, wish };
             match subsystem.change_reservations(&mut state, nsid, change) {
                 None => left += 1,
                 Some(ended) => end = end.and(ended),

@@ -11,7 +11,7 @@ use wire::io::reservation::{
 use wire::{Command, IoOpcode, Layout, Status, Typed};
 
 use super::line::{Asker, Change, Reply, Wish};
-use super::{Host, HostNqn, News, Reservations};
+use super::{Host, HostNqn, News, Reservations, Site};
 use crate::controller::Controller;
 use crate::controller::commands::settled;
 use crate::controller::contract::{AdminData, AdminEnd, Decided, Origin};
@@ -93,7 +93,8 @@ impl Controller {
         }
         let by = Asker { cntlid: self.config.cntlid, reply: Reply::Queue(from) };
         let wish = Wish::Command(*command, core::mem::take(data));
-        let change = Change { by, host: self.host, nqn: self.nqn.clone(), wish };
+        let (nqn, origin) = (self.nqn.clone(), self.origin.clone());
+        let change = Change { by, host: self.host, nqn, origin, wish };
         let ended = subsystem.change_reservations(&mut state, nsid, change);
         subsystem.settle(state);
         ended.map_or(Ok(false), |end| end.map(|()| true))
@@ -139,6 +140,7 @@ pub(in crate::controller) fn told(status: Status) -> Status {
 pub(super) struct Requester<'a> {
     pub(super) host: Host,
     pub(super) nqn: Option<&'a HostNqn>,
+    pub(super) origin: Option<&'a Site>,
     pub(super) can_persist: bool,
 }
 
@@ -168,7 +170,7 @@ pub(super) fn change(
 /// every registration, whatever a namespace can do.
 fn register(
     reservations: &mut Reservations,
-    Requester { host, nqn, can_persist }: Requester<'_>,
+    Requester { host, nqn, origin, can_persist }: Requester<'_>,
     command: &ReservationRegister,
     data: &[u8],
 ) -> Result<News, Status> {
@@ -181,7 +183,14 @@ fn register(
         ChangePersistence::Reserved(_) => return Err(Status::INVALID_FIELD),
     };
     let news = match command.rrega {
-        RegisterAction::Register => reservations.register(host, nqn, keys.nrkey()),
+        RegisterAction::Register => {
+            origin.map_or(Ok(()), |origin| reservations.check_origin(host, origin))?;
+            let news = reservations.register(host, nqn, keys.nrkey());
+            if let (Ok(_), Some(origin)) = (&news, origin) {
+                reservations.came_from(host, origin);
+            }
+            news
+        }
         RegisterAction::Unregister => reservations.unregister(host, current),
         RegisterAction::Replace => reservations.replace(host, current, keys.nrkey()),
         RegisterAction::Reserved(_) => Err(Status::INVALID_FIELD),

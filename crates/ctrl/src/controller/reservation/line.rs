@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use wire::{Command, Status};
 
 use super::commands::{Requester, change};
-use super::{Host, HostNqn, News, Reservations};
+use super::{Host, HostNqn, News, Reservations, Site};
 use crate::controller::config::Persistence;
 use crate::controller::contract::Origin;
 use crate::controller::subsystem::Record;
@@ -34,6 +34,7 @@ pub(in crate::controller) struct Change {
     pub(in crate::controller) by: Asker,
     pub(in crate::controller) host: Host,
     pub(in crate::controller) nqn: Option<HostNqn>,
+    pub(in crate::controller) origin: Option<Site>,
     pub(in crate::controller) wish: Wish,
 }
 
@@ -144,7 +145,8 @@ impl Change {
     ) -> Result<News, Status> {
         match &self.wish {
             Wish::Command(command, data) => {
-                let by = Requester { host: self.host, nqn: self.nqn.as_ref(), can_persist };
+                let (nqn, origin) = (self.nqn.as_ref(), self.origin.as_ref());
+                let by = Requester { host: self.host, nqn, origin, can_persist };
                 change(reservations, by, command, data)
             }
             Wish::Persistence(persists) => {

@@ -42,7 +42,7 @@ impl Reservations {
         put_host(held.and_then(|held| held.holder), &mut bytes);
         let count = u16::try_from(known().count()).unwrap_or(u16::MAX);
         bytes.extend(count.to_le_bytes());
-        for (host, Registrant { key, nqn }) in known() {
+        for (host, Registrant { key, nqn, .. }) in known() {
             put_host(Some(*host), &mut bytes);
             bytes.extend(key.to_le_bytes());
             put_nqn(nqn.as_ref(), &mut bytes);
@@ -90,7 +90,7 @@ impl Reservations {
             let host = take_host(&mut rest)?.ok_or("a registrant has no identifier")?;
             let key = u64::from_le_bytes(take(&mut rest)?);
             let nqn = if has_nqns { take_nqn(&mut rest)? } else { None };
-            registrants.insert(host, Registrant { key, nqn });
+            registrants.insert(host, Registrant { key, nqn, origin: None });
         }
         if !rest.is_empty() || registrants.len() > REGISTRANTS_MAX {
             return Err(format!(

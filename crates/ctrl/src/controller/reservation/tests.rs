@@ -98,6 +98,28 @@ fn one_nqn_with_many_identifiers_leaves_room_for_other_hosts() {
     it.register(Host::Short(900), Some(&nqn("one")), 1).expect("it has given one back");
 }
 
+/// Hosts that any may be come under any number of names.
+#[test]
+fn hosts_of_one_address_leave_room_for_others_whatever_their_names() {
+    let site = |name: &str| super::Site { name: name.into(), most: 3 };
+    let mut it = Reservations::default();
+    let register = |it: &mut Reservations, id: u64, from: &str| {
+        let (host, nqn) = (Host::Short(id), super::HostNqn::from(format!("nqn.{id}")));
+        it.check_origin(host, &site(from))?;
+        it.register(host, Some(&nqn), 1)?;
+        it.came_from(host, &site(from));
+        Ok(())
+    };
+    for id in 1..=3 {
+        assert_eq!(register(&mut it, id, "192.0.2.1"), Ok(()));
+    }
+    assert_eq!(register(&mut it, 4, "192.0.2.1"), Err(Status::NOT_ENOUGH_RESOURCES));
+    assert_eq!(register(&mut it, 2, "192.0.2.1"), Ok(()), "it is registered already");
+    assert_eq!(register(&mut it, 4, "192.0.2.2"), Ok(()));
+    it.unregister(Host::Short(1), None).unwrap();
+    assert_eq!(register(&mut it, 5, "192.0.2.1"), Ok(()), "one was given back");
+}
+
 #[test]
 fn a_key_is_compared_unless_it_is_to_be_ignored() {
     let mut it = three();

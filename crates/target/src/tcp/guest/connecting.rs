@@ -102,7 +102,8 @@ impl Guest {
             loaded.map_err(|_| refuse(Status::INTERNAL_ERROR, "its data lie nowhere"))?;
             data = ConnectData::from_bytes(&bytes);
         }
-        let asked = Asked { service: &self.service, port: self.port, now, connect, data: &data };
+        let (service, port, peer) = (&self.service, self.port, self.peer.as_str());
+        let asked = Asked { service, port, peer, now, connect, data: &data };
         let granted = asked.answer()?;
         self.count(&granted)?;
         let entries = connect.sqsize + 1;

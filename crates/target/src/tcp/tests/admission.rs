@@ -1,12 +1,17 @@
 //! Who is admitted while others have many connections.
 
 use base::Span;
+use tcp::Data;
 use wire::fabrics::{CNTLID_DYNAMIC, Connect, ConnectData};
 use wire::layout::Ascii;
-use wire::{Status, nqn};
+use wire::register::offset;
+use wire::{AdminOpcode, Command, IoOpcode, Status, nqn};
 
-use super::rig::{Rig, admin_config, admin_connect, connect_data, limits};
-use crate::tcp::{AdmissionLimits, Limits, News, Reason};
+use super::rig::{
+    ENABLED, HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits,
+    transfer,
+};
+use crate::tcp::{AdmissionLimits, Hosts, Limits, News, OfferPlan, Reason};
 
 fn discovery() -> ConnectData {
     connect_data(CNTLID_DYNAMIC).with(|data| data.subnqn(Ascii::nul_padded(nqn::DISCOVERY)))
@@ -38,7 +43,8 @@ fn idle_discovery_connections_lock_nobody_out() {
     let expired = Reason::KeepAliveExpired;
     let is_it =
         |news: &&News| matches!(news, News::Disconnected { reason, .. } if *reason == expired);
-    assert_eq!(rig.news.iter().filter(is_it).count(), 10);
+    // And the host that has no time-out and was silent.
+    assert_eq!(rig.news.iter().filter(is_it).count(), 11);
 }
 
 #[test]
@@ -53,6 +59,85 @@ fn a_keep_alive_time_out_has_a_bound() {
             let asked = Connect { kato, ..admin_connect() };
             assert_eq!(connect(&mut rig, &asked, &data), expected, "{kato}");
         }
+    }
+}
+
+/// A host cannot have by Set Features what Connect refuses.
+#[test]
+fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
+    let mut rig = Rig::new();
+    let (admin, _) = rig.admin();
+    let set = |timeout_ms| {
+        Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0f).with_cdw11(timeout_ms)
+    };
+    for (kato, expected) in [
+        (600_000, Status::SUCCESS),
+        (600_001, Status::KEEP_ALIVE_TIMEOUT_INVALID),
+        (u32::MAX, Status::KEEP_ALIVE_TIMEOUT_INVALID),
+    ] {
+        let (completion, _) = rig.command(admin, &set(kato), Data::None, &[]);
+        assert_eq!(completion.status().code(), expected, "{kato}");
+    }
+}
+
+/// KATO 0 turns the timer off. Whoever may come under any name is missed all the same.
+#[test]
+fn a_silent_host_without_a_keep_alive_time_out_stays_only_if_it_is_named() {
+    for (is_named, left) in [(false, 0), (true, 2)] {
+        let mut rig = Rig::with(limits(), |plan| match is_named {
+            true => OfferPlan { hosts: Hosts::Listed([HOST.to_owned()].into()), ..plan },
+            false => plan,
+        });
+        let (admin, cntlid) = rig.admin();
+        let io = rig.io(cntlid, 1);
+        for _ in 0..3 {
+            rig.pass(Span::from_secs(500));
+            let read = transfer(IoOpcode::Read.code(), 0, 1);
+            assert_eq!(rig.command(io, &read, Data::ToHost(512), &[]).0.status(), Status::SUCCESS);
+        }
+        assert_eq!(rig.service.connected(), 2, "whoever reads is not silent");
+        let get = Command::new(AdminOpcode::GetFeatures.code()).with_cdw10(0x0f);
+        assert_eq!(rig.command(admin, &get, Data::None, &[]).0.dw0(), 0);
+        rig.pass(Span::from_secs(601));
+        rig.pass(Span::from_secs(601));
+        assert_eq!(rig.service.connected(), left);
+    }
+}
+
+/// NQNs can be invented: without a list of hosts it is the address that has a share of what a namespace
+/// has for registrants. One that a subsystem names has its place whatever its address.
+#[test]
+fn hosts_of_one_address_leave_registrants_to_others() {
+    let admission = AdmissionLimits { registrants_per_address_max: 2, ..AdmissionLimits::of(64) };
+    let limits = Limits { admission: Some(admission), connections_max: 64, ..limits() };
+    let name = |number: u8| format!("nqn.2014-08.org.example:{number}");
+    for is_named in [false, true] {
+        let mut rig =
+            Rig::with(Limits { memory_bytes: 16 << 20, ..limits }, |plan| match is_named {
+                true => OfferPlan { hosts: Hosts::Listed((0..9).map(name).collect()), ..plan },
+                false => plan,
+            });
+        let mut register = |number: u8, peer: &str| {
+            rig.traits.peer = Some(peer.parse().unwrap());
+            let name = Ascii::nul_padded(&name(number));
+            let data =
+                |cntlid| connect_data(cntlid).with(|data| data.hostnqn(name).hostid([number; 16]));
+            let admin = rig.dial(admin_config());
+            let connected = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+            let cntlid = u16::try_from(connected.dw0()).unwrap();
+            rig.set_property(admin, offset::CC, ENABLED);
+            let io = rig.dial(io_config());
+            rig.connect(io, &io_connect(1), &data(cntlid));
+            let keys = [[0; 8], [7; 8]].concat();
+            let command = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+            rig.command(io, &command, Data::FromHost(16), &keys).0.status().code()
+        };
+        for number in 1..=2 {
+            assert_eq!(register(number, "192.0.2.1:1000"), Status::SUCCESS);
+        }
+        let third = if is_named { Status::SUCCESS } else { Status::NOT_ENOUGH_RESOURCES };
+        assert_eq!(register(3, "192.0.2.1:2000"), third);
+        assert_eq!(register(4, "192.0.2.2:1000"), Status::SUCCESS);
     }
 }
 

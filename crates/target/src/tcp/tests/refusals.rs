@@ -418,7 +418,7 @@ fn a_controller_that_is_being_opened_is_taken_and_one_of_a_withdrawn_subsystem_e
     let rig = Rig::with(limits(), |plan| OfferPlan { model, ..plan });
     let offer = rig.service.find(super::rig::NQN, 1).unwrap();
     let host = HostNames { nqn: HOST.to_owned(), identifier: 7 };
-    let open = |asked| offer.open(rig.now, asked, (1, &host), rig.service.limits());
+    let open = |asked| offer.open(rig.now, asked, (1, &host, "pipe"), rig.service.limits());
     let controller = open(2).unwrap();
     assert!(matches!(open(2), Err(NoController::Busy)));
     assert!(rig.service.withdraw(super::rig::NQN));

@@ -52,6 +52,8 @@ pub(super) struct Traits {
     pub(super) reads: Arc<AtomicBool>,
     pub(super) is_tied: bool,
     pub(super) here: Option<SocketAddr>,
+    /// From where its peer comes.
+    pub(super) peer: Option<SocketAddr>,
 }
 
 /// What is received at a time, into the inbox.
@@ -171,7 +173,7 @@ impl Stream for Pipe {
     }
 
     fn peer(&self) -> String {
-        "pipe".to_owned()
+        self.traits.peer.map_or_else(|| "pipe".to_owned(), |peer| peer.to_string())
     }
 
     fn local_address(&self) -> Option<SocketAddr> {
