@@ -54,6 +54,8 @@ pub struct Opening {
     label: Option<Label>,
     /// Who is to write to it.
     me: Option<Owner>,
+    /// Whether the device may be shorter than the store.
+    may_be_short: bool,
     bugs: InjectedBugs,
 }
 
@@ -140,8 +142,8 @@ impl Opening {
         to_read.sort_unstable();
         to_read.dedup();
         let (found, newer, damaged, label) = (Vec::new(), None, Vec::new(), None);
-        let (me, bugs) = (None, InjectedBugs::default());
-        Self { blocks, cache_bytes, to_read, found, newer, damaged, label, me, bugs }
+        let (me, bugs, may_be_short) = (None, InjectedBugs::default(), false);
+        Self { blocks, cache_bytes, to_read, found, newer, damaged, label, me, may_be_short, bugs }
     }
 
     /// The same for somebody who writes to it, and claims it before the first change: see
@@ -150,6 +152,13 @@ impl Opening {
     #[must_use]
     pub const fn to_write(mut self, me: Owner) -> Self {
         self.me = Some(me);
+        self
+    }
+
+    /// The same for a rescue: the device may be shorter than the store, of which the rest is lost.
+    #[must_use]
+    pub const fn to_rescue(mut self) -> Self {
+        self.may_be_short = true;
         self
     }
 
@@ -212,7 +221,7 @@ impl Opening {
     /// # Errors
     ///
     /// Why it cannot be opened.
-    pub fn finish(self) -> Result<Opened, StoreError> {
+    pub fn finish(mut self) -> Result<Opened, StoreError> {
         // Superblocks that it had before it was given to a store are nobody's.
         if let Some(label) = self.label {
             return Err(StoreError::NotFirst(Box::new(label)));
@@ -228,8 +237,12 @@ impl Opening {
             return Err(StoreError::TwoStores { first: store, second: other.store });
         }
         let (blocks, needed) = (self.blocks, devices.needs(0));
-        if needed > blocks {
+        if needed > blocks && !self.may_be_short {
             return Err(StoreError::DeviceTooSmall { blocks, needed });
+        }
+        if needed > blocks {
+            // The end of the device is not the end of the store.
+            self.damaged.retain(|damage| damage.address < SLOTS);
         }
         let mut store = Store::new(store, generation, superblock, devices, self.cache_bytes);
         store.open_as(owner, self.me, self.bugs);

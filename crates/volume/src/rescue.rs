@@ -20,8 +20,8 @@ pub use self::walk::{Lost, Walk};
 use crate::devices::Room;
 use crate::error::{Damage, Flaw, StoreError};
 use crate::format::{
-    Block, Body, HOLE, Header, Kind, Page, Pointer, Record, SLOTS, Superblock, VolumeBody, flags,
-    hash, unpadded,
+    BLOCKS_MAX, Block, Body, HOLE, Header, Kind, Page, Pointer, Record, SLOTS, Superblock,
+    VolumeBody, flags, hash, unpadded,
 };
 use crate::layout::Layout;
 use crate::open::Opening;
@@ -203,7 +203,7 @@ impl Rescue {
         present.insert(0..blocks);
         Self {
             present,
-            stage: Stage::Superblocks(Box::new(Opening::new(blocks, 0))),
+            stage: Stage::Superblocks(Box::new(Opening::new(blocks, 0).to_rescue())),
             store: 0,
             superblock: None,
             generation: u64::MAX,
@@ -226,7 +226,13 @@ impl Rescue {
         self
     }
 
-    /// The blocks in which metadata and data may lie.
+    /// The blocks in which metadata and data may lie: some of them where there is no device any more.
+    fn whole_room(&self) -> Room {
+        let room = Room { start: SLOTS, end: BLOCKS_MAX, slots: 0..0 };
+        self.superblock.map_or(room, |superblock| superblock.room())
+    }
+
+    /// The blocks that a scan looks at.
     fn room(&self) -> Room {
         let end = self.present.iter().last().map_or(SLOTS, |range| range.end.max(SLOTS));
         let room = Room { start: SLOTS, end, slots: 0..0 };
@@ -366,7 +372,7 @@ impl Rescue {
             Kind::Names => superblock.names,
             _ => superblock.space,
         };
-        Some(Walk::new(self.store, &self.room(), tree, root))
+        Some(Walk::new(self.store, &self.whole_room(), tree, root))
     }
 
     fn take_volume(&mut self, bytes: Result<&Block, Outcome>) {
@@ -445,7 +451,7 @@ impl Rescue {
 
     /// What was found, once everything was read.
     pub fn finish(self) -> Rescued {
-        let (store, room) = (self.store, self.room());
+        let (store, room) = (self.store, self.whole_room());
         let found = |body: VolumeBody| Found { info: body.info(), body, store, room: room.clone() };
         Rescued {
             store,

@@ -36,6 +36,8 @@ pub(super) struct Member {
     pub(super) shape: Shape,
     /// Which device it is, wherever it goes.
     pub(super) identity: String,
+    /// Whether it could be had.
+    is_there: bool,
 }
 
 /// A device of a store, as it is told.
@@ -52,13 +54,23 @@ pub struct DeviceInfo {
 impl Member {
     pub(super) fn of(uri: &Uri, opened: Opened) -> Result<Self, MediumError> {
         let shape = Shape::of(uri, &opened.medium.limits())?;
-        Ok(Self { uri: uri.clone(), opened, shape, identity: identity(uri) })
+        Ok(Self { uri: uri.clone(), opened, shape, identity: identity(uri), is_there: true })
     }
 
     fn missing(uri: &Uri, like: &Self) -> Self {
         let medium = Arc::new(Absent(like.opened.medium.limits()));
         let opened = Opened::fresh(medium, format!("{uri}, which is not there"));
-        Self { uri: uri.clone(), opened, shape: like.shape, identity: identity(uri) }
+        let (shape, identity) = (like.shape, identity(uri));
+        Self { uri: uri.clone(), opened, shape, identity, is_there: false }
+    }
+
+    /// What it lacks, if it is shorter than its part of the store.
+    fn lacks(&self, devices: &Devices, number: u32) -> Option<String> {
+        let (found, needed) = (self.shape.pages, devices.needs(number));
+        let page = u64::from(PAGE_BYTES);
+        let (found_bytes, needed_bytes) = (found * page, needed * page);
+        (found < needed)
+            .then(|| format!("it has {found_bytes} bytes, expected {needed_bytes} at least"))
     }
 
     /// What it begins with.
@@ -117,10 +129,16 @@ impl Ground {
         store: &Store,
     ) -> Result<Vec<String>, MediumError> {
         let (devices, mut missing) = (store.devices(), Vec::new());
+        let first = &self.members[0];
+        missing.extend(first.lacks(devices, 0).map(|lacks| format!("{}: {lacks}", first.uri)));
         for (number, other) in (1..).zip(&devices.others) {
             let uri = place.device(number, other)?.to_read();
-            let member = match open_other(opener, store, &uri, number, other) {
-                Ok(member) => member,
+            let member = match open_labelled(opener, store, &uri, number, other) {
+                Ok(member) => {
+                    let lacks = member.lacks(devices, number);
+                    missing.extend(lacks.map(|lacks| format!("device {number}, {uri}: {lacks}")));
+                    member
+                }
                 Err(error) => {
                     missing.push(format!("device {number}, {uri}: {error}"));
                     Member::missing(&uri, &self.members[0])
@@ -128,8 +146,32 @@ impl Ground {
             };
             self.members.push(member);
         }
-        self.join(devices);
         Ok(missing)
+    }
+
+    /// Makes one of all that are there, as far as they reach. Returns the blocks of the store that they
+    /// have.
+    pub(super) fn join_left(&mut self, devices: &Devices) -> Vec<Range<u64>> {
+        let members = &self.members;
+        let absent: Arc<dyn Medium> = Arc::new(Absent(members[0].opened.medium.limits()));
+        let (mut legs, mut present) = (Vec::new(), Vec::new());
+        for (begin, run) in devices.runs() {
+            let Some(member) = members.get(run.device as usize) else { continue };
+            let has = if member.is_there { member.shape.pages.saturating_sub(run.at) } else { 0 };
+            let has = has.min(run.blocks);
+            if has > 0 {
+                let medium = Arc::clone(&member.opened.medium);
+                legs.push(Leg { medium, begin, at: run.at });
+                present.push(begin..begin + has);
+            }
+            if has < run.blocks {
+                legs.push(Leg { medium: Arc::clone(&absent), begin: begin + has, at: 0 });
+            }
+        }
+        legs.push(Leg { medium: absent, begin: devices.blocks(), at: 0 });
+        self.shape = joint_shape(members, devices.blocks());
+        self.medium = Arc::new(Spanned::new(legs, devices.blocks()));
+        present
     }
 
     /// Devices of which nobody knows but what their own labels say, to read.
@@ -202,8 +244,23 @@ fn joint_shape(members: &[Member], pages: u64) -> Shape {
     Shape { pages, request_pages: least, ..members[0].shape }
 }
 
-/// Opens a device of a store, and looks whether it is that.
+/// Opens a device of a store, and looks whether it is that, and all of it.
 fn open_other(
+    opener: &Opener<'_>,
+    store: &Store,
+    uri: &Uri,
+    number: u32,
+    other: &Other,
+) -> Result<Member, MediumError> {
+    let member = open_labelled(opener, store, uri, number, other)?;
+    match member.lacks(store.devices(), number) {
+        Some(lacks) => Err(MediumError::new(Blame::Caller, lacks)),
+        None => Ok(member),
+    }
+}
+
+/// Opens a device of a store, and looks whether it is that.
+fn open_labelled(
     opener: &Opener<'_>,
     store: &Store,
     uri: &Uri,
@@ -223,13 +280,6 @@ fn open_other(
     if label.uuid != other.uuid {
         let found = format!("its label is an old one, {:032x}", label.uuid);
         return Err(refuse(format!("{found}, where the store has {:032x}", other.uuid)));
-    }
-    let (found, needed) = (member.shape.pages, store.devices().needs(number));
-    if found < needed {
-        let page = u64::from(PAGE_BYTES);
-        let (found, needed) = (found * page, needed * page);
-        let text = format!("it has {found} bytes, expected {needed} at least");
-        return Err(MediumError::new(Blame::Caller, text));
     }
     Ok(member)
 }

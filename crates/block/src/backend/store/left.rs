@@ -42,7 +42,7 @@ impl Left {
         let raw = Raw::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape);
         let mut raw = raw
             .map_err(|problem| MediumError::new(Blame::Machine, format!("{device}: {problem}")))?;
-        let mut opening = Opening::new(pages, 0);
+        let mut opening = Opening::new(pages, 0).to_rescue();
         while let Some(at) = opening.next_read() {
             let mut page = [0; 4096];
             let read = raw.read(at, &mut page);
@@ -52,9 +52,8 @@ impl Left {
         match opening.finish() {
             Ok(opened) => {
                 let missing = ground.open_left(opener, place, &opened.store)?;
-                let devices = opened.store.devices();
-                let present = devices.runs().map(|(begin, run)| begin..begin + run.blocks);
-                let rescue = Rescue::new(pages).over(present);
+                let present = ground.join_left(opened.store.devices());
+                let rescue = Rescue::new(pages).over(present.into_iter());
                 Ok(Self { ground, rescue, missing })
             }
             Err(StoreError::NotFirst(label)) => {

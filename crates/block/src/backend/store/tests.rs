@@ -5,6 +5,7 @@ mod devices;
 mod known;
 mod made;
 mod outside;
+mod shorter;
 mod sizes;
 mod streams;
 mod sums;

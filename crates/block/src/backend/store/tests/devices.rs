@@ -23,20 +23,20 @@ fn pool(size: &str) -> Bench {
 }
 
 impl Bench {
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
         self.directory.path().join(name)
     }
 
-    fn file(&self, name: &str) -> Uri {
+    pub(super) fn file(&self, name: &str) -> Uri {
         format!("file:{}?engine=threads", self.path(name).display()).parse().unwrap()
     }
 
     /// A file that is made when it is opened.
-    fn new_file(&self, name: &str, size: &str) -> Uri {
+    pub(super) fn new_file(&self, name: &str, size: &str) -> Uri {
         self.file(name).with("size", size)
     }
 
-    fn place(&self) -> Place {
+    pub(super) fn place(&self) -> Place {
         Place::on(&self.device().parse().unwrap())
     }
 
@@ -44,7 +44,7 @@ impl Bench {
         OpenStore::open(&self.opener(), &self.place())
     }
 
-    fn add(&self, name: &str, size: &str) {
+    pub(super) fn add(&self, name: &str, size: &str) {
         let added = [self.new_file(name, size)];
         self.store().grow(&self.opener(), &added, false).unwrap();
     }
@@ -55,7 +55,7 @@ impl Bench {
         error.unwrap_err().to_string()
     }
 
-    fn set_len(&self, name: &str, len: u64) {
+    pub(super) fn set_len(&self, name: &str, len: u64) {
         let file = std::fs::OpenOptions::new().write(true).open(self.path(name)).unwrap();
         file.set_len(len).unwrap();
     }
@@ -66,7 +66,7 @@ impl Bench {
 }
 
 /// Writes each of some blocks with a byte of its own, 32 at a time.
-fn write_all(hand: &mut Hand, blocks: std::ops::Range<u64>) {
+pub(super) fn write_all(hand: &mut Hand, blocks: std::ops::Range<u64>) {
     for block in blocks.step_by(32) {
         hand.write(block, 32, byte(block));
     }
@@ -533,7 +533,11 @@ fn for_rescue() -> Bench {
 }
 
 /// What a rescue brings: names, and how many blocks of each are lost; and what was missing.
-fn rescued(bench: &Bench, place: &Place, others: &[Uri]) -> (Vec<(String, u64)>, Vec<String>) {
+pub(super) fn rescued(
+    bench: &Bench,
+    place: &Place,
+    others: &[Uri],
+) -> (Vec<(String, u64)>, Vec<String>) {
     let target = OpenStore::open(&bench.opener(), &Place::on(&bench.file("target"))).unwrap();
     let saved = rescue(&bench.opener(), (place, others), &target, &mut |_| true).unwrap();
     for volume in saved.volumes.iter().filter(|volume| volume.failed.is_none()) {
