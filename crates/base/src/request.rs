@@ -4,6 +4,8 @@
 //! submitter keeps, and owns none of it. The submitter keeps the right to that memory away from
 //! everyone else until the [`Answer`] with the same token has come back, which happens exactly once.
 
+use core::fmt;
+
 /// What to do with some blocks.
 ///
 /// ```text
@@ -144,7 +146,7 @@ impl Flags {
 /// The whole stack answers in NVMe's words, so nothing is lost on the way from a device to a
 /// program or from a backend to a guest. The full tables are in `wire::Status`; here are only the
 /// few that backends make up themselves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome(pub u16);
 
 impl Outcome {
@@ -185,6 +187,41 @@ impl Outcome {
     #[inline]
     pub const fn is_success(self) -> bool {
         self.0 == 0
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without Command Retry Delay, More and Do Not Retry (NVM Express Base 2.1, figure 100).
+        let code = self.0 & 0x7ff;
+        let name = match Self(code) {
+            Self::SUCCESS => return out.write_str("Successful Completion"),
+            Self::INVALID_OPCODE => "Invalid Command Opcode",
+            Self::INVALID_FIELD => "Invalid Field in Command",
+            Self::DATA_TRANSFER_ERROR => "Data Transfer Error",
+            Self::INTERNAL_ERROR => "Internal Error",
+            Self::ABORTED => "Command Abort Requested",
+            Self::NO_DEVICE => "Invalid Namespace or Format",
+            Self::WRITE_PROTECTED => "Namespace is Write Protected",
+            Self::INTERRUPTED => "Command Interrupted",
+            Self::LBA_OUT_OF_RANGE => "LBA Out of Range",
+            Self::CAPACITY_EXCEEDED => "Capacity Exceeded",
+            Self(0x83) => "Reservation Conflict",
+            Self::WRITE_FAULT => "Write Fault",
+            Self::UNRECOVERED_READ => "Unrecovered Read Error",
+            Self::COMPARE_FAILURE => "Compare Failure",
+            Self::PATH_ERROR => "Host Pathing Error",
+            Self::ABORTED_BY_HOST => "Command Aborted By Host",
+            _ => return write!(out, "NVMe status {code:x}h"),
+        };
+        write!(out, "{name} (NVMe status {code:x}h)")
+    }
+}
+
+/// In words as well, so that no message tells a bare number.
+impl fmt::Debug for Outcome {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, out)
     }
 }
 
@@ -321,6 +358,15 @@ impl Answers {
 #[cfg(test)]
 mod tests {
     use super::{Answer, Answers, Flags, Operation, Outcome};
+
+    #[test]
+    fn an_outcome_is_told_in_words_however_it_is_printed() {
+        for outcome in [Outcome::WRITE_FAULT, Outcome(0x4280)] {
+            assert_eq!(format!("{outcome}"), "Write Fault (NVMe status 280h)");
+            assert_eq!(format!("{outcome:?}"), "Write Fault (NVMe status 280h)");
+        }
+        assert_eq!(format!("{:?}", Outcome(0x1c2)), "NVMe status 1c2h");
+    }
 
     #[test]
     fn answers_are_bounded_and_come_out_oldest_first() {

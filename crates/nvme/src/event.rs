@@ -1,5 +1,7 @@
 //! What a controller's owner is told.
 
+mod display;
+
 use base::Answer;
 use wire::Status;
 use wire::identify::CommandSet;

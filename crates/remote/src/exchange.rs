@@ -500,10 +500,10 @@ impl core::fmt::Display for Lost {
             ),
             Self::Ended(cause) => match cause {
                 Cause::Refused(refusal) => {
-                    write!(out, "the peer sent what is refused: {refusal:?}")
+                    write!(out, "the peer sent an invalid PDU: {refusal}")
                 }
                 Cause::Terminated(refusal) => {
-                    write!(out, "the peer has terminated the connection: {refusal:?}")
+                    write!(out, "the peer has terminated the connection: {refusal}")
                 }
                 Cause::TerminatedUnsoundly => out
                     .write_str("the peer has terminated the connection by a request that is none"),

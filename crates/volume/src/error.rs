@@ -346,7 +346,7 @@ impl fmt::Display for Damage {
 impl fmt::Display for Flaw {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unread(outcome) => write!(out, "the device answered {outcome:?}"),
+            Self::Unread(outcome) => write!(out, "the device answered {outcome}"),
             Self::Magic => write!(out, "it does not begin like metadata of a store"),
             Self::Checksum { found, expected } => {
                 write!(out, "its checksum is {found:#010x}, expected {expected:#010x}")
@@ -417,7 +417,7 @@ impl fmt::Display for StoreError {
                     "the store has {VOLUMES_MAX} volumes and snapshots, and no room for more"
                 )
             }
-            Self::BadName(name) => write!(out, "volume {name:?}: not a name"),
+            Self::BadName(name) => write!(out, "volume `{}`: not a name", name.escape_debug()),
             Self::NoVolume(name) => write!(out, "volume `{name}`: there is none"),
             Self::BadSize { name, blocks } => {
                 write!(out, "volume `{name}`: it cannot have {blocks} blocks of 4 KiB")
@@ -468,7 +468,7 @@ impl fmt::Display for StoreError {
                  what is there does not have the checksum on record"
             ),
             Self::Device { what, outcome } => {
-                write!(out, "{what}: the device answered {outcome:?}")
+                write!(out, "{what}: the device answered {outcome}")
             }
             Self::Owned { by } => {
                 write!(out, "open the store for writing: {by} has it open, expected nobody")

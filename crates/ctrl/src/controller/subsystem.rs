@@ -233,10 +233,9 @@ impl Subsystem {
         }
         let block_size = config.block_size.unwrap_or(limits.block_size);
         if !format_sizes(&limits).contains(&block_size) {
-            return Err(format!(
-                "add namespace: block size is {block_size}, expected {:?}",
-                format_sizes(&limits)
-            ));
+            let sizes: Vec<String> = format_sizes(&limits).iter().map(u32::to_string).collect();
+            let expected = sizes.join(" or ");
+            return Err(format!("add namespace: block size is {block_size}, expected {expected}"));
         }
         let groups = self.about().ana_groups;
         if groups > 0 && !(1..=groups).contains(&config.ana_group) {
@@ -635,7 +634,8 @@ fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), String> {
         || !text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
     {
         return Err(format!(
-            "configure subsystem: {what} is {text:?}, expected 1 to {bytes_max} printable ASCII characters"
+            "configure subsystem: {what} is \"{}\", expected 1 to {bytes_max} printable ASCII characters",
+            text.escape_debug()
         ));
     }
     Ok(())

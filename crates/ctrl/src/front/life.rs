@@ -141,10 +141,13 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         let known_sets =
             [CommandSetSelected::Nvm, CommandSetSelected::All, CommandSetSelected::AdminOnly];
         if !known_sets.contains(&cc.css()) {
-            return Err(format!("enable: CC.CSS is {:?}, expected 0, 6 or 7", cc.css()));
+            return Err(format!("enable: CC.CSS is {}, expected 0, 6 or 7", (cc.0 >> 4) & 7));
         }
         if cc.ams() != Arbitration::RoundRobin {
-            return Err(format!("enable: CC.AMS is {:?}, expected round robin", cc.ams()));
+            return Err(format!(
+                "enable: CC.AMS is {}, expected 0 (round robin)",
+                (cc.0 >> 11) & 7
+            ));
         }
         let (aqa, asq, acq) = self.bar.admin_queues();
         // Both are 0's based; a queue of one entry holds nothing.

@@ -97,7 +97,7 @@ impl fmt::Display for PathEvent {
                 "path {path}: its controller will not tell of changes (feature 0Bh: {status}): they \
                  are noticed when a command fails, or when it is attached again"
             ),
-            Self::Controller { path, event } => write!(out, "path {path}: {event:?}"),
+            Self::Controller { path, event } => write!(out, "path {path}: {event}"),
         }
     }
 }

@@ -534,7 +534,12 @@ fn make(
         if made.queues == 0
             || (made.depth, made.io_bytes_max) != (wanted.depth, wanted.io_bytes_max)
         {
-            let text = format!("{name}: the kernel has made {made:?}, expected {wanted:?}");
+            let of = |info: &DeviceInfo| {
+                let DeviceInfo { queues, depth, io_bytes_max, .. } = info;
+                format!("{queues} queues of {depth} requests of {io_bytes_max} bytes")
+            };
+            let (made, wanted) = (of(&made), of(&wanted));
+            let text = format!("{name}: the kernel has made {made}, expected {wanted} at most");
             return Err(Refused::new(Blame::Peer, text));
         }
         Ok(())

@@ -260,8 +260,9 @@ impl Tags {
         if self.refusals == 1 {
             let operation = ask.operation;
             self.complain(format!(
-                "the device has answered a {operation:?} of {} bytes without a copy with {outcome:?}: \
+                "the device has answered a {} of {} bytes without a copy with {outcome}: \
                  what is refused so is copied",
+                operation.name(),
                 ask.len_bytes
             ));
         }

@@ -81,7 +81,7 @@ impl<B: Bus> Attached<B> {
         steps.done("read its first block");
         match outcome {
             Outcome::SUCCESS => Ok(()),
-            failed => Err(Refused::peer(format!("read the first block of {name}: {failed:?}"))),
+            failed => Err(Refused::peer(format!("read the first block of {name}: {failed}"))),
         }
     }
 }

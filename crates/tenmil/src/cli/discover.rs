@@ -93,10 +93,21 @@ fn as_text(address: &str, found: &Discovered) -> String {
     text
 }
 
+/// A transport as `nvme connect --transport` has it.
+const fn transport_of(transport: TransportType) -> &'static str {
+    match transport {
+        TransportType::Tcp => "tcp",
+        TransportType::Rdma => "rdma",
+        TransportType::FibreChannel => "fc",
+        TransportType::Loop => "loop",
+        _ => "unknown",
+    }
+}
+
 /// An entry in a line.
 fn line_of(entry: &DiscoveryEntry) -> String {
     let uri = uri_of(entry).unwrap_or_else(|| {
-        format!("{} over {:?}, which is not spoken here", entry.subnqn(), entry.trtype())
+        format!("{} over {}, which is not supported", entry.subnqn(), transport_of(entry.trtype()))
     });
     format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), base::text::plain(&uri))
 }
@@ -111,7 +122,7 @@ fn object_of(entry: &DiscoveryEntry) -> Value {
         "kind": kind_of(entry),
         "uri": uri_of(entry),
         "subsystem": entry.subnqn().to_string(),
-        "transport": format!("{:?}", entry.trtype()),
+        "transport": transport_of(entry.trtype()),
         "address": entry.traddr().to_string(),
         "service": entry.trsvcid().to_string(),
         "port": entry.portid(),

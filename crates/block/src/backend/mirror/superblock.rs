@@ -138,7 +138,14 @@ impl Shape {
         let mapped = self.region_blocks.is_power_of_two()
             && (1..=REGIONS_MAX).contains(&self.regions())
             && self.first.checked_add(self.block_count).is_some();
-        if placed && mapped { Ok(()) } else { Err(format!("its geometry is {self:?}")) }
+        if placed && mapped {
+            return Ok(());
+        }
+        let Self { first, block_count, region_blocks, .. } = self;
+        Err(format!(
+            "its geometry is {block_count} blocks of {block_size} bytes from block {first} on, in regions \
+             of {region_blocks}, expected powers of two and an area of metadata of {FIRST_BYTES} bytes"
+        ))
     }
 }
 

@@ -84,7 +84,7 @@ impl OpenStore {
             let fill = Ask::Fill { volume, blocks: COPY_BLOCKS.into() };
             match self.converse(fill, &mut |action| mover.carry(action))? {
                 Answer::Filled(to) if to < left => left = to,
-                answer => return Err(machine(format!("found {answer:?}, expected to go on"))),
+                _ => return Err(machine("it made no progress, expected some".into())),
             }
             let progress = ((info.reach - left) * page, info.reach * page);
             let goes_on = &mut || watch(progress);

@@ -120,7 +120,7 @@ impl OpenStore {
         self.spread(&mut ground, &devices)?;
         match self.ask(Ask::Grow(devices.clone()))? {
             Answer::Done => {}
-            answer => return Err(self.machine(format!("found {answer:?}, expected an end"))),
+            _ => return Err(self.machine("grow: found another answer, expected an end".into())),
         }
         let blocks = devices.blocks();
         Ok(Grown { before, blocks, were_there, devices: ground.infos(&devices) })

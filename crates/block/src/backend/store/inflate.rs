@@ -74,7 +74,7 @@ impl OpenStore {
             let own = Ask::Own { volume, block, blocks: COPY_BLOCKS.into() };
             match self.converse(own, &mut |action| mover.carry(action))? {
                 Answer::Owned(to) if to > block => block = to,
-                answer => return Err(machine(format!("found {answer:?}, expected to go on"))),
+                _ => return Err(machine("it made no progress, expected some".into())),
             }
             let progress = (block.min(info.blocks) * page, info.blocks * page);
             let goes_on = &mut || watch(progress);

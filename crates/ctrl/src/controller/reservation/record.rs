@@ -80,7 +80,9 @@ impl Reservations {
             (0, _) => None,
             (_, None) => return Err(format!("its type is {code}, expected 0 to 6")),
             (_, Some(kind)) if holder.is_none() != is_held_by_all(kind) => {
-                return Err(format!("a reservation of type {code} is held by {holder:?}"));
+                let held = if holder.is_none() { "nobody" } else { "one host" };
+                let text = format!("a reservation of type {code} is held by {held}");
+                return Err(format!("{text}, expected the other"));
             }
             (_, Some(kind)) => Some(Held { kind, holder }),
         };

@@ -48,7 +48,7 @@ fn what_cannot_be_configured_is_named_with_what_is_accepted() {
         "nqn is",
         "nsid_max is 0, expected 1 to 65536",
         "identifier is 1025, expected 1 to 1024",
-        "block size is 1024, expected [512, 4096]",
+        "block size is 1024, expected 512 or 4096",
         "ANA group is 3, expected 1 to 2",
         "identifier 1 is in use",
     ];

@@ -30,8 +30,8 @@ impl Guest {
     #[cold]
     pub(super) fn line_ended(&mut self, now: Instant, cause: Cause) {
         let reason = match cause {
-            Cause::Refused(refusal) => Reason::Refused(refusal_text(refusal)),
-            Cause::Terminated(refusal) => Reason::Terminated(refusal_text(refusal)),
+            Cause::Refused(refusal) => Reason::Refused(refusal.to_string()),
+            Cause::Terminated(refusal) => Reason::Terminated(refusal.to_string()),
             Cause::TerminatedUnsoundly => {
                 Reason::Terminated("by a request that makes no sense".to_owned())
             }
@@ -217,8 +217,4 @@ impl Guest {
         let most = Span { ns: patience.ns * DEBT_PATIENCE };
         now >= since.after(patience) || now >= asked_at.after(most) && self.rooms.is_missed()
     }
-}
-
-fn refusal_text(refusal: wire::tcp::Refusal) -> String {
-    format!("{:?}, {:#x}", refusal.status, refusal.information)
 }

@@ -1,0 +1,76 @@
+//! Messages are words: no Debug text of a type stands in one.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it reads the tree it holds true")]
+
+use std::path::{Path, PathBuf};
+
+/// Crates whose messages only developers read: simulators, fuzzers and tools.
+const NOT_FOR_USERS: [&str; 5] = ["sim", "cluster", "fuzz", "xtask", "evidence"];
+
+/// Debug text that may stand there: what it prints of, and why.
+const ALLOWED: [(&str, &str); 11] = [
+    ("dma/src/ring.rs", "a panic about a bug of our own"),
+    ("host/src/socket/", "memory that is in no region is a bug of our own"),
+    ("host/src/stream.rs", "the same"),
+    ("nvme/src/fake.rs", "a device of tests"),
+    ("target/src/tcp/memory/buffer.rs", "it is Debug itself"),
+    ("tenmil/src/log.rs", "the writer of tracing fields, whose values are text"),
+    ("tenmil/src/evidence/store.rs", "a key that is compared and not read"),
+    ("wire/src/command.rs", "it is Debug itself"),
+    ("wire/src/element.rs", "it is Debug itself"),
+    ("wire/src/layout.rs", "text in quotes"),
+    ("wire/src/nqn.rs", "a character in quotes"),
+];
+
+/// Debug text of these is a bug of our own: memory that is in no region.
+const OWN_BUG: &str = "{stray:?}";
+
+fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let is_tests = name.starts_with("tests") || name.ends_with("_tests.rs");
+        if path.is_dir() && !["tests", "conformance", "world", "fuzz"].contains(&name) {
+            files(&path, found);
+        } else if name.ends_with(".rs") && !is_tests && !["world.rs", "fuzz.rs"].contains(&name) {
+            found.push(path);
+        }
+    }
+}
+
+/// Lines of a file's product code that print Debug text in a message.
+fn debug_text(text: &str) -> Vec<&str> {
+    let product = text.split("\n#[cfg(test)]\nmod ").next().unwrap();
+    let is_debug = |line: &&str| {
+        let places = ["{:?}", ":?}", ":#?}", ":x?}"];
+        let is_own = ["panic!(", "assert", "unreachable!("].iter().any(|word| line.contains(word));
+        places.iter().any(|place| line.contains(place))
+            && !is_own
+            && !line.trim_start().starts_with("//")
+            && !line.contains(OWN_BUG)
+    };
+    product.lines().filter(is_debug).collect()
+}
+
+#[test]
+fn no_message_holds_debug_text_of_a_type() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let (mut found, mut wrong) = (Vec::new(), Vec::new());
+    for entry in std::fs::read_dir(crates).unwrap() {
+        let path = entry.unwrap().path();
+        if !NOT_FOR_USERS.iter().any(|name| path.ends_with(name)) {
+            files(&path.join("src"), &mut found);
+        }
+    }
+    assert!(found.len() > 500, "the tree is there");
+    for path in &found {
+        let name = path.strip_prefix(crates).unwrap().to_str().unwrap();
+        if ALLOWED.iter().any(|(allowed, _)| name.starts_with(allowed)) {
+            continue;
+        }
+        let text = std::fs::read_to_string(path).unwrap();
+        wrong.extend(debug_text(&text).iter().map(|line| format!("{name}: {}", line.trim())));
+    }
+    assert!(wrong.is_empty(), "Debug text in messages, expected words:\n{}", wrong.join("\n"));
+}
