@@ -39,7 +39,10 @@ impl fmt::Display for Malformed {
             }
             Self::Text => out.write_str("NQN is not UTF-8"),
             Self::Character(found) => {
-                write!(out, "NQN holds {found:?}, expected no space and no control character")
+                write!(
+                    out,
+                    "NQN holds {found:?}, expected no space and no control or format character"
+                )
             }
             Self::Form => out.write_str("NQN does not begin with nqn.YYYY-MM. and a domain"),
             Self::Uuid => write!(out, "NQN begins with {UUID_PREFIX} and no UUID follows"),
@@ -69,13 +72,24 @@ pub fn read_host(field: &[u8; FIELD_BYTES]) -> Result<&str, Malformed> {
     check_host(name).map(|()| name)
 }
 
-/// Refuses what no host can be called, so that it can be written in a line and in a list.
+/// Refuses what no host can be called, so that it can be written in a line and in a list, and two names
+/// that look the same are the same: a name has no spaces, no control characters, and none that have no
+/// width or turn the line around. The specification asks for UTF-8 (Base 2.1 §4.7) and forbids none.
 pub fn check_host(name: &str) -> Result<(), Malformed> {
     if name.is_empty() || name.len() > LEN_MAX {
         return Err(Malformed::Length(name.len()));
     }
-    let is_foreign = |letter: &char| letter.is_whitespace() || letter.is_control();
+    let is_foreign =
+        |letter: &char| letter.is_whitespace() || letter.is_control() || is_format(*letter);
     name.chars().find(is_foreign).map_or(Ok(()), |foreign| Err(Malformed::Character(foreign)))
+}
+
+/// Whether a character has no width or turns the line around (Unicode 16, general category Cf).
+fn is_format(letter: char) -> bool {
+    matches!(letter,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+        | '\u{e0000}'..='\u{e007f}')
 }
 
 /// Refuses what is no name of a host or subsystem.
@@ -170,6 +184,22 @@ mod tests {
         assert_eq!(read(&late), Err(Malformed::Padding));
         assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(Malformed::Text));
     }
+
+    /// `evil\u{202e}tsoh` is shown as `evilhost`.
+    #[test]
+    fn names_hold_no_characters_that_change_how_others_are_shown() {
+        for letter in
+            ['\u{202e}', '\u{2066}', '\u{200b}', '\u{feff}', '\u{ad}', '\u{e0041}', '\u{85}']
+        {
+            let (name, host) = (format!("nqn.2014-08.org.a:b{letter}c"), format!("b{letter}c"));
+            assert_eq!(check(&name), Err(Malformed::Character(letter)), "{letter:?}");
+            assert_eq!(read_host(&field(host.as_bytes())), Err(Malformed::Character(letter)));
+            let shown = Malformed::Character(letter).to_string();
+            assert!(!shown.contains(letter), "{shown}");
+        }
+        assert_eq!(check("nqn.2014-08.org.example:größe-一"), Ok(()));
+    }
+
     #[test]
     fn a_host_may_call_itself_anything_that_is_text() {
         let longest = "x".repeat(LEN_MAX);

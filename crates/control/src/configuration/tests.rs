@@ -65,6 +65,15 @@ fn a_whole_file_says_all_there_is_to_say() {
     assert_eq!(read, Configuration::parse(&format!("# moved\n{WHOLE}")).unwrap());
 }
 
+/// What is escaped where text of peers is shown is in no name.
+#[test]
+fn no_name_holds_a_character_that_a_terminal_acts_on() {
+    for letter in (0..=u32::from(char::MAX)).filter_map(char::from_u32) {
+        let is_refused = wire::nqn::check_host(&format!("a{letter}b")).is_err();
+        assert_eq!(is_refused, base::text::acts(letter) || letter.is_whitespace(), "{letter:?}");
+    }
+}
+
 /// What is said of `WHOLE` with `found` replaced.
 fn wrong(found: &str, by: &str) -> Misconfigured {
     assert_eq!(WHOLE.matches(found).count(), 1, "{found} is in it once");
@@ -86,6 +95,7 @@ fn what_is_wrong_is_named_with_its_line_its_key_and_what_was_expected() {
         ("\"D1\"", "\"0123456789 0123456789\"", 13, "`serial`", "expected 1 to 20 printable"),
         ("\"D1\"", "\"\"", 13, "`serial`", "expected 1 to 20 printable"),
         ("nqn.2026-01.org.example:one", "a host", 14, "`hosts`", "'a host': NQN holds ' '"),
+        ("org.example:one", "org.example:o\u{202e}ne", 14, "`hosts`", "NQN holds '\\u{202e}'"),
         ("\"ram:1g\"", "\"1g\"", 17, "`uri`", "'1g': "),
         ("\"ram:1g\"", "\"file:/var/tmp/disk?size=10g\"", 20, "`uri`", "namespace 1 is the same"),
         ("nsid = 7", "nsid = 0", 21, "`nsid`", "0, expected 1 to 1024"),
