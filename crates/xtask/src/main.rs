@@ -9,6 +9,7 @@
 )]
 
 mod api;
+mod crash;
 mod docs;
 mod lab;
 mod pgo;
@@ -23,6 +24,8 @@ use clap::Parser;
 enum Task {
     /// Boot Linux in QEMU and let its NVMe drivers and targets meet tenmil.
     Lab(lab::Options),
+    /// Kill processes and cut the power of disks at their flushes, and look for data that were flushed.
+    Crash(crash::Options),
     /// Build tenmil without link-time optimisation, with it and with a profile, and compare.
     Pgo(pgo::Options),
     /// List what the crate `tenmil` offers in docs/api.txt, or compare.
@@ -34,6 +37,7 @@ enum Task {
 fn main() -> ExitCode {
     let (name, ended) = match Task::parse() {
         Task::Lab(options) => ("lab", lab::run(&options)),
+        Task::Crash(options) => ("crash", crash::run(&options)),
         Task::Pgo(options) => ("pgo", pgo::run(&options)),
         Task::Api(options) => ("api", api::run(&options)),
         Task::Docs(options) => ("docs", docs::run(&options)),

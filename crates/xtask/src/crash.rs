@@ -1,0 +1,267 @@
+//! Loss of power and death of real processes, at every flush, over disks that lose what was not synced.
+//!
+//! ```text
+//!   workload, checker ── NBD ──▶ tenmil serve volume:[mirror:[tcp:],[tcp:]]/v      the host
+//!                                       └─ NVMe/TCP ──▶ tenmil serve file:disk-N/disk      targets A, B
+//!                                                              └─ FUSE ──▶ disks, here
+//! ```
+//!
+//! A world is one such stack on new disks; each of its rounds runs a workload, hits something at one
+//! sync of a disk, starts again what was killed, flushes, and reads everything. What a flush has
+//! covered has to be there, and nothing that was never written; a mirror of which one leg is hit
+//! fails no request at all.
+//!
+//! It needs `/dev/fuse` and the right to mount, which it looks for in a mount namespace of its own.
+
+mod disks;
+mod fuse;
+mod medium;
+mod model;
+mod nbd;
+mod plan;
+mod process;
+mod workload;
+mod world;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use disks::{Disks, Mount};
+use plan::{Event, Plan, Stack, Walk};
+use process::Server;
+use world::{Place, World};
+
+/// Where everything lies.
+const ROOM: &str = "target/crash";
+/// Rounds of one world.
+const WORLD_ROUNDS: u64 = 20;
+/// Lines of a history that are printed; the file has all.
+const LINES_SHOWN: usize = 60;
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask crash                           100 rounds
+  cargo xtask crash --rounds 500 --seed 7     those of seed 7
+  cargo xtask crash --stack mirror --event power-all
+  cargo xtask crash --seconds 50              as many as fit into 50 s
+A failed round prints its history, which is kept in target/crash with what the processes printed.")]
+pub(crate) struct Options {
+    /// How many rounds.
+    #[arg(long, default_value_t = 100)]
+    rounds: u64,
+    /// What the rounds are drawn from; without it, from the clock.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Begin no round after so many seconds.
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Only on this: store, mirror or store-mirror.
+    #[arg(long, value_parser = plan::stack)]
+    stack: Option<Stack>,
+    /// Only this: kill-target, power-target, kill-host, kill-all, power-all, failed-sync, held-write
+    /// or leg-then-all.
+    #[arg(long, value_parser = plan::event)]
+    event: Option<Event>,
+    /// End after so many failed rounds.
+    #[arg(long, default_value_t = 5)]
+    failures: usize,
+    /// The program.
+    #[arg(long, value_name = "PATH", default_value = "target/debug/tenmil")]
+    binary: PathBuf,
+    /// Print the summary as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Print the history of every round.
+    #[arg(long)]
+    verbose: bool,
+    /// It runs in a mount namespace of its own already.
+    #[arg(long, hide = true)]
+    inside: bool,
+}
+
+/// What the rounds have come to.
+#[derive(Debug, Default)]
+struct Summary {
+    rounds: u64,
+    failed: Vec<String>,
+    /// Rounds of each kind.
+    kinds: BTreeMap<(&'static str, &'static str), u64>,
+    /// How often a host had to be started again though nobody had killed it.
+    restarts: u64,
+    longest_s: f32,
+}
+
+/// Runs the rounds; true if nothing was lost.
+pub(crate) fn run(options: &Options) -> Result<bool, String> {
+    if !Path::new("/dev/fuse").exists() {
+        return Err("look for /dev/fuse: it is not there; load the module: modprobe fuse".into());
+    }
+    if !options.inside {
+        return in_namespace();
+    }
+    let tenmil = &options.binary;
+    let tenmil =
+        tenmil.canonicalize().map_err(|why| format!("find {}: {why}", tenmil.display()))?;
+    let room = PathBuf::from(ROOM);
+    let refuse = |why| format!("make {ROOM}: {why}");
+    let _ = std::fs::remove_dir_all(&room);
+    std::fs::create_dir_all(&room).map_err(refuse)?;
+    let room_whole = room.canonicalize().map_err(refuse)?;
+    let seed = options.seed.unwrap_or_else(drawn);
+    let disks = Arc::new(Mutex::new(Disks::new(2, seed)));
+    let mounts =
+        (0..2).map(|disk| Mount::new(&disks, disk, &room_whole.join(format!("disk-{disk}"))));
+    let _mounts: Vec<Mount> = mounts.collect::<Result<_, _>>()?;
+    let servers = ["target-a", "target-b", "host"].map(|name| Server::new(name, &room_whole));
+    let place = Place { tenmil, room, room_whole, disks, servers: servers.to_vec() };
+    println!("crash: seed {seed}");
+    let summary = rounds(options, &place, seed)?;
+    for server in place.servers.iter().rev() {
+        server.kill();
+    }
+    report(options, seed, &summary);
+    Ok(summary.failed.is_empty())
+}
+
+/// Starts this command again where its mounts are its own, as the root of a user namespace if it
+/// has to be.
+fn in_namespace() -> Result<bool, String> {
+    let this = std::env::current_exe().map_err(|why| format!("find this program: {why}"))?;
+    let mut command = Command::new("unshare");
+    if !is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.args(["--mount", "--propagation", "private", "--kill-child"]).arg(this);
+    command.args(std::env::args_os().skip(1)).arg("--inside");
+    let status = command.status().map_err(|why| format!("run unshare (of util-linux): {why}"))?;
+    match status.code() {
+        Some(0) => Ok(true),
+        Some(1) => Ok(false),
+        _ => Err("it could not be run in a mount namespace of its own; see above".into()),
+    }
+}
+
+fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    user.and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
+}
+
+fn drawn() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(1, |since| since.as_secs() % 1_000_000)
+}
+
+fn rounds(options: &Options, place: &Place, seed: u64) -> Result<Summary, String> {
+    let begun = Instant::now();
+    let mut summary = Summary::default();
+    let mut walk = Walk::default();
+    let mut world: Option<World> = None;
+    let mut is_over = false;
+    for round in 0..options.rounds {
+        let stacks = Stack::ALL;
+        let which = usize::try_from(round / WORLD_ROUNDS).unwrap_or(0) % stacks.len();
+        let stack = options.stack.unwrap_or(stacks[which]);
+        if round % WORLD_ROUNDS == 0 || world.is_none() {
+            if let Some(world) = world.take() {
+                end(world, round, &mut summary);
+            }
+            world = Some(World::new(place, stack, (seed << 20) + round / WORLD_ROUNDS / 3)?);
+        }
+        let Some(mut current) = world.take() else { continue };
+        let plan = walk.plan(seed, round, stack, options.event);
+        let one = Instant::now();
+        let ended = current.round(&plan);
+        let seconds = one.elapsed().as_secs_f32();
+        walk.saw(stack, current.syncs());
+        summary.count(&plan, seconds);
+        let mark = if ended.is_ok() { "ok" } else { "FAILED" };
+        println!("{plan}: {mark}, {seconds:.1} s");
+        if options.verbose {
+            current.history().iter().for_each(|line| println!("  {line}"));
+        }
+        summary.restarts += std::mem::take(&mut current.restarts);
+        match ended {
+            Ok(()) => world = Some(current),
+            Err(why) => failed(place, &plan, &current, &why, &mut summary),
+        }
+        let late = options.seconds.is_some_and(|most| begun.elapsed().as_secs() >= most);
+        is_over = late || summary.failed.len() >= options.failures;
+        if is_over {
+            break;
+        }
+    }
+    if let Some(world) = world {
+        end(world, summary.rounds, &mut summary);
+    }
+    if is_over && summary.failed.is_empty() {
+        println!("crash: the time is over");
+    }
+    Ok(summary)
+}
+
+fn end(world: World, round: u64, summary: &mut Summary) {
+    if let Err(why) = world.end() {
+        println!("after round {round}: FAILED: {why}");
+        summary.failed.push(format!("after round {round}: {why}"));
+    }
+}
+
+/// Prints and keeps what there is to know about a failed round.
+fn failed(place: &Place, plan: &Plan, world: &World, why: &str, summary: &mut Summary) {
+    println!("  {why}");
+    let history = world.history();
+    let skipped = history.len().saturating_sub(LINES_SHOWN);
+    if skipped > 0 {
+        println!("  … {skipped} lines before");
+    }
+    history[skipped..].iter().for_each(|line| println!("  {line}"));
+    let keep = place.room.join(format!("round-{}", plan.round));
+    let _ = std::fs::create_dir_all(&keep);
+    let text = format!("{plan}\n{why}\n{}\n", history.join("\n"));
+    let _ = std::fs::write(keep.join("history"), text);
+    for server in &place.servers {
+        server.keep_output(&keep);
+        let last = server.last_words();
+        last.iter().for_each(|line| println!("  {}: {line}", server.name()));
+    }
+    println!("  kept in {}", keep.display());
+    for server in place.servers.iter().rev() {
+        server.kill();
+    }
+    summary.failed.push(format!("{plan}: {why}"));
+}
+
+impl Summary {
+    fn count(&mut self, plan: &Plan, seconds: f32) {
+        self.rounds += 1;
+        *self.kinds.entry((plan.stack.name(), plan.event.name())).or_default() += 1;
+        self.longest_s = self.longest_s.max(seconds);
+    }
+}
+
+fn report(options: &Options, seed: u64, summary: &Summary) {
+    let Summary { rounds, failed, kinds, restarts, longest_s } = summary;
+    if options.json {
+        let kinds = kinds.iter().map(|((stack, event), count)| {
+            serde_json::json!({ "stack": stack, "event": event, "rounds": count })
+        });
+        let kinds = kinds.collect::<Vec<_>>();
+        let summary = serde_json::json!({
+            "seed": seed, "rounds": rounds, "failed": failed, "kinds": kinds,
+            "host_restarts": restarts, "longest_s": longest_s,
+        });
+        println!("{summary}");
+        return;
+    }
+    let failures = failed.len();
+    println!(
+        "\ncrash: seed {seed}, {rounds} rounds, {failures} failed; the longest took {longest_s:.1} s; \
+         {restarts} times the host had to be started again by hand"
+    );
+    failed.iter().for_each(|what| println!("  {what}"));
+}

@@ -1,0 +1,344 @@
+//! The disks of a world, each behind a mount of its own, and what happens at one of their syncs.
+//!
+//! ```text
+//!   tenmil serve ──▶ kernel ──▶ /dev/fuse ──▶ a thread here ──▶ Disks ──▶ Medium
+//!                                                                 └── the trap: kill, lose, fail, stall
+//! ```
+//!
+//! One lock covers all disks: at a loss of power no request of any disk comes between.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use base::Random;
+
+use super::fuse::{Answer, Ask, Request, WRITE_BYTES_MAX, errno, is_root};
+use super::medium::{Keep, Medium, ROOT};
+use super::process::Server;
+
+/// Threads that serve one mount, so that a write may be held back while others go on.
+const THREADS: usize = 3;
+
+/// All disks.
+#[derive(Debug)]
+pub(super) struct Disks {
+    disks: Vec<Disk>,
+    /// What waits for its sync, in order: only the first is armed.
+    traps: VecDeque<Trap>,
+    /// What the traps did.
+    pub(super) fired: Vec<Fired>,
+    random: Random,
+}
+
+#[derive(Debug, Default)]
+struct Disk {
+    medium: Medium,
+    /// Since the first trap was set, or the last one sprang.
+    syncs: u64,
+    writes: u64,
+    /// Since the first trap was set.
+    syncs_of_round: u64,
+}
+
+/// What happens at a request of a disk.
+#[derive(Clone, Debug)]
+pub(super) struct Trap {
+    /// The disk whose requests are counted.
+    pub(super) disk: usize,
+    /// At which of them it happens, from 1 on.
+    pub(super) at: u64,
+    pub(super) moment: Moment,
+    /// Who is killed.
+    pub(super) kill: Vec<Server>,
+    /// Which disks lose power.
+    pub(super) lose: Vec<usize>,
+    /// What they keep of what was not synced.
+    pub(super) keep: Keep,
+}
+
+/// When it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// A sync has arrived, and does not take place.
+    BeforeSync,
+    /// A sync has taken place, and is not answered yet.
+    AfterSync,
+    /// A sync fails, and what was not synced is lost in part; nobody is killed for it.
+    FailedSync,
+    /// A write is held back, for so many milliseconds.
+    HeldWrite(u64),
+}
+
+/// What a trap did.
+#[derive(Clone, Debug)]
+pub(super) struct Fired {
+    pub(super) when: Instant,
+    /// Sectors that were not synced, of all disks that lost power.
+    pub(super) unsynced: usize,
+}
+
+/// A handle to the disks.
+pub(super) type Shared = Arc<Mutex<Disks>>;
+
+pub(super) fn lock(disks: &Shared) -> MutexGuard<'_, Disks> {
+    disks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Disks {
+    pub(super) fn new(count: usize, seed: u64) -> Self {
+        let disks = std::iter::repeat_with(Disk::default).take(count).collect();
+        Self { disks, traps: VecDeque::new(), fired: Vec::new(), random: Random::new(seed) }
+    }
+
+    /// Replaces all disks by new ones.
+    pub(super) fn clear(&mut self) {
+        for disk in &mut self.disks {
+            disk.medium.clear();
+        }
+        self.disarm();
+    }
+
+    pub(super) fn arm(&mut self, traps: Vec<Trap>) {
+        self.traps = traps.into();
+        self.fired.clear();
+        self.reset();
+        for disk in &mut self.disks {
+            disk.syncs_of_round = 0;
+        }
+    }
+
+    pub(super) fn disarm(&mut self) {
+        self.traps.clear();
+    }
+
+    fn reset(&mut self) {
+        for disk in &mut self.disks {
+            (disk.syncs, disk.writes) = (0, 0);
+        }
+    }
+
+    /// How many syncs a disk had since the first trap was set.
+    pub(super) fn syncs_of_round(&self, disk: usize) -> u64 {
+        self.disks[disk].syncs_of_round
+    }
+
+    /// All bytes of a file.
+    pub(super) fn content(&mut self, disk: usize, name: &str) -> Vec<u8> {
+        let medium = &mut self.disks[disk].medium;
+        let file = medium.find(name).and_then(|node| medium.file(node));
+        file.map_or_else(Vec::new, |file| file.read(0, usize::MAX))
+    }
+
+    /// The rest of the traps springs now, whatever is going on. How many there were.
+    pub(super) fn spring_all(&mut self) -> usize {
+        let count = self.traps.len();
+        while let Some(trap) = self.traps.pop_front() {
+            self.spring(&trap);
+        }
+        count
+    }
+
+    fn take_trap(&mut self, disk: usize, is_write: bool) -> Option<Trap> {
+        let seen = if is_write { self.disks[disk].writes } else { self.disks[disk].syncs };
+        let first = self.traps.front()?;
+        let fits = first.disk == disk && matches!(first.moment, Moment::HeldWrite(_)) == is_write;
+        if !fits || seen < first.at {
+            return None;
+        }
+        self.traps.pop_front()
+    }
+
+    fn spring(&mut self, trap: &Trap) {
+        let when = Instant::now();
+        // A process that is killed runs no more when its disk loses anything.
+        for server in &trap.kill {
+            server.strike();
+        }
+        let unsynced = trap.lose.iter().map(|disk| self.disks[*disk].medium.unsynced()).sum();
+        for disk in &trap.lose {
+            let medium = &mut self.disks[*disk].medium;
+            if trap.moment == Moment::FailedSync {
+                medium.lose_cache(trap.keep, &mut self.random);
+            } else {
+                medium.lose_power(trap.keep, &mut self.random);
+            }
+        }
+        self.fired.push(Fired { when, unsynced });
+        self.reset();
+    }
+
+    fn sync(&mut self, disk: usize, node: u64) -> Result<Answer, i32> {
+        self.disks[disk].syncs += 1;
+        self.disks[disk].syncs_of_round += 1;
+        let trap = self.take_trap(disk, false);
+        let epoch = self.disks[disk].medium.epoch;
+        if let Some(trap) = trap.as_ref().filter(|trap| trap.moment != Moment::AfterSync) {
+            self.spring(trap);
+            let is_hit = trap.lose.contains(&disk) || !trap.kill.is_empty();
+            if is_hit && trap.moment == Moment::BeforeSync || trap.moment == Moment::FailedSync {
+                return Err(errno::IO);
+            }
+        }
+        self.disks[disk].medium.file(node).ok_or(errno::NOENT)?.sync();
+        if let Some(trap) = trap.as_ref().filter(|trap| trap.moment == Moment::AfterSync) {
+            self.spring(trap);
+        }
+        if self.disks[disk].medium.epoch == epoch { Ok(Answer::empty()) } else { Err(errno::IO) }
+    }
+
+    fn answer(&mut self, disk: usize, request: &Request, bytes: &[u8]) -> Result<Answer, i32> {
+        let Request { node, handle, ask, .. } = request;
+        let medium = &mut self.disks[disk].medium;
+        let epoch = medium.epoch;
+        let opened = matches!(
+            ask,
+            Ask::Read { .. } | Ask::Write { .. } | Ask::Zero { .. } | Ask::Grow { .. } | Ask::Sync
+        );
+        if opened && *handle != epoch {
+            return Err(errno::IO);
+        }
+        match ask {
+            Ask::Init { minor } => return Ok(Answer::init(*minor)),
+            Ask::Lookup { name } => {
+                let node = medium.find(name).ok_or(errno::NOENT)?;
+                return Ok(Answer::entry(node, medium.file(node).map(|file| &*file)));
+            }
+            Ask::Create { name } => {
+                let node = medium.create(name);
+                return Ok(Answer::created(node, medium.file(node).map(|file| &*file), epoch));
+            }
+            Ask::Unlink { name } => {
+                return medium.unlink(name).then(Answer::empty).ok_or(errno::NOENT);
+            }
+            Ask::OpenDirectory => return Ok(Answer::directory(epoch)),
+            Ask::List { offset } => return Ok(Answer::list(medium.names(), *offset)),
+            Ask::SyncDirectory => {
+                medium.sync_names();
+                return Ok(Answer::empty());
+            }
+            Ask::Statistics => return Ok(Answer::statistics()),
+            Ask::Close => return Ok(Answer::empty()),
+            Ask::Attributes | Ask::SetOther if is_root(*node) => {
+                return Ok(Answer::attributes_of(ROOT, None));
+            }
+            Ask::Sync => return self.sync(disk, *node),
+            Ask::Note | Ask::Unknown => return Err(errno::NOSYS),
+            _ => {}
+        }
+        let file = medium.file(*node).ok_or(errno::NOENT)?;
+        match ask {
+            Ask::Attributes | Ask::SetOther => {}
+            Ask::SetLen { len } => file.truncate(*len),
+            Ask::Open => return Ok(Answer::open(epoch)),
+            Ask::Read { offset, len } => return Ok(Answer::bytes(file.read(*offset, *len))),
+            Ask::Write { offset, forced, at, len } => {
+                file.write(*offset, bytes.get(*at..*at + *len).ok_or(errno::INVAL)?);
+                if *forced {
+                    file.sync_range(*offset, *len);
+                }
+                return Ok(Answer::written(*len));
+            }
+            Ask::Zero { offset, len } => {
+                file.zero(*offset, *len);
+                return Ok(Answer::empty());
+            }
+            Ask::Grow { len } => {
+                let len = file.len().max(*len);
+                file.truncate(len);
+                return Ok(Answer::empty());
+            }
+            Ask::Seek { offset, data } => {
+                return file.seek(*offset, *data).map(Answer::found).ok_or(errno::NXIO);
+            }
+            _ => return Err(errno::OPNOTSUPP),
+        }
+        Ok(Answer::attributes_of(*node, Some(file)))
+    }
+}
+
+/// Answers one request, after a while if it is a write that is held back.
+fn serve(disks: &Shared, disk: usize, bytes: &[u8]) -> Option<Vec<u8>> {
+    let request = Request::parse(bytes);
+    if request.ask == Ask::Note {
+        return None;
+    }
+    let mut held = lock(disks);
+    if matches!(request.ask, Ask::Write { .. }) {
+        held.disks[disk].writes += 1;
+        if let Some(trap) = held.take_trap(disk, true) {
+            held.spring(&trap);
+            drop(held);
+            if let Moment::HeldWrite(milliseconds) = trap.moment {
+                std::thread::sleep(Duration::from_millis(milliseconds));
+            }
+            held = lock(disks);
+        }
+    }
+    let answer = held.answer(disk, &request, bytes);
+    drop(held);
+    Some(Answer::packed(answer, request.unique))
+}
+
+/// A disk where the kernel sees it, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Mount {
+    path: PathBuf,
+}
+
+impl Mount {
+    pub(super) fn new(disks: &Shared, disk: usize, path: &Path) -> Result<Self, String> {
+        let refuse = |why| format!("mount {}: {why}", path.display());
+        std::fs::create_dir_all(path).map_err(|why| refuse(why.to_string()))?;
+        let fuse = OpenOptions::new().read(true).write(true).open("/dev/fuse");
+        let fuse = fuse.map_err(|why| refuse(format!("open /dev/fuse: {why}")))?;
+        for _ in 0..THREADS {
+            let fuse = fuse.try_clone().map_err(|why| refuse(why.to_string()))?;
+            let disks = disks.clone();
+            let name = format!("disk-{disk}");
+            let thread = std::thread::Builder::new().name(name);
+            let started = thread.spawn(move || turn(&disks, disk, fuse));
+            started.map_err(|why| refuse(why.to_string()))?;
+        }
+        // Its standard input is the descriptor that the kernel is told of.
+        let mut mount = Command::new("mount");
+        mount.args(["--internal-only", "-t", "fuse", "-o"]);
+        mount.arg("fd=0,rootmode=40000,user_id=0,group_id=0,nosuid,nodev");
+        mount.arg("tenmil-crash").arg(path).stdin(Stdio::from(fuse));
+        let output = mount.output().map_err(|why| refuse(why.to_string()))?;
+        if !output.status.success() {
+            return Err(refuse(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        }
+        Ok(Self { path: path.to_owned() })
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
+    }
+}
+
+fn turn(disks: &Shared, disk: usize, mut fuse: File) {
+    let mut bytes = vec![0; WRITE_BYTES_MAX + (64 << 10)];
+    loop {
+        match fuse.read(&mut bytes) {
+            Ok(len) => {
+                if let Some(answer) = serve(disks, disk, &bytes[..len]) {
+                    // Nobody waits for it if its process was killed.
+                    let _ = fuse.write(&answer);
+                }
+            }
+            // ENODEV: unmounted. ENOENT: the request was taken back. EPERM: not mounted yet.
+            Err(why) if why.raw_os_error() == Some(19) => return,
+            Err(why) if why.raw_os_error() == Some(1) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! A disk with a volatile cache: files whose sectors are durable once they were synced.
+//!
+//! ```text
+//!   write ──▶ volatile: every version of a sector since the last sync ── sync ──▶ durable
+//!                 └── loss of power: any of these versions, or the durable one, for each sector
+//! ```
+
+use std::collections::BTreeMap;
+
+use base::Random;
+
+/// What survives or is lost as a whole.
+pub(super) const SECTOR_BYTES: usize = 512;
+const SECTOR: u64 = SECTOR_BYTES as u64;
+
+/// The node of the only directory.
+pub(super) const ROOT: u64 = 1;
+
+/// The files of one disk.
+#[derive(Debug, Default)]
+pub(super) struct Medium {
+    files: BTreeMap<u64, File>,
+    names: BTreeMap<String, u64>,
+    names_durable: BTreeMap<String, u64>,
+    nodes_made: u64,
+    /// How often power was lost: what was opened before a loss does not reach the disk after it.
+    pub(super) epoch: u64,
+}
+
+/// One sector, or zeroes that take no room.
+type Sector = Option<Box<[u8; SECTOR_BYTES]>>;
+
+/// One file.
+#[derive(Debug, Default)]
+pub(super) struct File {
+    len: u64,
+    len_durable: u64,
+    durable: BTreeMap<u64, Sector>,
+    /// Versions of each sector since the last sync, oldest first.
+    volatile: BTreeMap<u64, Vec<Sector>>,
+}
+
+/// What is kept of the sectors that were not synced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// None.
+    Nothing,
+    /// The newest version of each.
+    All,
+    /// For each sector one of its versions, or the durable one.
+    Any,
+}
+
+impl Keep {
+    pub(super) fn draw(random: &mut Random) -> Self {
+        match random.below(4) {
+            0 => Self::Nothing,
+            1 => Self::All,
+            _ => Self::Any,
+        }
+    }
+}
+
+impl Medium {
+    /// The node of a name.
+    pub(super) fn find(&self, name: &str) -> Option<u64> {
+        self.names.get(name).copied()
+    }
+
+    /// Names and nodes, in order.
+    pub(super) fn names(&self) -> impl Iterator<Item = (&String, u64)> {
+        self.names.iter().map(|(name, node)| (name, *node))
+    }
+
+    pub(super) fn file(&mut self, node: u64) -> Option<&mut File> {
+        self.files.get_mut(&node)
+    }
+
+    /// The node of this name, which is made if there is none.
+    pub(super) fn create(&mut self, name: &str) -> u64 {
+        if let Some(node) = self.find(name) {
+            return node;
+        }
+        self.nodes_made += 1;
+        let node = ROOT + self.nodes_made;
+        self.files.insert(node, File::default());
+        self.names.insert(name.to_owned(), node);
+        node
+    }
+
+    pub(super) fn unlink(&mut self, name: &str) -> bool {
+        self.names.remove(name).is_some()
+    }
+
+    /// Sync of the directory.
+    pub(super) fn sync_names(&mut self) {
+        self.names_durable = self.names.clone();
+    }
+
+    /// Removes everything, as from a new disk.
+    pub(super) fn clear(&mut self) {
+        let (nodes_made, epoch) = (self.nodes_made, self.epoch + 1);
+        *self = Self { nodes_made, epoch, ..Self::default() };
+    }
+
+    /// How many sectors are not durable.
+    pub(super) fn unsynced(&self) -> usize {
+        self.files.values().map(|file| file.volatile.len()).sum()
+    }
+
+    /// Loses power: of what was not synced, any subset is kept.
+    pub(super) fn lose_power(&mut self, keep: Keep, random: &mut Random) {
+        self.epoch += 1;
+        self.lose_cache(keep, random);
+        self.names = self.names_durable.clone();
+    }
+
+    /// Loses of what was not synced any subset, and serves on.
+    pub(super) fn lose_cache(&mut self, keep: Keep, random: &mut Random) {
+        for file in self.files.values_mut() {
+            file.lose(keep, random);
+        }
+    }
+}
+
+impl File {
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Bytes that take room.
+    pub(super) fn allocated(&self) -> u64 {
+        let sectors = self.durable.len() + self.volatile.len();
+        sectors as u64 * SECTOR
+    }
+
+    pub(super) fn truncate(&mut self, len: u64) {
+        if len < self.len {
+            self.zero(len, self.len - len);
+        }
+        self.len = len;
+    }
+
+    fn newest(&self, sector: u64) -> Option<&[u8; SECTOR_BYTES]> {
+        let found = match self.volatile.get(&sector).and_then(|versions| versions.last()) {
+            Some(newest) => newest,
+            None => self.durable.get(&sector)?,
+        };
+        found.as_deref()
+    }
+
+    /// As many bytes at `offset` as there are, at most `len`.
+    pub(super) fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let left = usize::try_from(self.len.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; len.min(left)];
+        for piece in pieces(offset, bytes.len()) {
+            if let Some(sector) = self.newest(piece.sector) {
+                bytes[piece.at..piece.at + piece.len]
+                    .copy_from_slice(&sector[piece.within..piece.within + piece.len]);
+            }
+        }
+        bytes
+    }
+
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        for piece in pieces(offset, bytes.len()) {
+            let mut sector = Box::new([0; SECTOR_BYTES]);
+            if piece.len < SECTOR_BYTES
+                && let Some(before) = self.newest(piece.sector)
+            {
+                sector.copy_from_slice(before);
+            }
+            sector[piece.within..piece.within + piece.len]
+                .copy_from_slice(&bytes[piece.at..piece.at + piece.len]);
+            self.volatile.entry(piece.sector).or_default().push(Some(sector));
+        }
+        self.len = self.len.max(offset + bytes.len() as u64);
+    }
+
+    /// Makes a range read as zeroes.
+    pub(super) fn zero(&mut self, offset: u64, len: u64) {
+        let end = offset.saturating_add(len).min(self.len);
+        let len = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
+        for piece in pieces(offset, len) {
+            let Some(before) = self.newest(piece.sector) else { continue };
+            let mut sector = None;
+            if piece.len < SECTOR_BYTES {
+                let mut kept = Box::new(*before);
+                kept[piece.within..piece.within + piece.len].fill(0);
+                sector = Some(kept);
+            }
+            self.volatile.entry(piece.sector).or_default().push(sector);
+        }
+    }
+
+    /// The first byte from `offset` on that is data, or a hole.
+    pub(super) fn seek(&self, offset: u64, data: bool) -> Option<u64> {
+        if offset >= self.len {
+            return None;
+        }
+        let sectors = offset / SECTOR..self.len.div_ceil(SECTOR);
+        let found = sectors.into_iter().find(|sector| self.newest(*sector).is_some() == data);
+        match found {
+            Some(sector) => Some((sector * SECTOR).max(offset)),
+            None => (!data).then_some(self.len),
+        }
+    }
+
+    /// Makes everything durable.
+    pub(super) fn sync(&mut self) {
+        for (sector, mut versions) in std::mem::take(&mut self.volatile) {
+            self.settle(sector, versions.pop().flatten());
+        }
+        self.len_durable = self.len;
+    }
+
+    /// Makes a range durable: a forced write.
+    pub(super) fn sync_range(&mut self, offset: u64, len: usize) {
+        for piece in pieces(offset, len) {
+            if let Some(mut versions) = self.volatile.remove(&piece.sector) {
+                self.settle(piece.sector, versions.pop().flatten());
+            }
+        }
+        self.len_durable = self.len_durable.max(self.len.min(offset + len as u64));
+    }
+
+    fn settle(&mut self, sector: u64, newest: Sector) {
+        match newest {
+            Some(bytes) => self.durable.insert(sector, Some(bytes)),
+            None => self.durable.remove(&sector),
+        };
+    }
+
+    fn lose(&mut self, keep: Keep, random: &mut Random) {
+        for (sector, mut versions) in std::mem::take(&mut self.volatile) {
+            let kept = match keep {
+                Keep::Nothing => 0,
+                Keep::All => versions.len(),
+                Keep::Any => {
+                    usize::try_from(random.below(versions.len() as u64 + 1)).unwrap_or_default()
+                }
+            };
+            if kept > 0 {
+                versions.truncate(kept);
+                self.settle(sector, versions.pop().flatten());
+            }
+        }
+        if keep != Keep::All {
+            self.len = self.len_durable;
+        }
+        self.len_durable = self.len;
+        let end = self.len.div_ceil(SECTOR);
+        self.durable.retain(|sector, _| *sector < end);
+    }
+}
+
+/// A part of one sector, and where it lies in a buffer.
+struct Piece {
+    sector: u64,
+    within: usize,
+    at: usize,
+    len: usize,
+}
+
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = Piece> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at == len {
+            return None;
+        }
+        let here = offset + at as u64;
+        let within = usize::try_from(here % SECTOR).unwrap_or_default();
+        let piece =
+            Piece { sector: here / SECTOR, within, at, len: (SECTOR_BYTES - within).min(len - at) };
+        at += piece.len;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk() -> (Medium, u64) {
+        let mut medium = Medium::default();
+        let node = medium.create("disk");
+        medium.sync_names();
+        let file = medium.file(node).unwrap();
+        file.truncate(8192);
+        file.write(0, &[1; 1024]);
+        file.sync();
+        (medium, node)
+    }
+
+    #[test]
+    fn synced_sectors_survive_and_others_are_lost() {
+        let (mut medium, node) = disk();
+        let file = medium.file(node).unwrap();
+        file.write(512, &[2; 512]);
+        assert_eq!(file.read(0, 1024)[512..], [2; 512]);
+        assert_eq!(medium.unsynced(), 1);
+        medium.lose_power(Keep::Nothing, &mut Random::new(1));
+        assert_eq!(medium.file(node).unwrap().read(0, 2048)[..1024], [1; 1024]);
+        assert_eq!((medium.epoch, medium.unsynced()), (1, 0));
+    }
+
+    #[test]
+    fn any_version_of_an_unsynced_sector_may_survive() {
+        let mut seen = [false; 4];
+        for seed in 0..64 {
+            let (mut medium, node) = disk();
+            let file = medium.file(node).unwrap();
+            file.write(0, &[2; 512]);
+            file.write(0, &[3; 512]);
+            file.zero(0, 512);
+            medium.lose_power(Keep::Any, &mut Random::new(seed));
+            let found = medium.file(node).unwrap().read(0, 1024);
+            assert!(found[..512].iter().all(|byte| *byte == found[0]));
+            assert_eq!(found[512..], [1; 512]);
+            seen[usize::from(found[0])] = true;
+        }
+        assert_eq!(seen, [true; 4]);
+    }
+
+    #[test]
+    fn forced_write_settles_only_its_own_range() {
+        let (mut medium, node) = disk();
+        let file = medium.file(node).unwrap();
+        file.write(0, &[2; 512]);
+        file.write(4096, &[3; 512]);
+        file.sync_range(4096, 512);
+        medium.lose_power(Keep::Nothing, &mut Random::new(1));
+        let found = medium.file(node).unwrap().read(0, 8192);
+        assert_eq!((found[0], found[4096]), (1, 3));
+    }
+
+    #[test]
+    fn name_whose_directory_was_not_synced_is_lost() {
+        let (mut medium, _) = disk();
+        let node = medium.create("other");
+        medium.file(node).unwrap().sync();
+        medium.lose_power(Keep::All, &mut Random::new(1));
+        assert_eq!((medium.find("other"), medium.find("disk").is_some()), (None, true));
+    }
+
+    #[test]
+    fn partial_sectors_keep_their_other_bytes_and_holes_are_found() {
+        let (mut medium, node) = disk();
+        let file = medium.file(node).unwrap();
+        file.write(100, &[7; 10]);
+        assert_eq!(file.read(98, 14), [1, 1, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 1, 1]);
+        file.zero(600, 8);
+        assert_eq!(file.read(598, 4), [1, 1, 0, 0]);
+        assert_eq!((file.seek(0, false), file.seek(1024, true)), (Some(1024), None));
+        file.truncate(512);
+        file.truncate(8192);
+        assert_eq!(file.read(512, 512), [0; 512]);
+    }
+}

@@ -1,0 +1,318 @@
+//! What the blocks of a volume may hold: what was flushed, or any write after it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use base::Random;
+
+use super::medium::SECTOR_BYTES;
+
+/// Bytes of a block, which is written as a whole.
+pub(super) const BLOCK_BYTES: usize = 4096;
+const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
+const MAGIC: u64 = 0x7465_6e6d_696c_2e63;
+
+/// What a sector holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Content {
+    Zero,
+    /// What the write of this version has put there.
+    Stamp(u64),
+    /// Neither zeroes nor a stamp of this place.
+    Foreign,
+}
+
+/// The blocks of one volume.
+#[derive(Debug)]
+pub(super) struct Model {
+    /// Stamps of another model are foreign.
+    identity: u64,
+    blocks: Vec<Block>,
+    version: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    /// What has to be there, unless something pending is.
+    settled: [Content; SECTORS],
+    /// Written since then, oldest first.
+    pending: Vec<Pending>,
+}
+
+#[derive(Clone, Debug)]
+struct Pending {
+    version: u64,
+    content: Content,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    InFlight,
+    Completed,
+    /// A flush that follows says nothing of it: it failed, or a flush after it has.
+    Doubtful,
+}
+
+/// The writes that a flush makes durable if it succeeds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Promise(BTreeMap<usize, u64>);
+
+/// A sector that holds what it may not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) block: usize,
+    sector: usize,
+    found: Content,
+    settled: Content,
+    pending: Vec<Content>,
+}
+
+impl Model {
+    pub(super) fn new(identity: u64, blocks: usize) -> Self {
+        let block = Block { settled: [Content::Zero; SECTORS], pending: Vec::new() };
+        Self { identity, blocks: vec![block; blocks], version: 0 }
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// A write of these blocks, stamped or of zeroes. Returns its version.
+    pub(super) fn begin(&mut self, blocks: std::ops::Range<usize>, zero: bool) -> u64 {
+        self.version += 1;
+        let version = self.version;
+        let content = if zero { Content::Zero } else { Content::Stamp(version) };
+        for block in &mut self.blocks[blocks] {
+            block.pending.push(Pending { version, content, state: State::InFlight });
+        }
+        version
+    }
+
+    /// The bytes of these blocks as a write of this version puts them there.
+    pub(super) fn stamped(&self, blocks: std::ops::Range<usize>, version: u64) -> Vec<u8> {
+        let sectors = blocks.flat_map(|block| (0..SECTORS).map(move |sector| (block, sector)));
+        sectors.flat_map(|(block, sector)| stamp(self.identity, block, sector, version)).collect()
+    }
+
+    /// A write was answered. If it was forced, it is durable.
+    pub(super) fn end(&mut self, blocks: std::ops::Range<usize>, version: u64, forced: bool) {
+        for block in &mut self.blocks[blocks] {
+            let found = block.pending.iter_mut().find(|pending| pending.version == version);
+            if let Some(pending) = found.filter(|pending| pending.state == State::InFlight) {
+                pending.state = State::Completed;
+            }
+            if forced {
+                block.settle(version);
+            }
+        }
+    }
+
+    /// A write was answered with an error: it may be there or not.
+    pub(super) fn fail(&mut self, blocks: std::ops::Range<usize>, version: u64) {
+        for block in &mut self.blocks[blocks] {
+            for pending in block.pending.iter_mut().filter(|pending| pending.version == version) {
+                pending.state = State::Doubtful;
+            }
+        }
+    }
+
+    /// A flush or a connection has failed: what was written may be there or not.
+    pub(super) fn doubt(&mut self) {
+        for pending in self.blocks.iter_mut().flat_map(|block| &mut block.pending) {
+            pending.state = State::Doubtful;
+        }
+    }
+
+    /// A flush is submitted.
+    pub(super) fn promise(&self) -> Promise {
+        let last = |block: &Block| {
+            let completed = |pending: &&Pending| pending.state == State::Completed;
+            block.pending.iter().rfind(completed).map(|pending| pending.version)
+        };
+        let blocks = self.blocks.iter().enumerate();
+        Promise(blocks.filter_map(|(index, block)| Some((index, last(block)?))).collect())
+    }
+
+    /// The flush has succeeded.
+    pub(super) fn keep(&mut self, promise: &Promise) {
+        for (index, version) in &promise.0 {
+            self.blocks[*index].settle(*version);
+        }
+    }
+
+    /// Checks what was read from `first` on. `exact` if nothing can have been lost.
+    pub(super) fn check(&self, first: usize, bytes: &[u8], exact: bool) -> Vec<Wrong> {
+        let mut wrong = Vec::new();
+        for (at, content) in contents(self.identity, first, bytes) {
+            let (index, sector) = (first + at / SECTORS, at % SECTORS);
+            let block = &self.blocks[index];
+            let settled = block.settled[sector];
+            let pending = block.pending.iter().map(|pending| pending.content);
+            let newest = block.pending.last().filter(|last| last.state == State::Completed);
+            let fits = match newest {
+                Some(newest) if exact => newest.content == content,
+                _ => settled == content || pending.clone().any(|pending| pending == content),
+            };
+            if !fits {
+                let pending = pending.collect();
+                wrong.push(Wrong { block: index, sector, found: content, settled, pending });
+            }
+        }
+        wrong
+    }
+
+    /// What was read, after a flush, is what has to be there from now on.
+    pub(super) fn adopt(&mut self, first: usize, bytes: &[u8]) {
+        for (at, content) in contents(self.identity, first, bytes) {
+            self.blocks[first + at / SECTORS].settled[at % SECTORS] = content;
+            self.blocks[first + at / SECTORS].pending.clear();
+        }
+    }
+}
+
+impl Block {
+    fn settle(&mut self, version: u64) {
+        let Some(at) = self.pending.iter().position(|pending| pending.version == version) else {
+            return;
+        };
+        self.settled = [self.pending[at].content; SECTORS];
+        self.pending.drain(..=at);
+    }
+}
+
+fn stamp(identity: u64, block: usize, sector: usize, version: u64) -> [u8; SECTOR_BYTES] {
+    let mut bytes = [0; SECTOR_BYTES];
+    let mut random = Random::new(identity ^ version.rotate_left(32) ^ (block * 8 + sector) as u64);
+    let header = [MAGIC, identity, (block * SECTORS + sector) as u64, version];
+    let body = std::iter::repeat_with(|| random.draw());
+    for (word, value) in bytes.chunks_exact_mut(8).zip(header.into_iter().chain(body)) {
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+/// What each sector of these bytes holds.
+fn contents(
+    identity: u64,
+    first: usize,
+    bytes: &[u8],
+) -> impl Iterator<Item = (usize, Content)> + '_ {
+    bytes.chunks_exact(SECTOR_BYTES).enumerate().map(move |(at, sector)| {
+        if sector.iter().all(|byte| *byte == 0) {
+            return (at, Content::Zero);
+        }
+        let version = sector[24..].first_chunk().map_or(0, |part| u64::from_le_bytes(*part));
+        let expected = stamp(identity, first + at / SECTORS, at % SECTORS, version);
+        (at, if sector == expected { Content::Stamp(version) } else { Content::Foreign })
+    })
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zero => out.write_str("zeroes"),
+            Self::Stamp(version) => write!(out, "write {version}"),
+            Self::Foreign => out.write_str("what was never written there"),
+        }
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { block, sector, found, settled, pending } = self;
+        write!(out, "block {block}, sector {sector}: {found}, expected {settled} (flushed)")?;
+        pending.iter().try_for_each(|pending| write!(out, " or {pending}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCKS: std::ops::Range<usize> = 1..2;
+
+    fn written(model: &mut Model) -> u64 {
+        let version = model.begin(BLOCKS, false);
+        model.end(BLOCKS, version, false);
+        version
+    }
+
+    #[test]
+    fn flushed_write_has_to_be_there_and_an_unflushed_one_may() {
+        let mut model = Model::new(9, 4);
+        let first = written(&mut model);
+        assert!(model.check(1, &[0; BLOCK_BYTES], false).is_empty());
+        assert_eq!(model.check(1, &[0; BLOCK_BYTES], true).len(), SECTORS);
+        let promise = model.promise();
+        let second = written(&mut model);
+        model.keep(&promise);
+        assert_eq!(model.check(1, &[0; BLOCK_BYTES], false).len(), SECTORS);
+        for version in [first, second] {
+            assert!(model.check(1, &model.stamped(BLOCKS, version), false).is_empty());
+        }
+        let mut torn = model.stamped(BLOCKS, first);
+        torn[512..1024].copy_from_slice(&model.stamped(BLOCKS, second)[512..1024]);
+        assert!(model.check(1, &torn, false).is_empty());
+        torn[600] ^= 1;
+        assert_eq!(model.check(1, &torn, false).len(), 1);
+    }
+
+    #[test]
+    fn stamp_of_another_place_or_volume_is_foreign() {
+        let mut model = Model::new(9, 4);
+        let version = model.begin(0..4, false);
+        assert!(!model.check(1, &model.stamped(2..3, version), false).is_empty());
+        let other = Model::new(8, 4);
+        assert!(!model.check(1, &other.stamped(BLOCKS, version), false).is_empty());
+    }
+
+    #[test]
+    fn flush_after_a_failed_one_does_not_settle_earlier_writes() {
+        let mut model = Model::new(9, 4);
+        written(&mut model);
+        model.doubt();
+        let promise = model.promise();
+        model.keep(&promise);
+        assert!(model.check(1, &[0; BLOCK_BYTES], false).is_empty());
+        let newer = written(&mut model);
+        let promise = model.promise();
+        model.keep(&promise);
+        assert!(model.check(1, &model.stamped(BLOCKS, newer), true).is_empty());
+        assert!(!model.check(1, &[0; BLOCK_BYTES], false).is_empty());
+    }
+
+    #[test]
+    fn failed_write_may_not_return_after_a_newer_one_was_flushed() {
+        let mut model = Model::new(9, 4);
+        let old = model.begin(BLOCKS, false);
+        model.fail(BLOCKS, old);
+        assert!(model.check(1, &model.stamped(BLOCKS, old), false).is_empty());
+        written(&mut model);
+        let promise = model.promise();
+        model.keep(&promise);
+        assert!(!model.check(1, &model.stamped(BLOCKS, old), false).is_empty());
+    }
+
+    #[test]
+    fn forced_write_is_settled_when_it_is_answered() {
+        let mut model = Model::new(9, 4);
+        let version = model.begin(BLOCKS, true);
+        assert!(model.check(1, &[0; BLOCK_BYTES], false).is_empty());
+        model.end(BLOCKS, version, true);
+        let next = model.begin(BLOCKS, false);
+        model.end(BLOCKS, next, true);
+        assert!(!model.check(1, &[0; BLOCK_BYTES], false).is_empty());
+    }
+
+    #[test]
+    fn what_was_read_is_expected_from_then_on() {
+        let mut model = Model::new(9, 4);
+        let version = written(&mut model);
+        model.doubt();
+        let bytes = model.stamped(BLOCKS, version);
+        model.adopt(1, &bytes);
+        assert!(!model.check(1, &[0; BLOCK_BYTES], false).is_empty());
+        assert!(model.check(1, &bytes, false).is_empty());
+    }
+}

@@ -1,0 +1,162 @@
+//! The `tenmil serve` processes of a world: started, killed by whoever cuts the power, started again.
+
+use std::fs::{File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// How long a process may take until it serves. A debug build on a busy machine takes a second.
+const START_MAX: Duration = Duration::from_secs(40);
+/// How long a killed process may take until it is gone.
+const REAP_MAX: Duration = Duration::from_secs(20);
+/// How long the threads of a killed process may take that wait for nothing.
+const STRIKE_MAX: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// One process that is started again and again with the same output files.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    name: &'static str,
+    room: PathBuf,
+    child: Arc<Mutex<Option<Child>>>,
+    /// Whether it was killed and not started since.
+    is_struck: Arc<AtomicBool>,
+}
+
+impl Server {
+    pub(super) fn new(name: &'static str, room: &Path) -> Self {
+        Self { name, room: room.to_owned(), child: Arc::default(), is_struck: Arc::default() }
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self, kind: &str) -> PathBuf {
+        self.room.join(format!("{}.{kind}", self.name))
+    }
+
+    /// Starts `tenmil serve` and waits until it listens. Returns what it prints then.
+    pub(super) fn start(&self, tenmil: &Path, arguments: &[String]) -> Result<Value, String> {
+        self.kill();
+        let (out, err) = (self.file("out"), self.file("err"));
+        let doing = |why| format!("start {}: {why}", self.name);
+        self.is_struck.store(false, Ordering::Relaxed);
+        let stdout = File::create(&out).map_err(doing)?;
+        let stderr = OpenOptions::new().create(true).append(true).open(&err).map_err(doing)?;
+        let mut command = Command::new(tenmil);
+        command.arg("serve").args(arguments).args(["--json", "--with-parent"]);
+        command.current_dir(&self.room).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        *self.child() = Some(command.spawn().map_err(doing)?);
+        let begun = Instant::now();
+        loop {
+            let printed = std::fs::read_to_string(&out).unwrap_or_default();
+            if let Some((line, _)) = printed.split_once('\n') {
+                return serde_json::from_str(line).map_err(|why| format!("{}: {why}", self.name));
+            }
+            let gone = !self.is_running();
+            if gone || begun.elapsed() > START_MAX {
+                let how = if gone { "has ended" } else { "does not listen" };
+                let said = std::fs::read_to_string(&err).unwrap_or_default();
+                let last = said.lines().last().unwrap_or_default().to_owned();
+                let seconds = begun.elapsed().as_secs_f32();
+                return Err(format!("start {}: it {how} after {seconds:.1} s: {last}", self.name));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Copies what it has printed on standard error.
+    pub(super) fn keep_output(&self, folder: &Path) {
+        let _ = std::fs::copy(self.file("err"), folder.join(format!("{}.err", self.name)));
+    }
+
+    /// The last lines of its standard error.
+    pub(super) fn last_words(&self) -> Vec<String> {
+        let said = std::fs::read_to_string(self.file("err")).unwrap_or_default();
+        let lines: Vec<&str> = said.lines().collect();
+        let first = lines.len().saturating_sub(4);
+        lines[first..].iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        let is_struck = self.is_struck.load(Ordering::Relaxed);
+        !is_struck
+            && self.child().as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child().as_ref().map(Child::id)
+    }
+
+    /// SIGKILL, and waits until no thread of it can run any more: one that waits for a disk ends
+    /// when it is answered, without looking at the answer.
+    pub(super) fn strike(&self) {
+        self.is_struck.store(true, Ordering::Relaxed);
+        if let Some(child) = self.child().as_mut() {
+            let _ = child.kill();
+            ends(child, STRIKE_MAX);
+        }
+    }
+
+    /// SIGKILL, and waits until the process is gone, for a while.
+    pub(super) fn kill(&self) {
+        let Some(mut child) = self.child().take() else { return };
+        let _ = child.kill();
+        if !ends(&mut child, REAP_MAX) {
+            // What it waits for in the kernel is answered soon; the rest is for the kernel.
+            *self.child() = Some(child);
+        }
+    }
+
+    /// SIGTERM; whether the process was gone within `most`.
+    pub(super) fn terminate(&self, most: Duration) -> bool {
+        let Some(mut child) = self.child().take() else { return true };
+        let _ = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+        let ended = ends(&mut child, most);
+        if !ended {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        ended
+    }
+}
+
+fn ends(child: &mut Child, most: Duration) -> bool {
+    let begun = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) {
+        if begun.elapsed() > most {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    true
+}
+
+/// Runs a command of tenmil to its end.
+pub(super) fn command(tenmil: &Path, room: &Path, arguments: &[&str]) -> Result<Output, String> {
+    let mut command = Command::new(tenmil);
+    command.args(arguments).current_dir(room).stdin(Stdio::null());
+    command.output().map_err(|why| format!("run tenmil {}: {why}", arguments.join(" ")))
+}
+
+/// Runs a command of tenmil that has to succeed. Returns what it printed.
+pub(super) fn succeed(tenmil: &Path, room: &Path, arguments: &[&str]) -> Result<String, String> {
+    let output = command(tenmil, room, arguments)?;
+    let (out, err) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
+    let out = String::from_utf8_lossy(out).into_owned();
+    if output.status.success() {
+        return Ok(out);
+    }
+    let status = output.status.code().unwrap_or(-1);
+    let said = format!("{} {}", out.trim(), err.trim());
+    Err(format!("tenmil {}: exit status {status}: {}", arguments.join(" "), said.trim()))
+}

@@ -1,0 +1,269 @@
+//! A client that writes, forces, zeroes, reads and flushes, with several requests in flight.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use base::Random;
+
+use super::model::{BLOCK_BYTES, Model, Promise, Wrong};
+use super::nbd::{Answered, Client, Command};
+use super::plan::Plan;
+use super::world::History;
+
+/// How long one request may take: longer than any time-out of the product.
+const ANSWER_MAX: Duration = Duration::from_secs(90);
+const STEP: Duration = Duration::from_millis(10);
+/// After so many errors no further operation is begun.
+const ERRORS_MAX: u64 = 6;
+const BLOCKS_MAX: u64 = 8;
+
+/// How a workload ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Everything was answered.
+    Answered,
+    /// The server is gone.
+    Gone,
+}
+
+/// The operations of a round.
+#[derive(Debug)]
+pub(super) struct Load {
+    random: Random,
+    operations: u64,
+    left: u64,
+    depth: usize,
+    errors: u64,
+    flight: BTreeMap<u64, Operation>,
+    /// The last answer.
+    heard: Instant,
+}
+
+#[derive(Debug)]
+enum Operation {
+    Write { blocks: Range<usize>, version: u64, forced: bool },
+    Read { blocks: Range<usize> },
+    Flush { promise: Promise },
+}
+
+impl Operation {
+    fn blocks(&self) -> Range<usize> {
+        match self {
+            Self::Write { blocks, .. } | Self::Read { blocks } => blocks.clone(),
+            Self::Flush { .. } => 0..0,
+        }
+    }
+}
+
+impl Load {
+    pub(super) fn new(plan: &Plan) -> Self {
+        Self {
+            random: Random::new(plan.seed),
+            operations: plan.operations,
+            left: plan.operations,
+            depth: plan.depth,
+            errors: 0,
+            flight: BTreeMap::new(),
+            heard: Instant::now(),
+        }
+    }
+
+    pub(super) fn is_half_done(&self) -> bool {
+        self.left * 2 < self.operations
+    }
+
+    /// Submits what fits, and handles an answer. `exact` while nothing can have been lost, asked
+    /// after the answer has come: then no request may fail.
+    pub(super) fn step(
+        &mut self,
+        client: &mut Client,
+        model: &mut Model,
+        history: &mut History,
+        exact: &dyn Fn() -> bool,
+    ) -> Result<Option<Ended>, String> {
+        while self.left > 0 && self.flight.len() < self.depth {
+            self.left -= 1;
+            if self.begin(client, model, history).is_err() {
+                return Ok(Some(self.gone(model, history)));
+            }
+        }
+        if self.flight.is_empty() && self.left == 0 {
+            return Ok(Some(Ended::Answered));
+        }
+        match client.next(STEP) {
+            Ok(Some((handle, answer))) => {
+                self.heard = Instant::now();
+                let Some(operation) = self.flight.remove(&handle) else { return Ok(None) };
+                self.end(&operation, &answer, model, history, exact())?;
+                Ok(None)
+            }
+            Ok(None) if self.heard.elapsed() > ANSWER_MAX => {
+                Err(format!("no request was answered within {ANSWER_MAX:?}: {:?}", self.flight))
+            }
+            Ok(None) => Ok(None),
+            Err(_) => Ok(Some(self.gone(model, history))),
+        }
+    }
+
+    fn gone(&mut self, model: &mut Model, history: &mut History) -> Ended {
+        history.note(&format!("connection lost, {} requests in flight", self.flight.len()));
+        model.doubt();
+        Ended::Gone
+    }
+
+    fn begin(
+        &mut self,
+        client: &mut Client,
+        model: &mut Model,
+        history: &mut History,
+    ) -> Result<(), super::nbd::Gone> {
+        let kind = self.random.below(20);
+        if kind < 4 {
+            let promise = model.promise();
+            let handle = client.submit(&Command::Flush)?;
+            history.note(&format!("flush #{handle}"));
+            self.flight.insert(handle, Operation::Flush { promise });
+            return Ok(());
+        }
+        let blocks = self.place(model.blocks());
+        let Some(blocks) = blocks else { return Ok(()) };
+        let offset = (blocks.start * BLOCK_BYTES) as u64;
+        let len = u32::try_from(blocks.len() * BLOCK_BYTES).unwrap_or(0);
+        if kind < 7 {
+            let handle = client.submit(&Command::Read { offset, len })?;
+            self.flight.insert(handle, Operation::Read { blocks });
+            return Ok(());
+        }
+        let (zero, forced) = (kind < 9, self.random.chance(1, 8));
+        let version = model.begin(blocks.clone(), zero);
+        let command = if zero {
+            let keep = self.random.chance(1, 2);
+            Command::WriteZeroes { offset, len, forced, keep }
+        } else {
+            Command::Write { offset, bytes: model.stamped(blocks.clone(), version), forced }
+        };
+        let what = if zero { "zero" } else { "write" };
+        let force = if forced { ", forced" } else { "" };
+        let handle = client.submit(&command)?;
+        history.note(&format!("{what} {version} #{handle}, blocks {blocks:?}{force}"));
+        self.flight.insert(handle, Operation::Write { blocks, version, forced });
+        Ok(())
+    }
+
+    /// Blocks that nothing in flight touches: often in a few places, so that they are written again.
+    fn place(&mut self, blocks: usize) -> Option<Range<usize>> {
+        let most = blocks as u64 - BLOCKS_MAX;
+        let first = match self.random.below(4) {
+            0 => self.random.below(most),
+            _ => self.random.below(8) * (most / 8) + self.random.below(24),
+        };
+        let first = usize::try_from(first).unwrap_or(0);
+        let count = usize::try_from(1 + self.random.below(BLOCKS_MAX)).unwrap_or(1);
+        let place = first..first + count;
+        let overlaps = |other: Range<usize>| place.start < other.end && other.start < place.end;
+        let free = !self.flight.values().any(|operation| overlaps(operation.blocks()));
+        free.then_some(place)
+    }
+
+    fn end(
+        &mut self,
+        operation: &Operation,
+        answer: &Answered,
+        model: &mut Model,
+        history: &mut History,
+        exact: bool,
+    ) -> Result<(), String> {
+        let described = described(answer);
+        if answer.is_err() {
+            self.errors += 1;
+            if self.errors >= ERRORS_MAX {
+                self.left = 0;
+            }
+        }
+        let complain = |what: String| if exact { Err(what) } else { Ok(()) };
+        match operation {
+            Operation::Flush { promise } => {
+                history.note(&format!("  flush: {described}"));
+                if answer.is_ok() {
+                    model.keep(promise);
+                    return Ok(());
+                }
+                model.doubt();
+                complain(format!("a flush fails though nothing can be lost: {described}"))
+            }
+            Operation::Write { blocks, version, forced } => {
+                history.note(&format!("  write {version}: {described}"));
+                if answer.is_ok() {
+                    model.end(blocks.clone(), *version, *forced);
+                    return Ok(());
+                }
+                model.fail(blocks.clone(), *version);
+                complain(format!("write {version} fails though nothing is broken: {described}"))
+            }
+            Operation::Read { blocks } => match answer {
+                Ok(bytes) => {
+                    let wrong = model.check(blocks.start, bytes, exact);
+                    wrong.first().map_or(Ok(()), |first| Err(complaint(&wrong, first)))
+                }
+                Err(_) => {
+                    history.note(&format!("  read of blocks {blocks:?}: {described}"));
+                    complain(format!("a read fails though nothing is broken: {described}"))
+                }
+            },
+        }
+    }
+}
+
+/// `success`, or the error.
+pub(super) fn described(answer: &Answered) -> String {
+    answer.as_ref().map_or_else(|error| format!("error {error}"), |_| "success".into())
+}
+
+/// What is wrong, and how many sectors are.
+pub(super) fn complaint(all: &[Wrong], first: &Wrong) -> String {
+    format!("{first} ({} sectors are wrong)", all.len().max(1))
+}
+
+/// Submits one request and waits for it.
+fn ask(client: &mut Client, command: &Command) -> Result<Answered, String> {
+    let begun = Instant::now();
+    let lost = |why: super::nbd::Gone| format!("the connection is lost: {}", why.0);
+    let handle = client.submit(command).map_err(lost)?;
+    loop {
+        match client.next(STEP).map_err(lost)? {
+            Some((found, answer)) if found == handle => return Ok(answer),
+            Some(_) => {}
+            None if begun.elapsed() > ANSWER_MAX => {
+                let what = if *command == Command::Flush { "a flush" } else { "a read" };
+                return Err(format!("{what} is not answered within {ANSWER_MAX:?}"));
+            }
+            None => {}
+        }
+    }
+}
+
+/// A flush with nothing else in flight.
+pub(super) fn flush(client: &mut Client, model: &mut Model) -> Result<Answered, String> {
+    let promise = model.promise();
+    let answer = ask(client, &Command::Flush)?;
+    match &answer {
+        Ok(_) => model.keep(&promise),
+        Err(_) => model.doubt(),
+    }
+    Ok(answer)
+}
+
+/// Everything, in pieces of this many bytes.
+pub(super) fn read_all(client: &mut Client, len: usize, piece: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::with_capacity(len);
+    while bytes.len() < len {
+        let count = piece.min(len - bytes.len());
+        let count = u32::try_from(count).unwrap_or(0);
+        let command = Command::Read { offset: bytes.len() as u64, len: count };
+        let answer = ask(client, &command)?;
+        let offset = bytes.len();
+        bytes.extend(answer.map_err(|error| format!("read at byte {offset}: error {error}"))?);
+    }
+    Ok(bytes)
+}

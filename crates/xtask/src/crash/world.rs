@@ -1,0 +1,446 @@
+//! One stack of real processes over disks that lose power, used by several rounds.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::disks::{Fired, Moment, Shared, Trap, lock};
+use super::model::{BLOCK_BYTES, Model};
+use super::nbd::Client;
+use super::plan::{Event, Plan, Stack};
+use super::process::{Server, command, succeed};
+use super::workload::{self, Ended};
+
+const DISK_BYTES: u64 = 32 << 20;
+const VOLUME_BYTES: usize = 8 << 20;
+/// Bytes at the start of each leg that are the mirror's own.
+const MIRROR_BYTES: usize = 1 << 20;
+const NQN: &str = "nqn.2026-01.org.tenmil:disk";
+/// How long a mirror may take until its legs are alike again.
+const SYNC_MAX: Duration = Duration::from_secs(20);
+/// How long a store may take until it answers flushes again by itself.
+const RECOVER_MAX: Duration = Duration::from_secs(4);
+
+/// Where a world lives.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) tenmil: PathBuf,
+    /// From here.
+    pub(super) room: PathBuf,
+    pub(super) room_whole: PathBuf,
+    pub(super) disks: Shared,
+    pub(super) servers: Vec<Server>,
+}
+
+/// Index of the process that has the volume or the mirror open.
+const HOST: usize = 2;
+
+/// A stack of processes.
+#[derive(Debug)]
+pub(super) struct World {
+    place: Place,
+    stack: Stack,
+    addresses: Vec<String>,
+    /// How long the host holds requests for a target that is not there: a mirror drops the leg then.
+    fail_fast_s: u64,
+    /// What is served by NBD.
+    uri: String,
+    pub(super) model: Model,
+    client: Option<Client>,
+    history: History,
+    snapshots: u64,
+    /// How often the host had to be started again though nobody had killed it.
+    pub(super) restarts: u64,
+}
+
+/// What happened in a round.
+#[derive(Debug)]
+pub(super) struct History {
+    begun: Instant,
+    pub(super) lines: Vec<String>,
+}
+
+impl History {
+    fn new() -> Self {
+        Self { begun: Instant::now(), lines: Vec::new() }
+    }
+
+    pub(super) fn note(&mut self, what: &str) {
+        self.note_at(Instant::now(), what);
+    }
+
+    fn note_at(&mut self, when: Instant, what: &str) {
+        let seconds = when.saturating_duration_since(self.begun).as_secs_f32();
+        self.lines.push(format!("{seconds:8.3}  {what}"));
+    }
+}
+
+impl World {
+    /// Makes the stack on new disks.
+    pub(super) fn new(place: &Place, stack: Stack, identity: u64) -> Result<Self, String> {
+        lock(&place.disks).clear();
+        let model = Model::new(identity, VOLUME_BYTES / BLOCK_BYTES);
+        let mut world = Self {
+            place: place.clone(),
+            stack,
+            addresses: Vec::new(),
+            // A leg that is back within 4 s is dropped in one half of the worlds.
+            fail_fast_s: if stack.targets() == 1 { 30 } else { 2 + identity % 2 * 6 },
+            uri: String::new(),
+            model,
+            client: None,
+            history: History::new(),
+            snapshots: 0,
+            restarts: 0,
+        };
+        for target in 0..stack.targets() {
+            // An address of its own: a port that is free for a moment is not taken by a client.
+            let listen = format!("tcp://127.0.0.{}:0", target + 2);
+            let disk = format!("file:disk-{target}/disk?size={DISK_BYTES}&block=4k");
+            let ready = world.serve(target, &disk, &listen)?;
+            let address = ready["listen"][0].as_str().unwrap_or_default();
+            world.addresses.push(address.to_owned());
+        }
+        let device = world.device();
+        if stack.targets() > 1 {
+            let legs: Vec<String> = (0..2).map(|leg| world.leg(leg)).collect();
+            world.run(&["mirror", "create", "--overwrite", &legs[0], &legs[1]])?;
+        }
+        world.uri = device.clone();
+        if stack.has_store() {
+            world.run(&["store", "create", "--overwrite", &device])?;
+            world.uri = format!("volume:[{device}]/v");
+            let size = VOLUME_BYTES.to_string();
+            world.run(&["volume", "create", &world.uri, "--size", &size])?;
+        }
+        world.start_host()?;
+        world.wait_in_sync()?;
+        Ok(world)
+    }
+
+    fn leg(&self, target: usize) -> String {
+        format!("{}/{NQN}?detect=1s&fail-fast={}s", self.addresses[target], self.fail_fast_s)
+    }
+
+    /// What the store, or NBD, stands on.
+    fn device(&self) -> String {
+        match self.stack {
+            Stack::Store => self.leg(0),
+            _ => format!("mirror:[{}],[{}]", self.leg(0), self.leg(1)),
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<String, String> {
+        succeed(&self.place.tenmil, &self.place.room_whole, arguments)
+    }
+
+    fn serve(&self, server: usize, uri: &str, listen: &str) -> Result<Value, String> {
+        let arguments = [uri, "--listen", listen, "--memory", "32m"];
+        let arguments = if server == HOST { &arguments[..3] } else { &arguments[..] };
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        self.place.servers[server].start(&self.place.tenmil, &arguments)
+    }
+
+    fn start_target(&mut self, target: usize) -> Result<(), String> {
+        let disk = format!("file:disk-{target}/disk?block=4k");
+        self.serve(target, &disk, &self.addresses[target])?;
+        self.history.note(&format!("target {} is back", ["A", "B"][target]));
+        Ok(())
+    }
+
+    fn start_host(&mut self) -> Result<(), String> {
+        self.client = None;
+        self.serve(HOST, &self.uri, "nbd:host.sock")?;
+        let client = Client::connect(&self.place.room.join("host.sock"));
+        self.client = Some(client.map_err(|why| format!("connect to the host: {}", why.0))?);
+        self.history.note("the host is up");
+        Ok(())
+    }
+
+    /// Runs one round. The error says what was wrong; [`World::history`] has the rest.
+    pub(super) fn round(&mut self, plan: &Plan) -> Result<(), String> {
+        self.history = History::new();
+        self.history.note(&plan.to_string());
+        lock(&self.place.disks).arm(self.traps(plan));
+        let mut snapshot = None;
+        let ended = self.load(plan, &mut snapshot)?;
+        let left = lock(&self.place.disks).spring_all();
+        if left > 0 {
+            self.history.note(&format!("{left} traps sprang after the last operation"));
+        }
+        for Fired { when, unsynced } in lock(&self.place.disks).fired.clone() {
+            let what = format!("{} ({unsynced} sectors not synced)", plan.event.name());
+            self.history.note_at(when, &what);
+        }
+        let kept = match snapshot {
+            Some(snapshot) => self.end_snapshot(snapshot)?,
+            None => false,
+        };
+        self.recover(plan, ended)?;
+        self.verify(plan)?;
+        self.wait_in_sync()?;
+        if plan.snapshot {
+            self.check_snapshot(kept)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn history(&self) -> &[String] {
+        &self.history.lines
+    }
+
+    /// Syncs that the disk that was hit has had in the last round.
+    pub(super) fn syncs(&self) -> u64 {
+        let disks = lock(&self.place.disks);
+        (0..self.stack.targets()).map(|disk| disks.syncs_of_round(disk)).max().unwrap_or(0)
+    }
+
+    fn traps(&self, plan: &Plan) -> Vec<Trap> {
+        let servers = &self.place.servers;
+        let (leg, keep, at) = (plan.leg, plan.keep, plan.at);
+        let moment = if plan.after { Moment::AfterSync } else { Moment::BeforeSync };
+        let everybody = || servers.iter().rev().cloned().collect();
+        let all: Vec<usize> = (0..self.stack.targets()).collect();
+        let trap = |kill, lose| Trap { disk: leg, at, moment, kill, lose, keep };
+        let target = || vec![servers[leg].clone()];
+        match plan.event {
+            Event::KillTarget => vec![trap(target(), vec![])],
+            Event::PowerTarget => vec![trap(target(), vec![leg])],
+            Event::KillHost => vec![trap(vec![servers[HOST].clone()], vec![])],
+            Event::KillAll => vec![trap(everybody(), vec![])],
+            Event::PowerAll => vec![trap(everybody(), all)],
+            Event::FailedSync => {
+                vec![Trap { moment: Moment::FailedSync, ..trap(vec![], vec![leg]) }]
+            }
+            Event::HeldWrite => {
+                let moment = Moment::HeldWrite(300 + plan.back_after_ms * 2);
+                vec![Trap { moment, ..trap(vec![servers[HOST].clone()], vec![]) }]
+            }
+            Event::LegThenAll => {
+                let rest = Trap { disk: 1 - leg, at: plan.then_at, ..trap(everybody(), all) };
+                vec![trap(target(), vec![leg]), rest]
+            }
+        }
+    }
+
+    /// The workload, and targets that come back while it runs.
+    fn load(&mut self, plan: &Plan, snapshot: &mut Option<Snapshot>) -> Result<Ended, String> {
+        let Some(mut client) = self.client.take() else { return Err("no connection".into()) };
+        let mut load = workload::Load::new(plan);
+        let mut is_back = false;
+        let ended = loop {
+            let fired = lock(&self.place.disks).fired.first().map(|fired| fired.when);
+            if plan.snapshot && snapshot.is_none() && load.is_half_done() && fired.is_none() {
+                *snapshot = Some(self.begin_snapshot()?);
+            }
+            if let Some(fired) = fired.filter(|_| !is_back && !plan.event.kills_host())
+                && fired.elapsed() >= Duration::from_millis(plan.back_after_ms)
+            {
+                is_back = true;
+                self.back(plan)?;
+            }
+            let disks = &self.place.disks;
+            let exact = || plan.is_lossless() || lock(disks).fired.is_empty();
+            let (model, history) = (&mut self.model, &mut self.history);
+            if let Some(ended) = load.step(&mut client, model, history, &exact)? {
+                break ended;
+            }
+        };
+        if ended != Ended::Gone {
+            self.client = Some(client);
+        }
+        Ok(ended)
+    }
+
+    /// The target that was hit comes back.
+    fn back(&mut self, plan: &Plan) -> Result<(), String> {
+        if plan.event == Event::FailedSync {
+            // Its end and start is how its owner acknowledges the loss.
+            self.place.servers[plan.leg].terminate(Duration::from_secs(8));
+        }
+        self.start_target(plan.leg)
+    }
+
+    /// Everything runs again, and a flush succeeds.
+    fn recover(&mut self, plan: &Plan, ended: Ended) -> Result<(), String> {
+        for target in 0..self.stack.targets() {
+            if !self.place.servers[target].is_running() {
+                self.start_target(target)?;
+            } else if plan.event == Event::FailedSync && target == plan.leg && !self.was_back() {
+                self.back(plan)?;
+            }
+        }
+        if ended == Ended::Gone || !self.place.servers[HOST].is_running() {
+            if !plan.event.kills_host() {
+                return Err("the host has ended or closed the connection".into());
+            }
+            self.model.doubt();
+            self.start_host()?;
+        }
+        if self.flushes(plan)? {
+            return Ok(());
+        }
+        if plan.is_lossless() {
+            return Err("a flush fails though one leg has everything".into());
+        }
+        self.history.note("no flush succeeds: the host is started again");
+        self.restarts += 1;
+        self.model.doubt();
+        self.start_host()?;
+        if self.flushes(plan)? {
+            return Ok(());
+        }
+        Err("no flush succeeds after the host was started again".into())
+    }
+
+    /// Whether the target was started again in this round.
+    fn was_back(&self) -> bool {
+        self.history.lines.iter().any(|line| line.ends_with("is back"))
+    }
+
+    /// Whether a flush succeeds within some time.
+    fn flushes(&mut self, plan: &Plan) -> Result<bool, String> {
+        let Some(client) = &mut self.client else { return Err("no connection".into()) };
+        let begun = Instant::now();
+        loop {
+            let answer = workload::flush(client, &mut self.model)?;
+            self.history.note(&format!("flush: {}", workload::described(&answer)));
+            if answer.is_ok() {
+                return Ok(true);
+            }
+            if plan.is_lossless() || begun.elapsed() > RECOVER_MAX {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Reads everything several times, in pieces of several sizes.
+    fn verify(&mut self, plan: &Plan) -> Result<(), String> {
+        let Some(client) = &mut self.client else { return Err("no connection".into()) };
+        let mut first: Option<Vec<u8>> = None;
+        for piece in [1 << 20, 256 << 10, 64 << 10] {
+            let bytes = workload::read_all(client, VOLUME_BYTES, piece)?;
+            let wrong = self.model.check(0, &bytes, plan.is_lossless());
+            if let Some(first) = wrong.first() {
+                return Err(workload::complaint(&wrong, first));
+            }
+            if let Some(first) = &first
+                && let Some(at) = (0..bytes.len()).find(|at| bytes[*at] != first[*at])
+            {
+                return Err(format!("block {}: two reads differ", at / BLOCK_BYTES));
+            }
+            first = Some(bytes);
+        }
+        self.model.adopt(0, &first.unwrap_or_default());
+        self.history.note("everything was read and is right");
+        Ok(())
+    }
+
+    /// Waits until the legs of a mirror are alike.
+    fn wait_in_sync(&mut self) -> Result<(), String> {
+        if self.stack.targets() == 1 {
+            return Ok(());
+        }
+        let pid = self.place.servers[HOST].pid().unwrap_or_default().to_string();
+        let begun = Instant::now();
+        loop {
+            let said = self.run(&["get", "mirrors", "--pid", &pid, "--json"])?;
+            let mirrors: Value = serde_json::from_str(&said).map_err(|why| why.to_string())?;
+            let mirror = &mirrors[0];
+            if mirror["legs_in_sync"] == 2 && mirror["left_regions"] == 0 {
+                let seconds = begun.elapsed().as_secs_f32();
+                self.history.note(&format!("both legs are alike, after {seconds:.1} s"));
+                return Ok(());
+            }
+            if begun.elapsed() > SYNC_MAX {
+                return Err(format!("the legs are not alike after {SYNC_MAX:?}: {mirror}"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn begin_snapshot(&mut self) -> Result<Snapshot, String> {
+        self.snapshots += 1;
+        let name = format!("s{}", self.snapshots);
+        self.history.note(&format!("snapshot {name}: begun"));
+        Snapshot::begin(&self.place, &self.uri, name)
+    }
+
+    /// Whether the snapshot was made.
+    fn end_snapshot(&mut self, snapshot: Snapshot) -> Result<bool, String> {
+        let (made, said) = snapshot.end()?;
+        self.history.note(&format!("snapshot s{}: {said}", self.snapshots));
+        Ok(made)
+    }
+
+    /// What was acknowledged is there. Deletes it, so that the store does not become full.
+    fn check_snapshot(&mut self, kept: bool) -> Result<(), String> {
+        let device = self.device();
+        let listed = self.run(&["volume", "list", &device, "--json"])?;
+        let name = format!("s{}", self.snapshots);
+        let is_there = listed.contains(&format!("\"{name}\""));
+        if kept && !is_there {
+            return Err(format!("snapshot {name} was acknowledged and is lost"));
+        }
+        if is_there {
+            self.run(&["volume", "delete", &format!("volume:[{device}]/{name}")])?;
+        }
+        Ok(())
+    }
+
+    /// Stops everything, and looks at what is left on the disks.
+    pub(super) fn end(mut self) -> Result<(), String> {
+        self.history.note("the world ends");
+        lock(&self.place.disks).disarm();
+        self.client = None;
+        if !self.place.servers[HOST].terminate(Duration::from_secs(8)) {
+            return Err("the host is there 8 s after SIGTERM".into());
+        }
+        if self.stack.has_store() {
+            self.run(&["store", "check", &self.device()])?;
+        }
+        if self.stack.targets() > 1 {
+            let arguments = ["mirror", "show", &self.device()];
+            let shown = command(&self.place.tenmil, &self.place.room_whole, &arguments)?;
+            if !shown.status.success() {
+                let said = String::from_utf8_lossy(&shown.stdout).into_owned();
+                return Err(format!("mirror show: {:?}: {said}", shown.status.code()));
+            }
+            let mut disks = lock(&self.place.disks);
+            let legs = [disks.content(0, "disk"), disks.content(1, "disk")];
+            let differs = |at: &usize| legs[0][*at] != legs[1][*at];
+            if let Some(at) = (MIRROR_BYTES..legs[0].len()).find(differs) {
+                return Err(format!("the legs differ at byte {at}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A snapshot that another process has taken.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    child: std::process::Child,
+}
+
+impl Snapshot {
+    fn begin(place: &Place, uri: &str, name: String) -> Result<Self, String> {
+        let mut command = std::process::Command::new(&place.tenmil);
+        command.args(["volume", "snapshot", uri, &name]).current_dir(&place.room_whole);
+        command.stdin(std::process::Stdio::null());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let child = command.spawn().map_err(|why| format!("begin a snapshot: {why}"))?;
+        Ok(Self { child })
+    }
+
+    /// Whether it was made, and what was said.
+    fn end(self) -> Result<(bool, String), String> {
+        let output = self.child.wait_with_output();
+        let output = output.map_err(|why| format!("end a snapshot: {why}"))?;
+        let said = if output.status.success() { output.stdout } else { output.stderr };
+        let said = String::from_utf8_lossy(&said).lines().next().unwrap_or_default().to_owned();
+        Ok((output.status.success(), said))
+    }
+}
