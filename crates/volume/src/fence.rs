@@ -70,21 +70,24 @@ impl Owner {
 }
 
 /// Looks whether the superblocks at the start are as this generation left them: none is newer, none of the
-/// same generation has another owner, and none is of another pool. One that cannot be read says nothing.
+/// same generation has another owner, and none is of another pool. One that cannot be read says nothing, and if
+/// neither can be, something else has been written over the pool.
 pub(crate) fn look(
     slots: &Slots,
     store: u128,
     (generation, owner): (u64, u128),
 ) -> Result<(), StoreError> {
+    let mut are_lost = true;
     for (at, block) in (0..).zip(slots) {
         let Ok((other, found, superblock, _)) = decode_superblock(block, at) else { continue };
+        are_lost = false;
         let is_same = found == generation && superblock.owner == owner;
         if other != store || !(is_same || found < generation) {
             let by = Owner::of(&superblock, decode_owner(block)).filter(|_| other == store);
             return Err(StoreError::TakenOver { by: by.map(Box::new) });
         }
     }
-    Ok(())
+    if are_lost { Err(StoreError::TakenOver { by: None }) } else { Ok(()) }
 }
 
 impl fmt::Display for Owner {

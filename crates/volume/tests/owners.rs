@@ -93,6 +93,28 @@ fn a_former_owner_finds_out_before_it_writes_and_refuses_everything() {
     assert_eq!((first.disk.writes, first.store.is_taken_over()), (0, true));
 }
 
+/// A file system that was made on the device of an open pool begins where the superblocks were.
+#[test]
+fn a_pool_that_something_else_was_written_over_is_not_committed_to() {
+    let none = InjectedBugs::default();
+    for lost in [[true, false], [false, true], [true, true]] {
+        let mut first = opener(&new_store(BLOCKS), 1, Claim::Free, none);
+        first.ask(create("a")).unwrap();
+        for at in (0..).zip(lost).filter_map(|(at, is_lost)| is_lost.then_some(at)) {
+            first.disk.put(at, std::sync::Arc::new([0x5a; 4096]));
+        }
+        let before = first.disk.writes;
+        let answer = first.ask(create("b"));
+        if lost == [true, true] {
+            assert_eq!(answer, Err(StoreError::TakenOver { by: None }));
+            assert_eq!(first.disk.writes, before, "it has written nothing");
+        } else {
+            // One superblock may be torn or damaged.
+            assert!(answer.is_ok(), "{lost:?}: {answer:?}");
+        }
+    }
+}
+
 /// The second takes the pool over by force after some steps of the first, which goes on then. Says whether the
 /// first had come to its end; nothing if it was between its look and the end of its commit, which no device
 /// without reservations can refuse.
