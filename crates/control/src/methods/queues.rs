@@ -122,7 +122,7 @@ impl Announcer {
             News::Disconnected { connection, peer, reason } => {
                 (GONE, json!({ "connection": connection, "peer": peer, "reason": reason.name() }))
             }
-            News::Trouble(_) => (TROUBLE, json!({})),
+            News::Notice(_) | News::Trouble(_) => (TROUBLE, json!({})),
         };
         self.announce(Event { kind, text: news.to_string(), about });
     }

@@ -1,5 +1,6 @@
 //! What has happened to connections, for people and programs.
 
+use std::collections::VecDeque;
 use std::fmt;
 
 /// Something that has happened.
@@ -43,8 +44,50 @@ pub enum News {
         /// Why.
         reason: Reason,
     },
-    /// Something went wrong, in a line.
+    /// Something that a peer has done and that is worth a line. Peers decide how often.
+    Notice(String),
+    /// Something went wrong, in a line. No peer decides how often.
     Trouble(String),
+}
+
+/// News that nobody has read. There is a limit: peers can cause more than anybody reads.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    news: VecDeque<News>,
+    /// How many were dropped and not reported.
+    dropped: u64,
+}
+
+/// News that are kept for whoever reads them.
+const UNREAD_MAX: usize = 1024;
+
+impl Unread {
+    /// Adds one. If there are too many, the oldest that a peer has caused is dropped, so that no peer
+    /// decides what is read of the target's own troubles.
+    pub(super) fn push(&mut self, news: News) {
+        if self.news.len() >= UNREAD_MAX {
+            let oldest = self.news.iter().position(News::is_of_peer).unwrap_or(0);
+            self.news.remove(oldest);
+            self.dropped += 1;
+        }
+        self.news.push_back(news);
+    }
+
+    /// The oldest, and how many were dropped once there are no others.
+    pub(super) fn next(&mut self) -> Option<News> {
+        self.news.pop_front().or_else(|| {
+            let dropped = std::mem::take(&mut self.dropped);
+            let text = format!("{dropped} events of connections were dropped: they came too fast");
+            (dropped > 0).then_some(News::Notice(text))
+        })
+    }
+}
+
+impl News {
+    /// Whether a peer has caused it, and can cause any number of its kind.
+    const fn is_of_peer(&self) -> bool {
+        !matches!(self, Self::Trouble(_))
+    }
 }
 
 /// Why a connection has ended.
@@ -136,7 +179,41 @@ impl fmt::Display for News {
             Self::Disconnected { connection, peer, reason } => {
                 write!(out, "connection {connection}: {peer} has gone: {reason}")
             }
-            Self::Trouble(text) => out.write_str(text),
+            Self::Notice(text) | Self::Trouble(text) => out.write_str(text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{News, UNREAD_MAX, Unread};
+
+    fn refused(connection: u64) -> News {
+        News::Refused { connection, peer: "192.0.2.1:5".into(), why: "no such subsystem".into() }
+    }
+
+    #[test]
+    fn no_flood_of_a_peer_drops_a_trouble_and_what_it_drops_is_counted() {
+        let mut unread = Unread::default();
+        unread.push(News::Trouble("a medium has not answered".into()));
+        (0..3 * UNREAD_MAX as u64).for_each(|connection| unread.push(refused(connection)));
+        assert_eq!(unread.next(), Some(News::Trouble("a medium has not answered".into())));
+        let read = std::iter::from_fn(|| unread.next()).collect::<Vec<_>>();
+        let (last, read) = read.split_last().unwrap();
+        assert_eq!(
+            (read.len(), read[0].clone()),
+            (UNREAD_MAX - 1, refused(2 * UNREAD_MAX as u64 + 1))
+        );
+        let News::Notice(text) = last else { panic!("{last:?}") };
+        assert!(text.starts_with(&format!("{} events", 2 * UNREAD_MAX + 1)), "{text}");
+        assert_eq!(unread.next(), None, "it is reported once");
+    }
+
+    #[test]
+    fn troubles_without_end_take_no_more_memory() {
+        let mut unread = Unread::default();
+        (0..2 * UNREAD_MAX).for_each(|count| unread.push(News::Trouble(count.to_string())));
+        assert_eq!(unread.next(), Some(News::Trouble(UNREAD_MAX.to_string())));
+        assert_eq!(unread.news.len(), UNREAD_MAX - 1);
     }
 }

@@ -148,7 +148,7 @@ impl Keeper for Usher {
     }
 
     fn trouble(&self, text: String) {
-        self.ushers.plan.service.tell(News::Trouble(text));
+        self.ushers.plan.service.tell(News::Notice(text));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is served: subsystems, to whom they are shown, and the memory for all of it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ use super::guest::{Guest, GuestParts};
 use super::injected_bugs::InjectedBugs;
 use super::io::ring_bytes;
 use super::memory::{Budget, Purse};
-use super::news::News;
+use super::news::{News, Unread};
 use super::offer::{Offer, OfferChange, OfferPlan};
 use super::roster::{ConnectionSample, Known};
 use super::seat::Seat;
@@ -48,7 +48,7 @@ pub(super) struct Shared {
     budget: Budget,
     pub(super) buffers: Buffers,
     state: Mutex<State>,
-    news: Mutex<VecDeque<News>>,
+    news: Mutex<Unread>,
     /// Who is connected, by number.
     roster: Mutex<BTreeMap<u64, Known>>,
     connections: AtomicU64,
@@ -119,8 +119,6 @@ pub struct DiscoveryName {
 /// Bounce buffers of all queues together, for the few commands that need one, and bytes in each.
 const BUFFERS: u32 = 4;
 const BUFFER_BYTES: u32 = 64 << 10;
-/// News that nobody has read.
-const NEWS_MAX: usize = 1024;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -326,7 +324,7 @@ impl Service {
     /// The next thing that has happened, if something has.
     #[must_use]
     pub fn next_news(&self) -> Option<News> {
-        self.news().pop_front()
+        self.news().next()
     }
 
     /// How many are connected.
@@ -429,11 +427,7 @@ impl Service {
     }
 
     pub(super) fn tell(&self, news: News) {
-        let mut all = self.news();
-        if all.len() >= NEWS_MAX {
-            all.pop_front();
-        }
-        all.push_back(news);
+        self.news().push(news);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -444,7 +438,7 @@ impl Service {
         self.shared.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
+    fn news(&self) -> MutexGuard<'_, Unread> {
         self.shared.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -123,7 +123,7 @@ impl Guest {
                 });
                 if association.host.nqn.is_empty() {
                     let (peer, nqn) = (&self.peer, association.offer().nqn());
-                    self.service.tell(News::Trouble(format!(
+                    self.service.tell(News::Notice(format!(
                         "connection {}: {peer} connected without a host NQN to {nqn}, which any host \
                          may use",
                         self.id

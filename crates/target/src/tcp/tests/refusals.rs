@@ -239,7 +239,7 @@ fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_repo
     let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
     assert_eq!(asked(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
     let told = rig.news.iter().filter(
-        |news| matches!(news, News::Trouble(text) if text.contains("connected without a host NQN")),
+        |news| matches!(news, News::Notice(text) if text.contains("connected without a host NQN")),
     );
     assert_eq!(told.count(), 1, "{:?}", rig.news);
     let discovery = named(wire::nqn::DISCOVERY, "");

@@ -178,11 +178,22 @@ fn announcer(asking: &Option<(control::Server, Relay)>) -> Option<&Announcer> {
     asking.as_ref().map(|(_, relay)| relay.announcer())
 }
 
+/// What lines about such news are limited by, if they are written: what peers cause as often as they like
+/// keeps back nothing else.
+const fn cause_of(news: &News) -> Option<&'static str> {
+    match news {
+        News::Refused { .. } => Some("refused"),
+        News::Notice(_) => Some("notice"),
+        News::Trouble(_) => Some("trouble"),
+        News::Connected { .. } | News::Associated { .. } | News::Disconnected { .. } => None,
+    }
+}
+
 /// Passes on what has happened.
 fn tell(service: &Service, announcer: Option<&Announcer>) {
     while let Some(news) = service.next_news() {
-        if matches!(news, News::Trouble(_) | News::Refused { .. }) {
-            tracing::info!("{news}");
+        if let Some(cause) = cause_of(&news) {
+            tracing::info!(cause, "{news}");
         }
         if let Some(announcer) = announcer {
             announcer.announce_host(&news);
