@@ -496,7 +496,8 @@ impl core::fmt::Display for Lost {
             Self::Broken(broken) => broken.fmt(out),
             Self::Silent(waited) => write!(
                 out,
-                "nothing came over the connection of a queue for {waited}, expected an answer"
+                "nothing came over the connection of a queue for {}, expected an answer",
+                Span::from_ms(waited.ns / 1_000_000)
             ),
             Self::Ended(cause) => match cause {
                 Cause::Refused(refusal) => {
